@@ -1,0 +1,39 @@
+# `make demo` and `make test` do all set-up on a fresh machine. Every install goes through constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test test-full lint clean
+
+help:
+	@echo "make demo       real Estonian text to a verified, publishable model (about 10 minutes on 2 cores)"
+	@echo "make test       the test suite"
+	@echo "make test-full  every combination, for a night"
+	@echo "make lint       ruff and the stairs of imports"
+
+$(VENV)/.train: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Kielo needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12") if sys.version_info < (3, 11) else 0'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo 'No virtual environment could be made. On Debian and Ubuntu: apt-get install python3-venv'; exit 1; }
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[train]'
+	touch $@
+
+$(VENV)/.test: $(VENV)/.train
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[train,test]'
+	touch $@
+
+demo: $(VENV)/.train
+	$(BIN)/python -m kielo run demo_estonian $(DEMO_OPTIONS)
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -m 'not full' $(PYTEST_OPTIONS)
+
+test-full: $(VENV)/.test
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
+
+lint: $(VENV)/.test
+	$(BIN)/python -m ruff check src tests benchmarks
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) runs build dist src/*.egg-info

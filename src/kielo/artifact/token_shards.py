@@ -1,0 +1,160 @@
+"""Token shards: Megatron's indexed dataset, version 1, a pair of files `PREFIX.bin` and `PREFIX.idx`.
+
+`.bin` is the tokens of all documents, end to end, little-endian uint16 (vocabularies below 65,500) or int32.
+`.idx` is: magic "MMIDIDX\\0\\0", version u64, dtype code u8, sequences u64, document indices u64, then int32 length of
+each sequence in tokens, int64 offset of each sequence in bytes, int64 number of the first sequence of each document
+with the total at the end. We write one sequence a document; shards with more (Megatron's sentence splitting) are read.
+Format: megatron-core `datasets/indexed_dataset.py`, whose reader reads ours and whose writer's we read.
+"""
+
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kielo.recipe.errors import KieloError
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")
+DTYPES = {
+    1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 6: np.float64, 7: np.float32, 8: np.uint16
+}  # fmt: skip
+CODES = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
+# Megatron's own border: below it uint16, from it int32.
+UINT16_VOCAB_SIZES = 65_500
+
+
+class TokenShardWriter:
+    """Writes one shard, aside until `close`: `.bin` takes its name first, `.idx` last."""
+
+    def __init__(self, prefix: Path | str, vocab_size: int):
+        self.prefix = Path(prefix)
+        self.dtype = np.dtype(np.uint16 if vocab_size < UINT16_VOCAB_SIZES else np.int32)
+        self.vocab_size = vocab_size
+        self.prefix.parent.mkdir(parents=True, exist_ok=True)
+        self._lengths: list[int] = []
+        self._aside = _beside(self.prefix, f".bin.{os.getpid()}.partial")
+        self._file = open(self._aside, "wb")  # noqa: SIM115 (closed by close or abandon)
+
+    def add(self, tokens: np.ndarray) -> None:
+        """Append one document, a one-dimensional array of token ids below vocab_size.
+
+        Raises KieloError for an id outside the vocabulary: a shard that wraps round would train on other words.
+        """
+        tokens = np.asarray(tokens)
+        if tokens.ndim != 1:
+            raise ValueError(f"a document is one row of token ids, not an array of shape {tokens.shape}")
+        if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocab_size:
+            raise KieloError(
+                f"{self.prefix}: document {len(self._lengths)} has token ids {tokens.min()}..{tokens.max()}, "
+                f"outside the vocabulary of {self.vocab_size}; was it encoded with another tokenizer?"
+            )
+        self._file.write(tokens.astype(self.dtype.newbyteorder("<")).tobytes())
+        self._lengths.append(int(tokens.size))
+
+    def close(self) -> None:
+        """Finish both files and give them their names."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        index_aside = _beside(self.prefix, f".idx.{os.getpid()}.partial")
+        index_aside.write_bytes(self._index())
+        os.replace(self._aside, _beside(self.prefix, ".bin"))
+        os.replace(index_aside, _beside(self.prefix, ".idx"))
+
+    def abandon(self) -> None:
+        """Leave nothing behind."""
+        self._file.close()
+        self._aside.unlink(missing_ok=True)
+
+    def _index(self) -> bytes:
+        lengths = np.array(self._lengths, dtype="<i4")
+        ends = np.cumsum(lengths, dtype="<i8") * self.dtype.itemsize
+        offsets = np.concatenate([np.zeros(1, "<i8"), ends])[:-1]
+        documents = np.arange(len(lengths) + 1, dtype="<i8")
+        header = HEADER.pack(MAGIC, VERSION, CODES[self.dtype], len(lengths), len(documents))
+        return header + lengths.tobytes() + offsets.tobytes() + documents.tobytes()
+
+    def __enter__(self) -> "TokenShardWriter":
+        return self
+
+    def __exit__(self, kind: type | None, problem: BaseException | None, trace: Any) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+
+class TokenShard:
+    """One shard, memory-mapped: opening it reads the index only.
+
+    num_tokens, num_documents; dtype of the stored ids; document_offsets: int64 [num_documents + 1], in tokens.
+    """
+
+    def __init__(self, prefix: Path | str):
+        self.prefix = Path(prefix)
+        self._index_path = _beside(self.prefix, ".idx")
+        self._data_path = _beside(self.prefix, ".bin")
+        for path in (self._index_path, self._data_path):
+            if not path.is_file():
+                raise KieloError(f"{path}: no such file; a token shard is a pair PREFIX.bin and PREFIX.idx")
+        self.dtype, lengths, documents = self._read_index()
+        sequence_ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+        self.document_offsets: np.ndarray = sequence_ends[documents]
+        self.num_tokens = int(sequence_ends[-1])
+        self.num_documents = len(documents) - 1
+        self._check_data_size()
+        # An empty file cannot be mapped.
+        empty = np.zeros(0, self.dtype)
+        self._tokens = np.memmap(self._data_path, self.dtype, "r") if self.num_tokens else empty
+
+    def read(self, start_token: int, count: int) -> np.ndarray:
+        """Tokens start_token .. start_token+count-1 of the whole stream, [count], a view of the mapped file.
+
+        Raises IndexError outside the shard.
+        """
+        if start_token < 0 or count < 0 or start_token + count > self.num_tokens:
+            raise IndexError(f"{self.prefix}: tokens {start_token}..{start_token + count} of {self.num_tokens}")
+        return self._tokens[start_token : start_token + count]
+
+    def _read_index(self) -> tuple[np.dtype, np.ndarray, np.ndarray]:
+        content = self._index_path.read_bytes()
+        if len(content) < HEADER.size or not content.startswith(MAGIC):
+            raise KieloError(f"{self._index_path}: not a Megatron index (it does not start with MMIDIDX)")
+        _, version, code, num_sequences, num_boundaries = HEADER.unpack_from(content)
+        if version != VERSION or code not in DTYPES or np.dtype(DTYPES[code]).kind not in "iu":
+            raise KieloError(f"{self._index_path}: version {version}, dtype code {code}; version 1 with integers is read")
+        needed = HEADER.size + 12 * num_sequences + 8 * num_boundaries
+        if len(content) < needed:
+            raise KieloError(
+                f"{self._index_path}: {len(content):,} bytes, but its header promises {needed:,}; "
+                "the file is cut short: copy it again, or run the pack stage again"
+            )
+        lengths = np.frombuffer(content, "<i4", num_sequences, HEADER.size)
+        documents = np.frombuffer(content, "<i8", num_boundaries, HEADER.size + 12 * num_sequences)
+        if not _is_partition(documents, num_sequences):
+            raise KieloError(f"{self._index_path}: damaged (its documents do not cover its {num_sequences} sequences)")
+        return np.dtype(DTYPES[code]).newbyteorder("<"), lengths, documents
+
+    def _check_data_size(self) -> None:
+        expected, found = self.num_tokens * self.dtype.itemsize, self._data_path.stat().st_size
+        if expected != found:
+            raise KieloError(
+                f"{self._index_path} does not match {self._data_path.name}: the index describes {expected:,} bytes "
+                f"({self.num_tokens:,} tokens of {self.dtype.itemsize} bytes), the data has {found:,}; "
+                "copy both files again, or run the pack stage again"
+            )
+
+
+def _is_partition(documents: np.ndarray, num_sequences: int) -> bool:
+    return bool(
+        len(documents) and documents[0] == 0 and documents[-1] == num_sequences and np.all(np.diff(documents) >= 0)
+    )
+
+
+def _beside(prefix: Path, suffix: str) -> Path:
+    """PREFIX + suffix; `with_suffix` would cut a prefix that has a dot in it."""
+    return prefix.with_name(prefix.name + suffix)

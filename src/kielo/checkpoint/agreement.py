@@ -1,0 +1,56 @@
+"""All ranks come to one decision: values in, the same value or the same error out on every rank.
+
+With no process group the one process is rank 0 of 1, and nothing is sent. Sent values are short descriptions
+(paths, names, messages), never tensors.
+"""
+
+import socket
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from kielo.recipe.errors import KieloError
+
+T = TypeVar("T")
+
+
+class Agreement:
+    def __init__(self, group: dist.ProcessGroup | None = None):
+        self.group = group
+        self.distributed = dist.is_available() and dist.is_initialized()
+        self.rank = dist.get_rank(group) if self.distributed else 0
+        self.size = dist.get_world_size(group) if self.distributed else 1
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks, in rank order, on every rank."""
+        if self.size == 1:
+            return [value]
+        values: list[T] = [value] * self.size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def on_first(self, action: Callable[[], T]) -> T:
+        """`action()` on rank 0 alone; its result, or its error as KieloError, on every rank."""
+        answer: tuple[T | None, str | None] = (None, None)
+        cause: Exception | None = None
+        if self.rank == 0:
+            try:
+                answer = (action(), None)
+            except (KieloError, OSError) as error:
+                answer, cause = (None, str(error)), error
+        if self.size > 1:
+            carrier = [answer]
+            dist.broadcast_object_list(carrier, group=self.group, group_src=0)
+            answer = carrier[0]
+        if answer[1] is not None:
+            raise KieloError(answer[1]) from cause
+        return answer[0]
+
+    def refuse_together(self, complaint: str | None) -> None:
+        """Raise KieloError on every rank if any rank complains: the first complaint, with its rank."""
+        if complaint and self.size > 1:
+            complaint = f"{complaint} (rank {self.rank} on {socket.gethostname()})"
+        first = next(filter(None, self.gather(complaint)), None)
+        if first:
+            raise KieloError(first)

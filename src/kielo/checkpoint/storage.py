@@ -1,0 +1,200 @@
+"""Storage for torch's distributed checkpoint (DCP) planner: plans in, safetensors files and a JSON index out.
+
+DCP's own storage keeps its metadata as a pickle and notices no flipped bit; this one has neither fault. DCP calls,
+in order: every rank `prepare_local_plan`, rank 0 `prepare_global_plan`, every rank `write_data`, rank 0 `finish`;
+an error on any rank reaches all of them.
+"""
+
+import errno
+import math
+import os
+import shutil
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from safetensors import safe_open
+from torch.distributed.checkpoint import SavePlan, StorageReader, StorageWriter
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlanner, WriteItem
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from kielo.artifact.checkpoint_index import INDEX_NAME, CheckpointIndex, Chunk, TensorEntry, chunk_key
+from kielo.checkpoint.stream import DTYPE_NAMES, DTYPES, SafetensorsStream
+
+
+class CheckpointWriter(StorageWriter):
+    """Writes one checkpoint into `folder`, which rank 0 makes: a file for each rank that has pieces, and the index.
+
+    After `finish`, `files` on rank 0 is the record of every file for the manifest; `needed_bytes` is known there
+    as soon as the plan is.
+    """
+
+    def __init__(self, folder: Path, step: int, rank: int, plain: dict[str, Any], aliases: dict[str, str]):
+        self.folder, self.step, self.rank, self.plain, self.aliases = Path(folder), step, rank, plain, aliases
+        self.files: dict[str, dict] = {}
+        self.needed_bytes = 0
+
+    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
+        pass
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Leave out the empty pieces that ranks hold of a tensor with fewer rows than ranks."""
+        return replace(plan, items=[item for item in plan.items if not _is_empty_piece(item)])
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Rank 0 alone: foresee a full disk before a byte is written, and make the folder."""
+        self.needed_bytes = sum(_piece_bytes(item) for plan in plans for item in plan.items)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        if self.needed_bytes > shutil.disk_usage(self.folder).free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """This rank's pieces into this rank's file, one at a time. Each result carries the file's record."""
+        done: Future[list[WriteResult]] = Future()
+        if not plan.items:
+            done.set_result([])
+            return done
+        name = f"rank_{self.rank:05d}.safetensors"
+        items = sorted(plan.items, key=lambda item: -item.tensor_data.properties.dtype.itemsize)
+        stream = SafetensorsStream(self.folder / name, [_stream_entry(item) for item in items])
+        try:
+            for item in items:
+                stream.write(planner.resolve_data(item))
+            record = stream.close()
+        except BaseException:
+            stream.abandon()
+            raise
+        done.set_result([WriteResult(item.index, _piece_bytes(item), (name, record)) for item in items])
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Rank 0 alone, when every rank has written: the index."""
+        home = {}
+        for result in (result for of_rank in results for result in of_rank):
+            name, record = result.storage_data
+            home[result.index], self.files[name] = name, record
+        tensors = {
+            name: TensorEntry(
+                DTYPE_NAMES[stored.properties.dtype],
+                tuple(stored.size),
+                tuple(
+                    _chunk(name, chunk, home[MetadataIndex(name, chunk.offsets)]) for chunk in stored.chunks
+                ),
+            )
+            for name, stored in metadata.state_dict_metadata.items()
+        }
+        index = CheckpointIndex(self.step, tensors, self.aliases, self.plain)
+        text = index.to_json().encode()
+        with open(self.folder / INDEX_NAME, "wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        self.files[INDEX_NAME] = {"bytes": len(text), "xxh3_128": xxhash.xxh3_128_hexdigest(text)}
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
+        return True
+
+
+class CheckpointReader(StorageReader):
+    """Reads pieces of a checkpoint whose index is at hand; a tied name reads what it is tied to."""
+
+    def __init__(self, folder: Path, index: CheckpointIndex):
+        self.folder, self.index = Path(folder), index
+        self._home: dict[MetadataIndex, Chunk] = {}
+
+    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
+        pass
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The index in DCP's own words, a tied name as an entry of its own."""
+        described = {}
+        for name in self.index.names():
+            entry = self.index.entry(name)
+            boxes = [ChunkStorageMetadata(torch.Size(c.offset), torch.Size(c.shape)) for c in entry.chunks]
+            properties = TensorProperties(dtype=DTYPES[entry.dtype])
+            described[name] = TensorStorageMetadata(properties, torch.Size(entry.shape), boxes)
+            self._home.update({MetadataIndex(name, chunk.offset): chunk for chunk in entry.chunks})
+        return Metadata(described)
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Copy each planned box straight from the mapped file into its tensor."""
+        by_file = defaultdict(list)
+        for item in plan.items:
+            by_file[self._home[item.storage_index].file].append(item)
+        for name, items in by_file.items():
+            with safe_open(self.folder / name, framework="pt") as file, torch.no_grad():
+                for item in items:
+                    box = tuple(map(_span, item.storage_offsets, item.lengths))
+                    target = planner.resolve_tensor(item).detach()
+                    target.copy_(read_box(file, self._home[item.storage_index].key, box))
+                    planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
+        return True
+
+
+def read_box(file: Any, key: str, box: tuple[slice, ...]) -> torch.Tensor:
+    """The box of a tensor in an open safetensors file; only its bytes are read. No box: a scalar."""
+    return file.get_slice(key)[box] if box else file.get_tensor(key)
+
+
+def assemble(folder: Path, entry: TensorEntry) -> torch.Tensor:
+    """The whole tensor on the CPU, shape `entry.shape`, from its pieces."""
+    whole = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+    for chunk in entry.chunks:
+        with safe_open(Path(folder) / chunk.file, framework="pt") as file:
+            whole[tuple(map(_span, chunk.offset, chunk.shape))] = file.get_tensor(chunk.key)
+    return whole
+
+
+def _span(start: int, length: int) -> slice:
+    return slice(start, start + length)
+
+
+def _piece_bytes(item: WriteItem) -> int:
+    return math.prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize
+
+
+def _is_empty_piece(item: WriteItem) -> bool:
+    return _piece_bytes(item) == 0 and math.prod(item.tensor_data.size) > 0
+
+
+def _stream_entry(item: WriteItem) -> tuple[str, torch.dtype, tuple[int, ...]]:
+    key = chunk_key(item.index.fqn, item.tensor_data.chunk.offsets)
+    return key, item.tensor_data.properties.dtype, tuple(item.tensor_data.chunk.sizes)
+
+
+def _chunk(name: str, box: ChunkStorageMetadata, file: str) -> Chunk:
+    return Chunk(tuple(box.offsets), tuple(box.sizes), file, chunk_key(name, box.offsets))

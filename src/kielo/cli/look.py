@@ -1,0 +1,161 @@
+"""Verbs that answer a question and change nothing (but `recipes --copy` and `plan --resolve`). None needs torch."""
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from kielo.cli.terminal import print_json, print_table
+from kielo.recipe.errors import KieloError
+from kielo.recipe.read import read_recipe, run_folder, shipped_recipes
+
+
+def show(options: argparse.Namespace) -> None:
+    read = read_recipe(options.recipe, options.sets)
+    values = dict(_flat(read.recipe.model_dump(mode="json")))
+    if options.json:
+        return print_json({key: {"value": value, "origin": read.origins.get(key, "default")} for key, value in values.items()})
+    rows = [(key, json.dumps(value, ensure_ascii=False), read.origins.get(key, "default")) for key, value in values.items()]
+    print_table(["key", "value", "from"], rows)
+
+
+def _flat(value: dict, prefix: str = "") -> list[tuple[str, Any]]:
+    pairs = []
+    for key, entry in value.items():
+        nested = isinstance(entry, dict) and entry and not prefix
+        pairs += _flat(entry, key + ".") if nested else [(prefix + key, entry)]
+    return pairs
+
+
+def recipes(options: argparse.Namespace) -> None:
+    shipped = shipped_recipes()
+    if options.copy:
+        if options.copy not in shipped:
+            raise KieloError(f"no shipped recipe is called {options.copy!r}; there are: {', '.join(shipped)}")
+        target = Path(shipped[options.copy].name)
+        if target.exists():
+            raise KieloError(f"{target} exists already; move it away first, nothing was written")
+        shutil.copyfile(shipped[options.copy], target)
+        print(f"wrote {target}; start it with: kielo run {target}")
+        return
+    rows = [(name, read_recipe(name).recipe.language, read_recipe(name).recipe.description) for name in shipped]
+    if options.json:
+        return print_json([dict(zip(("name", "language", "description"), row)) for row in rows])
+    print_table(["recipe", "language", "what it makes"], rows)
+
+
+def schema(options: argparse.Namespace) -> None:
+    from kielo.recipe.schema import json_schema
+
+    print_json(json_schema())
+
+
+def clusters(options: argparse.Namespace) -> None:
+    from kielo.recipe.cards import accelerator, cluster, clusters
+
+    cards = [cluster(name) for name in clusters()]
+    if options.json:
+        return print_json([card.model_dump(mode="json") for card in cards])
+    rows = [
+        (card.name, card.accelerator, card.devices_per_node, card.nodes, accelerator(card.accelerator).peak_tflops.get("bf16"))
+        for card in cards
+    ]
+    print_table(["cluster", "accelerator", "devices a node", "nodes", "peak bf16 TFLOP/s a device"], rows)
+
+
+def languages(options: argparse.Namespace) -> None:
+    from kielo.recipe.cards import language, languages
+
+    cards = [language(code) for code in languages()]
+    if options.json:
+        return print_json([card.model_dump(mode="json") for card in cards])
+    rows = [
+        (card.code, card.name, card.script,
+         ", ".join(f"{name} ≥ {value:g}" for name, value in card.document_language_threshold.items()))
+        for card in cards
+    ]
+    print_table(["code", "language", "script", "document threshold"], rows)
+
+
+def plan(options: argparse.Namespace) -> None:
+    from kielo.plan.resolve import resolve
+    from kielo.plan.resolved import write
+    from kielo.recipe.cards import accelerator, cluster
+
+    sets = [*options.sets, *([f'cluster="{options.cluster}"'] if options.cluster else [])]
+    recipe = read_recipe(options.recipe, sets).recipe
+    folder = run_folder(recipe)
+    device = accelerator(cluster(recipe.cluster).accelerator).device
+    resolved = resolve(recipe, folder, world_size=options.ranks, device=device)
+    if options.resolve:
+        write(resolved, folder / "resolved.toml")
+    if options.json:
+        return print_json(resolved.model_dump(mode="json"))
+    for title, part in (("identity", resolved.identity), ("placement", resolved.placement)):
+        rows = [(key, json.dumps(value, ensure_ascii=False)) for key, value in _flat(part.model_dump(mode="json"))]
+        print_table([title, "value"], rows)
+    if options.resolve:
+        print(f"wrote {folder / 'resolved.toml'}")
+
+
+def measure(options: argparse.Namespace) -> None:
+    from kielo.tokenizer.load import load_tokenizer
+    from kielo.tokenizer.measure import measure
+
+    path = Path(options.text)
+    if not path.is_file():
+        raise KieloError(f"--text {path}: no such file; give a plain text file, one document a line")
+    try:
+        texts = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise KieloError(f"--text {path}: byte {error.start} is not UTF-8; convert it with iconv first") from None
+    figures = {folder: measure(load_tokenizer(Path(folder)), texts) for folder in options.tokenizers}
+    if options.json:
+        return print_json(figures)
+    names = list(next(iter(figures.values())))
+    print_table(["figure", *figures], [(name, *(_short(figures[folder][name]) for folder in figures)) for name in names])
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def data(options: argparse.Namespace) -> None:
+    from kielo.dataset.query import documents_of_step
+    from kielo.plan.resolve import resolve
+
+    recipe = read_recipe(options.recipe, options.sets).recipe
+    folder = run_folder(recipe)
+    resolved = resolve(recipe, folder, world_size=1, device="cpu")
+    if not 1 <= options.step <= resolved.identity.total_steps:
+        raise KieloError(f"--step {options.step}: the run has steps 1 to {resolved.identity.total_steps}")
+    identity = resolved.identity
+    rows = documents_of_step(
+        folder / "tokens", seed=identity.seed, sequence_length=identity.sequence_length, mixture=identity.mixture,
+        sequences_per_step=identity.sequences_per_step, end_of_text_id=resolved.placement.end_of_text_id, step=options.step,
+    )
+    if options.json:
+        return print_json(rows)
+    print_table(list(rows[0]), [tuple(row.values()) for row in rows])
+
+
+def checkpoints(options: argparse.Namespace) -> None:
+    from kielo.artifact.checkpoint_index import find_damage, listed_files, step_folders, step_of
+
+    folder = Path(options.run) / "train" / "checkpoints"
+    if not folder.is_dir():
+        raise KieloError(f"{folder}: no such folder; RUN is a run folder such as runs/demo_estonian")
+    rows = []
+    for path in step_folders(folder):
+        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        try:
+            files = listed_files(path)
+            damage = find_damage(path, files, files)
+        except KieloError as error:
+            damage = str(error)
+        rows.append({"checkpoint": str(path), "step": step_of(path), "bytes": size, "state": damage or "complete"})
+    if options.json:
+        return print_json(rows)
+    print_table(["checkpoint", "step", "MB", "state"],
+                [(row["checkpoint"], row["step"], f"{row['bytes'] / 1e6:.1f}", row["state"]) for row in rows])

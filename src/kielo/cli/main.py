@@ -1,0 +1,154 @@
+"""The words: parse, then call one verb. A room is imported only when its verb is used, so `--help` stays quick.
+
+Exit codes: 0 done, 1 failed with a message that says what would work, 2 usage, 75 stopped on purpose (requeue).
+"""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+STAGES = ("corpus", "tokenizer", "pack", "train", "verify", "evaluate", "export", "report")
+
+_RECIPE_HELP = "path of a recipe, or the name of a shipped one (see `kielo recipes`)"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kielo",
+        description="From a language's raw text to its own language model.",
+        epilog="example: kielo run demo_estonian",
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
+
+    def verb(name: str, handler: str, summary: str, example: str, group=verbs) -> argparse.ArgumentParser:
+        """`handler` is "module:function" below kielo.cli."""
+        added = group.add_parser(
+            name,
+            help=summary,
+            description=summary[0].upper() + summary[1:] + ".",
+            epilog="example: " + example,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        added.set_defaults(handler=handler)
+        return added
+
+    def takes_recipe(added: argparse.ArgumentParser) -> None:
+        added.add_argument("recipe", metavar="RECIPE", help=_RECIPE_HELP)
+        added.add_argument(
+            "--set", dest="sets", action="append", default=[], metavar="KEY=VALUE",
+            help="change one value, e.g. --set train.tokens=1000000 (may be given often)",
+        )
+
+    added = verb("run", "run:run", "every stage that is not done yet, in order",
+                 "kielo run demo_estonian --set corpus.sources=my_text.txt")
+    takes_recipe(added)
+    added.add_argument("--from", dest="first", choices=STAGES, metavar="STAGE", help="begin with this stage")
+    added.add_argument("--to", dest="last", choices=STAGES, metavar="STAGE", help="end with this stage")
+    added.add_argument("--only", choices=STAGES, metavar="STAGE", help="this stage alone; one of " + ", ".join(STAGES))
+    added.add_argument("--ranks", type=int, default=1, help="processes for training on this machine")
+    added.add_argument("--json", action="store_true", help="print summary.json at the end instead of tables")
+
+    added = verb("train", "train:train", "the training stage alone",
+                 "kielo train RECIPE --ranks 2\n         torchrun --nproc-per-node 8 --no-python kielo train RECIPE"
+                 "\n         srun kielo train RECIPE")
+    takes_recipe(added)
+    added.add_argument("--ranks", type=int, default=None, help="start so many processes on this machine")
+    added.add_argument("--shutdown-seconds", type=int, default=600, help="time to save after a stop signal (with --ranks)")
+    added.add_argument("--json", action="store_true", help="print the outcome as JSON")
+
+    added = verb("plan", "look:plan", "the numbers that follow from a recipe, a machine and its ranks",
+                 "kielo plan demo_estonian --ranks 4 --resolve")
+    takes_recipe(added)
+    added.add_argument("--cluster", help="cluster card (see `kielo clusters`); default: the recipe's")
+    added.add_argument("--ranks", type=int, default=1, help="ranks of the run")
+    added.add_argument("--resolve", action="store_true", help="write resolved.toml into the run folder")
+    added.add_argument("--json", action="store_true")
+
+    group = verb("verify", "verify:parity", "is it the same model?", "kielo verify parity demo_estonian")
+    proofs = group.add_subparsers(dest="proof", metavar="PROOF", required=True)
+    added = verb("parity", "verify:parity", "Kielo against Hugging Face: logits, loss, gradients, optimiser steps",
+                 "kielo verify parity demo_estonian --steps 20", proofs)
+    takes_recipe(added)
+    added.add_argument("--steps", type=int, help="optimiser steps; default: verify.parity_steps")
+    added.add_argument("--json", action="store_true", help="print the certificate as JSON")
+
+    added = verb("evaluate", "evaluate:evaluate", "bits per byte, baselines and samples; or samples of any Hugging Face folder",
+                 "kielo evaluate demo_estonian\n         kielo evaluate runs/demo_estonian/hf demo_estonian")
+    added.add_argument("model", metavar="MODEL", help="a recipe (its newest checkpoint) or a Hugging Face folder")
+    added.add_argument("recipe", metavar="RECIPE", nargs="?", help=_RECIPE_HELP)
+    added.add_argument("--set", dest="sets", action="append", default=[], metavar="KEY=VALUE")
+    added.add_argument("--json", action="store_true")
+
+    added = verb("export", "export:export", "a checkpoint as a Hugging Face folder",
+                 "kielo export runs/demo_estonian/train/checkpoints/step_00000732 --to my_model")
+    added.add_argument("checkpoint", metavar="CHECKPOINT", help="folder of a checkpoint")
+    added.add_argument("--to", required=True, metavar="DIR", help="folder to make")
+
+    group = verb("tokenizer", "look:measure", "measure tokenizers", "kielo tokenizer measure A B --text file.txt")
+    words = group.add_subparsers(dest="word", metavar="WORD", required=True)
+    added = verb("measure", "look:measure", "tokens per word, bytes per token, exact round trip, Rényi efficiency",
+                 "kielo tokenizer measure runs/demo_estonian/tokenizer --text file.txt", words)
+    added.add_argument("tokenizers", nargs="+", metavar="DIR", help="folders with a tokenizer.json")
+    added.add_argument("--text", required=True, metavar="FILE", help="plain text, one document a line")
+    added.add_argument("--json", action="store_true")
+
+    group = verb("checkpoint", "look:checkpoints", "list and verify checkpoints", "kielo checkpoint list runs/demo_estonian")
+    words = group.add_subparsers(dest="word", metavar="WORD", required=True)
+    added = verb("list", "look:checkpoints", "steps, sizes, complete or not",
+                 "kielo checkpoint list runs/demo_estonian", words)
+    added.add_argument("run", metavar="RUN", help="run folder")
+    added.add_argument("--json", action="store_true")
+
+    added = verb("data", "look:data", "the documents that made a step", "kielo data demo_estonian --step 17")
+    takes_recipe(added)
+    added.add_argument("--step", type=int, required=True, help="optimiser step, from 1")
+    added.add_argument("--json", action="store_true")
+
+    added = verb("show", "look:show", "every value of a recipe and where it came from",
+                 "kielo show demo_estonian --set train.tokens=1000000")
+    takes_recipe(added)
+    added.add_argument("--json", action="store_true")
+
+    added = verb("recipes", "look:recipes", "the shipped recipes; --copy writes one here to change",
+                 "kielo recipes --copy demo_estonian")
+    added.add_argument("--copy", metavar="NAME", help="copy this recipe into the current folder")
+    added.add_argument("--json", action="store_true")
+    verb("schema", "look:schema", "the JSON Schema of recipes, for editors", "kielo schema > kielo.schema.json")
+    for name, what in (("clusters", "the cluster cards"), ("languages", "the language cards")):
+        verb(name, "look:" + name, what, "kielo " + name).add_argument("--json", action="store_true")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.version:
+        from kielo import __version__
+
+        print(__version__)
+        return 0
+    if options.verb is None:
+        parser.print_help()
+        return 2
+    module, function = options.handler.split(":")
+    from kielo.recipe.errors import KieloError
+
+    try:
+        return getattr(importlib.import_module("kielo.cli." + module), function)(options) or 0
+    except KieloError as error:
+        print(f"kielo: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in ("torch", "transformers", "accelerate", "safetensors", "tensorboard"):
+            raise
+        print(f"kielo: this verb needs {error.name}; install it with: pip install 'kielo[train]'", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # `kielo show … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("kielo: interrupted; what was finished stays, the same command goes on from there", file=sys.stderr)
+        return 130

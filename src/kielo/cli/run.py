@@ -1,0 +1,174 @@
+"""`kielo run`: every stage that is not done yet, in order. Each stage meets the next one in a folder on disk."""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kielo.artifact.manifest import read_manifest
+from kielo.cli.main import STAGES
+from kielo.cli.terminal import print_json
+from kielo.recipe.errors import KieloError
+from kielo.recipe.read import read_recipe, run_folder
+from kielo.recipe.sections import Recipe
+
+REQUEUE = 75
+
+
+@dataclass
+class Job:
+    """What every stage may know; `stages` fills as they end."""
+
+    recipe: Recipe
+    reference: str
+    sets: list[str]
+    folder: Path
+    ranks: int
+    stages: dict[str, dict] = field(default_factory=dict)
+
+
+class Requeue(Exception):
+    """Training stopped on purpose; the later stages have to wait."""
+
+
+def run(options: argparse.Namespace) -> int:
+    recipe = read_recipe(options.recipe, options.sets).recipe
+    job = Job(recipe, options.recipe, options.sets, run_folder(recipe), options.ranks)
+    chosen = _chosen(options)
+    job.folder.mkdir(parents=True, exist_ok=True)
+    for name in STAGES:
+        folder, make = _STAGES[name]
+        before = read_manifest(job.folder / folder) if folder else None
+        if name not in chosen:
+            if before is not None:
+                job.stages[name] = {"seconds": before.wall_seconds, "skipped": True}
+            continue
+        print(f"── {name}", flush=True)
+        started = time.monotonic()
+        try:
+            make(job)
+        except Requeue:
+            print("── stopped on purpose and saved; the same command goes on from here")
+            return REQUEUE
+        skipped = before is not None and read_manifest(job.folder / folder) == before
+        seconds = before.wall_seconds if skipped else time.monotonic() - started
+        job.stages[name] = {"seconds": round(seconds, 3), "skipped": skipped}
+        if skipped:
+            print("   nothing to do: made before from the same inputs and recipe", flush=True)
+    if "report" in chosen and options.json:
+        print_json(json.loads((job.folder / "summary.json").read_text(encoding="utf-8")))
+    return 0
+
+
+def _chosen(options: argparse.Namespace) -> tuple[str, ...]:
+    if options.only:
+        if options.first or options.last:
+            raise KieloError("--only does not go with --from or --to; give one or the other")
+        return (options.only,)
+    first = STAGES.index(options.first) if options.first else 0
+    last = STAGES.index(options.last) if options.last else len(STAGES) - 1
+    if first > last:
+        raise KieloError(f"--from {options.first} comes after --to {options.last}; the order is: {', '.join(STAGES)}")
+    return STAGES[first : last + 1]
+
+
+def _corpus(job: Job) -> None:
+    from kielo.corpus.run import run_corpus
+
+    run_corpus(job.recipe, job.folder / "corpus", job.folder / "raw")
+
+
+def _tokenizer(job: Job) -> None:
+    from kielo.tokenizer.train import train_tokenizer
+
+    _need(job, "corpus")
+    train_tokenizer(job.recipe, job.folder / "corpus", job.folder / "tokenizer")
+
+
+def _pack(job: Job) -> None:
+    from kielo.dataset.pack import pack
+
+    _need(job, "corpus", "tokenizer")
+    pack(job.recipe, job.folder / "corpus", job.folder / "tokenizer", job.folder / "tokens")
+
+
+def _train(job: Job) -> None:
+    from kielo.cli.train import start_ranks, train_here
+
+    _need(job, "tokenizer", "tokens")
+    if job.ranks > 1:
+        code = start_ranks(job.recipe, job.reference, job.sets, job.ranks)
+    else:
+        code = train_here(job.recipe)["exit_code"]
+    if code == REQUEUE:
+        raise Requeue
+    if code:
+        raise KieloError(f"training failed (exit code {code}); {job.folder / 'train' / 'outcome.json'} says why")
+
+
+def _verify(job: Job) -> None:
+    from kielo.cli.verify import certify
+
+    _need(job, "tokens", "train")
+    certificate = certify(job.recipe, job.folder)
+    if not certificate["passed"]:
+        raise KieloError(f"parity with Hugging Face failed: {certificate['first_difference']}; "
+                         f"see {job.folder / 'verify' / 'parity.json'}")
+
+
+def _evaluate(job: Job) -> None:
+    from kielo.evaluate.run import evaluate
+
+    _need(job, "corpus", "tokenizer", "tokens", "train")
+    evaluate(job.recipe, job.folder, newest_checkpoint(job.folder))
+
+
+def _export(job: Job) -> None:
+    from kielo.cli.export import export_checkpoint
+
+    _need(job, "tokenizer", "train")
+    export_checkpoint(newest_checkpoint(job.folder), job.folder / "hf", job.folder / "tokenizer")
+
+
+def _report(job: Job) -> None:
+    from kielo.report.summary import print_summary
+    from kielo.report.write import write_report
+
+    _need(job, "corpus", "tokenizer", "train", "verify", "evaluate", "hf")
+    job.stages["report"] = {"seconds": 0.0, "skipped": False}
+    page = write_report(job.folder, job.recipe, job.stages)
+    print_summary(json.loads((job.folder / "summary.json").read_text(encoding="utf-8")))
+    print(f"report: {page}")
+
+
+def _need(job: Job, *folders: str) -> None:
+    for folder in folders:
+        if read_manifest(job.folder / folder) is None:
+            raise KieloError(f"{job.folder / folder} is not finished, and this stage needs it; "
+                             f"run `kielo run {job.reference}` without --from and --only")
+
+
+def newest_checkpoint(run_folder: Path) -> Path:
+    """The newest complete checkpoint of the run; KieloError when there is none."""
+    from kielo.artifact.checkpoint_index import newest_complete
+
+    path, warnings = newest_complete(run_folder / "train" / "checkpoints")
+    for warning in warnings:
+        print(f"warning: {warning}")
+    if path is None:
+        raise KieloError(f"{run_folder}/train/checkpoints holds no complete checkpoint; run the train stage first")
+    return path
+
+
+_STAGES: dict[str, tuple[str, Callable[[Job], None]]] = {
+    "corpus": ("corpus", _corpus),
+    "tokenizer": ("tokenizer", _tokenizer),
+    "pack": ("tokens", _pack),
+    "train": ("train", _train),
+    "verify": ("verify", _verify),
+    "evaluate": ("evaluate", _evaluate),
+    "export": ("hf", _export),
+    "report": ("", _report),
+}

@@ -1,0 +1,26 @@
+"""How a verb speaks: a table for people, JSON for machines."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, ensure_ascii=False, indent=1, default=str))
+
+
+def print_table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """On a terminal a table as wide as it; in a pipe or log, lines whose columns are tabs apart and never cut."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    if not console.is_terminal:
+        for row in (titles, *rows):
+            print("\t".join("" if cell is None else str(cell) for cell in row))
+        return
+    table = Table(*[Text(title) for title in titles])
+    for row in rows:
+        table.add_row(*[Text("" if cell is None else str(cell)) for cell in row])
+    console.print(table)

@@ -1,0 +1,87 @@
+"""`kielo train`: one rank of a run, or the parent of all ranks on this machine.
+
+A rank is started by torchrun, by srun, or alone. With `--ranks N` this process starts torchrun, passes signals
+on, gives the ranks time to save, and turns the outcome file into the exit code (torchrun flattens exit codes).
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kielo.recipe.errors import KieloError
+from kielo.recipe.read import read_recipe, run_folder
+from kielo.recipe.sections import Recipe
+
+
+def train(options: argparse.Namespace) -> int:
+    recipe = read_recipe(options.recipe, options.sets).recipe
+    if options.ranks is not None and "RANK" not in os.environ:
+        if options.ranks < 1:
+            raise KieloError(f"--ranks {options.ranks}: give 1 or more")
+        if options.ranks > 1:
+            return start_ranks(recipe, options.recipe, options.sets, options.ranks, options.shutdown_seconds)
+    outcome = train_here(recipe)
+    if options.json:
+        print(json.dumps(outcome, indent=1))
+    return outcome["exit_code"]
+
+
+def train_here(recipe: Recipe) -> dict[str, Any]:
+    """Be one rank: resolve the recipe for the world that the launcher's variables tell of, and train."""
+    import torch
+
+    from kielo.parallel.rendezvous import find_rendezvous
+    from kielo.plan.resolve import resolve
+    from kielo.plan.resolved import write
+    from kielo.train.run import train
+
+    place = find_rendezvous()
+    folder = run_folder(recipe)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device_name = torch.cuda.get_device_name() if device == "cuda" else None
+    resolved = resolve(recipe, folder, world_size=place.size, device=device, device_name=device_name)
+    if place.rank == 0:
+        write(resolved, folder / "resolved.toml")
+    return train(resolved)
+
+
+def start_ranks(recipe: Recipe, reference: str, sets: Sequence[str], ranks: int, shutdown_seconds: int = 600) -> int:
+    """Start `ranks` processes of `kielo train` on this machine and wait. Returns the exit code of the outcome."""
+    outcome_file = run_folder(recipe) / "train" / "outcome.json"
+    outcome_file.unlink(missing_ok=True)
+    arguments = [argument for entry in sets for argument in ("--set", entry)]
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
+        "--signals-to-handle=SIGTERM,SIGINT,SIGUSR1", "-m", "kielo", "train", reference, *arguments,
+    ]
+    threads = max(1, (os.cpu_count() or 1) // ranks)
+    environment = {
+        "OMP_NUM_THREADS": str(threads),
+        **os.environ,
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(shutdown_seconds),
+    }
+    # A session of its own: Ctrl-C at the terminal then reaches the ranks once, through this process.
+    torchrun = subprocess.Popen(command, env=environment, start_new_session=True)
+    forwarded = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    before = {number: signal.signal(number, lambda number, _: torchrun.send_signal(number)) for number in forwarded}
+    try:
+        torchrun.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return _exit_code(outcome_file, torchrun.returncode)
+
+
+def _exit_code(outcome_file: Path, torchrun_code: int) -> int:
+    try:
+        return int(json.loads(outcome_file.read_text(encoding="utf-8"))["exit_code"])
+    except (OSError, ValueError, KeyError):
+        print(f"kielo: the ranks ended (torchrun's code {torchrun_code}) without {outcome_file}; "
+              "the first error above is the cause", file=sys.stderr)
+        return 1

@@ -1,0 +1,40 @@
+"""`kielo verify`: proofs that print a table, write a certificate, and fail when they fail."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from kielo.cli.terminal import print_json
+from kielo.recipe.errors import KieloError
+from kielo.recipe.read import read_recipe, run_folder
+from kielo.recipe.sections import Recipe
+
+
+def parity(options: argparse.Namespace) -> int:
+    recipe = read_recipe(options.recipe, options.sets).recipe
+    folder = run_folder(recipe)
+    if not (folder / "resolved.toml").is_file():
+        raise KieloError(f"{folder} has no resolved.toml yet; run `kielo run {options.recipe} --to train` first")
+    certificate = certify(recipe, folder, options.steps, is_quiet=options.json)
+    if options.json:
+        print_json(certificate)
+    else:
+        print(f"certificate: {folder / 'verify' / 'parity.json'}")
+    return 0 if certificate["passed"] else 1
+
+
+def certify(recipe: Recipe, folder: Path, steps: int | None = None, is_quiet: bool = False) -> dict[str, Any]:
+    """Parity of the run's newest checkpoint with Hugging Face; prints it unless quiet."""
+    from kielo.cli.run import newest_checkpoint
+    from kielo.plan.resolved import read
+    from kielo.verify.parity import print_parity, verify_parity
+
+    section = recipe.verify
+    certificate = verify_parity(
+        read(folder / "resolved.toml"), folder / "verify", checkpoint=newest_checkpoint(folder),
+        steps=steps or section.parity_steps, sequences_per_step=section.parity_sequences_per_step,
+        sequence_length=section.parity_sequence_length, tolerance=section.tolerance,
+    )
+    if not is_quiet:
+        print_parity(certificate)
+    return certificate

@@ -1,0 +1,132 @@
+"""Two ways to real text: a Debian package through apt-get, a dataset from the Hugging Face hub.
+
+A recipe source -> files in a folder and a sentence on where they came from. apt works in that folder alone, with its
+own package lists, so neither root nor an installation is needed and the machine's apt is not touched.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from urllib.parse import unquote
+
+from kielo.recipe.sections import Source
+
+APT_SECONDS = 300
+PAGES = "pages"
+DATA_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst")
+
+
+class FetchProblem(Exception):
+    """This way did not work, for the reason given; another may."""
+
+
+def fetch_debian_package(source: Source, folder: Path) -> str:
+    """The HTML pages and the licence of a Debian package under folder/pages; returns the package with its version.
+
+    Raises FetchProblem when apt is missing, cannot reach its servers, or knows no such package.
+    """
+    if missing := [program for program in ("apt-get", "apt-config", "dpkg-deb") if not shutil.which(program)]:
+        raise FetchProblem(f"{missing[0]} is missing (not a Debian or Ubuntu machine?)")
+    workplace = (folder / "apt").resolve()
+    environment = os.environ | {"APT_CONFIG": str(_write_apt_configuration(workplace)), "LC_ALL": "C"}
+    # An update that misses one of several servers says so and fails, yet may have brought the list that matters.
+    update = _run(["apt-get", "-qq", "update"], workplace, environment)
+    download = _run(["apt-get", "-qq", "download", source.debian_package], workplace, environment)
+    packages = sorted(workplace.glob("*.deb"))
+    if download.returncode or not packages:
+        raise FetchProblem(_last_errors(download.stderr + update.stderr))
+    unpacked = _run(["dpkg-deb", "-x", packages[0].name, "tree"], workplace, environment)
+    if unpacked.returncode:
+        raise FetchProblem(_last_errors(unpacked.stderr))
+    for path in sorted((workplace / "tree").rglob("*")):
+        if path.is_file() and not path.is_symlink() and (path.suffix in (".html", ".htm") or path.name == "copyright"):
+            target = folder / PAGES / path.relative_to(workplace / "tree")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(target)
+    shutil.rmtree(workplace)
+    package, version, *_ = unquote(packages[0].stem).split("_")
+    return f"Debian package {package} {version}"
+
+
+def fetch_huggingface_dataset(source: Source, folder: Path) -> str:
+    """The data files of a dataset (of its subset), no more of them than max_documents need; returns its name.
+
+    Raises FetchProblem when the hub cannot be reached or has no such data files.
+    """
+    try:
+        from huggingface_hub import HfApi, hf_hub_download
+    except ImportError:
+        raise FetchProblem("huggingface_hub is not installed") from None
+    dataset, subset = source.huggingface_dataset, source.huggingface_subset
+    try:
+        information = HfApi().dataset_info(dataset, timeout=30)
+        files = sorted(sibling.rfilename for sibling in information.siblings or ())
+        wanted = [file for file in files if file.endswith(DATA_SUFFIXES) and (not subset or file.startswith(subset + "/"))]
+        if not wanted:
+            folders = sorted({file.partition("/")[0] for file in files if file.endswith(DATA_SUFFIXES)})
+            raise FetchProblem(f"no data files in subset {subset!r}; there are {', '.join(folders[:20]) or 'none'}")
+        num_rows = 0
+        for file in wanted:
+            hf_hub_download(dataset, file, repo_type="dataset", revision=information.sha, local_dir=folder)
+            num_rows += _num_rows(folder / file)
+            if source.max_documents and num_rows >= source.max_documents:
+                break
+    except FetchProblem:
+        raise
+    except Exception as problem:  # the hub's client raises errors of several libraries, all meaning "not today"
+        raise FetchProblem(_last_errors(f"{type(problem).__name__}: {problem}")) from None
+    shutil.rmtree(folder / ".cache", ignore_errors=True)
+    return f"Hugging Face dataset {dataset} {subset or ''} revision {information.sha}".replace("  ", " ")
+
+
+def _write_apt_configuration(workplace: Path) -> Path:
+    """A configuration that keeps the machine's servers, keys and proxies, and moves all that is written to `workplace`.
+
+    Only its `Acquire` settings are kept: its hooks clean or refresh things that belong to the machine.
+    """
+    for name in ("state/lists/partial", "cache/archives/partial"):
+        (workplace / name).mkdir(parents=True, exist_ok=True)
+    (workplace / "status").touch()
+    dump = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, timeout=60).stdout
+    kept = [line for line in dump.splitlines() if line.startswith("Acquire::")]
+    own = {
+        "Dir::Etc::parts": "/dev/null",
+        "Dir::Etc::main": "/dev/null",
+        "Dir::State": workplace / "state",
+        "Dir::State::status": workplace / "status",
+        "Dir::Cache": workplace / "cache",
+        # As root, apt would step down to a user who may not write here.
+        "APT::Sandbox::User": "root",
+        "Acquire::Languages": "none",
+        "Acquire::Retries": "2",
+        "Acquire::http::Timeout": "30",
+        "Acquire::https::Timeout": "30",
+    }
+    path = workplace / "apt.conf"
+    path.write_text("\n".join([*kept, "#clear Acquire::Languages;", *(f'{key} "{value}";' for key, value in own.items()), ""]))
+    return path
+
+
+def _run(command: list[str], workplace: Path, environment: dict[str, str]) -> subprocess.CompletedProcess:
+    try:
+        return subprocess.run(
+            command, cwd=workplace, env=environment, capture_output=True, text=True, timeout=APT_SECONDS, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        raise FetchProblem(f"{' '.join(command)}: no answer in {APT_SECONDS} s") from None
+
+
+def _last_errors(output: str) -> str:
+    """What a program complained about, on one line: its errors when it marks them so."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("E:")] or lines
+    return " ".join(errors[:3])[:500] or "failed without saying why"
+
+
+def _num_rows(path: Path) -> int:
+    if path.suffix != ".parquet":
+        return 0
+    import pyarrow.parquet
+
+    return pyarrow.parquet.ParquetFile(path).metadata.num_rows

@@ -1,0 +1,139 @@
+"""Brings every source's files to this disk, once, and says what they are by hash.
+
+Recipe sources -> `RawSource`s. A path stays where it is; a Debian package or a Hugging Face dataset lands in
+raw/NAME with a manifest of its own that records where it came from, and why not from the first choice.
+"""
+
+import glob
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from kielo.artifact.manifest import (
+    hash_file,
+    hash_json,
+    hash_manifest,
+    is_current,
+    read_manifest,
+    write_json_atomically,
+    write_stage,
+)
+from kielo.corpus.download import FetchProblem, fetch_debian_package, fetch_huggingface_dataset
+from kielo.corpus.read import FORMATS, RawSource, is_readable
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Recipe, Source
+
+VERSION = 1
+RESERVED_NAMES = ("heldout",)
+OWN_TEXT = "--set corpus.sources=my.txt takes a text of your own"
+
+
+def fetch_sources(recipe: Recipe, raw_folder: Path, say: Callable[[str], None]) -> tuple[RawSource, ...]:
+    """Every source with its files on this disk. `say` gets a line of progress.
+
+    Raises KieloError for a source that is missing, empty, named twice, or cannot be fetched.
+    """
+    named: dict[str, Source] = {}
+    for number, source in enumerate(recipe.corpus.sources):
+        name = source_name(source, number)
+        if name in named or name in RESERVED_NAMES:
+            raise KieloError(f"corpus.sources[{number}]: the name {name!r} is taken; give this source another `name`")
+        named[name] = source
+    return tuple(_fetch(name, source, Path(raw_folder), say) for name, source in named.items())
+
+
+def source_name(source: Source, number: int) -> str:
+    """The source's own name, else the file's stem, the package or the dataset; fit for a file name."""
+    if source.path and not source.name:
+        stem = Path(source.path).name
+        while is_readable(Path(stem)) or stem.endswith((".gz", ".zst")):
+            stem = stem.rpartition(".")[0]
+    else:
+        stem = source.name or source.debian_package or (source.huggingface_dataset or "").replace("/", "_")
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", stem).strip("._-") or f"source_{number}"
+
+
+def _fetch(name: str, source: Source, raw_folder: Path, say: Callable[[str], None]) -> RawSource:
+    if source.path:
+        root, files = _local_files(name, source.path)
+        origin, fingerprint = source.path, _hash_files(root, files, raw_folder)
+    elif source.debian_package or source.huggingface_dataset:
+        root = raw_folder / name
+        wanted = source.model_dump(include={"debian_package", "huggingface_dataset", "huggingface_subset", "max_documents"})
+        if is_current(root, "raw", VERSION, {}, wanted):
+            say(f"{name}: fetched before")
+        else:
+            _download(name, source, root, wanted, say)
+        manifest = read_manifest(root)
+        files = sorted(file for file in manifest.files if is_readable(Path(file)))
+        origin, fingerprint = manifest.counts["origin"], hash_manifest(root)
+    else:
+        raise KieloError(f"corpus.sources, {name}: says nowhere to find it; set path, debian_package or huggingface_dataset")
+    return RawSource(name, str(root), tuple(files), source.text_field, source.max_documents, origin, fingerprint)
+
+
+def _download(name: str, source: Source, folder: Path, wanted: dict, say: Callable[[str], None]) -> None:
+    """The Debian package, else the dataset, into `folder`; the manifest's counts tell which, and what went wrong."""
+    problems: list[str] = []
+    ways = []
+    if source.debian_package:
+        ways.append((f"Debian package {source.debian_package}", fetch_debian_package))
+    if source.huggingface_dataset:
+        ways.append((f"Hugging Face dataset {source.huggingface_dataset}", fetch_huggingface_dataset))
+    for title, way in ways:
+        say(f"{name}: fetching {title}")
+        try:
+            with write_stage(folder, "raw", VERSION, {}, wanted) as stage:
+                origin = way(source, stage.folder)
+                if not any(is_readable(path) for path in stage.folder.rglob("*")):
+                    raise FetchProblem(f"no files of a known format in it ({FORMATS})")
+                stage.counts.update(origin=origin, problems=problems)
+            return
+        except FetchProblem as problem:
+            problems.append(f"{title}: {problem}")
+            say(f"{name}: {problems[-1]}")
+    raise KieloError(f"corpus.sources, {name}: could not be fetched. {'; '.join(problems)}. {OWN_TEXT}")
+
+
+def _local_files(name: str, pattern: str) -> tuple[Path, list[str]]:
+    """The folder that names are told from, and the source's files in it, sorted."""
+    place = Path(pattern).expanduser()
+    if place.is_file():
+        return place.parent, [place.name]
+    if place.is_dir():
+        root, found = place, place.rglob("*")
+    else:
+        paths = [Path(path) for path in glob.glob(str(place), recursive=True)]
+        if not paths:
+            raise KieloError(f"corpus.sources, {name}: {pattern}: no such file or folder, and no file fits it as a pattern")
+        root = Path(glob.escape(str(place)).partition("[")[0]).parent
+        found = (path for entry in paths for path in (entry.rglob("*") if entry.is_dir() else [entry]))
+    files = sorted({path.relative_to(root).as_posix() for path in found if path.is_file() and is_readable(path)})
+    if not files:
+        raise KieloError(f"corpus.sources, {name}: {pattern}: holds no file of a known format; read are {FORMATS}")
+    return root, files
+
+
+def _hash_files(root: Path, files: list[str], raw_folder: Path) -> str:
+    """Hash of the files' names and contents. Contents are read again only when size or time of change differ."""
+    cache_path = raw_folder / "hashes.json"
+    known = _read_cache(cache_path)
+    hashes, fresh = {}, False
+    for file in files:
+        path = (root / file).resolve()
+        status = path.stat()
+        key = f"{path}|{status.st_size}|{status.st_mtime_ns}"
+        if key not in known:
+            known[key], fresh = hash_file(path), True
+        hashes[file] = known[key]
+    if fresh:
+        write_json_atomically(cache_path, known)
+    return hash_json(hashes)
+
+
+def _read_cache(path: Path) -> dict[str, str]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}

@@ -1,0 +1,90 @@
+"""The funnel: what each step dropped and why, and what was left; and the sentence for when nothing was.
+
+The steps' counts -> rows for people. A row is {"name", "reason", "documents", "lines", "bytes", "documents_left",
+"bytes_left"}; documents, lines and bytes are those that the step dropped for that reason.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from kielo.corpus.language import THRESHOLDS
+from kielo.corpus.steps import SEPARATOR, CorpusStep
+
+# Reasons told apart in one step; the smaller ones are added up.
+MAX_REASONS = 6
+OTHERS = "other reasons"
+UNTOLD = ("write cleaned", "merge cleaned", "write")
+
+
+def build_funnel(steps: Sequence[CorpusStep], counts: Sequence[dict[str, int]]) -> list[dict[str, Any]]:
+    """Rows in the order of the steps, each step's largest reason first. A step that dropped nothing has one row."""
+    rows: list[dict[str, Any]] = []
+    for step, labels in zip(steps, counts, strict=True):
+        if step.name in UNTOLD:
+            continue
+        left = {"documents_left": labels.get("documents_left/", 0), "bytes_left": labels.get("bytes_left/", 0)}
+        for reason, dropped in _largest_reasons(labels).items():
+            rows.append({"name": step.name, "reason": reason, **dropped, **left})
+    return rows
+
+
+def threshold_table(steps: Sequence[CorpusStep], counts: Sequence[dict[str, int]]) -> dict[str, Any]:
+    """{"lines": {"0.5": share, …}, "documents": {…}}: share of bytes that reached each language threshold.
+
+    Of the lines that came to the language step; of the documents (each with all its bytes) that came to theirs.
+    """
+    table = {}
+    for step, labels in zip(steps, counts, strict=True):
+        if step.name in ("line language", "document language"):
+            total = labels.get("bytes_identified/", 0)
+            table[step.name.split()[0] + "s"] = {
+                str(threshold): round(labels.get(f"bytes_at/{threshold}", 0) / total, 4) if total else 0.0
+                for threshold in THRESHOLDS
+            }
+    return table
+
+
+def by_source(labels: dict[str, int]) -> dict[str, dict[str, int]]:
+    """Source name -> {"documents", "bytes"} of the step's counts."""
+    sources: dict[str, dict[str, int]] = defaultdict(dict)
+    for label, amount in labels.items():
+        what, _, name = label.partition(SEPARATOR)
+        if what in ("source_documents", "source_bytes"):
+            sources[name][what.removeprefix("source_")] = amount
+    return dict(sources)
+
+
+def empty_message(language: str, rows: Sequence[dict[str, Any]], table: dict[str, Any], settings: str) -> str:
+    """Why nothing was left, and what to change: the funnel and the share kept at each language threshold."""
+    lines = [f"corpus: nothing is left of the text ({settings}). What each step dropped:"]
+    lines += [
+        f"  {row['name']:<20} {row['reason']:<36} {row['documents']:>9,} documents {row['bytes']:>14,} bytes"
+        for row in rows
+        if row["bytes"] or row["documents"]
+    ]
+    for kind, shares in table.items():
+        lines.append(f"  share of {kind} at each {language} threshold: " + "  ".join(f"{t}: {s:.1%}" for t, s in shares.items()))
+    lines.append(
+        "Is the text in the recipe's language? If so, lower corpus.line_language_threshold or "
+        "corpus.document_language_threshold, or the length that dropped it (corpus.min_line_characters, "
+        "corpus.min_document_characters)"
+    )
+    return "\n".join(lines)
+
+
+def _largest_reasons(labels: dict[str, int]) -> dict[str, dict[str, int]]:
+    dropped: dict[str, Counter[str]] = defaultdict(Counter)
+    for label, amount in labels.items():
+        what, _, reason = label.partition(SEPARATOR)
+        if what in ("documents", "lines", "bytes"):
+            dropped[reason][what] += amount
+    order = sorted(dropped, key=lambda reason: (-dropped[reason]["bytes"], -dropped[reason]["documents"], reason))
+    told = {reason: dropped[reason] for reason in order[:MAX_REASONS]}
+    if rest := order[MAX_REASONS:]:
+        told[OTHERS] = sum((dropped[reason] for reason in rest), Counter())
+    told = told or {"": Counter()}
+    return {
+        reason: {"documents": count["documents"], "lines": count["lines"], "bytes": count["bytes"]}
+        for reason, count in told.items()
+    }

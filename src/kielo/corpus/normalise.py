@@ -1,0 +1,36 @@
+"""One form for the same text: Unicode NFC, no control characters, single spaces, no empty lines.
+
+Lines in -> the same lines rewritten. NFC and not NFKC, which would rewrite what people typed on purpose (², ½, …).
+"""
+
+import unicodedata
+
+import regex
+
+from kielo.corpus.split import SplitDocument
+from kielo.corpus.steps import CorpusStep
+
+# Controls but for the tab, and invisible characters that only ever split words: soft hyphen, zero-width space, word
+# joiner, byte-order mark. Joiners (U+200C, U+200D) stay: Persian and the scripts of India need them.
+UNWANTED = regex.compile(r"[\p{Cc}--\t]|[\u00ad\u200b\u2060\ufeff]|\p{Cs}|\p{Cn}", regex.V1)
+SPACES = regex.compile(r"\s+")
+
+
+def normalise_line(line: str) -> str:
+    """The line in NFC, without control characters, runs of white space as one space, none at the ends."""
+    if not line.isascii():
+        line = unicodedata.normalize("NFC", line)
+    return SPACES.sub(" ", UNWANTED.sub("", line)).strip()
+
+
+class Normalise(CorpusStep):
+    name = "normalise"
+
+    def work(self, document: SplitDocument) -> bool:
+        before = document.num_bytes
+        lines = [normalise_line(line) for line in document.lines]
+        document.set_lines([line for line in lines if line])
+        self.count("bytes", "white space and control characters", before - document.num_bytes)
+        if not document.lines:
+            self.count("documents", "empty")
+        return bool(document.lines)

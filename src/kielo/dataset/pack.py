@@ -1,0 +1,159 @@
+"""The pack stage: documents + tokenizer -> one token shard for each source and one of held-out text.
+
+    SOURCE.bin .idx    tokens of the source's documents in the corpus's order, end-of-text after each
+    SOURCE.ids.txt     their ids, one a line, so that a token leads back to its document
+    heldout.*          the same for held-out documents, and heldout.jsonl.zst with their text (for bits per byte)
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+from tqdm import tqdm
+
+from kielo.artifact.documents import SUFFIX, DocumentWriter, read_documents
+from kielo.artifact.manifest import Manifest, hash_manifest, is_current, read_manifest, write_stage
+from kielo.artifact.token_shards import TokenShardWriter
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Recipe
+from kielo.tokenizer.heldout import is_heldout as is_heldout  # re-exported: the split belongs to both rooms
+from kielo.tokenizer.load import decode, encode, end_of_text_id, load_tokenizer, vocabulary_size
+
+KIND, VERSION = "tokens", 1
+HELDOUT = "heldout"
+BATCH_DOCUMENTS = 512
+ROUND_TRIP_EVERY = 64  # documents; decoding all of them would take as long as encoding
+
+
+def pack(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Path) -> Manifest:
+    """Write the token shards. A folder that is current already is left alone and its manifest returned.
+
+    counts: {"sources": {name: {"tokens", "documents", "bytes"}}, "heldout": {same}, "round_trip": {"checked",
+    "exact"}}; tokens include end-of-text, bytes are the text's UTF-8. Raises KieloError for a source without
+    training text, for no held-out text, and where our own tokenizer does not give a text back.
+    """
+    inputs = {"corpus": hash_manifest(corpus_folder), "tokenizer": hash_manifest(tokenizer_folder)}
+    section = {"heldout_share": recipe.dataset.heldout_share}
+    if is_current(folder, KIND, VERSION, inputs, section):
+        return read_manifest(folder)
+    with write_stage(folder, KIND, VERSION, inputs, section) as stage:
+        tokenizer = load_tokenizer(tokenizer_folder)
+        packing = _Packing(stage.folder, tokenizer, recipe)
+        with packing:
+            for batch in _batched(_with_progress(corpus_folder)):
+                packing.add(batch)
+        packing.check(corpus_folder)
+        stage.counts.update(packing.counts())
+    return read_manifest(folder)
+
+
+class _Shard:
+    """One shard in the making, with the ids of its documents and its counts."""
+
+    def __init__(self, prefix: Path, vocab_size: int, end: int, open_files: ExitStack):
+        self._tokens = open_files.enter_context(TokenShardWriter(prefix, vocab_size))
+        ids = prefix.with_name(prefix.name + ".ids.txt")
+        self._ids = open_files.enter_context(open(ids, "w", encoding="utf-8", newline="\n"))
+        self._end = end
+        self.counts = {"tokens": 0, "documents": 0, "bytes": 0}
+
+    def add(self, document: dict[str, Any], row: list[int]) -> None:
+        self._tokens.add(np.array([*row, self._end], dtype=np.int64))
+        self._ids.write(" ".join(document["id"].splitlines()) + "\n")  # one line each, whatever the id
+        self.counts["tokens"] += len(row) + 1
+        self.counts["documents"] += 1
+        self.counts["bytes"] += len(document["text"].encode("utf-8", "surrogatepass"))
+
+
+class _Packing:
+    def __init__(self, folder: Path, tokenizer: Tokenizer, recipe: Recipe):
+        self._folder, self._tokenizer, self._recipe = folder, tokenizer, recipe
+        self._end, self._vocab_size = end_of_text_id(tokenizer), vocabulary_size(tokenizer)
+        self._open_files = ExitStack()
+        self._sources: dict[str, _Shard] = {}
+        self._met: dict[str, int] = {}  # source -> its documents, held-out ones included
+        self._documents = self._checked = self._exact = 0
+
+    def __enter__(self) -> None:
+        self._heldout = self._shard(HELDOUT)
+        self._heldout_texts = self._open_files.enter_context(DocumentWriter(self._folder / (HELDOUT + SUFFIX)))
+
+    def __exit__(self, *problem: Any) -> None:
+        self._open_files.__exit__(*problem)
+
+    def add(self, documents: list[dict[str, Any]]) -> None:
+        rows = encode(self._tokenizer, [document["text"] for document in documents])
+        self._check_round_trip(documents, rows)
+        for document, row in zip(documents, rows):
+            source = document["source"]
+            self._met[source] = self._met.get(source, 0) + 1
+            if not row:
+                continue  # an empty text: an end-of-text alone teaches nothing
+            if is_heldout(document["text"], self._recipe.dataset.heldout_share):
+                self._heldout.add(document, row)
+                self._heldout_texts.add(document)
+            else:
+                if source not in self._sources:
+                    self._sources[source] = self._shard(_checked_name(source))
+                self._sources[source].add(document, row)
+
+    def check(self, corpus_folder: Path) -> None:
+        named = [source.name for source in self._recipe.corpus.sources if source.name]
+        for name in dict.fromkeys([*self._met, *named]):
+            if name not in self._sources:
+                met = self._met.get(name, 0)
+                raise KieloError(
+                    f"source {name!r} has no training text: {met} of its documents are in {corpus_folder}, none of "
+                    "them on the training side of the held-out split; see the corpus stage's funnel, give it more "
+                    "text, or take it out of corpus.sources"
+                )
+        if not self._sources:
+            raise KieloError(f"{corpus_folder}: no documents to pack; see the funnel of the corpus stage")
+        if not self._heldout.counts["documents"]:
+            total, share = sum(self._met.values()), self._recipe.dataset.heldout_share
+            raise KieloError(
+                f"dataset.heldout_share = {share:g} holds out none of the {total} documents in {corpus_folder}; "
+                f"a share of {min(0.3, max(2 * share, 5 / total)):.2g} or more documents would"
+            )
+
+    def counts(self) -> dict[str, Any]:
+        return {
+            "sources": {name: self._sources[name].counts for name in sorted(self._sources)},
+            "heldout": self._heldout.counts,
+            "round_trip": {"checked": self._checked, "exact": self._exact},
+        }
+
+    def _shard(self, name: str) -> _Shard:
+        return _Shard(self._folder / name, self._vocab_size, self._end, self._open_files)
+
+    def _check_round_trip(self, documents: list[dict[str, Any]], rows: list[list[int]]) -> None:
+        chosen = slice(-self._documents % ROUND_TRIP_EVERY, None, ROUND_TRIP_EVERY)
+        self._documents += len(documents)
+        for document, back in zip(documents[chosen], decode(self._tokenizer, rows[chosen])):
+            self._checked += 1
+            self._exact += document["text"] == back
+            # A ready tokenizer may normalise; then the share is told and nothing more can be asked of it.
+            if document["text"] != back and not self._recipe.tokenizer.path:
+                raise KieloError(f"document {document['id']}: the tokenizer does not give its text back; train it again")
+
+
+def _checked_name(source: str) -> str:
+    if not source or source == HELDOUT or source.startswith(".") or "/" in source or "\\" in source:
+        raise KieloError(f"source name {source!r} cannot name a file here; give the source another name in corpus.sources")
+    return source
+
+
+def _with_progress(corpus_folder: Path) -> Iterable[dict[str, Any]]:
+    known = read_manifest(corpus_folder).counts.get("documents_kept")
+    # disable=None: a bar on a terminal, nothing in a log
+    return tqdm(read_documents(corpus_folder / "documents"), "packing", known, unit=" documents", disable=None)
+
+
+def _batched(documents: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    source = iter(documents)
+    while batch := list(islice(source, BATCH_DOCUMENTS)):
+        yield batch

@@ -1,0 +1,131 @@
+"""A model to be judged: what scoring and sampling need of it, whatever folder it came from.
+
+A Kielo checkpoint (with the run's resolved.toml and tokenizer) or a Hugging Face folder -> a `Contender` that
+turns token ids into logits, in fp32, on the GPU where there is one.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from kielo.checkpoint.store import read_tensors
+from kielo.models import families
+from kielo.plan.resolved import Resolved
+from kielo.recipe.errors import KieloError
+from kielo.tokenizer.load import end_of_text_id, load_tokenizer
+
+Logits = Callable[[Tensor, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """`logits(tokens_bs, documents_bs | None) -> logits_bsv`; `start_id` is what precedes the first document."""
+
+    name: str
+    logits: Logits
+    tokenizer: Tokenizer
+    start_id: int
+    end_of_text_id: int
+    sequence_length: int
+    mask_documents: bool
+    device: torch.device
+
+    def encode_documents(self, texts: Iterable[str]) -> np.ndarray:
+        """Token ids of all documents in one int64 stream, end-of-text after each."""
+        encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return np.concatenate(
+            [np.asarray([*encoding.ids, self.end_of_text_id], dtype=np.int64) for encoding in encodings]
+        )
+
+    def documents(self, tokens_bs: Tensor) -> Tensor | None:
+        """Number of each token's document within its row, for the models that were trained to mask by it.
+
+        The end-of-text token belongs to the document that it ends, as in training.
+        """
+        if not self.mask_documents:
+            return None
+        ends = (tokens_bs == self.end_of_text_id).to(torch.int32)
+        return (ends.cumsum(dim=1, dtype=torch.int32) - ends).to(torch.int32)
+
+
+def load_checkpoint(checkpoint: Path, resolved: Resolved, tokenizer_folder: Path) -> Contender:
+    """The model of a Kielo checkpoint, as it was trained, on one device."""
+    config = resolved.identity.model
+    device = _device()
+    family = families.module(config.model_type, "model")
+    with torch.device("meta"):
+        model = family.Llama(config)
+    names = [name for name, _ in model.named_parameters()]  # a tied head is named once
+    tensors = read_tensors(checkpoint, [f"model/{name}" for name in names])
+    weights = {name: tensors[f"model/{name}"].to(device, torch.float32) for name in names}
+    model.load_state_dict(weights, strict=False, assign=True)
+    model.tie()
+    model.reset_buffers(device)
+    model.eval()
+    tokenizer = load_tokenizer(tokenizer_folder)
+    return Contender(
+        name=str(checkpoint),
+        logits=lambda tokens_bs, documents_bs: model.head(model(tokens_bs, documents_bs)),
+        tokenizer=tokenizer,
+        start_id=end_of_text_id(tokenizer),
+        end_of_text_id=end_of_text_id(tokenizer),
+        sequence_length=resolved.identity.sequence_length,
+        mask_documents=resolved.identity.mask_documents,
+        device=device,
+    )
+
+
+def load_hugging_face(folder: Path, sequence_length: int | None = None) -> Contender:
+    """Any causal language model in a Hugging Face folder with a `tokenizer.json`.
+
+    `sequence_length` defaults to the model's own, at most 2,048. Documents are not masked: transformers' models
+    are not trained so.
+    """
+    from transformers import AutoModelForCausalLM  # seconds to import; a Kielo checkpoint does without
+
+    device = _device()
+    if not (folder / "tokenizer.json").is_file():
+        raise KieloError(f"{folder}: has no tokenizer.json; save the tokenizer with `save_pretrained` beside the model")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise KieloError(f"{folder}: not a causal language model that transformers can load ({error})") from error
+    model = model.to(device).eval()
+    end_id = _first_id(model.config.eos_token_id)
+    if end_id is None:
+        raise KieloError(f"{folder / 'config.json'}: has no eos_token_id, which ends each document; add it")
+    start_id = _first_id(model.config.bos_token_id)
+    longest = getattr(model.config, "max_position_embeddings", None) or 2048
+    return Contender(
+        name=str(folder),
+        logits=lambda tokens_bs, _: model(input_ids=tokens_bs, use_cache=False).logits,
+        tokenizer=Tokenizer.from_file(str(folder / "tokenizer.json")),
+        start_id=end_id if start_id is None else start_id,
+        end_of_text_id=end_id,
+        sequence_length=min(longest, sequence_length or 2048),
+        mask_documents=False,
+        device=device,
+    )
+
+
+def is_hugging_face(folder: Path) -> bool:
+    """Whether the folder is a Hugging Face model rather than a Kielo checkpoint."""
+    path = folder / "config.json"
+    try:
+        return path.is_file() and "model_type" in json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise KieloError(f"{path}: not valid JSON ({error})") from None
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _first_id(ids: int | list[int] | None) -> int | None:
+    return ids[0] if isinstance(ids, list) else ids

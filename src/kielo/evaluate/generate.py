@@ -1,0 +1,67 @@
+"""Text that a model writes: temperature and top-k sampling, seeded.
+
+Prompt -> continuation. There is no key-value cache: samples are short, and so one definition of the model's
+forward serves training, scoring and sampling.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kielo.evaluate.contender import Contender
+
+PROMPT_WORDS = 5
+PROMPT_MOST_CHARACTERS = 80  # scripts without spaces: five "words" would be a page
+NUM_SAMPLES = 3
+
+
+def default_prompts(texts: Sequence[str], num_prompts: int = NUM_SAMPLES) -> list[str]:
+    """The openings (first words) of held-out documents, spread evenly over them; long enough ones are preferred."""
+    openings = [opening(text) for text in texts if len(text) > 2 * PROMPT_MOST_CHARACTERS] or [*map(opening, texts)]
+    openings = list(dict.fromkeys(filter(None, openings)))
+    if not openings:
+        return [""] * num_prompts
+    return [openings[(2 * i + 1) * len(openings) // (2 * num_prompts)] for i in range(num_prompts)]
+
+
+def opening(text: str) -> str:
+    """The first five words of the text's first line, or of more lines where that is shorter."""
+    return " ".join(text[: 4 * PROMPT_MOST_CHARACTERS].split()[:PROMPT_WORDS])[:PROMPT_MOST_CHARACTERS].rstrip()
+
+
+@torch.inference_mode()
+def generate(
+    contender: Contender, prompt: str, num_tokens: int, temperature: float, top_k: int, seed: int
+) -> str:
+    """What the model writes after `prompt`: at most `num_tokens` tokens, fewer where it ends the text.
+
+    A temperature of 0 takes the likeliest token each time. The same seed gives the same text on one machine.
+    """
+    prompt_ids = contender.tokenizer.encode(prompt, add_special_tokens=False).ids
+    generator = torch.Generator().manual_seed(seed)
+    ids = [contender.start_id, *prompt_ids]
+    for _ in range(num_tokens):
+        context = torch.tensor([ids[-contender.sequence_length :]], device=contender.device)
+        logits = contender.logits(context, contender.documents(context))[0, -1].float().cpu()
+        # Rows that pad the vocabulary to a round size are no tokens.
+        token = pick(logits[: contender.tokenizer.get_vocab_size()], temperature, top_k, generator)
+        if token == contender.end_of_text_id:
+            break
+        ids.append(token)
+    return _decode_continuation(contender, prompt, prompt_ids, ids[1 + len(prompt_ids) :])
+
+
+def pick(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:
+    """One token from logits [vocab]: the softmax at this temperature over the `top_k` likeliest."""
+    if temperature == 0:
+        return int(logits.argmax())
+    values, candidates = logits.topk(min(top_k, len(logits)))
+    probabilities = torch.softmax(values / temperature, dim=-1)
+    return int(candidates[torch.multinomial(probabilities, 1, generator=generator)])
+
+
+def _decode_continuation(contender: Contender, prompt: str, prompt_ids: list[int], new_ids: list[int]) -> str:
+    whole = contender.tokenizer.decode(prompt_ids + new_ids)
+    # Some tokenizers do not give the prompt back exactly (they strip or normalise); then decode what is new alone.
+    return whole[len(prompt) :] if whole.startswith(prompt) else contender.tokenizer.decode(new_ids)

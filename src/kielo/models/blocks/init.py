@@ -1,0 +1,19 @@
+"""Initial values that depend on nothing but a seed and a parameter's name.
+
+So a model starts with the same numbers in every layout, on every number of ranks, whichever rank makes which part.
+Data in: seed, name, shape; data out: an fp32 tensor on the CPU.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def seeded_normal(name: str, shape: Sequence[int], standard_deviation: float, seed: int) -> Tensor:
+    """Normal numbers around 0, from a generator seeded by (seed, name)."""
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    generator = torch.Generator(device="cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
+    values = torch.empty(tuple(shape), dtype=torch.float32, device="cpu")
+    return values.normal_(0.0, standard_deviation, generator=generator)

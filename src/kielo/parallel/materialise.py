@@ -1,0 +1,56 @@
+"""Memory for a model laid out on meta: names and values → this rank's shards.
+
+One parameter exists whole at a time, on the CPU, and only while its shard is cut out of it.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+Fill = Callable[[str, torch.Size], torch.Tensor]
+
+
+def materialise(model: nn.Module, device: torch.device, fill: Fill) -> nn.Module:
+    """Give `model` memory on `device` and values from `fill(name, global shape)`; returns the model.
+
+    `fill` returns the whole parameter (fp32, CPU); with the same answers on all ranks the model is the same for
+    every layout. It is asked once for each parameter, tied ones once together. Buffers are then set by
+    `model.reset_buffers(device)`.
+    """
+    model.to_empty(device=device)
+    model.tie()  # to_empty gives a tied head memory of its own
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            values = fill(name, parameter.shape)
+            if values.shape != parameter.shape:
+                raise ValueError(f"{name}: has shape {tuple(parameter.shape)}, got {tuple(values.shape)}")
+            local(parameter).copy_(values[local_slices(parameter)])
+    model.reset_buffers(device)
+    return model
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a DTensor, sharing its memory; a plain tensor is its own part."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def local_slices(tensor: torch.Tensor) -> tuple[slice, ...]:
+    """Which part of the whole tensor `local(tensor)` is: one slice for each dim, empty where a rank has nothing.
+
+    A sharded dim is cut as torch.chunk cuts it: equal pieces rounded up, the last ranks with less or none.
+    """
+    slices = [slice(0, size) for size in tensor.shape]
+    if not isinstance(tensor, DTensor):
+        return tuple(slices)
+    for axis, placement in enumerate(tensor.placements):
+        if isinstance(placement, Replicate):
+            continue
+        if type(placement) is not Shard:
+            raise NotImplementedError(f"{placement} on mesh axis {tensor.device_mesh.mesh_dim_names[axis]}")
+        start, stop = slices[placement.dim].start, slices[placement.dim].stop
+        piece = -(-(stop - start) // tensor.device_mesh.size(axis))
+        begin = min(start + piece * tensor.device_mesh.get_local_rank(axis), stop)
+        slices[placement.dim] = slice(begin, min(begin + piece, stop))
+    return tuple(slices)

@@ -1,0 +1,91 @@
+"""Who am I, and where do we meet? Launcher variables → `Rendezvous`.
+
+Three launchers are understood: torchrun (RANK, WORLD_SIZE, ...), Slurm's srun (SLURM_PROCID, ...) and none at
+all, which is a world of one rank. torchrun wins over Slurm, because torchrun may run inside a Slurm step.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kielo.recipe.errors import KieloError
+
+# Below 32768, where Linux starts to hand out ports to clients by itself, and above the registered services.
+_FIRST_PORT, _NUM_PORTS = 12_000, 20_000
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the ranks of one attempt meet; `host` is empty for a world of one rank.
+
+    `store_is_running` says that the launcher already serves the store (torchrun's agent does).
+    `attempt` keeps the keys of a restarted job apart from those of its earlier lives.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    host: str = ""
+    port: int = 0
+    store_is_running: bool = False
+    attempt: str = "0"
+
+
+def find_rendezvous(environment: Mapping[str, str] = os.environ) -> Rendezvous:
+    """Read the launcher's variables. Raises KieloError naming a variable that is missing or is no number."""
+    if "RANK" in environment or "WORLD_SIZE" in environment:
+        return _from_torchrun(environment)
+    # A batch script outside srun has SLURM_PROCID=0 and SLURM_NTASKS too, but only a step has its node list.
+    if "SLURM_PROCID" in environment and "SLURM_STEP_NODELIST" in environment:
+        return _from_slurm(environment)
+    return Rendezvous(rank=0, size=1, local_rank=0)
+
+
+def _from_torchrun(environment: Mapping[str, str]) -> Rendezvous:
+    return Rendezvous(
+        rank=_number(environment, "RANK"),
+        size=_number(environment, "WORLD_SIZE"),
+        local_rank=_number(environment, "LOCAL_RANK"),
+        host=_text(environment, "MASTER_ADDR"),
+        port=_number(environment, "MASTER_PORT"),
+        store_is_running=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        attempt=environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
+    )
+
+
+def _from_slurm(environment: Mapping[str, str]) -> Rendezvous:
+    size_key = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
+    job, step = _number(environment, "SLURM_JOB_ID"), int(environment.get("SLURM_STEP_ID", "0"))
+    # A port of the job's own, so that two jobs (or steps) on one node do not meet each other's ranks.
+    port = _FIRST_PORT + (job + 101 * step) % _NUM_PORTS
+    return Rendezvous(
+        rank=_number(environment, "SLURM_PROCID"),
+        size=_number(environment, size_key),
+        local_rank=_number(environment, "SLURM_LOCALID"),
+        host=first_host(environment["SLURM_STEP_NODELIST"]),
+        port=port,
+        attempt=f"{job}.{step}",
+    )
+
+
+def first_host(nodelist: str) -> str:
+    """The first host of a Slurm node list: `nid[001002-001005,001009],gpu7` → `nid001002`."""
+    outside_brackets = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", nodelist)
+    return outside_brackets.split(",")[0].strip()
+
+
+def _text(environment: Mapping[str, str], key: str) -> str:
+    if not environment.get(key):
+        raise KieloError(
+            f"environment variable {key} is not set, although others of its launcher are: start every rank with "
+            "`torchrun ... -m kielo.cli.main train RECIPE` or `srun kielo train RECIPE`, or unset RANK and WORLD_SIZE"
+        )
+    return environment[key]
+
+
+def _number(environment: Mapping[str, str], key: str) -> int:
+    text = _text(environment, key)
+    if not text.strip().isdigit():
+        raise KieloError(f"environment variable {key} must be a whole number, not {text!r}")
+    return int(text)

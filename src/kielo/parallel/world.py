@@ -1,0 +1,121 @@
+"""The world of ranks: launcher variables → `World`, with a process group that has been used once.
+
+One code path: torchrun, Slurm and a single process all end in `init_process_group` (gloo on CPU, nccl on CUDA
+and ROCm), so a laptop runs what a cluster runs.
+"""
+
+import contextlib
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from kielo.parallel.communicator import raise_communicator
+from kielo.parallel.rendezvous import Rendezvous, find_rendezvous
+from kielo.recipe.errors import KieloError
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among all. `store` is the meeting point for marks; it carries no tensors."""
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+    store: dist.Store = field(repr=False, compare=False)
+
+
+_world: World | None = None  # what end_world ends; torch's default process group is one per process as well
+
+
+def start_world(timeout_seconds: float, device: str | None = None) -> World:
+    """Meet the other ranks and make the process group of all.
+
+    Args: `timeout_seconds` limits the meeting and the first all-reduce, each; `device` is "cpu" or "cuda",
+    default CUDA (or ROCm) where there is one. Raises KieloError naming the ranks that did not arrive.
+    """
+    global _world
+    place = find_rendezvous()
+    chosen = _device(device, place.local_rank)
+    store = dist.PrefixStore(f"kielo/{place.attempt}", _store(place, timeout_seconds))
+
+    def make() -> dist.ProcessGroup:
+        backend = "nccl" if chosen.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size)
+        return dist.group.WORLD
+
+    try:
+        raise_communicator("world", range(place.size), place.rank, store, chosen, timeout_seconds, make)
+    except KieloError:
+        _linger(place)
+        raise
+    _world = World(place.rank, place.size, place.local_rank, chosen, store)
+    return _world
+
+
+def end_world(wait_seconds: float = 10.0) -> None:
+    """Leave: rank 0, which serves the store, goes last. Never raises.
+
+    Rank 0 waits at most `wait_seconds` for the others, so a rank that died holds nobody up for long.
+    """
+    global _world
+    if _world is not None and _world.size > 1:
+        with contextlib.suppress(RuntimeError):  # the store is gone when rank 0 has died
+            leaving = _world.store.add("leaving", 1)
+            until = time.monotonic() + wait_seconds
+            while _world.rank == 0 and leaving < _world.size and time.monotonic() < until:
+                time.sleep(0.01)
+                leaving = _world.store.add("leaving", 0)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    _world = None
+
+
+def _device(kind: str | None, local_rank: int) -> torch.device:
+    if kind is None:
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if count == 0:
+        raise KieloError(
+            'device "cuda" was asked for, but this build of torch sees no GPU; device = "cpu" works'
+        )
+    # Slurm often shows each task only its own device; then that one is number 0 whatever the local rank.
+    index = 0 if count == 1 else local_rank
+    if index >= count:
+        raise KieloError(
+            f"local rank {local_rank} has no GPU: this node shows {count}; start {count} ranks a node"
+        )
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _store(place: Rendezvous, timeout_seconds: float) -> dist.Store:
+    if place.size == 1:
+        return dist.HashStore()  # in memory: one process needs no port
+    try:
+        return dist.TCPStore(
+            place.host,
+            place.port,
+            is_master=place.rank == 0 and not place.store_is_running,
+            timeout=timedelta(seconds=timeout_seconds),
+            # The store's own waiting would say how many are missing, but not which.
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+    except RuntimeError as error:
+        raise KieloError(
+            f"rank {place.rank}: no meeting at {place.host}:{place.port} within {timeout_seconds:g} s; is rank 0 "
+            f"running there, and the port free and open? ({error})"
+        ) from error
+
+
+def _linger(place: Rendezvous) -> None:
+    """Rank 0 serves the store, and the others' time limits strike a little later than its own."""
+    if place.rank == 0 and place.size > 1 and not place.store_is_running:
+        time.sleep(3)

@@ -1,0 +1,131 @@
+"""Cards: what Kielo knows of languages, clusters and accelerators. A name → a frozen, typed card.
+
+Cards are TOML files inside the package (kielo/cards), so a new language or machine is a file, not a patch; each
+figure has its source and date in the card.
+"""
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import Field, ValidationError, model_validator
+
+from kielo.recipe.complaints import from_validation, refuse
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Section
+
+_CARDS = Path(__file__).resolve().parent.parent / "cards"
+
+
+class Language(Section):
+    """A language: how it is written, what the identifiers call it, and how sure they must be."""
+
+    code: str
+    name: str
+    script: str = Field(description="Latin, Japanese, …: for people")
+    unicode_scripts: tuple[str, ...] = Field((), description="scripts its letters are in; default: `script` alone")
+    letters: str = Field("", description="lower-case letters; empty: every letter of its scripts")
+    identifier_codes: dict[str, tuple[str, ...]]
+    line_language_threshold: dict[str, float]
+    document_language_threshold: dict[str, float]
+    wikipedia_subset: str
+    notes: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _scripts(cls, data: Any) -> Any:
+        if isinstance(data, dict) and not data.get("unicode_scripts") and "script" in data:
+            data = data | {"unicode_scripts": (data["script"],)}
+        return data
+
+
+class Accelerator(Section):
+    """A device as PyTorch sees it. `peak_tflops` maps a precision to dense TFLOP/s; unknown ones are left out."""
+
+    name: str
+    device: Literal["cpu", "cuda"]
+    device_names: tuple[str, ...] = Field((), description="parts of the name that the driver gives it")
+    memory_gib: float | None = None
+    peak_tflops: dict[Literal["bf16", "fp32", "fp8"], float]
+    source: str
+    date: str
+    notes: str = ""
+
+
+class Cluster(Section):
+    """A machine room: what a node is made of and how jobs get there."""
+
+    name: str
+    description: str
+    accelerator: str
+    devices_per_node: int = Field(gt=0)
+    nodes: int = Field(gt=0)
+    memory_gib_per_node: float = Field(gt=0)
+    cpu_cores_per_node: int = Field(gt=0)
+    network: str
+    network_gbit_per_second_per_node: float = Field(ge=0)
+    scheduler: Literal["slurm", "none"]
+    max_wall_hours: float | None = None
+    internet_on_compute_nodes: bool
+    source: str
+    date: str
+    notes: str = ""
+
+
+def language(code: str) -> Language:
+    """The card of a language, e.g. "et". Raises KieloError naming the known ones."""
+    return _card("languages", code, Language)
+
+
+def cluster(name: str) -> Cluster:
+    """The card of a cluster, e.g. "lumi_g". Raises KieloError naming the known ones."""
+    return _card("clusters", name, Cluster)
+
+
+def accelerator(name: str) -> Accelerator:
+    """The card of an accelerator, e.g. "h100_80". Raises KieloError naming the known ones."""
+    return _card("accelerators", name, Accelerator)
+
+
+def accelerator_of_device(device_name: str) -> Accelerator | None:
+    """The card for the name that a driver gives a device ("NVIDIA H100 80GB HBM3"); None where no card fits."""
+    cards = [accelerator(name) for name in accelerators()]
+    return next((card for card in cards if any(part in device_name for part in card.device_names)), None)
+
+
+def languages() -> list[str]:
+    """Codes of all language cards."""
+    return _names("languages")
+
+
+def clusters() -> list[str]:
+    """Names of all cluster cards."""
+    return _names("clusters")
+
+
+def accelerators() -> list[str]:
+    """Names of all accelerator cards."""
+    return _names("accelerators")
+
+
+Card = TypeVar("Card", Language, Cluster, Accelerator)
+
+
+def _names(kind: str) -> list[str]:
+    return sorted(path.stem for path in (_CARDS / kind).glob("*.toml"))
+
+
+@cache
+def _card(kind: str, name: str, model: type[Card]) -> Card:
+    known = _names(kind)
+    if name not in known:
+        raise KieloError(f"no card in {kind} is called {name!r}; known: {', '.join(known)}")
+    path = _CARDS / kind / f"{name}.toml"
+    try:
+        return model.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except tomllib.TOMLDecodeError as error:
+        raise KieloError(f"{path}: not valid TOML: {error}") from None
+    except ValidationError as error:
+        refuse(str(path), from_validation(error, model, lambda key: str(path)))
+        raise

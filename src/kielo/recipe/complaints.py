@@ -1,0 +1,115 @@
+"""What is wrong with a recipe or a card, in words: file and key, the value given, and what would work.
+
+In: pydantic's errors and where each value came from. Out: lines for people, every complaint at once.
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from kielo.recipe.errors import KieloError
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """`keys` are the dotted keys that it is about; with one of them broken otherwise, it may be spurious."""
+
+    keys: tuple[str, ...]
+    message: str
+
+
+def dotted(location: Sequence[str | int]) -> str:
+    """("corpus", "sources", 0, "path") → "corpus.sources[0].path"."""
+    key = ""
+    for part in location:
+        key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else str(part)
+    return key
+
+
+def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Every dotted key that a recipe (or card) may have, sections included."""
+    for name, info in model.model_fields.items():
+        yield prefix + name
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            yield from keys_of(info.annotation, f"{prefix}{name}.")
+
+
+def nearest_key(unknown: str, model: type[BaseModel]) -> str | None:
+    """The known key a person most likely meant: a sibling, then the same word in another section."""
+    known = list(keys_of(model))
+    parent, _, leaf = re.sub(r"\[\d+\]", "", unknown).rpartition(".")
+    siblings = [key for key in known if key.rpartition(".")[0] == parent]
+    for candidates in (siblings, known):
+        by_leaf = {key.rpartition(".")[2]: key for key in reversed(candidates)}
+        if close := difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.65):
+            return by_leaf[close[0]]
+    close = difflib.get_close_matches(unknown, known, n=1)
+    return close[0] if close else None
+
+
+def from_validation(error: ValidationError, model: type[BaseModel], origin: Callable[[str], str]) -> list[Complaint]:
+    """One complaint for each of pydantic's; `origin` says which file (or --set) a dotted key came from."""
+    entries = error.errors(include_url=False)
+    parents = {entry["loc"][:length] for entry in entries for length in range(len(entry["loc"]))}
+    # A list whose entries are broken is also "too short" to pydantic; the entries say it better.
+    entries = [entry for entry in entries if not (entry["type"] == "too_short" and entry["loc"] in parents)]
+    return [_explain(entry, model, origin) for entry in entries]
+
+
+def refuse(subject: str, complaints: Sequence[Complaint]) -> None:
+    """Raise one KieloError with every complaint; do nothing when there is none."""
+    lines = list(dict.fromkeys(complaint.message for complaint in complaints))
+    if len(lines) == 1:
+        raise KieloError(lines[0])
+    if lines:
+        raise KieloError(f"{len(lines)} things to put right in {subject}:\n" + "\n".join(f"  - {line}" for line in lines))
+
+
+def _explain(entry: Any, model: type[BaseModel], origin: Callable[[str], str]) -> Complaint:
+    key, kind = dotted(entry["loc"]), entry["type"]
+    where = origin(key)
+    if kind == "extra_forbidden":
+        near = _nearest_of_list_item(entry["loc"], model) or nearest_key(key, model)
+        hint = f"the nearest known key is {near}" if near else "`kielo schema` lists the known keys"
+        return Complaint((key,), f"{where}: unknown key {key}; {hint}")
+    if kind == "missing":
+        return Complaint((key,), f"{where}: {key} is missing; it has no default")
+    would_work = re.sub(r"^(Input should be|Value error,)\s*", "", entry["msg"])
+    if entry["msg"].startswith("Input should be"):
+        would_work = f"what would work: {would_work}"
+    given = "" if isinstance(entry["input"], dict | BaseModel) else f" = {_short(entry['input'])}"
+    default = _default(key, model)
+    if default is not None:
+        would_work += f" (default: {_short(default)})"
+    return Complaint((key,), f"{where}: {key}{given} does not fit; {would_work}")
+
+
+def _nearest_of_list_item(location: Sequence[str | int], model: type[BaseModel]) -> str | None:
+    """The nearest key inside an entry of a list of sections, such as [[corpus.sources]]."""
+    *parents, leaf = location
+    if not parents or not isinstance(parents[-1], int):
+        return None
+    from kielo.recipe.sections import Source  # the only list of sections that a recipe has
+
+    close = difflib.get_close_matches(str(leaf), Source.model_fields, n=1)
+    return dotted((*parents, close[0])) if close else None
+
+
+def _default(key: str, model: type[BaseModel]) -> Any:
+    *sections, leaf = key.split(".")
+    for section in sections:
+        info = model.model_fields.get(section)
+        if info is None or not (isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)):
+            return None
+        model = info.annotation
+    info = model.model_fields.get(leaf)
+    return None if info is None or info.is_required() else info.get_default()
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,216 @@
+"""Reading a recipe: TOML, one level of `extends`, and `--set`. A path or shipped name → a checked, frozen `Recipe`.
+
+Relative paths inside a recipe start at the folder that `kielo` is started in, as on the command line.
+"""
+
+import copy
+import difflib
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from kielo.recipe.check import check
+from kielo.recipe.complaints import Complaint, dotted, from_validation, keys_of, refuse
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Recipe
+
+_SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
+# In place of required values that are missing or broken, so that the rest can still be checked.
+_STAND_INS: dict[str, Any] = {"name": "stand_in", "language": "et", "corpus": {"sources": ["stand_in.txt"]}}
+
+
+@dataclass(frozen=True)
+class Read:
+    """A recipe, and for each dotted key ("train.tokens") its origin: "default", a file, or "--set"."""
+
+    recipe: Recipe
+    origins: dict[str, str]
+
+
+def read_recipe(reference: str | Path, sets: Sequence[str] = ()) -> Read:
+    """Read, overlay and check a recipe.
+
+    reference: a path, or the name of a shipped recipe. sets: "section.key=value" each, the value in TOML or, where
+    that does not parse or the key wants text, as it stands. Raises KieloError with every complaint at once.
+    """
+    path = find_recipe(str(reference))
+    data, origins = _with_base(path)
+    complaints = [complaint for text in sets if (complaint := _apply_set(text, data, origins))]
+    recipe, found = _validate(data, origins, default_origin=_label(path))
+    refuse(_label(path), complaints + found)
+    assert recipe is not None
+    leaves = [key for key in keys_of(Recipe) if not _is_section(key)]
+    return Read(recipe, {key: _origin(key, origins, "default") for key in leaves})
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """The recipes inside the package: name → file."""
+    return {path.stem: path for path in sorted(_SHIPPED.glob("*.toml"))}
+
+
+def run_folder(recipe: Recipe) -> Path:
+    """Where everything of this run lies."""
+    return Path(recipe.folder or f"runs/{recipe.name}")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The file's content. Raises KieloError naming the file, and the line and column where TOML breaks."""
+    try:
+        return tomllib.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise KieloError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise KieloError(f"{path}: byte {error.start} is not UTF-8; TOML files are UTF-8, convert it first") from None
+    except tomllib.TOMLDecodeError as error:
+        raise KieloError(f"{path}: not valid TOML: {error}") from None
+
+
+def find_recipe(reference: str, beside: Path | None = None) -> Path:
+    """The file that a path or a shipped name means; with `beside`, a path starts at that folder."""
+    shipped = shipped_recipes()
+    looks_like_path = reference.endswith(".toml") or "/" in reference
+    if not looks_like_path and reference in shipped:
+        return shipped[reference]
+    path = (beside or Path()) / reference
+    if path.is_file():
+        return path
+    near = difflib.get_close_matches(Path(reference).stem, shipped, n=1)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    raise KieloError(f"{path}: no such recipe file, and none of that name is shipped ({', '.join(shipped)}){meant}")
+
+
+def _label(path: Path) -> str:
+    """A shipped recipe by its file name (where the package lies tells nothing), any other as it was given."""
+    return path.name if path.parent == _SHIPPED else str(path)
+
+
+def _with_base(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """The file's values over those of the recipe that it extends, and where each key came from."""
+    data = read_toml(path)
+    base_reference = data.pop("extends", None)
+    if base_reference is None:
+        return data, dict.fromkeys(_leaves(data), _label(path))
+    if not isinstance(base_reference, str):
+        raise KieloError(f"{path}: extends = {base_reference!r} does not fit; give one path or shipped name")
+    base_path = find_recipe(base_reference, beside=path.parent)
+    base = read_toml(base_path)
+    if "extends" in base:
+        raise KieloError(
+            f"{path}: extends {base_path}, which itself extends {base['extends']!r}; only one level is allowed, so "
+            f"extend {base['extends']!r} directly or copy the values"
+        )
+    origins = dict.fromkeys(_leaves(base), _label(base_path)) | dict.fromkeys(_leaves(data), _label(path))
+    return _overlay(base, data), origins
+
+
+def _overlay(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Tables are joined, anything else (lists too) is replaced."""
+    joined = dict(base)
+    for key, value in over.items():
+        both_tables = isinstance(value, dict) and isinstance(base.get(key), dict)
+        joined[key] = _overlay(base[key], value) if both_tables else value
+    return joined
+
+
+def _apply_set(text: str, data: dict[str, Any], origins: dict[str, str]) -> Complaint | None:
+    key, equals, raw = text.partition("=")
+    key = key.strip()
+    parts = key.split(".")
+    if not equals or not all(parts):
+        return Complaint((key,), f"--set {text}: give section.key=value, e.g. --set train.tokens=1000000")
+    table: Any = data
+    for part in parts[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            return Complaint((key,), f"--set {text}: {part} holds a value, so there is no {key} to set")
+    table[parts[-1]] = _value(raw.strip(), parts)
+    origins[key] = "--set"
+    return None
+
+
+def _value(raw: str, parts: Sequence[str]) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {raw}")
+    except tomllib.TOMLDecodeError:
+        return raw
+    if list(parsed) != ["value"]:  # the text went on with further lines of TOML
+        return raw
+    value = parsed["value"]
+    wants_text = str in _accepted(parts)
+    return raw if wants_text and not isinstance(value, str) else value
+
+
+def _accepted(parts: Sequence[str]) -> tuple[Any, ...]:
+    """The types that the key takes; empty for a key that is not known."""
+    model: Any = Recipe
+    for part in parts:
+        info = model.model_fields.get(part) if isinstance(model, type) and issubclass(model, BaseModel) else None
+        if info is None:
+            return ()
+        model = info.annotation
+    return get_args(model) or (model,)
+
+
+def _validate(
+    data: dict[str, Any], origins: dict[str, str], default_origin: str
+) -> tuple[Recipe | None, list[Complaint]]:
+    """The recipe and what is wrong with it.
+
+    Values that do not fit by themselves are left out and the rest is checked again, so that a wrong type in one
+    section does not hide two keys that contradict each other in another.
+    """
+    def origin(key: str) -> str:
+        return _origin(key, origins, default_origin)
+
+    complaints: list[Complaint] = []
+    broken: set[str] = set()
+    rest = copy.deepcopy(data)
+    try:
+        recipe = Recipe.model_validate(rest)
+    except ValidationError as error:
+        complaints = from_validation(error, Recipe, origin)
+        for entry in error.errors():
+            broken.add(dotted(entry["loc"][:2]))
+            _leave_out(rest, entry["loc"][:2])
+        try:
+            recipe = Recipe.model_validate(_overlay(_STAND_INS, rest))
+        except ValidationError:
+            return None, complaints
+    found = check(recipe, origin)
+    return recipe, complaints + [entry for entry in found if not broken.intersection(entry.keys)]
+
+
+def _leave_out(data: dict[str, Any], location: Sequence[str | int]) -> None:
+    *parents, leaf = location
+    for part in parents:
+        data = data.get(part, {}) if isinstance(data, dict) else {}
+    if isinstance(data, dict):
+        data.pop(leaf, None)
+
+
+def _origin(key: str, origins: dict[str, str], otherwise: str) -> str:
+    """Of the key itself or the table above it; of a value inside it (dataset.mixture.NAME) where there is none."""
+    key = key.split("[")[0]
+    above = key
+    while above:
+        if above in origins:
+            return origins[above]
+        above = above.rpartition(".")[0]
+    inside = [origin for known, origin in origins.items() if known.startswith(key + ".")]
+    return "--set" if "--set" in inside else inside[-1] if inside else otherwise
+
+
+def _leaves(table: dict[str, Any], prefix: str = "") -> list[str]:
+    keys = []
+    for key, value in table.items():
+        keys += _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [prefix + key]
+    return keys
+
+
+def _is_section(key: str) -> bool:
+    info = Recipe.model_fields.get(key)
+    return info is not None and isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)

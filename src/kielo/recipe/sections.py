@@ -1,0 +1,225 @@
+"""What a recipe may say: one frozen, typed section per room that reads it.
+
+Units are in the names. Every field is read by some room (a house test holds that), and every default is
+the value that a newcomer should have. `[model]` keys are those of a Hugging Face `config.json`.
+"""
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=False, protected_namespaces=(), allow_inf_nan=False
+    )
+
+
+class Source(Section):
+    """One body of raw text. Exactly one of `path` and `debian_package`/`huggingface_dataset` says where it is.
+
+    `debian_package` is fetched with apt-get into the run folder; where apt is missing, `huggingface_dataset`
+    is used instead.
+    """
+
+    name: str = Field(
+        "",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
+        description="short name, also of its token files; default: the file's stem or the package's name",
+    )
+    path: str | None = Field(None, description="file, folder or glob: .txt (one document a line), .jsonl[.gz|.zst], .parquet, .html")
+    debian_package: str | None = Field(None, description="Debian package whose HTML pages are the text")
+    huggingface_dataset: str | None = Field(None, description="dataset on the Hugging Face hub")
+    huggingface_subset: str | None = Field(None, description="its subset (configuration), e.g. 20231101.et")
+    text_field: str = Field("text", description="field or column that holds the text")
+    max_documents: PositiveInt | None = Field(None, description="read no more than this many documents")
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        fetched = self.debian_package or self.huggingface_dataset
+        if self.path and fetched:
+            raise ValueError("give either path, or debian_package and/or huggingface_dataset, not both")
+        if not self.path and not fetched:
+            raise ValueError("say where the text is: path, debian_package or huggingface_dataset")
+        if self.name == "heldout":
+            raise ValueError("the name heldout is taken by the held-out text; choose another")
+        return self
+
+
+def _sources(value: Any) -> Any:
+    """`--set corpus.sources=a.txt,b.jsonl.zst` and plain strings mean paths; each source gets a name of its own."""
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    if isinstance(value, tuple):
+        value = list(value)
+    if not isinstance(value, list):
+        return value
+    value = [{"path": entry} if isinstance(entry, str) else entry for entry in value]
+    taken = {entry["name"] for entry in value if isinstance(entry, dict) and entry.get("name")}
+    named = []
+    for entry in value:
+        if isinstance(entry, dict) and not entry.get("name"):
+            name = stem = _source_name(entry)
+            number = 1
+            while name in taken or name == "heldout":
+                number += 1
+                name = f"{stem}_{number}"
+            taken.add(name)
+            entry = entry | {"name": name}
+        named.append(entry)
+    return named
+
+
+def _source_name(entry: dict[str, Any]) -> str:
+    place = str(entry.get("path") or entry.get("debian_package") or entry.get("huggingface_dataset") or "text")
+    parts = [part for part in re.split(r"[/\\]", place) if part and not re.search(r"[*?\[]", part)]
+    last = re.sub(r"(\.(txt|jsonl?|parquet|html?|gz|zst))+$", "", parts[-1] if parts else "text")
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", last).strip("_-") or "text"
+
+
+_Sources = Annotated[
+    tuple[Source, ...],
+    BeforeValidator(_sources, json_schema_input_type=str | list[str | Source]),
+]
+
+
+class Corpus(Section):
+    sources: _Sources = Field(min_length=1, description="bodies of raw text; a plain string is a path")
+    language_identifier: Literal["py3langid", "lid176"] = "py3langid"
+    line_language_threshold: float | None = Field(None, ge=0, le=1, description="default: from the language card")
+    document_language_threshold: float | None = Field(None, ge=0, le=1, description="default: from the language card")
+    max_foreign_character_share: float = Field(0.01, ge=0, le=1, description="letters outside the language's script, per line")
+    min_line_characters: int = Field(10, ge=0)
+    min_document_characters: int = Field(100, ge=0)
+    deduplicate_lines: bool = True
+    deduplicate_documents: bool = True
+    workers: PositiveInt = 2
+
+
+class Tokenizer(Section):
+    vocab_size: PositiveInt = 8192
+    min_frequency: PositiveInt = 2
+    max_sample_bytes: PositiveInt = Field(200_000_000, description="text that the vocabulary is learned from")
+    path: str | None = Field(None, description="folder with a ready tokenizer.json: used as it is, nothing is trained")
+
+
+class Dataset(Section):
+    sequence_length: PositiveInt = 512
+    heldout_share: float = Field(0.02, gt=0, lt=0.5, description="share of documents, by hash of the text")
+    mixture: dict[str, PositiveFloat] = Field(default_factory=dict, description="source name → weight; default: by tokens")
+    max_epochs: PositiveFloat = Field(4.0, description="refuse to repeat a source more often (Muennighoff et al. 2023)")
+    mask_documents: bool = Field(False, description="attention does not cross document borders")
+
+
+class Model(Section):
+    """Keys as in Hugging Face `config.json`; keys there that do not change the maths are ignored on import."""
+
+    model_type: Literal["llama"] = "llama"
+    hidden_size: PositiveInt = 256
+    intermediate_size: PositiveInt = 704
+    num_hidden_layers: PositiveInt = 6
+    num_attention_heads: PositiveInt = 8
+    num_key_value_heads: PositiveInt | None = None
+    head_dim: PositiveInt | None = None
+    vocab_size: PositiveInt | None = Field(None, description="default: the tokenizer's, rounded up to vocab_multiple")
+    vocab_multiple: PositiveInt = 64
+    max_position_embeddings: PositiveInt | None = Field(None, description="default: dataset.sequence_length")
+    rms_norm_eps: PositiveFloat = 1e-5
+    rope_theta: PositiveFloat = 10_000.0
+    rope_scaling: dict[str, Any] | None = None
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    hidden_act: Literal["silu"] = "silu"
+    initializer_range: PositiveFloat = 0.02
+    weights: str | None = Field(None, description='"hf:FOLDER" starts from these weights; their config.json replaces the keys above')
+
+
+class Layout(Section):
+    """Ranks along each mesh axis; 0 for `shard` means all that are left. Only replicate and shard are in use yet."""
+
+    pipeline: Literal[1] = 1
+    replicate: PositiveInt = 1
+    shard: int = Field(0, ge=0)
+    context: Literal[1] = 1
+    tensor: Literal[1] = 1
+    expert: Literal[1] = 1
+    reshard_after_forward: bool = Field(False, description="ZeRO-3 traffic for less memory; False is ZeRO-1/2")
+
+
+class Train(Section):
+    tokens: PositiveInt = Field(10_000_000, description="token budget of the run")
+    tokens_per_step: PositiveInt = Field(16_384, description="one optimiser step, over all ranks")
+    micro_batch_sequences: PositiveInt = Field(4, description="sequences per forward on one rank (lowered to what divides)")
+    learning_rate: PositiveFloat = 1e-3
+    final_learning_rate_ratio: float = Field(0.1, ge=0, le=1)
+    schedule: Literal["cosine", "linear", "wsd"] = "cosine"
+    warmup_share: float = Field(0.02, ge=0, lt=1, description="share of the steps")
+    decay_share: float = Field(0.2, ge=0, le=1, description="share of the steps that wsd spends decaying")
+    weight_decay: float = Field(0.1, ge=0)
+    adam_beta1: float = Field(0.9, gt=0, lt=1)
+    adam_beta2: float = Field(0.95, gt=0, lt=1)
+    adam_epsilon: PositiveFloat = 1e-8
+    max_gradient_norm: PositiveFloat = 1.0
+    z_loss: float = Field(0.0, ge=0)
+    precision: Literal["fp32", "bf16"] = "bf16"
+    loss_chunk_tokens: PositiveInt = Field(2048, description="tokens whose logits exist at one time")
+    max_skipped_steps_in_a_row: PositiveInt = 3
+    log_every_steps: PositiveInt = 10
+    heldout_every_steps: PositiveInt = 100
+    heldout_sequences: PositiveInt = Field(64, description="sequences of the held-out text scored each time")
+    tensorboard: bool = True
+    start_timeout_seconds: PositiveFloat = Field(300.0, description="for each communicator")
+
+
+class Checkpoint(Section):
+    every_steps: PositiveInt = 500
+    keep_newest: PositiveInt = 2
+
+
+class Verify(Section):
+    parity_steps: PositiveInt = 20
+    parity_sequences_per_step: PositiveInt = 4
+    parity_sequence_length: PositiveInt = 128
+    tolerance: PositiveFloat = Field(1e-5, description="relative loss difference, each step")
+
+
+class Evaluate(Section):
+    ngram_order: PositiveInt = 6
+    prompts: tuple[str, ...] = Field((), description="default: openings of held-out documents")
+    sample_tokens: PositiveInt = 80
+    temperature: float = Field(0.7, ge=0)
+    top_k: PositiveInt = 50
+
+
+class Report(Section):
+    license: str = Field("other", description="of the model, for its card (a Hugging Face licence id)")
+    text_license: str = Field("", description="of the training text, for the card")
+
+
+class Recipe(Section):
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    language: str
+    seed: int = Field(1, ge=0)
+    description: str = ""
+    folder: str = Field("", description="run folder; default: runs/NAME")
+    cluster: str = Field("laptop", description="cluster card, for the accelerator's peak")
+    corpus: Corpus
+    tokenizer: Tokenizer = Tokenizer()
+    dataset: Dataset = Dataset()
+    model: Model = Model()
+    layout: Layout = Layout()
+    train: Train = Train()
+    checkpoint: Checkpoint = Checkpoint()
+    verify: Verify = Verify()
+    evaluate: Evaluate = Evaluate()
+    report: Report = Report()

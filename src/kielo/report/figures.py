@@ -1,0 +1,189 @@
+"""The page's figures: numbers -> inline SVG that takes its colours from the page, so light and dark both read.
+
+matplotlib draws with placeholder colours; afterwards each becomes a CSS variable. Text stays text: it can be
+selected, and takes the page's font.
+"""
+
+import io
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from kielo.report.units import format_bytes
+
+# Placeholder colour -> the variable that style.py defines for both schemes.
+INK, QUIET, RULE, OURS, OTHER, DROPPED = "#010101", "#020202", "#030303", "#040404", "#050505", "#060606"
+VARIABLES = {
+    INK: "--ink", QUIET: "--quiet", RULE: "--rule", OURS: "--ours", OTHER: "--other", DROPPED: "--dropped"
+}  # fmt: skip
+STYLE = {
+    "svg.fonttype": "none",
+    "font.size": 11,
+    "text.color": INK,
+    "text.parse_math": False,  # a "$" in somebody's step name is a dollar
+    "axes.edgecolor": RULE,
+    "axes.labelcolor": QUIET,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": RULE,
+    "ytick.color": RULE,
+    "xtick.labelcolor": QUIET,
+    "ytick.labelcolor": QUIET,
+    "figure.dpi": 96,
+}
+WIDTH_INCHES = 8.4
+
+
+def bits_per_byte_bars(labels: Sequence[str], values: Sequence[float]) -> str:
+    """One bar a contender, the model first and in the accent colour; fewer bits are better."""
+    with _style():
+        figure, axes = _figure(0.42 * len(labels) + 0.5)
+        positions = range(len(labels))[::-1]
+        axes.barh(positions, values, color=[OURS] + [OTHER] * (len(values) - 1), height=0.62)
+        for position, value in zip(positions, values, strict=True):
+            axes.annotate(f"{value:.3f}", (value, position), (6, 0), textcoords="offset points", va="center")
+        axes.set_xlim(0, max(values) * 1.12)
+        _names_at_left(axes, positions, labels)
+        axes.xaxis.set_visible(False)
+        axes.spines["bottom"].set_visible(False)
+        return _svg(figure, "bits")
+
+
+def funnel_bars(steps: Sequence[dict[str, Any]], bytes_in: int) -> str:
+    """Bytes left after each step, and beside them what the step dropped."""
+    with _style():
+        figure, axes = _figure(0.36 * (len(steps) + 1) + 0.5)
+        labels = ["as read", *(step["name"] for step in steps)]
+        left = [bytes_in, *(step["bytes_left"] for step in steps)]
+        dropped = [0, *(step["bytes"] for step in steps)]
+        positions = range(len(labels))[::-1]
+        axes.barh(positions, left, color=OURS, height=0.62)
+        axes.barh(positions, dropped, left=left, color=DROPPED, height=0.62)
+        for position, kept, gone in zip(positions, left, dropped, strict=True):
+            text = format_bytes(kept) + (f"  (−{format_bytes(gone)})" if gone else "")
+            axes.annotate(text, (kept + gone, position), (6, 0), textcoords="offset points", va="center", color=QUIET)
+        axes.set_xlim(0, max(*left, 1) * 1.24)
+        _names_at_left(axes, positions, labels)
+        axes.xaxis.set_visible(False)
+        axes.spines["bottom"].set_visible(False)
+        return _svg(figure, "funnel")
+
+
+def loss_curves(rows: Sequence[dict[str, Any]], heldout: Sequence[dict[str, Any]]) -> str:
+    """Training and held-out loss in nats per token, over optimiser steps."""
+    with _style():
+        figure, axes = _figure(3.2)
+        steps, losses = _finite(rows, "loss")
+        axes.plot(steps, losses, color=OTHER, linewidth=1.2)
+        heldout_steps, heldout_losses = _finite(heldout, "heldout_loss")
+        axes.plot(heldout_steps, heldout_losses, color=OURS, linewidth=1.8, marker="o", markersize=4)
+        _ends(axes, [("training", steps, losses, OTHER), ("held-out", heldout_steps, heldout_losses, OURS)])
+        _axes_names(axes, "step", "loss (nats per token)")
+        return _svg(figure, "loss")
+
+
+def speed_curve(rows: Sequence[dict[str, Any]]) -> str:
+    """Tokens per second over optimiser steps, from zero."""
+    with _style():
+        figure, axes = _figure(2.0)
+        steps, speeds = _finite(rows, "tokens_per_second")
+        axes.plot(steps, speeds, color=OURS, linewidth=1.4)
+        axes.set_ylim(0, max(speeds, default=1) * 1.15)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        _axes_names(axes, "step", "tokens per second")
+        return _svg(figure, "speed")
+
+
+def parity_curves(ours: Sequence[float], theirs: Sequence[float], tolerance: float | None) -> str:
+    """Above: both losses at each step. Below: their relative difference on a log scale, beside the tolerance."""
+    with _style():
+        figure = Figure(figsize=(WIDTH_INCHES, 4.4), layout="constrained")
+        above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+        steps = range(1, len(ours) + 1)
+        above.plot(steps, ours, color=OURS, linewidth=4, alpha=0.45, solid_capstyle="round")
+        above.plot(steps, theirs, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
+        above.legend(
+            above.lines, ["Kielo", "Hugging Face transformers"], frameon=False, loc="upper right"
+        )
+        above.set_ylabel("loss")
+        _grid(above)
+        smallest = 1e-10  # equal losses have no logarithm: they are drawn at the floor
+        differences = [max(abs(a - b) / abs(b), smallest) if b else smallest for a, b in zip(ours, theirs, strict=True)]
+        below.semilogy(steps, differences, color=OURS, linewidth=1.4, marker="o", markersize=3.5)
+        if tolerance:
+            below.axhline(tolerance, color=DROPPED, linewidth=1.2)
+            below.annotate(
+                f"tolerance {tolerance:.0e}", (1, tolerance), (0, -4), textcoords="offset points", va="top", color=DROPPED
+            )
+        below.set_ylim(smallest / 2, max([*differences, tolerance or 0]) * 4)
+        below.minorticks_off()
+        _axes_names(below, "step", "relative difference")
+        return _svg(figure, "parity")
+
+
+def _style() -> Any:
+    return matplotlib.rc_context(STYLE)
+
+
+def _figure(height_inches: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _names_at_left(axes: Axes, positions: Sequence[int], labels: Sequence[str]) -> None:
+    axes.set_yticks(list(positions), labels, color=INK)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+
+
+def _axes_names(axes: Axes, x: str, y: str) -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    _grid(axes)
+
+
+def _grid(axes: Axes) -> None:
+    axes.grid(axis="y", color=RULE, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0)
+    axes.spines["left"].set_visible(False)
+
+
+def _ends(axes: Axes, curves: Sequence[tuple[str, list, list, str]]) -> None:
+    """A name and the last value at the end of each curve; pushed apart where the ends meet."""
+    ends = sorted((curve for curve in curves if curve[1]), key=lambda curve: curve[2][-1])
+    for rank, (name, steps, values, colour) in enumerate(ends):
+        lift = 0 if len(ends) == 1 else (-8, 8)[rank]
+        axes.annotate(
+            f"{name} {values[-1]:.3f}", (steps[-1], values[-1]), (8, lift), textcoords="offset points",
+            va="center", color=colour if colour != OTHER else QUIET, annotation_clip=False,
+        )  # fmt: skip
+
+
+def _finite(rows: Sequence[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:
+    """Steps and values of the rows that have a finite number there (a skipped step may not)."""
+    pairs = [(row["step"], row[key]) for row in rows if isinstance(row.get(key), int | float)]
+    pairs = [(step, value) for step, value in pairs if abs(value) < float("inf")]
+    return [step for step, _ in pairs], [value for _, value in pairs]
+
+
+def _svg(figure: Figure, name: str) -> str:
+    """The figure as an <svg> element: no prologue or metadata, ids made unique on the page, colours as variables."""
+    buffer = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", svg)
+    for colour, variable in VARIABLES.items():
+        svg = svg.replace(colour, f"var({variable})")
+    # The page scales a figure down to a narrow screen; its own size is the most that it takes.
+    return re.sub(r'<svg ([^>]*?)width="([\d.]+)pt" height="[\d.]+pt"', r'<svg \1style="max-width: \2pt" width="100%"', svg, count=1)

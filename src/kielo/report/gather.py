@@ -1,0 +1,159 @@
+"""Everything that a run folder says about itself, as one plain dict for the page, the card and the summary.
+
+Run folder (manifests, funnel.json, measure.json, metrics.jsonl, parity.json, scores.json) -> dict. Torch-free.
+A stage that has not run yet is None in the dict: the page says so instead of failing.
+"""
+
+import json
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from kielo.artifact.manifest import Manifest, read_manifest
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Recipe
+
+# Stage, in the order of a run -> its folder.
+STAGE_FOLDERS = {
+    "corpus": "corpus",
+    "tokenizer": "tokenizer",
+    "pack": "tokens",
+    "train": "train",
+    "verify": "verify",
+    "evaluate": "evaluate",
+    "export": "hf",
+}
+BASELINES = ("unigram", "xz", "ngram")
+
+
+def gather(run_folder: Path, recipe: Recipe, stages: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """`stages` is name -> {"seconds", "skipped"} of the run that asks; manifests know how long skipped ones took."""
+    run_folder = Path(run_folder)
+    manifests = {stage: read_manifest(run_folder / folder) for stage, folder in STAGE_FOLDERS.items()}
+    return {
+        "recipe": recipe,
+        "run_folder": str(run_folder),
+        "kielo_version": kielo_version(),
+        "stages": stages,
+        "stage_rows": _stage_rows(manifests, stages),
+        "corpus": manifests["corpus"].counts if manifests["corpus"] else None,
+        "funnel": _read_json(run_folder / "corpus" / "funnel.json"),
+        "tokenizer": _read_json(run_folder / "tokenizer" / "measure.json"),
+        "tokens": manifests["pack"].counts if manifests["pack"] else None,
+        "training": _training(run_folder / "train"),
+        "parity": _parity(_read_json(run_folder / "verify" / "parity.json")),
+        "scores": _read_json(run_folder / "evaluate" / "scores.json"),
+        "export": str(run_folder / "hf") if manifests["export"] else None,
+        "export_counts": manifests["export"].counts if manifests["export"] else {},
+        "versions": _versions(manifests),
+    }
+
+
+def summarise(gathered: dict[str, Any]) -> dict[str, Any]:
+    """The content of summary.json. What has not run is None."""
+    corpus, parity, scores = gathered["corpus"], gathered["parity"], gathered["scores"]
+    training = gathered["training"]
+    bits = scores["bits_per_byte"] if scores else {}
+    return {
+        "stages": gathered["stages"],
+        "corpus": {
+            key: (corpus or {}).get(key) for key in ("bytes_in", "documents_in", "bytes_kept", "documents_kept")
+        },
+        "bits_per_byte": {key: bits.get(key) for key in ("model", *BASELINES)},
+        "parity": {
+            key: (parity or {}).get(key) for key in ("max_relative_loss_difference", "steps", "passed")
+        },
+        "tokens_per_second": training["tokens_per_second"] if training else None,
+        "export": gathered["export"],
+        "kielo_version": gathered["kielo_version"],
+    }
+
+
+def beats_all(bits_per_byte: dict[str, float]) -> bool:
+    """Whether the model needs fewer bits per byte than every baseline."""
+    return all(bits_per_byte["model"] < bits_per_byte[name] for name in BASELINES)
+
+
+def kielo_version() -> str:
+    try:
+        return version("kielo")
+    except PackageNotFoundError:  # run from a bare checkout
+        return "unknown"
+
+
+def _training(folder: Path) -> dict[str, Any] | None:
+    """Curves of metrics.jsonl: {"rows", "heldout"} by step, the median tokens per second, the outcome."""
+    path = folder / "metrics.jsonl"
+    if not path.is_file():
+        return None
+    rows: dict[int, dict] = {}
+    heldout: dict[int, dict] = {}
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            # A resumed run writes steps again; the later row is the one that led to the model.
+            (heldout if "heldout_loss" in row else rows)[row["step"]] = row
+        except (ValueError, KeyError, TypeError):
+            if number == len(lines):  # a killed run may leave half a last line
+                break
+            raise KieloError(f"{path}, line {number}: not a row of metrics (JSON with a step)") from None
+    ordered = [rows[step] for step in sorted(rows)]
+    # The first row pays for warming up; it counts only where there is no other.
+    speeds = [row["tokens_per_second"] for row in ordered if row.get("tokens_per_second")]
+    return {
+        "rows": ordered,
+        "heldout": [heldout[step] for step in sorted(heldout)],
+        "tokens_per_second": median(speeds[1:] or speeds) if speeds else None,
+        "outcome": _read_json(folder / "outcome.json"),
+    }
+
+
+def _parity(certificate: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The certificate with `setting_rows`: (setting, ours, theirs), whichever of the two nestings it has."""
+    if certificate is None:
+        return None
+    settings = certificate.get("settings") or {}
+    if set(settings) == {"ours", "theirs"}:
+        names = dict.fromkeys([*settings["ours"], *settings["theirs"]])
+        rows = [(name, settings["ours"].get(name), settings["theirs"].get(name)) for name in names]
+    else:
+        rows = [(name, pair.get("ours"), pair.get("theirs")) for name, pair in settings.items()]
+    return certificate | {"setting_rows": rows}
+
+
+def _stage_rows(manifests: dict[str, Manifest | None], stages: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Per stage: seconds of the work that made its folder, and whether this run did it or found it done."""
+    names = list(dict.fromkeys([*STAGE_FOLDERS, *stages]))
+    rows = []
+    for name in names:
+        manifest, asked = manifests.get(name), stages.get(name)
+        if manifest is None and asked is None:
+            state, seconds = "not run", None
+        elif asked is None or asked.get("skipped"):
+            state, seconds = "already done", manifest.wall_seconds if manifest else None
+        else:
+            state, seconds = "done", asked["seconds"]
+        rows.append({"name": name, "state": state, "seconds": seconds})
+    return rows
+
+
+def _versions(manifests: dict[str, Manifest | None]) -> dict[str, str]:
+    """Package versions that the stages ran with; several, where stages differ."""
+    seen: dict[str, list[str]] = {}
+    for manifest in manifests.values():
+        for package, number in (manifest.versions if manifest else {}).items():
+            found = seen.setdefault(package, [])
+            if number not in found:
+                found.append(number)
+    return {package: ", ".join(numbers) for package, numbers in sorted(seen.items())}
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise KieloError(f"{path}: not valid JSON ({error}); delete its folder and run the stage again") from None

@@ -1,0 +1,143 @@
+"""The model card: what `gather` found -> `hf/README.md`, with the front matter that the Hugging Face hub reads."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kielo.artifact.manifest import write_text_atomically
+from kielo.recipe.sections import Recipe, Source
+from kielo.report.gather import BASELINES
+from kielo.report.page import baseline_name
+from kielo.report.units import format_bytes
+
+
+def write_model_card(gathered: dict[str, Any]) -> Path | None:
+    """Write the card into the exported folder; None when nothing has been exported yet."""
+    if not gathered["export"]:
+        return None
+    path = Path(gathered["export"]) / "README.md"
+    write_text_atomically(path, render(gathered))
+    return path
+
+
+def render(gathered: dict[str, Any]) -> str:
+    """The card as Markdown."""
+    recipe = gathered["recipe"]
+    parts = [
+        _front_matter(recipe),
+        f"# {_plain(recipe.name)}",
+        _plain(recipe.description),
+        f"A causal language model for the language `{_plain(recipe.language)}`, made with Kielo {gathered['kielo_version']}.",
+        _bits_per_byte(gathered["scores"]),
+        _parity(gathered["parity"]),
+        "## How to load it",
+        "```python\n"
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        'folder = "."  # this folder, or its name on the hub\n'
+        "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
+        "model = AutoModelForCausalLM.from_pretrained(folder)\n"
+        f"inputs = tokenizer({json.dumps(_first_prompt(gathered), ensure_ascii=False)}, return_tensors=\"pt\")\n"
+        "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=80, do_sample=True, top_k=50)[0]))\n"
+        "```",
+        _training(gathered),
+        _limits(),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _front_matter(recipe: Recipe) -> str:
+    """YAML. Scalars are written as JSON strings, which YAML reads as strings: a bare `no` would be false."""
+    lines = [
+        "---",
+        f"license: {json.dumps(recipe.report.license)}",
+        "language:",
+        f"- {json.dumps(recipe.language)}",
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+    ]
+    # Only text that certainly came from the hub; a Debian package may have been used in place of its fallback.
+    datasets = [source.huggingface_dataset for source in recipe.corpus.sources if _is_from_hub(source)]
+    if datasets:
+        lines += ["datasets:", *(f"- {json.dumps(name)}" for name in dict.fromkeys(datasets))]
+    return "\n".join([*lines, "tags:", "- kielo", "---"])
+
+
+def _is_from_hub(source: Source) -> bool:
+    return bool(source.huggingface_dataset and not source.debian_package and not source.path)
+
+
+def _bits_per_byte(scores: dict[str, Any] | None) -> str:
+    if not scores or not scores["bits_per_byte"].keys() >= {"model", *BASELINES}:
+        return ""
+    bits = scores["bits_per_byte"]
+    names = {"model": "**this model**"} | {name: baseline_name(name, scores) for name in BASELINES}
+    rows = "\n".join(f"| {words} | {bits[name]:.3f} |" for name, words in names.items())
+    return (
+        "## Held-out bits per byte\n\n"
+        f"On {scores['heldout_documents']:,} held-out documents ({format_bytes(scores['heldout_bytes'])}); fewer is "
+        "better. The baselines were given the same training text.\n\n"
+        f"| | bits per byte |\n|---|--:|\n{rows}\n\n"
+        f"Convention: {scores['convention']}; sequence_length {scores['sequence_length']}, stride {scores['stride']}."
+    )
+
+
+def _parity(parity: dict[str, Any] | None) -> str:
+    if not parity:
+        return ""
+    verdict = "passed" if parity["passed"] else "did not pass"
+    return (
+        "## Parity\n\n"
+        f"Training this model's architecture in Kielo and in Hugging Face transformers, from the same weights on the "
+        f"same samples with the same settings, {verdict} over {parity['steps']} optimiser steps: largest relative loss "
+        f"difference {parity['max_relative_loss_difference']:.1e}, tolerance {parity['tolerance']:.0e}."
+    )
+
+
+def _training(gathered: dict[str, Any]) -> str:
+    recipe, corpus, training = gathered["recipe"], gathered["corpus"], gathered["training"]
+    lines = []
+    for source in recipe.corpus.sources:
+        lines.append(f"- Source: {_plain(_source(source))}")
+    if recipe.report.text_license:
+        lines.append(f"- Licence of the text: {_plain(recipe.report.text_license)}")
+    if corpus:
+        lines.append(
+            f"- After cleaning: {format_bytes(corpus['bytes_kept'])} in {corpus['documents_kept']:,} documents, "
+            f"of {format_bytes(corpus['bytes_in'])} in {corpus['documents_in']:,}"
+        )
+    if training and training["rows"]:
+        last = training["rows"][-1]
+        tokens = f", {last['tokens']:,} tokens" if last.get("tokens") else ""
+        lines.append(f"- Training: {last['step']:,} optimiser steps{tokens}")
+    return "## Training text\n\n" + "\n".join(lines)
+
+
+def _source(source: Source) -> str:
+    """Where a source came from, without the paths of the machine that it lay on."""
+    parts = []
+    if source.debian_package:
+        parts.append(f"Debian package {source.debian_package}")
+    if source.huggingface_dataset:
+        subset = f" ({source.huggingface_subset})" if source.huggingface_subset else ""
+        parts.append(f"Hugging Face dataset {source.huggingface_dataset}{subset}")
+    if source.path:
+        parts.append(f"local text {source.name or Path(source.path).name}")
+    return ", or where that is missing ".join(parts)
+
+
+def _limits() -> str:
+    return (
+        "## Limits\n\n"
+        "The model continues text; it has not been taught to follow instructions, and what it writes may be false or "
+        "repeat what its training text holds."
+    )
+
+
+def _first_prompt(gathered: dict[str, Any]) -> str:
+    samples = (gathered["scores"] or {}).get("samples") or []
+    return samples[0]["prompt"] if samples else ""
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown and HTML take literally: what would begin a tag, a link or a code span is escaped."""
+    return "".join("\\" + char if char in "\\`*_[]<>|" else char for char in text)

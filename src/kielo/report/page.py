@@ -1,0 +1,313 @@
+"""The report page: what `gather` found -> one self-contained report.html.
+
+Nothing is fetched when it is opened (a content security policy forbids it), no script runs, every text from
+outside is escaped. Each section is a function here; a stage that has not run gets a sentence instead.
+"""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+from kielo.report import figures
+from kielo.report.gather import BASELINES, beats_all
+from kielo.report.style import CSS
+from kielo.report.units import format_bytes, format_seconds
+
+BASELINE_NAMES = {
+    "unigram": "Token unigram",
+    "xz": "xz -9 after the training text",
+    "ngram": "Interpolated byte {order}-gram",
+}
+TOKENIZER_NAMES = {
+    "vocab_size": "Vocabulary",
+    "tokens_per_word": "Tokens per word",
+    "bytes_per_token": "Bytes per token",
+    "exact_round_trip_share": "Texts that come back exactly",
+    "vocabulary_used_share": "Vocabulary in use",
+    "renyi_efficiency": "Rényi efficiency",
+}
+
+
+def render(gathered: dict[str, Any]) -> str:
+    """The whole page as HTML."""
+    recipe = gathered["recipe"]
+    sections = [
+        ("bits-per-byte", "Held-out bits per byte", _bits_per_byte(gathered)),
+        ("samples", "What it writes", _samples(gathered)),
+        ("parity", "Parity certificate", _parity(gathered)),
+        ("training", "Training", _training(gathered)),
+        ("corpus", "Cleaning the text", _corpus(gathered)),
+        ("tokenizer", "Tokenizer", _tokenizer(gathered)),
+        ("export", "Exported model", _export(gathered)),
+        ("stages", "Stages and versions", _stages(gathered)),
+    ]
+    body = "\n".join(
+        f'<section id="{name}"><h2>{escape(title)}</h2>\n{content}\n</section>' for name, title, content in sections
+    )
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<title>{escape(recipe.name)} · Kielo report</title>
+<style>
+{CSS}</style>
+</head>
+<body>
+<header id="verdict">
+<p class="eyebrow">Kielo report · language {escape(recipe.language)}</p>
+<h1>{escape(recipe.name)}</h1>
+{f"<p>{escape(recipe.description)}</p>" if recipe.description else ""}
+{_verdict(gathered)}
+{_headline_figures(gathered)}
+</header>
+<main>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+def _verdict(gathered: dict[str, Any]) -> str:
+    """One line: does the model beat the baselines, and is it the same model as Hugging Face's?"""
+    claims = []
+    scores, parity = gathered["scores"], gathered["parity"]
+    bits = scores["bits_per_byte"] if scores else {}
+    if bits.keys() >= {"model", *BASELINES}:
+        beaten = sum(bits["model"] < bits[name] for name in BASELINES)
+        words = "beats all three baselines" if beats_all(bits) else f"beats {beaten} of three baselines"
+        claims.append((beats_all(bits), f"The model {words} in held-out bits per byte."))
+    if parity:
+        words = "computes the same" if parity["passed"] else "does not compute the same"
+        claims.append((parity["passed"], f"Kielo {words} as Hugging Face transformers."))
+    if not claims:
+        return '<p class="verdict">This run has not been evaluated or verified yet.</p>'
+    marks = [
+        f'<span class="{"good" if good else "bad"}"><span aria-hidden="true">{"✓" if good else "✗"}</span> {escape(text)}</span>'
+        for good, text in claims
+    ]
+    return f'<p class="verdict">{" ".join(marks)}</p>'
+
+
+def _headline_figures(gathered: dict[str, Any]) -> str:
+    facts = []
+    if gathered["scores"] and "model" in gathered["scores"]["bits_per_byte"]:
+        facts.append((f"{gathered['scores']['bits_per_byte']['model']:.3f}", "bits per byte, held-out"))
+    if gathered["parity"]:
+        facts.append((f"{gathered['parity']['max_relative_loss_difference']:.1e}", "largest loss difference to HF"))
+    if gathered["training"] and gathered["training"]["tokens_per_second"]:
+        facts.append((f"{gathered['training']['tokens_per_second']:,.0f}", "tokens per second"))
+    if gathered["corpus"]:
+        facts.append((format_bytes(gathered["corpus"]["bytes_kept"]), "clean text"))
+    items = "".join(f"<div><dd>{escape(value)}</dd><dt>{escape(name)}</dt></div>" for value, name in facts)
+    return f'<dl class="facts">{items}</dl>' if facts else ""
+
+
+def _bits_per_byte(gathered: dict[str, Any]) -> str:
+    scores = gathered["scores"]
+    bits = scores["bits_per_byte"] if scores else {}
+    if not bits.keys() >= {"model", *BASELINES}:
+        return _not_run("evaluate")
+    names = ["This model", *(baseline_name(name, scores) for name in BASELINES)]
+    values = [bits["model"], *(bits[name] for name in BASELINES)]
+    facts = (
+        f"Fewer is better. {scores['heldout_documents']:,} held-out documents, {format_bytes(scores['heldout_bytes'])}: "
+        f"{scores['convention']} (sequence_length {scores['sequence_length']}, stride {scores['stride']}). "
+        "The baselines were given the same training text."
+    )
+    if scores["heldout_documents"] < scores.get("heldout_documents_in_all", 0):
+        facts += f" An even sample of {scores['heldout_documents_in_all']:,} held-out documents."
+    given, whole = scores.get("training_bytes_of_byte_baselines", 0), scores.get("training_bytes", 0)
+    if given < whole:
+        facts += f" xz and the n-gram were given an even sample of it: {format_bytes(given)} of {format_bytes(whole)}."
+    return _figure(figures.bits_per_byte_bars(names, values), facts)
+
+
+def baseline_name(name: str, scores: dict[str, Any]) -> str:
+    """A baseline in words."""
+    return BASELINE_NAMES[name].format(order=scores.get("ngram_order", ""))
+
+
+def _samples(gathered: dict[str, Any]) -> str:
+    scores = gathered["scores"]
+    if not scores:
+        return _not_run("evaluate")
+    language = escape(gathered["recipe"].language, quote=True)
+    quotes = "\n".join(
+        f'<blockquote lang="{language}" dir="auto"><b>{escape(sample["prompt"])}</b>{escape(sample["text"])}</blockquote>'
+        for sample in scores["samples"]
+    )
+    sampling = scores.get("sampling", {})
+    words = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in sampling.items())
+    return f"{quotes}\n<p class='note'>Bold: the prompt, the opening of a held-out document. {escape(words)}.</p>"
+
+
+def _parity(gathered: dict[str, Any]) -> str:
+    parity = gathered["parity"]
+    if not parity:
+        return _not_run("verify")
+    verdict = "passed" if parity["passed"] else "failed"
+    sentence = (
+        f"Same weights, same samples, same settings, {parity['steps']} optimiser steps in Kielo and in Hugging Face "
+        f"transformers: largest relative loss difference {parity['max_relative_loss_difference']:.1e}, "
+        f"tolerance {parity['tolerance']:.0e}."
+    )
+    parts = [f'<p><strong class="{"good" if parity["passed"] else "bad"}">{verdict.capitalize()}.</strong> {escape(sentence)}</p>']
+    if parity.get("first_difference"):
+        parts.append(f'<p class="bad">First difference: {escape(_words(parity["first_difference"]))}</p>')
+    losses = parity.get("losses") or {}
+    if losses.get("ours") and len(losses["ours"]) == len(losses.get("theirs", ())):
+        svg = figures.parity_curves(losses["ours"], losses["theirs"], parity["tolerance"])
+        parts.append(_figure(svg, "Both losses at each step, and how far they are apart."))
+    differences = [
+        (label, f"{parity[key]:.1e}")
+        for key, label in (
+            ("logits_max_difference", "Largest difference of logits"),
+            ("gradient_max_relative_difference", "Largest relative difference of gradients"),
+        )
+        if isinstance(parity.get(key), int | float)
+    ]
+    if differences:
+        parts.append(_table(("Before the first step", ""), differences))
+    rows = [(_label(name), _words(ours), _words(theirs)) for name, ours, theirs in parity["setting_rows"]]
+    if rows:
+        table = _table(("Effective setting", "Kielo", "transformers"), rows, marked={
+            number for number, (_, ours, theirs) in enumerate(rows) if ours != theirs
+        })  # fmt: skip
+        parts.append(f"<details open><summary>Settings side by side</summary>{table}</details>")
+    return "\n".join(parts)
+
+
+def _training(gathered: dict[str, Any]) -> str:
+    training = gathered["training"]
+    if not training or not training["rows"]:
+        return _not_run("train")
+    last = training["rows"][-1]
+    speed = training["tokens_per_second"]
+    sentence = f"{last['step']:,} optimiser steps"
+    if last.get("tokens"):
+        sentence += f" over {last['tokens']:,} tokens"
+    if speed:
+        sentence += f", at {speed:,.0f} tokens per second (median)"
+    if last.get("mfu"):
+        sentence += f", {100 * last['mfu']:.1f} % of the accelerator's peak"
+    skipped = sum(bool(row.get("skipped")) for row in training["rows"])
+    if skipped:
+        sentence += f"; {skipped} logged steps were skipped as not finite"
+    curves = figures.loss_curves(training["rows"], training["heldout"])
+    parts = [f"<p>{escape(sentence)}.</p>", _figure(curves, "Loss of the training and of the held-out text.")]
+    if speed:
+        parts.append(_figure(figures.speed_curve(training["rows"]), "Training speed."))
+    return "\n".join(parts)
+
+
+def _corpus(gathered: dict[str, Any]) -> str:
+    corpus, funnel = gathered["corpus"], gathered["funnel"]
+    if not corpus or not funnel:
+        return _not_run("corpus")
+    kept = (
+        f"{format_bytes(corpus['bytes_kept'])} of {format_bytes(corpus['bytes_in'])} and "
+        f"{corpus['documents_kept']:,} of {corpus['documents_in']:,} documents are left."
+    )
+    rows = [
+        (step["name"], step["reason"], f"{step['documents']:,}", format_bytes(step["bytes"]),
+         f"{step['documents_left']:,}", format_bytes(step["bytes_left"]))
+        for step in funnel["steps"]
+    ]  # fmt: skip
+    header = ("Step", "Why text is dropped", "Documents dropped", "Bytes dropped", "Documents left", "Bytes left")
+    svg = figures.funnel_bars(funnel["steps"], corpus["bytes_in"])
+    return f"<p>{escape(kept)}</p>\n{_figure(svg, 'Text left after each step, and what the step dropped.')}\n{_table(header, rows, words=2)}"
+
+
+def _tokenizer(gathered: dict[str, Any]) -> str:
+    measured = gathered["tokenizer"]
+    if not measured:
+        return _not_run("tokenizer")
+    numbers = {key: value for key, value in measured.items() if isinstance(value, int | float)}
+    order = [key for key in TOKENIZER_NAMES if key in numbers] + [key for key in numbers if key not in TOKENIZER_NAMES]
+    rows = [(TOKENIZER_NAMES.get(key, _label(key)), _measure(key, numbers[key])) for key in order]
+    parts = [_table(("Measure", ""), rows)]
+    sources = (gathered["tokens"] or {}).get("sources")
+    if sources:
+        packed = {**sources, "held-out": gathered["tokens"]["heldout"]}
+        rows = [
+            (name, f"{count['tokens']:,}", f"{count['documents']:,}", format_bytes(count["bytes"]))
+            for name, count in packed.items()
+        ]
+        parts.append(_table(("Packed source", "Tokens", "Documents", "Text"), rows))
+    return "\n".join(parts)
+
+
+def _export(gathered: dict[str, Any]) -> str:
+    if not gathered["export"]:
+        return _not_run("export")
+    path = gathered["export"]
+    code = (
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        f"model = AutoModelForCausalLM.from_pretrained({path!r})\n"
+        f"tokenizer = AutoTokenizer.from_pretrained({path!r})"
+    )
+    return f"<p>In <code>{escape(path)}</code>, with its model card (<code>README.md</code>).</p>\n<pre>{escape(code)}</pre>"
+
+
+def _stages(gathered: dict[str, Any]) -> str:
+    rows = [
+        (row["name"], row["state"], "" if row["seconds"] is None else format_seconds(row["seconds"]))
+        for row in gathered["stage_rows"]
+    ]
+    versions = {"kielo": gathered["kielo_version"]} | gathered["versions"]
+    return (
+        _table(("Stage", "This run", "Time"), rows, words=2)
+        + "\n"
+        + _table(("Package", "Version"), versions.items())
+    )
+
+
+def _figure(svg: str, caption: str) -> str:
+    return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def _table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1, marked: Iterable[int] = ()
+) -> str:
+    """A table whose first `words` columns are words, the others figures; `marked` rows differ and are said so."""
+    marked = set(marked)
+    kinds = ["words" if column < words else "number" for column in range(len(header))]
+    head = "".join(f'<th class="{kind}" scope="col">{escape(name)}</th>' for kind, name in zip(kinds, header, strict=True))
+    body = "".join(
+        f"<tr{' class=differs' if number in marked else ''}>"
+        + "".join(f'<td class="{kind}">{escape(str(cell))}</td>' for kind, cell in zip(kinds, row, strict=True))
+        + "</tr>"
+        for number, row in enumerate(rows)
+    )
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _not_run(stage: str) -> str:
+    return f'<p class="note">The {stage} stage has not run yet.</p>'
+
+
+def _label(key: str) -> str:
+    text = key.replace("_", " ")
+    return text[:1].upper() + text[1:]
+
+
+def _measure(key: str, value: float) -> str:
+    if key.endswith("_share"):
+        return f"{100 * value:.1f} %" if value < 1 else "100 %"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
+
+
+def _words(value: Any) -> str:
+    """A setting as text: long lists by their ends, floats short."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list | tuple):
+        shown = [_words(entry) for entry in value]
+        return ", ".join(shown if len(shown) <= 6 else [*shown[:3], "…", *shown[-2:]])
+    if isinstance(value, dict):
+        return "; ".join(f"{_label(key)}: {_words(entry)}" for key, entry in value.items())
+    return "–" if value is None else str(value)

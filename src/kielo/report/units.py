@@ -1,0 +1,23 @@
+"""Numbers with their units, as the page, the card and the terminal word them."""
+
+
+def format_bytes(num_bytes: float) -> str:
+    """2.31 MB, 340 kB, 12 B: three figures, decimal units."""
+    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if num_bytes >= size:
+            value = num_bytes / size
+            decimals = 2 if value < 10 else 1 if value < 100 else 0
+            return f"{value:.{decimals}f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """0.4 s, 38 s, 4 min 12 s, 3 h 05 min."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,0 +1,81 @@
+"""How good a tokenizer is for a text: (tokenizer, texts) -> figures.
+
+Tokens per word and bytes per token say how long the text becomes, the rest how well the vocabulary is used.
+Rényi efficiency (alpha 2.5) goes with downstream quality (Zouhar et al. 2023, "Tokenization and the noiseless
+channel"), but ranks only vocabularies of equal size.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+import numpy as np
+import regex
+from tokenizers import Tokenizer
+
+from kielo.recipe.errors import KieloError
+from kielo.tokenizer.load import decode, encode, vocabulary_size
+
+WORD = regex.compile(r"[\p{L}\p{M}\p{N}]+")
+BYTE_TOKEN = regex.compile(r"<0x[0-9A-F]{2}>")  # how SentencePiece vocabularies spell a byte
+RENYI_ALPHA = 2.5
+BATCH_TEXTS = 256
+
+
+def measure(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, float | int]:
+    """Figures of `tokenizer` on `texts`, which should be text that it was not trained on.
+
+    tokens_per_word (a word is a run of letters, marks and digits), bytes_per_token, characters_per_token;
+    exact_round_trip_share of the texts; vocabulary_used_share; single_byte_token_share of the tokens written;
+    renyi_efficiency H_2.5 / ln V and shannon_efficiency H_1 / ln V, between 0 and 1; and the totals behind them.
+    Raises KieloError when the texts hold no token.
+    """
+    counts = np.zeros(vocabulary_size(tokenizer), dtype=np.int64)
+    num_texts = words = characters = num_bytes = exact = 0
+    for batch in _batched(texts):
+        rows = encode(tokenizer, batch)
+        exact += sum(text == back for text, back in zip(batch, decode(tokenizer, rows)))
+        for row in rows:
+            counts += np.bincount(row, minlength=len(counts)) if row else 0
+        num_texts += len(batch)
+        words += sum(len(WORD.findall(text)) for text in batch)
+        characters += sum(map(len, batch))
+        num_bytes += sum(len(text.encode()) for text in batch)
+    tokens = int(counts.sum())
+    if not tokens:
+        raise KieloError("a tokenizer was to be measured on no text at all")
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    return {
+        "vocabulary_size": size,
+        "tokens_per_word": tokens / max(words, 1),
+        "bytes_per_token": num_bytes / tokens,
+        "characters_per_token": characters / tokens,
+        "exact_round_trip_share": exact / num_texts,
+        "vocabulary_used_share": int(np.count_nonzero(counts)) / size,
+        "single_byte_token_share": int(counts[_single_byte_ids(tokenizer)].sum()) / tokens,
+        "renyi_efficiency": renyi_entropy(counts, RENYI_ALPHA) / float(np.log(size)),
+        "shannon_efficiency": renyi_entropy(counts, 1.0) / float(np.log(size)),
+        "texts": num_texts,
+        "words": words,
+        "bytes": num_bytes,
+        "tokens": tokens,
+    }
+
+
+def renyi_entropy(counts: np.ndarray, alpha: float) -> float:
+    """Rényi entropy of order alpha in nats, ln(sum p^alpha) / (1 - alpha); Shannon's at alpha 1. counts: [vocabulary]."""
+    shares = counts[counts > 0] / counts.sum()
+    if alpha == 1.0:
+        return float(-(shares * np.log(shares)).sum())
+    return float(np.log((shares**alpha).sum()) / (1.0 - alpha))
+
+
+def _single_byte_ids(tokenizer: Tokenizer) -> list[int]:
+    """Tokens of one byte: byte-level vocabularies write each byte as one character."""
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    return [number for token, number in vocabulary.items() if len(token) == 1 or BYTE_TOKEN.fullmatch(token)]
+
+
+def _batched(texts: Iterable[str]) -> Iterator[list[str]]:
+    source = iter(texts)
+    while batch := list(islice(source, BATCH_TEXTS)):
+        yield batch

@@ -1,0 +1,168 @@
+"""The tokenizer stage: documents -> a byte-level BPE tokenizer in Hugging Face form, with its figures.
+
+Byte-level, without a normaliser: every text comes back exactly, and no character is unknown. Before merging, the
+text is cut so that a token never joins letters of two scripts, never holds two digits (numbers of any length are
+spelled the same way) and never joins a line's end to a word. Combining marks stay with their letters.
+"""
+
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers, trainers
+from tokenizers.models import BPE
+
+from kielo.artifact.documents import read_documents
+from kielo.artifact.manifest import (
+    Manifest,
+    hash_file,
+    hash_manifest,
+    is_current,
+    read_manifest,
+    write_json_atomically,
+    write_stage,
+)
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Recipe
+from kielo.tokenizer.heldout import is_heldout, place_by_hash
+from kielo.tokenizer.load import CONFIG_FILE, END_OF_TEXT, TOKENIZER_FILE, end_of_text_id, load_tokenizer
+from kielo.tokenizer.measure import measure
+
+KIND, VERSION = "tokenizer", 1
+SMALLEST_VOCABULARY = 257  # all bytes and end-of-text
+MEASURED_BYTES = 2_000_000
+
+# One alternative for each script whose words often stand beside another's without a space.
+_SCRIPTS = (r"\p{Latin}", r"\p{Cyrillic}", r"\p{Greek}", r"\p{Hangul}", r"\p{Han}々〆", r"\p{Hiragana}", r"\p{Katakana}ー")
+_WORDS = [rf"[{script}][{script}\p{{M}}]*" for script in _SCRIPTS] + [r"[\p{L}\p{M}]+"]
+PIECES = "|".join(
+    [
+        rf"[^\r\n\p{{L}}\p{{M}}\p{{N}}]?(?:{'|'.join(_WORDS)})",  # a word with the space or sign before it
+        r"\p{N}",
+        r" ?[^\s\p{L}\p{M}\p{N}]+",  # punctuation
+        r"[\r\n]+",
+        r"[^\S\r\n]+(?=[\r\n]|$)",  # spaces at the end of a line
+        r"[^\S\r\n]+(?!\S)",  # indentation, less the last space, which goes with the word
+        r"\s+",
+    ]
+)
+
+
+def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manifest:
+    """Train the recipe's tokenizer, or copy the one at `tokenizer.path`, and measure it on held-out text.
+
+    Writes tokenizer.json, tokenizer_config.json, special_tokens_map.json, measure.json and the manifest. A folder
+    that is current already is left alone and its manifest returned. Raises KieloError for a ready tokenizer
+    that cannot be read, a vocabulary below 257, or a corpus without training text.
+    """
+    ready = Path(recipe.tokenizer.path) if recipe.tokenizer.path else None
+    section = {**recipe.tokenizer.model_dump(), "heldout_share": recipe.dataset.heldout_share}
+    inputs = {"corpus": hash_manifest(corpus_folder)}
+    if ready:
+        inputs |= {path.name: hash_file(path) for path in _ready_files(ready)}
+    if is_current(folder, KIND, VERSION, inputs, section):
+        return read_manifest(folder)
+    with write_stage(folder, KIND, VERSION, inputs, section) as stage:
+        if ready:
+            for path in _ready_files(ready):
+                shutil.copyfile(path, stage.folder / path.name)
+        else:
+            save(train_on(_training_texts(recipe, corpus_folder), recipe), stage.folder)
+        tokenizer = load_tokenizer(stage.folder)
+        measured_on, texts = _texts_to_measure(recipe, corpus_folder)
+        figures = {"measured_on": measured_on, "end_of_text_id": end_of_text_id(tokenizer), **measure(tokenizer, texts)}
+        write_json_atomically(stage.folder / "measure.json", figures)
+        stage.counts.update(figures)
+    return read_manifest(folder)
+
+
+def train_on(texts: Iterable[str], recipe: Recipe) -> Tokenizer:
+    """Learn the merges; the same texts give the same vocabulary. End-of-text is id 0, the bytes follow.
+
+    Raises KieloError for a vocabulary that cannot hold the bytes, or without text.
+    """
+    wanted = recipe.tokenizer.vocab_size
+    if wanted < SMALLEST_VOCABULARY:
+        raise KieloError(
+            f"tokenizer.vocab_size = {wanted}: a byte-level vocabulary needs at least {SMALLEST_VOCABULARY} "
+            "(256 bytes and end-of-text)"
+        )
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=wanted,
+        min_frequency=recipe.tokenizer.min_frequency,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    first = next(texts := iter(texts), None)
+    if first is None:
+        raise KieloError("no training text to learn a vocabulary from; see the funnel of the corpus stage")
+    tokenizer.train_from_iterator(_with_first(first, texts), trainer)
+    return tokenizer
+
+
+def save(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the tokenizer so that `transformers.AutoTokenizer.from_pretrained(folder)` gives the same ids."""
+    tokens = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": False,
+        "add_eos_token": False,
+        "clean_up_tokenization_spaces": False,  # would change " ," to "," when decoding
+        **tokens,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / TOKENIZER_FILE), pretty=True)
+    write_json_atomically(folder / CONFIG_FILE, config)
+    write_json_atomically(folder / "special_tokens_map.json", tokens)
+
+
+def _training_texts(recipe: Recipe, corpus_folder: Path) -> Iterator[str]:
+    """Texts to learn from: an even sample of the training documents, at most about max_sample_bytes.
+
+    The sample is chosen by hash, so it comes from the whole corpus and from every source alike.
+    """
+    heldout_share, limit = recipe.dataset.heldout_share, recipe.tokenizer.max_sample_bytes
+    kept_bytes = read_manifest(corpus_folder).counts.get("bytes_kept", 0)
+    last_place = heldout_share + (1 - heldout_share) * min(1.0, limit / max(kept_bytes, 1))
+    for document in read_documents(corpus_folder / "documents"):
+        if heldout_share <= place_by_hash(document["text"]) <= last_place:
+            yield document["text"]
+
+
+def _texts_to_measure(recipe: Recipe, corpus_folder: Path) -> tuple[str, list[str]]:
+    """Held-out texts up to 2 MB; the first training texts where nothing is held out (pack will say so)."""
+    heldout, first = [], []
+    heldout_bytes = first_bytes = 0
+    for document in read_documents(corpus_folder / "documents"):
+        text = document["text"]
+        if is_heldout(text, recipe.dataset.heldout_share):
+            heldout.append(text)
+            heldout_bytes += len(text.encode())
+        elif first_bytes < MEASURED_BYTES:
+            first.append(text)
+            first_bytes += len(text.encode())
+        if heldout_bytes >= MEASURED_BYTES:
+            break
+    return ("held-out documents", heldout) if heldout else ("training documents", first)
+
+
+def _ready_files(folder: Path) -> list[Path]:
+    """Files of a ready tokenizer: small ones that name it, not the weights that may lie beside it."""
+    if not (folder / TOKENIZER_FILE).is_file():
+        raise KieloError(f"tokenizer.path = {str(folder)!r}: no {TOKENIZER_FILE} there; give a folder in Hugging Face form")
+    names = (TOKENIZER_FILE, CONFIG_FILE, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
+    return [folder / name for name in names if (folder / name).is_file()]
+
+
+def _with_first(first: str, others: Iterator[str]) -> Iterator[str]:
+    yield first
+    yield from others

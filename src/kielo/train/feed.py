@@ -1,0 +1,96 @@
+"""Numpy batches from `dataset` as torch micro-batches, the next step's made while the device works on this one's.
+
+In: the step number. Out: this rank's share of the step, cut into micro-batches on the device.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kielo.dataset.batches import NOT_COUNTED, Batch
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one forward takes: token ids, labels (-100: not counted) and document numbers, each [b, s]."""
+
+    inputs_bs: Tensor
+    labels_bs: Tensor
+    documents_bs: Tensor | None
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """One rank's share of one optimiser step."""
+
+    step: int
+    samples: tuple[int, ...]
+    micro_batches: list[MicroBatch]
+    counted_tokens: Tensor  # int64 scalar on the device: labels of this rank that count
+
+
+class Feed:
+    """`take(step)` gives the batch of that step; reading and cutting run one step ahead in a thread.
+
+    read_step: from the step (1-based) to this rank's sequences of it.
+    """
+
+    def __init__(self, read_step: Callable[[int], Batch], micro_batch_sequences: int, last_step: int, device: torch.device):
+        self._read_step = read_step
+        self._micro_batch_sequences = micro_batch_sequences
+        self._last_step = last_step
+        self._device = device
+        # One thread: it only hides the reading; more would only compete with the arithmetic.
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed")
+        self._ahead: tuple[int, Future] | None = None
+
+    def take(self, step: int) -> StepBatch:
+        """The batch of `step`, whatever was taken before. An error of the reading thread is raised here."""
+        if self._ahead is not None and self._ahead[0] == step:
+            arrays = self._ahead[1].result()
+        else:
+            arrays = self._read(step)
+        self._ahead = (step + 1, self._reader.submit(self._read, step + 1)) if step < self._last_step else None
+        return self._on_device(step, *arrays)
+
+    def close(self) -> None:
+        self._reader.shutdown(wait=True, cancel_futures=True)
+
+    def _read(self, step: int) -> tuple[tuple[int, ...], list[MicroBatch], Tensor]:
+        batch = self._read_step(step)
+        samples = tuple(int(sample) for sample in batch.samples)
+        counted = torch.tensor(int((batch.labels != NOT_COUNTED).sum()), dtype=torch.int64)
+        pieces = cut(batch.inputs, batch.labels, batch.documents, self._micro_batch_sequences)
+        if self._device.type == "cuda":
+            # Only from pinned memory does a copy to the device not stop the host.
+            pieces = [MicroBatch(*(None if t is None else t.pin_memory() for t in _fields(piece))) for piece in pieces]
+            counted = counted.pin_memory()
+        return samples, pieces, counted
+
+    def _on_device(self, step: int, samples: tuple[int, ...], pieces: list[MicroBatch], counted: Tensor) -> StepBatch:
+        moved = [to_device(piece, self._device) for piece in pieces]
+        return StepBatch(step, samples, moved, counted.to(self._device, non_blocking=True))
+
+
+def cut(
+    inputs: np.ndarray, labels: np.ndarray, documents: np.ndarray | None, micro_batch_sequences: int
+) -> list[MicroBatch]:
+    """Arrays [n, s] as micro-batches of up to `micro_batch_sequences` sequences, on the CPU."""
+    pieces = []
+    for first in range(0, len(inputs), micro_batch_sequences):
+        rows = slice(first, first + micro_batch_sequences)
+        arrays = (inputs[rows], labels[rows], None if documents is None else documents[rows])
+        pieces.append(MicroBatch(*(None if a is None else torch.from_numpy(np.ascontiguousarray(a)) for a in arrays)))
+    return pieces
+
+
+def to_device(piece: MicroBatch, device: torch.device) -> MicroBatch:
+    return MicroBatch(*(None if tensor is None else tensor.to(device, non_blocking=True) for tensor in _fields(piece)))
+
+
+def _fields(piece: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
+    return piece.inputs_bs, piece.labels_bs, piece.documents_bs

@@ -1,0 +1,196 @@
+"""What the world sees of a run: rows of numbers, on rank 0 only, to the terminal, `metrics.jsonl` and TensorBoard.
+
+In: settled rows (plain numbers). Out: lines. Sinks change nothing in the run.
+
+A row of `metrics.jsonl` is either of a training step ("step", "tokens", "samples", "loss" in nats per token over all
+ranks, "gradient_norm" before clipping, "learning_rate", "tokens_per_second", "tflops_per_second" of one rank, "mfu",
+"skipped", "seconds", "seconds_left") or of held-out text ("step", "tokens", "heldout_loss").
+"""
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from kielo.artifact.manifest import write_text_atomically
+from kielo.recipe.errors import KieloError
+
+Row = Mapping[str, Any]
+
+
+class Sink(Protocol):
+    def start(self, step: int) -> None:
+        """Called once, before the first row, with the step that the run goes on from (0: from the start)."""
+
+    def write(self, row: Row) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Log:
+    """Passes rows on to its sinks; a rank without sinks pays nothing."""
+
+    def __init__(self, every_steps: int, total_steps: int, sinks: Sequence[Sink]):
+        self._every_steps = every_steps
+        self._total_steps = total_steps
+        self._sinks = sinks
+
+    def start(self, step: int) -> None:
+        for sink in self._sinks:
+            sink.start(step)
+
+    def due(self, step: int) -> bool:
+        """The first step too, so that its warm-up can be told from the rest, and the last."""
+        return step % self._every_steps == 0 or step in (1, self._total_steps)
+
+    def write(self, row: Row) -> None:
+        for sink in self._sinks:
+            sink.write(row)
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            sink.close()
+
+
+class MetricsFile:
+    """`metrics.jsonl`: one JSON object a line, appended. Numbers that JSON lacks (NaN, infinity) are written as null."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._file: TextIO | None = None
+
+    def start(self, step: int) -> None:
+        """Drop what an earlier attempt wrote beyond `step`, and the half line of one that was killed."""
+        rows = [row for row in read_metrics(self._path) if row["step"] <= step]
+        write_text_atomically(self._path, "".join(_as_line(row) for row in rows))
+        self._file = open(self._path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - closed by close()
+
+    def write(self, row: Row) -> None:
+        self._file.write(_as_line(row))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All whole rows of a metrics file in order; none where there is no file."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue  # a killed attempt can leave half a line at its end, and the next one goes on below it
+    return rows
+
+
+def _as_line(row: Row) -> str:
+    finite = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
+    return json.dumps(finite) + "\n"
+
+
+class TensorBoard:
+    """Scalars under train/ and heldout/; rows beyond the step that a run resumes from are hidden."""
+
+    def __init__(self, folder: Path):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise KieloError(
+                "train.tensorboard = true needs the package tensorboard, which is not installed:"
+                " `pip install tensorboard`, or --set train.tensorboard=false"
+            ) from None
+        self._make_writer = SummaryWriter
+        self._folder = folder
+        self._writer: Any = None
+
+    def start(self, step: int) -> None:
+        self._writer = self._make_writer(log_dir=str(self._folder), purge_step=step + 1 if step else None)
+
+    def write(self, row: Row) -> None:
+        for key, value in row.items():
+            if key in ("step", "samples", "seconds", "seconds_left") or value is None:
+                continue
+            name = "heldout/loss" if key == "heldout_loss" else f"train/{key}"
+            self._writer.add_scalar(name, value, row["step"])
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class PlainLines:
+    """One line a row, for files and batch jobs."""
+
+    def __init__(self, total_steps: int, stream: TextIO | None = None):
+        self._total_steps = total_steps
+        self._stream = stream or sys.stdout
+
+    def start(self, step: int) -> None:
+        if step:
+            self._print(f"going on after step {step} of {self._total_steps}")
+
+    def write(self, row: Row) -> None:
+        self._print(f"step {row['step']}/{self._total_steps}  {describe(row)}")
+
+    def close(self) -> None:
+        pass
+
+    def _print(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+
+class ProgressBar:
+    """A bar that moves with each logged row, for a person at a terminal."""
+
+    def __init__(self, total_steps: int):
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self._bar = Progress(TextColumn("train"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+        self._task = self._bar.add_task("starting", total=total_steps)
+
+    def start(self, step: int) -> None:
+        self._bar.update(self._task, completed=step)
+        self._bar.start()
+
+    def write(self, row: Row) -> None:
+        if "heldout_loss" in row:
+            self._bar.console.print(f"step {row['step']}: {describe(row)}")
+        else:
+            self._bar.update(self._task, completed=row["step"], description=describe(row))
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+def terminal(total_steps: int) -> Sink:
+    return ProgressBar(total_steps) if sys.stdout.isatty() else PlainLines(total_steps)
+
+
+def describe(row: Row) -> str:
+    """A row in words, e.g. "loss 3.120  norm 0.84  lr 9.1e-04  12,300 tokens/s  0.11 TFLOP/s  left 3 min"."""
+    if "heldout_loss" in row:
+        return f"held-out loss {row['heldout_loss']:.4f}"
+    parts = [
+        f"loss {row['loss']:.4f}",
+        f"norm {row['gradient_norm']:.2f}",
+        f"lr {row['learning_rate']:.2e}",
+        f"{row['tokens_per_second']:,.0f} tokens/s",
+        f"{row['tflops_per_second']:.3g} TFLOP/s",
+    ]
+    if row["mfu"] is not None:
+        parts.append(f"MFU {row['mfu']:.1%}")
+    if row["skipped"]:
+        parts.append(f"skipped {row['skipped']}")
+    return "  ".join([*parts, f"left {_duration(row['seconds_left'])}"])
+
+
+def _duration(seconds: float) -> str:
+    minutes = seconds / 60
+    if minutes < 1:
+        return f"{seconds:.0f} s"
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"

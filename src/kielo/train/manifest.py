@@ -1,0 +1,121 @@
+"""The training stage's own papers: `outcome.json` of every attempt, `manifest.json` of a finished run. Torch-free.
+
+The folder is filled in place over many attempts. The manifest lists only the last checkpoint's manifest, which
+lists and checksums the rest: reading terabytes of weights once more would say nothing new.
+"""
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from kielo.artifact.checkpoint_index import step_folders
+from kielo.artifact.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    as_json,
+    hash_file,
+    installed_versions,
+    is_current,
+    read_manifest,
+    write_json_atomically,
+)
+from kielo.plan.resolved import Resolved
+from kielo.train.log import read_metrics
+
+KIND, VERSION = "train", 1
+EXIT_CODES = {"finished": 0, "failed": 1, "requeue": 75}  # 75: EX_TEMPFAIL, "stopped on purpose, start me again"
+
+
+def is_finished(resolved: Resolved) -> bool:
+    """Whether the train folder holds this very run, trained to its end."""
+    return is_current(resolved.placement.train_folder, KIND, VERSION, _inputs(resolved), _section(resolved))
+
+
+def withdraw_manifest(resolved: Resolved) -> None:
+    """A run that goes on is not finished. The manifest of another run that can still be used is left to it."""
+    folder = Path(resolved.placement.train_folder)
+    manifest = read_manifest(folder)
+    is_usable = any(True for _ in step_folders(folder / "checkpoints"))
+    if manifest is not None and (manifest.section == _section(resolved) or not is_usable):
+        (folder / MANIFEST_NAME).unlink(missing_ok=True)
+
+
+def write_outcome(resolved: Resolved, outcome: str, step: int, tokens: int, message: str = "") -> dict[str, Any]:
+    """`outcome.json`: what became of this attempt. torchrun flattens exit codes, so this file says them."""
+    content = {
+        "outcome": outcome,
+        "step": step,
+        "tokens": tokens,
+        "exit_code": EXIT_CODES[outcome],
+        "message": message,
+    }
+    write_json_atomically(_outcome_path(resolved), content)
+    return content
+
+
+def has_outcome(resolved: Resolved) -> bool:
+    return _outcome_path(resolved).exists()
+
+
+def forget_outcome(resolved: Resolved) -> None:
+    """That of an earlier attempt: a new one that is killed must not be taken for it."""
+    _outcome_path(resolved).unlink(missing_ok=True)
+
+
+def write_train_manifest(resolved: Resolved, checkpoint: Path) -> Manifest:
+    """The manifest of a finished run, from its metrics and its last checkpoint."""
+    folder = Path(resolved.placement.train_folder)
+    rows = read_metrics(folder / "metrics.jsonl")
+    steps = [row for row in rows if "loss" in row]
+    heldout = [row for row in rows if "heldout_loss" in row]
+    last = checkpoint / MANIFEST_NAME
+    manifest = Manifest(
+        kind=KIND,
+        version=VERSION,
+        inputs=_inputs(resolved),
+        section=_section(resolved),
+        counts={
+            "steps": resolved.identity.total_steps,
+            "tokens": resolved.identity.total_steps * resolved.identity.tokens_per_step,
+            "skipped_steps": steps[-1]["skipped"] if steps else 0,
+            "tokens_per_second": usual_tokens_per_second(steps),
+            "loss": steps[-1]["loss"] if steps else None,
+            "heldout_loss": heldout[-1]["heldout_loss"] if heldout else None,
+            "ranks": resolved.placement.world_size,
+            "parameters": resolved.placement.parameters,
+        },
+        wall_seconds=round(wall_seconds(steps), 3),
+        versions=installed_versions(),
+        files={
+            last.relative_to(folder).as_posix(): {"bytes": last.stat().st_size, "xxh3_128": hash_file(last)}
+        },
+        written_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    write_json_atomically(folder / MANIFEST_NAME, asdict(manifest))
+    return manifest
+
+
+def usual_tokens_per_second(step_rows: list[dict[str, Any]]) -> float | None:
+    """Median over the logged steps, without the first of each attempt, which warms up."""
+    settled = [row for before, row in zip(step_rows, step_rows[1:]) if row["seconds"] > before["seconds"]]
+    return median(row["tokens_per_second"] for row in settled or step_rows) if step_rows else None
+
+
+def wall_seconds(step_rows: list[dict[str, Any]]) -> float:
+    """Seconds of training over all attempts: each begins again at zero."""
+    ends = [row["seconds"] for row, after in zip(step_rows, step_rows[1:]) if after["seconds"] < row["seconds"]]
+    return sum(ends) + (step_rows[-1]["seconds"] if step_rows else 0.0)
+
+
+def _outcome_path(resolved: Resolved) -> Path:
+    return Path(resolved.placement.train_folder) / "outcome.json"
+
+
+def _inputs(resolved: Resolved) -> dict[str, str]:
+    return {"tokens": resolved.identity.tokens_hash}
+
+
+def _section(resolved: Resolved) -> dict[str, Any]:
+    return as_json(resolved.identity.model_dump(mode="json"))

@@ -1,0 +1,68 @@
+"""Speed: tokens per second, TFLOP/s, share of the accelerator's peak, and the time left.
+
+In: the number of tokens done, at moments when the device has caught up with the host. Out: the figures since the
+last such moment. Time spent on held-out text and checkpoints is left out.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+class Meter:
+    """A stopwatch over training steps only.
+
+    flops_per_token: model FLOPs, forward and backward (from the family's count.py); recomputation does not count.
+    peak_tflops: of one accelerator, or None where no card gives one; then MFU is None.
+    """
+
+    def __init__(
+        self, flops_per_token: float, peak_tflops: float | None, ranks: int, total_tokens: int, device: torch.device
+    ):
+        self._flops_per_token = flops_per_token
+        self._peak_tflops = peak_tflops
+        self._ranks = ranks
+        self._total_tokens = total_tokens
+        self._device = device
+        self.start(0)
+
+    def start(self, tokens: int) -> None:
+        """Begin at `tokens` tokens done: at step 0, or where a checkpoint left off."""
+        self._tokens = tokens
+        self._since = time.perf_counter()
+        self.seconds = 0.0
+
+    def lap(self, tokens: int) -> dict[str, float | None]:
+        """Figures since the last lap; call it right after the host has read a number of this step from the device.
+
+        tokens_per_second over all ranks; tflops_per_second of one rank; mfu 0..1 (Chowdhery et al. 2022); seconds of
+        training in this process so far; seconds_left at this speed.
+        """
+        now = time.perf_counter()
+        elapsed = max(now - self._since, 1e-9)
+        tokens_per_second = (tokens - self._tokens) / elapsed
+        self._tokens, self._since = tokens, now
+        self.seconds += elapsed
+        tflops = tokens_per_second * self._flops_per_token / self._ranks / 1e12
+        return {
+            "tokens_per_second": tokens_per_second,
+            "tflops_per_second": tflops,
+            "mfu": tflops / self._peak_tflops if self._peak_tflops else None,
+            "seconds": self.seconds,
+            "seconds_left": (self._total_tokens - tokens) / max(tokens_per_second, 1e-9),
+        }
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time inside does not count. On a GPU it first waits for the steps that are still under way."""
+        self._synchronise()
+        paused_at = time.perf_counter()
+        yield
+        self._synchronise()
+        self._since += time.perf_counter() - paused_at
+
+    def _synchronise(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)

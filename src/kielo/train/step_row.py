@@ -1,0 +1,28 @@
+"""A step's row for the log: tensors on the device → plain numbers. Making it waits for the device."""
+
+from typing import Any
+
+from torch import Tensor
+
+from kielo.train.guard import Guard
+from kielo.train.meter import Meter
+from kielo.train.state import State
+
+
+class StepRow:
+    def __init__(self, meter: Meter, guard: Guard):
+        self._meter = meter
+        self._guard = guard
+
+    def __call__(self, state: State, loss: Tensor, gradient_norm: Tensor, learning_rate: float) -> dict[str, Any]:
+        """The row that `log.py` describes: loss and norm of this one step, speed since the last row."""
+        row = {
+            "step": state.step,
+            "tokens": state.tokens,
+            "samples": state.samples,
+            "loss": loss.item(),  # waits for the device; only after it is the stopwatch right
+            "gradient_norm": gradient_norm.item(),
+            "learning_rate": learning_rate,
+        }
+        speed = self._meter.lap(state.tokens)
+        return row | speed | {"skipped": self._guard.skipped}

@@ -1,0 +1,122 @@
+"""Kielo's side of the parity check: the training path itself (laid out, chunked loss, optimiser, schedule), on one rank.
+
+Data in: the resolved run, in fp32, and the weights to start from; data out: traces, losses, gradients, updates and
+the settings that the live objects hold.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kielo.checkpoint.store import read_tensors
+from kielo.models import families
+from kielo.parallel.apply import lay_out
+from kielo.parallel.materialise import local, materialise
+from kielo.parallel.mesh import build_mesh, sum_over_data
+from kielo.parallel.norm import clip_gradients, gradient_norm
+from kielo.parallel.shard import forward_only
+from kielo.parallel.world import World, end_world, start_world
+from kielo.recipe.errors import KieloError
+from kielo.train.feed import StepBatch
+from kielo.train.forward_backward import PlainForwardBackward
+from kielo.train.optimiser import build_optimiser
+from kielo.train.precision import settle_matrix_products
+from kielo.train.schedule import learning_rate
+from kielo.verify.settings import base_of, dtype_names, frequencies_at_position_1, optimiser_settings
+from kielo.verify.trace import Trace, trace_forward
+
+if TYPE_CHECKING:
+    from kielo.plan.resolved import Identity, Placement
+
+
+@contextmanager
+def world_of_one(timeout_seconds: float, device: str) -> Iterator[World]:
+    """The world of ranks that training starts, of this process alone; fp32 products are true fp32 inside."""
+    product_precision = torch.get_float32_matmul_precision()
+    world = start_world(timeout_seconds, device)
+    try:
+        if world.size != 1:
+            raise KieloError(f"parity is checked by one process, and {world.size} were started; start it without torchrun")
+        settle_matrix_products("fp32")
+        yield world
+    finally:
+        end_world()
+        torch.set_float32_matmul_precision(product_precision)
+
+
+class KieloSide:
+    def __init__(self, identity: "Identity", placement: "Placement", world: World, checkpoint: Path | None):
+        self._max_gradient_norm = identity.max_gradient_norm
+        self._mesh = build_mesh(world, placement)
+        family = families.module(identity.model.model_type, "model")
+        names = families.module(identity.model.model_type, "names").to_hugging_face(identity.model)
+        with torch.device("meta"):
+            self.model = family.Llama(identity.model)
+        lay_out(self.model, self._mesh, placement, "fp32")
+        stored = {}
+        if checkpoint is not None:
+            stored = read_tensors(checkpoint, [f"model/{name}" for name in names])
+
+        def fill(name: str, shape: torch.Size) -> Tensor:
+            if checkpoint is not None:
+                return stored.pop(f"model/{name}").float()
+            return family.initial_value(name, shape, identity.model, identity.seed)
+
+        materialise(self.model, world.device, fill)
+        if checkpoint is None and identity.model.weights:
+            from kielo.checkpoint.huggingface import load_weights, resolve_weights
+
+            load_weights(dict(self.model.named_parameters()), resolve_weights(identity.model.weights), names)
+        self._optimiser = build_optimiser(self.model, identity)
+        self._rate = learning_rate(identity)
+        self._forward_backward = PlainForwardBackward(
+            self.model, lambda tensor: sum_over_data(tensor, self._mesh), identity.z_loss, placement.loss_chunk_tokens
+        )
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Our name → the weight itself (one rank holds all of it)."""
+        return {name: local(parameter).detach() for name, parameter in self.model.named_parameters()}
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {name: local(parameter.grad) for name, parameter in self.model.named_parameters()}
+
+    def trace(self, batch: StepBatch, modules: dict[str, str]) -> Trace:
+        """What goes in and out of every module with parameters, for the first micro-batch of the step."""
+        piece = batch.micro_batches[0]
+
+        def forward() -> Tensor:
+            with forward_only(self.model):
+                return self.model.head(self.model(piece.inputs_bs, piece.documents_bs))
+
+        return trace_forward({name: self.model.get_submodule(name) for name in modules}, forward)
+
+    def backward(self, batch: StepBatch) -> float:
+        """The step's loss; its gradients stay on the parameters."""
+        return self._forward_backward(batch).item()
+
+    def update(self, step: int) -> dict[str, float]:
+        """Clip, step, forget the gradients. The rate is read off the optimiser afterwards."""
+        norm = clip_gradients(self.model, self._mesh, self._max_gradient_norm).item()
+        clipped = gradient_norm(self.model, self._mesh).item()
+        self._optimiser.step(self._rate(step))
+        self._optimiser.zero_grad()
+        rate = self._optimiser.adamw.param_groups[0]["lr"]
+        return {"learning_rate": rate, "gradient_norm": norm, "clipped_gradient_norm": clipped}
+
+    def settings(self) -> dict[str, Any]:
+        """Read off the live model and optimiser, after at least one step."""
+        named = dict(self.model.named_parameters())
+        frequencies = frequencies_at_position_1(*self.model.positions(2))
+        epsilons = {module.epsilon for module in self.model.modules() if hasattr(module, "epsilon")}
+        return optimiser_settings(self._optimiser.adamw, named) | {
+            "clipping, largest gradient norm": self._max_gradient_norm,
+            "RoPE base": base_of(frequencies),
+            "RoPE inverse frequencies": frequencies,
+            "RMSNorm epsilon": sorted(epsilons),
+            "head tied to embedding": self.model.head.weight is self.model.embed.weight,
+            "precision of weights": dtype_names(named.values()),
+        }

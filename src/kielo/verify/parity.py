@@ -1,0 +1,193 @@
+"""Is it the same model, trained the same way? Kielo against Hugging Face's transformers under accelerate.
+
+Same weights, same samples in the same order, same settings, fp32, one process: logits, loss, gradients, then optimiser
+steps. Data in: a resolved run and perhaps a checkpoint; data out: `parity.json` (the certificate), a table on the
+terminal, and, where the two differ, the setting or the first layer that does.
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+
+from kielo.artifact.manifest import hash_manifest, write_json_atomically, write_stage
+from kielo.dataset.batches import Batches
+from kielo.models import families
+from kielo.train.feed import Feed, StepBatch
+from kielo.verify.hugging_face_side import HuggingFaceSide
+from kielo.verify.kielo_side import KieloSide, world_of_one
+from kielo.verify.parity_table import print_parity
+from kielo.verify.settings import differing
+from kielo.verify.trace import first_parting, largest_difference
+
+if TYPE_CHECKING:
+    from kielo.plan.resolved import Identity, Placement, Resolved
+
+KIND, VERSION = "parity", 1
+GRADIENT_TOLERANCE = 1e-3  # relative; fp32 rounding is about 1e-6, a wrong term is not under 1e-3
+
+
+def verify_parity(
+    resolved: "Resolved",
+    folder: Path,
+    checkpoint: Path | None = None,
+    steps: int = 20,
+    sequences_per_step: int = 4,
+    sequence_length: int = 128,
+    tolerance: float = 1e-5,
+    hugging_face_overrides: dict[str, Any] | None = None,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """The certificate, also written to `folder`/parity.json with a manifest; `["passed"]` is the answer.
+
+    It passes when at every step the losses differ by at most `tolerance` (relative), no setting differs, and the
+    first step's gradients agree. Starts from `checkpoint`'s weights, else from those that the run starts from
+    (`model.weights`, or the seeded initial values). `hugging_face_overrides` sets keys of the Hugging Face side
+    wrong on purpose (`rope_theta`, `rms_norm_eps`, `weight_decay`, …): the check of the check.
+    """
+    overrides = hugging_face_overrides or {}
+    identity, placement = _scaled(resolved, sequences_per_step, sequence_length)
+    settings = {"steps": steps, "sequences_per_step": sequences_per_step, "tolerance": tolerance,
+                "sequence_length": identity.sequence_length, "hugging_face_overrides": overrides}  # fmt: skip
+    inputs = {"tokens": identity.tokens_hash}
+    if checkpoint is not None:
+        inputs["checkpoint"] = hash_manifest(checkpoint)
+    with write_stage(folder, KIND, VERSION, inputs, settings | {"identity": resolved.identity.model_dump(mode="json")}) as stage:
+        with world_of_one(placement.start_timeout_seconds, placement.device) as world:
+            certificate = _compare(identity, placement, world, checkpoint, steps, tolerance, overrides)
+        certificate |= {"weights": str(checkpoint or identity.model.weights or f"initial values of seed {identity.seed}")}
+        certificate |= settings
+        write_json_atomically(stage.folder / "parity.json", certificate)
+        stage.counts.update(
+            steps=steps,
+            passed=certificate["passed"],
+            max_relative_loss_difference=certificate["max_relative_loss_difference"],
+        )
+    print_parity(certificate, console or Console())
+    return certificate
+
+
+def _scaled(resolved: "Resolved", sequences_per_step: int, sequence_length: int) -> tuple["Identity", "Placement"]:
+    """The run as one fp32 process with small steps; two micro-batches, so that summing over them is checked too."""
+    identity, placement = resolved.identity, resolved.placement
+    sequence_length = min(sequence_length, identity.model.max_position_embeddings)
+    identity = identity.model_copy(
+        update={
+            "precision": "fp32",
+            "sequence_length": sequence_length,
+            "sequences_per_step": sequences_per_step,
+            "tokens_per_step": sequences_per_step * sequence_length,
+        }
+    )
+    micro_batch_sequences = (sequences_per_step + 1) // 2
+    placement = placement.model_copy(
+        update={
+            "world_size": 1,
+            "replicate": 1,
+            "shard": 1,
+            "micro_batch_sequences": micro_batch_sequences,
+            "micro_batches_per_step": -(-sequences_per_step // micro_batch_sequences),
+        }
+    )
+    return identity, placement
+
+
+def _feed(identity: "Identity", placement: "Placement", steps: int, device: torch.device) -> Feed:
+    batches = Batches(
+        Path(placement.tokens_folder), identity.seed, identity.sequence_length, identity.mixture,
+        identity.sequences_per_step, placement.end_of_text_id, identity.mask_documents,
+    )  # fmt: skip
+    return Feed(lambda step: batches.step(step, 0, 1), placement.micro_batch_sequences, steps, device)
+
+
+def _compare(
+    identity: "Identity",
+    placement: "Placement",
+    world: Any,
+    checkpoint: Path | None,
+    steps: int,
+    tolerance: float,
+    overrides: dict[str, Any],
+) -> dict[str, Any]:
+    ours = KieloSide(identity, placement, world, checkpoint)
+    # Weights in Hugging Face's own files are loaded by Hugging Face's own code, which checks our import too.
+    own_files = checkpoint is None and identity.model.weights
+    theirs = HuggingFaceSide(identity, placement.device, None if own_files else ours.parameters(), overrides)
+    modules = _modules(identity)
+    feed = _feed(identity, placement, steps, world.device)
+    try:
+        first_batch = feed.take(1)
+        weight = largest_difference(ours.parameters(), theirs.parameters())
+        our_trace, their_trace = ours.trace(first_batch, modules), theirs.trace(first_batch, modules)
+        records, gradient, update = _train(ours, theirs, feed, first_batch, steps)
+    finally:
+        feed.close()
+
+    our_settings = ours.settings() | _run_settings(records["ours"], our_trace)
+    their_settings = theirs.settings() | _run_settings(records["theirs"], their_trace)
+    wrong_settings = differing(our_settings, their_settings)
+    losses = {side: [record["loss"] for record in records[side]] for side in records}
+    differences = [_relative(mine, their) for mine, their in zip(losses["ours"], losses["theirs"], strict=True)]
+    parting_step = next((step for step, value in enumerate(differences, 1) if not value <= tolerance), None)
+    passed = parting_step is None and not wrong_settings and gradient[1] <= GRADIENT_TOLERANCE
+    parting = None if passed else first_parting(our_trace, their_trace, tolerance)
+    return {
+        "passed": passed,
+        "max_relative_loss_difference": max(differences),
+        "logits_max_difference": (our_trace.logits - their_trace.logits).abs().max().item(),
+        "gradient_max_relative_difference": gradient[1],
+        "settings": {"ours": our_settings, "theirs": their_settings, "differing": wrong_settings},
+        "losses": losses | {"relative_differences": differences},
+        "gradient_norms": {side: [record["gradient_norm"] for record in records[side]] for side in records},
+        "first_difference": None
+        if passed
+        else (asdict(parting) if parting else {"layer": None, "where": None, "relative_difference": None})
+        | {
+            "settings": wrong_settings,
+            "weight": weight[0] if weight[1] > 0 else None,
+            "gradient": gradient[0] if gradient[1] > GRADIENT_TOLERANCE else None,
+            "update": update[0] if parting_step else None,
+            "step": parting_step,
+        },
+    }
+
+
+def _train(
+    ours: KieloSide, theirs: HuggingFaceSide, feed: Feed, first_batch: StepBatch, steps: int
+) -> tuple[dict[str, list[dict[str, float]]], tuple[str, float], tuple[str, float]]:
+    """(what each side measured at each step, largest gradient difference and largest weight difference of step 1)."""
+    records: dict[str, list[dict[str, float]]] = {"ours": [], "theirs": []}
+    for step in range(1, steps + 1):
+        batch = first_batch if step == 1 else feed.take(step)
+        losses = {"ours": ours.backward(batch), "theirs": theirs.backward(batch)}
+        if step == 1:
+            gradient = largest_difference(ours.gradients(), theirs.gradients())
+        for name, side in (("ours", ours), ("theirs", theirs)):
+            records[name].append({"loss": losses[name]} | side.update(step))
+        if step == 1:
+            update = largest_difference(ours.parameters(), theirs.parameters())
+    return records, gradient, update
+
+
+def _modules(identity: "Identity") -> dict[str, str]:
+    """Our module name → Hugging Face's, for every module that holds parameters, the head too where it is tied."""
+    untied = identity.model.model_copy(update={"tie_word_embeddings": False})
+    names = families.module(identity.model.model_type, "names").to_hugging_face(untied)
+    return {ours.rpartition(".")[0]: theirs.rpartition(".")[0] for ours, theirs in names.items()}
+
+
+def _run_settings(records: list[dict[str, float]], trace: Any) -> dict[str, Any]:
+    """Settings that only show in a run: what the optimiser was given, what the embedding saw, what came out."""
+    tokens = trace.passed["embed"][0]
+    return {
+        "learning rate of each step": [record["learning_rate"] for record in records],
+        "first tokens": tokens[0, :4].tolist(),
+        "precision of activations": sorted({str(out.dtype)[6:] for _, out in trace.passed.values()}),
+        "clipping, share kept at step 1": records[0]["clipped_gradient_norm"] / max(records[0]["gradient_norm"], 1e-30),
+    }
+
+
+def _relative(ours: float, theirs: float) -> float:
+    return abs(ours - theirs) / max(abs(theirs), 1e-30)

@@ -1,0 +1,71 @@
+"""Effective settings of a training run, read off live objects, in words that both sides of a comparison share.
+
+Data in: an optimiser, RoPE tables, parameters; data out: plain values under setting names, and which of two differ.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SETTING_TOLERANCE = 1e-5  # RoPE frequencies are read off fp32 tables; every other setting is exact
+
+
+def optimiser_settings(optimiser: torch.optim.AdamW, named: dict[str, torch.nn.Parameter]) -> dict[str, Any]:
+    """`named`: our parameter name → the parameter as the optimiser holds it."""
+    group_of = {id(parameter): group for group in optimiser.param_groups for parameter in group["params"]}
+    groups = {name: group_of[id(parameter)] for name, parameter in named.items() if id(parameter) in group_of}
+    moments = [optimiser.state[parameter]["exp_avg"] for parameter in named.values() if parameter in optimiser.state]
+    return {
+        "optimiser": type(optimiser).__name__ + (", amsgrad" if optimiser.defaults["amsgrad"] else ""),
+        "Adam betas": sorted({tuple(float(beta) for beta in group["betas"]) for group in groups.values()}),
+        "Adam epsilon": sorted({group["eps"] for group in groups.values()}),
+        "weight decay": {name: group["weight_decay"] for name, group in groups.items()},
+        "parameters not trained": sorted(set(named) - set(groups)),
+        "precision of optimiser state": dtype_names(moments),
+    }
+
+
+def frequencies_at_position_1(cos: Tensor, sin: Tensor) -> list[float]:
+    """Radians per position of each pair, from the tables in use ([≥ 2, head_dim / 2]): position 1's angles."""
+    return torch.atan2(sin[1].double(), cos[1].double()).abs().tolist()
+
+
+def base_of(frequencies: list[float]) -> float | None:
+    """RoPE's base, from its two fastest pairs, which stretching leaves in their proportion."""
+    if len(frequencies) < 2 or not frequencies[1]:
+        return None
+    return (frequencies[0] / frequencies[1]) ** len(frequencies)
+
+
+def dtype_names(tensors: Iterable[Tensor]) -> list[str]:
+    return sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})
+
+
+def differing(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+    """Names of the settings that are not the same, in the order in which they are listed."""
+    return [name for name in ours if not _same(ours[name], theirs.get(name))]
+
+
+def _same(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return ours.keys() == theirs.keys() and all(_same(ours[key], theirs[key]) for key in ours)
+    if isinstance(ours, (list, tuple)) and isinstance(theirs, (list, tuple)):
+        return len(ours) == len(theirs) and all(map(_same, ours, theirs))
+    if isinstance(ours, float) and isinstance(theirs, (int, float)):
+        return math.isclose(ours, theirs, rel_tol=SETTING_TOLERANCE)
+    return ours == theirs
+
+
+def in_words(value: Any) -> str:
+    """A setting for a table's cell: long lists by their ends, weight decay by its groups."""
+    if isinstance(value, dict):
+        groups = {decay: sum(other == decay for other in value.values()) for decay in sorted(set(value.values()))}
+        return "; ".join(f"{decay:g}: {count} tensors" for decay, count in groups.items())
+    if isinstance(value, (list, tuple)):
+        if len(value) > 4:
+            return f"{in_words(value[0])}, {in_words(value[1])} … {in_words(value[-1])} ({len(value)})"
+        return ", ".join(map(in_words, value)) or "none"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

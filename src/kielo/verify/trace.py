@@ -1,0 +1,94 @@
+"""What passes through the modules of two models, and where they part first.
+
+Data in: modules under common names, a forward pass; data out: for each module in the order of running, its input
+and output; and the first place where two such traces differ.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass
+class Trace:
+    """`passed`: module name → (input, output), in the order of running."""
+
+    passed: dict[str, tuple[Tensor, Tensor]]
+    logits: Tensor
+
+
+@dataclass(frozen=True)
+class Parting:
+    """The first place where two traces differ. `where` says it in words."""
+
+    layer: str
+    where: str
+    relative_difference: float
+
+
+def trace_forward(modules: dict[str, nn.Module], forward: Callable[[], Tensor]) -> Trace:
+    """Runs `forward` (which returns logits) with hooks on `modules`, removed at the end."""
+    passed: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+            passed[name] = (arguments[0].detach(), output.detach())
+
+        return hook
+
+    handles = [module.register_forward_hook(note(name)) for name, module in modules.items()]
+    try:
+        logits = forward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return Trace(passed, logits.detach())
+
+
+def relative_difference(ours: Tensor, theirs: Tensor) -> float:
+    """‖ours − theirs‖ / ‖theirs‖; infinite where one is not finite or the shapes differ."""
+    if ours.shape != theirs.shape:
+        return float("inf")
+    difference = (ours.float() - theirs.float()).norm()
+    scale = theirs.float().norm()
+    ratio = (difference / scale.clamp(min=torch.finfo(torch.float32).tiny)).item()
+    return ratio if ratio == ratio else float("inf")
+
+
+def first_parting(ours: Trace, theirs: Trace, limit: float) -> Parting | None:
+    """The first module, in our order of running, whose input or output differs by more than `limit` (relative).
+
+    An input that differs, while all before it agreed, puts the cause between modules: it is then the parent
+    (attention or MLP, say) that is named. An output that differs for an equal input is that module's own doing.
+    """
+    before: list[str] = []
+    for name, (our_input, our_output) in ours.passed.items():
+        their_input, their_output = theirs.passed[name]
+        if our_input.is_floating_point():
+            difference = relative_difference(our_input, their_input)
+            if difference > limit:
+                siblings = [other.rpartition(".")[2] for other in before if _parent(other) == _parent(name)]
+                after = f"after {', '.join(siblings)} and " if siblings else ""
+                where = f"{after}before {name.rpartition('.')[2]}" if _parent(name) else f"before {name}"
+                return Parting(_parent(name) or name, where, difference)
+        elif not torch.equal(our_input, their_input):
+            return Parting(name, "the token ids themselves", float("inf"))
+        difference = relative_difference(our_output, their_output)
+        if difference > limit:
+            return Parting(name, "in it: its input is equal, its output is not", difference)
+        before.append(name)
+    return None
+
+
+def largest_difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> tuple[str, float]:
+    """(name, relative difference) of the pair of tensors that differ most."""
+    differences = {name: relative_difference(tensor, theirs[name]) for name, tensor in ours.items()}
+    name = max(differences, key=differences.__getitem__)
+    return name, differences[name]
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]

@@ -1,0 +1,77 @@
+"""Documents read back as written, and damage is named by file and line."""
+
+import gzip
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kielo.artifact.documents import _split_lines, read_documents, read_lines, write_documents
+from kielo.recipe.errors import KieloError
+
+
+def _document(number):
+    return {"id": f"s/{number}", "text": f"rida {number}\nõhtul ☃ \u2028", "source": "s", "metadata": {"n": number}}
+
+
+def test_round_trip_over_files_in_order(tmp_path):
+    """A folder reads as its files in the order of their names."""
+    documents = [_document(number) for number in range(50)]
+    write_documents(tmp_path / "00001.jsonl.zst", documents[30:])
+    assert write_documents(tmp_path / "00000.jsonl.zst", documents[:30]) == 30
+    assert list(read_documents(tmp_path)) == documents
+
+
+@given(st.binary(max_size=60), st.lists(st.integers(0, 60), max_size=5))
+def test_lines_do_not_depend_on_block_borders(content, cuts):
+    """However the stream is cut into blocks, the lines are those of the whole."""
+    borders = [0, *sorted(min(cut, len(content)) for cut in cuts), len(content)]
+    blocks = [content[start:end] for start, end in zip(borders, borders[1:])]
+    whole = content.split(b"\n")
+    assert list(_split_lines(blocks)) == (whole if whole[-1] else whole[:-1])
+
+
+def test_frames_one_after_another_are_one_file(tmp_path):
+    """Concatenated zstd files, as `cat` and Hadoop make them, read whole."""
+    path = tmp_path / "two.txt.zst"
+    path.write_bytes(zstandard.compress(b"a\nb") + zstandard.compress(b"c\nd\n"))
+    assert list(read_lines(path)) == [(1, b"a"), (2, b"bc"), (3, b"d")]
+
+
+@pytest.mark.parametrize(("suffix", "compress"), [(".zst", zstandard.compress), (".gz", gzip.compress)])
+def test_damage_is_named(tmp_path, suffix, compress):
+    """A compressed file cut short or overwritten is a KieloError with its path, never a short text."""
+    path = tmp_path / ("a.txt" + suffix)
+    whole = compress(bytes(range(256)) * 50 + b"\n")
+    for keep in (len(whole) - 1, len(whole) // 2, 5):
+        path.write_bytes(whole[:keep])
+        with pytest.raises(KieloError, match="a.txt.*cut short"):
+            list(read_lines(path))
+    path.write_bytes(b"not compressed at all")
+    with pytest.raises(KieloError, match="a.txt.*damaged"):
+        list(read_lines(path))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [(b'{"text": "\xf5htul"}', "invalid UTF-8 .byte 0xf5 at position 10"), (b'{"text": ', "JSON"), (b"[1]", "object")],
+)
+def test_bad_line_is_named(tmp_path, line, message):
+    """A line that is no JSON object in UTF-8 is named by file and number."""
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(zstandard.compress(b"{}\n" + line + b"\n"))
+    with pytest.raises(KieloError, match=r"a\.jsonl\.zst, line 2: .*" + message):
+        list(read_documents(path))
+
+
+def test_failed_writing_leaves_nothing(tmp_path):
+    """An exception in the middle of writing leaves no file, whole or partial."""
+
+    def documents():
+        yield _document(0)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write_documents(tmp_path / "a.jsonl.zst", documents())
+    assert not list(tmp_path.iterdir())

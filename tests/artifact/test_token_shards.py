@@ -1,0 +1,88 @@
+"""Token shards are Megatron's: theirs read by us, ours by them, and a pair that does not match is refused."""
+
+import numpy as np
+import pytest
+
+from kielo.artifact.token_shards import TokenShard, TokenShardWriter
+from kielo.recipe.errors import KieloError
+
+DOCUMENTS = [[5, 1, 65_498, 0], [], [7], list(range(300))]
+
+
+def _write(prefix, vocab_size=65_499, documents=DOCUMENTS):
+    with TokenShardWriter(prefix, vocab_size) as writer:
+        for document in documents:
+            writer.add(np.array(document, dtype=np.int64))
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(65_499, np.uint16), (65_500, np.int32), (131_072, np.int32)])
+def test_round_trip(tmp_path, vocab_size, dtype):
+    """Tokens, borders and the smallest sufficient type come back; a dot in the name is part of it."""
+    documents = [[vocab_size - 1, 2], [], [3]]
+    prefix = tmp_path / "wiki.et"
+    _write(prefix, vocab_size, documents)
+    shard = TokenShard(prefix)
+    assert shard.dtype == dtype and (shard.num_tokens, shard.num_documents) == (3, 3)
+    assert shard.document_offsets.tolist() == [0, 2, 2, 3] and shard.document_offsets.dtype == np.int64
+    assert shard.read(1, 2).tolist() == [2, 3]
+    with pytest.raises(IndexError):
+        shard.read(1, 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["wiki.et.bin", "wiki.et.idx"]
+
+
+def test_megatron_reads_ours_and_we_read_theirs(tmp_path):
+    """megatron-core's own reader and builder agree with ours, byte for byte."""
+    theirs = pytest.importorskip("megatron.core.datasets.indexed_dataset")
+    _write(tmp_path / "ours")
+    dataset = theirs.IndexedDataset(str(tmp_path / "ours"), multimodal=False, mmap=True)
+    assert [dataset[number].tolist() for number in range(len(dataset))] == DOCUMENTS
+    assert dataset.document_indices.tolist() == [0, 1, 2, 3, 4]
+
+    dtype = theirs.DType.optimal_dtype(65_499)
+    builder = theirs.IndexedDatasetBuilder(str(tmp_path / "theirs.bin"), dtype=dtype)
+    for document in DOCUMENTS:
+        builder.add_document(np.array(document, dtype=dtype), [len(document)])
+    builder.finalize(str(tmp_path / "theirs.idx"))
+    for suffix in (".bin", ".idx"):
+        assert (tmp_path / f"theirs{suffix}").read_bytes() == (tmp_path / f"ours{suffix}").read_bytes()
+    shard = TokenShard(tmp_path / "theirs")
+    assert shard.read(0, shard.num_tokens).tolist() == sum(DOCUMENTS, [])
+
+
+def test_documents_of_several_sequences_are_read(tmp_path):
+    """Megatron can split a document into sentences; its borders are still the document's."""
+    theirs = pytest.importorskip("megatron.core.datasets.indexed_dataset")
+    builder = theirs.IndexedDatasetBuilder(str(tmp_path / "a.bin"), dtype=np.uint16)
+    builder.add_document(np.array([1, 2, 3], np.uint16), [1, 2])
+    builder.add_document(np.array([4], np.uint16), [1])
+    builder.finalize(str(tmp_path / "a.idx"))
+    shard = TokenShard(tmp_path / "a")
+    assert shard.document_offsets.tolist() == [0, 3, 4] and shard.num_documents == 2
+
+
+def test_mismatched_pair_names_both_sizes(tmp_path):
+    """An .idx that does not match its .bin is refused with the two sizes; so are a cut index and a foreign one."""
+    _write(tmp_path / "a")
+    data, index = tmp_path / "a.bin", tmp_path / "a.idx"
+    whole_data, whole_index = data.read_bytes(), index.read_bytes()
+    data.write_bytes(whole_data[:-2])
+    size = len(whole_data)
+    with pytest.raises(KieloError, match=rf"a\.idx does not match a\.bin.*{size:,} bytes.*{size - 2:,}"):
+        TokenShard(tmp_path / "a")
+    data.write_bytes(whole_data)
+    index.write_bytes(whole_index[:-1])
+    with pytest.raises(KieloError, match="cut short"):
+        TokenShard(tmp_path / "a")
+    index.write_bytes(b"something else entirely, but long enough")
+    with pytest.raises(KieloError, match="not a Megatron index"):
+        TokenShard(tmp_path / "a")
+    index.unlink()
+    with pytest.raises(KieloError, match="no such file"):
+        TokenShard(tmp_path / "a")
+
+
+def test_token_outside_the_vocabulary_is_refused_and_nothing_is_left(tmp_path):
+    """An id that the stored type would wrap round is a KieloError, and no file remains."""
+    with pytest.raises(KieloError, match="outside the vocabulary of 100"):
+        _write(tmp_path / "a", 100, [[1], [70_000]])
+    assert not list(tmp_path.iterdir())

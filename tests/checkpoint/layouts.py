@@ -1,0 +1,43 @@
+"""A small model laid out on gloo ranks, and its named tensors, for the tests of this folder."""
+
+from types import SimpleNamespace
+
+import torch
+
+from kielo.models.llama.model import Llama, initial_value
+from kielo.parallel.apply import lay_out
+from kielo.parallel.materialise import materialise
+from kielo.parallel.mesh import AXES, build_mesh
+from kielo.parallel.world import start_world
+from kielo.recipe.sections import Model
+
+
+def config(tied: bool = False, vocab_size: int = 67) -> Model:
+    """67 rows do not divide by the ranks: shards are uneven."""
+    return Model(
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=4,
+        vocab_size=vocab_size,
+        max_position_embeddings=32,
+        tie_word_embeddings=tied,
+    )
+
+
+def model_on_ranks(model: Model, replicate: int, shard: int, fill=None) -> tuple[Llama, object]:
+    """This rank's part of the model, filled by `fill(name, shape)` (default: zeros), and its mesh."""
+    world = start_world(30, "cpu")
+    sizes = dict.fromkeys(AXES, 1) | {"replicate": replicate, "shard": shard}
+    placement = SimpleNamespace(**sizes, reshard_after_forward=False, start_timeout_seconds=30)
+    mesh = build_mesh(world, placement)
+    with torch.device("meta"):
+        laid_out = Llama(model)
+    lay_out(laid_out, mesh, placement, "fp32")
+    return materialise(laid_out, world.device, fill or (lambda name, shape: torch.zeros(shape))), mesh
+
+
+def values(model: Model, seed: int):
+    return lambda name, shape: initial_value(name, shape, model, seed) + (0.5 if "norm" in name else 0)

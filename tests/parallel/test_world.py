@@ -1,0 +1,147 @@
+"""Launchers are read alike, and a rank that does not come is named."""
+
+import os
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch.distributed as dist
+
+from kielo.parallel.mesh import AXES, build_mesh
+from kielo.parallel.rendezvous import Rendezvous, find_rendezvous, first_host
+from kielo.parallel.world import start_world
+from kielo.recipe.errors import KieloError
+from tests.ranks import free_port, run_ranks
+
+SLURM = {
+    "SLURM_JOB_ID": "1234567",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "9",
+    "SLURM_NTASKS": "16",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_NODELIST": "nid[001002-001005,001009],gpu7",
+}
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "host"),
+    [
+        ("nid[001002-001005,001009],gpu7", "nid001002"),
+        ("gpu7,gpu9", "gpu7"),
+        ("localhost", "localhost"),
+        ("rack[3-4]n[07,09-12].site", "rack3n07.site"),
+    ],
+)
+def test_first_host_of_a_slurm_node_list(nodelist, host):
+    """All ranks of a Slurm step derive the same meeting host, zeros and suffixes kept."""
+    assert first_host(nodelist) == host
+
+
+def test_launchers():
+    """torchrun comes before Slurm, a batch script outside srun is one process, and a gap is named."""
+    place = find_rendezvous(SLURM)
+    assert (place.rank, place.size, place.local_rank, place.host) == (9, 16, 1, "nid001002")
+    assert (
+        12_000 <= place.port < 32_000
+        and place.port != find_rendezvous(SLURM | {"SLURM_JOB_ID": "1234568"}).port
+    )
+    torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "5"}
+    assert find_rendezvous(SLURM | torchrun) == Rendezvous(1, 2, 1, "a", 5)
+    batch_script = {key: value for key, value in SLURM.items() if key != "SLURM_STEP_NODELIST"}
+    assert find_rendezvous(batch_script) == Rendezvous(0, 1, 0)
+    with pytest.raises(KieloError, match="MASTER_PORT is not set"):
+        find_rendezvous({key: value for key, value in torchrun.items() if key != "MASTER_PORT"})
+    with pytest.raises(KieloError, match="SLURM_LOCALID must be a whole number, not 'x'"):
+        find_rendezvous(SLURM | {"SLURM_LOCALID": "x"})
+
+
+def layout(**sizes):
+    return SimpleNamespace(**(dict.fromkeys(AXES, 1) | {"start_timeout_seconds": 1} | sizes))
+
+
+def count_by_slurm(port_job: int):
+    rank = int(os.environ["RANK"])
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        del os.environ[name]
+    os.environ.update(SLURM, SLURM_PROCID=str(rank), SLURM_NTASKS="2", SLURM_LOCALID=str(rank))
+    os.environ.update(SLURM_JOB_ID=str(port_job), SLURM_STEP_NODELIST="localhost")
+    return start_world(30, "cpu").size, dist.get_world_size(), dist.get_backend()
+
+
+def test_slurm_variables_start_a_world():
+    """srun's variables alone are enough to meet."""
+    assert run_ranks(count_by_slurm, 2, free_port()) == [(2, 2, "gloo")] * 2
+
+
+def world_without(absent: int):
+    if int(os.environ["RANK"]) == absent:
+        return "absent"
+    with pytest.raises(KieloError) as caught:
+        start_world(1, "cpu")
+    return str(caught.value)
+
+
+def test_a_rank_that_never_arrives_is_named_by_the_others():
+    """The start ends within its limit on every rank that came, with the missing rank's number."""
+    messages = run_ranks(world_without, 3, 2)
+    for rank in (0, 1):
+        assert (
+            "communicator 'world'" in messages[rank] and "rank 2 did not arrive, 2 of 3 did" in messages[rank]
+        )
+
+
+def world_without_rank_zero():
+    if os.environ["RANK"] == "0":
+        return "absent"
+    with pytest.raises(KieloError) as caught:
+        start_world(1, "cpu")
+    return str(caught.value)
+
+
+def test_a_missing_rank_zero_is_named_by_its_address():
+    """Without rank 0 there is no store to ask; the message says where it was looked for."""
+    assert "no meeting at 127.0.0.1:" in run_ranks(world_without_rank_zero, 2)[1]
+
+
+def axis_without(absent: int):
+    world = start_world(30, "cpu")
+    if world.rank == absent:
+        return "absent"
+    with pytest.raises(KieloError) as caught:
+        build_mesh(world, layout(replicate=2, shard=2))
+    return str(caught.value)
+
+
+def test_an_axis_that_is_never_made_is_named():
+    """Each communicator has its own limit: the axis and the missing rank are in the message."""
+    messages = run_ranks(axis_without, 4, 3)
+    assert "communicator 'replicate'" in messages[1] and "rank 3 did not arrive, 1 of 2 did" in messages[1]
+
+
+def wrong_layouts():
+    world = start_world(30, "cpu")
+    messages = []
+    for sizes in ({"shard": 3}, {"shard": 1, "tensor": 2}):
+        with pytest.raises(KieloError) as caught:
+            build_mesh(world, layout(**sizes))
+        messages.append(str(caught.value))
+    return messages
+
+
+def test_layouts_that_do_not_fit_are_refused():
+    """A product unlike the world's size, and an axis that is not in use yet, name the key."""
+    fits, unsupported = run_ranks(wrong_layouts, 2)[0]
+    assert "needs 3 ranks but 2 are running" in fits
+    assert "layout.tensor = 2" in unsupported
+
+
+def fail_on_one():
+    if os.environ["RANK"] == "1":
+        raise ValueError("on purpose")
+    time.sleep(60)
+
+
+def test_run_ranks_reports_the_rank_that_failed():
+    """Errors carry their rank, and the others do not hold the test up."""
+    with pytest.raises(RuntimeError, match=r"\[rank 1\] ValueError: on purpose"):
+        run_ranks(fail_on_one, 2)

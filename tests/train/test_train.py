@@ -1,0 +1,172 @@
+"""Whole runs on real ranks: the same losses on any, the same run through a stop, and no step that is not finite."""
+
+import json
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kielo.checkpoint.store import read_tensors
+from kielo.plan.resolved import Resolved
+from kielo.recipe.errors import KieloError
+from kielo.train import build, forward_backward
+from kielo.train.log import read_metrics
+from kielo.train.manifest import is_finished
+from kielo.train.run import train
+from tests.ranks import run_ranks
+from tests.train.tiny_run import SEQUENCES, resolve, write_tokens
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_tokens(tmp_path / "tokens")
+    return tmp_path
+
+
+def on_rank(
+    resolved: Resolved, stop_at: int | None = None, bad_steps: tuple[int, ...] = (), last_rank: bool = False
+) -> dict[str, Any]:
+    """Train as one rank and record the samples of each step.
+
+    At step `stop_at` SIGTERM reaches one rank alone; at `bad_steps` one rank alone has a loss that is no number.
+    """
+    is_chosen = int(os.environ["RANK"]) == resolved.placement.world_size - 1
+    samples: dict[int, tuple[int, ...]] = {}
+    original_take, original_loss = build.Feed.take, forward_backward.chunked_loss
+
+    def take(self: Any, step: int) -> Any:
+        batch = original_take(self, step)
+        samples[step] = batch.samples
+        if is_chosen and step == stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return batch
+
+    def loss(*args: Any) -> torch.Tensor:
+        poison = float("nan") if is_chosen and max(samples) in bad_steps else 1.0
+        return original_loss(*args) * poison
+
+    build.Feed.take, forward_backward.chunked_loss = take, loss
+    return {"outcome": train(resolved), "samples": samples}
+
+
+def step_rows(folder: Path) -> list[dict[str, Any]]:
+    return [row for row in read_metrics(folder / "train" / "metrics.jsonl") if "loss" in row]
+
+
+def heldout_losses(folder: Path) -> list[float]:
+    return [row["heldout_loss"] for row in read_metrics(folder / "train" / "metrics.jsonl") if "heldout_loss" in row]
+
+
+def samples_of_steps(results: list[dict[str, Any]]) -> dict[int, list[int]]:
+    """Step → sample numbers over all ranks, sorted."""
+    steps = results[0]["samples"]
+    return {step: sorted(s for result in results for s in result["samples"][step]) for step in steps}
+
+
+def weights(folder: Path, step: int = 20) -> dict[str, torch.Tensor]:
+    return read_tensors(folder / "train" / "checkpoints" / f"step_{step:08d}")
+
+
+def test_losses_and_norms_do_not_depend_on_ranks_or_micro_batches(tmp_path: Path) -> None:
+    """20 losses, gradient norms and the held-out losses are the same within 1e-5 on 1, 2 and 4 ranks."""
+    layouts = [
+        {"micro_batch": 8},
+        {"micro_batch": 3},  # 3 + 3 + 2
+        {"shard": 2, "micro_batch": 1},
+        {"shard": 4, "micro_batch": 2, "reshard_after_forward": True},
+        {"shard": 2, "replicate": 2, "micro_batch": 1},
+    ]
+    curves, heldout = [], []
+    for number, layout in enumerate(layouts):
+        folder = tmp_path / str(number)
+        write_tokens(folder / "tokens")
+        resolved = resolve(folder, **layout)
+        results = run_ranks(on_rank, resolved.placement.world_size, resolved)
+        assert {result["outcome"]["outcome"] for result in results} == {"finished"}
+        assert is_finished(resolved)
+        curves.append([(row["loss"], row["gradient_norm"]) for row in step_rows(folder)])
+        heldout.append(heldout_losses(folder))
+    assert len(curves[0]) == 20 and len(heldout[0]) == 2
+    assert curves[0][-1][0] < curves[0][0][0] - 0.3, "it does not learn"
+    for curve, scores in zip(curves[1:], heldout[1:]):
+        torch.testing.assert_close(torch.tensor(curve), torch.tensor(curves[0]), rtol=1e-5, atol=0)
+        torch.testing.assert_close(torch.tensor(scores), torch.tensor(heldout[0]), rtol=1e-5, atol=0)
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
+    """SIGTERM to one rank at a random step: exit code 75; on as many ranks bitwise the same weights, on others the same
+    samples, and metrics with each step once.
+    """
+    stop_at = random.randint(2, 18)
+    print("stop at", stop_at)
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    for place in (whole, stopped):
+        write_tokens(place / "tokens")
+    undisturbed = samples_of_steps(run_ranks(on_rank, 2, resolve(whole, shard=2)))
+    assert undisturbed[3] == list(range(2 * SEQUENCES, 3 * SEQUENCES))
+
+    first = run_ranks(on_rank, 2, resolve(stopped, shard=2), stop_at)
+    assert [result["outcome"]["exit_code"] for result in first] == [75, 75]
+    outcome = json.loads((stopped / "train" / "outcome.json").read_text())
+    assert (outcome["outcome"], outcome["step"], outcome["exit_code"]) == ("requeue", stop_at, 75)
+    assert not (stopped / "train" / "manifest.json").exists()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    os.system(f"cp -r '{stopped}/tokens' '{stopped}/train' '{elsewhere}'")
+
+    second = run_ranks(on_rank, 2, resolve(stopped, shard=2))
+    assert {result["outcome"]["exit_code"] for result in second} == {0}
+    assert samples_of_steps(first) | samples_of_steps(second) == undisturbed
+    expected, found = weights(whole), weights(stopped)
+    assert expected.keys() == found.keys() and len(expected) > 20
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert [row["step"] for row in step_rows(stopped)] == list(range(1, 21))
+    assert [row["loss"] for row in step_rows(stopped)] == [row["loss"] for row in step_rows(whole)]
+
+    other_ranks = run_ranks(on_rank, 4, resolve(elsewhere, shard=4, micro_batch=1))
+    assert samples_of_steps(first) | samples_of_steps(other_ranks) == undisturbed
+    losses = [[row["loss"] for row in step_rows(place)] for place in (elsewhere, whole)]
+    torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=1e-5, atol=0)
+
+
+def test_a_step_that_is_not_finite_is_skipped_by_all(folder: Path) -> None:
+    """One rank's NaN skips the step everywhere and is counted; two in a row go through; the run ends well."""
+    resolved = resolve(folder, shard=2, log_every_steps=1, total_steps=8)
+    results = run_ranks(on_rank, 2, resolved, None, (3, 5, 6))
+    assert {result["outcome"]["outcome"] for result in results} == {"finished"}
+    rows = step_rows(folder)
+    assert [row["skipped"] for row in rows] == [0, 0, 1, 1, 2, 3, 3, 3]
+    assert [row["step"] for row in rows if row["loss"] is None] == [3, 5, 6]
+    assert all(tensor.isfinite().all() for tensor in weights(folder, 8).values())
+    assert samples_of_steps(results)[4] == list(range(3 * SEQUENCES, 4 * SEQUENCES)), "a skipped step's data are behind us"
+
+
+def test_three_such_steps_in_a_row_end_the_run(folder: Path) -> None:
+    """The error names the step and what helps, on every rank; outcome.json says failed."""
+    resolved = resolve(folder, shard=2)
+    with pytest.raises(RuntimeError, match="(?s)rank 0.*KieloError: step 6: .*not finite 3 steps in a row.*rank 1.*KieloError"):
+        run_ranks(on_rank, 2, resolved, None, (4, 5, 6))
+    outcome = json.loads((folder / "train" / "outcome.json").read_text())
+    assert (outcome["outcome"], outcome["exit_code"], outcome["step"]) == ("failed", 1, 6)
+    assert "train.learning_rate" in outcome["message"]
+
+
+def test_one_process_needs_no_launcher_and_another_identity_is_refused(folder: Path) -> None:
+    """max_steps stops and saves; the same run goes on; a changed learning rate is refused by name, unharmed."""
+    torch.set_num_threads(1)
+    assert train(resolve(folder, total_steps=6), max_steps=4)["outcome"] == "requeue"
+    with pytest.raises(KieloError, match="learning_rate: was 0.005, is now 0.1"):
+        train(resolve(folder, total_steps=6, learning_rate=0.1))
+    assert json.loads((folder / "train" / "outcome.json").read_text())["exit_code"] == 1
+    resolved = resolve(folder, total_steps=6, tensorboard=True)
+    assert train(resolved) == {"outcome": "finished", "step": 6, "tokens": 6 * 128, "exit_code": 0, "message": ""}
+    assert any((folder / "train" / "tensorboard").iterdir())
+    manifest = json.loads((folder / "train" / "manifest.json").read_text())
+    assert manifest["counts"]["steps"] == 6 and manifest["counts"]["heldout_loss"] == heldout_losses(folder)[-1]
+    before = (folder / "train" / "manifest.json").stat().st_mtime_ns
+    assert train(resolved)["message"].startswith("nothing to do")
+    assert (folder / "train" / "manifest.json").stat().st_mtime_ns == before
