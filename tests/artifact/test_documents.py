@@ -12,7 +12,12 @@ from kielo.recipe.errors import KieloError
 
 
 def _document(number):
-    return {"id": f"s/{number}", "text": f"rida {number}\nõhtul ☃ \u2028", "source": "s", "metadata": {"n": number}}
+    return {
+        "id": f"s/{number}",
+        "text": f"rida {number}\nõhtul ☃ \u2028",
+        "source": "s",
+        "metadata": {"n": number},
+    }
 
 
 def test_round_trip_over_files_in_order(tmp_path):
@@ -55,7 +60,11 @@ def test_damage_is_named(tmp_path, suffix, compress):
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [(b'{"text": "\xf5htul"}', "invalid UTF-8 .byte 0xf5 at position 10"), (b'{"text": ', "JSON"), (b"[1]", "object")],
+    [
+        (b'{"text": "\xf5htul"}', "invalid UTF-8 .byte 0xf5 at position 10"),
+        (b'{"text": ', "JSON"),
+        (b"[1]", "object"),
+    ],
 )
 def test_bad_line_is_named(tmp_path, line, message):
     """A line that is no JSON object in UTF-8 is named by file and number."""

@@ -54,7 +54,11 @@ def test_hash_names_the_output_not_the_occasion(tmp_path):
     for name, text in (("a", "x"), ("b", "x"), ("c", "y")):
         _write(tmp_path / name, text)
     path = tmp_path / "b" / "manifest.json"
-    content = json.loads(path.read_text()) | {"wall_seconds": 99.0, "written_at": "1999-01-01", "versions": {}}
+    content = json.loads(path.read_text()) | {
+        "wall_seconds": 99.0,
+        "written_at": "1999-01-01",
+        "versions": {},
+    }
     path.write_text(json.dumps(content))
     assert hash_manifest(tmp_path / "a") == hash_manifest(tmp_path / "b") != hash_manifest(tmp_path / "c")
 

@@ -15,7 +15,9 @@ def _write(prefix, vocab_size=65_499, documents=DOCUMENTS):
             writer.add(np.array(document, dtype=np.int64))
 
 
-@pytest.mark.parametrize(("vocab_size", "dtype"), [(65_499, np.uint16), (65_500, np.int32), (131_072, np.int32)])
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype"), [(65_499, np.uint16), (65_500, np.int32), (131_072, np.int32)]
+)
 def test_round_trip(tmp_path, vocab_size, dtype):
     """Tokens, borders and the smallest sufficient type come back; a dot in the name is part of it."""
     documents = [[vocab_size - 1, 2], [], [3]]

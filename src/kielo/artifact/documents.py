@@ -30,7 +30,9 @@ class DocumentWriter:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._aside = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
         self._file = open(self._aside, "wb")  # noqa: SIM115 (closed by close or abandon)
-        self._stream = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL, write_checksum=True).stream_writer(self._file)
+        self._stream = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL, write_checksum=True).stream_writer(
+            self._file
+        )
 
     def add(self, document: dict[str, Any]) -> None:
         self._stream.write(orjson.dumps(document) + b"\n")
@@ -84,9 +86,10 @@ def read_lines(path: Path | str) -> Iterator[tuple[int, bytes]]:
     Raises KieloError when a compressed file is damaged or cut short.
     """
     path = Path(path)
-    if path.suffix == ".zst":
+    suffix = path.suffix.lower()
+    if suffix == ".zst":
         return _number_lines(_split_lines(_decompress_zstd(path)))
-    if path.suffix == ".gz":
+    if suffix == ".gz":
         return _number_lines(_gzip_lines(path))
     return _number_lines(_plain_lines(path))
 
@@ -97,7 +100,9 @@ def parse_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
         record = orjson.loads(line)
     except orjson.JSONDecodeError as problem:
         decode_text(path, number, line)
-        raise KieloError(f"{path}, line {number}: not valid JSON ({problem}); one JSON object a line is expected") from None
+        raise KieloError(
+            f"{path}, line {number}: not valid JSON ({problem}); one JSON object a line is expected"
+        ) from None
     if not isinstance(record, dict):
         raise KieloError(f"{path}, line {number}: a JSON object is expected, found {type(record).__name__}")
     return record
@@ -144,7 +149,9 @@ def _decompress_zstd(path: Path) -> Iterator[bytes]:
                 try:
                     yield frame.decompress(block)
                 except zstandard.ZstdError as problem:
-                    raise KieloError(f"{path}: damaged or not zstd ({problem}); copy or download it again") from None
+                    raise KieloError(
+                        f"{path}: damaged or not zstd ({problem}); copy or download it again"
+                    ) from None
                 block = frame.unused_data if frame.eof else b""
                 frame = None if frame.eof else frame
     if frame is not None:

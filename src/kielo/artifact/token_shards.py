@@ -117,7 +117,9 @@ class TokenShard:
         Raises IndexError outside the shard.
         """
         if start_token < 0 or count < 0 or start_token + count > self.num_tokens:
-            raise IndexError(f"{self.prefix}: tokens {start_token}..{start_token + count} of {self.num_tokens}")
+            raise IndexError(
+                f"{self.prefix}: tokens {start_token}..{start_token + count} of {self.num_tokens}"
+            )
         return self._tokens[start_token : start_token + count]
 
     def _read_index(self) -> tuple[np.dtype, np.ndarray, np.ndarray]:
@@ -126,7 +128,9 @@ class TokenShard:
             raise KieloError(f"{self._index_path}: not a Megatron index (it does not start with MMIDIDX)")
         _, version, code, num_sequences, num_boundaries = HEADER.unpack_from(content)
         if version != VERSION or code not in DTYPES or np.dtype(DTYPES[code]).kind not in "iu":
-            raise KieloError(f"{self._index_path}: version {version}, dtype code {code}; version 1 with integers is read")
+            raise KieloError(
+                f"{self._index_path}: version {version}, dtype code {code}; version 1 with integers is read"
+            )
         needed = HEADER.size + 12 * num_sequences + 8 * num_boundaries
         if len(content) < needed:
             raise KieloError(
@@ -136,7 +140,9 @@ class TokenShard:
         lengths = np.frombuffer(content, "<i4", num_sequences, HEADER.size)
         documents = np.frombuffer(content, "<i8", num_boundaries, HEADER.size + 12 * num_sequences)
         if not _is_partition(documents, num_sequences):
-            raise KieloError(f"{self._index_path}: damaged (its documents do not cover its {num_sequences} sequences)")
+            raise KieloError(
+                f"{self._index_path}: damaged (its documents do not cover its {num_sequences} sequences)"
+            )
         return np.dtype(DTYPES[code]).newbyteorder("<"), lengths, documents
 
     def _check_data_size(self) -> None:
@@ -151,7 +157,10 @@ class TokenShard:
 
 def _is_partition(documents: np.ndarray, num_sequences: int) -> bool:
     return bool(
-        len(documents) and documents[0] == 0 and documents[-1] == num_sequences and np.all(np.diff(documents) >= 0)
+        len(documents)
+        and documents[0] == 0
+        and documents[-1] == num_sequences
+        and np.all(np.diff(documents) >= 0)
     )
 
 

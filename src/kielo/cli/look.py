@@ -141,21 +141,13 @@ def data(options: argparse.Namespace) -> None:
 
 
 def checkpoints(options: argparse.Namespace) -> None:
-    from kielo.artifact.checkpoint_index import find_damage, listed_files, step_folders, step_of
+    from kielo.artifact.checkpoint_index import list_checkpoints
 
     folder = Path(options.run) / "train" / "checkpoints"
     if not folder.is_dir():
         raise KieloError(f"{folder}: no such folder; RUN is a run folder such as runs/demo_estonian")
-    rows = []
-    for path in step_folders(folder):
-        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        try:
-            files = listed_files(path)
-            damage = find_damage(path, files, files)
-        except KieloError as error:
-            damage = str(error)
-        rows.append({"checkpoint": str(path), "step": step_of(path), "bytes": size, "state": damage or "complete"})
+    rows = list_checkpoints(folder, checksums=True)
     if options.json:
         return print_json(rows)
     print_table(["checkpoint", "step", "MB", "state"],
-                [(row["checkpoint"], row["step"], f"{row['bytes'] / 1e6:.1f}", row["state"]) for row in rows])
+                [(folder / row["name"], row["step"], f"{row['bytes'] / 1e6:.1f}", row["state"]) for row in rows])

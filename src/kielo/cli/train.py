@@ -45,7 +45,7 @@ def train_here(recipe: Recipe) -> dict[str, Any]:
     folder = run_folder(recipe)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     device_name = torch.cuda.get_device_name() if device == "cuda" else None
-    resolved = resolve(recipe, folder, world_size=place.size, device=device, device_name=device_name)
+    resolved = resolve(recipe, folder, world_size=place.size, device=device, accelerator=device_name)
     if place.rank == 0:
         write(resolved, folder / "resolved.toml")
     return train(resolved)

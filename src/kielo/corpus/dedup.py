@@ -32,7 +32,9 @@ class LineDuplicates(LineFilter):
         self.seen: set[int] = set()
 
     def judge(self, document: SplitDocument) -> list[str | None]:
-        return [None if _is_new(xxhash.xxh3_64_intdigest(line), self.seen) else SEEN for line in document.lines]
+        return [
+            None if _is_new(xxhash.xxh3_64_intdigest(line), self.seen) else SEEN for line in document.lines
+        ]
 
 
 def _is_new(digest: int, seen: set[int]) -> bool:

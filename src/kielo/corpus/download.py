@@ -40,7 +40,11 @@ def fetch_debian_package(source: Source, folder: Path) -> str:
     if unpacked.returncode:
         raise FetchProblem(_last_errors(unpacked.stderr))
     for path in sorted((workplace / "tree").rglob("*")):
-        if path.is_file() and not path.is_symlink() and (path.suffix in (".html", ".htm") or path.name == "copyright"):
+        if (
+            path.is_file()
+            and not path.is_symlink()
+            and (path.suffix in (".html", ".htm") or path.name == "copyright")
+        ):
             target = folder / PAGES / path.relative_to(workplace / "tree")
             target.parent.mkdir(parents=True, exist_ok=True)
             path.rename(target)
@@ -62,10 +66,16 @@ def fetch_huggingface_dataset(source: Source, folder: Path) -> str:
     try:
         information = HfApi().dataset_info(dataset, timeout=30)
         files = sorted(sibling.rfilename for sibling in information.siblings or ())
-        wanted = [file for file in files if file.endswith(DATA_SUFFIXES) and (not subset or file.startswith(subset + "/"))]
+        wanted = [
+            file
+            for file in files
+            if file.endswith(DATA_SUFFIXES) and (not subset or file.startswith(subset + "/"))
+        ]
         if not wanted:
             folders = sorted({file.partition("/")[0] for file in files if file.endswith(DATA_SUFFIXES)})
-            raise FetchProblem(f"no data files in subset {subset!r}; there are {', '.join(folders[:20]) or 'none'}")
+            raise FetchProblem(
+                f"no data files in subset {subset!r}; there are {', '.join(folders[:20]) or 'none'}"
+            )
         num_rows = 0
         for file in wanted:
             hf_hub_download(dataset, file, repo_type="dataset", revision=information.sha, local_dir=folder)
@@ -74,7 +84,9 @@ def fetch_huggingface_dataset(source: Source, folder: Path) -> str:
                 break
     except FetchProblem:
         raise
-    except Exception as problem:  # the hub's client raises errors of several libraries, all meaning "not today"
+    except (
+        Exception
+    ) as problem:  # the hub's client raises errors of several libraries, all meaning "not today"
         raise FetchProblem(_last_errors(f"{type(problem).__name__}: {problem}")) from None
     shutil.rmtree(folder / ".cache", ignore_errors=True)
     return f"Hugging Face dataset {dataset} {subset or ''} revision {information.sha}".replace("  ", " ")
@@ -104,14 +116,24 @@ def _write_apt_configuration(workplace: Path) -> Path:
         "Acquire::https::Timeout": "30",
     }
     path = workplace / "apt.conf"
-    path.write_text("\n".join([*kept, "#clear Acquire::Languages;", *(f'{key} "{value}";' for key, value in own.items()), ""]))
+    path.write_text(
+        "\n".join(
+            [*kept, "#clear Acquire::Languages;", *(f'{key} "{value}";' for key, value in own.items()), ""]
+        )
+    )
     return path
 
 
 def _run(command: list[str], workplace: Path, environment: dict[str, str]) -> subprocess.CompletedProcess:
     try:
         return subprocess.run(
-            command, cwd=workplace, env=environment, capture_output=True, text=True, timeout=APT_SECONDS, stdin=subprocess.DEVNULL
+            command,
+            cwd=workplace,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=APT_SECONDS,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
         raise FetchProblem(f"{' '.join(command)}: no answer in {APT_SECONDS} s") from None

@@ -6,7 +6,6 @@ raw/NAME with a manifest of its own that records where it came from, and why not
 
 import glob
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,42 +24,26 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe, Source
 
 VERSION = 1
-RESERVED_NAMES = ("heldout",)
 OWN_TEXT = "--set corpus.sources=my.txt takes a text of your own"
 
 
 def fetch_sources(recipe: Recipe, raw_folder: Path, say: Callable[[str], None]) -> tuple[RawSource, ...]:
     """Every source with its files on this disk. `say` gets a line of progress.
 
-    Raises KieloError for a source that is missing, empty, named twice, or cannot be fetched.
+    Raises KieloError for a source that is missing, holds no file of a known format, or cannot be fetched.
     """
-    named: dict[str, Source] = {}
-    for number, source in enumerate(recipe.corpus.sources):
-        name = source_name(source, number)
-        if name in named or name in RESERVED_NAMES:
-            raise KieloError(f"corpus.sources[{number}]: the name {name!r} is taken; give this source another `name`")
-        named[name] = source
-    return tuple(_fetch(name, source, Path(raw_folder), say) for name, source in named.items())
-
-
-def source_name(source: Source, number: int) -> str:
-    """The source's own name, else the file's stem, the package or the dataset; fit for a file name."""
-    if source.path and not source.name:
-        stem = Path(source.path).name
-        while is_readable(Path(stem)) or stem.endswith((".gz", ".zst")):
-            stem = stem.rpartition(".")[0]
-    else:
-        stem = source.name or source.debian_package or (source.huggingface_dataset or "").replace("/", "_")
-    return re.sub(r"[^A-Za-z0-9_.-]+", "_", stem).strip("._-") or f"source_{number}"
+    return tuple(_fetch(source.name, source, Path(raw_folder), say) for source in recipe.corpus.sources)
 
 
 def _fetch(name: str, source: Source, raw_folder: Path, say: Callable[[str], None]) -> RawSource:
     if source.path:
         root, files = _local_files(name, source.path)
         origin, fingerprint = source.path, _hash_files(root, files, raw_folder)
-    elif source.debian_package or source.huggingface_dataset:
+    else:
         root = raw_folder / name
-        wanted = source.model_dump(include={"debian_package", "huggingface_dataset", "huggingface_subset", "max_documents"})
+        wanted = source.model_dump(
+            include={"debian_package", "huggingface_dataset", "huggingface_subset", "max_documents"}
+        )
         if is_current(root, "raw", VERSION, {}, wanted):
             say(f"{name}: fetched before")
         else:
@@ -68,9 +51,9 @@ def _fetch(name: str, source: Source, raw_folder: Path, say: Callable[[str], Non
         manifest = read_manifest(root)
         files = sorted(file for file in manifest.files if is_readable(Path(file)))
         origin, fingerprint = manifest.counts["origin"], hash_manifest(root)
-    else:
-        raise KieloError(f"corpus.sources, {name}: says nowhere to find it; set path, debian_package or huggingface_dataset")
-    return RawSource(name, str(root), tuple(files), source.text_field, source.max_documents, origin, fingerprint)
+    return RawSource(
+        name, str(root), tuple(files), source.text_field, source.max_documents, origin, fingerprint
+    )
 
 
 def _download(name: str, source: Source, folder: Path, wanted: dict, say: Callable[[str], None]) -> None:
@@ -106,12 +89,18 @@ def _local_files(name: str, pattern: str) -> tuple[Path, list[str]]:
     else:
         paths = [Path(path) for path in glob.glob(str(place), recursive=True)]
         if not paths:
-            raise KieloError(f"corpus.sources, {name}: {pattern}: no such file or folder, and no file fits it as a pattern")
+            raise KieloError(
+                f"corpus.sources, {name}: {pattern}: no such file or folder, and no file fits it as a pattern"
+            )
         root = Path(glob.escape(str(place)).partition("[")[0]).parent
         found = (path for entry in paths for path in (entry.rglob("*") if entry.is_dir() else [entry]))
-    files = sorted({path.relative_to(root).as_posix() for path in found if path.is_file() and is_readable(path)})
+    files = sorted(
+        {path.relative_to(root).as_posix() for path in found if path.is_file() and is_readable(path)}
+    )
     if not files:
-        raise KieloError(f"corpus.sources, {name}: {pattern}: holds no file of a known format; read are {FORMATS}")
+        raise KieloError(
+            f"corpus.sources, {name}: {pattern}: holds no file of a known format; read are {FORMATS}"
+        )
     return root, files
 
 

@@ -23,7 +23,10 @@ def build_funnel(steps: Sequence[CorpusStep], counts: Sequence[dict[str, int]]) 
     for step, labels in zip(steps, counts, strict=True):
         if step.name in UNTOLD:
             continue
-        left = {"documents_left": labels.get("documents_left/", 0), "bytes_left": labels.get("bytes_left/", 0)}
+        left = {
+            "documents_left": labels.get("documents_left/", 0),
+            "bytes_left": labels.get("bytes_left/", 0),
+        }
         for reason, dropped in _largest_reasons(labels).items():
             rows.append({"name": step.name, "reason": reason, **dropped, **left})
     return rows
@@ -64,7 +67,10 @@ def empty_message(language: str, rows: Sequence[dict[str, Any]], table: dict[str
         if row["bytes"] or row["documents"]
     ]
     for kind, shares in table.items():
-        lines.append(f"  share of {kind} at each {language} threshold: " + "  ".join(f"{t}: {s:.1%}" for t, s in shares.items()))
+        lines.append(
+            f"  share of {kind} at each {language} threshold: "
+            + "  ".join(f"{t}: {s:.1%}" for t, s in shares.items())
+        )
     lines.append(
         "Is the text in the recipe's language? If so, lower corpus.line_language_threshold or "
         "corpus.document_language_threshold, or the length that dropped it (corpus.min_line_characters, "
@@ -79,7 +85,9 @@ def _largest_reasons(labels: dict[str, int]) -> dict[str, dict[str, int]]:
         what, _, reason = label.partition(SEPARATOR)
         if what in ("documents", "lines", "bytes"):
             dropped[reason][what] += amount
-    order = sorted(dropped, key=lambda reason: (-dropped[reason]["bytes"], -dropped[reason]["documents"], reason))
+    order = sorted(
+        dropped, key=lambda reason: (-dropped[reason]["bytes"], -dropped[reason]["documents"], reason)
+    )
     told = {reason: dropped[reason] for reason in order[:MAX_REASONS]}
     if rest := order[MAX_REASONS:]:
         told[OTHERS] = sum((dropped[reason] for reason in rest), Counter())

@@ -7,7 +7,9 @@ HTML text -> plain text.
 from html.parser import HTMLParser
 
 ARTICLE_ID = "DisplayArea"
-SKIPPED = frozenset({"script", "style", "pre", "code", "nav", "button", "template", "noscript", "svg", "head"})
+SKIPPED = frozenset(
+    {"script", "style", "pre", "code", "nav", "button", "template", "noscript", "svg", "head"}
+)
 # fmt: off
 BLOCKS = frozenset({
     "address", "article", "aside", "blockquote", "body", "br", "caption", "dd", "details", "div", "dl",

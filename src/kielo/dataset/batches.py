@@ -1,8 +1,9 @@
-"""Batches: token shards + order + (step, data rank, data ranks) -> inputs and labels of that rank's sequences.
+"""Batches: token shards + order + (step, data rank, data ranks) -> its inputs and labels.
 
-Step t (1-based) is global samples (t-1)*G .. t*G-1 for G sequences a step; rank r of n takes samples r, r+n, …
-of the step, so every number of ranks sees the same samples in the same step. A sequence is tokens i*s .. i*s+s
-of its source's stream; the last, shorter one is filled up with end-of-text and labels that do not count.
+Step t (1-based) is global samples (t-1)*G .. t*G-1 for G sequences a step; rank r of n takes samples r, r+n,
+… of the step, so every number of ranks sees the same samples in the same step. A sequence is tokens i*s ..
+i*s+s of its source's stream; the last, shorter one is filled up with end-of-text and labels that do not
+count.
 """
 
 from collections.abc import Mapping
@@ -36,9 +37,9 @@ class Batch:
 class Batches:
     """Every step of a run, computed when asked for: nothing is prefetched, nothing has to be restored.
 
-    folder: of the pack stage. mixture: source name -> weight of each source to be used; empty: all, by tokens.
-    `num_tokens` counts the tokens of one epoch of the sources in use. Raises KieloError for a folder that is not
-    packed or a mixture with an unknown source.
+    folder: of the pack stage. mixture: source name -> weight of each source to be used; empty: all, by
+    tokens. `num_tokens` counts the tokens of one epoch of the sources in use. Raises KieloError for a folder
+    that is not packed or a mixture with an unknown source.
     """
 
     def __init__(
@@ -66,7 +67,10 @@ class Batches:
         self.order = Order(
             seed,
             Phase(1, 0, sequence_length, longest_sequence_length=sequence_length),
-            [OrderSource(name, shard.num_tokens - 1, weights[name]) for name, shard in zip(self.names, self.shards)],
+            [
+                OrderSource(name, shard.num_tokens - 1, weights[name])
+                for name, shard in zip(self.names, self.shards)
+            ],
         )
 
     def step(self, step: int, data_rank: int, data_ranks: int) -> Batch:
@@ -84,11 +88,13 @@ class Batches:
     def samples(self, step: int, data_rank: int = 0, data_ranks: int = 1) -> np.ndarray:
         """Global sample numbers, int64 [n], of a rank at a step."""
         if step < 1 or not 0 <= data_rank < data_ranks:
-            raise ValueError(f"step {step} of rank {data_rank} of {data_ranks}: steps count from 1, ranks from 0")
+            raise ValueError(
+                f"step {step} of rank {data_rank} of {data_ranks}: steps count from 1, ranks from 0"
+            )
         if self.sequences_per_step % data_ranks:
             raise KieloError(
-                f"{self.sequences_per_step} sequences a step cannot be shared by {data_ranks} data ranks; make "
-                f"train.tokens_per_step a multiple of {data_ranks * self.sequence_length}"
+                f"{self.sequences_per_step} sequences a step cannot be shared by {data_ranks} data ranks; "
+                f"make train.tokens_per_step a multiple of {data_ranks * self.sequence_length}"
             )
         first = (step - 1) * self.sequences_per_step
         return np.arange(first + data_rank, first + self.sequences_per_step, data_ranks, dtype=np.int64)
@@ -98,7 +104,7 @@ class Batches:
         return self.order.epochs_at(total_samples)
 
     def check_epochs(self, total_samples: int, max_epochs: float) -> None:
-        """Raises KieloError when a source would be read more than `max_epochs` times, with what would work."""
+        """Raises KieloError, with what would work, when a source would be read too often."""
         epochs = self.epochs(total_samples)
         name = max(epochs, key=epochs.__getitem__)
         # One sequence of grace, since the quotas are whole numbers.
@@ -106,15 +112,17 @@ class Batches:
         if epochs[name] > max_epochs + grace:
             budget = int(total_samples * max_epochs / epochs[name]) * self.sequence_length
             raise KieloError(
-                f"source {name!r} would be read {epochs[name]:.2f} times, above dataset.max_epochs = {max_epochs:g}; "
-                f"lower train.tokens to {budget} or the source's weight in dataset.mixture, or add text"
+                f"source {name!r} would be read {epochs[name]:.2f} times, above dataset.max_epochs = "
+                f"{max_epochs:g}; lower train.tokens to {budget} or the source's weight in "
+                "dataset.mixture, or add text"
             )
 
 
 def heldout_batch(
     folder: Path | str, sequence_length: int, max_sequences: int, mask_documents: bool = False
 ) -> Batch:
-    """At most `max_sequences` sequences of the held-out text, at even distances through all of it, always the same.
+    """At most `max_sequences` sequences of the held-out text, at even distances through all of it, always the
+    same.
 
     `samples` are sequence numbers of the held-out stream. Raises KieloError when nothing is held out.
     """
@@ -133,7 +141,8 @@ def heldout_batch(
 
 
 def document_numbers(shard: TokenShard, start_token: int, count: int) -> np.ndarray:
-    """Number in the shard, int64 [count], of the document that each token is of; end-of-text is its document's."""
+    """Number in the shard, int64 [count], of the document that each token is of; end-of-text is its
+    document's."""
     offsets = shard.document_offsets
     first, last = np.searchsorted(offsets, [start_token, start_token + count - 1], side="right") - 1
     numbers = np.arange(first, last + 1)
@@ -164,4 +173,6 @@ def _fill(batch: Batch, row: int, shard: TokenShard, sequence: int) -> None:
     if batch.documents is not None:
         numbers = document_numbers(shard, start, count)
         batch.documents[row, :count] = numbers - numbers[0]
-        batch.documents[row, count:] = numbers[-1] - numbers[0] + 1  # the filling is no part of the last document
+        batch.documents[row, count:] = (
+            numbers[-1] - numbers[0] + 1
+        )  # the filling is no part of the last document

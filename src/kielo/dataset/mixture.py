@@ -29,7 +29,9 @@ def share_out(weights: Sequence[float], total: int) -> np.ndarray:
     """
     exact = [Fraction(weight) for weight in weights]  # a float is a fraction: no rounding anywhere
     if not exact or min(exact) <= 0 or len(exact) > total:
-        raise ValueError(f"share_out: {len(exact)} weights, all of which must be positive, for {total} samples")
+        raise ValueError(
+            f"share_out: {len(exact)} weights, all of which must be positive, for {total} samples"
+        )
     shares = [weight * total / sum(exact) for weight in exact]
     quotas = [int(share) for share in shares]
     by_remainder = sorted(range(len(shares)), key=lambda i: (quotas[i] - shares[i], i))
@@ -86,7 +88,8 @@ class Mixture:
         return np.take_along_axis(ordered, places, axis=1).ravel().astype(np.int32)
 
     def locate(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Sample of the phase, int64 [n] -> its source [n] and its turn there [n] (0 is the source's first)."""
+        """Sample of the phase, int64 [n] -> its source [n] and its turn there [n] (0 is the source's
+        first)."""
         period, place = np.divmod(index, self.period_samples)
         source = self._source[place].astype(np.int64)
         return source, period * self.quotas[source] + self._turn[place]

@@ -114,6 +114,7 @@ class Order:
         return offsets
 
     def epochs_at(self, sample: int) -> dict[str, float]:
-        """How often each source has been read before global `sample`, earlier phases included (1.5: once and a half)."""
+        """How often each source has been read before global `sample`, earlier phases included (1.5: once and
+        a half)."""
         offsets = self.offsets_at(sample)
         return {source.name: offsets.get(source.name, 0) / source.num_tokens for source in self.sources}

@@ -1,8 +1,8 @@
 """The pack stage: documents + tokenizer -> one token shard for each source and one of held-out text.
 
-    SOURCE.bin .idx    tokens of the source's documents in the corpus's order, end-of-text after each
-    SOURCE.ids.txt     their ids, one a line, so that a token leads back to its document
-    heldout.*          the same for held-out documents, and heldout.jsonl.zst with their text (for bits per byte)
+SOURCE.bin .idx    tokens of the source's documents in the corpus's order, end-of-text after each
+SOURCE.ids.txt     their ids, one a line, so that a token leads back to its document
+heldout.*          the same for held-out documents, and heldout.jsonl.zst with their text (for bits per byte)
 """
 
 from collections.abc import Iterable, Iterator
@@ -56,8 +56,8 @@ class _Shard:
 
     def __init__(self, prefix: Path, vocab_size: int, end: int, open_files: ExitStack):
         self._tokens = open_files.enter_context(TokenShardWriter(prefix, vocab_size))
-        ids = prefix.with_name(prefix.name + ".ids.txt")
-        self._ids = open_files.enter_context(open(ids, "w", encoding="utf-8", newline="\n"))
+        ids_path = prefix.with_name(prefix.name + ".ids.txt")
+        self._ids = open_files.enter_context(ids_path.open("w", encoding="utf-8", newline="\n"))
         self._end = end
         self.counts = {"tokens": 0, "documents": 0, "bytes": 0}
 
@@ -80,7 +80,9 @@ class _Packing:
 
     def __enter__(self) -> None:
         self._heldout = self._shard(HELDOUT)
-        self._heldout_texts = self._open_files.enter_context(DocumentWriter(self._folder / (HELDOUT + SUFFIX)))
+        self._heldout_texts = self._open_files.enter_context(
+            DocumentWriter(self._folder / (HELDOUT + SUFFIX))
+        )
 
     def __exit__(self, *problem: Any) -> None:
         self._open_files.__exit__(*problem)
@@ -107,17 +109,18 @@ class _Packing:
             if name not in self._sources:
                 met = self._met.get(name, 0)
                 raise KieloError(
-                    f"source {name!r} has no training text: {met} of its documents are in {corpus_folder}, none of "
-                    "them on the training side of the held-out split; see the corpus stage's funnel, give it more "
-                    "text, or take it out of corpus.sources"
+                    f"source {name!r} has no training text: {met} of its documents are in {corpus_folder}, "
+                    "none of them on the training side of the held-out split; see the corpus stage's funnel, "
+                    "give it more text, or take it out of corpus.sources"
                 )
         if not self._sources:
             raise KieloError(f"{corpus_folder}: no documents to pack; see the funnel of the corpus stage")
         if not self._heldout.counts["documents"]:
             total, share = sum(self._met.values()), self._recipe.dataset.heldout_share
             raise KieloError(
-                f"dataset.heldout_share = {share:g} holds out none of the {total} documents in {corpus_folder}; "
-                f"a share of {min(0.3, max(2 * share, 5 / total)):.2g} or more documents would"
+                f"dataset.heldout_share = {share:g} holds out none of the {total} documents in "
+                f"{corpus_folder}; raise it, to {min(0.3, max(2 * share, 5 / total)):.2g} for instance, "
+                "or add documents"
             )
 
     def counts(self) -> dict[str, Any]:
@@ -138,19 +141,25 @@ class _Packing:
             self._exact += document["text"] == back
             # A ready tokenizer may normalise; then the share is told and nothing more can be asked of it.
             if document["text"] != back and not self._recipe.tokenizer.path:
-                raise KieloError(f"document {document['id']}: the tokenizer does not give its text back; train it again")
+                raise KieloError(
+                    f"document {document['id']}: the tokenizer does not give its text back; train it again"
+                )
 
 
 def _checked_name(source: str) -> str:
     if not source or source == HELDOUT or source.startswith(".") or "/" in source or "\\" in source:
-        raise KieloError(f"source name {source!r} cannot name a file here; give the source another name in corpus.sources")
+        raise KieloError(
+            f"source name {source!r} cannot name a file here; give the source another name in corpus.sources"
+        )
     return source
 
 
 def _with_progress(corpus_folder: Path) -> Iterable[dict[str, Any]]:
     known = read_manifest(corpus_folder).counts.get("documents_kept")
     # disable=None: a bar on a terminal, nothing in a log
-    return tqdm(read_documents(corpus_folder / "documents"), "packing", known, unit=" documents", disable=None)
+    return tqdm(
+        read_documents(corpus_folder / "documents"), "packing", known, unit=" documents", disable=None
+    )
 
 
 def _batched(documents: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

@@ -33,10 +33,20 @@ def documents_of_step(
     ):
         for number, tokens in _pieces(batches.shards[source], sequence, sequence_length):
             rows.append(
-                {"sample": sample, "source": source, "epoch": epoch, "sequence": sequence, "document": number, "tokens": tokens}
+                {
+                    "sample": sample,
+                    "source": source,
+                    "epoch": epoch,
+                    "sequence": sequence,
+                    "document": number,
+                    "tokens": tokens,
+                }
             )
             wanted.setdefault(source, set()).add(number)
-    ids = {source: _read_ids(batches.folder, batches.names[source], numbers) for source, numbers in wanted.items()}
+    ids = {
+        source: _read_ids(batches.folder, batches.names[source], numbers)
+        for source, numbers in wanted.items()
+    }
     for row in rows:
         row["document"] = ids[row["source"]][row["document"]]
         row["source"] = batches.names[row["source"]]
@@ -55,11 +65,15 @@ def _read_ids(folder: Path, source: str, numbers: set[int]) -> dict[int, str]:
     path, last = folder / f"{source}.ids.txt", max(numbers)
     found: dict[int, str] = {}
     if not path.is_file():
-        raise KieloError(f"{path}: no such file; it lists the documents of {source}: run the pack stage again")
+        raise KieloError(
+            f"{path}: no such file; it lists the documents of {source}: run the pack stage again"
+        )
     with open(path, encoding="utf-8", newline="\n") as lines:
         for number, line in enumerate(lines):
             if number in numbers:
                 found[number] = line.rstrip("\n")
             if number == last:
                 return found
-    raise KieloError(f"{path}: {len(found)} of the {len(numbers)} documents asked for; it is cut short: pack again")
+    raise KieloError(
+        f"{path}: {len(found)} of the {len(numbers)} documents asked for; it is cut short: pack again"
+    )

@@ -75,7 +75,9 @@ class ByteNgram:
         keys, counts = np.unique(_ngram_keys(stream, longest), return_counts=True)
         for length in range(longest, 0, -1):
             tables.append(_OrderTable(keys, counts))
-            if length > 1:  # different bytes before each (length - 1)-gram: drop the first byte and count again
+            if (
+                length > 1
+            ):  # different bytes before each (length - 1)-gram: drop the first byte and count again
                 mask = np.uint64((1 << 8 * (length - 1)) - 1)
                 keys, counts = np.unique(keys & mask, return_counts=True)
         self._tables = tables[::-1]  # by length: 1, 2, …

@@ -63,7 +63,9 @@ def token_stream_bits(contender: Contender, tokens: np.ndarray, stride: int | No
             spans = spans.to(contender.device)
             inputs, labels = spans[:, :-1], spans[:, 1:]
             logits = contender.logits(inputs, contender.documents(inputs))[:, first:]
-            losses = F.cross_entropy(logits.flatten(0, 1).float(), labels[:, first:].flatten(), reduction="none")
+            losses = F.cross_entropy(
+                logits.flatten(0, 1).float(), labels[:, first:].flatten(), reduction="none"
+            )
             nats += losses.double().sum().item()
             rows = max(1, min(rows, MOST_LOGITS_PER_FORWARD // (length * logits.shape[-1])))
     return nats / np.log(2)

@@ -4,7 +4,6 @@ A Kielo checkpoint (with the run's resolved.toml and tokenizer) or a Hugging Fac
 turns token ids into logits, in fp32, on the GPU where there is one.
 """
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from kielo.checkpoint.store import read_tensors
 from kielo.models import families
 from kielo.plan.resolved import Resolved
 from kielo.recipe.errors import KieloError
-from kielo.tokenizer.load import end_of_text_id, load_tokenizer
+from kielo.tokenizer.load import encode, end_of_text_id, load_tokenizer
 
 Logits = Callable[[Tensor, Tensor | None], Tensor]
 
@@ -38,10 +37,7 @@ class Contender:
 
     def encode_documents(self, texts: Iterable[str]) -> np.ndarray:
         """Token ids of all documents in one int64 stream, end-of-text after each."""
-        encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return np.concatenate(
-            [np.asarray([*encoding.ids, self.end_of_text_id], dtype=np.int64) for encoding in encodings]
-        )
+        return document_tokens(self.tokenizer, self.end_of_text_id, texts)
 
     def documents(self, tokens_bs: Tensor) -> Tensor | None:
         """Number of each token's document within its row, for the models that were trained to mask by it.
@@ -52,6 +48,12 @@ class Contender:
             return None
         ends = (tokens_bs == self.end_of_text_id).to(torch.int32)
         return (ends.cumsum(dim=1, dtype=torch.int32) - ends).to(torch.int32)
+
+
+def document_tokens(tokenizer: Tokenizer, end_of_text: int, texts: Iterable[str]) -> np.ndarray:
+    """One int64 stream: each text's ids, then end-of-text."""
+    rows = encode(tokenizer, list(texts))
+    return np.concatenate([np.asarray([*row, end_of_text], dtype=np.int64) for row in rows])
 
 
 def load_checkpoint(checkpoint: Path, resolved: Resolved, tokenizer_folder: Path) -> Contender:
@@ -84,28 +86,27 @@ def load_checkpoint(checkpoint: Path, resolved: Resolved, tokenizer_folder: Path
 def load_hugging_face(folder: Path, sequence_length: int | None = None) -> Contender:
     """Any causal language model in a Hugging Face folder with a `tokenizer.json`.
 
-    `sequence_length` defaults to the model's own, at most 2,048. Documents are not masked: transformers' models
-    are not trained so.
+    `sequence_length` defaults to the model's own, at most 2,048. Documents are not masked, for transformers'
+    models are not trained so.
     """
     from transformers import AutoModelForCausalLM  # seconds to import; a Kielo checkpoint does without
 
     device = _device()
-    if not (folder / "tokenizer.json").is_file():
-        raise KieloError(f"{folder}: has no tokenizer.json; save the tokenizer with `save_pretrained` beside the model")
+    tokenizer = load_tokenizer(folder)
+    end_id = end_of_text_id(tokenizer)
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise KieloError(f"{folder}: not a causal language model that transformers can load ({error})") from error
+        raise KieloError(
+            f"{folder}: not a causal language model that transformers can load ({error})"
+        ) from error
     model = model.to(device).eval()
-    end_id = _first_id(model.config.eos_token_id)
-    if end_id is None:
-        raise KieloError(f"{folder / 'config.json'}: has no eos_token_id, which ends each document; add it")
-    start_id = _first_id(model.config.bos_token_id)
+    start_id = model.config.bos_token_id
     longest = getattr(model.config, "max_position_embeddings", None) or 2048
     return Contender(
         name=str(folder),
         logits=lambda tokens_bs, _: model(input_ids=tokens_bs, use_cache=False).logits,
-        tokenizer=Tokenizer.from_file(str(folder / "tokenizer.json")),
+        tokenizer=tokenizer,
         start_id=end_id if start_id is None else start_id,
         end_of_text_id=end_id,
         sequence_length=min(longest, sequence_length or 2048),
@@ -114,18 +115,5 @@ def load_hugging_face(folder: Path, sequence_length: int | None = None) -> Conte
     )
 
 
-def is_hugging_face(folder: Path) -> bool:
-    """Whether the folder is a Hugging Face model rather than a Kielo checkpoint."""
-    path = folder / "config.json"
-    try:
-        return path.is_file() and "model_type" in json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise KieloError(f"{path}: not valid JSON ({error})") from None
-
-
 def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def _first_id(ids: int | list[int] | None) -> int | None:
-    return ids[0] if isinstance(ids, list) else ids

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kielo.evaluate.contender import Contender
+from kielo.tokenizer.load import decode, encode, vocabulary_size
 
 PROMPT_WORDS = 5
 PROMPT_MOST_CHARACTERS = 80  # scripts without spaces: five "words" would be a page
@@ -18,16 +19,17 @@ NUM_SAMPLES = 3
 
 def default_prompts(texts: Sequence[str], num_prompts: int = NUM_SAMPLES) -> list[str]:
     """The openings (first words) of held-out documents, spread evenly over them; long enough ones are preferred."""
-    openings = [opening(text) for text in texts if len(text) > 2 * PROMPT_MOST_CHARACTERS] or [*map(opening, texts)]
-    openings = list(dict.fromkeys(filter(None, openings)))
+    long_enough = [text for text in texts if len(text) > 2 * PROMPT_MOST_CHARACTERS] or texts
+    openings = list(dict.fromkeys(filter(None, map(opening, long_enough))))
     if not openings:
         return [""] * num_prompts
     return [openings[(2 * i + 1) * len(openings) // (2 * num_prompts)] for i in range(num_prompts)]
 
 
 def opening(text: str) -> str:
-    """The first five words of the text's first line, or of more lines where that is shorter."""
-    return " ".join(text[: 4 * PROMPT_MOST_CHARACTERS].split()[:PROMPT_WORDS])[:PROMPT_MOST_CHARACTERS].rstrip()
+    """The text's first five words, across lines where the first is shorter."""
+    words = text[: 4 * PROMPT_MOST_CHARACTERS].split()[:PROMPT_WORDS]
+    return " ".join(words)[:PROMPT_MOST_CHARACTERS].rstrip()
 
 
 @torch.inference_mode()
@@ -38,14 +40,15 @@ def generate(
 
     A temperature of 0 takes the likeliest token each time. The same seed gives the same text on one machine.
     """
-    prompt_ids = contender.tokenizer.encode(prompt, add_special_tokens=False).ids
+    prompt_ids = encode(contender.tokenizer, [prompt])[0]
+    num_words = vocabulary_size(contender.tokenizer)
     generator = torch.Generator().manual_seed(seed)
     ids = [contender.start_id, *prompt_ids]
     for _ in range(num_tokens):
         context = torch.tensor([ids[-contender.sequence_length :]], device=contender.device)
         logits = contender.logits(context, contender.documents(context))[0, -1].float().cpu()
         # Rows that pad the vocabulary to a round size are no tokens.
-        token = pick(logits[: contender.tokenizer.get_vocab_size()], temperature, top_k, generator)
+        token = pick(logits[:num_words], temperature, top_k, generator)
         if token == contender.end_of_text_id:
             break
         ids.append(token)
@@ -62,6 +65,6 @@ def pick(logits: Tensor, temperature: float, top_k: int, generator: torch.Genera
 
 
 def _decode_continuation(contender: Contender, prompt: str, prompt_ids: list[int], new_ids: list[int]) -> str:
-    whole = contender.tokenizer.decode(prompt_ids + new_ids)
-    # Some tokenizers do not give the prompt back exactly (they strip or normalise); then decode what is new alone.
-    return whole[len(prompt) :] if whole.startswith(prompt) else contender.tokenizer.decode(new_ids)
+    whole, new = decode(contender.tokenizer, [prompt_ids + new_ids, new_ids])
+    # A tokenizer that strips or normalises does not give the prompt back exactly; then the new tokens stand alone.
+    return whole[len(prompt) :] if whole.startswith(prompt) else new

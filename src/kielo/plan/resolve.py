@@ -16,7 +16,7 @@ from kielo.recipe.cards import Accelerator, accelerator_of_device, accelerators,
 from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model, Recipe
-from kielo.tokenizer.load import end_of_text_id, load_tokenizer
+from kielo.tokenizer.load import end_of_text_id, load_tokenizer, vocabulary_size
 
 
 def resolve(
@@ -38,7 +38,7 @@ def resolve(
     replicate, shard = _axes(recipe, world_size, complaints)
     sequences_per_rank = _per_rank(recipe, sequences_per_step, world_size, complaints)
     micro_batch = _largest_divisor(sequences_per_rank, train.micro_batch_sequences)
-    model = _complete_model(recipe, tokenizer.get_vocab_size(), complaints)
+    model = _complete_model(recipe, vocabulary_size(tokenizer), complaints)
     mixture = _mixture(recipe, tokens, run_folder / "tokens", complaints)
     complaints += _repeated_too_often(recipe, tokens, mixture, total_steps * sequences_per_step)
     heldout_available = num_sequences(tokens.counts["heldout"]["tokens"], data.sequence_length)

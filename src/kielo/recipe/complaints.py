@@ -43,12 +43,13 @@ def nearest_key(unknown: str, model: type[BaseModel]) -> str | None:
     known = list(keys_of(model))
     parent, _, leaf = re.sub(r"\[\d+\]", "", unknown).rpartition(".")
     siblings = [key for key in known if key.rpartition(".")[0] == parent]
-    for candidates in (siblings, known):
+    words = set(leaf.split("_"))
+    sharing = [key for key in siblings if words & set(key.rpartition(".")[2].split("_"))]
+    for candidates, cutoff in ((siblings, 0.75), (known, 0.85), (sharing, 0.0), (siblings, 0.6), (known, 0.65)):
         by_leaf = {key.rpartition(".")[2]: key for key in reversed(candidates)}
-        if close := difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.65):
+        if close := difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=cutoff):
             return by_leaf[close[0]]
-    close = difflib.get_close_matches(unknown, known, n=1)
-    return close[0] if close else None
+    return None
 
 
 def from_validation(error: ValidationError, model: type[BaseModel], origin: Callable[[str], str]) -> list[Complaint]:
@@ -107,7 +108,7 @@ def _default(key: str, model: type[BaseModel]) -> Any:
             return None
         model = info.annotation
     info = model.model_fields.get(leaf)
-    return None if info is None or info.is_required() else info.get_default()
+    return None if info is None or info.is_required() else info.get_default(call_default_factory=True)
 
 
 def _short(value: Any) -> str:

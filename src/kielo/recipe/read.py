@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -152,7 +153,7 @@ def _accepted(parts: Sequence[str]) -> tuple[Any, ...]:
         if info is None:
             return ()
         model = info.annotation
-    return get_args(model) or (model,)
+    return get_args(model) if isinstance(model, UnionType) else (model,)
 
 
 def _validate(

@@ -7,6 +7,7 @@ selected, and takes the page's font.
 import io
 import re
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 import matplotlib
@@ -60,13 +61,15 @@ def funnel_bars(steps: Sequence[dict[str, Any]], bytes_in: int) -> str:
         figure, axes = _figure(0.36 * (len(steps) + 1) + 0.5)
         labels = ["as read", *(step["name"] for step in steps)]
         left = [bytes_in, *(step["bytes_left"] for step in steps)]
-        dropped = [0, *(step["bytes"] for step in steps)]
+        dropped = [0, *(max(0, step["bytes"]) for step in steps)]
         positions = range(len(labels))[::-1]
         axes.barh(positions, left, color=OURS, height=0.62)
         axes.barh(positions, dropped, left=left, color=DROPPED, height=0.62)
         for position, kept, gone in zip(positions, left, dropped, strict=True):
             text = format_bytes(kept) + (f"  (−{format_bytes(gone)})" if gone else "")
-            axes.annotate(text, (kept + gone, position), (6, 0), textcoords="offset points", va="center", color=QUIET)
+            axes.annotate(
+                text, (kept + gone, position), (6, 0), textcoords="offset points", va="center", color=QUIET
+            )
         axes.set_xlim(0, max(*left, 1) * 1.24)
         _names_at_left(axes, positions, labels)
         axes.xaxis.set_visible(False)
@@ -107,20 +110,27 @@ def parity_curves(ours: Sequence[float], theirs: Sequence[float], tolerance: flo
         steps = range(1, len(ours) + 1)
         above.plot(steps, ours, color=OURS, linewidth=4, alpha=0.45, solid_capstyle="round")
         above.plot(steps, theirs, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
-        above.legend(
-            above.lines, ["Kielo", "Hugging Face transformers"], frameon=False, loc="upper right"
-        )
+        above.legend(above.lines, ["Kielo", "Hugging Face transformers"], frameon=False, loc="upper right")
         above.set_ylabel("loss")
         _grid(above)
         smallest = 1e-10  # equal losses have no logarithm: they are drawn at the floor
-        differences = [max(abs(a - b) / abs(b), smallest) if b else smallest for a, b in zip(ours, theirs, strict=True)]
+        differences = [
+            max(abs(mine - their) / abs(their), smallest) if their else smallest
+            for mine, their in zip(ours, theirs, strict=True)
+        ]
         below.semilogy(steps, differences, color=OURS, linewidth=1.4, marker="o", markersize=3.5)
         if tolerance:
             below.axhline(tolerance, color=DROPPED, linewidth=1.2)
             below.annotate(
-                f"tolerance {tolerance:.0e}", (1, tolerance), (0, -4), textcoords="offset points", va="top", color=DROPPED
+                f"tolerance {tolerance:.0e}",
+                (1, tolerance),
+                (0, -4),
+                textcoords="offset points",
+                va="top",
+                color=DROPPED,
             )
-        below.set_ylim(smallest / 2, max([*differences, tolerance or 0]) * 4)
+        highest = max([value for value in differences if isfinite(value)] + [tolerance or 1e-5])
+        below.set_ylim(smallest / 2, highest * 4)
         below.minorticks_off()
         _axes_names(below, "step", "relative difference")
         return _svg(figure, "parity")
@@ -186,4 +196,9 @@ def _svg(figure: Figure, name: str) -> str:
     for colour, variable in VARIABLES.items():
         svg = svg.replace(colour, f"var({variable})")
     # The page scales a figure down to a narrow screen; its own size is the most that it takes.
-    return re.sub(r'<svg ([^>]*?)width="([\d.]+)pt" height="[\d.]+pt"', r'<svg \1style="max-width: \2pt" width="100%"', svg, count=1)
+    return re.sub(
+        r'<svg ([^>]*?)width="([\d.]+)pt" height="[\d.]+pt"',
+        r'<svg \1style="max-width: \2pt" width="100%"',
+        svg,
+        count=1,
+    )

@@ -5,6 +5,7 @@ A stage that has not run yet is None in the dict: the page says so instead of fa
 """
 
 import json
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
@@ -41,7 +42,7 @@ def gather(run_folder: Path, recipe: Recipe, stages: dict[str, dict[str, Any]]) 
         "funnel": _read_json(run_folder / "corpus" / "funnel.json"),
         "tokenizer": _read_json(run_folder / "tokenizer" / "measure.json"),
         "tokens": manifests["pack"].counts if manifests["pack"] else None,
-        "training": _training(run_folder / "train"),
+        "training": _training(run_folder / "train", manifests["train"]),
         "parity": _parity(_read_json(run_folder / "verify" / "parity.json")),
         "scores": _read_json(run_folder / "evaluate" / "scores.json"),
         "export": str(run_folder / "hf") if manifests["export"] else None,
@@ -54,16 +55,11 @@ def summarise(gathered: dict[str, Any]) -> dict[str, Any]:
     """The content of summary.json. What has not run is None."""
     corpus, parity, scores = gathered["corpus"], gathered["parity"], gathered["scores"]
     training = gathered["training"]
-    bits = scores["bits_per_byte"] if scores else {}
     return {
         "stages": gathered["stages"],
-        "corpus": {
-            key: (corpus or {}).get(key) for key in ("bytes_in", "documents_in", "bytes_kept", "documents_kept")
-        },
-        "bits_per_byte": {key: bits.get(key) for key in ("model", *BASELINES)},
-        "parity": {
-            key: (parity or {}).get(key) for key in ("max_relative_loss_difference", "steps", "passed")
-        },
+        "corpus": _pick(corpus, ("bytes_in", "documents_in", "bytes_kept", "documents_kept")),
+        "bits_per_byte": _pick(scores and scores["bits_per_byte"], ("model", *BASELINES)),
+        "parity": _pick(parity, ("max_relative_loss_difference", "steps", "passed")),
         "tokens_per_second": training["tokens_per_second"] if training else None,
         "export": gathered["export"],
         "kielo_version": gathered["kielo_version"],
@@ -82,48 +78,51 @@ def kielo_version() -> str:
         return "unknown"
 
 
-def _training(folder: Path) -> dict[str, Any] | None:
-    """Curves of metrics.jsonl: {"rows", "heldout"} by step, the median tokens per second, the outcome."""
+def _pick(content: dict[str, Any] | None, keys: Sequence[str]) -> dict[str, Any]:
+    return {key: (content or {}).get(key) for key in keys}
+
+
+def _training(folder: Path, manifest: Manifest | None) -> dict[str, Any] | None:
+    """Curves of metrics.jsonl, {"rows", "heldout"} by step; the usual tokens per second; the stage's counts."""
     path = folder / "metrics.jsonl"
     if not path.is_file():
         return None
     rows: dict[int, dict] = {}
     heldout: dict[int, dict] = {}
-    lines = path.read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, start=1):
+    for line in path.read_text(encoding="utf-8").splitlines():
         try:
             row = json.loads(line)
-            # A resumed run writes steps again; the later row is the one that led to the model.
-            (heldout if "heldout_loss" in row else rows)[row["step"]] = row
-        except (ValueError, KeyError, TypeError):
-            if number == len(lines):  # a killed run may leave half a last line
-                break
-            raise KieloError(f"{path}, line {number}: not a row of metrics (JSON with a step)") from None
+        except ValueError:  # a killed attempt leaves half a line, and the next one goes on below it
+            continue
+        # A resumed run writes steps again; the later row is the one that led to the model.
+        (heldout if "heldout_loss" in row else rows)[row["step"]] = row
     ordered = [rows[step] for step in sorted(rows)]
     # The first row pays for warming up; it counts only where there is no other.
     speeds = [row["tokens_per_second"] for row in ordered if row.get("tokens_per_second")]
+    counts = manifest.counts if manifest else {}
     return {
         "rows": ordered,
         "heldout": [heldout[step] for step in sorted(heldout)],
-        "tokens_per_second": median(speeds[1:] or speeds) if speeds else None,
-        "outcome": _read_json(folder / "outcome.json"),
+        "tokens_per_second": counts.get("tokens_per_second")
+        or (median(speeds[1:] or speeds) if speeds else None),
+        "counts": counts,
     }
 
 
 def _parity(certificate: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The certificate with `setting_rows`: (setting, ours, theirs), whichever of the two nestings it has."""
+    """The certificate with `setting_rows`: (setting, ours, theirs, whether they differ)."""
     if certificate is None:
         return None
-    settings = certificate.get("settings") or {}
-    if set(settings) == {"ours", "theirs"}:
-        names = dict.fromkeys([*settings["ours"], *settings["theirs"]])
-        rows = [(name, settings["ours"].get(name), settings["theirs"].get(name)) for name in names]
-    else:
-        rows = [(name, pair.get("ours"), pair.get("theirs")) for name, pair in settings.items()]
+    settings = certificate["settings"]
+    ours, theirs, differing = settings["ours"], settings["theirs"], settings.get("differing", ())
+    names = dict.fromkeys([*ours, *theirs])
+    rows = [(name, ours.get(name), theirs.get(name), name in differing) for name in names]
     return certificate | {"setting_rows": rows}
 
 
-def _stage_rows(manifests: dict[str, Manifest | None], stages: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def _stage_rows(
+    manifests: dict[str, Manifest | None], stages: dict[str, dict[str, Any]]
+) -> list[dict[str, Any]]:
     """Per stage: seconds of the work that made its folder, and whether this run did it or found it done."""
     names = list(dict.fromkeys([*STAGE_FOLDERS, *stages]))
     rows = []
@@ -156,4 +155,6 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise KieloError(f"{path}: not valid JSON ({error}); delete its folder and run the stage again") from None
+        raise KieloError(
+            f"{path}: not valid JSON ({error}); delete its folder and run the stage again"
+        ) from None

@@ -36,7 +36,7 @@ def render(gathered: dict[str, Any]) -> str:
         'folder = "."  # this folder, or its name on the hub\n'
         "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
         "model = AutoModelForCausalLM.from_pretrained(folder)\n"
-        f"inputs = tokenizer({json.dumps(_first_prompt(gathered), ensure_ascii=False)}, return_tensors=\"pt\")\n"
+        f'inputs = tokenizer({json.dumps(_first_prompt(gathered), ensure_ascii=False)}, return_tensors="pt")\n'
         "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=80, do_sample=True, top_k=50)[0]))\n"
         "```",
         _training(gathered),

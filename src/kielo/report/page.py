@@ -4,6 +4,7 @@ Nothing is fetched when it is opened (a content security policy forbids it), no 
 outside is escaped. Each section is a function here; a stage that has not run gets a sentence instead.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
@@ -19,12 +20,15 @@ BASELINE_NAMES = {
     "ngram": "Interpolated byte {order}-gram",
 }
 TOKENIZER_NAMES = {
-    "vocab_size": "Vocabulary",
+    "vocabulary_size": "Vocabulary",
     "tokens_per_word": "Tokens per word",
     "bytes_per_token": "Bytes per token",
+    "characters_per_token": "Characters per token",
     "exact_round_trip_share": "Texts that come back exactly",
     "vocabulary_used_share": "Vocabulary in use",
+    "single_byte_token_share": "Tokens of a single byte",
     "renyi_efficiency": "Rényi efficiency",
+    "shannon_efficiency": "Shannon efficiency",
 }
 
 
@@ -42,7 +46,8 @@ def render(gathered: dict[str, Any]) -> str:
         ("stages", "Stages and versions", _stages(gathered)),
     ]
     body = "\n".join(
-        f'<section id="{name}"><h2>{escape(title)}</h2>\n{content}\n</section>' for name, title, content in sections
+        f'<section id="{name}"><h2>{escape(title)}</h2>\n{content}\n</section>'
+        for name, title, content in sections
     )
     return f"""<!doctype html>
 <html lang="en">
@@ -97,7 +102,9 @@ def _headline_figures(gathered: dict[str, Any]) -> str:
     if gathered["scores"] and "model" in gathered["scores"]["bits_per_byte"]:
         facts.append((f"{gathered['scores']['bits_per_byte']['model']:.3f}", "bits per byte, held-out"))
     if gathered["parity"]:
-        facts.append((f"{gathered['parity']['max_relative_loss_difference']:.1e}", "largest loss difference to HF"))
+        facts.append(
+            (f"{gathered['parity']['max_relative_loss_difference']:.1e}", "largest loss difference to HF")
+        )
     if gathered["training"] and gathered["training"]["tokens_per_second"]:
         facts.append((f"{gathered['training']['tokens_per_second']:,.0f}", "tokens per second"))
     if gathered["corpus"]:
@@ -155,7 +162,9 @@ def _parity(gathered: dict[str, Any]) -> str:
         f"transformers: largest relative loss difference {parity['max_relative_loss_difference']:.1e}, "
         f"tolerance {parity['tolerance']:.0e}."
     )
-    parts = [f'<p><strong class="{"good" if parity["passed"] else "bad"}">{verdict.capitalize()}.</strong> {escape(sentence)}</p>']
+    parts = [
+        f'<p><strong class="{"good" if parity["passed"] else "bad"}">{verdict.capitalize()}.</strong> {escape(sentence)}</p>'
+    ]
     if parity.get("first_difference"):
         parts.append(f'<p class="bad">First difference: {escape(_words(parity["first_difference"]))}</p>')
     losses = parity.get("losses") or {}
@@ -172,12 +181,10 @@ def _parity(gathered: dict[str, Any]) -> str:
     ]
     if differences:
         parts.append(_table(("Before the first step", ""), differences))
-    rows = [(_label(name), _words(ours), _words(theirs)) for name, ours, theirs in parity["setting_rows"]]
-    if rows:
-        table = _table(("Effective setting", "Kielo", "transformers"), rows, marked={
-            number for number, (_, ours, theirs) in enumerate(rows) if ours != theirs
-        })  # fmt: skip
-        parts.append(f"<details open><summary>Settings side by side</summary>{table}</details>")
+    rows = [(_label(name), _words(ours), _words(theirs)) for name, ours, theirs, _ in parity["setting_rows"]]
+    differing = [number for number, row in enumerate(parity["setting_rows"]) if row[3]]
+    table = _table(("Effective setting", "Kielo", "transformers"), rows, words=3, marked=differing)
+    parts.append(f"<details open><summary>Settings side by side</summary>{table}</details>")
     return "\n".join(parts)
 
 
@@ -194,9 +201,8 @@ def _training(gathered: dict[str, Any]) -> str:
         sentence += f", at {speed:,.0f} tokens per second (median)"
     if last.get("mfu"):
         sentence += f", {100 * last['mfu']:.1f} % of the accelerator's peak"
-    skipped = sum(bool(row.get("skipped")) for row in training["rows"])
-    if skipped:
-        sentence += f"; {skipped} logged steps were skipped as not finite"
+    if last.get("skipped"):
+        sentence += f"; {last['skipped']} steps were skipped because they were not finite"
     curves = figures.loss_curves(training["rows"], training["heldout"])
     parts = [f"<p>{escape(sentence)}.</p>", _figure(curves, "Loss of the training and of the held-out text.")]
     if speed:
@@ -212,24 +218,56 @@ def _corpus(gathered: dict[str, Any]) -> str:
         f"{format_bytes(corpus['bytes_kept'])} of {format_bytes(corpus['bytes_in'])} and "
         f"{corpus['documents_kept']:,} of {corpus['documents_in']:,} documents are left."
     )
-    rows = [
-        (step["name"], step["reason"], f"{step['documents']:,}", format_bytes(step["bytes"]),
-         f"{step['documents_left']:,}", format_bytes(step["bytes_left"]))
-        for step in funnel["steps"]
-    ]  # fmt: skip
-    header = ("Step", "Why text is dropped", "Documents dropped", "Bytes dropped", "Documents left", "Bytes left")
-    svg = figures.funnel_bars(funnel["steps"], corpus["bytes_in"])
-    return f"<p>{escape(kept)}</p>\n{_figure(svg, 'Text left after each step, and what the step dropped.')}\n{_table(header, rows, words=2)}"
+    figure = _figure(
+        figures.funnel_bars(_by_step(funnel["steps"]), corpus["bytes_in"]),
+        "Text left after each step, and what the step dropped.",
+    )
+    parts = [f"<p>{escape(kept)}</p>", figure, _funnel_table(funnel["steps"])]
+    for kind, shares in (funnel.get("threshold_table") or {}).items():
+        rows = [(threshold, f"{100 * share:.1f} %") for threshold, share in shares.items()]
+        table = _table(("Language threshold", f"Share of {kind} kept, in bytes"), rows)
+        parts.append(
+            f"<details><summary>{escape(_label(kind))} kept at other thresholds</summary>{table}</details>"
+        )
+    return "\n".join(parts)
+
+
+def _by_step(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row a step: the funnel has one for each reason, with the same figures of what was left."""
+    steps: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        step = steps.setdefault(row["name"], {**row, "documents": 0, "bytes": 0})
+        step["documents"] += row["documents"]
+        step["bytes"] += row["bytes"]
+    return list(steps.values())
+
+
+def _funnel_table(steps: Sequence[dict[str, Any]]) -> str:
+    """A row for each reason; a step's name and what it left stand once, in its first row."""
+    rows = []
+    for before, step in zip([None, *steps], steps):
+        is_first = before is None or before["name"] != step["name"]
+        rows.append(
+            (
+                step["name"] if is_first else "",
+                step["reason"],
+                f"{step['documents']:,}",
+                format_bytes(step["bytes"]),
+                f"{step['documents_left']:,}" if is_first else "",
+                format_bytes(step["bytes_left"]) if is_first else "",
+            )
+        )
+    header = ("Step", "Why dropped", "Documents dropped", "Text dropped", "Documents left", "Text left")
+    return _table(header, rows, words=2)
 
 
 def _tokenizer(gathered: dict[str, Any]) -> str:
     measured = gathered["tokenizer"]
     if not measured:
         return _not_run("tokenizer")
-    numbers = {key: value for key, value in measured.items() if isinstance(value, int | float)}
-    order = [key for key in TOKENIZER_NAMES if key in numbers] + [key for key in numbers if key not in TOKENIZER_NAMES]
-    rows = [(TOKENIZER_NAMES.get(key, _label(key)), _measure(key, numbers[key])) for key in order]
-    parts = [_table(("Measure", ""), rows)]
+    rows = [(name, _measure(key, measured[key])) for key, name in TOKENIZER_NAMES.items() if key in measured]
+    on = f" on {_words(measured['measured_on'])}" if "measured_on" in measured else ""
+    parts = [_table((f"Measured{on}", ""), rows)]
     sources = (gathered["tokens"] or {}).get("sources")
     if sources:
         packed = {**sources, "held-out": gathered["tokens"]["heldout"]}
@@ -276,10 +314,15 @@ def _table(
     """A table whose first `words` columns are words, the others figures; `marked` rows differ and are said so."""
     marked = set(marked)
     kinds = ["words" if column < words else "number" for column in range(len(header))]
-    head = "".join(f'<th class="{kind}" scope="col">{escape(name)}</th>' for kind, name in zip(kinds, header, strict=True))
+    head = "".join(
+        f'<th class="{kind}" scope="col">{escape(name)}</th>'
+        for kind, name in zip(kinds, header, strict=True)
+    )
     body = "".join(
         f"<tr{' class=differs' if number in marked else ''}>"
-        + "".join(f'<td class="{kind}">{escape(str(cell))}</td>' for kind, cell in zip(kinds, row, strict=True))
+        + "".join(
+            f'<td class="{kind}">{escape(str(cell))}</td>' for kind, cell in zip(kinds, row, strict=True)
+        )
         + "</tr>"
         for number, row in enumerate(rows)
     )
@@ -302,12 +345,22 @@ def _measure(key: str, value: float) -> str:
 
 
 def _words(value: Any) -> str:
-    """A setting as text: long lists by their ends, floats short."""
+    """A setting as text: long lists by their ends, equal values of many tensors counted, floats short."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list | tuple):
-        shown = [_words(entry) for entry in value]
+        shown = [_words(entry) for entry in value] or ["none"]
         return ", ".join(shown if len(shown) <= 6 else [*shown[:3], "…", *shown[-2:]])
+    if (
+        isinstance(value, dict)
+        and len(value) > 4
+        and all(isinstance(entry, int | float) for entry in value.values())
+    ):
+        return "; ".join(
+            f"{_words(entry)} for {count} tensors" for entry, count in Counter(value.values()).items()
+        )
     if isinstance(value, dict):
-        return "; ".join(f"{_label(key)}: {_words(entry)}" for key, entry in value.items())
+        return "; ".join(
+            f"{_label(key)}: {_words(entry)}" for key, entry in value.items() if entry not in (None, [], "")
+        )
     return "–" if value is None else str(value)

@@ -40,7 +40,9 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     rows.append(("exported model", summary["export"] or "–"))
     seconds = [stage["seconds"] for stage in summary["stages"].values()]
     skipped = sum(bool(stage["skipped"]) for stage in summary["stages"].values())
-    done = f"{format_seconds(sum(seconds))}" + (f" ({skipped} of {len(seconds)} stages were already done)" if skipped else "")
+    done = f"{format_seconds(sum(seconds))}" + (
+        f" ({skipped} of {len(seconds)} stages were already done)" if skipped else ""
+    )
     rows.append(("time", done))
     rows.append(("Kielo", summary["kielo_version"]))
     return rows

@@ -1,7 +1,7 @@
 """Which documents are held out: text -> yes or no, by a hash of the text alone.
 
-The vocabulary is the first thing learned from the text, so the split is decided here: neither it nor the model
-sees a held-out document. Equal texts fall on one side, whatever their source, order or number.
+The vocabulary is the first thing learned from the text, so the split is decided here: neither it nor the
+model sees a held-out document. Equal texts fall on one side, whatever their source, order or number.
 """
 
 import xxhash

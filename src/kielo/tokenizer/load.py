@@ -14,14 +14,17 @@ CONFIG_FILE = "tokenizer_config.json"
 
 
 def load_tokenizer(folder: Path | str) -> Tokenizer:
-    """The tokenizer of a folder that holds tokenizer.json (and tokenizer_config.json, which names its tokens).
+    """The tokenizer of a folder that holds tokenizer.json (and tokenizer_config.json, which names its
+    tokens).
 
     It cuts and pads nothing, and reads a special token that is spelled out in a text as ordinary characters,
     so no document can write an end-of-text into the training stream. Raises KieloError naming the file.
     """
     path = Path(folder) / TOKENIZER_FILE
     if not path.is_file():
-        raise KieloError(f"{path}: no such file; a tokenizer folder in Hugging Face form has a tokenizer.json")
+        raise KieloError(
+            f"{path}: no such file; a tokenizer folder in Hugging Face form has a tokenizer.json"
+        )
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as problem:  # the Rust library raises bare Exception
@@ -34,7 +37,8 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
 
 
 def end_of_text_id(tokenizer: Tokenizer) -> int:
-    """Id of the token that ends a document: `eos_token` of tokenizer_config.json, `<|endoftext|>` without one.
+    """Id of the token that ends a document: `eos_token` of tokenizer_config.json, `<|endoftext|>` without
+    one.
 
     Raises KieloError when the vocabulary lacks it.
     """

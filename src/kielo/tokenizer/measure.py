@@ -26,8 +26,8 @@ def measure(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, float | int
 
     tokens_per_word (a word is a run of letters, marks and digits), bytes_per_token, characters_per_token;
     exact_round_trip_share of the texts; vocabulary_used_share; single_byte_token_share of the tokens written;
-    renyi_efficiency H_2.5 / ln V and shannon_efficiency H_1 / ln V, between 0 and 1; and the totals behind them.
-    Raises KieloError when the texts hold no token.
+    renyi_efficiency H_2.5 / ln V and shannon_efficiency H_1 / ln V, between 0 and 1; and the totals behind
+    them. Raises KieloError when the texts hold no token.
     """
     counts = np.zeros(vocabulary_size(tokenizer), dtype=np.int64)
     num_texts = words = characters = num_bytes = exact = 0
@@ -62,7 +62,8 @@ def measure(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, float | int
 
 
 def renyi_entropy(counts: np.ndarray, alpha: float) -> float:
-    """Rényi entropy of order alpha in nats, ln(sum p^alpha) / (1 - alpha); Shannon's at alpha 1. counts: [vocabulary]."""
+    """Rényi entropy of order alpha in nats, ln(sum p^alpha) / (1 - alpha); Shannon's at alpha 1. counts:
+    [vocabulary]."""
     shares = counts[counts > 0] / counts.sum()
     if alpha == 1.0:
         return float(-(shares * np.log(shares)).sum())

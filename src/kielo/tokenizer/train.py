@@ -1,8 +1,9 @@
 """The tokenizer stage: documents -> a byte-level BPE tokenizer in Hugging Face form, with its figures.
 
-Byte-level, without a normaliser: every text comes back exactly, and no character is unknown. Before merging, the
-text is cut so that a token never joins letters of two scripts, never holds two digits (numbers of any length are
-spelled the same way) and never joins a line's end to a word. Combining marks stay with their letters.
+Byte-level, without a normaliser: every text comes back exactly, and no character is unknown. Before merging,
+the text is cut so that a token never joins letters of two scripts, never holds two digits (numbers of any
+length are spelled the same way) and never joins a line's end to a word. Combining marks stay with their
+letters.
 """
 
 import shutil
@@ -33,7 +34,15 @@ SMALLEST_VOCABULARY = 257  # all bytes and end-of-text
 MEASURED_BYTES = 2_000_000
 
 # One alternative for each script whose words often stand beside another's without a space.
-_SCRIPTS = (r"\p{Latin}", r"\p{Cyrillic}", r"\p{Greek}", r"\p{Hangul}", r"\p{Han}々〆", r"\p{Hiragana}", r"\p{Katakana}ー")
+_SCRIPTS = (
+    r"\p{Latin}",
+    r"\p{Cyrillic}",
+    r"\p{Greek}",
+    r"\p{Hangul}",
+    r"\p{Han}々〆",
+    r"\p{Hiragana}",
+    r"\p{Katakana}ー",
+)
 _WORDS = [rf"[{script}][{script}\p{{M}}]*" for script in _SCRIPTS] + [r"[\p{L}\p{M}]+"]
 PIECES = "|".join(
     [
@@ -51,9 +60,9 @@ PIECES = "|".join(
 def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manifest:
     """Train the recipe's tokenizer, or copy the one at `tokenizer.path`, and measure it on held-out text.
 
-    Writes tokenizer.json, tokenizer_config.json, special_tokens_map.json, measure.json and the manifest. A folder
-    that is current already is left alone and its manifest returned. Raises KieloError for a ready tokenizer
-    that cannot be read, a vocabulary below 257, or a corpus without training text.
+    Writes tokenizer.json, tokenizer_config.json, special_tokens_map.json, measure.json and the manifest. A
+    folder that is current already is left alone and its manifest returned. Raises KieloError for a ready
+    tokenizer that cannot be read, a vocabulary below 257, or a corpus without training text.
     """
     ready = Path(recipe.tokenizer.path) if recipe.tokenizer.path else None
     section = {**recipe.tokenizer.model_dump(), "heldout_share": recipe.dataset.heldout_share}
@@ -70,7 +79,11 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
             save(train_on(_training_texts(recipe, corpus_folder), recipe), stage.folder)
         tokenizer = load_tokenizer(stage.folder)
         measured_on, texts = _texts_to_measure(recipe, corpus_folder)
-        figures = {"measured_on": measured_on, "end_of_text_id": end_of_text_id(tokenizer), **measure(tokenizer, texts)}
+        figures = {
+            "measured_on": measured_on,
+            "end_of_text_id": end_of_text_id(tokenizer),
+            **measure(tokenizer, texts),
+        }
         write_json_atomically(stage.folder / "measure.json", figures)
         stage.counts.update(figures)
     return read_manifest(folder)
@@ -158,8 +171,16 @@ def _texts_to_measure(recipe: Recipe, corpus_folder: Path) -> tuple[str, list[st
 def _ready_files(folder: Path) -> list[Path]:
     """Files of a ready tokenizer: small ones that name it, not the weights that may lie beside it."""
     if not (folder / TOKENIZER_FILE).is_file():
-        raise KieloError(f"tokenizer.path = {str(folder)!r}: no {TOKENIZER_FILE} there; give a folder in Hugging Face form")
-    names = (TOKENIZER_FILE, CONFIG_FILE, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
+        raise KieloError(
+            f"tokenizer.path = {str(folder)!r}: no {TOKENIZER_FILE} there; give a folder in Hugging Face form"
+        )
+    names = (
+        TOKENIZER_FILE,
+        CONFIG_FILE,
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "chat_template.jinja",
+    )
     return [folder / name for name in names if (folder / name).is_file()]
 
 

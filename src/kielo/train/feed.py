@@ -45,7 +45,7 @@ class Feed:
         self._last_step = last_step
         self._device = device
         # One thread: it only hides the reading; more would only compete with the arithmetic.
-        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed")
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed", initializer=self._choose_device)
         self._ahead: tuple[int, Future] | None = None
 
     def take(self, step: int) -> StepBatch:
@@ -59,6 +59,11 @@ class Feed:
 
     def close(self) -> None:
         self._reader.shutdown(wait=True, cancel_futures=True)
+
+    def _choose_device(self) -> None:
+        # The current device belongs to the thread: without this every rank would take memory on GPU 0.
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
 
     def _read(self, step: int) -> tuple[tuple[int, ...], list[MicroBatch], Tensor]:
         batch = self._read_step(step)

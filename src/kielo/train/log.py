@@ -2,15 +2,18 @@
 
 In: settled rows (plain numbers). Out: lines. Sinks change nothing in the run.
 
-A row of `metrics.jsonl` is either of a training step ("step", "tokens", "samples", "loss" in nats per token over all
-ranks, "gradient_norm" before clipping, "learning_rate", "tokens_per_second", "tflops_per_second" of one rank, "mfu",
-"skipped", "seconds", "seconds_left") or of held-out text ("step", "tokens", "heldout_loss").
+A row of `metrics.jsonl` is either of held-out text ("step", "tokens", "heldout_loss") or of a training step: "step",
+"tokens", "samples" (both since step 1), "loss" (of that step, in nats per counted token over all ranks, the z-loss
+included where the recipe has one; null where it was not finite), "gradient_norm" (before clipping), "learning_rate",
+"tokens_per_second", "tflops_per_second" (of one rank), "mfu", "seconds" (of training, from this attempt's start),
+"seconds_left", "skipped" (steps, since step 1).
 """
 
 import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -68,11 +71,18 @@ class MetricsFile:
         self._file = open(self._path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - closed by close()
 
     def write(self, row: Row) -> None:
-        self._file.write(_as_line(row))
+        try:
+            self._file.write(_as_line(row))
+        except OSError as error:
+            raise KieloError(
+                f"{self._path}: cannot be written ({error.strerror}); free some space, then the same command goes on"
+                " from the newest checkpoint"
+            ) from error
 
     def close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # what could not be written was already told
+                self._file.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

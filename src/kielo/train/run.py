@@ -3,6 +3,7 @@
 `kielo train` calls `train` on every rank; launchers meet it only here.
 """
 
+from contextlib import suppress
 from typing import Any
 
 from kielo.parallel.rendezvous import find_rendezvous
@@ -49,14 +50,8 @@ def train(resolved: Resolved, max_steps: int | None = None) -> dict[str, Any]:
             if is_first and outcome == "finished":
                 write_train_manifest(resolved, run.checkpoints.newest)
             return _settle(resolved, outcome, state, is_first)
-        except KieloError as error:
-            # Any rank may be the only one that knows what went wrong; mostly all do, and one file is enough.
-            if is_first or not has_outcome(resolved):
-                write_outcome(resolved, "failed", state.step, state.tokens, str(error))
-            raise
         except Exception as error:
-            if is_first:
-                write_outcome(resolved, "failed", state.step, state.tokens, f"{type(error).__name__}: {error}")
+            _note_failure(resolved, error, state, is_first)
             raise
         finally:
             end_world()
@@ -68,6 +63,15 @@ def _fit_and_close(run: Run) -> str:
     finally:
         run.log.close()
         run.feed.close()
+
+
+def _note_failure(resolved: Resolved, error: Exception, state: State, is_first: bool) -> None:
+    """Any rank may be the only one that knows what went wrong; mostly all do, and one file is enough."""
+    if not is_first and (not isinstance(error, KieloError) or has_outcome(resolved)):
+        return
+    message = str(error) if isinstance(error, KieloError) else f"{type(error).__name__}: {error}"
+    with suppress(OSError):  # a full disk may be the very failure, and must not hide behind this one
+        write_outcome(resolved, "failed", state.step, state.tokens, message)
 
 
 def _settle(resolved: Resolved, outcome: str, state: State, is_first: bool, message: str = "") -> dict[str, Any]:

@@ -44,6 +44,7 @@ class HuggingFaceSide:
             lr=identity.learning_rate,
             betas=(identity.adam_beta1, identity.adam_beta2),
             eps=identity.adam_epsilon,
+            fused=True,  # transformers' Trainer's own default
         )
         scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimiser, lambda steps_done: rate(steps_done + 1) / identity.learning_rate

@@ -185,8 +185,16 @@ def _run_settings(records: list[dict[str, float]], trace: Any) -> dict[str, Any]
         "learning rate of each step": [record["learning_rate"] for record in records],
         "first tokens": tokens[0, :4].tolist(),
         "precision of activations": sorted({str(out.dtype)[6:] for _, out in trace.passed.values()}),
-        "clipping, share kept at step 1": records[0]["clipped_gradient_norm"] / max(records[0]["gradient_norm"], 1e-30),
+        "clipping, norm let through": _norm_let_through(records),
     }
+
+
+def _norm_let_through(records: list[dict[str, float]]) -> float | str:
+    """The norm that gradients had after the first clipping, measured: it tells a clipping that does not clip."""
+    for record in records:
+        if record["clipped_gradient_norm"] < 0.999 * record["gradient_norm"]:
+            return record["clipped_gradient_norm"]
+    return "never clipped"
 
 
 def _relative(ours: float, theirs: float) -> float:

@@ -68,4 +68,4 @@ def in_words(value: Any) -> str:
         if len(value) > 4:
             return f"{in_words(value[0])}, {in_words(value[1])} … {in_words(value[-1])} ({len(value)})"
         return ", ".join(map(in_words, value)) or "none"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"{value:.5g}" if isinstance(value, float) else str(value)

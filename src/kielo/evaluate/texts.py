@@ -1,0 +1,75 @@
+"""The texts of a run that contenders are judged on and baselines learn from: run folder -> documents' texts.
+
+A corpus too large for memory is sampled evenly, the same sample for everyone, and the scores say so.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kielo.artifact.documents import read_documents
+from kielo.artifact.token_shards import TokenShard
+from kielo.dataset.pack import is_heldout
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Recipe
+
+MOST_HELDOUT_BYTES = 4 << 20
+MOST_TRAINING_BYTES = 32 << 20  # the byte baselines hold it in memory: about 40 bytes for each
+MOST_UNIGRAM_TOKENS = 1 << 28
+
+
+def heldout_texts(tokens_folder: Path) -> tuple[list[str], dict[str, int]]:
+    """The held-out documents, or an even sample of about 4 MiB of them; and how many there are in all."""
+    path = tokens_folder / "heldout.jsonl.zst"
+    sizes = [_num_bytes(document["text"]) for document in read_documents(path)]
+    if not sizes:
+        raise KieloError(f"{path}: no held-out documents; raise dataset.heldout_share or add text")
+    share = MOST_HELDOUT_BYTES / max(1, sum(sizes))
+    texts = list(evenly((document["text"] for document in read_documents(path)), share))
+    return texts, {"heldout_documents_in_all": len(sizes), "heldout_bytes_in_all": sum(sizes)}
+
+
+def training_texts(recipe: Recipe, corpus_folder: Path) -> tuple[list[str], dict[str, int]]:
+    """The corpus without the held-out documents, or an even sample of about 32 MiB; and the bytes of both."""
+
+    def all_texts() -> Iterator[str]:
+        for document in read_documents(corpus_folder / "documents"):
+            if not is_heldout(document["text"], recipe.dataset.heldout_share):
+                yield document["text"]
+
+    total = sum(map(_num_bytes, all_texts()))
+    texts = list(evenly(all_texts(), MOST_TRAINING_BYTES / max(1, total)))
+    return texts, {"training_bytes": total, "training_bytes_of_byte_baselines": sum(map(_num_bytes, texts))}
+
+
+def training_token_counts(tokens_folder: Path, vocab_size: int) -> np.ndarray:
+    """How often each token [vocab_size] stands in the training shards (of very many tokens, an even sample)."""
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    indexes = [path for path in sorted(tokens_folder.glob("*.idx")) if path.stem != "heldout"]
+    shards = [TokenShard(path.with_suffix("")) for path in indexes]
+    share = min(1.0, MOST_UNIGRAM_TOKENS / max(1, sum(shard.num_tokens for shard in shards)))
+    for shard in shards:
+        for start, count in _spread_pieces(shard.num_tokens, share):
+            counts += np.bincount(shard.read(start, count), minlength=vocab_size)
+    return counts
+
+
+def evenly(items: Iterable[Any], share: float) -> Iterator[Any]:
+    """Every item for a share of 1 and above, else that share of them at even distances, the first included."""
+    for number, item in enumerate(items):
+        if share >= 1 or number == 0 or int((number + 1) * share) > int(number * share):
+            yield item
+
+
+def _spread_pieces(num_tokens: int, share: float, piece: int = 1 << 22) -> Iterator[tuple[int, int]]:
+    """(start, count) of pieces that cover the share of a shard, at even distances."""
+    for start in range(0, num_tokens, piece):
+        count = round(min(piece, num_tokens - start) * share)
+        if count:
+            yield start, count
+
+
+def _num_bytes(text: str) -> int:
+    return len(text.encode("utf-8"))

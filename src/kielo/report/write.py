@@ -1,0 +1,29 @@
+"""The report stage: a run folder -> report.html, summary.json, and the model card in hf/."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from kielo.artifact.manifest import write_json_atomically, write_text_atomically
+from kielo.recipe.sections import Recipe
+from kielo.report import model_card, page
+from kielo.report.gather import gather, summarise
+
+
+def write_report(run_folder: Path, recipe: Recipe, stages: dict[str, dict[str, Any]] | None = None) -> Path:
+    """Write the three files, each whole or not at all; returns the page's path.
+
+    `stages` is name -> {"seconds", "skipped"} of this run; the report's own seconds are measured here.
+    Stages that have not run are shown as such; a damaged file of theirs is a KieloError that names it.
+    """
+    started = time.monotonic()
+    run_folder = Path(run_folder)
+    earlier = {name: stage for name, stage in (stages or {}).items() if name != "report"}
+    gathered = gather(run_folder, recipe, earlier)
+    model_card.write_model_card(gathered)
+    path = run_folder / "report.html"
+    write_text_atomically(path, page.render(gathered))
+    own = {"seconds": round(time.monotonic() - started, 3), "skipped": False}
+    summary = summarise(gathered | {"stages": earlier | {"report": own}})
+    write_json_atomically(run_folder / "summary.json", summary)
+    return path

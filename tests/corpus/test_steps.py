@@ -1,0 +1,106 @@
+"""Each step drops what it should, keeps what it must, and counts both."""
+
+import unicodedata
+
+import pytest
+
+from kielo.corpus.dedup import DocumentDuplicates, LineDuplicates
+from kielo.corpus.language import THRESHOLDS, DocumentLanguage, LineLanguage
+from kielo.corpus.length import DocumentLength, LineLength
+from kielo.corpus.normalise import Normalise, normalise_line
+from kielo.corpus.run import effective_settings
+from kielo.corpus.script import ScriptFilter
+from kielo.corpus.split import split_document
+from kielo.recipe.cards import language
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Corpus
+from tests.corpus.texts import ENGLISH, ESTONIAN
+
+
+def _document(*lines, number=0):
+    return split_document("\n".join(lines), f"d/{number}", "d", (0, number), {})
+
+
+def _run(step, *documents):
+    """The lines left of each document left, and the step's counts."""
+    left = [document.lines for document in step.run(iter(documents))]
+    return left, {label: int(metric.total) for label, metric in step.stats.stats.items()}
+
+
+def test_normal_form():
+    """NFC, no controls or invisible characters, single spaces; joiners, quotes and superscripts stay as typed."""
+    assert (
+        normalise_line(unicodedata.normalize("NFD", " õhtul\t Šokk\u00ad \ufeffž\x00\x1b  "))
+        == "õhtul Šokk ž"
+    )
+    assert normalise_line("x² ½ „tere“ \u06a9\u200c\u06a9") == "x² ½ „tere“ \u06a9\u200c\u06a9"
+    left, counts = _run(Normalise(), _document("  ", "\u200b"), _document("a  b"))
+    assert left == [["a b"]] and counts["documents/empty"] == 1
+
+
+def test_script_by_share_of_letters():
+    """Foreign letters up to the share stay, more go; a script's own letters with marks and names are at home."""
+    step = ScriptFilter(["Latin"], "abc", 0.1)
+    lines = ["Ångström ja Łódź 12 €", "kümme tähte я ja veel", "Привет, мир", "1234 — 56 %", "aя"]
+    assert _run(step, _document(*lines))[0] == [[lines[0], lines[1], lines[3]]]
+    card = language("ja")
+    japanese = ScriptFilter(card.unicode_scripts, card.letters, 0.01)
+    assert _run(japanese, _document("GPUで学習する", "Привет"))[0] == [["GPUで学習する"]]
+
+
+@pytest.mark.parametrize("identifier", ["py3langid", "lid176"])
+def test_lines_of_another_language_go(identifier):
+    """Both identifiers keep Estonian and drop English, line by line; the table of thresholds falls, and sums bytes."""
+    document = _document(ESTONIAN[0], ENGLISH[0], ESTONIAN[1], ENGLISH[1])
+    total = document.num_bytes
+    left, counts = _run(LineLanguage(identifier, ["et"], 0.5), document, _document(*ENGLISH))
+    assert left == [[ESTONIAN[0], ESTONIAN[1]]]
+    assert counts["documents/looks like en"] == 1 and counts["lines/looks like en"] == 5
+    shares = [counts.get(f"bytes_at/{threshold}", 0) for threshold in THRESHOLDS]
+    assert shares == sorted(shares, reverse=True) and shares[0] < total < counts["bytes_identified/"]
+
+
+def test_document_language_uses_all_lines():
+    """A document is judged whole, and dropped whole with all its bytes counted."""
+    english = _document(*ENGLISH)
+    size = english.num_bytes
+    left, counts = _run(DocumentLanguage("py3langid", ["et"], 0.5), english, _document(*ESTONIAN))
+    assert left == [ESTONIAN] and counts["bytes/looks like en"] == size
+
+
+def test_settings_follow_the_card_and_refuse_an_identifier_that_cannot():
+    """Codes and thresholds come from the language's card unless the recipe sets them."""
+    bokmaal = effective_settings(Corpus(sources="a.txt", document_language_threshold=0.7), language("nb"))
+    assert bokmaal["identifier_codes"] == ["no"] and bokmaal["document_language_threshold"] == 0.7
+    assert bokmaal["line_language_threshold"] == language("nb").line_language_threshold["py3langid"]
+    unknown = language("et").model_copy(update={"identifier_codes": {"lid176": (), "py3langid": ("et",)}})
+    with pytest.raises(KieloError, match="lid176 does not know Estonian; py3langid does"):
+        effective_settings(Corpus(sources="a.txt", language_identifier="lid176"), unknown)
+
+
+def test_lengths_and_duplicates():
+    """Lengths are in characters, borders included; of duplicates the first stays, wherever the second is."""
+    assert _run(LineLength(4), _document("õõõ", "õõõõ"))[0] == [["õõõõ"]]
+    assert _run(DocumentLength(5), _document("ab", "cd"), _document("ab", "c"))[0] == [["ab", "cd"]]
+    left, counts = _run(
+        LineDuplicates(), _document("a", "b", "a"), _document("b", number=1), _document("c", "b", number=2)
+    )
+    assert left == [["a", "b"], ["c"]]
+    assert (
+        counts["lines/seen before"] == 3
+        and counts["bytes/seen before"] == 6
+        and counts["documents/seen before"] == 1
+    )
+    assert _run(DocumentDuplicates(), _document("a", "b"), _document("b", "a"), _document("a", "b"))[0] == [
+        ["a", "b"],
+        ["b", "a"],
+    ]
+
+
+def test_words_are_split_once_and_follow_their_lines():
+    """The shared split: words of the lines left, without splitting again when lines are dropped."""
+    document = _document("Tere, maailm 42!", "see on", "rock'n'roll e-kiri")
+    words = document.words()
+    assert words == [["Tere", "maailm"], ["see", "on"], ["rock'n'roll", "e-kiri"]]
+    document.keep([True, False, True])
+    assert document.words()[1] is words[2] and document.join() == "Tere, maailm 42!\nrock'n'roll e-kiri"

@@ -1,0 +1,195 @@
+"""Promises of pack, batches and the query, on a small corpus of two sources."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kielo.artifact.documents import read_documents, write_documents
+from kielo.artifact.manifest import read_manifest, write_stage
+from kielo.artifact.token_shards import TokenShard
+from kielo.dataset.batches import NOT_COUNTED, Batches, heldout_batch
+from kielo.dataset.pack import is_heldout, pack
+from kielo.dataset.query import documents_of_step
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Recipe
+from kielo.tokenizer.load import decode, load_tokenizer
+from kielo.tokenizer.train import train_tokenizer
+
+LENGTH, PER_STEP = 16, 24  # 24 sequences are shared by 1, 2, 3 and 8 ranks
+
+
+def recipe(share=0.2, sources=("a", "b")):
+    return Recipe(
+        name="tiny",
+        language="et",
+        corpus={"sources": [{"name": name, "path": f"{name}.txt"} for name in sources]},
+        tokenizer={"vocab_size": 400},
+        dataset={"heldout_share": share, "sequence_length": LENGTH},
+    )
+
+
+def write_corpus(folder: Path, documents: list[dict]) -> None:
+    with write_stage(folder, "corpus", 1, {}, {}) as stage:
+        write_documents(stage.folder / "documents" / "00000.jsonl.zst", documents)
+        num_bytes = sum(len(document["text"].encode()) for document in documents)
+        stage.counts.update(documents_kept=len(documents), bytes_kept=num_bytes)
+
+
+def make_documents(num_documents: int) -> list[dict]:
+    words = ["kevad", "tuli", "täna", "õue", "ja", "lumi", "sulas", "jõgi", "voolas", "12", "öösel\n"]
+    chance = random.Random(1)
+    return [
+        {
+            "id": f"{'ab'[n % 3 == 0]}/{n}",
+            "source": "ab"[n % 3 == 0],
+            "text": f"{n}: " + " ".join(chance.choices(words, k=chance.randint(3, 30))),
+            "metadata": {},
+        }
+        for n in range(num_documents)
+    ]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("a run")
+    write_corpus(folder / "corpus", make_documents(150))
+    train_tokenizer(recipe(), folder / "corpus", folder / "tokenizer")
+    pack(recipe(), folder / "corpus", folder / "tokenizer", folder / "tokens")
+    return folder
+
+
+def batches(run, mixture=None, mask=False):
+    return Batches(run / "tokens", 7, LENGTH, mixture or {"a": 3.0, "b": 1.0}, PER_STEP, 0, mask)
+
+
+def test_shards_hold_every_document_once(run):
+    """Training shards and the held-out shard together are the corpus, text for text, each ended by
+    end-of-text."""
+    tokenizer, counts = load_tokenizer(run / "tokenizer"), read_manifest(run / "tokens").counts
+    texts = {document["id"]: document["text"] for document in read_documents(run / "corpus" / "documents")}
+    for name in ("a", "b", "heldout"):
+        shard = TokenShard(run / "tokens" / name)
+        ids = (run / "tokens" / f"{name}.ids.txt").read_text().splitlines()
+        given = counts["heldout"] if name == "heldout" else counts["sources"][name]
+        assert len(ids) == shard.num_documents == given["documents"] and given["tokens"] == shard.num_tokens
+        assert given["bytes"] == sum(len(texts[identifier].encode()) for identifier in ids)
+        for number, identifier in enumerate(ids):
+            start, end = shard.document_offsets[number : number + 2]
+            row = shard.read(start, end - start).tolist()
+            assert row[-1] == 0 and decode(tokenizer, [row[:-1]]) == [texts[identifier]]
+            assert is_heldout(texts.pop(identifier), 0.2) == (name == "heldout")
+    assert not texts
+    heldout = list(read_documents(run / "tokens" / "heldout.jsonl.zst"))
+    assert sum(len(document["text"].encode()) for document in heldout) == counts["heldout"]["bytes"]
+    assert 0.08 < counts["heldout"]["documents"] / 150 < 0.32
+
+
+def test_nothing_is_done_twice(run):
+    """The same corpus, tokenizer and recipe leave a finished folder as it is; another held-out share does
+    not."""
+    before = (run / "tokens" / "manifest.json").stat().st_mtime_ns
+    pack(recipe(), run / "corpus", run / "tokenizer", run / "tokens")
+    assert (run / "tokens" / "manifest.json").stat().st_mtime_ns == before
+    pack(recipe(0.4), run / "corpus", run / "tokenizer", run / "other tokens")
+    assert pack(recipe(), run / "corpus", run / "tokenizer", run / "other tokens").section == {
+        "heldout_share": 0.2
+    }
+
+
+@pytest.mark.parametrize("data_ranks", [1, 2, 3, 8])
+def test_ranks_and_restarts_change_no_sample(run, data_ranks):
+    """The ranks of a step together hold just the sequences that one rank holds; a new object starts anywhere
+    alike."""
+    whole = batches(run)
+    for step in (1, 2, 5):
+        one = whole.step(step, 0, 1)
+        assert one.samples.tolist() == list(range((step - 1) * PER_STEP, step * PER_STEP))
+        resumed = batches(run)  # knows of no earlier step
+        for rank in range(data_ranks):
+            part = resumed.step(step, rank, data_ranks)
+            assert np.array_equal(part.samples, one.samples[rank::data_ranks])
+            assert np.array_equal(part.inputs, one.inputs[rank::data_ranks])
+            assert np.array_equal(part.labels, one.labels[rank::data_ranks])
+
+
+def test_an_epoch_counts_every_token_as_a_label_once(run):
+    """Over one epoch each source's stream, from its second token on, is the multiset of all labels."""
+    source = batches(run, {"a": 1.0})
+    shard = TokenShard(run / "tokens" / "a")
+    sequences = -(-(shard.num_tokens - 1) // LENGTH)
+    steps = -(-sequences // PER_STEP)
+    labels = np.concatenate([source.step(step, 0, 1).labels for step in range(1, steps + 1)])[:sequences]
+    inputs = np.concatenate([source.step(step, 0, 1).inputs for step in range(1, steps + 1)])[:sequences]
+    stream = shard.read(0, shard.num_tokens).astype(np.int64)
+    counted = labels != NOT_COUNTED
+    assert np.array_equal(np.sort(labels[counted]), np.sort(stream[1:]))
+    assert np.array_equal(np.bincount(inputs[counted]), np.bincount(stream[:-1], minlength=inputs.max() + 1))
+    assert (inputs[~counted] == 0).all()
+    both = counted[:, :-1] & counted[:, 1:]
+    assert np.array_equal(inputs[:, 1:][both], labels[:, :-1][both])
+
+
+def test_document_numbers_follow_the_borders(run):
+    """Numbers inside a sequence start at 0 and rise by one just after each end-of-text."""
+    batch = batches(run, mask=True).step(3, 0, 1)
+    assert batch.documents.dtype == np.int32 and (batch.documents[:, 0] == 0).all()
+    rises = np.diff(batch.documents, axis=1)
+    counted = batch.labels[:, :-1] != NOT_COUNTED
+    assert np.array_equal(rises[counted] == 1, batch.inputs[:, :-1][counted] == 0)
+    assert batches(run).step(3, 0, 1).documents is None
+
+
+def test_the_query_names_the_documents_of_a_step(run):
+    """Each sequence's tokens are found in the documents that the query names for it, whole step covered."""
+    rows = documents_of_step(run / "tokens", 7, LENGTH, {"a": 3.0, "b": 1.0}, PER_STEP, 0, 2)
+    texts = {document["id"]: document["text"] for document in read_documents(run / "corpus" / "documents")}
+    batch, tokenizer = batches(run).step(2, 0, 1), load_tokenizer(run / "tokenizer")
+    assert sum(row["tokens"] for row in rows) == (batch.labels != NOT_COUNTED).sum()
+    for sample, inputs in zip(batch.samples, batch.inputs):
+        mine, start = [row for row in rows if row["sample"] == sample], 0
+        for row in mine:
+            piece = inputs[start : start + row["tokens"]]
+            start += row["tokens"]
+            text = decode(tokenizer, [piece[piece != 0]])[0].strip(
+                "\ufffd"
+            )  # a piece may cut a letter of two bytes
+            assert text in texts[row["document"]] and row["document"].startswith(row["source"])
+
+
+def test_heldout_batch_is_held_out_text(run):
+    """Its labels are the held-out stream's; fewer sequences are taken at even distances."""
+    everything, some = heldout_batch(run / "tokens", LENGTH, 10_000), heldout_batch(run / "tokens", LENGTH, 5)
+    shard = TokenShard(run / "tokens" / "heldout")
+    labels = everything.labels.ravel()
+    assert np.array_equal(labels[labels != NOT_COUNTED], shard.read(1, shard.num_tokens - 1))
+    assert np.array_equal(some.inputs, everything.inputs[some.samples]) and len(some.samples) == 5
+
+
+def test_default_mixture_and_epochs(run):
+    """By default sources are read equally often; a source read too often is refused with what would work."""
+    default = Batches(run / "tokens", 7, LENGTH, {}, PER_STEP, 0, False)
+    num_sequences = sum(-(-(shard.num_tokens - 1) // LENGTH) for shard in default.shards)
+    assert all(abs(epochs - 4) < 0.2 for epochs in default.epochs(4 * num_sequences).values())
+    default.check_epochs(num_sequences, 1.2)
+    with pytest.raises(
+        KieloError, match=r"'a' would be read .* above dataset.max_epochs = 2; lower train.tokens to \d+"
+    ):
+        batches(run, {"a": 100.0, "b": 1.0}).check_epochs(4 * num_sequences, 2)
+
+
+def test_mistakes_are_named(run, tmp_path):
+    """Unknown source, ranks that do not divide a step, nothing held out, a source without text, an unpacked
+    folder."""
+    with pytest.raises(KieloError, match="dataset.mixture.c: .* has the sources a, b"):
+        batches(run, {"c": 1.0})
+    with pytest.raises(KieloError, match="24 sequences a step cannot be shared by 5 data ranks"):
+        batches(run).step(1, 0, 5)
+    with pytest.raises(KieloError, match="heldout_share = 1e-09 holds out none of the 150 documents"):
+        pack(recipe(1e-9), run / "corpus", run / "tokenizer", tmp_path / "tokens")
+    with pytest.raises(KieloError, match="source 'c' has no training text"):
+        pack(recipe(sources=("a", "b", "c")), run / "corpus", run / "tokenizer", tmp_path / "tokens")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(KieloError, match="the pack stage is not finished"):
+        heldout_batch(tmp_path, LENGTH, 1)

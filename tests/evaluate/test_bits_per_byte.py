@@ -1,0 +1,99 @@
+"""Promises of held-out bits per byte: each token once, as much context as there is, end-of-text included."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from kielo.evaluate.bits_per_byte import bits_per_byte, counted_bytes, token_stream_bits, windows
+from kielo.evaluate.contender import Contender
+from kielo.evaluate.generate import default_prompts, generate
+
+VOCAB = 300  # 257 tokens, the rest pads the embedding
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token a byte, and the end-of-text token 0."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {"<|endoftext|>": 0} | {char: number for number, char in enumerate(alphabet, start=1)}
+    tokenizer = Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def contender(logits, sequence_length: int = 16, mask_documents: bool = False) -> Contender:
+    return Contender(
+        "test", logits, byte_tokenizer(), 0, 0, sequence_length, mask_documents, torch.device("cpu")
+    )
+
+
+def bigram(tokens_bs: torch.Tensor, _: torch.Tensor | None) -> torch.Tensor:
+    """Logits that depend on the last token alone: windows cannot change the score."""
+    table = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(0))
+    return table[tokens_bs]
+
+
+@given(st.integers(0, 200), st.integers(1, 40), st.data())
+def test_windows_count_each_prediction_once(num_tokens: int, length: int, data: st.DataObject) -> None:
+    """Whatever the sizes: all inside the stream, every prediction counted once, in order, with context before it."""
+    stride = data.draw(st.integers(1, length))
+    counted = []
+    size = min(length, num_tokens)
+    for number, window in enumerate(windows(num_tokens, length, stride)):
+        assert window.start >= 0
+        assert number == 0 or window.first >= size - stride
+        counted += range(window.start + window.first, window.start + size)
+    assert counted == list(range(num_tokens))
+
+
+@pytest.mark.parametrize("stride", [None, 1, 7, 16])
+@pytest.mark.parametrize("num_tokens", [1, 15, 16, 17, 100])
+def test_bits_do_not_depend_on_windows_for_a_bigram(stride: int | None, num_tokens: int) -> None:
+    """A model that looks one token back has one score, computed here directly; the first token costs too."""
+    tokens = np.random.default_rng(1).integers(0, VOCAB, num_tokens)
+    stream = torch.tensor([0, *tokens])
+    logits = torch.log_softmax(bigram(stream[:-1], None), dim=-1)
+    expected = -logits[torch.arange(num_tokens), stream[1:]].double().sum().item() / np.log(2)
+    assert token_stream_bits(contender(bigram), tokens, stride) == pytest.approx(expected, rel=1e-5)
+
+
+def test_uniform_model_pays_for_every_border() -> None:
+    """Two documents of 3 and 5 bytes under a uniform model: 8 byte tokens and 2 end-of-text over 10 bytes."""
+    uniform = contender(lambda tokens_bs, _: torch.zeros(*tokens_bs.shape, VOCAB))
+    texts = ["abc", "öäa"]
+    assert counted_bytes(texts) == 3 + 5 + 2
+    assert bits_per_byte(uniform, texts) == pytest.approx(np.log2(VOCAB))
+
+
+def test_documents_are_numbered_as_in_training() -> None:
+    """End-of-text belongs to the document that it ends; without masking the model is given no numbers."""
+    tokens = torch.tensor([[0, 5, 6, 0, 7, 0]])
+    assert contender(bigram, mask_documents=True).documents(tokens).tolist() == [[0, 1, 1, 1, 2, 2]]
+    assert contender(bigram).documents(tokens) is None
+
+
+def test_generation_is_seeded_and_stays_in_the_vocabulary() -> None:
+    """Same seed, same text; another seed, another; padding rows are never drawn; a likely end-of-text ends it."""
+
+    def flat(tokens_bs: torch.Tensor, _: torch.Tensor | None) -> torch.Tensor:
+        logits = torch.zeros(*tokens_bs.shape, VOCAB)
+        logits[..., 0] = -50.0
+        logits[..., 257:] = 50.0  # the rows that only pad would win
+        return logits
+
+    model = contender(flat)
+    first = generate(model, "tere", 30, 1.0, 50, seed=1)
+    assert first == generate(model, "tere", 30, 1.0, 50, seed=1) != generate(model, "tere", 30, 1.0, 50, seed=2)
+    ending = contender(lambda tokens_bs, _: torch.eye(VOCAB)[torch.zeros_like(tokens_bs)])
+    assert generate(ending, "tere", 30, 0.0, 50, seed=1) == ""
+
+
+def test_prompts_are_openings_of_heldout_documents() -> None:
+    """Three different openings of at most five words; short texts serve where there is nothing longer."""
+    texts = [f"Pealkiri {number}\nsee on päris pikk lause selle kohta " * 9 for number in range(9)]
+    prompts = default_prompts(["lühike", *texts])
+    assert prompts == [f"Pealkiri {number} see on päris" for number in (1, 4, 7)]
+    assert default_prompts(["tere"]) == ["tere"] * 3

@@ -1,0 +1,119 @@
+"""Promises of the evaluate stage, on a run that the real rooms made: tiny text, tokenizer, shards, random weights."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kielo.artifact.documents import write_documents
+from kielo.artifact.manifest import read_manifest, write_stage
+from kielo.artifact.token_shards import TokenShard
+from kielo.checkpoint.huggingface import export
+from kielo.checkpoint.store import Store
+from kielo.dataset.pack import pack
+from kielo.evaluate.contender import load_checkpoint
+from kielo.evaluate.run import evaluate, evaluate_hugging_face
+from kielo.evaluate.texts import evenly, heldout_texts, training_texts, training_token_counts
+from kielo.models.llama.model import Llama, init_weights
+from kielo.plan.resolve import resolve
+from kielo.plan.resolved import write
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Recipe
+from kielo.tokenizer.train import train_tokenizer
+
+RECIPE = Recipe.model_validate(
+    {
+        "name": "tiny",
+        "language": "et",
+        "corpus": {"sources": [{"name": "help", "path": "help.txt"}]},
+        "tokenizer": {"vocab_size": 300},
+        "dataset": {"sequence_length": 32, "heldout_share": 0.2, "max_epochs": 1000},
+        "model": {
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "tie_word_embeddings": True,
+        },
+        "train": {"tokens": 1024, "tokens_per_step": 128},
+        "evaluate": {"sample_tokens": 5},
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("run")
+    words = ["Vali", "fail", "ja", "ava", "dialoog", "käsk", "Lõpeta", "žürii", "uus", "leht"]
+    random = np.random.default_rng(0)
+    texts = [" ".join(random.choice(words, 25)) + ".\nTeine rida." for _ in range(60)]
+    documents = [{"id": str(i), "text": text, "source": "help", "metadata": {}} for i, text in enumerate(texts)]
+    with write_stage(folder / "corpus", "corpus", 1, {}, {}) as stage:
+        write_documents(stage.folder / "documents" / "00000.jsonl.zst", documents)
+        stage.counts["documents_kept"] = len(documents)
+    train_tokenizer(RECIPE, folder / "corpus", folder / "tokenizer")
+    pack(RECIPE, folder / "corpus", folder / "tokenizer", folder / "tokens")
+    resolved = resolve(RECIPE, folder, 1, "cpu")
+    write(resolved, folder / "resolved.toml")
+    model = Llama(resolved.identity.model)
+    init_weights(model, seed=1)
+    tensors = {f"model/{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    Store(folder / "train" / "checkpoints").save(8, tensors, {})
+    return folder
+
+
+def test_scores_are_written_and_made_once(run_folder: Path) -> None:
+    """scores.json holds four finite numbers and three samples of held-out openings; a second call changes nothing."""
+    scores = evaluate(RECIPE, run_folder)
+    assert scores == json.loads((run_folder / "evaluate" / "scores.json").read_text(encoding="utf-8"))
+    assert list(scores["bits_per_byte"]) == ["model", "unigram", "xz", "ngram"]
+    assert all(0 < value < 20 for value in scores["bits_per_byte"].values())
+    # Random weights know nothing; the n-gram has learned ten words.
+    assert scores["bits_per_byte"]["ngram"] < scores["bits_per_byte"]["unigram"] < scores["bits_per_byte"]["model"]
+    texts, _ = heldout_texts(run_folder / "tokens")
+    assert len(scores["samples"]) == 3
+    assert all(any(text.startswith(sample["prompt"]) for text in texts) for sample in scores["samples"])
+    written = read_manifest(run_folder / "evaluate").written_at, (run_folder / "evaluate").stat().st_ino
+    assert evaluate(RECIPE, run_folder) == scores
+    assert written == (read_manifest(run_folder / "evaluate").written_at, (run_folder / "evaluate").stat().st_ino)
+
+
+def test_the_baselines_see_the_training_text_and_no_more(run_folder: Path) -> None:
+    """Training and held-out texts are the corpus, split; the unigram counts just the training shards' tokens."""
+    training, heldout = training_texts(RECIPE, run_folder / "corpus")[0], heldout_texts(run_folder / "tokens")[0]
+    assert not set(training) & set(heldout) and len(training) + len(heldout) == 60
+    counts = training_token_counts(run_folder / "tokens", 300)
+    assert counts.sum() == TokenShard(run_folder / "tokens" / "help").num_tokens
+    assert counts[0] == len(training)
+    assert list(evenly(range(10), 0.3)) == [0, 3, 6, 9]
+
+
+def test_the_model_scores_the_tokens_that_pack_held_out(run_folder: Path) -> None:
+    """The stream that is scored is the packed held-out shard, token for token."""
+    checkpoint = next((run_folder / "train" / "checkpoints").iterdir())
+    contender = load_checkpoint(checkpoint, resolve(RECIPE, run_folder, 1, "cpu"), run_folder / "tokenizer")
+    shard = TokenShard(run_folder / "tokens" / "heldout")
+    stream = contender.encode_documents(heldout_texts(run_folder / "tokens")[0])
+    np.testing.assert_array_equal(stream, shard.read(0, shard.num_tokens))
+
+
+def test_the_export_scores_like_the_checkpoint(run_folder: Path, tmp_path: Path) -> None:
+    """`kielo evaluate hf/`: transformers' model of the same weights has the same bits per byte and samples."""
+    checkpoint = next((run_folder / "train" / "checkpoints").iterdir())
+    model = resolve(RECIPE, run_folder, 1, "cpu").identity.model
+    export(checkpoint, tmp_path / "hf", model, run_folder / "tokenizer")
+    ours, theirs = evaluate(RECIPE, run_folder), evaluate_hugging_face(RECIPE, run_folder, tmp_path / "hf")
+    assert theirs["bits_per_byte"] == pytest.approx(ours["bits_per_byte"], rel=1e-5)
+    assert theirs["samples"] == ours["samples"]
+
+
+def test_what_is_missing_is_named(run_folder: Path, tmp_path: Path) -> None:
+    """Without a checkpoint, or a model in the folder, the message says where it looked; nothing is written."""
+    with pytest.raises(KieloError, match="no whole checkpoint"):
+        evaluate(RECIPE, tmp_path)
+    with pytest.raises(KieloError, match=r"tokenizer\.json"):
+        evaluate_hugging_face(RECIPE, run_folder, tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,130 @@
+"""What the house tests look for, as functions of a source tree, so that each can also be run on a planted fault."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "kielo"
+BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "core", "base", "tools", "manager"}
+FORBIDDEN_IN_MODELS = ("torch.distributed", "torch.cuda", "os", "kielo.parallel")
+FAMILY_TABLES = ("layout", "names", "count")
+
+
+def folders_without_init(package: Path) -> list[str]:
+    """Folders that hold Python but are no packages: import-linter does not see what is in them."""
+    folders = {path.parent for path in package.rglob("*.py")}
+    inside = {above for folder in folders for above in (folder, *folder.parents) if above.is_relative_to(package)}
+    return sorted(str(folder.relative_to(package)) for folder in inside if not (folder / "__init__.py").is_file())
+
+
+def models_inits_with_code(package: Path) -> list[str]:
+    """An `__init__` that imports would bring torch to whoever asks for a family's tables."""
+    inits = [package / "models" / "__init__.py", *(package / "models").glob("*/__init__.py")]
+    return [str(path.relative_to(package)) for path in inits if path.read_text(encoding="utf-8").strip()]
+
+
+def banned_names(package: Path) -> list[str]:
+    """Rooms and files whose name does not tell what is inside."""
+    return sorted(
+        str(path.relative_to(package)) for path in package.rglob("*") if BANNED_NAMES & set(path.stem.lower().split("_"))
+    )
+
+
+def parsed(folder: Path) -> Iterator[tuple[Path, ast.Module]]:
+    for path in sorted(folder.rglob("*.py")):
+        yield path, ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def ranks_and_devices_in_models(package: Path) -> list[str]:
+    """Where models/ leaves the single device: distributed code, the environment, or a device by name."""
+    found = []
+    for path, tree in parsed(package / "models"):
+        aliases = _aliases(tree)
+        for node in ast.walk(tree):
+            for name in _mentioned(node, aliases):
+                if any(name == word or name.startswith(word + ".") for word in FORBIDDEN_IN_MODELS):
+                    found.append(f"{path.relative_to(package)}:{node.lineno}: {name}")
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"cuda(:\d+)?", node.value):
+                found.append(f"{path.relative_to(package)}:{node.lineno}: the device {node.value!r}")
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cuda":
+                found.append(f"{path.relative_to(package)}:{node.lineno}: .cuda()")
+    return sorted(set(found))
+
+
+def _aliases(tree: ast.Module) -> dict[str, str]:
+    """Local name → what it was imported as, so that `import torch as t; t.cuda` is seen."""
+    aliases = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            aliases |= {name.asname or name.name.split(".")[0]: name.name if name.asname else name.name.split(".")[0]
+                        for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            aliases |= {name.asname or name.name: f"{node.module}.{name.name}" for name in node.names}
+    return aliases
+
+
+def _mentioned(node: ast.AST, aliases: dict[str, str]) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [name.name for name in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [f"{node.module}.{name.name}" for name in node.names]
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.insert(0, node.attr)
+        node = node.value
+    if parts and isinstance(node, ast.Name) and node.id in aliases:
+        return [".".join([aliases[node.id], *parts])]
+    return []
+
+
+def attributes_read(package: Path, leaving_out: tuple[str, ...]) -> dict[str, set[str]]:
+    """For each attribute that some file reads (`x.y.sequence_length`): what it is read of, as far as names tell.
+
+    Of `recipe.dataset.sequence_length` that is "dataset". A local name stands for what it was assigned from
+    (`section = recipe.corpus`) and for its annotation (`def f(corpus: Corpus)`), in lower case.
+    """
+    read: dict[str, set[str]] = {}
+    for path, tree in parsed(package):
+        if str(path.relative_to(package)) in leaving_out:
+            continue
+        stands_for = _stands_for(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                owner = _last_name(node.value)
+                read.setdefault(node.attr, set()).update({owner} | stands_for.get(owner, set()))
+    return read
+
+
+def _last_name(node: ast.AST) -> str:
+    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return name.lstrip("_")
+
+
+def _stands_for(tree: ast.Module) -> dict[str, set[str]]:
+    meanings: dict[str, set[str]] = {}
+
+    def means(name: str, value: ast.AST | None) -> None:
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):  # a quoted annotation
+            meanings.setdefault(name, set()).add(value.value.rpartition(".")[2].lower())
+        elif value is not None and (word := _last_name(value)):
+            meanings.setdefault(name, set()).add(word.lower())
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            means(node.arg, node.annotation)
+        elif isinstance(node, ast.AnnAssign):
+            means(_last_name(node.target), node.annotation)
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1:
+            names, values = node.targets[0], node.value
+            pairs = zip(names.elts, values.elts) if isinstance(names, ast.Tuple) and isinstance(values, ast.Tuple) else [(names, values)]
+            for target, value in pairs:
+                means(_last_name(target), value)
+        elif isinstance(node, ast.For | ast.comprehension):
+            iterated = node.iter
+            if isinstance(iterated, ast.Call) and _last_name(iterated.func) == "enumerate" and iterated.args:
+                iterated = iterated.args[0]
+            target = node.target.elts[-1] if isinstance(node.target, ast.Tuple) else node.target
+            means(_last_name(target), iterated)
+    return meanings

@@ -1,0 +1,61 @@
+"""Every field that a user may write is read by some room: a setting that does nothing is a lie."""
+
+import shutil
+
+from pydantic import BaseModel
+
+from kielo.plan.resolved import Identity, Placement
+from kielo.recipe.sections import Recipe, Source
+from tests.house.checks import PACKAGE, attributes_read
+
+# Declaring a field and checking it against others is not using it.
+NO_USE = ("recipe/sections.py", "recipe/check.py", "recipe/schema.py")
+
+
+def unread_fields(package, model: type[BaseModel], section: str, leaving_out=NO_USE) -> list[str]:
+    read = attributes_read(package, leaving_out)
+    return [
+        f"{section}.{name}"
+        for name in model.model_fields
+        if not read.get(name, set()) & NAMES_OF.get(section, {section})
+    ]
+
+
+# What code calls a section that it was given.
+NAMES_OF = {
+    "model": {"model", "config"},
+    "source": {"source", "sources"},
+    "identity": {"identity", "schedulesettings", "optimisersettings"},
+}
+
+
+def unread_of_recipe(package) -> list[str]:
+    found = unread_fields(package, Recipe, "recipe") + unread_fields(package, Source, "source")
+    for name, info in Recipe.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            found += unread_fields(package, info.annotation, name)
+    return found
+
+
+def test_every_recipe_field_is_read():
+    """Each is read as an attribute of its section somewhere outside the declarations."""
+    assert unread_of_recipe(PACKAGE) == []
+
+
+def test_every_resolved_field_is_read():
+    """And what resolving made of it is read by the rooms above plan; mesh axes are read by name."""
+    axes = {f"placement.{axis}" for axis in ("pipeline", "replicate", "shard", "context", "tensor", "expert")}
+    # For people, who see them in resolved.toml and `kielo plan`; the first two also tell runs apart.
+    shown = {"identity.name", "identity.language", "placement.accelerator", "placement.tokenizer_folder",
+             "placement.micro_batches_per_step"}
+    leaving_out = ("plan/resolve.py", "plan/resolved.py", *NO_USE)
+    found = unread_fields(PACKAGE, Identity, "identity", leaving_out)
+    found += unread_fields(PACKAGE, Placement, "placement", leaving_out)
+    assert set(found) - axes - shown == set()
+
+
+def test_a_field_that_nobody_reads_is_caught(tmp_path):
+    """Broken on purpose: without the room that evaluates, the fields of [evaluate] are named."""
+    house = tmp_path / "kielo"
+    shutil.copytree(PACKAGE, house, ignore=shutil.ignore_patterns("__pycache__", "evaluate"))
+    assert {"evaluate.temperature", "evaluate.ngram_order"} <= set(unread_of_recipe(house))

@@ -1,0 +1,59 @@
+"""What import-linter cannot see: packages, names, single-device models; each check is also shown a planted fault."""
+
+import pytest
+
+from tests.house import checks
+from tests.house.checks import PACKAGE
+
+
+@pytest.fixture
+def house(tmp_path):
+    """An empty house with one family."""
+    for folder in ("", "models", "models/llama"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "__init__.py").touch()
+    return tmp_path
+
+
+def test_every_folder_with_python_is_a_package(house):
+    """A folder without __init__.py would leak through the import stairs."""
+    assert checks.folders_without_init(PACKAGE) == []
+    (house / "attic" / "box").mkdir(parents=True)
+    (house / "attic" / "box" / "thing.py").touch()
+    assert checks.folders_without_init(house) == ["attic", "attic/box"]
+
+
+def test_models_inits_are_empty(house):
+    """Asking for a family's tables loads nothing else."""
+    assert checks.models_inits_with_code(PACKAGE) == []
+    (house / "models" / "llama" / "__init__.py").write_text("from kielo.models.llama.model import Llama\n")
+    assert checks.models_inits_with_code(house) == ["models/llama/__init__.py"]
+
+
+def test_no_room_or_file_has_a_name_that_says_nothing(house):
+    """No utils, helpers, common, misc, core, base, tools, manager."""
+    assert checks.banned_names(PACKAGE) == []
+    (house / "models" / "model_utils.py").touch()
+    (house / "core").mkdir()
+    assert checks.banned_names(house) == ["core", "models/model_utils.py"]
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "import torch.distributed",
+        "from torch import distributed",
+        "from torch.distributed.tensor import DTensor",
+        "import torch as t\nt.distributed.get_rank()",
+        "import torch\nx = torch.cuda.current_device()",
+        "import os",
+        "from os import environ",
+        "def f(x):\n    return x.to('cuda:0')",
+        "def f(x):\n    return x.cuda()",
+    ],
+)
+def test_models_are_single_device(house, planted):
+    """models/ knows no ranks, no devices and no environment."""
+    assert checks.ranks_and_devices_in_models(PACKAGE) == []
+    (house / "models" / "llama" / "model.py").write_text(planted)
+    assert checks.ranks_and_devices_in_models(house)

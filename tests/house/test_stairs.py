@@ -1,0 +1,61 @@
+"""The import stairs, held by import-linter; each contract is also broken on purpose."""
+
+import configparser
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.house.checks import FAMILY_TABLES, PACKAGE, ROOT
+
+CONTRACTS = ROOT / ".importlinter"
+LINT = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(config_filename=sys.argv[1], no_cache=True))"
+
+
+def lint(source_folder: Path) -> subprocess.CompletedProcess:
+    environment = os.environ | {"PYTHONPATH": str(source_folder)}
+    return subprocess.run(
+        [sys.executable, "-c", LINT, str(CONTRACTS)], cwd=source_folder, env=environment, capture_output=True, text=True
+    )
+
+
+def test_code_imports_only_downwards_and_the_login_node_needs_no_torch():
+    """Both contracts of .importlinter hold for the house as it is."""
+    outcome = lint(PACKAGE.parent)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "complaint"),
+    [
+        ("recipe/planted.py", "import kielo.artifact.manifest", "kielo.recipe is not allowed to import kielo.artifact"),
+        ("dataset/planted.py", "import kielo.models.families", "kielo.dataset is not allowed to import kielo.models"),
+        ("evaluate/planted.py", "import kielo.verify", "kielo.evaluate is not allowed to import kielo.verify"),
+        ("attic/__init__.py", "", "kielo.attic"),
+        ("plan/planted.py", "import torch.nn", "kielo.plan is not allowed to import torch"),
+        ("models/llama/count.py", "from torch import nn", "kielo.models.llama.count is not allowed to import torch"),
+        ("report/planted.py", "import transformers", "kielo.report is not allowed to import transformers"),
+    ],
+)
+def test_a_planted_import_is_caught(tmp_path, file, line, complaint):
+    """The contracts fail when broken: upwards, sideways, a room without a step, torch on the login node."""
+    shutil.copytree(PACKAGE, tmp_path / "kielo", ignore=shutil.ignore_patterns("__pycache__"))
+    planted = tmp_path / "kielo" / file
+    planted.parent.mkdir(exist_ok=True)
+    planted.write_text((planted.read_text() if planted.exists() else "") + f"\n{line}\n", encoding="utf-8")
+    outcome = lint(tmp_path)
+    assert outcome.returncode == 1, outcome.stdout + outcome.stderr
+    assert complaint in " ".join(outcome.stdout.split()), outcome.stdout
+
+
+def test_every_torch_free_room_is_in_the_login_contract():
+    """A launch room, once there is one, must be torch-free as well; families by pattern."""
+    contracts = configparser.ConfigParser()
+    contracts.read(CONTRACTS)
+    listed = contracts["importlinter:contract:login_node"]["source_modules"].split()
+    rooms = ("recipe", "artifact", "corpus", "tokenizer", "dataset", "plan", "report", "launch")
+    assert {f"kielo.{room}" for room in rooms if (PACKAGE / room).is_dir()} <= set(listed)
+    assert {f"kielo.models.*.{table}" for table in FAMILY_TABLES} <= set(listed)

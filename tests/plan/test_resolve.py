@@ -1,0 +1,205 @@
+"""resolve: every derived number once; impossible ones refused with those that work; identity apart from placement."""
+
+import json
+import math
+import tomllib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+
+from kielo.artifact.manifest import hash_manifest, write_stage
+from kielo.plan.resolve import consent, num_sequences, resolve
+from kielo.plan.resolved import identity_hash, read, write
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Recipe
+
+VOCABULARY = 300
+
+
+def recipe(**sections) -> Recipe:
+    given_keys = {
+        "name": "small",
+        "language": "et",
+        "corpus": {"sources": ["a.txt"]},
+        "dataset": {"sequence_length": 64, "max_epochs": 4},
+        "model": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
+        "train": {"tokens": 64 * 24 * 10, "tokens_per_step": 64 * 24, "micro_batch_sequences": 5},
+    }
+    for name, values in sections.items():
+        given_keys[name] = given_keys.get(name, {}) | values if isinstance(values, dict) else values
+    return Recipe.model_validate(given_keys)
+
+
+def finish_pack(folder, sources: dict[str, int], heldout: int) -> None:
+    with write_stage(folder, "tokens", 1, {}, {}) as stage:
+        stage.counts["sources"] = {name: {"tokens": n, "documents": 1, "bytes": n} for name, n in sources.items()}
+        stage.counts["heldout"] = {"tokens": heldout, "documents": 1, "bytes": heldout}
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    """A run folder up to pack: 300 tokens of vocabulary, two sources, 10 held-out sequences of 64."""
+    folder = tmp_path_factory.mktemp("run")
+    with write_stage(folder / "tokenizer", "tokenizer", 1, {}, {}) as stage:
+        vocabulary = {"<|endoftext|>": 0} | {f"t{number}": number for number in range(1, VOCABULARY)}
+        Tokenizer(models.BPE(vocab=vocabulary, merges=[])).save(str(stage.folder / "tokenizer.json"))
+    finish_pack(folder / "tokens", {"a": 64 * 300 + 1, "b": 64 * 100 + 1}, heldout=640)
+    return folder
+
+
+def refusal(*arguments, **keywords) -> str:
+    with pytest.raises(KieloError) as caught:
+        resolve(*arguments, **keywords)
+    return str(caught.value)
+
+
+def test_every_derived_number(run_folder):
+    """Steps, micro-batches, schedule, the complete model, mixture by tokens, FLOPs."""
+    resolved = resolve(recipe(train={"schedule": "wsd", "warmup_share": 0.2, "decay_share": 0.3}), run_folder, 4, "cpu")
+    identity, placement = resolved.identity, resolved.placement
+    assert (identity.total_steps, identity.sequences_per_step, identity.tokens_per_step) == (10, 24, 1536)
+    assert (identity.warmup_steps, identity.decay_steps) == (2, 3)
+    assert identity.final_learning_rate == pytest.approx(identity.learning_rate * 0.1)
+    assert identity.mixture == {"a": 64 * 300 + 1, "b": 64 * 100 + 1}
+    assert identity.heldout_sequences == 10 and identity.tokens_hash == hash_manifest(run_folder / "tokens")
+    model = identity.model
+    assert (model.vocab_size, model.max_position_embeddings, model.num_key_value_heads, model.head_dim) == (320, 64, 4, 16)
+    # 6 sequences a rank; 5 asked for do not divide them, 3 do.
+    assert (placement.micro_batch_sequences, placement.micro_batches_per_step) == (3, 2)
+    assert (placement.replicate, placement.shard, placement.end_of_text_id) == (1, 4, 0)
+    layer = 4 * 64 * 64 + 3 * 64 * 128 + 2 * 64
+    assert placement.parameters == 2 * 320 * 64 + 2 * layer + 64
+    assert placement.flops_per_token == 6 * (placement.parameters - 320 * 64) + 6 * 2 * 64 * 64
+
+
+def test_the_file_reads_back(run_folder, tmp_path):
+    """resolved.toml is TOML that any reader takes, and gives the same values, odd names included."""
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    resolved = resolve(recipe(model={"rope_scaling": scaling}, train={"adam_epsilon": 1e-12}), run_folder, 2, "cpu")
+    mixture = {'uudised "2024"\n': 0.1, "b.c": 1e-7, "õ": 3.0}
+    resolved = resolved.model_copy(update={"identity": resolved.identity.model_copy(update={"mixture": mixture})})
+    path = tmp_path / "resolved.toml"
+    write(resolved, path)
+    assert read(path) == resolved
+    assert tomllib.loads(path.read_text(encoding="utf-8"))["identity"]["mixture"] == mixture
+    assert resolved.identity.model.rope_scaling["original_max_position_embeddings"] == 64
+    path.write_text(path.read_text(encoding="utf-8").replace("total_steps", "totl_steps"), encoding="utf-8")
+    with pytest.raises(KieloError, match=r"resolved.toml: .*identity.total_steps"):
+        read(path)
+
+
+def test_another_world_is_the_same_run(run_folder):
+    """Ranks, layout and log intervals are placement; a learning rate is identity, and its change is refused by name."""
+    alone = resolve(recipe(), run_folder, 1, "cpu")
+    many = resolve(recipe(layout={"replicate": 2}, train={"log_every_steps": 3}), run_folder, 8, "cpu")
+    assert identity_hash(alone.identity) == identity_hash(many.identity)
+    assert (many.placement.replicate, many.placement.shard) == (2, 4)
+    consent(alone, many)
+    other = resolve(recipe(train={"learning_rate": 5e-4}, model={"rope_theta": 5e5}), run_folder, 1, "cpu")
+    with pytest.raises(KieloError) as caught:
+        consent(alone, other)
+    assert "learning_rate: was 0.001, is now 0.0005" in str(caught.value)
+    assert "model.rope_theta: was 10000.0, is now 500000.0" in str(caught.value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sequences=st.integers(1, 96), ranks=st.integers(1, 16), asked=st.integers(1, 12))
+def test_micro_batches_make_up_the_step(run_folder, sequences, ranks, asked):
+    """micro_batch × micro_batches × ranks is the step, for all sizes; what cannot be shared is refused."""
+    asked_recipe = recipe(train={"tokens": 64 * sequences, "tokens_per_step": 64 * sequences, "micro_batch_sequences": asked})
+    if sequences % ranks:
+        assert "ranks cannot share evenly" in refusal(asked_recipe, run_folder, ranks, "cpu")
+        return
+    placement = resolve(asked_recipe, run_folder, ranks, "cpu").placement
+    assert placement.micro_batch_sequences * placement.micro_batches_per_step * ranks == sequences
+    larger = range(placement.micro_batch_sequences + 1, min(asked, sequences // ranks) + 1)
+    assert placement.micro_batch_sequences <= asked and all(sequences // ranks % size for size in larger)
+
+
+def test_impossible_numbers_come_with_those_that_work(run_folder):
+    """All at once; each suggestion is tried."""
+    text = refusal(recipe(layout={"replicate": 3}, model={"vocab_size": 256}, train={"tokens": 64 * 24 * 100}), run_folder, 5, "cpu")
+    assert text.startswith("5 things to put right in small")
+    assert "tokens_per_step 1280 or 1600, or this many ranks: 1, 2, 3, 4" in text
+    assert "layout.replicate = 3 does not make up 5 ranks" in text and "one of 1, 5" in text
+    assert "model.vocab_size = 256 is less than the tokenizer's 300 tokens" in text
+    assert "would read the source a 6.00 times, more than dataset.max_epochs = 4" in text
+    for tokens_per_step in (1280, 1600):
+        resolve(recipe(train={"tokens_per_step": tokens_per_step, "tokens": 12800}), run_folder, 5, "cpu")
+
+
+def test_the_epoch_cap_is_exact(run_folder):
+    """The suggested budget passes and one step more does not; the cap holds for each source by its weight."""
+    text = refusal(recipe(train={"tokens": 64 * 24 * 1000}), run_folder, 1, "cpu")
+    budget = int(text.split("train.tokens of at most ")[1].split(",")[0])
+    resolve(recipe(train={"tokens": budget}), run_folder, 1, "cpu")
+    refusal(recipe(train={"tokens": budget + 64 * 24}), run_folder, 1, "cpu")
+    # Source b holds 100 sequences: half of the samples go there, four times 100 are allowed.
+    even = {"dataset": {"mixture": {"a": 1, "b": 1}}}
+    resolve(recipe(**even, train={"tokens": 64 * 24 * 33}), run_folder, 1, "cpu")
+    assert "source b" in refusal(recipe(**even, train={"tokens": 64 * 24 * 34}), run_folder, 1, "cpu")
+
+
+@pytest.mark.parametrize(("tokens", "sequences"), [(0, 0), (1, 0), (2, 1), (65, 1), (66, 2), (129, 2)])
+def test_sequences_of_a_stream(tokens, sequences):
+    """Each sequence predicts sequence_length tokens from the one before; the last may be padded."""
+    assert num_sequences(tokens, 64) == sequences
+
+
+def test_the_peak_comes_from_the_card(run_folder):
+    """MFU is measured against the device that runs, not the one that the recipe hoped for; unknown peaks stay open."""
+    on_lumi, bf16 = {"cluster": "lumi_g"}, {"train": {"precision": "bf16"}}
+    found = {
+        key: resolve(recipe(**sections), run_folder, 1, device, accelerator).placement
+        for key, sections, device, accelerator in [
+            ("lumi", on_lumi | bf16, "cuda", None),
+            ("lumi fp32", on_lumi | {"train": {"precision": "fp32"}}, "cuda", None),
+            ("lumi login", on_lumi | bf16, "cpu", None),
+            ("laptop's GPU", bf16, "cuda", None),
+            ("named", bf16, "cuda", "h200"),
+            ("by driver", bf16, "cuda", "NVIDIA H100 80GB HBM3"),
+        ]
+    }
+    assert {key: (placement.accelerator, placement.peak_tflops) for key, placement in found.items()} == {
+        "lumi": ("mi250x_gcd", 191.5),
+        "lumi fp32": ("mi250x_gcd", None),
+        "lumi login": ("cpu", None),
+        "laptop's GPU": ("unknown", None),
+        "named": ("h200", 989),
+        "by driver": ("h100_80", 989),
+    }
+
+
+def test_weights_bring_their_model(run_folder, tmp_path):
+    """config.json of the weights replaces the model's keys; a folder without one, or too small a vocabulary, is refused."""
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 48, "intermediate_size": 96,
+        "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 1000,
+        "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_theta": 5e5, "tie_word_embeddings": True,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    weights = {"model": {"weights": f"hf:{tmp_path}"}}
+    model = resolve(recipe(**weights), run_folder, 1, "cpu").identity.model
+    assert {key: getattr(model, key) for key in config if key in type(model).model_fields} == {
+        key: value for key, value in config.items() if key in type(model).model_fields
+    }
+    assert (model.head_dim, model.weights) == (8, f"hf:{tmp_path}")
+    text = refusal(recipe(**weights, dataset={"sequence_length": 256}, train={"tokens_per_step": 1024}), run_folder, 1, "cpu")
+    assert "a sequence_length of at most 128" in text
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 256}))
+    assert "less than the tokenizer's 300 tokens" in refusal(recipe(**weights), run_folder, 1, "cpu")
+    assert "what would work: hf:FOLDER" in refusal(recipe(model={"weights": "hf:nowhere"}), run_folder, 1, "cpu")
+
+
+def test_unfinished_or_empty_stages_are_named(run_folder, tmp_path):
+    """What is missing, and the command that makes it."""
+    assert "tokens: the pack stage is not finished; `kielo run RECIPE --to pack`" in refusal(recipe(), tmp_path, 1, "cpu")
+    (tmp_path / "tokenizer").symlink_to(run_folder / "tokenizer")
+    finish_pack(tmp_path / "tokens", {"a": 64 * 300, "b": 1}, heldout=0)
+    text = refusal(recipe(dataset={"mixture": {"a": 1, "b": 1}}), tmp_path, 1, "cpu")
+    assert "no held-out text" in text and "dataset.mixture.b" in text
+    finish_pack(tmp_path / "tokens", {"a": 64 * 300, "b": 1}, heldout=65)
+    assert resolve(recipe(), tmp_path, 1, "cpu").identity.mixture == {"a": 64 * 300}
+    assert math.isclose(resolve(recipe(), tmp_path, 1, "cpu").identity.heldout_sequences, 1)

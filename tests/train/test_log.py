@@ -1,0 +1,69 @@
+"""Metrics tell one story over many attempts; speeds are sums done right."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from kielo.train import meter as meter_module
+from kielo.train.log import Log, MetricsFile, PlainLines, read_metrics
+from kielo.train.manifest import usual_tokens_per_second, wall_seconds
+from kielo.train.meter import Meter
+
+
+def row(step: int, loss: float = 2.0) -> dict:
+    return {
+        "step": step, "loss": loss, "gradient_norm": 1.0, "learning_rate": 1e-3, "tokens_per_second": 1234.5,
+        "tflops_per_second": 0.01, "mfu": None, "skipped": 1, "seconds_left": 100.0,
+    }  # fmt: skip
+
+
+def test_rows_beyond_the_restored_step_are_dropped(tmp_path: Path) -> None:
+    """So are half a line of a killed attempt and what JSON cannot say; a stream gets one plain line a row."""
+    path = tmp_path / "metrics.jsonl"
+    stream = io.StringIO()
+    log = Log(10, 25, [MetricsFile(path), PlainLines(25, stream)])
+    log.start(0)
+    for step in (10, 20):
+        log.write(row(step))
+    log.close()
+    path.write_text(path.read_text() + '{"step": 30, "lo')
+    log.start(10)
+    assert read_metrics(path) == [row(10)]
+    log.write(row(20, float("nan")))
+    log.write({"step": 20, "heldout_loss": 1.5})
+    log.close()
+    assert [json.loads(line).get("loss", "held-out") for line in path.read_text().splitlines()] == [2.0, None, "held-out"]
+    assert [step for step in range(1, 26) if log.due(step)] == [1, 10, 20, 25]
+    assert stream.getvalue().splitlines()[-3:] == [
+        "going on after step 10 of 25",
+        "step 20/25  loss nan  norm 1.00  lr 1.00e-03  1,234 tokens/s  0.01 TFLOP/s  skipped 1  left 2 min",
+        "step 20/25  held-out loss 1.5000",
+    ]
+
+
+def test_speed_leaves_out_what_is_not_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens a second over all ranks, TFLOP/s of one, MFU against one peak, time left; pauses do not count."""
+    clock = [100.0]
+    monkeypatch.setattr(meter_module.time, "perf_counter", lambda: clock[0])
+    meter = Meter(flops_per_token=2e9, peak_tflops=4.0, ranks=2, total_tokens=10_000, device=torch.device("cpu"))
+    meter.start(tokens=1000)
+    clock[0] += 0.5
+    with meter.paused():
+        clock[0] += 60
+    clock[0] += 0.5
+    assert meter.lap(3000) == pytest.approx(
+        {"tokens_per_second": 2000, "tflops_per_second": 2.0, "mfu": 0.5, "seconds": 1.0, "seconds_left": 3.5}
+    )
+
+
+def test_the_manifest_counts_attempts_apart() -> None:
+    """The first row of each attempt warms up and is left out of the usual speed; seconds add up over attempts."""
+    rows = [
+        {"seconds": seconds, "tokens_per_second": speed}
+        for seconds, speed in ((5.0, 1), (6.0, 100), (7.0, 102), (4.0, 2), (5.0, 104))
+    ]
+    assert usual_tokens_per_second(rows) == 102
+    assert wall_seconds(rows) == 12.0

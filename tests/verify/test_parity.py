@@ -1,0 +1,123 @@
+"""The parity check: it holds for the real thing, and finds what is set wrong on purpose."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from kielo.artifact.manifest import read_manifest
+from kielo.checkpoint.store import Store
+from kielo.models.llama.model import initial_value
+from kielo.models.llama.names import hf_config, to_hugging_face
+from kielo.recipe.errors import KieloError
+from kielo.verify.parity import verify_parity
+from tests.train.tiny_run import resolve, write_tokens
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("run")
+    write_tokens(folder / "tokens")
+    return folder
+
+
+def check(resolved: Any, folder: Path, **keywords: Any) -> tuple[dict[str, Any], str]:
+    """The certificate, and what was printed."""
+    printed = io.StringIO()
+    console = Console(file=printed, width=140)
+    return verify_parity(resolved, folder, sequence_length=16, console=console, **keywords), printed.getvalue()
+
+
+def with_model(resolved: Any, **changes: Any) -> Any:
+    model = resolved.identity.model.model_copy(update=changes)
+    return resolved.model_copy(update={"identity": resolved.identity.model_copy(update={"model": model})})
+
+
+def test_twenty_steps_agree(run_folder: Path) -> None:
+    """20 fp32 steps from the initial values, documents masked, z-loss, clipping: losses within 1e-5 at every step,
+    settings equal, and the certificate is on disk with a manifest."""
+    certificate, printed = check(resolve(run_folder), run_folder / "verify")
+    assert certificate["passed"], printed
+    assert certificate["max_relative_loss_difference"] <= 1e-5
+    assert certificate["logits_max_difference"] <= 1e-5
+    assert certificate["gradient_max_relative_difference"] <= 1e-5
+    assert certificate["settings"]["differing"] == [] and certificate["first_difference"] is None
+    losses = certificate["losses"]["ours"]
+    assert len(losses) == 20 and losses[-1] < losses[0]
+    settings = certificate["settings"]["ours"]
+    assert settings["Adam epsilon"] == [1e-8] and len(settings["learning rate of each step"]) == 20
+    assert settings["clipping, norm let through"] == pytest.approx(0.5, rel=1e-4)
+    on_disk = json.loads((run_folder / "verify" / "parity.json").read_text())
+    assert on_disk == json.loads(json.dumps(certificate))
+    assert read_manifest(run_folder / "verify").counts["passed"]
+    assert "Parity with Hugging Face holds" in printed
+
+
+@pytest.mark.parametrize(
+    ("overrides", "setting", "layer"),
+    [
+        ({"rope_theta": 5000.0}, "RoPE base", "layers.0.attention"),
+        ({"rms_norm_eps": 1e-3}, "RMSNorm epsilon", "layers.0.attention_norm"),
+        ({"hidden_act": "gelu"}, None, "layers.0.mlp"),
+        ({"adam_epsilon": 1e-4}, "Adam epsilon", None),
+        ({"weight_decay": 0.0}, "weight decay", None),
+        ({"max_gradient_norm": 10.0}, "clipping, largest gradient norm", None),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_wrong_setting_is_named(
+    run_folder: Path, tmp_path: Path, overrides: dict[str, Any], setting: str | None, layer: str | None
+) -> None:
+    """One thing set wrong on one side: the check fails and names just that setting and the layer where it starts."""
+    certificate, printed = check(
+        resolve(run_folder), tmp_path / "verify", steps=3, hugging_face_overrides=overrides
+    )
+    first = certificate["first_difference"]
+    assert not certificate["passed"]
+    assert (first["settings"][0] if first["settings"] else None) == setting, first
+    assert first["layer"] == layer, first
+    for name in filter(None, (setting, layer)):
+        assert name in printed.rpartition("NO parity")[2]
+
+
+def test_checkpoint_tied_and_stretched(run_folder: Path, tmp_path: Path) -> None:
+    """From a checkpoint's weights, with tied embeddings and Llama-3 RoPE scaling; plain causal attention."""
+    rope = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8}  # fmt: skip
+    resolved = with_model(resolve(run_folder, mask_documents=False), tie_word_embeddings=True, rope_scaling=rope)
+    shapes = {name: tensor.shape for name, tensor in _their_model(resolved).items()}
+    weights = {f"model/{name}": initial_value(name, shape, resolved.identity.model, 11) for name, shape in shapes.items()}
+    checkpoint = Store(tmp_path / "checkpoints").save(5, weights, {})
+    certificate, printed = check(resolved, tmp_path / "verify", checkpoint=checkpoint, steps=3)
+    assert certificate["passed"], printed
+    assert certificate["settings"]["theirs"]["head tied to embedding"]
+    assert "step_00000005" in certificate["weights"]
+
+
+def test_hugging_face_weights_load_alike(run_folder: Path, tmp_path: Path) -> None:
+    """Weights in a Hugging Face folder, read by us and, on their own path, by transformers."""
+    resolved = resolve(run_folder)
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**hf_config(resolved.identity.model))).save_pretrained(tmp_path / "hf")
+    resolved = with_model(resolved, weights=f"hf:{tmp_path / 'hf'}")
+    certificate, printed = check(resolved, tmp_path / "verify", steps=2)
+    assert certificate["passed"], printed
+
+
+def test_unknown_override_is_refused(run_folder: Path, tmp_path: Path) -> None:
+    """A misspelt override would check nothing: it is refused by name, and nothing is left behind."""
+    with pytest.raises(KieloError, match="rope_tehta"):
+        check(resolve(run_folder), tmp_path / "verify", steps=1, hugging_face_overrides={"rope_tehta": 1.0})
+    assert not list(tmp_path.iterdir())
+
+
+def _their_model(resolved: Any) -> dict[str, torch.Tensor]:
+    model = LlamaForCausalLM(LlamaConfig(**hf_config(resolved.identity.model)))
+    theirs = dict(model.named_parameters())
+    return {ours: theirs[name] for ours, name in to_hugging_face(resolved.identity.model).items()}
