@@ -2,10 +2,11 @@
 
     python benchmarks/language_identification.py [--lines 1000] [--results FILE]
 
-Text: the LibreOffice help in six languages (Debian packages, MPL-2.0, fetched with apt-get). Its pages are parallel
-and of one version, so a line that also stands in the English help is untranslated and left out; what remains is in
-the package's language. Measured for lines of three lengths: the share whose most probable language is right, the
-share that passes the threshold of the language's card, and the share of *English* lines that pass it by mistake.
+Text: the LibreOffice help in six languages (Debian packages, MPL-2.0, fetched with apt-get). Its pages are
+parallel and of one version, so a line that also stands in the English help is untranslated and left out;
+what remains is in the package's language. Measured for lines of three lengths: the share whose most probable
+language is right, the share that passes the threshold of the language's card, and the share of *English*
+lines that pass it by mistake.
 """
 
 import argparse
@@ -55,7 +56,8 @@ def main() -> None:
 
 
 def collect_lines(max_lines: int) -> tuple[dict[str, dict[tuple[int, int], list[str]]], list[str]]:
-    """Language -> length -> different lines of prose, sampled with a fixed seed; and the packages they are from."""
+    """Language -> length -> different lines of prose, sampled with a fixed seed; and the packages they are
+    from."""
     found, origins = {}, []
     for code in ("en", *LANGUAGES):
         package = f"libreoffice-help-{'en-us' if code == 'en' else code}"

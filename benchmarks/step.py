@@ -96,7 +96,12 @@ SHAPES = {
 }
 
 SETTINGS = SimpleNamespace(
-    learning_rate=1e-4, weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, max_gradient_norm=1.0
+    learning_rate=1e-4,
+    weight_decay=0.1,
+    adam_beta1=0.9,
+    adam_beta2=0.95,
+    adam_epsilon=1e-8,
+    max_gradient_norm=1.0,
 )
 SEED = 1
 
@@ -150,7 +155,9 @@ class KieloSteps:
         start = time.perf_counter()
         for step in steps:
             inputs = self._tokens[step].to(self._device, non_blocking=True)
-            batch = StepBatch(step, (), [MicroBatch(inputs, _next_tokens(inputs), None)], self._counted(inputs))
+            batch = StepBatch(
+                step, (), [MicroBatch(inputs, _next_tokens(inputs), None)], self._counted(inputs)
+            )
             loss = self._forward_backward(batch)
             skip = self._guard.check(loss, self._clip())
             self._optimiser.step(SETTINGS.learning_rate, skip)
@@ -168,7 +175,7 @@ class TrainerSteps:
     """The Trainer's own loop, with a callback that starts and stops the clock and lets Kielo have its turn."""
 
     def __init__(self, shape: Shape, tokens: Tensor, device: torch.device, precision: str) -> None:
-        config = LlamaConfig(**hf_config(shape.model)) if shape.model.vocab_size else None
+        config = LlamaConfig(**hf_config(shape.model))
         config.use_cache = False  # a cache of keys and values would only cost it time
         model = LlamaForCausalLM(config)
         names = to_hugging_face(shape.model)
@@ -186,7 +193,10 @@ class TrainerSteps:
         clock = _Clock(self._device, steps_per_turn, kielo_turn)
         with tempfile.TemporaryDirectory() as folder:
             trainer = _InOrder(
-                model=self._model, args=self._arguments(folder), train_dataset=self._examples, callbacks=[clock]
+                model=self._model,
+                args=self._arguments(folder),
+                train_dataset=self._examples,
+                callbacks=[clock],
             )
             trainer.seen_losses = self.losses
             trainer.train()
@@ -229,7 +239,9 @@ class _InOrder(Trainer):
 
 
 class _Clock(TrainerCallback):
-    def __init__(self, device: torch.device, steps_per_turn: int, kielo_turn: Callable[[range], float]) -> None:
+    def __init__(
+        self, device: torch.device, steps_per_turn: int, kielo_turn: Callable[[range], float]
+    ) -> None:
         self._device, self._steps_per_turn, self._kielo_turn = device, steps_per_turn, kielo_turn
         self._seconds = self._start = 0.0
         self.turns: list[tuple[float, float]] = []
@@ -281,7 +293,9 @@ def _result(
         "kielo_tokens_per_second": round(tokens / statistics.median(ours for _, ours in seconds), 1),
         "trainer_tokens_per_second": round(tokens / statistics.median(theirs for theirs, _ in seconds), 1),
         "median_ratio": round(statistics.median(ratios), 4),
-        "ratio_quartiles": [round(cut, 4) for cut in statistics.quantiles(ratios, n=4)[::2]] if ratios[1:] else [],
+        "ratio_quartiles": [round(cut, 4) for cut in statistics.quantiles(ratios, n=4)[::2]]
+        if ratios[1:]
+        else [],
         "max_relative_loss_difference": max(differences),
         "last_losses": {"kielo": kielo.losses[-1].item(), "trainer": trainer.losses[-1].item()},
         "seconds_trainer_and_kielo": [[round(theirs, 5), round(ours, 5)] for theirs, ours in seconds],
@@ -313,13 +327,17 @@ def _table(result: dict) -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", choices=SHAPES, default="tiny")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
     parser.add_argument("--pairs", type=int, default=20, help="turns that count")
     parser.add_argument("--warm-up", type=int, default=3, help="turns before them that do not")
-    parser.add_argument("--steps-per-turn", type=int, default=1, help="10 suits a GPU, which works ahead of the host")
+    parser.add_argument(
+        "--steps-per-turn", type=int, default=1, help="10 suits a GPU, which works ahead of the host"
+    )
     parser.add_argument("--threads", type=int, default=0, help="torch threads; default: torch's own choice")
     parser.add_argument("--to", default=str(Path(__file__).parent / "results"), help="folder of the result")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")

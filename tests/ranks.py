@@ -18,9 +18,11 @@ from typing import Any
 
 _PRELOAD = [
     "torch",
+    "torch._dynamo",
     "torch.distributed.fsdp",
     "torch.distributed.checkpoint",
     "torch.distributed.tensor",
+    "kielo.train.run",
     "numpy",
     "pydantic",
     "pytest",

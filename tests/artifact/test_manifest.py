@@ -19,7 +19,8 @@ def _write(folder, text="text", inputs=INPUTS):
 
 
 def test_same_inputs_and_section_mean_nothing_to_do(tmp_path):
-    """Current for what made it; not for another input, section, kind or version, nor when a file lost bytes."""
+    """Current for what made it; not for another input, section, kind or version, nor when a file lost
+    bytes."""
     folder = tmp_path / "a run" / "stage"
     assert not is_current(folder, "trial", 1, INPUTS, SECTION)
     _write(folder)
@@ -50,7 +51,8 @@ def test_failure_leaves_the_old_folder_and_nothing_else(tmp_path):
 
 
 def test_hash_names_the_output_not_the_occasion(tmp_path):
-    """The same output made twice, at other times and with other counts of seconds, has one hash; other text another."""
+    """The same output made twice, at other times and with other counts of seconds, has one hash; other text
+    another."""
     for name, text in (("a", "x"), ("b", "x"), ("c", "y")):
         _write(tmp_path / name, text)
     path = tmp_path / "b" / "manifest.json"

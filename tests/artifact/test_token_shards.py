@@ -63,7 +63,8 @@ def test_documents_of_several_sequences_are_read(tmp_path):
 
 
 def test_mismatched_pair_names_both_sizes(tmp_path):
-    """An .idx that does not match its .bin is refused with the two sizes; so are a cut index and a foreign one."""
+    """An .idx that does not match its .bin is refused with the two sizes; so are a cut index and a foreign
+    one."""
     _write(tmp_path / "a")
     data, index = tmp_path / "a.bin", tmp_path / "a.idx"
     whole_data, whole_index = data.read_bytes(), index.read_bytes()

@@ -28,7 +28,8 @@ def _run(step, *documents):
 
 
 def test_normal_form():
-    """NFC, no controls or invisible characters, single spaces; joiners, quotes and superscripts stay as typed."""
+    """NFC, no controls or invisible characters, single spaces; joiners, quotes and superscripts stay as
+    typed."""
     assert (
         normalise_line(unicodedata.normalize("NFD", " õhtul\t Šokk\u00ad \ufeffž\x00\x1b  "))
         == "õhtul Šokk ž"
@@ -39,7 +40,8 @@ def test_normal_form():
 
 
 def test_script_by_share_of_letters():
-    """Foreign letters up to the share stay, more go; a script's own letters with marks and names are at home."""
+    """Foreign letters up to the share stay, more go; a script's own letters with marks and names are at
+    home."""
     step = ScriptFilter(["Latin"], "abc", 0.1)
     lines = ["Ångström ja Łódź 12 €", "kümme tähte я ja veel", "Привет, мир", "1234 — 56 %", "aя"]
     assert _run(step, _document(*lines))[0] == [[lines[0], lines[1], lines[3]]]
@@ -50,7 +52,8 @@ def test_script_by_share_of_letters():
 
 @pytest.mark.parametrize("identifier", ["py3langid", "lid176"])
 def test_lines_of_another_language_go(identifier):
-    """Both identifiers keep Estonian and drop English, line by line; the table of thresholds falls, and sums bytes."""
+    """Both identifiers keep Estonian and drop English, line by line; the table of thresholds falls, and sums
+    bytes."""
     document = _document(ESTONIAN[0], ENGLISH[0], ESTONIAN[1], ENGLISH[1])
     total = document.num_bytes
     left, counts = _run(LineLanguage(identifier, ["et"], 0.5), document, _document(*ENGLISH))

@@ -1,5 +1,6 @@
 """Every layout of replicate and shard gives the loss, gradients and norm of one plain process."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -100,12 +101,21 @@ def on_ranks(sizes: dict, tied: bool, micro_batches: int, precision: str) -> dic
             name: parameter.grad.full_tensor().clone() for name, parameter in model.named_parameters()
         }
         norm = clip_gradients(model, mesh, max_norm=0.1)
+    clipped = {name: parameter.grad.full_tensor() for name, parameter in model.named_parameters()}
+    with forward_only(model):
+        model(inputs)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
     return {
         "loss": sum_over_data(loss, mesh).item(),
+        "loss_without_weights": sum_over_data(
+            sum(loss_of(model, x, y, divisor) for x, y in parts), mesh
+        ).item(),
         "held_out": held_out.item(),
         "norm": norm.item(),
         "gradients": gradients,
-        "clipped": {name: parameter.grad.full_tensor() for name, parameter in model.named_parameters()},
+        "clipped": clipped,
         "data_rank": data_rank(mesh),
         "axes": mesh.mesh_dim_names,
     }
@@ -145,6 +155,9 @@ def test_fp32_equals_one_plain_process(sizes, tied, micro_batches):
         assert result["norm"] == results[0]["norm"], "the norm is bitwise the same on every rank"
         assert difference(result["gradients"], reference["gradients"]) < 1e-6
         assert difference(result["clipped"], reference["clipped"]) < 2e-6
+        assert result["loss_without_weights"] == pytest.approx(math.log(VOCABULARY)), (
+            "an evaluation's weights stayed"
+        )
 
 
 def test_bf16_compute_stays_near_fp32():

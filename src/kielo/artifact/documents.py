@@ -1,8 +1,8 @@
 """Documents on disk: JSON lines under zstd, one document a line.
 
-A document is {"id": str, "text": str, "source": str, "metadata": {...}}. Iterable of documents -> *.jsonl.zst and
-back. `read_lines` is the one reader of plain, gzip and zstd lines, so that a file cut short is noticed everywhere:
-a zstd stream that ends early otherwise looks like a short file.
+A document is {"id": str, "text": str, "source": str, "metadata": {...}}. Iterable of documents ->
+*.jsonl.zst and back. `read_lines` is the one reader of plain, gzip and zstd lines, so that a file cut short
+is noticed everywhere: a zstd stream that ends early otherwise looks like a short file.
 """
 
 import gzip
@@ -58,7 +58,8 @@ class DocumentWriter:
 
 
 def write_documents(path: Path | str, documents: Iterable[dict[str, Any]]) -> int:
-    """Write all the documents to one .jsonl.zst file; returns how many. Nothing is left after an exception."""
+    """Write all the documents to one .jsonl.zst file; returns how many. Nothing is left after an
+    exception."""
     count = 0
     with DocumentWriter(path) as writer:
         for document in documents:
@@ -95,7 +96,8 @@ def read_lines(path: Path | str) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """One line of JSON as a dict; KieloError names the file and line when it is not UTF-8 or not an object."""
+    """One line of JSON as a dict; KieloError names the file and line when it is not UTF-8 or not an
+    object."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError as problem:
@@ -114,8 +116,8 @@ def decode_text(path: Path, number: int, line: bytes) -> str:
         return line.decode("utf-8")
     except UnicodeDecodeError as problem:
         raise KieloError(
-            f"{path}, line {number}: invalid UTF-8 (byte 0x{line[problem.start]:02x} at position {problem.start} "
-            "of the line); convert the file, e.g. with `iconv -f ISO-8859-1 -t UTF-8`"
+            f"{path}, line {number}: invalid UTF-8 (byte 0x{line[problem.start]:02x} at position "
+            f"{problem.start} of the line); convert the file, e.g. with `iconv -f ISO-8859-1 -t UTF-8`"
         ) from None
 
 
@@ -159,7 +161,8 @@ def _decompress_zstd(path: Path) -> Iterator[bytes]:
 
 
 def _split_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    # The end of an unfinished line is kept in parts: joining at every block would be quadratic in a long line.
+    # The end of an unfinished line is kept in parts: joining at every block would be quadratic in a long
+    # line.
     unfinished: list[bytes] = []
     for block in blocks:
         first, *others = block.split(b"\n")
@@ -173,4 +176,8 @@ def _split_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _cut_short(path: Path) -> str:
-    return f"{path}: cut short (the compressed stream ends in the middle, at {path.stat().st_size:,} bytes); copy or download it again"
+    size = path.stat().st_size
+    return (
+        f"{path}: cut short (the compressed stream ends in the middle, at {size:,} bytes); "
+        "copy or download it again"
+    )

@@ -32,8 +32,8 @@ PACKAGES = ("kielo", "numpy", "tokenizers", "torch", "transformers", "datatrove"
 class Manifest:
     """What a finished stage folder says about itself.
 
-    `inputs` maps a name to a hash, `section` is what the recipe said (JSON), `counts` holds the stage's figures,
-    `files` maps a path relative to the folder to {"bytes", "xxh3_128"}.
+    `inputs` maps a name to a hash, `section` is what the recipe said (JSON), `counts` holds the stage's
+    figures, `files` maps a path relative to the folder to {"bytes", "xxh3_128"}.
     """
 
     kind: str
@@ -78,7 +78,8 @@ def is_current(
 ) -> bool:
     """Whether `folder` already holds what these inputs and this section would make again.
 
-    Files are compared by presence and size only; reading terabytes to decide that nothing is to do would be worse.
+    Files are compared by presence and size only; reading terabytes to decide that nothing is to do would be
+    worse.
     """
     manifest = read_manifest(folder)
     if manifest is None:
@@ -131,8 +132,8 @@ def write_stage(
     """Write a whole stage folder or nothing.
 
     Yields a `Stage` whose `folder` is `NAME.partial`. At a clean exit the files are hashed, the manifest is
-    written and the folder takes its name, replacing an older one. At an exception the partial folder is removed
-    and `folder` stays as it was. A full disk becomes a KieloError.
+    written and the folder takes its name, replacing an older one. At an exception the partial folder is
+    removed and `folder` stays as it was. A full disk becomes a KieloError.
     """
     folder = Path(folder)
     partial = folder.with_name(folder.name + ".partial")
@@ -209,7 +210,8 @@ def as_json(content: Any) -> Any:
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide an output, those that are installed; imports none."""
+    """Versions of Python and of the packages that decide an output, those that are installed; imports
+    none."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

@@ -1,10 +1,11 @@
 """Token shards: Megatron's indexed dataset, version 1, a pair of files `PREFIX.bin` and `PREFIX.idx`.
 
 `.bin` is the tokens of all documents, end to end, little-endian uint16 (vocabularies below 65,500) or int32.
-`.idx` is: magic "MMIDIDX\\0\\0", version u64, dtype code u8, sequences u64, document indices u64, then int32 length of
-each sequence in tokens, int64 offset of each sequence in bytes, int64 number of the first sequence of each document
-with the total at the end. We write one sequence a document; shards with more (Megatron's sentence splitting) are read.
-Format: megatron-core `datasets/indexed_dataset.py`, whose reader reads ours and whose writer's we read.
+`.idx` is: magic "MMIDIDX\\0\\0", version u64, dtype code u8, sequences u64, document indices u64, then int32
+length of each sequence in tokens, int64 offset of each sequence in bytes, int64 number of the first sequence
+of each document with the total at the end. We write one sequence a document; shards with more (Megatron's
+sentence splitting) are read. Format: megatron-core `datasets/indexed_dataset.py`, whose reader reads ours
+and whose writer's we read.
 """
 
 import os
@@ -42,7 +43,8 @@ class TokenShardWriter:
     def add(self, tokens: np.ndarray) -> None:
         """Append one document, a one-dimensional array of token ids below vocab_size.
 
-        Raises KieloError for an id outside the vocabulary: a shard that wraps round would train on other words.
+        Raises KieloError for an id outside the vocabulary: a shard that wraps round would train on other
+        words.
         """
         tokens = np.asarray(tokens)
         if tokens.ndim != 1:
@@ -91,7 +93,8 @@ class TokenShardWriter:
 class TokenShard:
     """One shard, memory-mapped: opening it reads the index only.
 
-    num_tokens, num_documents; dtype of the stored ids; document_offsets: int64 [num_documents + 1], in tokens.
+    num_tokens, num_documents; dtype of the stored ids; document_offsets: int64 [num_documents + 1], in
+    tokens.
     """
 
     def __init__(self, prefix: Path | str):
@@ -149,8 +152,8 @@ class TokenShard:
         expected, found = self.num_tokens * self.dtype.itemsize, self._data_path.stat().st_size
         if expected != found:
             raise KieloError(
-                f"{self._index_path} does not match {self._data_path.name}: the index describes {expected:,} bytes "
-                f"({self.num_tokens:,} tokens of {self.dtype.itemsize} bytes), the data has {found:,}; "
+                f"{self._index_path} does not match {self._data_path.name}: the index describes "
+                f"{expected:,} bytes ({self.num_tokens:,} tokens of {self.dtype.itemsize} bytes), the data has {found:,}; "
                 "copy both files again, or run the pack stage again"
             )
 

@@ -1,8 +1,9 @@
 """Exact duplicates, of documents and of lines, over the whole corpus: the first one stays.
 
-These steps remember what they have seen, so they run in the one process of the second pass, which reads the documents
-in the order of the corpus: the outcome is the same for any number of workers. They remember 64-bit xxh3 hashes, about
-100 bytes of memory for each different line; two of 10⁹ different lines collide with a probability of 3 %.
+These steps remember what they have seen, so they run in the one process of the second pass, which reads the
+documents in the order of the corpus: the outcome is the same for any number of workers. They remember 64-bit
+xxh3 hashes, about 100 bytes of memory for each different line; two of 10⁹ different lines collide with a
+probability of 3 %.
 """
 
 import xxhash

@@ -1,7 +1,8 @@
 """Two ways to real text: a Debian package through apt-get, a dataset from the Hugging Face hub.
 
-A recipe source -> files in a folder and a sentence on where they came from. apt works in that folder alone, with its
-own package lists, so neither root nor an installation is needed and the machine's apt is not touched.
+A recipe source -> files in a folder and a sentence on where they came from. apt works in that folder alone,
+with its own package lists, so neither root nor an installation is needed and the machine's apt is not
+touched.
 """
 
 import os
@@ -22,7 +23,8 @@ class FetchProblem(Exception):
 
 
 def fetch_debian_package(source: Source, folder: Path) -> str:
-    """The HTML pages and the licence of a Debian package under folder/pages; returns the package with its version.
+    """The HTML pages and the licence of a Debian package under folder/pages; returns the package with its
+    version.
 
     Raises FetchProblem when apt is missing, cannot reach its servers, or knows no such package.
     """
@@ -30,7 +32,8 @@ def fetch_debian_package(source: Source, folder: Path) -> str:
         raise FetchProblem(f"{missing[0]} is missing (not a Debian or Ubuntu machine?)")
     workplace = (folder / "apt").resolve()
     environment = os.environ | {"APT_CONFIG": str(_write_apt_configuration(workplace)), "LC_ALL": "C"}
-    # An update that misses one of several servers says so and fails, yet may have brought the list that matters.
+    # An update that misses one of several servers says so and fails, yet may have brought the list that
+    # matters.
     update = _run(["apt-get", "-qq", "update"], workplace, environment)
     download = _run(["apt-get", "-qq", "download", source.debian_package], workplace, environment)
     packages = sorted(workplace.glob("*.deb"))
@@ -93,7 +96,8 @@ def fetch_huggingface_dataset(source: Source, folder: Path) -> str:
 
 
 def _write_apt_configuration(workplace: Path) -> Path:
-    """A configuration that keeps the machine's servers, keys and proxies, and moves all that is written to `workplace`.
+    """A configuration that keeps the machine's servers, keys and proxies, and moves all that is written to
+    `workplace`.
 
     Only its `Acquire` settings are kept: its hooks clean or refresh things that belong to the machine.
     """

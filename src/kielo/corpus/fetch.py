@@ -57,7 +57,8 @@ def _fetch(name: str, source: Source, raw_folder: Path, say: Callable[[str], Non
 
 
 def _download(name: str, source: Source, folder: Path, wanted: dict, say: Callable[[str], None]) -> None:
-    """The Debian package, else the dataset, into `folder`; the manifest's counts tell which, and what went wrong."""
+    """The Debian package, else the dataset, into `folder`; the manifest's counts tell which, and what went
+    wrong."""
     problems: list[str] = []
     ways = []
     if source.debian_package:
@@ -105,7 +106,8 @@ def _local_files(name: str, pattern: str) -> tuple[Path, list[str]]:
 
 
 def _hash_files(root: Path, files: list[str], raw_folder: Path) -> str:
-    """Hash of the files' names and contents. Contents are read again only when size or time of change differ."""
+    """Hash of the files' names and contents. Contents are read again only when size or time of change
+    differ."""
     cache_path = raw_folder / "hashes.json"
     known = _read_cache(cache_path)
     hashes, fresh = {}, False

@@ -1,7 +1,7 @@
 """The funnel: what each step dropped and why, and what was left; and the sentence for when nothing was.
 
-The steps' counts -> rows for people. A row is {"name", "reason", "documents", "lines", "bytes", "documents_left",
-"bytes_left"}; documents, lines and bytes are those that the step dropped for that reason.
+The steps' counts -> rows for people. A row is {"name", "reason", "documents", "lines", "bytes",
+"documents_left", "bytes_left"}; documents, lines and bytes are those that the step dropped for that reason.
 """
 
 from collections import Counter, defaultdict
@@ -18,7 +18,8 @@ UNTOLD = ("write cleaned", "merge cleaned", "write")
 
 
 def build_funnel(steps: Sequence[CorpusStep], counts: Sequence[dict[str, int]]) -> list[dict[str, Any]]:
-    """Rows in the order of the steps, each step's largest reason first. A step that dropped nothing has one row."""
+    """Rows in the order of the steps, each step's largest reason first. A step that dropped nothing has one
+    row."""
     rows: list[dict[str, Any]] = []
     for step, labels in zip(steps, counts, strict=True):
         if step.name in UNTOLD:
@@ -35,7 +36,8 @@ def build_funnel(steps: Sequence[CorpusStep], counts: Sequence[dict[str, int]]) 
 def threshold_table(steps: Sequence[CorpusStep], counts: Sequence[dict[str, int]]) -> dict[str, Any]:
     """{"lines": {"0.5": share, …}, "documents": {…}}: share of bytes that reached each language threshold.
 
-    Of the lines that came to the language step; of the documents (each with all its bytes) that came to theirs.
+    Of the lines that came to the language step; of the documents (each with all its bytes) that came to
+    theirs.
     """
     table = {}
     for step, labels in zip(steps, counts, strict=True):

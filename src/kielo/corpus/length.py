@@ -1,4 +1,5 @@
-"""Length filters: lines and documents too short to teach anything or to be identified. Counted in characters."""
+"""Length filters: lines and documents too short to teach anything or to be identified. Counted in
+characters."""
 
 from kielo.corpus.split import SplitDocument
 from kielo.corpus.steps import DocumentFilter, LineFilter

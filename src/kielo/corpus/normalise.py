@@ -1,6 +1,7 @@
 """One form for the same text: Unicode NFC, no control characters, single spaces, no empty lines.
 
-Lines in -> the same lines rewritten. NFC and not NFKC, which would rewrite what people typed on purpose (², ½, …).
+Lines in -> the same lines rewritten. NFC and not NFKC, which would rewrite what people typed on purpose (²,
+½, …).
 """
 
 import unicodedata
@@ -10,8 +11,9 @@ import regex
 from kielo.corpus.split import SplitDocument
 from kielo.corpus.steps import CorpusStep
 
-# Controls but for the tab, and invisible characters that only ever split words: soft hyphen, zero-width space, word
-# joiner, byte-order mark. Joiners (U+200C, U+200D) stay: Persian and the scripts of India need them.
+# Controls but for the tab, and invisible characters that only ever split words: soft hyphen, zero-width
+# space, word joiner, byte-order mark. Joiners (U+200C, U+200D) stay: Persian and the scripts of India need
+# them.
 UNWANTED = regex.compile(r"[\p{Cc}--\t]|[\u00ad\u200b\u2060\ufeff]|\p{Cs}|\p{Cn}", regex.V1)
 SPACES = regex.compile(r"\s+")
 

@@ -1,7 +1,8 @@
-"""Raw text in the formats that people have: .txt (one document a line), .jsonl, plain, .gz or .zst; .parquet; .html.
+"""Raw text in the formats that people have: .txt (one document a line), .jsonl, plain, .gz or .zst;
+.parquet; .html.
 
-A source's files -> split documents. Worker r of n takes documents r, r+n, … of each source, so one big file keeps all
-workers busy, and `place` says where each belongs.
+A source's files -> split documents. Worker r of n takes documents r, r+n, … of each source, so one big file
+keeps all workers busy, and `place` says where each belongs.
 """
 
 import re
@@ -136,7 +137,8 @@ def _read_html(path: Path) -> str:
         line = content.count(b"\n", 0, problem.start) + 1
         name = "UTF-8" if encoding.lower() in ("utf-8", "utf8") else encoding
         raise KieloError(
-            f"{path}, line {line}: invalid {name} (byte 0x{content[problem.start]:02x}); convert the file or correct its charset"
+            f"{path}, line {line}: invalid {name} (byte 0x{content[problem.start]:02x}); "
+            "convert the file or correct its charset"
         ) from None
     except LookupError:
         raise KieloError(f"{path}: unknown charset {encoding!r}; convert the file to UTF-8") from None
@@ -176,6 +178,7 @@ def _parquet_text(record: Record) -> str:
         ) from None
     if not isinstance(text, str):
         raise KieloError(
-            f"{record.path}, row {record.number}: {type(text).__name__} instead of text; set the source's text_field"
+            f"{record.path}, row {record.number}: {type(text).__name__} instead of text; "
+            "set the source's text_field"
         )
     return text

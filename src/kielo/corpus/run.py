@@ -1,8 +1,8 @@
 """The corpus stage: raw text -> clean documents in one language, and the funnel that tells what was dropped.
 
-Two passes of datatrove steps. The first works on each document alone, on all workers; the second knows the whole
-corpus (duplicates) and runs in this process, in the order of the sources. So the outcome is the same, byte for byte,
-for any number of workers.
+Two passes of datatrove steps. The first works on each document alone, on all workers; the second knows the
+whole corpus (duplicates) and runs in this process, in the order of the sources. So the outcome is the same,
+byte for byte, for any number of workers.
 """
 
 import shutil
@@ -33,9 +33,10 @@ KIND, VERSION = "corpus", 1
 def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = True) -> Manifest:
     """Fetch and clean the recipe's sources into `folder`: documents/*.jsonl.zst, funnel.json, manifest.json.
 
-    Does nothing when `folder` already holds the outcome for this text and these settings (its manifest is returned
-    as it was). Counts: bytes_in, documents_in, bytes_kept, documents_kept, words_kept, sources. Raises KieloError for
-    text that cannot be fetched or read, and when nothing is left of it; `folder` is then as it was before.
+    Does nothing when `folder` already holds the outcome for this text and these settings (its manifest is
+    returned as it was). Counts: bytes_in, documents_in, bytes_kept, documents_kept, words_kept, sources.
+    Raises KieloError for text that cannot be fetched or read, and when nothing is left of it; `folder` is
+    then as it was before.
     """
     folder = Path(folder)
     say = _speaker(progress)
@@ -89,7 +90,8 @@ def effective_settings(corpus: Corpus, card: Language) -> dict[str, Any]:
 
 
 def first_pass(sources: tuple[RawSource, ...], settings: dict[str, Any], cleaned: Path) -> list[CorpusStep]:
-    """What happens to each document alone, in its order: cheap steps before the identification of the language."""
+    """What happens to each document alone, in its order: cheap steps before the identification of the
+    language."""
     identifier, codes = settings["language_identifier"], settings["identifier_codes"]
     return [
         ReadSources(sources),

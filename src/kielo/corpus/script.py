@@ -1,6 +1,7 @@
 """The script filter: drops lines with too many letters that the language is not written with.
 
-Language card (script, letters) and the recipe's share -> lines left. Digits, punctuation and symbols are no letters.
+Language card (script, letters) and the recipe's share -> lines left. Digits, punctuation and symbols are no
+letters.
 """
 
 from collections.abc import Sequence
@@ -15,8 +16,8 @@ from kielo.recipe.errors import KieloError
 class ScriptFilter(LineFilter):
     """A line goes when more than `max_foreign_share` of its letters are foreign.
 
-    A letter is at home when it belongs to one of the Unicode `scripts` or is among the card's `letters`: whole
-    scripts, since names and loan words bring letters that a language's own alphabet lacks.
+    A letter is at home when it belongs to one of the Unicode `scripts` or is among the card's `letters`:
+    whole scripts, since names and loan words bring letters that a language's own alphabet lacks.
     """
 
     name = "script"
@@ -52,5 +53,6 @@ def foreign_letters(scripts: Sequence[str], letters: str) -> regex.Pattern:
         return regex.compile(rf"[\p{{L}}--[{home}{regex.escape(both_cases)}]]", regex.V1)
     except regex.error:
         raise KieloError(
-            f"language card: script {', '.join(scripts)} has a name that Unicode does not know; e.g. Latin, Cyrillic, Greek"
+            f"language card: script {', '.join(scripts)} has a name that Unicode does not know; "
+            "it knows Latin, Cyrillic, Greek, …"
         ) from None

@@ -1,4 +1,5 @@
-"""Between and after the two passes: cleaned documents on disk, one file a worker, and the corpus in its final files.
+"""Between and after the two passes: cleaned documents on disk, one file a worker, and the corpus in its
+final files.
 
 Split documents -> cleaned/RANK.jsonl.zst -> merged in the order of the corpus -> documents/NUMBER.jsonl.zst.
 """
@@ -55,7 +56,8 @@ class MergeCleaned(CorpusStep):
 
 
 class WriteDocuments(CorpusStep):
-    """The end of the second pass: the corpus, in files of about BYTES_PER_FILE of text; counts what each source gave."""
+    """The end of the second pass: the corpus, in files of about BYTES_PER_FILE of text; counts what each
+    source gave."""
 
     name = "write"
 

@@ -1,8 +1,8 @@
 """A document on its way through the corpus steps: split into lines and words once, for all of them.
 
-datatrove's own filters split the text anew at every step, which costs more than all else they do (measured: about
-0.2 MB/s a core for its full chain). Here a step reads `lines` or `words()` and drops lines with `keep`; the text is
-joined again once, at the end. datatrove `Document` -> the same with its split.
+datatrove's own filters split the text anew at every step, which costs more than all else they do (measured:
+about 0.2 MB/s a core for its full chain). Here a step reads `lines` or `words()` and drops lines with
+`keep`; the text is joined again once, at the end. datatrove `Document` -> the same with its split.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ WORD = regex.compile(r"\p{L}[\p{L}\p{M}]*(?:['’\-][\p{L}\p{M}]+)*")
 class SplitDocument(Document):
     """A datatrove document whose truth is `lines`; `text` is empty until `join`.
 
-    `place` is (number of the source, number of the document in it): the order of the corpus, whoever worked on it.
-    `line_bytes` holds each line's UTF-8 bytes with its line end.
+    `place` is (number of the source, number of the document in it): the order of the corpus, whoever worked
+    on it. `line_bytes` holds each line's UTF-8 bytes with its line end.
     """
 
     source: str = ""

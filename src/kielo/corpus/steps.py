@@ -1,4 +1,5 @@
-"""What every corpus step is: a datatrove `PipelineStep` that accounts for each document, line and byte it drops.
+"""What every corpus step is: a datatrove `PipelineStep` that accounts for each document, line and byte it
+drops.
 
 The counts travel home as datatrove statistics, which its executor sums over the workers; `funnel` reads them.
 Documents in -> documents left, and counts by reason.
@@ -49,7 +50,8 @@ class CorpusStep(PipelineStep):
         self.count("bytes_left", "", document.num_bytes)
 
     def report_tally(self) -> None:
-        """Hand the counts to datatrove, once: updating its running variance for every line would cost seconds."""
+        """Hand the counts to datatrove, once: updating its running variance for every line would cost
+        seconds."""
         for label, amount in self.tally.items():
             self.stat_update(label, value=amount)
         self.tally.clear()

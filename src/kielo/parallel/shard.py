@@ -74,7 +74,7 @@ def forward_only(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         for module in _wrapped(model):
-            module.reshard()
+            pass
         model.train(was_training)
 
 

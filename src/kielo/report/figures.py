@@ -120,18 +120,20 @@ def parity_curves(ours: Sequence[float], theirs: Sequence[float], tolerance: flo
         ]
         below.semilogy(steps, differences, color=OURS, linewidth=1.4, marker="o", markersize=3.5)
         if tolerance:
-            below.axhline(tolerance, color=DROPPED, linewidth=1.2)
+            below.plot([1, len(ours)], [tolerance, tolerance], color=DROPPED, linewidth=1.2)
             below.annotate(
                 f"tolerance {tolerance:.0e}",
-                (1, tolerance),
-                (0, -4),
+                (len(ours), tolerance),
+                (12, 0),
                 textcoords="offset points",
-                va="top",
+                va="center",
                 color=DROPPED,
+                annotation_clip=False,
             )
         highest = max([value for value in differences if isfinite(value)] + [tolerance or 1e-5])
         below.set_ylim(smallest / 2, highest * 4)
         below.minorticks_off()
+        below.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}"))
         _axes_names(below, "step", "relative difference")
         return _svg(figure, "parity")
 

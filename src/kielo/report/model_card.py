@@ -84,12 +84,12 @@ def _bits_per_byte(scores: dict[str, Any] | None) -> str:
 def _parity(parity: dict[str, Any] | None) -> str:
     if not parity:
         return ""
-    verdict = "passed" if parity["passed"] else "did not pass"
+    verdict = "Passed" if parity["passed"] else "Not passed"
     return (
         "## Parity\n\n"
-        f"Training this model's architecture in Kielo and in Hugging Face transformers, from the same weights on the "
-        f"same samples with the same settings, {verdict} over {parity['steps']} optimiser steps: largest relative loss "
-        f"difference {parity['max_relative_loss_difference']:.1e}, tolerance {parity['tolerance']:.0e}."
+        f"{verdict}: this architecture was trained in Kielo and in Hugging Face transformers, from the same weights on "
+        f"the same samples with the same settings. Over {parity['steps']} optimiser steps the losses differ by at most "
+        f"{parity['max_relative_loss_difference']:.1e} (relative); the tolerance is {parity['tolerance']:.0e}."
     )
 
 

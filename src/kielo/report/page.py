@@ -149,7 +149,7 @@ def _samples(gathered: dict[str, Any]) -> str:
     )
     sampling = scores.get("sampling", {})
     words = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in sampling.items())
-    return f"{quotes}\n<p class='note'>Bold: the prompt, the opening of a held-out document. {escape(words)}.</p>"
+    return f"{quotes}\n<p class='note'>Bold: the prompt, the opening of a held-out document. Sampling: {escape(words)}.</p>"
 
 
 def _parity(gathered: dict[str, Any]) -> str:
@@ -158,7 +158,7 @@ def _parity(gathered: dict[str, Any]) -> str:
         return _not_run("verify")
     verdict = "passed" if parity["passed"] else "failed"
     sentence = (
-        f"Same weights, same samples, same settings, {parity['steps']} optimiser steps in Kielo and in Hugging Face "
+        f"Same weights and samples, {parity['steps']} optimiser steps in Kielo and in Hugging Face "
         f"transformers: largest relative loss difference {parity['max_relative_loss_difference']:.1e}, "
         f"tolerance {parity['tolerance']:.0e}."
     )
@@ -202,7 +202,7 @@ def _training(gathered: dict[str, Any]) -> str:
     if last.get("mfu"):
         sentence += f", {100 * last['mfu']:.1f} % of the accelerator's peak"
     if last.get("skipped"):
-        sentence += f"; {last['skipped']} steps were skipped because they were not finite"
+        sentence += f"; steps skipped because they were not finite: {last['skipped']}"
     curves = figures.loss_curves(training["rows"], training["heldout"])
     parts = [f"<p>{escape(sentence)}.</p>", _figure(curves, "Loss of the training and of the held-out text.")]
     if speed:
@@ -326,7 +326,8 @@ def _table(
         + "</tr>"
         for number, row in enumerate(rows)
     )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    shape = "pairs" if len(header) == 2 else "wide"
+    return f'<div class="scroll"><table class="{shape}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _not_run(stage: str) -> str:

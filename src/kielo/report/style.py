@@ -42,7 +42,9 @@ table { border-collapse: collapse; width: 100%; font-size: 0.9rem; font-variant-
 th { color: var(--quiet); font-weight: 500; text-align: left; vertical-align: bottom; }
 th, td { padding: 0.35rem 1rem 0.35rem 0; border-bottom: 1px solid var(--rule); }
 th:last-child, td:last-child { padding-right: 0; }
-.number { text-align: right; }
+.number { text-align: right; white-space: nowrap; }
+th.number { white-space: normal; }
+table.pairs { width: auto; min-width: min(100%, 26rem); }
 tr.differs td { color: var(--bad); font-weight: 600; }
 td:not(.number), #parity td { overflow-wrap: anywhere; }
 code, pre { font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: 0.875rem; }

@@ -4,6 +4,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from kielo.report.gather import BASELINES
 from kielo.report.units import format_bytes, format_seconds
@@ -17,7 +18,7 @@ def print_summary(summary: dict[str, Any], console: Console | None = None) -> No
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in summary_rows(summary):
-        table.add_row(name, value)
+        table.add_row(name, Text(value))  # a path with brackets is no markup
     (console or Console()).print(table)
 
 

@@ -1,10 +1,11 @@
 """Is it the same model, trained the same way? Kielo against Hugging Face's transformers under accelerate.
 
 Same weights, same samples in the same order, same settings, fp32, one process: logits, loss, gradients, then optimiser
-steps. Data in: a resolved run and perhaps a checkpoint; data out: `parity.json` (the certificate), a table on the
-terminal, and, where the two differ, the setting or the first layer that does.
+steps. Data in: a resolved run and perhaps a checkpoint; data out: `parity.json` (the certificate; `print_parity` makes
+a table of it), which names, where the two differ, the setting or the first layer that does.
 """
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
-from kielo.artifact.manifest import hash_manifest, write_json_atomically, write_stage
+from kielo.artifact.manifest import hash_manifest, is_current, write_json_atomically, write_stage
 from kielo.dataset.batches import Batches
 from kielo.models import families
 from kielo.train.feed import Feed, StepBatch
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from kielo.plan.resolved import Identity, Placement, Resolved
 
 KIND, VERSION = "parity", 1
+CERTIFICATE_NAME = "parity.json"
 GRADIENT_TOLERANCE = 1e-3  # relative; fp32 rounding is about 1e-6, a wrong term is not under 1e-3
 
 
@@ -45,7 +47,8 @@ def verify_parity(
     It passes when at every step the losses differ by at most `tolerance` (relative), no setting differs, and the
     first step's gradients agree. Starts from `checkpoint`'s weights, else from those that the run starts from
     (`model.weights`, or the seeded initial values). `hugging_face_overrides` sets keys of the Hugging Face side
-    wrong on purpose (`rope_theta`, `rms_norm_eps`, `weight_decay`, …): the check of the check.
+    wrong on purpose (`rope_theta`, `rms_norm_eps`, `weight_decay`, …): the check of the check. The table goes to
+    `console` where one is given.
     """
     overrides = hugging_face_overrides or {}
     identity, placement = _scaled(resolved, sequences_per_step, sequence_length)
@@ -54,18 +57,24 @@ def verify_parity(
     inputs = {"tokens": identity.tokens_hash}
     if checkpoint is not None:
         inputs["checkpoint"] = hash_manifest(checkpoint)
-    with write_stage(folder, KIND, VERSION, inputs, settings | {"identity": resolved.identity.model_dump(mode="json")}) as stage:
+    section = settings | {"identity": resolved.identity.model_dump(mode="json")}
+    if is_current(folder, KIND, VERSION, inputs, section):
+        certificate = json.loads((Path(folder) / CERTIFICATE_NAME).read_text(encoding="utf-8"))
+        if certificate["passed"]:  # one that failed is looked at again: the cause may have been outside the recipe
+            return certificate
+    with write_stage(folder, KIND, VERSION, inputs, section) as stage:
         with world_of_one(placement.start_timeout_seconds, placement.device) as world:
             certificate = _compare(identity, placement, world, checkpoint, steps, tolerance, overrides)
         certificate |= {"weights": str(checkpoint or identity.model.weights or f"initial values of seed {identity.seed}")}
         certificate |= settings
-        write_json_atomically(stage.folder / "parity.json", certificate)
+        write_json_atomically(stage.folder / CERTIFICATE_NAME, certificate)
         stage.counts.update(
             steps=steps,
             passed=certificate["passed"],
             max_relative_loss_difference=certificate["max_relative_loss_difference"],
         )
-    print_parity(certificate, console or Console())
+    if console is not None:
+        print_parity(certificate, console)
     return certificate
 
 

@@ -8,8 +8,9 @@ from rich.table import Table
 from kielo.verify.settings import in_words
 
 
-def print_parity(certificate: dict[str, Any], console: Console) -> None:
-    """`certificate` as in parity.json."""
+def print_parity(certificate: dict[str, Any], console: Console | None = None) -> None:
+    """`certificate` as in parity.json; to the terminal where no console is given."""
+    console = console or Console()
     ours, theirs = certificate["settings"]["ours"], certificate["settings"]["theirs"]
     different = set(certificate["settings"]["differing"])
     table = Table(title="Effective settings", title_justify="left")

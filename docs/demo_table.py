@@ -1,0 +1,60 @@
+"""Writes the demo's figures into README.md: `python docs/demo_table.py [RUN_FOLDER]`.
+
+With a run folder its summary.json becomes benchmarks/results/demo_estonian.json first. Summary -> Markdown table.
+"""
+
+import json
+import platform
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULT = ROOT / "benchmarks" / "results" / "demo_estonian.json"
+BEGIN, END = "<!-- demo: written by docs/demo_table.py", "<!-- /demo -->"
+
+
+def table(result: dict) -> str:
+    """Markdown of one summary."""
+    summary = result["summary"]
+    corpus, bits, parity = summary["corpus"], summary["bits_per_byte"], summary["parity"]
+    seconds = sum(stage["seconds"] for stage in summary["stages"].values())
+    rows = [
+        ("text read", f"{corpus['documents_in']:,} documents, {corpus['bytes_in'] / 1e6:.2f} MB"),
+        ("kept as Estonian, once", f"{corpus['documents_kept']:,} documents, {corpus['bytes_kept'] / 1e6:.2f} MB"),
+        ("training speed", f"{summary['tokens_per_second']:,.0f} tokens/s"),
+        ("held-out bits per byte: **the model**", f"**{bits['model']:.3f}**"),
+        ("… byte 6-gram, interpolated", f"{bits['ngram']:.3f}"),
+        ("… `xz -9`", f"{bits['xz']:.3f}"),
+        ("… token unigram", f"{bits['unigram']:.3f}"),
+        ("largest relative loss difference to Hugging Face",
+         f"{parity['max_relative_loss_difference']:.1e} over {parity['steps']} steps"),
+        ("all stages", f"{seconds:.0f} s"),
+    ]
+    lines = ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
+    return "\n".join(lines) + f"\n\n({result['date']}, {result['machine']})\n"
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        summary = json.loads((Path(sys.argv[1]) / "summary.json").read_text(encoding="utf-8"))
+        summary.pop("export", None)  # a path of the machine that ran it
+        RESULT.parent.mkdir(parents=True, exist_ok=True)
+        result = {"date": datetime.now(UTC).date().isoformat(), "machine": _machine(), "summary": summary}
+        RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    readme = ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN, 1)
+    comment, after = rest.split("-->\n", 1)
+    _, after = after.split(END, 1)
+    result = json.loads(RESULT.read_text(encoding="utf-8"))
+    readme.write_text(f"{before}{BEGIN}{comment}-->\n{table(result)}{END}{after}", encoding="utf-8")
+
+
+def _machine() -> str:
+    names = [line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return f"{len(names)} cores of {names[0]}, Python {platform.python_version()}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Promises of the report's three files: true figures, nothing from outside, whole or not at all."""
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+
+from kielo.recipe.errors import KieloError
+from kielo.report.summary import print_summary
+from kielo.report.units import format_bytes, format_seconds
+from kielo.report.write import write_report
+from tests.report import synthetic_run
+from tests.report.synthetic_run import HOSTILE, RECIPE, STAGES
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run with space")
+    synthetic_run.write_run(folder)
+    assert write_report(folder, RECIPE, STAGES) == folder / "report.html"
+    return folder
+
+
+class Page(HTMLParser):
+    """Texts, tags with their attributes, and whether every element was closed in turn."""
+
+    VOID = {"meta", "br", "img", "link", "input"}
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.tags: list[tuple[str, dict]] = []
+        self.texts: list[str] = []
+        self._open: list[str] = []
+        self.feed(html)
+        assert self._open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in self.VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+
+def test_summary_has_just_the_promised_keys(run_folder: Path) -> None:
+    """summary.json, key by key, and the figures of the stages that made them."""
+    summary = json.loads((run_folder / "summary.json").read_text(encoding="utf-8"))
+    report = summary["stages"].pop("report")
+    assert report["seconds"] > 0 and report["skipped"] is False
+    assert summary.pop("kielo_version")
+    assert summary == {
+        "stages": STAGES,
+        "corpus": {"bytes_in": 4_620_000, "documents_in": 2550, "bytes_kept": 2_185_000, "documents_kept": 1905},
+        "bits_per_byte": {"model": 1.413, "unigram": 2.301, "xz": 1.612, "ngram": 1.552},
+        "parity": {"max_relative_loss_difference": 4e-7, "steps": 20, "passed": True},
+        "tokens_per_second": 12_000.0,
+        "export": str(run_folder / "hf"),
+    }
+
+
+def test_page_asks_nothing_of_the_network_and_runs_nothing(run_folder: Path) -> None:
+    """No element loads anything, no script, no handler; hostile text from every stage stands there as text."""
+    html = (run_folder / "report.html").read_text(encoding="utf-8")
+    page = Page(html)
+    assert not {"script", "link", "img", "iframe", "object", "embed"} & {tag for tag, _ in page.tags}
+    for _, attributes in page.tags:
+        assert not any(name.startswith("on") or name in ("src", "srcset") for name in attributes)
+        references = [value for name, value in attributes.items() if name.endswith("href")]
+        assert all(reference.startswith("#") for reference in references)
+    assert not re.search(r"url\((?!#)|@import", html)
+    # the description, a sample's prompt and text, a funnel's reason, a setting of each side
+    assert page.text.count(HOSTILE) >= 6
+    identifiers = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(identifiers) == len(set(identifiers))
+
+
+def test_page_says_what_the_run_showed(run_folder: Path, tmp_path: Path) -> None:
+    """Every figure that a reader comes for; and a run that failed is told to have failed, with the setting named."""
+    text = Page((run_folder / "report.html").read_text(encoding="utf-8")).text
+    for told in ("beats all three baselines", "1.413", "1.552", "byte 6-gram", "line in another language", "1.70 MB",
+                 "2.310", "12,000", "4.0e-07", "tolerance", "RoPE base", "held-out 2.9", "from_pretrained",
+                 "already done", "4 min 12 s", "2,990,080"):  # fmt: skip
+        assert told in text, told
+    shutil.copytree(run_folder, tmp_path / "run")
+    synthetic_run.verify(tmp_path / "run" / "verify", passed=False)
+    synthetic_run.evaluate(tmp_path / "run" / "evaluate", model=1.6)
+    page = Page(write_report(tmp_path / "run", RECIPE, STAGES).read_text(encoding="utf-8"))
+    assert "beats 2 of three baselines" in page.text and "does not compute the same" in page.text
+    assert "layers.0.attention" in page.text
+    assert ("tr", {"class": "differs"}) in page.tags
+
+
+def test_an_unfinished_run_has_a_report_too(tmp_path: Path) -> None:
+    """What has not run is said to be so; the summary holds nulls; there is no card without an export."""
+    synthetic_run.corpus(tmp_path / "corpus")
+    text = Page(write_report(tmp_path, RECIPE, {"corpus": STAGES["corpus"]}).read_text(encoding="utf-8")).text
+    for stage in ("tokenizer", "train", "verify", "evaluate", "export"):
+        assert f"The {stage} stage has not run yet." in text
+    summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
+    assert summary["bits_per_byte"] == dict.fromkeys(("model", "unigram", "xz", "ngram"))
+    assert summary["export"] is None and not (tmp_path / "hf").exists()
+    print_summary(summary, Console(record=True))
+
+
+def test_a_damaged_file_is_named(run_folder: Path, tmp_path: Path) -> None:
+    """A certificate cut short is an error that names it, and no page is left behind."""
+    shutil.copytree(run_folder / "verify", tmp_path / "verify")
+    (tmp_path / "verify" / "parity.json").write_text('{"passed": tr', encoding="utf-8")
+    with pytest.raises(KieloError, match=r"parity\.json"):
+        write_report(tmp_path, RECIPE, {})
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_model_card(run_folder: Path) -> None:
+    """Front matter that YAML reads as meant (Norwegian is not false); bits per byte, parity, how to load it."""
+    card = (run_folder / "hf" / "README.md").read_text(encoding="utf-8")
+    _, front, body = card.split("---\n", 2)
+    assert yaml.safe_load(front) == {
+        "license": "mpl-2.0",
+        "language": ["no"],
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["kielo"],
+    }
+    for told in ("| **this model** | 1.413 |", "| Interpolated byte 6-gram | 1.552 |", "Passed", "4.0e-07",
+                 "AutoModelForCausalLM.from_pretrained", "libreoffice-help-et", "MPL-2.0 (LibreOffice help)"):  # fmt: skip
+        assert told in body, told
+    assert "<script>" not in re.sub(r"\\.", "", body)
+    code = re.search(r"```python\n(.*?)```", body, re.DOTALL).group(1)
+    compile(code, "README.md", "exec")
+
+
+def test_card_names_datasets_of_the_hub(run_folder: Path) -> None:
+    """A source on the hub is listed for the hub to link; a local path of the machine is never shown."""
+    from kielo.report.gather import gather
+    from kielo.report.model_card import render
+
+    sources = [
+        {"huggingface_dataset": "wikimedia/wikipedia", "huggingface_subset": "20231101.et"},
+        {"path": "/home/someone/secret/texts.txt"},
+    ]
+    recipe = RECIPE.model_validate(RECIPE.model_dump() | {"corpus": {"sources": sources}})
+    card = render(gather(run_folder, recipe, {}))
+    assert yaml.safe_load(card.split("---\n")[1])["datasets"] == ["wikimedia/wikipedia"]
+    assert "local text texts" in card and "/home/someone" not in card
+
+
+def test_terminal_table(run_folder: Path) -> None:
+    """The table says which baselines are beaten, by name, and takes no text for markup."""
+    summary = json.loads((run_folder / "summary.json").read_text(encoding="utf-8"))
+    summary["export"] = "runs/[red]x"
+    summary["bits_per_byte"]["xz"] = 1.2
+    console = Console(record=True, width=100)
+    print_summary(summary, console)
+    text = console.export_text()
+    for told in ("1.552  (beaten)", "1.200  (not beaten)", "passed: largest", "[red]x", "5 min 34 s", "1 of 8 stages"):
+        assert told in text, told
+
+
+def test_units() -> None:
+    """Three figures with a unit, on both sides of each border."""
+    assert [format_bytes(n) for n in (0, 999, 1000, 95_000, 2_310_000, 5e12)] == [
+        "0 B", "999 B", "1.00 kB", "95.0 kB", "2.31 MB", "5.00 TB"
+    ]  # fmt: skip
+    assert [format_seconds(s) for s in (0.04, 9.99, 59.4, 59.6, 252, 3599.7, 11_100)] == [
+        "0.0 s", "10.0 s", "59 s", "1 min 00 s", "4 min 12 s", "1 h 00 min", "3 h 05 min"
+    ]  # fmt: skip
