@@ -102,10 +102,11 @@ def on_ranks(sizes: dict, tied: bool, micro_batches: int, precision: str) -> dic
         }
         norm = clip_gradients(model, mesh, max_norm=0.1)
     clipped = {name: parameter.grad.full_tensor() for name, parameter in model.named_parameters()}
+    held_by_optimiser = list(model.parameters())
     with forward_only(model):
         model(inputs)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in held_by_optimiser:
             parameter.zero_()
     return {
         "loss": sum_over_data(loss, mesh).item(),

@@ -74,7 +74,7 @@ def forward_only(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         for module in _wrapped(model):
-            pass
+            module.reshard()
         model.train(was_training)
 
 

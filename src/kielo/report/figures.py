@@ -58,10 +58,12 @@ def bits_per_byte_bars(labels: Sequence[str], values: Sequence[float]) -> str:
 def funnel_bars(steps: Sequence[dict[str, Any]], bytes_in: int) -> str:
     """Bytes left after each step, and beside them what the step dropped."""
     with _style():
-        figure, axes = _figure(0.36 * (len(steps) + 1) + 0.5)
-        labels = ["as read", *(step["name"] for step in steps)]
-        left = [bytes_in, *(step["bytes_left"] for step in steps)]
-        dropped = [0, *(max(0, step["bytes"]) for step in steps)]
+        figure, axes = _figure(0.36 * (len(steps) + 1) + 0.3)
+        labels = [step["name"] for step in steps]
+        left = [step["bytes_left"] for step in steps]
+        dropped = [max(0, step["bytes"]) for step in steps]
+        if not steps or dropped[0]:  # else the first step's own bar shows the text as it was read
+            labels, left, dropped = ["as read", *labels], [bytes_in, *left], [0, *dropped]
         positions = range(len(labels))[::-1]
         axes.barh(positions, left, color=OURS, height=0.62)
         axes.barh(positions, dropped, left=left, color=DROPPED, height=0.62)

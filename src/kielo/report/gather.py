@@ -129,7 +129,7 @@ def _stage_rows(
     for name in names:
         manifest, asked = manifests.get(name), stages.get(name)
         if manifest is None and asked is None:
-            state, seconds = "not run", None
+            state, seconds = "not finished", None
         elif asked is None or asked.get("skipped"):
             state, seconds = "already done", manifest.wall_seconds if manifest else None
         else:
