@@ -60,9 +60,8 @@ def load_checkpoint(checkpoint: Path, resolved: Resolved, tokenizer_folder: Path
     """The model of a Kielo checkpoint, as it was trained, on one device."""
     config = resolved.identity.model
     device = _device()
-    family = families.module(config.model_type, "model")
     with torch.device("meta"):
-        model = family.Llama(config)
+        model = families.build_model(config)
     names = [name for name, _ in model.named_parameters()]  # a tied head is named once
     tensors = read_tensors(checkpoint, [f"model/{name}" for name in names])
     weights = {name: tensors[f"model/{name}"].to(device, torch.float32) for name in names}

@@ -13,7 +13,8 @@ from typing import Any, Literal
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model
 
-FAMILIES: dict[str, str] = {"llama": "kielo.models.llama"}
+# The family's word and folder → the class in its model.py.
+FAMILIES: dict[str, str] = {"llama": "Llama"}
 
 _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 # What transformers' LlamaConfig takes for a key that a config.json leaves out; our own defaults differ.
@@ -38,7 +39,12 @@ def module(model_type: str, part: Literal["count", "layout", "names", "model"]) 
     """One of the four files of a family; only `model` imports torch. KieloError for a family that is not here."""
     if model_type not in FAMILIES:
         raise KieloError(f"model.model_type = {model_type!r} is not a family here; known: {', '.join(FAMILIES)}")
-    return importlib.import_module(f"{FAMILIES[model_type]}.{part}")
+    return importlib.import_module(f"kielo.models.{model_type}.{part}")
+
+
+def build_model(config: Model) -> Any:
+    """The family's nn.Module for a complete `config`, on the default device. Imports torch."""
+    return getattr(module(config.model_type, "model"), FAMILIES[config.model_type])(config)
 
 
 def read_hf_config(path: str | Path) -> Model:

@@ -107,7 +107,7 @@ def _model(
     config = identity.model
     family = families.module(config.model_type, "model")
     with torch.device("meta"):
-        model = family.Llama(config)
+        model = families.build_model(config)
     lay_out(model, mesh, placement, identity.precision)
     if is_restored_later:
         return materialise(model, device, lambda name, shape: torch.empty(shape))

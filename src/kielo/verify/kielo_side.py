@@ -55,7 +55,7 @@ class KieloSide:
         family = families.module(identity.model.model_type, "model")
         names = families.module(identity.model.model_type, "names").to_hugging_face(identity.model)
         with torch.device("meta"):
-            self.model = family.Llama(identity.model)
+            self.model = families.build_model(identity.model)
         lay_out(self.model, self._mesh, placement, "fp32")
         stored = {}
         if checkpoint is not None:
