@@ -1,29 +1,36 @@
-"""`kielo evaluate`: scores of a run, or samples and held-out bits per byte of any Hugging Face folder."""
+"""`kielo evaluate`: a run's newest checkpoint, another checkpoint of it, or any Hugging Face folder on its text."""
 
 import argparse
 from pathlib import Path
 
 from kielo.cli.terminal import print_json, print_table
+from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
-from kielo.recipe.sections import Evaluate
 
 
 def evaluate(options: argparse.Namespace) -> None:
-    from kielo.cli.run import newest_checkpoint
-    from kielo.evaluate.contender import is_hugging_face
-    from kielo.evaluate.run import evaluate, evaluate_model, heldout_texts
-
     model = Path(options.model)
-    if is_hugging_face(model):
-        recipe = read_recipe(options.recipe, options.sets).recipe if options.recipe else None
-        texts = heldout_texts(run_folder(recipe) / "tokens") if recipe else []
-        scores = evaluate_model(model, recipe.evaluate if recipe else Evaluate(), texts=texts)
+    is_hugging_face = (model / "config.json").is_file()
+    if model.is_dir() and options.recipe is None:
+        what = "Hugging Face folder" if is_hugging_face else "folder"
+        raise KieloError(
+            f"{model} is a {what}; name the recipe whose held-out text should judge it: kielo evaluate {model} RECIPE"
+        )
+    if options.recipe is not None and not model.is_dir():
+        raise KieloError(f"{model}: no such folder; MODEL is a recipe, a checkpoint or a Hugging Face folder")
+    recipe = read_recipe(options.recipe or options.model, options.sets).recipe
+    folder = run_folder(recipe)
+
+    from kielo.cli.run import newest_checkpoint
+    from kielo.evaluate.run import evaluate, evaluate_hugging_face
+
+    if is_hugging_face:
+        scores = evaluate_hugging_face(recipe, folder, model)
     else:
-        recipe = read_recipe(options.recipe or options.model, options.sets).recipe
-        folder = run_folder(recipe)
         scores = evaluate(recipe, folder, model if options.recipe else newest_checkpoint(folder))
     if options.json:
         return print_json(scores)
-    print_table(["contender", "bits per byte"], [(name, f"{value:.3f}") for name, value in scores["bits_per_byte"].items()])
+    bits = scores["bits_per_byte"]
+    print_table(["contender", "bits per byte"], [(name, f"{value:.3f}") for name, value in bits.items()])
     for sample in scores["samples"]:
         print(f"\n{sample['prompt']} ▸ {sample['text']}")

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 STAGES = ("corpus", "tokenizer", "pack", "train", "verify", "evaluate", "export", "report")
+REQUEUE = 75
 
 _RECIPE_HELP = "path of a recipe, or the name of a shipped one (see `kielo recipes`)"
 

@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kielo.artifact.manifest import read_manifest
-from kielo.cli.main import STAGES
-from kielo.cli.terminal import print_json
+from kielo.cli.main import REQUEUE, STAGES
+from kielo.cli.terminal import keep_stdout_for_json, print_json
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
 from kielo.recipe.sections import Recipe
-
-REQUEUE = 75
 
 
 @dataclass
@@ -35,31 +33,40 @@ class Requeue(Exception):
 
 def run(options: argparse.Namespace) -> int:
     recipe = read_recipe(options.recipe, options.sets).recipe
+    if options.ranks < 1:
+        raise KieloError(f"--ranks {options.ranks}: give 1 or more")
     job = Job(recipe, options.recipe, options.sets, run_folder(recipe), options.ranks)
     chosen = _chosen(options)
     job.folder.mkdir(parents=True, exist_ok=True)
-    for name in STAGES:
-        folder, make = _STAGES[name]
-        before = read_manifest(job.folder / folder) if folder else None
-        if name not in chosen:
-            if before is not None:
-                job.stages[name] = {"seconds": before.wall_seconds, "skipped": True}
-            continue
-        print(f"── {name}", flush=True)
-        started = time.monotonic()
+    with keep_stdout_for_json(options.json):
         try:
-            make(job)
+            for name in STAGES:
+                _do(name, job, name in chosen)
         except Requeue:
             print("── stopped on purpose and saved; the same command goes on from here")
             return REQUEUE
-        skipped = before is not None and read_manifest(job.folder / folder) == before
-        seconds = before.wall_seconds if skipped else time.monotonic() - started
-        job.stages[name] = {"seconds": round(seconds, 3), "skipped": skipped}
-        if skipped:
-            print("   nothing to do: made before from the same inputs and recipe", flush=True)
-    if "report" in chosen and options.json:
-        print_json(json.loads((job.folder / "summary.json").read_text(encoding="utf-8")))
+    if options.json:
+        summary = job.folder / "summary.json"
+        print_json(json.loads(summary.read_text(encoding="utf-8")) if "report" in chosen else {"stages": job.stages})
     return 0
+
+
+def _do(name: str, job: Job, is_chosen: bool) -> None:
+    """Make the stage if it was chosen, and note its seconds; those of a stage that was made before, if it was not."""
+    folder, make = _STAGES[name]
+    before = read_manifest(job.folder / folder) if folder else None
+    if not is_chosen:
+        if before is not None:
+            job.stages[name] = {"seconds": before.wall_seconds, "skipped": True}
+        return
+    print(f"── {name}", flush=True)
+    started = time.monotonic()
+    make(job)
+    skipped = before is not None and read_manifest(job.folder / folder) == before
+    seconds = before.wall_seconds if skipped else time.monotonic() - started
+    job.stages[name] = {"seconds": round(seconds, 3), "skipped": skipped}
+    if skipped:
+        print("   nothing to do: made before from the same inputs and recipe", flush=True)
 
 
 def _chosen(options: argparse.Namespace) -> tuple[str, ...]:
@@ -99,13 +106,13 @@ def _train(job: Job) -> None:
 
     _need(job, "tokenizer", "tokens")
     if job.ranks > 1:
-        code = start_ranks(job.recipe, job.reference, job.sets, job.ranks)
+        outcome = start_ranks(job.recipe, job.reference, job.sets, job.ranks)
     else:
-        code = train_here(job.recipe)["exit_code"]
-    if code == REQUEUE:
+        outcome = train_here(job.recipe)
+    if outcome["exit_code"] == REQUEUE:
         raise Requeue
-    if code:
-        raise KieloError(f"training failed (exit code {code}); {job.folder / 'train' / 'outcome.json'} says why")
+    if outcome["exit_code"]:
+        raise KieloError(f"training failed: {outcome['message']}")
 
 
 def _verify(job: Job) -> None:

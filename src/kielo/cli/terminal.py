@@ -1,8 +1,15 @@
 """How a verb speaks: a table for people, JSON for machines."""
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from typing import Any
+
+
+def keep_stdout_for_json(is_json: bool) -> AbstractContextManager:
+    """While it lasts, what the rooms tell a person goes to stderr, so that stdout holds one JSON value alone."""
+    return redirect_stdout(sys.stderr) if is_json else nullcontext()
 
 
 def print_json(value: Any) -> None:

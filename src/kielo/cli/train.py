@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kielo.cli.main import REQUEUE
+from kielo.cli.terminal import keep_stdout_for_json, print_json
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
 from kielo.recipe.sections import Recipe
@@ -21,15 +23,24 @@ from kielo.recipe.sections import Recipe
 
 def train(options: argparse.Namespace) -> int:
     recipe = read_recipe(options.recipe, options.sets).recipe
-    if options.ranks is not None and "RANK" not in os.environ:
-        if options.ranks < 1:
-            raise KieloError(f"--ranks {options.ranks}: give 1 or more")
-        if options.ranks > 1:
-            return start_ranks(recipe, options.recipe, options.sets, options.ranks, options.shutdown_seconds)
-    outcome = train_here(recipe)
+    ranks = 1 if options.ranks is None or is_rank() else options.ranks
+    if ranks < 1:
+        raise KieloError(f"--ranks {ranks}: give 1 or more")
+    with keep_stdout_for_json(options.json):
+        if ranks > 1:
+            outcome = start_ranks(recipe, options.recipe, options.sets, ranks, options.shutdown_seconds)
+        else:
+            outcome = train_here(recipe)
     if options.json:
-        print(json.dumps(outcome, indent=1))
+        print_json(outcome)
+    elif outcome["exit_code"] not in (0, REQUEUE):
+        print(f"kielo: training failed: {outcome['message']}", file=sys.stderr)
     return outcome["exit_code"]
+
+
+def is_rank() -> bool:
+    """Whether a launcher started this process as one rank of several."""
+    return "RANK" in os.environ
 
 
 def train_here(recipe: Recipe) -> dict[str, Any]:
@@ -51,8 +62,10 @@ def train_here(recipe: Recipe) -> dict[str, Any]:
     return train(resolved)
 
 
-def start_ranks(recipe: Recipe, reference: str, sets: Sequence[str], ranks: int, shutdown_seconds: int = 600) -> int:
-    """Start `ranks` processes of `kielo train` on this machine and wait. Returns the exit code of the outcome."""
+def start_ranks(
+    recipe: Recipe, reference: str, sets: Sequence[str], ranks: int, shutdown_seconds: int = 600
+) -> dict[str, Any]:
+    """Start `ranks` processes of `kielo train` on this machine, wait, and return what they wrote as their outcome."""
     outcome_file = run_folder(recipe) / "train" / "outcome.json"
     outcome_file.unlink(missing_ok=True)
     arguments = [argument for entry in sets for argument in ("--set", entry)]
@@ -66,8 +79,12 @@ def start_ranks(recipe: Recipe, reference: str, sets: Sequence[str], ranks: int,
         **os.environ,
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(shutdown_seconds),
     }
-    # A session of its own: Ctrl-C at the terminal then reaches the ranks once, through this process.
-    torchrun = subprocess.Popen(command, env=environment, start_new_session=True)
+    torchrun = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=sys.stderr if sys.stdout is sys.stderr else None,  # under --json
+        start_new_session=True,  # Ctrl-C at the terminal then reaches the ranks once, through this process
+    )
     forwarded = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
     before = {number: signal.signal(number, lambda number, _: torchrun.send_signal(number)) for number in forwarded}
     try:
@@ -75,13 +92,17 @@ def start_ranks(recipe: Recipe, reference: str, sets: Sequence[str], ranks: int,
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return _exit_code(outcome_file, torchrun.returncode)
+    return read_outcome(outcome_file, torchrun.returncode)
 
 
-def _exit_code(outcome_file: Path, torchrun_code: int) -> int:
+def read_outcome(outcome_file: Path, torchrun_code: int) -> dict[str, Any]:
+    """What the ranks wrote; when they could not, a failure that says so: torchrun flattens their exit codes."""
     try:
-        return int(json.loads(outcome_file.read_text(encoding="utf-8"))["exit_code"])
+        outcome = json.loads(outcome_file.read_text(encoding="utf-8"))
+        return outcome | {"exit_code": int(outcome["exit_code"])}
     except (OSError, ValueError, KeyError):
-        print(f"kielo: the ranks ended (torchrun's code {torchrun_code}) without {outcome_file}; "
-              "the first error above is the cause", file=sys.stderr)
-        return 1
+        message = (
+            f"the ranks ended (torchrun's code {torchrun_code}) without {outcome_file}; "
+            "the first error above is the cause"
+        )
+        return {"outcome": "failed", "exit_code": 1, "message": message}

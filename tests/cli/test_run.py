@@ -1,0 +1,190 @@
+"""A newcomer's whole path on a text of forty lines: every verb that touches a run, through the real entry point."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from kielo.checkpoint.store import read_tensors
+from kielo.cli.main import STAGES, main
+from kielo.evaluate.contender import load_checkpoint
+from kielo.plan.resolved import read
+from tests.corpus.texts import ENGLISH, estonian_document
+
+RECIPE = """
+name = "tiny"
+language = "et"
+folder = "{folder}"
+
+[corpus]
+sources = "{text}"
+workers = 1
+
+[tokenizer]
+vocab_size = 320
+
+[dataset]
+sequence_length = 16
+heldout_share = 0.2
+max_epochs = 1000
+
+[model]
+hidden_size = 16
+intermediate_size = 32
+num_hidden_layers = 2
+num_attention_heads = 2
+tie_word_embeddings = true
+
+[train]
+tokens = 2560
+tokens_per_step = 128
+precision = "fp32"
+heldout_every_steps = 10
+tensorboard = false
+
+[verify]
+parity_steps = 2
+parity_sequence_length = 16
+
+[evaluate]
+sample_tokens = 4
+"""
+
+
+def write_recipe(folder: Path, name: str = "tiny") -> Path:
+    """A recipe, and its text, in a folder whose name has a space."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = folder / "text.txt"
+    lines = [estonian_document(number).replace("\n", " ") for number in range(40)] + ENGLISH
+    text.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    path = folder / f"{name}.toml"
+    path.write_text(RECIPE.format(folder=folder / "run", text=text), encoding="utf-8")
+    return path
+
+
+def kielo(*arguments: str | Path, **options) -> subprocess.Popen:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "kielo", *map(str, arguments)],
+        env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    """The recipe of a run that went through all stages, and the JSON that `kielo run --json` printed."""
+    recipe = write_recipe(tmp_path_factory.mktemp("a folder with a space"))
+    process = kielo("run", recipe, "--json")
+    stdout, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr
+    return recipe, json.loads(stdout)
+
+
+def test_run_goes_through_every_stage_and_sums_up(finished):
+    """`--json` prints summary.json and nothing else; it has every key that a machine was promised."""
+    recipe, summary = finished
+    folder = recipe.parent / "run"
+    assert summary == json.loads((folder / "summary.json").read_text())
+    assert list(summary["stages"]) == list(STAGES)
+    assert not any(stage["skipped"] for stage in summary["stages"].values())
+    assert {"bytes_in", "bytes_kept", "documents_in", "documents_kept"} <= set(summary["corpus"])
+    assert set(summary["bits_per_byte"]) == {"model", "unigram", "xz", "ngram"}
+    assert summary["parity"]["passed"] and summary["parity"]["steps"] == 2
+    assert summary["tokens_per_second"] > 0 and summary["kielo_version"]
+    assert Path(summary["export"]).is_dir() and (folder / "report.html").stat().st_size > 10_000
+
+
+def test_a_second_run_skips_what_did_not_change(finished, capsys):
+    """Every stage but the report says that there is nothing to do, and the seconds of the first run stay."""
+    recipe, first = finished
+    assert main(["run", str(recipe)]) == 0
+    assert capsys.readouterr().out.count("nothing to do") == len(STAGES) - 1
+    summary = json.loads((recipe.parent / "run" / "summary.json").read_text())
+    assert [name for name, stage in summary["stages"].items() if not stage["skipped"]] == ["report"]
+    assert summary["bits_per_byte"] == first["bits_per_byte"]
+
+
+def test_the_export_is_the_same_model_in_transformers(finished):
+    """Logits of the exported folder within 1e-4 of Kielo's in fp32 (the same sums in another order), and it generates."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    run = finished[0].parent / "run"
+    checkpoint = max((run / "train" / "checkpoints").glob("step_*"))
+    ours = load_checkpoint(checkpoint, read(run / "resolved.toml"), run / "tokenizer")
+    theirs = AutoModelForCausalLM.from_pretrained(run / "hf", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(run / "hf")
+    inputs = tokenizer("Õpetaja selgitas", return_tensors="pt")
+    with torch.no_grad():
+        difference = ours.logits(inputs["input_ids"], None) - theirs(inputs["input_ids"]).logits
+    assert difference.abs().max() <= 1e-4
+    assert theirs.generate(**inputs, max_new_tokens=5, do_sample=False).shape[1] > inputs["input_ids"].shape[1]
+
+
+def test_the_verbs_that_ask_about_a_run_answer_in_json(finished, capsys, tmp_path):
+    """plan, data, checkpoint list, show, tokenizer measure, verify parity, evaluate and export, on one finished run."""
+    recipe, summary = finished
+    run = recipe.parent / "run"
+
+    def ask(*arguments: str | Path):
+        assert main([*map(str, arguments), "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    assert ask("plan", recipe, "--ranks", "2")["placement"]["world_size"] == 2
+    assert {row["source"] for row in ask("data", recipe, "--step", "3")} == {"text"}
+    checkpoints = ask("checkpoint", "list", run)
+    assert checkpoints[-1]["step"] == 20 and checkpoints[-1]["state"] == "complete"
+    assert ask("show", recipe, "--set", "seed=9")["seed"] == {"value": 9, "origin": "--set"}
+    assert ask("tokenizer", "measure", run / "tokenizer", "--text", recipe.parent / "text.txt")
+    assert ask("verify", "parity", recipe)["passed"]
+    assert ask("evaluate", recipe)["bits_per_byte"] == summary["bits_per_byte"]
+    theirs = ask("evaluate", run / "hf", recipe)["bits_per_byte"]
+    assert theirs["model"] == pytest.approx(summary["bits_per_byte"]["model"], rel=1e-4)
+    checkpoint = run / "train" / "checkpoints" / checkpoints[-1]["name"]
+    assert main(["export", str(checkpoint), "--to", str(tmp_path / "mine")]) == 0
+    assert (tmp_path / "mine" / "config.json").read_bytes() == (run / "hf" / "config.json").read_bytes()
+
+
+def test_ranks_stop_on_a_signal_with_75_and_go_on(tmp_path):
+    """`kielo train --ranks 2`: SIGTERM to the parent ends in a saved step and code 75, though torchrun flattens codes;
+    the same command goes on from there, and another run is refused the folder."""
+    recipe = write_recipe(tmp_path)
+    assert main(["run", str(recipe), "--to", "pack"]) == 0
+    longer = ["--set", "train.tokens=512000", "--set", "checkpoint.every_steps=100000"]
+    process = kielo("train", recipe, "--ranks", "2", "--json", *longer)
+    metrics = tmp_path / "run" / "train" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 75, stderr
+    outcome = json.loads(stdout)
+    assert outcome["outcome"] == "requeue" and 0 < outcome["step"] < 4000
+    stopped = tmp_path / "run" / "train" / "checkpoints" / f"step_{outcome['step']:08d}"
+    assert read_tensors(stopped)
+
+    refused = kielo("train", recipe, "--set", "train.tokens=1024000")  # another run than the folder's
+    _, stderr = refused.communicate(timeout=120)
+    assert refused.returncode == 1 and "total_steps" in stderr
+    again = kielo("train", recipe, "--ranks", "2", "--json", *longer)
+    while not any(row.startswith("going on after step") for row in iter(again.stderr.readline, "")):
+        pass
+    again.send_signal(signal.SIGTERM)
+    stdout, _ = again.communicate(timeout=120)
+    assert again.returncode == 75 and json.loads(stdout)["step"] >= outcome["step"]
+
+
+def test_ranks_that_fail_say_why(tmp_path):
+    """An error inside the ranks is exit code 1 and its message is in the outcome, not only in torchrun's log."""
+    recipe = write_recipe(tmp_path)
+    assert main(["run", str(recipe), "--to", "pack"]) == 0
+    process = kielo("train", recipe, "--ranks", "2", "--json", "--set", "train.tokens_per_step=16")
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "tokens_per_step" in stdout + stderr
