@@ -36,6 +36,7 @@ from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import AXES, build_mesh, sum_over_data
 from kielo.parallel.norm import clip_gradients
 from kielo.parallel.world import World, end_world, start_world
+from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Model
 from kielo.train.feed import MicroBatch, StepBatch
 from kielo.train.forward_backward import PlainForwardBackward
@@ -55,6 +56,20 @@ def _shape(sequence_length: int, sequences: int, **keys: object) -> Shape:
     return Shape(Model(max_position_embeddings=sequence_length, **keys), sequence_length, sequences)
 
 
+def _demo() -> Shape:
+    """The shipped recipe's model, and one of its steps as one micro-batch."""
+    recipe = read_recipe("demo_estonian").recipe
+    length = recipe.dataset.sequence_length
+    model = recipe.model.model_copy(
+        update={
+            "vocab_size": recipe.tokenizer.vocab_size,
+            "head_dim": recipe.model.hidden_size // recipe.model.num_attention_heads,
+            "max_position_embeddings": length,
+        }
+    )
+    return Shape(model, length, recipe.train.tokens_per_step // length)
+
+
 SHAPES = {
     # 23 M parameters, the shape of the peers' table that the project started from.
     "tiny": _shape(
@@ -68,19 +83,7 @@ SHAPES = {
         head_dim=64,
         vocab_size=8192,
     ),
-    # The model of recipes/demo_estonian.toml and one of its steps.
-    "demo": _shape(
-        256,
-        16,
-        hidden_size=256,
-        intermediate_size=704,
-        num_hidden_layers=5,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=32,
-        vocab_size=4096,
-        tie_word_embeddings=True,
-    ),
+    "demo": _demo(),
     # 1.2 B parameters (Llama 3.2 1B without tying), for a GPU.
     "1b": _shape(
         2048,
