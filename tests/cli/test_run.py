@@ -68,11 +68,12 @@ def write_recipe(folder: Path, name: str = "tiny") -> Path:
     return path
 
 
-def kielo(*arguments: str | Path, **options) -> subprocess.Popen:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+def kielo(*arguments: str | Path, threads: int = 1) -> subprocess.Popen:
+    """`kielo` as people start it, in a process of its own."""
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     return subprocess.Popen(
         [sys.executable, "-m", "kielo", *map(str, arguments)],
-        env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
+        env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """What ships inside the package fits together: recipes, cards, and the wheel's list of data files."""
 
+import json
+import runpy
 import tomllib
 
 import pytest
@@ -30,3 +32,12 @@ def test_the_wheel_carries_every_card_and_recipe():
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["kielo"]
     carried = {path for pattern in patterns for path in PACKAGE.glob(pattern)}
     assert set(PACKAGE.rglob("*.toml")) <= carried
+
+
+def test_the_readme_shows_the_committed_result_of_the_demo():
+    """The table in README.md is what docs/demo_table.py makes of benchmarks/results/demo_estonian.json, no hand's work."""
+    result = json.loads((ROOT / "benchmarks" / "results" / "demo_estonian.json").read_text(encoding="utf-8"))
+    table = runpy.run_path(str(ROOT / "docs" / "demo_table.py"))["table"](result)
+    assert table in (ROOT / "README.md").read_text(encoding="utf-8")
+    bits = result["summary"]["bits_per_byte"]
+    assert bits["model"] < min(bits["unigram"], bits["xz"], bits["ngram"])

@@ -112,7 +112,7 @@ def parity_curves(ours: Sequence[float], theirs: Sequence[float], tolerance: flo
         steps = range(1, len(ours) + 1)
         above.plot(steps, ours, color=OURS, linewidth=4, alpha=0.45, solid_capstyle="round")
         above.plot(steps, theirs, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
-        above.legend(above.lines, ["Kielo", "Hugging Face transformers"], frameon=False, loc="upper right")
+        above.legend(above.lines, ["Kielo", "Hugging Face transformers"], frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
         above.set_ylabel("loss")
         _grid(above)
         smallest = 1e-10  # equal losses have no logarithm: they are drawn at the floor

@@ -1,0 +1,20 @@
+"""The demo as a newcomer runs it, minutes long: real text in, a model better than its baselines out."""
+
+import json
+
+import pytest
+
+from tests.cli.test_run import kielo
+
+
+@pytest.mark.full
+def test_the_demo_beats_its_baselines_and_equals_hugging_face(tmp_path):
+    """`kielo run demo_estonian`: fewer bits per byte than unigram, xz and 6-gram; losses within 1e-5 of Hugging Face's."""
+    process = kielo("run", "demo_estonian", "--json", "--set", f"folder={tmp_path / 'demo'}", threads=2)
+    stdout, stderr = process.communicate(timeout=1800)
+    assert process.returncode == 0, stderr
+    summary = json.loads(stdout)
+    bits = summary["bits_per_byte"]
+    assert bits["model"] < min(bits["unigram"], bits["xz"], bits["ngram"])
+    assert summary["parity"]["steps"] == 20 and summary["parity"]["max_relative_loss_difference"] <= 1e-5
+    assert 0 < summary["corpus"]["bytes_kept"] < summary["corpus"]["bytes_in"] / 2  # half of the text is English
