@@ -35,6 +35,8 @@ def train(options: argparse.Namespace) -> int:
         print_json(outcome)
     elif outcome["exit_code"] not in (0, REQUEUE):
         print(f"kielo: training failed: {outcome['message']}", file=sys.stderr)
+    elif outcome["message"]:
+        print(outcome["message"])
     return outcome["exit_code"]
 
 

@@ -159,7 +159,7 @@ def _per_rank(recipe: Recipe, sequences_per_step: int, data_ranks: int, complain
     if recipe.train.tokens_per_step % length or sequences_per_step % data_ranks:
         below = recipe.train.tokens_per_step // step * step
         sizes = " or ".join(str(size) for size in (below, below + step) if size)
-        ranks = ", ".join(str(n) for n in range(1, data_ranks) if sequences_per_step % n == 0)
+        ranks = ", ".join(str(n) for n in range(1, 2 * data_ranks) if sequences_per_step % n == 0)
         complaints.append(
             f"train.tokens_per_step = {recipe.train.tokens_per_step} is {sequences_per_step} sequences of "
             f"dataset.sequence_length = {length}, which {data_ranks} ranks cannot share evenly; what would work: "
