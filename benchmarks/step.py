@@ -41,6 +41,7 @@ from kielo.recipe.sections import Model
 from kielo.train.feed import MicroBatch, StepBatch
 from kielo.train.forward_backward import PlainForwardBackward
 from kielo.train.guard import Guard
+from kielo.train.next_token import NextToken
 from kielo.train.optimiser import build_optimiser
 from kielo.train.precision import settle_matrix_products
 
@@ -139,14 +140,14 @@ class KieloSteps:
 
     def __init__(self, shape: Shape, tokens: Tensor, world: World, precision: str) -> None:
         sizes = dict.fromkeys(AXES, 1)
-        placement = SimpleNamespace(**sizes, reshard_after_forward=False, start_timeout_seconds=60)
+        placement = SimpleNamespace(**sizes, zero=1, recompute="none", start_timeout_seconds=60)
         mesh = build_mesh(world, placement)
         with torch.device("meta"):
             model = Llama(shape.model)
         lay_out(model, mesh, placement, precision)
         materialise(model, world.device, lambda name, size: initial_value(name, size, shape.model, SEED))
         self._tokens, self._device = tokens, world.device
-        self._forward_backward = PlainForwardBackward(model, partial(sum_over_data, mesh=mesh), 0.0, 2048)
+        self._forward_backward = PlainForwardBackward(model, NextToken(0.0, 2048), partial(sum_over_data, mesh=mesh))
         self._clip = partial(clip_gradients, model, mesh, SETTINGS.max_gradient_norm)
         self._guard = Guard(world.device, 3)
         self._optimiser = build_optimiser(model, SETTINGS)

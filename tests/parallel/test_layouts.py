@@ -35,7 +35,7 @@ def config(tied: bool) -> Model:
 
 
 def layout(**sizes: object) -> SimpleNamespace:
-    defaults = dict.fromkeys(AXES, 1) | {"reshard_after_forward": False, "start_timeout_seconds": 30}
+    defaults = dict.fromkeys(AXES, 1) | {"zero": 1, "recompute": "none", "start_timeout_seconds": 30}
     return SimpleNamespace(**(defaults | sizes))
 
 
@@ -118,7 +118,7 @@ def on_ranks(sizes: dict, tied: bool, micro_batches: int, precision: str) -> dic
         "gradients": gradients,
         "clipped": clipped,
         "data_rank": data_rank(mesh),
-        "axes": mesh.mesh_dim_names,
+        "axes": mesh.ranks.mesh_dim_names,
     }
 
 
@@ -136,7 +136,7 @@ def difference(ours: dict, theirs: dict) -> float:
         ({"shard": 2}, True, 2),
         ({"shard": 4}, False, 2),
         ({"shard": 4}, True, 1),
-        ({"shard": 2, "reshard_after_forward": True}, True, 2),
+        ({"shard": 2, "zero": 3}, True, 2),
         ({"replicate": 2}, False, 2),
         ({"replicate": 2, "shard": 2}, True, 2),
     ],

@@ -1,10 +1,17 @@
-"""The chunked loss against plain cross-entropy on full logits."""
+"""The chunked loss against plain cross-entropy on full logits, and over ranks against itself on one process."""
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from kielo.parallel.world import start_world
 from kielo.train.objective import chunked_loss
+from tests.ranks import run_ranks
 
 
 def plain_loss(hidden, weight, labels, divisor, z_loss):
@@ -14,12 +21,25 @@ def plain_loss(hidden, weight, labels, divisor, z_loss):
     return (F.cross_entropy(logits, labels, reduction="sum") + z_loss * log_z.square().sum()) / divisor
 
 
-def tensors(dtype=torch.float32):
+class Shapes(TorchDispatchMode):
+    """The shapes of all tensors that operators make while it is on."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.seen.extend(leaf.shape for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor))
+        return out
+
+
+def tensors(dtype=torch.float32, vocabulary=50):
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(2, 19, 16, generator=generator).to(dtype).requires_grad_()
-    weight = (0.3 * torch.randn(50, 16, generator=generator)).to(dtype).requires_grad_()
-    labels = torch.randint(0, 50, (2, 19), generator=generator)
+    weight = (0.3 * torch.randn(vocabulary, 16, generator=generator)).to(dtype).requires_grad_()
+    labels = torch.randint(0, vocabulary, (2, 19), generator=generator)
     labels[0, 3:9] = -100
     labels[1] = torch.where(torch.arange(19) < 17, labels[1], -100)
     return hidden, weight, labels, torch.tensor(30.0)
@@ -55,23 +75,12 @@ def test_bf16_weight_keeps_fp32_loss_and_sums() -> None:
 
 def test_full_logits_never_exist() -> None:
     """No tensor made on the way is larger than a chunk's logits or the weight's gradient."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
-
-    sizes = []
-
-    class Sizes(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            out = func(*args, **(kwargs or {}))
-            sizes.extend(leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor))
-            return out
-
     hidden, weight, labels = torch.randn(400, 8), torch.randn(50, 8), torch.randint(0, 50, (400,))
     hidden.requires_grad_()
     weight.requires_grad_()
-    with Sizes():
+    with Shapes() as shapes:
         chunked_loss(hidden, weight, labels, torch.tensor(400.0), 0.0, 16).backward()
-    assert max(sizes) <= max(16 * 50, hidden.numel()) < 400 * 50
+    assert max(shape.numel() for shape in shapes.seen) <= max(16 * 50, hidden.numel()) < 400 * 50
 
 
 def test_without_gradients_and_without_labels() -> None:
@@ -83,3 +92,104 @@ def test_without_gradients_and_without_labels() -> None:
     empty = chunked_loss(hidden, weight, torch.full_like(labels, -100), divisor)
     empty.backward()
     assert empty == 0 and weight.grad.abs().max() == 0 and hidden.grad.abs().max() == 0
+
+
+CASES = [(0.0, 1), (0.0, 7), (1e-2, 7), (1e-2, 64)]  # (z_loss, chunk_tokens); there are 38 tokens
+
+
+def loss_and_gradients(hidden, weight, labels, divisor, z_loss, chunk_tokens, group=None):
+    loss = chunked_loss(hidden, weight, labels, divisor, z_loss, chunk_tokens, group)
+    return loss.detach(), *torch.autograd.grad(3 * loss, (hidden, weight))
+
+
+def rows_of_rank(weight):
+    """(this rank's rows as a plain leaf, the same rows as a DTensor leaf)."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    laid_out = distribute_tensor(weight.detach(), mesh, [Shard(0)])
+    return laid_out.to_local().clone().requires_grad_(), laid_out.requires_grad_()
+
+
+def parallel_losses():
+    """{(dtype, case): (loss, this rank's part of hidden's gradient, its rows' gradient)}, DTensor or not."""
+    start_world(60, "cpu")
+    group = dist.group.WORLD
+    results = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        hidden, weight, labels, divisor = tensors(dtype, vocabulary=48)
+        rows, laid_out = rows_of_rank(weight)
+        for case in CASES:
+            plain = loss_and_gradients(hidden, rows, labels, divisor, *case, group)
+            loss, hidden_gradient, weight_gradient = loss_and_gradients(
+                hidden, laid_out, labels, divisor, *case, group
+            )
+            assert isinstance(weight_gradient, DTensor) and weight_gradient.placements == (Shard(0),)
+            for one, other in zip(plain, (loss, hidden_gradient, weight_gradient.to_local()), strict=True):
+                assert torch.equal(one, other)
+            with torch.no_grad():
+                assert torch.equal(chunked_loss(hidden, laid_out, labels, divisor, *case, group), loss)
+            results[dtype, case] = plain
+    return results
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_vocabulary_over_ranks_equals_one_process(num_ranks: int) -> None:
+    """Over 2 and 4 ranks the loss (the same bits on each), hidden's gradient (summed over the ranks) and the
+    rows' gradients are those of one process to 1e-6, with z-loss and ignored labels; in bf16 to its rounding."""
+    ranks = run_ranks(parallel_losses, num_ranks)
+    for dtype, case in ranks[0]:
+        losses, hidden_gradients, row_gradients = zip(*(rank[dtype, case] for rank in ranks), strict=True)
+        assert len({loss.item() for loss in losses}) == 1
+        assert {gradient.dtype for gradient in (*hidden_gradients, *row_gradients)} == {dtype}
+        ours = losses[0], sum(part.float() for part in hidden_gradients), torch.cat(row_gradients).float()
+        hidden, weight, labels, divisor = tensors(dtype, vocabulary=48)
+        expected = loss_and_gradients(hidden, weight, labels, divisor, *case)
+        for mine, theirs in zip(ours, expected, strict=True):
+            difference = (mine - theirs.float()).norm() / theirs.float().norm()
+            assert difference < (1e-6 if dtype == torch.float32 else 1e-2)
+        torch.testing.assert_close(losses[0], expected[0], rtol=1e-6, atol=0)
+
+
+def parallel_corners():
+    """What the next test looks at, on one rank of two."""
+    start_world(60, "cpu")
+    group = dist.group.WORLD
+    hidden, weight, labels, divisor = tensors(vocabulary=48)
+    rows, laid_out = rows_of_rank(weight)
+    with Shapes() as shapes:
+        loss = chunked_loss(hidden, rows, labels, divisor, 1e-3, 7, group)
+        (3 * loss).backward()
+    stray = labels.clone()
+    stray[0, 0] = 48
+    with pytest.raises(ValueError, match="Shard"):
+        chunked_loss(
+            hidden, laid_out.detach().redistribute(placements=[Replicate()]), labels, divisor, group=group
+        )
+    alone = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
+    return {
+        "lengths": {length for shape in shapes.seen for length in shape},
+        "sizes": max(shape.numel() for shape in shapes.seen),
+        "nothing counted": loss_and_gradients(
+            hidden, rows, torch.full_like(labels, -100), divisor, 1e-3, 7, group
+        ),
+        "frozen head": torch.autograd.grad(
+            chunked_loss(hidden, rows.detach(), labels, divisor, 1e-3, 7, group), hidden
+        )[0],
+        "hidden": hidden.grad / 3,
+        "stray label": chunked_loss(hidden, rows, stray, divisor, 0.0, 7, group).item(),
+        "alone": loss_and_gradients(hidden, weight, labels, divisor, 1e-3, 7, alone),
+    }
+
+
+def test_corners_over_ranks() -> None:
+    """Over ranks no tensor is as wide as the vocabulary nor has all tokens' logits; nothing counted gives 0,
+    not NaN; a frozen head leaves hidden's gradient as it is; a label outside the vocabulary is loud; a group of one
+    rank is one process to the bit."""
+    hidden, weight, labels, divisor = tensors(vocabulary=48)
+    for found in run_ranks(parallel_corners, 2):
+        assert 24 in found["lengths"] and 48 not in found["lengths"]
+        assert found["sizes"] <= hidden.numel() < 38 * 24
+        assert all(torch.count_nonzero(part) == 0 for part in found["nothing counted"])
+        torch.testing.assert_close(found["frozen head"], found["hidden"], rtol=1e-6, atol=1e-9)
+        assert found["stray label"] == float("inf")
+        expected = loss_and_gradients(hidden, weight, labels, divisor, 1e-3, 7)
+        assert all(torch.equal(one, other) for one, other in zip(found["alone"], expected, strict=True))

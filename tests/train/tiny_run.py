@@ -10,7 +10,7 @@ from kielo.artifact.token_shards import TokenShardWriter
 from kielo.plan.resolved import Identity, Placement, Resolved
 from kielo.recipe.sections import Model
 
-VOCABULARY, LENGTH, SEQUENCES = 67, 16, 8  # 67 rows do not divide by the ranks
+VOCABULARY, LENGTH, SEQUENCES = 70, 16, 8  # 35 rows of each tensor rank do not divide by 2 shards
 
 
 def write_tokens(folder: Path) -> None:
@@ -28,7 +28,9 @@ def write_tokens(folder: Path) -> None:
         stage.counts.update({"heldout": counts.pop("heldout"), "sources": counts})
 
 
-def resolve(folder: Path, shard: int = 1, replicate: int = 1, micro_batch: int = 2, **changes: Any) -> Resolved:
+def resolve(
+    folder: Path, shard: int = 1, replicate: int = 1, context: int = 1, tensor: int = 1, micro_batch: int = 2, **changes: Any
+) -> Resolved:
     """The same run for any layout; `changes` are to identity or placement by key."""
     ranks = shard * replicate
     identity: dict[str, Any] = {
@@ -44,7 +46,8 @@ def resolve(folder: Path, shard: int = 1, replicate: int = 1, micro_batch: int =
         "max_skipped_steps_in_a_row": 3, "heldout_sequences": 7, "max_epochs": 50.0,
     }  # fmt: skip
     placement: dict[str, Any] = {
-        "world_size": ranks, "replicate": replicate, "shard": shard, "reshard_after_forward": False,
+        "world_size": ranks * context * tensor, "replicate": replicate, "shard": shard, "context": context,
+        "tensor": tensor, "zero": 1,
         "micro_batch_sequences": micro_batch, "micro_batches_per_step": SEQUENCES // ranks // micro_batch,
         "device": "cpu", "accelerator": "test", "peak_tflops": 1.0, "flops_per_token": 1000, "parameters": 5000,
         "end_of_text_id": 0, "loss_chunk_tokens": 24, "log_every_steps": 1, "heldout_every_steps": 10,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Shard
 
 Fill = Callable[[str, torch.Size], torch.Tensor]
 
@@ -39,15 +39,16 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 def local_slices(tensor: torch.Tensor) -> tuple[slice, ...]:
     """Which part of the whole tensor `local(tensor)` is: one slice for each dim, empty where a rank has nothing.
 
-    A sharded dim is cut as torch.chunk cuts it: equal pieces rounded up, the last ranks with less or none.
+    A sharded dim is cut as torch.chunk cuts it: equal pieces rounded up, the last ranks with less or none. A dim
+    that both `tensor` and FSDP2 split is cut by `tensor` first, though it is the later axis of the mesh: FSDP2
+    got the pieces of the tensor axis to split, and says so by a strided placement.
     """
     slices = [slice(0, size) for size in tensor.shape]
     if not isinstance(tensor, DTensor):
         return tuple(slices)
-    for axis, placement in enumerate(tensor.placements):
-        if isinstance(placement, Replicate):
-            continue
-        if type(placement) is not Shard:
+    cuts = [(axis, placement) for axis, placement in enumerate(tensor.placements) if not placement.is_replicate()]
+    for axis, placement in sorted(cuts, key=lambda cut: hasattr(cut[1], "split_factor")):
+        if type(placement) is not Shard and not hasattr(placement, "split_factor"):
             raise NotImplementedError(f"{placement} on mesh axis {tensor.device_mesh.mesh_dim_names[axis]}")
         start, stop = slices[placement.dim].start, slices[placement.dim].stop
         piece = -(-(stop - start) // tensor.device_mesh.size(axis))

@@ -1,10 +1,11 @@
-"""The mesh: ranks on six named axes, each with its communicator. `World` and placement → `DeviceMesh`.
+"""The mesh: ranks on six named axes, each with its communicator. `World` and placement → `Mesh`.
 
 Ranks next to each other differ first in the last axis, so the axes that talk most (tensor, context) stay within
 a node and `replicate` goes across nodes.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,10 +20,27 @@ if TYPE_CHECKING:
     from kielo.plan.resolved import Placement
 
 AXES = ("pipeline", "replicate", "shard", "context", "tensor", "expert")
-DATA_AXES = ("replicate", "shard")  # the axes along which ranks see different samples
+SAMPLE_AXES = ("replicate", "shard")  # ranks along these see different samples
+TOKEN_AXES = (*SAMPLE_AXES, "context")  # ranks along these see different tokens
+UNBUILT_AXES = ("pipeline", "expert")
 
 
-def build_mesh(world: World, placement: "Placement") -> DeviceMesh:
+@dataclass(frozen=True)
+class Mesh:
+    """`mesh["tensor"]` is one axis (or several) of the ranks as they compute; `parameters` is how weights lie on them.
+
+    Ranks along `context` see different tokens through the same weights, so that FSDP may split weights over
+    them too: in `parameters`, `shard` is shard × context, and there is no axis `context`.
+    """
+
+    ranks: DeviceMesh
+    parameters: DeviceMesh
+
+    def __getitem__(self, axis: str | tuple[str, ...]) -> DeviceMesh:
+        return self.ranks[axis]
+
+
+def build_mesh(world: World, placement: "Placement") -> Mesh:
     """Lay the world's ranks out as `placement` says, making and warming one communicator after another.
 
     Groups are made here rather than by `init_device_mesh`, which makes all at once without a time limit, and for
@@ -34,52 +52,73 @@ def build_mesh(world: World, placement: "Placement") -> DeviceMesh:
     sizes = [getattr(placement, axis) for axis in AXES]
     _check(world, sizes)
     ranks = torch.arange(world.size).reshape(sizes)
-    here = (ranks == world.rank).nonzero()[0].tolist()
-
-    groups, alone = [], None
-    for dim, axis in enumerate(AXES):
-        index = [slice(None) if other == dim else at for other, at in enumerate(here)]
-        mine = ranks[tuple(index)].tolist()
-        if len(mine) == world.size:
-            group = dist.group.WORLD  # already made and warmed; a second one would only be a second risk
-        elif len(mine) == 1:
-            # One group of this rank alone serves every axis of size 1.
-            alone = alone or dist.new_group(mine, use_local_synchronization=True)
-            group = alone
-        else:
-            rows = ranks.movedim(dim, -1).reshape(-1, len(mine)).tolist()
-            timeout = placement.start_timeout_seconds
-            make = _maker(rows, mine, axis)
-            group = raise_communicator(axis, mine, world.rank, world.store, world.device, timeout, make)
-        groups.append(group)
-    return DeviceMesh.from_group(groups, world.device.type, ranks, mesh_dim_names=AXES)
+    communicators = _Communicators(world, placement.start_timeout_seconds)
+    mesh = communicators.mesh(ranks, AXES)
+    if placement.context == 1:
+        return Mesh(mesh, mesh)
+    merged = ranks.flatten(AXES.index("shard"), AXES.index("context"))
+    return Mesh(mesh, communicators.mesh(merged, tuple(axis for axis in AXES if axis != "context")))
 
 
-def data_ranks(mesh: DeviceMesh) -> int:
+class _Communicators:
+    """Makes each group of ranks once, whichever meshes it is an axis of."""
+
+    def __init__(self, world: World, timeout_seconds: float):
+        self._world = world
+        self._timeout_seconds = timeout_seconds
+        # The world's is made and warmed already; a second one would only be a second risk.
+        self._made: dict[tuple[int, ...], dist.ProcessGroup] = {tuple(range(world.size)): dist.group.WORLD}
+
+    def mesh(self, ranks: torch.Tensor, names: Sequence[str]) -> DeviceMesh:
+        groups = [self._group(ranks, dim, name) for dim, name in enumerate(names)]
+        return DeviceMesh.from_group(groups, self._world.device.type, ranks, mesh_dim_names=tuple(names))
+
+    def _group(self, ranks: torch.Tensor, dim: int, name: str) -> dist.ProcessGroup:
+        rows = ranks.movedim(dim, -1).reshape(-1, ranks.shape[dim]).tolist()
+        mine = next(row for row in rows if self._world.rank in row)
+        if tuple(mine) not in self._made:
+            if len(mine) == 1:  # one group of this rank alone serves every axis of size 1
+                group = dist.new_group(mine, use_local_synchronization=True)
+            else:
+                make = _maker(rows, mine, name)
+                world = self._world
+                group = raise_communicator(
+                    name, mine, world.rank, world.store, world.device, self._timeout_seconds, make
+                )
+            self._made[tuple(mine)] = group
+        return self._made[tuple(mine)]
+
+
+def data_ranks(mesh: Mesh) -> int:
     """How many ranks see different samples."""
     count = 1
-    for axis in DATA_AXES:
+    for axis in SAMPLE_AXES:
         count *= mesh[axis].size()
     return count
 
 
-def data_rank(mesh: DeviceMesh) -> int:
+def data_rank(mesh: Mesh) -> int:
     """This rank's number among `data_ranks`."""
     number = 0
-    for axis in DATA_AXES:
+    for axis in SAMPLE_AXES:
         number = number * mesh[axis].size() + mesh[axis].get_local_rank()
     return number
 
 
-def sum_over_data(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """A new tensor: the sum over all data ranks, the same on each of them.
+def sum_over_data(tensor: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+    """A new tensor: the sum over all ranks that see different tokens, the same on each of them."""
+    return sum_over(tensor, [mesh[axis] for axis in TOKEN_AXES])
 
-    The shard axis comes first, so that ranks holding the same shard add the same numbers in the same order.
+
+def sum_over(tensor: torch.Tensor, axes: Sequence[DeviceMesh]) -> torch.Tensor:
+    """A new tensor: the sum over all ranks of these axes, the same on each of them.
+
+    The last axis comes first, so that ranks holding the same shard add the same numbers in the same order.
     """
     total = tensor.detach().clone()
-    for axis in reversed(DATA_AXES):
-        if mesh[axis].size() > 1:
-            dist.all_reduce(total, group=mesh[axis].get_group())
+    for axis in reversed(axes):
+        if axis.size() > 1:
+            dist.all_reduce(total, group=axis.get_group())
     return total
 
 
@@ -95,10 +134,8 @@ def _maker(rows: list[list[int]], mine: list[int], axis: str) -> Callable[[], di
 def _check(world: World, sizes: Sequence[int]) -> None:
     layout = " × ".join(f"{axis} {size}" for axis, size in zip(AXES, sizes))
     for axis, size in zip(AXES, sizes):
-        if size > 1 and axis not in DATA_AXES:
-            raise KieloError(
-                f"layout.{axis} = {size}: only layout.replicate and layout.shard can exceed 1 yet"
-            )
+        if size > 1 and axis in UNBUILT_AXES:
+            raise KieloError(f"layout.{axis} = {size}: this axis is not built yet and must be 1")
     product = torch.tensor(sizes).prod().item()
     if product != world.size:
         raise KieloError(

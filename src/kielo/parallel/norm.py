@@ -2,26 +2,39 @@
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from kielo.parallel.materialise import local
-from kielo.parallel.mesh import sum_over_data
+from kielo.parallel.mesh import Mesh, sum_over
 
 
-def gradient_norm(model: nn.Module, mesh: DeviceMesh) -> torch.Tensor:
+def gradient_norm(model: nn.Module, mesh: Mesh) -> torch.Tensor:
     """The 2-norm of all gradients as if on one device: a scalar fp32 tensor on the model's device.
 
     A non-finite gradient on any rank makes it non-finite on every rank. Tied parameters count once.
     """
-    gradients = _local_gradients(model)
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     device = next(model.parameters()).device
-    norms = torch._foreach_norm(gradients) if gradients else [torch.zeros((), device=device)]
-    squares = torch.stack(norms).square().sum()
-    # Ranks along `replicate` hold the same gradients, so each square arrives that many times.
-    return (sum_over_data(squares, mesh) / mesh["replicate"].size()).sqrt()
+    if gradients:
+        squares = torch.stack(torch._foreach_norm([local(gradient) for gradient in gradients])).square()
+        shares = [1.0 / _copies(gradient, mesh) for gradient in gradients]
+        total = squares.sum() if min(shares) == 1.0 else torch.dot(squares, squares.new_tensor(shares))
+    else:
+        total = torch.zeros((), device=device)
+    return sum_over(total, [mesh.parameters[axis] for axis in mesh.parameters.mesh_dim_names]).sqrt()
 
 
-def clip_gradients(model: nn.Module, mesh: DeviceMesh, max_norm: float) -> torch.Tensor:
+def _copies(gradient: torch.Tensor, mesh: Mesh) -> int:
+    """How many ranks hold the same part of a gradient, whose square would else be counted so often."""
+    if not isinstance(gradient, DTensor):
+        return mesh.parameters.size()
+    parts = 1
+    for size, placement in zip(gradient.device_mesh.shape, gradient.placements):
+        parts *= 1 if placement.is_replicate() else size
+    return mesh.parameters.size() // parts
+
+
+def clip_gradients(model: nn.Module, mesh: Mesh, max_norm: float) -> torch.Tensor:
     """Scale the gradients so that their norm is at most `max_norm`; returns the norm before that.
 
     The formula is torch.nn.utils.clip_grad_norm_'s: multiply by min(1, max_norm / (norm + 1e-6)).

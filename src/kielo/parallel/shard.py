@@ -1,4 +1,13 @@
-"""Data parallelism by FSDP2: parameters, gradients and optimiser state split over the `shard` axis.
+"""Data parallelism by FSDP2: parameters, gradients and optimiser state split over the `shard` (and `context`) axis.
+
+How much stays split through a step goes by the ZeRO degrees of Rajbhandari et al. 2020 (arXiv:1910.02054). With P
+parameters and m micro-batches a step, each rank sends and receives about
+
+    zero 1   P (gathered once)      + P (gradients scattered once)     whole parameters and gradients are held
+    zero 2   P                      + m P                              whole parameters are held
+    zero 3   2 m P (also backward)  + m P                              one layer's at a time
+
+and with `replicate` > 1 (hybrid sharding) an all-reduce of its gradient shard, once a step.
 
 Parameters are fp32, compute is bf16 or fp32, gradients are reduced in fp32 and *summed*: the loss is already
 divided by the global number of counted tokens, so a mean over ranks would divide twice.
@@ -14,8 +23,9 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from kielo.parallel.mesh import Mesh
 
 if TYPE_CHECKING:
     from kielo.plan.resolved import Placement
@@ -24,21 +34,21 @@ COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def shard(
-    model: nn.Module, mesh: DeviceMesh, placement: "Placement", precision: Literal["fp32", "bf16"]
+    model: nn.Module, mesh: Mesh, placement: "Placement", precision: Literal["fp32", "bf16"]
 ) -> None:
     """Wrap each layer of `model.layers`, then the root, in place.
 
     Ranks along `replicate` hold equal shards (hybrid sharding: reduce-scatter along `shard`, then all-reduce
     along `replicate`). The same path serves one rank.
     """
-    data_mesh = mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
+    is_hybrid = mesh["replicate"].size() > 1
+    data_mesh = mesh.parameters["replicate", "shard"] if is_hybrid else mesh.parameters["shard"]
+    gives_up_parameters = placement.zero == 3
     policy = MixedPrecisionPolicy(param_dtype=COMPUTE_DTYPES[precision], reduce_dtype=torch.float32)
     for layer in model.layers.values():
-        fully_shard(
-            layer, mesh=data_mesh, mp_policy=policy, reshard_after_forward=placement.reshard_after_forward
-        )
+        fully_shard(layer, mesh=data_mesh, mp_policy=policy, reshard_after_forward=gives_up_parameters)
     fully_shard(model, mesh=data_mesh, mp_policy=policy, reshard_after_forward=False)
-    model.layers_reshard_after_forward = placement.reshard_after_forward  # set_last_micro_batch asks
+    model.zero = placement.zero  # set_last_micro_batch asks
     if data_mesh.size() > 1:
         # One rank has nothing to divide, and would be charged a copy for it.
         for module in _wrapped(model):
@@ -48,15 +58,16 @@ def shard(
 
 
 def set_last_micro_batch(model: nn.Module, is_last: bool) -> None:
-    """Say before each micro-batch whether it is the step's last: only then are gradients reduced.
+    """Say before each micro-batch whether it is the step's last: what waits until then depends on the ZeRO degree.
 
-    Until then each rank keeps whole gradients (and, unless resharding after forward, whole parameters), and a
-    step costs one all-gather and one reduce-scatter a layer however many micro-batches it has.
+    At degree 1 each rank keeps whole gradients and parameters until then, and a step costs one all-gather and
+    one reduce-scatter a layer however many micro-batches it has.
     """
-    model.set_requires_gradient_sync(is_last)
+    model.set_requires_gradient_sync(is_last or model.zero >= 2)
+    model.set_requires_all_reduce(is_last)  # across replicas once a step, whatever is scattered before
     model.set_is_last_backward(is_last)
     # Layers that give up their whole parameters after forward do so after every backward too.
-    model.set_reshard_after_backward(is_last or model.layers_reshard_after_forward)
+    model.set_reshard_after_backward(is_last or model.zero == 3)
     model.set_reshard_after_backward(is_last, recurse=False)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from kielo.artifact.manifest import Manifest, hash_manifest, read_manifest
 from kielo.models.families import module, normalise_rope, read_hf_config
+from kielo.plan.layout_check import layout_complaints
 from kielo.plan.resolved import Identity, Placement, Resolved
 from kielo.recipe.cards import Accelerator, accelerator_of_device, accelerators, cluster
 from kielo.recipe.cards import accelerator as accelerator_card
@@ -36,9 +37,10 @@ def resolve(
     sequences_per_step = train.tokens_per_step // data.sequence_length
     total_steps = max(1, train.tokens // train.tokens_per_step)
     replicate, shard = _axes(recipe, world_size, complaints)
-    sequences_per_rank = _per_rank(recipe, sequences_per_step, world_size, complaints)
+    sequences_per_rank = _per_rank(recipe, sequences_per_step, replicate * shard, complaints)
     micro_batch = _largest_divisor(sequences_per_rank, train.micro_batch_sequences)
     model = _complete_model(recipe, vocabulary_size(tokenizer), complaints)
+    complaints += layout_complaints(model, data.sequence_length, recipe.layout)
     mixture = _mixture(recipe, tokens, run_folder / "tokens", complaints)
     complaints += _repeated_too_often(recipe, tokens, mixture, total_steps * sequences_per_step)
     heldout_available = num_sequences(tokens.counts["heldout"]["tokens"], data.sequence_length)
@@ -90,7 +92,11 @@ def resolve(
         context=recipe.layout.context,
         tensor=recipe.layout.tensor,
         expert=recipe.layout.expert,
-        reshard_after_forward=recipe.layout.reshard_after_forward,
+        zero=recipe.layout.zero,
+        context_attention=recipe.layout.context_attention,
+        recompute=recipe.layout.recompute,
+        recompute_every_layers=recipe.layout.recompute_every_layers,
+        recompute_saved_operators=recipe.layout.recompute_saved_operators,
         micro_batch_sequences=micro_batch,
         micro_batches_per_step=sequences_per_rank // micro_batch,
         device=device,
@@ -141,16 +147,19 @@ def _finished(folder: Path, stage: str) -> Manifest:
 
 def _axes(recipe: Recipe, world_size: int, complaints: list[str]) -> tuple[int, int]:
     """Ranks along (replicate, shard); shard = 0 takes what is left."""
-    replicate, shard = recipe.layout.replicate, recipe.layout.shard
-    if world_size % replicate or (shard and replicate * shard != world_size):
-        asked = f"layout.replicate = {replicate}" + (f" × layout.shard = {shard}" if shard else "")
-        divisors = ", ".join(str(number) for number in range(1, world_size + 1) if world_size % number == 0)
-        complaints.append(
-            f"{asked} does not make up {world_size} ranks; what would work: layout.shard = 0 with layout.replicate "
-            f"one of {divisors}, or {replicate * (shard or 1)} ranks"
-        )
-        return 1, world_size
-    return replicate, world_size // replicate
+    layout = recipe.layout
+    others = layout.replicate * layout.context * layout.tensor
+    if world_size % others or (layout.shard and others * layout.shard != world_size):
+        sizes = {axis: getattr(layout, axis) for axis in ("replicate", "shard", "context", "tensor")}
+        asked = " × ".join(f"layout.{axis} = {size}" for axis, size in sizes.items() if size > 1) or "the layout"
+        inner = layout.context * layout.tensor
+        divisors = [str(number) for number in range(1, world_size + 1) if world_size % (number * inner) == 0]
+        ways = [f"{others * (layout.shard or 1)} ranks, or a multiple with layout.shard = 0"]
+        if divisors:
+            ways.append(f"layout.shard = 0 with layout.replicate one of {', '.join(divisors)}")
+        complaints.append(f"{asked} does not make up {world_size} ranks; what would work: {'; or '.join(ways)}")
+        return 1, max(1, world_size // inner)
+    return layout.replicate, world_size // others
 
 
 def _per_rank(recipe: Recipe, sequences_per_step: int, data_ranks: int, complaints: list[str]) -> int:

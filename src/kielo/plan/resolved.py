@@ -60,7 +60,11 @@ class Placement(_Frozen):
     context: PositiveInt = 1
     tensor: PositiveInt = 1
     expert: PositiveInt = 1
-    reshard_after_forward: bool
+    zero: Literal[1, 2, 3] = 1
+    context_attention: Literal["all_gather", "ulysses"] = "all_gather"
+    recompute: Literal["none", "attention", "operators", "full"] = "none"
+    recompute_every_layers: PositiveInt = 1
+    recompute_saved_operators: tuple[str, ...] = ()
     micro_batch_sequences: PositiveInt
     micro_batches_per_step: PositiveInt
     device: Literal["cpu", "cuda"]

@@ -145,15 +145,27 @@ class Model(Section):
 
 
 class Layout(Section):
-    """Ranks along each mesh axis; 0 for `shard` means all that are left. Only replicate and shard are in use yet."""
+    """Ranks along each mesh axis, and what is traded for memory. Pipeline and expert axes are not in use yet."""
 
     pipeline: Literal[1] = 1
-    replicate: PositiveInt = 1
-    shard: int = Field(0, ge=0)
-    context: Literal[1] = 1
-    tensor: Literal[1] = 1
+    replicate: PositiveInt = Field(1, description="groups that hold whole copies of what `shard` splits (hybrid sharding)")
+    shard: int = Field(0, ge=0, description="ranks that split parameters, gradients and optimiser state; 0: all left")
+    context: PositiveInt = Field(1, description="ranks that split each sequence")
+    tensor: PositiveInt = Field(1, description="ranks that split each matrix, and activations along the sequence")
     expert: Literal[1] = 1
-    reshard_after_forward: bool = Field(False, description="ZeRO-3 traffic for less memory; False is ZeRO-1/2")
+    zero: Literal[1, 2, 3] = Field(
+        1, description="1: optimiser state stays split through a step; 2: gradients too; 3: parameters too"
+    )
+    context_attention: Literal["all_gather", "ulysses"] = Field(
+        "all_gather", description="gather keys and values, or swap the split of sequences for one of heads"
+    )
+    recompute: Literal["none", "attention", "operators", "full"] = Field(
+        "none", description="activations made again in the backward: none, of attention, all but saved operators, all"
+    )
+    recompute_every_layers: PositiveInt = Field(1, description="recompute in every n-th layer")
+    recompute_saved_operators: tuple[str, ...] = Field(
+        ("mm", "addmm", "scaled_dot_product_attention"), description="what `operators` keeps: names in torch.ops.aten"
+    )
 
 
 class Train(Section):

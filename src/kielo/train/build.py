@@ -10,15 +10,15 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from kielo.checkpoint.huggingface import load_weights, resolve_weights
 from kielo.checkpoint.store import Store
 from kielo.dataset.batches import Batches, heldout_batch
 from kielo.models import families
 from kielo.parallel.apply import lay_out
+from kielo.parallel.context import context_positions
 from kielo.parallel.materialise import materialise
-from kielo.parallel.mesh import build_mesh, data_rank, data_ranks, sum_over_data
+from kielo.parallel.mesh import Mesh, build_mesh, data_rank, data_ranks, sum_over_data
 from kielo.parallel.norm import clip_gradients
 from kielo.parallel.world import World
 from kielo.plan.resolved import Identity, Placement, Resolved
@@ -28,6 +28,7 @@ from kielo.train.guard import Guard
 from kielo.train.heldout import HeldOut
 from kielo.train.log import Log, MetricsFile, Sink, TensorBoard, terminal
 from kielo.train.meter import Meter
+from kielo.train.next_token import NextToken, tensor_group
 from kielo.train.optimiser import Optimiser, build_optimiser
 from kielo.train.precision import settle_matrix_products
 from kielo.train.schedule import learning_rate
@@ -70,6 +71,7 @@ def assemble(resolved: Resolved, world: World, stop: Stop) -> Run:
     settle_matrix_products(identity.precision)
     mesh = build_mesh(world, placement)
     sum_over_ranks = partial(sum_over_data, mesh=mesh)
+    objective = NextToken(identity.z_loss, placement.loss_chunk_tokens, tensor_group(mesh))
     checkpoints = Checkpoints(Store(Path(placement.train_folder) / "checkpoints", placement.keep_newest), resolved)
     model = _model(identity, placement, mesh, device, is_restored_later=checkpoints.newest is not None)
     optimiser = build_optimiser(model, identity)
@@ -86,7 +88,7 @@ def assemble(resolved: Resolved, world: World, stop: Stop) -> Run:
         state=state,
         model=model,
         feed=_feed(identity, placement, mesh, device),
-        forward_backward=PlainForwardBackward(model, sum_over_ranks, identity.z_loss, placement.loss_chunk_tokens),
+        forward_backward=PlainForwardBackward(model, objective, sum_over_ranks),
         clip=partial(clip_gradients, model, mesh, identity.max_gradient_norm),
         guard=guard,
         learning_rate=learning_rate(identity),
@@ -94,14 +96,14 @@ def assemble(resolved: Resolved, world: World, stop: Stop) -> Run:
         meter=meter,
         step_row=StepRow(meter, guard),
         log=Log(placement.log_every_steps, identity.total_steps, _sinks(identity, placement, world)),
-        heldout=_heldout(identity, placement, mesh, device, model, sum_over_ranks),
+        heldout=_heldout(identity, placement, mesh, device, model, objective),
         stop=stop,
         checkpoints=checkpoints,
     )
 
 
 def _model(
-    identity: Identity, placement: Placement, mesh: DeviceMesh, device: torch.device, is_restored_later: bool
+    identity: Identity, placement: Placement, mesh: Mesh, device: torch.device, is_restored_later: bool
 ) -> nn.Module:
     """On meta first, so that no rank ever holds more than its shards of a model too large for it."""
     config = identity.model
@@ -121,7 +123,7 @@ def _model(
     return model
 
 
-def _feed(identity: Identity, placement: Placement, mesh: DeviceMesh, device: torch.device) -> Feed:
+def _feed(identity: Identity, placement: Placement, mesh: Mesh, device: torch.device) -> Feed:
     batches = Batches(
         Path(placement.tokens_folder),
         identity.seed,
@@ -133,16 +135,25 @@ def _feed(identity: Identity, placement: Placement, mesh: DeviceMesh, device: to
     )
     batches.check_epochs(identity.total_steps * identity.sequences_per_step, identity.max_epochs)
     read_step = partial(batches.step, data_rank=data_rank(mesh), data_ranks=data_ranks(mesh))
-    return Feed(read_step, placement.micro_batch_sequences, identity.total_steps, device)
+    positions_s = _positions(identity, mesh)
+    return Feed(read_step, placement.micro_batch_sequences, identity.total_steps, device, positions_s)
+
+
+def _positions(identity: Identity, mesh: Mesh) -> Tensor | None:
+    """Which columns of each sequence this rank takes."""
+    axis = mesh["context"]
+    if axis.size() == 1:
+        return None
+    return context_positions(identity.sequence_length, axis.size(), axis.get_local_rank())
 
 
 def _heldout(
     identity: Identity,
     placement: Placement,
-    mesh: DeviceMesh,
+    mesh: Mesh,
     device: torch.device,
     model: nn.Module,
-    sum_over_ranks: Callable[[Tensor], Tensor],
+    objective: NextToken,
 ) -> HeldOut:
     batch = heldout_batch(
         Path(placement.tokens_folder), identity.sequence_length, identity.heldout_sequences, identity.mask_documents
@@ -151,13 +162,14 @@ def _heldout(
         batch,
         data_rank(mesh),
         data_ranks(mesh),
-        sum_over_ranks,
+        partial(sum_over_data, mesh=mesh),
         placement.micro_batch_sequences,
-        placement.loss_chunk_tokens,
+        objective,
         placement.heldout_every_steps,
         identity.total_steps,
         device,
         model,
+        _positions(identity, mesh),
     )
 
 

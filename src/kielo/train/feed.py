@@ -16,11 +16,15 @@ from kielo.dataset.batches import NOT_COUNTED, Batch
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward takes: token ids, labels (-100: not counted) and document numbers, each [b, s]."""
+    """What one forward takes: token ids, labels (-100: not counted) and document numbers, each [b, s].
+
+    positions_s: which columns of their sequences these are, int64 [s]; None where the rank holds whole sequences.
+    """
 
     inputs_bs: Tensor
     labels_bs: Tensor
     documents_bs: Tensor | None
+    positions_s: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -36,14 +40,23 @@ class StepBatch:
 class Feed:
     """`take(step)` gives the batch of that step; reading and cutting run one step ahead in a thread.
 
-    read_step: from the step (1-based) to this rank's sequences of it.
+    read_step: from the step (1-based) to this rank's sequences of it. positions_s: the columns that this rank takes of
+    each sequence; None: all.
     """
 
-    def __init__(self, read_step: Callable[[int], Batch], micro_batch_sequences: int, last_step: int, device: torch.device):
+    def __init__(
+        self,
+        read_step: Callable[[int], Batch],
+        micro_batch_sequences: int,
+        last_step: int,
+        device: torch.device,
+        positions_s: Tensor | None = None,
+    ):
         self._read_step = read_step
         self._micro_batch_sequences = micro_batch_sequences
         self._last_step = last_step
         self._device = device
+        self._positions_s = positions_s
         # One thread: it only hides the reading; more would only compete with the arithmetic.
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed", initializer=self._choose_device)
         self._ahead: tuple[int, Future] | None = None
@@ -68,8 +81,8 @@ class Feed:
     def _read(self, step: int) -> tuple[tuple[int, ...], list[MicroBatch], Tensor]:
         batch = self._read_step(step)
         samples = tuple(int(sample) for sample in batch.samples)
-        counted = torch.tensor(int((batch.labels != NOT_COUNTED).sum()), dtype=torch.int64)
-        pieces = cut(batch.inputs, batch.labels, batch.documents, self._micro_batch_sequences)
+        pieces = cut(batch.inputs, batch.labels, batch.documents, self._micro_batch_sequences, self._positions_s)
+        counted = torch.tensor(sum(int((piece.labels_bs != NOT_COUNTED).sum()) for piece in pieces), dtype=torch.int64)
         if self._device.type == "cuda":
             # Only from pinned memory does a copy to the device not stop the host.
             pieces = [MicroBatch(*(None if t is None else t.pin_memory() for t in _fields(piece))) for piece in pieces]
@@ -82,14 +95,20 @@ class Feed:
 
 
 def cut(
-    inputs: np.ndarray, labels: np.ndarray, documents: np.ndarray | None, micro_batch_sequences: int
+    inputs: np.ndarray,
+    labels: np.ndarray,
+    documents: np.ndarray | None,
+    micro_batch_sequences: int,
+    positions_s: Tensor | None = None,
 ) -> list[MicroBatch]:
-    """Arrays [n, s] as micro-batches of up to `micro_batch_sequences` sequences, on the CPU."""
+    """Arrays [n, s] as micro-batches of up to `micro_batch_sequences` sequences and the columns `positions_s`, on the CPU."""
+    columns = slice(None) if positions_s is None else positions_s.numpy()
     pieces = []
     for first in range(0, len(inputs), micro_batch_sequences):
         rows = slice(first, first + micro_batch_sequences)
-        arrays = (inputs[rows], labels[rows], None if documents is None else documents[rows])
-        pieces.append(MicroBatch(*(None if a is None else torch.from_numpy(np.ascontiguousarray(a)) for a in arrays)))
+        arrays = (None if array is None else array[rows][:, columns] for array in (inputs, labels, documents))
+        tensors = [None if array is None else torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+        pieces.append(MicroBatch(*tensors, positions_s))
     return pieces
 
 
@@ -97,5 +116,5 @@ def to_device(piece: MicroBatch, device: torch.device) -> MicroBatch:
     return MicroBatch(*(None if tensor is None else tensor.to(device, non_blocking=True) for tensor in _fields(piece)))
 
 
-def _fields(piece: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
-    return piece.inputs_bs, piece.labels_bs, piece.documents_bs
+def _fields(piece: MicroBatch) -> tuple[Tensor | None, ...]:
+    return piece.inputs_bs, piece.labels_bs, piece.documents_bs, piece.positions_s

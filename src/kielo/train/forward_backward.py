@@ -12,22 +12,19 @@ from torch import Tensor, nn
 
 from kielo.parallel.shard import set_last_micro_batch
 from kielo.train.feed import StepBatch
-from kielo.train.objective import chunked_loss
+from kielo.train.next_token import NextToken
 
 
 class PlainForwardBackward:
     """Micro-batch after micro-batch through the whole model, for every layout without pipeline stages.
 
-    sum_over_data: a tensor's sum over the data ranks. z_loss: weight of the squared log-normaliser (0: none).
+    sum_over_data: a tensor's sum over the ranks that see different tokens.
     """
 
-    def __init__(
-        self, model: nn.Module, sum_over_data: Callable[[Tensor], Tensor], z_loss: float, loss_chunk_tokens: int
-    ):
+    def __init__(self, model: nn.Module, objective: NextToken, sum_over_data: Callable[[Tensor], Tensor]):
         self._model = model
+        self._objective = objective
         self._sum_over_data = sum_over_data
-        self._z_loss = z_loss
-        self._loss_chunk_tokens = loss_chunk_tokens
 
     def __call__(self, batch: StepBatch) -> Tensor:
         """float32 scalar on the device: nats per counted token over all ranks, plus the z-loss where there is one."""
@@ -36,11 +33,7 @@ class PlainForwardBackward:
         loss = torch.zeros((), device=divisor.device)
         for number, piece in enumerate(batch.micro_batches, start=1):
             set_last_micro_batch(self._model, number == len(batch.micro_batches))
-            hidden_bsd = self._model(piece.inputs_bs, piece.documents_bs)
-            # The head is read only now: FSDP2 makes it whole in the forward and keeps it so until the backward.
-            part = chunked_loss(
-                hidden_bsd, self._model.head.weight, piece.labels_bs, divisor, self._z_loss, self._loss_chunk_tokens
-            )
+            part = self._objective(self._model, piece, divisor)
             part.backward()
             loss += part.detach()
         return self._sum_over_data(loss)

@@ -5,6 +5,7 @@ same (to rounding) on any number of ranks.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from kielo.dataset.batches import NOT_COUNTED, Batch
 from kielo.parallel.shard import forward_only
 from kielo.train.feed import cut, to_device
-from kielo.train.objective import chunked_loss
+from kielo.train.next_token import NextToken
 from kielo.train.state import State
 
 
@@ -27,20 +28,21 @@ class HeldOut:
         data_ranks: int,
         sum_over_data: Callable[[Tensor], Tensor],
         micro_batch_sequences: int,
-        loss_chunk_tokens: int,
+        objective: NextToken,
         every_steps: int,
         total_steps: int,
         device: torch.device,
         model: nn.Module,
+        positions_s: Tensor | None = None,
     ):
         self._counted_tokens = int((batch.labels != NOT_COUNTED).sum())
         inputs, labels, documents = (
             None if array is None else _share(array, data_rank, data_ranks, padding)
             for array, padding in ((batch.inputs, 0), (batch.labels, NOT_COUNTED), (batch.documents, 0))
         )
-        self._micro_batches = cut(inputs, labels, documents, micro_batch_sequences)
+        self._micro_batches = cut(inputs, labels, documents, micro_batch_sequences, positions_s)
         self._sum_over_data = sum_over_data
-        self._loss_chunk_tokens = loss_chunk_tokens
+        self._objective = replace(objective, z_loss=0.0)
         self._every_steps = every_steps
         self._total_steps = total_steps
         self._device = device
@@ -60,11 +62,7 @@ class HeldOut:
         loss = torch.zeros((), device=self._device)
         with forward_only(model):
             for piece in self._micro_batches:
-                piece = to_device(piece, self._device)
-                hidden_bsd = model(piece.inputs_bs, piece.documents_bs)
-                loss += chunked_loss(
-                    hidden_bsd, model.head.weight, piece.labels_bs, divisor, 0.0, self._loss_chunk_tokens
-                )
+                loss += self._objective(model, to_device(piece, self._device), divisor)
         return self._sum_over_data(loss).item()
 
 

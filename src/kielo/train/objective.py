@@ -1,21 +1,34 @@
-"""The language-model loss: head, cross-entropy and z-loss in one autograd function, so full logits never exist.
+"""The language-model loss: head, cross-entropy and z-loss in one autograd function: no full logits.
 
-Data in: hidden states [n, d], the head's weight [v, d], labels [n]; data out: one fp32 number, the sum over counted
-labels divided by a divisor that the caller has counted over all ranks and micro-batches. Gradients are made chunk
-by chunk in the forward pass, while a chunk's logits are there (the idea of Liger Kernel, Hsu et al. 2024,
-arXiv:2410.10989). Shape letters: n = tokens, d = hidden size, v = vocabulary, c = tokens of one chunk.
+Data in: hidden states [n, d], the head's weight [v, d], labels [n]; data out: one fp32 number, the sum over
+counted labels divided by a divisor that the caller has counted over all ranks and micro-batches. Gradients are
+made chunk by chunk in the forward pass, while a chunk's logits are there (the idea of Liger Kernel, Hsu et al.
+2024, arXiv:2410.10989).
+
+Where the head's rows lie on several ranks of the tensor axis, each rank makes only its own rows' logits, and a
+chunk's softmax is put together from three numbers a token and rank (the idea of Megatron-LM, Shoeybi et al.
+2019, arXiv:1909.08053, section 3). Shape letters: n = tokens, d = hidden size, v = vocabulary (this rank's rows
+of it), c = tokens of one chunk, t = ranks of the tensor axis.
 """
 
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 IGNORED_LABEL = -100
 
 
 def chunked_loss(
-    hidden: Tensor, head_weight: Tensor, labels: Tensor, divisor: Tensor, z_loss: float = 0.0, chunk_tokens: int = 2048
+    hidden: Tensor,
+    head_weight: Tensor,
+    labels: Tensor,
+    divisor: Tensor,
+    z_loss: float = 0.0,
+    chunk_tokens: int = 2048,
+    group: dist.ProcessGroup | None = None,
 ) -> Tensor:
     """Σ over counted labels of (cross-entropy + z_loss × log² Z) / divisor, in nats, a scalar in fp32.
 
@@ -24,11 +37,43 @@ def chunked_loss(
     At most `chunk_tokens` × v logits exist at one time. log Z is the log of the softmax's sum; its square keeps
     logits from drifting (PaLM, Chowdhery et al. 2022, arXiv:2204.02311, section 5). The softmax is in fp32; the
     weight's gradient is summed over the chunks in fp32. Can be differentiated once.
+
+    group: the tensor axis, where it has more than one rank. head_weight is then this rank's rows, plain [v, d]
+    or a DTensor with Shard(0) on that axis alone: rank r has ids r × v … (r + 1) × v - 1, as many on each.
+    hidden, labels (ids of the whole vocabulary) and divisor are the same on all ranks of the group. So is the
+    loss, to the bit; call backward on each rank's own, not on a sum over the ranks. The weight's gradient is
+    that of this rank's rows. The gradient to hidden is only this rank's rows' part of it: the caller, who
+    gathered hidden along the sequence, sums and scatters the parts in one collective. A label that is no id of
+    the vocabulary makes the loss infinite. Raises ValueError for a DTensor that is laid out otherwise.
     """
-    needs_gradients = torch.is_grad_enabled() and (hidden.requires_grad or head_weight.requires_grad)
+    if group is not None and group.size() == 1:
+        group = None
+    weight_vd = _own_rows(head_weight, group)
+    needs_gradients = torch.is_grad_enabled() and (hidden.requires_grad or weight_vd.requires_grad)
     return _ChunkedLoss.apply(
-        hidden.flatten(0, -2), head_weight, labels.flatten(), divisor, z_loss, chunk_tokens, needs_gradients
+        hidden.flatten(0, -2),
+        weight_vd,
+        labels.flatten(),
+        divisor,
+        z_loss,
+        chunk_tokens,
+        needs_gradients,
+        group,
     )
+
+
+def _own_rows(head_weight: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """This rank's rows [v, d] as a plain tensor; the gradient comes back to a DTensor in its placement."""
+    if not isinstance(head_weight, DTensor):
+        return head_weight
+    num_ranks = 1 if group is None else group.size()
+    fitting = [(Shard(0),), (Replicate(),)] if num_ranks == 1 else [(Shard(0),)]
+    if head_weight.placements not in fitting or head_weight.device_mesh.size() != num_ranks:
+        raise ValueError(
+            f"the head's weight lies as {head_weight.placements} on {head_weight.device_mesh}; the loss over"
+            f" {num_ranks} rank(s) of the tensor axis takes Shard(0) on a mesh of that axis alone"
+        )
+    return head_weight.to_local(grad_placements=head_weight.placements)
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -42,21 +87,29 @@ class _ChunkedLoss(torch.autograd.Function):
         z_loss: float,
         chunk_tokens: int,
         needs_gradients: bool,
+        group: dist.ProcessGroup | None,
     ) -> Tensor:
         loss = torch.zeros((), dtype=torch.float32, device=hidden_nd.device)
-        hidden_gradient = weight_gradient = None
-        if needs_gradients:
-            hidden_gradient = torch.empty_like(hidden_nd)
-            weight_gradient = torch.zeros_like(weight_vd, dtype=torch.float32)
+        # needs_input_grad does not know of no_grad. Whatever is frozen costs neither its matmul nor its memory.
+        needs_hidden, needs_weight = (needs_gradients and needs for needs in ctx.needs_input_grad[:2])
+        hidden_gradient = torch.empty_like(hidden_nd) if needs_hidden else None
+        weight_gradient = torch.zeros_like(weight_vd, dtype=torch.float32) if needs_weight else None
         for start in range(0, len(hidden_nd), chunk_tokens):
             chunk = slice(start, start + chunk_tokens)
             hidden_cd = hidden_nd[chunk]
-            chunk_loss, logits_gradient_cv = _chunk(
-                torch.mm(hidden_cd, weight_vd.t()), labels_n[chunk], divisor, z_loss, needs_gradients
-            )
+            counted_c = labels_n[chunk] != IGNORED_LABEL
+            labels_c = labels_n[chunk].masked_fill(~counted_c, 0)
+            weights_c = counted_c / divisor.float()
+            logits_cv = torch.mm(hidden_cd, weight_vd.t())
+            if group is None:
+                parts = _chunk(logits_cv, labels_c, weights_c, z_loss, needs_gradients)
+            else:
+                parts = _chunk_over_ranks(logits_cv, labels_c, weights_c, z_loss, needs_gradients, group)
+            chunk_loss, logits_gradient_cv = parts
             loss += chunk_loss
-            if needs_gradients:
+            if needs_hidden:
                 torch.mm(logits_gradient_cv, weight_vd, out=hidden_gradient[chunk])
+            if needs_weight:
                 _add_product(weight_gradient, logits_gradient_cv.t(), hidden_cd)
         ctx.gradients = (hidden_gradient, weight_gradient)
         ctx.weight_dtype = weight_vd.dtype
@@ -69,39 +122,79 @@ class _ChunkedLoss(torch.autograd.Function):
             raise RuntimeError("chunked_loss can be differentiated once; its gradients are already used up")
         hidden_gradient, weight_gradient = ctx.gradients
         ctx.gradients = None
-        hidden_gradient.mul_(loss_gradient)
-        weight_gradient.mul_(loss_gradient)
-        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
-        return (
-            hidden_gradient if needs_hidden else None,
-            weight_gradient.to(ctx.weight_dtype) if needs_weight else None,
-            *(None,) * 5,
-        )
+        if hidden_gradient is not None:
+            hidden_gradient.mul_(loss_gradient)
+        if weight_gradient is not None:
+            weight_gradient = weight_gradient.mul_(loss_gradient).to(ctx.weight_dtype)
+        return hidden_gradient, weight_gradient, *(None,) * 6
 
 
 def _chunk(
-    logits_cv: Tensor, labels_c: Tensor, divisor: Tensor, z_loss: float, needs_gradients: bool
+    logits_cv: Tensor, labels_c: Tensor, weights_c: Tensor, z_loss: float, needs_gradients: bool
 ) -> tuple[Tensor, Tensor | None]:
     """(the chunk's share of the loss, the loss's gradient to the logits in the logits' precision)."""
-    counted_c = labels_c != IGNORED_LABEL
-    targets_c1 = labels_c.masked_fill(~counted_c, 0).unsqueeze(1)
-    weights_c = counted_c / divisor.float()
+    targets_c1 = labels_c.unsqueeze(1)
     log_probabilities_cv = torch.log_softmax(logits_cv, dim=-1, dtype=torch.float32)
     target_log_probabilities_c = log_probabilities_cv.gather(1, targets_c1).squeeze(1)
-    token_losses_c = -target_log_probabilities_c
-    z_slopes_c = torch.zeros_like(token_losses_c)
+    log_z_c = None
     if z_loss:
         # log Z = logit − log probability, of any word; the target's is at hand.
         log_z_c = logits_cv.gather(1, targets_c1).squeeze(1).float() - target_log_probabilities_c
-        token_losses_c = token_losses_c + z_loss * log_z_c.square()
-        z_slopes_c = 2 * z_loss * log_z_c
-    loss = torch.dot(token_losses_c, weights_c)
+    loss, slopes_c = _loss_and_slopes(-target_log_probabilities_c, log_z_c, weights_c, z_loss)
     if not needs_gradients:
         return loss, None
-    # d/dlogits = (1 + 2 z log Z) · p − onehot(target), written over what is no longer needed.
-    gradient_cv = log_probabilities_cv.exp_().mul_(((1 + z_slopes_c) * weights_c).unsqueeze(1))
+    # Written over what is no longer needed.
+    gradient_cv = log_probabilities_cv.exp_().mul_(slopes_c.unsqueeze(1))
     gradient_cv.scatter_add_(1, targets_c1, -weights_c.unsqueeze(1))
     return loss, gradient_cv if logits_cv.dtype == torch.float32 else logits_cv.copy_(gradient_cv)
+
+
+def _chunk_over_ranks(
+    logits_cv: Tensor,
+    labels_c: Tensor,
+    weights_c: Tensor,
+    z_loss: float,
+    needs_gradients: bool,
+    group: dist.ProcessGroup,
+) -> tuple[Tensor, Tensor | None]:
+    """`_chunk` where logits_cv are this rank's words only: (the whole loss, the gradient to these logits)."""
+    num_words = logits_cv.shape[1]
+    targets_c = labels_c - group.rank() * num_words
+    is_here_c = (targets_c >= 0) & (targets_c < num_words)
+    targets_c1 = targets_c.masked_fill(~is_here_c, 0).unsqueeze(1)
+    # −∞ where the target is another rank's: the largest over the ranks is the target's logit.
+    target_logits_c = logits_cv.gather(1, targets_c1).squeeze(1).float().masked_fill(~is_here_c, -torch.inf)
+    own_maxima_c = logits_cv.amax(1).float()
+    exponentials_cv = logits_cv.float().sub_(own_maxima_c.unsqueeze(1)).exp_()
+    # One collective a chunk, of 12 bytes a token and rank: small beside the chunk's matmuls. One for all chunks
+    # could only come when each chunk has had its logits, which would then have to be made a second time.
+    own_3c = torch.stack([own_maxima_c, exponentials_cv.sum(1), target_logits_c])
+    all_t3c = own_3c.new_empty(group.size(), *own_3c.shape)
+    dist.all_gather(list(all_t3c.unbind(0)), own_3c, group=group)
+    maxima_tc, sums_tc, targets_tc = all_t3c.unbind(1)
+    # Every rank adds up the same numbers in the same order, so the loss is the same to the bit.
+    maxima_c = maxima_tc.amax(0)
+    sums_c = (sums_tc * (maxima_tc - maxima_c).exp()).sum(0)
+    log_sums_c = sums_c.log()
+    cross_entropies_c = log_sums_c + (maxima_c - targets_tc.amax(0))
+    loss, slopes_c = _loss_and_slopes(cross_entropies_c, maxima_c + log_sums_c, weights_c, z_loss)
+    if not needs_gradients:
+        return loss, None
+    # The exponentials are this rank's already: from its own maximum to the group's is one factor a token.
+    factors_c = slopes_c * (own_maxima_c - maxima_c).exp() / sums_c
+    gradient_cv = exponentials_cv.mul_(factors_c.unsqueeze(1))
+    gradient_cv.scatter_add_(1, targets_c1, -(weights_c * is_here_c).unsqueeze(1))
+    return loss, gradient_cv if logits_cv.dtype == torch.float32 else logits_cv.copy_(gradient_cv)
+
+
+def _loss_and_slopes(
+    cross_entropies_c: Tensor, log_z_c: Tensor | None, weights_c: Tensor, z_loss: float
+) -> tuple[Tensor, Tensor]:
+    """(the tokens' weighted sum, the slopes with which d/dlogits = slope × p − weight × onehot(target))."""
+    if not z_loss:
+        return torch.dot(cross_entropies_c, weights_c), weights_c
+    loss = torch.dot(cross_entropies_c + z_loss * log_z_c.square(), weights_c)
+    return loss, (1 + 2 * z_loss * log_z_c) * weights_c
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

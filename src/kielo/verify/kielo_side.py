@@ -6,6 +6,7 @@ the settings that the live objects hold.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from kielo.parallel.world import World, end_world, start_world
 from kielo.recipe.errors import KieloError
 from kielo.train.feed import StepBatch
 from kielo.train.forward_backward import PlainForwardBackward
+from kielo.train.next_token import NextToken
 from kielo.train.optimiser import build_optimiser
 from kielo.train.precision import settle_matrix_products
 from kielo.train.schedule import learning_rate
@@ -74,7 +76,9 @@ class KieloSide:
         self._optimiser = build_optimiser(self.model, identity)
         self._rate = learning_rate(identity)
         self._forward_backward = PlainForwardBackward(
-            self.model, lambda tensor: sum_over_data(tensor, self._mesh), identity.z_loss, placement.loss_chunk_tokens
+            self.model,
+            NextToken(identity.z_loss, placement.loss_chunk_tokens),
+            partial(sum_over_data, mesh=self._mesh),
         )
 
     def parameters(self) -> dict[str, Tensor]:

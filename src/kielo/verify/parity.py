@@ -96,6 +96,8 @@ def _scaled(resolved: "Resolved", sequences_per_step: int, sequence_length: int)
             "world_size": 1,
             "replicate": 1,
             "shard": 1,
+            "context": 1,
+            "tensor": 1,
             "micro_batch_sequences": micro_batch_sequences,
             "micro_batches_per_step": -(-sequences_per_step // micro_batch_sequences),
         }

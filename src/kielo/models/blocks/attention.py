@@ -20,6 +20,17 @@ def document_mask(documents_bs: Tensor) -> Tensor:
     return same_document.tril().unsqueeze(1)
 
 
+class AttentionMask(nn.Module):
+    """Who may look at whom, made once a forward: a module of its own, because context parallelism replaces it."""
+
+    def forward(self, documents_bs: Tensor | None, positions_s: Tensor | None) -> Tensor | None:
+        """None (plain causal attention) without documents, else [b, 1, s, s] bool from `document_mask`.
+
+        `positions_s` is for the version that replaces this one: here all columns are present, in their order.
+        """
+        return None if documents_bs is None else document_mask(documents_bs)
+
+
 class InnerAttention(nn.Module):
     """Queries, keys and values to outputs: a module of its own, because context parallelism replaces it."""
 

@@ -79,8 +79,14 @@ class RotaryPositions(nn.Module):
         self.register_buffer("cos", cos.to(device), persistent=False)
         self.register_buffer("sin", sin.to(device), persistent=False)
 
-    def forward(self, sequence_length: int) -> tuple[Tensor, Tensor]:
-        """(cosines, sines) of positions 0 … sequence_length - 1, each [sequence_length, head_dim / 2]."""
+    def forward(self, positions: int | Tensor) -> tuple[Tensor, Tensor]:
+        """(cosines, sines), each [s, head_dim / 2], of the positions 0 … s - 1 for a length s, or of those in int64 [s].
+
+        Positions in a tensor are not looked at: on a GPU that would wait for it.
+        """
+        if isinstance(positions, Tensor):
+            return self.cos[positions], self.sin[positions]
+        sequence_length = positions
         if sequence_length > self.max_position_embeddings:
             raise KieloError(
                 f"a sequence of {sequence_length} tokens is longer than model.max_position_embeddings = "

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from kielo.models.blocks.attention import Attention, document_mask
+from kielo.models.blocks.attention import Attention, AttentionMask
 from kielo.models.blocks.init import seeded_normal
 from kielo.models.blocks.mlp import GatedMLP
 from kielo.models.blocks.norm import RMSNorm
@@ -56,6 +56,7 @@ class Llama(nn.Module):
         self.positions = RotaryPositions(
             config.rope_theta, config.head_dim, config.rope_scaling, config.max_position_embeddings
         )
+        self.mask = AttentionMask()
         self.tie()
 
     def tie(self) -> None:
@@ -67,15 +68,19 @@ class Llama(nn.Module):
         """Refills what is computed and never saved (the RoPE tables), once the model has left the meta device."""
         self.positions.reset_buffers(device)
 
-    def forward(self, tokens_bs: Tensor, documents_bs: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens_bs: Tensor, documents_bs: Tensor | None = None, positions_s: Tensor | None = None
+    ) -> Tensor:
         """Hidden states [b, s, d] after the last norm: `self.head` makes logits of them.
 
-        `documents_bs` numbers the document of each token; attention then stays inside documents. A stage without
-        `embed` takes hidden states [b, s, d] in place of tokens.
+        `documents_bs` numbers the document of each token; attention then stays inside documents. `positions_s` is
+        the place of each column in its sequence, for ranks that hold a part of it; None: 0 … s - 1. A stage
+        without `embed` takes hidden states [b, s, d] in place of tokens.
         """
+        # The length is the tokens': the hidden states of a tensor rank are shorter.
+        cos, sin = self.positions(tokens_bs.shape[1] if positions_s is None else positions_s)
+        mask = self.mask(documents_bs, positions_s)
         x_bsd = tokens_bs if self.embed is None else self.embed(tokens_bs)
-        cos, sin = self.positions(x_bsd.shape[1])
-        mask = None if documents_bs is None else document_mask(documents_bs)
         for layer in self.layers.values():
             x_bsd = layer(x_bsd, cos, sin, mask)
         return x_bsd if self.norm is None else self.norm(x_bsd)

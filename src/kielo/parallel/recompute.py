@@ -1,0 +1,73 @@
+"""Activation recomputation: what the backward needs is made again instead of kept (Chen et al. 2016, arXiv:1604.06174).
+
+`attention` recomputes what lies between queries, keys, values and the output: much memory, little arithmetic (the
+selective recomputation of Korthikanti et al. 2022, arXiv:2205.05198). `operators` recomputes a layer but for the
+outputs of the operators named in the recipe. `full` keeps a layer's input only. torch's checkpointing does the work.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from kielo.recipe.errors import KieloError
+
+if TYPE_CHECKING:
+    from kielo.plan.resolved import Placement
+
+
+_ATTENTION_KERNELS = (
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+)
+
+
+def lay_recompute(model: nn.Module, placement: "Placement") -> None:
+    """Recompute in every n-th layer, in place. `forward` is replaced and no module added, so names stay as they are."""
+    policy = placement.recompute
+    if policy == "none":
+        return
+    saved = _operators(placement.recompute_saved_operators) if policy == "operators" else set()
+    for number, layer in enumerate(model.layers.values()):
+        if number % placement.recompute_every_layers:
+            continue
+        if policy == "attention":
+            _recompute(layer.attention.inner)
+        elif policy == "full":
+            _recompute(layer)
+        else:
+            _recompute(layer, context_fn=partial(create_selective_checkpoint_contexts, _keep(saved)))
+
+
+def _recompute(module: nn.Module, **options: Any) -> None:
+    # No dropout anywhere, so there is no random state to bring back.
+    module.forward = partial(checkpoint, module.forward, use_reentrant=False, preserve_rng_state=False, **options)
+
+
+def _keep(saved: set[Any]) -> Callable[..., CheckpointPolicy]:
+    def policy(_: Any, operator: Any, *args: Any, **keys: Any) -> CheckpointPolicy:
+        is_saved = getattr(operator, "overloadpacket", operator) in saved
+        return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return policy
+
+
+def _operators(names: tuple[str, ...]) -> set[Any]:
+    """The operators in torch.ops.aten of these names; attention is one word for all its kernels."""
+    found = set()
+    for name in names:
+        if name == "scaled_dot_product_attention":
+            found |= {getattr(torch.ops.aten, kernel) for kernel in _ATTENTION_KERNELS if hasattr(torch.ops.aten, kernel)}
+        elif hasattr(torch.ops.aten, name):
+            found.add(getattr(torch.ops.aten, name))
+        else:
+            raise KieloError(
+                f"layout.recompute_saved_operators: torch.ops.aten has no {name!r}; what would work: mm, addmm, "
+                "scaled_dot_product_attention, …"
+            )
+    return found

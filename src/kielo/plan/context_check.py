@@ -1,0 +1,43 @@
+"""Which layouts can split a sequence over the context axis: arithmetic on numbers, torch-free."""
+
+import math
+
+from kielo.recipe.sections import Layout, Model
+
+
+def check_context(model: Model, sequence_length: int, layout: Layout) -> list[str]:
+    """What stands in the way of `layout.context`, each complaint with numbers that would work; [] if nothing."""
+    ranks = layout.context
+    if ranks == 1:
+        return []
+    complaints = []
+    if sequence_length % (2 * ranks):
+        sizes = [size for size in range(1, ranks) if size == 1 or sequence_length % (2 * size) == 0]
+        complaints.append(
+            f"dataset.sequence_length = {sequence_length} does not split into 2 × layout.context = {2 * ranks} equal "
+            f"blocks; what would work: sequence_length {_listed(lengths_that_split(sequence_length, ranks))}, or "
+            f"layout.context {_listed(sizes)}"
+        )
+    if layout.context_attention == "ulysses":
+        # Where layout.tensor itself does not fit the heads, `layout_check` says so; here it must not divide by zero.
+        heads = max(1, model.num_attention_heads // layout.tensor)
+        kv_heads = max(1, (model.num_key_value_heads or model.num_attention_heads) // layout.tensor)
+        common = math.gcd(heads, kv_heads)
+        if common % ranks:
+            sizes = [size for size in range(1, common + 1) if common % size == 0]
+            complaints.append(
+                f'layout.context = {ranks} with layout.context_attention = "ulysses" splits the {heads} heads and '
+                f"{kv_heads} key-value heads of each tensor rank, which must both be multiples of it; what would "
+                f'work: layout.context {_listed(sizes)}, or context_attention = "all_gather"'
+            )
+    return complaints
+
+
+def lengths_that_split(sequence_length: int, ranks: int) -> list[int]:
+    """The nearest lengths, below and above, that split into two equal blocks for each rank."""
+    below = sequence_length // (2 * ranks) * 2 * ranks
+    return [length for length in (below, below + 2 * ranks) if length]
+
+
+def _listed(numbers: list[int]) -> str:
+    return " or ".join(str(number) for number in numbers)

@@ -1,0 +1,174 @@
+"""Do layouts leave the model as it is? Every axis, and products of them, against one process, number by number.
+
+In: a recipe (only its family and switches; the model is tiny, and no stage of a run is needed). Out: `layouts.json`,
+the certificate: for each case how far ten steps' losses and gradient norms, each tensor's gradient and each tensor's
+final weights are from those of one plain process. gloo ranks on this machine's CPU, one thread each.
+"""
+
+import json
+import multiprocessing
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from kielo.artifact.manifest import installed_versions, write_json_atomically
+from kielo.recipe.sections import Recipe
+from kielo.verify.layouts_cases import Case, all_cases, chosen_cases
+from kielo.verify.layouts_rank import make_references, run_cases
+from kielo.verify.layouts_subject import subject
+
+CERTIFICATE_NAME = "layouts.json"
+# fp32. Loss and norm at each step; gradients after the first step's backward and weights after the last step.
+BARS = {"loss": 1e-5, "norm": 1e-5, "gradient": 2e-5, "weight": 2e-5}
+_PRELOADED = ["kielo.verify.layouts_rank", "torch._dynamo", "torch.distributed.checkpoint"]
+
+
+def verify_layouts(
+    recipe: Recipe, folder: Path, cases: Sequence[str] | None = None, mutation: str | None = None, steps: int = 10
+) -> dict[str, Any]:
+    """The certificate, also written to `folder`/layouts.json; `["passed"]` is the answer.
+
+    `cases`: names or shell patterns of those to run, default all. `mutation`: dotted name of a function that every
+    rank calls before its cases, to break something on purpose. bf16 is compared with bf16 on one rank and has no bar.
+    Raises KieloError for a pattern that no case fits. Progress goes to stderr.
+    """
+    chosen = chosen_cases(list(cases) if cases else None)
+    with tempfile.TemporaryDirectory(prefix="kielo_layouts_") as scratch_name:
+        scratch = Path(scratch_name)
+        print(f"layouts: {len(chosen)} cases; first the truth, on one process", file=sys.stderr, flush=True)
+        _launch(1, scratch, make_references, recipe, chosen, steps, scratch)
+        found: dict[str, dict[str, Any]] = {}
+        for ranks in sorted({case.ranks for case in chosen}):
+            of_this_size = [case for case in chosen if case.ranks == ranks]
+            found |= _run(recipe, of_this_size, steps, scratch, mutation)
+    entries = [_entry(recipe, case, found[case.name]) for case in chosen]
+    certificate = {
+        "passed": all(entry["passed"] is not False for entry in entries),
+        "all_cases": len(chosen) == len(all_cases()),
+        "bars": BARS,
+        "steps": steps,
+        "mutation": mutation,
+        "cases": entries,
+        "versions": installed_versions(),
+    }
+    write_json_atomically(Path(folder) / CERTIFICATE_NAME, certificate)
+    return certificate
+
+
+def misses(entry: dict[str, Any]) -> list[str]:
+    """In words, which bars a case of the certificate misses, and where; empty for one that passed."""
+    if entry["error"]:
+        return [entry["error"]]
+    if entry["passed"] is not False:
+        return []
+    gradient, weight = entry["worst_gradient"], entry["worst_weight"]
+    measured = [
+        ("loss", "the loss", entry["max_relative_loss_difference"]),
+        ("norm", "the gradient norm", entry["max_relative_norm_difference"]),
+        ("gradient", f"the gradient of {gradient['name']}", gradient["relative_l2"]),
+        ("weight", f"the weight {weight['name']}", weight["relative_l2"]),
+    ]
+    return [
+        f"{where} is off by {'what is not a number' if value is None else f'{value:.1e}'} (bar {BARS[what]:.0e})"
+        for what, where, value in measured
+        if value is None or value > BARS[what]
+    ]
+
+
+def _run(
+    recipe: Recipe, cases: list[Case], steps: int, scratch: Path, mutation: str | None
+) -> dict[str, dict[str, Any]]:
+    """Differences by case name. A case that raises is noted, and ranks are started anew for those after it."""
+    found: dict[str, dict[str, Any]] = {}
+    results = scratch / f"results_{cases[0].ranks}.jsonl"
+    left = cases
+    while left:
+        problem = ""
+        try:
+            _launch(left[0].ranks, scratch, run_cases, recipe, left, steps, scratch, results, mutation)
+        except ChildFailedError as error:
+            problem = _reason(error)
+        lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
+        found |= {row.pop("name"): row for row in map(json.loads, lines)}
+        left = [case for case in left if case.name not in found]
+        if left and problem:
+            print(f"layouts: {left[0].name}: {problem}", file=sys.stderr, flush=True)
+            found[left.pop(0).name] = {"error": problem}
+    return found
+
+
+def _entry(recipe: Recipe, case: Case, found: dict[str, Any]) -> dict[str, Any]:
+    """One case of the certificate. A value that is not finite, or was never reached, is None."""
+    error = found.get("error")
+    nothing = {"value": None, "at": None}
+    loss, norm, gradient, weight = (_finite(found.get(what, nothing)) for what in BARS)
+    is_within = all(found.get(what, {"value": float("inf")})["value"] <= bar for what, bar in BARS.items())
+    of = subject(recipe, case.switches)
+    return {
+        "name": case.name,
+        "layout": {key: value for key, value in case.section.model_dump().items() if key in case.layout},
+        "ranks": case.ranks,
+        "tied": of.model.tie_word_embeddings,
+        "documents": of.mask_documents,
+        "z_loss": of.z_loss,
+        "micro_batches": case.micro_batches,
+        "precision": case.precision,
+        "max_relative_loss_difference": loss["value"],
+        "max_relative_norm_difference": norm["value"],
+        "worst_gradient": {"name": gradient["at"], "relative_l2": gradient["value"]},
+        "worst_weight": {"name": weight["at"], "relative_l2": weight["value"]},
+        "passed": False if error else is_within if case.precision == "fp32" else None,
+        "error": error,
+    }
+
+
+def _finite(entry: dict[str, Any]) -> dict[str, Any]:
+    return entry if entry["value"] is not None and entry["value"] < float("inf") else entry | {"value": None}
+
+
+def _launch(num_ranks: int, scratch: Path, function: Callable[..., None], *arguments: Any) -> None:
+    """`function(*arguments)` on so many new processes of this machine, by torch's own launcher.
+
+    Raises ChildFailedError when one of them raises; the others are then stopped.
+    """
+    # torch is imported once, in the server that all ranks are forked from.
+    multiprocessing.set_forkserver_preload(_PRELOADED)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_ranks,
+        run_id="kielo_layouts",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+        start_method="forkserver",
+        signals_to_handle="SIGTERM",  # an interrupt from the keyboard stays one
+        logs_specs=DefaultLogsSpecs(log_dir=str(scratch)),
+    )
+    with _handler_kept(signal.SIGTERM):
+        elastic_launch(config, function)(*arguments)
+
+
+@contextmanager
+def _handler_kept(number: signal.Signals) -> Iterator[None]:
+    """torch's launcher leaves a signal handler of its own behind."""
+    before = signal.getsignal(number)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def _reason(error: ChildFailedError) -> str:
+    rank, failure = error.get_first_failure()
+    lines = [line for line in failure.message.strip().splitlines() if line.strip()]
+    return f"rank {rank}: {lines[-1] if lines else 'ended without a word'}"

@@ -1,0 +1,128 @@
+"""Which layouts `kielo verify layouts` tries, as data: axes alone, in pairs and threes, with what crosses them.
+
+A case is a layout section, a number of micro-batches, a precision, and switches of the recipe that it turns.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import combinations
+from typing import Any
+
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Layout
+
+AXES = ("replicate", "shard", "context", "tensor")
+SWITCHES = ("tied", "documents", "z_loss")
+
+
+@dataclass(frozen=True)
+class Case:
+    """`layout` has keys of the recipe's [layout], axes that it leaves out being 1; `switches` keys of SWITCHES, and
+    what it leaves out is as in the recipe. `micro_batches` is a rank's number of them in one step.
+    """
+
+    layout: Mapping[str, Any]
+    micro_batches: int = 1
+    switches: Mapping[str, Any] = field(default_factory=dict)
+    precision: str = "fp32"
+
+    @property
+    def section(self) -> Layout:
+        """The whole layout section, checked by the recipe's own types."""
+        return Layout(**(dict.fromkeys(AXES, 1) | dict(self.layout)))
+
+    @property
+    def ranks(self) -> int:
+        section = self.section
+        return section.replicate * section.shard * section.context * section.tensor
+
+    @property
+    def name(self) -> str:
+        """Whatever sets the case apart, in few letters: `shard2-tensor2-zero3-full-micro2-tied`."""
+        section, switches = self.section, self.switches
+        words = [f"{axis}{getattr(section, axis)}" for axis in AXES if getattr(section, axis) > 1] or ["one_rank"]
+        if section.zero != 1:
+            words.append(f"zero{section.zero}")
+        if section.context > 1:
+            words.append(section.context_attention)
+        if section.recompute != "none":
+            words.append(f"recompute_{section.recompute}")
+        if section.recompute_every_layers != 1:
+            words.append(f"every{section.recompute_every_layers}")
+        if self.micro_batches != 1:
+            words.append(f"micro{self.micro_batches}")
+        if "tied" in switches:
+            words.append("tied" if switches["tied"] else "untied")
+        if "documents" in switches:
+            words.append("documents" if switches["documents"] else "no_documents")
+        if "z_loss" in switches:
+            words.append("z_loss" if switches["z_loss"] else "no_z_loss")
+        if self.precision != "fp32":
+            words.append(self.precision)
+        return "-".join(words)
+
+
+def all_cases() -> list[Case]:
+    """Every case, those on few ranks first. Four axes at 2 would need 16 ranks, so they cross in threes on 8."""
+    cases = [*_one_axis(), *_recomputation(), *_pairs(), *_threes()]
+    return sorted(cases, key=lambda case: case.ranks)
+
+
+def chosen_cases(patterns: list[str] | None) -> list[Case]:
+    """The cases with these names (shell patterns, `tensor2*`); all without patterns. KieloError for one that fits none."""
+    cases = all_cases()
+    if not patterns:
+        return cases
+    for pattern in patterns:
+        if not any(fnmatchcase(case.name, pattern) for case in cases):
+            names = "\n".join(f"  {case.name}" for case in cases)
+            raise KieloError(f"no case is named {pattern!r}; there are:\n{names}")
+    return [case for case in cases if any(fnmatchcase(case.name, pattern) for pattern in patterns)]
+
+
+def _one_axis() -> list[Case]:
+    cases = [Case({}, micro_batches=4)]
+    cases += [Case({"replicate": 2}, micro_batches) for micro_batches in (1, 4)]
+    cases += [Case({"shard": 2, "zero": zero}, micro_batches) for zero in (1, 2, 3) for micro_batches in (1, 4)]
+    cases += [Case({"tensor": 2}, micro_batches) for micro_batches in (1, 4)]
+    cases += [Case({"tensor": 2}, switches={"z_loss": 1e-3})]
+    contexts = [{"context": 2, "context_attention": form} for form in ("all_gather", "ulysses")]
+    # With documents and without, attention takes two different ways.
+    cases += [Case(context, switches={"documents": documents}) for context in contexts for documents in (True, False)]
+    cases += [Case(context, 4, {"documents": True}) for context in contexts]
+    tyings = ({"tied": True}, {"tied": False})
+    cases += [Case(layout, switches=tying) for layout in ({"shard": 2, "zero": 3}, {"tensor": 2}) for tying in tyings]
+    alone = [{"replicate": 2}, {"shard": 2}, {"shard": 2, "zero": 3}, {"tensor": 2}, *contexts]
+    return cases + [Case(layout, precision="bf16") for layout in alone]
+
+
+def _recomputation() -> list[Case]:
+    policies: list[dict[str, Any]] = [{"recompute": policy} for policy in ("attention", "operators", "full")]
+    policies.append({"recompute": "full", "recompute_every_layers": 2})
+    layouts = ({"shard": 2, "zero": 1}, {"shard": 2, "zero": 3}, {"tensor": 2}, {"context": 2})
+    return [Case(layout | policy) for layout in layouts for policy in policies]
+
+
+def _pairs() -> list[Case]:
+    cases = []
+    for first, second in combinations(AXES, 2):
+        layout = {first: 2, second: 2}
+        cases += [Case(layout), Case(layout, precision="bf16")]
+        if "shard" in layout:
+            cases += [Case(layout | {"zero": zero}, 2) for zero in (1, 2, 3)]
+        if "context" in layout:
+            cases += [Case(layout | {"context_attention": "ulysses"}, 2, {"documents": True})]
+    cases += [Case({"shard": 2, "tensor": 2, "zero": 3, "recompute": "full"}, 2, {"tied": tied}) for tied in (True, False)]
+    return cases + [Case({"tensor": 4}), Case({"context": 4}), Case({"shard": 4, "zero": 3})]
+
+
+def _threes() -> list[Case]:
+    cases = []
+    for axes in combinations(AXES, 3):
+        layout = dict.fromkeys(axes, 2)
+        cases += [Case(layout, switches={"tied": tied}) for tied in (True, False)]
+        cases.append(Case(layout, precision="bf16"))
+    most = {"shard": 2, "context": 2, "tensor": 2, "zero": 3, "recompute": "full"}
+    cases += [Case(most | {"context_attention": form}, 4, {"documents": True}) for form in ("all_gather", "ulysses")]
+    return cases

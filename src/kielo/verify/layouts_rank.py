@@ -1,0 +1,221 @@
+"""What one rank of `kielo verify layouts` does: train a subject laid out, by training's own parts, and compare.
+
+In: cases and the folder with the reference outcomes; out: a line of JSON for each case (rank 0), saying how far loss,
+norm, gradients and weights are from the reference. Every rank compares what it holds, and the farthest counts.
+"""
+
+import importlib
+import json
+import logging
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from kielo.dataset.batches import Batch
+from kielo.models import families
+from kielo.parallel.apply import lay_out
+from kielo.parallel.context import context_positions
+from kielo.parallel.materialise import materialise
+from kielo.parallel.mesh import Mesh, build_mesh, data_rank, data_ranks, sum_over_data
+from kielo.parallel.norm import clip_gradients
+from kielo.parallel.world import World, end_world, start_world
+from kielo.recipe.sections import Recipe
+from kielo.train.feed import Feed
+from kielo.train.forward_backward import PlainForwardBackward
+from kielo.train.next_token import NextToken, tensor_group
+from kielo.train.optimiser import build_optimiser
+from kielo.train.precision import settle_matrix_products
+from kielo.verify.layouts_cases import AXES, Case
+from kielo.verify.layouts_subject import (
+    LENGTH,
+    SEQUENCES,
+    Outcome,
+    Subject,
+    first_value,
+    step_arrays,
+    subject,
+    train_plainly,
+)
+
+LOSS_CHUNK_TOKENS = 48  # divides neither a sequence nor a step
+
+# A tensor whose true gradient is nothing, as a key's bias has it without RoPE, is all rounding: it is measured against
+# these root mean squares. Those of all other tensors are larger.
+GRADIENT_FLOOR = 1e-5
+WEIGHT_FLOOR = 1e-3
+
+
+def make_references(recipe: Recipe, cases: Sequence[Case], steps: int, folder: Path) -> None:
+    """On one rank: train each subject of `cases` and write its outcome into `folder`.
+
+    For fp32 that is plain training; for bf16 the laid-out code on this one rank, whose rounding is what is asked about.
+    """
+    with _world(recipe) as world:
+        for case in cases:
+            path = _reference(folder, case)
+            if path.exists():
+                continue
+            settle_matrix_products(case.precision)
+            of = subject(recipe, case.switches)
+            if case.precision == "fp32":
+                outcome = train_plainly(of, steps)
+            else:
+                alone = Case({}, switches=case.switches, precision=case.precision)
+                outcome = train_laid_out(of, alone, steps, world, build_mesh(world, _placement(recipe, alone)), recipe)
+            save_file({name: tensor.contiguous() for name, tensor in outcome.items()}, path)
+
+
+def run_cases(
+    recipe: Recipe, cases: Sequence[Case], steps: int, folder: Path, results: Path, mutation: str | None
+) -> None:
+    """On each of a case's ranks: run `cases` (all of one number of ranks), in order.
+
+    Rank 0 appends a line to `results` when a case is done. `mutation` is the dotted name of a function that is called
+    first and may break anything (the check of the check).
+    """
+    with _world(recipe) as world:
+        if mutation is not None:
+            module, _, function = mutation.rpartition(".")
+            getattr(importlib.import_module(module), function)()
+        meshes: dict[tuple[int, ...], Mesh] = {}
+        for case in cases:
+            started = time.monotonic()
+            placement = _placement(recipe, case)
+            sizes = tuple(getattr(placement, axis) for axis in AXES)
+            if sizes not in meshes:
+                meshes[sizes] = build_mesh(world, placement)
+            settle_matrix_products(case.precision)
+            of = subject(recipe, case.switches)
+            outcome = train_laid_out(of, case, steps, world, meshes[sizes], recipe)
+            difference = _worst_of_all_ranks(differences(outcome, load_file(_reference(folder, case))))
+            if world.rank == 0:
+                with open(results, "a", encoding="utf-8") as file:
+                    file.write(json.dumps({"name": case.name} | difference) + "\n")
+                figures = ", ".join(f"{what} {entry['value']:.1e}" for what, entry in difference.items())
+                seconds = time.monotonic() - started
+                print(f"layouts: {case.name}: {figures} ({seconds:.1f} s)", file=sys.stderr, flush=True)
+
+
+def train_laid_out(
+    of: Subject, case: Case, steps: int, world: World, mesh: Mesh, recipe: Recipe
+) -> Outcome:
+    """`steps` optimiser steps by the parts that `train/build.py` assembles. Whole tensors come back, on every rank."""
+    placement = _placement(recipe, case)
+    with torch.device("meta"):
+        model = families.build_model(of.model)
+    lay_out(model, mesh, placement, case.precision)
+    materialise(model, world.device, partial(first_value, of))
+    named = dict(model.named_parameters())
+    optimiser = build_optimiser(model, of)
+    objective = NextToken(of.z_loss, LOSS_CHUNK_TOKENS, tensor_group(mesh))
+    forward_backward = PlainForwardBackward(model, objective, partial(sum_over_data, mesh=mesh))
+    feed = _feed(of, case, steps, world, mesh)
+    losses, norms, outcome = [], [], {}
+    try:
+        for step in range(1, steps + 1):
+            losses.append(forward_backward(feed.take(step)))
+            if step == 1:
+                outcome = {f"gradient/{name}": _whole(parameter.grad) for name, parameter in named.items()}
+            norms.append(clip_gradients(model, mesh, of.max_gradient_norm))
+            optimiser.step(of.learning_rate)
+            optimiser.zero_grad()
+    finally:
+        feed.close()
+    outcome |= {f"weight/{name}": _whole(parameter) for name, parameter in named.items()}
+    return outcome | {"losses": torch.stack(losses), "norms": torch.stack(norms)}
+
+
+def differences(ours: Outcome, theirs: Outcome) -> dict[str, dict[str, Any]]:
+    """For loss, norm, gradient and weight the largest difference, {"value", "at"}; `at` names the step or tensor.
+
+    Tensors by the root mean square of their difference over that of `theirs`, or over the floor where that is more.
+    """
+    if ours.keys() != theirs.keys():
+        raise ValueError(f"other tensors than in the reference: {sorted(ours.keys() ^ theirs.keys())}")
+    found = {}
+    for what, key in (("loss", "losses"), ("norm", "norms")):
+        relative = (ours[key].double() - theirs[key].double()).abs() / theirs[key].double().abs().clamp(min=1e-12)
+        found[what] = _largest({f"step {step}": value for step, value in enumerate(relative.tolist(), start=1)})
+    for what, floor in (("gradient", GRADIENT_FLOOR), ("weight", WEIGHT_FLOOR)):
+        names = [name for name in theirs if name.startswith(what + "/")]
+        found[what] = _largest({
+            name.partition("/")[2]: _relative_l2(ours[name].double(), theirs[name].double(), floor) for name in names
+        })  # fmt: skip
+    return found
+
+
+def _relative_l2(ours: Tensor, theirs: Tensor, floor: float) -> float:
+    if ours.shape != theirs.shape:
+        return math.inf
+    return ((ours - theirs).norm() / max(theirs.norm().item(), floor * math.sqrt(theirs.numel()))).item()
+
+
+def _largest(values: dict[str, float]) -> dict[str, Any]:
+    finite = {name: value if math.isfinite(value) else math.inf for name, value in values.items()}
+    name = max(finite, key=finite.__getitem__)
+    return {"value": finite[name], "at": name}
+
+
+def _worst_of_all_ranks(mine: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    everybodys: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everybodys, mine)
+    return {what: max((one[what] for one in everybodys), key=lambda entry: entry["value"]) for what in mine}
+
+
+def _whole(tensor: Tensor | None) -> Tensor:
+    if tensor is None:
+        raise ValueError("a parameter has no gradient after the backward of a whole step")
+    tensor = tensor.detach()
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
+
+
+def _feed(of: Subject, case: Case, steps: int, world: World, mesh: Mesh) -> Feed:
+    """This rank's rows and columns, as `train/build.py` asks for them."""
+    rank, ranks, context = data_rank(mesh), data_ranks(mesh), mesh["context"]
+
+    def read_step(step: int) -> Batch:
+        samples, *arrays = step_arrays(of, step)
+        inputs, labels, documents = (None if array is None else array[rank::ranks] for array in arrays)
+        return Batch(inputs, labels, documents, samples[rank::ranks])
+
+    positions_s = None
+    if context.size() > 1:
+        positions_s = context_positions(LENGTH, context.size(), context.get_local_rank())
+    return Feed(read_step, SEQUENCES // ranks // case.micro_batches, steps, world.device, positions_s)
+
+
+def _placement(recipe: Recipe, case: Case) -> SimpleNamespace:
+    """What laying out reads of a `plan.resolved.Placement`."""
+    return SimpleNamespace(
+        **case.section.model_dump(), start_timeout_seconds=recipe.train.start_timeout_seconds
+    )
+
+
+def _reference(folder: Path, case: Case) -> Path:
+    """Cases with equal switches and precision share a reference."""
+    switches = "-".join(f"{key}_{value}" for key, value in sorted(case.switches.items()))
+    return folder / f"{case.precision}-{switches}.safetensors"
+
+
+@contextmanager
+def _world(recipe: Recipe) -> Iterator[World]:
+    torch.set_num_threads(1)  # many ranks share the cores of one machine
+    # Each rank would say once for every case that gathering a whole tensor takes two steps.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    world = start_world(recipe.train.start_timeout_seconds, "cpu")
+    try:
+        yield world
+    finally:
+        end_world()

@@ -1,0 +1,124 @@
+"""What every layout must train alike: a tiny model of the recipe's kind, random text, and the truth of one process.
+
+In: a recipe and switches; out: a `Subject`, the arrays of its steps, and the `Outcome` of training it plainly, without
+mesh, FSDP, chunked loss or micro-batches. Shape letters: b = sequences, s = tokens of one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kielo.checkpoint.huggingface import resolve_weights
+from kielo.dataset.batches import NOT_COUNTED
+from kielo.models import families
+from kielo.models.blocks.init import seeded_normal
+from kielo.recipe.sections import Model, Recipe
+from kielo.train.optimiser import is_decayed
+
+SEQUENCES, LENGTH, VOCABULARY = 8, 32, 128
+# An initial range in which attention is far from uniform, so that a wrong position or mask shows.
+TINY = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 8, "vocab_size": VOCABULARY, "max_position_embeddings": LENGTH,
+    "initializer_range": 0.1, "weights": None,
+}  # fmt: skip
+
+# "losses" and "norms" [steps], "gradient/NAME" after the first step's backward, "weight/NAME" after the last step.
+Outcome = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The tiny model and how it is trained; the numbers that the recipe does not give are chosen to show faults."""
+
+    model: Model
+    seed: int
+    mask_documents: bool
+    z_loss: float
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.1
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    # With 1e-8 a tensor whose true gradient is zero moves by mere summation order.
+    adam_epsilon: float = 1e-6
+    max_gradient_norm: float = 0.5  # less than the norms that come, so that clipping is tried too
+
+
+def subject(recipe: Recipe, switches: Mapping[str, Any]) -> Subject:
+    """The recipe's family and switches (RoPE, tying, biases, document masks, z-loss) at tiny dimensions."""
+    model = recipe.model
+    if model.weights is not None:
+        model = families.read_hf_config(resolve_weights(model.weights))
+    tied = switches.get("tied", model.tie_word_embeddings)
+    model = model.model_copy(update=TINY | {"tie_word_embeddings": tied})
+    return Subject(
+        model,
+        recipe.seed,
+        mask_documents=switches.get("documents", recipe.dataset.mask_documents),
+        z_loss=switches.get("z_loss", recipe.train.z_loss),
+    )
+
+
+def step_arrays(of: Subject, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+    """Sample numbers [b] of one step, and its inputs, labels and document numbers, each [b, s].
+
+    Each row counts another number of labels, so that a mean of means shows.
+    """
+    generator = np.random.default_rng([of.seed, step])
+    tokens = generator.integers(0, VOCABULARY, (SEQUENCES, LENGTH + 1))
+    documents = np.cumsum(generator.random((SEQUENCES, LENGTH)) < 0.12, axis=1).astype(np.int32)
+    labels = tokens[:, 1:].copy()
+    for row in range(SEQUENCES):
+        labels[row, generator.permutation(LENGTH)[: 3 * row]] = NOT_COUNTED
+    # Whole stretches too: a part of a sequence may count nothing at all.
+    labels[-1, : LENGTH // 2] = NOT_COUNTED
+    samples = np.arange((step - 1) * SEQUENCES, step * SEQUENCES)
+    return samples, tokens[:, :-1].copy(), labels, documents if of.mask_documents else None
+
+
+def first_value(of: Subject, name: str, shape: Sequence[int]) -> Tensor:
+    """The family's own, fp32 on the CPU. Vectors are spread: among equal ones or zeros a shard in the wrong place hides,
+    and a bias that ten steps have made from nothing is too small to be measured against itself.
+    """
+    value = families.module(of.model.model_type, "model").initial_value(name, shape, of.model, of.seed)
+    return value + seeded_normal(f"spread of {name}", shape, 0.1, of.seed) if len(shape) == 1 else value
+
+
+def train_plainly(of: Subject, steps: int) -> Outcome:
+    """The truth: one process, the whole batch at once, torch's own cross-entropy, clipping and AdamW."""
+    model = families.build_model(of.model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(first_value(of, name, parameter.shape))
+    named = dict(model.named_parameters())
+    adamw = torch.optim.AdamW(
+        [{"params": [p for p in named.values() if is_decayed(p)], "weight_decay": of.weight_decay},
+         {"params": [p for p in named.values() if not is_decayed(p)], "weight_decay": 0.0}],
+        lr=of.learning_rate, betas=(of.adam_beta1, of.adam_beta2), eps=of.adam_epsilon, fused=True,
+    )  # fmt: skip
+    losses, norms, outcome = [], [], {}
+    for step in range(1, steps + 1):
+        adamw.zero_grad()
+        loss = _plain_loss(model, of, step)
+        loss.backward()
+        if step == 1:
+            outcome = {f"gradient/{name}": p.grad.clone() for name, p in named.items()}
+        losses.append(loss.detach())
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), of.max_gradient_norm))
+        adamw.step()
+    outcome |= {f"weight/{name}": p.detach().clone() for name, p in named.items()}
+    return outcome | {"losses": torch.stack(losses), "norms": torch.stack(norms)}
+
+
+def _plain_loss(model: nn.Module, of: Subject, step: int) -> Tensor:
+    inputs, labels, documents = (None if a is None else torch.from_numpy(a) for a in step_arrays(of, step)[1:])
+    logits = model.head(model(inputs, documents))
+    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=NOT_COUNTED)
+    if of.z_loss:
+        loss = loss + of.z_loss * logits.logsumexp(-1)[labels != NOT_COUNTED].square().mean()
+    return loss
