@@ -140,7 +140,7 @@ class KieloSteps:
 
     def __init__(self, shape: Shape, tokens: Tensor, world: World, precision: str) -> None:
         sizes = dict.fromkeys(AXES, 1)
-        placement = SimpleNamespace(**sizes, zero=1, recompute="none", start_timeout_seconds=60)
+        placement = SimpleNamespace(**sizes, zero=1, cpu_offload=False, recompute="none", start_timeout_seconds=60)
         mesh = build_mesh(world, placement)
         with torch.device("meta"):
             model = Llama(shape.model)

@@ -31,7 +31,7 @@ def model_on_ranks(model: Model, replicate: int, shard: int, fill=None) -> tuple
     """This rank's part of the model, filled by `fill(name, shape)` (default: zeros), and its mesh."""
     world = start_world(30, "cpu")
     sizes = dict.fromkeys(AXES, 1) | {"replicate": replicate, "shard": shard}
-    placement = SimpleNamespace(**sizes, zero=1, recompute="none", start_timeout_seconds=30)
+    placement = SimpleNamespace(**sizes, zero=1, cpu_offload=False, recompute="none", start_timeout_seconds=30)
     mesh = build_mesh(world, placement)
     with torch.device("meta"):
         laid_out = Llama(model)

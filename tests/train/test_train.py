@@ -79,7 +79,7 @@ def test_losses_and_norms_do_not_depend_on_layout_or_micro_batches(tmp_path: Pat
         {"shard": 2, "micro_batch": 1},
         {"shard": 4, "micro_batch": 2, "zero": 3},
         {"shard": 2, "replicate": 2, "micro_batch": 1},
-        {"tensor": 2, "shard": 2},
+        {"tensor": 2, "shard": 2, "cpu_offload": True},
         {"context": 2, "tensor": 2, "micro_batch": 4, "recompute": "full"},
         {"context": 2, "shard": 2, "context_attention": "ulysses", "zero": 2, "micro_batch": 1},
     ]

@@ -79,6 +79,7 @@ def languages(options: argparse.Namespace) -> None:
 
 
 def plan(options: argparse.Namespace) -> None:
+    from kielo.plan.layout_check import shape_advice
     from kielo.plan.resolve import resolve
     from kielo.plan.resolved import write
     from kielo.recipe.cards import accelerator, cluster
@@ -95,6 +96,8 @@ def plan(options: argparse.Namespace) -> None:
     for title, part in (("identity", resolved.identity), ("placement", resolved.placement)):
         rows = [(key, json.dumps(value, ensure_ascii=False)) for key, value in _flat(part.model_dump(mode="json"))]
         print_table([title, "value"], rows)
+    for advice in shape_advice(resolved.identity.model, recipe.layout, resolved.placement.accelerator):
+        print(f"advice: {advice}")
     if options.resolve:
         print(f"wrote {folder / 'resolved.toml'}")
 

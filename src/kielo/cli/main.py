@@ -76,6 +76,14 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("--steps", type=int, help="optimiser steps; default: verify.parity_steps")
     added.add_argument("--json", action="store_true", help="print the certificate as JSON")
 
+    added = verb("layouts", "verify:layouts", "every layout against one process: loss, gradient norm, gradients, weights",
+                 "kielo verify layouts demo_estonian\n         kielo verify layouts demo_estonian --case 'tensor2*'", proofs)
+    takes_recipe(added)
+    added.add_argument("--case", dest="cases", action="append", metavar="NAME",
+                       help="this case, or those that a shell pattern fits (may be given often); default: all")
+    added.add_argument("--steps", type=int, default=10, help="optimiser steps of each case; default: 10")
+    added.add_argument("--json", action="store_true", help="print the certificate as JSON")
+
     added = verb("evaluate", "evaluate:evaluate", "bits per byte, baselines and samples; or samples of any Hugging Face folder",
                  "kielo evaluate demo_estonian\n         kielo evaluate runs/demo_estonian/hf demo_estonian")
     added.add_argument("model", metavar="MODEL", help="a recipe (its newest checkpoint) or a Hugging Face folder")

@@ -67,7 +67,13 @@ def train_here(recipe: Recipe) -> dict[str, Any]:
 def start_ranks(
     recipe: Recipe, reference: str, sets: Sequence[str], ranks: int, shutdown_seconds: int = 600
 ) -> dict[str, Any]:
-    """Start `ranks` processes of `kielo train` on this machine, wait, and return what they wrote as their outcome."""
+    """Start `ranks` processes of `kielo train` on this machine, wait, and return what they wrote as their outcome.
+
+    Raises KieloError for numbers that so many ranks cannot run, before any of them is started.
+    """
+    from kielo.plan.resolve import resolve
+
+    resolve(recipe, run_folder(recipe), world_size=ranks, device="cpu")
     outcome_file = run_folder(recipe) / "train" / "outcome.json"
     outcome_file.unlink(missing_ok=True)
     arguments = [argument for entry in sets for argument in ("--set", entry)]

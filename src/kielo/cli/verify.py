@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from kielo.cli.terminal import print_json
+from kielo.cli.terminal import print_json, print_table
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
 from kielo.recipe.sections import Recipe
@@ -38,3 +38,20 @@ def certify(recipe: Recipe, folder: Path, steps: int | None = None, is_quiet: bo
     if not is_quiet:
         print_parity(certificate)
     return certificate
+
+
+def layouts(options: argparse.Namespace) -> int:
+    recipe = read_recipe(options.recipe, options.sets).recipe
+    from kielo.verify.layouts import CERTIFICATE_NAME, verify_layouts
+    from kielo.verify.layouts_table import table, verdict
+
+    # Not in verify/: that folder is parity's stage, and is replaced as a whole.
+    folder = run_folder(recipe) / "layouts"
+    certificate = verify_layouts(recipe, folder, options.cases, steps=options.steps)
+    if options.json:
+        print_json(certificate)
+    else:
+        print_table(*table(certificate))
+        print(verdict(certificate))
+        print(f"certificate: {folder / CERTIFICATE_NAME}")
+    return 0 if certificate["passed"] else 1

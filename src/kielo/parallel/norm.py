@@ -14,11 +14,11 @@ def gradient_norm(model: nn.Module, mesh: Mesh) -> torch.Tensor:
     A non-finite gradient on any rank makes it non-finite on every rank. Tied parameters count once.
     """
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    device = next(model.parameters()).device
+    device = torch.device(mesh.parameters.device_type)  # where communicators work; offloaded gradients are elsewhere
     if gradients:
-        squares = torch.stack(torch._foreach_norm([local(gradient) for gradient in gradients])).square()
-        shares = [1.0 / _copies(gradient, mesh) for gradient in gradients]
-        total = squares.sum() if min(shares) == 1.0 else torch.dot(squares, squares.new_tensor(shares))
+        norms = torch._foreach_norm([local(gradient) for gradient in gradients])
+        torch._foreach_mul_(norms, [_copies(gradient, mesh) ** -0.5 for gradient in gradients])
+        total = torch.stack(norms).square().sum().to(device)
     else:
         total = torch.zeros((), device=device)
     return sum_over(total, [mesh.parameters[axis] for axis in mesh.parameters.mesh_dim_names]).sqrt()
@@ -43,7 +43,9 @@ def clip_gradients(model: nn.Module, mesh: Mesh, max_norm: float) -> torch.Tenso
     coefficient = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     # On the CPU the value costs nothing to read, and multiplying by one costs a pass over memory.
     if norm.device.type != "cpu" or coefficient != 1.0:
-        torch._foreach_mul_(_local_gradients(model), coefficient)
+        gradients = _local_gradients(model)
+        if gradients:
+            torch._foreach_mul_(gradients, coefficient.to(gradients[0].device))
     return norm
 
 

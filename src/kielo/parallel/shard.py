@@ -23,7 +23,13 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 
 from kielo.parallel.mesh import Mesh
 
@@ -41,13 +47,16 @@ def shard(
     Ranks along `replicate` hold equal shards (hybrid sharding: reduce-scatter along `shard`, then all-reduce
     along `replicate`). The same path serves one rank.
     """
+    offload = CPUOffloadPolicy(pin_memory=mesh.parameters.device_type == "cuda") if placement.cpu_offload else OffloadPolicy()
     is_hybrid = mesh["replicate"].size() > 1
     data_mesh = mesh.parameters["replicate", "shard"] if is_hybrid else mesh.parameters["shard"]
     gives_up_parameters = placement.zero == 3
     policy = MixedPrecisionPolicy(param_dtype=COMPUTE_DTYPES[precision], reduce_dtype=torch.float32)
     for layer in model.layers.values():
-        fully_shard(layer, mesh=data_mesh, mp_policy=policy, reshard_after_forward=gives_up_parameters)
-    fully_shard(model, mesh=data_mesh, mp_policy=policy, reshard_after_forward=False)
+        fully_shard(
+            layer, mesh=data_mesh, mp_policy=policy, reshard_after_forward=gives_up_parameters, offload_policy=offload
+        )
+    fully_shard(model, mesh=data_mesh, mp_policy=policy, reshard_after_forward=False, offload_policy=offload)
     model.zero = placement.zero  # set_last_micro_batch asks
     if data_mesh.size() > 1:
         # One rank has nothing to divide, and would be charged a copy for it.

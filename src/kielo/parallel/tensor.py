@@ -9,6 +9,7 @@ import inspect
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -18,6 +19,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+from torch.distributed.tensor.placement_types import Placement as DTensorPlacement
 
 from kielo.models import families
 from kielo.parallel.mesh import Mesh
@@ -31,15 +33,20 @@ SEQUENCE_DIM = 1  # of activations [b, s, d]
 def lay_tensor(model: nn.Module, mesh: Mesh, placement: "Placement") -> None:
     """Split the parameters of `model` (best on meta) in place by its family's table; nothing on one tensor rank.
 
-    Inputs stay whole token ids; the hidden states that come out are a DTensor split along the sequence, [b, s/t, d],
-    and `head.weight` holds this rank's rows of the vocabulary. Sizes were checked by `plan/layout_check.py`.
+    Inputs stay whole token ids. The hidden states that come out are a DTensor split along the sequence, or whole on
+    every rank without sequence parallelism; `head.weight` holds this rank's rows of the vocabulary. Sizes were
+    checked by `plan/layout_check.py`.
     """
     if placement.tensor == 1:
         return
     table = families.module(model.config.model_type, "layout").TENSOR_AXIS
-    modules = dict(model.named_modules())
-    words = {name: word for name in modules if (word := _word(table, name)) is not None}
-    styles = {name: _style(word, modules[name]) for name, word in words.items()}
+    between = Shard(SEQUENCE_DIM) if placement.sequence_parallel else Replicate()
+    styles = {}
+    for name, module in model.named_modules():
+        word = _word(table, name)
+        # Without sequence parallelism every rank computes the whole norms, from the same numbers.
+        if word is not None and (word != "sequence" or placement.sequence_parallel):
+            styles[name] = _style(word, module, between)
     parallelize_module(model, mesh.parameters["tensor"], styles)
     model.tie()  # each of the two got a tensor of its own
 
@@ -49,31 +56,30 @@ def _word(table: dict[str, str], name: str) -> str | None:
     return table.get(".".join(parts))
 
 
-def _style(word: str, module: nn.Module) -> ParallelStyle:
-    along_sequence = Shard(SEQUENCE_DIM)
+def _style(word: str, module: nn.Module, between: DTensorPlacement) -> ParallelStyle:
+    """`between`: how activations lie outside of the split matrices."""
     if word == "vocabulary":
-        return RowwiseParallel(input_layouts=Replicate(), output_layouts=along_sequence)
+        return RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
     if word == "column":
         return ColwiseParallel()
     if word == "row":
-        return RowwiseParallel(output_layouts=along_sequence)
+        return RowwiseParallel(output_layouts=between)
     if word == "sequence":
         return SequenceParallel(sequence_dim=SEQUENCE_DIM)
     if word == "gather":
         others = (None,) * (len(inspect.signature(module.forward).parameters) - 1)
+        # As a DTensor, so that the gradients of all matrices inside are added up before they are sent, once.
         return PrepareModuleInput(
-            input_layouts=(along_sequence, *others),
-            desired_input_layouts=(Replicate(), *others),
-            use_local_output=True,
+            input_layouts=(between, *others), desired_input_layouts=(Replicate(), *others), use_local_output=False
         )
     raise ValueError(f"{word!r} is no word of a layout table")
 
 
-def gather_sequence(x_bsd: Tensor) -> Tensor:
-    """What `model` returned, [b, s/t, d] on each rank, as a plain tensor [b, s, d] on all; a plain one stays as it is.
+def gather_sequence(x_bsd: Tensor, axis: DeviceMesh) -> Tensor:
+    """What `model` returned on the ranks of the tensor axis, whole [b, s, d] and a plain tensor on each.
 
-    Backward: each rank's gradient is its own vocabulary's part; they are summed and scattered in one collective.
+    Backward: each rank's gradient is its own vocabulary's part; they are summed in one collective.
     """
     if not isinstance(x_bsd, DTensor):
-        return x_bsd
+        x_bsd = DTensor.from_local(x_bsd, axis, [Replicate()], run_check=False)
     return x_bsd.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])

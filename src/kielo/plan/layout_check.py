@@ -13,7 +13,7 @@ def layout_complaints(model: Model, sequence_length: int, layout: Layout) -> lis
     """What of `model` (complete) and `sequence_length` does not divide by the ranks of an axis."""
     complaints = list(_tensor_complaints(model, layout.tensor))
     parts = layout.tensor * layout.context
-    if layout.tensor > 1 and sequence_length % parts:
+    if layout.tensor > 1 and layout.sequence_parallel and sequence_length % parts:
         below = sequence_length // parts * parts
         lengths = " or ".join(str(length) for length in (below, below + parts) if length)
         complaints.append(

@@ -60,7 +60,9 @@ class Placement(_Frozen):
     context: PositiveInt = 1
     tensor: PositiveInt = 1
     expert: PositiveInt = 1
+    sequence_parallel: bool = True
     zero: Literal[1, 2, 3] = 1
+    cpu_offload: bool = False
     context_attention: Literal["all_gather", "ulysses"] = "all_gather"
     recompute: Literal["none", "attention", "operators", "full"] = "none"
     recompute_every_layers: PositiveInt = 1

@@ -153,9 +153,11 @@ class Layout(Section):
     context: PositiveInt = Field(1, description="ranks that split each sequence")
     tensor: PositiveInt = Field(1, description="ranks that split each matrix, and activations along the sequence")
     expert: Literal[1] = 1
+    sequence_parallel: bool = Field(True, description="tensor ranks also split what lies between their matrices")
     zero: Literal[1, 2, 3] = Field(
         1, description="1: optimiser state stays split through a step; 2: gradients too; 3: parameters too"
     )
+    cpu_offload: bool = Field(False, description="parameters, gradients and optimiser state wait, and step, on the CPU")
     context_attention: Literal["all_gather", "ulysses"] = Field(
         "all_gather", description="gather keys and values, or swap the split of sequences for one of heads"
     )

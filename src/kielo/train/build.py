@@ -28,7 +28,7 @@ from kielo.train.guard import Guard
 from kielo.train.heldout import HeldOut
 from kielo.train.log import Log, MetricsFile, Sink, TensorBoard, terminal
 from kielo.train.meter import Meter
-from kielo.train.next_token import NextToken, tensor_group
+from kielo.train.next_token import NextToken, tensor_axis
 from kielo.train.optimiser import Optimiser, build_optimiser
 from kielo.train.precision import settle_matrix_products
 from kielo.train.schedule import learning_rate
@@ -71,7 +71,7 @@ def assemble(resolved: Resolved, world: World, stop: Stop) -> Run:
     settle_matrix_products(identity.precision)
     mesh = build_mesh(world, placement)
     sum_over_ranks = partial(sum_over_data, mesh=mesh)
-    objective = NextToken(identity.z_loss, placement.loss_chunk_tokens, tensor_group(mesh))
+    objective = NextToken(identity.z_loss, placement.loss_chunk_tokens, tensor_axis(mesh))
     checkpoints = Checkpoints(Store(Path(placement.train_folder) / "checkpoints", placement.keep_newest), resolved)
     model = _model(identity, placement, mesh, device, is_restored_later=checkpoints.newest is not None)
     optimiser = build_optimiser(model, identity)
@@ -111,13 +111,12 @@ def _model(
     with torch.device("meta"):
         model = families.build_model(config)
     lay_out(model, mesh, placement, identity.precision)
+    give_memory = partial(materialise, model, device, is_offloaded=placement.cpu_offload)
     if is_restored_later:
-        return materialise(model, device, lambda name, shape: torch.empty(shape))
+        return give_memory(lambda name, shape: torch.empty(shape))
     if config.weights is None:
-        return materialise(
-            model, device, lambda name, shape: family.initial_value(name, shape, config, identity.seed)
-        )
-    materialise(model, device, lambda name, shape: torch.empty(shape))
+        return give_memory(lambda name, shape: family.initial_value(name, shape, config, identity.seed))
+    give_memory(lambda name, shape: torch.empty(shape))
     names = families.module(config.model_type, "names").to_hugging_face(config)
     load_weights(dict(model.named_parameters()), resolve_weights(config.weights), names)
     return model

@@ -58,6 +58,8 @@ class Optimiser:
         """
         for group in self.adamw.param_groups:
             group["lr"] = lr
+        if skip is not None:
+            skip = skip.to(next(iter(self.parameters.values())).device)  # offloaded parameters are on the CPU
         self.adamw.found_inf = skip
         self.adamw.step()
 

@@ -20,6 +20,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from kielo.artifact.manifest import installed_versions, write_json_atomically
+from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.verify.layouts_cases import Case, all_cases, chosen_cases
 from kielo.verify.layouts_rank import make_references, run_cases
@@ -40,7 +41,9 @@ def verify_layouts(
     rank calls before its cases, to break something on purpose. bf16 is compared with bf16 on one rank and has no bar.
     Raises KieloError for a pattern that no case fits. Progress goes to stderr.
     """
-    chosen = chosen_cases(list(cases) if cases else None)
+    if steps < 1:
+        raise KieloError(f"{steps} steps show nothing; give 1 or more")
+    chosen = chosen_cases(cases)
     with tempfile.TemporaryDirectory(prefix="kielo_layouts_") as scratch_name:
         scratch = Path(scratch_name)
         print(f"layouts: {len(chosen)} cases; first the truth, on one process", file=sys.stderr, flush=True)
@@ -61,26 +64,6 @@ def verify_layouts(
     }
     write_json_atomically(Path(folder) / CERTIFICATE_NAME, certificate)
     return certificate
-
-
-def misses(entry: dict[str, Any]) -> list[str]:
-    """In words, which bars a case of the certificate misses, and where; empty for one that passed."""
-    if entry["error"]:
-        return [entry["error"]]
-    if entry["passed"] is not False:
-        return []
-    gradient, weight = entry["worst_gradient"], entry["worst_weight"]
-    measured = [
-        ("loss", "the loss", entry["max_relative_loss_difference"]),
-        ("norm", "the gradient norm", entry["max_relative_norm_difference"]),
-        ("gradient", f"the gradient of {gradient['name']}", gradient["relative_l2"]),
-        ("weight", f"the weight {weight['name']}", weight["relative_l2"]),
-    ]
-    return [
-        f"{where} is off by {'what is not a number' if value is None else f'{value:.1e}'} (bar {BARS[what]:.0e})"
-        for what, where, value in measured
-        if value is None or value > BARS[what]
-    ]
 
 
 def _run(
@@ -170,5 +153,5 @@ def _handler_kept(number: signal.Signals) -> Iterator[None]:
 
 def _reason(error: ChildFailedError) -> str:
     rank, failure = error.get_first_failure()
-    lines = [line for line in failure.message.strip().splitlines() if line.strip()]
-    return f"rank {rank}: {lines[-1] if lines else 'ended without a word'}"
+    said = failure.message  # a dict where the rank raised, plain text where a signal ended it
+    return f"rank {rank}: {said['message'] if isinstance(said, dict) else said}"

@@ -3,7 +3,7 @@
 A case is a layout section, a number of micro-batches, a precision, and switches of the recipe that it turns.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import combinations
@@ -44,6 +44,10 @@ class Case:
         words = [f"{axis}{getattr(section, axis)}" for axis in AXES if getattr(section, axis) > 1] or ["one_rank"]
         if section.zero != 1:
             words.append(f"zero{section.zero}")
+        if not section.sequence_parallel:
+            words.append("no_sequence")
+        if section.cpu_offload:
+            words.append("cpu_offload")
         if section.context > 1:
             words.append(section.context_attention)
         if section.recompute != "none":
@@ -69,7 +73,7 @@ def all_cases() -> list[Case]:
     return sorted(cases, key=lambda case: case.ranks)
 
 
-def chosen_cases(patterns: list[str] | None) -> list[Case]:
+def chosen_cases(patterns: Sequence[str] | None) -> list[Case]:
     """The cases with these names (shell patterns, `tensor2*`); all without patterns. KieloError for one that fits none."""
     cases = all_cases()
     if not patterns:
@@ -86,15 +90,17 @@ def _one_axis() -> list[Case]:
     cases += [Case({"replicate": 2}, micro_batches) for micro_batches in (1, 4)]
     cases += [Case({"shard": 2, "zero": zero}, micro_batches) for zero in (1, 2, 3) for micro_batches in (1, 4)]
     cases += [Case({"tensor": 2}, micro_batches) for micro_batches in (1, 4)]
-    cases += [Case({"tensor": 2}, switches={"z_loss": 1e-3})]
+    cases += [Case({"tensor": 2, "sequence_parallel": False}, micro_batches) for micro_batches in (1, 4)]
+    cases += [Case({"tensor": 2}, switches={"z_loss": 1e-3}), Case({"shard": 2, "cpu_offload": True})]
     contexts = [{"context": 2, "context_attention": form} for form in ("all_gather", "ulysses")]
     # With documents and without, attention takes two different ways.
     cases += [Case(context, switches={"documents": documents}) for context in contexts for documents in (True, False)]
     cases += [Case(context, 4, {"documents": True}) for context in contexts]
     tyings = ({"tied": True}, {"tied": False})
     cases += [Case(layout, switches=tying) for layout in ({"shard": 2, "zero": 3}, {"tensor": 2}) for tying in tyings]
-    alone = [{"replicate": 2}, {"shard": 2}, {"shard": 2, "zero": 3}, {"tensor": 2}, *contexts]
-    return cases + [Case(layout, precision="bf16") for layout in alone]
+    alone = ({"replicate": 2}, {"shard": 2}, {"shard": 2, "zero": 3}, {"tensor": 2})
+    cases += [Case(layout, precision="bf16") for layout in alone]
+    return cases + [Case(context, switches={"documents": True}, precision="bf16") for context in contexts]
 
 
 def _recomputation() -> list[Case]:
@@ -114,15 +120,15 @@ def _pairs() -> list[Case]:
         if "context" in layout:
             cases += [Case(layout | {"context_attention": "ulysses"}, 2, {"documents": True})]
     cases += [Case({"shard": 2, "tensor": 2, "zero": 3, "recompute": "full"}, 2, {"tied": tied}) for tied in (True, False)]
+    cases += [Case({"shard": 2, "tensor": 2, "sequence_parallel": False, "zero": 3}, 2)]
     return cases + [Case({"tensor": 4}), Case({"context": 4}), Case({"shard": 4, "zero": 3})]
 
 
 def _threes() -> list[Case]:
-    cases = []
-    for axes in combinations(AXES, 3):
-        layout = dict.fromkeys(axes, 2)
-        cases += [Case(layout, switches={"tied": tied}) for tied in (True, False)]
-        cases.append(Case(layout, precision="bf16"))
-    most = {"shard": 2, "context": 2, "tensor": 2, "zero": 3, "recompute": "full"}
+    cases = [Case(dict.fromkeys(axes, 2)) for axes in combinations(AXES, 3)]
+    splitting = {"shard": 2, "context": 2, "tensor": 2}
+    cases += [Case(splitting, switches={"tied": tied}) for tied in (True, False)]
+    cases.append(Case(splitting, precision="bf16"))
+    most = splitting | {"zero": 3, "recompute": "full"}
     cases += [Case(most | {"context_attention": form}, 4, {"documents": True}) for form in ("all_gather", "ulysses")]
     return cases

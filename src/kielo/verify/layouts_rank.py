@@ -34,7 +34,7 @@ from kielo.parallel.world import World, end_world, start_world
 from kielo.recipe.sections import Recipe
 from kielo.train.feed import Feed
 from kielo.train.forward_backward import PlainForwardBackward
-from kielo.train.next_token import NextToken, tensor_group
+from kielo.train.next_token import NextToken, tensor_axis
 from kielo.train.optimiser import build_optimiser
 from kielo.train.precision import settle_matrix_products
 from kielo.verify.layouts_cases import AXES, Case
@@ -116,10 +116,10 @@ def train_laid_out(
     with torch.device("meta"):
         model = families.build_model(of.model)
     lay_out(model, mesh, placement, case.precision)
-    materialise(model, world.device, partial(first_value, of))
+    materialise(model, world.device, partial(first_value, of), placement.cpu_offload)
     named = dict(model.named_parameters())
     optimiser = build_optimiser(model, of)
-    objective = NextToken(of.z_loss, LOSS_CHUNK_TOKENS, tensor_group(mesh))
+    objective = NextToken(of.z_loss, LOSS_CHUNK_TOKENS, tensor_axis(mesh))
     forward_backward = PlainForwardBackward(model, objective, partial(sum_over_data, mesh=mesh))
     feed = _feed(of, case, steps, world, mesh)
     losses, norms, outcome = [], [], {}

@@ -98,6 +98,7 @@ def _scaled(resolved: "Resolved", sequences_per_step: int, sequence_length: int)
             "shard": 1,
             "context": 1,
             "tensor": 1,
+            "cpu_offload": False,
             "micro_batch_sequences": micro_batch_sequences,
             "micro_batches_per_step": -(-sequences_per_step // micro_batch_sequences),
         }

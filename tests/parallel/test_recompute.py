@@ -1,0 +1,63 @@
+"""Recomputation: the same gradients to the bit, and what each policy makes again and what it keeps, by counting operators."""
+
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kielo.models.llama.model import Llama, init_weights
+from kielo.parallel.recompute import lay_recompute
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Layout
+from tests.parallel.test_layouts import batch, config, loss_of
+
+ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+
+
+class OperatorCounter(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.calls[operator._opname] += 1
+        return operator(*args, **(kwargs or {}))
+
+
+def gradients_and_calls(**layout) -> tuple[dict[str, torch.Tensor], Counter[str]]:
+    torch.set_num_threads(1)
+    model = Llama(config(tied=False))
+    init_weights(model, seed=1)
+    lay_recompute(model, SimpleNamespace(**Layout(**layout).model_dump()))
+    inputs, labels = batch()
+    with OperatorCounter() as counter:
+        loss_of(model, inputs, labels, 100).backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}, counter.calls
+
+
+@pytest.mark.parametrize(
+    ("layout", "attentions", "products", "activations"),
+    [  # of each operator, how often in all compared with no recomputation: 2 layers run again, or 1, or none
+        ({"recompute": "attention"}, 2, 1, 1),
+        ({"recompute": "operators"}, 1, 1, 2),
+        ({"recompute": "full"}, 2, None, 2),
+        ({"recompute": "full", "recompute_every_layers": 2}, 1.5, None, 1.5),
+        ({"recompute": "operators", "recompute_saved_operators": ("mm",)}, 2, 1, 2),
+    ],
+)
+def test_a_policy_makes_again_what_it_says(layout, attentions, products, activations):
+    """Attention, matrix products and activation functions of one step; names of parameters and gradients unchanged."""
+    expected, plain = gradients_and_calls()
+    found, calls = gradients_and_calls(**layout)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert calls[ATTENTION] == attentions * plain[ATTENTION]
+    assert calls["silu"] == activations * plain["silu"]
+    assert calls["mm"] == plain["mm"] if products == 1 else calls["mm"] > plain["mm"]
+
+
+def test_an_operator_that_torch_does_not_have_is_named():
+    with pytest.raises(KieloError, match="no 'matmull'.*what would work: mm"):
+        gradients_and_calls(recompute="operators", recompute_saved_operators=("matmull",))

@@ -1,0 +1,93 @@
+"""What each ZeRO degree sends: collectives of one step, counted, as the docstring of `parallel/shard.py` says."""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kielo.models.llama.model import Llama
+from kielo.parallel.apply import lay_out
+from kielo.parallel.materialise import materialise
+from kielo.parallel.mesh import build_mesh, sum_over_data
+from kielo.parallel.world import start_world
+from kielo.train.feed import StepBatch, cut
+from kielo.train.forward_backward import PlainForwardBackward
+from kielo.train.next_token import NextToken, tensor_axis
+from tests.parallel.test_layouts import LENGTH, SEQUENCES, VOCABULARY, batch, config, fill, layout
+from tests.ranks import run_ranks
+
+LAYERS, MICRO_BATCHES = 2, 4
+GROUPS = LAYERS + 1  # FSDP2 moves a layer at a time, and the rest with the root
+
+
+class CollectiveCounter(TorchDispatchMode):
+    """How often each c10d operator is called while it is on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        # DTensor's redistributions are functional collectives, FSDP2's are not.
+        if operator.namespace in ("c10d", "_c10d_functional") and "wait" not in operator._opname:
+            self.calls[operator._opname] += 1
+        return operator(*args, **(kwargs or {}))
+
+
+def collectives_of_a_step(sizes: dict) -> dict[str, int]:
+    world = start_world(30, "cpu")
+    placement = layout(**sizes)
+    mesh = build_mesh(world, placement)
+    shape = config(tied=False).model_copy(update={"vocab_size": VOCABULARY + 1})  # an even number
+    with torch.device("meta"):
+        model = Llama(shape)
+    lay_out(model, mesh, placement, "fp32")
+    materialise(model, world.device, fill(shape))
+    inputs, labels = batch()
+    pieces = cut(inputs.numpy(), labels.numpy(), None, len(inputs) // MICRO_BATCHES)
+    objective = NextToken(0.0, LENGTH * SEQUENCES, tensor_axis(mesh))
+    step = PlainForwardBackward(model, objective, lambda tensor: sum_over_data(tensor, mesh))
+    with CollectiveCounter() as counter:
+        step(StepBatch(1, (), pieces, (labels >= 0).sum()))
+    return dict(counter.calls)
+
+
+@pytest.mark.parametrize(
+    ("zero", "gathers", "scatters"),
+    [
+        (1, GROUPS, GROUPS),  # once a step, however many micro-batches
+        (2, GROUPS, GROUPS * MICRO_BATCHES),
+        (3, 1 + 2 * LAYERS * MICRO_BATCHES, GROUPS * MICRO_BATCHES),  # layers for forward and backward; the root once
+    ],
+)
+def test_a_step_sends_what_its_zero_degree_says(zero, gathers, scatters):
+    """All-gathers and reduce-scatters of one step of four micro-batches on two shard ranks."""
+    calls = run_ranks(collectives_of_a_step, 2, {"shard": 2, "zero": zero})[0]
+    assert calls["_allgather_base_"] == gathers
+    assert calls["_reduce_scatter_base_"] == scatters
+
+
+def test_replicas_are_summed_once_a_step():
+    """Hybrid sharding: gradients cross the replicas at the last micro-batch only, whatever was scattered before."""
+    hybrid = run_ranks(collectives_of_a_step, 4, {"shard": 2, "replicate": 2, "zero": 2})[0]
+    alone = run_ranks(collectives_of_a_step, 2, {"shard": 2, "zero": 2})[0]
+    sums_of_the_loss = 2  # the counted tokens and the loss, over the axis `replicate` too
+    assert hybrid["allreduce_"] - alone["allreduce_"] == GROUPS + sums_of_the_loss
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_a_tensor_rank_sends_each_activation_once(sequence_parallel):
+    """Two gathers and two scatters a layer, forward and backward alike (sums in their place without sequence
+    parallelism); beside them embedding, head, the softmax of one chunk, and each norm's gradient."""
+    sizes = {"tensor": 2, "sequence_parallel": sequence_parallel}
+    calls = run_ranks(collectives_of_a_step, 2, sizes)[0]
+    if sequence_parallel:
+        inside, ends = 4 * LAYERS, 2  # the embedding's and the head's
+        assert calls["all_gather_into_tensor"] == MICRO_BATCHES * (inside + ends)
+        assert calls["reduce_scatter_tensor"] == MICRO_BATCHES * (inside + ends)
+        assert calls["all_reduce"] == 2 * LAYERS + 1
+    else:
+        assert calls["all_reduce"] == MICRO_BATCHES * (4 * LAYERS + 2)
+        assert "reduce_scatter_tensor" not in calls and "all_gather_into_tensor" not in calls
+    assert calls["allgather_"] == MICRO_BATCHES  # the softmax

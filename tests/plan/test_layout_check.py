@@ -1,0 +1,40 @@
+"""Layouts that cannot run are refused before anything starts; what a machine likes is said and never blocks."""
+
+import pytest
+
+from kielo.plan.layout_check import layout_complaints, shape_advice
+from kielo.recipe.sections import Layout, Model
+
+MODEL = Model(
+    hidden_size=2048, intermediate_size=5632, num_attention_heads=12, num_key_value_heads=4, head_dim=128,
+    vocab_size=32001, max_position_embeddings=4096,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("layout", "length", "named"),
+    [
+        (Layout(tensor=2), 4096, ["layout.tensor = 2 does not divide model.vocab_size = 32001", "vocab_size = 32002"]),
+        (Layout(tensor=8), 4096, ["num_attention_heads = 12", "num_key_value_heads = 4", "layout.tensor of 1"]),
+        (Layout(context=4), 4100, ["2 × layout.context = 8", "4096 or 4104"]),
+        (Layout(context=8, context_attention="ulysses"), 4096, ["key-value heads", 'context_attention = "all_gather"']),
+        (Layout(tensor=3, context=2), 4096, ["dataset.sequence_length = 4096", "4092 or 4098"]),
+    ],
+)
+def test_what_does_not_divide_is_named_with_numbers_that_would(layout, length, named):
+    complaints = "\n".join(layout_complaints(MODEL, length, layout))
+    assert all(words in complaints for words in named), complaints
+
+
+def test_a_layout_that_fits_has_no_complaints():
+    fitting = MODEL.model_copy(update={"vocab_size": 32000})
+    assert layout_complaints(fitting, 4096, Layout(tensor=4, context=2)) == []
+    assert layout_complaints(MODEL, 4095, Layout()) == []
+
+
+def test_advice_is_for_the_machine():
+    """MI250X likes a hidden size in multiples of 1,024 and 1,280 columns a tensor rank; others are not told so."""
+    assert shape_advice(MODEL, Layout(tensor=1), "mi250x_gcd") == []
+    assert "less than 1,280" in shape_advice(MODEL, Layout(tensor=2), "mi250x_gcd")[0]
+    assert shape_advice(MODEL, Layout(tensor=2), "h100_sxm") == []
+    assert "multiples of 1,024" in shape_advice(MODEL.model_copy(update={"hidden_size": 2560}), Layout(), "mi250x_gcd")[0]

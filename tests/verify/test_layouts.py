@@ -1,0 +1,164 @@
+"""The layouts check: real layouts hold its bars, and faults planted in real parts do not."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+from kielo.cli.main import main
+from kielo.models.blocks.norm import RMSNorm
+from kielo.parallel import apply
+from kielo.recipe.errors import KieloError
+from kielo.recipe.read import read_recipe
+from kielo.recipe.sections import Recipe
+from kielo.train.feed import StepBatch
+from kielo.train.forward_backward import PlainForwardBackward
+from kielo.verify.layouts import verify_layouts
+from kielo.verify.layouts_cases import AXES, all_cases
+from kielo.verify.layouts_table import misses, table, verdict
+
+# A handful that touches every axis, ZeRO degree and recompute policy, tied and untied; the rest is in make test-full.
+FEW = [
+    "one_rank-micro4", "replicate2-micro4", "shard2-zero2-micro4", "shard2-zero3-recompute_operators",
+    "tensor2-tied", "tensor2-untied", "tensor2-no_sequence-micro4", "shard2-cpu_offload", "tensor2-recompute_full-every2", "context2-all_gather-documents",
+    "context2-ulysses-no_documents", "context2-all_gather-recompute_attention", "tensor2-bf16",
+    "shard2-tensor2-zero3-recompute_full-micro2-untied", "context2-tensor2-ulysses-micro2-documents",
+]  # fmt: skip
+
+
+def recipe(*sets: str) -> Recipe:
+    return read_recipe("demo_estonian", ["model.attention_bias=true", "model.mlp_bias=true", *sets]).recipe
+
+
+def test_a_few_layouts_hold_the_bars(tmp_path: Path) -> None:
+    """Each axis, ZeRO degree and recompute policy within the bars; bf16 is shown and has none; all is on disk."""
+    certificate = verify_layouts(recipe("train.z_loss=1e-4"), tmp_path, FEW, steps=4)
+    assert certificate["passed"], verdict(certificate)
+    assert sorted(entry["name"] for entry in certificate["cases"]) == sorted(FEW)
+    assert json.loads((tmp_path / "layouts.json").read_text(encoding="utf-8")) == certificate
+    titles, rows = table(certificate)
+    assert {len(row) for row in rows} == {len(titles)} and len(rows) == len(FEW)
+    for entry in certificate["cases"]:
+        rounding = entry["max_relative_loss_difference"]
+        assert (rounding > 1e-5) == (entry["precision"] == "bf16"), "bf16 rounds visibly, and fp32 does not"
+        assert entry["passed"] is (None if entry["precision"] == "bf16" else True)
+
+
+@pytest.mark.full
+def test_every_layout_holds_the_bars(tmp_path: Path) -> None:
+    """All axes, all pairs and all threes of them, ten steps."""
+    certificate = verify_layouts(recipe("train.z_loss=1e-4", "dataset.mask_documents=true"), tmp_path)
+    assert certificate["passed"] and certificate["all_cases"], verdict(certificate)
+
+
+def test_the_list_has_every_product() -> None:
+    """Each axis, pair and three of axes has an fp32 case; names are unique, as --case needs them."""
+    cases = all_cases()
+    assert len({case.name for case in cases}) == len(cases)
+    crossed = {tuple(axis for axis in AXES if case.layout.get(axis, 1) > 1) for case in cases if case.precision == "fp32"}
+    assert len([axes for axes in crossed if 1 <= len(axes) <= 3]) == 4 + 6 + 4
+
+
+# What each rank calls before its cases, by dotted name. Each breaks one real part in a way that has happened.
+
+
+def forget_the_reduction_over_replicas() -> None:
+    """Replicas shard as if each were alone, so their gradients are never summed."""
+    whole_shard = apply.shard
+
+    class OneReplica:
+        def __init__(self, mesh: Any):
+            self._mesh, self.parameters = mesh, mesh.parameters
+
+        def __getitem__(self, axis: str) -> Any:
+            return self._mesh["pipeline" if axis == "replicate" else axis]
+
+    apply.shard = lambda model, mesh, *rest: whole_shard(model, OneReplica(mesh), *rest)
+
+
+def divide_by_the_own_count() -> None:
+    """Each rank divides by its own counted tokens times the ranks: a mean of means."""
+    whole_init = PlainForwardBackward.__init__
+
+    def init(self: Any, model: Any, objective: Any, sum_over_data: Any) -> None:
+        def own_count(tensor: torch.Tensor) -> torch.Tensor:
+            is_count = not tensor.is_floating_point()
+            return tensor * torch.distributed.get_world_size() if is_count else sum_over_data(tensor)
+
+        whole_init(self, model, objective, own_count)
+
+    PlainForwardBackward.__init__ = init
+
+
+def leave_norms_unsynchronised() -> None:
+    """A norm's weight on a part of the sequence gets that part's gradient, taken for the whole one."""
+    whole_forward = RMSNorm.forward
+
+    def forward(self: RMSNorm, x: torch.Tensor) -> torch.Tensor:
+        if not isinstance(x, DTensor):
+            return whole_forward(self, x)
+        wide = x.to_local().float()
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
+        # to_local's gradient is marked as whole on every rank, though each has only its tokens' share.
+        return DTensor.from_local(self.weight.to_local() * normed, x.device_mesh, x.placements)
+
+    RMSNorm.forward = forward
+
+
+def drop_the_last_micro_batch() -> None:
+    whole_call = PlainForwardBackward.__call__
+
+    def call(self: Any, batch: StepBatch) -> torch.Tensor:
+        return whole_call(self, StepBatch(batch.step, batch.samples, batch.micro_batches[:-1], batch.counted_tokens))
+
+    PlainForwardBackward.__call__ = call
+
+
+def refuse_replicas() -> None:
+    def lay_context(model: Any, mesh: Any, placement: Any) -> None:
+        if placement.replicate > 1:
+            raise KieloError("planted: it cannot be laid out")
+
+    apply.lay_context = lay_context
+
+
+@pytest.mark.parametrize(
+    ("mutation", "case", "where"),
+    [
+        (forget_the_reduction_over_replicas, "replicate2", "gradient"),
+        (divide_by_the_own_count, "shard2", "loss"),
+        (leave_norms_unsynchronised, "tensor2", "norm.weight"),
+        (drop_the_last_micro_batch, "shard2-micro4", "gradient"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_a_planted_fault_misses_the_bars(mutation: Any, case: str, where: str, tmp_path: Path) -> None:
+    """A missing reduction, a wrong divisor, an unsynchronised norm, a dropped micro-batch: each is caught and named."""
+    certificate = verify_layouts(recipe(), tmp_path, [case], f"{__name__}.{mutation.__name__}", steps=2)
+    assert not certificate["passed"]
+    assert certificate["cases"][0]["error"] is None, "found by its numbers"
+    found = misses(certificate["cases"][0], certificate["bars"])
+    assert any(where in miss for miss in found), found
+    assert case in verdict(certificate) and "MISSED" in table(certificate)[1][0]
+
+
+def test_a_case_that_raises_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+    """The certificate says why; ranks are started anew for the cases after it."""
+    certificate = verify_layouts(recipe(), tmp_path, ["replicate2", "shard2"], f"{__name__}.refuse_replicas", steps=1)
+    refused, other = certificate["cases"]
+    assert refused["passed"] is False and "planted: it cannot be laid out" in refused["error"]
+    assert other["passed"] and not certificate["passed"]
+    assert "MISSED by replicate2: rank" in verdict(certificate)
+
+
+def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """`kielo verify layouts`: a table and 0; an unknown case is refused with the names that there are."""
+    arguments = ["verify", "layouts", "demo_estonian", "--set", f"folder={tmp_path}", "--steps", "1"]
+    assert main([*arguments, "--case", "one_rank*"]) == 0
+    assert "one_rank-micro4\t1\tyes" in capsys.readouterr().out
+    assert (tmp_path / "layouts" / "layouts.json").is_file()
+    assert main([*arguments, "--case", "tenser2"]) == 1
+    assert "tensor2-micro4" in capsys.readouterr().err
