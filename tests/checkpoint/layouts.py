@@ -9,7 +9,7 @@ from kielo.parallel.apply import lay_out
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import AXES, build_mesh
 from kielo.parallel.world import start_world
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import Layout, Model
 
 
 def config(tied: bool = False, vocab_size: int = 67) -> Model:
@@ -27,11 +27,14 @@ def config(tied: bool = False, vocab_size: int = 67) -> Model:
     )
 
 
-def model_on_ranks(model: Model, replicate: int, shard: int, fill=None) -> tuple[Llama, object]:
+def model_on_ranks(
+    model: Model, replicate: int, shard: int, fill=None, context: int = 1, tensor: int = 1
+) -> tuple[Llama, object]:
     """This rank's part of the model, filled by `fill(name, shape)` (default: zeros), and its mesh."""
     world = start_world(30, "cpu")
-    sizes = dict.fromkeys(AXES, 1) | {"replicate": replicate, "shard": shard}
-    placement = SimpleNamespace(**sizes, zero=1, cpu_offload=False, recompute="none", start_timeout_seconds=30)
+    sizes = dict.fromkeys(AXES, 1) | {"replicate": replicate, "shard": shard, "context": context, "tensor": tensor}
+    layout = Layout(**sizes).model_dump()
+    placement = SimpleNamespace(**layout, start_timeout_seconds=30)
     mesh = build_mesh(world, placement)
     with torch.device("meta"):
         laid_out = Llama(model)

@@ -97,16 +97,16 @@ def test_the_dtype_is_as_asked_and_nothing_half_written_stays(tmp_path, tokenize
     assert not list(tmp_path.glob("other*"))
 
 
-def import_on_ranks(source: Path, to: Path, replicate: int, shard: int) -> None:
+def import_on_ranks(source: Path, to: Path, replicate: int, shard: int, tensor: int) -> None:
     model_config = read_hf_config(source)
-    model, _ = model_on_ranks(model_config, replicate, shard)
+    model, _ = model_on_ranks(model_config, replicate, shard, tensor=tensor)
     load_weights(dict(model.named_parameters()), source, to_hugging_face(model_config))
     Store(to).save(0, {f"model/{name}": value for name, value in model.state_dict().items()}, {})
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_import_then_export_gives_the_same_bytes(tmp_path, tokenizer_folder, tied):
-    """transformers' own files, sharded or single, read on 3 ranks and on replicas: each tensor's bytes return."""
+    """transformers' own files, sharded or single, read on 3 ranks, replicas, tensor ranks: each tensor's bytes return."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(2)
@@ -117,7 +117,7 @@ def test_import_then_export_gives_the_same_bytes(tmp_path, tokenizer_folder, tie
             num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=2,
-            vocab_size=67,
+            vocab_size=70,
             max_position_embeddings=32,
             tie_word_embeddings=tied,
             attention_bias=True,
@@ -126,12 +126,13 @@ def test_import_then_export_gives_the_same_bytes(tmp_path, tokenizer_folder, tie
     original.save_pretrained(tmp_path / "single")
     original.save_pretrained(tmp_path / "shards", max_shard_size="8KB")
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
-    for name, replicate, shard in (("single", 2, 1), ("shards", 1, 3)):
-        checkpoints = tmp_path / f"{name}_checkpoints"
-        run_ranks(import_on_ranks, replicate * shard, tmp_path / name, checkpoints, replicate, shard)
+    for name, replicate, shard, tensor in (("single", 2, 1, 1), ("shards", 1, 3, 1), ("shards", 1, 2, 2)):
+        checkpoints = tmp_path / f"{name}_{tensor}_checkpoints"
+        ranks = replicate * shard * tensor
+        run_ranks(import_on_ranks, ranks, tmp_path / name, checkpoints, replicate, shard, tensor)
         folder = export(
             Store(checkpoints).newest(),
-            tmp_path / f"{name}_again",
+            tmp_path / f"{name}_{tensor}_again",
             read_hf_config(tmp_path / name),
             tokenizer_folder,
         )

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import pickle
 import resource
@@ -22,10 +23,16 @@ from tests.ranks import run_ranks
 PLAIN = {"step": 7, "samples": 10**12, "guard": {"skipped": [3, 5]}, "loss": 1 / 3}
 
 
-def state_on_ranks(replicate: int, shard: int, seed: int | None) -> dict[str, torch.Tensor]:
-    """Weights, moments and a step counter; besides, bf16, and a vector with fewer rows than ranks."""
-    model_config = config(tied=True)
-    model, mesh = model_on_ranks(model_config, replicate, shard, seed and values(model_config, seed))
+def state_on_ranks(
+    replicate: int, shard: int, context: int = 1, tensor: int = 1, *, seed: int | None
+) -> dict[str, torch.Tensor]:
+    """Weights, moments and a step counter; besides, bf16, and a vector with fewer rows than ranks.
+
+    70 rows do not divide by 3 or 4 ranks, nor the 35 of a tensor rank by 2.
+    """
+    model_config = config(tied=True, vocab_size=70)
+    fill = seed and values(model_config, seed)
+    model, mesh = model_on_ranks(model_config, replicate, shard, fill, context, tensor)
     tensors = {f"model/{name}": value for name, value in model.state_dict().items()}
     for name, parameter in model.named_parameters():
         moment = parameter.detach().clone()
@@ -48,14 +55,14 @@ def whole(tensors: dict) -> dict[str, bytes]:
     }
 
 
-def save_on_ranks(folder: Path, replicate: int, shard: int) -> dict[str, bytes]:
-    tensors = state_on_ranks(replicate, shard, seed=5)
+def save_on_ranks(folder: Path, *sizes: int) -> dict[str, bytes]:
+    tensors = state_on_ranks(*sizes, seed=5)
     Store(folder).save(7, tensors, PLAIN)
     return whole(tensors)
 
 
-def restore_on_ranks(folder: Path, replicate: int, shard: int) -> dict[str, bytes]:
-    tensors = state_on_ranks(replicate, shard, seed=None)
+def restore_on_ranks(folder: Path, *sizes: int) -> dict[str, bytes]:
+    tensors = state_on_ranks(*sizes, seed=None)
     store = Store(folder)
     path = store.newest()
     assert store.restore(path, tensors) == PLAIN
@@ -66,7 +73,9 @@ def test_saved_on_four_ranks_it_comes_back_bit_for_bit_on_any_layout(tmp_path):
     """Any layout restores any checkpoint; a tied head and equal shards on replicas are stored once."""
     saved = run_ranks(save_on_ranks, 4, tmp_path / "four", 1, 4)[0]
     run_ranks(save_on_ranks, 4, tmp_path / "hybrid", 2, 2)
-    for folder in (tmp_path / "four", tmp_path / "hybrid"):
+    run_ranks(save_on_ranks, 4, tmp_path / "tensor", 1, 2, 1, 2)
+    run_ranks(save_on_ranks, 4, tmp_path / "context", 1, 1, 2, 2)
+    for folder in (tmp_path / name for name in ("four", "hybrid", "tensor", "context")):
         path = newest_complete(folder)[0]
         index = read_index(path)
         assert index.aliases == {"model/head.weight": "model/embed.weight"}
@@ -74,8 +83,11 @@ def test_saved_on_four_ranks_it_comes_back_bit_for_bit_on_any_layout(tmp_path):
         assert stored_bytes < sum(map(len, saved.values())) + 4 * 16_384, "each piece is stored once"
         whole_tensors = read_tensors(path)
         assert whole(whole_tensors) == saved and whole_tensors["few"].dtype == torch.bfloat16
-    for folder, replicate, shard in [("four", 1, 1), ("four", 1, 2), ("hybrid", 1, 3), ("four", 2, 1)]:
-        for restored in run_ranks(restore_on_ranks, replicate * shard, tmp_path / folder, replicate, shard):
+    for folder, *sizes in [
+        ("four", 1, 1), ("four", 1, 2), ("hybrid", 1, 3), ("four", 2, 1), ("tensor", 1, 3), ("tensor", 1, 1, 2, 1),
+        ("four", 1, 2, 1, 2), ("context", 2, 1, 1, 2),
+    ]:  # fmt: skip
+        for restored in run_ranks(restore_on_ranks, math.prod(sizes), tmp_path / folder, *sizes):
             assert restored == saved
 
 
