@@ -79,7 +79,7 @@ def _text(environment: Mapping[str, str], key: str) -> str:
     if not environment.get(key):
         raise KieloError(
             f"environment variable {key} is not set, although others of its launcher are: start every rank with "
-            "`torchrun ... -m kielo.cli.main train RECIPE` or `srun kielo train RECIPE`, or unset RANK and WORLD_SIZE"
+            "`torchrun ... --no-python kielo train RECIPE` or `srun kielo train RECIPE`, or unset RANK and WORLD_SIZE"
         )
     return environment[key]
 

@@ -1,8 +1,8 @@
 """Tensor and sequence parallelism: matrices split over the `tensor` axis, everything between them along the sequence.
 
 Shoeybi et al. 2019 (arXiv:1909.08053) with the sequence parallelism of Korthikanti et al. 2022 (arXiv:2205.05198),
-which always comes with it: it costs the same traffic and divides the activations. Which module lies how is a word
-in the family's `layout.py`; here each word becomes one of torch's own parallel styles.
+which can be left out: it costs the same traffic and divides the activations. Which module lies how is a word in the
+family's `layout.py`; here each word becomes one of torch's own parallel styles.
 """
 
 import inspect
