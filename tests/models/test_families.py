@@ -5,10 +5,12 @@ import subprocess
 import sys
 
 import pytest
+from transformers import AutoConfig
 
 from kielo.models import families
 from kielo.models.llama import count
 from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Model
 
 LLAMA_3_1_8B = {
     "architectures": ["LlamaForCausalLM"],
@@ -42,6 +44,84 @@ LLAMA_3_1_8B = {
 }
 SIZE_70B = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_hidden_layers": 80}
 
+# google/gemma-3-1b-pt and allenai/Olmo-3-1025-7B (without its list of layer types, which is the default), shortened.
+GEMMA_3_1B = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "attn_logit_softcapping": None,
+    "cache_implementation": "hybrid",
+    "final_logit_softcapping": None,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 1152,
+    "intermediate_size": 6912,
+    "max_position_embeddings": 32768,
+    "model_type": "gemma3_text",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 1,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "vocab_size": 262144,
+}
+OLMO_3_7B = {
+    "architectures": ["Olmo3ForCausalLM"],
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 65536,
+    "model_type": "olmo3",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {
+        "attention_factor": 1.2079441541679836,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 8.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "yarn",
+    },
+    "rope_theta": 500000,
+    "sliding_window": 4096,
+    "vocab_size": 100278,
+}
+
+# EleutherAI/gpt-neox-20b and bigscience/bloom, shortened.
+GPT_NEOX_20B = {
+    "architectures": ["GPTNeoXForCausalLM"],
+    "attention_probs_dropout_prob": 0,
+    "hidden_act": "gelu_fast",
+    "hidden_size": 6144,
+    "intermediate_size": 24576,
+    "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 2048,
+    "model_type": "gpt_neox",
+    "num_attention_heads": 64,
+    "num_hidden_layers": 44,
+    "rotary_emb_base": 10000,
+    "rotary_pct": 0.25,
+    "vocab_size": 50432,
+}
+BLOOM_176B = {
+    "apply_residual_connection_post_layernorm": False,
+    "architectures": ["BloomForCausalLM"],
+    "layer_norm_epsilon": 1e-05,
+    "masked_softmax_fusion": True,
+    "model_type": "bloom",
+    "n_embed": 14336,
+    "n_layer": 70,
+    "num_attention_heads": 112,
+    "pretraining_tp": 4,
+    "slow_but_exact": False,
+    "vocab_size": 250880,
+}
+
 
 def read(tmp_path, config: dict):
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -66,12 +146,99 @@ def test_spellings_of_rope_mean_one_thing(tmp_path) -> None:
     assert old.rope_scaling == {"rope_type": "linear", "factor": 2.0}
 
 
+@pytest.mark.parametrize("published", [GEMMA_3_1B, OLMO_3_7B], ids=lambda config: config["model_type"])
+def test_bases_by_kind_of_layer_mean_one_thing(tmp_path, published: dict) -> None:
+    """Published files of transformers 4 and what transformers 5 makes of them are the same model: windows in all but
+    every 6th or 4th layer, two bases or stretched full layers alone."""
+    four = read(tmp_path, published)
+    AutoConfig.for_model(**published).save_pretrained(tmp_path)
+    assert "full_attention" in json.loads((tmp_path / "config.json").read_text())["rope_parameters"]
+    assert families.read_hf_config(tmp_path) == four
+    is_gemma = published is GEMMA_3_1B
+    assert four.layer_types[0] == "sliding_attention"
+    assert four.layer_types.count("full_attention") == (4 if is_gemma else 8)
+    assert (four.rope_theta, four.sliding_window) == ((1e6, 512) if is_gemma else (5e5, 4096))
+    assert four.rope_local_base_freq == 1e4 and (four.rope_scaling is None) == is_gemma
+
+
+@pytest.mark.parametrize(
+    ("published", "parameters"), [(GPT_NEOX_20B, 20_554_567_680), (BLOOM_176B, 176_247_271_424)], ids=["gpt_neox", "bloom"]
+)
+def test_old_files_of_fused_families_are_read(tmp_path, published: dict, parameters: int) -> None:
+    """Published files of transformers 4 and what transformers 5 makes of them are the same model, of the known size."""
+    four = read(tmp_path, published)
+    AutoConfig.for_model(**published).save_pretrained(tmp_path)
+    assert families.read_hf_config(tmp_path) == four
+    assert families.module(four.model_type, "count").parameters(four) == parameters
+    assert four.max_position_embeddings == 2048 and four.rotary_pct == (0.25 if published is GPT_NEOX_20B else 1.0)
+    assert read(tmp_path, BLOOM_176B | {"seq_length": 4096}).max_position_embeddings == 4096
+    with pytest.raises(KieloError, match="apply_residual_connection_post_layernorm"):
+        read(tmp_path, BLOOM_176B | {"apply_residual_connection_post_layernorm": True})
+
+
+def test_a_cap_left_out_is_the_familys_and_null_is_none(tmp_path) -> None:
+    """Gemma 2's caps are 50 and 30 where its config.json has no such keys."""
+    gemma = {key: value for key, value in GEMMA_3_1B.items() if not key.endswith("softcapping")}
+    gemma |= {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}
+    caps = [(model.attn_logit_softcapping, model.final_logit_softcapping) for model in (
+        read(tmp_path, gemma), read(tmp_path, gemma | {"attn_logit_softcapping": None, "final_logit_softcapping": 9.0}),
+    )]  # fmt: skip
+    assert caps == [(50.0, 30.0), (None, 9.0)]
+
+
+@pytest.mark.parametrize(
+    ("published", "change", "named"),
+    [
+        (GEMMA_3_1B, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        (GEMMA_3_1B, {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        (GEMMA_3_1B, {"hidden_activation": "gelu"}, "hidden_activation"),
+        (GEMMA_3_1B, {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "sliding_attention"),
+        (OLMO_3_7B, {"rope_parameters": OLMO_3_7B["rope_scaling"]}, "full_attention.rope_theta"),
+        (OLMO_3_7B, {"rope_theta": None}, "rope_theta"),
+        (
+            OLMO_3_7B,
+            {"rope_parameters": {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 1e4}}},
+            "10000 for sliding",
+        ),
+        (
+            OLMO_3_7B,
+            {"rope_parameters": dict.fromkeys(
+                ("full_attention", "sliding_attention"), {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}
+            )},
+            "stretched",
+        ),
+    ],
+)  # fmt: skip
+def test_refusals_of_two_kinds_of_layers(tmp_path, published: dict, change: dict, named: str) -> None:
+    """As below, of families with windowed and full layers."""
+    with pytest.raises(KieloError, match=named) as error:
+        read(tmp_path, published | change)
+    assert "config.json" in str(error.value)
+
+
+def test_keys_of_another_family_are_refused() -> None:
+    """A [model] section may not ask for what its family would pass over in silence."""
+    for model_type, key, value in (
+        ("llama", "final_logit_softcapping", 30.0), ("olmo2", "sliding_window", 8), ("olmo3", "mlp_bias", True),
+        ("gemma3_text", "attn_logit_softcapping", 50.0), ("gemma2", "rope_local_base_freq", 5.0),
+        ("gemma2", "hidden_act", "silu"), ("olmo3", "query_pre_attn_scalar", 64.0), ("llama", "rotary_pct", 0.5),
+        ("gpt_neox", "rotary_pct", 0.1), ("gpt_neox", "sliding_window", 8), ("bloom", "intermediate_size", 99),
+        ("bloom", "hidden_act", "gelu"), ("bloom", "head_dim", 8), ("bloom", "num_key_value_heads", 2),
+    ):  # fmt: skip
+        model = families.complete(Model(model_type=model_type, vocab_size=9, **{key: value}), 16)
+        with pytest.raises(KieloError, match=f"model.{key}"):
+            families.module(model_type, "count").check(model)
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"model_type": "mistral"}, "model_type"),
+        ({"model_type": "mamba"}, "model_type"),
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type"),
+        ({"model_type": "gemma3"}, "gemma3_text"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "factor"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}, "truncate"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"attention_dropout": 0.1}, "attention_dropout"),

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kielo.models.blocks.alibi import Alibi
 from kielo.models.blocks.attention import AttentionMask, InnerAttention
 from kielo.parallel import context
 from kielo.parallel.context import context_positions, in_rank_order, in_sequence_order, lay_context
@@ -34,11 +35,19 @@ def documents() -> Tensor:
     return torch.stack([(torch.arange(LENGTH)[:, None] >= torch.tensor(row)).sum(1) for row in borders]).int()
 
 
-def model() -> nn.Module:
+# How scores are bent: not at all, BLOOM's slopes, or Gemma's cap within a window of 9 tokens.
+BENT = ("plain", "alibi", "capped")
+WINDOW = {"plain": None, "alibi": None, "capped": 9}
+
+
+def model(bent: str = "plain") -> nn.Module:
     """As much of a model as `lay_context` touches."""
     whole, layer = nn.Module(), nn.Module()
-    whole.mask, layer.attention = AttentionMask(), nn.Module()
-    layer.attention.inner = InnerAttention()
+    whole.mask, layer.attention = AttentionMask((None, WINDOW[bent]), needs_distance=bent == "alibi"), nn.Module()
+    layer.attention.inner = InnerAttention(
+        softcap=2.0 if bent == "capped" else None, alibi=Alibi(HEADS) if bent == "alibi" else None
+    )
+    layer.attention.window = WINDOW[bent]
     whole.layers = nn.ModuleDict({"0": layer})
     return whole
 
@@ -46,27 +55,31 @@ def model() -> nn.Module:
 def attend(whole: nn.Module, tensors: list[Tensor], documents_bs: Tensor | None, positions_s: Tensor) -> list[Tensor]:
     """[output, dq, dk, dv] of the model's attention."""
     q, k, v = (tensor.detach().clone().requires_grad_() for tensor in tensors[:3])
-    out = whole.layers["0"].attention.inner(q, k, v, whole.mask(documents_bs, positions_s))
+    attention = whole.layers["0"].attention
+    sights = whole.mask(documents_bs, positions_s, len(positions_s), positions_s.device)
+    out = attention.inner(q, k, v, sights[attention.window])
     out.backward(tensors[3])
     return [out.detach(), q.grad, k.grad, v.grad]
 
 
-def laid(form: str, ranks: int) -> nn.Module:
-    split = model()
+def laid(form: str, ranks: int, bent: str = "plain") -> nn.Module:
+    split = model(bent)
     axis = SimpleNamespace(get_group=lambda: torch.distributed.group.WORLD)
     lay_context(split, {"context": axis}, SimpleNamespace(context=ranks, context_attention=form))
     return split
 
 
-def worst_difference(form: str, ranks: int, positions: Tensor, told: Tensor, masked: bool, kv_heads: int) -> float:
+def worst_difference(
+    form: str, ranks: int, positions: Tensor, told: Tensor, masked: bool, kv_heads: int, bent: str = "plain"
+) -> float:
     """Split against whole over output and gradients, each as a share of its tensor's largest number.
 
     `positions` are this rank's data, `told` is what it says they are.
     """
     tensors, numbers = projections(kv_heads), documents() if masked else None
     part = [tensor[:, :, positions] for tensor in tensors]
-    split = attend(laid(form, ranks), part, None if numbers is None else numbers[:, positions], told)
-    whole = attend(model(), tensors, numbers, torch.arange(LENGTH))
+    split = attend(laid(form, ranks, bent), part, None if numbers is None else numbers[:, positions], told)
+    whole = attend(model(bent), tensors, numbers, torch.arange(LENGTH))
     return max(
         ((ours - theirs[:, :, positions]).abs().max() / theirs.abs().max()).item()
         for ours, theirs in zip(split, whole)
@@ -77,10 +90,11 @@ def compare(forms: tuple[str, ...]) -> dict[str, float]:
     world = start_world(60, "cpu")
     positions = context_positions(LENGTH, world.size, world.rank)
     return {
-        f"{form}, documents {masked}, kv heads {kv_heads}": worst_difference(
-            form, world.size, positions, positions, masked, kv_heads
+        f"{form}, {bent}, documents {masked}, kv heads {kv_heads}": worst_difference(
+            form, world.size, positions, positions, masked, kv_heads, bent
         )
         for form in forms
+        for bent in BENT
         for masked in (False, True)
         for kv_heads in (HEADS, 4, 1)
         if form == "all_gather" or kv_heads % world.size == 0
@@ -89,9 +103,10 @@ def compare(forms: tuple[str, ...]) -> dict[str, float]:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_split_attention_is_whole_attention(ranks: int) -> None:
-    """Output, dQ, dK and dV of both forms are one process's within 2e-6: causal, with documents, with GQA."""
+    """Output, dQ, dK and dV of both forms are one process's within 2e-6: causal, with documents, with GQA,
+    with ALiBi, with capped scores in a window."""
     for rank, differences in enumerate(run_ranks(compare, ranks, FORMS)):
-        assert len(differences) == 10
+        assert len(differences) == 30
         assert {case: worst for case, worst in differences.items() if not worst <= 2e-6} == {}, f"rank {rank}"
 
 

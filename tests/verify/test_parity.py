@@ -12,11 +12,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from kielo.artifact.manifest import read_manifest
 from kielo.checkpoint.store import Store
-from kielo.models.llama.model import initial_value
-from kielo.models.llama.names import hf_config, to_hugging_face
+from kielo.dataset.batches import Batches
+from kielo.models.llama.model import Llama, initial_value
+from kielo.models.llama.names import hf_config
 from kielo.recipe.errors import KieloError
 from kielo.verify.parity import verify_parity
+from tests.models.equality import pair
+from tests.models.tiny_configs import TINY
 from tests.train.tiny_run import resolve, write_tokens
+
+SEED_WITH_BORDER = 4
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +68,7 @@ def test_twenty_steps_agree(run_folder: Path) -> None:
     ("overrides", "setting", "layer"),
     [
         ({"rope_theta": 5000.0}, "RoPE base", "layers.0.attention"),
-        ({"rms_norm_eps": 1e-3}, "RMSNorm epsilon", "layers.0.attention_norm"),
+        ({"rms_norm_eps": 1e-3}, "norm epsilon", "layers.0.attention_norm"),
         ({"hidden_act": "gelu"}, None, "layers.0.mlp"),
         ({"adam_epsilon": 1e-4}, "Adam epsilon", None),
         ({"weight_decay": 0.0}, "weight decay", None),
@@ -86,14 +91,66 @@ def test_a_wrong_setting_is_named(
         assert name in printed.rpartition("NO parity")[2]
 
 
+@pytest.mark.parametrize("variant", ["bloom", "gpt2", "gemma2", "gpt_neox"])
+def test_other_families_agree(run_folder: Path, tmp_path: Path, variant: str) -> None:
+    """Fused and transposed tensors, windows, ALiBi, learned positions, dropout in the config; documents masked; random
+    weights, biases too, that each side reads from Hugging Face's files by its own code."""
+    ours, _ = pair(TINY[variant], tmp_path / "hf")
+    model = ours.config.model_dump() | {"weights": f"hf:{tmp_path / 'hf'}"}
+    resolved = with_model(resolve(run_folder), **model)
+    certificate, printed = check(resolved, tmp_path / "verify", steps=3, sequences_per_step=8)
+    assert certificate["passed"], printed
+    assert certificate["logits_max_difference"] <= 1e-5
+    assert certificate["gradient_max_relative_difference"] <= 1e-4
+    settings = certificate["settings"]["theirs"]
+    assert settings["weight decay"] == certificate["settings"]["ours"]["weight decay"]
+    assert set(settings["weight decay"]) == {name for name, _ in ours.named_parameters()}
+    assert ("RoPE base" in settings) == (variant in ("gemma2", "gpt_neox"))
+
+
+@pytest.mark.parametrize(
+    ("variant", "overrides", "setting", "layer"),
+    [
+        ("bloom", {"layer_norm_epsilon": 1e-1}, "norm epsilon", "embed_norm"),
+        ("gpt_neox", {"rope_theta": 500.0}, "RoPE base", "layers.0.attention"),
+        ("gemma2", {"attn_logit_softcapping": 0.01}, None, "layers.0.attention"),
+    ],
+)
+def test_a_wrong_setting_is_named_in_other_families(
+    run_folder: Path, tmp_path: Path, variant: str, overrides: dict[str, Any], setting: str | None, layer: str
+) -> None:
+    """From initial values, with a border of documents in what is traced: modules that are fused on the other side do
+    not hide where it starts, nor does another arrangement of the documents."""
+    ours, _ = pair(TINY[variant], tmp_path / "hf")
+    resolved = with_model(resolve(run_folder, seed=SEED_WITH_BORDER), **ours.config.model_dump())
+    assert len(first_documents(resolved).unique()) > 1
+    certificate, printed = check(resolved, tmp_path / "right", steps=1)
+    assert certificate["passed"], printed
+    certificate, _ = check(resolved, tmp_path / "wrong", steps=2, hugging_face_overrides=overrides)
+    first = certificate["first_difference"]
+    assert not certificate["passed"]
+    assert (first["settings"][0] if first["settings"] else None) == setting, first
+    assert first["layer"] == layer, first
+
+
+def first_documents(resolved: Any) -> torch.Tensor:
+    """Document numbers of the first micro-batch of two sequences of 16."""
+    identity, placement = resolved.identity, resolved.placement
+    phase = identity.phases[0].model_copy(update={"sequence_length": 16, "sequences_per_step": 4})
+    batches = Batches(Path(placement.tokens_folder), identity.seed, phase, 16, placement.end_of_text_id, True)
+    return torch.from_numpy(batches.step(1, 0, 1).documents[:2])
+
+
 def test_checkpoint_tied_and_stretched(run_folder: Path, tmp_path: Path) -> None:
     """From a checkpoint's weights, with tied embeddings and Llama-3 RoPE scaling; plain causal attention."""
     rope = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8}  # fmt: skip
     resolved = with_model(resolve(run_folder, mask_documents=False), tie_word_embeddings=True, rope_scaling=rope)
-    shapes = {name: tensor.shape for name, tensor in _their_model(resolved).items()}
-    weights = {f"model/{name}": initial_value(name, shape, resolved.identity.model, 11) for name, shape in shapes.items()}
-    checkpoint = Store(tmp_path / "checkpoints").save(5, weights, {})
+    model = resolved.identity.model
+    weights = {f"model/{name}": initial_value(name, p.shape, model, 11) for name, p in Llama(model).named_parameters()}
+    store = Store(tmp_path / "checkpoints")
+    store.save(5, weights, {})
+    checkpoint = store.settle()
     certificate, printed = check(resolved, tmp_path / "verify", checkpoint=checkpoint, steps=3)
     assert certificate["passed"], printed
     assert certificate["settings"]["theirs"]["head tied to embedding"]
@@ -115,9 +172,3 @@ def test_unknown_override_is_refused(run_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(KieloError, match="rope_tehta"):
         check(resolve(run_folder), tmp_path / "verify", steps=1, hugging_face_overrides={"rope_tehta": 1.0})
     assert not list(tmp_path.iterdir())
-
-
-def _their_model(resolved: Any) -> dict[str, torch.Tensor]:
-    model = LlamaForCausalLM(LlamaConfig(**hf_config(resolved.identity.model)))
-    theirs = dict(model.named_parameters())
-    return {ours: theirs[name] for ours, name in to_hugging_face(resolved.identity.model).items()}

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from kielo.models.blocks.attention import AttentionMask, InnerAttention, document_mask
+from kielo.models.blocks.attention import AttentionMask, InnerAttention, Sight
 from kielo.plan.context_check import lengths_that_split
 from kielo.recipe.errors import KieloError
 
@@ -53,16 +53,16 @@ def lay_context(model: nn.Module, mesh: "Mesh", placement: "Placement") -> None:
         return
     group = mesh["context"].get_group()
     mask, inner = _FORMS[placement.context_attention]
-    model.mask = mask(group)
+    model.mask = mask(group, model.mask)
     for layer in model.layers.values():
-        layer.attention.inner = inner(group)
+        layer.attention.inner = inner(group, layer.attention.inner)
 
 
 class ContextMask(AttentionMask):
     """What both forms share: the document numbers of whole sequences, and a check that positions are as split."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        super().__init__()
+    def __init__(self, group: dist.ProcessGroup, whole: AttentionMask) -> None:
+        super().__init__(whole.windows, whole.needs_distance)
         self.group = group
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self._lengths_checked: set[int] = set()
@@ -90,15 +90,14 @@ class ContextMask(AttentionMask):
 class GatherMask(ContextMask):
     """This rank's queries against all keys. Dense: O(s²/c) memory, also without documents."""
 
-    def forward(self, documents_bs: Tensor | None, positions_s: Tensor | None) -> Tensor:
-        """[b or 1, 1, s/c, s] bool, keys in the order of the sequence."""
+    def forward(
+        self, documents_bs: Tensor | None, positions_s: Tensor | None, sequence_length: int, device: torch.device
+    ) -> dict[int | None, Sight]:
+        """`visible` [b or 1, 1, s/c, s] bool is always there, keys in the order of the sequence."""
         self.check_positions(positions_s)
-        keys_s = torch.arange(positions_s.numel() * self.ranks, device=positions_s.device)
-        not_ahead = (keys_s <= positions_s[:, None])[None, None]
-        if documents_bs is None:
-            return not_ahead
-        same_document = documents_bs[:, :, None] == self.whole_documents(documents_bs)[:, None, :]
-        return not_ahead & same_document.unsqueeze(1)
+        keys_s = torch.arange(sequence_length * self.ranks, device=device)
+        all_documents = None if documents_bs is None else self.whole_documents(documents_bs)
+        return self.sights(positions_s, keys_s, documents_bs, all_documents, is_causal_enough=False)
 
 
 class GatherAttention(InnerAttention):
@@ -108,30 +107,33 @@ class GatherAttention(InnerAttention):
     the work equal. A layer's keys and values are whole from forward to backward: 2·b·g·s·k numbers.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        super().__init__()
+    def __init__(self, group: dist.ProcessGroup, whole: InnerAttention) -> None:
+        super().__init__(whole.scale, whole.softcap, whole.alibi)
         self.group = group
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
 
-    def forward(self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Tensor | None) -> Tensor:
-        """[b, h, s/c, k]. `mask` as from GatherMask."""
+    def forward(self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, sight: Sight) -> Tensor:
+        """[b, h, s/c, k]. `sight` as from GatherMask."""
         parts = _GatherParts.apply(torch.stack((k_bgsk, v_bgsk)), self.group)
         keys, values = in_sequence_order(parts, dim=3).unbind()
         block = q_bhsk.shape[2] // 2
-        ends = (self.rank + 1) * block, (2 * self.ranks - self.rank) * block
+        halves = (slice(0, block), (self.rank + 1) * block), (slice(block, 2 * block), (2 * self.ranks - self.rank) * block)
         outputs = []
-        for queries, rows, end in zip(q_bhsk.chunk(2, dim=2), mask.chunk(2, dim=2), ends):
-            outputs.append(super().forward(queries, keys[:, :, :end], values[:, :, :end], rows[..., :end]))
+        for rows, end in halves:
+            part = sight.part(rows, slice(0, end))
+            outputs.append(super().forward(q_bhsk[:, :, rows], keys[:, :, :end], values[:, :, :end], part))
         return torch.cat(outputs, dim=2)
 
 
 class UlyssesMask(ContextMask):
     """Of whole sequences, as on one device. Dense with documents: O(s²) memory; none at all without."""
 
-    def forward(self, documents_bs: Tensor | None, positions_s: Tensor | None) -> Tensor | None:
-        """None (causal) or [b, 1, s, s] bool."""
+    def forward(
+        self, documents_bs: Tensor | None, positions_s: Tensor | None, sequence_length: int, device: torch.device
+    ) -> dict[int | None, Sight]:
         self.check_positions(positions_s)
-        return None if documents_bs is None else document_mask(self.whole_documents(documents_bs))
+        all_documents = None if documents_bs is None else self.whole_documents(documents_bs)
+        return self.dense(all_documents, sequence_length * self.ranks, device)
 
 
 class UlyssesAttention(InnerAttention):
@@ -140,19 +142,20 @@ class UlyssesAttention(InnerAttention):
     The number of heads, and that of key and value heads, must be multiples of the ranks (`check_context`).
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        super().__init__()
+    def __init__(self, group: dist.ProcessGroup, whole: InnerAttention) -> None:
+        super().__init__(whole.scale, whole.softcap, whole.alibi)
         self.group = group
-        self.ranks = dist.get_world_size(group)
+        self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
 
-    def forward(self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Tensor | None) -> Tensor:
-        """[b, h, s/c, k]. `mask` as from UlyssesMask."""
+    def forward(self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, sight: Sight) -> Tensor:
+        """[b, h, s/c, k]. `sight` as from UlyssesMask."""
         # Consecutive heads go together, so queries meet the keys that they share.
         by_rank = [heads.unflatten(1, (self.ranks, -1)) for heads in (q_bhsk, k_bgsk, v_bgsk)]
         sizes = [heads.shape[2] for heads in by_rank]
         parts_cbhsk = _Exchange.apply(torch.cat(by_rank, dim=2).movedim(1, 0), self.group)
         q, k, v = in_sequence_order(parts_cbhsk, dim=2).split(sizes, dim=1)
-        out_bhsk = super().forward(q, k, v, mask)
+        heads = slice(self.rank * q.shape[1], (self.rank + 1) * q.shape[1])
+        out_bhsk = super().forward(q, k, v, sight, heads)
         heads_cbhsk = _Exchange.apply(in_rank_order(out_bhsk, self.ranks, dim=2), self.group)
         return heads_cbhsk.movedim(0, 1).flatten(1, 2)
 

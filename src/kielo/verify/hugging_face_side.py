@@ -1,22 +1,29 @@
 """The other side of the parity check: transformers' own model under accelerate, as a careful user would write it.
 
-Nothing of Kielo's maths, loss, weight-decay rule or clipping is used here. Data in: the resolved run, in fp32, and
-weights; data out: as from `kielo_side`.
+Nothing of Kielo's maths, loss, weight-decay rule or clipping is used here. Dropout is off, for Kielo has none. Data in:
+the resolved run, in fp32, and weights; data out: as from `kielo_side`, by our names.
 """
 
+import inspect
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.trainer_pt_utils import get_parameter_names
 
+from kielo.artifact.weights_folder import resolve_weights
+from kielo.checkpoint.pieces import cut, join
 from kielo.models import families
+from kielo.models.piece import Piece, by_stored_name
 from kielo.recipe.errors import KieloError
-from kielo.train.feed import StepBatch
+from kielo.train.feed import MicroBatch, StepBatch
 from kielo.train.schedule import learning_rate
-from kielo.verify.settings import base_of, dtype_names, frequencies_at_position_1, optimiser_settings
+from kielo.verify.hugging_face_batch import HuggingFaceBatch, hugging_face_batch
+from kielo.verify.settings import dtype_names, optimiser_settings, rope_settings
 from kielo.verify.trace import Trace, trace_forward
 
 if TYPE_CHECKING:
@@ -29,71 +36,94 @@ OPTIMISER_KEYS = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "
 
 class HuggingFaceSide:
     def __init__(
-        self, identity: "Identity", device: str, weights: dict[str, Tensor] | None, overrides: dict[str, Any]
+        self,
+        identity: "Identity",
+        device: str,
+        weights: Mapping[str, Tensor],
+        overrides: dict[str, Any],
+        reads_own_files: bool = False,
     ):
-        """`weights`: our name → values to copy; None lets transformers load identity.model.weights itself."""
-        identity = identity.model_copy(update={key: overrides[key] for key in OPTIMISER_KEYS if key in overrides})
-        self._names = families.module(identity.model.model_type, "names").to_hugging_face(identity.model)
+        """`weights`: our name → values (no padding rows) to copy; with reads_own_files only their shapes count, and
+        transformers loads identity.model.weights itself.
+        """
+        identity = _overridden(identity, overrides)
+        self._pieces = families.module(identity.model.model_type, "names").to_hugging_face(identity.model)
+        self._shapes = {name: weight.shape for name, weight in weights.items()}
         self._max_gradient_norm = identity.max_gradient_norm
         self._z_loss = identity.z_loss
         self._accelerator = Accelerator(cpu=device == "cpu", mixed_precision="no")
-        model = _model(identity, weights, {key: overrides[key] for key in overrides if key not in OPTIMISER_KEYS})
+        model = _model(identity, reads_own_files, {key: overrides[key] for key in overrides if key not in OPTIMISER_KEYS})
+        if not reads_own_files:
+            _fill(model, self._pieces, weights)
+        model.eval()
         rate = learning_rate(identity)
         optimiser = torch.optim.AdamW(
             _groups(model, identity.weight_decay),
-            lr=identity.learning_rate,
+            lr=identity.learning_rates[0].peak,
             betas=(identity.adam_beta1, identity.adam_beta2),
             eps=identity.adam_epsilon,
             fused=True,  # transformers' Trainer's own default
         )
         scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimiser, lambda steps_done: rate(steps_done + 1) / identity.learning_rate
+            optimiser, lambda steps_done: rate(identity.tokens_after(steps_done + 1)) / identity.learning_rates[0].peak
         )
         self.model, self._optimiser, self._scheduler = self._accelerator.prepare(model, optimiser, scheduler)
 
-    def _named(self) -> dict[str, torch.nn.Parameter]:
-        theirs = dict(self._accelerator.unwrap_model(self.model).named_parameters())
-        return {ours: theirs[name] for ours, name in self._names.items()}
+    def _named(self) -> dict[str, nn.Parameter]:
+        """Our name → the live parameter that it is, or is a part of."""
+        live = stored_parameters(self._unwrapped(), self._pieces)
+        return {ours: live[piece.name] for ours, piece in self._pieces.items()}
+
+    def _unwrapped(self) -> PreTrainedModel:
+        return self._accelerator.unwrap_model(self.model)
 
     def parameters(self) -> dict[str, Tensor]:
-        return {name: parameter.detach() for name, parameter in self._named().items()}
+        return {name: self._part(name, parameter.detach()) for name, parameter in self._named().items()}
 
     def gradients(self) -> dict[str, Tensor]:
-        return {name: parameter.grad for name, parameter in self._named().items()}
+        return {name: self._part(name, parameter.grad) for name, parameter in self._named().items()}
 
-    def trace(self, batch: StepBatch, modules: dict[str, str]) -> Trace:
-        """`modules`: our name → theirs. See `KieloSide.trace`."""
-        piece = batch.micro_batches[0]
-        self.model.eval()
-        named = {ours: self.model.get_submodule(theirs) for ours, theirs in modules.items()}
+    def _part(self, name: str, stored: Tensor) -> Tensor:
+        return cut(stored, self._pieces[name], self._shapes[name])
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Our module name → theirs, where they are one to one: what is fused there shows in what comes after it."""
+        model, owners = self._unwrapped(), {}
+        for module in self._unwrapped().modules():
+            owners |= {id(parameter): module for parameter in module.parameters(recurse=False)}
+        found = {name.rpartition(".")[0]: owners[id(parameter)] for name, parameter in self._named().items()}
+        found |= {"embed": model.get_input_embeddings(), "head": model.get_output_embeddings()}
+        uses = Counter(map(id, found.values()))
+        return {ours: module for ours, module in found.items() if uses[id(module)] == 1}
+
+    def trace(self, batch: StepBatch) -> Trace:
+        """What goes in and out of `modules`, for the first micro-batch of the step."""
+        piece = self._batch(batch.micro_batches[0])
         with torch.no_grad():
-            return trace_forward(named, lambda: self._logits_and_loss(piece, piece.labels_bs.numel())[0])
+            trace = trace_forward(self.modules(), lambda: self.model(**piece.arguments, use_cache=False).logits)
+        passed = {name: (piece.as_given(x), piece.as_given(out)) for name, (x, out) in trace.passed.items()}
+        return Trace(passed, piece.as_given(trace.logits))
 
     def backward(self, batch: StepBatch) -> float:
-        self.model.train()
+        """The step's loss, by transformers' own function: `num_items_in_batch` makes it a sum over counted tokens."""
         counted = int(batch.counted_tokens)
         total = 0.0
-        for piece in batch.micro_batches:
-            logits, loss = self._logits_and_loss(piece, counted)
+        for micro_batch in batch.micro_batches:
+            piece, model = self._batch(micro_batch), self._unwrapped()
+            logits = self.model(**piece.arguments, use_cache=False).logits
+            loss = model.loss_function(
+                logits=logits, labels=None, vocab_size=model.config.vocab_size, shift_labels=piece.labels,
+                num_items_in_batch=torch.tensor(counted, device=logits.device),
+            )  # fmt: skip
             if self._z_loss:
-                log_z = logits.float().logsumexp(-1)[piece.labels_bs != -100]
+                log_z = logits.float().logsumexp(-1)[piece.labels != -100]
                 loss = loss + self._z_loss * log_z.square().sum() / counted
             self._accelerator.backward(loss)
             total += loss.item()
         return total
 
-    def _logits_and_loss(self, piece: Any, counted_tokens: int) -> tuple[Tensor, Tensor]:
-        """transformers' own loss: `num_items_in_batch` makes it a sum over the step's counted tokens."""
-        mask = None
-        if piece.documents_bs is not None:
-            same = piece.documents_bs[:, None, :, None] == piece.documents_bs[:, None, None, :]
-            length = same.shape[-1]
-            mask = same & torch.ones(length, length, dtype=torch.bool, device=same.device).tril()
-        out = self.model(
-            input_ids=piece.inputs_bs, attention_mask=mask, labels=piece.labels_bs, shift_labels=piece.labels_bs,
-            num_items_in_batch=torch.tensor(counted_tokens, device=piece.inputs_bs.device), use_cache=False,
-        )
-        return out.logits, out.loss
+    def _batch(self, piece: MicroBatch) -> HuggingFaceBatch:
+        return hugging_face_batch(piece, self._unwrapped())
 
     def update(self, step: int) -> dict[str, float]:
         rate = self._optimiser.param_groups[0]["lr"]
@@ -106,46 +136,64 @@ class HuggingFaceSide:
 
     def settings(self) -> dict[str, Any]:
         """Read off the live model and optimiser, after at least one step."""
-        model, named = self._accelerator.unwrap_model(self.model), self._named()
-        positions = torch.arange(2, device=model.device)[None]
-        cos, sin = model.model.rotary_emb(torch.zeros(1, device=model.device), positions)
-        half = cos.shape[-1] // 2
-        frequencies = frequencies_at_position_1(cos[0, :, :half], sin[0, :, :half])
-        epsilons = {module.variance_epsilon for module in model.modules() if hasattr(module, "variance_epsilon")}
+        model, named = self._unwrapped(), self._named()
+        epsilons = {_epsilon(module) for module in model.modules()} - {None}
         optimiser = getattr(self._optimiser, "optimizer", self._optimiser)
-        return optimiser_settings(optimiser, named) | {
+        is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+        return optimiser_settings(optimiser, named) | rope_settings(_rope_tables(model)) | {
             "clipping, largest gradient norm": self._max_gradient_norm,
-            "RoPE base": base_of(frequencies),
-            "RoPE inverse frequencies": frequencies,
-            "RMSNorm epsilon": sorted(epsilons),
-            "head tied to embedding": model.lm_head.weight is model.model.embed_tokens.weight,
+            "norm epsilon": sorted(epsilons),
+            "head tied to embedding": is_tied,
             "precision of weights": dtype_names(named.values()),
-        }
+        }  # fmt: skip
 
 
-def _model(identity: "Identity", weights: dict[str, Tensor] | None, overrides: dict[str, Any]) -> LlamaForCausalLM:
+def stored_parameters(model: PreTrainedModel, pieces: Mapping[str, Piece]) -> dict[str, nn.Parameter]:
+    """A file's tensor → the live parameter, for the `pieces` of a family.
+
+    Only the head is ever called otherwise: transformers 5 keeps GPT-NeoX's `embed_out` as `lm_head`.
+    """
+    live = dict(model.named_parameters())
+    if "head.weight" in pieces:
+        live[pieces["head.weight"].name] = model.get_output_embeddings().weight
+    return {piece.name: live[piece.name] for piece in pieces.values()}
+
+
+def _overridden(identity: "Identity", overrides: dict[str, Any]) -> "Identity":
+    """learning_rate: the peak of the first stretch."""
+    changes = {key: overrides[key] for key in OPTIMISER_KEYS if key in overrides}
+    if "learning_rate" in changes:
+        first, *others = identity.learning_rates
+        first = first.model_copy(update={"peak": changes.pop("learning_rate")})
+        changes["learning_rates"] = (first, *others)
+    return identity.model_copy(update=changes)
+
+
+def _model(identity: "Identity", reads_own_files: bool, overrides: dict[str, Any]) -> PreTrainedModel:
+    """With attention written out ("eager"): not every family's bends of the scores are in the faster forms."""
     names = families.module(identity.model.model_type, "names")
-    folder = None
-    if weights is None:
-        from kielo.checkpoint.huggingface import resolve_weights
-
+    if reads_own_files:
         folder = resolve_weights(identity.model.weights)
-        config = LlamaConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder)
     else:
-        config = LlamaConfig(**names.hf_config(identity.model))
+        config = AutoConfig.for_model(**names.hf_config(identity.model))
     for key, value in overrides.items():
         _override(config, key, value)
-    if folder is not None:
-        return LlamaForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
-    model = LlamaForCausalLM(config).float()
-    theirs = dict(model.named_parameters())
-    with torch.no_grad():
-        for ours, name in names.to_hugging_face(identity.model).items():
-            theirs[name].copy_(weights[ours])
-    return model
+    if reads_own_files:
+        return AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=torch.float32, attn_implementation="eager"
+        )
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
 
 
-def _override(config: LlamaConfig, key: str, value: Any) -> None:
+@torch.no_grad()
+def _fill(model: PreTrainedModel, pieces: Mapping[str, Piece], weights: Mapping[str, Tensor]) -> None:
+    live = stored_parameters(model, pieces)
+    for name, parts in by_stored_name(pieces).items():
+        live[name].copy_(join(parts, {ours: weights[ours] for ours in parts}))
+
+
+def _override(config: PretrainedConfig, key: str, value: Any) -> None:
     """Sets one key of a live config; `rope_theta` moved into a dict in transformers 5."""
     if key == "rope_theta" and getattr(config, "rope_parameters", None):
         config.rope_parameters = {**config.rope_parameters, "rope_theta": value}
@@ -153,14 +201,33 @@ def _override(config: LlamaConfig, key: str, value: Any) -> None:
         setattr(config, key, value)
     else:
         known = ", ".join(OPTIMISER_KEYS)
-        raise KieloError(f"hugging_face_overrides: {key!r} is no key of a Llama config.json, nor one of {known}")
+        raise KieloError(
+            f"hugging_face_overrides: {key!r} is no key of a {config.model_type} config.json, nor one of {known}"
+        )
 
 
-def _groups(model: LlamaForCausalLM, weight_decay: float) -> list[dict[str, Any]]:
+def _groups(model: PreTrainedModel, weight_decay: float) -> list[dict[str, Any]]:
     """Decayed and not decayed, by transformers' own rule on names."""
-    decayed = set(get_parameter_names(model, [torch.nn.LayerNorm], _NOT_DECAYED))
+    decayed = set(get_parameter_names(model, [nn.LayerNorm], _NOT_DECAYED))
     named = list(model.named_parameters())
     return [
         {"params": [parameter for name, parameter in named if name in decayed], "weight_decay": weight_decay},
         {"params": [parameter for name, parameter in named if name not in decayed], "weight_decay": 0.0},
     ]
+
+
+def _rope_tables(model: PreTrainedModel) -> Iterable[tuple[Tensor, Tensor]]:
+    """Of the first two positions, (cosines, sines) [2, r/2]: of full and then of windowed layers, where they differ."""
+    rotary = getattr(model.base_model, "rotary_emb", None)
+    if rotary is None:
+        return
+    x, positions = torch.zeros(1, device=model.device), torch.arange(2, device=model.device)[None]
+    by_kind = "layer_type" in inspect.signature(rotary.forward).parameters
+    for kind in sorted(set(getattr(model.config, "layer_types", None) or ())) if by_kind else (None,):
+        tables = rotary(x, positions, kind) if by_kind else rotary(x, positions)
+        yield tuple(table[0, :, : table.shape[-1] // 2] for table in tables)
+
+
+def _epsilon(module: nn.Module) -> float | None:
+    """Of a norm, which transformers' families call by two names."""
+    return getattr(module, "variance_epsilon", getattr(module, "eps", None))

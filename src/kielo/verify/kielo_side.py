@@ -4,7 +4,7 @@ Data in: the resolved run, in fp32, and the weights to start from; data out: tra
 the settings that the live objects hold.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kielo.artifact.weights_folder import resolve_weights
+from kielo.checkpoint.hugging_face_import import load_model_weights
 from kielo.checkpoint.store import read_tensors
 from kielo.models import families
 from kielo.parallel.apply import lay_out
@@ -28,7 +30,7 @@ from kielo.train.next_token import NextToken
 from kielo.train.optimiser import build_optimiser
 from kielo.train.precision import settle_matrix_products
 from kielo.train.schedule import learning_rate
-from kielo.verify.settings import base_of, dtype_names, frequencies_at_position_1, optimiser_settings
+from kielo.verify.settings import dtype_names, optimiser_settings, rope_settings
 from kielo.verify.trace import Trace, trace_forward
 
 if TYPE_CHECKING:
@@ -53,9 +55,11 @@ def world_of_one(timeout_seconds: float, device: str) -> Iterator[World]:
 class KieloSide:
     def __init__(self, identity: "Identity", placement: "Placement", world: World, checkpoint: Path | None):
         self._max_gradient_norm = identity.max_gradient_norm
+        self._vocab_size = identity.model.vocab_size
         self._mesh = build_mesh(world, placement)
         family = families.module(identity.model.model_type, "model")
         names = families.module(identity.model.model_type, "names").to_hugging_face(identity.model)
+        self._rows = {ours: piece.rows for ours, piece in names.items()}
         with torch.device("meta"):
             self.model = families.build_model(identity.model)
         lay_out(self.model, self._mesh, placement, "fp32")
@@ -68,13 +72,13 @@ class KieloSide:
                 return stored.pop(f"model/{name}").float()
             return family.initial_value(name, shape, identity.model, identity.seed)
 
-        materialise(self.model, world.device, fill)
-        if checkpoint is None and identity.model.weights:
-            from kielo.checkpoint.huggingface import load_weights, resolve_weights
-
-            load_weights(dict(self.model.named_parameters()), resolve_weights(identity.model.weights), names)
+        is_read = checkpoint is None and identity.model.weights is not None
+        materialise(self.model, world.device, None if is_read else fill)
+        if is_read:
+            source = resolve_weights(identity.model.weights)
+            load_model_weights(dict(self.model.named_parameters()), source, identity.model)
         self._optimiser = build_optimiser(self.model, identity)
-        self._rate = learning_rate(identity)
+        self._rate, self._tokens_after = learning_rate(identity), identity.tokens_after
         self._forward_backward = PlainForwardBackward(
             self.model,
             NextToken(identity.z_loss, placement.loss_chunk_tokens),
@@ -82,21 +86,32 @@ class KieloSide:
         )
 
     def parameters(self) -> dict[str, Tensor]:
-        """Our name → the weight itself (one rank holds all of it)."""
-        return {name: local(parameter).detach() for name, parameter in self.model.named_parameters()}
+        """Our name → the weight itself (one rank holds all of it), without rows that pad the vocabulary."""
+        named = self.model.named_parameters()
+        return {name: local(parameter).detach()[: self._rows[name]] for name, parameter in named}
 
     def gradients(self) -> dict[str, Tensor]:
-        return {name: local(parameter.grad) for name, parameter in self.model.named_parameters()}
+        named = self.model.named_parameters()
+        return {name: local(parameter.grad)[: self._rows[name]] for name, parameter in named}
 
-    def trace(self, batch: StepBatch, modules: dict[str, str]) -> Trace:
-        """What goes in and out of every module with parameters, for the first micro-batch of the step."""
+    def trace(self, batch: StepBatch, modules: Iterable[str]) -> Trace:
+        """What goes in and out of `modules`, for the first micro-batch of the step.
+
+        Logits are those of the tokens that there are.
+        """
         piece = batch.micro_batches[0]
 
         def forward() -> Tensor:
             with forward_only(self.model):
-                return self.model.head(self.model(piece.inputs_bs, piece.documents_bs))
+                return self.model.logits(self.model(piece.inputs_bs, piece.documents_bs))
 
-        return trace_forward({name: self.model.get_submodule(name) for name in modules}, forward)
+        trace = trace_forward({name: self.model.get_submodule(name) for name in modules}, forward)
+        into, out = trace.passed["head"]
+        trace.passed["head"] = (into, out[..., : self._vocab_size])
+        if self.model.embed_scale is not None:  # transformers' look-up tables multiply inside
+            tokens, out = trace.passed["embed"]
+            trace.passed["embed"] = (tokens, out * self.model.embed_scale)
+        return trace
 
     def backward(self, batch: StepBatch) -> float:
         """The step's loss; its gradients stay on the parameters."""
@@ -106,7 +121,7 @@ class KieloSide:
         """Clip, step, forget the gradients. The rate is read off the optimiser afterwards."""
         norm = clip_gradients(self.model, self._mesh, self._max_gradient_norm).item()
         clipped = gradient_norm(self.model, self._mesh).item()
-        self._optimiser.step(self._rate(step))
+        self._optimiser.step(self._rate(self._tokens_after(step)))
         self._optimiser.zero_grad()
         rate = self._optimiser.adamw.param_groups[0]["lr"]
         return {"learning_rate": rate, "gradient_norm": norm, "clipped_gradient_norm": clipped}
@@ -114,13 +129,16 @@ class KieloSide:
     def settings(self) -> dict[str, Any]:
         """Read off the live model and optimiser, after at least one step."""
         named = dict(self.model.named_parameters())
-        frequencies = frequencies_at_position_1(*self.model.positions(2))
         epsilons = {module.epsilon for module in self.model.modules() if hasattr(module, "epsilon")}
-        return optimiser_settings(self._optimiser.adamw, named) | {
+        return optimiser_settings(self._optimiser.adamw, named) | rope_settings(self._rope_tables()) | {
             "clipping, largest gradient norm": self._max_gradient_norm,
-            "RoPE base": base_of(frequencies),
-            "RoPE inverse frequencies": frequencies,
-            "RMSNorm epsilon": sorted(epsilons),
+            "norm epsilon": sorted(epsilons),
             "head tied to embedding": self.model.head.weight is self.model.embed.weight,
             "precision of weights": dtype_names(named.values()),
-        }
+        }  # fmt: skip
+
+    def _rope_tables(self) -> Iterable[tuple[Tensor, Tensor]]:
+        """As `hugging_face_side` has them: one for all layers where all that are in use are the same module."""
+        kinds = sorted({layer.kind for layer in self.model.layers.values()})
+        rotaries = (getattr(self.model, self.model.kinds[kind].rotary) for kind in kinds)
+        return [rotary(2) for rotary in dict.fromkeys(rotaries) if rotary is not None]

@@ -28,6 +28,16 @@ def optimiser_settings(optimiser: torch.optim.AdamW, named: dict[str, torch.nn.P
     }
 
 
+def rope_settings(tables: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Any]:
+    """Of (cosines, sines) in use: those of all layers, or of full layers and then windowed ones; none without RoPE."""
+    settings: dict[str, Any] = {}
+    for (cos, sin), which in zip(tables, ("", " of windowed layers")):
+        frequencies = frequencies_at_position_1(cos, sin)
+        settings[f"RoPE base{which}"] = base_of(frequencies)
+        settings[f"RoPE inverse frequencies{which}"] = frequencies
+    return settings
+
+
 def frequencies_at_position_1(cos: Tensor, sin: Tensor) -> list[float]:
     """Radians per position of each pair, from the tables in use ([≥ 2, head_dim / 2]): position 1's angles."""
     return torch.atan2(sin[1].double(), cos[1].double()).abs().tolist()

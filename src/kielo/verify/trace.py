@@ -48,13 +48,16 @@ def trace_forward(modules: dict[str, nn.Module], forward: Callable[[], Tensor]) 
     return Trace(passed, logits.detach())
 
 
-def relative_difference(ours: Tensor, theirs: Tensor) -> float:
-    """‖ours − theirs‖ / ‖theirs‖; infinite where one is not finite or the shapes differ."""
-    if ours.shape != theirs.shape:
+def relative_difference(ours: Tensor, theirs: Tensor, floor: float = 0.0) -> float:
+    """‖ours − theirs‖ / ‖theirs‖; infinite where one is not finite or the sizes differ (some models flatten tokens).
+
+    floor: lesser norms of theirs are taken for this.
+    """
+    if ours.numel() != theirs.numel():
         return float("inf")
-    difference = (ours.float() - theirs.float()).norm()
+    difference = (ours.float().flatten() - theirs.float().flatten()).norm()
     scale = theirs.float().norm()
-    ratio = (difference / scale.clamp(min=torch.finfo(torch.float32).tiny)).item()
+    ratio = (difference / scale.clamp(min=max(floor, torch.finfo(torch.float32).tiny))).item()
     return ratio if ratio == ratio else float("inf")
 
 
@@ -74,7 +77,7 @@ def first_parting(ours: Trace, theirs: Trace, limit: float) -> Parting | None:
                 after = f"after {', '.join(siblings)} and " if siblings else ""
                 where = f"{after}before {name.rpartition('.')[2]}" if _parent(name) else f"before {name}"
                 return Parting(_parent(name) or name, where, difference)
-        elif not torch.equal(our_input, their_input):
+        elif name == "embed" and not torch.equal(our_input, their_input):
             return Parting(name, "the token ids themselves", float("inf"))
         difference = relative_difference(our_output, their_output)
         if difference > limit:
@@ -83,9 +86,9 @@ def first_parting(ours: Trace, theirs: Trace, limit: float) -> Parting | None:
     return None
 
 
-def largest_difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> tuple[str, float]:
-    """(name, relative difference) of the pair of tensors that differ most."""
-    differences = {name: relative_difference(tensor, theirs[name]) for name, tensor in ours.items()}
+def largest_difference(ours: dict[str, Tensor], theirs: dict[str, Tensor], floor: float = 0.0) -> tuple[str, float]:
+    """(name, relative difference) of the pair of tensors that differ most; `floor` as above."""
+    differences = {name: relative_difference(tensor, theirs[name], floor) for name, tensor in ours.items()}
     name = max(differences, key=differences.__getitem__)
     return name, differences[name]
 

@@ -1,67 +1,198 @@
 """Causal attention with grouped key and value heads (GQA, Ainslie et al. 2023, arXiv:2305.13245).
 
 Data in and out: [b, s, d]. Shape letters: b = batch, s = sequence, d = hidden size, h = heads, g = key and value
-heads, k = head_dim.
+heads, k = head_dim, q = queries, n = keys.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask
 
+from kielo.models.blocks import flex
+from kielo.models.blocks.alibi import Alibi
 from kielo.models.blocks.position import rotate
 
 
-def document_mask(documents_bs: Tensor) -> Tensor:
-    """Which position may look at which, [b, 1, s, s] bool: not ahead, and not across a document's border.
+@dataclass(frozen=True)
+class Sight:
+    """Who looks at whom: `visible` is [b or 1, 1, q, n] bool, None where every query sees all keys up to its own.
 
-    Dense, so O(s²) memory: the plain causal path (no mask) is the fast one. Every position sees itself, so no
-    row is empty and no softmax divides by zero.
+    distance [q, n]: how far each key lies before the query (negative: ahead), where attention asks for it. A visible
+    mask is dense, so O(s²) memory: None is the fast one. Every position sees itself, so no softmax divides by zero.
+    blocks: instead of both, for whole sequences on a GPU, where a mask or bent scores need more than plain attention.
     """
-    same_document = documents_bs[:, :, None] == documents_bs[:, None, :]
-    return same_document.tril().unsqueeze(1)
+
+    visible: Tensor | None
+    distance: Tensor | None = None
+    blocks: BlockMask | None = None
+
+    def part(self, queries: slice, keys: slice) -> "Sight":
+        """Of some queries and some keys; `visible` must be there."""
+        distance = None if self.distance is None else self.distance[queries, keys]
+        return Sight(self.visible[:, :, queries, keys], distance)
 
 
 class AttentionMask(nn.Module):
-    """Who may look at whom, made once a forward: a module of its own, because context parallelism replaces it."""
+    """One `Sight` for each window, made once a forward: a module of its own, because context parallelism replaces it.
 
-    def forward(self, documents_bs: Tensor | None, positions_s: Tensor | None) -> Tensor | None:
-        """None (plain causal attention) without documents, else [b, 1, s, s] bool from `document_mask`.
+    windows: how many tokens back, itself included, a layer's queries see (Beltagy et al. 2020, arXiv:2004.05150);
+    None for all. Each layer names its own by `layer.window`. needs_distance: scores fall with distance (ALiBi).
+    is_capped: they are capped, which plain attention on a GPU cannot do.
+    """
 
-        `positions_s` is for the version that replaces this one: here all columns are present, in their order.
-        """
-        return None if documents_bs is None else document_mask(documents_bs)
+    def __init__(
+        self, windows: Sequence[int | None] = (None,), needs_distance: bool = False, is_capped: bool = False
+    ) -> None:
+        super().__init__()
+        self.windows = tuple(dict.fromkeys(windows))
+        self.needs_distance, self.is_capped = needs_distance, is_capped
+
+    def forward(
+        self, documents_bs: Tensor | None, positions_s: Tensor | None, sequence_length: int, device: torch.device
+    ) -> dict[int | None, Sight]:
+        """`positions_s` is for the version that replaces this one: here all columns are present, in their order."""
+        make = self.dense if device.type == "cpu" else self.in_blocks
+        return make(documents_bs, sequence_length, device)
+
+    def dense(
+        self, documents_bs: Tensor | None, sequence_length: int, device: torch.device
+    ) -> dict[int | None, Sight]:
+        """Of whole sequences."""
+        places_s = torch.arange(sequence_length, device=device)
+        return self.sights(places_s, places_s, documents_bs, documents_bs)
+
+    def in_blocks(
+        self, documents_bs: Tensor | None, sequence_length: int, device: torch.device
+    ) -> dict[int | None, Sight]:
+        """Of whole sequences, for FlexAttention; plain causal attention has kernels of its own, and needs no mask."""
+        is_plain = documents_bs is None and not self.needs_distance and not self.is_capped
+        sights = {}
+        for window in self.windows:
+            reach = None if window is None or window >= sequence_length else window
+            if is_plain and reach is None:
+                sights[window] = Sight(None)
+            else:
+                blocks = flex.block_mask(reach, documents_bs, sequence_length, device)
+                sights[window] = Sight(None, blocks=blocks)
+        return sights
+
+    def sights(
+        self,
+        query_positions_q: Tensor,
+        key_positions_n: Tensor,
+        query_documents_bq: Tensor | None,
+        key_documents_bn: Tensor | None,
+        is_causal_enough: bool = True,
+    ) -> dict[int | None, Sight]:
+        """is_causal_enough: queries and keys are the same columns, so that plain causal attention needs no mask."""
+        num_keys = key_positions_n.numel()
+        needs_none = [
+            is_causal_enough and query_documents_bq is None and (window is None or window >= num_keys)
+            for window in self.windows
+        ]
+        if all(needs_none) and not self.needs_distance:
+            return dict.fromkeys(self.windows, Sight(None))
+        distance_qn = query_positions_q[:, None] - key_positions_n
+        visible = (distance_qn >= 0)[None, None]
+        if query_documents_bq is not None:
+            visible = visible & (query_documents_bq[:, :, None] == key_documents_bn[:, None, :]).unsqueeze(1)
+        distance = distance_qn if self.needs_distance else None
+        sights = {}
+        for window, is_plain in zip(self.windows, needs_none):
+            within = visible if window is None or window >= num_keys else visible & (distance_qn < window)
+            sights[window] = Sight(None if is_plain and distance is None else within, distance)
+        return sights
 
 
 class InnerAttention(nn.Module):
-    """Queries, keys and values to outputs: a module of its own, because context parallelism replaces it."""
+    """Queries, keys and values to outputs: a module of its own, because context parallelism replaces it.
 
-    def forward(self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Tensor | None) -> Tensor:
-        """[b, h, s, k]. `mask` as from `document_mask`; None means causal."""
+    scale: what scores are multiplied with, default 1/√k. softcap: scores become cap × tanh(score / cap) (Gemma 2,
+    Gemma Team 2024, arXiv:2408.00118, section 2). alibi: a slope per head that scores fall with distance.
+    """
+
+    def __init__(self, scale: float | None = None, softcap: float | None = None, alibi: Alibi | None = None) -> None:
+        super().__init__()
+        self.scale, self.softcap, self.alibi = scale, softcap, alibi
+
+    def forward(
+        self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, sight: Sight, heads: slice | None = None
+    ) -> Tensor:
+        """[b, h, s, k]. heads: which of this rank's heads these are, where they are not all."""
+        if sight.blocks is not None:
+            slopes_h = None if self.alibi is None else self.alibi.slopes
+            return flex.attend(q_bhsk, k_bgsk, v_bgsk, sight.blocks, self.scale, self.softcap, slopes_h)
+        if self.softcap is not None:
+            return self._capped(q_bhsk, k_bgsk, v_bgsk, sight)
+        mask = sight.visible
+        if self.alibi is not None:
+            mask = self.alibi(sight.distance, heads).to(q_bhsk.dtype).masked_fill(~mask, -torch.inf)
         return F.scaled_dot_product_attention(
-            q_bhsk, k_bgsk, v_bgsk, attn_mask=mask, is_causal=mask is None,
+            q_bhsk, k_bgsk, v_bgsk, attn_mask=mask, is_causal=mask is None, scale=self.scale,
             enable_gqa=q_bhsk.shape[1] != k_bgsk.shape[1],
         )
 
+    def _capped(self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, sight: Sight) -> Tensor:
+        """Written out: no library kernel on the CPU caps scores. O(s²) memory a head."""
+        groups = q_bhsk.shape[1] // k_bgsk.shape[1]
+        k_bhsk, v_bhsk = (x.repeat_interleave(groups, dim=1) for x in (k_bgsk, v_bgsk))
+        scale = q_bhsk.shape[-1] ** -0.5 if self.scale is None else self.scale
+        scores = torch.matmul(q_bhsk, k_bhsk.mT) * scale
+        scores = self.softcap * torch.tanh(scores / self.softcap)
+        visible = sight.visible
+        if visible is None:
+            visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        weights = scores.float().masked_fill(~visible, -torch.inf).softmax(-1).to(v_bhsk.dtype)
+        return torch.matmul(weights, v_bhsk)
+
 
 class Attention(nn.Module):
+    """norms: RMSNorm of queries and keys, "head": each head by itself (Qwen3, Gemma 3), "width": all heads together
+    (OLMo 2); made by `make_norm(size)`. output_bias: default as `bias`.
+    """
+
     def __init__(
-        self, hidden_size: int, num_heads: int, num_key_value_heads: int, head_dim: int, bias: bool
+        self,
+        hidden_size: int,
+        num_heads: int,
+        num_key_value_heads: int,
+        head_dim: int,
+        bias: bool,
+        output_bias: bool | None = None,
+        inner: InnerAttention | None = None,
+        norms: Literal["head", "width"] | None = None,
+        make_norm=None,
     ) -> None:
         super().__init__()
-        self.head_dim = head_dim
+        self.head_dim, self.norms = head_dim, norms
         self.q = nn.Linear(hidden_size, num_heads * head_dim, bias=bias)
         self.k = nn.Linear(hidden_size, num_key_value_heads * head_dim, bias=bias)
         self.v = nn.Linear(hidden_size, num_key_value_heads * head_dim, bias=bias)
-        self.o = nn.Linear(num_heads * head_dim, hidden_size, bias=bias)
-        self.inner = InnerAttention()
+        self.o = nn.Linear(num_heads * head_dim, hidden_size, bias=bias if output_bias is None else output_bias)
+        if norms is not None:
+            wide = norms == "width"
+            self.q_norm = make_norm(num_heads * head_dim if wide else head_dim)
+            self.k_norm = make_norm(num_key_value_heads * head_dim if wide else head_dim)
+        self.inner = InnerAttention() if inner is None else inner
 
-    def forward(self, x_bsd: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
-        """cos, sin: [s, k/2]. The number of heads is read off the projections: a tensor rank has fewer."""
-        q = rotate(self._heads(self.q(x_bsd)), cos, sin)
-        k = rotate(self._heads(self.k(x_bsd)), cos, sin)
-        v = self._heads(self.v(x_bsd))
-        out_bhsk = self.inner(q, k, v, mask)
+    def forward(self, x_bsd: Tensor, cos: Tensor | None, sin: Tensor | None, sight: Sight) -> Tensor:
+        """cos, sin: [s, r/2] turn the first r numbers of each head, None for none.
+
+        The number of heads is read off the projections: a tensor rank has fewer.
+        """
+        q, k, v = self.q(x_bsd), self.k(x_bsd), self.v(x_bsd)
+        if self.norms == "width":
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v))
+        if self.norms == "head":
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (x_bshk.transpose(1, 2) for x_bshk in (q, k, v))
+        if cos is not None:
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        out_bhsk = self.inner(q, k, v, sight)
         return self.o(out_bhsk.transpose(1, 2).flatten(2))
-
-    def _heads(self, x_bsd: Tensor) -> Tensor:
-        batch, sequence, _ = x_bsd.shape
-        return x_bsd.view(batch, sequence, -1, self.head_dim).transpose(1, 2)

@@ -8,12 +8,28 @@ import hashlib
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
-def seeded_normal(name: str, shape: Sequence[int], standard_deviation: float, seed: int) -> Tensor:
-    """Normal numbers around 0, from a generator seeded by (seed, name)."""
+def seeded_normal(
+    name: str,
+    shape: Sequence[int],
+    standard_deviation: float,
+    seed: int,
+    rows: int | None = None,
+    cutoff: float | None = None,
+) -> Tensor:
+    """Normal numbers around 0, from a generator seeded by (seed, name).
+
+    rows: how many rows get numbers, always the same ones; those beyond, which pad a vocabulary, are 0. None: all.
+    cutoff: how many standard deviations from 0 the numbers end, None for no end.
+    """
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     generator = torch.Generator(device="cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
-    values = torch.empty(tuple(shape), dtype=torch.float32, device="cpu")
-    return values.normal_(0.0, standard_deviation, generator=generator)
+    values = torch.zeros(tuple(shape), dtype=torch.float32, device="cpu")
+    if cutoff is None:
+        values[:rows].normal_(0.0, standard_deviation, generator=generator)
+    else:
+        end = cutoff * standard_deviation
+        nn.init.trunc_normal_(values[:rows], 0.0, standard_deviation, -end, end, generator=generator)
+    return values

@@ -1,15 +1,44 @@
-"""The gated feed-forward part, SwiGLU (Shazeer 2020, arXiv:2002.05202). Data in and out: [b, s, d]."""
+"""The feed-forward part of a layer. Data in and out: [b, s, d]."""
+
+from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+# By Hugging Face's names (`hidden_act`). Those called new, fast and tanh are one formula there too, in other words.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "gelu_fast": partial(F.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
+
 
 class GatedMLP(nn.Module):
-    def __init__(self, hidden_size: int, intermediate_size: int, bias: bool) -> None:
+    """SwiGLU and its like (Shazeer 2020, arXiv:2002.05202)."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, bias: bool, activation: str = "silu") -> None:
         super().__init__()
         self.gate = nn.Linear(hidden_size, intermediate_size, bias=bias)
         self.up = nn.Linear(hidden_size, intermediate_size, bias=bias)
         self.down = nn.Linear(intermediate_size, hidden_size, bias=bias)
+        self.activation = ACTIVATIONS[activation]
 
     def forward(self, x_bsd: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x_bsd)) * self.up(x_bsd))
+        return self.down(self.activation(self.gate(x_bsd)) * self.up(x_bsd))
+
+
+class PlainMLP(nn.Module):
+    """Two matrices with an activation between (Vaswani et al. 2017, arXiv:1706.03762, section 3.3)."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, bias: bool, activation: str) -> None:
+        super().__init__()
+        self.up = nn.Linear(hidden_size, intermediate_size, bias=bias)
+        self.down = nn.Linear(intermediate_size, hidden_size, bias=bias)
+        self.activation = ACTIVATIONS[activation]
+
+    def forward(self, x_bsd: Tensor) -> Tensor:
+        return self.down(self.activation(self.up(x_bsd)))

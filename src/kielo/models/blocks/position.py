@@ -1,7 +1,8 @@
 """Rotary position embedding (RoPE): positions turn each pair of query and key numbers by an angle.
 
 Su et al. 2021, arXiv:2104.09864, with the halves of a head as the pairs (as in Hugging Face's Llama weights), and
-its stretched forms "linear" (Chen et al. 2023, arXiv:2306.15595) and "llama3" (Dubey et al. 2024, arXiv:2407.21783).
+its stretched forms "linear" (Chen et al. 2023, arXiv:2306.15595), "llama3" (Dubey et al. 2024, arXiv:2407.21783) and
+"yarn" (Peng et al. 2023, arXiv:2309.00071).
 Data in: query or key [b, h, s, k]; data out: the same shape, turned.
 Shape letters: b = batch, h = heads, s = sequence, k = head_dim.
 """
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kielo.models.families import normalise_rope
+from kielo.models.hugging_face_config import normalise_rope
 from kielo.recipe.errors import KieloError
 
 
@@ -27,6 +28,8 @@ def inverse_frequencies(
         return frequencies
     if scaling["rope_type"] == "linear":
         return frequencies / scaling["factor"]
+    if scaling["rope_type"] == "yarn":
+        return _yarn_frequencies(base, exponents, scaling)
     return _llama3_frequencies(frequencies, scaling)
 
 
@@ -39,6 +42,24 @@ def _llama3_frequencies(frequencies: Tensor, scaling: dict[str, Any]) -> Tensor:
     blended = (1 - kept_share) * frequencies / factor + kept_share * frequencies
     stretched = torch.where(wavelengths > original_length / low, frequencies / factor, blended)
     return torch.where(wavelengths < original_length / high, frequencies, stretched)
+
+
+def _yarn_frequencies(base: float, exponents: Tensor, scaling: dict[str, Any]) -> Tensor:
+    """Pairs that turn often in the original length are kept, those that hardly turn stretched, with a ramp between.
+
+    The ramp runs over the pairs' numbers, between whole ones (the paper's section 3.2, and the authors' code).
+    """
+    size, original_length = 2 * len(exponents), scaling["original_max_position_embeddings"]
+
+    def pair_that_turns(times: float) -> float:
+        return size * math.log(original_length / (times * 2 * math.pi)) / (2 * math.log(base))
+
+    first = max(math.floor(pair_that_turns(scaling["beta_fast"])), 0)
+    last = min(math.ceil(pair_that_turns(scaling["beta_slow"])), size - 1)
+    pairs = torch.arange(len(exponents), dtype=torch.float32, device="cpu")
+    kept_share = 1 - ((pairs - first) / ((last - first) or 0.001)).clamp(0, 1)
+    periods = base**exponents
+    return 1.0 / (scaling["factor"] * periods) * (1 - kept_share) + 1.0 / periods * kept_share
 
 
 class RotaryPositions(nn.Module):
@@ -55,9 +76,8 @@ class RotaryPositions(nn.Module):
         self, rope_theta: float, head_dim: int, rope_scaling: dict[str, Any] | None, max_position_embeddings: int
     ) -> None:
         super().__init__()
-        self.rope_theta = rope_theta
+        self.rope_theta, self.rope_scaling = normalise_rope(rope_theta, rope_scaling, max_position_embeddings)
         self.head_dim = head_dim
-        self.rope_scaling = rope_scaling
         self.max_position_embeddings = max_position_embeddings
         self.reset_buffers(torch.get_default_device())
 
@@ -75,7 +95,9 @@ class RotaryPositions(nn.Module):
             cos = sin = torch.empty(self.max_position_embeddings, self.head_dim // 2, device="meta")
         else:
             angles = torch.outer(positions, self.inverse_frequencies)
-            cos, sin = angles.cos(), angles.sin()
+            # Yarn lengthens queries and keys by a factor each, which sharpens attention.
+            factor = (self.rope_scaling or {}).get("attention_factor", 1.0)
+            cos, sin = angles.cos() * factor, angles.sin() * factor
         self.register_buffer("cos", cos.to(device), persistent=False)
         self.register_buffer("sin", sin.to(device), persistent=False)
 
@@ -96,7 +118,10 @@ class RotaryPositions(nn.Module):
 
 
 def rotate(x_bhsk: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns the pair (i, i + k/2) of each head by its position's angle. cos, sin: [s, k/2]."""
+    """Turns the pair (i, i + r/2) of each head by its position's angle. cos, sin: [s, r/2]; r may be less than k."""
+    size = 2 * cos.shape[-1]
+    if size < x_bhsk.shape[-1]:
+        return torch.cat((rotate(x_bhsk[..., :size], cos, sin), x_bhsk[..., size:]), dim=-1)
     first, second = x_bhsk.chunk(2, dim=-1)
     cos, sin = cos.to(x_bhsk.dtype), sin.to(x_bhsk.dtype)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

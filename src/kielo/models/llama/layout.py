@@ -1,12 +1,7 @@
-"""How each Llama parameter lies on the tensor axis: one word a module, `*` stands for a layer's number.
+"""How each parameter of a Llama (Mistral, Qwen2, Qwen3) lies on the tensor axis: one word a module.
 
-`parallel` shards by this table and `plan` predicts from it, so that the two cannot drift.
-
-vocabulary   rows of the look-up table are split
-column       output features are split (weight dim 0, and the bias)
-row          input features are split (weight dim 1); the bias is whole
-sequence     the weight is whole, its input is split along the sequence: gradients are summed over the axis
-gather       no weight of its own: its first input is made whole along the sequence, once for all modules inside
+`*` stands for a layer's number; what the words mean is in `models/layout_words.py`. Modules that a variant lacks
+are passed over.
 """
 
 TENSOR_AXIS: dict[str, str] = {
@@ -16,6 +11,8 @@ TENSOR_AXIS: dict[str, str] = {
     "layers.*.attention.q": "column",
     "layers.*.attention.k": "column",
     "layers.*.attention.v": "column",
+    "layers.*.attention.q_norm": "each_head",
+    "layers.*.attention.k_norm": "each_head",
     "layers.*.attention.o": "row",
     "layers.*.mlp_norm": "sequence",
     "layers.*.mlp": "gather",

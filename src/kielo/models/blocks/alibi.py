@@ -1,0 +1,42 @@
+"""Attention with linear biases (ALiBi): scores fall with distance, at another slope for each head.
+
+Press et al. 2021, arXiv:2108.12409. Data in: distances [q, n] of keys before their queries; data out: biases
+[h, q, n] to add to scores. Shape letters: h = heads, q = queries, n = keys.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+class Alibi(nn.Module):
+    """Of the heads `first_head …` among `total_heads`: a tensor rank has `num_heads` of them.
+
+    The slopes are not saved; `reset_buffers` fills them after a model leaves the meta device.
+    """
+
+    slopes: Tensor
+
+    def __init__(self, total_heads: int) -> None:
+        super().__init__()
+        self.total_heads, self.first_head, self.num_heads = total_heads, 0, total_heads
+        self.reset_buffers(torch.get_default_device())
+
+    def reset_buffers(self, device: torch.device | str) -> None:
+        all_slopes = torch.tensor(slopes(self.total_heads), dtype=torch.float32, device="cpu")
+        own = all_slopes[self.first_head : self.first_head + self.num_heads]
+        self.register_buffer("slopes", own.to(device), persistent=False)
+
+    def forward(self, distance_qn: Tensor, heads: slice | None = None) -> Tensor:
+        """[h, q, n] in fp32, 0 on the diagonal. heads: some of this rank's own."""
+        own = self.slopes if heads is None else self.slopes[heads]
+        return -own[:, None, None] * distance_qn
+
+
+def slopes(num_heads: int) -> list[float]:
+    """2^(-8 i / h) for powers of two; for other numbers every second slope of the next power fills up (the authors' code)."""
+    power = 2 ** math.floor(math.log2(num_heads))
+    first = [2.0 ** (-8 * i / power) for i in range(1, power + 1)]
+    between = [2.0 ** (-4 * i / power) for i in range(1, 2 * (num_heads - power), 2)]
+    return first + between

@@ -1,0 +1,71 @@
+"""Attention with windows, documents, ALiBi and capped scores in one kernel on a GPU, without O(s²) memory.
+
+torch's FlexAttention (Dong et al. 2024, arXiv:2412.05496), compiled there. The dense code in
+`blocks/attention.py` is the reference. Forward only on the CPU, uncompiled: the tests compare the two there.
+
+Shape letters: b = batch, s = sequence, h = heads, g = key and value heads, k = head_dim.
+"""
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+_SMALLEST_HEAD = 16  # of the kernel; smaller heads are padded
+
+
+def block_mask(window: int | None, documents_bs: Tensor | None, length: int, device: torch.device) -> BlockMask:
+    """Which of the blocks of queries and keys are looked at: causal, within window and document where there are any."""
+
+    def is_visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        visible = query >= key
+        if window is not None:
+            visible = visible & (query - key < window)
+        if documents_bs is not None:
+            visible = visible & (documents_bs[b, query] == documents_bs[b, key])
+        return visible
+
+    batch = None if documents_bs is None else documents_bs.shape[0]
+    return _on(device, create_block_mask)(is_visible, batch, None, length, length, device=device)
+
+
+def attend(
+    q_bhsk: Tensor,
+    k_bgsk: Tensor,
+    v_bgsk: Tensor,
+    blocks: BlockMask,
+    scale: float | None = None,
+    softcap: float | None = None,
+    slopes_h: Tensor | None = None,
+) -> Tensor:
+    """[b, h, s, k]; arguments as of `InnerAttention`. Either softcap or slopes, or neither."""
+
+    def capped(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return softcap * torch.tanh(score / softcap)
+
+    def sloped(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return score - slopes_h[h] * (query - key)
+
+    size = q_bhsk.shape[-1]
+    padded = (F.pad(x, (0, max(0, _SMALLEST_HEAD - size))) for x in (q_bhsk, k_bgsk, v_bgsk))
+    out_bhsk = _on(q_bhsk.device, flex_attention)(
+        *padded,
+        score_mod=capped if softcap is not None else sloped if slopes_h is not None else None,
+        block_mask=blocks,
+        scale=size**-0.5 if scale is None else scale,
+        enable_gqa=q_bhsk.shape[1] != k_bgsk.shape[1],
+    )
+    return out_bhsk[..., :size]
+
+
+def _on(device: torch.device, function: Callable) -> Callable:
+    return function if device.type == "cpu" else _compiled(function)
+
+
+@cache
+def _compiled(function: Callable) -> Callable:
+    """Once a process: each `torch.compile` has a cache of its own."""
+    return torch.compile(function)

@@ -1,0 +1,47 @@
+"""Parameters and FLOPs of a BLOOM (and FinGPT, Poro-34B), by arithmetic on its `[model]` section; torch-free."""
+
+from collections.abc import Iterable
+
+from kielo.models import decoder_count
+from kielo.models.decoder_count import attention_parameters, embedding_parameters, plain_mlp_parameters
+from kielo.recipe.sections import Model
+
+TANH_GELUS = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
+
+
+def check(config: Model) -> None:
+    """KieloError naming every key that is missing or does not fit the others."""
+    decoder_count.check(config, is_rotary=False, others=_complaints(config))
+
+
+def _complaints(config: Model) -> Iterable[str]:
+    yield from decoder_count.only_all_heads(config)
+    yield from decoder_count.only(config, attention_bias=True, mlp_bias=True)
+    if config.intermediate_size != 4 * config.hidden_size:
+        yield (
+            f"model.intermediate_size = {config.intermediate_size}: in a bloom it is four times model.hidden_size, "
+            f"{4 * config.hidden_size}"
+        )
+    if config.hidden_act not in (None, *TANH_GELUS):
+        yield f"model.hidden_act = {config.hidden_act!r}: a bloom has {' or '.join(TANH_GELUS)}, which are the same"
+
+
+def layer_parameters(config: Model) -> int:
+    """Of one layer: attention, MLP, and the weights and biases of two norms."""
+    return attention_parameters(config, True, True) + plain_mlp_parameters(config, True) + 4 * config.hidden_size
+
+
+def parameters(config: Model) -> int:
+    """All parameters; a tied head counts once."""
+    input_embedding = 0 if config.tie_word_embeddings else embedding_parameters(config)
+    return input_embedding + parameters_without_embedding(config)
+
+
+def parameters_without_embedding(config: Model) -> int:
+    """Parameters that each token is multiplied with: all but the look-up table; the head counts, tied or not."""
+    layers = config.num_hidden_layers * layer_parameters(config)
+    return layers + 4 * config.hidden_size + embedding_parameters(config)
+
+
+def flops_per_token(config: Model, sequence_length: int) -> int:
+    return decoder_count.flops_per_token(config, parameters_without_embedding(config), sequence_length)

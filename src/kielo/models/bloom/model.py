@@ -1,0 +1,64 @@
+"""BLOOM (Le Scao et al. 2022, arXiv:2211.05100) on one device; FinGPT and Poro-34B have its architecture.
+
+Positions are told by distance alone (ALiBi), and the embeddings have a norm of their own. Data in and out: as of
+every `blocks.decoder.Decoder`. Shape letters: b = batch, s = sequence, d = hidden size.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from kielo.models.blocks.alibi import Alibi
+from kielo.models.blocks.attention import Attention, InnerAttention, Sight
+from kielo.models.blocks.decoder import Decoder, Kind
+from kielo.models.blocks.init import seeded_normal
+from kielo.models.blocks.mlp import PlainMLP
+from kielo.models.blocks.norm import LayerNorm
+from kielo.models.bloom.count import check
+from kielo.recipe.sections import Model
+
+
+class Layer(nn.Module):
+    kind = "full_attention"
+
+    def __init__(self, config: Model, number: int) -> None:
+        super().__init__()
+        heads = config.num_attention_heads
+        inner = InnerAttention(alibi=Alibi(heads))
+        self.attention_norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
+        self.attention = Attention(config.hidden_size, heads, heads, config.head_dim, bias=True, inner=inner)
+        self.mlp_norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
+        self.mlp = PlainMLP(config.hidden_size, config.intermediate_size, bias=True, activation=config.hidden_act)
+
+    def forward(self, x_bsd: Tensor, cos: None, sin: None, sight: Sight) -> Tensor:
+        x_bsd = x_bsd + self.attention(self.attention_norm(x_bsd), cos, sin, sight)
+        return x_bsd + self.mlp(self.mlp_norm(x_bsd))
+
+
+class Bloom(Decoder):
+    def __init__(self, config: Model) -> None:
+        check(config)
+        norm, embed_norm = (LayerNorm(config.hidden_size, config.layer_norm_epsilon) for _ in range(2))
+        kinds = {"full_attention": Kind()}
+        super().__init__(config, partial(Layer, config), norm, kinds, embed_norm=embed_norm, needs_distance=True)
+
+
+def initial_value(name: str, shape: Sequence[int], config: Model, seed: int) -> Tensor:
+    """First value of one parameter, fp32 on the CPU, from nothing but seed, name, whole shape and config.
+
+    Megatron-LM's rule (Shoeybi et al. 2019, arXiv:1909.08053, section 4), by which BLOOM was trained: norms are 1,
+    biases 0, matrices normal with `initializer_range`; the two matrices of each layer that write to the residual
+    stream are divided by √(2 × layers). Rows that pad the vocabulary are 0.
+    """
+    if name.endswith(".bias"):
+        return torch.zeros(tuple(shape), dtype=torch.float32, device="cpu")
+    if name.endswith("norm.weight"):
+        return torch.ones(tuple(shape), dtype=torch.float32, device="cpu")
+    standard_deviation = config.initializer_range
+    if name.endswith((".attention.o.weight", ".mlp.down.weight")):
+        standard_deviation /= math.sqrt(2 * config.num_hidden_layers)
+    rows = config.vocab_size if name in ("embed.weight", "head.weight") else None
+    return seeded_normal(name, shape, standard_deviation, seed, rows)

@@ -1,0 +1,51 @@
+"""Parameters and FLOPs of a Gemma 2 or 3, by arithmetic on its `[model]` section; torch-free."""
+
+from collections.abc import Iterable
+
+from kielo.models import decoder_count
+from kielo.models.decoder_count import attention_parameters, embedding_parameters, gated_mlp_parameters
+from kielo.recipe.sections import Model
+
+
+def check(config: Model) -> None:
+    """KieloError naming every key that is missing or does not fit the others."""
+    decoder_count.check(config, others=_complaints(config))
+
+
+def _complaints(config: Model) -> Iterable[str]:
+    """Two of them are of transformers, which would not read the export."""
+    yield from decoder_count.only(config, hidden_act="gelu_pytorch_tanh", mlp_bias=False)
+    if config.hidden_size % config.num_attention_heads:
+        yield (
+            f"model.hidden_size = {config.hidden_size} is no multiple of model.num_attention_heads = "
+            f"{config.num_attention_heads}"
+        )
+    if config.query_pre_attn_scalar is not None and config.query_pre_attn_scalar % 1:
+        yield f"model.query_pre_attn_scalar = {config.query_pre_attn_scalar} is not a whole number"
+
+
+def has_head_norms(config: Model) -> bool:
+    """Gemma 3 norms the queries and keys of each head, where Gemma 2 caps their scores."""
+    return config.model_type == "gemma3_text"
+
+
+def layer_parameters(config: Model) -> int:
+    """Of one layer: attention, MLP, and the norms before and after each."""
+    norms = 4 * config.hidden_size + 2 * config.head_dim * has_head_norms(config)
+    bias = bool(config.attention_bias)
+    return attention_parameters(config, bias, bias) + gated_mlp_parameters(config, False) + norms
+
+
+def parameters(config: Model) -> int:
+    """All parameters; a tied head counts once."""
+    input_embedding = 0 if config.tie_word_embeddings else embedding_parameters(config)
+    return input_embedding + parameters_without_embedding(config)
+
+
+def parameters_without_embedding(config: Model) -> int:
+    """Parameters that each token is multiplied with: all but the look-up table; the head counts, tied or not."""
+    return config.num_hidden_layers * layer_parameters(config) + config.hidden_size + embedding_parameters(config)
+
+
+def flops_per_token(config: Model, sequence_length: int) -> int:
+    return decoder_count.flops_per_token(config, parameters_without_embedding(config), sequence_length)

@@ -1,0 +1,85 @@
+"""Gemma 2 (Gemma Team 2024, arXiv:2408.00118) and Gemma 3 (Gemma Team 2025, arXiv:2503.19786) on one device.
+
+Norms stand before and after attention and the MLP, and multiply by 1 + weight; embeddings are multiplied by √d.
+Gemma 2 caps attention scores and logits; Gemma 3 norms the queries and keys of each head instead, and its windowed
+layers turn them by a RoPE base of their own.
+
+Data in and out: as of every `blocks.decoder.Decoder`. Shape letters: b = batch, s = sequence, d = hidden size.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from kielo.models.blocks.attention import Attention, InnerAttention, Sight
+from kielo.models.blocks.decoder import Decoder, Kind
+from kielo.models.blocks.init import seeded_normal
+from kielo.models.blocks.mlp import GatedMLP
+from kielo.models.blocks.norm import RMSNorm
+from kielo.models.blocks.position import RotaryPositions
+from kielo.models.decoder_count import layer_types
+from kielo.models.gemma.count import check, has_head_norms
+from kielo.recipe.sections import Model
+
+
+class Layer(nn.Module):
+    def __init__(self, config: Model, number: int) -> None:
+        super().__init__()
+        self.kind = layer_types(config)[number]
+        make_norm = partial(RMSNorm, epsilon=config.rms_norm_eps, is_zero_centred=True)
+        scale = (config.query_pre_attn_scalar or config.head_dim) ** -0.5
+        self.attention_norm = make_norm(config.hidden_size)
+        self.attention = Attention(
+            config.hidden_size,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+            bool(config.attention_bias),
+            inner=InnerAttention(scale, config.attn_logit_softcapping),
+            norms="head" if has_head_norms(config) else None,
+            make_norm=make_norm,
+        )
+        self.attention_post_norm = make_norm(config.hidden_size)
+        self.mlp_norm = make_norm(config.hidden_size)
+        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, bias=False, activation="gelu_pytorch_tanh")
+        self.mlp_post_norm = make_norm(config.hidden_size)
+
+    def forward(self, x_bsd: Tensor, cos: Tensor, sin: Tensor, sight: Sight) -> Tensor:
+        x_bsd = x_bsd + self.attention_post_norm(self.attention(self.attention_norm(x_bsd), cos, sin, sight))
+        return x_bsd + self.mlp_post_norm(self.mlp(self.mlp_norm(x_bsd)))
+
+
+class Gemma(Decoder):
+    def __init__(self, config: Model) -> None:
+        check(config)
+        head_dim, positions = config.head_dim, config.max_position_embeddings
+        rotary, local_rotary = RotaryPositions(config.rope_theta, head_dim, config.rope_scaling, positions), None
+        windowed = Kind(config.sliding_window)
+        if config.model_type == "gemma3_text":
+            local_rotary = RotaryPositions(config.rope_local_base_freq, head_dim, None, positions)
+            windowed = Kind(config.sliding_window, "local_rotary")
+        super().__init__(
+            config,
+            partial(Layer, config),
+            RMSNorm(config.hidden_size, config.rms_norm_eps, is_zero_centred=True),
+            {"full_attention": Kind(), "sliding_attention": windowed},
+            rotary,
+            local_rotary=local_rotary,
+            embed_scale=math.sqrt(config.hidden_size),
+        )
+
+
+def initial_value(name: str, shape: Sequence[int], config: Model, seed: int) -> Tensor:
+    """First value of one parameter, fp32 on the CPU, from nothing but seed, name, whole shape and config.
+
+    Gemma's reports do not say how they began. Here, as in Hugging Face's Gemma: norm weights, to which 1 is added, and
+    biases 0, matrices normal with `initializer_range`; a norm follows each layer's two matrices that write to the
+    residual stream, so that they need no division by depth. Rows that pad the vocabulary are 0.
+    """
+    if name.endswith((".bias", "norm.weight")):
+        return torch.zeros(tuple(shape), dtype=torch.float32, device="cpu")
+    rows = config.vocab_size if name in ("embed.weight", "head.weight") else None
+    return seeded_normal(name, shape, config.initializer_range, seed, rows)

@@ -1,0 +1,66 @@
+"""GPT-2 (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners") on one device.
+
+And what Megatron-LM calls GPT (Shoeybi et al. 2019, arXiv:1909.08053), whose head may be a matrix of its own.
+Positions go on through a packed sequence, also where attention stays inside documents.
+
+Data in and out: as of every `blocks.decoder.Decoder`. Shape letters: b = batch, s = sequence, d = hidden size.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from kielo.models.blocks.attention import Attention, Sight
+from kielo.models.blocks.decoder import Decoder, Kind
+from kielo.models.blocks.init import seeded_normal
+from kielo.models.blocks.mlp import PlainMLP
+from kielo.models.blocks.norm import LayerNorm
+from kielo.models.gpt2.count import check
+from kielo.recipe.sections import Model
+
+
+class Layer(nn.Module):
+    kind = "full_attention"
+
+    def __init__(self, config: Model, number: int) -> None:
+        super().__init__()
+        hidden, heads = config.hidden_size, config.num_attention_heads
+        self.attention_norm = LayerNorm(hidden, config.layer_norm_epsilon)
+        self.attention = Attention(hidden, heads, heads, config.head_dim, bool(config.attention_bias))
+        self.mlp_norm = LayerNorm(hidden, config.layer_norm_epsilon)
+        self.mlp = PlainMLP(hidden, config.intermediate_size, bool(config.mlp_bias), config.hidden_act)
+
+    def forward(self, x_bsd: Tensor, cos: None, sin: None, sight: Sight) -> Tensor:
+        x_bsd = x_bsd + self.attention(self.attention_norm(x_bsd), cos, sin, sight)
+        return x_bsd + self.mlp(self.mlp_norm(x_bsd))
+
+
+class GPT2(Decoder):
+    def __init__(self, config: Model) -> None:
+        check(config)
+        norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
+        super().__init__(
+            config, partial(Layer, config), norm, {Layer.kind: Kind()}, learned_positions=config.max_position_embeddings
+        )
+
+
+def initial_value(name: str, shape: Sequence[int], config: Model, seed: int) -> Tensor:
+    """First value of one parameter, fp32 on the CPU, from nothing but seed, name, whole shape and config.
+
+    Norms are 1, biases 0, matrices and both tables normal with `initializer_range`; the two matrices of each layer
+    that write to the residual stream are divided by √(2 × layers) (the paper's section 2.3; Megatron-LM's and Hugging
+    Face's code, which agree; OpenAI's own code has half the deviation for positions). Rows that pad the vocabulary
+    are 0.
+    """
+    if name.endswith(".bias"):
+        return torch.zeros(tuple(shape), dtype=torch.float32, device="cpu")
+    if name.endswith("norm.weight"):
+        return torch.ones(tuple(shape), dtype=torch.float32, device="cpu")
+    standard_deviation = config.initializer_range
+    if name.endswith((".attention.o.weight", ".mlp.down.weight")):
+        standard_deviation /= math.sqrt(2 * config.num_hidden_layers)
+    rows = config.vocab_size if name in ("embed.weight", "head.weight") else None
+    return seeded_normal(name, shape, standard_deviation, seed, rows)

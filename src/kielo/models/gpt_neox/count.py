@@ -1,0 +1,49 @@
+"""Parameters and FLOPs of a GPT-NeoX (and Pythia), by arithmetic on its `[model]` section; torch-free."""
+
+from collections.abc import Iterable
+
+from kielo.models import decoder_count
+from kielo.models.decoder_count import attention_parameters, embedding_parameters, plain_mlp_parameters
+from kielo.recipe.sections import Model
+
+
+def check(config: Model) -> None:
+    """KieloError naming every key that is missing or does not fit the others."""
+    decoder_count.check(config, others=_complaints(config))
+
+
+def _complaints(config: Model) -> Iterable[str]:
+    yield from decoder_count.only_all_heads(config)
+    yield from decoder_count.only(config, mlp_bias=True)
+    if config.head_dim and (rotary_size(config) < 2 or rotary_size(config) % 2):
+        yield (
+            f"model.rotary_pct = {config.rotary_pct} of model.head_dim = {config.head_dim} is {rotary_size(config)} "
+            "numbers; rotary positions need pairs"
+        )
+
+
+def rotary_size(config: Model) -> int:
+    """How many numbers of each head are turned by its position: the first ones."""
+    return int(config.head_dim * config.rotary_pct)
+
+
+def layer_parameters(config: Model) -> int:
+    """Of one layer: attention, MLP, and the weights and biases of two norms."""
+    bias = bool(config.attention_bias)
+    return attention_parameters(config, bias, bias) + plain_mlp_parameters(config, True) + 4 * config.hidden_size
+
+
+def parameters(config: Model) -> int:
+    """All parameters; a tied head counts once."""
+    input_embedding = 0 if config.tie_word_embeddings else embedding_parameters(config)
+    return input_embedding + parameters_without_embedding(config)
+
+
+def parameters_without_embedding(config: Model) -> int:
+    """Parameters that each token is multiplied with: all but the look-up table; the head counts, tied or not."""
+    layers = config.num_hidden_layers * layer_parameters(config)
+    return layers + 2 * config.hidden_size + embedding_parameters(config)
+
+
+def flops_per_token(config: Model, sequence_length: int) -> int:
+    return decoder_count.flops_per_token(config, parameters_without_embedding(config), sequence_length)

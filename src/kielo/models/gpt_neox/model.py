@@ -1,0 +1,68 @@
+"""GPT-NeoX (Black et al. 2022, arXiv:2204.06745) and Pythia (Biderman et al. 2023, arXiv:2304.01373) on one device.
+
+Attention and MLP read the same input, each through a norm of its own, or follow each other; positions turn a part of
+each head. Data in and out: as of every `blocks.decoder.Decoder`. Shape letters: b = batch, s = sequence,
+d = hidden size.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from kielo.models.blocks.attention import Attention, Sight
+from kielo.models.blocks.decoder import Decoder, Kind
+from kielo.models.blocks.init import seeded_normal
+from kielo.models.blocks.mlp import PlainMLP
+from kielo.models.blocks.norm import LayerNorm
+from kielo.models.blocks.position import RotaryPositions
+from kielo.models.gpt_neox.count import check, rotary_size
+from kielo.recipe.sections import Model
+
+
+class Layer(nn.Module):
+    kind = "full_attention"
+
+    def __init__(self, config: Model, number: int) -> None:
+        super().__init__()
+        self.is_parallel = config.use_parallel_residual
+        heads, bias = config.num_attention_heads, bool(config.attention_bias)
+        self.attention_norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
+        self.attention = Attention(config.hidden_size, heads, heads, config.head_dim, bias)
+        self.mlp_norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
+        self.mlp = PlainMLP(config.hidden_size, config.intermediate_size, bias=True, activation=config.hidden_act)
+
+    def forward(self, x_bsd: Tensor, cos: Tensor, sin: Tensor, sight: Sight) -> Tensor:
+        attended_bsd = x_bsd + self.attention(self.attention_norm(x_bsd), cos, sin, sight)
+        return attended_bsd + self.mlp(self.mlp_norm(x_bsd if self.is_parallel else attended_bsd))
+
+
+class GPTNeoX(Decoder):
+    def __init__(self, config: Model) -> None:
+        check(config)
+        rotary = RotaryPositions(
+            config.rope_theta, rotary_size(config), config.rope_scaling, config.max_position_embeddings
+        )
+        norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
+        super().__init__(config, partial(Layer, config), norm, {"full_attention": Kind()}, rotary)
+
+
+def initial_value(name: str, shape: Sequence[int], config: Model, seed: int) -> Tensor:
+    """First value of one parameter, fp32 on the CPU, from nothing but seed, name, whole shape and config.
+
+    GPT-NeoX-20B's rule (Black et al. 2022, section 2.3, and its training code): norms are 1, biases 0; the two
+    matrices of each layer that write to the residual stream are normal with 2 / (layers × √d) (Wang and Komatsuzaki
+    2021), all others with √(2 / 5d) (Nguyen and Salazar 2019, arXiv:1910.05895). `initializer_range` has no part in
+    it. Rows that pad the vocabulary are 0.
+    """
+    if name.endswith(".bias"):
+        return torch.zeros(tuple(shape), dtype=torch.float32, device="cpu")
+    if name.endswith("norm.weight"):
+        return torch.ones(tuple(shape), dtype=torch.float32, device="cpu")
+    standard_deviation = math.sqrt(2 / (5 * config.hidden_size))
+    if name.endswith((".attention.o.weight", ".mlp.down.weight")):
+        standard_deviation = 2 / (config.num_hidden_layers * math.sqrt(config.hidden_size))
+    rows = config.vocab_size if name in ("embed.weight", "head.weight") else None
+    return seeded_normal(name, shape, standard_deviation, seed, rows)

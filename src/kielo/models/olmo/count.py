@@ -1,0 +1,42 @@
+"""Parameters and FLOPs of an OLMo 2 or 3, by arithmetic on its `[model]` section; torch-free."""
+
+from collections.abc import Iterable
+
+from kielo.models import decoder_count
+from kielo.models.decoder_count import attention_parameters, embedding_parameters, gated_mlp_parameters
+from kielo.recipe.sections import Model
+
+
+def check(config: Model) -> None:
+    """KieloError naming every key that is missing or does not fit the others."""
+    decoder_count.check(config, others=_complaints(config))
+
+
+def _complaints(config: Model) -> Iterable[str]:
+    yield from decoder_count.only(config, hidden_act="silu", mlp_bias=False)
+    if config.model_type == "olmo2":
+        for key in ("sliding_window", "layer_types"):
+            if getattr(config, key) is not None:
+                yield f"model.{key} is set: an olmo2 model has no windows, an olmo3 model has"
+
+
+def layer_parameters(config: Model) -> int:
+    """Of one layer: attention, MLP, two norms after them, and the norms of all queries and of all keys."""
+    norms = 2 * config.hidden_size + (config.num_attention_heads + config.num_key_value_heads) * config.head_dim
+    bias = bool(config.attention_bias)
+    return attention_parameters(config, bias, bias) + gated_mlp_parameters(config, False) + norms
+
+
+def parameters(config: Model) -> int:
+    """All parameters; a tied head counts once."""
+    input_embedding = 0 if config.tie_word_embeddings else embedding_parameters(config)
+    return input_embedding + parameters_without_embedding(config)
+
+
+def parameters_without_embedding(config: Model) -> int:
+    """Parameters that each token is multiplied with: all but the look-up table; the head counts, tied or not."""
+    return config.num_hidden_layers * layer_parameters(config) + config.hidden_size + embedding_parameters(config)
+
+
+def flops_per_token(config: Model, sequence_length: int) -> int:
+    return decoder_count.flops_per_token(config, parameters_without_embedding(config), sequence_length)

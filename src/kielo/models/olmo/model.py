@@ -1,0 +1,76 @@
+"""OLMo 2 (OLMo Team 2025, arXiv:2501.00656) and OLMo 3 (OLMo Team 2025, arXiv:2512.13961) on one device.
+
+What attention and the MLP give back is normed, not what they read; queries are normed all heads together, and so are
+keys. OLMo 3 has windows in most layers, and stretches RoPE only in those without.
+
+Data in and out: as of every `blocks.decoder.Decoder`. Shape letters: b = batch, s = sequence, d = hidden size.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from kielo.models.blocks.attention import Attention, Sight
+from kielo.models.blocks.decoder import Decoder, Kind
+from kielo.models.blocks.init import seeded_normal
+from kielo.models.blocks.mlp import GatedMLP
+from kielo.models.blocks.norm import RMSNorm
+from kielo.models.blocks.position import RotaryPositions
+from kielo.models.decoder_count import layer_types
+from kielo.models.olmo.count import check
+from kielo.recipe.sections import Model
+
+
+class Layer(nn.Module):
+    def __init__(self, config: Model, number: int) -> None:
+        super().__init__()
+        self.kind = layer_types(config)[number]
+        make_norm = partial(RMSNorm, epsilon=config.rms_norm_eps)
+        self.attention = Attention(
+            config.hidden_size,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+            bool(config.attention_bias),
+            norms="width",
+            make_norm=make_norm,
+        )
+        self.attention_post_norm = make_norm(config.hidden_size)
+        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, bias=False)
+        self.mlp_post_norm = make_norm(config.hidden_size)
+
+    def forward(self, x_bsd: Tensor, cos: Tensor, sin: Tensor, sight: Sight) -> Tensor:
+        x_bsd = x_bsd + self.attention_post_norm(self.attention(x_bsd, cos, sin, sight))
+        return x_bsd + self.mlp_post_norm(self.mlp(x_bsd))
+
+
+class Olmo(Decoder):
+    def __init__(self, config: Model) -> None:
+        check(config)
+        rotary, local_rotary = (
+            RotaryPositions(config.rope_theta, config.head_dim, scaling, config.max_position_embeddings)
+            for scaling in (config.rope_scaling, None)
+        )
+        kinds = {
+            "full_attention": Kind(),
+            "sliding_attention": Kind(config.sliding_window, "local_rotary"),
+        }
+        norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        super().__init__(config, partial(Layer, config), norm, kinds, rotary, local_rotary=local_rotary)
+
+
+def initial_value(name: str, shape: Sequence[int], config: Model, seed: int) -> Tensor:
+    """First value of one parameter, fp32 on the CPU, from nothing but seed, name, whole shape and config.
+
+    Norms are 1, biases 0, matrices normal with `initializer_range` in every layer alike, none of them beyond three
+    standard deviations (OLMo 2's paper, and `init_cutoff_factor` in configs/official-1124 of github.com/allenai/OLMo).
+    Rows that pad the vocabulary are 0.
+    """
+    if name.endswith(".bias"):
+        return torch.zeros(tuple(shape), dtype=torch.float32, device="cpu")
+    if name.endswith("norm.weight"):
+        return torch.ones(tuple(shape), dtype=torch.float32, device="cpu")
+    rows = config.vocab_size if name in ("embed.weight", "head.weight") else None
+    return seeded_normal(name, shape, config.initializer_range, seed, rows, cutoff=3.0)

@@ -1,0 +1,74 @@
+"""Where a parameter lies in a Hugging Face file, when it is not simply a tensor of its own; torch-free.
+
+Kielo's attention has a matrix each for queries, keys and values; BLOOM and GPT-NeoX store the three fused, head by
+head, and GPT-2 side by side and transposed. A family's `names.py` says so with a `Piece` for each parameter; reading,
+writing and comparing weights follow it, for the whole parameter or the box of it that a rank owns.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+Box = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows `first_row …` of the tensor `name`, in blocks of `block_rows` of which one begins every `stride_rows`.
+
+    Without `block_rows` all rows lie together. transposed: the file holds [columns, rows]. rows: how many of the
+    parameter's rows the file has, None for all; those beyond are padding, zero here and left out there.
+    """
+
+    name: str
+    first_row: int = 0
+    block_rows: int | None = None
+    stride_rows: int | None = None
+    transposed: bool = False
+    rows: int | None = None
+
+    def boxes(self, box: Sequence[slice]) -> Iterator[tuple[Box, Box]]:
+        """The parts that a box of the parameter is stored in: (box of the parameter, the same box in the file).
+
+        `box` is a slice with bounds for each dim; padding rows and empty parts are left out.
+        """
+        if not box:
+            yield (), ()
+            return
+        first, *others = box
+        stop = first.stop if self.rows is None else min(first.stop, self.rows)
+        start = first.start
+        while start < stop and all(other.start < other.stop for other in others):
+            end, row = stop, self.first_row + start
+            if self.block_rows is not None:
+                block, within = divmod(start, self.block_rows)
+                end = min(stop, (block + 1) * self.block_rows)
+                row = self.first_row + block * self.stride_rows + within
+            stored = (slice(row, row + end - start), *others)
+            yield (slice(start, end), *others), stored[::-1] if self.transposed else stored
+            start = end
+
+
+def fused_by_head(name: str, head_dim: int) -> dict[str, Piece]:
+    """"q", "k" and "v" out of one tensor that holds, head after head, its queries, keys and values (Megatron-LM)."""
+    return {part: Piece(name, number * head_dim, head_dim, 3 * head_dim) for number, part in enumerate("qkv")}
+
+
+def stored_shape(pieces: Mapping[str, Piece], shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
+    """The shape of the file's tensor that `pieces` (our name → its piece, all of one tensor) make up."""
+    rows, others = 0, ()
+    for ours, piece in pieces.items():
+        shape = tuple(shapes[ours])
+        if not shape:
+            return ()
+        rows += shape[0] if piece.rows is None else piece.rows
+        others = shape[1:]
+    is_transposed = next(iter(pieces.values())).transposed
+    return (rows, *others)[::-1] if is_transposed else (rows, *others)
+
+
+def by_stored_name(pieces: Mapping[str, Piece]) -> dict[str, dict[str, Piece]]:
+    """The file's tensor → our parameters in it with their pieces, in the order of `pieces`."""
+    grouped: dict[str, dict[str, Piece]] = {}
+    for ours, piece in pieces.items():
+        grouped.setdefault(piece.name, {})[ours] = piece
+    return grouped

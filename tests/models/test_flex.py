@@ -1,0 +1,127 @@
+"""FlexAttention gives what the dense code gives: outputs on the CPU, and on a GPU gradients too."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kielo.models import families
+from kielo.models.blocks.alibi import Alibi
+from kielo.models.blocks.attention import AttentionMask, InnerAttention
+from kielo.train.precision import settle_matrix_products
+from tests.models.equality import batch, mean_loss, our_logits, pair
+from tests.models.tiny_configs import LENGTH as TINY_LENGTH
+from tests.models.tiny_configs import TINY
+
+# More than a block of 128, and no multiple of it.
+BATCH, LENGTH, HEADS, HEAD_DIM, WINDOW = 2, 200, 4, 16, 37
+BENT = {
+    "plain": {},
+    "scaled": {"scale": 0.3},
+    "ALiBi": {"alibi": True},
+    "cap": {"softcap": 1.5},
+}
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.fixture
+def compiled_anew():
+    """Beyond torch's limit of recompilations (8) the uncompiled form would run, unseen."""
+    torch._dynamo.reset()
+
+
+def documents() -> Tensor:
+    """[b, s] int32: borders inside blocks and on a block's edge, one document over several blocks."""
+    borders = ([3, 128, 150], [190, 191, 199])
+    return torch.stack([(torch.arange(LENGTH)[:, None] >= torch.tensor(row)).sum(1) for row in borders]).int()
+
+
+def projections(groups: int, head_dim: int = HEAD_DIM) -> list[Tensor]:
+    """q, k, v and the output's gradient, [b, h or g, s, k], strided as a projection leaves them."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        torch.randn(BATCH, LENGTH, heads, head_dim, generator=generator).transpose(1, 2)
+        for heads in (HEADS, groups, groups, HEADS)
+    ]
+
+
+def parts(bent: str, window: int | None) -> tuple[AttentionMask, InnerAttention]:
+    options = dict(BENT[bent])
+    has_alibi = options.pop("alibi", False)
+    mask = AttentionMask([window], needs_distance=has_alibi, is_capped="softcap" in options)
+    return mask, InnerAttention(**options, alibi=Alibi(HEADS) if has_alibi else None)
+
+
+CASES = pytest.mark.parametrize("bent", BENT)
+WINDOWS = pytest.mark.parametrize("window", [None, WINDOW], ids=["all", "window"])
+DOCUMENTS = pytest.mark.parametrize("is_masked", [False, True], ids=["one text", "documents"])
+
+
+@CASES
+@WINDOWS
+@DOCUMENTS
+@pytest.mark.parametrize(("groups", "head_dim"), [(4, 16), (2, 16), (1, 8)])
+def test_outputs_are_the_dense_ones(bent: str, window: int | None, is_masked: bool, groups: int, head_dim: int) -> None:
+    """Within 2e-6 for each way to bend scores, with and without window, documents, shared key heads and small heads;
+    plain causal attention gets no blocks at all."""
+    mask, inner = parts(bent, window)
+    numbers, cpu = documents() if is_masked else None, torch.device("cpu")
+    *inputs, _ = projections(groups, head_dim)
+    in_blocks = mask.in_blocks(numbers, LENGTH, cpu)[window]
+    needs_blocks = is_masked or window is not None or bent in ("ALiBi", "cap")
+    assert (in_blocks.blocks is not None) == needs_blocks and in_blocks.visible is None
+    dense = mask(numbers, None, LENGTH, cpu)[window]
+    assert dense.blocks is None, "the CPU keeps the dense reference"
+    with torch.no_grad():
+        torch.testing.assert_close(inner(*inputs, in_blocks), inner(*inputs, dense), atol=2e-6, rtol=0)
+
+
+def with_gradients(
+    bent: str, window: int | None, is_masked: bool, device: str, dtype: torch.dtype
+) -> list[Tensor]:
+    """[output, dq, dk, dv] in fp32 on the CPU, by what `AttentionMask` chooses for the device."""
+    mask, inner = parts(bent, window)
+    if inner.alibi is not None:
+        inner.alibi.reset_buffers(device)
+    numbers = documents().to(device) if is_masked else None
+    *inputs, gradient = (tensor.to(device, dtype) for tensor in projections(groups=2))
+    inputs = [tensor.detach().requires_grad_() for tensor in inputs]
+    out = inner(*inputs, mask(numbers, None, LENGTH, torch.device(device))[window])
+    out.backward(gradient)
+    return [tensor.detach().float().cpu() for tensor in (out, *(tensor.grad for tensor in inputs))]
+
+
+@pytest.mark.gpu
+@needs_gpu
+@CASES
+@WINDOWS
+@DOCUMENTS
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)], ids=str)
+def test_a_gpu_gives_outputs_and_gradients_of_the_dense_reference(
+    compiled_anew, bent, window, is_masked, dtype, tolerance
+) -> None:
+    """In relative L2 against fp32 on the CPU. fp32: sums in another order; bf16: 8 bits of mantissa."""
+    settle_matrix_products("fp32")
+    truth = with_gradients(bent, window, is_masked, "cpu", torch.float32)
+    for ours, theirs in zip(with_gradients(bent, window, is_masked, "cuda", dtype), truth):
+        assert (ours - theirs).norm() <= tolerance * theirs.norm()
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("variant", ["mistral", "gemma2", "bloom", "gpt2"])
+def test_models_on_a_gpu_are_those_on_the_cpu(compiled_anew, variant: str, tmp_path) -> None:
+    """Loss within 1e-5 and gradients within 1e-4 in relative L2, inside documents: windows, caps and slopes together."""
+    settle_matrix_products("fp32")
+    ours, _ = pair(TINY[variant], tmp_path)
+    inputs, labels = batch()
+    numbers = (torch.arange(TINY_LENGTH) >= 10).int().expand(3, -1)
+    loss = mean_loss(our_logits(ours, inputs, numbers), labels)
+    loss.backward()
+    there = families.build_model(ours.config)
+    there.load_state_dict(ours.state_dict())
+    there.to("cuda")
+    loss_there = mean_loss(our_logits(there, inputs.cuda(), numbers.cuda()), labels.cuda())
+    loss_there.backward()
+    assert abs(loss_there.item() / loss.item() - 1) <= 1e-5
+    for (name, one), other in zip(ours.named_parameters(), there.parameters()):
+        assert (other.grad.cpu() - one.grad).norm() <= 1e-4 * one.grad.norm() + 1e-6, name
