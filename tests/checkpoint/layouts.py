@@ -1,8 +1,10 @@
 """A small model laid out on gloo ranks, and its named tensors, for the tests of this folder."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import torch
+from torch import nn
 
 from kielo.models.llama.model import Llama, initial_value
 from kielo.parallel.apply import lay_out
@@ -22,23 +24,24 @@ def config(tied: bool = False, vocab_size: int = 67) -> Model:
         num_key_value_heads=2,
         head_dim=4,
         vocab_size=vocab_size,
+        vocab_multiple=1,
         max_position_embeddings=32,
         tie_word_embeddings=tied,
     )
 
 
 def model_on_ranks(
-    model: Model, replicate: int, shard: int, fill=None, context: int = 1, tensor: int = 1
-) -> tuple[Llama, object]:
+    model: Model, replicate: int, shard: int, fill=None, context: int = 1, tensor: int = 1, **layout: Any
+) -> tuple[nn.Module, object]:
     """This rank's part of the model, filled by `fill(name, shape)` (default: zeros), and its mesh."""
     world = start_world(30, "cpu")
     sizes = dict.fromkeys(AXES, 1) | {"replicate": replicate, "shard": shard, "context": context, "tensor": tensor}
-    layout = Layout(**sizes).model_dump()
+    layout = Layout(**(sizes | layout)).model_dump()
     placement = SimpleNamespace(**layout, start_timeout_seconds=30)
     mesh = build_mesh(world, placement)
     with torch.device("meta"):
-        laid_out = Llama(model)
-    lay_out(laid_out, mesh, placement, "fp32")
+        whole = Llama(model)
+    laid_out = lay_out(whole, mesh, placement, "fp32")
     return materialise(laid_out, world.device, fill or (lambda name, shape: torch.zeros(shape))), mesh
 
 

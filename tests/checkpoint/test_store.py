@@ -1,4 +1,4 @@
-"""A checkpoint comes back on any layout bit for bit, and no accident costs more than the newest one."""
+"""A checkpoint comes back on any layout bit for bit; saving goes on beside training, and its failures do not stop it."""
 
 import errno
 import json
@@ -6,16 +6,28 @@ import math
 import os
 import pickle
 import resource
-import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from safetensors import safe_open
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from kielo.artifact.checkpoint_index import list_checkpoints, newest_complete, read_index
-from kielo.checkpoint import store as store_module
+from kielo.artifact import checkpoint_index
+from kielo.artifact.checkpoint_index import (
+    check_checkpoint,
+    list_checkpoints,
+    newest_checkpoint,
+    newest_complete,
+    read_index,
+)
+from kielo.checkpoint.storage import CheckpointWriter
 from kielo.checkpoint.store import Store, read_plain, read_tensors
+from kielo.parallel.world import make_host_group, start_world
 from kielo.recipe.errors import KieloError
 from tests.checkpoint.layouts import config, model_on_ranks, values
 from tests.ranks import run_ranks
@@ -57,7 +69,9 @@ def whole(tensors: dict) -> dict[str, bytes]:
 
 def save_on_ranks(folder: Path, *sizes: int) -> dict[str, bytes]:
     tensors = state_on_ranks(*sizes, seed=5)
-    Store(folder).save(7, tensors, PLAIN)
+    store = Store(folder)
+    store.save(7, tensors, PLAIN)
+    store.settle()
     return whole(tensors)
 
 
@@ -102,6 +116,7 @@ def filled_store(folder: Path) -> Store:
     store = Store(folder, keep_newest=2)
     store.save(100, small(1.0), {"step": 100})
     store.save(200, small(2.0), {"step": 200})
+    store.settle()
     return store
 
 
@@ -117,7 +132,9 @@ def test_nothing_is_pickled_or_unpickled(tmp_path, monkeypatch):
     ):
         for name in names:
             monkeypatch.setattr(module, name, refuse)
-    path = Store(tmp_path).save(1, small(1.0), PLAIN)
+    store = Store(tmp_path)
+    store.save(1, small(1.0), PLAIN)
+    path = store.settle()
     tensors = small(0.0)
     assert Store(tmp_path).restore(path, tensors) == PLAIN
     assert tensors["model/a"].eq(1).all() and tensors["model/b"].eq(1).all()
@@ -129,150 +146,185 @@ def test_nothing_is_pickled_or_unpickled(tmp_path, monkeypatch):
     json.loads((path / "index.json").read_text())
 
 
-def _edit(path: Path, change) -> None:
-    content = bytearray(path.read_bytes())
-    path.write_bytes(bytes(change(content)))
+@contextmanager
+def writing_waits_for(event: threading.Event) -> Iterator[None]:
+    """Every save inside has been planned, and writes nothing before `event` is set."""
+    original = CheckpointWriter.write_data
 
+    def write_data(self, plan, planner):
+        assert event.wait(30)
+        return original(self, plan, planner)
 
-def _flip_middle(content: bytearray) -> bytearray:
-    content[len(content) // 2] ^= 1
-    return content
-
-
-DAMAGES = {
-    "flipped bit in a tensor": ("rank_00000.safetensors", _flip_middle),
-    "zeroed block": ("rank_00000.safetensors", lambda content: content[:-256] + bytes(256)),
-    "cut short": ("rank_00000.safetensors", lambda content: content[:-1]),
-    "flipped bit in the index": ("index.json", _flip_middle),
-    "manifest cut short": ("manifest.json", lambda content: content[:-20]),
-    "file gone": ("rank_00000.safetensors", None),
-    "manifest gone": ("manifest.json", None),
-    "file of the older checkpoint": ("rank_00000.safetensors", "older"),
-}
-
-
-@pytest.mark.parametrize("kind", DAMAGES)
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(tmp_path, kind):
-    """Never loaded, whatever the damage: newest() falls back, sets it aside and names the file."""
-    store = filled_store(tmp_path)
-    newest = tmp_path / "step_00000200"
-    name, change = DAMAGES[kind]
-    if change is None:
-        (newest / name).unlink()
-    elif change == "older":
-        shutil.copy(tmp_path / "step_00000100" / name, newest / name)
-    else:
-        _edit(newest / name, change)
-    for reader in (Store(tmp_path).restore, lambda path, tensors: read_tensors(path)):
-        with pytest.raises(KieloError, match=name):
-            reader(newest, small(0.0))
-    assert newest_complete(tmp_path)[0] == tmp_path / "step_00000100"
-    assert store.newest() == tmp_path / "step_00000100"
-    assert len(store.warnings) == 1 and name in store.warnings[0] and "step_00000200" in store.warnings[0]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000100", "step_00000200.damaged"]
-    assert store.newest() == tmp_path / "step_00000100" and not store.warnings
-    assert read_plain(store.newest()) == {"step": 100}
-
-
-def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(tmp_path, monkeypatch):
-    """Also when the same step is saved again: at every write, sync, rename and removal something whole remains."""
-
-    class Killed(BaseException):
-        pass
-
-    left = [0]
-
-    def counted(function):
-        def call(*args, **kwargs):
-            left[0] -= 1
-            if left[0] < 0:
-                raise Killed  # and so does all that comes after: a killed process does nothing more
-            return function(*args, **kwargs)
-
-        return call
-
-    for owner, name in (
-        (os, "fsync"),
-        (Path, "rename"),
-        (Path, "mkdir"),
-        (shutil, "rmtree"),
-        (os, "replace"),
-        (store_module.shutil, "disk_usage"),
-    ):
-        monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
-    for step in (100, 200):
-        for survived in range(40):
-            left[0] = 10**9
-            shutil.rmtree(tmp_path / "run", ignore_errors=True)
-            store = Store(tmp_path / "run", keep_newest=1)
-            store.save(100, small(1.0), {})
-            left[0] = survived
-            killed = False
-            try:
-                store.save(step, small(2.0), {})
-            except Killed:
-                killed = True
-            left[0] = 10**9
-            path = Store(tmp_path / "run").newest()
-            tensors = small(0.0)
-            Store(tmp_path / "run").restore(path, tensors)
-            assert tensors["model/a"].unique().tolist() in ([1.0], [2.0])
-            Store(tmp_path / "run", keep_newest=1).save(300, small(3.0), {})
-            assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["step_00000300"]
-            if not killed:
-                break
-        assert not killed and survived > 5
-
-
-def save_with_small_file_limit(folder: Path) -> tuple[str, bool]:
-    tensors = state_on_ranks(1, 2, seed=5)
-    store = Store(folder)
-    store.save(100, tensors, {})
-    if torch.distributed.get_rank() == 1:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+    CheckpointWriter.write_data = write_data
     try:
-        store.save(200, tensors, {})
-    except KieloError as error:
-        return str(error), store.newest() == folder / "step_00000100"
-    return "saved", False
+        yield
+    finally:
+        CheckpointWriter.write_data = original
 
 
-def test_a_full_disk_on_one_rank_stops_the_save_on_all_and_spoils_nothing(tmp_path):
-    """All ranks raise the same message with folder, needed and free bytes; the partial folder is gone."""
-    outcomes = run_ranks(save_with_small_file_limit, 2, tmp_path, timeout_seconds=60)
-    assert outcomes[0] == outcomes[1]
-    message, earlier_is_whole = outcomes[0]
-    assert earlier_is_whole
-    for part in ("disk full", str(tmp_path), "bytes, ", "are free", "rank 1", "keep_newest"):
+def test_tensors_and_state_may_change_while_they_are_written(tmp_path):
+    """What save() was given is what is stored, though training changes all of it at once; the next save waits."""
+    tensors, plain, go = small(1.0), {"guard": [1]}, threading.Event()
+    store = Store(tmp_path)
+    with writing_waits_for(go):
+        store.save(100, tensors, plain)
+        for tensor in tensors.values():
+            tensor.fill_(2.0)
+        plain["guard"].append(2)
+        assert newest_complete(tmp_path)[0] is None
+        threading.Timer(0.1, go.set).start()
+        store.save(200, tensors, plain)
+        assert newest_complete(tmp_path)[0] == tmp_path / "step_00000100"
+        tensors["model/a"].fill_(3.0)
+        assert store.settle() == tmp_path / "step_00000200"
+    for step, value, guard in ((100, 1.0, [1]), (200, 2.0, [1, 2])):
+        path = tmp_path / f"step_{step:08d}"
+        assert all(tensor.eq(value).all() for tensor in read_tensors(path).values())
+        assert read_plain(path) == {"guard": guard}
+
+
+def train_while_saving(folder: Path) -> list[float]:
+    world = start_world(30, "cpu")
+    store = Store(folder, group=make_host_group(world, "checkpoint", 30))
+    sums, done = [], threading.Event()
+    with writing_waits_for(done):
+        store.save(100, small(1.0), {})
+        for step in range(100):
+            total = torch.full((), float(step * (world.rank + 1)))
+            dist.all_reduce(total)
+            sums.append(total.item())
+        done.set()
+        store.save(200, small(2.0), {})
+        assert store.settle().name == "step_00000200"
+    return sums
+
+
+def test_training_talks_while_a_save_is_under_way(tmp_path):
+    """Collectives of the ranks' world and of a save do not meet: the save has a group of its own."""
+    assert run_ranks(train_while_saving, 2, tmp_path, timeout_seconds=60) == [[3.0 * step for step in range(100)]] * 2
+    assert [row["step"] for row in list_checkpoints(tmp_path)] == [200, 100]
+
+
+def failing_saves_on_ranks(folder: Path) -> tuple[list[str], str, str]:
+    world = start_world(30, "cpu")
+    alerts = []
+    group = make_host_group(world, "checkpoint", 30)
+    store = Store(folder, group=group, on_alert=lambda step, message: alerts.append(message))
+    tensors = {"model/a": torch.ones(64, 64), "model/b": torch.ones(64, 64)}
+    store.save(100, tensors, {})
+    store.settle()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if world.rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
+    store.save(200, tensors, {})
+    store.save(300, tensors, {})  # the failure of 200 does not stop it, nor does its own
+    with pytest.raises(KieloError) as last:
+        store.settle()
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    left = sorted(path.name for path in folder.iterdir())
+    dist.barrier()
+    store.save(400, tensors, {})
+    assert left == ["newest", "step_00000100"]
+    return alerts, str(last.value), store.settle().name
+
+
+def test_a_full_disk_on_one_rank_fails_the_save_on_all_and_spoils_nothing(tmp_path):
+    """Rank 0 is told of each failed save; all ranks raise the last one's; nothing stays of it; a later save succeeds."""
+    (alerts, message, newest), (silent, same_message, same_newest) = run_ranks(
+        failing_saves_on_ranks, 2, tmp_path, timeout_seconds=60
+    )
+    assert (message, newest) == (same_message, same_newest) and newest == "step_00000400"
+    assert len(alerts) == 2 and alerts[1] == message and not silent
+    for part in ("step_00000300", "disk full", str(tmp_path), "need 32,768 bytes, ", "are free", "rank 1", "keep_newest"):
         assert part in message
-    assert [path.name for path in tmp_path.iterdir()] == ["step_00000100"]
+    assert [row["state"] for row in list_checkpoints(tmp_path, checksums=True)] == ["verified"] * 2
 
 
-def test_a_disk_that_cannot_hold_it_is_foreseen(tmp_path, monkeypatch):
-    """Before a byte is written; and an error that is not about space says what it is."""
+def test_other_errors_are_told_as_they_are(tmp_path, monkeypatch):
+    """An I/O error fails the save alone; what is no fault of the disk is raised; nothing stays of either."""
     store = filled_store(tmp_path)
-    usage = shutil.disk_usage(tmp_path)._replace(free=100)
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda path: usage)
-        with pytest.raises(KieloError, match="needs 2,058 bytes, 100 are free"):
-            store.save(300, small(3.0), {})
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(errno.EIO, "I/O error")))
-        with pytest.raises(KieloError, match="step_00000300 was not saved .*I/O error"):
-            store.save(300, small(3.0), {})
+        store.save(300, small(3.0), {})
+        with pytest.raises(KieloError, match="step_00000300 was not saved .*untouched: .*I/O error"):
+            store.settle()
     with pytest.raises(TypeError):
         store.save(300, small(3.0), {"not JSON": object()})
-    assert [row["state"] for row in list_checkpoints(tmp_path)] == ["complete"] * 2
-    assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_only_the_newest_are_kept(tmp_path):
-    """keep_newest counts up to the step just saved; an older start never loses what it has just written."""
-    store = filled_store(tmp_path)
+    assert [row["state"] for row in list_checkpoints(tmp_path, checksums=True)] == ["verified"] * 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["newest", "step_00000100", "step_00000200"]
     store.save(300, small(3.0), {})
-    assert [row["step"] for row in list_checkpoints(tmp_path)] == [300, 200]
-    Store(tmp_path, keep_newest=1).save(250, small(2.5), {})
-    assert [row["step"] for row in list_checkpoints(tmp_path)] == [300, 250]
+    assert store.settle() == tmp_path / "step_00000300"
+
+
+def test_a_job_that_lost_its_folder_publishes_nothing(tmp_path):
+    """Asked before each save, which it then refuses, and again before publishing, when all has been written."""
+    answers = [None, KieloError("the lease is lost"), KieloError("the lease is lost")]
+
+    def permit() -> None:
+        if (answer := answers.pop(0)) is not None:
+            raise answer
+
+    store = Store(tmp_path, permit=permit)
+    store.save(100, small(1.0), {})
+    with pytest.raises(KieloError, match="step_00000100 was not saved .*the lease is lost"):
+        store.settle()
+    with pytest.raises(KieloError, match="the lease is lost"):
+        store.save(200, small(1.0), {})
+    assert list(tmp_path.iterdir()) == [] and answers == []
+
+
+def test_every_file_names_its_save_and_damage_has_a_place(tmp_path, monkeypatch):
+    """One id in tensors, index and manifest; of a flipped bit the block and its bytes are told; a stale file as such."""
+    monkeypatch.setattr(checkpoint_index, "BLOCK_BYTES", 256)
+    newest = filled_store(tmp_path).settle()
+    tensors = newest / "rank_00000.safetensors"
+    manifest = json.loads((newest / "manifest.json").read_text())
+    with safe_open(tensors, framework="pt") as file:
+        assert file.metadata() == {"save_id": read_index(newest).save_id}
+    ids = {record["save_id"] for record in manifest["files"].values()}
+    assert ids == {read_index(newest).save_id, manifest["counts"]["save_id"]}
+    assert len(manifest["files"][tensors.name]["xxh3_64_blocks"]) == math.ceil(tensors.stat().st_size / 256) > 8
+
+    content = bytearray(tensors.read_bytes())
+    content[1100] ^= 1
+    tensors.write_bytes(content)
+    assert check_checkpoint(newest) == (
+        f"{tensors.name} is not what was written: block 4 (bytes 1,024 to 1,279) has another checksum"
+    )
+    assert check_checkpoint(newest, checksums=False) is None
+    tensors.write_bytes((tmp_path / "step_00000100" / tensors.name).read_bytes())
+    old_id, new_id = (read_index(tmp_path / f"step_00000{step}").save_id for step in (100, 200))
+    assert check_checkpoint(newest, checksums=False) == f"{tensors.name} is of another save ({old_id} instead of {new_id})"
+
+
+def test_the_newest_and_the_milestones_are_kept(tmp_path):
+    """keep_newest counts up to the step just saved, multiples of keep_every_steps stay, `newest` leads to the newest."""
+    store = filled_store(tmp_path)
+    store.save(300, small(3.0), {"tokens": 30, "loss": 0.5})
+    assert store.settle() == (tmp_path / "newest").resolve()
+    assert os.readlink(tmp_path / "newest") == "step_00000300"
+    rows = list_checkpoints(tmp_path)
+    assert [(row["step"], row["tokens"], row["loss"], row["state"]) for row in rows] == [
+        (300, 30, 0.5, "complete"), (200, None, None, "complete")
+    ]  # fmt: skip
+    store = Store(tmp_path, keep_newest=1, keep_every_steps=200)
+    for step in (250, 400, 500, 600, 700):  # an older start never loses what it has just written
+        store.save(step, small(2.5), {})
+        store.settle()
+        assert list_checkpoints(tmp_path)[0]["step"] == max(step, 300)
+    assert [row["step"] for row in list_checkpoints(tmp_path)] == [700, 600, 400, 200]
+
+
+def test_the_newest_whole_checkpoint_of_a_run_is_found_or_named(tmp_path):
+    """newest_checkpoint tells of the damaged one that it passes over, and names what is wrong when none is whole."""
+    filled_store(tmp_path / "train" / "checkpoints")
+    warnings = []
+    (tmp_path / "train/checkpoints/step_00000200/index.json").unlink()
+    assert newest_checkpoint(tmp_path, warnings.append).name == "step_00000100"
+    assert len(warnings) == 1 and "index.json" in warnings[0]
+    (tmp_path / "train/checkpoints/step_00000100/manifest.json").unlink()
+    with pytest.raises(KieloError, match="no whole checkpoint.*manifest.json is missing"):
+        newest_checkpoint(tmp_path)
 
 
 def refusals_on_ranks(folder: Path) -> list[str]:

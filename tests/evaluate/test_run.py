@@ -10,13 +10,14 @@ import torch
 from kielo.artifact.documents import write_documents
 from kielo.artifact.manifest import read_manifest, write_stage
 from kielo.artifact.token_shards import TokenShard
-from kielo.checkpoint.huggingface import export
+from kielo.checkpoint.hugging_face_export import export
 from kielo.checkpoint.store import Store
 from kielo.dataset.pack import pack
 from kielo.evaluate.contender import load_checkpoint
 from kielo.evaluate.run import evaluate, evaluate_hugging_face
 from kielo.evaluate.texts import evenly, heldout_texts, training_texts, training_token_counts
-from kielo.models.llama.model import Llama, init_weights
+from kielo.models.blocks.decoder import init_weights
+from kielo.models.llama.model import Llama
 from kielo.plan.resolve import resolve
 from kielo.plan.resolved import write
 from kielo.recipe.errors import KieloError
@@ -61,7 +62,9 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = Llama(resolved.identity.model)
     init_weights(model, seed=1)
     tensors = {f"model/{name}": parameter.detach() for name, parameter in model.named_parameters()}
-    Store(folder / "train" / "checkpoints").save(8, tensors, {})
+    store = Store(folder / "train" / "checkpoints")
+    store.save(8, tensors, {})
+    store.settle()
     return folder
 
 
@@ -92,9 +95,12 @@ def test_the_baselines_see_the_training_text_and_no_more(run_folder: Path) -> No
 
 
 def test_the_model_scores_the_tokens_that_pack_held_out(run_folder: Path) -> None:
-    """The stream that is scored is the packed held-out shard, token for token."""
+    """The stream that is scored is the packed held-out shard, token for token; padding of the vocabulary is no token."""
     checkpoint = next((run_folder / "train" / "checkpoints").iterdir())
-    contender = load_checkpoint(checkpoint, resolve(RECIPE, run_folder, 1, "cpu"), run_folder / "tokenizer")
+    resolved = resolve(RECIPE, run_folder, 1, "cpu")
+    contender = load_checkpoint(checkpoint, resolved, run_folder / "tokenizer")
+    model = resolved.identity.model
+    assert contender.logits(torch.zeros(1, 1, dtype=torch.int64), None).shape[-1] == model.vocab_size < model.vocab_rows
     shard = TokenShard(run_folder / "tokens" / "heldout")
     stream = contender.encode_documents(heldout_texts(run_folder / "tokens")[0])
     np.testing.assert_array_equal(stream, shard.read(0, shard.num_tokens))

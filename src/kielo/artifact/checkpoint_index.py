@@ -3,26 +3,47 @@
     checkpoints/step_00000100/
         rank_00000.safetensors ...   pieces of tensors, keys `NAME@offset,offset`
         index.json                   every tensor: dtype, shape, which piece lies where; and the plain JSON state
-        manifest.json                bytes and xxh3_128 of each file above; written last
+        manifest.json                size and checksums of each file above, and of itself; written last
+    checkpoints/newest               a symbolic link, for people and scripts: readers choose by step and checksums
 
-A folder without manifest is not a checkpoint. Nothing here is ever pickled.
+Every save has an id, which stands in each of its files: a file of another save is known as such. A file is checked
+by blocks of 64 MiB, so that damage has a place. A folder without manifest is not a checkpoint. Nothing here is ever
+pickled.
 """
 
 import dataclasses
 import json
 import math
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from kielo.artifact.manifest import MANIFEST_NAME, hash_file, read_manifest
+import xxhash
+
+from kielo.artifact.manifest import (
+    MANIFEST_NAME,
+    READ_BYTES,
+    Manifest,
+    hash_json,
+    installed_versions,
+    write_text_atomically,
+)
 from kielo.recipe.errors import KieloError
 
 INDEX_NAME = "index.json"
-VERSION = 1
+NEWEST_NAME = "newest"
+VERSION = 2
+BLOCK_BYTES = 64 * 2**20
 _STEP_FOLDER = re.compile(r"step_(\d{8,})")
+_RANK_FILE = re.compile(r"rank_(\d{5,})\.safetensors")
+_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_OWN_DIGEST = "xxh3_128"  # the manifest's key for the digest of all its other content
 
 
 @dataclass(frozen=True)
@@ -46,8 +67,9 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class CheckpointIndex:
-    """`aliases`: a tied tensor's name → the name that it is stored under."""
+    """`save_id`: the same in all files of one save. `aliases`: a tied tensor's name → the name it is stored under."""
 
+    save_id: str
     step: int
     tensors: dict[str, TensorEntry]
     aliases: dict[str, str] = field(default_factory=dict)
@@ -76,7 +98,9 @@ def parse_index(text: str, where: Path | str) -> CheckpointIndex:
                 f"{where}: index version {stored['version']}; this Kielo reads version {VERSION}"
             )
         tensors = {name: _entry(entry) for name, entry in stored["tensors"].items()}
-        index = CheckpointIndex(stored["step"], tensors, stored["aliases"], stored["plain"])
+        index = CheckpointIndex(
+            stored["save_id"], stored["step"], tensors, stored["aliases"], stored["plain"]
+        )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise KieloError(f"{where}: not a checkpoint index ({error!r})") from error
     for name, entry in index.tensors.items():
@@ -105,6 +129,72 @@ def read_index(folder: Path) -> CheckpointIndex:
     return parse_index(text, path)
 
 
+def write_index(folder: Path, index: CheckpointIndex) -> dict[str, Any]:
+    """Write `index.json` and bring it to the disk; returns its record for the manifest."""
+    text = index.to_json().encode()
+    with open(Path(folder) / INDEX_NAME, "wb") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    digests = BlockDigests()
+    digests.update(text)
+    return {"bytes": len(text), "xxh3_64_blocks": digests.hexdigests(), "save_id": index.save_id}
+
+
+def write_checkpoint_manifest(
+    folder: Path,
+    index: CheckpointIndex,
+    files: dict[str, dict[str, Any]],
+    tensor_bytes: int,
+    wall_seconds: float,
+) -> None:
+    """Write `manifest.json`, which makes the folder a checkpoint: call it when all `files` are on the disk.
+
+    files: name → {"bytes", "xxh3_64_blocks", "save_id"}, the index among them.
+    """
+    manifest = Manifest(
+        kind="checkpoint",
+        version=VERSION,
+        inputs={},
+        section={},
+        counts={"step": index.step, "tensor_bytes": tensor_bytes, "save_id": index.save_id},
+        wall_seconds=round(wall_seconds, 3),
+        versions=installed_versions(),
+        files=files,
+        written_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    content = dataclasses.asdict(manifest)
+    write_text_atomically(
+        Path(folder) / MANIFEST_NAME, _manifest_text(content | {_OWN_DIGEST: hash_json(content)})
+    )
+
+
+def _manifest_text(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+class BlockDigests:
+    """xxh3-64 of each `BLOCK_BYTES` of what passes, in hexadecimal; the last block may be shorter."""
+
+    def __init__(self) -> None:
+        self._whole: list[str] = []
+        self._block, self._block_bytes = xxhash.xxh3_64(), 0
+
+    def update(self, data: bytes | memoryview) -> None:
+        left = memoryview(data)
+        while left:
+            part = left[: BLOCK_BYTES - self._block_bytes]
+            left = left[len(part) :]
+            self._block.update(part)
+            self._block_bytes += len(part)
+            if self._block_bytes == BLOCK_BYTES:
+                self._whole.append(self._block.hexdigest())
+                self._block, self._block_bytes = xxhash.xxh3_64(), 0
+
+    def hexdigests(self) -> list[str]:
+        return self._whole + ([self._block.hexdigest()] if self._block_bytes else [])
+
+
 def step_folder_name(step: int) -> str:
     return f"step_{step:08d}"
 
@@ -112,6 +202,16 @@ def step_folder_name(step: int) -> str:
 def step_of(folder: Path) -> int | None:
     """100 for `.../step_00000100`; None for any other name (`.partial`, `.damaged`, ...)."""
     match = _STEP_FOLDER.fullmatch(Path(folder).name)
+    return int(match[1]) if match else None
+
+
+def rank_file_name(rank: int) -> str:
+    return f"rank_{rank:05d}.safetensors"
+
+
+def rank_of(file_name: str) -> int | None:
+    """The rank that wrote the file; None for files that rank 0 writes for all."""
+    match = _RANK_FILE.fullmatch(file_name)
     return int(match[1]) if match else None
 
 
@@ -124,38 +224,103 @@ def step_folders(folder: Path) -> list[Path]:
     return sorted(found, key=step_of, reverse=True)
 
 
-def listed_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """The manifest's files. KieloError where a checkpoint folder has no manifest, or one without an index."""
-    path = Path(folder) / MANIFEST_NAME
+def read_checkpoint_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint. KieloError where there is none, or one that is not as it was written.
+
+    It must be of the step that the folder's name says, or a whole checkpoint could be taken for another.
+    """
+    folder = Path(folder)
+    path = folder / MANIFEST_NAME
     try:
-        manifest = read_manifest(folder)
-    except (KieloError, OSError) as error:
-        raise KieloError(f"{path} cannot be read, so nothing vouches for the files beside it") from error
-    if manifest is None:
-        raise KieloError(f"{path} is missing: the save did not finish")
-    if INDEX_NAME not in manifest.files:
-        raise KieloError(f"{path} does not list {INDEX_NAME}")
-    return manifest.files
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        raise KieloError(f"{path} is missing: the save did not finish") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise KieloError(f"{path} cannot be read ({error}), so nothing vouches for the files beside it") from error
+    try:
+        content = json.loads(text)
+        digest = content.pop(_OWN_DIGEST)
+        is_as_written = digest == hash_json(content) and text == _manifest_text(content | {_OWN_DIGEST: digest})
+        manifest = Manifest(**content)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        is_as_written = False
+    if not is_as_written:
+        raise KieloError(
+            f"{path} is not what was written (its own checksum differs), so nothing vouches for the files beside it"
+        )
+    if (manifest.kind, manifest.version) != ("checkpoint", VERSION) or INDEX_NAME not in manifest.files:
+        raise KieloError(
+            f"{path}: is of a {manifest.kind}, version {manifest.version}; this Kielo reads checkpoints of version {VERSION}"
+        )
+    step = step_of(folder.resolve())
+    if step not in (None, manifest.counts["step"]):
+        raise KieloError(f"{path} is the manifest of another checkpoint, that of step {manifest.counts['step']}")
+    return manifest
+
+
+def listed_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """name → {"bytes", "xxh3_64_blocks", "save_id"} of the files that the manifest vouches for; raises as it does."""
+    return read_checkpoint_manifest(folder).files
 
 
 def find_damage(
     folder: Path, names: Iterable[str], files: dict[str, dict[str, Any]], checksums: bool = True
 ) -> str | None:
-    """The first of `names` that is missing, cut short or altered against `files`, and how; None if all are sound.
+    """The first of `names` that is missing, cut short, altered or of another save, and how; None if all are sound.
 
-    Without `checksums` only the sizes are compared, which reads nothing.
+    Without `checksums` only sizes and save ids are compared, which reads little.
     """
     for name in names:
-        path, expected = Path(folder) / name, files[name]
+        if name not in files:
+            return f"{name} is not listed in {MANIFEST_NAME}"
         try:
-            size = path.stat().st_size
-            if size != expected["bytes"]:
-                return f"{name} is {size} bytes long instead of {expected['bytes']}"
-            if checksums and hash_file(path) != expected["xxh3_128"]:
-                return f"{name} is not what was written (its checksum differs)"
+            damage = _file_damage(Path(folder) / name, files[name], checksums)
         except OSError as error:
             return f"{name} cannot be read ({error.strerror})"
+        if damage is not None:
+            return f"{name} {damage}"
     return None
+
+
+def _file_damage(path: Path, expected: dict[str, Any], checksums: bool) -> str | None:
+    size, save_id = path.stat().st_size, _save_id_inside(path)
+    damage = None
+    if size != expected["bytes"]:
+        damage = f"is {size} bytes long instead of {expected['bytes']}"
+    elif checksums:
+        block = _first_wrong_block(path, expected["xxh3_64_blocks"])
+        if block is not None:
+            start, end = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, size)
+            damage = f"is not what was written: block {block} (bytes {start:,} to {end - 1:,}) has another checksum"
+    if save_id == expected["save_id"]:
+        return damage
+    if save_id is None:
+        return damage or "does not say of which save it is"
+    stale = f"is of another save ({save_id} instead of {expected['save_id']})"
+    return f"{stale}, and {damage}" if damage else stale
+
+
+def _first_wrong_block(path: Path, expected: list[str]) -> int | None:
+    digests = BlockDigests()
+    with open(path, "rb") as file:
+        while piece := file.read(READ_BYTES):
+            digests.update(piece)
+    pairs = zip_longest(digests.hexdigests(), expected)
+    return next((block for block, (found, written) in enumerate(pairs) if found != written), None)
+
+
+def _save_id_inside(path: Path) -> str | None:
+    """What a file says of itself: the index in its JSON, a safetensors file in its header; None where it is unreadable."""
+    try:
+        if path.name == INDEX_NAME:
+            return json.loads(path.read_bytes())["save_id"]
+        with open(path, "rb") as file:
+            header_bytes = int.from_bytes(file.read(8), "little")
+            if header_bytes > _MAX_HEADER_BYTES:
+                return None
+            return json.loads(file.read(header_bytes))["__metadata__"]["save_id"]
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def check_checkpoint(folder: Path, checksums: bool = True) -> str | None:
@@ -168,14 +333,34 @@ def check_checkpoint(folder: Path, checksums: bool = True) -> str | None:
 
 
 def list_checkpoints(folder: Path, checksums: bool = False) -> list[dict[str, Any]]:
-    """The checkpoints in `folder`, newest first: {"name", "step", "bytes", "state": "complete" or what is wrong}."""
+    """The checkpoints in `folder`, newest first, as rows {"name", "step", "tokens", "loss", "bytes", "written_at", "state"}.
+
+    state: "verified" (every byte was read and compared), "complete" (without `checksums`: sizes and save ids only), or
+    "damaged: …". tokens, loss and written_at are None where the checkpoint does not say them or cannot be read.
+    """
     rows = []
     for path in step_folders(folder):
-        damage = check_checkpoint(path, checksums)
-        size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
-        state = "complete" if damage is None else f"damaged: {damage}"
-        rows.append({"name": path.name, "step": step_of(path), "bytes": size, "state": state})
+        with suppress(FileNotFoundError):  # pruned by the training job while we look
+            rows.append(_row(path, checksums))
     return rows
+
+
+def _row(path: Path, checksums: bool) -> dict[str, Any]:
+    damage = check_checkpoint(path, checksums)
+    plain: dict[str, Any] = {}
+    written_at = None
+    with suppress(KieloError):
+        written_at = read_checkpoint_manifest(path).written_at
+        plain = read_index(path).plain
+    return {
+        "name": path.name,
+        "step": step_of(path),
+        "tokens": plain.get("tokens"),
+        "loss": plain.get("loss"),
+        "bytes": sum(file.stat().st_size for file in path.iterdir() if file.is_file()),
+        "written_at": written_at,
+        "state": f"damaged: {damage}" if damage else "verified" if checksums else "complete",
+    }
 
 
 def newest_complete(folder: Path) -> tuple[Path | None, list[str]]:
@@ -187,3 +372,15 @@ def newest_complete(folder: Path) -> tuple[Path | None, list[str]]:
             return path, warnings
         warnings.append(f"checkpoint {path} is damaged: {damage}")
     return None, warnings
+
+
+def newest_checkpoint(run_folder: Path, warn: Callable[[str], object] | None = None) -> Path:
+    """The newest whole checkpoint of a run; `warn` is told of each newer one that is damaged. KieloError if there is none."""
+    folder = Path(run_folder) / "train" / "checkpoints"
+    path, warnings = newest_complete(folder)
+    for warning in warnings if warn else ():
+        warn(warning)
+    if path is None:
+        damaged = f" ({'; '.join(warnings)})" if warnings else ""
+        raise KieloError(f"{folder} holds no whole checkpoint{damaged}; run the train stage first")
+    return path

@@ -5,17 +5,15 @@ in order: every rank `prepare_local_plan`, rank 0 `prepare_global_plan`, every r
 an error on any rank reaches all of them.
 """
 
-import errno
 import math
 import os
-import shutil
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 from safetensors import safe_open
 from torch.distributed.checkpoint import SavePlan, StorageReader, StorageWriter
 from torch.distributed.checkpoint.metadata import (
@@ -29,21 +27,33 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from kielo.artifact.checkpoint_index import INDEX_NAME, CheckpointIndex, Chunk, TensorEntry, chunk_key
+from kielo.artifact.checkpoint_index import (
+    INDEX_NAME,
+    CheckpointIndex,
+    Chunk,
+    TensorEntry,
+    chunk_key,
+    rank_file_name,
+    write_index,
+)
+from kielo.checkpoint.publish import refuse_if_too_full
 from kielo.checkpoint.stream import DTYPE_NAMES, DTYPES, SafetensorsStream
+
+_DESCRIPTION_BYTES = 512  # of one piece, in its file's header and in the index together, beside its name
 
 
 class CheckpointWriter(StorageWriter):
     """Writes one checkpoint into `folder`, which rank 0 makes: a file for each rank that has pieces, and the index.
 
-    After `finish`, `files` on rank 0 is the record of every file for the manifest; `needed_bytes` is known there
-    as soon as the plan is.
+    index: what is known of it before the tensors are. copies: name → this rank's shard, which is written in place of
+    the live one. After `finish`, rank 0 has the whole `index`, the record of each of the `files` for the manifest, and
+    `tensor_bytes`.
     """
 
-    def __init__(self, folder: Path, step: int, rank: int, plain: dict[str, Any], aliases: dict[str, str]):
-        self.folder, self.step, self.rank, self.plain, self.aliases = Path(folder), step, rank, plain, aliases
-        self.files: dict[str, dict] = {}
-        self.needed_bytes = 0
+    def __init__(self, folder: Path, index: CheckpointIndex, rank: int, copies: Mapping[str, torch.Tensor]):
+        self.folder, self.index, self.rank, self._copies = Path(folder), index, rank, copies
+        self.files: dict[str, dict[str, Any]] = {}
+        self.tensor_bytes = 0
 
     def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
         pass
@@ -57,11 +67,16 @@ class CheckpointWriter(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Rank 0 alone: foresee a full disk before a byte is written, and make the folder."""
-        self.needed_bytes = sum(_piece_bytes(item) for plan in plans for item in plan.items)
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
-        if self.needed_bytes > shutil.disk_usage(self.folder).free:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        items = [item for plan in plans for item in plan.items]
+        self.tensor_bytes = sum(map(_piece_bytes, items))
+        described = sum(_DESCRIPTION_BYTES + 3 * len(item.index.fqn) for item in items) + len(self.index.to_json())
+        refuse_if_too_full(
+            self.folder.parent,
+            num_bytes=self.tensor_bytes + described,
+            # Besides the ranks' files: index, manifest, the folder itself, and the symbolic link.
+            num_files=sum(bool(plan.items) for plan in plans) + 4,
+        )
+        self.folder.mkdir()
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -70,13 +85,14 @@ class CheckpointWriter(StorageWriter):
         if not plan.items:
             done.set_result([])
             return done
-        name = f"rank_{self.rank:05d}.safetensors"
+        name = rank_file_name(self.rank)
         items = sorted(plan.items, key=lambda item: -item.tensor_data.properties.dtype.itemsize)
-        stream = SafetensorsStream(self.folder / name, [_stream_entry(item) for item in items])
+        save_id = {"save_id": self.index.save_id}
+        stream = SafetensorsStream(self.folder / name, [_stream_entry(item) for item in items], save_id)
         try:
             for item in items:
-                stream.write(planner.resolve_data(item))
-            record = stream.close()
+                stream.write(self._copies[item.index.fqn])
+            record = stream.close() | save_id
         except BaseException:
             stream.abandon()
             raise
@@ -99,13 +115,8 @@ class CheckpointWriter(StorageWriter):
             )
             for name, stored in metadata.state_dict_metadata.items()
         }
-        index = CheckpointIndex(self.step, tensors, self.aliases, self.plain)
-        text = index.to_json().encode()
-        with open(self.folder / INDEX_NAME, "wb") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        self.files[INDEX_NAME] = {"bytes": len(text), "xxh3_128": xxhash.xxh3_128_hexdigest(text)}
+        self.index = replace(self.index, tensors=tensors)
+        self.files[INDEX_NAME] = write_index(self.folder, self.index)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:

@@ -1,20 +1,20 @@
 """Checkpoints of a run: named tensors and plain JSON state in, one folder a step out, and back on any layout.
 
-A checkpoint is written beside its place (`step_00000100.partial`), brought to the disk, and renamed by rank 0 when
-every rank has finished, its manifest last. So a kill at any moment leaves a folder that is whole or one that no one
-takes for a checkpoint. Every byte read back is checked against the manifest.
+Saving stops training only while this rank's shards are copied to the host. A thread writes them beside their place
+(`step_00000100.ID.partial`), brings them to the disk, and rank 0 renames the folder when every rank has finished, its
+manifest last. So a kill at any moment leaves a folder that is whole or one that no one takes for a checkpoint; and a
+save that fails is told and tried again when the next is due. Every byte read back is checked against the manifest.
 """
 
-import dataclasses
-import errno
+import json
 import logging
-import os
-import shutil
+import secrets
 import time
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,86 +25,126 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from kielo.artifact.checkpoint_index import (
     INDEX_NAME,
-    VERSION,
     CheckpointIndex,
     find_damage,
     listed_files,
     parse_index,
+    rank_of,
     read_index,
     step_folder_name,
     step_folders,
     step_of,
+    write_checkpoint_manifest,
 )
-from kielo.artifact.manifest import MANIFEST_NAME, Manifest, installed_versions, write_json_atomically
 from kielo.checkpoint.agreement import Agreement
+from kielo.checkpoint.publish import (
+    discard,
+    failure,
+    point_newest,
+    prune,
+    publish,
+    remove_leftovers,
+    set_aside,
+)
+from kielo.checkpoint.staging import Staging
 from kielo.checkpoint.storage import CheckpointReader, CheckpointWriter, assemble
 from kielo.checkpoint.stream import DTYPES
 from kielo.parallel.materialise import local
 from kielo.recipe.errors import KieloError
 
 logger = logging.getLogger(__name__)
-_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# A run without ranks is meant; the filter stands here because filters are no thread's own.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+
+
+def _log_alert(step: int, message: str) -> None:
+    logger.warning(message)
+
+
+def _always() -> None:
+    pass
 
 
 class Store:
     """The checkpoints in `folder`; all ranks of `group` call each method together, and agree on the outcome.
 
-    Works without a process group too. `warnings` lists what the last `newest` passed over, `save` could not prune.
+    group: of the CPU (gloo) and used by nothing else, for its collectives run in a thread beside the training. Works
+    without a process group too.
+    keep_every_steps: checkpoints of its multiples stay whatever `keep_newest` says; 0: none.
+    on_alert(step, message): told on rank 0, in the writing thread, of a save that failed and of old checkpoints that
+    could not be removed. permit: asked on rank 0 before a save and again before it is published; its KieloError
+    refuses (another job has taken the folder).
+    `warnings` lists what the last `newest` passed over.
     """
 
-    def __init__(self, folder: Path, keep_newest: int = 2, group: dist.ProcessGroup | None = None):
-        self.folder, self.keep_newest = Path(folder), keep_newest
+    def __init__(
+        self,
+        folder: Path,
+        keep_newest: int = 2,
+        keep_every_steps: int = 0,
+        group: dist.ProcessGroup | None = None,
+        on_alert: Callable[[int, str], None] = _log_alert,
+        permit: Callable[[], None] = _always,
+    ):
+        self.folder, self._keep_newest, self._keep_every_steps = Path(folder), keep_newest, keep_every_steps
         self.warnings: list[str] = []
-        self._ranks = Agreement(group)
+        self._ranks, self._on_alert, self._permit = Agreement(group), on_alert, permit
         self._verified: set[Path] = set()
+        self._staging = Staging()
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._under_way: Future[tuple[Path | None, str | None]] | None = None
+        self._published: Path | None = None
+        self._failure: str | None = None
 
-    def save(self, step: int, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> Path:
-        """Write `step_{step:08d}`, then remove all but the `keep_newest` newest up to it.
+    def reserve(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Make the host memory for saves of these tensors; otherwise the first save does, and takes longer."""
+        self._staging.reserve(_untied(tensors))
+
+    def save(self, step: int, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
+        """Begin to write `step_{step:08d}`; returns when the tensors may change. Waits for a save under way first.
 
         tensors: name → Tensor (equal on all ranks) or DTensor; names of one tied tensor are stored once.
-        plain: JSON state, rank 0's is kept. Raises KieloError on every rank when the disk is full or fails;
-        nothing of the failed checkpoint stays, and the earlier ones are untouched.
+        plain: JSON state, rank 0's is kept. When it is published, older checkpoints are pruned. When it fails
+        (disk full, I/O error), nothing of it stays, earlier ones are untouched, `on_alert` is told, and only `settle`
+        raises. Raises KieloError on every rank when it is not permitted.
         """
-        began = time.monotonic()
-        final = self.folder / step_folder_name(step)
-        partial = final.with_name(final.name + ".partial")
-        aliases = {
-            alias: name for found in self._ranks.gather(tied_names(tensors)) for alias, name in found.items()
-        }
-        stored = {name: tensor for name, tensor in tensors.items() if name not in aliases}
-        writer = CheckpointWriter(partial, step, self._ranks.rank, plain, aliases)
-        planner = dist_cp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        try:
-            with _plain_errors():
-                dist_cp.save(
-                    stored,
-                    storage_writer=writer,
-                    planner=planner,
-                    process_group=self._ranks.group,
-                    no_dist=not self._ranks.distributed,
-                )
-            self._ranks.on_first(lambda: self._publish(writer, final, time.monotonic() - began))
-        except Exception as error:
-            self._ranks.on_first(lambda error=error: self._give_up(writer, final, error))
-            raise
-        self._verified.discard(final)
-        self.warnings = self._ranks.on_first(lambda: self._prune(step))
-        return final
+        self._wait()
+        self._ranks.on_first(self._ask_permission)
+        copies = self._staging.copy(_untied(tensors))
+        plain = json.loads(json.dumps(plain))  # as it is now, and nothing that JSON cannot hold
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        self._under_way = self._writer.submit(self._write, step, dict(tensors), copies, plain, device)
+
+    def settle(self) -> Path | None:
+        """Wait until the save under way is published; returns the newest that this store has, None before any.
+
+        Raises KieloError on every rank when the last save failed.
+        """
+        self._wait()
+        if self._failure is not None:
+            raise KieloError(self._failure)
+        return self._published
+
+    def close(self) -> None:
+        """Wait for the save under way, whatever becomes of it. No other may follow."""
+        self._writer.shutdown(wait=True)
 
     def newest(self) -> Path | None:
-        """The newest checkpoint that is whole, every file read and compared with its checksum; None if there is none.
+        """The newest checkpoint that is whole, every file read and compared with its checksums; None if there is none.
 
-        A damaged one is renamed to `NAME.damaged` and told in `warnings`; the one before it is looked at next.
-        The ranks share the reading; rank 0 decides.
+        A damaged one is renamed to `NAME.damaged` and told in `warnings`; the one before it is looked at next. What
+        killed saves left is removed: only for the job that saves here (others: `newest_complete`). The ranks share
+        the reading; rank 0 decides.
         """
+        self._wait()
         self.warnings = []
         for path in self._ranks.on_first(self._candidates):
             damage = self._damage(path)
             if damage is None:
+                if self.warnings:
+                    self._ranks.on_first(lambda path=path: point_newest(path))
                 return path
-            self.warnings.append(
-                self._ranks.on_first(lambda path=path, damage=damage: _set_aside(path, damage))
-            )
+            self.warnings.append(self._ranks.on_first(lambda path=path, damage=damage: set_aside(path, damage)))
             if self._ranks.rank == 0:
                 logger.warning(self.warnings[-1])
         return None
@@ -115,6 +155,7 @@ class Store:
         Raises KieloError on every rank, before any tensor changes, for a damaged checkpoint, and for names,
         shapes or dtypes that the checkpoint cannot fill. A wider dtype may be filled from a narrower one.
         """
+        self._wait()
         path = Path(path)
         if path not in self._verified:
             damage = self._damage(path)
@@ -131,90 +172,114 @@ class Store:
                     storage_reader=CheckpointReader(path, index),
                     planner=planner,
                     process_group=self._ranks.group,
-                    no_dist=not self._ranks.distributed,
+                    no_dist=self._ranks.size == 1,
                 )
         except OSError as error:
             raise KieloError(f"checkpoint {path} cannot be read: {error}") from error
         return index.plain
 
+    def _wait(self) -> None:
+        """For the writing thread, which has no collective of its own running after this."""
+        if self._under_way is not None:
+            under_way, self._under_way = self._under_way, None
+            published, self._failure = under_way.result()
+            self._published = published or self._published
+
+    def _write(
+        self,
+        step: int,
+        tensors: dict[str, torch.Tensor],
+        copies: dict[str, torch.Tensor],
+        plain: dict[str, Any],
+        device: int | None,
+    ) -> tuple[Path | None, str | None]:
+        """In the thread: the published path, or why there is none; the same on every rank.
+
+        Of `tensors`, which training changes meanwhile, only the layout is looked at; `copies` are their values.
+        """
+        if device is not None:
+            torch.cuda.set_device(device)  # the current device belongs to the thread
+        began = time.monotonic()
+        final = self.folder / step_folder_name(step)
+        index = CheckpointIndex("", step, {}, self._all_tied(tensors), plain)
+        index = replace(index, save_id=self._ranks.on_first(lambda: secrets.token_hex(8)))
+        partial = final.with_name(f"{final.name}.{index.save_id}.partial")
+        writer = CheckpointWriter(partial, index, self._ranks.rank, copies)
+        try:
+            self._ranks.on_first(self._make_room)
+            self._write_files(writer, {name: tensors[name] for name in tensors if name not in index.aliases})
+            self._ranks.on_first(lambda: self._publish(writer, final, time.monotonic() - began))
+        except (KieloError, OSError) as error:
+            return None, self._ranks.on_first(lambda error=error: self._give_up(writer, final, error))
+        self._verified.discard(final)
+        self._ranks.on_first(lambda: self._clear_up(final))
+        return final, None
+
+    def _all_tied(self, tensors: dict[str, torch.Tensor]) -> dict[str, str]:
+        return {alias: name for tied in self._ranks.gather(tied_names(tensors)) for alias, name in tied.items()}
+
+    def _write_files(self, writer: CheckpointWriter, stored: dict[str, torch.Tensor]) -> None:
+        planner = dist_cp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        with _plain_errors(), torch.no_grad():
+            dist_cp.save(
+                stored,
+                storage_writer=writer,
+                planner=planner,
+                process_group=self._ranks.group,
+                no_dist=self._ranks.size == 1,
+            )
+
+    def _ask_permission(self) -> None:
+        with suppress(OSError):  # cannot be known just now, which alone stops no training; asked again in `_publish`
+            self._permit()
+
+    def _make_room(self) -> None:
+        """Rank 0: what a killed save left takes room that this one may need."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(self.folder)
+
+    def _publish(self, writer: CheckpointWriter, final: Path, wall_seconds: float) -> None:
+        """Rank 0, when all files are on the disk."""
+        write_checkpoint_manifest(writer.folder, writer.index, writer.files, writer.tensor_bytes, wall_seconds)
+        self._permit()
+        publish(writer.folder, final)
+
+    def _give_up(self, writer: CheckpointWriter, final: Path, error: Exception) -> str:
+        """Rank 0: leave nothing of the failed checkpoint, and say why."""
+        with suppress(OSError):
+            discard(writer.folder, final)
+        message = failure(final, writer.tensor_bytes, error)
+        self._on_alert(writer.index.step, message)
+        return message
+
+    def _clear_up(self, newest: Path) -> None:
+        """Rank 0, once `newest` is published: what fails here spoils no checkpoint."""
+        point_newest(newest)
+        try:
+            prune(newest, self._keep_newest, self._keep_every_steps)
+        except OSError as error:
+            self._on_alert(step_of(newest), f"old checkpoints in {self.folder} could not be removed: {error}")
+
+    def _candidates(self) -> list[Path]:
+        """Rank 0: what may be taken for a checkpoint, newest first."""
+        if self.folder.is_dir():
+            with suppress(OSError):
+                remove_leftovers(self.folder)
+        return step_folders(self.folder)
+
     def _damage(self, path: Path) -> str | None:
-        """The same answer on every rank; each rank has read its share of the files."""
+        """The same answer on every rank; each rank has read its share of the files, its own (maybe cached) first."""
         try:
             files = self._ranks.on_first(lambda: listed_files(path))
         except KieloError as error:
             return str(error)
-        share = sorted(files)[self._ranks.rank :: self._ranks.size]
+        rank, size = self._ranks.rank, self._ranks.size
+        share = [name for name in files if (rank_of(name) or 0) % size == rank]
+        share.sort(key=lambda name: (rank_of(name) != rank, name))
         damage = next(filter(None, self._ranks.gather(find_damage(path, share, files))), None)
         if damage is None:
             self._verified.add(path)
         return damage
-
-    def _publish(self, writer: CheckpointWriter, final: Path, wall_seconds: float) -> None:
-        """Rank 0: the manifest, then the rename. A checkpoint of the same step is moved away, not mixed into."""
-        manifest = Manifest(
-            kind="checkpoint",
-            version=VERSION,
-            inputs={},
-            section={},
-            counts={"step": writer.step, "tensor_bytes": writer.needed_bytes},
-            wall_seconds=round(wall_seconds, 3),
-            versions=installed_versions(),
-            files=writer.files,
-            written_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        )
-        write_json_atomically(writer.folder / MANIFEST_NAME, dataclasses.asdict(manifest))
-        _bring_to_disk(writer.folder)
-        replaced = final.with_name(final.name + ".replaced")
-        if final.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
-            final.rename(replaced)
-        writer.folder.rename(final)
-        _bring_to_disk(self.folder)
-        shutil.rmtree(replaced, ignore_errors=True)
-
-    def _give_up(self, writer: CheckpointWriter, final: Path, error: Exception) -> None:
-        """Rank 0: leave nothing of the failed checkpoint, and say why in the one message that all ranks raise."""
-        shutil.rmtree(writer.folder, ignore_errors=True)
-        self._recover(final)
-        cause = error if isinstance(error, OSError) else error.__cause__
-        if getattr(cause, "errno", None) in _DISK_FULL:
-            raise KieloError(
-                f"disk full: checkpoint {final.name} was not saved in {self.folder}: it needs "
-                f"{writer.needed_bytes:,} bytes, {shutil.disk_usage(self.folder).free:,} are free ({error}). Earlier "
-                "checkpoints are untouched. Free space or raise the quota, lower checkpoint.keep_newest, or set "
-                "`folder` to another disk"
-            ) from error
-        if isinstance(error, OSError | KieloError):
-            raise KieloError(f"checkpoint {final.name} was not saved in {self.folder}: {error}") from error
-
-    def _recover(self, final: Path) -> None:
-        """A kill between the two renames of `_publish` leaves the old checkpoint moved away: bring it back."""
-        replaced = final.with_name(final.name + ".replaced")
-        if replaced.is_dir() and not final.exists():
-            replaced.rename(final)
-
-    def _candidates(self) -> list[Path]:
-        if self.folder.is_dir():
-            for replaced in self.folder.glob("step_*.replaced"):
-                self._recover(replaced.with_suffix(""))
-        return step_folders(self.folder)
-
-    def _prune(self, step: int) -> list[str]:
-        """Rank 0: remove what is older than the `keep_newest` newest up to `step`, and leftovers of killed saves.
-
-        Renamed before it is removed, so that a half-removed folder is never taken for a damaged checkpoint.
-        """
-        try:
-            old = [path for path in step_folders(self.folder) if step_of(path) <= step][self.keep_newest :]
-            for path in old:
-                self._verified.discard(path)
-                path.rename(path.with_name(path.name + ".removed"))
-            for pattern in ("step_*.removed", "step_*.partial", "step_*.replaced"):
-                for leftover in self.folder.glob(pattern):
-                    shutil.rmtree(leftover)
-        except OSError as error:
-            return [f"old checkpoints in {self.folder} could not be removed: {error}"]
-        return []
 
 
 def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, torch.Tensor]:
@@ -252,15 +317,13 @@ def verify(path: Path, index: CheckpointIndex, names: Iterable[str]) -> None:
 @contextmanager
 def _plain_errors() -> Iterator[None]:
     """DCP wraps every rank's error in one CheckpointException (a BaseException): let out the first, with its rank."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        try:
-            yield
-        except CheckpointException as wrapped:
-            rank, (error, _) = min(wrapped.failures.items())
-            if isinstance(error, OSError):
-                raise OSError(error.errno, f"{error.strerror} on rank {rank}", error.filename) from wrapped
-            raise error from wrapped
+    try:
+        yield
+    except CheckpointException as wrapped:
+        rank, (error, _) = min(wrapped.failures.items())
+        if isinstance(error, OSError):
+            raise OSError(error.errno, f"{error.strerror} on rank {rank}", error.filename) from wrapped
+        raise error from wrapped
 
 
 def tied_names(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
@@ -283,6 +346,12 @@ def tied_names(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
     return tied
 
 
+def _untied(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What this rank may have to write: each tied tensor once."""
+    tied = tied_names(tensors)
+    return {name: tensor for name, tensor in tensors.items() if name not in tied}
+
+
 def _misfit(path: Path, index: CheckpointIndex, tensors: dict[str, torch.Tensor]) -> str | None:
     missing = [name for name in tensors if index.entry(name) is None]
     if missing:
@@ -294,26 +363,6 @@ def _misfit(path: Path, index: CheckpointIndex, tensors: dict[str, torch.Tensor]
         if torch.promote_types(DTYPES[entry.dtype], tensor.dtype) != tensor.dtype:
             return f"checkpoint {path}: {name} is stored as {entry.dtype}, which {tensor.dtype} cannot hold"
     return None
-
-
-def _set_aside(path: Path, damage: str) -> str:
-    aside = path.with_name(path.name + ".damaged")
-    try:
-        shutil.rmtree(aside, ignore_errors=True)
-        path.rename(aside)
-    except OSError as error:
-        return (
-            f"checkpoint {path} is damaged and skipped: {damage} (it could not be renamed: {error.strerror})"
-        )
-    return f"checkpoint {path} is damaged and skipped: {damage}; set aside as {aside.name}"
-
-
-def _bring_to_disk(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def some_names(names: list[str]) -> str:

@@ -1,6 +1,6 @@
-"""A safetensors file written one tensor at a time: tensors in, file and its checksum out.
+"""A safetensors file written one tensor at a time: tensors in, file and its checksums out.
 
-`safetensors.torch.save_file` wants all tensors in host memory at once; here only one is, and the checksum is
+`safetensors.torch.save_file` wants all tensors in host memory at once; here only one is, and the checksums are
 taken on the way, so that nothing is read back. Format: 8 bytes header length (little endian), JSON header, data
 (https://github.com/huggingface/safetensors, format section).
 """
@@ -12,9 +12,11 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
-import xxhash
+
+from kielo.artifact.checkpoint_index import BlockDigests
 
 DTYPE_NAMES = {
     torch.float64: "F64",
@@ -48,7 +50,9 @@ class SafetensorsStream:
         sha256: bool = False,
     ):
         self.path, self._entries, self._written, self.bytes = Path(path), list(entries), 0, 0
-        self._digests = {"xxh3_128": xxhash.xxh3_128()} | ({"sha256": hashlib.sha256()} if sha256 else {})
+        self._rows = 0  # written of the tensor whose turn it is
+        self._blocks = BlockDigests()
+        self._sha256 = hashlib.sha256() if sha256 else None
         self._file = open(path, "wb")  # noqa: SIM115 (closed by `close`)
         try:
             self._put(_header(self._entries, metadata))
@@ -62,18 +66,31 @@ class SafetensorsStream:
             raise ValueError(
                 f"{key}: got {tensor.dtype} {tuple(tensor.shape)}, announced {dtype} {tuple(shape)}"
             )
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        self._put(memoryview(flat.view(torch.uint8).numpy()))
-        self._written += 1
+        self.write_rows(tensor)
 
-    def close(self) -> dict[str, int | str]:
-        """Bring the file to the disk; its record for a manifest: {"bytes", "xxh3_128"[, "sha256"]}."""
+    def write_rows(self, rows: torch.Tensor) -> None:
+        """The next rows (dim 0) of the tensor whose turn it is; its last ones end its turn."""
+        key, dtype, shape = self._entries[self._written]
+        self._rows += len(rows) if shape else 1
+        due = shape[0] if shape else 1
+        if (rows.dtype, tuple(rows.shape[1:])) != (dtype, tuple(shape[1:])) or self._rows > due:
+            raise ValueError(
+                f"{key}: got {rows.dtype} {tuple(rows.shape)} up to row {self._rows}, announced {dtype} {tuple(shape)}"
+            )
+        flat = rows.detach().cpu().contiguous().reshape(-1)
+        self._put(memoryview(flat.view(torch.uint8).numpy()))
+        if self._rows == due:
+            self._written, self._rows = self._written + 1, 0
+
+    def close(self) -> dict[str, Any]:
+        """Bring the file to the disk; its record for a manifest: {"bytes", "xxh3_64_blocks"[, "sha256"]}."""
         if self._written != len(self._entries):
             raise ValueError(f"{self.path}: {self._written} of {len(self._entries)} tensors were written")
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        return {"bytes": self.bytes} | {name: digest.hexdigest() for name, digest in self._digests.items()}
+        record: dict[str, Any] = {"bytes": self.bytes, "xxh3_64_blocks": self._blocks.hexdigests()}
+        return record | ({"sha256": self._sha256.hexdigest()} if self._sha256 else {})
 
     def abandon(self) -> None:
         """Close after an error; on a full disk closing fails too, which is no news."""
@@ -83,8 +100,9 @@ class SafetensorsStream:
     def _put(self, data: bytes | memoryview) -> None:
         for start in range(0, len(data), _PIECE_BYTES):
             piece = data[start : start + _PIECE_BYTES]
-            for digest in self._digests.values():
-                digest.update(piece)
+            self._blocks.update(piece)
+            if self._sha256:
+                self._sha256.update(piece)
             self._file.write(piece)
             self.bytes += len(piece)
 

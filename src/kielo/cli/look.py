@@ -94,12 +94,30 @@ def plan(options: argparse.Namespace) -> None:
     if options.json:
         return print_json(resolved.model_dump(mode="json"))
     for title, part in (("identity", resolved.identity), ("placement", resolved.placement)):
-        rows = [(key, json.dumps(value, ensure_ascii=False)) for key, value in _flat(part.model_dump(mode="json"))]
-        print_table([title, "value"], rows)
+        values = part.model_dump(mode="json", exclude={"phases", "learning_rates"})
+        print_table([title, "value"], [(key, json.dumps(value, ensure_ascii=False)) for key, value in _flat(values)])
+    _print_phases(resolved)
     for advice in shape_advice(resolved.identity.model, recipe.layout, resolved.placement.accelerator):
         print(f"advice: {advice}")
     if options.resolve:
         print(f"wrote {folder / 'resolved.toml'}")
+
+
+def _print_phases(resolved: Any) -> None:
+    """Phases with the numbers of one rank beside them, and the stretches of the learning rate."""
+    rows = [
+        (phase.number, f"{phase.first_step}–{phase.last_step}", phase.tokens_per_step, phase.sequence_length,
+         f"{placed.micro_batches_per_step} × {placed.micro_batch_sequences}",
+         ", ".join(f"{name} {weight:g}" for name, weight in phase.mixture.items()))
+        for phase, placed in zip(resolved.identity.phases, resolved.placement.phases)
+    ]  # fmt: skip
+    print_table(["phase", "steps", "tokens a step", "sequence", "micro-batches × sequences", "mixture"], rows)
+    rows = [
+        (f"{rate.first_token:,}", f"{rate.tokens:,}", rate.schedule, f"{rate.peak:g}", f"{rate.final:g}",
+         f"{rate.warmup_tokens:,}", f"{rate.decay_tokens:,}")
+        for rate in resolved.identity.learning_rates
+    ]  # fmt: skip
+    print_table(["learning rate after token", "tokens", "schedule", "peak", "final", "warm-up", "decay"], rows)
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -134,23 +152,14 @@ def data(options: argparse.Namespace) -> None:
     if not 1 <= options.step <= resolved.identity.total_steps:
         raise KieloError(f"--step {options.step}: the run has steps 1 to {resolved.identity.total_steps}")
     identity = resolved.identity
+    index, _, is_skipped = identity.stretch(options.step)
+    phase = identity.phases[index]
     rows = documents_of_step(
-        folder / "tokens", seed=identity.seed, sequence_length=identity.sequence_length, mixture=identity.mixture,
-        sequences_per_step=identity.sequences_per_step, end_of_text_id=resolved.placement.end_of_text_id, step=options.step,
+        folder / "tokens", identity.seed, phase, identity.longest_sequence_length, resolved.placement.end_of_text_id,
+        options.step,
     )
     if options.json:
         return print_json(rows)
+    passed_over = ", passed over as train.skip_steps says" if is_skipped else ""
+    print(f"step {options.step}, phase {phase.number}{passed_over}")
     print_table(list(rows[0]), [tuple(row.values()) for row in rows])
-
-
-def checkpoints(options: argparse.Namespace) -> None:
-    from kielo.artifact.checkpoint_index import list_checkpoints
-
-    folder = Path(options.run) / "train" / "checkpoints"
-    if not folder.is_dir():
-        raise KieloError(f"{folder}: no such folder; RUN is a run folder such as runs/demo_estonian")
-    rows = list_checkpoints(folder, checksums=True)
-    if options.json:
-        return print_json(rows)
-    print_table(["checkpoint", "step", "MB", "state"],
-                [(folder / row["name"], row["step"], f"{row['bytes'] / 1e6:.1f}", row["state"]) for row in rows])

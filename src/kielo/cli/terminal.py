@@ -27,7 +27,9 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         for row in (titles, *rows):
             print("\t".join("" if cell is None else str(cell) for cell in row))
         return
-    table = Table(*[Text(title) for title in titles])
+    table = Table()
+    for title in titles:
+        table.add_column(Text(title))
     for row in rows:
         table.add_row(*[Text("" if cell is None else str(cell)) for cell in row])
     console.print(table)

@@ -51,17 +51,13 @@ def train_here(recipe: Recipe) -> dict[str, Any]:
 
     from kielo.parallel.rendezvous import find_rendezvous
     from kielo.plan.resolve import resolve
-    from kielo.plan.resolved import write
     from kielo.train.run import train
 
     place = find_rendezvous()
     folder = run_folder(recipe)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     device_name = torch.cuda.get_device_name() if device == "cuda" else None
-    resolved = resolve(recipe, folder, world_size=place.size, device=device, accelerator=device_name)
-    if place.rank == 0:
-        write(resolved, folder / "resolved.toml")
-    return train(resolved)
+    return train(resolve(recipe, folder, world_size=place.size, device=device, accelerator=device_name))
 
 
 def start_ranks(
@@ -75,7 +71,7 @@ def start_ranks(
 
     resolve(recipe, run_folder(recipe), world_size=ranks, device="cpu")
     outcome_file = run_folder(recipe) / "train" / "outcome.json"
-    outcome_file.unlink(missing_ok=True)
+    outcome_before = _state_of(outcome_file)
     arguments = [argument for entry in sets for argument in ("--set", entry)]
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
@@ -100,17 +96,32 @@ def start_ranks(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return read_outcome(outcome_file, torchrun.returncode)
+    return read_outcome(outcome_file, torchrun.returncode, outcome_before)
 
 
-def read_outcome(outcome_file: Path, torchrun_code: int) -> dict[str, Any]:
-    """What the ranks wrote; when they could not, a failure that says so: torchrun flattens their exit codes."""
+def read_outcome(outcome_file: Path, torchrun_code: int, outcome_before: tuple[int, int] | None) -> dict[str, Any]:
+    """What the ranks wrote; when they could not, a failure that says so: torchrun flattens their exit codes.
+
+    outcome_before: the file's state before they were started. Ranks that were refused the folder leave it alone, so what
+    lies there then is another job's, or an earlier attempt's.
+    """
     try:
         outcome = json.loads(outcome_file.read_text(encoding="utf-8"))
-        return outcome | {"exit_code": int(outcome["exit_code"])}
+        if _state_of(outcome_file) != outcome_before:
+            return outcome | {"exit_code": int(outcome["exit_code"])}
     except (OSError, ValueError, KeyError):
-        message = (
-            f"the ranks ended (torchrun's code {torchrun_code}) without {outcome_file}; "
-            "the first error above is the cause"
-        )
-        return {"outcome": "failed", "exit_code": 1, "message": message}
+        pass
+    message = (
+        f"the ranks ended (torchrun's code {torchrun_code}) without {outcome_file}; "
+        "the first error above is the cause"
+    )
+    return {"outcome": "failed", "exit_code": 1, "message": message}
+
+
+def _state_of(file: Path) -> tuple[int, int] | None:
+    """Inode and time of change, which tell a rewritten file from the one before; None where there is no file."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns

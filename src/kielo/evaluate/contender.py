@@ -72,11 +72,11 @@ def load_checkpoint(checkpoint: Path, resolved: Resolved, tokenizer_folder: Path
     tokenizer = load_tokenizer(tokenizer_folder)
     return Contender(
         name=str(checkpoint),
-        logits=lambda tokens_bs, documents_bs: model.head(model(tokens_bs, documents_bs)),
+        logits=lambda tokens_bs, documents_bs: model.logits(model(tokens_bs, documents_bs)),
         tokenizer=tokenizer,
         start_id=end_of_text_id(tokenizer),
         end_of_text_id=end_of_text_id(tokenizer),
-        sequence_length=resolved.identity.sequence_length,
+        sequence_length=resolved.identity.longest_sequence_length,
         mask_documents=resolved.identity.mask_documents,
         device=device,
     )

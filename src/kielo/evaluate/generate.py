@@ -47,7 +47,7 @@ def generate(
     for _ in range(num_tokens):
         context = torch.tensor([ids[-contender.sequence_length :]], device=contender.device)
         logits = contender.logits(context, contender.documents(context))[0, -1].float().cpu()
-        # Rows that pad the vocabulary to a round size are no tokens.
+        # Some models count more tokens than their tokenizer has.
         token = pick(logits[:num_words], temperature, top_k, generator)
         if token == contender.end_of_text_id:
             break

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kielo.artifact.checkpoint_index import newest_complete
+from kielo.artifact.checkpoint_index import newest_checkpoint
 from kielo.artifact.manifest import hash_manifest, is_current, write_json_atomically, write_stage
 from kielo.evaluate.baselines import ByteNgram, byte_stream, unigram_bits, xz_bits
 from kielo.evaluate.bits_per_byte import counted_bytes, token_stream_bits
@@ -16,7 +16,7 @@ from kielo.evaluate.contender import Contender, document_tokens, load_checkpoint
 from kielo.evaluate.generate import default_prompts, generate
 from kielo.evaluate.texts import heldout_texts, training_texts, training_token_counts
 from kielo.plan import resolved as resolved_file
-from kielo.recipe.errors import KieloError
+from kielo.recipe.phases import longest_sequence_length
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.load import end_of_text_id, load_tokenizer, vocabulary_size
 
@@ -37,7 +37,7 @@ def evaluate(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -
     """
     run_folder = Path(run_folder)
     folder = run_folder / "evaluate"
-    checkpoint = _newest_checkpoint(run_folder) if checkpoint is None else Path(checkpoint)
+    checkpoint = newest_checkpoint(run_folder) if checkpoint is None else Path(checkpoint)
     inputs = {name: hash_manifest(run_folder / name) for name in ("corpus", "tokenizer", "tokens")}
     inputs["checkpoint"] = hash_manifest(checkpoint)
     section = recipe.evaluate.model_dump(mode="json") | {"seed": recipe.seed}
@@ -57,7 +57,7 @@ def evaluate_hugging_face(recipe: Recipe, run_folder: Path, model: Path) -> dict
 
     Bits per byte compare models whose tokenizers differ. Windows are as long as the run's sequences.
     """
-    contender = load_hugging_face(Path(model), recipe.dataset.sequence_length)
+    contender = load_hugging_face(Path(model), longest_sequence_length(recipe))
     return {"model": str(model)} | _score_beside_baselines(contender, recipe, Path(run_folder))
 
 
@@ -115,11 +115,3 @@ def _baselines(
     return {name: value / num_bytes for name, value in bits.items()}, given | {
         "ngram_order": recipe.evaluate.ngram_order
     }
-
-
-def _newest_checkpoint(run_folder: Path) -> Path:
-    folder = run_folder / "train" / "checkpoints"
-    newest, _ = newest_complete(folder)
-    if newest is None:
-        raise KieloError(f"{folder}: no whole checkpoint; run the train stage first")
-    return newest

@@ -12,19 +12,21 @@ from torch.distributed.tensor import DTensor, Shard
 Fill = Callable[[str, torch.Size], torch.Tensor]
 
 
-def materialise(model: nn.Module, device: torch.device, fill: Fill, is_offloaded: bool = False) -> nn.Module:
+def materialise(
+    model: nn.Module, device: torch.device, fill: Fill | None, is_offloaded: bool = False
+) -> nn.Module:
     """Give `model` memory on `device` and values from `fill(name, global shape)`; returns the model.
 
     is_offloaded: parameters wait on the CPU, as FSDP2 wants them there under its offload policy.
 
     `fill` returns the whole parameter (fp32, CPU); with the same answers on all ranks the model is the same for
-    every layout. It is asked once for each parameter, tied ones once together. Buffers are then set by
-    `model.reset_buffers(device)`.
+    every layout. It is asked once for each parameter, tied ones once together; None leaves the memory as it comes,
+    untouched, for values that are then read into it. Buffers are set by `model.reset_buffers(device)`.
     """
     model.to_empty(device="cpu" if is_offloaded else device)
     model.tie()  # to_empty gives a tied head memory of its own
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in model.named_parameters() if fill is not None else ():
             values = fill(name, parameter.shape)
             if values.shape != parameter.shape:
                 raise ValueError(f"{name}: has shape {tuple(parameter.shape)}, got {tuple(values.shape)}")

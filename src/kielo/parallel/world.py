@@ -19,13 +19,17 @@ from kielo.recipe.errors import KieloError
 
 @dataclass(frozen=True)
 class World:
-    """This process among all. `store` is the meeting point for marks; it carries no tensors."""
+    """This process among all. `store` is the meeting point for marks; it carries no tensors.
+
+    is_rehearsed: the others are imagined (`kielo rehearse`), and no communicator is waited for.
+    """
 
     rank: int
     size: int
     local_rank: int
     device: torch.device
     store: dist.Store = field(repr=False, compare=False)
+    is_rehearsed: bool = False
 
 
 _world: World | None = None  # what end_world ends; torch's default process group is one per process as well
@@ -54,6 +58,22 @@ def start_world(timeout_seconds: float, device: str | None = None) -> World:
         raise
     _world = World(place.rank, place.size, place.local_rank, chosen, store)
     return _world
+
+
+def make_host_group(world: World, name: str, timeout_seconds: float) -> dist.ProcessGroup | None:
+    """A group of all ranks over the CPU (gloo), for a thread beside the training: collectives of one group must come
+    from one thread, in one order. None in a world of one rank, which has nobody to talk to.
+
+    All ranks call it together. Raises KieloError naming the ranks that did not arrive within `timeout_seconds`.
+    """
+    if world.size == 1:
+        return None
+    ranks = range(world.size)
+
+    def make() -> dist.ProcessGroup:
+        return dist.new_group(list(ranks), backend="gloo", group_desc=name)
+
+    return raise_communicator(name, ranks, world.rank, world.store, torch.device("cpu"), timeout_seconds, make)
 
 
 def end_world(wait_seconds: float = 10.0) -> None:

@@ -1,0 +1,114 @@
+"""A folder of Hugging Face weights, without torch: where it is, and which of its files hold tensors.
+
+In: `hf:FOLDER`, or `hf:OWNER/NAME[@REVISION]` on the Hugging Face hub; out: a folder with a config.json and weights,
+for a repository its snapshot in the local cache. Files: `model.safetensors`, or shards that
+`model.safetensors.index.json` names; failing these, the same of `pytorch_model.bin`.
+"""
+
+import json
+import re
+from pathlib import Path
+
+from kielo.recipe.errors import KieloError
+
+CONFIG_FILE = "config.json"
+# In the order in which they are looked for: one file with all tensors, and the index of several.
+_WEIGHTS = (
+    ("model.safetensors", "model.safetensors.index.json"),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+)
+_SMALL_FILES = ["*.json", "*.jinja", "merges.txt", "tokenizer.model"]
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def resolve_weights(reference: str) -> Path:
+    """The local folder of `reference`; what the hub has is fetched into its cache unless it lies there already.
+
+    A name without revision is asked of the cache first too: a repository that moved on does not change what is
+    trained. Raises KieloError, with what would work, for a folder that is not there and a hub that does not answer.
+    """
+    where = reference.removeprefix("hf:")
+    folder = Path(where).expanduser()
+    if folder.is_dir():
+        return folder
+    if where.startswith(("/", ".", "~")) or where.count("/") != 1:
+        raise KieloError(
+            f"model.weights = {reference!r}: there is no folder {where}; what would work: hf:FOLDER, a folder with a "
+            "Hugging Face config.json and its safetensors files, or hf:OWNER/NAME of the Hugging Face hub"
+        )
+    name, _, revision = where.partition("@")
+    return _cached(name, revision or None) or _fetched(reference, name, revision or None)
+
+
+def pinned(reference: str, folder: Path) -> str:
+    """`reference`, which was resolved to `folder`, with the commit if it is a repository: its snapshot's name."""
+    where = reference.removeprefix("hf:")
+    if Path(where).expanduser().is_dir() or not _COMMIT.fullmatch(folder.name):
+        return reference
+    return f"hf:{where.partition('@')[0]}@{folder.name}"
+
+
+def weight_files(folder: Path) -> dict[Path, list[str] | None]:
+    """Each file of weights in `folder` → the tensors that an index says it holds, None for a single file.
+
+    Raises KieloError for a folder without weights, and for an index that is damaged or names files not there.
+    """
+    folder = Path(folder)
+    for single, index in _WEIGHTS:
+        if (folder / index).is_file():
+            return _indexed(folder, index)
+        if (folder / single).is_file():
+            return {folder / single: None}
+    known = ", ".join(name for names in _WEIGHTS for name in names)
+    raise KieloError(f"{folder}: no weights are there; looked for {known}")
+
+
+def _indexed(folder: Path, index: str) -> dict[Path, list[str] | None]:
+    try:
+        weight_map = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"]
+        files: dict[Path, list[str] | None] = {folder / name: [] for name in sorted(set(weight_map.values()))}
+        for tensor, name in weight_map.items():
+            files[folder / name].append(tensor)
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise KieloError(f"{folder / index}: not a weight index ({error!r})") from error
+    absent = [path.name for path in files if not path.is_file()]
+    if absent:
+        raise KieloError(f"{folder}: {index} names files that are not there: {', '.join(absent[:8])}")
+    return files
+
+
+def _cached(name: str, revision: str | None) -> Path | None:
+    """The snapshot in the cache if everything of it is there, without asking the hub: so thousands of ranks can."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
+        weight_files(folder)
+    except (LocalEntryNotFoundError, KieloError, ValueError):
+        return None
+    return folder if (folder / CONFIG_FILE).is_file() else None
+
+
+def _fetched(reference: str, name: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+
+    def fetch(*patterns: str) -> Path:
+        # Not what lies in folders of the repository: copies in other formats.
+        return Path(
+            snapshot_download(
+                name, revision=revision, allow_patterns=[*_SMALL_FILES, *patterns], ignore_patterns=["*/*"]
+            )
+        )
+
+    try:
+        folder = fetch("*.safetensors")
+        if not any(folder.glob("*.safetensors")):
+            folder = fetch("*.bin")
+    except Exception as error:  # the hub's client has a dozen kinds of error for "not there" and "no network"
+        raise KieloError(
+            f"model.weights = {reference!r}: there is no folder {name}, and it could not be fetched from the Hugging "
+            f"Face hub ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})"
+        ) from error
+    weight_files(folder)
+    return folder

@@ -1,0 +1,185 @@
+"""The weights of several checkpoints of one run, averaged: a checkpoint of its own, without optimiser state.
+
+An average of the last checkpoints often scores better than each of them (Izmailov et al. 2018, arXiv:1803.05407).
+Read and written by blocks of rows, so that memory does not grow with the model.
+"""
+
+import secrets
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from kielo.artifact.checkpoint_index import (
+    INDEX_NAME,
+    CheckpointIndex,
+    Chunk,
+    TensorEntry,
+    chunk_key,
+    rank_file_name,
+    read_index,
+    step_of,
+    write_checkpoint_manifest,
+    write_index,
+)
+from kielo.checkpoint.export_tensors import CheckpointRows, FileTensor, row_blocks
+from kielo.checkpoint.publish import failure, publish, refuse_if_too_full
+from kielo.checkpoint.store import some_names, verify
+from kielo.checkpoint.stream import DTYPES, SafetensorsStream, nbytes
+from kielo.models.piece import Piece
+from kielo.recipe.errors import KieloError
+
+_MODEL = "model/"
+# What a checkpoint says of one moment of its run is not true of an average.
+_OF_A_MOMENT = ("loss", "guard", "optimiser_updates")
+_DESCRIPTION_BYTES = 1024  # of one tensor, in the file's header and in the index together
+
+
+def average(checkpoints: Sequence[Path], to: Path) -> Path:
+    """Write the mean of the model weights of at least two checkpoints as the folder `to`, whole or not at all; returns it.
+
+    Sums are in fp64, where those of fp32 weights lose nothing that the result could show; reading is slower than adding.
+    The result keeps each tensor's dtype, and the plain state of the newest checkpoint with `averaged_from`.
+    The files that are read are verified first. Raises KieloError for damage, a full disk, a `to` that exists, and for
+    checkpoints that differ in what they train or in their tensors.
+    """
+    began = time.monotonic()
+    to = Path(to)
+    _refuse_place(to)
+    indexes = {path: read_index(path) for path in sorted(map(_real, checkpoints), key=str)}
+    _refuse_misfit(indexes, len(checkpoints))
+    for path, index in indexes.items():
+        verify(path, index, _model_names(index))
+    save_id = secrets.token_hex(8)
+    newest = max(indexes.values(), key=lambda index: index.step)
+    index = _averaged_index(newest, indexes, save_id)
+    tensor_bytes = sum(nbytes(DTYPES[entry.dtype], entry.shape) for entry in index.tensors.values())
+    partial = to.with_name(f"{to.name}.{save_id}.partial")
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        refuse_if_too_full(to.parent, tensor_bytes + _DESCRIPTION_BYTES * len(index.tensors), num_files=4)
+        partial.mkdir()
+        files = {rank_file_name(0): _write_means(partial, index, indexes)}
+        files[INDEX_NAME] = write_index(partial, index)
+        write_checkpoint_manifest(partial, index, files, tensor_bytes, time.monotonic() - began)
+        publish(partial, to)
+    except (OSError, KieloError) as error:
+        raise KieloError(failure(to, tensor_bytes, error)) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return to
+
+
+def _write_means(partial: Path, index: CheckpointIndex, indexes: Mapping[Path, CheckpointIndex]) -> dict[str, Any]:
+    sources = [CheckpointRows(path, source) for path, source in indexes.items()]
+    # Wide dtypes first, so that every tensor starts aligned.
+    entries = sorted(index.tensors.items(), key=lambda named: -DTYPES[named[1].dtype].itemsize)
+    save_id = {"save_id": index.save_id}
+    stream = SafetensorsStream(
+        partial / rank_file_name(0),
+        [(entry.chunks[0].key, DTYPES[entry.dtype], entry.shape) for _, entry in entries],
+        save_id,
+    )
+    total = sum(nbytes(DTYPES[entry.dtype], entry.shape) for _, entry in entries)
+    try:
+        with tqdm(total=total, unit="B", unit_scale=True, desc="averaging", disable=None) as bar:
+            for name, entry in entries:
+                ours = name.removeprefix(_MODEL)
+                wide = FileTensor(name, torch.float64, entry.shape, {ours: Piece(ours)})
+                for rows in row_blocks(wide):
+                    mean = _mean(sources, wide, rows).to(DTYPES[entry.dtype])
+                    stream.write_rows(mean)
+                    bar.update(mean.nbytes)
+        return stream.close() | save_id
+    except BaseException:
+        stream.abandon()
+        raise
+
+
+def _mean(sources: Sequence[CheckpointRows], tensor: FileTensor, rows: slice) -> torch.Tensor:
+    total = sources[0].read(tensor, rows)
+    for source in sources[1:]:
+        total += source.read(tensor, rows)
+    return total.div_(len(sources))
+
+
+def _averaged_index(
+    newest: CheckpointIndex, indexes: Mapping[Path, CheckpointIndex], save_id: str
+) -> CheckpointIndex:
+    by_step = sorted(indexes.items(), key=lambda item: item[1].step)
+    averaged_from = [{"name": path.name, "step": index.step, "save_id": index.save_id} for path, index in by_step]
+    plain = {key: value for key, value in newest.plain.items() if key not in _OF_A_MOMENT}
+    tensors = {}
+    for name in filter(_is_of_model, newest.tensors):
+        entry, origin = newest.tensors[name], (0,) * len(newest.tensors[name].shape)
+        chunk = Chunk(origin, entry.shape, rank_file_name(0), chunk_key(name, origin))
+        tensors[name] = TensorEntry(entry.dtype, entry.shape, (chunk,))
+    aliases = {alias: name for alias, name in newest.aliases.items() if _is_of_model(alias)}
+    return CheckpointIndex(save_id, newest.step, tensors, aliases, plain | {"averaged_from": averaged_from})
+
+
+def _real(path: Path) -> Path:
+    """`checkpoints/newest` is a symbolic link, and the name that it leads to is what people want to read."""
+    return Path(path).resolve()
+
+
+def _is_of_model(name: str) -> bool:
+    return name.startswith(_MODEL)
+
+
+def _model_names(index: CheckpointIndex) -> list[str]:
+    return list(filter(_is_of_model, index.names()))
+
+
+def _refuse_place(to: Path) -> None:
+    if to.exists():
+        raise KieloError(f"{to}: exists already; name a new folder, nothing was written")
+    if step_of(to) is not None:
+        raise KieloError(
+            f"{to}: step_… is what a run's own checkpoints are called, and an average cannot be gone on from; name it otherwise"
+        )
+
+
+def _refuse_misfit(indexes: Mapping[Path, CheckpointIndex], num_given: int) -> None:
+    if len({index.save_id for index in indexes.values()}) < num_given:
+        raise KieloError("a checkpoint was given twice, which would count it twice; give each once")
+    if num_given < 2:
+        raise KieloError("an average needs at least two checkpoints")
+    (first_path, first), *others = indexes.items()
+    if not _model_names(first):
+        raise KieloError(f"{first_path}: holds no model tensors")
+    for path, other in others:
+        changed = _changed_keys(first.plain.get("identity"), other.plain.get("identity"))
+        if changed:
+            raise KieloError(
+                f"{path}: trains something else than {first_path} (identity differs in {some_names(changed)}); "
+                "only checkpoints of one run are averaged"
+            )
+        if _described(first) != _described(other):
+            differing = sorted({name for name, _ in _described(first).items() ^ _described(other).items()})
+            raise KieloError(
+                f"{path}: other names, shapes, dtypes or ties than in {first_path}: {some_names(differing)}; "
+                "only checkpoints of one run are averaged"
+            )
+    odd = [name for name in _model_names(first) if not DTYPES[first.entry(name).dtype].is_floating_point]
+    if odd:
+        raise KieloError(f"{first_path}: a mean of whole numbers or switches means nothing: {some_names(odd)}")
+
+
+def _described(index: CheckpointIndex) -> dict[str, tuple[str, tuple[int, ...], str]]:
+    """Name of a model tensor → dtype, shape, and the name that it is stored under."""
+    return {
+        name: (index.entry(name).dtype, index.entry(name).shape, index.aliases.get(name, name))
+        for name in _model_names(index)
+    }
+
+
+def _changed_keys(before: Any, after: Any, prefix: str = "") -> list[str]:
+    if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
+        return [] if before == after else [prefix.rstrip(".") or "identity"]
+    keys = sorted(before.keys() | after.keys())
+    return [found for key in keys for found in _changed_keys(before.get(key), after.get(key), f"{prefix}{key}.")]

@@ -1,0 +1,163 @@
+"""The tensors of an export, block by block: a checkpoint and a family's pieces in, file tensors out.
+
+A tensor is read by blocks of rows, and of each block only the boxes that our parameters lie in; so memory does
+not grow with the model, whatever is fused, transposed or padded.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kielo.artifact.checkpoint_index import CheckpointIndex, TensorEntry
+from kielo.checkpoint.pieces import whole_box
+from kielo.checkpoint.stream import DTYPES, nbytes
+from kielo.checkpoint.tensor_file import Staging, StoredTensor, TensorFile, Wanted, read_table
+from kielo.models import families
+from kielo.models.piece import Box, Piece, by_stored_name, stored_shape
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Model
+
+BLOCK_BYTES = 64 * 2**20
+SOURCE = "source"
+# The word of `kielo export --dtype` → the dtype of every tensor.
+EXPORT_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class FileTensor:
+    """A tensor of a Hugging Face file. pieces: our parameter → where it lies in the tensor."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    pieces: Mapping[str, Piece]
+
+    @property
+    def bytes(self) -> int:
+        return nbytes(self.dtype, self.shape)
+
+
+def file_tensors(index: CheckpointIndex, model: Model, dtype: str) -> list[FileTensor]:
+    """What an export of the checkpoint holds, in the model's order; the checkpoint has every parameter.
+
+    dtype: a word of EXPORT_DTYPES, or "source": names and dtypes of the weights that training began from, which
+    the checkpoint keeps as `source_tensors`. KieloError where that record does not fit the model.
+    """
+    names = families.module(model.model_type, "names")
+    grouped = by_stored_name(names.to_hugging_face(model))
+    if dtype != SOURCE:
+        return [_file_tensor(index, name, EXPORT_DTYPES[dtype], pieces) for name, pieces in grouped.items()]
+    source = index.plain["source_tensors"]
+    if model.tie_word_embeddings:
+        head = names.to_hugging_face(model.model_copy(update={"tie_word_embeddings": False}))["head.weight"]
+        if head.name in source:  # some files of tied models hold the head all the same
+            grouped[head.name] = {"embed.weight": head}
+    prefix = getattr(names, "BASE_MODEL_PREFIX", "")
+    return [
+        _file_tensor(index, *_in_source(name, source, prefix), pieces) for name, pieces in grouped.items()
+    ]
+
+
+def _file_tensor(
+    index: CheckpointIndex, name: str, dtype: torch.dtype, pieces: Mapping[str, Piece]
+) -> FileTensor:
+    shapes = {ours: index.entry(f"model/{ours}").shape for ours in pieces}
+    return FileTensor(name, dtype, stored_shape(pieces, shapes), pieces)
+
+
+def _in_source(name: str, source: Mapping[str, str], prefix: str) -> tuple[str, torch.dtype]:
+    """What the source called the tensor, and its dtype there; files of a bare base model lack its prefix."""
+    for found in (name, name.removeprefix(prefix)):
+        if found in source:
+            return found, DTYPES[source[found]]
+    raise KieloError(
+        f"the checkpoint's record of the weights that it began from (source_tensors) does not name {name}; "
+        f"what would work: --dtype {', '.join(EXPORT_DTYPES)}"
+    )
+
+
+def row_blocks(tensor: FileTensor) -> Iterator[slice]:
+    """The tensor's rows (dim 0) in order, at most BLOCK_BYTES of fp32 at a time but for a longer row."""
+    rows = tensor.shape[0] if tensor.shape else 1
+    step = max(1, BLOCK_BYTES // max(1, nbytes(torch.float32, tensor.shape[1:])))
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
+
+
+class DoesNotFitError(KieloError):
+    """A weight is beyond what the dtype asked for can hold."""
+
+
+class CheckpointRows:
+    """Blocks of rows out of the checkpoint in `folder`, which has been verified."""
+
+    def __init__(self, folder: Path, index: CheckpointIndex):
+        self._folder, self._index = folder, index
+        self._staging = Staging()
+        self._tables: dict[str, dict[str, StoredTensor]] = {}
+
+    def read(self, tensor: FileTensor, rows: slice) -> Tensor:
+        """`rows` of the file's tensor in its dtype, on the CPU. DoesNotFitError for weights beyond fp16."""
+        block = self._filled(tensor, rows, tensor.dtype)
+        if tensor.dtype == torch.float16 and not block.isfinite().all():
+            exact = self._filled(tensor, rows, torch.float32)
+            if not torch.equal(exact.isfinite(), block.isfinite()):
+                largest = exact[exact.isfinite()].abs().max().item()
+                raise DoesNotFitError(
+                    f"{tensor.name} holds a weight of magnitude {largest:,.0f}, and fp16 ends at 65,504; "
+                    "what would work: --dtype bf16 or fp32"
+                )
+        return block
+
+    def _filled(self, tensor: FileTensor, rows: slice, dtype: torch.dtype) -> Tensor:
+        block = torch.empty((rows.stop - rows.start, *tensor.shape[1:]) if tensor.shape else (), dtype=dtype)
+        filled = 0
+        wanted: dict[str, list[Wanted]] = {}
+        for ours, piece in tensor.pieces.items():
+            entry = self._index.entry(f"model/{ours}")
+            for box, stored in piece.boxes(whole_box(entry.shape)):
+                for part, inside in _in_rows(box, stored, rows, piece.transposed):
+                    target = block[inside]
+                    filled += target.numel()
+                    self._want(wanted, entry, part, target.mT if piece.transposed else target)
+        if filled != block.numel():
+            raise ValueError(f"{tensor.name}: its pieces fill {filled} of {block.numel()} elements in {rows}")
+        for name, of_file in wanted.items():
+            with TensorFile(self._folder / name, self._tables[name], self._staging) as file:
+                file.read(of_file)
+        return block
+
+    def _want(self, wanted: dict[str, list[Wanted]], entry: TensorEntry, box: Box, target: Tensor) -> None:
+        """The parts of a parameter's `box` in each of its chunks, by file."""
+        for chunk in entry.chunks:
+            shared = [
+                slice(max(part.start, start), min(part.stop, start + size))
+                for part, start, size in zip(box, chunk.offset, chunk.shape)
+            ]
+            if all(part.start < part.stop for part in shared):
+                if chunk.file not in self._tables:
+                    self._tables[chunk.file] = read_table(self._folder / chunk.file)
+                stored = self._tables[chunk.file][chunk.key]
+                into = target[_moved(shared, [part.start for part in box])]
+                wanted.setdefault(chunk.file, []).append(Wanted(stored, _moved(shared, chunk.offset), into))
+
+
+def _in_rows(box: Box, stored: Box, rows: slice, is_transposed: bool) -> Iterator[tuple[Box, Box]]:
+    """What of a parameter's `box`, kept at `stored` in the file, lies in those rows: (box, where in the block)."""
+    if not stored:
+        yield box, stored
+        return
+    first, *others = stored
+    start, stop = max(first.start, rows.start), min(first.stop, rows.stop)
+    if start < stop:
+        axis = len(box) - 1 if is_transposed else 0
+        begin = box[axis].start + start - first.start
+        part = (*box[:axis], slice(begin, begin + stop - start), *box[axis + 1 :])
+        yield part, (slice(start - rows.start, stop - rows.start), *others)
+
+
+def _moved(box: Sequence[slice], origin: Sequence[int]) -> Box:
+    return tuple(slice(part.start - start, part.stop - start) for part, start in zip(box, origin))

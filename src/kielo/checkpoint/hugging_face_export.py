@@ -1,0 +1,291 @@
+"""A checkpoint out as a Hugging Face folder: safetensors shards, index, configs, tokenizer, a short README.
+
+Streamed by blocks of rows, so that memory does not grow with the model, and resumable: the record of a finished
+shard is a line of the partial folder's journal, and the same command writes only what is missing.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from kielo import __version__
+from kielo.artifact.checkpoint_index import CheckpointIndex, read_index
+from kielo.artifact.manifest import hash_file, hash_json, hash_manifest
+from kielo.artifact.resumable_stage import ResumableStage
+from kielo.checkpoint.export_tensors import (
+    EXPORT_DTYPES,
+    SOURCE,
+    CheckpointRows,
+    DoesNotFitError,
+    FileTensor,
+    file_tensors,
+    row_blocks,
+)
+from kielo.checkpoint.store import verify
+from kielo.checkpoint.stream import SafetensorsStream
+from kielo.models import families
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Model
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+KIND, VERSION = "export", 2
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+)
+
+
+def export(
+    checkpoint: Path,
+    to: Path,
+    model: Model,
+    tokenizer_folder: Path | None,
+    *,
+    dtype: str | None = None,
+    max_shard_bytes: int = 5_000_000_000,
+    generation: Mapping[str, Any] | None = None,
+    is_replacing: bool = True,
+) -> Path:
+    """Write the model of a checkpoint as the Hugging Face folder `to`, whole or not at all; returns `to`.
+
+    model: complete (as resolved). tokenizer_folder: None leaves the tokenizer out. dtype: "fp32", "bf16",
+    "fp16", or "source" for names and dtypes of the weights that training began from; None is "source" where the
+    checkpoint knows them, else "fp32". generation: further keys of generation_config.json.
+
+    Does nothing when `to` holds just that already; another folder there is replaced, or refused without
+    `is_replacing`. What is cut short stays as `NAME.partial`, and the same call writes only the shards that are
+    missing there. `manifest.json` holds each file's checksum, and its sha256 in `counts`; the README is not
+    listed, for the report puts its own in place of it. Raises KieloError for bad input, damage, a full disk.
+    """
+    checkpoint = Path(checkpoint)
+    index = read_index(checkpoint)
+    dtype = _chosen_dtype(checkpoint, index, dtype)
+    if max_shard_bytes < 1:
+        raise KieloError(f"export: no tensor fits a shard of {max_shard_bytes} bytes; 5,000,000,000 is usual")
+    inputs = {"checkpoint": hash_manifest(checkpoint), "tokenizer": _tokenizer_hash(tokenizer_folder)}
+    section = {
+        "dtype": dtype,
+        "max_shard_bytes": max_shard_bytes,
+        "generation": dict(generation or {}),
+        "model": model.model_dump(mode="json"),
+    }
+    stage = ResumableStage(to, KIND, VERSION, inputs, section)
+    if stage.is_done():
+        return stage.folder
+    if stage.folder.exists() and not is_replacing:
+        raise KieloError(
+            f"{to}: exists already and is not this export; name a new folder, nothing was written"
+        )
+    try:
+        if not stage.is_written():
+            _write(
+                stage, checkpoint, index, model, tokenizer_folder, dtype, max_shard_bytes, generation or {}
+            )
+        stage.publish()
+    except OSError as error:
+        raise stage.stopped(error) from error
+    finally:
+        stage.close()
+    return stage.folder
+
+
+def _write(
+    stage: ResumableStage,
+    checkpoint: Path,
+    index: CheckpointIndex,
+    model: Model,
+    tokenizer_folder: Path | None,
+    dtype: str,
+    max_shard_bytes: int,
+    generation: Mapping[str, Any],
+) -> None:
+    names = families.module(model.model_type, "names")
+    verify(checkpoint, index, [f"model/{ours}" for ours in names.to_hugging_face(model)])
+    tensors = file_tensors(index, model, dtype)
+    stored_dtype = str(_usual_dtype(tensors)).removeprefix("torch.")
+    tokens = _special_token_ids(tokenizer_folder)
+    config = names.hf_config(model, **tokens, dtype=stored_dtype)
+    shards = _shards(tensors, max_shard_bytes)
+    stage.begin()
+    try:
+        _write_shards(stage, shards, CheckpointRows(checkpoint, index))
+    except DoesNotFitError:
+        stage.discard()  # the same call would end the same way
+        raise
+    total_bytes = sum(tensor.bytes for tensor in tensors)
+    weight_map = {tensor.name: file for file, shard in shards.items() for tensor in shard}
+    stage.write(INDEX_FILE, _json({"metadata": {"total_size": total_bytes}, "weight_map": weight_map}))
+    stage.write("config.json", _json(config))
+    stage.write("generation_config.json", _json(tokens | dict(generation)))
+    for path in _tokenizer_files(tokenizer_folder):
+        stage.write(path.name, path.read_bytes())
+    readme = _readme(index, model, stored_dtype, has_tokenizer=tokenizer_folder is not None)
+    stage.write("README.md", readme.encode(), is_listed=False)
+    stage.finish({"tensors": len(tensors), "tensor_bytes": total_bytes, "step": index.step})
+
+
+def _chosen_dtype(checkpoint: Path, index: CheckpointIndex, dtype: str | None) -> str:
+    is_known = bool(index.plain.get("source_tensors"))
+    if dtype is None:
+        return SOURCE if is_known else "fp32"
+    if dtype not in {SOURCE, *EXPORT_DTYPES}:
+        raise KieloError(
+            f"export: dtype {dtype!r} is not known; choose one of {SOURCE}, {', '.join(EXPORT_DTYPES)}"
+        )
+    if dtype == SOURCE and not is_known:
+        raise KieloError(
+            f"{checkpoint}: dtype {SOURCE!r} is that of the weights that training began from, and this "
+            f"checkpoint knows of none; choose one of {', '.join(EXPORT_DTYPES)}"
+        )
+    return dtype
+
+
+def _usual_dtype(tensors: Sequence[FileTensor]) -> torch.dtype:
+    """That of most bytes, for config.json, which can name but one."""
+    counted: dict[torch.dtype, int] = {}
+    for tensor in tensors:
+        counted[tensor.dtype] = counted.get(tensor.dtype, 0) + tensor.bytes
+    return max(counted, key=counted.get)
+
+
+def _shards(tensors: Sequence[FileTensor], max_shard_bytes: int) -> dict[str, list[FileTensor]]:
+    """File → its tensors. A shard is closed before the tensor that would overfill it."""
+    shards: list[list[FileTensor]] = [[]]
+    filled = 0
+    for tensor in tensors:
+        if shards[-1] and filled + tensor.bytes > max_shard_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(tensor)
+        filled += tensor.bytes
+    if len(shards) == 1:
+        return {SINGLE_FILE: _aligned(shards[0])}
+    return {
+        f"model-{number:05d}-of-{len(shards):05d}.safetensors": _aligned(shard)
+        for number, shard in enumerate(shards, start=1)
+    }
+
+
+def _aligned(shard: list[FileTensor]) -> list[FileTensor]:
+    """Wide dtypes first: readers map tensors in place, and fp32 must not begin after an odd number of bf16."""
+    return sorted(shard, key=lambda tensor: -tensor.dtype.itemsize)
+
+
+def _write_shards(
+    stage: ResumableStage, shards: Mapping[str, list[FileTensor]], rows: CheckpointRows
+) -> None:
+    sizes = {file: sum(tensor.bytes for tensor in shard) for file, shard in shards.items()}
+    missing = sum(size for file, size in sizes.items() if file not in stage.finished)
+    stage.expect(missing)
+    # disable=None: a bar on a terminal, nothing in a log
+    with tqdm(
+        total=sum(sizes.values()), initial=sum(sizes.values()) - missing, desc="exporting", unit="B", unit_scale=True,
+        disable=None,
+    ) as bar:  # fmt: skip
+        for file, shard in shards.items():
+            if file not in stage.finished:
+                stage.add(file, _write_shard(stage.partial / file, shard, rows, bar))
+
+
+def _write_shard(path: Path, shard: list[FileTensor], rows: CheckpointRows, bar: tqdm) -> dict[str, Any]:
+    entries = [(tensor.name, tensor.dtype, tensor.shape) for tensor in shard]
+    stream = SafetensorsStream(path, entries, {"format": "pt"}, sha256=True)
+    try:
+        for tensor in shard:
+            for block in row_blocks(tensor):
+                stream.write_rows(values := rows.read(tensor, block))
+                bar.update(values.nbytes)
+        return stream.close()
+    except BaseException:
+        stream.abandon()
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _readme(index: CheckpointIndex, model: Model, dtype: str, has_tokenizer: bool) -> str:
+    run = index.plain.get("identity", {}).get("name")
+    averaged = index.plain.get("averaged_from")
+    origin = (
+        f"the average of {len(averaged)} checkpoints up to step {index.step}"
+        if averaged
+        else f"step {index.step}"
+    )
+    loading = [
+        "from transformers import AutoModelForCausalLM" + (", AutoTokenizer" if has_tokenizer else ""),
+        "",
+        'folder = "."  # this folder, or its name on the hub',
+        'model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")',
+    ]
+    if has_tokenizer:
+        loading.append("tokenizer = AutoTokenizer.from_pretrained(folder)")
+    lines = [
+        "---",
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        "tags:",
+        "- kielo",
+        "---",
+        "",
+        f"# {run or 'A causal language model'}",
+        "",
+        f"A causal language model ({model.model_type}, weights in {dtype}): {origin}"
+        f"{f' of the run {run}' if run else ''}, exported by `kielo` {__version__}.",
+        "",
+        "## How to load it",
+        "",
+        "```python",
+        *loading,
+        "```",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _tokenizer_hash(folder: Path | None) -> str:
+    return hash_json({path.name: hash_file(path) for path in _tokenizer_files(folder)})
+
+
+def _tokenizer_files(folder: Path | None) -> list[Path]:
+    if folder is None:
+        return []
+    found = [Path(folder) / name for name in _TOKENIZER_FILES if (Path(folder) / name).is_file()]
+    if not found:
+        raise KieloError(f"{folder}: no tokenizer.json there to export with the model")
+    return found
+
+
+def _special_token_ids(folder: Path | None) -> dict[str, int | None]:
+    """bos, eos and pad of a Hugging Face tokenizer folder as ids; None for one that it does not name."""
+    named: dict[str, Any] = {}
+    ids: dict[str, int] = {}
+    for path in _tokenizer_files(folder):
+        if path.name in ("special_tokens_map.json", "tokenizer_config.json"):
+            named |= {key: value for key, value in _read_json(path).items() if value}
+        elif path.name == "tokenizer.json":
+            ids = {token["content"]: token["id"] for token in _read_json(path).get("added_tokens", [])}
+    found = {}
+    for role in ("bos", "eos", "pad"):
+        token = named.get(f"{role}_token")
+        found[f"{role}_token_id"] = ids.get(token["content"] if isinstance(token, dict) else token)
+    return found
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise KieloError(f"{path}: not valid JSON ({error})") from error
+
+
+def _json(content: Any) -> bytes:
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,164 @@
+"""Hugging Face weights in: a folder's files → parameters in memory, whatever their layout, cast to their dtype.
+
+A rank reads only the bytes of its own shards, through two buffers of 32 MiB, so there is no conversion step to run
+out of memory. Rank 0 alone reads the files' tables; all ranks judge by them before a byte of any parameter changes.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from kielo.artifact.weights_folder import weight_files
+from kielo.checkpoint.agreement import Agreement
+from kielo.checkpoint.store import some_names, tied_names
+from kielo.checkpoint.tensor_file import Staging, StoredTensor, TensorFile, Wanted, read_table
+from kielo.models import families
+from kielo.models.piece import Piece, by_stored_name, stored_shape
+from kielo.parallel.materialise import local, local_slices
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Model
+
+_FLOATS = ("F64", "F32", "F16", "BF16")
+# A tensor's name in the folder → its file and its place there.
+_Found = dict[str, tuple[Path, StoredTensor]]
+
+
+def load_model_weights(
+    parameters: Mapping[str, Tensor], source: Path, model: Model, group: Any = None
+) -> dict[str, str]:
+    """`load_weights` along the family's names: those of its bare base model too, and without buffers of old files."""
+    names = families.module(model.model_type, "names")
+    pieces = names.to_hugging_face(model)
+    untied = names.to_hugging_face(model.model_copy(update={"tie_word_embeddings": False}))
+    return load_weights(
+        parameters,
+        source,
+        pieces,
+        group,
+        base_prefix=names.BASE_MODEL_PREFIX,
+        not_read=[untied[ours].name for ours in untied.keys() - pieces.keys()],
+        ignored=names.IGNORED,
+    )
+
+
+def load_weights(
+    parameters: Mapping[str, Tensor],
+    source: Path,
+    pieces: Mapping[str, Piece],
+    group: Any = None,
+    *,
+    base_prefix: str = "",
+    not_read: Sequence[str] = (),
+    ignored: Sequence[str] = (),
+) -> dict[str, str]:
+    """Fill `parameters` (our name → Tensor or DTensor, any layout and device) in place from the folder `source`.
+
+    pieces: where each parameter of the model lies in the files (a family's `to_hugging_face`). Rows that only pad a
+    parameter become zero. A tied parameter needs no tensor of its own. base_prefix: what names lack in files of the
+    bare base model. not_read: tensors that may be there and say nothing new (a tied head). ignored: patterns of
+    names that are nothing to us.
+
+    Returns what the source calls each tensor that is a weight and its dtype there, {"lm_head.weight": "BF16"}, the
+    same on all ranks. Called by all ranks of `group`; raises KieloError on all of them, naming tensors that are
+    missing, not expected or of another shape, and damaged files.
+    """
+    ranks = Agreement(group)
+    found: _Found = ranks.on_first(lambda: _read_tables(Path(source)))
+    names = {piece.name: _in_source(piece.name, found, base_prefix) for piece in pieces.values()}
+    tied = tied_names(parameters)
+    wanted = {ours: pieces.get(ours, Piece(ours)) for ours in parameters}
+    wanted = {ours: piece for ours, piece in wanted.items() if names.get(piece.name) or ours not in tied}
+    weights = [*filter(None, names.values()), *(name for name in not_read if name in found)]
+    ranks.refuse_together(
+        _missing_or_unexpected(source, wanted, names, found, weights, ignored)
+        or _misfit(parameters, wanted, names, found)
+    )
+    complaint = None
+    try:
+        _fill(parameters, wanted, names, found)
+    except KieloError as error:
+        complaint = str(error)
+    ranks.refuse_together(complaint)
+    return {name: found[name][1].dtype for name in weights}
+
+
+def _read_tables(source: Path) -> _Found:
+    found: _Found = {}
+    for path, indexed in weight_files(source).items():
+        table = read_table(path)
+        absent = [name for name in indexed or () if name not in table]
+        if absent:
+            raise KieloError(f"{path}: the index says that it holds {some_names(absent)}, and it does not")
+        found |= {name: (path, table[name]) for name in (table if indexed is None else indexed)}
+    return found
+
+
+def _in_source(name: str, found: _Found, base_prefix: str) -> str | None:
+    """What the source calls the tensor, None where it is missing."""
+    return next((known for known in (name, name.removeprefix(base_prefix)) if known in found), None)
+
+
+def _missing_or_unexpected(
+    source: Path,
+    wanted: Mapping[str, Piece],
+    names: Mapping[str, str | None],
+    found: _Found,
+    weights: Sequence[str],
+    ignored: Sequence[str],
+) -> str | None:
+    missing = list(dict.fromkeys(piece.name for piece in wanted.values() if not names.get(piece.name)))
+    if missing:
+        return f"{source}: tensors of the model are missing: {some_names(missing)}"
+    extra = [name for name in found.keys() - set(weights) if not any(re.search(p, name) for p in ignored)]
+    if extra:
+        return f"{source}: tensors that the model does not have: {some_names(sorted(extra))}"
+    return None
+
+
+def _misfit(
+    parameters: Mapping[str, Tensor],
+    wanted: Mapping[str, Piece],
+    names: Mapping[str, str | None],
+    found: _Found,
+) -> str | None:
+    for name, group in by_stored_name(wanted).items():
+        path, stored = found[names[name]]
+        shapes = {ours: parameters[ours].shape for ours in group}
+        expected = stored_shape(group, shapes)
+        if stored.shape != expected:
+            ours = ", ".join(f"{ours} here is {list(shape)}" for ours, shape in shapes.items())
+            if expected not in map(tuple, shapes.values()):
+                ours += f", for which it should be {list(expected)}"
+            return (
+                f"{path}: {names[name]} has the shape {list(stored.shape)}, but {ours}; is the [model] section "
+                "that of this folder's config.json?"
+            )
+        if stored.dtype not in _FLOATS:
+            return f"{path}: {names[name]} is stored as {stored.dtype}; known: {', '.join(_FLOATS)}"
+    return None
+
+
+def _fill(
+    parameters: Mapping[str, Tensor],
+    wanted: Mapping[str, Piece],
+    names: Mapping[str, str | None],
+    found: _Found,
+) -> None:
+    by_file: dict[Path, list[Wanted]] = {}
+    for ours, piece in wanted.items():
+        shard, box = local(parameters[ours]).detach(), local_slices(parameters[ours])
+        path, stored = found[names[piece.name]]
+        if shard.numel() and piece.rows is not None:
+            shard[max(0, piece.rows - box[0].start) :].zero_()
+        for part, in_file in piece.boxes(box):
+            target = shard[tuple(slice(p.start - b.start, p.stop - b.start) for p, b in zip(part, box))]
+            by_file.setdefault(path, []).append(
+                Wanted(stored, in_file, target.mT if piece.transposed else target)
+            )
+    staging = Staging()
+    for path, of_file in sorted(by_file.items()):
+        with TensorFile(path, {}, staging) as file:
+            file.read(of_file)

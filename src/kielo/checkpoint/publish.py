@@ -1,0 +1,121 @@
+"""What rank 0 does in the folder of a run's checkpoints, around the writing: room foreseen, a written one published,
+old ones and leftovers removed. Torch-free, and alone: nothing here talks to other ranks.
+
+`NAME.ID.partial` is being written, `NAME.replaced` was moved away by another save of the same step, `NAME.removed` is
+going, `NAME.damaged` was set aside. At any moment a kill leaves whole checkpoints whole.
+"""
+
+import errno
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from kielo.artifact.checkpoint_index import NEWEST_NAME, step_folders, step_of
+from kielo.recipe.errors import KieloError
+
+_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FILE_SYSTEM_BLOCK_BYTES = 4096  # the end of each file takes a whole one
+
+_MORE_ROOM = (
+    "Free space or raise the quota, lower checkpoint.keep_newest, or set `folder` to another disk"
+)
+
+
+def refuse_if_too_full(folder: Path, num_bytes: int, num_files: int) -> None:
+    """KieloError if `folder`'s file system has no room for so much. A quota is not seen here; writing meets it."""
+    system = os.statvfs(folder)
+    needed_bytes = num_bytes + num_files * _FILE_SYSTEM_BLOCK_BYTES
+    free_bytes = system.f_bavail * system.f_frsize
+    if needed_bytes > free_bytes:
+        raise KieloError(f"disk full: it needs about {needed_bytes:,} bytes, {free_bytes:,} are free. {_MORE_ROOM}")
+    # Some file systems do not count inodes and say 0.
+    if system.f_files and num_files > system.f_favail:
+        raise KieloError(f"too few inodes: it needs {num_files:,}, {system.f_favail:,} are free. {_MORE_ROOM}")
+
+
+def publish(partial: Path, final: Path) -> None:
+    """Give a whole folder, its files on the disk, its name. One of the same name is moved away, not mixed into."""
+    bring_to_disk(partial)
+    replaced = final.with_name(final.name + ".replaced")
+    if final.exists():
+        final.rename(replaced)
+    partial.rename(final)
+    bring_to_disk(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def discard(partial: Path, final: Path) -> None:
+    """Leave nothing of a save that failed; another job's, which may have taken the folder, are not looked at."""
+    shutil.rmtree(partial, ignore_errors=True)
+    replaced = final.with_name(final.name + ".replaced")
+    if replaced.exists() and not final.exists():
+        replaced.rename(final)
+
+
+def point_newest(path: Path) -> None:
+    """Let the symbolic link `newest` beside `path` lead to it; where none can be made, nobody misses it but people."""
+    link, aside = path.with_name(NEWEST_NAME), path.with_name(NEWEST_NAME + ".partial")
+    with suppress(OSError):
+        aside.unlink(missing_ok=True)
+        aside.symlink_to(path.name)
+        os.replace(aside, link)
+        bring_to_disk(path.parent)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Undo what a killed save left halfway. What cannot be removed is left: no later save has its name."""
+    for replaced in folder.glob("step_*.replaced"):
+        # Killed between the two renames of `publish`: the older one of the same step is all there is.
+        if not replaced.with_suffix("").exists():
+            replaced.rename(replaced.with_suffix(""))
+    for pattern in ("step_*.partial", "step_*.replaced", "step_*.removed"):
+        for leftover in folder.glob(pattern):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def prune(newest: Path, keep_newest: int, keep_every_steps: int) -> None:
+    """Remove what is older than the `keep_newest` newest up to `newest`, except steps that are multiples of
+    `keep_every_steps` (0: none).
+
+    Renamed before it is removed, so that a half-removed folder is never taken for a damaged checkpoint.
+    """
+    up_to_newest = [path for path in step_folders(newest.parent) if step_of(path) <= step_of(newest)]
+    for path in up_to_newest[keep_newest:]:
+        if not keep_every_steps or step_of(path) % keep_every_steps:
+            going = path.with_name(path.name + ".removed")
+            path.rename(going)
+            shutil.rmtree(going)
+
+
+def set_aside(path: Path, damage: str) -> str:
+    """Rename a damaged checkpoint, for people to look at; returns the warning."""
+    aside = path.with_name(path.name + ".damaged")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+    except OSError as error:
+        return (
+            f"checkpoint {path} is damaged and skipped: {damage} (it could not be renamed: {error.strerror})"
+        )
+    return f"checkpoint {path} is damaged and skipped: {damage}; set aside as {aside.name}"
+
+
+def failure(final: Path, tensor_bytes: int, error: BaseException) -> str:
+    """Why `final` was not saved, in the words that people read."""
+    reason, cause = str(error), error if isinstance(error, OSError) else error.__cause__
+    if getattr(cause, "errno", None) in _DISK_FULL:
+        system = os.statvfs(next(folder for folder in final.parents if folder.exists()))
+        reason = (
+            f"disk full: its tensors need {tensor_bytes:,} bytes, {system.f_bavail * system.f_frsize:,} bytes and "
+            f"{system.f_favail:,} inodes are free ({reason}). {_MORE_ROOM}"
+        )
+    return f"checkpoint {final.name} was not saved in {final.parent}, earlier ones are untouched: {reason}"
+
+
+def bring_to_disk(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,266 @@
+"""One job at a time in a run's folder: the lease that rank 0 holds while it trains. Torch-free.
+
+    train/lease.00000003.json     who holds it; its modification time is the beat, moved every few seconds
+
+Leases are numbered. Who finds none makes number 1; who finds that the holder of the newest is dead makes the next number,
+exclusively, so that of many takers one wins, and a holder that was only frozen sees that it has lost. No lease is ever
+written over, no clocks of two machines are compared, and flock, which cluster file systems often lack, is not needed.
+The beat is a file time and not a counter in the file because a full disk must not stop it.
+"""
+
+import json
+import logging
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+from kielo.recipe.errors import KieloError
+
+logger = logging.getLogger(__name__)
+BEAT_SECONDS = 10.0
+# A holder on another machine is taken for dead after so many beats that did not come, looked for so often each.
+# Looks are counted, not seconds: while the file system hangs for everyone, no look ends and nobody is declared dead.
+QUIET_BEATS, LOOKS_PER_BEAT = 3, 5
+_LEASE_FILE = re.compile(r"lease\.(\d{8,})\.json")
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that holds a lease. process_started: clock ticks from boot, None where there is no /proc."""
+
+    token: str
+    host: str
+    machine: str
+    pid: int
+    process_started: int | None
+    slurm_job_id: str | None
+    started_at: str
+
+    def __str__(self) -> str:
+        job = f" (Slurm job {self.slurm_job_id})" if self.slurm_job_id else ""
+        return f"process {self.pid} on {self.host}{job}, since {self.started_at}"
+
+    def is_here(self) -> bool:
+        """Whether its process number means something to us: same host, boot and set of process numbers."""
+        return (self.host, self.machine) == (socket.gethostname(), _machine())
+
+    def is_running(self) -> bool:
+        """Of a holder that `is_here`. A later process with the same number is another; a zombie holds nothing."""
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass  # it runs as another user
+        try:
+            state, started = _process_state(self.pid)
+        except OSError:  # no /proc, or one that hides the processes of others
+            return True
+        return state not in "ZX" and started == self.process_started
+
+
+class Lease:
+    """The right to change a run's train folder. Any rank of the job may `check` it; rank 0 took it and keeps it `beating`."""
+
+    def __init__(self, path: Path, text: str, beat_seconds: float):
+        self.path, self._text, self._beat_seconds = path, text, beat_seconds
+        self._lost: str | None = None
+
+    @classmethod
+    def take(cls, folder: Path | str, beat_seconds: float = BEAT_SECONDS) -> "Lease":
+        """Take the lease of `folder`, which is made where it is missing; nothing else in it is changed.
+
+        That of a dead process of this machine is taken over at once; one from another machine (or one that cannot be read)
+        after `QUIET_BEATS` beats that did not come. Raises KieloError, naming the holder, while it is alive.
+        """
+        folder = Path(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            while True:
+                last = max(_numbers(folder), default=0)
+                dead = _dead_lease(_lease_path(folder, last), beat_seconds) if last else None
+                if last and dead is None:
+                    continue  # released while we looked
+                path, text = _lease_path(folder, last + 1), _own_text()
+                if not _create(path, text):
+                    time.sleep(0.05)  # another was quicker; see who
+                    continue
+                # A taker that fell asleep after its look may come when others have already come and gone.
+                if max(_numbers(folder)) > last + 1 or (last and _read(_lease_path(folder, last)) != dead):
+                    path.unlink()
+                    continue
+                for number in _numbers(folder):
+                    if number <= last:
+                        _lease_path(folder, number).unlink(missing_ok=True)
+                return cls(path, text, beat_seconds)
+        except OSError as error:
+            raise KieloError(f"{folder}: no lease can be taken there ({error}); is it writable, and the disk not full?") from error
+
+    def check(self) -> None:
+        """Call before anything is published. Raises KieloError when the lease was lost, now or ever before; OSError when
+        it cannot be read.
+        """
+        if self._lost is None:
+            self._look()
+        if self._lost is not None:
+            raise KieloError(self._lost)
+
+    @contextmanager
+    def beating(self) -> Iterator["Lease"]:
+        """Show others that this process lives, from a thread; at the end give the lease back, if it is still ours."""
+        over = threading.Event()
+        thread = threading.Thread(target=self._beat, args=(over,), name="lease", daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            over.set()
+            thread.join()
+            with suppress(KieloError, OSError):
+                self.check()
+                self.path.unlink()
+
+    def _beat(self, over: threading.Event) -> None:
+        while self._lost is None and not over.wait(self._beat_seconds):
+            with suppress(OSError):  # tried again at the next beat; `check` says what is wrong
+                self._look()
+                if self._lost is None:
+                    os.utime(self.path)
+        if self._lost is not None:
+            logger.warning(self._lost)
+
+    def _look(self) -> None:
+        found = _read(self.path)
+        following = _numbered(self.path) + 1
+        taken = _read(_lease_path(self.path.parent, following))
+        if taken is None and found is not None and found.text == self._text:
+            return
+        taker = (taken and taken.holder()) or (found and found.holder())
+        self._lost = (
+            f"{self.path} is no longer this job's: "
+            + (f"{taker} trains in this folder" if taker else "it was removed or replaced")
+            + "; this job stops and publishes nothing more. Its last checkpoint before that is untouched"
+        )
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A lease file at one look; it is alive when two looks differ."""
+
+    text: str
+    modified_ns: int
+
+    def holder(self) -> Holder | None:
+        """None while its maker is still writing, or when it was cut short."""
+        try:
+            content = json.loads(self.text)
+            return Holder(**{entry.name: content[entry.name] for entry in fields(Holder)})
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+def _dead_lease(path: Path, beat_seconds: float) -> _Seen | None:
+    """What lies in the lease of a dead holder; None if it went away. Raises KieloError when the holder is alive."""
+    seen = _read(path)
+    for _ in range(QUIET_BEATS * LOOKS_PER_BEAT):
+        if seen is None:
+            return None
+        holder = seen.holder()
+        if holder is not None and holder.is_here():
+            if holder.is_running():
+                raise _refusal(path, holder)
+            return seen
+        time.sleep(beat_seconds / LOOKS_PER_BEAT)
+        again = _read(path)
+        if again is not None and again != seen and holder is not None:
+            raise _refusal(path, holder)
+        seen = again
+    whose = seen and (seen.holder() or "an unknown holder")
+    logger.warning("%s: %s gave no sign of life for %g s; taken over", path, whose, QUIET_BEATS * beat_seconds)
+    return seen
+
+
+def _refusal(path: Path, holder: Holder) -> KieloError:
+    stop = f" (scancel {holder.slurm_job_id})" if holder.slurm_job_id else ""
+    return KieloError(
+        f"{path.parent}: another job trains in this folder: {holder}. This one has changed nothing. Wait for its end or stop"
+        f" it{stop}, or give this run another `folder`. A job that has died is noticed by itself"
+    )
+
+
+def _own_text() -> str:
+    try:
+        started = _process_state(os.getpid())[1]
+    except OSError:
+        started = None
+    holder = Holder(
+        token=uuid4().hex,
+        host=socket.gethostname(),
+        machine=_machine(),
+        pid=os.getpid(),
+        process_started=started,
+        slurm_job_id=os.environ.get("SLURM_JOB_ID"),
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    return json.dumps(asdict(holder), indent=1) + "\n"
+
+
+def _machine() -> str:
+    """This boot and this set of process numbers (containers have their own); empty where there is no /proc."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
+
+
+def _process_state(pid: int) -> tuple[str, int]:
+    """State letter and start in clock ticks from boot (proc(5), fields 3 and 22). OSError where they cannot be read."""
+    # The second field is the program's name in parentheses, and may hold spaces and parentheses itself.
+    after_name = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    return after_name[0], int(after_name[19])
+
+
+def _create(path: Path, text: str) -> bool:
+    """Make the file if it is not there; whether it was made."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        return False
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    return True
+
+
+def _read(path: Path) -> _Seen | None:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return _Seen(file.read(), os.fstat(file.fileno()).st_mtime_ns)
+    except FileNotFoundError:
+        return None
+
+
+def _numbers(folder: Path) -> list[int]:
+    return [int(match[1]) for name in os.listdir(folder) if (match := _LEASE_FILE.fullmatch(name))]
+
+
+def _numbered(path: Path) -> int:
+    return int(_LEASE_FILE.fullmatch(path.name)[1])
+
+
+def _lease_path(folder: Path, number: int) -> Path:
+    return folder / f"lease.{number:08d}.json"

@@ -1,0 +1,145 @@
+"""Hugging Face weights in and out again: folder → parameters → checkpoint → export, and every tensor compared.
+
+Nothing is trained in between, so names, dtypes, shapes and bytes must be the source's own. All runs through the
+code that training and export use; the host holds one rank's fp32 weights, and a copy of them while the checkpoint
+is written.
+"""
+
+import hashlib
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from kielo.artifact.weights_folder import resolve_weights, weight_files
+from kielo.checkpoint.export_tensors import FileTensor, row_blocks
+from kielo.checkpoint.hugging_face_export import export
+from kielo.checkpoint.hugging_face_import import load_model_weights
+from kielo.checkpoint.pieces import whole_box
+from kielo.checkpoint.store import Store
+from kielo.checkpoint.stream import DTYPES, nbytes
+from kielo.checkpoint.tensor_file import StoredTensor, TensorFile, Wanted, read_table
+from kielo.models import families
+from kielo.models.families import read_hf_config
+from kielo.parallel.materialise import materialise
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Model
+
+
+def verify_round_trip(reference: str, keep: Path | None = None) -> dict[str, Any]:
+    """The folder `reference` (a path, hf:FOLDER or hf:OWNER/NAME) imported on one rank and exported again.
+
+    keep: where to leave the export; all else lies in a temporary folder (TMPDIR says where) and is removed.
+    Returns {"source", "passed", "tensors", "bytes", "differences", "left_out", "export"}: `tensors` is name →
+    {"dtype", "shape", "bytes", "sha256"} of the source, `differences` the same of the export for those that
+    differ (None: not there), `left_out` the source's tensors that are no weights. Raises KieloError for what
+    cannot be imported.
+    """
+    if not reference.startswith("hf:") and not Path(reference).expanduser().is_dir():
+        raise KieloError(
+            f"{reference}: no such folder; hf:OWNER/NAME would be fetched from the Hugging Face hub"
+        )
+    if keep is not None and Path(keep).exists():
+        raise KieloError(f"--keep {keep}: exists already; name a new folder")
+    source = resolve_weights(reference)
+    with TemporaryDirectory(prefix="kielo_round_trip_") as temporary:
+        again = Path(keep) if keep is not None else Path(temporary) / "hf"
+        weights = _in_and_out(source, Path(temporary) / "checkpoints", again)
+        stored = _stored(source)
+        tensors = {name: _description(*found) for name, found in stored.items() if name in weights}
+        exported = {name: _description(*found) for name, found in _stored(again).items()}
+    different = {name: exported.get(name) for name, what in tensors.items() if exported.get(name) != what}
+    different |= {name: what for name, what in exported.items() if name not in tensors}
+    return {
+        "source": str(source),
+        "passed": not different,
+        "tensors": tensors,
+        "bytes": sum(what["bytes"] for what in tensors.values()),
+        "differences": different,
+        "left_out": sorted(stored.keys() - weights.keys()),
+        "export": None if keep is None else str(keep),
+    }
+
+
+def table(result: dict[str, Any]) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Titles and rows, one for each dtype of the source."""
+    num_tensors, num_bytes, num_different = Counter(), Counter(), Counter()
+    for name, what in result["tensors"].items():
+        num_tensors[what["dtype"]] += 1
+        num_bytes[what["dtype"]] += what["bytes"]
+        num_different[what["dtype"]] += name in result["differences"]
+    rows = [
+        (dtype, num_tensors[dtype], f"{num_bytes[dtype]:,}", num_different[dtype])
+        for dtype in sorted(num_tensors)
+    ]
+    return ["dtype", "tensors", "bytes", "different"], rows
+
+
+def verdict(result: dict[str, Any]) -> str:
+    """One sentence: it holds, or which tensor differs first and how."""
+    tensors, different = result["tensors"], result["differences"]
+    if result["passed"]:
+        same = f"name, dtype, shape and bytes of all {len(tensors)} tensors are those of {result['source']}"
+        return f"Round trip holds: {same}."
+    first = next(iter(different))
+    return (
+        f"NO round trip: {len(different)} of {len(tensors)} tensors differ; first {first}: "
+        f"{_in_words(tensors.get(first))} in the source, {_in_words(different[first])} in the export."
+    )
+
+
+def _in_words(what: dict[str, Any] | None) -> str:
+    return "missing" if what is None else f"{what['dtype']} {what['shape']} sha256 {what['sha256'][:16]}…"
+
+
+def _in_and_out(source: Path, checkpoints: Path, to: Path) -> dict[str, str]:
+    """Export to `to` what was imported from `source`; returns what was taken for weights, and their dtypes."""
+    model = read_hf_config(source)
+    store = Store(checkpoints)
+    try:
+        weights = _save(store, source, model)
+        checkpoint = store.settle()
+    finally:
+        store.close()
+    export(checkpoint, to, model, source if (source / "tokenizer.json").is_file() else None)
+    return weights
+
+
+def _save(store: Store, source: Path, config: Model) -> dict[str, str]:
+    """The weights of `source` as a checkpoint of step 0; the memory of the model ends with this call."""
+    with torch.device("meta"):
+        model = families.build_model(config)
+    materialise(model, torch.device("cpu"), None)
+    parameters = dict(model.named_parameters())
+    weights = load_model_weights(parameters, source, config)
+    plain = {
+        "identity": {"name": source.name, "model": config.model_dump(mode="json")},
+        "source_tensors": weights,
+    }
+    store.save(0, {f"model/{name}": parameter for name, parameter in parameters.items()}, plain)
+    return weights
+
+
+def _stored(folder: Path) -> dict[str, tuple[Path, StoredTensor]]:
+    """Tensor → its file and its place there, in the order of the files."""
+    found = {}
+    for path, indexed in weight_files(folder).items():
+        tensors = read_table(path)
+        found |= {name: (path, tensors[name]) for name in (tensors if indexed is None else indexed)}
+    return found
+
+
+def _description(path: Path, stored: StoredTensor) -> dict[str, Any]:
+    """{"dtype", "shape", "bytes", "sha256"}, read block by block."""
+    dtype = DTYPES[stored.dtype]
+    digest = hashlib.sha256()
+    with TensorFile(path, {}) as file:
+        for rows in row_blocks(FileTensor("", dtype, stored.shape, {})):
+            box = (rows, *whole_box(stored.shape[1:])) if stored.shape else ()
+            block = torch.empty([part.stop - part.start for part in box], dtype=dtype)
+            file.read([Wanted(stored, box, block)])
+            digest.update(block.reshape(-1).view(torch.uint8).numpy())
+    size = nbytes(dtype, stored.shape)
+    return {"dtype": stored.dtype, "shape": list(stored.shape), "bytes": size, "sha256": digest.hexdigest()}

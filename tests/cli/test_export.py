@@ -1,0 +1,89 @@
+"""`kielo export`: which checkpoint is meant, where its tokenizer is, and what is told."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from kielo.checkpoint.average import average
+from kielo.checkpoint.store import Store
+from kielo.cli.main import main
+from kielo.models.llama.model import Llama
+from tests.checkpoint.layouts import config
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    """A run folder with two checkpoints and a tokenizer that names one token."""
+    folder = tmp_path / "run"
+    plain = {"identity": {"name": "tiny", "model": config().model_dump(mode="json")}}
+    store = Store(folder / "train" / "checkpoints")
+    for step in (1, 2):
+        store.save(
+            step, {f"model/{name}": value for name, value in Llama(config()).state_dict().items()}, plain
+        )
+    store.settle()
+    store.close()
+    (folder / "tokenizer").mkdir()
+    (folder / "tokenizer" / "tokenizer.json").write_text('{"added_tokens": [{"content": "<s>", "id": 7}]}')
+    (folder / "tokenizer" / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
+    return folder
+
+
+def test_a_run_a_checkpoint_and_an_average_are_found_with_their_tokenizer(run, tmp_path, capsys):
+    """A run means its newest whole checkpoint; a folder elsewhere needs --tokenizer; the same command twice is one export."""
+
+    def ask(*arguments: str | Path):
+        assert main(["export", *map(str, arguments), "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    checkpoints = run / "train" / "checkpoints"
+    newest = ask(run, "--to", tmp_path / "hf", "--dtype", "bf16", "--max-shard-gb", "0.00001")
+    assert newest["step"] == 2 and newest["dtype"] == "bf16" and newest["tensors"] == 21
+    assert (
+        newest["checkpoint"] == str(checkpoints / "step_00000002")
+        and newest["sha256"].keys() == newest["bytes"].keys()
+    )
+    assert len(list((tmp_path / "hf").glob("*.safetensors"))) == 2
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["bos_token_id"] == 7
+    assert ask(run, "--to", tmp_path / "hf", "--dtype", "bf16", "--max-shard-gb", "0.00001") == newest
+    assert main(["export", str(run), "--to", str(tmp_path / "hf")]) == 1
+    assert "exists already" in capsys.readouterr().err
+
+    (checkpoints / "step_00000002" / "rank_00000.safetensors").write_bytes(b"damaged")
+    assert ask(run, "--to", tmp_path / "older")["step"] == 1
+    assert ask(checkpoints / "step_00000001", "--to", tmp_path / "named")["dtype"] == "fp32"
+
+
+def test_an_average_goes_out_too(run, tmp_path, capsys):
+    """Inside the run's folder its tokenizer is found; elsewhere --tokenizer is asked for by name."""
+    steps = sorted((run / "train" / "checkpoints").glob("step_*"))
+    inside = average(steps, run / "averages" / "last")
+    assert main(["export", str(inside), "--to", str(tmp_path / "hf")]) == 0
+    assert (
+        "the average of 2 checkpoints up to step 2 of the run tiny"
+        in (tmp_path / "hf" / "README.md").read_text()
+    )
+    away = shutil.copytree(inside, tmp_path / "away")
+    assert main(["export", str(away), "--to", str(tmp_path / "again")]) == 1
+    assert "give --tokenizer DIR" in capsys.readouterr().err
+    tokenizer = str(run / "tokenizer")
+    assert main(["export", str(away), "--to", str(tmp_path / "again"), "--tokenizer", tokenizer]) == 0
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("hf", "again"))
+    assert all(first[name].equal(second[name]) for name in first)
+
+
+def test_what_cannot_be_exported_is_named(run, tmp_path, capsys):
+    """Exit code 1 and what would work; nothing is made."""
+    checkpoint = run / "train" / "checkpoints" / "step_00000001"
+    for arguments, told in (
+        ([tmp_path / "gone"], "neither a checkpoint"),
+        ([run, "--tokenizer", tmp_path], "name a folder that has one"),
+        ([run, "--max-shard-gb", "0"], "--max-shard-gb 0"),
+        ([checkpoint, "--dtype", "source"], "training began from"),
+    ):
+        assert main(["export", *map(str, arguments), "--to", str(tmp_path / "hf")]) == 1
+        assert told in capsys.readouterr().err
+    assert not list(tmp_path.glob("hf*"))

@@ -1,0 +1,229 @@
+"""Two jobs never train in one folder, and a dead one keeps nobody out."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kielo.recipe.errors import KieloError
+from kielo.train import build
+from kielo.train.lease import Lease
+from kielo.train.run import train
+from tests.ranks import run_ranks
+from tests.train.tiny_run import resolve, write_tokens
+
+BEAT_SECONDS = 0.1
+ZOMBIES: list[subprocess.Popen] = []
+# A process that takes the lease when it is told to, says how that went, and holds it until its input ends. It waits
+# before it makes its own, so that all who race have seen that the one before is dead.
+HOLD = """
+import sys, time
+from kielo.recipe.errors import KieloError
+from kielo.train import lease
+create = lease._create
+lease._create = lambda *what: (time.sleep(float(sys.argv[3])), create(*what))[1]
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    with lease.Lease.take(sys.argv[1], float(sys.argv[2])).beating():
+        print("held", flush=True)
+        sys.stdin.read()
+except KieloError as error:
+    print(error, flush=True)
+"""
+
+
+def leases(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("lease.*"))
+
+
+def taker(folder: Path, wait_seconds: float = 0.0) -> subprocess.Popen:
+    command = [sys.executable, "-c", HOLD, str(folder), str(BEAT_SECONDS), str(wait_seconds)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def killed_holder(folder: Path) -> Path:
+    """A lease whose process was killed, and is a zombie until this one ends."""
+    process = taker(folder)
+    ZOMBIES.append(process)  # collected when it is forgotten
+    process.stdin.write("go\n")
+    assert process.stdout.readline() == "held\n"
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    return folder / leases(folder)[-1]
+
+
+def foreign_holder(folder: Path, host: str = "nid001234") -> Path:
+    """A lease as another machine would leave it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "lease.00000007.json"
+    holder = {"token": "t", "host": host, "machine": "m", "pid": 1, "process_started": 1, "slurm_job_id": "77",
+              "started_at": "2026-11-21T12:00:00+00:00"}  # fmt: skip
+    path.write_text(json.dumps(holder))
+    return path
+
+
+def test_a_live_holder_refuses_others_and_gives_back_at_the_end(tmp_path, monkeypatch):
+    """The refusal names process, host, Slurm job and what works; afterwards nothing of the lease is left."""
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    with pytest.raises(ZeroDivisionError), Lease.take(tmp_path, BEAT_SECONDS).beating() as lease:
+        lease.check()
+        with pytest.raises(KieloError, match=rf"process {os.getpid()} on .*Slurm job 4711.*since 20.*scancel 4711"):
+            Lease.take(tmp_path, BEAT_SECONDS)
+        assert leases(tmp_path) == ["lease.00000001.json"]
+        raise ZeroDivisionError
+    assert leases(tmp_path) == []
+
+
+def test_a_killed_holder_of_this_machine_is_replaced_at_once(tmp_path):
+    """No waiting for beats (an hour each here), even when its process number was given to another process."""
+    killed_holder(tmp_path)
+    with Lease.take(tmp_path, 3600).beating() as lease:
+        lease.check()
+        assert leases(tmp_path) == ["lease.00000002.json"]
+    dead = killed_holder(tmp_path)
+    dead.write_text(json.dumps(json.loads(dead.read_text()) | {"pid": os.getppid()}))
+    with Lease.take(tmp_path, 3600).beating() as lease:
+        lease.check()
+
+
+def test_a_silent_holder_elsewhere_is_replaced_and_a_beating_one_is_not(tmp_path, caplog):
+    """Only the beat as seen by our own clock counts: a time of change in the future or the past says nothing."""
+    silent, beating = foreign_holder(tmp_path / "silent"), foreign_holder(tmp_path / "beating")
+    os.utime(silent, (2**33, 2**33))
+    os.utime(beating, (0, 0))
+    with Lease.take(tmp_path / "silent", BEAT_SECONDS).beating() as lease:
+        lease.check()
+    assert "nid001234 (Slurm job 77)" in caplog.text and "no sign of life" in caplog.text
+
+    beats = iter(range(1, 10**6))
+    stop = threading.Event()
+
+    def beat() -> None:
+        while not stop.wait(BEAT_SECONDS / 2):
+            os.utime(beating, (0, next(beats)))
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        with pytest.raises(KieloError, match=r"nid001234 \(Slurm job 77\)"):
+            Lease.take(tmp_path / "beating", BEAT_SECONDS)
+    finally:
+        stop.set()
+        thread.join()
+    assert leases(tmp_path / "beating") == ["lease.00000007.json"]
+
+
+def test_a_lease_cut_short_does_not_keep_the_folder(tmp_path):
+    """Its maker died between making and filling it: taken over like a silent one."""
+    (tmp_path / "lease.00000003.json").write_text('{"token": ')
+    with Lease.take(tmp_path, BEAT_SECONDS).beating() as lease:
+        lease.check()
+        assert leases(tmp_path) == ["lease.00000004.json"]
+
+
+def test_of_eight_that_race_for_a_dead_lease_one_wins(tmp_path):
+    """Each of 3 races has one winner and seven that were told who it is; the winner keeps the lease undisturbed."""
+    for race in range(3):
+        folder = tmp_path / str(race)
+        killed_holder(folder)
+        takers = [taker(folder, 0.3) for _ in range(8)]
+        for process in takers:
+            process.stdin.write("go\n")
+        words = [process.stdout.readline() for process in takers]
+        assert words.count("held\n") == 1, words
+        assert sum("another job trains in this folder" in word for word in words) == 7, words
+        assert leases(folder) == ["lease.00000002.json"]
+        for process in takers:
+            process.stdin.close()
+            assert process.wait(60) == 0
+        assert leases(folder) == []
+
+
+def test_a_holder_that_was_only_frozen_notices_before_it_publishes(tmp_path):
+    """Its lease was taken: check() raises and names the taker, whom the old holder's end does not disturb."""
+    old = Lease.take(tmp_path, BEAT_SECONDS)
+    content = json.loads(old.path.read_text()) | {"host": "elsewhere"}
+    old.path.write_text(json.dumps(content))  # as one on another machine sees it, silent
+    taker = Lease.take(tmp_path, BEAT_SECONDS)
+    with taker.beating():
+        with old.beating(), pytest.raises(KieloError, match=f"process {os.getpid()} on .* trains in this folder"):
+            old.check()
+        taker.check()
+    with pytest.raises(KieloError, match="removed or replaced"):
+        taker.check()  # given back: it vouches for nothing more
+
+
+def train_until_told(resolved: Any, signs: Path) -> str:
+    """The first job: waits before its second step until the second job was refused."""
+    original = build.Feed.take
+
+    def take(self: Any, step: int) -> Any:
+        if step == 2:
+            (signs / "is training").touch()
+            wait_for(signs / "go on")
+        return original(self, step)
+
+    build.Feed.take = take
+    return train(resolved)["outcome"]
+
+
+def wait_for(path: Path) -> None:
+    until = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert path.exists()
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_second_job_is_refused_on_all_ranks_and_the_first_goes_on(tmp_path):
+    """The second job changes no file of the first, whose outcome is its own; then the folder is free again."""
+    run, signs = tmp_path / "run", tmp_path / "signs"
+    signs.mkdir()
+    write_tokens(run / "tokens")
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(run_ranks, train_until_told, 1, resolve(run, total_steps=3), signs)
+        wait_for(signs / "is training")
+        before = files_of(run)
+        try:
+            with pytest.raises(RuntimeError, match="(?s)rank 0.*another job trains in this.*rank 1.*another job trains in this"):
+                run_ranks(train, 2, resolve(run, shard=2, total_steps=3))
+            assert files_of(run) == before
+        finally:
+            (signs / "go on").touch()
+        assert first.result() == ["finished"]
+    assert json.loads((run / "train" / "outcome.json").read_text())["outcome"] == "finished"
+    assert leases(run / "train") == []
+
+
+def test_a_run_whose_lease_was_taken_publishes_nothing_more(tmp_path, monkeypatch):
+    """Taken over after step 3: no checkpoint of step 4, no manifest, no outcome; the taker's lease stays."""
+    write_tokens(tmp_path / "tokens")
+    torch.set_num_threads(1)
+    original = build.Feed.take
+
+    def take(self: Any, step: int) -> Any:
+        if step == 4:
+            wait_for(tmp_path / "train" / "checkpoints" / "newest")  # step 2 is published by a thread
+            foreign_holder(tmp_path / "train").rename(tmp_path / "train" / "lease.00000002.json")
+        return original(self, step)
+
+    monkeypatch.setattr(build.Feed, "take", take)
+    with pytest.raises(KieloError, match="nid001234.*trains in this folder; this job stops"):
+        train(resolve(tmp_path, total_steps=6, checkpoint_every_steps=2))
+    assert sorted(os.listdir(tmp_path / "train" / "checkpoints")) == ["newest", "step_00000002"]
+    assert leases(tmp_path / "train") == ["lease.00000001.json", "lease.00000002.json"]
+    assert not {"outcome.json", "manifest.json"} & set(os.listdir(tmp_path / "train"))
