@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -60,8 +61,16 @@ def run(tmp_path_factory):
     return folder
 
 
+def phase(**changes):
+    """The first steps of a run; `changes` are of a later phase."""
+    values = {"number": 1, "first_step": 1, "last_step": 10_000, "first_sample": 0, "order_first_sample": 0,
+              "sequence_length": LENGTH, "sequences_per_step": PER_STEP, "mixture": {"a": 3.0, "b": 1.0}, "offsets": {}}
+    return SimpleNamespace(**values | changes)
+
+
 def batches(run, mixture=None, mask=False):
-    return Batches(run / "tokens", 7, LENGTH, mixture or {"a": 3.0, "b": 1.0}, PER_STEP, 0, mask)
+    of = phase(mixture=mixture or {"a": 3.0, "b": 1.0})
+    return Batches(run / "tokens", 7, of, LENGTH, 0, mask)
 
 
 def test_shards_hold_every_document_once(run):
@@ -143,7 +152,7 @@ def test_document_numbers_follow_the_borders(run):
 
 def test_the_query_names_the_documents_of_a_step(run):
     """Each sequence's tokens are found in the documents that the query names for it, whole step covered."""
-    rows = documents_of_step(run / "tokens", 7, LENGTH, {"a": 3.0, "b": 1.0}, PER_STEP, 0, 2)
+    rows = documents_of_step(run / "tokens", 7, phase(), LENGTH, 0, 2)
     texts = {document["id"]: document["text"] for document in read_documents(run / "corpus" / "documents")}
     batch, tokenizer = batches(run).step(2, 0, 1), load_tokenizer(run / "tokenizer")
     assert sum(row["tokens"] for row in rows) == (batch.labels != NOT_COUNTED).sum()
@@ -167,22 +176,38 @@ def test_heldout_batch_is_held_out_text(run):
     assert np.array_equal(some.inputs, everything.inputs[some.samples]) and len(some.samples) == 5
 
 
-def test_default_mixture_and_epochs(run):
-    """By default sources are read equally often; a source read too often is refused with what would work."""
-    default = Batches(run / "tokens", 7, LENGTH, {}, PER_STEP, 0, False)
-    num_sequences = sum(-(-(shard.num_tokens - 1) // LENGTH) for shard in default.shards)
-    assert all(abs(epochs - 4) < 0.2 for epochs in default.epochs(4 * num_sequences).values())
-    default.check_epochs(num_sequences, 1.2)
-    with pytest.raises(
-        KieloError, match=r"'a' would be read .* above dataset.max_epochs = 2; lower train.tokens to \d+"
-    ):
-        batches(run, {"a": 100.0, "b": 1.0}).check_epochs(4 * num_sequences, 2)
+def test_a_longer_phase_goes_on_where_a_shorter_one_stopped(run):
+    """Lengths 16 then 32, another batch and mixture: no token of an epoch is counted twice and none is lost, though the
+    first phase stops in the middle of a block; samples go on from its last."""
+    short = Batches(run / "tokens", 7, phase(last_step=3, mixture={"a": 1.0}), 32, 0, False)
+    offsets = short.order.offsets_at(3 * PER_STEP - 1)
+    assert offsets == {"a": (3 * PER_STEP - 1) * LENGTH} and offsets["a"] % 32, "the border is within a block"
+    of = phase(
+        number=2, first_step=4, first_sample=3 * PER_STEP - 1, order_first_sample=3 * PER_STEP - 1, sequence_length=32,
+        sequences_per_step=6, mixture={"a": 1.0, "b": 2.0}, offsets=offsets,
+    )  # fmt: skip
+    long, shard = Batches(run / "tokens", 7, of, 32, 0, False), TokenShard(run / "tokens" / "a")
+    samples = long.samples(5)
+    assert samples.tolist() == list(range(3 * PER_STEP + 5, 3 * PER_STEP + 11))
+    seen = [short.step(step, 0, 1).labels for step in (1, 2, 3)]
+    labels = list(np.concatenate(seen)[:-1])
+    step = 3
+    while sum((row != NOT_COUNTED).sum() for row in labels) < shard.num_tokens - 1:
+        step += 1
+        batch = long.step(step, 0, 1)
+        of_a = long.order.locate(batch.samples).source == long.names.index("a")
+        for row in batch.labels[of_a]:
+            if sum((row != NOT_COUNTED).sum() for row in labels) < shard.num_tokens - 1:
+                labels.append(row)
+    counted = np.concatenate(labels)
+    stream = shard.read(0, shard.num_tokens).astype(np.int64)
+    assert np.array_equal(np.sort(counted[counted != NOT_COUNTED]), np.sort(stream[1:]))
 
 
 def test_mistakes_are_named(run, tmp_path):
     """Unknown source, ranks that do not divide a step, nothing held out, a source without text, an unpacked
     folder."""
-    with pytest.raises(KieloError, match="dataset.mixture.c: .* has the sources a, b"):
+    with pytest.raises(KieloError, match="the mixture's c: .* has the sources a, b"):
         batches(run, {"c": 1.0})
     with pytest.raises(KieloError, match="24 sequences a step cannot be shared by 5 data ranks"):
         batches(run).step(1, 0, 5)

@@ -38,13 +38,17 @@ def finish_pack(folder, sources: dict[str, int], heldout: int) -> None:
         stage.counts["heldout"] = {"tokens": heldout, "documents": 1, "bytes": heldout}
 
 
+def finish_tokenizer(folder, vocab_size: int) -> None:
+    with write_stage(folder, "tokenizer", 1, {}, {}) as stage:
+        vocabulary = {"<|endoftext|>": 0} | {f"t{number}": number for number in range(1, vocab_size)}
+        Tokenizer(models.BPE(vocab=vocabulary, merges=[])).save(str(stage.folder / "tokenizer.json"))
+
+
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
     """A run folder up to pack: 300 tokens of vocabulary, two sources, 10 held-out sequences of 64."""
     folder = tmp_path_factory.mktemp("run")
-    with write_stage(folder / "tokenizer", "tokenizer", 1, {}, {}) as stage:
-        vocabulary = {"<|endoftext|>": 0} | {f"t{number}": number for number in range(1, VOCABULARY)}
-        Tokenizer(models.BPE(vocab=vocabulary, merges=[])).save(str(stage.folder / "tokenizer.json"))
+    finish_tokenizer(folder / "tokenizer", VOCABULARY)
     finish_pack(folder / "tokens", {"a": 64 * 300 + 1, "b": 64 * 100 + 1}, heldout=640)
     return folder
 
@@ -59,19 +63,37 @@ def test_every_derived_number(run_folder):
     """Steps, micro-batches, schedule, the complete model, mixture by tokens, FLOPs."""
     resolved = resolve(recipe(train={"schedule": "wsd", "warmup_share": 0.2, "decay_share": 0.3}), run_folder, 4, "cpu")
     identity, placement = resolved.identity, resolved.placement
-    assert (identity.total_steps, identity.sequences_per_step, identity.tokens_per_step) == (10, 24, 1536)
-    assert (identity.warmup_steps, identity.decay_steps) == (2, 3)
-    assert identity.final_learning_rate == pytest.approx(identity.learning_rate * 0.1)
-    assert identity.mixture == {"a": 64 * 300 + 1, "b": 64 * 100 + 1}
+    (phase,), (rate,), (placed,) = identity.phases, identity.learning_rates, placement.phases
+    assert (identity.total_steps, phase.sequences_per_step, phase.tokens_per_step) == (10, 24, 1536)
+    assert (rate.tokens, rate.warmup_tokens, rate.decay_tokens) == (10 * 1536, 2 * 1536, 3 * 1536)
+    assert rate.final == pytest.approx(rate.peak * 0.1)
+    assert phase.mixture == {"a": 64 * 300 + 1, "b": 64 * 100 + 1}
     assert identity.heldout_sequences == 10 and identity.tokens_hash == hash_manifest(run_folder / "tokens")
     model = identity.model
-    assert (model.vocab_size, model.max_position_embeddings, model.num_key_value_heads, model.head_dim) == (320, 64, 4, 16)
+    assert (model.vocab_size, model.max_position_embeddings, model.num_key_value_heads, model.head_dim) == (300, 64, 4, 16)
     # 6 sequences a rank; 5 asked for do not divide them, 3 do.
-    assert (placement.micro_batch_sequences, placement.micro_batches_per_step) == (3, 2)
+    assert (placed.micro_batch_sequences, placed.micro_batches_per_step) == (3, 2)
     assert (placement.replicate, placement.shard, placement.end_of_text_id) == (1, 4, 0)
     layer = 4 * 64 * 64 + 3 * 64 * 128 + 2 * 64
-    assert placement.parameters == 2 * 320 * 64 + 2 * layer + 64
-    assert placement.flops_per_token == 6 * (placement.parameters - 320 * 64) + 6 * 2 * 64 * 64
+    assert placement.parameters == 2 * 300 * 64 + 2 * layer + 64
+    assert placed.flops_per_token == 6 * (placement.parameters - 300 * 64) + 6 * 2 * 64 * 64
+
+
+def test_the_vocabulary_is_the_tokenizers_and_its_rows_are_padded(run_folder, tmp_path):
+    """4,001 tokens lie in 4,032 rows; weights keep their number of tokens and take the recipe's multiple."""
+    (tmp_path / "tokens").symlink_to(run_folder / "tokens")
+    finish_tokenizer(tmp_path / "tokenizer", 4001)
+    model = resolve(recipe(layout={"tensor": 4}), tmp_path, 4, "cpu").identity.model
+    assert (model.vocab_size, model.vocab_rows) == (4001, 4032)
+    config = {
+        "model_type": "llama", "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 3,
+        "num_attention_heads": 6, "vocab_size": 50257, "max_position_embeddings": 128,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for multiple, rows in ((64, 50304), (1000, 51000)):
+        weights = {"weights": f"hf:{tmp_path}", "vocab_multiple": multiple}
+        model = resolve(recipe(model=weights), tmp_path, 1, "cpu").identity.model
+        assert (model.vocab_size, model.vocab_rows) == (50257, rows)
 
 
 def test_the_file_reads_back(run_folder, tmp_path):
@@ -79,14 +101,16 @@ def test_the_file_reads_back(run_folder, tmp_path):
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     resolved = resolve(recipe(model={"rope_scaling": scaling}, train={"adam_epsilon": 1e-12}), run_folder, 2, "cpu")
     mixture = {'uudised "2024"\n': 0.1, "b.c": 1e-7, "õ": 3.0}
-    resolved = resolved.model_copy(update={"identity": resolved.identity.model_copy(update={"mixture": mixture})})
+    phase = resolved.identity.phases[0].model_copy(update={"mixture": mixture})
+    identity = resolved.identity.model_copy(update={"phases": (phase, phase), "skip_steps": ((2, 3), (5, 5))})
+    resolved = resolved.model_copy(update={"identity": identity})
     path = tmp_path / "resolved.toml"
     write(resolved, path)
     assert read(path) == resolved
-    assert tomllib.loads(path.read_text(encoding="utf-8"))["identity"]["mixture"] == mixture
+    assert tomllib.loads(path.read_text(encoding="utf-8"))["identity"]["phases"][1]["mixture"] == mixture
     assert resolved.identity.model.rope_scaling["original_max_position_embeddings"] == 64
-    path.write_text(path.read_text(encoding="utf-8").replace("total_steps", "totl_steps"), encoding="utf-8")
-    with pytest.raises(KieloError, match=r"resolved.toml: .*identity.total_steps"):
+    path.write_text(path.read_text(encoding="utf-8").replace("first_step", "frst_step"), encoding="utf-8")
+    with pytest.raises(KieloError, match=r"resolved.toml: .*identity.phases.0.first_step"):
         read(path)
 
 
@@ -96,11 +120,11 @@ def test_another_world_is_the_same_run(run_folder):
     many = resolve(recipe(layout={"replicate": 2}, train={"log_every_steps": 3}), run_folder, 8, "cpu")
     assert identity_hash(alone.identity) == identity_hash(many.identity)
     assert (many.placement.replicate, many.placement.shard) == (2, 4)
-    consent(alone, many)
+    consent(alone.identity, many)
     other = resolve(recipe(train={"learning_rate": 5e-4}, model={"rope_theta": 5e5}), run_folder, 1, "cpu")
     with pytest.raises(KieloError) as caught:
-        consent(alone, other)
-    assert "learning_rate: was 0.001, is now 0.0005" in str(caught.value)
+        consent(alone.identity, other)
+    assert "learning_rates.1.peak: was 0.001, is now 0.0005" in str(caught.value)
     assert "model.rope_theta: was 10000.0, is now 500000.0" in str(caught.value)
 
 
@@ -112,10 +136,10 @@ def test_micro_batches_make_up_the_step(run_folder, sequences, ranks, asked):
     if sequences % ranks:
         assert "ranks cannot share evenly" in refusal(asked_recipe, run_folder, ranks, "cpu")
         return
-    placement = resolve(asked_recipe, run_folder, ranks, "cpu").placement
-    assert placement.micro_batch_sequences * placement.micro_batches_per_step * ranks == sequences
-    larger = range(placement.micro_batch_sequences + 1, min(asked, sequences // ranks) + 1)
-    assert placement.micro_batch_sequences <= asked and all(sequences // ranks % size for size in larger)
+    placed = resolve(asked_recipe, run_folder, ranks, "cpu").placement.phases[0]
+    assert placed.micro_batch_sequences * placed.micro_batches_per_step * ranks == sequences
+    larger = range(placed.micro_batch_sequences + 1, min(asked, sequences // ranks) + 1)
+    assert placed.micro_batch_sequences <= asked and all(sequences // ranks % size for size in larger)
 
 
 def test_impossible_numbers_come_with_those_that_work(run_folder):
@@ -193,6 +217,25 @@ def test_weights_bring_their_model(run_folder, tmp_path):
     assert "what would work: hf:FOLDER" in refusal(recipe(model={"weights": "hf:nowhere"}), run_folder, 1, "cpu")
 
 
+def test_weights_of_the_hub_are_kept_by_their_commit(run_folder, tmp_path, monkeypatch):
+    """A repository's model is that of its snapshot, and its commit is part of what is trained."""
+    import huggingface_hub
+
+    commit = "89abcdef0123456789abcdef0123456789abcdef"
+    snapshot = tmp_path / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    config = {
+        "model_type": "llama", "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 3,
+        "num_attention_heads": 6, "vocab_size": 1000, "max_position_embeddings": 128,
+    }  # fmt: skip
+    (snapshot / "config.json").write_text(json.dumps(config))
+    (snapshot / "model.safetensors").touch()
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **options: str(snapshot))
+    for reference in ("hf:org/model", "hf:org/model@main", f"hf:org/model@{commit}"):
+        model = resolve(recipe(model={"weights": reference}), run_folder, 1, "cpu").identity.model
+        assert (model.weights, model.hidden_size) == (f"hf:org/model@{commit}", 48)
+
+
 def test_unfinished_or_empty_stages_are_named(run_folder, tmp_path):
     """What is missing, and the command that makes it."""
     assert "tokens: the pack stage is not finished; `kielo run RECIPE --to pack`" in refusal(recipe(), tmp_path, 1, "cpu")
@@ -201,5 +244,5 @@ def test_unfinished_or_empty_stages_are_named(run_folder, tmp_path):
     text = refusal(recipe(dataset={"mixture": {"a": 1, "b": 1}}), tmp_path, 1, "cpu")
     assert "no held-out text" in text and "dataset.mixture.b" in text
     finish_pack(tmp_path / "tokens", {"a": 64 * 300, "b": 1}, heldout=65)
-    assert resolve(recipe(), tmp_path, 1, "cpu").identity.mixture == {"a": 64 * 300}
+    assert resolve(recipe(), tmp_path, 1, "cpu").identity.phases[0].mixture == {"a": 64 * 300}
     assert math.isclose(resolve(recipe(), tmp_path, 1, "cpu").identity.heldout_sequences, 1)

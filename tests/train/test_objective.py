@@ -34,12 +34,13 @@ class Shapes(TorchDispatchMode):
         return out
 
 
-def tensors(dtype=torch.float32, vocabulary=50):
+def tensors(dtype=torch.float32, vocabulary=50, vocab_size=None):
+    """vocab_size: labels are below it, and rows beyond are padding that holds anything."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(2, 19, 16, generator=generator).to(dtype).requires_grad_()
     weight = (0.3 * torch.randn(vocabulary, 16, generator=generator)).to(dtype).requires_grad_()
-    labels = torch.randint(0, vocabulary, (2, 19), generator=generator)
+    labels = torch.randint(0, vocab_size or vocabulary, (2, 19), generator=generator)
     labels[0, 3:9] = -100
     labels[1] = torch.where(torch.arange(19) < 17, labels[1], -100)
     return hidden, weight, labels, torch.tensor(30.0)
@@ -94,11 +95,77 @@ def test_without_gradients_and_without_labels() -> None:
     assert empty == 0 and weight.grad.abs().max() == 0 and hidden.grad.abs().max() == 0
 
 
+def without_padding(weight, vocab_size):
+    return weight.detach()[:vocab_size].clone().requires_grad_()
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 1e-2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_padding_rows_are_as_if_they_were_not_there(dtype: torch.dtype, z_loss: float) -> None:
+    """67 tokens in 128 rows: loss and gradients are those of 67 rows, padding's exactly 0, whatever its rows hold;
+    with a frozen head and under no_grad too. A label that is padding makes the loss infinite."""
+    hidden, weight, labels, divisor = tensors(dtype, 128, 67)
+    loss, hidden_gradient, weight_gradient = loss_and_gradients(hidden, weight, labels, divisor, z_loss, 7, vocab_size=67)
+    alone = without_padding(weight, 67)
+    expected = loss_and_gradients(hidden, alone, labels, divisor, z_loss, 7, vocab_size=67)
+    torch.testing.assert_close(loss, expected[0], rtol=1e-7, atol=0)
+    close = {"rtol": 1e-5, "atol": 1e-7} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 1e-4}
+    torch.testing.assert_close(hidden_gradient, expected[1], **close)
+    torch.testing.assert_close(weight_gradient[:67], expected[2], **close)
+    assert weight_gradient[:67].any() and not weight_gradient[67:].any()
+    frozen = chunked_loss(hidden, weight.detach(), labels, divisor, z_loss, 7, vocab_size=67)
+    assert torch.equal(torch.autograd.grad(3 * frozen, hidden)[0], hidden_gradient)
+    labels[0, 0] = 67
+    with torch.no_grad():
+        assert chunked_loss(hidden, weight, labels, divisor, z_loss, 7, vocab_size=67) == float("inf")
+
+
+def capped_loss(hidden, weight, labels, divisor, z_loss, softcap):
+    """Autograd's own, with the formula written out."""
+    logits = (hidden.flatten(0, -2) @ weight.t()).float()
+    logits = softcap * torch.tanh(logits / softcap)
+    labels = labels.flatten()
+    log_z = torch.logsumexp(logits, dim=-1)[labels != -100]
+    loss = (F.cross_entropy(logits, labels, reduction="sum") + z_loss * log_z.square().sum()) / divisor
+    return loss.detach(), *torch.autograd.grad(3 * loss, (hidden, weight))
+
+
+def capped_over_ranks(softcap):
+    start_world(60, "cpu")
+    results = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        hidden, weight, labels, divisor = tensors(dtype, 48, 41)
+        rows, _ = rows_of_rank(weight)
+        loss = chunked_loss(hidden, rows, labels, divisor, 1e-2, 7, dist.group.WORLD, 41, softcap)
+        results[dtype] = loss.detach(), *torch.autograd.grad(3 * loss, (hidden, rows))
+    return results
+
+
+@pytest.mark.parametrize("softcap", [0.5, 30.0])
+def test_capped_logits_are_plain_autograds(softcap: float) -> None:
+    """A cap that bends most logits, or hardly one, on one process and over two ranks, with z-loss and padding: loss and
+    gradients are those of plain autograd to 1e-6, in bf16 to its rounding, and padding's gradient is exactly 0."""
+    ranks = run_ranks(capped_over_ranks, 2, softcap)
+    for dtype, close in ((torch.float32, 1e-6), (torch.bfloat16, 1e-2)):
+        hidden, weight, labels, divisor = tensors(dtype, 48, 41)
+        truth = capped_loss(hidden.float(), without_padding(weight, 41).float(), labels, divisor, 1e-2, softcap)
+        loss = chunked_loss(hidden, weight, labels, divisor, 1e-2, 7, None, 41, softcap)
+        one = loss.detach(), *torch.autograd.grad(3 * loss, (hidden, weight))
+        losses, hidden_gradients, row_gradients = zip(*(rank[dtype] for rank in ranks), strict=True)
+        two = losses[0], sum(part.float() for part in hidden_gradients), torch.cat(row_gradients)
+        for ours in (one, two):
+            assert not ours[2][41:].any()
+            for mine, theirs in zip((ours[0], ours[1], ours[2][:41]), truth, strict=True):
+                assert (mine.float() - theirs).norm() / theirs.norm() < close
+        with torch.no_grad():
+            assert torch.equal(chunked_loss(hidden, weight, labels, divisor, 1e-2, 7, None, 41, softcap), one[0])
+
+
 CASES = [(0.0, 1), (0.0, 7), (1e-2, 7), (1e-2, 64)]  # (z_loss, chunk_tokens); there are 38 tokens
 
 
-def loss_and_gradients(hidden, weight, labels, divisor, z_loss, chunk_tokens, group=None):
-    loss = chunked_loss(hidden, weight, labels, divisor, z_loss, chunk_tokens, group)
+def loss_and_gradients(hidden, weight, labels, divisor, z_loss, chunk_tokens, group=None, vocab_size=None):
+    loss = chunked_loss(hidden, weight, labels, divisor, z_loss, chunk_tokens, group, vocab_size)
     return loss.detach(), *torch.autograd.grad(3 * loss, (hidden, weight))
 
 
@@ -109,40 +176,43 @@ def rows_of_rank(weight):
     return laid_out.to_local().clone().requires_grad_(), laid_out.requires_grad_()
 
 
-def parallel_losses():
+def parallel_losses(vocab_size):
     """{(dtype, case): (loss, this rank's part of hidden's gradient, its rows' gradient)}, DTensor or not."""
     start_world(60, "cpu")
     group = dist.group.WORLD
     results = {}
     for dtype in (torch.float32, torch.bfloat16):
-        hidden, weight, labels, divisor = tensors(dtype, vocabulary=48)
+        hidden, weight, labels, divisor = tensors(dtype, 48, vocab_size)
         rows, laid_out = rows_of_rank(weight)
         for case in CASES:
-            plain = loss_and_gradients(hidden, rows, labels, divisor, *case, group)
+            plain = loss_and_gradients(hidden, rows, labels, divisor, *case, group, vocab_size)
             loss, hidden_gradient, weight_gradient = loss_and_gradients(
-                hidden, laid_out, labels, divisor, *case, group
+                hidden, laid_out, labels, divisor, *case, group, vocab_size
             )
             assert isinstance(weight_gradient, DTensor) and weight_gradient.placements == (Shard(0),)
             for one, other in zip(plain, (loss, hidden_gradient, weight_gradient.to_local()), strict=True):
                 assert torch.equal(one, other)
             with torch.no_grad():
-                assert torch.equal(chunked_loss(hidden, laid_out, labels, divisor, *case, group), loss)
+                assert torch.equal(chunked_loss(hidden, laid_out, labels, divisor, *case, group, vocab_size), loss)
             results[dtype, case] = plain
     return results
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
-def test_vocabulary_over_ranks_equals_one_process(num_ranks: int) -> None:
+@pytest.mark.parametrize(("num_ranks", "vocab_size"), [(2, 48), (4, 48), (2, 41), (4, 29)])
+def test_vocabulary_over_ranks_equals_one_process(num_ranks: int, vocab_size: int) -> None:
     """Over 2 and 4 ranks the loss (the same bits on each), hidden's gradient (summed over the ranks) and the
-    rows' gradients are those of one process to 1e-6, with z-loss and ignored labels; in bf16 to its rounding."""
-    ranks = run_ranks(parallel_losses, num_ranks)
+    rows' gradients are those of one process to 1e-6, with z-loss and ignored labels; in bf16 to its rounding. Of 48
+    rows some may be padding (41 tokens), on one of 4 ranks all of them (29 tokens): as if they were not there."""
+    ranks = run_ranks(parallel_losses, num_ranks, vocab_size)
     for dtype, case in ranks[0]:
         losses, hidden_gradients, row_gradients = zip(*(rank[dtype, case] for rank in ranks), strict=True)
         assert len({loss.item() for loss in losses}) == 1
         assert {gradient.dtype for gradient in (*hidden_gradients, *row_gradients)} == {dtype}
-        ours = losses[0], sum(part.float() for part in hidden_gradients), torch.cat(row_gradients).float()
-        hidden, weight, labels, divisor = tensors(dtype, vocabulary=48)
-        expected = loss_and_gradients(hidden, weight, labels, divisor, *case)
+        rows, padding = torch.cat(row_gradients).float().split([vocab_size, 48 - vocab_size])
+        assert not padding.any()
+        ours = losses[0], sum(part.float() for part in hidden_gradients), rows
+        hidden, weight, labels, divisor = tensors(dtype, 48, vocab_size)
+        expected = loss_and_gradients(hidden, without_padding(weight, vocab_size), labels, divisor, *case)
         for mine, theirs in zip(ours, expected, strict=True):
             difference = (mine - theirs.float()).norm() / theirs.float().norm()
             assert difference < (1e-6 if dtype == torch.float32 else 1e-2)
@@ -176,6 +246,7 @@ def parallel_corners():
         )[0],
         "hidden": hidden.grad / 3,
         "stray label": chunked_loss(hidden, rows, stray, divisor, 0.0, 7, group).item(),
+        "padding as label": chunked_loss(hidden, rows, labels, divisor, 1e-3, 7, group, vocab_size=20).item(),
         "alone": loss_and_gradients(hidden, weight, labels, divisor, 1e-3, 7, alone),
     }
 
@@ -190,6 +261,6 @@ def test_corners_over_ranks() -> None:
         assert found["sizes"] <= hidden.numel() < 38 * 24
         assert all(torch.count_nonzero(part) == 0 for part in found["nothing counted"])
         torch.testing.assert_close(found["frozen head"], found["hidden"], rtol=1e-6, atol=1e-9)
-        assert found["stray label"] == float("inf")
+        assert found["stray label"] == found["padding as label"] == float("inf")
         expected = loss_and_gradients(hidden, weight, labels, divisor, 1e-3, 7)
         assert all(torch.equal(one, other) for one, other in zip(found["alone"], expected, strict=True))

@@ -1,5 +1,6 @@
 """Learning rates are what the formulas say, by hand."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -8,31 +9,53 @@ from kielo.recipe.errors import KieloError
 from kielo.train.schedule import learning_rate
 
 
-def settings(schedule: str, **changes: object) -> SimpleNamespace:
-    values = {"learning_rate": 1.0, "final_learning_rate": 0.1, "total_steps": 110, "warmup_steps": 10, "decay_steps": 20}
+def stretch(schedule: str, **changes: object) -> SimpleNamespace:
+    values = {"first_token": 0, "tokens": 110, "peak": 1.0, "final": 0.1, "warmup_tokens": 10, "decay_tokens": 20}
     return SimpleNamespace(schedule=schedule, **(values | changes))
+
+
+def rates(*stretches: SimpleNamespace, tokens_per_step: int = 1):
+    return learning_rate(SimpleNamespace(learning_rates=stretches, phases=[SimpleNamespace(tokens_per_step=tokens_per_step)]))
 
 
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [
-        # steps:      1    5    10   60                                100
+        # tokens:     1    5    10   60                                100
         ("cosine", [0.1, 0.5, 1.0, 0.1 + 0.9 * 0.5, 0.1 + 0.9 * 0.0244717418]),  # (1 + cos(0.9 π)) / 2
         ("linear", [0.1, 0.5, 1.0, 0.55, 0.19]),
-        ("wsd", [0.1, 0.5, 1.0, 1.0, 0.55]),  # decays over steps 90 … 110
+        ("wsd", [0.1, 0.5, 1.0, 1.0, 0.55]),  # decays over tokens 90 … 110
     ],
 )
 def test_five_steps_and_the_ends(schedule: str, expected: list[float]) -> None:
     """Warm-up to the peak, the shape at half and near its end, the final rate at the last step and after it."""
-    rate = learning_rate(settings(schedule))
-    assert [rate(step) for step in (1, 5, 10, 60, 100)] == pytest.approx(expected, rel=1e-9)
+    rate = rates(stretch(schedule))
+    assert [rate(tokens) for tokens in (1, 5, 10, 60, 100)] == pytest.approx(expected, rel=1e-9)
     assert rate(110) == rate(500) == pytest.approx(0.1)
 
 
 def test_edges() -> None:
     """No warm-up begins just below the peak, one step is enough, an unknown word is refused with the known ones."""
-    assert learning_rate(settings("linear", warmup_steps=0))(1) == pytest.approx(1 - 0.9 / 110)
-    assert learning_rate(settings("wsd", decay_steps=0))(110) == 1.0
-    assert learning_rate(settings("cosine", total_steps=1, warmup_steps=0))(1) == pytest.approx(0.1)
+    assert rates(stretch("linear", warmup_tokens=0))(1) == pytest.approx(1 - 0.9 / 110)
+    assert rates(stretch("wsd", decay_tokens=0))(110) == 1.0
+    assert rates(stretch("cosine", tokens=1, warmup_tokens=0))(1) == pytest.approx(0.1)
     with pytest.raises(KieloError, match="cosine, linear, wsd"):
-        learning_rate(settings("polynomial"))
+        rates(stretch("polynomial"))
+
+
+def test_steps_of_one_size_have_bitwise_the_rates_of_counting_steps() -> None:
+    """Whatever the size: 3,000 tokens a step give the very numbers of warm-up and cosine in whole steps."""
+    sizes = {"tokens": 110 * 3000, "warmup_tokens": 10 * 3000, "decay_tokens": 100 * 3000}
+    rate = rates(stretch("cosine", peak=3e-4, final=3e-5, **sizes), tokens_per_step=3000)
+    for step in range(1, 111):
+        by_hand = 3e-4 * step / 10
+        if step >= 10:
+            by_hand = 3e-5 + (3e-4 - 3e-5) * (0.5 * (1.0 + math.cos(math.pi * (step - 10) / 100)))
+        assert rate(step * 3000) == by_hand
+
+
+def test_a_later_stretch_warms_up_from_where_the_one_before_ended() -> None:
+    """Rewarming: continuous at the border, to the new peak, and down again; by its own shares."""
+    rate = rates(stretch("cosine"), stretch("linear", first_token=110, tokens=50, peak=0.5, final=0.0, warmup_tokens=5))
+    assert rate(110) == pytest.approx(0.1)
+    assert [rate(110 + tokens) for tokens in (1, 5, 50, 80)] == pytest.approx([0.1 + 0.4 / 5, 0.5, 0.0, 0.0])

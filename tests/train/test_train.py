@@ -1,5 +1,6 @@
 """Whole runs on real ranks: the same losses on any, the same run through a stop, and no step that is not finite."""
 
+import errno
 import json
 import os
 import random
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from kielo.artifact.checkpoint_index import list_checkpoints
+from kielo.checkpoint.storage import CheckpointWriter
 from kielo.checkpoint.store import read_tensors
 from kielo.plan.resolved import Resolved
 from kielo.recipe.errors import KieloError
@@ -163,7 +166,7 @@ def test_one_process_needs_no_launcher_and_another_identity_is_refused(folder: P
     """max_steps stops and saves; the same run goes on; a changed learning rate is refused by name, unharmed."""
     torch.set_num_threads(1)
     assert train(resolve(folder, total_steps=6), max_steps=4)["outcome"] == "requeue"
-    with pytest.raises(KieloError, match="learning_rate: was 0.005, is now 0.1"):
+    with pytest.raises(KieloError, match=r"learning_rates.1.peak: was 0.005, is now 0.1"):
         train(resolve(folder, total_steps=6, learning_rate=0.1))
     assert json.loads((folder / "train" / "outcome.json").read_text())["exit_code"] == 1
     resolved = resolve(folder, total_steps=6, tensorboard=True)
@@ -174,3 +177,28 @@ def test_one_process_needs_no_launcher_and_another_identity_is_refused(folder: P
     before = (folder / "train" / "manifest.json").stat().st_mtime_ns
     assert train(resolved)["message"].startswith("nothing to do")
     assert (folder / "train" / "manifest.json").stat().st_mtime_ns == before
+
+
+def test_a_checkpoint_that_cannot_be_saved_stops_no_training(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk at one save is told in alerts.jsonl and the next save succeeds; at the last save it ends the run."""
+    torch.set_num_threads(1)
+    full_at = {4, 8}
+    original = CheckpointWriter.prepare_global_plan
+
+    def prepare(self: CheckpointWriter, plans: list[Any]) -> list[Any]:
+        if self.index.step in full_at:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return original(self, plans)
+
+    monkeypatch.setattr(CheckpointWriter, "prepare_global_plan", prepare)
+    resolved = resolve(folder, total_steps=8, checkpoint_every_steps=2)
+    with pytest.raises(KieloError, match="step_00000008 was not saved .*disk full"):
+        train(resolved)
+    alerts = [json.loads(line) for line in (folder / "train" / "alerts.jsonl").read_text().splitlines()]
+    assert [alert["step"] for alert in alerts] == [4, 8] and "step_00000004 was not saved" in alerts[0]["message"]
+    assert json.loads((folder / "train" / "outcome.json").read_text())["outcome"] == "failed"
+    rows = list_checkpoints(folder / "train" / "checkpoints", checksums=True)
+    assert [(row["step"], row["state"]) for row in rows] == [(6, "verified"), (2, "verified")]
+    assert rows[0]["loss"] == step_rows(folder)[5]["loss"] and rows[0]["tokens"] == 6 * 128
+    full_at.clear()
+    assert train(resolved)["outcome"] == "finished"

@@ -7,10 +7,11 @@ import numpy as np
 
 from kielo.artifact.manifest import hash_manifest, write_stage
 from kielo.artifact.token_shards import TokenShardWriter
-from kielo.plan.resolved import Identity, Placement, Resolved
+from kielo.plan.resolved import Identity, Phase, PhasePlacement, Placement, RateStretch, Resolved
 from kielo.recipe.sections import Model
 
-VOCABULARY, LENGTH, SEQUENCES = 70, 16, 8  # 35 rows of each tensor rank do not divide by 2 shards
+# 67 tokens in 70 rows; 35 rows of each tensor rank do not divide by 2 shards.
+VOCABULARY, LENGTH, SEQUENCES = 67, 16, 8
 
 
 def write_tokens(folder: Path) -> None:
@@ -29,31 +30,50 @@ def write_tokens(folder: Path) -> None:
 
 
 def resolve(
-    folder: Path, shard: int = 1, replicate: int = 1, context: int = 1, tensor: int = 1, micro_batch: int = 2, **changes: Any
+    folder: Path, shard: int = 1, replicate: int = 1, context: int = 1, tensor: int = 1, pipeline: int = 1, micro_batch: int = 2,
+    **changes: Any,
 ) -> Resolved:
-    """The same run for any layout; `changes` are to identity or placement by key."""
+    """The same run for any layout, of one phase; `changes` are to identity, placement, phase or rates by key.
+
+    warmup_steps and decay_steps are counted in steps.
+    """
     ranks = shard * replicate
     identity: dict[str, Any] = {
         "name": "tiny", "language": "et", "seed": 3, "model": Model(
             hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-            head_dim=4, vocab_size=VOCABULARY, max_position_embeddings=LENGTH, initializer_range=0.2,
+            head_dim=4, vocab_size=VOCABULARY, vocab_multiple=10, max_position_embeddings=LENGTH, initializer_range=0.2,
         ),
-        "sequence_length": LENGTH, "mixture": {"books": 3.0, "news": 2.0}, "mask_documents": True,
-        "tokens_hash": hash_manifest(folder / "tokens"), "total_steps": 20, "tokens_per_step": SEQUENCES * LENGTH,
-        "sequences_per_step": SEQUENCES, "learning_rate": 5e-3, "final_learning_rate": 5e-4, "schedule": "cosine",
-        "warmup_steps": 4, "decay_steps": 4, "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95,
+        "mask_documents": True, "skip_steps": (),
+        "tokens_hash": hash_manifest(folder / "tokens"),
+        "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95,
         "adam_epsilon": 1e-8, "max_gradient_norm": 0.5, "z_loss": 1e-4, "precision": "fp32",
-        "max_skipped_steps_in_a_row": 3, "heldout_sequences": 7, "max_epochs": 50.0,
+        "max_skipped_steps_in_a_row": 3, "heldout_sequences": 7,
+    }  # fmt: skip
+    phase: dict[str, Any] = {
+        "total_steps": 20, "mixture": {"books": 3.0, "news": 2.0}, "learning_rate": 5e-3, "final_learning_rate": 5e-4,
+        "schedule": "cosine", "warmup_steps": 4, "decay_steps": 4, "flops_per_token": 1000,
     }  # fmt: skip
     placement: dict[str, Any] = {
-        "world_size": ranks * context * tensor, "replicate": replicate, "shard": shard, "context": context,
-        "tensor": tensor, "zero": 1,
-        "micro_batch_sequences": micro_batch, "micro_batches_per_step": SEQUENCES // ranks // micro_batch,
-        "device": "cpu", "accelerator": "test", "peak_tflops": 1.0, "flops_per_token": 1000, "parameters": 5000,
+        "world_size": ranks * context * tensor * pipeline, "replicate": replicate, "shard": shard, "context": context,
+        "tensor": tensor, "pipeline": pipeline, "zero": 1,
+        "device": "cpu", "accelerator": "test", "peak_tflops": 1.0, "parameters": 5000,
         "end_of_text_id": 0, "loss_chunk_tokens": 24, "log_every_steps": 1, "heldout_every_steps": 10,
-        "checkpoint_every_steps": 100, "keep_newest": 2, "tensorboard": False, "start_timeout_seconds": 60.0,
+        "checkpoint_every_steps": 100, "keep_newest": 2, "keep_every_steps": 0, "tensorboard": False, "start_timeout_seconds": 60.0,
         "tokens_folder": str(folder / "tokens"), "tokenizer_folder": "", "train_folder": str(folder / "train"),
     }  # fmt: skip
     for key, value in changes.items():
-        (identity if key in identity else placement)[key] = value
+        next((part for part in (identity, phase) if key in part), placement)[key] = value
+    steps, step = phase["total_steps"], SEQUENCES * LENGTH
+    identity["phases"] = [Phase(
+        number=1, first_step=1, steps=steps, first_sample=0, sequence_length=LENGTH, sequences_per_step=SEQUENCES,
+        tokens_per_step=step, mixture=phase["mixture"], order_first_sample=0, offsets={},
+    )]  # fmt: skip
+    identity["learning_rates"] = [RateStretch(
+        first_token=0, tokens=steps * step, peak=phase["learning_rate"], final=phase["final_learning_rate"],
+        schedule=phase["schedule"], warmup_tokens=phase["warmup_steps"] * step, decay_tokens=phase["decay_steps"] * step,
+    )]  # fmt: skip
+    placement["phases"] = [PhasePlacement(
+        micro_batch_sequences=micro_batch, micro_batches_per_step=SEQUENCES // ranks // micro_batch,
+        flops_per_token=phase["flops_per_token"],
+    )]  # fmt: skip
     return Resolved(identity=Identity(**identity), placement=Placement(**placement))

@@ -1,14 +1,14 @@
 """Batches: token shards + order + (step, data rank, data ranks) -> its inputs and labels.
 
-Step t (1-based) is global samples (t-1)*G .. t*G-1 for G sequences a step; rank r of n takes samples r, r+n,
-… of the step, so every number of ranks sees the same samples in the same step. A sequence is tokens i*s ..
-i*s+s of its source's stream; the last, shorter one is filled up with end-of-text and labels that do not
-count.
+A step of G sequences in a phase is G global samples in a row; rank r of n takes samples r, r+n, … of the step,
+so every number of ranks sees the same samples in the same step. A sequence is tokens i*s .. i*s+s of its source's
+stream; the last, shorter one is filled up with end-of-text and labels that do not count.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -34,41 +34,51 @@ class Batch:
     samples: np.ndarray
 
 
-class Batches:
-    """Every step of a run, computed when asked for: nothing is prefetched, nothing has to be restored.
+class PhaseSteps(Protocol):
+    """What a phase says of its data; `plan.resolved.Phase` has all of it."""
 
-    folder: of the pack stage. mixture: source name -> weight of each source to be used; empty: all, by
-    tokens. `num_tokens` counts the tokens of one epoch of the sources in use. Raises KieloError for a folder
-    that is not packed or a mixture with an unknown source.
+    number: int
+    first_step: int
+    last_step: int
+    first_sample: int
+    order_first_sample: int
+    sequence_length: int
+    sequences_per_step: int
+    mixture: Mapping[str, float]
+    offsets: Mapping[str, int]
+
+
+class Batches:
+    """Every step of a phase, computed when asked for: nothing is prefetched, nothing has to be restored.
+
+    folder: of the pack stage. longest_sequence_length: of the whole run. Raises KieloError for a folder that is
+    not packed or a mixture with an unknown source.
     """
 
     def __init__(
         self,
         folder: Path | str,
         seed: int,
-        sequence_length: int,
-        mixture: Mapping[str, float],
-        sequences_per_step: int,
+        phase: PhaseSteps,
+        longest_sequence_length: int,
         end_of_text_id: int,
         mask_documents: bool,
     ):
-        self.folder = Path(folder)
-        self.sequence_length, self.sequences_per_step = sequence_length, sequences_per_step
+        self.folder, self.phase = Path(folder), phase
         self._end, self._mask_documents = end_of_text_id, mask_documents
         counts = _packed_counts(self.folder)["sources"]
-        weights = dict(mixture) or {name: counts[name]["tokens"] for name in counts}
-        for name in weights:
+        for name in phase.mixture:
             if name not in counts:
-                raise KieloError(f"dataset.mixture.{name}: {self.folder} has the sources {', '.join(counts)}")
+                raise KieloError(f"the mixture's {name}: {self.folder} has the sources {', '.join(counts)}")
         # By name, so that the order of lines in a recipe does not change the order of the data.
-        self.names = sorted(weights)
+        self.names = sorted(phase.mixture)
         self.shards = [TokenShard(self.folder / name) for name in self.names]
-        self.num_tokens = sum(shard.num_tokens for shard in self.shards)
+        length, first = phase.sequence_length, phase.order_first_sample
         self.order = Order(
             seed,
-            Phase(1, 0, sequence_length, longest_sequence_length=sequence_length),
+            Phase(phase.number, first, length, longest_sequence_length, phase.offsets),
             [
-                OrderSource(name, shard.num_tokens - 1, weights[name])
+                OrderSource(name, shard.num_tokens - 1, phase.mixture[name])
                 for name, shard in zip(self.names, self.shards)
             ],
         )
@@ -79,43 +89,28 @@ class Batches:
         Raises KieloError when the ranks do not divide the sequences of a step.
         """
         located = self.order.locate(samples := self.samples(step, data_rank, data_ranks))
-        batch = _empty_batch(samples, self.sequence_length, self._end, self._mask_documents)
+        length = self.phase.sequence_length
+        batch = _empty_batch(samples, length, self._end, self._mask_documents)
         for row, (source, sequence) in enumerate(zip(located.source.tolist(), located.sequence.tolist())):
             _fill(batch, row, self.shards[source], sequence)
-        batch.labels[np.arange(self.sequence_length) < located.seen_tokens[:, None]] = NOT_COUNTED
+        batch.labels[np.arange(length) < located.seen_tokens[:, None]] = NOT_COUNTED
         return batch
 
     def samples(self, step: int, data_rank: int = 0, data_ranks: int = 1) -> np.ndarray:
         """Global sample numbers, int64 [n], of a rank at a step."""
-        if step < 1 or not 0 <= data_rank < data_ranks:
+        phase, sequences = self.phase, self.phase.sequences_per_step
+        if not phase.first_step <= step <= phase.last_step or not 0 <= data_rank < data_ranks:
             raise ValueError(
-                f"step {step} of rank {data_rank} of {data_ranks}: steps count from 1, ranks from 0"
+                f"step {step} of rank {data_rank} of {data_ranks}: the phase has steps {phase.first_step} to "
+                f"{phase.last_step}, and ranks count from 0"
             )
-        if self.sequences_per_step % data_ranks:
+        if sequences % data_ranks:
             raise KieloError(
-                f"{self.sequences_per_step} sequences a step cannot be shared by {data_ranks} data ranks; "
-                f"make train.tokens_per_step a multiple of {data_ranks * self.sequence_length}"
+                f"{sequences} sequences a step cannot be shared by {data_ranks} data ranks; "
+                f"make tokens_per_step a multiple of {data_ranks * phase.sequence_length}"
             )
-        first = (step - 1) * self.sequences_per_step
-        return np.arange(first + data_rank, first + self.sequences_per_step, data_ranks, dtype=np.int64)
-
-    def epochs(self, total_samples: int) -> dict[str, float]:
-        """How often each source is read in the first `total_samples` samples."""
-        return self.order.epochs_at(total_samples)
-
-    def check_epochs(self, total_samples: int, max_epochs: float) -> None:
-        """Raises KieloError, with what would work, when a source would be read too often."""
-        epochs = self.epochs(total_samples)
-        name = max(epochs, key=epochs.__getitem__)
-        # One sequence of grace, since the quotas are whole numbers.
-        grace = self.sequence_length / self.shards[self.names.index(name)].num_tokens
-        if epochs[name] > max_epochs + grace:
-            budget = int(total_samples * max_epochs / epochs[name]) * self.sequence_length
-            raise KieloError(
-                f"source {name!r} would be read {epochs[name]:.2f} times, above dataset.max_epochs = "
-                f"{max_epochs:g}; lower train.tokens to {budget} or the source's weight in "
-                "dataset.mixture, or add text"
-            )
+        first = phase.first_sample + (step - phase.first_step) * sequences
+        return np.arange(first + data_rank, first + sequences, data_ranks, dtype=np.int64)
 
 
 def heldout_batch(

@@ -1,29 +1,27 @@
 """Which documents made a step: (tokens folder, step) -> rows, computed from the order; nothing was logged."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kielo.artifact.token_shards import TokenShard
-from kielo.dataset.batches import Batches, document_numbers
+from kielo.dataset.batches import Batches, PhaseSteps, document_numbers
 from kielo.recipe.errors import KieloError
 
 
 def documents_of_step(
     folder: Path | str,
     seed: int,
-    sequence_length: int,
-    mixture: Mapping[str, float],
-    sequences_per_step: int,
+    phase: PhaseSteps,
+    longest_sequence_length: int,
     end_of_text_id: int,
     step: int,
 ) -> list[dict[str, Any]]:
-    """One row for each piece of a document in each sequence of `step` (from 1), in the samples' order.
+    """One row for each piece of a document in each sequence of `step`, one of `phase`, in the samples' order.
 
     Rows: {"sample", "source", "epoch", "sequence", "document" (its id), "tokens" (of it in the sequence)}.
     Raises KieloError when the list of ids does not fit the shard.
     """
-    batches = Batches(folder, seed, sequence_length, mixture, sequences_per_step, end_of_text_id, False)
+    batches = Batches(folder, seed, phase, longest_sequence_length, end_of_text_id, False)
     samples = batches.samples(step)
     located = batches.order.locate(samples)
     rows: list[dict[str, Any]] = []
@@ -31,7 +29,7 @@ def documents_of_step(
     for sample, source, epoch, sequence in zip(
         samples.tolist(), located.source.tolist(), located.epoch.tolist(), located.sequence.tolist()
     ):
-        for number, tokens in _pieces(batches.shards[source], sequence, sequence_length):
+        for number, tokens in _pieces(batches.shards[source], sequence, phase.sequence_length):
             rows.append(
                 {
                     "sample": sample,

@@ -5,74 +5,125 @@ at once, each with one that can.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from kielo.artifact.manifest import Manifest, hash_manifest, read_manifest
-from kielo.models.families import module, normalise_rope, read_hf_config
+from kielo.artifact.weights_folder import pinned, resolve_weights
+from kielo.models.families import complete, module, read_hf_config
 from kielo.plan.layout_check import layout_complaints
-from kielo.plan.resolved import Identity, Placement, Resolved
+from kielo.plan.phases import epochs, merged, plan_learning_rates, plan_phases
+from kielo.plan.resolved import Identity, Phase, PhasePlacement, Placement, Resolved
+from kielo.plan.stages import layers_of_stages, micro_batch_complaint, num_stages
 from kielo.recipe.cards import Accelerator, accelerator_of_device, accelerators, cluster
 from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.errors import KieloError
+from kielo.recipe.phases import FullPhase, full_phases, longest_sequence_length
 from kielo.recipe.sections import Model, Recipe
 from kielo.tokenizer.load import end_of_text_id, load_tokenizer, vocabulary_size
 
 
+@dataclass(frozen=True)
+class Text:
+    """What resolving reads of the stages before. tokens: source → its number of them."""
+
+    tokens: Mapping[str, int]
+    heldout_tokens: int
+    tokens_hash: str
+    vocabulary_size: int
+    end_of_text_id: int
+
+
+def text_of_run(run_folder: Path) -> Text:
+    """KieloError for a stage that is not finished."""
+    tokens = _finished(run_folder / "tokens", "pack")
+    tokenizer = load_tokenizer(run_folder / "tokenizer")
+    return Text(
+        {name: counts["tokens"] for name, counts in tokens.counts["sources"].items()},
+        tokens.counts["heldout"]["tokens"],
+        hash_manifest(run_folder / "tokens"),
+        vocabulary_size(tokenizer),
+        end_of_text_id(tokenizer),
+    )
+
+
+def imagined_text(recipe: Recipe) -> Text:
+    """As much text as the recipe asks for, of `model.vocab_size` words: for plans that need no corpus.
+
+    KieloError where the recipe does not say how large the vocabulary is.
+    """
+    if recipe.model.vocab_size is None and recipe.model.weights is None:
+        raise KieloError(
+            f"{recipe.name}: without a corpus the size of the vocabulary is not known; what would work: model.vocab_size "
+            f"set, for example --set model.vocab_size={recipe.tokenizer.vocab_size}"
+        )
+    enough = 2 * sum(phase.tokens for phase in full_phases(recipe)) + longest_sequence_length(recipe)
+    return Text({source.name: enough for source in recipe.corpus.sources}, enough, "", recipe.model.vocab_size or 1, 0)
+
+
 def resolve(
-    recipe: Recipe, run_folder: Path | str, world_size: int, device: str, accelerator: str | None = None
+    recipe: Recipe,
+    run_folder: Path | str,
+    world_size: int,
+    device: str,
+    accelerator: str | None = None,
+    text: Text | None = None,
 ) -> Resolved:
     """The whole run in numbers.
 
     world_size: ranks. device: "cpu" or "cuda". accelerator: a card's name or the name that the driver gives the
-    device; default: the cluster card's. Raises KieloError for missing stages and with every impossible number.
+    device; default: the cluster card's. text: default, that in the run folder. Raises KieloError for missing stages
+    and with every impossible number.
     """
     run_folder = Path(run_folder)
-    tokens = _finished(run_folder / "tokens", "pack")
-    tokenizer = load_tokenizer(run_folder / "tokenizer")
+    text = text_of_run(run_folder) if text is None else text
     train, data = recipe.train, recipe.dataset
     complaints: list[str] = []
 
-    sequences_per_step = train.tokens_per_step // data.sequence_length
-    total_steps = max(1, train.tokens // train.tokens_per_step)
+    asked = full_phases(recipe)
     replicate, shard = _axes(recipe, world_size, complaints)
-    sequences_per_rank = _per_rank(recipe, sequences_per_step, replicate * shard, complaints)
-    micro_batch = _largest_divisor(sequences_per_rank, train.micro_batch_sequences)
-    model = _complete_model(recipe, vocabulary_size(tokenizer), complaints)
-    complaints += layout_complaints(model, data.sequence_length, recipe.layout)
-    mixture = _mixture(recipe, tokens, run_folder / "tokens", complaints)
-    complaints += _repeated_too_often(recipe, tokens, mixture, total_steps * sequences_per_step)
-    heldout_available = num_sequences(tokens.counts["heldout"]["tokens"], data.sequence_length)
+    data_ranks = replicate * shard
+    model = _complete_model(recipe, asked, text.vocabulary_size, complaints)
+    for phase in asked:
+        complaints += layout_complaints(model, phase.sequence_length, recipe.layout, phase.key("sequence_length"))
+    mixtures = [_mixture(phase, text.tokens, run_folder / "tokens", complaints) for phase in asked]
+    num_tokens = {name: number - 1 for name, number in text.tokens.items()}
+    phases = plan_phases(asked, mixtures, train.batch_ramp, recipe.seed, num_tokens)
+    complaints += _unshared(asked, phases, data_ranks)
+    micro_batches = [_micro_batches(phase, asked[phase.number - 1], data_ranks) for phase in phases]
+    if recipe.layout.pipeline > 1:
+        schedule, stages = recipe.layout.pipeline_schedule, num_stages(recipe.layout)
+        for _, number in micro_batches:
+            complaint = micro_batch_complaint(schedule, number, recipe.layout.pipeline, stages)
+            complaints += [complaint] if complaint else []
+    complaints += _repeated_too_often(recipe, asked, phases, num_tokens)
+    complaints += _skipped_beyond(train.skip_steps, phases[-1].last_step)
+    heldout_available = num_sequences(text.heldout_tokens, phases[0].sequence_length)
     if heldout_available == 0:
         complaints.append(
             f"{run_folder / 'tokens'}: no held-out text; what would work: a larger dataset.heldout_share than "
             f"{data.heldout_share}, or more text"
         )
     if complaints:
-        raise KieloError("; ".join(complaints) if len(complaints) == 1 else _listed(recipe, complaints))
+        complaints = list(dict.fromkeys(complaints))  # phases may have the same
+        raise KieloError(complaints[0] if len(complaints) == 1 else _listed(recipe, complaints))
 
     count = module(model.model_type, "count")
     count.check(model)
-    warmup_steps = round(train.warmup_share * total_steps)
     card = _accelerator(recipe, device, accelerator)
     identity = Identity(
         name=recipe.name,
         language=recipe.language,
         seed=recipe.seed,
         model=model,
-        sequence_length=data.sequence_length,
-        mixture=mixture,
         mask_documents=data.mask_documents,
-        tokens_hash=hash_manifest(run_folder / "tokens"),
-        total_steps=total_steps,
-        tokens_per_step=sequences_per_step * data.sequence_length,
-        sequences_per_step=sequences_per_step,
-        learning_rate=train.learning_rate,
-        final_learning_rate=train.learning_rate * train.final_learning_rate_ratio,
-        schedule=train.schedule,
-        warmup_steps=warmup_steps,
-        decay_steps=_decay_steps(recipe, total_steps, warmup_steps),
+        tokens_hash=text.tokens_hash,
+        phases=phases,
+        skip_steps=merged(train.skip_steps),
+        learning_rates=plan_learning_rates(asked, phases),
         weight_decay=train.weight_decay,
         adam_beta1=train.adam_beta1,
         adam_beta2=train.adam_beta2,
@@ -82,11 +133,12 @@ def resolve(
         precision=train.precision,
         max_skipped_steps_in_a_row=train.max_skipped_steps_in_a_row,
         heldout_sequences=min(train.heldout_sequences, heldout_available),
-        max_epochs=data.max_epochs,
     )
     placement = Placement(
         world_size=world_size,
         pipeline=recipe.layout.pipeline,
+        pipeline_schedule=recipe.layout.pipeline_schedule,
+        pipeline_layers=layers_of_stages(model, identity.longest_sequence_length, recipe.layout),
         replicate=replicate,
         shard=shard,
         context=recipe.layout.context,
@@ -99,19 +151,25 @@ def resolve(
         recompute=recipe.layout.recompute,
         recompute_every_layers=recipe.layout.recompute_every_layers,
         recompute_saved_operators=recipe.layout.recompute_saved_operators,
-        micro_batch_sequences=micro_batch,
-        micro_batches_per_step=sequences_per_rank // micro_batch,
+        phases=tuple(
+            PhasePlacement(
+                micro_batch_sequences=size,
+                micro_batches_per_step=number,
+                flops_per_token=count.flops_per_token(model, phase.sequence_length),
+            )
+            for phase, (size, number) in zip(phases, micro_batches)
+        ),
         device=device,
         accelerator=card.name if card else "unknown",
         peak_tflops=card.peak_tflops.get(train.precision) if card else None,
-        flops_per_token=count.flops_per_token(model, data.sequence_length),
         parameters=count.parameters(model),
-        end_of_text_id=end_of_text_id(tokenizer),
+        end_of_text_id=text.end_of_text_id,
         loss_chunk_tokens=train.loss_chunk_tokens,
         log_every_steps=train.log_every_steps,
         heldout_every_steps=train.heldout_every_steps,
         checkpoint_every_steps=recipe.checkpoint.every_steps,
         keep_newest=recipe.checkpoint.keep_newest,
+        keep_every_steps=recipe.checkpoint.keep_every_steps,
         tensorboard=train.tensorboard,
         start_timeout_seconds=train.start_timeout_seconds,
         tokens_folder=str(run_folder / "tokens"),
@@ -121,10 +179,12 @@ def resolve(
     return Resolved(identity=identity, placement=placement)
 
 
-def consent(old: Resolved, new: Resolved) -> None:
-    """Go on only with the same identity. Raises KieloError listing the keys that changed; placement may change."""
-    before = _flat(old.identity.model_dump(mode="json"))
-    after = _flat(new.identity.model_dump(mode="json"))
+def consent(old: Identity, new: Resolved) -> None:
+    """Go on only with the same identity. Raises KieloError listing the keys that changed; placement may change.
+
+    Which steps are skipped is not looked at: that may change for steps that are still to come.
+    """
+    before, after = (_flat(identity.model_dump(mode="json", exclude={"skip_steps"})) for identity in (old, new.identity))
     changed = [key for key in before | after if before.get(key) != after.get(key)]
     if changed:
         lines = "\n".join(f"  - {key}: was {before.get(key)!r}, is now {after.get(key)!r}" for key in changed)
@@ -150,11 +210,11 @@ def _finished(folder: Path, stage: str) -> Manifest:
 def _axes(recipe: Recipe, world_size: int, complaints: list[str]) -> tuple[int, int]:
     """Ranks along (replicate, shard); shard = 0 takes what is left."""
     layout = recipe.layout
-    others = layout.replicate * layout.context * layout.tensor
+    others = layout.pipeline * layout.replicate * layout.context * layout.tensor
     if world_size % others or (layout.shard and others * layout.shard != world_size):
-        sizes = {axis: getattr(layout, axis) for axis in ("replicate", "shard", "context", "tensor")}
+        sizes = {axis: getattr(layout, axis) for axis in ("pipeline", "replicate", "shard", "context", "tensor")}
         asked = " × ".join(f"layout.{axis} = {size}" for axis, size in sizes.items() if size > 1) or "the layout"
-        inner = layout.context * layout.tensor
+        inner = layout.pipeline * layout.context * layout.tensor
         divisors = [str(number) for number in range(1, world_size + 1) if world_size % (number * inner) == 0]
         ways = [f"{others * (layout.shard or 1)} ranks, or a multiple with layout.shard = 0"]
         if divisors:
@@ -164,33 +224,52 @@ def _axes(recipe: Recipe, world_size: int, complaints: list[str]) -> tuple[int, 
     return layout.replicate, world_size // others
 
 
-def _per_rank(recipe: Recipe, sequences_per_step: int, data_ranks: int, complaints: list[str]) -> int:
-    length = recipe.dataset.sequence_length
-    step = length * data_ranks
-    if recipe.train.tokens_per_step % length or sequences_per_step % data_ranks:
-        below = recipe.train.tokens_per_step // step * step
-        sizes = " or ".join(str(size) for size in (below, below + step) if size)
-        ranks = ", ".join(str(n) for n in range(1, 2 * data_ranks) if sequences_per_step % n == 0)
-        complaints.append(
-            f"train.tokens_per_step = {recipe.train.tokens_per_step} is {sequences_per_step} sequences of "
-            f"dataset.sequence_length = {length}, which {data_ranks} ranks cannot share evenly; what would work: "
-            f"tokens_per_step {sizes}, or this many ranks: {ranks or 1}"
+def _unshared(asked: Sequence[FullPhase], phases: Sequence[Phase], data_ranks: int) -> Iterator[str]:
+    """Steps that the ranks cannot share evenly; of a batch ramp, the first such step."""
+    in_ramp: set[int] = set()
+    for phase, following in zip(phases, [*phases[1:], None]):
+        of, length, sequences = asked[phase.number - 1], phase.sequence_length, phase.sequences_per_step
+        is_ramp = following is not None and following.number == phase.number
+        tokens = phase.tokens_per_step if is_ramp else of.tokens_per_step
+        if not tokens % length and not sequences % data_ranks or is_ramp and in_ramp:
+            continue
+        key = of.key("tokens_per_step")
+        ranks = ", ".join(str(n) for n in range(1, 2 * data_ranks) if sequences % n == 0)
+        below = tokens // (length * data_ranks) * length * data_ranks
+        sizes = " or ".join(str(size) for size in (below, below + length * data_ranks) if size)
+        would_work = f"{key.rpartition('.')[2]} {sizes}"
+        if is_ramp:
+            in_ramp.add(phase.number)
+            key = "train.batch_ramp: tokens_per_step"
+            would_work = (
+                f"train.batch_ramp.first_tokens_per_step and step_tokens in multiples of {length * data_ranks}"
+            )
+        yield (
+            f"{key} = {tokens} is {sequences} sequences of {of.key('sequence_length')} = {length}, which {data_ranks} "
+            f"ranks cannot share evenly; what would work: {would_work}, or this many ranks: {ranks or 1}"
         )
-        return 1
-    return sequences_per_step // data_ranks
+
+
+def _micro_batches(phase: Phase, asked: FullPhase, data_ranks: int) -> tuple[int, int]:
+    """Sequences of a micro-batch, and micro-batches of a step, on one rank."""
+    sequences_per_rank = max(1, phase.sequences_per_step // data_ranks)
+    size = _largest_divisor(sequences_per_rank, asked.micro_batch_sequences)
+    return size, sequences_per_rank // size
 
 
 def _largest_divisor(number: int, at_most: int) -> int:
     return next(size for size in range(min(number, at_most), 0, -1) if number % size == 0)
 
 
-def _complete_model(recipe: Recipe, tokenizer_vocab_size: int, complaints: list[str]) -> Model:
+def _complete_model(
+    recipe: Recipe, asked: Sequence[FullPhase], tokenizer_vocab_size: int, complaints: list[str]
+) -> Model:
     """The model section with every derived key set; from the weights' config.json where there are weights."""
-    model, length = recipe.model, recipe.dataset.sequence_length
+    model, longest = recipe.model, max(asked, key=lambda phase: phase.sequence_length)
+    length = longest.sequence_length
     if model.weights is not None:
         model = _model_of_weights(model)
-    multiple = model.vocab_multiple
-    vocab_size = model.vocab_size or math.ceil(tokenizer_vocab_size / multiple) * multiple
+    vocab_size = model.vocab_size or tokenizer_vocab_size
     if vocab_size < tokenizer_vocab_size:
         complaints.append(
             f"model.vocab_size = {vocab_size} is less than the tokenizer's {tokenizer_vocab_size} tokens; what would "
@@ -199,69 +278,59 @@ def _complete_model(recipe: Recipe, tokenizer_vocab_size: int, complaints: list[
     positions = model.max_position_embeddings or length
     if positions < length:
         complaints.append(
-            f"dataset.sequence_length = {length} is more than model.max_position_embeddings = {positions}; what would "
+            f"{longest.key('sequence_length')} = {length} is more than model.max_position_embeddings = {positions}; what would "
             f"work: a sequence_length of at most {positions}"
         )
-    base, scaling = normalise_rope(model.rope_theta, model.rope_scaling, positions)
-    derived: dict[str, Any] = {
-        "vocab_size": vocab_size,
-        "max_position_embeddings": positions,
-        "num_key_value_heads": model.num_key_value_heads or model.num_attention_heads,
-        "head_dim": model.head_dim or model.hidden_size // model.num_attention_heads,
-        "rope_theta": base,
-        "rope_scaling": scaling,
-    }
-    return model.model_copy(update=derived)
+    return complete(model.model_copy(update={"vocab_size": vocab_size}), positions)
 
 
 def _model_of_weights(model: Model) -> Model:
+    """Of a repository on the hub the commit is kept: a run does not change because a repository did."""
     assert model.weights is not None
-    folder = Path(model.weights.removeprefix("hf:"))
-    if not (folder / "config.json").is_file():
-        raise KieloError(
-            f"model.weights = {model.weights!r}: no {folder / 'config.json'}; what would work: hf:FOLDER, a folder "
-            "with a Hugging Face config.json and its safetensors files"
-        )
-    kept = {"weights": model.weights, "vocab_multiple": model.vocab_multiple}
+    folder = resolve_weights(model.weights)
+    kept = {"weights": pinned(model.weights, folder), "vocab_multiple": model.vocab_multiple}
     return read_hf_config(folder).model_copy(update=kept)
 
 
-def _mixture(recipe: Recipe, tokens: Manifest, folder: Path, complaints: list[str]) -> dict[str, float]:
+def _mixture(phase: FullPhase, tokens: Mapping[str, int], folder: Path, complaints: list[str]) -> dict[str, float]:
     """Source → weight; by tokens where the recipe says nothing. Sources without a sequence of text fall out."""
-    sources: dict[str, dict[str, int]] = tokens.counts["sources"]
-    length = recipe.dataset.sequence_length
-    filled = [name for name, counts in sources.items() if num_sequences(counts["tokens"], length)]
+    filled = [name for name, number in tokens.items() if num_sequences(number, phase.sequence_length)]
     if not filled:
         complaints.append(f"{folder}: no source has any text left to train on")
-    if not recipe.dataset.mixture:
-        return {name: float(sources[name]["tokens"]) for name in filled}
-    for name in recipe.dataset.mixture:
+    if not phase.mixture:
+        return {name: float(tokens[name]) for name in filled}
+    for name in phase.mixture:
         if name not in filled:
-            complaints.append(f"dataset.mixture.{name}: {folder} has no such text; the sources are {', '.join(filled)}")
-    return {name: weight for name, weight in recipe.dataset.mixture.items() if name in filled}
+            key = phase.key("mixture")
+            complaints.append(f"{key}.{name}: {folder} has no such text; the sources are {', '.join(filled)}")
+    return {name: weight for name, weight in phase.mixture.items() if name in filled}
 
 
-def _repeated_too_often(recipe: Recipe, tokens: Manifest, mixture: dict[str, float], samples: int) -> Iterator[str]:
+def _repeated_too_often(
+    recipe: Recipe, asked: Sequence[FullPhase], phases: Sequence[Phase], num_tokens: dict[str, int]
+) -> Iterator[str]:
     """Epochs of each source against dataset.max_epochs (Muennighoff et al. 2023, arXiv:2305.16264)."""
-    total_weight, train = sum(mixture.values()), recipe.train
-    for name, weight in mixture.items():
-        available = num_sequences(tokens.counts["sources"][name]["tokens"], recipe.dataset.sequence_length)
-        epochs = samples * weight / total_weight / available
-        # One sequence of grace: quotas are whole numbers.
-        if samples * weight / total_weight > recipe.dataset.max_epochs * available + 1:
-            budget = int(train.tokens * recipe.dataset.max_epochs / epochs) // train.tokens_per_step * train.tokens_per_step
+    allowed, tokens = recipe.dataset.max_epochs, sum(phase.tokens for phase in asked)
+    for name, (read, grace) in epochs(phases, num_tokens).items():
+        if read <= Fraction(allowed) + grace:
+            continue
+        what, fewer = f"the phases' tokens = {tokens}", f"fewer tokens in a phase with {name} in its mixture"
+        if len(asked) == 1:
+            key, size = asked[0].key("tokens"), asked[0].tokens_per_step
+            what, fewer = f"{key} = {tokens}", f"{key} of at most {int(tokens * allowed / read) // size * size}"
+        yield (
+            f"{what} would read the source {name} {float(read):.2f} times, more than dataset.max_epochs = {allowed:g}; "
+            f"what would work: {fewer}, max_epochs of {math.ceil(read)}, a smaller weight of {name} in the mixture, or more text"
+        )
+
+
+def _skipped_beyond(skip_steps: Sequence[tuple[int, int]], total_steps: int) -> Iterator[str]:
+    for first, last in skip_steps:
+        if last > total_steps:
             yield (
-                f"train.tokens = {train.tokens} would read the source {name} {epochs:.2f} times, more than "
-                f"dataset.max_epochs = {recipe.dataset.max_epochs:g}; what would work: train.tokens of at most "
-                f"{budget}, max_epochs of {math.ceil(epochs)}, a smaller weight of {name} in dataset.mixture, or more text"
+                f"train.skip_steps: [{first}, {last}] goes beyond the run's last step; what would work: steps up to "
+                f"{total_steps}"
             )
-
-
-def _decay_steps(recipe: Recipe, total_steps: int, warmup_steps: int) -> int:
-    """For wsd its share of the run; cosine and linear decay from the end of the warm-up on."""
-    if recipe.train.schedule == "wsd":
-        return min(round(recipe.train.decay_share * total_steps), total_steps - warmup_steps)
-    return total_steps - warmup_steps
 
 
 def _accelerator(recipe: Recipe, device: str, name: str | None) -> Accelerator | None:
@@ -280,7 +349,10 @@ def _listed(recipe: Recipe, complaints: list[str]) -> str:
 
 
 def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted key → value; the entries of a list of tables have numbers from 1."""
     values: dict[str, Any] = {}
     for key, value in content.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            value = {str(number): entry for number, entry in enumerate(value, start=1)}
         values |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return values

@@ -19,25 +19,58 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
+class Phase(_Frozen):
+    """Steps `first_step` … `last_step` (from 1) of one size, from sample `first_sample` on.
+
+    `number` is the recipe's phase; those of a batch ramp share it, and with it their order of the data, which begins at
+    `order_first_sample` with `offsets` tokens drawn from each source before it. `mixture`: source → weight.
+    """
+
+    number: PositiveInt
+    first_step: PositiveInt
+    steps: PositiveInt
+    first_sample: int
+    sequence_length: PositiveInt
+    sequences_per_step: PositiveInt
+    tokens_per_step: PositiveInt
+    mixture: dict[str, float]
+    order_first_sample: int
+    offsets: dict[str, int]
+
+    @property
+    def last_step(self) -> int:
+        return self.first_step + self.steps - 1
+
+
+class RateStretch(_Frozen):
+    """Learning rates over `tokens` tokens after the first `first_token` of the run: from the rate before it (0 at the
+    start) to `peak` in `warmup_tokens`, then down to `final`; `decay_tokens` of the end are wsd's decay.
+    """
+
+    first_token: int
+    tokens: PositiveInt
+    peak: float
+    final: float
+    schedule: Literal["cosine", "linear", "wsd"]
+    warmup_tokens: int
+    decay_tokens: int
+
+
 class Identity(_Frozen):
-    """What is trained. `model` is complete: vocab_size, num_key_value_heads, head_dim and positions are set."""
+    """What is trained. `model` is complete: vocab_size, num_key_value_heads, head_dim and positions are set.
+
+    `skip_steps` are [first, last] steps that are passed over, in order, without overlap.
+    """
 
     name: str
     language: str
     seed: int
     model: Model
-    sequence_length: PositiveInt
-    mixture: dict[str, float]
     mask_documents: bool
     tokens_hash: str
-    total_steps: PositiveInt
-    tokens_per_step: PositiveInt
-    sequences_per_step: PositiveInt
-    learning_rate: float
-    final_learning_rate: float
-    schedule: Literal["cosine", "linear", "wsd"]
-    warmup_steps: int
-    decay_steps: int
+    phases: tuple[Phase, ...]
+    skip_steps: tuple[tuple[int, int], ...] = ()
+    learning_rates: tuple[RateStretch, ...]
     weight_decay: float
     adam_beta1: float
     adam_beta2: float
@@ -47,14 +80,61 @@ class Identity(_Frozen):
     precision: Literal["fp32", "bf16"]
     max_skipped_steps_in_a_row: PositiveInt
     heldout_sequences: PositiveInt
-    max_epochs: float
+
+    @property
+    def total_steps(self) -> int:
+        return self.phases[-1].last_step
+
+    @property
+    def total_tokens(self) -> int:
+        return sum(phase.steps * phase.tokens_per_step for phase in self.phases)
+
+    @property
+    def longest_sequence_length(self) -> int:
+        return max(phase.sequence_length for phase in self.phases)
+
+    def phase_index(self, step: int) -> int:
+        """Which of `phases` step `step` is in; the last one's for later steps."""
+        return next((i for i, phase in enumerate(self.phases) if step <= phase.last_step), len(self.phases) - 1)
+
+    def stretch(self, step: int) -> tuple[int, int, bool]:
+        """What step `step` begins when the steps before it are done: which of `phases`, its last step in one go, and
+        whether its steps are passed over.
+        """
+        index = self.phase_index(step)
+        last = self.phases[index].last_step
+        for first_skipped, last_skipped in self.skip_steps:
+            if first_skipped <= step <= last_skipped:
+                return index, min(last, last_skipped), True
+            if step < first_skipped:
+                return index, min(last, first_skipped - 1), False
+        return index, last, False
+
+    def tokens_after(self, step: int) -> int:
+        """Tokens of the first `step` steps, passed-over ones included; steps after the last are of its size."""
+        within = sum(
+            phase.tokens_per_step * (min(step, phase.last_step) - phase.first_step + 1)
+            for phase in self.phases
+            if phase.first_step <= step
+        )
+        return within + max(0, step - self.total_steps) * self.phases[-1].tokens_per_step
+
+
+class PhasePlacement(_Frozen):
+    """How one rank takes the steps of the phase with the same place in `Identity.phases`."""
+
+    micro_batch_sequences: PositiveInt
+    micro_batches_per_step: PositiveInt
+    flops_per_token: int
 
 
 class Placement(_Frozen):
-    """Where and how it runs. Axis sizes multiply to world_size; micro-batches are counted for one rank."""
+    """Where and how it runs. Axis sizes multiply to world_size; `phases` are in the order of the identity's."""
 
     world_size: PositiveInt
     pipeline: PositiveInt = 1
+    pipeline_schedule: str = "1f1b"
+    pipeline_layers: tuple[int, ...] = ()
     replicate: PositiveInt
     shard: PositiveInt
     context: PositiveInt = 1
@@ -67,12 +147,10 @@ class Placement(_Frozen):
     recompute: Literal["none", "attention", "operators", "full"] = "none"
     recompute_every_layers: PositiveInt = 1
     recompute_saved_operators: tuple[str, ...] = ()
-    micro_batch_sequences: PositiveInt
-    micro_batches_per_step: PositiveInt
+    phases: tuple[PhasePlacement, ...]
     device: Literal["cpu", "cuda"]
     accelerator: str
     peak_tflops: float | None = None
-    flops_per_token: int
     parameters: int
     end_of_text_id: int
     loss_chunk_tokens: PositiveInt
@@ -80,6 +158,7 @@ class Placement(_Frozen):
     heldout_every_steps: PositiveInt
     checkpoint_every_steps: PositiveInt
     keep_newest: PositiveInt
+    keep_every_steps: int
     tensorboard: bool
     start_timeout_seconds: float
     tokens_folder: str
@@ -120,11 +199,20 @@ def read(path: Path | str) -> Resolved:
         raise KieloError(f"{path}: does not fit this version of kielo ({keys}); delete it and resolve again") from None
 
 
-def _table(name: str, content: dict[str, Any]) -> str:
+def _table(name: str, content: dict[str, Any], brackets: tuple[str, str] = ("[", "]")) -> str:
     tables = {key: value for key, value in content.items() if isinstance(value, dict)}
-    lines = [f"{_key(key)} = {_value(value)}\n" for key, value in content.items() if value is not None and key not in tables]
-    text = f"\n[{name}]\n" + "".join(lines)
-    return text + "".join(_table(f"{name}.{_key(key)}", value) for key, value in tables.items())
+    lists = {key: value for key, value in content.items() if _is_list_of_tables(value)}
+    plain = {key: value for key, value in content.items() if value is not None and key not in tables | lists}
+    text = f"\n{brackets[0]}{name}{brackets[1]}\n"
+    text += "".join(f"{_key(key)} = {_value(value)}\n" for key, value in plain.items())
+    text += "".join(_table(f"{name}.{_key(key)}", value) for key, value in tables.items())
+    for key, entries in lists.items():
+        text += "".join(_table(f"{name}.{_key(key)}", entry, ("[[", "]]")) for entry in entries)
+    return text
+
+
+def _is_list_of_tables(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(entry, dict) for entry in value)
 
 
 def _key(key: str) -> str:

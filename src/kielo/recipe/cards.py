@@ -46,8 +46,12 @@ class Accelerator(Section):
     name: str
     device: Literal["cpu", "cuda"]
     device_names: tuple[str, ...] = Field((), description="parts of the name that the driver gives it")
-    memory_gib: float | None = None
-    peak_tflops: dict[Literal["bf16", "fp32", "fp8"], float]
+    memory_bytes: int | None = Field(None, gt=0, description="that a job may use; left out where it is the machine's")
+    peak_tflops: dict[Literal["bf16", "fp32", "fp8", "fp4"], float] = Field(description="bf16 is fp16's rate too")
+    architecture: str = Field("cpu", description="whose fitted constants it has")
+    memory_bandwidth_tb_per_second: float | None = None
+    link_gb_per_second: float = Field(0.0, description="to the other devices of a node, one way, in 10^9 bytes")
+    power_share: float = Field(1.0, description="its power limit by that of its architecture's full part")
     source: str
     date: str
     notes: str = ""

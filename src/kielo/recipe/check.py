@@ -8,15 +8,18 @@ from pathlib import Path
 
 from kielo.recipe.cards import clusters, language, languages
 from kielo.recipe.complaints import Complaint
+from kielo.recipe.phases import full_phases
 from kielo.recipe.sections import Recipe
 
 _BYTES_AND_END_OF_TEXT = 257  # a byte-level vocabulary begins with the 256 bytes and one special token
+_WITHOUT_ROTARY = ("gpt2", "opt", "bloom")  # their positions turn no pairs, so heads may have any size
+_OF_A_STRETCH = ("final_learning_rate_ratio", "schedule", "warmup_share", "decay_share")
 
 
 def check(recipe: Recipe, origin: Callable[[str], str]) -> list[Complaint]:
     """Everything that is wrong; `origin` says which file (or --set) a dotted key came from."""
     complaints = []
-    for part in (_names, _sources, _model, _weights, _steps):
+    for part in (_names, _sources, _model, _weights, _steps, _phases, _batch_ramp, _skip_steps):
         for keys, message in part(recipe):
             where = next((origin(key) for key in keys if origin(key) == "--set"), origin(keys[0]))
             complaints.append(Complaint(keys, f"{where}: {message}"))
@@ -57,14 +60,16 @@ def _model(recipe: Recipe) -> Found:
     if model.weights is not None:  # the weights' config.json says all this
         return
     heads, key_value_heads = model.num_attention_heads, model.num_key_value_heads
-    if model.head_dim is None and model.hidden_size % (2 * heads):
+    pair = 1 if model.model_type in _WITHOUT_ROTARY else 2
+    if model.head_dim is None and model.hidden_size % (pair * heads):
+        number = "an even number of values" if pair == 2 else "a whole number of values"
         yield (
             ("model.hidden_size", "model.num_attention_heads"),
-            f"model.hidden_size = {model.hidden_size} is not an even number of values for each of "
+            f"model.hidden_size = {model.hidden_size} is not {number} for each of "
             f"model.num_attention_heads = {heads}; what would work: hidden_size "
-            f"{max(1, model.hidden_size // (2 * heads)) * 2 * heads}, or model.head_dim set to an even number",
+            f"{max(1, model.hidden_size // (pair * heads)) * pair * heads}, or model.head_dim set to one",
         )
-    if model.head_dim is not None and model.head_dim % 2:
+    if model.head_dim is not None and model.head_dim % pair:
         yield ("model.head_dim",), f"model.head_dim = {model.head_dim} is odd, but rotary positions turn pairs; make it even"
     if key_value_heads is not None and heads % key_value_heads:
         fit = ", ".join(str(number) for number in range(1, heads + 1) if heads % number == 0)
@@ -73,11 +78,12 @@ def _model(recipe: Recipe) -> Found:
             f"model.num_key_value_heads = {key_value_heads} does not divide model.num_attention_heads = {heads}; "
             f"what would work: {fit}",
         )
-    length, positions = recipe.dataset.sequence_length, model.max_position_embeddings
+    longest = max(full_phases(recipe), key=lambda phase: phase.sequence_length)
+    length, positions, key = longest.sequence_length, model.max_position_embeddings, longest.key("sequence_length")
     if positions is not None and positions < length:
         yield (
-            ("model.max_position_embeddings", "dataset.sequence_length"),
-            f"model.max_position_embeddings = {positions} is less than dataset.sequence_length = {length}; "
+            ("model.max_position_embeddings", key),
+            f"model.max_position_embeddings = {positions} is less than {key} = {length}; "
             f"leave it out, or make it {length} or more",
         )
     size, learnt = model.vocab_size, recipe.tokenizer.vocab_size
@@ -116,24 +122,95 @@ def _weights(recipe: Recipe) -> Found:
 
 
 def _steps(recipe: Recipe) -> Found:
-    train, length = recipe.train, recipe.dataset.sequence_length
-    if train.tokens_per_step % length:
-        below = train.tokens_per_step // length * length
-        fit = [str(number) for number in (below, below + length) if number]
+    for phase in full_phases(recipe):
+        asked, length = phase.tokens_per_step, phase.sequence_length
+        step_key, length_key, tokens_key = (phase.key(name) for name in ("tokens_per_step", "sequence_length", "tokens"))
+        if asked % length:
+            below = asked // length * length
+            fit = [str(number) for number in (below, below + length) if number]
+            yield (
+                (step_key, length_key),
+                f"{step_key} = {asked} is no multiple of {length_key} = {length}; what would work: {' or '.join(fit)}",
+            )
+        if phase.tokens < asked:
+            yield (
+                (tokens_key, step_key),
+                f"{tokens_key} = {phase.tokens} is less than one step of {step_key} = {asked}; what would work: {asked} "
+                "or more",
+            )
+
+
+def _phases(recipe: Recipe) -> Found:
+    train, total = recipe.train, sum(phase.tokens for phase in recipe.phases)
+    longest = max(full_phases(recipe), key=lambda phase: phase.sequence_length)
+    names = [source.name for source in recipe.corpus.sources]
+    if recipe.phases and "tokens" in train.model_fields_set and train.tokens != total:
         yield (
-            ("train.tokens_per_step", "dataset.sequence_length"),
-            f"train.tokens_per_step = {train.tokens_per_step} is no multiple of dataset.sequence_length = {length}; "
-            f"what would work: {' or '.join(fit)}",
+            ("train.tokens", "phases"),
+            f"train.tokens = {train.tokens} is not the sum of the phases' tokens, {total}; leave train.tokens out",
         )
-    if train.tokens < train.tokens_per_step:
+    for phase in full_phases(recipe):
+        key, length = phase.key("sequence_length"), phase.sequence_length
+        if longest.sequence_length % length:
+            longest_key, below = longest.key("sequence_length"), longest.sequence_length // length * length
+            yield (
+                (key, longest_key),
+                f"{key} = {length} does not divide the longest of the run, {longest_key} = "
+                f"{longest.sequence_length}, so that text would be lost between phases; what would work: {longest_key} = {below} or {below + length}",
+            )
+        for name in set(phase.mixture) - set(names) if "mixture" in phase.given else ():
+            yield (
+                (phase.key("mixture"), "corpus.sources"),
+                f"{phase.key('mixture')}.{name}: no source has this name; the sources are {', '.join(names)}",
+            )
+        of_a_stretch = [name for name in _OF_A_STRETCH if name in phase.given]
+        if phase.learning_rate is None and of_a_stretch:
+            yield (
+                (phase.key(of_a_stretch[0]), "phases"),
+                f"{phase.key(of_a_stretch[0])} is of a new stretch of the learning rate, and phases.{phase.number} begins "
+                f"none; set phases.{phase.number}.learning_rate too, or leave it out",
+            )
+        rate = phase.learning_rate
+        if rate is not None and rate.schedule == "wsd" and rate.warmup_share + rate.decay_share > 1:
+            warmup_key, decay_key = phase.key("warmup_share"), phase.key("decay_share")
+            yield (
+                (decay_key, warmup_key),
+                f"{warmup_key} = {rate.warmup_share} and {decay_key} = {rate.decay_share} are more than the "
+                f"whole stretch; what would work: a decay_share of at most {1 - rate.warmup_share:g}",
+            )
+
+
+def _batch_ramp(recipe: Recipe) -> Found:
+    ramp, phase = recipe.train.batch_ramp, full_phases(recipe)[0]
+    if ramp is None:
+        return
+    length = phase.sequence_length
+    for name in ("first_tokens_per_step", "step_tokens"):
+        key, size = f"train.batch_ramp.{name}", getattr(ramp, name)
+        if size % length:
+            fit = " or ".join(str(number) for number in (size // length * length, (size // length + 1) * length) if number)
+            length_key = phase.key("sequence_length")
+            yield (key, length_key), f"{key} = {size} is no multiple of {length_key} = {length}; what would work: {fit}"
+    full_key, growth = phase.key("tokens_per_step"), phase.tokens_per_step - ramp.first_tokens_per_step
+    if growth <= 0 or growth % ramp.step_tokens and not ramp.step_tokens % length:
+        last = ramp.first_tokens_per_step + max(1, growth // ramp.step_tokens) * ramp.step_tokens
         yield (
-            ("train.tokens", "train.tokens_per_step"),
-            f"train.tokens = {train.tokens} is less than one step of train.tokens_per_step = {train.tokens_per_step}; "
-            f"what would work: {train.tokens_per_step} or more",
+            ("train.batch_ramp.step_tokens", full_key),
+            f"train.batch_ramp grows from {ramp.first_tokens_per_step} by {ramp.step_tokens} tokens a step and does not "
+            f"arrive at {full_key} = {phase.tokens_per_step}; what would work: {full_key} = {last}",
         )
-    if train.schedule == "wsd" and train.warmup_share + train.decay_share > 1:
+    if ramp.tokens >= phase.tokens:
         yield (
-            ("train.decay_share", "train.warmup_share"),
-            f"train.warmup_share = {train.warmup_share} and train.decay_share = {train.decay_share} are more than the "
-            f"whole run; what would work: a decay_share of at most {1 - train.warmup_share:g}",
+            ("train.batch_ramp.tokens", phase.key("tokens")),
+            f"train.batch_ramp.tokens = {ramp.tokens} does not end before {phase.key('tokens')} = {phase.tokens} does; "
+            "what would work: fewer tokens of the ramp, or more of the phase",
         )
+
+
+def _skip_steps(recipe: Recipe) -> Found:
+    for first, last in recipe.train.skip_steps:
+        if last < first:
+            yield (
+                ("train.skip_steps",),
+                f"train.skip_steps: [{first}, {last}] ends before it begins; what would work: [{last}, {first}]",
+            )

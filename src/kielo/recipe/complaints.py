@@ -23,10 +23,13 @@ class Complaint:
 
 
 def dotted(location: Sequence[str | int]) -> str:
-    """("corpus", "sources", 0, "path") → "corpus.sources[0].path"."""
+    """("corpus", "sources", 0, "path") → "corpus.sources[0].path"; phases have numbers: "phases.1.tokens" is of the first."""
     key = ""
     for part in location:
-        key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else str(part)
+        if key == "phases" and isinstance(part, int):
+            key += f".{part + 1}"
+        else:
+            key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else str(part)
     return key
 
 
@@ -90,13 +93,13 @@ def _explain(entry: Any, model: type[BaseModel], origin: Callable[[str], str]) -
 
 
 def _nearest_of_list_item(location: Sequence[str | int], model: type[BaseModel]) -> str | None:
-    """The nearest key inside an entry of a list of sections, such as [[corpus.sources]]."""
+    """The nearest key inside an entry of a list of sections: [[corpus.sources]] or [[phases]]."""
     *parents, leaf = location
     if not parents or not isinstance(parents[-1], int):
         return None
-    from kielo.recipe.sections import Source  # the only list of sections that a recipe has
+    from kielo.recipe.sections import Phase, Source
 
-    close = difflib.get_close_matches(str(leaf), Source.model_fields, n=1)
+    close = difflib.get_close_matches(str(leaf), (Phase if parents[0] == "phases" else Source).model_fields, n=1)
     return dotted((*parents, close[0])) if close else None
 
 

@@ -8,6 +8,7 @@ import difflib
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args
@@ -175,8 +176,10 @@ def _validate(
     except ValidationError as error:
         complaints = from_validation(error, Recipe, origin)
         for entry in error.errors():
-            broken.add(dotted(entry["loc"][:2]))
-            _leave_out(rest, entry["loc"][:2])
+            # A list with a broken entry is left out as a whole.
+            location = list(takewhile(lambda part: not isinstance(part, int), entry["loc"]))[:2]
+            broken.add(dotted(location))
+            _leave_out(rest, location)
         try:
             recipe = Recipe.model_validate(_overlay(_STAND_INS, rest))
         except ValidationError:

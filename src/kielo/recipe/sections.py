@@ -123,31 +123,66 @@ class Dataset(Section):
 class Model(Section):
     """Keys as in Hugging Face `config.json`; keys there that do not change the maths are ignored on import."""
 
-    model_type: Literal["llama"] = "llama"
+    model_type: Literal[
+        "llama", "mistral", "qwen2", "qwen3", "olmo2", "olmo3", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "opt", "bloom"
+    ] = "llama"
     hidden_size: PositiveInt = 256
     intermediate_size: PositiveInt = 704
     num_hidden_layers: PositiveInt = 6
     num_attention_heads: PositiveInt = 8
     num_key_value_heads: PositiveInt | None = None
     head_dim: PositiveInt | None = None
-    vocab_size: PositiveInt | None = Field(None, description="default: the tokenizer's, rounded up to vocab_multiple")
-    vocab_multiple: PositiveInt = 64
-    max_position_embeddings: PositiveInt | None = Field(None, description="default: dataset.sequence_length")
+    vocab_size: PositiveInt | None = Field(None, description="tokens that there are; default: the tokenizer's")
+    vocab_multiple: PositiveInt = Field(64, description="rows of the vocabulary's matrices are padded to a multiple of this")
+    max_position_embeddings: PositiveInt | None = Field(None, description="default: the longest sequence_length")
     rms_norm_eps: PositiveFloat = 1e-5
     rope_theta: PositiveFloat = 10_000.0
     rope_scaling: dict[str, Any] | None = None
-    tie_word_embeddings: bool = False
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    hidden_act: Literal["silu"] = "silu"
+    rope_local_base_freq: PositiveFloat = Field(10_000.0, description="RoPE's base in the windowed layers of a gemma3_text")
+    rotary_pct: float = Field(1.0, gt=0, le=1, description="share of each head that positions turn, in a gpt_neox")
+    layer_norm_epsilon: PositiveFloat = Field(1e-5, description="of families with LayerNorm")
+    tie_word_embeddings: bool | None = Field(None, description="default: the family's")
+    attention_bias: bool | None = Field(None, description="default: the family's")
+    mlp_bias: bool | None = Field(None, description="default: the family's")
+    hidden_act: Literal["silu", "relu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"] | None = Field(
+        None, description="default: the family's"
+    )
+    sliding_window: PositiveInt | None = Field(None, description="tokens back that windowed layers see, itself included")
+    layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] | None = Field(
+        None, description="of each layer; default: all windowed where there is a window"
+    )
+    query_pre_attn_scalar: PositiveFloat | None = Field(None, description="scores are divided by its root; default: head_dim")
+    attn_logit_softcapping: PositiveFloat | None = Field(None, description="cap of a gemma2's scores")
+    final_logit_softcapping: PositiveFloat | None = Field(None, description="cap of a gemma's logits")
+    use_parallel_residual: bool = Field(True, description="attention and MLP of a gpt_neox layer read the same input")
     initializer_range: PositiveFloat = 0.02
-    weights: str | None = Field(None, description='"hf:FOLDER" starts from these weights; their config.json replaces the keys above')
+    weights: str | None = Field(
+        None,
+        description='"hf:FOLDER" or "hf:OWNER/NAME[@REVISION]" on the Hugging Face hub starts from these weights; their '
+        "config.json replaces the keys above",
+    )
+
+    @property
+    def vocab_rows(self) -> int:
+        """Rows of the look-up table and the head: vocab_size, which must be set, up to a multiple of vocab_multiple.
+
+        Those beyond vocab_size are padding: zero, never trained, in no logits that anyone reads and in no export.
+        """
+        assert self.vocab_size is not None
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
 
 
 class Layout(Section):
-    """Ranks along each mesh axis, and what is traded for memory. Pipeline and expert axes are not in use yet."""
+    """Ranks along each mesh axis, and what is traded for memory. The expert axis is not in use yet."""
 
-    pipeline: Literal[1] = 1
+    pipeline: PositiveInt = Field(1, description="ranks that split the layers into stages")
+    pipeline_schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev"] = Field(
+        "1f1b", description="in which order stages work on micro-batches"
+    )
+    pipeline_stages_per_rank: PositiveInt | None = Field(None, description="default: 1, 2 in schedules that interleave")
+    pipeline_layers: tuple[int, ...] | None = Field(
+        None, description="layers of each stage, in the order of the model; default: split by cost"
+    )
     replicate: PositiveInt = Field(1, description="groups that hold whole copies of what `shard` splits (hybrid sharding)")
     shard: int = Field(0, ge=0, description="ranks that split parameters, gradients and optimiser state; 0: all left")
     context: PositiveInt = Field(1, description="ranks that split each sequence")
@@ -170,15 +205,27 @@ class Layout(Section):
     )
 
 
+class BatchRamp(Section):
+    """Steps that begin small and grow by equal amounts, evenly over `tokens` (Megatron's --rampup-batch-size)."""
+
+    first_tokens_per_step: PositiveInt = Field(description="of the first step")
+    step_tokens: PositiveInt = Field(description="what tokens_per_step grows by each time")
+    tokens: PositiveInt = Field(description="trained before steps have train.tokens_per_step")
+
+
 class Train(Section):
-    tokens: PositiveInt = Field(10_000_000, description="token budget of the run")
+    tokens: PositiveInt = Field(10_000_000, description="token budget of the run; with phases: left out, or their sum")
     tokens_per_step: PositiveInt = Field(16_384, description="one optimiser step, over all ranks")
+    batch_ramp: BatchRamp | None = Field(None, description="smaller steps at the start; of the first phase")
+    skip_steps: tuple[tuple[PositiveInt, PositiveInt], ...] = Field(
+        (), description="[first, last] steps whose text is passed over without training on it"
+    )
     micro_batch_sequences: PositiveInt = Field(4, description="sequences per forward on one rank (lowered to what divides)")
     learning_rate: PositiveFloat = 1e-3
     final_learning_rate_ratio: float = Field(0.1, ge=0, le=1)
     schedule: Literal["cosine", "linear", "wsd"] = "cosine"
-    warmup_share: float = Field(0.02, ge=0, lt=1, description="share of the steps")
-    decay_share: float = Field(0.2, ge=0, le=1, description="share of the steps that wsd spends decaying")
+    warmup_share: float = Field(0.02, ge=0, lt=1, description="share of the tokens")
+    decay_share: float = Field(0.2, ge=0, le=1, description="share of the tokens that wsd spends decaying")
     weight_decay: float = Field(0.1, ge=0)
     adam_beta1: float = Field(0.9, gt=0, lt=1)
     adam_beta2: float = Field(0.95, gt=0, lt=1)
@@ -195,9 +242,29 @@ class Train(Section):
     start_timeout_seconds: PositiveFloat = Field(300.0, description="for each communicator")
 
 
+class Phase(Section):
+    """A part of the run with its own steps, sequences or text. What it leaves out is [train]'s and [dataset]'s.
+
+    A `learning_rate` begins a new stretch of the learning rate, which lasts until a later phase begins one and warms up
+    from the rate that was reached. The shares are of that stretch; what they leave out is [train]'s.
+    """
+
+    tokens: PositiveInt = Field(description="token budget of the phase")
+    tokens_per_step: PositiveInt | None = None
+    sequence_length: PositiveInt | None = Field(None, description="must divide the longest of all phases")
+    mixture: dict[str, PositiveFloat] | None = None
+    micro_batch_sequences: PositiveInt | None = None
+    learning_rate: PositiveFloat | None = Field(None, description="begins a new stretch of the learning rate")
+    final_learning_rate_ratio: float | None = Field(None, ge=0, le=1)
+    schedule: Literal["cosine", "linear", "wsd"] | None = None
+    warmup_share: float | None = Field(None, ge=0, lt=1)
+    decay_share: float | None = Field(None, ge=0, le=1)
+
+
 class Checkpoint(Section):
     every_steps: PositiveInt = 500
     keep_newest: PositiveInt = 2
+    keep_every_steps: int = Field(0, ge=0, description="checkpoints of its multiples are kept for good; 0: none")
 
 
 class Verify(Section):
@@ -233,6 +300,7 @@ class Recipe(Section):
     model: Model = Model()
     layout: Layout = Layout()
     train: Train = Train()
+    phases: tuple[Phase, ...] = Field((), description="parts of the run in order; none: one of train.tokens")
     checkpoint: Checkpoint = Checkpoint()
     verify: Verify = Verify()
     evaluate: Evaluate = Evaluate()

@@ -203,6 +203,9 @@ def _training(gathered: dict[str, Any]) -> str:
         sentence += f", {100 * last['mfu']:.1f} % of the accelerator's peak"
     if last.get("skipped"):
         sentence += f"; steps skipped because they were not finite: {last['skipped']}"
+    if training["passed_over"]:
+        ranges = ", ".join(f"{row['passed_over_from']:,}–{row['step']:,}" for row in training["passed_over"])
+        sentence += f"; steps passed over, as the recipe asks: {ranges}"
     curves = figures.loss_curves(training["rows"], training["heldout"])
     parts = [f"<p>{escape(sentence)}.</p>", _figure(curves, "Loss of the training and of the held-out text.")]
     if speed:

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from kielo.checkpoint.huggingface import load_weights, resolve_weights
+from kielo.artifact.weights_folder import resolve_weights
+from kielo.checkpoint.hugging_face_import import load_model_weights
 from kielo.checkpoint.store import Store
 from kielo.dataset.batches import Batches, heldout_batch
 from kielo.models import families
@@ -20,19 +21,18 @@ from kielo.parallel.context import context_positions
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import Mesh, build_mesh, data_rank, data_ranks, sum_over_data
 from kielo.parallel.norm import clip_gradients
-from kielo.parallel.world import World
+from kielo.parallel.world import World, make_host_group
 from kielo.plan.resolved import Identity, Placement, Resolved
-from kielo.train.feed import Feed, StepBatch
-from kielo.train.forward_backward import PlainForwardBackward
+from kielo.train.feed import Feed
+from kielo.train.forward_backward import ForwardBackward, forward_backward_of
 from kielo.train.guard import Guard
 from kielo.train.heldout import HeldOut
 from kielo.train.log import Log, MetricsFile, Sink, TensorBoard, terminal
 from kielo.train.meter import Meter
-from kielo.train.next_token import NextToken, tensor_axis
 from kielo.train.optimiser import Optimiser, build_optimiser
 from kielo.train.precision import settle_matrix_products
 from kielo.train.schedule import learning_rate
-from kielo.train.state import Checkpoints, State
+from kielo.train.state import Checkpoints, State, note_alert
 from kielo.train.step_row import StepRow
 from kielo.train.stop import Stop
 
@@ -41,13 +41,11 @@ from kielo.train.stop import Stop
 class Run:
     """The parts of a run, as the loop names them."""
 
-    total_steps: int
-    tokens_per_step: int
-    sequences_per_step: int
+    device: torch.device
+    mesh: Mesh
     state: State
     model: nn.Module
-    feed: Feed
-    forward_backward: Callable[[StepBatch], Tensor]
+    forward_backward: ForwardBackward
     clip: Callable[[], Tensor]
     guard: Guard
     learning_rate: Callable[[int], float]
@@ -58,10 +56,22 @@ class Run:
     heldout: HeldOut
     stop: Stop
     checkpoints: Checkpoints
+    # Of a phase, by `enter`:
+    feed: Feed | None = None
+    last_step: int = 0
+    tokens_per_step: int = 0
+    sequences_per_step: int = 0
+
+    def close_feed(self) -> None:
+        if self.feed is not None:
+            self.feed.close()
+            self.feed = None
 
 
-def assemble(resolved: Resolved, world: World, stop: Stop) -> Run:
-    """Every part of the run `resolved`, on this rank. All ranks call it together.
+def assemble(resolved: Resolved, world: World, stop: Stop, permit: Callable[[], None]) -> Run:
+    """Every part of the run `resolved` but those of a phase, on this rank. All ranks call it together.
+
+    permit: raises KieloError when this job may no longer save checkpoints.
 
     Raises KieloError for whatever the parts refuse: tokens that are missing, a layout that does not fit the world,
     a checkpoint of another run.
@@ -70,25 +80,29 @@ def assemble(resolved: Resolved, world: World, stop: Stop) -> Run:
     device = world.device
     settle_matrix_products(identity.precision)
     mesh = build_mesh(world, placement)
-    sum_over_ranks = partial(sum_over_data, mesh=mesh)
-    objective = NextToken(identity.z_loss, placement.loss_chunk_tokens, tensor_axis(mesh))
-    checkpoints = Checkpoints(Store(Path(placement.train_folder) / "checkpoints", placement.keep_newest), resolved)
-    model = _model(identity, placement, mesh, device, is_restored_later=checkpoints.newest is not None)
+    checkpoints = Checkpoints(_store(placement, world, permit), resolved)
+    is_restored, weights = checkpoints.newest is not None, identity.model.weights
+    model = _model(identity, placement, mesh, device, is_filled_later=is_restored or weights is not None)
+    source_tensors = None
+    if weights is not None and not is_restored:
+        source_tensors = load_model_weights(
+            dict(model.named_parameters()), resolve_weights(weights), identity.model
+        )
+    forward_backward = forward_backward_of(
+        model, identity.z_loss, placement.loss_chunk_tokens, mesh, placement, identity.precision
+    )
     optimiser = build_optimiser(model, identity)
     guard = Guard(device, identity.max_skipped_steps_in_a_row)
     state = State()
-    checkpoints.track(dict(model.named_parameters()), optimiser, guard, state)
-    total_tokens = identity.total_steps * identity.tokens_per_step
-    meter = Meter(placement.flops_per_token, placement.peak_tflops, world.size, total_tokens, device)
+    checkpoints.track(dict(model.named_parameters()), optimiser, guard, state, source_tensors)
+    meter = Meter(placement.peak_tflops, world.size, identity.total_tokens, device)
     stop.use(device)
     return Run(
-        total_steps=identity.total_steps,
-        tokens_per_step=identity.tokens_per_step,
-        sequences_per_step=identity.sequences_per_step,
+        device=device,
+        mesh=mesh,
         state=state,
         model=model,
-        feed=_feed(identity, placement, mesh, device),
-        forward_backward=PlainForwardBackward(model, objective, sum_over_ranks),
+        forward_backward=forward_backward,
         clip=partial(clip_gradients, model, mesh, identity.max_gradient_norm),
         guard=guard,
         learning_rate=learning_rate(identity),
@@ -96,54 +110,75 @@ def assemble(resolved: Resolved, world: World, stop: Stop) -> Run:
         meter=meter,
         step_row=StepRow(meter, guard),
         log=Log(placement.log_every_steps, identity.total_steps, _sinks(identity, placement, world)),
-        heldout=_heldout(identity, placement, mesh, device, model, objective),
+        heldout=_heldout(identity, placement, mesh, device, model, forward_backward),
         stop=stop,
         checkpoints=checkpoints,
     )
 
 
+def enter(run: Run, resolved: Resolved, index: int, last_step: int) -> None:
+    """Make `run` one of phase `index` of the resolved run, up to `last_step`: all that a phase changes, and no more."""
+    phase, placement = resolved.identity.phases[index], resolved.placement.phases[index]
+    run.close_feed()
+    run.feed = _feed(resolved, index, last_step, run.mesh, run.device)
+    run.last_step = last_step
+    run.tokens_per_step, run.sequences_per_step = phase.tokens_per_step, phase.sequences_per_step
+    run.meter.use(placement.flops_per_token, run.state.tokens)
+    run.step_row.phase = phase.number
+
+
+def _store(placement: Placement, world: World, permit: Callable[[], None]) -> Store:
+    folder = Path(placement.train_folder)
+    return Store(
+        folder / "checkpoints",
+        placement.keep_newest,
+        placement.keep_every_steps,
+        make_host_group(world, "checkpoint", placement.start_timeout_seconds),
+        on_alert=partial(note_alert, folder / "alerts.jsonl"),
+        permit=permit,
+    )
+
+
+def laid_out(identity: Identity, placement: Placement, mesh: Mesh) -> nn.Module:
+    """The model over the mesh, on meta: no rank ever holds more than its shards of a model too large for it."""
+    with torch.device("meta"):
+        model = families.build_model(identity.model)
+    return lay_out(model, mesh, placement, identity.precision)
+
+
 def _model(
-    identity: Identity, placement: Placement, mesh: Mesh, device: torch.device, is_restored_later: bool
+    identity: Identity, placement: Placement, mesh: Mesh, device: torch.device, is_filled_later: bool
 ) -> nn.Module:
-    """On meta first, so that no rank ever holds more than its shards of a model too large for it."""
     config = identity.model
     family = families.module(config.model_type, "model")
-    with torch.device("meta"):
-        model = families.build_model(config)
-    lay_out(model, mesh, placement, identity.precision)
+    model = laid_out(identity, placement, mesh)
     give_memory = partial(materialise, model, device, is_offloaded=placement.cpu_offload)
-    if is_restored_later:
-        return give_memory(lambda name, shape: torch.empty(shape))
-    if config.weights is None:
-        return give_memory(lambda name, shape: family.initial_value(name, shape, config, identity.seed))
-    give_memory(lambda name, shape: torch.empty(shape))
-    names = families.module(config.model_type, "names").to_hugging_face(config)
-    load_weights(dict(model.named_parameters()), resolve_weights(config.weights), names)
-    return model
+    if is_filled_later:
+        return give_memory(None)
+    return give_memory(lambda name, shape: family.initial_value(name, shape, config, identity.seed))
 
 
-def _feed(identity: Identity, placement: Placement, mesh: Mesh, device: torch.device) -> Feed:
+def _feed(resolved: Resolved, index: int, last_step: int, mesh: Mesh, device: torch.device) -> Feed:
+    identity, placement, phase = resolved.identity, resolved.placement, resolved.identity.phases[index]
     batches = Batches(
         Path(placement.tokens_folder),
         identity.seed,
-        identity.sequence_length,
-        identity.mixture,
-        identity.sequences_per_step,
+        phase,
+        identity.longest_sequence_length,
         placement.end_of_text_id,
         identity.mask_documents,
     )
-    batches.check_epochs(identity.total_steps * identity.sequences_per_step, identity.max_epochs)
     read_step = partial(batches.step, data_rank=data_rank(mesh), data_ranks=data_ranks(mesh))
-    positions_s = _positions(identity, mesh)
-    return Feed(read_step, placement.micro_batch_sequences, identity.total_steps, device, positions_s)
+    micro_batch_sequences = placement.phases[index].micro_batch_sequences
+    return Feed(read_step, micro_batch_sequences, last_step, device, _positions(phase.sequence_length, mesh))
 
 
-def _positions(identity: Identity, mesh: Mesh) -> Tensor | None:
+def _positions(sequence_length: int, mesh: Mesh) -> Tensor | None:
     """Which columns of each sequence this rank takes."""
     axis = mesh["context"]
     if axis.size() == 1:
         return None
-    return context_positions(identity.sequence_length, axis.size(), axis.get_local_rank())
+    return context_positions(sequence_length, axis.size(), axis.get_local_rank())
 
 
 def _heldout(
@@ -152,23 +187,24 @@ def _heldout(
     mesh: Mesh,
     device: torch.device,
     model: nn.Module,
-    objective: NextToken,
+    forward_backward: ForwardBackward,
 ) -> HeldOut:
+    length = identity.phases[0].sequence_length  # of the whole run, so that its scores can be compared
     batch = heldout_batch(
-        Path(placement.tokens_folder), identity.sequence_length, identity.heldout_sequences, identity.mask_documents
+        Path(placement.tokens_folder), length, identity.heldout_sequences, identity.mask_documents
     )
     return HeldOut(
         batch,
         data_rank(mesh),
         data_ranks(mesh),
         partial(sum_over_data, mesh=mesh),
-        placement.micro_batch_sequences,
-        objective,
+        placement.phases[0].micro_batch_sequences,
+        forward_backward,
         placement.heldout_every_steps,
         identity.total_steps,
         device,
         model,
-        _positions(identity, mesh),
+        _positions(length, mesh),
     )
 
 

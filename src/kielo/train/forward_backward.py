@@ -6,13 +6,22 @@ same for every layout and micro-batch size, however unevenly the counted tokens 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
-from kielo.parallel.shard import set_last_micro_batch
-from kielo.train.feed import StepBatch
-from kielo.train.next_token import NextToken
+from kielo.parallel.mesh import Mesh, sum_over_data
+from kielo.parallel.shard import COMPUTE_DTYPES, set_last_micro_batch
+from kielo.plan.stages import SCHEDULES
+from kielo.train.feed import MicroBatch, StepBatch
+from kielo.train.next_token import NextToken, tensor_axis
+from kielo.train.pipeline_forward_backward import PipelineForwardBackward
+
+if TYPE_CHECKING:
+    from kielo.plan.resolved import Placement
 
 
 class PlainForwardBackward:
@@ -37,3 +46,30 @@ class PlainForwardBackward:
             part.backward()
             loss += part.detach()
         return self._sum_over_data(loss)
+
+    def score(self, piece: MicroBatch, divisor: Tensor, z_loss: float) -> Tensor:
+        """This rank's share of the loss, with another z-loss; no gradients."""
+        return replace(self._objective, z_loss=z_loss)(self._model, piece, divisor)
+
+
+ForwardBackward = PlainForwardBackward | PipelineForwardBackward
+
+
+def forward_backward_of(
+    model: nn.Module,
+    z_loss: float,
+    loss_chunk_tokens: int,
+    mesh: Mesh,
+    placement: "Placement",
+    precision: Literal["fp32", "bf16"],
+) -> ForwardBackward:
+    """The passes of `model` as it lies on `mesh`."""
+    sum_over_ranks = partial(sum_over_data, mesh=mesh)
+    goes_twice = placement.pipeline > 1 and SCHEDULES[placement.pipeline_schedule].splits_backward
+    objective = NextToken(z_loss, loss_chunk_tokens, tensor_axis(mesh), keeps_gradients=goes_twice)
+    if placement.pipeline == 1:
+        return PlainForwardBackward(model, objective, sum_over_ranks)
+    splits_sequence = placement.tensor > 1 and placement.sequence_parallel
+    return PipelineForwardBackward(
+        model, objective, sum_over_ranks, mesh, placement.pipeline_schedule, splits_sequence, COMPUTE_DTYPES[precision]
+    )

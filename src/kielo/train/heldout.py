@@ -5,7 +5,6 @@ same (to rounding) on any number of ranks.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from kielo.dataset.batches import NOT_COUNTED, Batch
 from kielo.parallel.shard import forward_only
 from kielo.train.feed import cut, to_device
-from kielo.train.next_token import NextToken
+from kielo.train.forward_backward import ForwardBackward
 from kielo.train.state import State
 
 
@@ -28,7 +27,7 @@ class HeldOut:
         data_ranks: int,
         sum_over_data: Callable[[Tensor], Tensor],
         micro_batch_sequences: int,
-        objective: NextToken,
+        forward_backward: ForwardBackward,
         every_steps: int,
         total_steps: int,
         device: torch.device,
@@ -42,7 +41,7 @@ class HeldOut:
         )
         self._micro_batches = cut(inputs, labels, documents, micro_batch_sequences, positions_s)
         self._sum_over_data = sum_over_data
-        self._objective = replace(objective, z_loss=0.0)
+        self._forward_backward = forward_backward
         self._every_steps = every_steps
         self._total_steps = total_steps
         self._device = device
@@ -62,7 +61,7 @@ class HeldOut:
         loss = torch.zeros((), device=self._device)
         with forward_only(model):
             for piece in self._micro_batches:
-                loss += self._objective(model, to_device(piece, self._device), divisor)
+                loss += self._forward_backward.score(to_device(piece, self._device), divisor, z_loss=0.0)
         return self._sum_over_data(loss).item()
 
 

@@ -2,9 +2,10 @@
 
 In: settled rows (plain numbers). Out: lines. Sinks change nothing in the run.
 
-A row of `metrics.jsonl` is either of held-out text ("step", "tokens", "heldout_loss") or of a training step: "step",
-"tokens", "samples" (both since step 1), "loss" (of that step, in nats per counted token over all ranks, the z-loss
-included where the recipe has one; null where it was not finite), "gradient_norm" (before clipping), "learning_rate",
+A row of `metrics.jsonl` is of held-out text ("step", "tokens", "heldout_loss"), of steps that were passed over up to
+its "step" ("tokens", "samples", "phase", "passed_over_from": the first of them) or of a training step: "step",
+"tokens", "samples" (both since step 1), "phase" (its number in the recipe), "loss" (of that step, in nats per counted
+token over all ranks, the z-loss included where the recipe has one; null where it was not finite), "gradient_norm" (before clipping), "learning_rate",
 "tokens_per_second", "tflops_per_second" (of one rank), "mfu", "seconds" (of training, from this attempt's start),
 "seconds_left", "skipped" (steps, since step 1).
 """
@@ -123,7 +124,7 @@ class TensorBoard:
 
     def write(self, row: Row) -> None:
         for key, value in row.items():
-            if key in ("step", "samples", "seconds", "seconds_left") or value is None:
+            if key in ("step", "samples", "seconds", "seconds_left", "passed_over_from") or value is None:
                 continue
             name = "heldout/loss" if key == "heldout_loss" else f"train/{key}"
             self._writer.add_scalar(name, value, row["step"])
@@ -185,6 +186,8 @@ def describe(row: Row) -> str:
     """A row in words, e.g. "loss 3.120  norm 0.84  lr 9.1e-04  12,300 tokens/s  0.11 TFLOP/s  left 3 min"."""
     if "heldout_loss" in row:
         return f"held-out loss {row['heldout_loss']:.4f}"
+    if "passed_over_from" in row:
+        return f"passed over from step {row['passed_over_from']}, as train.skip_steps says"
     parts = [
         f"loss {row['loss']:.4f}",
         f"norm {row['gradient_norm']:.2f}",

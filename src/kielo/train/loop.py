@@ -8,23 +8,19 @@ A turn makes the host wait for the device only where it says so.
 from kielo.train.build import Run
 
 
-def fit(run: Run) -> str:
-    """Train until the last step, or until a signal. Returns "finished" or "requeue", the same on every rank.
+def fit(run: Run) -> bool:
+    """Train until `run.last_step`, or until a signal: whether there was one, the same on every rank.
 
     Raises KieloError when too many steps in a row were not finite.
     """
     state = run.state
-    run.checkpoints.restore()  # from the newest one; without any, the first weights stay
-    run.log.start(state.step)
-    run.meter.start(state.tokens)
-
-    while state.step < run.total_steps:
+    while state.step < run.last_step:
         state.advance(run.tokens_per_step, run.sequences_per_step)
         batch = run.feed.take(state.step)
         loss = run.forward_backward(batch)  # divided by the counted tokens of all ranks; gradients are sums
         gradient_norm = run.clip()  # over all ranks, as it was before clipping
         skip = run.guard.check(loss, gradient_norm)  # stays on the device, where the optimiser reads it
-        learning_rate = run.learning_rate(state.step)
+        learning_rate = run.learning_rate(state.tokens)
         run.optimiser.step(learning_rate, skip)
         run.optimiser.zero_grad()
         run.guard.stop_if_diverged(state.step)
@@ -37,8 +33,7 @@ def fit(run: Run) -> str:
         stopping = run.stop.agreed(state.step)
         if stopping or run.checkpoints.due(state.step):
             with run.meter.paused():
-                run.checkpoints.save()
+                run.checkpoints.save(loss)  # the copy waits for the device; writing goes on beside the next steps
         if stopping:
-            break
-
-    return "finished" if state.step == run.total_steps else "requeue"
+            return True
+    return False

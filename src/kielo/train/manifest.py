@@ -78,7 +78,7 @@ def write_train_manifest(resolved: Resolved, checkpoint: Path) -> Manifest:
         section=_section(resolved),
         counts={
             "steps": resolved.identity.total_steps,
-            "tokens": resolved.identity.total_steps * resolved.identity.tokens_per_step,
+            "tokens": resolved.identity.total_tokens,
             "skipped_steps": steps[-1]["skipped"] if steps else 0,
             "tokens_per_second": usual_tokens_per_second(steps),
             "loss": steps[-1]["loss"] if steps else None,

@@ -12,16 +12,13 @@ import torch
 
 
 class Meter:
-    """A stopwatch over training steps only.
+    """A stopwatch over training steps only, of the phase that `use` says.
 
-    flops_per_token: model FLOPs, forward and backward (from the family's count.py); recomputation does not count.
     peak_tflops: of one accelerator, or None where no card gives one; then MFU is None.
     """
 
-    def __init__(
-        self, flops_per_token: float, peak_tflops: float | None, ranks: int, total_tokens: int, device: torch.device
-    ):
-        self._flops_per_token = flops_per_token
+    def __init__(self, peak_tflops: float | None, ranks: int, total_tokens: int, device: torch.device):
+        self._flops_per_token = 0.0
         self._peak_tflops = peak_tflops
         self._ranks = ranks
         self._total_tokens = total_tokens
@@ -30,9 +27,21 @@ class Meter:
 
     def start(self, tokens: int) -> None:
         """Begin at `tokens` tokens done: at step 0, or where a checkpoint left off."""
-        self._tokens = tokens
+        self._tokens = self._tokens_counted = tokens
+        self._flops = 0.0
         self._since = time.perf_counter()
         self.seconds = 0.0
+
+    def use(self, flops_per_token: float, tokens: int) -> None:
+        """Model FLOPs, forward and backward, of each token after the first `tokens`; recomputation does not count."""
+        self._count_flops(tokens)
+        self._flops_per_token = flops_per_token
+
+    def pass_over(self, before: int, after: int) -> None:
+        """The tokens between these were left behind without work."""
+        self._count_flops(before)
+        self._tokens += after - before
+        self._tokens_counted = after
 
     def lap(self, tokens: int) -> dict[str, float | None]:
         """Figures since the last lap; call it right after the host has read a number of this step from the device.
@@ -45,7 +54,9 @@ class Meter:
         tokens_per_second = (tokens - self._tokens) / elapsed
         self._tokens, self._since = tokens, now
         self.seconds += elapsed
-        tflops = tokens_per_second * self._flops_per_token / self._ranks / 1e12
+        self._count_flops(tokens)
+        tflops = self._flops / elapsed / self._ranks / 1e12
+        self._flops = 0.0
         return {
             "tokens_per_second": tokens_per_second,
             "tflops_per_second": tflops,
@@ -53,6 +64,10 @@ class Meter:
             "seconds": self.seconds,
             "seconds_left": (self._total_tokens - tokens) / max(tokens_per_second, 1e-9),
         }
+
+    def _count_flops(self, tokens: int) -> None:
+        self._flops += (tokens - self._tokens_counted) * self._flops_per_token
+        self._tokens_counted = tokens
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""From a micro-batch to the loss of predicting each next token, for every layout without pipeline stages."""
+"""From a micro-batch, or what a last pipeline stage made of it, to the loss of predicting each next token."""
 
 from dataclasses import dataclass
 
@@ -15,21 +15,38 @@ from kielo.train.objective import chunked_loss
 class NextToken:
     """`objective(model, piece, divisor)` is this rank's share of the loss, a scalar in fp32 (see `chunked_loss`).
 
-    tensor_axis: the ranks that each hold a part of the vocabulary; None: this one holds it all.
+    tensor_axis: the ranks that each hold a part of the vocabulary; None: this one holds it all. keeps_gradients: for
+    schedules that go backward twice (see there).
     """
 
     z_loss: float
     chunk_tokens: int
     tensor_axis: DeviceMesh | None = None
+    keeps_gradients: bool = False
 
     def __call__(self, model: nn.Module, piece: MicroBatch, divisor: Tensor) -> Tensor:
-        hidden_bsd = model(piece.inputs_bs, piece.documents_bs, piece.positions_s)
-        group = None
-        if self.tensor_axis is not None:
-            hidden_bsd, group = gather_sequence(hidden_bsd, self.tensor_axis), self.tensor_axis.get_group()
+        hidden_bsd = self.gathered(model(piece.inputs_bs, piece.documents_bs, piece.positions_s))
+        return self.of_hidden(model, hidden_bsd, piece.labels_bs, divisor)
+
+    def gathered(self, hidden_bsd: Tensor) -> Tensor:
+        """What a model returned, whole along the sequence and a plain tensor on each rank of the tensor axis."""
+        return hidden_bsd if self.tensor_axis is None else gather_sequence(hidden_bsd, self.tensor_axis)
+
+    def of_hidden(self, model: nn.Module, hidden_bsd: Tensor, labels_bs: Tensor, divisor: Tensor) -> Tensor:
+        """The loss of gathered hidden states."""
         # The head is read only now: FSDP2 makes it whole in the forward and keeps it so until the backward.
-        weight = model.head.weight
-        return chunked_loss(hidden_bsd, weight, piece.labels_bs, divisor, self.z_loss, self.chunk_tokens, group)
+        return chunked_loss(
+            hidden_bsd,
+            model.head.weight,
+            labels_bs,
+            divisor,
+            self.z_loss,
+            self.chunk_tokens,
+            None if self.tensor_axis is None else self.tensor_axis.get_group(),
+            model.config.vocab_size,
+            model.config.final_logit_softcapping,
+            self.keeps_gradients,
+        )
 
 
 def tensor_axis(mesh: Mesh) -> DeviceMesh | None:

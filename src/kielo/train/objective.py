@@ -29,6 +29,9 @@ def chunked_loss(
     z_loss: float = 0.0,
     chunk_tokens: int = 2048,
     group: dist.ProcessGroup | None = None,
+    vocab_size: int | None = None,
+    softcap: float | None = None,
+    keeps_gradients: bool = False,
 ) -> Tensor:
     """Σ over counted labels of (cross-entropy + z_loss × log² Z) / divisor, in nats, a scalar in fp32.
 
@@ -36,7 +39,15 @@ def chunked_loss(
     divisor a scalar tensor (the global count of counted labels, so that gradients are equal for every layout).
     At most `chunk_tokens` × v logits exist at one time. log Z is the log of the softmax's sum; its square keeps
     logits from drifting (PaLM, Chowdhery et al. 2022, arXiv:2204.02311, section 5). The softmax is in fp32; the
-    weight's gradient is summed over the chunks in fp32. Can be differentiated once.
+    weight's gradient is summed over the chunks in fp32. Can be differentiated once; with keeps_gradients more often,
+    always by the same factor, as schedules do that take the gradients of inputs and of weights one after the other.
+
+    vocab_size: how many tokens there are, None for one a row. Rows of the head beyond that (over all ranks) only pad
+    it: they have no share in log Z and their gradient is exactly 0, as if they were not there. A label that is
+    padding makes the loss infinite.
+
+    softcap: logits become cap × tanh(logit / cap) first, in their own precision as in Hugging Face's Gemma (Gemma 2,
+    Gemma Team 2024, arXiv:2408.00118, section 2); None for none.
 
     group: the tensor axis, where it has more than one rank. head_weight is then this rank's rows, plain [v, d]
     or a DTensor with Shard(0) on that axis alone: rank r has ids r × v … (r + 1) × v - 1, as many on each.
@@ -49,6 +60,10 @@ def chunked_loss(
     if group is not None and group.size() == 1:
         group = None
     weight_vd = _own_rows(head_weight, group)
+    num_tokens = num_rows = len(weight_vd)
+    if vocab_size is not None:
+        first_row = 0 if group is None else group.rank() * num_rows
+        num_tokens = min(max(vocab_size - first_row, 0), num_rows)
     needs_gradients = torch.is_grad_enabled() and (hidden.requires_grad or weight_vd.requires_grad)
     return _ChunkedLoss.apply(
         hidden.flatten(0, -2),
@@ -59,6 +74,9 @@ def chunked_loss(
         chunk_tokens,
         needs_gradients,
         group,
+        num_tokens,
+        softcap,
+        keeps_gradients,
     )
 
 
@@ -88,6 +106,9 @@ class _ChunkedLoss(torch.autograd.Function):
         chunk_tokens: int,
         needs_gradients: bool,
         group: dist.ProcessGroup | None,
+        num_tokens: int,
+        softcap: float | None,
+        keeps_gradients: bool,
     ) -> Tensor:
         loss = torch.zeros((), dtype=torch.float32, device=hidden_nd.device)
         # needs_input_grad does not know of no_grad. Whatever is frozen costs neither its matmul nor its memory.
@@ -101,18 +122,26 @@ class _ChunkedLoss(torch.autograd.Function):
             labels_c = labels_n[chunk].masked_fill(~counted_c, 0)
             weights_c = counted_c / divisor.float()
             logits_cv = torch.mm(hidden_cd, weight_vd.t())
+            if softcap is not None:
+                tanh_cv = logits_cv.div_(softcap).tanh_()
+                logits_cv = softcap * tanh_cv
+            if num_tokens < logits_cv.shape[1]:
+                # Not left out of the product: a GPU multiplies the padded width faster than an odd one.
+                logits_cv[:, num_tokens:] = -torch.inf
             if group is None:
                 parts = _chunk(logits_cv, labels_c, weights_c, z_loss, needs_gradients)
             else:
                 parts = _chunk_over_ranks(logits_cv, labels_c, weights_c, z_loss, needs_gradients, group)
             chunk_loss, logits_gradient_cv = parts
             loss += chunk_loss
+            if softcap is not None and needs_gradients:
+                logits_gradient_cv = torch.ops.aten.tanh_backward(logits_gradient_cv, tanh_cv)
             if needs_hidden:
                 torch.mm(logits_gradient_cv, weight_vd, out=hidden_gradient[chunk])
             if needs_weight:
                 _add_product(weight_gradient, logits_gradient_cv.t(), hidden_cd)
         ctx.gradients = (hidden_gradient, weight_gradient)
-        ctx.weight_dtype = weight_vd.dtype
+        ctx.weight_dtype, ctx.keeps_gradients, ctx.is_scaled = weight_vd.dtype, keeps_gradients, False
         return loss
 
     @staticmethod
@@ -121,12 +150,14 @@ class _ChunkedLoss(torch.autograd.Function):
         if ctx.gradients is None:
             raise RuntimeError("chunked_loss can be differentiated once; its gradients are already used up")
         hidden_gradient, weight_gradient = ctx.gradients
-        ctx.gradients = None
-        if hidden_gradient is not None:
-            hidden_gradient.mul_(loss_gradient)
-        if weight_gradient is not None:
-            weight_gradient = weight_gradient.mul_(loss_gradient).to(ctx.weight_dtype)
-        return hidden_gradient, weight_gradient, *(None,) * 6
+        if not ctx.is_scaled:
+            if hidden_gradient is not None:
+                hidden_gradient.mul_(loss_gradient)
+            if weight_gradient is not None:
+                weight_gradient = weight_gradient.mul_(loss_gradient).to(ctx.weight_dtype)
+            ctx.is_scaled = True
+        ctx.gradients = (hidden_gradient, weight_gradient) if ctx.keeps_gradients else None
+        return hidden_gradient, weight_gradient, *(None,) * 9
 
 
 def _chunk(
@@ -138,8 +169,8 @@ def _chunk(
     target_log_probabilities_c = log_probabilities_cv.gather(1, targets_c1).squeeze(1)
     log_z_c = None
     if z_loss:
-        # log Z = logit − log probability, of any word; the target's is at hand.
-        log_z_c = logits_cv.gather(1, targets_c1).squeeze(1).float() - target_log_probabilities_c
+        # log Z = logit − log probability, of any word that is not padding: the first never is.
+        log_z_c = logits_cv[:, 0].float() - log_probabilities_cv[:, 0]
     loss, slopes_c = _loss_and_slopes(-target_log_probabilities_c, log_z_c, weights_c, z_loss)
     if not needs_gradients:
         return loss, None
@@ -164,7 +195,8 @@ def _chunk_over_ranks(
     targets_c1 = targets_c.masked_fill(~is_here_c, 0).unsqueeze(1)
     # −∞ where the target is another rank's: the largest over the ranks is the target's logit.
     target_logits_c = logits_cv.gather(1, targets_c1).squeeze(1).float().masked_fill(~is_here_c, -torch.inf)
-    own_maxima_c = logits_cv.amax(1).float()
+    # Finite where all of this rank's rows are padding: −∞ − −∞ is not a number.
+    own_maxima_c = logits_cv.amax(1).float().clamp(min=torch.finfo(torch.float32).min)
     exponentials_cv = logits_cv.float().sub_(own_maxima_c.unsqueeze(1)).exp_()
     # One collective a chunk, of 12 bytes a token and rank: small beside the chunk's matmuls. One for all chunks
     # could only come when each chunk has had its logits, which would then have to be made a second time.

@@ -17,7 +17,6 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 class OptimiserSettings(Protocol):
     """What the optimiser reads; `plan.resolved.Identity` has all of it."""
 
-    learning_rate: float
     weight_decay: float
     adam_beta1: float
     adam_beta2: float
@@ -37,9 +36,10 @@ class Optimiser:
             {"params": [p for p in self.parameters.values() if is_decayed(p)], "weight_decay": settings.weight_decay},
             {"params": [p for p in self.parameters.values() if not is_decayed(p)], "weight_decay": 0.0},
         ]
+        # Stages may train nothing, and torch refuses an empty list, though not an empty group.
         self.adamw = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=settings.learning_rate,
+            [group for group in groups if group["params"]] or groups,
+            lr=0.0,  # each step brings its own
             betas=(settings.adam_beta1, settings.adam_beta2),
             eps=settings.adam_epsilon,
             fused=True,
@@ -58,7 +58,7 @@ class Optimiser:
         """
         for group in self.adamw.param_groups:
             group["lr"] = lr
-        if skip is not None:
+        if skip is not None and self.parameters:
             skip = skip.to(next(iter(self.parameters.values())).device)  # offloaded parameters are on the CPU
         self.adamw.found_inf = skip
         self.adamw.step()

@@ -10,7 +10,10 @@ from kielo.train.state import State
 
 
 class StepRow:
+    """`phase`: the number of the one that steps are of."""
+
     def __init__(self, meter: Meter, guard: Guard):
+        self.phase = 1
         self._meter = meter
         self._guard = guard
 
@@ -20,9 +23,21 @@ class StepRow:
             "step": state.step,
             "tokens": state.tokens,
             "samples": state.samples,
+            "phase": self.phase,
             "loss": loss.item(),  # waits for the device; only after it is the stopwatch right
             "gradient_norm": gradient_norm.item(),
             "learning_rate": learning_rate,
         }
         speed = self._meter.lap(state.tokens)
         return row | speed | {"skipped": self._guard.skipped}
+
+
+def passed_over_row(state: State, phase: int, first_step: int) -> dict[str, int]:
+    """The row for steps that were passed over, from `first_step` to the state's."""
+    return {
+        "step": state.step,
+        "tokens": state.tokens,
+        "samples": state.samples,
+        "phase": phase,
+        "passed_over_from": first_step,
+    }

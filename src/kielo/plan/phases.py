@@ -1,0 +1,127 @@
+"""The recipe's phases in numbers: steps, samples, text drawn before each, and the stretches of the learning rate.
+
+In: a recipe, and the tokens that each source has to predict. Out: `Phase`s and `RateStretch`es, and how often each
+source is read. Pure arithmetic; numbers that cannot be had are `resolve`'s complaints.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+from kielo.dataset.order import Order, OrderSource
+from kielo.dataset.order import Phase as OrderPhase
+from kielo.plan.resolved import Phase, RateStretch
+from kielo.recipe.phases import FullPhase
+from kielo.recipe.sections import BatchRamp
+
+
+def ramp_steps(ramp: BatchRamp, tokens_per_step: int) -> list[tuple[int, int]]:
+    """(tokens per step, steps of it) of a batch ramp, in order, up to where steps have `tokens_per_step`.
+
+    Megatron-LM's rule (`RampupBatchsizeNumMicroBatchesCalculator`): ramp.tokens are shared out evenly over the sizes
+    below the full one, and a step has the size in whose share the tokens before it end. A size whose share is
+    overshot by the steps before it has none.
+    """
+    sizes = range(ramp.first_tokens_per_step, tokens_per_step, ramp.step_tokens)
+    levels, done = [], 0
+    for number, size in enumerate(sizes, start=1):
+        # The smallest n with done + n * size at or beyond the end of the share, ramp.tokens * number / len(sizes).
+        steps = -((done * len(sizes) - ramp.tokens * number) // (len(sizes) * size))
+        if steps > 0:
+            levels.append((size, steps))
+            done += steps * size
+    return levels
+
+
+def plan_phases(
+    asked: Sequence[FullPhase],
+    mixtures: Sequence[Mapping[str, float]],
+    ramp: BatchRamp | None,
+    seed: int,
+    num_tokens: Mapping[str, int],
+) -> tuple[Phase, ...]:
+    """Every phase, complete. mixtures: of each of `asked`. num_tokens: source → tokens to predict in one epoch.
+
+    What is left of a phase's tokens after whole steps is not trained. Mixtures may be empty while there are complaints
+    to be made; offsets are then left out.
+    """
+    phases: list[Phase] = []
+    step, sample, offsets = 1, 0, {}
+    longest = max(phase.sequence_length for phase in asked)
+    for phase, mixture in zip(asked, mixtures, strict=True):
+        order_first_sample = sample
+        for tokens_per_step, steps in _steps(phase, ramp if phase.number == 1 else None):
+            sequences = max(1, tokens_per_step // phase.sequence_length)
+            phases.append(Phase(
+                number=phase.number, first_step=step, steps=steps, first_sample=sample,
+                sequence_length=phase.sequence_length, sequences_per_step=sequences,
+                tokens_per_step=sequences * phase.sequence_length, mixture=dict(mixture),
+                order_first_sample=order_first_sample, offsets=offsets,
+            ))  # fmt: skip
+            step, sample = step + steps, sample + steps * sequences
+        if phase is not asked[-1] and mixture:
+            sources = [OrderSource(name, num_tokens[name], mixture[name]) for name in sorted(mixture)]
+            order = OrderPhase(phase.number, order_first_sample, phase.sequence_length, longest, offsets)
+            offsets = Order(seed, order, sources).offsets_at(sample)
+    return tuple(phases)
+
+
+def plan_learning_rates(asked: Sequence[FullPhase], phases: Sequence[Phase]) -> tuple[RateStretch, ...]:
+    """The stretches in tokens; warm-up and decay are whole multiples of what all steps of the stretch are multiples of."""
+    begins = [phase for phase in asked if phase.learning_rate is not None]
+    ends = [phase.number for phase in begins[1:]] + [len(asked) + 1]
+    stretches, first_token = [], 0
+    for begin, end in zip(begins, ends, strict=True):
+        inside = [phase for phase in phases if begin.number <= phase.number < end]
+        tokens = sum(phase.steps * phase.tokens_per_step for phase in inside)
+        unit = math.gcd(*(phase.tokens_per_step for phase in inside))
+        rate = begin.learning_rate
+        warmup = round(rate.warmup_share * (tokens // unit)) * unit
+        # For wsd its share; cosine and linear decay from the end of the warm-up on.
+        decay = round(rate.decay_share * (tokens // unit)) * unit if rate.schedule == "wsd" else tokens
+        stretches.append(RateStretch(
+            first_token=first_token, tokens=tokens, peak=rate.peak, final=rate.peak * rate.final_ratio,
+            schedule=rate.schedule, warmup_tokens=warmup, decay_tokens=min(decay, tokens - warmup),
+        ))  # fmt: skip
+        first_token += tokens
+    return tuple(stretches)
+
+
+def epochs(phases: Sequence[Phase], num_tokens: Mapping[str, int]) -> dict[str, tuple[Fraction, Fraction]]:
+    """Source → how often all phases together read it, and how much of that may come of quotas being whole numbers."""
+    found: dict[str, tuple[Fraction, Fraction]] = {}
+    numbers_seen: set[int] = set()
+    for phase in phases:
+        weights = {name: Fraction(weight) for name, weight in phase.mixture.items()}
+        for name, weight in weights.items():
+            available = -(-num_tokens[name] // phase.sequence_length)
+            read, grace = found.get(name, (Fraction(), Fraction()))
+            read += phase.steps * phase.sequences_per_step * weight / sum(weights.values()) / available
+            found[name] = read, grace + (Fraction(1, available) if phase.number not in numbers_seen else 0)
+        numbers_seen.add(phase.number)
+    return found
+
+
+def merged(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """[first, last] ranges in order, those that overlap or touch made one."""
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1] = joined[-1][0], max(last, joined[-1][1])
+        else:
+            joined.append((first, last))
+    return tuple(joined)
+
+
+def first_difference(ranges: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]], last_step: int) -> int | None:
+    """The first step, up to `last_step`, that is in one of two lists of ranges and not in the other."""
+    # A step at which just one list has a border is where they part.
+    borders = [{border for first, last in some for border in (first, last + 1)} for some in (ranges, others)]
+    different = [step for step in borders[0] ^ borders[1] if step <= last_step]
+    return min(different, default=None)
+
+
+def _steps(phase: FullPhase, ramp: BatchRamp | None) -> list[tuple[int, int]]:
+    levels = ramp_steps(ramp, phase.tokens_per_step) if ramp else []
+    full_steps = (phase.tokens - sum(size * steps for size, steps in levels)) // phase.tokens_per_step
+    return [*levels, (phase.tokens_per_step, full_steps)] if full_steps > 0 else levels or [(phase.tokens_per_step, 1)]

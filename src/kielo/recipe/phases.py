@@ -1,0 +1,84 @@
+"""The phases of a recipe with what they leave out filled in from [train] and [dataset]. A `Recipe` → `FullPhase`s."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kielo.recipe.sections import Phase, Recipe
+
+_SECTION = {"sequence_length": "dataset", "mixture": "dataset"}  # of the keys that a phase shares; all others: train
+
+
+@dataclass(frozen=True)
+class LearningRate:
+    """One stretch as it was asked for; the shares are of its own tokens."""
+
+    peak: float
+    final_ratio: float
+    schedule: str
+    warmup_share: float
+    decay_share: float
+
+
+@dataclass(frozen=True)
+class FullPhase:
+    """`number` counts from 1. `learning_rate`: of the stretch that begins with it; None: the one before goes on."""
+
+    number: int
+    tokens: int
+    tokens_per_step: int
+    sequence_length: int
+    mixture: Mapping[str, float]
+    micro_batch_sequences: int
+    learning_rate: LearningRate | None
+    given: frozenset[str]
+
+    def key(self, name: str) -> str:
+        """Where the user changes the value: "phases.2.sequence_length", or "dataset.sequence_length" where left out."""
+        return f"phases.{self.number}.{name}" if name in self.given else f"{_SECTION.get(name, 'train')}.{name}"
+
+
+def full_phases(recipe: Recipe) -> tuple[FullPhase, ...]:
+    """All phases in order; the whole run is one where the recipe names none."""
+    train, dataset = recipe.train, recipe.dataset
+    if not recipe.phases:
+        rate = LearningRate(
+            train.learning_rate, train.final_learning_rate_ratio, train.schedule, train.warmup_share, train.decay_share
+        )
+        return (FullPhase(
+            1, train.tokens, train.tokens_per_step, dataset.sequence_length, dataset.mixture, train.micro_batch_sequences,
+            rate, frozenset(),
+        ),)  # fmt: skip
+    return tuple(_full(recipe, number, phase) for number, phase in enumerate(recipe.phases, start=1))
+
+
+def longest_sequence_length(recipe: Recipe) -> int:
+    """Of all phases: text is shuffled in blocks of it, and the model must have positions for it."""
+    return max(phase.sequence_length for phase in full_phases(recipe))
+
+
+def _full(recipe: Recipe, number: int, phase: Phase) -> FullPhase:
+    train, dataset = recipe.train, recipe.dataset
+    rate = None
+    if number == 1 or phase.learning_rate is not None:
+        rate = LearningRate(
+            _or(phase.learning_rate, train.learning_rate),
+            _or(phase.final_learning_rate_ratio, train.final_learning_rate_ratio),
+            _or(phase.schedule, train.schedule),
+            _or(phase.warmup_share, train.warmup_share),
+            _or(phase.decay_share, train.decay_share),
+        )
+    return FullPhase(
+        number,
+        phase.tokens,
+        _or(phase.tokens_per_step, train.tokens_per_step),
+        _or(phase.sequence_length, dataset.sequence_length),
+        _or(phase.mixture, dataset.mixture),
+        _or(phase.micro_batch_sequences, train.micro_batch_sequences),
+        rate,
+        frozenset(name for name in Phase.model_fields if getattr(phase, name) is not None),
+    )
+
+
+def _or(given: Any, otherwise: Any) -> Any:
+    return otherwise if given is None else given

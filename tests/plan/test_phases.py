@@ -1,0 +1,139 @@
+"""The arithmetic of phases: Megatron's batch ramp, ranges of skipped steps, and every complaint with what would work."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kielo.plan.phases import first_difference, merged, ramp_steps
+from kielo.plan.resolve import resolve
+from kielo.recipe.errors import KieloError
+from kielo.recipe.read import read_recipe
+from kielo.recipe.sections import BatchRamp
+from tests.plan.test_resolve import finish_pack, finish_tokenizer, recipe, refusal
+
+RECIPE = """
+name = "small"
+language = "et"
+corpus.sources = ["a.txt", "b.txt"]
+dataset = { sequence_length = 64, max_epochs = 4 }
+model = { hidden_size = 64, intermediate_size = 128, num_hidden_layers = 2, num_attention_heads = 4 }
+train = { tokens_per_step = 1536 }
+"""
+
+
+def megatron(first: int, increment: int, ramp_samples: int, full: int, samples: int) -> list[int]:
+    """Batch sizes until `samples`, step by step, as RampupBatchsizeNumMicroBatchesCalculator.update has them."""
+    per_increment = ramp_samples / ((full - first) // increment)
+    sizes, consumed = [], 0
+    while consumed < samples:
+        if consumed > ramp_samples:
+            sizes.append(full)
+        else:
+            sizes.append(min(full, first + int(consumed / per_increment) * increment))
+        consumed += sizes[-1]
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("first", "increment", "ramp_samples", "full"),
+    # BLOOM-176B's script; its smaller sisters'; and shares that a single step overshoots.
+    [(192, 16, 9_765_625, 2048), (192, 32, 9_765_625, 512), (32, 32, 2_000_000, 256), (4, 4, 40, 40)],
+)
+def test_the_batch_ramp_is_megatrons(first: int, increment: int, ramp_samples: int, full: int) -> None:
+    """Step for step the sizes that Megatron-LM trains with, past the ramp's end."""
+    ramp = BatchRamp(first_tokens_per_step=first * 2048, step_tokens=increment * 2048, tokens=ramp_samples * 2048)
+    levels = ramp_steps(ramp, full * 2048)
+    ours = [size // 2048 for size, steps in levels for _ in range(steps)]
+    theirs = megatron(first, increment, ramp_samples, full, ramp_samples + 10 * full)
+    assert ours == theirs[: len(ours)] and set(theirs[len(ours) :]) == {full}
+    if full == 2048:
+        assert len(levels) == 116 and len(ours) == 12_658
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(0, 6)), max_size=5),
+    st.lists(st.tuples(st.integers(1, 30), st.integers(0, 6)), max_size=5),
+    st.integers(0, 40),
+)
+def test_ranges_are_the_steps_that_they_hold(starts, others, last_step):
+    """Merging keeps the set of steps and leaves no two that touch; the first difference is that of the sets."""
+    ranges = [[(first, first + more) for first, more in pairs] for pairs in (starts, others)]
+    held = [{step for first, last in some for step in range(first, last + 1)} for some in ranges]
+    joined = [merged(some) for some in ranges]
+    for some, steps in zip(joined, held):
+        assert [step for first, last in some for step in range(first, last + 1)] == sorted(steps)
+        assert all(after[0] > before[1] + 1 for before, after in zip(some, some[1:]))
+    different = [step for step in held[0] ^ held[1] if step <= last_step]
+    assert first_difference(*joined, last_step) == min(different, default=None)
+
+
+def complaint(tmp_path, *sets: str) -> str:
+    path = tmp_path / "small.toml"
+    path.write_text(RECIPE, encoding="utf-8")
+    with pytest.raises(KieloError) as caught:
+        read_recipe(path, sets)
+    return str(caught.value)
+
+
+def test_complaints_of_the_recipe_name_the_phase(tmp_path) -> None:
+    """Sums, divisors, sources, stretches, ramps and ranges that do not fit, each with what would work."""
+    two = "phases=[{tokens=15360}, {tokens=15360, %s}]"
+    expected = {
+        (two % "tokens_per_step=100",): ["phases.2.tokens_per_step = 100 is no multiple of dataset.sequence_length = 64",
+                                         "what would work: 64 or 128"],
+        (two % "tokens_per_step=30720",): ["phases.2.tokens = 15360 is less than one step of phases.2.tokens_per_step = 30720"],
+        (two % "sequence_length=96",): ["dataset.sequence_length = 64 does not divide the longest of the run, phases.2.sequence_length = 96",
+                                        "what would work: phases.2.sequence_length = 64 or 128"],
+        (two % "mixture={c=1}",): ["phases.2.mixture.c: no source has this name; the sources are a, b"],
+        (two % "warmup_share=0.1",): ["phases.2.warmup_share is of a new stretch", "set phases.2.learning_rate too"],
+        (two % 'learning_rate=1e-4, schedule="wsd", warmup_share=0.9, decay_share=0.2',): [
+            "phases.2.warmup_share = 0.9 and phases.2.decay_share = 0.2 are more than the whole stretch"],
+        (two % "sequence_length=128", "model.max_position_embeddings=64"): [
+            "model.max_position_embeddings = 64 is less than phases.2.sequence_length = 128"],
+        (two % "tokns_per_step=64",): ["unknown key phases.2.tokns_per_step; the nearest known key is phases.2.tokens_per_step"],
+        (two % "sequence_length=64", "train.tokens=1000000"): [
+            "train.tokens = 1000000 is not the sum of the phases' tokens, 30720; leave train.tokens out"],
+        ("train.batch_ramp={first_tokens_per_step=512, step_tokens=100, tokens=3072}",): [
+            "train.batch_ramp.step_tokens = 100 is no multiple of dataset.sequence_length = 64; what would work: 64 or 128"],
+        ("train.batch_ramp={first_tokens_per_step=512, step_tokens=640, tokens=3072}",): [
+            "does not arrive at train.tokens_per_step = 1536; what would work: train.tokens_per_step = 1152"],
+        ("train.batch_ramp={first_tokens_per_step=512, step_tokens=512, tokens=15360}", two % "sequence_length=64"): [
+            "train.batch_ramp.tokens = 15360 does not end before phases.1.tokens = 15360 does"],
+        ("train.skip_steps=[[5, 3]]",): ["train.skip_steps: [5, 3] ends before it begins; what would work: [3, 5]"],
+    }  # fmt: skip
+    for sets, parts in expected.items():
+        text = complaint(tmp_path, *sets)
+        assert all(part in text for part in parts), text
+        assert "\n" not in text or "schedule" in sets[0], text
+
+
+def test_complaints_of_the_plan_name_the_phase(tmp_path) -> None:
+    """Ranks that cannot share a phase's or the ramp's steps, lengths that do not split, text read too often over all
+    phases together, ranges beyond the end."""
+    finish_tokenizer(tmp_path / "tokenizer", 300)
+    finish_pack(tmp_path / "tokens", {"a": 64 * 300 + 1, "b": 64 * 100 + 1}, heldout=640)
+    step = 64 * 24
+
+    def phases(**second) -> dict:
+        return {"phases": [{"tokens": step * 10}, {"tokens": step * 10} | second]}
+
+    text = refusal(recipe(**phases(tokens_per_step=64 * 30)), tmp_path, 4, "cpu")
+    assert "phases.2.tokens_per_step = 1920 is 30 sequences of dataset.sequence_length = 64, which 4 ranks" in text
+    assert "what would work: tokens_per_step 1792 or 2048, or this many ranks: 1, 2, 3, 5, 6" in text
+    ramp = {"first_tokens_per_step": 64 * 6, "step_tokens": 64 * 6, "tokens": step * 2}
+    text = refusal(recipe(train={"batch_ramp": ramp}), tmp_path, 4, "cpu")
+    assert "train.batch_ramp: tokens_per_step = 384" in text and "in multiples of 256" in text and "\n" not in text
+    resolve(recipe(train={"batch_ramp": ramp}), tmp_path, 3, "cpu")
+    text = refusal(recipe(layout={"context": 4}, **phases(sequence_length=4, tokens_per_step=96)), tmp_path, 4, "cpu")
+    assert "phases.2.sequence_length = 4 does not split into 2 × layout.context = 8" in text
+    # 400 sequences in all; each phase alone passes, both together read them 4.8 times.
+    thousand = {"phases": [{"tokens": step * 40}, {"tokens": step * 40}]}
+    assert resolve(recipe(phases=thousand["phases"][:1]), tmp_path, 1, "cpu").identity.total_steps == 40
+    text = refusal(recipe(**thousand), tmp_path, 1, "cpu")
+    assert "the phases' tokens = 122880 would read the source a 4.80 times" in text and "source b 4.80 times" in text
+    assert resolve(recipe(dataset={"max_epochs": 4.8}, **thousand), tmp_path, 1, "cpu").identity.total_steps == 80
+    text = refusal(recipe(train={"skip_steps": [(3, 5), (9, 11)]}), tmp_path, 1, "cpu")
+    assert text.startswith("train.skip_steps: [9, 11] goes beyond the run's last step; what would work: steps up to 10")
+    resolved = resolve(recipe(train={"skip_steps": [(7, 9), (3, 5), (6, 6)]}), tmp_path, 1, "cpu")
+    assert resolved.identity.skip_steps == ((3, 9),)
