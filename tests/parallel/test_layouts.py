@@ -29,6 +29,7 @@ def config(tied: bool) -> Model:
         num_key_value_heads=2,
         head_dim=4,
         vocab_size=VOCABULARY,
+        vocab_multiple=1,
         max_position_embeddings=LENGTH,
         tie_word_embeddings=tied,
     )

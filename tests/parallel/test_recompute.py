@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kielo.models.llama.model import Llama, init_weights
+from kielo.models.blocks.decoder import init_weights
+from kielo.models.llama.model import Llama
 from kielo.parallel.recompute import lay_recompute
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout

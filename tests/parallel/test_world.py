@@ -121,7 +121,7 @@ def test_an_axis_that_is_never_made_is_named():
 def wrong_layouts():
     world = start_world(30, "cpu")
     messages = []
-    for sizes in ({"shard": 3}, {"shard": 1, "pipeline": 2}):
+    for sizes in ({"shard": 3}, {"shard": 1, "expert": 2}):
         with pytest.raises(KieloError) as caught:
             build_mesh(world, layout(**sizes))
         messages.append(str(caught.value))
@@ -132,7 +132,7 @@ def test_layouts_that_do_not_fit_are_refused():
     """A product unlike the world's size, and an axis that is not in use yet, name the key."""
     fits, unsupported = run_ranks(wrong_layouts, 2)[0]
     assert "needs 3 ranks but 2 are running" in fits
-    assert "layout.pipeline = 2" in unsupported
+    assert "layout.expert = 2" in unsupported
 
 
 def fail_on_one():

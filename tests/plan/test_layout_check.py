@@ -14,7 +14,7 @@ MODEL = Model(
 @pytest.mark.parametrize(
     ("layout", "length", "named"),
     [
-        (Layout(tensor=2), 4096, ["layout.tensor = 2 does not divide model.vocab_size = 32001", "vocab_size = 32002"]),
+        (Layout(tensor=5), 4096, ["32064 rows (model.vocab_size = 32001", "model.vocab_multiple = 320"]),
         (Layout(tensor=8), 4096, ["num_attention_heads = 12", "num_key_value_heads = 4", "layout.tensor of 1"]),
         (Layout(context=4), 4100, ["2 × layout.context = 8", "4096 or 4104"]),
         (Layout(context=8, context_attention="ulysses"), 4096, ["key-value heads", 'context_attention = "all_gather"']),
@@ -26,9 +26,16 @@ def test_what_does_not_divide_is_named_with_numbers_that_would(layout, length, n
     assert all(words in complaints for words in named), complaints
 
 
+def test_rows_are_split_and_not_tokens():
+    """Whatever the number of tokens, padding makes the rows divide; the multiple that is suggested does."""
+    bare = MODEL.model_copy(update={"vocab_multiple": 1})
+    (complaint,) = layout_complaints(bare, 4096, Layout(tensor=2))
+    assert "32001 rows" in complaint and "layout.tensor of 1, or model.vocab_multiple = 2" in complaint
+    assert layout_complaints(bare.model_copy(update={"vocab_multiple": 2}), 4096, Layout(tensor=2)) == []
+
+
 def test_a_layout_that_fits_has_no_complaints():
-    fitting = MODEL.model_copy(update={"vocab_size": 32000})
-    assert layout_complaints(fitting, 4096, Layout(tensor=4, context=2)) == []
+    assert layout_complaints(MODEL, 4096, Layout(tensor=4, context=2)) == []
     assert layout_complaints(MODEL, 4095, Layout()) == []
 
 

@@ -1,23 +1,30 @@
 """The layouts check: real layouts hold its bars, and faults planted in real parts do not."""
 
 import json
+from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.pipelining import schedules as torch_schedules
 from torch.distributed.tensor import DTensor
 
 from kielo.cli.main import main
 from kielo.models.blocks.norm import RMSNorm
-from kielo.parallel import apply
+from kielo.parallel import apply, norm
+from kielo.parallel.pipeline import Stages
+from kielo.plan.layout_check import layout_complaints
+from kielo.plan.stages import SCHEDULES
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
-from kielo.recipe.sections import Recipe
+from kielo.recipe.sections import Layout, Recipe
 from kielo.train.feed import StepBatch
 from kielo.train.forward_backward import PlainForwardBackward
 from kielo.verify.layouts import verify_layouts
-from kielo.verify.layouts_cases import AXES, all_cases
+from kielo.verify.layouts_cases import AXES, INNER_AXES, Case, all_cases
+from kielo.verify.layouts_subject import LENGTH, subject
 from kielo.verify.layouts_table import misses, table, verdict
 
 # A handful that touches every axis, ZeRO degree and recompute policy, tied and untied; the rest is in make test-full.
@@ -26,6 +33,9 @@ FEW = [
     "tensor2-tied", "tensor2-untied", "tensor2-no_sequence-micro4", "shard2-cpu_offload", "tensor2-recompute_full-every2", "context2-all_gather-documents",
     "context2-ulysses-no_documents", "context2-all_gather-recompute_attention", "tensor2-bf16",
     "shard2-tensor2-zero3-recompute_full-micro2-untied", "context2-tensor2-ulysses-micro2-documents",
+    "pipeline2-gpipe-micro4-untied", "pipeline2-dualpipev-micro4-frozen", "pipeline2-1f1b-layers4_0-micro4",
+    "pipeline2-1f1b-shard2-tensor2-micro4-tied-documents", "pipeline2-interleaved_zero_bubble-shard2-tensor2-micro4",
+    "pipeline2-zbv-shard2-tensor2-micro4",
 ]  # fmt: skip
 
 
@@ -55,11 +65,20 @@ def test_every_layout_holds_the_bars(tmp_path: Path) -> None:
 
 
 def test_the_list_has_every_product() -> None:
-    """Each axis, pair and three of axes has an fp32 case; names are unique, as --case needs them."""
+    """Each axis, pair and three of axes has an fp32 case, and each schedule every pair that it can have; names are unique,
+    as --case needs them.
+    """
     cases = all_cases()
     assert len({case.name for case in cases}) == len(cases)
-    crossed = {tuple(axis for axis in AXES if case.layout.get(axis, 1) > 1) for case in cases if case.precision == "fp32"}
-    assert len([axes for axes in crossed if 1 <= len(axes) <= 3]) == 4 + 6 + 4
+    crossed = {(_axes(case), case.section.pipeline_schedule) for case in cases if case.precision == "fp32"}
+    within_stages = {axes for axes, _ in crossed if "pipeline" not in axes}
+    assert within_stages >= {axes for size in (1, 2, 3) for axes in combinations(INNER_AXES, size)}
+    others = [(), *((axis,) for axis in INNER_AXES), ("shard", "tensor")]
+    assert crossed >= {(("pipeline", *axes), schedule) for axes in others for schedule in SCHEDULES}
+
+
+def _axes(case: Case) -> tuple[str, ...]:
+    return tuple(axis for axis in AXES if case.layout.get(axis, 1) > 1)
 
 
 # What each rank calls before its cases, by dotted name. Each breaks one real part in a way that has happened.
@@ -117,6 +136,36 @@ def drop_the_last_micro_batch() -> None:
     PlainForwardBackward.__call__ = call
 
 
+def scale_gradients_by_micro_batches() -> None:
+    """As torch's schedules do unless they are told not to."""
+    whole_init = torch_schedules.Schedule1F1B.__init__
+
+    def init(self: Any, *args: Any, scale_grads: bool, **options: Any) -> None:
+        whole_init(self, *args, scale_grads=True, **options)
+
+    torch_schedules.Schedule1F1B.__init__ = init
+
+
+def forget_the_gradient_of_the_tied_head() -> None:
+    Stages.add_tied_gradient = lambda self: None
+
+
+def count_a_stage_for_every_pipeline_rank() -> None:
+    """The norm takes the ranks of the pipeline axis for copies, or what they hold for the whole model."""
+    whole_sum = norm.sum_over
+    norm.sum_over = lambda total, axes: whole_sum(total, axes) / axes[0].size()
+
+
+def split_parameters_under_zero_bubbles() -> None:
+    """What `plan` refuses: a schedule that takes the backward pass apart, over layers that give up their parameters."""
+    whole_shard = apply.shard
+
+    def shard(model: Any, mesh: Any, placement: Any, precision: Any) -> None:
+        whole_shard(model, mesh, SimpleNamespace(**vars(placement) | {"zero": 3}), precision)
+
+    apply.shard = shard
+
+
 def refuse_replicas() -> None:
     def lay_context(model: Any, mesh: Any, placement: Any) -> None:
         if placement.replicate > 1:
@@ -132,17 +181,34 @@ def refuse_replicas() -> None:
         (divide_by_the_own_count, "shard2", "loss"),
         (leave_norms_unsynchronised, "tensor2", "norm.weight"),
         (drop_the_last_micro_batch, "shard2-micro4", "gradient"),
+        (scale_gradients_by_micro_batches, "pipeline2-1f1b-micro4", "gradient"),
+        (forget_the_gradient_of_the_tied_head, "pipeline2-1f1b-micro4-tied", "embed.weight"),
+        (count_a_stage_for_every_pipeline_rank, "pipeline2-1f1b-micro4", "norm"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
 def test_a_planted_fault_misses_the_bars(mutation: Any, case: str, where: str, tmp_path: Path) -> None:
-    """A missing reduction, a wrong divisor, an unsynchronised norm, a dropped micro-batch: each is caught and named."""
+    """A missing reduction, a wrong divisor, an unsynchronised norm, a dropped micro-batch, and in pipelines scaled
+    gradients, a tied head's lost one and a wrong norm: each is caught and named.
+    """
     certificate = verify_layouts(recipe(), tmp_path, [case], f"{__name__}.{mutation.__name__}", steps=2)
     assert not certificate["passed"]
     assert certificate["cases"][0]["error"] is None, "found by its numbers"
     found = misses(certificate["cases"][0], certificate["bars"])
     assert any(where in miss for miss in found), found
     assert case in verdict(certificate) and "MISSED" in table(certificate)[1][0]
+
+
+def test_what_torch_does_wrong_is_refused(tmp_path: Path) -> None:
+    """A zero bubble over split parameters loses gradients without a word from torch 2.13: of a whole layer in this case, so
+    nothing is left to compare. The plan refuses it by name.
+    """
+    mutation = f"{__name__}.{split_parameters_under_zero_bubbles.__name__}"
+    certificate = verify_layouts(recipe(), tmp_path, ["pipeline2-zbv-shard2-micro4"], mutation, steps=1)
+    assert "no gradient after the backward of a whole step: layers." in certificate["cases"][0]["error"]
+    layout = Layout(pipeline=2, pipeline_schedule="zbv", shard=2, zero=3)
+    (complaint,) = layout_complaints(subject(recipe(), {}).model, LENGTH, layout)
+    assert "'zbv' with layout.zero = 3 gives wrong gradients" in complaint
 
 
 def test_a_case_that_raises_is_named_and_the_others_go_on(tmp_path: Path) -> None:

@@ -14,15 +14,15 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from kielo.parallel.communicator import raise_communicator
 from kielo.parallel.world import World
+from kielo.plan.ranks import AXES
 from kielo.recipe.errors import KieloError
 
 if TYPE_CHECKING:
     from kielo.plan.resolved import Placement
 
-AXES = ("pipeline", "replicate", "shard", "context", "tensor", "expert")
 SAMPLE_AXES = ("replicate", "shard")  # ranks along these see different samples
 TOKEN_AXES = (*SAMPLE_AXES, "context")  # ranks along these see different tokens
-UNBUILT_AXES = ("pipeline", "expert")
+UNBUILT_AXES = ("expert",)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,8 @@ class _Communicators:
         rows = ranks.movedim(dim, -1).reshape(-1, ranks.shape[dim]).tolist()
         mine = next(row for row in rows if self._world.rank in row)
         if tuple(mine) not in self._made:
-            if len(mine) == 1:  # one group of this rank alone serves every axis of size 1
+            # One group of this rank alone serves every axis of size 1; a rehearsed rank has nobody to meet.
+            if len(mine) == 1 or self._world.is_rehearsed:
                 group = dist.new_group(mine, use_local_synchronization=True)
             else:
                 make = _maker(rows, mine, name)

@@ -25,13 +25,17 @@ def gradient_norm(model: nn.Module, mesh: Mesh) -> torch.Tensor:
 
 
 def _copies(gradient: torch.Tensor, mesh: Mesh) -> int:
-    """How many ranks hold the same part of a gradient, whose square would else be counted so often."""
+    """How many ranks hold the same part of a gradient, whose square would else be counted so often.
+
+    Those of other pipeline stages hold other parameters.
+    """
+    ranks = mesh.parameters.size() // mesh.parameters["pipeline"].size()
     if not isinstance(gradient, DTensor):
-        return mesh.parameters.size()
+        return ranks
     parts = 1
     for size, placement in zip(gradient.device_mesh.shape, gradient.placements):
         parts *= 1 if placement.is_replicate() else size
-    return mesh.parameters.size() // parts
+    return ranks // parts
 
 
 def clip_gradients(model: nn.Module, mesh: Mesh, max_norm: float) -> torch.Tensor:

@@ -3,36 +3,49 @@
 A complaint is about a layout that cannot run and names the numbers that can. Advice never blocks and changes nothing.
 """
 
+import math
 from collections.abc import Iterator
 
 from kielo.plan.context_check import check_context
+from kielo.plan.stages import stage_complaints
 from kielo.recipe.sections import Layout, Model
 
 
-def layout_complaints(model: Model, sequence_length: int, layout: Layout) -> list[str]:
-    """What of `model` (complete) and `sequence_length` does not divide by the ranks of an axis."""
+def layout_complaints(
+    model: Model, sequence_length: int, layout: Layout, length_key: str = "dataset.sequence_length"
+) -> list[str]:
+    """What of `model` (complete) and `sequence_length`, which the recipe has as `length_key`, does not divide by the
+    ranks of an axis.
+    """
     complaints = list(_tensor_complaints(model, layout.tensor))
     parts = layout.tensor * layout.context
     if layout.tensor > 1 and layout.sequence_parallel and sequence_length % parts:
         below = sequence_length // parts * parts
         lengths = " or ".join(str(length) for length in (below, below + parts) if length)
         complaints.append(
-            f"dataset.sequence_length = {sequence_length} is split over layout.tensor × layout.context = {parts} ranks "
+            f"{length_key} = {sequence_length} is split over layout.tensor × layout.context = {parts} ranks "
             f"and does not divide; what would work: {lengths}"
         )
-    return complaints + check_context(model, sequence_length, layout)
+    return complaints + check_context(model, sequence_length, layout, length_key) + list(stage_complaints(model, layout))
 
 
 def _tensor_complaints(model: Model, ranks: int) -> Iterator[str]:
-    keys = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
-    for key in keys:
+    split = {}  # what → (its size, what else would divide)
+    for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         size = getattr(model, key)
+        split[f"model.{key} = {size}"] = (size, f"model.{key} = {-(-size // ranks) * ranks}")
+    rows = (
+        f"the vocabulary's {model.vocab_rows} rows (model.vocab_size = {model.vocab_size} up to a multiple of "
+        f"model.vocab_multiple = {model.vocab_multiple})"
+    )
+    # Padding changes no result, so it is what grows.
+    split[rows] = (model.vocab_rows, f"model.vocab_multiple = {math.lcm(model.vocab_multiple, ranks)}")
+    common = [str(number) for number in range(1, ranks + 1) if all(size % number == 0 for size, _ in split.values())]
+    for what, (size, larger) in split.items():
         if size % ranks:
-            common = [str(number) for number in range(1, ranks + 1) if all(getattr(model, k) % number == 0 for k in keys)]
-            larger = -(-size // ranks) * ranks
             yield (
-                f"layout.tensor = {ranks} does not divide model.{key} = {size}; what would work: "
-                f"layout.tensor of {', '.join(common)}, or model.{key} = {larger}"
+                f"layout.tensor = {ranks} does not divide {what}; what would work: "
+                f"layout.tensor of {', '.join(common)}, or {larger}"
             )
 
 

@@ -97,7 +97,7 @@ def _entry(recipe: Recipe, case: Case, found: dict[str, Any]) -> dict[str, Any]:
     of = subject(recipe, case.switches)
     return {
         "name": case.name,
-        "layout": {key: value for key, value in case.section.model_dump().items() if key in case.layout},
+        "layout": {key: value for key, value in case.section.model_dump(mode="json").items() if key in case.layout},
         "ranks": case.ranks,
         "tied": of.model.tie_word_embeddings,
         "documents": of.mask_documents,

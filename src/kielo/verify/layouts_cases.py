@@ -9,11 +9,13 @@ from fnmatch import fnmatchcase
 from itertools import combinations
 from typing import Any
 
+from kielo.plan.stages import SCHEDULES
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout
 
-AXES = ("replicate", "shard", "context", "tensor")
-SWITCHES = ("tied", "documents", "z_loss")
+INNER_AXES = ("replicate", "shard", "context", "tensor")
+AXES = ("pipeline", *INNER_AXES)
+SWITCHES = ("tied", "documents", "z_loss", "frozen")
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,17 @@ class Case:
     @property
     def ranks(self) -> int:
         section = self.section
-        return section.replicate * section.shard * section.context * section.tensor
+        return section.pipeline * section.replicate * section.shard * section.context * section.tensor
 
     @property
     def name(self) -> str:
         """Whatever sets the case apart, in few letters: `shard2-tensor2-zero3-full-micro2-tied`."""
         section, switches = self.section, self.switches
         words = [f"{axis}{getattr(section, axis)}" for axis in AXES if getattr(section, axis) > 1] or ["one_rank"]
+        if section.pipeline > 1:
+            words.insert(1, section.pipeline_schedule)
+        if section.pipeline_layers is not None:
+            words.append("layers" + "_".join(map(str, section.pipeline_layers)))
         if section.zero != 1:
             words.append(f"zero{section.zero}")
         if not section.sequence_parallel:
@@ -62,6 +68,8 @@ class Case:
             words.append("documents" if switches["documents"] else "no_documents")
         if "z_loss" in switches:
             words.append("z_loss" if switches["z_loss"] else "no_z_loss")
+        if switches.get("frozen"):
+            words.append("frozen")
         if self.precision != "fp32":
             words.append(self.precision)
         return "-".join(words)
@@ -69,7 +77,7 @@ class Case:
 
 def all_cases() -> list[Case]:
     """Every case, those on few ranks first. Four axes at 2 would need 16 ranks, so they cross in threes on 8."""
-    cases = [*_one_axis(), *_recomputation(), *_pairs(), *_threes()]
+    cases = [*_one_axis(), *_recomputation(), *_pairs(), *_threes(), *_pipelines()]
     return sorted(cases, key=lambda case: case.ranks)
 
 
@@ -112,7 +120,7 @@ def _recomputation() -> list[Case]:
 
 def _pairs() -> list[Case]:
     cases = []
-    for first, second in combinations(AXES, 2):
+    for first, second in combinations(INNER_AXES, 2):
         layout = {first: 2, second: 2}
         cases += [Case(layout), Case(layout, precision="bf16")]
         if "shard" in layout:
@@ -125,10 +133,31 @@ def _pairs() -> list[Case]:
 
 
 def _threes() -> list[Case]:
-    cases = [Case(dict.fromkeys(axes, 2)) for axes in combinations(AXES, 3)]
+    cases = [Case(dict.fromkeys(axes, 2)) for axes in combinations(INNER_AXES, 3)]
     splitting = {"shard": 2, "context": 2, "tensor": 2}
     cases += [Case(splitting, switches={"tied": tied}) for tied in (True, False)]
     cases.append(Case(splitting, precision="bf16"))
     most = splitting | {"zero": 3, "recompute": "full"}
     cases += [Case(most | {"context_attention": form}, 4, {"documents": True}) for form in ("all_gather", "ulysses")]
     return cases
+
+
+def _pipelines() -> list[Case]:
+    """Every schedule alone, with each other axis, and with tensor and shard at once."""
+    alone: list[dict[str, Any]] = [{"pipeline": 2, "pipeline_schedule": name} for name in SCHEDULES]
+    cases = [Case(layout, 4) for layout in alone]
+    cases += [Case(alone[1] | {"pipeline": 4}, 4), Case(alone[1], 8), Case(alone[2], 2)]
+    cases += [Case(layout, 4, {"tied": tied}) for layout in alone for tied in (True, False)]
+    cases += [Case(layout, 4, {"documents": True, "z_loss": 1e-3}) for layout in alone]
+    cases += [Case(layout | {axis: 2}, 4) for layout in alone for axis in INNER_AXES]
+    # Stages in the middle then train nothing, and gradients pass through them all the same.
+    cases += [Case(layout, 4, {"frozen": True}) for layout in alone]
+    cases += [Case(alone[1] | {"pipeline": 4}, 4, {"frozen": True}), Case({"shard": 2}, 2, {"frozen": True})]
+    # The last stage has nothing but the norm and the head.
+    cases += [Case(alone[1] | {"pipeline_layers": (4, 0)}, 4), Case(alone[4] | {"pipeline_layers": (2, 1, 1, 0)}, 4)]
+    whole_backward = [layout for layout in alone if not SCHEDULES[layout["pipeline_schedule"]].splits_backward]
+    cases += [Case(layout | {"recompute": "full"}, 4) for layout in whole_backward]
+    cases += [Case(layout | {"shard": 2, "zero": 3}, 4) for layout in whole_backward]
+    cases += [Case(layout | {"tensor": 2, "shard": 2}, 4) for layout in alone]
+    cases += [Case(layout | {"tensor": 2, "shard": 2}, 4, {"tied": True, "documents": True}) for layout in alone[1::2]]
+    return cases + [Case(layout, 4, precision="bf16") for layout in alone]

@@ -13,20 +13,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kielo.checkpoint.huggingface import resolve_weights
+from kielo.artifact.weights_folder import resolve_weights
 from kielo.dataset.batches import NOT_COUNTED
 from kielo.models import families
 from kielo.models.blocks.init import seeded_normal
 from kielo.recipe.sections import Model, Recipe
 from kielo.train.optimiser import is_decayed
 
-SEQUENCES, LENGTH, VOCABULARY = 8, 32, 128
+# 128 rows hold the vocabulary: with four tensor ranks one has some padding and one has nothing else.
+SEQUENCES, LENGTH, VOCABULARY = 8, 32, 90
 # An initial range in which attention is far from uniform, so that a wrong position or mask shows.
 TINY = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "head_dim": 8, "vocab_size": VOCABULARY, "max_position_embeddings": LENGTH,
-    "initializer_range": 0.1, "weights": None,
+    "num_key_value_heads": 4, "head_dim": 8, "vocab_size": VOCABULARY, "vocab_multiple": 128,
+    "max_position_embeddings": LENGTH, "initializer_range": 0.1, "weights": None,
 }  # fmt: skip
+
+_ALL_HEADS = {"num_key_value_heads": 8}
+# Where a family ties dimensions to each other.
+_OF_FAMILY = {
+    "gpt2": _ALL_HEADS, "opt": _ALL_HEADS, "gpt_neox": _ALL_HEADS, "bloom": _ALL_HEADS | {"intermediate_size": 4 * 64},
+}  # fmt: skip
+WINDOW = 9  # shorter than a sequence, and than the half of one
 
 # "losses" and "norms" [steps], "gradient/NAME" after the first step's backward, "weight/NAME" after the last step.
 Outcome = dict[str, Tensor]
@@ -46,22 +54,42 @@ class Subject:
     adam_beta2: float = 0.95
     # With 1e-8 a tensor whose true gradient is zero moves by mere summation order.
     adam_epsilon: float = 1e-6
+    frozen: bool = False  # all layers but the first and the last
     max_gradient_norm: float = 0.5  # less than the norms that come, so that clipping is tried too
 
 
 def subject(recipe: Recipe, switches: Mapping[str, Any]) -> Subject:
-    """The recipe's family and switches (RoPE, tying, biases, document masks, z-loss) at tiny dimensions."""
+    """The recipe's family and switches (RoPE, windows, caps, tying, biases, document masks, z-loss) at tiny dimensions.
+
+    KieloError where the family cannot have these together.
+    """
     model = recipe.model
     if model.weights is not None:
         model = families.read_hf_config(resolve_weights(model.weights))
-    tied = switches.get("tied", model.tie_word_embeddings)
-    model = model.model_copy(update=TINY | {"tie_word_embeddings": tied})
+    model = _tiny(model, switches.get("tied", model.tie_word_embeddings))
+    families.module(model.model_type, "count").check(model)
     return Subject(
         model,
         recipe.seed,
         mask_documents=switches.get("documents", recipe.dataset.mask_documents),
         z_loss=switches.get("z_loss", recipe.train.z_loss),
+        frozen=switches.get("frozen", False),
     )
+
+
+def _tiny(model: Model, tied: bool | None) -> Model:
+    """`model` with all that has a size made small; what is more than a size (wide heads, windows, scales) stays."""
+    sizes = TINY | _OF_FAMILY.get(model.model_type, {}) | {"tie_word_embeddings": tied}
+    if model.head_dim is not None and model.head_dim * model.num_attention_heads != model.hidden_size:
+        sizes["head_dim"] = 16
+    if model.sliding_window is not None:
+        sizes["sliding_window"] = WINDOW
+    if model.layer_types is not None:
+        kinds = sorted(set(model.layer_types))
+        sizes["layer_types"] = tuple(kinds[number % len(kinds)] for number in range(TINY["num_hidden_layers"]))
+    if model.query_pre_attn_scalar is not None:
+        sizes["query_pre_attn_scalar"] = 12.0  # another number than head_dim
+    return families.complete(model.model_copy(update=sizes), LENGTH)
 
 
 def step_arrays(of: Subject, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
@@ -89,13 +117,23 @@ def first_value(of: Subject, name: str, shape: Sequence[int]) -> Tensor:
     return value + seeded_normal(f"spread of {name}", shape, 0.1, of.seed) if len(shape) == 1 else value
 
 
+def freeze(of: Subject, model: nn.Module) -> None:
+    """In place; a stage's layers have the whole model's numbers."""
+    if not of.frozen:
+        return
+    ends = ("layers.0.", f"layers.{of.model.num_hidden_layers - 1}.")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not name.startswith("layers.") or name.startswith(ends))
+
+
 def train_plainly(of: Subject, steps: int) -> Outcome:
     """The truth: one process, the whole batch at once, torch's own cross-entropy, clipping and AdamW."""
     model = families.build_model(of.model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(first_value(of, name, parameter.shape))
-    named = dict(model.named_parameters())
+    freeze(of, model)
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     adamw = torch.optim.AdamW(
         [{"params": [p for p in named.values() if is_decayed(p)], "weight_decay": of.weight_decay},
          {"params": [p for p in named.values() if not is_decayed(p)], "weight_decay": 0.0}],
@@ -117,7 +155,7 @@ def train_plainly(of: Subject, steps: int) -> Outcome:
 
 def _plain_loss(model: nn.Module, of: Subject, step: int) -> Tensor:
     inputs, labels, documents = (None if a is None else torch.from_numpy(a) for a in step_arrays(of, step)[1:])
-    logits = model.head(model(inputs, documents))
+    logits = model.logits(model(inputs, documents))
     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=NOT_COUNTED)
     if of.z_loss:
         loss = loss + of.z_loss * logits.logsumexp(-1)[labels != NOT_COUNTED].square().mean()

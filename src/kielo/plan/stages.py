@@ -1,0 +1,151 @@
+"""Which layers each pipeline stage has, and which stages each pipeline rank: arithmetic, no torch.
+
+A stage's cost is its model FLOPs; the head counts with the last one, the look-up table costs nothing. Stages lie on
+ranks in a loop (rank r has r, r + p, …: Narayanan et al. 2021, arXiv:2104.04473) or in a V (rank r has r and
+2p - 1 - r: Qi et al. 2023, arXiv:2401.10241), so that a V's first and last stage share a rank.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from kielo.models.families import module
+from kielo.recipe.sections import Layout, Model
+
+
+class Schedule(NamedTuple):
+    """What follows from a schedule's name."""
+
+    stages_per_rank: int  # where the recipe does not say
+    is_v: bool
+    splits_backward: bool  # gradients of inputs first, those of weights later
+
+
+SCHEDULES = {
+    "gpipe": Schedule(1, False, False),
+    "1f1b": Schedule(1, False, False),
+    "interleaved_1f1b": Schedule(2, False, False),
+    "interleaved_zero_bubble": Schedule(2, False, True),
+    "zbv": Schedule(2, True, True),
+    "dualpipev": Schedule(2, True, True),
+}
+
+
+def num_stages(layout: Layout) -> int:
+    return layout.pipeline * (layout.pipeline_stages_per_rank or SCHEDULES[layout.pipeline_schedule].stages_per_rank)
+
+
+def layers_of_stages(model: Model, sequence_length: int, layout: Layout) -> tuple[int, ...]:
+    """Layers of each stage, as the recipe lists them or by cost; of a layout that `stage_complaints` has passed."""
+    if layout.pipeline == 1:
+        return (model.num_hidden_layers,)
+    if layout.pipeline_layers is not None:
+        return layout.pipeline_layers
+    count = module(model.model_type, "count")
+    head = 6 * model.vocab_size * model.hidden_size
+    layer = (count.flops_per_token(model, sequence_length) - head) / model.num_hidden_layers
+    return split_by_cost(model.num_hidden_layers, num_stages(layout), layer, head)
+
+
+def stage_complaints(model: Model, layout: Layout) -> Iterator[str]:
+    """What of the pipeline axis cannot run, whatever the number of micro-batches."""
+    if layout.pipeline == 1:
+        if layout.pipeline_layers is not None or layout.pipeline_stages_per_rank is not None:
+            yield "layout.pipeline_layers and layout.pipeline_stages_per_rank are for layout.pipeline of 2 or more"
+        return
+    schedule, stages = layout.pipeline_schedule, num_stages(layout)
+    usual, is_v, splits_backward = SCHEDULES[schedule]
+    given = layout.pipeline_stages_per_rank or usual
+    if (usual == 1 or is_v) and given != usual:
+        yield (
+            f"layout.pipeline_schedule = {schedule!r} has {usual} stage{'s' * (usual > 1)} on each rank, and "
+            f"layout.pipeline_stages_per_rank = {given}; what would work: {usual}, or interleaved_1f1b"
+        )
+    if usual > 1 and given < 2:
+        yield f"layout.pipeline_schedule = {schedule!r} needs layout.pipeline_stages_per_rank of 2 or more"
+    if splits_backward and layout.zero == 3:
+        yield (
+            f"layout.pipeline_schedule = {schedule!r} with layout.zero = 3 gives wrong gradients without an error in "
+            "torch 2.13; what would work: layout.zero = 1 or 2, or a schedule of 1f1b, interleaved_1f1b or gpipe"
+        )
+    if splits_backward and layout.recompute != "none":
+        yield (
+            f"layout.pipeline_schedule = {schedule!r} takes the backward pass apart, which recomputation (layout.recompute "
+            f"= {layout.recompute!r}) does not allow; what would work: layout.recompute = \"none\", or interleaved_1f1b"
+        )
+    layers = layout.pipeline_layers
+    total = model.num_hidden_layers
+    is_enough = total >= stages - 1
+    if not is_enough:
+        yield (
+            f"model.num_hidden_layers = {total} are too few for {stages} stages (layout.pipeline = {layout.pipeline} × "
+            f"{given} stages a rank), of which only the last may have none; what would work: at most {total + 1} stages"
+        )
+    elif layers is not None and (len(layers) != stages or sum(layers) != total or min(layers[:-1]) < 1 or layers[-1] < 0):
+        yield (
+            f"layout.pipeline_layers = {list(layers)}: {stages} stages need as many numbers, which make up "
+            f"model.num_hidden_layers = {total}, and only the last may be 0; what would work: "
+            f"{list(split_by_cost(total, stages, 1.0, 0.0))}, or leave the key out"
+        )
+
+
+def stages_of_rank(schedule: str, ranks: int, rank: int, stages_per_rank: int) -> tuple[int, ...]:
+    """The stages that pipeline rank `rank` of `ranks` has, in the order of the model."""
+    if SCHEDULES[schedule].is_v:
+        return rank, 2 * ranks - 1 - rank
+    return tuple(range(rank, ranks * stages_per_rank, ranks))
+
+
+def rank_of_each_stage(schedule: str, ranks: int, stages_per_rank: int) -> list[int]:
+    """The pipeline rank that has each stage, in the order of the model."""
+    owner = {
+        stage: rank for rank in range(ranks) for stage in stages_of_rank(schedule, ranks, rank, stages_per_rank)
+    }
+    return [owner[stage] for stage in range(len(owner))]
+
+
+def split_by_cost(num_layers: int, stages: int, layer_cost: float, head_cost: float) -> tuple[int, ...]:
+    """Layers of each stage, in order, such that the heaviest stage is as light as can be; at least one each but the last.
+
+    The last stage has the head, and may have no layer at all where the head outweighs one. Of equal splits the one
+    with fewer layers on later stages is taken, for they hold the logits too. Raises ValueError when there are fewer
+    layers than stages less one.
+    """
+    if num_layers < stages - 1 or stages < 1:
+        raise ValueError(f"{num_layers} layers do not make {stages} stages")
+    if stages == 1:
+        return (num_layers,)
+    best: tuple[float, tuple[int, ...]] | None = None
+    for last in range(min(num_layers - (stages - 1), -(-num_layers // stages)) + 1):
+        each, more = divmod(num_layers - last, stages - 1)
+        split = (each + 1,) * more + (each,) * (stages - 1 - more) + (last,)
+        heaviest = max(max(split[:-1]) * layer_cost, last * layer_cost + head_cost)
+        if best is None or heaviest < best[0]:
+            best = heaviest, split
+    return best[1]
+
+
+def layer_numbers(layers_of_stages: Sequence[int]) -> list[range]:
+    """The numbers of each stage's layers."""
+    starts = [sum(layers_of_stages[:stage]) for stage in range(len(layers_of_stages) + 1)]
+    return [range(start, stop) for start, stop in zip(starts, starts[1:])]
+
+
+def micro_batch_complaint(schedule: str, micro_batches: int, ranks: int, stages: int) -> str | None:
+    """Why torch's schedule cannot run so many micro-batches, with numbers that would work; None if it can."""
+    if schedule in ("1f1b", "dualpipev") and micro_batches < stages:
+        return (
+            f"{schedule} needs at least as many micro-batches a step as stages, and there are {micro_batches} for {stages}; "
+            f"what would work: {stages} micro-batches a step, by a smaller train.micro_batch_sequences or more tokens a step"
+        )
+    if schedule.startswith("interleaved") and not _makes_rounds(micro_batches, ranks):
+        below = next(number for number in range(micro_batches, 0, -1) if _makes_rounds(number, ranks))
+        above = next(number for number in range(micro_batches, 2 * micro_batches + 1) if _makes_rounds(number, ranks))
+        return (
+            f"{schedule} takes its micro-batches in equal rounds over layout.pipeline = {ranks} ranks, and "
+            f"{micro_batches} do not make them; what would work: {below} or {above} micro-batches a step"
+        )
+    return None
+
+
+def _makes_rounds(micro_batches: int, ranks: int) -> bool:
+    return micro_batches % max(1, micro_batches // ranks) == 0

@@ -1,0 +1,135 @@
+"""Stages: which rank has which, which layers each has, and that whatever cannot run is refused with what can."""
+
+import re
+from itertools import product
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.distributed.pipelining import schedules as torch_schedules
+
+from kielo.parallel.torch_pipelining import _CLASSES
+from kielo.plan.layout_check import layout_complaints
+from kielo.plan.stages import (
+    SCHEDULES,
+    layer_numbers,
+    layers_of_stages,
+    micro_batch_complaint,
+    num_stages,
+    rank_of_each_stage,
+    split_by_cost,
+    stage_complaints,
+    stages_of_rank,
+)
+from kielo.recipe.sections import Layout, Model
+
+MODEL = Model(
+    hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=4, head_dim=64,
+    vocab_size=32000, max_position_embeddings=1024,
+)  # fmt: skip
+
+
+def test_stages_lie_in_a_loop_or_in_a_v():
+    """Rank r has r, r + p, …, or r and 2p - 1 - r; and back again."""
+    assert [stages_of_rank("interleaved_1f1b", 3, rank, 2) for rank in range(3)] == [(0, 3), (1, 4), (2, 5)]
+    assert [stages_of_rank("zbv", 3, rank, 2) for rank in range(3)] == [(0, 5), (1, 4), (2, 3)]
+    assert rank_of_each_stage("1f1b", 3, 1) == [0, 1, 2]
+    assert rank_of_each_stage("interleaved_zero_bubble", 2, 3) == [0, 1, 0, 1, 0, 1]
+    assert rank_of_each_stage("dualpipev", 3, 2) == [0, 1, 2, 2, 1, 0]
+
+
+@pytest.mark.parametrize("head_cost", [0.0, 0.4, 1.0, 2.5, 7.0])
+def test_no_other_split_has_a_lighter_heaviest_stage(head_cost):
+    """Against every split there is, of up to nine layers over up to five stages."""
+
+    def heaviest(split: tuple[int, ...]) -> float:
+        return max(*split[:-1], split[-1] + head_cost)
+
+    for num_layers, stages in product(range(1, 10), range(2, 6)):
+        if num_layers < stages - 1:
+            with pytest.raises(ValueError, match=f"{num_layers} layers do not make {stages} stages"):
+                split_by_cost(num_layers, stages, 1.0, head_cost)
+            continue
+        found = split_by_cost(num_layers, stages, 1.0, head_cost)
+        assert len(found) == stages and sum(found) == num_layers and min(found[:-1]) >= 1
+        every = [split for split in product(range(num_layers + 1), repeat=stages) if sum(split) == num_layers]
+        best = min(heaviest(split) for split in every if min(split[:-1]) >= 1)
+        assert heaviest(found) == best
+
+
+def test_layers_are_split_by_flops():
+    """Attention counts by the sequence's length and the head by the vocabulary: by hand, and for the model at hand."""
+    assert layers_of_stages(MODEL, 1024, Layout()) == (8,)
+    assert layers_of_stages(MODEL, 1024, Layout(pipeline=2, pipeline_layers=(8, 0))) == (8, 0)
+    # A layer: 3.0M matrix parameters × 6 + attention 6 × 512 × 1024; the head: 16.4M × 6, as much as five layers.
+    assert layers_of_stages(MODEL, 1024, Layout(pipeline=2)) == (6, 2)
+    assert layers_of_stages(MODEL, 65536, Layout(pipeline=2)) == (4, 4)
+    small = MODEL.model_copy(update={"vocab_size": 100})
+    assert layers_of_stages(small, 1024, Layout(pipeline=2, pipeline_schedule="zbv")) == (2, 2, 2, 2)
+    assert layer_numbers((2, 1, 0)) == [range(0, 2), range(2, 3), range(3, 3)]
+
+
+INTERLEAVED = {"pipeline": 2, "pipeline_schedule": "interleaved_1f1b"}
+
+
+@pytest.mark.parametrize(
+    ("refused", "named", "works"),
+    [
+        ({"pipeline_layers": (8,)}, "for layout.pipeline of 2 or more", {"pipeline": 2, "pipeline_layers": (4, 4)}),
+        ({"pipeline_stages_per_rank": 2}, "for layout.pipeline of 2 or more", INTERLEAVED | {"pipeline_stages_per_rank": 2}),
+        ({"pipeline": 2, "pipeline_stages_per_rank": 2}, "'1f1b' has 1 stage on", INTERLEAVED | {"pipeline_stages_per_rank": 2}),
+        ({"pipeline": 2, "pipeline_schedule": "zbv", "pipeline_stages_per_rank": 3}, "2 stages on each rank", {"pipeline_stages_per_rank": 2}),
+        (INTERLEAVED | {"pipeline_stages_per_rank": 1}, "needs layout.pipeline_stages_per_rank of 2 or more", {"pipeline_stages_per_rank": 2}),
+        ({"pipeline": 2, "pipeline_schedule": "zbv", "zero": 3}, "wrong gradients", {"zero": 2}),
+        ({"pipeline": 2, "pipeline_schedule": "interleaved_zero_bubble", "zero": 3}, "wrong gradients", {"pipeline_schedule": "interleaved_1f1b"}),
+        ({"pipeline": 2, "pipeline_schedule": "dualpipev", "zero": 3}, "wrong gradients", {"pipeline_schedule": "1f1b"}),
+        ({"pipeline": 2, "pipeline_schedule": "zbv", "recompute": "full"}, "takes the backward pass apart", {"recompute": "none"}),
+        ({"pipeline": 2, "pipeline_layers": (8,)}, "what would work: [4, 4]", {"pipeline_layers": (4, 4)}),
+        ({"pipeline": 2, "pipeline_layers": (4, 5)}, "num_hidden_layers = 8", {"pipeline_layers": (4, 4)}),
+        ({"pipeline": 2, "pipeline_layers": (9, -1)}, "what would work: [4, 4]", {"pipeline_layers": (4, 4)}),
+        ({"pipeline": 2, "pipeline_layers": (0, 8)}, "only the last may be 0", {"pipeline_layers": (8, 0)}),
+        ({"pipeline": 4, "pipeline_layers": (8, 0, 0, 0)}, "what would work: [2, 2, 2, 2]", {"pipeline_layers": (2, 2, 2, 2)}),
+        ({"pipeline": 10}, "at most 9 stages", {"pipeline": 9}),
+        ({"pipeline": 5, "pipeline_schedule": "dualpipev"}, "at most 9 stages", {"pipeline": 4}),
+    ],
+)  # fmt: skip
+def test_what_cannot_run_is_refused_with_what_can(refused, named, works):
+    """Each complaint alone, by key; and its advice, followed, has no complaint."""
+    (complaint,) = layout_complaints(MODEL, 1024, Layout(**refused))
+    assert named in complaint
+    assert layout_complaints(MODEL, 1024, Layout(**(refused | works))) == []
+    assert list(stage_complaints(MODEL, Layout(**(refused | works)))) == []
+
+
+def torch_takes(name: str, micro_batches: int, ranks: int) -> bool:
+    """Does torch's own schedule say that it can run so many? Those of several stages are made and checked in full."""
+    layout = Layout(pipeline=ranks, pipeline_schedule=name)
+    stages = num_stages(layout)
+    numbers = stages_of_rank(name, ranks, 0, stages // ranks)
+    # What the makers of schedules read of a stage.
+    made = [
+        SimpleNamespace(
+            stage_index=number, num_stages=stages, group_size=ranks, group_rank=0, is_first=number == 0,
+            is_last=number == stages - 1, submod=torch.nn.Identity(), has_backward=True, group=None, device=torch.device("cpu"),
+        ) for number in numbers
+    ]  # fmt: skip
+    of_torch = getattr(torch_schedules, _CLASSES[name])
+    is_single = issubclass(of_torch, torch_schedules.PipelineScheduleSingle)
+    try:
+        of_torch(made[0] if is_single else made, n_microbatches=micro_batches, loss_fn=lambda *_: None)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_micro_batches_are_refused_where_torch_would(name):
+    """For every number of them and of ranks, before anything starts; the numbers that a complaint names do work."""
+    for ranks, micro_batches in product((2, 3, 4), range(1, 18)):
+        stages = num_stages(Layout(pipeline=ranks, pipeline_schedule=name))
+        complaint = micro_batch_complaint(name, micro_batches, ranks, stages)
+        assert (complaint is None) == torch_takes(name, micro_batches, ranks), (ranks, micro_batches, complaint)
+        if complaint:
+            named = [int(number) for number in re.findall(r"\d+", complaint.partition("what would work: ")[2])]
+            assert named and micro_batches not in named
+            assert all(micro_batch_complaint(name, number, ranks, stages) is None for number in named)

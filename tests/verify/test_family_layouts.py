@@ -1,0 +1,90 @@
+"""Every family and variant over two ranks, along each axis, and in the night over all layouts, against one process."""
+
+import copy
+import logging
+
+import pytest
+from transformers import AutoConfig
+
+from kielo.models import families
+from kielo.parallel.mesh import Mesh
+from kielo.parallel.world import start_world
+from kielo.recipe.read import read_recipe
+from kielo.recipe.sections import Recipe
+from kielo.verify.layouts import BARS, verify_layouts
+from kielo.verify.layouts_cases import Case
+from kielo.verify.layouts_rank import compare
+from kielo.verify.layouts_subject import Outcome, subject, train_plainly
+from kielo.verify.layouts_table import verdict
+from tests.models.tiny_configs import TINY
+from tests.ranks import run_ranks
+
+STEPS = 2  # the second shows what the first one's weights became
+
+# Variant → case → how far loss, norm, gradients and weights are off, and where.
+Found = dict[str, dict[str, dict[str, dict]]]
+
+
+def recipe_of(variant: str, folder) -> Recipe:
+    given = copy.deepcopy(TINY[variant])
+    AutoConfig.for_model(given.pop("model_type"), **given).save_pretrained(folder)
+    return read_recipe("demo_estonian").recipe.model_copy(update={"model": families.read_hf_config(folder)})
+
+
+def cases_of(number: int, is_first: bool) -> list[Case]:
+    """Tensor and pipeline for every variant, both ways of context for the first of each kind; the rest in turn."""
+    is_even = number % 2 == 0
+    contexts = [
+        Case({"context": 2}, switches={"documents": is_even}),
+        Case({"context": 2, "context_attention": "ulysses"}, switches={"documents": not is_even}),
+    ]
+    return [
+        Case({"tensor": 2, "sequence_parallel": number % 3 != 1}, switches={"documents": not is_even}),
+        Case({"pipeline": 2, "pipeline_schedule": "1f1b" if is_even else "zbv"}, 4, {"documents": is_even}),
+        *(contexts if is_first else [contexts[number // 2 % 2]]),
+        *([Case({"shard": 2, "zero": 3}, 2, {"documents": is_even})] if number % 3 == 0 else ()),
+    ]
+
+
+def on_rank(recipes: dict[str, Recipe]) -> Found:
+    """One start of ranks for all: the first DTensor operations of a process take as long as all others."""
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    world, meshes = start_world(60, "cpu"), dict[tuple[int, ...], Mesh]()
+    found: Found = {}
+    for number, (variant, recipe) in enumerate(recipes.items()):
+        truths: dict[bool, Outcome] = {}
+        found[variant] = {}
+        for case in cases_of(number, is_first=variant in families.FAMILIES):
+            try:
+                of = subject(recipe, case.switches)
+                if of.mask_documents not in truths:
+                    truths[of.mask_documents] = train_plainly(of, STEPS)
+                truth = truths[of.mask_documents]
+                found[variant][case.name] = compare(recipe, case, STEPS, world, meshes, truth)
+            except Exception as error:
+                raise RuntimeError(f"{variant}: {case.name}") from error
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> Found:
+    recipes = {variant: recipe_of(variant, tmp_path_factory.mktemp("config")) for variant in TINY}
+    return run_ranks(on_rank, 2, recipes, timeout_seconds=400)[0]
+
+
+@pytest.mark.parametrize("variant", TINY)
+def test_two_ranks_train_as_one(found: Found, variant: str) -> None:
+    """Windows, ALiBi, learned positions, caps, biases and norms hold along tensor, context (both attentions), pipeline and
+    shard: losses, norms, gradients and weights within the bars of `kielo verify layouts`.
+    """
+    for case, difference in found[variant].items():
+        for what, bar in BARS.items():
+            assert difference[what]["value"] <= bar, (case, what, difference[what])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("model_type", families.FAMILIES)
+def test_every_layout_of_every_family(model_type: str, tmp_path) -> None:
+    """`kielo verify layouts` passes for each kind of model, in all cases that there are."""
+    certificate = verify_layouts(recipe_of(model_type, tmp_path), tmp_path, steps=4)
+    assert certificate["passed"] and certificate["all_cases"], verdict(certificate)
