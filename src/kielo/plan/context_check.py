@@ -5,8 +5,13 @@ import math
 from kielo.recipe.sections import Layout, Model
 
 
-def check_context(model: Model, sequence_length: int, layout: Layout) -> list[str]:
-    """What stands in the way of `layout.context`, each complaint with numbers that would work; [] if nothing."""
+def check_context(
+    model: Model, sequence_length: int, layout: Layout, length_key: str = "dataset.sequence_length"
+) -> list[str]:
+    """What stands in the way of `layout.context`, each complaint with numbers that would work; [] if nothing.
+
+    length_key: what the recipe calls `sequence_length`.
+    """
     ranks = layout.context
     if ranks == 1:
         return []
@@ -14,7 +19,7 @@ def check_context(model: Model, sequence_length: int, layout: Layout) -> list[st
     if sequence_length % (2 * ranks):
         sizes = [size for size in range(1, ranks) if size == 1 or sequence_length % (2 * size) == 0]
         complaints.append(
-            f"dataset.sequence_length = {sequence_length} does not split into 2 × layout.context = {2 * ranks} equal "
+            f"{length_key} = {sequence_length} does not split into 2 × layout.context = {2 * ranks} equal "
             f"blocks; what would work: sequence_length {_listed(lengths_that_split(sequence_length, ranks))}, or "
             f"layout.context {_listed(sizes)}"
         )

@@ -1,0 +1,357 @@
+"""How well the planner tells what published runs reached, and the fit of its constants to them.
+
+    python benchmarks/planner.py                                  # the shipped constants on the committed table
+    python benchmarks/planner.py --runs FILE.csv --json           # another table with the same columns
+    python benchmarks/planner.py --fit                            # fit again, cross-validate, write the card and the tables
+
+--fit writes the constants to the shipped card, the score to results/planner.json and its tables to docs/planning.md.
+
+Errors are |predicted / published - 1| in seconds a step (or tokens a second): a family's figure is the median of its rows,
+the summary's are the median and the 90th percentile over families. Mixtures of experts and rows without a complete layout
+stand apart. One thread; no randomness.
+"""
+
+import argparse
+import json
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, members, read_card
+from kielo.plan.fit import fit
+from kielo.plan.interval import interval, spread
+from kielo.plan.memory import memory_bytes, usable_bytes
+from kielo.plan.published_runs import PublishedRun, read_published_runs
+from kielo.plan.ranking import agreeing_pairs, regret
+from kielo.plan.step_time import step_seconds
+from kielo.plan.workload import Workload
+
+HERE = Path(__file__).resolve().parent
+CARD = HERE.parent / "src" / "kielo" / "cards" / "efficiency" / "published_runs.toml"
+DOCUMENT = HERE.parent / "docs" / "planning.md"
+SWEEPS = ("vtrain-3.6", "vtrain-39.1", "aa-13B", "aa-65B", "bs-a100")
+GIB = 2**30
+
+
+def main() -> None:
+    options = _options()
+    runs = read_published_runs(options.runs)
+    timed = one_time_each(runs)
+    scored = [run for run in timed if is_scored(run)]
+    if options.fit or options.cross_validate:
+        efficiency = fit(*columns(scored))
+        left_out = left_out_seconds(scored, efficiency)
+        figures = spread(np.log(columns(scored)[1] / left_out), [run.family for run in scored])
+        if options.fit:
+            CARD.write_text(card_text(efficiency, figures, _CARD_HEADER), encoding="utf-8")
+            efficiency, figures = read_card(CARD)  # as everybody will
+    else:
+        (efficiency, figures), left_out = fitted(), None
+    result = score(scored, efficiency)
+    if left_out is not None:
+        result["cross_validation"] = cross_validation(scored, left_out)
+        rows = _rows(scored, columns(scored)[1], left_out_seconds(scored, efficiency, by_project=True))
+        result["projects_left_out"] = _summary(rows)
+    result["without_engine_profiles"] = without_engine_profiles(scored)["summary"]
+    result["apart"] = {name: _summary(rows) for name, rows in apart(timed, efficiency).items()}
+    result["not_predicted"] = not_predicted(runs)
+    result["sweeps"] = sweeps(scored, efficiency)
+    result["memory"] = memory(runs)
+    result["interval"] = figures
+    if options.fit:
+        kept = {name: value for name, value in result.items() if name != "rows"}
+        (HERE / "results" / "planner.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        put_tables(DOCUMENT, tables(result, efficiency))
+    print(json.dumps(result, indent=1) if options.json else text(result))
+
+
+def one_time_each(runs: Iterable[PublishedRun]) -> list[PublishedRun]:
+    """The figure of each run that tells its seconds: as printed, or computed from TFLOP/s of a stated convention."""
+    best: dict[str, PublishedRun] = {}
+    for run in runs:
+        name = run.name.split("#")[0]
+        if run.seconds and (name not in best or (best[name].converted and not run.converted)):
+            best[name] = run
+    return list(best.values())
+
+
+def is_scored(run: PublishedRun) -> bool:
+    """A dense model of the usual kind with a complete layout, from a row that its reader does not doubt."""
+    return not run.missing and run.trust != "C" and "NON-standard" not in run.notes
+
+
+def columns(runs: list[PublishedRun]) -> tuple[Workload, np.ndarray, list[str]]:
+    """(workload, seconds [n], families)."""
+    work = Workload.of([run.columns for run in runs])
+    return work, np.array([run.seconds for run in runs]), [run.family for run in runs]
+
+
+def score(runs: list[PublishedRun], efficiency: Efficiency) -> dict[str, Any]:
+    """{rows, families, summary} of predictions."""
+    if not runs:
+        return {"rows": [], "families": {}, "summary": {"rows": 0, "families": 0}}
+    work, seconds, _ = columns(runs)
+    rows = _rows(runs, seconds, step_seconds(work, efficiency).total)
+    return {"rows": rows, "families": _families(rows), "summary": _summary(rows)}
+
+
+def left_out_seconds(runs: list[PublishedRun], start: Efficiency, by_project: bool = False) -> np.ndarray:
+    """Predictions of each family by constants fitted without it, or without any of its project's (the first word)."""
+    work, seconds, families = columns(runs)
+    groups = np.array([family.split("-")[0] if by_project else family for family in families])
+    names, predicted = np.array(families), np.zeros(len(runs))
+    for group in sorted(set(groups)):
+        rest = groups != group
+        constants = fit(work.take(rest), seconds[rest], list(names[rest]), start)
+        predicted[~rest] = step_seconds(work.take(~rest), constants).total
+    return predicted
+
+
+def cross_validation(runs: list[PublishedRun], left_out: np.ndarray) -> dict[str, Any]:
+    """The score of families left out, and how many of their rows an interval holds that other families' errors make."""
+    _, seconds, families = columns(runs)
+    rows, names = _rows(runs, seconds, left_out), np.array(families)
+    inside = {}
+    for family in sorted(set(families)):
+        rest = names != family
+        low, high = interval(left_out[~rest], spread(np.log(seconds[rest] / left_out[rest]), list(names[rest])))
+        inside[family] = float(((low <= seconds[~rest]) & (seconds[~rest] <= high)).mean())
+    return {
+        "summary": _summary(rows), "families": _families(rows),
+        "interval_coverage": statistics.mean(inside.values()),
+    }  # fmt: skip
+
+
+def without_engine_profiles(runs: list[PublishedRun]) -> dict[str, Any]:
+    """The score of constants fitted as if there were one engine."""
+    work, seconds, families = columns(runs)
+    one = replace(work, engine=np.zeros(len(work)))
+    return {"summary": _summary(_rows(runs, seconds, step_seconds(one, fit(one, seconds, families)).total))}
+
+
+def apart(timed: list[PublishedRun], efficiency: Efficiency) -> dict[str, list[dict[str, Any]]]:
+    """Rows that the summary leaves out and that can be predicted all the same, by why."""
+    groups: dict[str, list[PublishedRun]] = defaultdict(list)
+    for run in timed:
+        if not is_scored(run):
+            why = "layout incomplete" if run.missing else "doubted" if run.trust == "C" else "another kind of model"
+            groups[why].append(run)
+    return {why: score(runs, efficiency)["rows"] for why, runs in groups.items()}
+
+
+def not_predicted(runs: list[PublishedRun]) -> dict[str, int]:
+    """Runs with a time that have no prediction, by why."""
+    found: dict[str, set[str]] = {"mixtures of experts": set(), "shape or machine incomplete": set()}
+    for run in runs:
+        if run.columns is None and run.metric in ("sec_per_step", "tokens_per_s_per_gpu", "tflops_per_gpu"):
+            why = "mixtures of experts" if run.is_moe else "shape or machine incomplete"
+            found[why].add(run.name.split("#")[0])
+    return {why: len(names) for why, names in found.items()}
+
+
+def sweeps(runs: list[PublishedRun], efficiency: Efficiency) -> dict[str, dict[str, float]]:
+    """Of each sweep: Kendall's τ over the pairs of one model, machine and batch, and the regret of the planner's choice
+    among those that its memory model lets in.
+    """
+    found = {}
+    for family in SWEEPS:
+        groups: dict[tuple, list[PublishedRun]] = defaultdict(list)
+        for run in runs:
+            if run.family == family:
+                groups[_question(run)].append(run)
+        agreeing, pairs, regrets = 0.0, 0, []
+        for group in groups.values():
+            work, seconds, _ = columns(group)
+            rate = work.tokens_per_step / work.devices
+            predicted, measured = rate / step_seconds(work, efficiency).total, rate / seconds
+            more, of = agreeing_pairs(predicted, measured)
+            agreeing, pairs = agreeing + more, pairs + of
+            if len(group) >= 5:
+                fits = _fits(group)
+                regrets.append(regret(np.where(fits, predicted, predicted * 1e-3), measured))
+        if pairs:
+            found[family] = {"kendall_tau": agreeing / pairs, "regret": max(regrets, default=0.0), "rows": len(runs)}
+            found[family]["rows"] = sum(len(group) for group in groups.values())
+    return found
+
+
+def _question(run: PublishedRun) -> tuple:
+    """What a person holds fixed while choosing a layout: model, machine, batch; and the day, where software changed."""
+    values = run.columns
+    devices = values["tensor"] * values["pipeline"] * values["data"]
+    batch = values["data"] * values["micro_batch"] * values["micro_batches"]
+    day = re.search(r"dated (\S+)[;]", run.notes)
+    fixed = (values["layers"], values["hidden"], values["heads"], values["sequence"], devices)
+    return fixed + ((day.group(1), round(batch / 64)) if day else ())
+
+
+def _fits(runs: list[PublishedRun]) -> np.ndarray:
+    peak = memory_bytes(Workload.of([run.columns for run in runs])).peak("reserved")
+    return peak <= usable_bytes(np.array([run.card.memory_bytes for run in runs]))
+
+
+def memory(runs: list[PublishedRun]) -> dict[str, Any]:
+    """Verdicts on rows that fit or did not; static and peak GiB against the same kind of figure."""
+    known = [run for run in runs if run.columns is not None and run.card.memory_bytes and "offload" not in run.missing]
+    verdicts = [run for run in known if run.metric in ("fits", "oom")]
+    right = np.array([run.metric == "fits" for run in verdicts]) == _fits(verdicts) if verdicts else np.array([])
+    peaks: dict[str, list[dict[str, Any]]] = {"static": [], "peak": []}
+    for run in known:
+        kind = memory_kind(run.notes)
+        if run.metric != "mem_gib_per_gpu" or kind == "analytic" or run.missing or run.trust == "C":
+            continue
+        bytes_ = memory_bytes(Workload.of([run.columns]))
+        predicted = float((bytes_.static if kind == "static" else bytes_.peak(kind))[0]) / GIB
+        peaks["static" if kind == "static" else "peak"].append(_row(run, run.value, predicted) | {"kind": kind})
+    return {
+        "verdicts": len(verdicts),
+        "verdicts_right": float(right.mean()) if len(right) else None,
+        "wrong": [f"{run.name} {run.metric}" for run, is_right in zip(verdicts, right) if not is_right],
+        "static": [row | {"error": row["predicted"] / row["published"] - 1} for row in peaks["static"]],
+        "peak": _summary(peaks["peak"]) | {"by_family": _families(peaks["peak"])},
+    }
+
+
+def memory_kind(notes: str) -> str:
+    """What a row's GiB are, by its notes: static, analytic, or as `memory.Kind`."""
+    words = (
+        (r"STATIC|= static state", "static"), (r"ANALYTIC", "analytic"), (r"nvidia-smi", "device"),
+        (r"reserved|% of 95", "reserved"),
+    )  # fmt: skip
+    return next((kind for word, kind in words if re.search(word, notes)), "allocated")
+
+
+def _rows(runs: list[PublishedRun], seconds: np.ndarray, predicted: np.ndarray) -> list[dict[str, Any]]:
+    return [_row(run, float(s), float(p)) for run, s, p in zip(runs, seconds, predicted)]
+
+
+def _row(run: PublishedRun, published: float, predicted: float) -> dict[str, Any]:
+    error = abs(predicted / published - 1)
+    return {"row": run.name, "family": run.family, "published": published, "predicted": predicted, "error": error}
+
+
+def _families(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    errors = defaultdict(list)
+    for row in rows:
+        errors[row["family"]].append(row["error"])
+    return {f: {"rows": len(e), "median_absolute_error": statistics.median(e)} for f, e in sorted(errors.items())}
+
+
+def _summary(rows: list[dict[str, Any]]) -> dict[str, float]:
+    figures = [family["median_absolute_error"] for family in _families(rows).values()]
+    if not figures:
+        return {"rows": 0, "families": 0}
+    return {
+        "rows": len(rows),
+        "families": len(figures),
+        "median_absolute_error": float(np.median(figures)),
+        "p90_absolute_error": float(np.quantile(figures, 0.9)),
+    }
+
+
+def text(result: dict[str, Any]) -> str:
+    """The tables for people."""
+    lines = [f"{'row':74} {'published':>10} {'predicted':>10} {'error':>7}   seconds a step"]
+    for row in result["rows"]:
+        name = row["row"].split("#")[0][:74]
+        lines.append(f"{name:74} {row['published']:10.3f} {row['predicted']:10.3f} {row['error']:7.1%}")
+    lines += ["", f"{'family':26} {'rows':>5} {'median error':>13} {'left out':>10}"]
+    left_out = result.get("cross_validation", {}).get("families", {})
+    for name, family in result["families"].items():
+        other = f"{left_out[name]['median_absolute_error']:10.1%}" if name in left_out else " " * 10
+        lines.append(f"{name:26} {family['rows']:5} {family['median_absolute_error']:13.1%} {other}")
+    summaries = {"summary": result["summary"], "without engine profiles": result["without_engine_profiles"]}
+    if left_out:
+        summaries["each family left out"] = result["cross_validation"]["summary"]
+        summaries["each project left out"] = result["projects_left_out"]
+    summaries |= {f"apart: {why}": summary for why, summary in result["apart"].items()}
+    lines += ["", f"{'':32} {'rows':>5} {'families':>9} {'median':>8} {'p90':>8}"]
+    for name, summary in summaries.items():
+        if summary["rows"]:
+            errors = f"{summary['median_absolute_error']:8.1%} {summary['p90_absolute_error']:8.1%}"
+            lines.append(f"{name:32} {summary['rows']:5} {summary['families']:9} {errors}")
+    lines += [f"not predicted: {count} {why}" for why, count in result["not_predicted"].items() if count]
+    if left_out:
+        lines.append(f"an 80 % interval holds {result['cross_validation']['interval_coverage']:.0%} of left-out families' rows")
+    lines += ["", f"{'sweep':14} {'rows':>5} {'Kendall tau':>12} {'regret':>8}"]
+    for name, sweep in result["sweeps"].items():
+        lines.append(f"{name:14} {sweep['rows']:5} {sweep['kendall_tau']:12.2f} {sweep['regret']:8.1%}")
+    memory_ = result["memory"]
+    if memory_["verdicts"]:
+        lines += ["", f"memory: {memory_['verdicts_right']:.1%} of {memory_['verdicts']} rows that fit or do not are told right"]
+        lines += [f"    wrong: {name}" for name in memory_["wrong"]]
+    lines += [f"    static {row['error']:+.1%}: {row['row']}" for row in memory_["static"]]
+    if memory_["peak"]["rows"]:
+        lines.append(f"    peak: median error {memory_['peak']['median_absolute_error']:.1%} over families")
+    return "\n".join(lines)
+
+
+def tables(result: dict[str, Any], efficiency: Efficiency) -> dict[str, str]:
+    """Markdown by the name of its place in the document."""
+    left_out = result["cross_validation"]
+    rows = {
+        "all constants": result["summary"],
+        "without engine profiles": result["without_engine_profiles"],
+        "each family left out": left_out["summary"],
+        "each project left out": result["projects_left_out"],
+    } | {f"apart: {why}" : summary for why, summary in result["apart"].items()}
+    summary = ["| | rows | families | median error | 90th percentile |", "|---|--:|--:|--:|--:|"]
+    summary += [
+        f"| {name} | {row['rows']} | {row['families']} | {row['median_absolute_error']:.1%} | {row['p90_absolute_error']:.1%} |"
+        for name, row in rows.items() if row["rows"]
+    ]  # fmt: skip
+    counts = " and ".join(f"{count} runs ({why})" for why, count in result["not_predicted"].items())
+    summary += ["", f"Not predicted: {counts}. The 80 % interval holds {left_out['interval_coverage']:.0%} of the rows of families left out."]
+    families = ["| family | rows | median error | left out |", "|---|--:|--:|--:|"]
+    families += [
+        f"| {name} | {row['rows']} | {row['median_absolute_error']:.1%} | "
+        f"{left_out['families'][name]['median_absolute_error']:.1%} |"
+        for name, row in result["families"].items()
+    ]
+    sweep_rows = ["| sweep | rows | Kendall's τ | largest regret |", "|---|--:|--:|--:|"]
+    sweep_rows += [
+        f"| {name} | {row['rows']} | {row['kendall_tau']:.2f} | {row['regret']:.1%} |" for name, row in result["sweeps"].items()
+    ]
+    constants = ["| constant | value | meaning |", "|---|---|---|"]
+    for name, constant in CONSTANTS.items():
+        values = ", ".join(
+            f"{value:.3g}" if member == "all" else f"{member} {value:.3g}"
+            for member, value in zip(members(name), efficiency.values[name])
+        )
+        constants.append(f"| `{name}` | {values} | {constant.meaning} |")
+    return {
+        "summary": "\n".join(summary), "families": "\n".join(families), "sweeps": "\n".join(sweep_rows),
+        "constants": "\n".join(constants),
+    }  # fmt: skip
+
+
+def put_tables(document: Path, found: dict[str, str]) -> None:
+    """Between `<!-- NAME -->` and `<!-- end -->`."""
+    content = document.read_text(encoding="utf-8")
+    for name, table in found.items():
+        content = re.sub(rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m, t=table: f"{m[1]}{t}\n{m[2]}", content, flags=re.DOTALL)
+    document.write_text(content, encoding="utf-8")
+
+
+_CARD_HEADER = """What machines and engines reach: fitted on benchmarks/published_runs.csv.
+Written by `python benchmarks/planner.py --fit`; docs/planning.md explains each constant. Do not edit by hand.
+An architecture or engine without published runs keeps the value that the fit starts from."""
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", default=HERE / "published_runs.csv", help="a CSV with the committed table's columns")
+    parser.add_argument("--json", action="store_true", help="all figures as JSON")
+    parser.add_argument("--fit", action="store_true", help="fit the constants to --runs and write the shipped card")
+    parser.add_argument("--cross-validate", action="store_true", help="fit to --runs and predict each family without it")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""What the planner says to the questions that people asked of LUMI and H100 clusters, beside what they measured.
+
+    python benchmarks/planner_questions.py
+
+140B on LUMI (CSC's blog post on scaling to thousands of MI250X): 161.2 TFLOP/s a module at 48 nodes and 80 % of that at 768;
+172B on H100 (LLM-jp): 400 TFLOP/s in bf16 and 545 to 553 with FP8; 70B on LUMI: does TP8 × PP4 fit 4 nodes, and is it
+faster than TP8 × PP8? Shapes and conventions that the texts leave open are varied, and each line says which it took.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from kielo.plan.efficiency import ENGINES, fitted
+from kielo.plan.interval import interval
+from kielo.plan.memory import memory_bytes, usable_bytes
+from kielo.plan.step_time import step_seconds
+from kielo.plan.workload import ATTENTION_KERNELS, RECIPES, Workload, machine_columns
+from kielo.recipe.cards import accelerator, cluster
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Question:
+    """One training by Megatron's rules: ZeRO-1, bf16 weights, `engine` as in the table of published runs."""
+
+    model: dict[str, Any]
+    machine: str
+    devices: int
+    tensor: int
+    pipeline: int
+    batch: int
+    engine: str
+    chunks: int = 1
+    recompute: bool = False
+    kernel: str = "flash"
+    recipe: str = "bf16"
+    sequence_parallel: bool = True
+    gradient_bytes: int = 4
+
+    def workload(self) -> Workload:
+        site = cluster(self.machine)
+        card = accelerator(site.accelerator)
+        data = self.devices // (self.tensor * self.pipeline)
+        layout = {
+            "tensor": self.tensor, "pipeline": self.pipeline, "chunks": self.chunks, "context": 1, "data": data,
+            "shard": data, "zero": 1, "sequence_parallel": float(self.sequence_parallel), "micro_batch": 1,
+            "micro_batches": self.batch // data, "layers_again": float(self.recompute), "attention_again": 0.0,
+            "operators_again": 0.0, "splits_backward": 0.0, "weight_bytes": 2, "gradient_bytes": self.gradient_bytes,
+            "optimiser_bytes": 12, "dropout": 0.0, "unfused_norms": 0.0, "whole_logits": 0.0, "tied": 0.0,
+            "recipe": RECIPES.index(self.recipe), "kernel": ATTENTION_KERNELS.index(self.kernel),
+            "engine": ENGINES.index(self.engine),
+        }  # fmt: skip
+        network = site.network_gbit_per_second_per_node * 1e9 / 8
+        return Workload.of([self.model | layout | machine_columns(card, network, site.devices_per_node, self.recipe)])
+
+    def answer(self) -> dict[str, float]:
+        """Seconds a step, TFLOP/s a device (model FLOPs, attention counted in full), GiB of the fullest device."""
+        work = self.workload()
+        efficiency, figures = fitted()
+        seconds = step_seconds(work, efficiency)
+        low, high = interval(seconds.total, figures)
+        weights = work.layers * work.layer_parameters + work.vocabulary * work.hidden
+        scores = work.layers * work.heads * work.head_dim * work.sequence
+        flops = (6 * weights + 12 * scores) * work.tokens_per_step / work.devices
+        peak = memory_bytes(work).peak("reserved")
+        usable = usable_bytes(accelerator(cluster(self.machine).accelerator).memory_bytes)
+        return {
+            "seconds": float(seconds.total[0]), "low": float(low[0]), "high": float(high[0]),
+            "tflops": float((flops / seconds.total)[0]) / 1e12,
+            "tokens_per_second": float((work.tokens_per_step / seconds.total)[0]),
+            "bubble": float((seconds.bubble / seconds.total)[0]), "gib": float(peak[0]) / GIB,
+            "fits": float(peak[0] <= usable),
+        }  # fmt: skip
+
+
+def model(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, gated: bool, vocabulary: int, sequence: int) -> dict:
+    return {
+        "layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "head_dim": hidden / heads, "ffn": ffn,
+        "mlp_matrices": 3 if gated else 2, "vocabulary": vocabulary, "sequence": sequence,
+    }  # fmt: skip
+
+
+BLOG_140B = model(80, 12288, 96, 96, 49152, False, 131072, 5120)
+LLMJP_172B = model(96, 12288, 96, 16, 38464, True, 99584, 4096)
+LLAMA_70B = model(80, 8192, 64, 8, 28672, True, 128256, 4096)
+
+
+def main() -> None:
+    print("140B on LUMI, TP8 PP8, micro-batch 1, batch 768 (measured: 161.2 a module at 48 nodes, 80 % at 768)")
+    for kernel, recompute in (("flash", False), ("flash", True), ("fused_softmax", False)):
+        for chunks in (1, 2, 5):
+            few, many = (
+                Question(BLOG_140B, "lumi_g", nodes * 8, 8, 8, 768, "megatron_deepspeed", chunks, recompute, kernel).answer()
+                for nodes in (48, 768)
+            )
+            hardware = 4 / 3 if recompute else 1.0
+            print(
+                f"  {kernel:13} recompute {'full' if recompute else 'none':4} chunks {chunks}: {2 * few['tflops']:5.1f} model "
+                f"({2 * few['tflops'] * hardware:5.1f} hardware) TFLOP/s a module at 48 nodes, {few['gib']:.0f} GiB; "
+                f"{many['tflops'] / few['tflops']:.0%} at 768, bubble {many['bubble']:.0%}"
+            )
+    weak = [Question(BLOG_140B, "lumi_g", n * 8, 8, 8, n * 16, "megatron_deepspeed").answer() for n in (48, 192, 768)]
+    print("  weak scaling, 48, 192, 768 nodes: " + ", ".join(f"{2 * answer['tflops']:.1f}" for answer in weak))
+    print("172B on H100, TP4 PP16, 512 devices, batch 1728 (measured: 400 in bf16, 545 to 553 with FP8)")
+    for recipe in ("bf16", "fp8"):
+        for chunks in (1, 2, 6):
+            answer = Question(LLMJP_172B, "dgx_h100", 512, 4, 16, 1728, "megatron_te", chunks, recipe=recipe).answer()
+            print(f"  {recipe} chunks {chunks}: {answer['tflops']:.0f} TFLOP/s, bubble {answer['bubble']:.0%}, {answer['gib']:.0f} GiB")
+    print("Llama 70B on LUMI, sequence 4096, micro-batch 1")
+    for nodes, batch in ((4, 64), (16, 256), (128, 1024)):
+        for pipeline in (4, 8):
+            if nodes * 8 % (8 * pipeline):
+                continue
+            for recompute in (False, True):
+                question = Question(LLAMA_70B, "lumi_g", nodes * 8, 8, pipeline, batch, "megatron_te", recompute=recompute)
+                answer = question.answer()
+                print(
+                    f"  {nodes:3} nodes TP8 PP{pipeline} recompute {'full' if recompute else 'none':4} batch {batch}: "
+                    f"{answer['gib']:.0f} GiB ({'fits' if answer['fits'] else 'does not fit'}), "
+                    f"{answer['tokens_per_second']:.0f} tokens/s, bubble {answer['bubble']:.0%}"
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Layouts of one recipe on one machine, as rows of a `Workload`: the way from Kielo's words to the planner's columns."""
+
+from typing import Any
+
+from kielo.plan.efficiency import ENGINES
+from kielo.plan.stages import SCHEDULES
+from kielo.plan.workload import ATTENTION_KERNELS, RECIPES, machine_columns
+from kielo.recipe.cards import Accelerator, Cluster
+from kielo.recipe.sections import Layout, Model
+
+_RECOMPUTE = {  # Kielo's word → shares of (layers, attention, operators) computed anew
+    "none": (0.0, 0.0, 0.0), "attention": (0.0, 1.0, 0.0), "operators": (0.0, 0.0, 1.0), "full": (1.0, 0.0, 0.0),
+}  # fmt: skip
+
+
+def candidate_columns(
+    model: Model,
+    layout: Layout,
+    card: Accelerator,
+    cluster: Cluster,
+    *,
+    sequence_length: int,
+    micro_batch: int,
+    micro_batches: int,
+    recipe: str = "bf16",
+) -> dict[str, Any]:
+    """A row for `Workload.of`, of a complete `model` trained by Kielo (FSDP2, fp32 weights and moments).
+
+    `layout.shard` is a number here, not 0. Raises KieloError when the card has no peak of `recipe`.
+    """
+    schedule = SCHEDULES[layout.pipeline_schedule]
+    layers_again, attention_again, operators_again = _RECOMPUTE[layout.recompute]
+    ranks = layout.shard * layout.context
+    return {
+        "layers": model.num_hidden_layers, "hidden": model.hidden_size, "heads": model.num_attention_heads,
+        "kv_heads": model.num_key_value_heads, "head_dim": model.head_dim, "ffn": model.intermediate_size,
+        "mlp_matrices": 2 if model.model_type in ("gpt2", "opt", "gpt_neox", "bloom") else 3,
+        "vocabulary": model.vocab_rows, "sequence": sequence_length,
+        "tensor": layout.tensor, "pipeline": layout.pipeline, "context": layout.context,
+        "chunks": (layout.pipeline_stages_per_rank or schedule.stages_per_rank) if layout.pipeline > 1 else 1,
+        "data": layout.replicate * layout.shard, "shard": ranks, "zero": layout.zero,
+        "sequence_parallel": float(layout.sequence_parallel and layout.tensor > 1),
+        "micro_batch": micro_batch, "micro_batches": micro_batches,
+        "layers_again": layers_again / layout.recompute_every_layers,
+        "attention_again": attention_again, "operators_again": operators_again,
+        "splits_backward": float(schedule.splits_backward and layout.pipeline > 1),
+        "weight_bytes": 4, "gradient_bytes": 4, "optimiser_bytes": 8,
+        "dropout": 0.0, "unfused_norms": 0.0, "whole_logits": 0.0, "tied": float(model.tie_word_embeddings),
+        "recipe": RECIPES.index(recipe), "kernel": ATTENTION_KERNELS.index("flash"), "engine": ENGINES.index("fsdp"),
+    } | machine_columns(
+        card, cluster.network_gbit_per_second_per_node * 1e9 / 8, cluster.devices_per_node, recipe
+    )  # fmt: skip

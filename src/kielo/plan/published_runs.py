@@ -1,0 +1,252 @@
+"""Published training runs, read from a table: what was trained, on what, how fast; no torch.
+
+The table's columns are those of benchmarks/published_runs.csv. What a row leaves out is filled in as its engine does by
+default, and a row that leaves out what cannot be guessed is marked.
+"""
+
+import csv
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kielo.plan.efficiency import ENGINES
+from kielo.plan.workload import ATTENTION_KERNELS, RECIPES, Workload, machine_columns
+from kielo.recipe.cards import Accelerator, accelerator, accelerators
+from kielo.recipe.errors import KieloError
+
+# The table's word for a GPU → a card, where they differ.
+_CARDS = {"gh200": "gh200_96", "a800_80": "a100_80"}
+_USUAL_ZERO = {"megatron_te": "zero1", "megatron_deepspeed": "zero1", "fsdp": "fsdp", "unfused": "0"}
+# Which of the four engine profiles a framework's name stands for: the first that it contains.
+_ENGINE_WORDS = (
+    ("Megatron-LM (2020", "unfused"), ("Megatron-LM (2021", "unfused"), ("Megatron-LM (2022", "unfused"),
+    ("Megatron-LM (2023", "megatron_te"), ("Megatron-LM (core", "megatron_te"), ("Megatron-LM (ROCm", "megatron_te"),
+    ("Megatron-LM (swiss", "megatron_te"), ("ZeRO-3", "fsdp"), ("Megatron-DeepSpeed", "megatron_deepspeed"),
+    ("Megatron + DeepSpeed", "megatron_deepspeed"), ("AA-Scaling", "megatron_deepspeed"), ("NeoX", "megatron_deepspeed"),
+    ("Megatron-LM +", "megatron_te"), ("Automodel", "fsdp"), ("NeMo", "megatron_te"), ("Megatron-Bridge", "megatron_te"),
+    ("Megatron-Core", "megatron_te"), ("MegaScale", "megatron_te"), ("Primus", "megatron_te"), ("Megatron-LM", "unfused"),
+)  # fmt: skip
+_NETWORK_GBIT = (
+    (r"Omni-Path 100 x4", 400), (r"4x200|HDR200 per node|4x ?NDR200|4x HDR200", 800), (r"4 x 100 Gb", 400),
+    (r"8x ?HDR200|HDR200 x8|8x200", 1600), (r"400 ?Gb/s per GPU|NDR400 per GPU|NDR InfiniBand|Grand Teton", 3200),
+    (r"EFA 400 Gb/s per node", 400), (r"EFA", 3200),
+)  # fmt: skip
+_GBIT_OF_NODE = {"volta": 400, "ampere": 1600, "hopper": 3200, "blackwell": 3200, "cdna2": 800, "cdna3": 3200}
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """One figure of one run. `seconds` is of an optimiser step, where the figure is a time; `missing` names what of the
+    layout the table does not have; `columns` are a row of `Workload.of`.
+    """
+
+    name: str
+    family: str
+    trust: str
+    metric: str
+    value: float
+    notes: str
+    is_moe: bool
+    columns: dict[str, Any] | None
+    missing: tuple[str, ...] = ()
+    converted: bool = field(default=False)
+    card: Accelerator | None = None
+
+    @property
+    def tokens_per_device(self) -> float:
+        work = Workload.of([self.columns])
+        return float(work.tokens_per_step[0] / work.devices[0])
+
+    @property
+    def seconds(self) -> float | None:
+        if self.columns is None:
+            return None
+        if self.metric == "sec_per_step":
+            return self.value
+        return self.tokens_per_device / self.value if self.metric == "tokens_per_s_per_gpu" else None
+
+
+def read_published_runs(path: str | Path) -> list[PublishedRun]:
+    """Every figure of a table. Raises KieloError when the file or a column is not there."""
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
+    except OSError as error:
+        raise KieloError(f"{path}: cannot be read ({error.strerror}); expected a CSV of published runs") from None
+    try:
+        return [_run(row) for row in rows]
+    except KeyError as error:
+        raise KieloError(f"{path}: has no column {error.args[0]!r}") from None
+
+
+def engine_of(framework: str) -> str:
+    """The profile of a framework by its name; those written in plain PyTorch or JAX run as FSDP does."""
+    return next((engine for word, engine in _ENGINE_WORDS if word in framework), "fsdp")
+
+
+def _number(row: dict[str, str], key: str, default: float | None = None) -> float | None:
+    return float(row[key]) if row[key] else default
+
+
+def _run(row: dict[str, str]) -> PublishedRun:
+    is_moe = row["moe"] == "1"
+    missing = tuple(_missing(row))
+    columns, card = None, _card(row)
+    if not is_moe and card is not None and not set(missing) & {"n_layers", "hidden", "heads", "seq_len", "n_gpus"}:
+        columns = _columns(row, card)
+    metric, value, converted = row["metric_kind"], float(row["metric_value"]), False
+    if metric == "tflops_per_gpu" and columns is not None:
+        tokens = _tokens_per_second(row, value, columns)
+        if tokens is not None:
+            metric, value, converted = "tokens_per_s_per_gpu", tokens, True
+    return PublishedRun(
+        row["id"], row["family"], row["trust"], metric, value, row["notes"], is_moe, columns, missing, converted, card
+    )
+
+
+def _missing(row: dict[str, str]) -> Iterator[str]:
+    for key in ("n_layers", "hidden", "heads", "seq_len", "gpu", "n_gpus", "tp", "pp", "dp", "micro_batch", "global_batch"):
+        if not row[key] and not (key == "heads" and row["hidden"]):
+            yield key
+    if re.search(r"GBS\d+ assumed", row["notes"]):
+        yield "layout"  # its reader's guess
+    if "offload" in row["notes"]:
+        yield "offload"
+
+
+def _card(row: dict[str, str]) -> Accelerator | None:
+    name = _CARDS.get(row["gpu"], row["gpu"])
+    return accelerator(name) if name in accelerators() else None
+
+
+def _columns(row: dict[str, str], card: Accelerator) -> dict[str, Any]:
+    tensor, pipeline = _number(row, "tp", 1), _number(row, "pp", 1)
+    context = _number(row, "cp", 1)
+    devices = _number(row, "n_gpus")
+    data = _number(row, "dp") or max(1, devices // (tensor * pipeline * context))
+    micro_batch = _number(row, "micro_batch", 1)
+    batch = _number(row, "global_batch") or data * micro_batch * 8
+    engine = engine_of(row["framework"])
+    recipe = _recipe(row["precision"])
+    return (
+        _model_columns(row)
+        | {
+            "tensor": tensor, "pipeline": pipeline, "context": context, "data": data,
+            "chunks": max(1, _number(row, "vp", 1)) if pipeline > 1 else 1,
+            "micro_batch": micro_batch, "micro_batches": max(1, math.ceil(batch / (data * micro_batch))),
+            "sequence_parallel": float(row["sequence_parallel"] == "1" and tensor > 1),
+            "recipe": RECIPES.index(recipe),
+            "kernel": ATTENTION_KERNELS.index(_kernel(row, engine)),
+            "engine": ENGINES.index(engine),
+            "splits_backward": 0.0,
+            "dropout": float(engine in ("unfused", "megatron_deepspeed") and recipe == "bf16" and row["gated_mlp"] != "1"),
+            "tied": float(row["gated_mlp"] != "1"),
+            # Aleph Alpha's layers are eager; with its RMS kernel a fifth of that is kept, as rows that do not fit tell.
+            "unfused_norms": float("kernel:" in row["notes"]) * (0.2 if "RMS" in row["notes"] else 1.0),
+            # Inferred from its rows too: some with long micro-batches and little else do not fit.
+            "whole_logits": float("AA-Scaling" in row["framework"]),
+        }
+        | _state_columns(row, engine)
+        | _zero_columns(row["zero_stage/fsdp"] or _USUAL_ZERO[engine], data, context)
+        | _recompute_columns(row["recompute"] or ("selective" if "torchtitan" in row["framework"] else ""), engine)
+        | machine_columns(card, _network_bytes_per_second(row, card), _node_devices(row), recipe)
+    )  # fmt: skip
+
+
+def _model_columns(row: dict[str, str]) -> dict[str, Any]:
+    hidden, layers, gated = _number(row, "hidden"), _number(row, "n_layers"), row["gated_mlp"] == "1"
+    heads = _number(row, "heads") or hidden / 128
+    kv_heads = _number(row, "kv_heads", heads)
+    ffn = _number(row, "ffn_hidden") or (round(hidden * 8 / 3) if gated else 4 * hidden)
+    stated = re.search(r"head_dim (\d+)", row["notes"])
+    return {
+        "layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads,
+        "head_dim": float(stated.group(1)) if stated else hidden / heads,
+        "ffn": ffn, "mlp_matrices": 3 if gated else 2,
+        "vocabulary": _number(row, "vocab", 51200), "sequence": _number(row, "seq_len"),
+    }  # fmt: skip
+
+
+def _zero_columns(word: str, data: float, context: float) -> dict[str, Any]:
+    ranks = data * context
+    is_full = word.startswith(("fsdp", "hsdp", "zero3")) and "zero2" not in word
+    zero = 3 if is_full else 2 if "zero2" in word else 0 if word in ("0", "zero0") else 1
+    group = re.search(r"(?:hsdp|shard group|within|fsdp) (\d+)", word)
+    shard = min(ranks, float(group.group(1))) if group else ranks
+    return {"zero": zero, "shard": shard if zero else 1}
+
+
+def _state_columns(row: dict[str, str], engine: str) -> dict[str, Any]:
+    """Bytes a parameter: half-precision weights with fp32 gradients and 12 of the optimiser (Megatron), gradients of two
+    bytes in NeMo and Megatron-Bridge, and fp32 weights that are their own master copy where FSDP casts on the way.
+    """
+    if "nanotron" in row["framework"]:
+        return {"weight_bytes": 2, "gradient_bytes": 6, "optimiser_bytes": 12}
+    if engine == "fsdp":
+        return {"weight_bytes": 4, "gradient_bytes": 4, "optimiser_bytes": 8}
+    halved = any(word in row["framework"] for word in ("NeMo", "Bridge", "AA-Scaling"))
+    return {"weight_bytes": 2, "gradient_bytes": 2 if halved else 4, "optimiser_bytes": 12}
+
+
+def _recompute_columns(word: str, engine: str) -> dict[str, Any]:
+    operators = word == "selective" and engine == "fsdp"  # FSDP engines save some operators' results
+    return {
+        "layers_again": {"full": 1.0, "blocks": 0.4}.get(word, 0.0),
+        "attention_again": float(word == "selective" and not operators),
+        "operators_again": float(operators),
+    }
+
+
+def _recipe(precision: str) -> str:
+    if precision.startswith(("fp8_rowwise", "fp8_blockwise")):
+        return "fp8_rowwise"
+    if precision.startswith("mxfp8"):
+        return "mxfp8"
+    return "fp8" if precision.startswith("fp8") else "nvfp4" if precision.startswith("nvfp4") else "bf16"
+
+
+def _kernel(row: dict[str, str], engine: str) -> str:
+    notes = row["notes"]
+    stated = re.search(r"kernel: (\w+)", notes)
+    if stated:
+        word = stated.group(1)
+        return {"torch": "unfused", "fused": "fused_softmax", "flash_attentionv1": "flash_1"}.get(word, "flash")
+    if engine == "unfused" or (engine == "megatron_deepspeed" and "flash" not in notes.lower()):
+        return "fused_softmax"
+    return "flash"
+
+
+def _network_bytes_per_second(row: dict[str, str], card: Accelerator) -> float:
+    """Of a node, one way."""
+    words = row["interconnect"]
+    stated = re.search(r"(\d+) ?Gbps (?:RoCE )?(?:node-node|per node|\(4x)", words) or re.search(r"RoCE (\d+) Gbps", words)
+    gbit = float(stated.group(1)) if stated else next((g for w, g in _NETWORK_GBIT if re.search(w, words)), None)
+    return (gbit or _GBIT_OF_NODE[card.architecture] * _node_devices(row) / 8) * 1e9 / 8
+
+
+def _node_devices(row: dict[str, str]) -> float:
+    """Devices that the fast links join: a rack of NVLink 5 is a node to them."""
+    if "NVL72" in row["interconnect"] or row["gpu"].startswith("gb"):
+        return 64.0
+    return _number(row, "gpus_per_node", 8)
+
+
+def _tokens_per_second(row: dict[str, str], tflops: float, columns: dict[str, Any]) -> float | None:
+    """Of a device, where the page says what its FLOPs count (Narayanan et al. 2021, equation 2, and its parts)."""
+    work = Workload.of([columns])
+    weights = float((work.layers * work.layer_parameters)[0])
+    head = columns["vocabulary"] * columns["hidden"]
+    scores = columns["layers"] * columns["heads"] * columns["head_dim"] * columns["sequence"]
+    convention = row["flops_convention"]
+    if "full attention" in convention:
+        flops = 6 * (weights + head) + 12 * scores
+    elif "causal attention" in convention:
+        flops = 6 * (weights + head) + 6 * scores
+    elif "factor 96" in convention:
+        flops = 8 * weights + 16 * scores + 6 * head
+    else:
+        return None
+    return tflops * 1e12 / flops

@@ -1,0 +1,81 @@
+"""Seconds of an optimiser step as a sum of parts, each with its formula; arithmetic, no torch."""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from kielo.plan.efficiency import Efficiency
+from kielo.plan.layer_work import head_seconds, layer_seconds
+from kielo.plan.traffic import context_layer_seconds, data_seconds, stage_seconds, tensor_layer_seconds
+from kielo.plan.workload import Workload
+
+Column = np.ndarray
+_OPTIMISER_BYTES = 30  # a parameter: gradient, master weight and two moments read, the last three and bf16 written
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """Columns [n]; their sum is the step. Parts of work and traffic are those of the heaviest pipeline rank."""
+
+    matrix: Column
+    attention: Column
+    elementwise: Column
+    launch: Column
+    head: Column
+    bubble: Column
+    tensor_traffic: Column
+    context_traffic: Column
+    pipeline_traffic: Column
+    data_traffic: Column
+    optimiser: Column
+    fixed: Column
+    slowest: Column
+
+    @property
+    def total(self) -> Column:
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+def step_seconds(work: Workload, efficiency: Efficiency) -> StepSeconds:
+    rates = efficiency.of(work)
+    layer, head = layer_seconds(work, rates), head_seconds(work, rates)
+    tensor, context = tensor_layer_seconds(work, rates), context_layer_seconds(work, rates)
+    layers, m = work.layers_of_heaviest_rank, work.micro_batches
+
+    per_layer = layer.total(tensor + context)
+    # Layers that make equal stages leave the head on top of the last one; else it takes a layer's place.
+    is_even = work.layers % (work.pipeline * work.chunks) == 0
+    head_extra = np.where(is_even | (work.pipeline == 1), head, np.maximum(0, head - per_layer * work.chunks))
+    heaviest = layers * per_layer + head_extra
+    mean = (work.layers * per_layer + head) / work.pipeline
+    # A split backward pass leaves only the first micro-batch's way forward (`clock.closed_form_seconds`).
+    left = np.where(work.splits_backward > 0, 1 / 3, 1.0)
+    bubble = np.maximum(0, work.pipeline * mean - heaviest) / work.chunks * left
+    hop = stage_seconds(work, rates)
+    hops = 2 * hop * (m * work.chunks * rates.pipeline_exposed + work.pipeline - 1)
+
+    once, each = data_seconds(work, rates)
+    backward = heaviest * 2 / 3
+    hidden = np.minimum(each, rates.data_hidden * heaviest) * m
+    data = each * m - hidden + once - np.minimum(once, rates.data_hidden * backward)
+    optimiser = (
+        work.parameters_of_heaviest_rank / np.where(work.zero > 0, work.shard, 1) * _OPTIMISER_BYTES
+        / (work.memory_bandwidth * rates.memory)
+    )
+    busy = m * heaviest + bubble
+    device = layer.matrix + layer.attention + layer.elementwise + tensor + context
+    return StepSeconds(
+        m * layers * layer.matrix,
+        m * layers * layer.attention,
+        m * layers * layer.elementwise,
+        m * layers * (per_layer - device),
+        m * head_extra,
+        bubble,
+        m * layers * tensor,
+        m * layers * context,
+        hops,
+        data,
+        optimiser,
+        rates.step_seconds * np.ones(len(work)),
+        busy * rates.jitter * np.sqrt(2 * np.log(np.maximum(work.devices, 1))),
+    )

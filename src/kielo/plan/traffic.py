@@ -1,0 +1,77 @@
+"""Seconds of collectives: α–β models on the levels of a machine (Thakur et al. 2005, doi:10.1177/1094342005051521).
+
+A ring of t devices moves 2(t - 1)/t of the bytes to add up and share out (all-reduce), (t - 1)/t to do either.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from kielo.plan.workload import Workload
+
+Column = np.ndarray
+_BF16_BYTES = 2
+
+
+def ring_bandwidth(work: Workload, rates: Any, neighbours: Column, group: Column) -> Column:
+    """Bytes/s of a device in a ring over `group` devices of which `neighbours` are in its node.
+
+    Within a node it is the link's. Across nodes, the rings of a node share its network: each of g neighbours brings its
+    own share, and one ring can use all of them.
+    """
+    inside = work.node_bandwidth * rates.node
+    outside = work.network_bandwidth * rates.network * np.minimum(neighbours, work.node_devices)
+    return np.where(group <= neighbours, inside, np.minimum(inside, outside))
+
+
+def tensor_layer_seconds(work: Workload, rates: Any) -> Column:
+    """Exposed seconds a layer and micro-batch: an all-reduce (or its two halves) after attention and after the MLP, forward
+    and backward, and again for a layer that is computed anew (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2).
+    """
+    times = 4 + 2 * work.layers_again
+    bytes_each = work.tokens * work.hidden * _BF16_BYTES
+    bandwidth = ring_bandwidth(work, rates, np.minimum(work.tensor, work.node_devices), work.tensor)
+    share = (work.tensor - 1) / work.tensor
+    seconds = 2 * share * bytes_each / bandwidth + rates.latency_seconds * np.sqrt(work.tensor)
+    return np.where(work.tensor > 1, times * seconds * rates.tensor_exposed, 0.0)
+
+
+def context_layer_seconds(work: Workload, rates: Any) -> Column:
+    """Exposed seconds a layer and micro-batch: keys and values once round, their gradients back."""
+    bytes_all = 2 * work.kv_heads * work.head_dim / work.tensor * work.tokens * work.context * _BF16_BYTES
+    neighbours = np.clip(work.node_devices / work.tensor, 1, work.context)
+    bandwidth = ring_bandwidth(work, rates, neighbours, work.context)
+    seconds = 3 * (work.context - 1) / work.context * bytes_all / bandwidth + 3 * rates.latency_seconds
+    return np.where(work.context > 1, seconds * rates.tensor_exposed, 0.0)
+
+
+def stage_seconds(work: Workload, rates: Any) -> Column:
+    """Seconds to hand a micro-batch's hidden states to the next stage, each tensor rank its part, one way."""
+    bytes_each = work.tokens * work.hidden * _BF16_BYTES / work.tensor
+    is_inside = work.devices <= work.node_devices
+    bandwidth = np.where(is_inside, work.node_bandwidth * rates.node, work.network_bandwidth * rates.network)
+    return np.where(work.pipeline > 1, bytes_each / bandwidth + rates.latency_seconds, 0.0)
+
+
+def data_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
+    """(a step, a micro-batch): gradients and parameters between replicas, nothing hidden yet.
+
+    ZeRO 0 adds up gradients once a step; 1 and 2 scatter them and gather parameters, which moves as much; 3 (and FSDP)
+    gathers parameters for each forward and backward pass of a micro-batch and scatters gradients after it.
+    """
+    ranks = work.data * work.context
+    bytes_all = work.parameters_of_heaviest_rank * _BF16_BYTES
+    neighbours = np.clip(work.node_devices / work.tensor, 1, ranks)
+    bandwidth = ring_bandwidth(work, rates, neighbours, ranks)
+    shard = np.minimum(work.shard, ranks)
+    shard_bandwidth = ring_bandwidth(work, rates, np.minimum(neighbours, shard), shard) * rates.gather
+    latency = rates.latency_seconds * np.log2(np.maximum(ranks, 2))
+    copies = ranks / shard
+    once = np.where(
+        work.zero < 3,
+        2 * (ranks - 1) / ranks * bytes_all / bandwidth,
+        2 * (copies - 1) / copies * bytes_all / shard / (work.network_bandwidth * rates.network),
+    )
+    each = np.where(work.zero == 3, 3 * (shard - 1) / shard * bytes_all / shard_bandwidth, 0.0)
+    each = each + np.where((work.zero == 3) & (shard > 1), 3 * work.layers * latency / 4, 0.0)
+    return np.where(ranks > 1, once + latency, 0.0), each

@@ -1,0 +1,72 @@
+"""The planner against the committed table of published runs: the score that the shipped constants reach."""
+
+import runpy
+
+import numpy as np
+import pytest
+
+from kielo.plan.efficiency import fitted
+from kielo.plan.published_runs import read_published_runs
+from kielo.recipe.errors import KieloError
+from tests.house.checks import ROOT
+
+PLANNER = runpy.run_path(str(ROOT / "benchmarks" / "planner.py"))
+TABLE = ROOT / "benchmarks" / "published_runs.csv"
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return read_published_runs(TABLE)
+
+
+@pytest.fixture(scope="module")
+def scored(runs):
+    return [run for run in PLANNER["one_time_each"](runs) if PLANNER["is_scored"](run)]
+
+
+def test_step_times_are_within_the_bars(scored):
+    """Over families of dense runs with a complete layout: median error ≤ 10 %, 90th percentile ≤ 30 % (5.7 and 11.9)."""
+    summary = PLANNER["score"](scored, fitted()[0])["summary"]
+    assert summary["rows"] > 1000 and summary["families"] >= 35
+    assert summary["median_absolute_error"] < 0.07 and summary["p90_absolute_error"] < 0.18
+
+
+def test_a_planner_that_knows_no_bubbles_is_caught(scored):
+    """Broken on purpose: with every pipeline's stages run at once, families with pipelines are off by more than the bar."""
+    deep = [run for run in scored if run.columns["pipeline"] >= 8 and run.columns["micro_batches"] <= 16]
+    blind = [run.__class__(**{**vars(run), "columns": run.columns | {"chunks": 10_000}}) for run in deep]
+    score, efficiency = PLANNER["score"], fitted()[0]
+    errors = [score(some, efficiency)["summary"]["median_absolute_error"] for some in (deep, blind)]
+    assert errors[0] < 0.2 < errors[1]
+
+
+def test_memory_is_told_right(runs):
+    """At least 95 % of the rows that fit or do not, static bytes within 1 %, peaks within 12 % at the median."""
+    memory = PLANNER["memory"](runs)
+    assert memory["verdicts"] > 800 and memory["verdicts_right"] >= 0.95
+    assert len(memory["static"]) >= 3 and all(abs(row["error"]) < 0.01 for row in memory["static"])
+    assert memory["peak"]["median_absolute_error"] < 0.12
+
+
+def test_layouts_of_one_model_are_ranked(scored):
+    """The sweeps that are not drowned in noise: Kendall's τ ≥ 0.75."""
+    sweeps = PLANNER["sweeps"](scored, fitted()[0])
+    assert all(sweeps[name]["kendall_tau"] >= 0.75 for name in ("vtrain-3.6", "aa-13B", "aa-65B"))
+
+
+def test_the_shipped_interval_holds_most_runs(scored):
+    """An 80 % interval is made for runs that the fit has not seen; of those it has seen it holds at least as many."""
+    efficiency, figures = fitted()
+    rows = PLANNER["score"](scored, efficiency)["rows"]
+    logs = np.log([row["published"] / row["predicted"] for row in rows])
+    assert ((figures["lower"] <= logs) & (logs <= figures["upper"])).mean() > 0.75
+
+
+def test_other_tables_are_read_or_refused(tmp_path):
+    """A file without a column is refused by the column's name; one that is not there by its path."""
+    path = tmp_path / "runs.csv"
+    path.write_text("id,family\nx,y\n")
+    with pytest.raises(KieloError, match="has no column"):
+        read_published_runs(path)
+    with pytest.raises(KieloError, match="nothing.csv: cannot be read"):
+        read_published_runs(tmp_path / "nothing.csv")

@@ -1,0 +1,147 @@
+"""Seconds of a step: what the parts are made of, and what they must do when a layout changes."""
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from kielo.models.families import complete, module
+from kielo.plan.candidates import candidate_columns
+from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, read_card
+from kielo.plan.fit import fit
+from kielo.plan.interval import interval, spread
+from kielo.plan.layer_work import matrix_flops
+from kielo.plan.ranking import agreeing_pairs, regret
+from kielo.plan.step_time import step_seconds
+from kielo.plan.traffic import data_seconds, tensor_layer_seconds
+from kielo.plan.workload import Workload, machine_columns
+from kielo.recipe.cards import accelerator, cluster
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Layout, Model
+from tests.plan.workloads import columns, workload
+
+
+def seconds(*changes):
+    return step_seconds(workload(*changes), fitted()[0])
+
+
+def test_the_sum_is_its_parts():
+    """No part is hidden and none is negative."""
+    step = seconds({"tensor": 4, "pipeline": 2, "layers": 8, "data": 4}, {"zero": 3, "data": 64, "shard": 64})
+    parts = [getattr(step, field.name) for field in fields(step)]
+    assert np.allclose(step.total, np.sum(parts, axis=0)) and min(np.min(part) for part in parts) >= 0
+
+
+def test_matrix_flops_are_the_familys_count():
+    """Forward FLOPs of all layers and the head, three times over, are what `count.flops_per_token` says less attention."""
+    model = complete(
+        Model(
+            model_type="llama", num_hidden_layers=4, hidden_size=512, num_attention_heads=8, num_key_value_heads=2,
+            intermediate_size=1536, vocab_size=32000,
+        ),
+        2048,
+    )  # fmt: skip
+    layout = Layout(shard=8, tensor=1)
+    row = candidate_columns(
+        model, layout, accelerator("h100_80"), cluster("dgx_h100"), sequence_length=2048, micro_batch=2, micro_batches=4
+    )
+    work = Workload.of([row])
+    flops = 3 * float((matrix_flops(work) * work.layers / work.tokens)[0]) + 6 * model.vocab_rows * model.hidden_size
+    attention = 6 * 512 * 2048 * 4
+    assert flops + attention == pytest.approx(module("llama", "count").flops_per_token(model, 2048), rel=1e-3)
+    assert work.tokens_per_step[0] == 2 * 4 * 8 * 2048 and work.devices[0] == 8
+
+
+def test_an_all_reduce_moves_twice_the_bytes_once_round():
+    """Four a layer of 2 (t - 1)/t × tokens × hidden × 2 bytes, over the node's links; six with full recomputation."""
+    flat = Efficiency({**Efficiency.start().values, "latency_seconds": np.array([1e-12]), "tensor_exposed": np.ones(4)})
+    work = workload({"tensor": 8}, {"tensor": 8, "layers_again": 1})
+    rates = flat.of(work)
+    expected = 4 * 2 * 7 / 8 * 2048 * 1024 * 2 / (450e9 * rates.node)
+    assert tensor_layer_seconds(work, rates) == pytest.approx([expected, expected * 1.5], rel=1e-3)
+
+
+def test_data_parallel_traffic_by_zero_degree():
+    """ZeRO 1 sends once a step whatever the number of micro-batches; ZeRO 3 for each of them."""
+    work = workload({"zero": 1, "data": 8, "shard": 8}, {"zero": 3, "data": 8, "shard": 8})
+    once, each = data_seconds(work, Efficiency.start().of(work))
+    assert once[0] > 0 and each[0] == 0 and each[1] > 0
+
+
+def test_layouts_do_what_they_are_known_for():
+    """Tensor parallelism over nodes costs more than within; interleaving shrinks the bubble; recomputing costs a forward."""
+    shape = {"layers": 32, "hidden": 8192, "heads": 64, "kv_heads": 64, "ffn": 32768, "data": 2, "network_bandwidth": 12.5e9}
+    inside, across = seconds(shape | {"tensor": 8}, shape | {"tensor": 16}).tensor_traffic
+    assert across > inside * 1.5
+    plain, interleaved, split = seconds(
+        shape | {"pipeline": 4}, shape | {"pipeline": 4, "chunks": 4}, shape | {"pipeline": 4, "splits_backward": 1}
+    ).bubble
+    assert interleaved == pytest.approx(plain / 4) and split == pytest.approx(plain / 3)
+    none, full = seconds(shape, shape | {"layers_again": 1}).matrix
+    assert 1.25 < full / none < 1.4
+    few, many = seconds({"data": 8, "micro_batches": 64}, {"data": 512, "micro_batches": 64}).total
+    assert few < many < 1.2 * few
+
+
+def test_ten_thousand_layouts_are_one_call():
+    """Columns: the answer for many is that for each."""
+    rows = [columns(tensor=2 ** (i % 4), micro_batch=1 + i % 7, data=8) for i in range(10_000)]
+    together = step_seconds(Workload.of(rows), fitted()[0]).total
+    alone = step_seconds(Workload.of([rows[4321]]), fitted()[0]).total
+    assert together.shape == (10_000,) and together[4321] == pytest.approx(alone[0])
+
+
+def test_a_card_is_read_as_it_was_written(tmp_path):
+    """Four digits of every constant, and a missing one is named."""
+    path = tmp_path / "card.toml"
+    path.write_text(card_text(Efficiency.start(), {"lower": -0.1, "upper": 0.2}, "for a test"))
+    read, figures = read_card(path)
+    assert all(np.allclose(read.values[name], Efficiency.start().values[name], rtol=1e-3) for name in CONSTANTS)
+    assert figures == {"lower": -0.1, "upper": 0.2}
+    path.write_text(path.read_text().replace("[tile]", "[tiles]"))
+    with pytest.raises(KieloError, match="tile"):
+        read_card(path)
+
+
+def test_the_fit_finds_the_constants_that_made_the_times():
+    """From made-up machines: times of constants 20 % off are fitted to 3 %, the same on every call."""
+    rows = [
+        columns(hidden=h, heads=h // 128, kv_heads=h // 128, ffn=4 * h, tensor=t, micro_batch=b)
+        for h in (2048, 4096, 8192) for t in (1, 2, 8) for b in (1, 4)
+    ]  # fmt: skip
+    work = Workload.of(rows)
+    truth = Efficiency({name: values * (0.8 if name == "matrix" else 1.2) for name, values in Efficiency.start().values.items()})
+    measured = step_seconds(work, truth).total
+    found = [fit(work, measured, [str(i) for i in range(len(rows))]) for _ in range(2)]
+    assert np.max(np.abs(step_seconds(work, found[0]).total / measured - 1)) < 0.03
+    assert all(np.array_equal(found[0].values[name], found[1].values[name]) for name in CONSTANTS)
+
+
+def test_one_wrong_row_does_not_pull_the_fit():
+    """A time printed tenfold moves the others by less than 2 %."""
+    rows = [columns(hidden=h, heads=h // 128, kv_heads=h // 128, ffn=4 * h) for h in (2048, 3072, 4096, 6144, 8192)] * 2
+    work = Workload.of(rows)
+    measured = step_seconds(work, Efficiency.start()).total
+    wrong = measured * np.where(np.arange(len(rows)) == 3, 10.0, 1.0)
+    predicted = step_seconds(work, fit(work, wrong, ["one"] * len(rows))).total
+    assert np.max(np.abs(predicted / measured - 1)) < 0.02
+
+
+def test_an_interval_holds_its_share():
+    """Of errors drawn as those that made it, eight in ten lie inside."""
+    errors = np.linspace(-0.5, 0.5, 1001)
+    low, high = interval(np.ones(1), spread(errors, ["one"] * 1001))
+    assert ((np.log(low) <= errors) & (errors <= np.log(high))).mean() == pytest.approx(0.8, abs=0.01)
+
+
+def test_rankings_are_measured():
+    """All pairs agree in order and none reversed, and a wrong first choice is paid for."""
+    measured = np.array([4.0, 3.0, 2.0])
+    assert agreeing_pairs(measured, measured) == (3, 3) and agreeing_pairs(-measured, measured) == (-3, 3)
+    assert regret(np.array([1.0, 2.0, 0.0]), measured) == pytest.approx(0.25)
+
+
+def test_a_machine_without_figures_is_refused():
+    """Nothing is planned from a peak that nobody knows."""
+    with pytest.raises(KieloError, match="a100_64.*no bf16 peak"):
+        machine_columns(accelerator("a100_64"), 50e9, 4, "bf16")
