@@ -185,8 +185,8 @@ class TrainerSteps:
         names = to_hugging_face(shape.model)
         theirs = dict(model.named_parameters())
         with torch.no_grad():
-            for ours, name in names.items():
-                theirs[name].copy_(initial_value(ours, theirs[name].shape, shape.model, SEED))
+            for ours, piece in names.items():
+                theirs[piece.name].copy_(initial_value(ours, theirs[piece.name].shape, shape.model, SEED))
         self._shape, self._device, self._model = shape, device, model
         self._precision, self._num_steps = precision, len(tokens)
         self._examples = [{"input_ids": row, "labels": row} for row in tokens.flatten(0, 1)]

@@ -4,8 +4,9 @@ import shutil
 
 from pydantic import BaseModel
 
-from kielo.plan.resolved import Identity, Placement
-from kielo.recipe.sections import Recipe, Source
+from kielo.plan.resolved import Identity, Phase, PhasePlacement, Placement, RateStretch
+from kielo.recipe import sections
+from kielo.recipe.sections import BatchRamp, Recipe, Source
 from tests.house.checks import PACKAGE, attributes_read
 
 # Declaring a field and checking it against others is not using it.
@@ -25,12 +26,15 @@ def unread_fields(package, model: type[BaseModel], section: str, leaving_out=NO_
 NAMES_OF = {
     "model": {"model", "config"},
     "source": {"source", "sources"},
+    "phase": {"phase", "phases", "phasesteps"},
+    "placed": {"placed", "phases", "placement"},
     "identity": {"identity", "schedulesettings", "optimisersettings"},
 }
 
 
 def unread_of_recipe(package) -> list[str]:
     found = unread_fields(package, Recipe, "recipe") + unread_fields(package, Source, "source")
+    found += unread_fields(package, sections.Phase, "phase") + unread_fields(package, BatchRamp, "ramp")
     for name, info in Recipe.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
             found += unread_fields(package, info.annotation, name)
@@ -47,10 +51,13 @@ def test_every_resolved_field_is_read():
     axes = {f"placement.{axis}" for axis in ("pipeline", "replicate", "shard", "context", "tensor", "expert")}
     # For people, who see them in resolved.toml and `kielo plan`; the first two also tell runs apart.
     shown = {"identity.name", "identity.language", "placement.accelerator", "placement.tokenizer_folder",
-             "placement.micro_batches_per_step"}
+             "placed.micro_batches_per_step"}
     leaving_out = ("plan/resolve.py", "plan/resolved.py", *NO_USE)
     found = unread_fields(PACKAGE, Identity, "identity", leaving_out)
     found += unread_fields(PACKAGE, Placement, "placement", leaving_out)
+    leaving_out = ("plan/phases.py", "plan/resolve.py", *NO_USE)
+    found += unread_fields(PACKAGE, Phase, "phase", leaving_out) + unread_fields(PACKAGE, RateStretch, "stretch", leaving_out)
+    found += unread_fields(PACKAGE, PhasePlacement, "placed", leaving_out)
     assert set(found) - axes - shown == set()
 
 

@@ -6,10 +6,13 @@ import tomllib
 
 import pytest
 
+from kielo.plan.resolve import resolve
 from kielo.recipe import cards
 from kielo.recipe.errors import KieloError
+from kielo.recipe.phases import full_phases
 from kielo.recipe.read import read_recipe, shipped_recipes
 from tests.house.checks import PACKAGE, ROOT
+from tests.plan.test_resolve import finish_pack, finish_tokenizer
 
 
 @pytest.mark.parametrize("cluster", cards.clusters())
@@ -19,6 +22,30 @@ def test_every_recipe_checks_on_every_cluster(name, cluster):
     read = read_recipe(name, [f"cluster={cluster}"])
     assert read.recipe.name == name and read.recipe.cluster == cluster
     assert cards.accelerator(cards.cluster(cluster).accelerator).source
+
+
+# Ranks that each recipe's steps can be shared by, and the parameters that its paper or card prints, in billions.
+PUBLISHED = {
+    "bloom_176b_finnish": (128, 176.2), "fingpt_13b": (64, 13.3), "poro_34b": (512, 34.2), "norwegian_7b": (512, 7.2),
+    "llmjp_172b": (512, 172), "lumi_140b_scaling": (6144, 140),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_every_recipe_resolves_on_text_enough(name, tmp_path):
+    """With plenty of text each recipe becomes a plan: whole steps up to its budget, parameters within 2 % of the published."""
+    recipe = read_recipe(name).recipe
+    layout = recipe.layout
+    smallest = layout.pipeline * layout.replicate * max(1, layout.shard) * layout.context * layout.tensor
+    ranks, billions = PUBLISHED.get(name, (smallest, None))
+    budget = sum(phase.tokens for phase in full_phases(recipe))
+    finish_tokenizer(tmp_path / "tokenizer", 300)  # the vocabulary's size is told by the recipe
+    recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab_size": recipe.tokenizer.vocab_size})})
+    finish_pack(tmp_path / "tokens", {source.name: budget for source in recipe.corpus.sources}, heldout=10**6)
+    resolved = resolve(recipe, tmp_path, ranks, "cpu")
+    trained, largest_step = resolved.identity.total_tokens, recipe.train.tokens_per_step
+    assert budget - len(full_phases(recipe)) * largest_step < trained <= budget
+    assert billions is None or resolved.placement.parameters == pytest.approx(billions * 1e9, rel=0.02)
 
 
 def test_a_recipe_that_does_not_check_is_caught():

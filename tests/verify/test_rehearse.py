@@ -1,6 +1,8 @@
 """`kielo rehearse`: what one process imagines is what ranks that are there hold, compute and send."""
 
+import gc
 import json
+import re
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.train.build import laid_out
 from kielo.verify import rehearse as room
+from kielo.verify import torch_fakes
 from kielo.verify.fake_world import groups_of
 from kielo.verify.rank_watch import RankWatch
 from kielo.verify.rehearse import Job, heaviest_phase, rehearse, rehearsed_micro_batches
@@ -57,6 +60,7 @@ def real_rank(jobs: list[Resolved]) -> list[tuple[dict, int]]:
                 counts = job.step(many)
         found.append((counts, _peak(profiler.profiler.kineto_results.events())))
         del job, model
+        gc.collect()  # or the next job's record begins with what is given back of this one
     return found
 
 
@@ -131,6 +135,13 @@ def test_a_leak_shows(monkeypatch):
 
     monkeypatch.setattr(Job, "_batch", leaking)
     assert rehearse(resolved, 0)["peak_bytes"] == sound + 2 * 4000
+
+
+def test_a_torch_that_cannot_rehearse_is_refused_by_name(monkeypatch):
+    """Another version's inside is named with its version, before anything is started."""
+    monkeypatch.setattr(torch_fakes, "_NEEDED", ((torch, "no_such_thing"),))
+    with pytest.raises(KieloError, match=f"torch {re.escape(torch.__version__)}.*no_such_thing"):
+        rehearse(planned(2), 0)
 
 
 def test_70b_fits_four_lumi_nodes_and_not_two():

@@ -68,6 +68,18 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("--resolve", action="store_true", help="write resolved.toml into the run folder")
     added.add_argument("--json", action="store_true")
 
+    added = verb("rehearse", "rehearse:rehearse", "one rank of the real job on this machine: memory, FLOPs and collectives",
+                 "kielo rehearse estonian_llama31_70b --cluster lumi_g --nodes 4 --all-stages")
+    takes_recipe(added)
+    added.add_argument("--cluster", help="cluster card (see `kielo clusters`); default: the recipe's")
+    added.add_argument("--nodes", type=int, help="nodes of the cluster; default: 1")
+    added.add_argument("--ranks", type=int, help="ranks of the job, in place of --nodes")
+    which = added.add_mutually_exclusive_group()
+    which.add_argument("--rank", type=int, help="the rank to be; default: 0")
+    which.add_argument("--stage", type=int, help="the first rank with this pipeline stage")
+    which.add_argument("--all-stages", action="store_true", help="the first rank of each pipeline rank, one after another")
+    added.add_argument("--json", action="store_true", help="print all figures, in bytes, as JSON")
+
     group = verb("verify", "verify:parity", "is it the same model?", "kielo verify parity demo_estonian")
     proofs = group.add_subparsers(dest="proof", metavar="PROOF", required=True)
     added = verb("parity", "verify:parity", "Kielo against Hugging Face: logits, loss, gradients, optimiser steps",
@@ -84,6 +96,12 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("--steps", type=int, default=10, help="optimiser steps of each case; default: 10")
     added.add_argument("--json", action="store_true", help="print the certificate as JSON")
 
+    added = verb("round-trip", "verify:round_trip", "Hugging Face weights imported and exported again: every tensor the same",
+                 "kielo verify round-trip runs/demo_estonian/hf\n         kielo verify round-trip hf:OWNER/NAME", proofs)
+    added.add_argument("weights", metavar="WEIGHTS", help="a Hugging Face folder, or hf:OWNER/NAME on the hub")
+    added.add_argument("--keep", metavar="DIR", help="leave the export in this new folder; default: all is removed")
+    added.add_argument("--json", action="store_true", help="print every tensor's dtype, shape and sha256 as JSON")
+
     added = verb("evaluate", "evaluate:evaluate", "bits per byte, baselines and samples; or samples of any Hugging Face folder",
                  "kielo evaluate demo_estonian\n         kielo evaluate runs/demo_estonian/hf demo_estonian")
     added.add_argument("model", metavar="MODEL", help="a recipe (its newest checkpoint) or a Hugging Face folder")
@@ -92,9 +110,16 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("--json", action="store_true")
 
     added = verb("export", "export:export", "a checkpoint as a Hugging Face folder",
-                 "kielo export runs/demo_estonian/train/checkpoints/step_00000732 --to my_model")
-    added.add_argument("checkpoint", metavar="CHECKPOINT", help="folder of a checkpoint")
-    added.add_argument("--to", required=True, metavar="DIR", help="folder to make")
+                 "kielo export runs/demo_estonian --to my_model\n         "
+                 "kielo export runs/demo_estonian/train/checkpoints/step_00000732 --to my_model --dtype bf16")
+    added.add_argument("checkpoint", metavar="CHECKPOINT", help="folder of a checkpoint, or of a run (its newest whole one)")
+    added.add_argument("--to", required=True, metavar="DIR", help="folder to make; cut short, the same command goes on")
+    added.add_argument("--dtype", choices=("source", "fp32", "bf16", "fp16"),
+                       help="source: names and dtypes of the weights that training began from; default: source where "
+                            "there were any, else fp32")
+    added.add_argument("--max-shard-gb", type=float, default=5.0, metavar="GB", help="size of a file of weights; default: 5")
+    added.add_argument("--tokenizer", metavar="DIR", help="folder with a tokenizer.json; default: the run's")
+    added.add_argument("--json", action="store_true", help="print what was written as JSON")
 
     group = verb("tokenizer", "look:measure", "measure tokenizers", "kielo tokenizer measure A B --text file.txt")
     words = group.add_subparsers(dest="word", metavar="WORD", required=True)
@@ -104,12 +129,30 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("--text", required=True, metavar="FILE", help="plain text, one document a line")
     added.add_argument("--json", action="store_true")
 
-    group = verb("checkpoint", "look:checkpoints", "list and verify checkpoints", "kielo checkpoint list runs/demo_estonian")
+    group = verb("checkpoint", "checkpoint:list_", "list, show, verify and average checkpoints",
+                 "kielo checkpoint list runs/demo_estonian")
     words = group.add_subparsers(dest="word", metavar="WORD", required=True)
-    added = verb("list", "look:checkpoints", "steps, sizes, complete or not",
-                 "kielo checkpoint list runs/demo_estonian", words)
+    added = verb("list", "checkpoint:list_", "a run's checkpoints: step, tokens, loss, size, complete or damaged",
+                 "kielo checkpoint list runs/demo_estonian\n         kielo checkpoint list runs/demo_estonian --verify", words)
     added.add_argument("run", metavar="RUN", help="run folder")
+    added.add_argument("--verify", action="store_true", help="read every byte, not only sizes")
     added.add_argument("--json", action="store_true")
+    one_or_all = "a checkpoint, or the folder of a run"
+    added = verb("show", "checkpoint:show", "what a checkpoint holds; of a run, the newest",
+                 "kielo checkpoint show runs/demo_estonian"
+                 "\n         kielo checkpoint show runs/demo_estonian/train/checkpoints/newest --tensors", words)
+    added.add_argument("checkpoint", metavar="RUN_OR_CHECKPOINT", help=one_or_all)
+    added.add_argument("--tensors", action="store_true", help="every tensor with its dtype, shape and number of pieces")
+    added.add_argument("--json", action="store_true")
+    added = verb("verify", "checkpoint:verify", "read every byte and compare it with its checksum; changes nothing",
+                 "kielo checkpoint verify runs/demo_estonian"
+                 "\n         kielo checkpoint verify runs/demo_estonian/train/checkpoints/step_00000500", words)
+    added.add_argument("checkpoint", metavar="RUN_OR_CHECKPOINT", help=one_or_all)
+    added.add_argument("--json", action="store_true")
+    added = verb("average", "checkpoint:average", "the mean of the weights of several checkpoints of one run",
+                 "cd runs/demo_estonian/train && kielo checkpoint average checkpoints/step_* --to averages/last", words)
+    added.add_argument("checkpoints", metavar="CHECKPOINT", nargs="+", help="folder of a checkpoint; at least two")
+    added.add_argument("--to", required=True, metavar="DIR", help="folder to make; inside the run's, `kielo export` finds the tokenizer")
 
     added = verb("data", "look:data", "the documents that made a step", "kielo data demo_estonian --step 17")
     takes_recipe(added)

@@ -158,15 +158,10 @@ def _need(job: Job, *folders: str) -> None:
 
 
 def newest_checkpoint(run_folder: Path) -> Path:
-    """The newest complete checkpoint of the run; KieloError when there is none."""
-    from kielo.artifact.checkpoint_index import newest_complete
+    """The newest whole checkpoint of the run; prints a warning for each newer one that is damaged. KieloError if none is whole."""
+    from kielo.artifact import checkpoint_index
 
-    path, warnings = newest_complete(run_folder / "train" / "checkpoints")
-    for warning in warnings:
-        print(f"warning: {warning}")
-    if path is None:
-        raise KieloError(f"{run_folder}/train/checkpoints holds no complete checkpoint; run the train stage first")
-    return path
+    return checkpoint_index.newest_checkpoint(run_folder, warn=lambda warning: print(f"warning: {warning}"))
 
 
 _STAGES: dict[str, tuple[str, Callable[[Job], None]]] = {

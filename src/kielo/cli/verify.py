@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from kielo.cli.terminal import print_json, print_table
+from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
 from kielo.recipe.sections import Recipe
@@ -55,3 +55,18 @@ def layouts(options: argparse.Namespace) -> int:
         print(verdict(certificate))
         print(f"certificate: {folder / CERTIFICATE_NAME}")
     return 0 if certificate["passed"] else 1
+
+
+def round_trip(options: argparse.Namespace) -> int:
+    from kielo.verify.round_trip import table, verdict, verify_round_trip
+
+    with keep_stdout_for_json(options.json):
+        result = verify_round_trip(options.weights, options.keep and Path(options.keep))
+    if options.json:
+        print_json(result)
+    else:
+        print_table(*table(result))
+        if result["left_out"]:
+            print(f"left out, for they are no weights: {', '.join(result['left_out'])}")
+        print(verdict(result))
+    return 0 if result["passed"] else 1

@@ -1,0 +1,149 @@
+"""One rank's operators, watched as they come: memory, floating-point operations and collectives of local tensors.
+
+DTensors are taken apart by torch first, so that sizes are those of this rank and not of the whole model. A fake tensor
+has no value to tell: whoever asks for one gets 1, and whoever compares two hears that they are equal.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from kielo.verify.memory_ledger import MemoryLedger
+from kielo.verify.torch_fakes import group_name, is_fake, is_in_backward, sharding_watched, storages_watched
+
+_aten = torch.ops.aten
+_QUESTIONS = (_aten._local_scalar_dense.default, _aten.equal.default)
+_COLLECTIVES = {
+    "_allgather_base_": "all-gather", "allgather_": "all-gather", "all_gather_into_tensor": "all-gather",
+    "allgather_into_tensor_coalesced_": "all-gather", "_reduce_scatter_base_": "reduce-scatter",
+    "reduce_scatter_tensor": "reduce-scatter", "allreduce_": "all-reduce", "all_reduce": "all-reduce",
+    "alltoall_base_": "all-to-all", "all_to_all_single": "all-to-all", "broadcast_": "broadcast", "send": "send",
+    "recv_": "receive",
+}  # fmt: skip
+
+
+class RankWatch(TorchDispatchMode):
+    """axes: a communicator's name → its axis of the mesh. weights_group: the name of the one that FSDP2 talks over.
+
+    flops: "matrix products" and "attention" → operations; the causal half of attention's scores counts, as in
+    `models/decoder_count.py`. collectives: (axis, operation) → (how often, bytes of the whole buffers).
+    """
+
+    def __init__(self, axes: Mapping[str, str], weights_group: str) -> None:
+        super().__init__()
+        self._axes, self._weights_group = axes, weights_group
+        self.section = "passes"
+        self.ledger = MemoryLedger(self._phase)
+        self.flops: Counter[str] = Counter()
+        self.calls: Counter[tuple[str, str]] = Counter()
+        self.bytes: Counter[tuple[str, str]] = Counter()
+        self._stack = ExitStack()
+        self._looks_away = False
+
+    def __enter__(self) -> "RankWatch":
+        self._stack.enter_context(storages_watched(self.ledger.resized))
+        self._stack.enter_context(sharding_watched(self._look_away))
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._stack.close()
+
+    def begin(self) -> None:
+        """Count from here on; what is held stays held."""
+        self.flops.clear()
+        self.calls.clear()
+        self.bytes.clear()
+        self.ledger.begin()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if self._looks_away:
+            return operator(*args, **kwargs)
+        self._note_parameters(args)
+        if any(issubclass(kind, (DTensor, AsyncCollectiveTensor)) for kind in types):
+            return NotImplemented
+        if operator in _QUESTIONS and any(is_fake(arg) for arg in args):
+            return True if operator is _aten.equal.default or args[0].dtype == torch.bool else 1
+        result = operator(*args, **kwargs)
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        kind = self._kind(operator, args)
+        for tensor in made:
+            self.ledger.see(tensor, kind)
+        self._count_flops(operator, args, kwargs, result)
+        if operator.namespace in ("c10d", "_c10d_functional"):
+            self._count_collective(operator, args, made)
+        return result
+
+    def _look_away(self, begins: bool) -> None:
+        self._looks_away = begins
+
+    def _phase(self) -> str:
+        if self.section != "passes":
+            return self.section
+        return "backward" if is_in_backward() else "forward"
+
+    def _kind(self, operator: Any, args: tuple) -> str:
+        if self.section != "passes":
+            return self.section
+        # FSDP2 adds gradients up over micro-batches in another precision than they are born in.
+        if operator is _aten._to_copy.default and self.ledger.kind_of(args[0]) == "gradients":
+            return "gradients"
+        return "backward" if is_in_backward() else "activations"
+
+    def _note_parameters(self, args: Iterable[Any]) -> None:
+        """A parameter in an operator that is not one of the rank's own is what FSDP2 has gathered of them."""
+        for arg in args:
+            if isinstance(arg, nn.Parameter) and not arg.is_meta:
+                tensor = _local(arg)
+                if self.ledger.kind_of(tensor) not in (None, "parameters", "gathered parameters"):
+                    self.ledger.name([tensor], "gathered parameters")
+                    if arg.is_leaf and arg.requires_grad:
+                        arg.register_post_accumulate_grad_hook(self._note_gradient)
+
+    def _note_gradient(self, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            self.ledger.name([_local(parameter.grad)], "gradients")
+
+    def _count_flops(self, operator: Any, args: tuple, kwargs: dict, result: Any) -> None:
+        packet = operator.overloadpacket
+        name = packet.__name__
+        if "scaled_dot_product" in name:
+            if "backward" in name:
+                count, is_causal = sdpa_backward_flop_count(*(arg.shape for arg in args[:4])), args[7]
+            else:
+                is_causal = kwargs.get("is_causal", args[4] if len(args) > 4 else False)
+                count = sdpa_flop_count(*(arg.shape for arg in args[:3]))
+            self.flops["attention"] += count // 2 if is_causal else count
+        elif packet in flop_registry:
+            self.flops["matrix products"] += flop_registry[packet](*args, **kwargs, out_val=result)
+
+    def _count_collective(self, operator: Any, args: tuple, made: list[Tensor]) -> None:
+        operation = _COLLECTIVES.get(operator.overloadpacket.__name__)
+        if operation is None:
+            return
+        name = next((found for arg in args if (found := group_name(arg)) in self._axes), None)
+        axis = self._axes.get(name, "world")
+        buffers = [[leaf for leaf in tree_leaves(arg) if isinstance(leaf, Tensor)] for arg in (*args, made)]
+        self.calls[axis, operation] += 1
+        self.bytes[axis, operation] += max(sum(t.numel() * t.element_size() for t in tensors) for tensors in buffers)
+        if operation == "receive" and axis == "pipeline":
+            self.ledger.name(buffers[0], "receive buffers")
+        if name == self._weights_group and operator.namespace == "c10d" and self.section == "passes":
+            kinds = {"all-gather": "gathered parameters", "reduce-scatter": "gradients"}
+            if operation in kinds:
+                own = [t for tensors in buffers for t in tensors if self.ledger.kind_of(t) != "parameters"]
+                self.ledger.name(own, kinds[operation])
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,255 @@
+"""One rank of the real job, at its real size, on this machine: resolved numbers and a rank → bytes, FLOPs, collectives.
+
+The ranks beside it are imagined and tensors have no memory (torch's fake process group and fake tensors), but all that
+runs is training's own: the model is laid out, goes forward, backward and takes an optimiser step, and each operator of
+the rank is watched. Two steps are run, one to warm up and one that counts: the first asks torch how DTensors split,
+which looks like operators at the size of the whole model.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from kielo.parallel.context import context_positions
+from kielo.parallel.materialise import materialise
+from kielo.parallel.mesh import Mesh, build_mesh
+from kielo.parallel.norm import clip_gradients
+from kielo.parallel.world import World
+from kielo.plan.bytes import StateBytes, state_bytes
+from kielo.plan.ranks import AXES, coordinates
+from kielo.plan.resolved import PhasePlacement, Resolved
+from kielo.plan.stages import layer_numbers, micro_batch_complaint, stages_of_rank
+from kielo.recipe.cards import accelerator, accelerators
+from kielo.recipe.errors import KieloError
+from kielo.train.build import laid_out
+from kielo.train.feed import MicroBatch, StepBatch
+from kielo.train.forward_backward import forward_backward_of
+from kielo.train.guard import Guard
+from kielo.train.optimiser import Optimiser, build_optimiser
+from kielo.verify.fake_world import fake_world, groups_of
+from kielo.verify.memory_ledger import Peak
+from kielo.verify.rank_watch import RankWatch
+from kielo.verify.torch_fakes import fake_tensors
+
+
+def rehearse(resolved: Resolved, rank: int) -> dict[str, Any]:
+    """What rank `rank` holds, computes and sends in one step of the phase whose micro-batches are largest.
+
+    Of a step's micro-batches no more than 2p + 2 are run over p pipeline ranks (of gpipe all), by when as many are under
+    way at once as ever will be; counts go on as with the last of them. KieloError for a rank that is not there and for
+    what cannot be rehearsed.
+    """
+    placement = resolved.placement
+    if not 0 <= rank < placement.world_size:
+        raise KieloError(f"rank {rank}: the job has ranks 0 to {placement.world_size - 1}")
+    if placement.cpu_offload:
+        raise KieloError(
+            "layout.cpu_offload = true cannot be rehearsed: the CPU stands in for the device here, so memory of the two "
+            "could not be told apart; what would work: layout.cpu_offload = false"
+        )
+    started = time.monotonic()
+    index = heaviest_phase(resolved)
+    phase = placement.phases[index]
+    few, many = rehearsed_micro_batches(resolved, phase)
+    with fake_world(rank, placement.world_size, has_pipeline=placement.pipeline > 1) as world:
+        mesh = build_mesh(world, placement)
+        model = laid_out(resolved.identity, placement, mesh)
+        with fake_tensors(), RankWatch(*groups_of(mesh)) as watch:
+            job = Job(resolved, index, mesh, model, world, watch)
+            first = job.step(few)
+            counts = job.step(many)
+            peaks = {
+                name: _with_all_buffers(peak, phase.micro_batches_per_step, many)
+                for name, peak in watch.ledger.peaks().items()
+            }
+    per_step = _extended(first, counts, few, many, phase.micro_batches_per_step)
+    peak_phase = max(peaks, key=lambda name: peaks[name].bytes)
+    card = accelerator(placement.accelerator) if placement.accelerator in accelerators() else None
+    memory = None if card is None else card.memory_bytes
+    stages = _stages(resolved, coordinates(placement, rank)["pipeline"])
+    return {
+        "name": resolved.identity.name,
+        "torch": torch.__version__,
+        "rank": rank,
+        "world_size": placement.world_size,
+        "axes": {axis: getattr(placement, axis) for axis in AXES if getattr(placement, axis) > 1},
+        "coordinates": {axis: n for axis, n in coordinates(placement, rank).items() if getattr(placement, axis) > 1},
+        "stages": stages,
+        "zero": placement.zero,
+        "recompute": placement.recompute,
+        "sequence_length": resolved.identity.phases[index].sequence_length,
+        "micro_batch_sequences": phase.micro_batch_sequences,
+        "micro_batches_per_step": phase.micro_batches_per_step,
+        "rehearsed_micro_batches": many,
+        "state_bytes": asdict(job.held),
+        "computed_state_bytes": asdict(state_bytes(resolved.identity.model, placement, rank)),
+        "peaks": {name: {"bytes": peak.bytes, "kinds": peak.kinds} for name, peak in peaks.items()},
+        "peak_phase": peak_phase,
+        "peak_bytes": peaks[peak_phase].bytes,
+        "accelerator": placement.accelerator,
+        "memory_bytes": memory,
+        "fits": None if memory is None else peaks[peak_phase].bytes <= memory,
+        "flops": {what: per_step["flops", what] for kind, what in per_step if kind == "flops"},
+        "collectives": [
+            {"axis": axis, "operation": operation, "count": per_step["calls", (axis, operation)],
+             "bytes": per_step["bytes", (axis, operation)]}
+            for axis, operation in sorted(what for kind, what in per_step if kind == "calls")
+        ],
+        "seconds": time.monotonic() - started,
+    }  # fmt: skip
+
+
+class Job:
+    """The parts of a rank's step, with memory, and the step itself. `watch` may be None, for ranks that are there."""
+
+    def __init__(
+        self, resolved: Resolved, index: int, mesh: Mesh, model: nn.Module, world: World, watch: RankWatch | None = None
+    ) -> None:
+        identity, placement = resolved.identity, resolved.placement
+        self._resolved, self._index, self._mesh, self._watch = resolved, index, mesh, watch
+        self.model = materialise(model, world.device, None)
+        self._name(_all_parameters(self.model), "parameters")
+        self._name(model.buffers(), "tables")
+        self._optimiser = build_optimiser(model, identity)
+        self._name(_state(self._optimiser), "optimiser")
+        self._forward_backward = forward_backward_of(
+            model, identity.z_loss, placement.loss_chunk_tokens, mesh, placement, identity.precision
+        )
+        self._clip: Callable[[], Tensor] = partial(clip_gradients, model, mesh, identity.max_gradient_norm)
+        self._guard = Guard(world.device, identity.max_skipped_steps_in_a_row)
+        self.held = StateBytes(0, 0, 0)
+
+    def step(self, micro_batches: int) -> dict[tuple[str, Any], int]:
+        """One optimiser step of so many micro-batches, as in `train/loop.py`; ("flops", what), ("calls", what) and
+        ("bytes", what) → how many of it there were.
+        """
+        batch = self._batch(micro_batches)
+        self._section("passes")
+        if self._watch is not None:
+            self._watch.begin()
+        loss = self._forward_backward(batch)
+        self._section("update")
+        self._note_state()
+        gradient_norm = self._clip()
+        skip = self._guard.check(loss, gradient_norm)
+        self._optimiser.step(self._resolved.identity.learning_rates[0].peak, skip)
+        self._optimiser.zero_grad()
+        if self._watch is None:
+            return {}
+        counters = (("flops", self._watch.flops), ("calls", self._watch.calls), ("bytes", self._watch.bytes))
+        return {(kind, what): number for kind, counter in counters for what, number in counter.items()}
+
+    def _batch(self, micro_batches: int) -> StepBatch:
+        identity, placement = self._resolved.identity, self._resolved.placement
+        length, rows = identity.phases[self._index].sequence_length, placement.phases[self._index].micro_batch_sequences
+        axis = self._mesh["context"]
+        positions = context_positions(length, axis.size(), axis.get_local_rank()) if axis.size() > 1 else None
+        shape = rows, length // axis.size()
+        self._section("batch")
+        pieces = [
+            MicroBatch(
+                torch.zeros(shape, dtype=torch.int64),
+                torch.zeros(shape, dtype=torch.int64),
+                torch.zeros(shape, dtype=torch.int32) if identity.mask_documents else None,
+                positions,
+            )
+            for _ in range(micro_batches)
+        ]
+        return StepBatch(1, (), pieces, torch.ones((), dtype=torch.int64))
+
+    def _note_state(self) -> None:
+        """What is held when the step comes: gradients are reduced, and nothing else is left of the passes."""
+        parameters = _all_parameters(self.model)
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        self._name(gradients, "gradients")
+        if self._watch is not None:
+            self._name(parameters, "parameters")
+            ledger = self._watch.ledger
+            state = list(_state(self._optimiser))
+            self.held = StateBytes(*(ledger.bytes_of(map(_local, some)) for some in (parameters, gradients, state)))
+
+    def _name(self, tensors: Iterator[Tensor] | list[Tensor], kind: str) -> None:
+        if self._watch is not None:
+            self._watch.ledger.name(map(_local, tensors), kind)
+
+    def _section(self, name: str) -> None:
+        if self._watch is not None:
+            self._watch.section = name
+
+
+def heaviest_phase(resolved: Resolved) -> int:
+    """The phase with the most tokens in a micro-batch, then the most micro-batches."""
+    identity, placement = resolved.identity, resolved.placement
+
+    def weight(index: int) -> tuple[int, int]:
+        phase = placement.phases[index]
+        return phase.micro_batch_sequences * identity.phases[index].sequence_length, phase.micro_batches_per_step
+
+    return max(range(len(placement.phases)), key=weight)
+
+
+def rehearsed_micro_batches(resolved: Resolved, phase: PhasePlacement) -> tuple[int, int]:
+    """(of the step that warms up, of the step that counts)."""
+    placement, all_of_them = resolved.placement, phase.micro_batches_per_step
+    ranks, schedule, stages = placement.pipeline, placement.pipeline_schedule, len(placement.pipeline_layers)
+    # With 1F1B p are under way at once, or fewer, and with the next all ranks are at work; schedules with more stages a
+    # rank need a second round to show all.
+    longest = {"gpipe": all_of_them, "1f1b": ranks + 1}.get(schedule, 2 * ranks + 2)
+    most = min(all_of_them, longest if ranks > 1 else 2)
+    fitting = [
+        number
+        for number in range(1, most + 1)
+        if ranks == 1 or micro_batch_complaint(schedule, number, ranks, stages) is None
+    ] or [all_of_them]
+    return fitting[0], fitting[-1]
+
+
+def _extended(
+    first: dict[tuple[str, Any], int], counts: dict[tuple[str, Any], int], few: int, many: int, wanted: int
+) -> dict[tuple[str, Any], int]:
+    """Counts of a step of `wanted` micro-batches, which grow with each as they did from `few` to `many`."""
+    if wanted == many:
+        return counts
+    grown = {key: counts[key] - first.get(key, 0) for key in counts}
+    return {key: counts[key] + grown[key] * (wanted - many) // (many - few) for key in counts}
+
+
+def _with_all_buffers(peak: Peak, wanted: int, many: int) -> Peak:
+    """The peak of `wanted` micro-batches: all of them lie there from the beginning, and torch's stages have a buffer to
+    receive each of them.
+    """
+    more = {kind: peak.kinds.get(kind, 0) * (wanted - many) // many for kind in ("batch", "receive buffers")}
+    kinds = {kind: size + more.get(kind, 0) for kind, size in peak.kinds.items()}
+    return Peak(peak.bytes + sum(more.values()), kinds)
+
+
+def _stages(resolved: Resolved, pipeline_rank: int) -> dict[str, list[int]]:
+    """Stage number → [first, last] layer of it, [] where it has none."""
+    placement = resolved.placement
+    if placement.pipeline == 1:
+        return {"0": [0, resolved.identity.model.num_hidden_layers - 1]}
+    ranges = layer_numbers(placement.pipeline_layers)
+    numbers = stages_of_rank(
+        placement.pipeline_schedule, placement.pipeline, pipeline_rank, len(ranges) // placement.pipeline
+    )
+    return {str(number): [ranges[number][0], ranges[number][-1]] if ranges[number] else [] for number in numbers}
+
+
+def _state(optimiser: Optimiser) -> Iterator[Tensor]:
+    for state in optimiser.adamw.state.values():
+        yield from state.values()
+
+
+def _all_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """With the copy of a tied embedding, which no one optimises and a model of stages does not name."""
+    return [p for module in model.modules() for p in module.parameters(recurse=False)]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

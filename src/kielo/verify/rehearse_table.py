@@ -1,0 +1,75 @@
+"""A rehearsal in words: rows for tables, and sentences. Dictionaries of `rehearse.rehearse` in."""
+
+from collections.abc import Sequence
+from typing import Any
+
+_PHASES = ("forward", "backward", "update")
+NOTES = """what this is: torch's fake process group and fake tensors; kernels are the CPU's, whose attention stores what a GPU's
+flash attention does (keys and values of grouped heads are repeated for it). Not counted: the allocator's fragmentation,
+buffers of the communication library, and what a kernel needs only inside itself."""
+
+
+def headline(rehearsal: dict[str, Any]) -> str:
+    place = ", ".join(f"{axis} {number}" for axis, number in rehearsal["coordinates"].items()) or "alone"
+    layout = " × ".join(f"{axis} {size}" for axis, size in rehearsal["axes"].items()) or "one rank"
+    stages = "; ".join(
+        f"stage {stage}: " + (f"layers {layers[0]} to {layers[1]}" if layers else "no layers")
+        for stage, layers in rehearsal["stages"].items()
+    )
+    wanted, run = rehearsal["micro_batches_per_step"], rehearsal["rehearsed_micro_batches"]
+    shortened = "" if wanted == run else f", {run} of them run"
+    return (
+        f"{rehearsal['name']}: rank {rehearsal['rank']} of {rehearsal['world_size']:,} ({place}) of {layout}; {stages}\n"
+        f"{wanted} micro-batches of {rehearsal['micro_batch_sequences']} × {rehearsal['sequence_length']} tokens a step"
+        f"{shortened}; recompute {rehearsal['recompute']}, zero {rehearsal['zero']}; torch {rehearsal['torch']}, "
+        f"{rehearsal['seconds']:.0f} s"
+    )
+
+
+def memory(rehearsal: dict[str, Any]) -> tuple[Sequence[str], list[tuple]]:
+    """Most bytes at one time of each phase of the step, and what for."""
+    peaks = rehearsal["peaks"]
+    kinds = sorted({kind for peak in peaks.values() for kind in peak["kinds"]}, key=lambda kind: -_largest(peaks, kind))
+    shown = [kind for kind in kinds if _largest(peaks, kind) >= 1e6] or kinds
+    phases = [phase for phase in _PHASES if phase in peaks]
+    rows = [(kind, *(_gigabytes(peaks[phase]["kinds"].get(kind, 0)) for phase in phases)) for kind in shown]
+    total = ("peak", *(_gigabytes(peaks[phase]["bytes"]) for phase in phases))
+    return ("GB at the peak of", *phases), [*rows, total]
+
+
+def summary(rehearsal: dict[str, Any]) -> str:
+    held, computed = rehearsal["state_bytes"], rehearsal["computed_state_bytes"]
+    said = "the same" if held == computed else ", ".join(f"{what} {size:,}" for what, size in computed.items())
+    flops = ", ".join(f"{count:.4g} of {what}" for what, count in rehearsal["flops"].items())
+    return (
+        "bytes between steps: " + ", ".join(f"{what} {size:,}" for what, size in held.items())
+        + f"; computed from the layout table: {said}\n"
+        f"FLOPs of a step: {sum(rehearsal['flops'].values()):.5g} ({flops})"
+    )  # fmt: skip
+
+
+def collectives(rehearsal: dict[str, Any]) -> tuple[Sequence[str], list[tuple]]:
+    rows = [
+        (row["axis"], row["operation"], f"{row['count']:,}", _gigabytes(row["bytes"])) for row in rehearsal["collectives"]
+    ]
+    return ("axis", "collective", "times a step", "GB of whole buffers"), rows
+
+
+def verdict(rehearsals: Sequence[dict[str, Any]]) -> str:
+    """Of the rank that holds most."""
+    worst = max(rehearsals, key=lambda rehearsal: rehearsal["peak_bytes"])
+    peak, memory_bytes = worst["peak_bytes"], worst["memory_bytes"]
+    said = f"most memory: {_gigabytes(peak)} GB on rank {worst['rank']}, in the {worst['peak_phase']} phase"
+    if memory_bytes is None:
+        return f"{said}; the card of {worst['accelerator']} does not say how much there is"
+    left = memory_bytes - peak
+    room = f"{_gigabytes(left)} GB are left" if left >= 0 else f"{_gigabytes(-left)} GB too much"
+    return f"{said}; {worst['accelerator']} has {_gigabytes(memory_bytes)} GB: it {'fits' if left >= 0 else 'does not fit'}, {room}"
+
+
+def _largest(peaks: dict[str, Any], kind: str) -> int:
+    return max(peak["kinds"].get(kind, 0) for peak in peaks.values())
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:,.3f}"
