@@ -50,17 +50,17 @@ def test_speed_leaves_out_what_is_not_training(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(meter_module.time, "perf_counter", lambda: clock[0])
     meter = Meter(peak_tflops=4.0, ranks=2, total_tokens=10_000, device=torch.device("cpu"))
     meter.start(tokens=1000)
-    meter.use(2e9, 1000)
+    meter.use(2e9, 1000, 2100.0)
     clock[0] += 0.5
     with meter.paused():
         clock[0] += 60
     clock[0] += 0.5
     assert meter.lap(3000) == pytest.approx(
-        {"tokens_per_second": 2000, "tflops_per_second": 2.0, "mfu": 0.5, "seconds": 1.0, "seconds_left": 3.5}
+        {"tokens_per_second": 2000, "planned_tokens_per_second": 2100, "tflops_per_second": 2.0, "mfu": 0.5, "seconds": 1.0, "seconds_left": 3.5}
     )
     # A phase of other FLOPs from token 4,000 on, after 500 tokens that were passed over.
     meter.pass_over(3500, 4000)
-    meter.use(4e9, 4000)
+    meter.use(4e9, 4000)  # of which nobody planned the speed
     clock[0] += 1.0
     row = meter.lap(4500)
     assert (row["tokens_per_second"], row["tflops_per_second"]) == pytest.approx((1000, (500 * 2e-3 + 500 * 4e-3) / 2))

@@ -1,4 +1,4 @@
-"""Verbs that answer a question and change nothing (but `recipes --copy` and `plan --resolve`). None needs torch."""
+"""Verbs that answer a question and change nothing (but `recipes --copy`). None needs torch."""
 
 import argparse
 import json
@@ -6,26 +6,18 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from kielo.cli.terminal import print_json, print_table
+from kielo.cli.terminal import flat, print_json, print_table
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder, shipped_recipes
 
 
 def show(options: argparse.Namespace) -> None:
     read = read_recipe(options.recipe, options.sets)
-    values = dict(_flat(read.recipe.model_dump(mode="json")))
+    values = dict(flat(read.recipe.model_dump(mode="json")))
     if options.json:
         return print_json({key: {"value": value, "origin": read.origins.get(key, "default")} for key, value in values.items()})
     rows = [(key, json.dumps(value, ensure_ascii=False), read.origins.get(key, "default")) for key, value in values.items()]
     print_table(["key", "value", "from"], rows)
-
-
-def _flat(value: dict, prefix: str = "") -> list[tuple[str, Any]]:
-    pairs = []
-    for key, entry in value.items():
-        nested = isinstance(entry, dict) and entry and not prefix
-        pairs += _flat(entry, key + ".") if nested else [(prefix + key, entry)]
-    return pairs
 
 
 def recipes(options: argparse.Namespace) -> None:
@@ -76,48 +68,6 @@ def languages(options: argparse.Namespace) -> None:
         for card in cards
     ]
     print_table(["code", "language", "script", "document threshold"], rows)
-
-
-def plan(options: argparse.Namespace) -> None:
-    from kielo.plan.layout_check import shape_advice
-    from kielo.plan.resolve import resolve
-    from kielo.plan.resolved import write
-    from kielo.recipe.cards import accelerator, cluster
-
-    sets = [*options.sets, *([f'cluster="{options.cluster}"'] if options.cluster else [])]
-    recipe = read_recipe(options.recipe, sets).recipe
-    folder = run_folder(recipe)
-    device = accelerator(cluster(recipe.cluster).accelerator).device
-    resolved = resolve(recipe, folder, world_size=options.ranks, device=device)
-    if options.resolve:
-        write(resolved, folder / "resolved.toml")
-    if options.json:
-        return print_json(resolved.model_dump(mode="json"))
-    for title, part in (("identity", resolved.identity), ("placement", resolved.placement)):
-        values = part.model_dump(mode="json", exclude={"phases", "learning_rates"})
-        print_table([title, "value"], [(key, json.dumps(value, ensure_ascii=False)) for key, value in _flat(values)])
-    _print_phases(resolved)
-    for advice in shape_advice(resolved.identity.model, recipe.layout, resolved.placement.accelerator):
-        print(f"advice: {advice}")
-    if options.resolve:
-        print(f"wrote {folder / 'resolved.toml'}")
-
-
-def _print_phases(resolved: Any) -> None:
-    """Phases with the numbers of one rank beside them, and the stretches of the learning rate."""
-    rows = [
-        (phase.number, f"{phase.first_step}–{phase.last_step}", phase.tokens_per_step, phase.sequence_length,
-         f"{placed.micro_batches_per_step} × {placed.micro_batch_sequences}",
-         ", ".join(f"{name} {weight:g}" for name, weight in phase.mixture.items()))
-        for phase, placed in zip(resolved.identity.phases, resolved.placement.phases)
-    ]  # fmt: skip
-    print_table(["phase", "steps", "tokens a step", "sequence", "micro-batches × sequences", "mixture"], rows)
-    rows = [
-        (f"{rate.first_token:,}", f"{rate.tokens:,}", rate.schedule, f"{rate.peak:g}", f"{rate.final:g}",
-         f"{rate.warmup_tokens:,}", f"{rate.decay_tokens:,}")
-        for rate in resolved.identity.learning_rates
-    ]  # fmt: skip
-    print_table(["learning rate after token", "tokens", "schedule", "peak", "final", "warm-up", "decay"], rows)
 
 
 def measure(options: argparse.Namespace) -> None:

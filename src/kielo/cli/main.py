@@ -36,8 +36,8 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(handler=handler)
         return added
 
-    def takes_recipe(added: argparse.ArgumentParser) -> None:
-        added.add_argument("recipe", metavar="RECIPE", help=_RECIPE_HELP)
+    def takes_recipe(added: argparse.ArgumentParser, nargs: str | None = None) -> None:
+        added.add_argument("recipe", metavar="RECIPE", help=_RECIPE_HELP, nargs=nargs)
         added.add_argument(
             "--set", dest="sets", action="append", default=[], metavar="KEY=VALUE",
             help="change one value, e.g. --set train.tokens=1000000 (may be given often)",
@@ -60,13 +60,28 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("--shutdown-seconds", type=int, default=600, help="time to save after a stop signal (with --ranks)")
     added.add_argument("--json", action="store_true", help="print the outcome as JSON")
 
-    added = verb("plan", "look:plan", "the numbers that follow from a recipe, a machine and its ranks",
-                 "kielo plan demo_estonian --ranks 4 --resolve")
-    takes_recipe(added)
+    added = verb("plan", "plan:plan", "which layouts fit a machine, how fast, at what cost, and why",
+                 "kielo plan estonian_llama31_70b --nodes 4..256"
+                 "\n         kielo plan estonian_llama31_70b --nodes 16 --compare tp8pp4,tp8pp8"
+                 "\n         kielo plan estonian_llama31_70b --nodes 16 --why tp8pp4 --plot pictures"
+                 "\n         kielo plan demo_estonian --ranks 2 --resolve"
+                 "\n         kielo plan --from-measurement runs/demo_estonian/train/metrics.jsonl --to my_machine.toml")
+    takes_recipe(added, nargs="?")
     added.add_argument("--cluster", help="cluster card (see `kielo clusters`); default: the recipe's")
-    added.add_argument("--ranks", type=int, default=1, help="ranks of the run")
+    added.add_argument("--nodes", metavar="N", help="16, or 4,8,12, or 4..256 (doubled from the first to the last)")
+    added.add_argument("--top", type=int, metavar="K", help="list so many layouts for each number of nodes")
+    added.add_argument("--all", action="store_true", help="name every layout that is not listed, with why")
+    added.add_argument("--compare", metavar="A,B", help="layouts side by side, by (parts of) their names: tp8pp4,tp8pp8")
+    added.add_argument("--why", metavar="LAYOUT", help="what bounds this layout, in words; with --plot its timeline")
+    added.add_argument("--plot", metavar="DIR", help="draw what was asked for into this folder, as SVG")
+    added.add_argument("--wall-hours", type=float, metavar="H", help="longest job; default: the site's")
+    added.add_argument("--machine", metavar="FILE", help="a machine's card made by --from-measurement")
+    added.add_argument("--from-measurement", nargs="+", metavar="METRICS", help="metrics.jsonl of your own runs: makes a card")
+    added.add_argument("--to", metavar="FILE", help="where --from-measurement writes the card")
     added.add_argument("--resolve", action="store_true", help="write resolved.toml into the run folder")
-    added.add_argument("--json", action="store_true")
+    added.add_argument("--layout", metavar="LAYOUT", help="with --resolve: this layout in place of the recipe's")
+    added.add_argument("--ranks", type=int, help="with --resolve: ranks in place of --nodes; default: 1")
+    added.add_argument("--json", action="store_true", help="print all figures as JSON, in seconds and bytes")
 
     added = verb("rehearse", "rehearse:rehearse", "one rank of the real job on this machine: memory, FLOPs and collectives",
                  "kielo rehearse estonian_llama31_70b --cluster lumi_g --nodes 4 --all-stages")

@@ -33,3 +33,12 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     for row in rows:
         table.add_row(*[Text("" if cell is None else str(cell)) for cell in row])
     console.print(table)
+
+
+def flat(value: dict, prefix: str = "") -> list[tuple[str, Any]]:
+    """Dotted key → value of one level of sections."""
+    pairs = []
+    for key, entry in value.items():
+        nested = isinstance(entry, dict) and entry and not prefix
+        pairs += flat(entry, key + ".") if nested else [(prefix + key, entry)]
+    return pairs

@@ -50,6 +50,7 @@ def train_here(recipe: Recipe) -> dict[str, Any]:
     import torch
 
     from kielo.parallel.rendezvous import find_rendezvous
+    from kielo.plan.expected import with_expectation
     from kielo.plan.resolve import resolve
     from kielo.train.run import train
 
@@ -57,7 +58,8 @@ def train_here(recipe: Recipe) -> dict[str, Any]:
     folder = run_folder(recipe)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     device_name = torch.cuda.get_device_name() if device == "cuda" else None
-    return train(resolve(recipe, folder, world_size=place.size, device=device, accelerator=device_name))
+    resolved = resolve(recipe, folder, world_size=place.size, device=device, accelerator=device_name)
+    return train(with_expectation(resolved, recipe))
 
 
 def start_ranks(

@@ -1,25 +1,31 @@
-"""Bytes of what a rank holds between steps: parameters, gradients and optimiser state; arithmetic, no torch.
+"""Bytes of what a rank of Kielo holds; arithmetic, no torch.
 
-From the shapes of the parameters, the words of the family's layout table and the placement. Exact for training as it is
-built: `kielo rehearse` measures the same numbers. Activations and what FSDP gathers are not here.
+Between steps: parameters, gradients and optimiser state from the shapes of the parameters, the words of the family's layout
+table and the placement; exact, `kielo rehearse` measures the same numbers. Within a step: what `memory.memory_bytes` needs
+to know of how Kielo keeps activations, counted tensor by tensor from the code of `models/blocks`.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from kielo.models.families import module
 from kielo.models.parameter_shapes import layout_word, parameter_shapes
 from kielo.plan.ranks import coordinates
-from kielo.plan.stages import layer_numbers, stages_of_rank
-from kielo.recipe.sections import Model
+from kielo.plan.stages import SCHEDULES, layer_numbers, layers_of_stages, stages_of_rank
+from kielo.recipe.sections import Layout, Model
 
 if TYPE_CHECKING:
     from kielo.plan.resolved import Placement
 
 _FP32 = 4
 _MOMENTS = 2
+_PRECISION_BYTES = {"fp32": 4, "bf16": 2}
+_LAYER_NORMS = ("gpt2", "gpt_neox", "opt", "bloom")  # families with torch's own; the others' RMSNorm is written out
+_PLAIN_MLP = _LAYER_NORMS
+_WAITING_PASS = 1.4  # a pass whose weights wait for their gradients: its activations, and the gradients of its matrices' results
+_ROTARY = {"gpt2": False, "opt": False, "bloom": False}  # family → True where it is not here
 _SPLIT_DIM = {"vocabulary": 0, "column": 0, "all_heads": 0, "row": 1}  # word → dim of the weight on the tensor axis
 
 
@@ -94,3 +100,147 @@ def _on_tensor_axis(shape: tuple[int, ...], kind: str, word: str | None, ranks: 
     if dim is None or dim >= len(shape) or (kind == "bias" and word == "row"):
         return shape
     return tuple(size // ranks if number == dim else size for number, size in enumerate(shape))
+
+
+def own_columns(
+    model: Model,
+    layout: Layout,
+    sequence_length: int,
+    precision: Literal["fp32", "bf16"] = "bf16",
+    loss_chunk_tokens: int = 2048,
+    on_processor: bool = False,
+) -> dict[str, float]:
+    """Columns of a `Workload` that only Kielo's own training has. `layout` is one that `stage_complaints` has passed.
+
+    on_processor: as a rehearsal counts, whose attention copies its output and whose softmax copies the logits.
+    """
+    number = _PRECISION_BYTES[precision]
+    chunks, is_v = _chunks(layout)
+    layers = layers_of_stages(model, sequence_length, layout)
+    first, last = (
+        sum(layers[stage] for stage in stages_of_rank(layout.pipeline_schedule, layout.pipeline, rank, chunks))
+        if layout.pipeline > 1 else layers[0]
+        for rank in (0, layout.pipeline - 1)
+    )  # fmt: skip
+    kept, again = layer_bytes(model, layout, sequence_length, number, on_processor)
+    table = model.vocab_rows * model.hidden_size / layout.tensor
+    first_tables = table * (2 if _has_both_ends(layout) and (layout.pipeline > 1 or not model.tie_word_embeddings) else 1)
+    return {
+        "compute_bytes": number,
+        "first_layers": first,
+        "last_layers": last,
+        "first_parameters": first * _layer_elements(model, layout) + first_tables + _position_elements(model),
+        "last_parameters": 0 if _has_both_ends(layout) else last * _layer_elements(model, layout) + table,
+        "first_passes": _passes(layout, 0),
+        "last_passes": _passes(layout, layout.pipeline - 1),
+        "kept_bytes": kept,
+        "again_bytes": again,
+        # The logits and their fp32 softmax; whole vocabularies on a processor go to fp32 before that.
+        "logit_bytes": number + _FP32 + _FP32 * (on_processor and number < _FP32 and layout.tensor == 1),
+        "loss_tokens": loss_chunk_tokens,
+    }
+
+
+def layer_bytes(
+    model: Model, layout: Layout, sequence_length: int, number: int, on_processor: bool = False
+) -> tuple[float, float]:
+    """(kept from forward to backward, what stands beside that while the layer is made anew), both of a token and layer on
+    a device; `number` bytes each number that is computed with.
+    """
+    parts = _layer_parts(model, layout, sequence_length, number, on_processor)
+    whole = sum(parts.values())
+    share = 1 / layout.tensor if layout.sequence_parallel else 1.0
+    if layout.recompute == "attention":  # its inputs stay; and its output, which the next matrix takes
+        kept = whole - parts["only attention's"]
+    elif layout.recompute == "operators":
+        queries, groups = _heads(model, layout)
+        sums = 2 * model.hidden_size  # of the tensor ranks' parts: whole on each
+        products = 2 * queries + 2 * groups + (1 if model.model_type in _PLAIN_MLP else 2) * model.intermediate_size / layout.tensor
+        kept = number * (model.hidden_size * share + sums + products)
+    elif layout.recompute == "full":
+        kept = number * model.hidden_size * share
+    else:
+        return whole, 0.0
+    recomputed = 1 / layout.recompute_every_layers
+    return recomputed * kept + (1 - recomputed) * whole, whole - kept
+
+
+def _layer_parts(model: Model, layout: Layout, sequence_length: int, number: int, on_processor: bool) -> dict[str, float]:
+    """What autograd keeps of a layer, of a token on a device. Tensor ranks keep the inputs of their matrices whole, as
+    they were gathered; everything between is split along the sequence.
+    """
+    hidden, tensor, context = model.hidden_size, layout.tensor, layout.context
+    family, is_plain = model.model_type, model.model_type in _PLAIN_MLP
+    share = 1 / tensor if layout.sequence_parallel else 1.0
+    queries, groups = _heads(model, layout)
+    # RMSNorm keeps its input as fp32 and its result before the weight; torch's LayerNorm its input.
+    inner = number if family in _LAYER_NORMS else _FP32 + number
+    if family.startswith("gemma"):  # four norms, whose results are fp32 before the weight
+        inner = (4 * 2 * _FP32) / 2
+    head_norms = {"qwen3": _FP32 + number, "olmo2": _FP32 + number, "olmo3": _FP32 + number, "gemma3_text": 2 * _FP32}
+    is_rotary = _ROTARY.get(family, True)
+    is_gathered = context > 1 and layout.context_attention == "all_gather"
+    keys = groups * context if is_gathered else groups
+    # Only causal attention needs no mask: that of gathered keys is one number for each pair within reach.
+    mask = number * (2 * context + 1) * sequence_length / context / 4 if is_gathered else 0.0
+    copied = number * queries if on_processor and is_rotary else 0.0
+    is_relu = model.hidden_act == "relu"
+    widths = 4 if not is_plain else 1 if is_relu else 2
+    return {
+        "norms": 2 * inner * hidden * share + head_norms.get(family, 0) * (queries + groups),
+        "inputs of matrices": 2 * number * hidden,
+        "attention": number * (2 * queries + 2 * groups) + (2 * model.head_dim if is_rotary and number < _FP32 else 0),
+        "only attention's": number * 2 * (keys - groups) + mask + copied + _FP32 * model.num_attention_heads / tensor,
+        "mlp": number * widths * model.intermediate_size / tensor,
+    }
+
+
+def _heads(model: Model, layout: Layout) -> tuple[float, float]:
+    """(width of all queries, of all keys) on a tensor rank."""
+    return (
+        model.num_attention_heads * model.head_dim / layout.tensor,
+        model.num_key_value_heads * model.head_dim / layout.tensor,
+    )
+
+
+def _layer_elements(model: Model, layout: Layout) -> float:
+    """Matrices of one layer on a tensor rank, without norms and biases (below 0.1 % from hidden 1,024 on)."""
+    queries, groups = _heads(model, layout)
+    matrices = 2 if model.model_type in _PLAIN_MLP else 3
+    return 2 * model.hidden_size * (queries + groups) + matrices * model.hidden_size * model.intermediate_size / layout.tensor
+
+
+def _position_elements(model: Model) -> float:
+    """A table of positions lies whole on every tensor rank of the first stage."""
+    if "position_table" not in module(model.model_type, "layout").TENSOR_AXIS:
+        return 0.0
+    first = getattr(module(model.model_type, "count"), "FIRST_POSITION", 0)
+    return (first + model.max_position_embeddings) * model.hidden_size
+
+
+def _chunks(layout: Layout) -> tuple[int, bool]:
+    """(stages of a rank, do they lie in a V)."""
+    usual, is_v, _ = SCHEDULES[layout.pipeline_schedule]
+    return (layout.pipeline_stages_per_rank or usual) if layout.pipeline > 1 else 1, is_v
+
+
+def _has_both_ends(layout: Layout) -> bool:
+    """Does the first pipeline rank have the last stage too?"""
+    return layout.pipeline == 1 or _chunks(layout)[1]
+
+
+def _passes(layout: Layout, rank: int) -> float:
+    """Passes through one of its stages that a pipeline rank keeps at once, by the orders of torch's schedules: forward
+    passes before the first backward, one more, and, where the backward is split, those whose weights wait.
+    """
+    ranks, name = layout.pipeline, layout.pipeline_schedule
+    chunks, is_v = _chunks(layout)
+    if ranks == 1:
+        return 1
+    if name == "gpipe":
+        return float("inf")
+    if is_v:
+        return 2 * ranks + (name == "dualpipev")
+    waiting = _WAITING_PASS * rank if SCHEDULES[name].splits_backward else 0
+    hurry = 2 if name == "interleaved_1f1b" else 1
+    return (chunks - 1) * ranks + hurry * (ranks - 1 - rank) + 1 + waiting

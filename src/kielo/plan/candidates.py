@@ -1,7 +1,8 @@
 """Layouts of one recipe on one machine, as rows of a `Workload`: the way from Kielo's words to the planner's columns."""
 
-from typing import Any
+from typing import Any, Literal
 
+from kielo.plan.bytes import own_columns
 from kielo.plan.efficiency import ENGINES
 from kielo.plan.stages import SCHEDULES
 from kielo.plan.workload import ATTENTION_KERNELS, RECIPES, machine_columns
@@ -23,10 +24,15 @@ def candidate_columns(
     micro_batch: int,
     micro_batches: int,
     recipe: str = "bf16",
+    precision: Literal["fp32", "bf16"] = "bf16",
+    loss_chunk_tokens: int = 2048,
+    on_processor: bool = False,
 ) -> dict[str, Any]:
     """A row for `Workload.of`, of a complete `model` trained by Kielo (FSDP2, fp32 weights and moments).
 
-    `layout.shard` is a number here, not 0. Raises KieloError when the card has no peak of `recipe`.
+    `layout` is one that `stage_complaints` has passed, `layout.shard` a number, not 0. `precision` and `loss_chunk_tokens`
+    as in the recipe's [train]; they and on_processor (bytes as a rehearsal counts them) tell of memory only. Raises
+    KieloError when the card has no peak of `recipe`.
     """
     schedule = SCHEDULES[layout.pipeline_schedule]
     layers_again, attention_again, operators_again = _RECOMPUTE[layout.recompute]
@@ -47,6 +53,8 @@ def candidate_columns(
         "weight_bytes": 4, "gradient_bytes": 4, "optimiser_bytes": 8,
         "dropout": 0.0, "unfused_norms": 0.0, "whole_logits": 0.0, "tied": float(model.tie_word_embeddings),
         "recipe": RECIPES.index(recipe), "kernel": ATTENTION_KERNELS.index("flash"), "engine": ENGINES.index("fsdp"),
-    } | machine_columns(
+    } | own_columns(
+        model, layout, sequence_length, precision, loss_chunk_tokens, on_processor
+    ) | machine_columns(
         card, cluster.network_gbit_per_second_per_node * 1e9 / 8, cluster.devices_per_node, recipe
     )  # fmt: skip

@@ -10,6 +10,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from kielo.plan.stages import SCHEDULES, stages_of_rank
 
 Column = np.ndarray
 _WAITS_OF_SPLIT = {True: 1.4, False: 0.0}  # is it a V → hops a micro-batch and doubling of the ranks
-_SIMULATED_ROUNDS = 4  # micro-batches for each rank, beyond which a schedule repeats itself
+_SIMULATED_ROUNDS = 4  # micro-batches for each rank, beyond which a schedule repeats itself (with 2, uneven stages do not yet)
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,9 @@ def closed_form_seconds(schedule: str, stages: StageSeconds, ranks: int, micro_b
         return sum(stages.forward) + sum(backward) + steady + 2 * stages.hop * (ranks - 1)
     of_rank = [sum(whole[stage] for stage in stages_of_rank(schedule, ranks, rank, chunks)) for rank in range(ranks)]
     heaviest, total = max(of_rank), sum(of_rank)
+    if schedule == "interleaved_1f1b" and micro_batches < ranks:
+        # The first is back at the first rank when the last has long left it: all of them follow each other once round.
+        return total + (micro_batches - 1) * max(whole) + 2 * stages.hop * (len(whole) - 1)
     if SCHEDULES[schedule].splits_backward:
         fill = _fill_of_split(schedule, stages, ranks)
         # Read off the simulation: with pieces this short, a rank waits for a neighbour more often the more there are.
@@ -87,12 +91,20 @@ def _fill_of_split(schedule: str, stages: StageSeconds, ranks: int) -> float:
 
 def simulated_seconds(schedule: str, stages: StageSeconds, ranks: int, micro_batches: int) -> float:
     """The same by simulation; long steps by their repeating part."""
-    few = _SIMULATED_ROUNDS * ranks
-    if micro_batches <= few + ranks:
+    unit = _round(ranks, micro_batches) if len(stages.forward) > ranks and not SCHEDULES[schedule].is_v else ranks
+    few = _SIMULATED_ROUNDS * unit
+    if micro_batches <= few + unit:
         return max(span.end for span in timeline(schedule, stages, ranks, micro_batches))
-    rest = micro_batches % ranks
-    end = [max(span.end for span in timeline(schedule, stages, ranks, few + more)) for more in (rest, rest + ranks)]
-    return end[0] + (end[1] - end[0]) / ranks * (micro_batches - few - rest)
+    rest = micro_batches % unit
+    end = [max(span.end for span in timeline(schedule, stages, ranks, few + more)) for more in (rest, rest + unit)]
+    return end[0] + (end[1] - end[0]) / unit * (micro_batches - few - rest)
+
+
+def _round(ranks: int, micro_batches: int) -> int:
+    """Micro-batches that an interleaved schedule takes through one chunk before the next, as torch does: equal rounds of at
+    least as many as there are ranks, or all of them in one.
+    """
+    return micro_batches // max(1, micro_batches // ranks)
 
 
 def timeline(schedule: str, stages: StageSeconds, ranks: int, micro_batches: int) -> list[Span]:
@@ -105,13 +117,19 @@ def timeline(schedule: str, stages: StageSeconds, ranks: int, micro_batches: int
     chunks = len(stages.forward) // ranks
     own = [stages_of_rank(schedule, ranks, rank, chunks) for rank in range(ranks)]
     if SCHEDULES[schedule].is_v:
-        orders: list[list[tuple[str, int, int]]] = [[] for _ in own]
-        for span in _greedy(StageSeconds.equal(len(stages.forward), 1.0), own, micro_batches):
-            orders[span.rank].append((span.kind, span.stage, span.micro_batch))
+        orders = _orders_of_v(tuple(own), micro_batches)
     else:
         orders = [_order(schedule, ranks, rank, own[rank], micro_batches) for rank in range(ranks)]
     spans = _in_order(stages, orders, SCHEDULES[schedule].splits_backward)
     return sorted(spans, key=lambda span: span.start)
+
+
+@cache
+def _orders_of_v(own: tuple[tuple[int, ...], ...], micro_batches: int) -> list[list[tuple[str, int, int]]]:
+    orders: list[list[tuple[str, int, int]]] = [[] for _ in own]
+    for span in _greedy(StageSeconds.equal(sum(map(len, own)), 1.0), list(own), micro_batches):
+        orders[span.rank].append((span.kind, span.stage, span.micro_batch))
+    return orders
 
 
 def _order(schedule: str, ranks: int, rank: int, own: Sequence[int], micro_batches: int) -> list[tuple[str, int, int]]:
@@ -120,12 +138,13 @@ def _order(schedule: str, ranks: int, rank: int, own: Sequence[int], micro_batch
     if schedule == "gpipe":
         forward = [("forward", own[0], m) for m in range(micro_batches)]
         return forward + [("backward", own[0], m) for m in range(micro_batches)]
-    # Interleaved: `ranks` micro-batches through one chunk, then through the next; 1F1B is the case of one chunk.
-    rounds = [range(start, min(start + ranks, micro_batches)) for start in range(0, micro_batches, ranks)]
+    # Interleaved: a round of micro-batches through one chunk, then through the next; 1F1B is the case of one chunk.
+    each = _round(ranks, micro_batches) if chunks > 1 else ranks
+    rounds = [range(start, min(start + each, micro_batches)) for start in range(0, micro_batches, each)]
     forward = [("forward", own[chunk], m) for some in rounds for chunk in range(chunks) for m in some]
     backward = [("backward", own[chunk], m) for some in rounds for chunk in reversed(range(chunks)) for m in some]
     is_split = SCHEDULES[schedule].splits_backward
-    ahead = (ranks - rank - 1) * (1 if chunks == 1 or is_split else 2) + (chunks - 1) * ranks
+    ahead = (ranks - rank - 1) * (1 if chunks == 1 or is_split else 2) + (chunks - 1) * each
     ahead = min(ahead, len(forward))
     # Weights wait for as many backward passes as ranks come before, which need the gradients of inputs.
     wait = rank if is_split else len(forward)

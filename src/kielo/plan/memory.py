@@ -1,10 +1,11 @@
 """Bytes of a device while it trains: what is held between steps, exactly, and what a step adds; arithmetic, no torch.
 
 Activations by Korthikanti et al. 2022 (arXiv:2205.05198, section 4, equations 1 to 6), written out for any widths of queries,
-keys and MLP. For training as Kielo does it, `bytes.state_bytes` counts every parameter; here it is any engine's.
+keys and MLP. What Kielo itself keeps and gathers is told by columns of `bytes.own_columns`; all else is any engine's.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -13,8 +14,8 @@ from kielo.plan.efficiency import ENGINES
 from kielo.plan.workload import Workload
 
 Column = np.ndarray
-Kind = Literal["allocated", "reserved", "device"]
-_BF16_BYTES = 2
+Kind = Literal["rehearsed", "allocated", "reserved", "device"]
+_BF16_BYTES, _FP32_BYTES = 2, 4
 # Of a logit: bf16 and fp32, where one kernel makes its gradient in place; with that apart, where none does; and with
 # copies, where tensor ranks gather all of the vocabulary.
 _LOGIT_BYTES, _PLAIN_LOGIT_BYTES, _WHOLE_LOGIT_BYTES = 6, 10, 20
@@ -30,7 +31,9 @@ _UNFUSED_NORM_BYTES = 10  # an element: fp32 copies of a norm's input and result
 
 @dataclass(frozen=True)
 class MemoryBytes:
-    """Columns [n], bytes of the rank that has most. `gathered` is what ZeRO-3 holds of other ranks' parameters."""
+    """Columns [n], bytes of the rank that has most: parts of its peak. `weights`, `gradients` and `optimiser` are as they
+    are between steps; `gathered` is what a step makes whole of other ranks' parameters, and gradients that wait for that.
+    """
 
     weights: Column
     gradients: Column
@@ -44,13 +47,28 @@ class MemoryBytes:
         """Between steps."""
         return self.weights + self.gradients + self.optimiser
 
+    @property
+    def passing(self) -> Column:
+        """What comes and goes within a step."""
+        return self.activations + self.logits + self.gathered
+
     def peak(self, kind: Kind) -> Column:
-        """Within a step, as each tool counts it: torch's max_memory_allocated, max_memory_reserved, or nvidia-smi."""
-        passing = self.activations + self.logits + self.gathered
-        if kind == "allocated":
-            return self.static + passing + WORKSPACE_BYTES
-        reserved = self.static + passing * (1 + RESERVED_SHARE) + WORKSPACE_BYTES
-        return reserved + (CONTEXT_BYTES if kind == "device" else 0.0)
+        """Within a step, as each tool counts it: tensors as in a rehearsal, torch's max_memory_allocated,
+        max_memory_reserved, or nvidia-smi.
+        """
+        added = {"rehearsed": 0.0, "allocated": WORKSPACE_BYTES}.get(kind)
+        if added is not None:
+            return self.static + self.passing + added
+        return self.static + self.passing + self.workspace + (CONTEXT_BYTES if kind == "device" else 0.0)
+
+    @property
+    def workspace(self) -> Column:
+        """What torch reserves beside tensors: workspaces, and pieces that what comes and goes leaves."""
+        return WORKSPACE_BYTES + RESERVED_SHARE * self.passing
+
+    def parts(self) -> dict[str, Column]:
+        """Part → bytes; they add up to `peak("reserved")`."""
+        return vars(self) | {"workspace": self.workspace}
 
 
 def usable_bytes(memory_bytes_of_card: float) -> float:
@@ -60,6 +78,14 @@ def usable_bytes(memory_bytes_of_card: float) -> float:
 
 def memory_bytes(work: Workload) -> MemoryBytes:
     """Of the first pipeline rank or the last, whichever peaks higher."""
+    own = work.compute_bytes > 0
+    if own.all():
+        return _of_kielo(work)
+    return _by_formulas(work) if not own.any() else _chosen(own, _of_kielo(work), _by_formulas(work))
+
+
+def _by_formulas(work: Workload) -> MemoryBytes:
+    """Of engines other than Kielo."""
     state = state_columns(work, work.parameters_of_heaviest_rank)
     layer, kept = layer_activation_bytes(work), kept_activation_bytes(work)
     layers, chunks = work.layers_of_heaviest_rank, work.chunks
@@ -82,6 +108,160 @@ def memory_bytes(work: Workload) -> MemoryBytes:
     )
     activations = np.where(first_peaks, first, last)
     return MemoryBytes(*state, activations, np.where(first_peaks, 0.0, logits), gathered)
+
+
+def _of_kielo(work: Workload) -> MemoryBytes:
+    """Of Kielo: fp32 parameters and moments split by FSDP2 whatever the ZeRO degree, which says what a step has whole."""
+    is_last_too = work.last_parameters == 0
+    first = _Rank(work, work.first_parameters, work.first_layers, work.first_passes, is_last_too, True).bytes()
+    last = _Rank(work, work.last_parameters, work.last_layers, work.last_passes, ~is_last_too, False).bytes()
+    return _chosen(~is_last_too & (last.peak("rehearsed") > first.peak("rehearsed")), last, first)
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """A pipeline rank of Kielo: `parameters` and `layers` on it, `passes` through one of its stages under way at once.
+
+    Held against rehearsals by benchmarks/planner_memory.py.
+    """
+
+    work: Workload
+    parameters: Column
+    layers: Column
+    passes: Column
+    has_head: Column
+    has_embed: bool
+
+    def bytes(self) -> MemoryBytes:
+        work, parameters, shard = self.work, self.parameters, self.shard
+        copy = self.head * (self.is_pipeline & (work.tied > 0))  # of a tied look-up table, which no one optimises
+        weights, optimiser = _FP32_BYTES * parameters / shard, 2 * _FP32_BYTES * (parameters - copy) / shard
+        moments = self.moments()
+        at = np.argmax([sum(moment) for moment in moments], axis=0)
+        gradients, gathered, activations, logits = (np.choose(at, [moment[part] for moment in moments]) for part in range(4))
+        # Shards of gradients count as held between steps; where they are made after the peak, what is there in their place
+        # does not come on top of them.
+        whole = gathered + np.maximum(gradients - weights, 0.0)
+        missing, passing = np.maximum(weights - gradients, 0.0), whole + activations + logits
+        share = np.maximum(passing - missing, 0.0) / np.maximum(passing, 1.0)
+        return MemoryBytes(weights, weights, optimiser, share * activations, share * logits, share * whole)
+
+    def moments(self) -> list[tuple[Column, Column, Column, Column]]:
+        """(gradients, gathered parameters, activations, logits) at each time at which there may be most."""
+        work, number, zero = self.work, self.work.compute_bytes, np.zeros(len(self.work))
+        waiting, kept = self.waiting, self.activations
+        two_layers = np.where(work.zero == 3, 2 * number * self.layer, 0.0)  # one and the next
+        parameters = np.where(work.zero == 3, self.root, self.parameters) * number
+        # Made by the layer at hand and by the head, and not yet added to those in fp32.
+        mlp = number * work.mlp_matrices * work.hidden * work.ffn / work.tensor
+        made = mlp + np.where(number < _FP32_BYTES, number * self.head, 0.0)
+        again, a_layer = work.tokens * work.again_bytes, work.tokens * work.kept_bytes
+        a_pass = a_layer * self.layers / work.chunks
+        # Where all passes are under way before the first gradients are there, one is over when they are.
+        all_first = self.passes >= work.micro_batches * work.chunks
+        none_yet = np.where(all_first, 0.0, waiting)
+        # When the last micro-batch is reduced: a layer's gradients, whole and once more to reduce from, while the layer before
+        # it makes its own. Pipelines reduce when all passes are done.
+        wait_whole = self.waits_whole & (work.micro_batches > 1)
+        reduced_late = np.where(wait_whole, waiting, self.shards * (work.micro_batches > 1))
+        reduced_late = reduced_late + _FP32_BYTES * self.layer + np.where(
+            self.is_pipeline, 0.0, number * self.head + np.where(wait_whole, 0.0, mlp)
+        )
+        rest = np.where(self.is_pipeline, 0.0, a_pass - a_layer + np.where(wait_whole, 0.0, again))
+        tables = number * (self.table_gradient + self.head)
+        return [
+            (none_yet, parameters, kept, self.losses),
+            (none_yet + made, parameters + two_layers, kept + again, zero),
+            (waiting + made, parameters + two_layers, kept - all_first * a_pass + again, zero),
+            (waiting + number * self.table_gradient, parameters, kept - a_pass, zero),
+            (reduced_late, parameters + np.where(work.zero == 3, two_layers, -number * self.layer), rest, zero),
+            (_FP32_BYTES * (self.layers / self.shard + 1) * self.layer + tables, number * self.root, zero, zero),
+            (self.shards + _FP32_BYTES * self.root * (self.shard == 1), zero, zero, zero),
+        ]
+
+    @cached_property
+    def shard(self) -> Column:
+        return np.maximum(self.work.shard, 1)
+
+    @cached_property
+    def is_pipeline(self) -> Column:
+        return self.work.pipeline > 1
+
+    @cached_property
+    def layer(self) -> Column:
+        """Parameters of one layer."""
+        return self.work.layer_parameters / self.work.tensor
+
+    @cached_property
+    def root(self) -> Column:
+        """Those of look-up table and head, which are whole from the first forward to the last backward."""
+        return self.parameters - self.layers * self.layer
+
+    @cached_property
+    def head(self) -> Column:
+        return self.has_head * self.work.vocabulary * self.work.hidden / self.work.tensor
+
+    @cached_property
+    def table_gradient(self) -> Column:
+        """Elements: torch's DTensor gives each tensor rank the gradient of the whole look-up table, cut when it is reduced
+        or, where head and table are one, added to that of the head.
+        """
+        parts = np.where((self.work.tied > 0) & ~self.is_pipeline, self.work.tensor, 1)
+        return self.has_embed * self.work.vocabulary * self.work.hidden / parts
+
+    @cached_property
+    def shards(self) -> Column:
+        """Reduced gradients."""
+        return _FP32_BYTES * self.parameters / self.shard
+
+    @cached_property
+    def waits_whole(self) -> Column:
+        """Do gradients wait whole for the last micro-batch? In torch's pipelines whatever the ZeRO degree."""
+        return (self.work.zero == 1) | self.is_pipeline
+
+    @cached_property
+    def waiting(self) -> Column:
+        """Gradients of earlier micro-batches. Of shards the buffer of the last reduction, the root's, lives until the next.
+
+        A backward pass that is taken apart leaves a stage's gradients, and the head's, as they were made until both are done.
+        """
+        work = self.work
+        table = work.vocabulary * work.hidden / work.tensor * self.has_embed
+        whole = _FP32_BYTES * (self.parameters + self.table_gradient - table)
+        waiting = np.where(self.waits_whole, whole, self.shards + _FP32_BYTES * self.root) * (work.micro_batches > 1)
+        return waiting + work.splits_backward * work.compute_bytes * (self.layers / work.chunks * self.layer + self.head)
+
+    @cached_property
+    def activations(self) -> Column:
+        """Of passes under way, hidden states at the end (the last norm's and, whole, before and after the head), and buffers
+        for what neighbours send, of which torch makes one for each micro-batch when the schedule is made.
+        """
+        work = self.work
+        states = work.tokens * work.hidden * work.compute_bytes
+        split = states / np.where(work.sequence_parallel > 0, work.tensor, 1)
+        ends = split + self.has_head * (split * (1 + _FP32_BYTES / work.compute_bytes) + 2 * states)
+        under_way = np.minimum(self.passes, work.micro_batches * work.chunks) * self.layers / work.chunks
+        # The passes of GPipe's last stage each wait with the head's gradient of their tokens.
+        waiting = np.where(np.isinf(self.passes) & (self.has_head > 0), work.micro_batches - 1, 0)
+        both_ends = self.has_head & self.is_pipeline & self.has_embed
+        buffers = np.where(both_ends, 2, 2 * work.chunks - 1) * work.micro_batches * self.is_pipeline
+        kept = under_way * work.tokens * work.kept_bytes
+        return kept + ends + waiting * (_FP32_BYTES * self.head + ends) + buffers * split
+
+    @cached_property
+    def losses(self) -> Column:
+        """Logits of a chunk of tokens, and the head's gradient: summed in fp32 over the chunks, and one product of it."""
+        work, number = self.work, self.work.compute_bytes
+        tokens = np.minimum(work.tokens, np.where(work.loss_tokens > 0, work.loss_tokens, np.inf))
+        logit = work.logit_bytes + number * (work.tokens > tokens)  # the chunk's before
+        columns = tokens * work.vocabulary / work.tensor
+        product = np.where(number < _FP32_BYTES, number * self.head, 0.0)
+        return _FP32_BYTES * self.head + self.has_head * np.maximum(logit * columns, product + number * columns)
+
+
+def _chosen(condition: Column, one: MemoryBytes, other: MemoryBytes) -> MemoryBytes:
+    """`one` where the condition holds."""
+    return MemoryBytes(*(np.where(condition, a, b) for a, b in zip(vars(one).values(), vars(other).values())))
 
 
 def state_columns(work: Workload, parameters: Column) -> tuple[Column, Column, Column]:

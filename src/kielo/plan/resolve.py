@@ -51,17 +51,18 @@ def text_of_run(run_folder: Path) -> Text:
 
 
 def imagined_text(recipe: Recipe) -> Text:
-    """As much text as the recipe asks for, of `model.vocab_size` words: for plans that need no corpus.
-
-    KieloError where the recipe does not say how large the vocabulary is.
+    """As much text as the recipe asks for, in a vocabulary of `model.vocab_size` tokens, or as many as its tokenizer is to
+    learn: for plans that need no corpus. KieloError where neither is known.
     """
-    if recipe.model.vocab_size is None and recipe.model.weights is None:
+    model, tokenizer = recipe.model, recipe.tokenizer
+    size = model.vocab_size or (1 if model.weights else None if tokenizer.path else tokenizer.vocab_size)
+    if size is None:
         raise KieloError(
-            f"{recipe.name}: without a corpus the size of the vocabulary is not known; what would work: model.vocab_size "
-            f"set, for example --set model.vocab_size={recipe.tokenizer.vocab_size}"
+            f"{recipe.name}: how many tokens tokenizer.path = {tokenizer.path} has is not looked up without a corpus; what "
+            "would work: model.vocab_size set, for example --set model.vocab_size=128000"
         )
     enough = 2 * sum(phase.tokens for phase in full_phases(recipe)) + longest_sequence_length(recipe)
-    return Text({source.name: enough for source in recipe.corpus.sources}, enough, "", recipe.model.vocab_size or 1, 0)
+    return Text({source.name: enough for source in recipe.corpus.sources}, enough, "", size, 0)
 
 
 def resolve(
@@ -86,7 +87,7 @@ def resolve(
     asked = full_phases(recipe)
     replicate, shard = _axes(recipe, world_size, complaints)
     data_ranks = replicate * shard
-    model = _complete_model(recipe, asked, text.vocabulary_size, complaints)
+    model = complete_model(recipe, asked, text.vocabulary_size, complaints)
     for phase in asked:
         complaints += layout_complaints(model, phase.sequence_length, recipe.layout, phase.key("sequence_length"))
     mixtures = [_mixture(phase, text.tokens, run_folder / "tokens", complaints) for phase in asked]
@@ -261,10 +262,12 @@ def _largest_divisor(number: int, at_most: int) -> int:
     return next(size for size in range(min(number, at_most), 0, -1) if number % size == 0)
 
 
-def _complete_model(
+def complete_model(
     recipe: Recipe, asked: Sequence[FullPhase], tokenizer_vocab_size: int, complaints: list[str]
 ) -> Model:
-    """The model section with every derived key set; from the weights' config.json where there are weights."""
+    """The model section with every derived key set, from the weights' config.json where there are weights; what does not
+    fit goes to `complaints`.
+    """
     model, longest = recipe.model, max(asked, key=lambda phase: phase.sequence_length)
     length = longest.sequence_length
     if model.weights is not None:

@@ -126,6 +126,7 @@ class PhasePlacement(_Frozen):
     micro_batch_sequences: PositiveInt
     micro_batches_per_step: PositiveInt
     flops_per_token: int
+    planned_tokens_per_second: float | None = None
 
 
 class Placement(_Frozen):

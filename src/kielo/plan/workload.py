@@ -4,7 +4,7 @@ The planner's formulas take and give columns (one entry a training), so that ten
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from kielo.recipe.errors import KieloError
 Column = np.ndarray
 ATTENTION_KERNELS = ("unfused", "fused_softmax", "flash_1", "flash")
 RECIPES = ("bf16", "fp8", "fp8_rowwise", "mxfp8", "nvfp4")  # of the matrix products: fp16 counts as bf16
+_ZERO: Column = np.float64(0)
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,28 @@ class Workload:
     node_bandwidth: Column  # bytes/s of a device to others in its node, one way
     network_bandwidth: Column  # bytes/s of a device's share of its node's network, one way
     node_devices: Column  # devices that node_bandwidth reaches
+    # Counted for training as Kielo does it (`bytes.own_columns`), 0 where `memory` goes by formulas.
+    compute_bytes: Column = _ZERO  # of a parameter in the precision that is computed in, gathered from fp32 shards
+    first_parameters: Column = _ZERO  # of the first pipeline rank, and of the last where that is another with the head
+    last_parameters: Column = _ZERO
+    first_layers: Column = _ZERO
+    last_layers: Column = _ZERO
+    first_passes: Column = _ZERO  # of chunks under way at once on these ranks, where there are micro-batches enough
+    last_passes: Column = _ZERO
+    kept_bytes: Column = _ZERO  # a token and layer, from forward to backward; and what stands beside while a layer is made anew
+    again_bytes: Column = _ZERO
+    logit_bytes: Column = _ZERO
+    loss_tokens: Column = _ZERO  # whose logits exist at one time
 
     @staticmethod
     def of(rows: Iterable[Mapping[str, Any]]) -> "Workload":
-        """From rows that have a number for each field."""
+        """From rows that have a number for each field, but for those that may be 0."""
         rows = list(rows)
         return Workload(**{
-            field.name: np.array([row[field.name] for row in rows], dtype=float) for field in fields(Workload)
+            field.name: np.array(
+                [row[field.name] if field.default is MISSING else row.get(field.name, 0) for row in rows], dtype=float
+            )
+            for field in fields(Workload)
         })
 
     def __len__(self) -> int:

@@ -71,6 +71,8 @@ class Cluster(Section):
     network_gbit_per_second_per_node: float = Field(ge=0)
     scheduler: Literal["slurm", "none"]
     max_wall_hours: float | None = None
+    max_nodes_per_job: int | None = Field(None, gt=0, description="in its usual queue; left out where it is not known")
+    file_system_gb_per_second: float | None = Field(None, gt=0, description="writing, of the file system for checkpoints")
     internet_on_compute_nodes: bool
     source: str
     date: str

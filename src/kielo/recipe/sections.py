@@ -293,7 +293,8 @@ class Recipe(Section):
     seed: int = Field(1, ge=0)
     description: str = ""
     folder: str = Field("", description="run folder; default: runs/NAME")
-    cluster: str = Field("laptop", description="cluster card, for the accelerator's peak")
+    cluster: str = Field("laptop", description="cluster card: its accelerator's peak, and what plans count with")
+    machine: str = Field("", description="card of your own machine for plans, made by kielo plan --from-measurement")
     corpus: Corpus
     tokenizer: Tokenizer = Tokenizer()
     dataset: Dataset = Dataset()

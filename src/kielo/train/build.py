@@ -123,7 +123,7 @@ def enter(run: Run, resolved: Resolved, index: int, last_step: int) -> None:
     run.feed = _feed(resolved, index, last_step, run.mesh, run.device)
     run.last_step = last_step
     run.tokens_per_step, run.sequences_per_step = phase.tokens_per_step, phase.sequences_per_step
-    run.meter.use(placement.flops_per_token, run.state.tokens)
+    run.meter.use(placement.flops_per_token, run.state.tokens, placement.planned_tokens_per_second)
     run.step_row.phase = phase.number
 
 

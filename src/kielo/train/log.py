@@ -6,7 +6,7 @@ A row of `metrics.jsonl` is of held-out text ("step", "tokens", "heldout_loss"),
 its "step" ("tokens", "samples", "phase", "passed_over_from": the first of them) or of a training step: "step",
 "tokens", "samples" (both since step 1), "phase" (its number in the recipe), "loss" (of that step, in nats per counted
 token over all ranks, the z-loss included where the recipe has one; null where it was not finite), "gradient_norm" (before clipping), "learning_rate",
-"tokens_per_second", "tflops_per_second" (of one rank), "mfu", "seconds" (of training, from this attempt's start),
+"tokens_per_second", "planned_tokens_per_second" (null where no card knows the machine), "tflops_per_second" (of one rank), "mfu", "seconds" (of training, from this attempt's start),
 "seconds_left", "skipped" (steps, since step 1).
 """
 
@@ -192,7 +192,7 @@ def describe(row: Row) -> str:
         f"loss {row['loss']:.4f}",
         f"norm {row['gradient_norm']:.2f}",
         f"lr {row['learning_rate']:.2e}",
-        f"{row['tokens_per_second']:,.0f} tokens/s",
+        f"{row['tokens_per_second']:,.0f} tokens/s{_planned(row)}",
         f"{row['tflops_per_second']:.3g} TFLOP/s",
     ]
     if row["mfu"] is not None:
@@ -200,6 +200,11 @@ def describe(row: Row) -> str:
     if row["skipped"]:
         parts.append(f"skipped {row['skipped']}")
     return "  ".join([*parts, f"left {_duration(row['seconds_left'])}"])
+
+
+def _planned(row: Row) -> str:
+    speed = row.get("planned_tokens_per_second")
+    return f" ({speed:,.0f} planned)" if speed else ""
 
 
 def _duration(seconds: float) -> str:

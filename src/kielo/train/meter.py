@@ -19,6 +19,7 @@ class Meter:
 
     def __init__(self, peak_tflops: float | None, ranks: int, total_tokens: int, device: torch.device):
         self._flops_per_token = 0.0
+        self._planned: float | None = None
         self._peak_tflops = peak_tflops
         self._ranks = ranks
         self._total_tokens = total_tokens
@@ -32,10 +33,13 @@ class Meter:
         self._since = time.perf_counter()
         self.seconds = 0.0
 
-    def use(self, flops_per_token: float, tokens: int) -> None:
-        """Model FLOPs, forward and backward, of each token after the first `tokens`; recomputation does not count."""
+    def use(self, flops_per_token: float, tokens: int, planned_tokens_per_second: float | None = None) -> None:
+        """Of each token after the first `tokens`: model FLOPs, forward and backward (recomputation does not count), and the
+        speed that the planner expects.
+        """
         self._count_flops(tokens)
         self._flops_per_token = flops_per_token
+        self._planned = planned_tokens_per_second
 
     def pass_over(self, before: int, after: int) -> None:
         """The tokens between these were left behind without work."""
@@ -46,7 +50,7 @@ class Meter:
     def lap(self, tokens: int) -> dict[str, float | None]:
         """Figures since the last lap; call it right after the host has read a number of this step from the device.
 
-        tokens_per_second over all ranks; tflops_per_second of one rank; mfu 0..1 (Chowdhery et al. 2022); seconds of
+        tokens_per_second, and as planned (None: nobody planned), over all ranks; tflops_per_second of one rank; mfu 0..1 (Chowdhery et al. 2022); seconds of
         training in this process so far; seconds_left at this speed.
         """
         now = time.perf_counter()
@@ -59,6 +63,7 @@ class Meter:
         self._flops = 0.0
         return {
             "tokens_per_second": tokens_per_second,
+            "planned_tokens_per_second": self._planned,
             "tflops_per_second": tflops,
             "mfu": tflops / self._peak_tflops if self._peak_tflops else None,
             "seconds": self.seconds,

@@ -1,0 +1,93 @@
+"""How long the planner's search takes, and how far its closed forms are from the simulated clock.
+
+    python benchmarks/planner_search.py          # one core; prints, and writes results/planner_search_cpu.json
+
+Three figures: seconds for at least 10,000 layouts of one job (bar: 2 s on one core) with the best 50 simulated; the largest
+difference of their closed forms (bar: 2 %); and seconds of the whole command `kielo plan` as a user types it (bar: 1 s),
+which must not load torch. Each time is the median of five.
+"""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from datetime import date
+from pathlib import Path
+
+os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+
+from kielo.models.families import complete
+from kielo.plan.clock import closed_form_seconds, simulated_seconds
+from kielo.plan.planned import Job
+from kielo.plan.search import search
+from kielo.recipe.read import read_recipe
+
+JOBS = {
+    "estonian_llama31_70b on LUMI-G, 128 nodes": ("estonian_llama31_70b", [], [128]),
+    "estonian_llama31_70b on LUMI-G, 4 to 256 nodes": ("estonian_llama31_70b", [], [4, 8, 16, 32, 64, 128, 256]),
+    "llmjp_172b on H100, 64 nodes": ("llmjp_172b", ['cluster="dgx_h100"'], [64]),
+    "lumi_140b_scaling on LUMI-G, 48 and 768 nodes": ("lumi_140b_scaling", [], [48, 768]),
+}
+COMMANDS = (
+    "estonian_llama31_70b --nodes 64",
+    "estonian_llama31_70b --nodes 4..256",
+    "estonian_llama31_70b --nodes 16 --compare tp8pp4,tp8pp8",
+    "estonian_llama31_70b --nodes 16 --why tp8pp4",
+)
+RESULTS = Path(__file__).resolve().parent / "results" / "planner_search_cpu.json"
+TIMES = 5
+
+
+def main() -> None:
+    found = {"searches": [searched(name, *job) for name, job in JOBS.items()], "commands": [typed(words) for words in COMMANDS]}
+    for row in found["searches"]:
+        print(
+            f"{row['job']}: {row['layouts']:,} layouts in {row['seconds']:.2f} s ({row['seconds_per_10000']:.2f} s for 10,000), "
+            f"{row['simulated']} simulated, closed forms within {row['largest_difference']:.2%}"
+        )
+    for row in found["commands"]:
+        print(f"kielo plan {row['words']}: {row['seconds']:.2f} s, torch loaded: {row['loads_torch']}")
+    machine = {"date": date.today().isoformat(), "python": platform.python_version(), "processor": platform.machine()}
+    RESULTS.write_text(json.dumps(machine | found, indent=1) + "\n", encoding="utf-8")
+
+
+def searched(name: str, recipe_name: str, sets: list[str], nodes: list[int]) -> dict:
+    recipe = read_recipe(recipe_name, sets).recipe
+    job = Job.of(recipe, complete(recipe.model, recipe.dataset.sequence_length))
+    seconds = []
+    for _ in range(TIMES):
+        begin = time.perf_counter()
+        found = search(job, nodes)
+        seconds.append(time.perf_counter() - begin)
+    differences = [
+        abs(closed_form_seconds(*clock) / simulated_seconds(*clock) - 1)
+        for ranked in found.ranked.values()
+        for planned in ranked
+        if planned.stages
+        for clock in [(planned.layout.pipeline_schedule, planned.stages, planned.layout.pipeline, planned.micro_batches)]
+    ]
+    middle = statistics.median(seconds)
+    return {
+        "job": name, "layouts": found.looked_at, "seconds": middle, "seconds_per_10000": middle / found.looked_at * 1e4,
+        "simulated": sum(map(len, found.ranked.values())), "largest_difference": max(differences, default=0.0),
+    }  # fmt: skip
+
+
+def typed(words: str) -> dict:
+    """As a fresh process; afterwards once more to see whether torch is among its modules."""
+    command = [sys.executable, "-m", "kielo", "plan", *words.split()]
+    seconds = []
+    for _ in range(TIMES):
+        begin = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        seconds.append(time.perf_counter() - begin)
+    probe = f"import sys; from kielo.cli.main import main; main({['plan', *words.split()]!r}); print('torch' in sys.modules)"
+    last = subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+    return {"words": words, "seconds": statistics.median(seconds), "loads_torch": last == "True"}
+
+
+if __name__ == "__main__":
+    main()

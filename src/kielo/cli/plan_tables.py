@@ -1,0 +1,170 @@
+"""What `kielo plan` prints: found layouts → rows for people and values for machines."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kielo.cli.terminal import flat
+from kielo.plan.cost import START_SECONDS, Cost
+from kielo.plan.interval import SHARE
+from kielo.plan.planned import Job, Planned
+from kielo.plan.resolved import Resolved
+from kielo.plan.search import Choice, Found
+
+Table = tuple[Sequence[str], list[tuple[Any, ...]]]
+_GIGA = 1e9
+_NAMES_IN_JSON = 3  # of refused layouts for a reason, unless all are asked for
+
+
+def different_axes(ranked: Sequence[Planned]) -> list[Planned]:
+    """The fastest of each tensor × pipeline × context; in the same order."""
+    best: dict[tuple[int, int, int], Planned] = {}
+    for planned in ranked:
+        layout = planned.layout
+        best.setdefault((layout.tensor, layout.pipeline, layout.context), planned)
+    return list(best.values())
+
+
+def heading(job: Job, found: Found) -> str:
+    phase, recipe = job.phase, job.recipe
+    tokens = sum(each.tokens for each in job.phases)
+    of_phase = f" (phase {phase.number})" if len(job.phases) > 1 else ""
+    return (
+        f"{recipe.name} on {job.site.name}: {tokens / _GIGA:,.1f} billion tokens, {phase.tokens_per_step:,} a step{of_phase}, "
+        f"sequences of {phase.sequence_length:,}, {recipe.train.precision}; {found.looked_at:,} layouts looked at, the fastest of "
+        "each tensor × pipeline × context"
+    )
+
+
+def ranking_rows(listed: Sequence[Planned], costs: Sequence[Cost]) -> Table:
+    titles = (
+        "nodes", "layout", "tokens/s", "s a step", f"{SHARE:.0%} interval", "TFLOP/s a device", "MFU", "GB a device", "bubble",
+        "device hours", "days", "jobs", "checkpoint",
+    )  # fmt: skip
+    rows = [
+        (
+            planned.nodes, planned.name, f"{planned.tokens_per_second:,.0f}", f"{planned.step_seconds:.3g}",
+            f"{planned.low_seconds:.3g}–{planned.high_seconds:.3g}", f"{planned.tflops_per_device:.1f}", f"{planned.mfu:.1%}",
+            f"{planned.peak_bytes / _GIGA:.1f}", f"{planned.seconds['bubble'] / planned.step_seconds:.1%}",
+            f"{cost.device_hours:,.0f}", f"{cost.days:,.1f}", cost.jobs,
+            f"{cost.checkpoint_bytes / _GIGA:,.0f} GB in {cost.checkpoint_seconds:.0f} s",
+        )
+        for planned, cost in zip(listed, costs)
+    ]  # fmt: skip
+    return titles, rows
+
+
+def part_rows(listed: Sequence[Planned]) -> Table:
+    """Seconds of a step by part; parts that no layout has are left out."""
+    parts = [part for part in listed[0].seconds if any(planned.seconds[part] >= 5e-7 for planned in listed)]
+    rows = [(planned.nodes, planned.name, *(f"{planned.seconds[part]:.3g}" for part in parts)) for planned in listed]
+    return ("nodes", "layout", *(part.replace("_", " ") for part in parts)), rows
+
+
+def refusal_rows(found: Found, is_all: bool) -> Table:
+    """Why layouts are not listed: reasons with how many and one of them, or every layout by name."""
+    rows: list[tuple[Any, ...]] = []
+    for nodes, reasons in {**{"any": found.impossible}, **found.refused}.items():
+        for why, layouts in sorted(reasons.items(), key=lambda item: -len(item[1])):
+            rows += [(nodes, 1, name(one), why) for one in layouts] if is_all else [(nodes, len(layouts), name(layouts[0]), why)]
+    return ("nodes", "layouts", "not listed" if is_all else "not listed, for example", "why not"), rows
+
+
+def name(choice: Choice) -> str:
+    """Of what no number of nodes makes possible, the axes alone."""
+    layout = choice.layout
+    if layout.shard * layout.replicate > 1:
+        return choice.name
+    axes = {"tp": layout.tensor, "pp": layout.pipeline, "cp": layout.context}
+    return "-".join(f"{axis}{ranks}" for axis, ranks in axes.items() if ranks > 1) or choice.name
+
+
+def notes(
+    job: Job, listed: Sequence[Planned], costs: Sequence[Cost], own: Mapping[int, Planned | str], found: Found
+) -> list[str]:
+    """Where the recipe's own layout stands, and what the figures take for granted."""
+    lines = []
+    for nodes, planned in own.items():
+        if isinstance(planned, str):
+            lines.append(f"{nodes} nodes, the recipe's own layout: {planned}")
+            continue
+        best = found.ranked[nodes][0] if found.ranked[nodes] else None
+        behind = f", {1 - planned.tokens_per_second / best.tokens_per_second:.0%} slower than the best" if best else ""
+        gb = f"{planned.peak_bytes / _GIGA:.1f} of {job.usable_bytes / _GIGA:.1f} GB"
+        fits = f"{gb}{behind}" if planned.fits else f"does not fit, {gb}"
+        lines.append(
+            f"{nodes} nodes, the recipe's own layout: {planned.name}, {planned.tokens_per_second:,.0f} tokens/s, {fits}"
+        )
+    first = listed[0]
+    wall = f"jobs of at most {job.site.max_wall_hours:g} hours, " if job.site.max_wall_hours else ""
+    lines.append(
+        f"{job.usable_bytes / _GIGA:.1f} GB a device are usable. Hours are of {wall}{START_SECONDS / 60:.0f} minutes to start "
+        f"each, a save every {job.recipe.checkpoint.every_steps} steps and held-out text; no queue, no failures. MFU is of model "
+        f"FLOPs at {job.card.peak_tflops['bf16']:g} TFLOP/s. --why '{first.name}' tells why; kielo rehearse measures the bytes."
+    )
+    most = job.site.max_nodes_per_job
+    if most and max(own) > most:
+        lines.append(f"{job.site.name} lets a job have {most} nodes in its usual queue; more need an agreement with the site.")
+    return lines
+
+
+def planned_json(planned: Planned, cost: Cost) -> dict[str, Any]:
+    return {
+        "name": planned.name, "nodes": planned.nodes, "devices": planned.devices,
+        "layout": planned.layout.model_dump(mode="json"), "micro_batch_sequences": planned.micro_batch,
+        "micro_batches_per_step": planned.micro_batches, "sequence_length": planned.sequence_length,
+        "tokens_per_step": planned.tokens_per_step, "fits": planned.fits, "bytes": planned.bytes,
+        "peak_bytes": planned.peak_bytes, "usable_bytes": planned.job.usable_bytes, "seconds": planned.seconds,
+        "step_seconds": planned.step_seconds, "interval_seconds": [planned.low_seconds, planned.high_seconds],
+        "tokens_per_second": planned.tokens_per_second, "tflops_per_device": planned.tflops_per_device, "mfu": planned.mfu,
+        "cost": vars(cost) | {"days": cost.days},
+    }  # fmt: skip
+
+
+def plan_json(
+    job: Job, found: Found, listed: Sequence[Planned], costs: Sequence[Cost], own: Mapping[int, Planned | str], is_all: bool
+) -> dict[str, Any]:
+    def reasons(of: Mapping[str, Sequence[Choice]]) -> list[dict[str, Any]]:
+        most = None if is_all else _NAMES_IN_JSON
+        return [{"why": why, "layouts": len(some), "names": [name(one) for one in some[:most]]} for why, some in of.items()]
+
+    return {
+        "recipe": job.recipe.name, "cluster": job.site.name, "looked_at": found.looked_at,
+        "layouts": [planned_json(planned, cost) for planned, cost in zip(listed, costs)],
+        "own": {nodes: each if isinstance(each, str) else {"name": each.name, "tokens_per_second": each.tokens_per_second,
+                "step_seconds": each.step_seconds, "peak_bytes": each.peak_bytes, "fits": each.fits} for nodes, each in own.items()},
+        "not_listed": {"any": reasons(found.impossible)} | {nodes: reasons(of) for nodes, of in found.refused.items()},
+    }  # fmt: skip
+
+
+def layout_toml(planned: Planned) -> str:
+    """What to put into a recipe for this layout."""
+    chosen = planned.layout.model_dump(mode="json", exclude_defaults=True, exclude={"shard"})
+    lines = [f"{key} = {_toml(value)}" for key, value in chosen.items()]
+    return "\n".join(["[layout]", *lines, "", "[train]", f"micro_batch_sequences = {planned.micro_batch}"])
+
+
+def _toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def identity_and_placement(resolved: Resolved) -> list[Table]:
+    """Every number of a resolved run: what is trained, how it is placed, its phases, and its learning rates."""
+    tables: list[Table] = []
+    for title, part in (("identity", resolved.identity), ("placement", resolved.placement)):
+        values = part.model_dump(mode="json", exclude={"phases", "learning_rates"})
+        tables.append(((title, "value"), [(key, json.dumps(value, ensure_ascii=False)) for key, value in flat(values)]))
+    phases = [
+        (phase.number, f"{phase.first_step}–{phase.last_step}", phase.tokens_per_step, phase.sequence_length,
+         f"{placed.micro_batches_per_step} × {placed.micro_batch_sequences}",
+         ", ".join(f"{name} {weight:g}" for name, weight in phase.mixture.items()))
+        for phase, placed in zip(resolved.identity.phases, resolved.placement.phases)
+    ]  # fmt: skip
+    tables.append((("phase", "steps", "tokens a step", "sequence", "micro-batches × sequences", "mixture"), phases))
+    rates = [
+        (f"{rate.first_token:,}", f"{rate.tokens:,}", rate.schedule, f"{rate.peak:g}", f"{rate.final:g}",
+         f"{rate.warmup_tokens:,}", f"{rate.decay_tokens:,}")
+        for rate in resolved.identity.learning_rates
+    ]  # fmt: skip
+    tables.append((("learning rate after token", "tokens", "schedule", "peak", "final", "warm-up", "decay"), rates))
+    return tables

@@ -1,0 +1,367 @@
+"""Why a layout is as fast as it is, in plain sentences with numbers; no torch.
+
+Every number is a `Planned`'s own, or what the same formulas give for the layout with one thing changed. GB are 1e9 bytes.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from kielo.plan.candidates import candidate_columns
+from kielo.plan.clock import simulated_seconds
+from kielo.plan.interval import SHARE
+from kielo.plan.layer_work import layer_seconds, matrix_flops
+from kielo.plan.part_names import BYTES, SECONDS, capital, count_text, gb_text, listed, seconds_text
+from kielo.plan.planned import Planned, plan_layouts
+from kielo.plan.side_by_side import against, is_comparable, unfit
+from kielo.plan.stages import SCHEDULES, micro_batch_complaint, num_stages, stage_complaints, stages_of_rank
+from kielo.plan.traffic import context_layer_seconds, data_seconds, tensor_layer_seconds
+from kielo.plan.workload import Workload
+
+_MATRIX_WORK = ("matrix", "head")
+_INTERLEAVED = (2, 3, 4, 5, 6, 8)  # stages a rank
+
+
+def why(planned: Planned, others: Sequence[Planned] = ()) -> list[str]:
+    """Sentences for the person who must defend the layout: speed, memory, where the seconds go, and against `others` of the
+    same step on as many nodes (the rest of them is passed over).
+    """
+    rivals = [other for other in others if other is not planned and is_comparable(planned, other)]
+    return [
+        _headline(planned),
+        _memory(planned),
+        *_parts(planned),
+        *_recomputation(planned),
+        _bound(planned),
+        _interval(planned),
+        *(against(planned, other) for other in rivals),
+    ]
+
+
+def bubble_share(schedule: str, ranks: int, stages_per_rank: int, micro_batches: int) -> float:
+    """Idle seconds by a rank's work, for equal stages, whose backward pass takes twice the forward, and no hops: (p - 1)/m
+    for GPipe and 1F1B, over v of interleaving (Narayanan et al. 2021, arXiv:2104.04473); a third of it where the backward
+    pass is split (Qi et al. 2024, arXiv:2401.10241).
+    """
+    return (ranks - 1) / (micro_batches * _bubble_divisor(schedule, stages_per_rank))
+
+
+def _bubble_divisor(schedule: str, stages_per_rank: int) -> int:
+    return stages_per_rank * (3 if SCHEDULES[schedule].splits_backward else 1)
+
+
+def _headline(planned: Planned) -> str:
+    copies = planned.layout.replicate * planned.layout.shard
+    size = f"{planned.micro_batch} × {planned.sequence_length:,} tokens"
+    return (
+        f"{planned.name} on {count_text(planned.nodes, 'node')} ({count_text(planned.devices, 'device')}): a step of "
+        f"{planned.tokens_per_step:,} tokens takes {seconds_text(planned, planned.step_seconds)}, which is "
+        f"{planned.tokens_per_second:,.0f} tokens/s, {planned.tflops_per_device:.1f} TFLOP/s a device (model FLOPs) and "
+        f"{planned.mfu:.1%} of its peak. {'Each of ' * (copies > 1)}{count_text(copies, 'data-parallel rank')} takes "
+        f"{count_text(planned.micro_batches, 'micro-batch')} of {size} a step."
+    )
+
+
+def _memory(planned: Planned) -> str:
+    """GB = 1e9 bytes, as `kielo rehearse` prints them."""
+    usable, peak = planned.job.usable_bytes, planned.peak_bytes
+    left, largest_first = usable - peak, sorted(planned.bytes.items(), key=lambda each: -each[1])
+    parts = ", ".join(f"{BYTES.get(part, part)} {gb_text(size)}" for part, size in largest_first if size > 0)
+    room = f"{gb_text(left)} GB ({left / usable:.0%}) are left" if planned.fits else f"{gb_text(-left)} GB too much"
+    return (
+        f"Memory {'fits' if planned.fits else 'does not fit'}: {gb_text(peak)} GB on the fullest device, of {gb_text(usable)} GB "
+        f"that it has to give; {room}. In GB of 1e9 bytes: {parts}."
+    )
+
+
+def _parts(planned: Planned) -> Iterator[str]:
+    """A sentence or two for each part of the step, largest first."""
+    facts = _Facts(planned)
+    has_copies = planned.layout.replicate * planned.layout.shard * planned.layout.context > 1
+    for part, seconds in sorted(planned.seconds.items(), key=lambda each: -each[1]):
+        if seconds > 0 or (part == "data_traffic" and has_copies):  # which may be all hidden
+            share = seconds / planned.step_seconds
+            size = f"{seconds_text(planned, seconds)}, {share:.{1 if share >= 0.001 else 3}%}"
+            yield f"{capital(SECONDS.get(part, part))}: {size}. {_TOLD[part](facts) if part in _TOLD else ''}".strip()
+
+
+class _Facts:
+    """What sentences about one layout need: its row of the planner's columns, and the same with something changed."""
+
+    def __init__(self, planned: Planned) -> None:
+        self.planned, self.layout, self.job = planned, planned.layout, planned.job
+        self.inside = planned.job.site.devices_per_node
+
+    @cached_property
+    def work(self) -> Workload:
+        planned = self.planned
+        return Workload.of([
+            candidate_columns(
+                self.job.model, self.layout, self.job.card, self.job.site, sequence_length=planned.sequence_length,
+                micro_batch=planned.micro_batch, micro_batches=planned.micro_batches,
+            )
+        ])  # fmt: skip
+
+    def number(self, name: str) -> float:
+        """A fitted constant, for this machine and engine."""
+        return float(np.ravel(getattr(self.job.efficiency.of(self.work), name))[0])
+
+    def with_layout(self, **changes: object) -> Planned | None:
+        """The same step with the layout changed, by the planner; None where the planner has no such phase."""
+        planned = self.planned
+        phase = next(
+            (
+                phase for phase in self.job.phases
+                if (phase.sequence_length, phase.tokens_per_step) == (planned.sequence_length, planned.tokens_per_step)
+            ),
+            None,
+        )  # fmt: skip
+        if phase is None:
+            return None
+        layout = self.layout.model_copy(update=changes)
+        return plan_layouts(self.job, [(layout, planned.nodes, planned.micro_batch)], phase)[0]
+
+
+def _matrix(facts: _Facts) -> str:
+    work, rates = facts.work, facts.job.efficiency.of(facts.work)
+    again = work.layers_again + (1 - work.layers_again) * work.operators_again * 0.5
+    rate = float((matrix_flops(work) * (3 + again) / layer_seconds(work, rates).matrix / work.peak)[0])
+    large = facts.number("matrix") * facts.number("matrix_engine") * float(work.power_share[0]) ** facts.number("power")
+    anew = f" ({2 * float(again[0]):.2g} more for what is computed anew)" if again > 0 else ""
+    return (
+        f"2 FLOPs a weight and token forward{anew} and 4 backward, at {rate:.1%} of the device's peak, of which products of "
+        f"any size reach at most {large:.1%}; larger micro-batches make larger products."
+    )
+
+
+def _attention(facts: _Facts) -> str:
+    sequence = facts.planned.sequence_length
+    return f"It grows with the sequence: {2 * sequence:,} tokens instead of {sequence:,} would take twice as long a token."
+
+
+def _elementwise(facts: _Facts) -> str:
+    text = "The bytes of norms, residuals, rotation and activations through memory"
+    if facts.layout.zero < 3 and facts.planned.micro_batches > 1:
+        text += f", and of gradients, added up {facts.planned.micro_batches} times a step (of larger micro-batches, fewer)"
+    if facts.layout.tensor > 1 and not facts.layout.sequence_parallel:
+        text += f"; sequence parallelism would split norms and residuals over {facts.layout.tensor} tensor ranks"
+    return text + "."
+
+
+def _launch(facts: _Facts) -> str:
+    least = 1e3 * facts.number("layer_seconds")
+    return (
+        f"The device waits for the host to launch kernels, {least:.2f} ms a layer and micro-batch at least; larger "
+        "micro-batches give it more to do meanwhile."
+    )
+
+
+def _head(facts: _Facts) -> str:
+    where = f" on the last of {facts.layout.pipeline} pipeline ranks, beside its layers" if facts.layout.pipeline > 1 else ""
+    split = f", split over {facts.layout.tensor} tensor ranks" if facts.layout.tensor > 1 else ""
+    return f"The output matrix and the loss over {facts.job.model.vocab_size:,} words{where}{split}."
+
+
+def _bubble(facts: _Facts) -> str:
+    layout, planned = facts.layout, facts.planned
+    ranks, many = layout.pipeline, planned.micro_batches
+    each, schedule = num_stages(layout) // ranks, layout.pipeline_schedule
+    divisor = _bubble_divisor(schedule, each)
+    formula = f"(p − 1)/{f'({divisor} m)' if divisor > 1 else 'm'} = {ranks - 1}/{divisor * many}"
+    text = (
+        f"{ranks} pipeline ranks wait while {count_text(many, 'micro-batch')} fill and empty the pipeline. For {schedule} and "
+        f"equal stages the wait is {formula} = {bubble_share(schedule, ranks, each, many):.1%} of a rank's work"
+    )
+    if planned.stages is not None:
+        text += f"; by the clock, with these stages and hops, {_clocked_share(planned, many):.1%}"
+    return " ".join([f"{text}.", _more_micro_batches(facts, each), *_other_schedules(facts, divisor)])
+
+
+def _clocked_share(planned: Planned, micro_batches: int) -> float:
+    """What the clock takes beyond the heaviest rank's work, by that work."""
+    layout, whole = planned.layout, planned.stages.whole()
+    ranks, schedule = layout.pipeline, layout.pipeline_schedule
+    owned = [stages_of_rank(schedule, ranks, rank, len(whole) // ranks) for rank in range(ranks)]
+    work = micro_batches * max(sum(whole[stage] for stage in some) for some in owned)
+    return simulated_seconds(schedule, planned.stages, ranks, micro_batches) / work - 1
+
+
+def _more_micro_batches(facts: _Facts, stages_per_rank: int) -> str:
+    """What twice as many would leave, and where they could come from."""
+    planned, layout = facts.planned, facts.layout
+    ranks, schedule, many = layout.pipeline, layout.pipeline_schedule, 2 * planned.micro_batches
+    while micro_batch_complaint(schedule, many, ranks, num_stages(layout)) is not None:
+        many += 1
+    by_clock = planned.stages is not None
+    left = _clocked_share(planned, many) if by_clock else bubble_share(schedule, ranks, stages_per_rank, many)
+    sources = [f"{many * planned.tokens_per_step // planned.micro_batches:,} tokens a step"]
+    size, copies = planned.micro_batch, layout.replicate * layout.shard
+    if many == 2 * planned.micro_batches:
+        sources += [f"micro-batches of {size // 2} × {planned.sequence_length:,} tokens"] * (size % 2 == 0)
+        fewer = f"{count_text(copies // 2, 'data-parallel rank')} instead of {copies} (half of the devices)"
+        sources += [fewer] * (copies % 2 == 0)
+    return f"{many} micro-batches would leave {left:.1%} of the work: that takes {listed(sources, 'or')}."
+
+
+def _other_schedules(facts: _Facts, divisor: int) -> Iterator[str]:
+    """The first interleaving that halves the bubble by its formula, and the V that does, as the planner plans them."""
+    layout, planned = facts.layout, facts.planned
+    tried = [("interleaved_1f1b", each) for each in _INTERLEAVED if each >= 2 * divisor][:1]
+    tried += [("zbv", 2)] if _bubble_divisor("zbv", 2) >= 2 * divisor else []
+    for schedule, each in tried:
+        changes = {"pipeline_schedule": schedule, "pipeline_stages_per_rank": each, "pipeline_layers": None}
+        changed = layout.model_copy(update=changes)
+        if any(stage_complaints(facts.job.model, changed)):
+            continue
+        if micro_batch_complaint(schedule, planned.micro_batches, layout.pipeline, num_stages(changed)) is not None:
+            continue
+        other = facts.with_layout(**changes)
+        if other is not None:
+            yield (
+                f"{schedule} with {each} stages a rank would have a bubble of {seconds_text(planned, other.seconds['bubble'])}, "
+                f"a step of {seconds_text(planned, other.step_seconds)} and {gb_text(other.peak_bytes)} GB{unfit(other)}."
+            )
+
+
+def _tensor(facts: _Facts) -> str:
+    tensor, again = facts.layout.tensor, float(facts.work.layers_again[0])
+    times = 4 + 2 * again
+    where = (
+        f"{tensor} ranks inside a node of {facts.inside} devices" if tensor <= facts.inside
+        else f"{tensor} ranks over several nodes of {facts.inside} devices, at the network's speed"
+    )  # fmt: skip
+    more = f", {2 * again:g} of them for what is computed anew" if again else ""
+    return (
+        f"{where}. {times:g} all-reduces a layer and micro-batch{more}, each of 2 (t − 1)/t × the hidden states; "
+        f"{facts.number('tensor_exposed'):.0%} of it are not hidden."
+    )
+
+
+def _context(facts: _Facts) -> str:
+    return f"Keys and values go once round {facts.layout.context} context ranks, and their gradients back."
+
+
+def _pipeline(facts: _Facts) -> str:
+    layout = facts.layout
+    where = "inside a node" if facts.planned.devices <= facts.inside else "over the network"
+    each = num_stages(layout) // layout.pipeline
+    return (
+        f"Hidden states and their gradients go from stage to stage {where}, {2 * each} times a micro-batch on each rank"
+        f"{f' ({each} stages)' * (each > 1)}; {facts.number('pipeline_exposed'):.0%} of it are not hidden."
+    )
+
+
+def _data(facts: _Facts) -> str:
+    layout, planned = facts.layout, facts.planned
+    traffic = data_seconds(facts.work, facts.job.efficiency.of(facts.work))
+    once, each = (float(np.ravel(column)[0]) for column in traffic)
+    exposed, ranks = planned.seconds["data_traffic"], layout.replicate * layout.shard * layout.context
+    hidden = max(0.0, once + each * planned.micro_batches - exposed)
+    if layout.zero == 3 and layout.shard * layout.context > 1:
+        times = count_text(planned.micro_batches, "micro-batch")
+        how, behind = f"parameters are gathered and gradients scattered for each of {times}", "the passes over it"
+    else:
+        how = "gradients and parameters go round once a step, so that more tokens a step make its share smaller"
+        behind = "a backward pass"
+    return (
+        f"Between {ranks} ranks {how}. Another {seconds_text(planned, hidden)} are hidden: {facts.number('data_hidden'):.0%} of "
+        f"{behind} can hide traffic."
+    )
+
+
+def _optimiser(facts: _Facts) -> str:
+    shard = facts.layout.shard * facts.layout.context
+    share = f"its share of 1/{shard} of the rank's parameters" if shard > 1 else "all parameters of the rank"
+    return f"30 bytes a parameter through memory once a step, of {share}."
+
+
+def _fixed(facts: _Facts) -> str:
+    return "What no other part counts, a constant of the engine: steps of more tokens pay it less often."
+
+
+def _slowest(facts: _Facts) -> str:
+    devices = facts.planned.devices
+    spreads = math.sqrt(2 * math.log(devices))
+    return (
+        f"The slowest of {count_text(devices, 'device')} is expected √(2 ln {devices:,}) = {spreads:.1f} spreads of "
+        f"{facts.number('jitter'):.2%} behind their mean, and all wait for it."
+    )
+
+
+_TOLD: dict[str, Callable[[_Facts], str]] = {
+    "matrix": _matrix, "attention": _attention, "elementwise": _elementwise, "launch": _launch, "head": _head,
+    "bubble": _bubble, "tensor_traffic": _tensor, "context_traffic": _context, "pipeline_traffic": _pipeline,
+    "data_traffic": _data, "optimiser": _optimiser, "fixed": _fixed, "slowest": _slowest,
+}  # fmt: skip
+
+
+def _recomputation(planned: Planned) -> Iterator[str]:
+    """What of the parts above is there because activations are made again, and what its absence would need."""
+    if planned.layout.recompute == "none":
+        return
+    facts = _Facts(planned)
+    again, every = recomputed_seconds(planned), planned.layout.recompute_every_layers
+    parts = ", ".join(f"{SECONDS[part]} {seconds_text(planned, seconds)}" for part, seconds in again.items() if seconds)
+    text = (
+        f"Recomputation ({planned.layout.recompute}{f' in one layer of {every}' * (every > 1)}) is "
+        f"{seconds_text(planned, sum(again.values()))} of these ({parts or 'nothing'}): {_recomputed_flops(facts):.0%} more "
+        "FLOPs than the model's."
+    )
+    other = facts.with_layout(recompute="none", recompute_every_layers=1)
+    if other is not None:
+        step = seconds_text(planned, other.step_seconds)
+        text += f" Without it the step would take {step} and {gb_text(other.peak_bytes)} GB{unfit(other)}."
+    yield text
+
+
+def recomputed_seconds(planned: Planned) -> dict[str, float]:
+    """Part → seconds of it that are there only because activations are made again, by the planner's formulas."""
+    work = _Facts(planned).work
+    none = np.zeros(1)
+    plain = replace(work, layers_again=none, attention_again=none, operators_again=none)
+    rates = planned.job.efficiency.of(work)
+    now, then = _layer_parts(work, rates), _layer_parts(plain, rates)
+    return {part: planned.seconds[part] * (1 - then[part] / now[part]) if now[part] else 0.0 for part in now}
+
+
+def _layer_parts(work: Workload, rates: Any) -> dict[str, float]:
+    """Seconds of one layer and micro-batch, by the parts of a step that recomputation changes."""
+    layer, tensor = layer_seconds(work, rates), tensor_layer_seconds(work, rates)
+    device = layer.matrix + layer.attention + layer.elementwise + tensor
+    traffic = tensor + context_layer_seconds(work, rates)
+    launch = layer.total(traffic) - (device + traffic - tensor)
+    columns = {"matrix": layer.matrix, "attention": layer.attention, "elementwise": layer.elementwise, "launch": launch}
+    return {part: float(column[0]) for part, column in (columns | {"tensor_traffic": tensor}).items()}
+
+
+def _recomputed_flops(facts: _Facts) -> float:
+    """FLOPs computed anew by the model's: a layer's products are 2 a weight forward, attention 2 × width × sequence."""
+    work, planned = facts.work, facts.planned
+    matrix = work.layers_again + (1 - work.layers_again) * work.operators_again * 0.5
+    attention = np.maximum(work.layers_again, work.attention_again) * 2 * work.heads * work.head_dim * work.sequence
+    anew = work.layers * (2 * work.layer_parameters * matrix + attention)
+    return float(anew[0]) / facts.job.flops_per_token(planned.sequence_length)
+
+
+def _bound(planned: Planned) -> str:
+    """The largest part beside the products that the model is made of."""
+    rest = {part: seconds for part, seconds in planned.seconds.items() if part not in _MATRIX_WORK}
+    part = max(rest, key=rest.get)
+    products = sum(planned.seconds.get(name, 0.0) for name in _MATRIX_WORK) / planned.step_seconds
+    return (
+        f"What bounds it: beside matrix work ({products:.1%} with the head), {SECONDS.get(part, part)} takes most, "
+        f"{seconds_text(planned, rest[part])} or {rest[part] / planned.step_seconds:.1%} of the step."
+    )
+
+
+def _interval(planned: Planned) -> str:
+    return (
+        f"How sure that is: {SHARE:.0%} of measured steps are expected between {seconds_text(planned, planned.low_seconds)} and "
+        f"{seconds_text(planned, planned.high_seconds)}."
+    )
+
+

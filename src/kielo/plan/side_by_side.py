@@ -1,0 +1,143 @@
+"""Planned layouts side by side: a table, a verdict, and in what one is better and worse than another; no torch."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from kielo.plan.interval import SHARE
+from kielo.plan.part_names import (
+    BYTES,
+    SECONDS,
+    count_text,
+    decimals,
+    gb_text,
+    listed,
+    parts_of,
+    seconds_text,
+    signed_text,
+)
+from kielo.plan.planned import Planned
+
+_TOLD_SHARE = 0.005  # of a step: smaller differences between layouts are added up
+
+
+def compare(several: Sequence[Planned]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """(titles, rows) of a table: a column a layout; parts that none of them has are left out."""
+    places = max(decimals(planned) for planned in several)
+
+    def row(title: str, cell: Callable[[Planned], str]) -> tuple[str, ...]:
+        return (title, *(cell(planned) for planned in several))
+
+    def seconds(number: float) -> str:
+        return f"{number:.{places}f}"
+
+    rows = [row("nodes", lambda planned: f"{planned.nodes:,}")]
+    rows += [
+        row(f"{SECONDS.get(part, part)}, s", lambda planned, part=part: seconds(planned.seconds.get(part, 0.0)))
+        for part in parts_of([planned.seconds for planned in several], SECONDS)
+    ]
+    rows += [
+        row("step, s", lambda planned: seconds(planned.step_seconds)),
+        row(f"{SHARE:.0%} interval, s", lambda planned: f"{seconds(planned.low_seconds)}–{seconds(planned.high_seconds)}"),
+        row("tokens/s", lambda planned: f"{planned.tokens_per_second:,.0f}"),
+        row("TFLOP/s a device", lambda planned: f"{planned.tflops_per_device:.1f}"),
+        row("MFU", lambda planned: f"{planned.mfu:.1%}"),
+    ]
+    rows += [
+        row(f"{BYTES.get(part, part)}, GB", lambda planned, part=part: gb_text(planned.bytes.get(part, 0.0)))
+        for part in parts_of([planned.bytes for planned in several], BYTES)
+    ]
+    rows += [
+        row("memory in all, GB", lambda planned: gb_text(planned.peak_bytes)),
+        row("of usable, GB", lambda planned: gb_text(planned.job.usable_bytes)),
+        row("fits", lambda planned: "yes" if planned.fits else "no"),
+    ]
+    return ("", *(planned.name for planned in several)), rows
+
+
+def verdict(several: Sequence[Planned]) -> str:
+    """One or two sentences: the fastest that fits, by how much before the next, by what; and what does not fit."""
+    fitting = sorted((planned for planned in several if planned.fits), key=lambda planned: -planned.tokens_per_second)
+    sentences = []
+    if len(fitting) > 1:
+        sentences.append(_faster(*fitting[:2]))
+    elif fitting:
+        only, alone = fitting[0], "alone " * (len(several) > 1)
+        sentences.append(f"{_called(only, several)} {alone}fits: {only.tokens_per_second:,.0f} tokens/s.")
+    missed = [planned for planned in several if not planned.fits]
+    if missed:
+        lacks = [
+            f"{_called(planned, several)} ({gb_text(planned.peak_bytes)} of {gb_text(planned.job.usable_bytes)} GB)"
+            for planned in missed
+        ]
+        sentences.append(f"{listed(lacks, 'and')} {'do' if len(missed) > 1 else 'does'} not fit.")
+    return " ".join(sentences)
+
+
+def differences(planned: Planned, other: Planned, scale: float = 1.0) -> dict[str, float]:
+    """Part → seconds that `planned` takes more than `other` (× scale), largest first; they add up to the steps'."""
+    parts = dict.fromkeys([*planned.seconds, *other.seconds])
+    found = {part: planned.seconds.get(part, 0.0) - scale * other.seconds.get(part, 0.0) for part in parts}
+    return dict(sorted(found.items(), key=lambda each: -abs(each[1])))
+
+
+def is_comparable(one: Planned, other: Planned) -> bool:
+    return (one.nodes, one.tokens_per_step, one.sequence_length, one.job.site.name, one.job.model) == (
+        other.nodes, other.tokens_per_step, other.sequence_length, other.job.site.name, other.job.model
+    )  # fmt: skip
+
+
+def against(planned: Planned, other: Planned) -> str:
+    """In what it is better and worse than `other`: the differences add up to that of the steps."""
+    gain = planned.tokens_per_second / other.tokens_per_second - 1
+    speed = f"{abs(gain):.1%} {'faster' if gain >= 0 else 'slower'}" if gain < 1 else f"{1 + gain:.1f} times as fast"
+    steps = f"{seconds_text(planned, planned.step_seconds)} instead of {seconds_text(planned, other.step_seconds)}"
+    text = f"Against {other.name} it is {speed} ({steps})"
+    less = planned.peak_bytes - other.peak_bytes
+    memory = f"It takes {gb_text(abs(less))} GB {'less' if less < 0 else 'more'}{unfit(other)}."
+    return f"{text}: {_told_differences(planned, other)}. {memory}"
+
+
+def unfit(planned: Planned) -> str:
+    return "" if planned.fits else f", which does not fit into {gb_text(planned.job.usable_bytes)} GB"
+
+
+def _told_differences(planned: Planned, other: Planned) -> str:
+    """'better in pipeline bubble (−1.20 s)' and so on; small ones added up."""
+    found, places = differences(planned, other), decimals(planned)
+    told = {part: seconds for part, seconds in found.items() if abs(seconds) >= _TOLD_SHARE * planned.step_seconds}
+    texts = []
+    for word, sign in (("better in", -1), ("worse in", 1)):
+        some = {part: seconds for part, seconds in told.items() if seconds * sign > 0}
+        if some:
+            texts.append(f"{word} {_with_seconds(some, places)}")
+    rest = sum(found.values()) - sum(told.values())
+    return "; ".join([*texts, f"the rest {signed_text(rest, places)}"])
+
+
+def _with_seconds(parts: Mapping[str, float], places: int, of: str = "") -> str:
+    return ", ".join(f"{SECONDS.get(part, part)} ({signed_text(seconds, places)}{of})" for part, seconds in parts.items())
+
+
+def _faster(first: Planned, second: Planned) -> str:
+    """Steps of different size are compared by the seconds of as many tokens."""
+    gain = first.tokens_per_second / second.tokens_per_second - 1
+    found = differences(first, second, first.tokens_per_step / second.tokens_per_step)
+    saved = {part: seconds for part, seconds in found.items() if seconds < 0}
+    lost = {part: seconds for part, seconds in found.items() if seconds > _TOLD_SHARE * first.step_seconds}
+    # A second reason is told where it is at least half of the first.
+    reasons = {part: seconds for part, seconds in saved.items() if seconds <= min(saved.values()) / 2}
+    both, places = [first, second], decimals(first)
+    speed = f"{gain:.1%} faster than" if gain < 1 else f"{1 + gain:.1f} times as fast as"
+    text = (
+        f"{_called(first, both)} is {speed} {_called(second, both)} "
+        f"({first.tokens_per_second:,.0f} tokens/s against {second.tokens_per_second:,.0f})"
+    )
+    if reasons:
+        text += f", mostly by {_with_seconds(dict(list(reasons.items())[:2]), places, ' a step')}"
+    if lost:
+        text += f", in spite of {_with_seconds(dict(list(lost.items())[:1]), places)}"
+    return f"{text}."
+
+
+def _called(planned: Planned, several: Sequence[Planned]) -> str:
+    """Its name, with the nodes where they differ."""
+    return planned.name + (f" on {count_text(planned.nodes, 'node')}" if len({each.nodes for each in several}) > 1 else "")

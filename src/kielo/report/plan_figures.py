@@ -1,0 +1,298 @@
+"""The planner's figures as SVG files: a pipeline's timeline, scaling over nodes, and steps by their parts.
+
+They stand alone, outside the report page, so they bring white paper and their own colours. Text stays text.
+"""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from kielo.artifact.manifest import write_text_atomically
+from kielo.plan.clock import Span, timeline
+from kielo.plan.interval import SHARE
+from kielo.plan.part_names import SECONDS, parts_of
+from kielo.plan.planned import Planned
+
+PAPER, INK, QUIET, RULE = "#ffffff", "#1b211d", "#5a645d", "#d9ded5"
+STRONG, WEAK = "#2f7d4f", "#b8651b"
+KINDS = {"forward": "#2f7d4f", "backward": "#e2a95c", "weights": "#6f93c4"}  # of a timeline's spans
+PARTS = {  # greens work, orange waits, blues move bytes between devices, greys are the rest
+    "matrix": "#2f7d4f", "attention": "#5fa577", "elementwise": "#94c5a4", "head": "#1f5436", "launch": "#c7ddcd",
+    "bubble": "#e0913a", "slowest": "#f3cf9f",
+    "tensor_traffic": "#3f6ba8", "context_traffic": "#6f93c4", "pipeline_traffic": "#9db8dc", "data_traffic": "#c6d6ec",
+    "optimiser": "#7f8a83", "fixed": "#b9c1bb",
+}  # fmt: skip
+STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "kielo",  # the same picture is the same file
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],
+    "font.size": 10,
+    "text.color": INK,
+    "text.parse_math": False,
+    "axes.edgecolor": RULE,
+    "axes.labelcolor": QUIET,
+    "axes.facecolor": PAPER,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.facecolor": PAPER,
+    "xtick.color": RULE,
+    "ytick.color": RULE,
+    "xtick.labelcolor": QUIET,
+    "ytick.labelcolor": QUIET,
+}
+_WIDTH_INCHES = 11.0
+_POINTS_OF_DIGIT = 4.6  # a digit's width at the size of the micro-batches' numbers
+_NUMBER_SIZE = 7
+
+
+def timeline_svg(planned: Planned, path: Path | str) -> None:
+    """Its pipeline's ranks over time, idle left blank; without a simulated pipeline, a bar of the step's parts."""
+    with matplotlib.rc_context(STYLE):
+        figure = timeline_figure(planned) if planned.stages is not None else parts_figure([planned])
+        _write(figure, path)
+
+
+def scaling_svg(strong: Sequence[Planned], weak: Sequence[Planned], path: Path | str) -> None:
+    """Tokens a second and efficiency over nodes. `strong`: one batch on all numbers of nodes; `weak`: it grows with them."""
+    with matplotlib.rc_context(STYLE):
+        _write(scaling_figure(strong, weak), path)
+
+
+def parts_svg(several: Sequence[Planned], path: Path | str) -> None:
+    """Seconds of a step by part, a bar a layout."""
+    with matplotlib.rc_context(STYLE):
+        _write(parts_figure(several), path)
+
+
+def timeline_figure(planned: Planned) -> Figure:
+    ranks, drawn = planned.layout.pipeline, drawn_micro_batches(planned)
+    spans = timeline(planned.layout.pipeline_schedule, planned.stages, ranks, drawn)
+    row = min(0.34, 12 / ranks)
+    figure = Figure(figsize=(_WIDTH_INCHES, row * ranks + 1.75), layout="constrained")
+    axes = figure.subplots()
+    end = max(span.end for span in spans)
+    axes.set_xlim(0, end)
+    axes.set_ylim(ranks - 0.5, -0.5)
+    _bars(axes, spans, ranks)
+    _numbers(axes, spans, _WIDTH_INCHES * 72 * 0.88 / end, row * 72)
+    axes.set_yticks(range(ranks), [str(rank) for rank in range(ranks)])
+    axes.tick_params(length=0)
+    axes.spines["left"].set_visible(False)
+    axes.set_ylabel("pipeline rank")
+    axes.set_xlabel(_caption(planned, spans, drawn))
+    bubble = planned.seconds["bubble"] / planned.step_seconds
+    axes.set_title(f"{planned.name}: bubble {bubble:.1%} of the step", loc="left", pad=26, color=INK)
+    kinds = [kind for kind in KINDS if any(span.kind == kind for span in spans)]
+    words = {"forward": "forward", "backward": "backward", "weights": "gradients of weights"}
+    if "weights" in kinds:
+        words["backward"] = "gradients of inputs"
+    axes.legend(
+        [Patch(color=KINDS[kind]) for kind in kinds], [words[kind] for kind in kinds], frameon=False, ncols=3,
+        loc="lower left", bbox_to_anchor=(-0.01, 1.0), borderaxespad=0.2,
+    )  # fmt: skip
+    return figure
+
+
+def drawn_micro_batches(planned: Planned) -> int:
+    """As many as show how the pipeline fills, runs and empties; of schedules that run in rounds, two of the step's."""
+    ranks, many = planned.layout.pipeline, planned.micro_batches
+    if planned.layout.pipeline_schedule.startswith("interleaved"):
+        return min(many, 2 * (many // max(1, many // ranks)))
+    return min(many, 2 * ranks + 4)
+
+
+def scaling_figure(strong: Sequence[Planned], weak: Sequence[Planned]) -> Figure:
+    curves = [("fixed batch", STRONG, by_nodes(strong)), ("batch grows with the nodes", WEAK, by_nodes(weak))]
+    curves = [(name, colour, points) for name, colour, points in curves if points]
+    all_nodes = sorted({planned.nodes for _, _, points in curves for planned in points})
+    lines = 0.21 * (len(all_nodes) + 1)
+    figure = Figure(figsize=(_WIDTH_INCHES, 3.9 + lines), layout="constrained")
+    grid = figure.add_gridspec(2, 2, height_ratios=[3.9, lines])
+    speed, share, names = figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[0, 1]), figure.add_subplot(grid[1, :])
+    for number, (name, colour, points) in enumerate(curves):
+        nodes = [planned.nodes for planned in points]
+        speeds = [planned.tokens_per_second for planned in points]
+        first = points[0].tokens_per_second / points[0].nodes
+        slowest = [planned.tokens_per_step / planned.high_seconds for planned in points]
+        fastest = [planned.tokens_per_step / planned.low_seconds for planned in points]
+        speed.fill_between(nodes, slowest, fastest, color=colour, alpha=0.14, linewidth=0)
+        ideal = [first * count for count in nodes]
+        speed.plot(nodes, ideal, color=QUIET, linewidth=1, linestyle=(0, (4, 3)), label="ideal" if number == 0 else None)
+        speed.plot(nodes, speeds, color=colour, linewidth=1.8, marker="o", markersize=4, label=name)
+        share.plot(
+            nodes, [100 * each / (first * count) for each, count in zip(speeds, nodes)], color=colour, linewidth=1.8,
+            marker="o", markersize=4,
+        )  # fmt: skip
+    speed.set_yscale("log")
+    speed.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    speed.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+    speed.yaxis.set_minor_formatter(NullFormatter())
+    speed.yaxis.set_minor_locator(NullLocator())
+    share.axhline(100, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
+    share.set_ylim(0, max(110, share.get_ylim()[1]))
+    share.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}%"))
+    speed.set_title(f"tokens/s, with the {SHARE:.0%} interval", loc="left", size=11)
+    share.set_title("efficiency: tokens/s a node, by those of the fewest nodes", loc="left", size=11)
+    for axes in (speed, share):
+        _nodes_axis(axes, all_nodes)
+    speed.legend(frameon=False, loc="upper left")
+    _name_list(names, curves, all_nodes)
+    return figure
+
+
+def by_nodes(several: Sequence[Planned]) -> list[Planned]:
+    """The fastest on each number of nodes, fewest nodes first."""
+    best: dict[int, Planned] = {}
+    for planned in several:
+        if planned.nodes not in best or planned.tokens_per_second > best[planned.nodes].tokens_per_second:
+            best[planned.nodes] = planned
+    return [best[nodes] for nodes in sorted(best)]
+
+
+def parts_figure(several: Sequence[Planned]) -> Figure:
+    parts = parts_of([planned.seconds for planned in several], PARTS)
+    figure = Figure(figsize=(_WIDTH_INCHES, 0.62 * len(several) + 1.45), layout="constrained")
+    axes = figure.subplots()
+    longest = max(planned.step_seconds for planned in several)
+    for position, planned in enumerate(several):
+        start = 0.0
+        for part in parts:
+            seconds = planned.seconds.get(part, 0.0)
+            colour = PARTS.get(part, QUIET)
+            axes.barh(position, seconds, left=start, height=0.6, color=colour, edgecolor=PAPER, linewidth=0.6)
+            if seconds > 0.055 * longest:
+                axes.text(
+                    start + seconds / 2, position, f"{seconds:.3g}", ha="center", va="center", size=8, color=_on(colour)
+                )
+            start += seconds
+        unfit = "" if planned.fits else ", does not fit"
+        axes.annotate(
+            f"{planned.step_seconds:.4g} s, {_short(planned.tokens_per_second)} tokens/s{unfit}", (start, position), (6, 0),
+            textcoords="offset points", va="center", color=INK,
+        )  # fmt: skip
+    axes.set_xlim(0, longest * (1.48 if not all(planned.fits for planned in several) else 1.3))
+    axes.set_ylim(len(several) - 0.5, -0.5)
+    axes.set_yticks(range(len(several)), [_titled(planned, several) for planned in several], color=INK)
+    axes.tick_params(length=0)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_visible(False)
+    axes.set_xticks([])
+    axes.set_title("seconds of a step", loc="left", size=11)
+    figure.legend(
+        [Patch(color=PARTS.get(part, QUIET)) for part in parts], [SECONDS.get(part, part) for part in parts], frameon=False,
+        ncols=5, loc="outside lower left", fontsize=9,
+    )  # fmt: skip
+    return figure
+
+
+def _bars(axes: Axes, spans: Sequence[Span], ranks: int) -> None:
+    """A rank's later stages are drawn paler."""
+    chunks = 1 + max(span.stage for span in spans) // ranks
+    groups: dict[tuple[int, str, int], list[tuple[float, float]]] = {}
+    for span in spans:
+        groups.setdefault((span.rank, span.kind, span.stage // ranks), []).append((span.start, span.end - span.start))
+    for (rank, kind, chunk), pieces in groups.items():
+        colour = _paler(KINDS[kind], 0.55 * chunk / chunks)
+        axes.broken_barh(pieces, (rank - 0.42, 0.84), facecolors=colour, edgecolors=PAPER, linewidth=0.4)
+
+
+def _numbers(axes: Axes, spans: Sequence[Span], points_a_second: float, row_points: float) -> None:
+    """Each micro-batch's number, from 1, where its bar has room for it."""
+    if row_points < _NUMBER_SIZE + 3:
+        return
+    for span in spans:
+        number = str(span.micro_batch + 1)
+        if (span.end - span.start) * points_a_second > _POINTS_OF_DIGIT * len(number) + 2:
+            axes.text(
+                (span.start + span.end) / 2, span.rank, number, ha="center", va="center_baseline", size=_NUMBER_SIZE,
+                color=PAPER if span.kind == "forward" and span.stage < _ranks(spans) else INK,
+            )  # fmt: skip
+
+
+def _ranks(spans: Sequence[Span]) -> int:
+    return 1 + max(span.rank for span in spans)
+
+
+def _caption(planned: Planned, spans: Sequence[Span], drawn: int) -> str:
+    """What the axis is, how much of the step is drawn, and what the shades mean."""
+    text = "seconds"
+    if drawn < planned.micro_batches:
+        busy, ranks = sum(span.end - span.start for span in spans), _ranks(spans)
+        idle = 1 - busy / (ranks * max(span.end for span in spans))
+        text += (
+            f"\nDrawn: a step of {drawn} micro-batches, of which {idle:.0%} is idle; the real one has "
+            f"{planned.micro_batches} and goes on in the same way before it empties."
+        )
+    if max(span.stage for span in spans) >= _ranks(spans):
+        text += "\nPaler: the later stages of a rank."
+    return text
+
+
+def _nodes_axis(axes: Axes, nodes: Sequence[int]) -> None:
+    axes.set_xscale("log", base=2)
+    # Ticks stand at least a factor of 1.35 apart, so that their numbers do not meet.
+    ticks = [nodes[0]]
+    for count in nodes[1:]:
+        if count >= 1.35 * ticks[-1]:
+            ticks.append(count)
+    axes.set_xticks(ticks, [f"{count:,}" for count in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("nodes")
+    axes.grid(axis="y", color=RULE, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0)
+    axes.spines["left"].set_visible(False)
+
+
+def _name_list(axes: Axes, curves: Sequence[tuple[str, str, Sequence[Planned]]], nodes: Sequence[int]) -> None:
+    """The best layout of each curve on each number of nodes, as lines of text."""
+    axes.set_axis_off()
+    axes.set_xlim(0, 1)
+    axes.set_ylim(len(nodes) + 0.5, -0.5)
+    axes.text(0.045, 0, "nodes", ha="right", va="center", color=QUIET, size=9)
+    for row, count in enumerate(nodes, start=1):
+        axes.text(0.045, row, f"{count:,}", ha="right", va="center", size=9)
+    for column, (name, colour, points) in enumerate(curves):
+        left = 0.08 + column * 0.92 / len(curves)
+        axes.text(left, 0, f"best layout, {name}", va="center", color=colour, size=9)
+        for planned in points:
+            axes.text(left, 1 + nodes.index(planned.nodes), planned.name, va="center", size=9)
+
+
+def _titled(planned: Planned, several: Sequence[Planned]) -> str:
+    nodes = f"\n{planned.nodes:,} nodes" if len({each.nodes for each in several}) > 1 else ""
+    return planned.name + nodes
+
+
+def _short(value: float) -> str:
+    """12.3k, 1.5M: three figures."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"
+
+
+def _paler(colour: str, share: float) -> tuple[float, ...]:
+    return tuple(channel + (1 - channel) * share for channel in to_rgb(colour))
+
+
+def _on(colour: str) -> str:
+    """The text's colour on it, by luminance (ITU-R BT.601's weights)."""
+    red, green, blue = to_rgb(colour)
+    return INK if 0.299 * red + 0.587 * green + 0.114 * blue > 0.52 else PAPER
+
+
+def _write(figure: Figure, path: Path | str) -> None:
+    buffer = io.StringIO()
+    nothing: dict[str, Any] = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(buffer, format="svg", metadata=nothing)
+    write_text_atomically(path, buffer.getvalue())

@@ -1,0 +1,164 @@
+"""A layout's sentences: their numbers add up, what they promise is what the clock and the planner say."""
+
+import re
+from dataclasses import fields, replace
+from functools import cache
+
+import pytest
+
+from kielo.models.families import complete
+from kielo.plan.clock import StageSeconds, simulated_seconds
+from kielo.plan.explain import bubble_share, recomputed_seconds, why
+from kielo.plan.part_names import BYTES, SECONDS
+from kielo.plan.planned import Job, Planned, plan_layouts
+from kielo.plan.side_by_side import compare, differences, verdict
+from kielo.plan.step_time import StepSeconds
+from kielo.recipe.read import read_recipe
+from kielo.recipe.sections import Layout
+
+NODES = 16  # of 8 devices
+
+
+@cache
+def job() -> Job:
+    """Llama-3.1-70B on LUMI, 512 sequences of 4,096 a step."""
+    recipe = read_recipe("estonian_llama31_70b", ["train.tokens_per_step=2097152"]).recipe
+    return Job.of(recipe, complete(recipe.model, 4096))
+
+
+def planned(micro_batch: int = 1, simulate: bool = True, **layout) -> Planned:
+    shape = {"tensor": 8, "pipeline": 4} | layout
+    model_ranks = shape["tensor"] * shape["pipeline"] * shape.get("context", 1) * shape.get("replicate", 1)
+    full = Layout(**{"shard": NODES * 8 // model_ranks} | shape)
+    return plan_layouts(job(), [(full, NODES, micro_batch)], simulate=simulate)[0]
+
+
+LAYOUTS = [
+    {}, {"recompute": "full"}, {"pipeline_schedule": "interleaved_1f1b"}, {"pipeline_schedule": "zbv", "micro_batch": 2},
+    {"tensor": 2, "pipeline": 1, "zero": 3, "context": 2}, {"tensor": 16, "pipeline": 1, "sequence_parallel": False},
+    {"tensor": 1, "pipeline": 1, "replicate": 16, "zero": 3, "recompute": "operators"}, {"simulate": False},
+    {"tensor": 4, "recompute": "full", "recompute_every_layers": 2},
+]  # fmt: skip
+
+
+def sentence(lines: list[str], start: str) -> str:
+    return next(line for line in lines if line.startswith(start))
+
+
+def test_every_part_has_a_name():
+    assert set(SECONDS) == {field.name for field in fields(StepSeconds)}
+    assert set(planned().bytes) <= set(BYTES)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_parts_of_the_sentences_add_up(layout):
+    """Seconds to the step, shares to one, GB to the peak; largest first."""
+    one = planned(**layout)
+    lines = why(one)
+    told = [re.match(r"[^:]+: ([\d.]+) s, ([\d.]+)%\. ", line) for line in lines]
+    seconds, shares = zip(*((float(found[1]), float(found[2])) for found in told if found))
+    assert sum(seconds) == pytest.approx(one.step_seconds, rel=2e-3)
+    assert sum(shares) == pytest.approx(100, abs=0.5)
+    assert list(seconds) == sorted(seconds, reverse=True)
+    memory = sentence(lines, "Memory")
+    sizes = re.findall(r"[a-z] ([\d.]+)(?:,|\.$)", memory.partition("1e9 bytes: ")[2])
+    assert sum(map(float, sizes)) == pytest.approx(one.peak_bytes / 1e9, abs=0.3)
+    assert ("Memory fits" in memory) == one.fits
+
+
+@pytest.mark.parametrize(
+    ("schedule", "each"),
+    [
+        ("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2), ("interleaved_1f1b", 4), ("interleaved_zero_bubble", 2),
+        ("zbv", 2),
+    ],
+)  # fmt: skip
+def test_the_bubbles_formula_is_the_clocks(schedule, each):
+    """Equal stages, no hops: within 2 % of the step, and half of it with twice as many micro-batches."""
+    stages = StageSeconds.equal(4 * each, 1.0 / each)
+    for many in (8, 16):
+        clock = simulated_seconds(schedule, stages, 4, many) / (3 * many)
+        assert clock == pytest.approx(1 + bubble_share(schedule, 4, each, many), rel=0.02)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved_1f1b"])
+def test_what_the_bubbles_sentence_promises_the_clock_keeps(schedule):
+    one = planned(pipeline_schedule=schedule, micro_batch=2)
+    text = sentence(why(one), "Pipeline bubble")
+    many, left = re.search(r"(\d+) micro-batches would leave ([\d.]+)%", text).groups()
+    assert int(many) == 2 * one.micro_batches
+
+    def idle(micro_batches: int) -> float:
+        whole, ranks = one.stages.whole(), one.layout.pipeline
+        heaviest = max(sum(whole[rank::ranks]) for rank in range(ranks))
+        return simulated_seconds(schedule, one.stages, ranks, micro_batches) / (micro_batches * heaviest) - 1
+
+    assert float(left) / 100 == pytest.approx(idle(int(many)), abs=6e-4)
+    assert idle(int(many)) == pytest.approx(idle(one.micro_batches) / 2, rel=0.1)
+    # Each way to get as many: they are the same step with twice the micro-batches.
+    assert f"{2 * one.tokens_per_step:,} tokens a step, micro-batches of 1 × 4,096 tokens or 2 data-parallel ranks" in text
+
+
+def test_the_other_schedules_bubble_is_as_the_planner_plans_it():
+    one, other = planned(), planned(pipeline_schedule="interleaved_1f1b")
+    text = sentence(why(one), "Pipeline bubble")
+    assert f"interleaved_1f1b with 2 stages a rank would have a bubble of {other.seconds['bubble']:.2f} s" in text
+    assert other.seconds["bubble"] < 0.6 * one.seconds["bubble"]
+    assert "zbv" in text and "zbv" not in sentence(why(planned(recompute="full")), "Pipeline bubble")
+
+
+@pytest.mark.parametrize("recompute", [{"recompute": "full"}, {"recompute": "operators"}, {"recompute": "attention"}])
+def test_recomputation_is_what_its_absence_saves(recompute):
+    with_it, without = planned(**recompute), planned()
+    for part, seconds in recomputed_seconds(with_it).items():
+        assert with_it.seconds[part] - seconds == pytest.approx(without.seconds[part], rel=1e-9, abs=1e-9)
+    if recompute["recompute"] == "full":  # a forward pass by a pass of three, less the head's
+        assert 30 <= int(re.search(r"(\d+)% more FLOPs", sentence(why(with_it), "Recomputation"))[1]) <= 33
+    assert f"Without it the step would take {without.step_seconds:.1f} s" in sentence(why(with_it), "Recomputation")
+
+
+def test_hidden_traffic_is_told_with_the_exposed():
+    """Nothing is left of the traffic when half of it is exposed and the other half is said to be hidden."""
+    one = planned(tensor=1, pipeline=1, zero=3)
+    hidden = float(re.search(r"Another ([\d.]+) s are hidden", sentence(why(one), "Data traffic"))[1])
+    total = hidden + one.seconds["data_traffic"]
+    half = replace(one, seconds=one.seconds | {"data_traffic": total / 2})
+    told = float(re.search(r"Another ([\d.]+) s are hidden", sentence(why(half), "Data traffic"))[1])
+    assert total > 0 and told == pytest.approx(total / 2, rel=1e-2)
+
+
+def test_differences_between_layouts_add_up():
+    one, two, elsewhere = planned(), planned(recompute="full"), replace(planned(pipeline=2), nodes=2)
+    assert sum(differences(one, two).values()) == pytest.approx(one.step_seconds - two.step_seconds)
+    against = [line for line in why(one, [one, two, elsewhere]) if line.startswith("Against")]
+    assert len(against) == 1 and two.name in against[0]
+    numbers = [float(text.replace("−", "-")) for text in re.findall(r"(?:\(|rest )([−+][\d.]+) s", against[0])]
+    # Each is rounded to the step's fourth figure.
+    assert sum(numbers) == pytest.approx(one.step_seconds - two.step_seconds, abs=0.05 * len(numbers))
+    assert "faster" in against[0] and against[0].index("better in matrix products") < against[0].index("the rest")
+
+
+def test_the_verdict_names_the_faster_and_why():
+    one, two = planned(), planned(recompute="full")
+    fast, slow = (replace(each, bytes={"weights": 1e9}) for each in (one, two))
+    gain = f"{fast.tokens_per_second / slow.tokens_per_second - 1:.1%} faster"
+    for several in ([fast, slow], [slow, fast]):
+        assert verdict(several).startswith(f"{fast.name} is {gain} than {slow.name} (")
+        assert "mostly by matrix products (−" in verdict(several)
+    large = replace(one, bytes={"weights": 1e12})
+    assert verdict([large]) == f"{one.name} (1000.0 of {one.job.usable_bytes / 1e9:.1f} GB) does not fit."
+    assert verdict([large, slow]).startswith(f"{slow.name} alone fits") and "does not fit" in verdict([large, slow])
+    elsewhere = replace(slow, nodes=2 * NODES)
+    assert f"than {slow.name} on {2 * NODES} nodes" in verdict([fast, elsewhere])
+
+
+def test_the_table_has_a_column_a_layout_that_adds_up():
+    several = [planned(), planned(recompute="full"), planned(tensor=2, pipeline=1, zero=3)]
+    titles, rows = compare(several)
+    assert titles == ("", *(each.name for each in several)) and {len(row) for row in rows} == {len(titles)}
+    table = {row[0]: row[1:] for row in rows}
+    assert "context traffic, s" not in table
+    parts = [row for row in rows if row[0].endswith(", s") and not row[0].startswith(("step", "80%"))]
+    for column, each in enumerate(several):
+        assert sum(float(row[column + 1]) for row in parts) == pytest.approx(each.step_seconds, abs=0.1)
+        assert table["fits"][column] == ("yes" if each.fits else "no")

@@ -1,0 +1,169 @@
+"""The planner's search: what it lists can run and fits, what it refuses cannot, and its clock is the simulated one."""
+
+import numpy as np
+import pytest
+
+from kielo.models.families import complete
+from kielo.plan.clock import closed_form_seconds, simulated_seconds
+from kielo.plan.cost import START_SECONDS, cost, resolved_of, with_layout
+from kielo.plan.layout_name import matches
+from kielo.plan.planned import Job, plan_layouts
+from kielo.plan.resolve import imagined_text, resolve
+from kielo.plan.search import Choice, Found, search
+from kielo.recipe.errors import KieloError
+from kielo.recipe.phases import full_phases, longest_sequence_length
+from kielo.recipe.read import read_recipe, shipped_recipes
+from kielo.recipe.sections import Layout
+
+
+def job_of(name: str, *sets: str) -> Job:
+    recipe = read_recipe(name, list(sets)).recipe
+    model = recipe.model.model_copy(update={"vocab_size": recipe.model.vocab_size or recipe.tokenizer.vocab_size})
+    return Job.of(recipe, complete(model, longest_sequence_length(recipe)))
+
+
+ESTONIAN = "estonian_llama31_70b"
+
+
+@pytest.fixture(scope="module")
+def estonian() -> Found:
+    return search(job_of(ESTONIAN), [4, 16, 128])
+
+
+def test_what_is_listed_can_run_and_fits(estonian: Found) -> None:
+    """Each is resolved as for training, with the same micro-batches; none needs more than a device has."""
+    for nodes, ranked in estonian.ranked.items():
+        assert ranked and ranked == sorted(ranked, key=lambda planned: planned.step_seconds)
+        for planned in ranked:
+            resolved = resolved_of(planned)
+            assert resolved.placement.world_size == planned.devices == nodes * 8
+            assert resolved.placement.phases[0].micro_batches_per_step == planned.micro_batches
+            assert planned.fits and planned.peak_bytes == pytest.approx(sum(planned.bytes.values()))
+            assert planned.low_seconds < planned.step_seconds < planned.high_seconds
+
+
+def test_what_is_refused_cannot_run(estonian: Found) -> None:
+    """The first layout under each reason is refused by the resolver too, or needs more memory than there is."""
+    recipe = job_of(ESTONIAN).recipe
+    checked = 0
+    for nodes, reasons in estonian.refused.items():
+        for why, choices in reasons.items():
+            choice = choices[0]
+            if why.startswith("needs more"):
+                assert not plan_layouts(job_of(ESTONIAN), [(choice.layout, nodes, choice.micro_batch)])[0].fits
+                continue
+            changed = recipe.model_copy(
+                update={
+                    "layout": choice.layout,
+                    "train": recipe.train.model_copy(update={"micro_batch_sequences": choice.micro_batch}),
+                }
+            )
+            if "nothing to fill" in why:
+                continue  # it could run; nobody would want it
+            if "does not divide" in why:  # the resolver would lower it, and that layout is another one of the list
+                size = resolve(changed, "", nodes * 8, "cuda", text=imagined_text(changed)).placement.phases[0]
+                assert size.micro_batch_sequences < choice.micro_batch
+            else:
+                with pytest.raises(KieloError):
+                    resolve(changed, "", nodes * 8, "cuda", text=imagined_text(changed))
+            checked += 1
+    assert checked >= 2
+
+
+def test_none_is_lost() -> None:
+    """Layouts by ZeRO degree, and by what is computed anew, are all the layouts that there are."""
+    job, nodes = job_of(ESTONIAN), 16
+    every = search(job, [nodes]).looked_at
+    assert every > 4000
+    for words in (("zero1", "zero2", "zero3"), ("norecompute", "operators", "full", "full/2", "full/4")):
+        assert sum(search(job, [nodes], matches(word)).looked_at for word in words) == every
+
+
+def test_closed_forms_are_the_clock(estonian: Found) -> None:
+    """Of the best layouts of each number of nodes, with the stages that Kielo would make: within 2 %."""
+    checked = 0
+    for ranked in estonian.ranked.values():
+        for planned in ranked:
+            if planned.layout.pipeline == 1:
+                continue
+            clock = (planned.layout.pipeline_schedule, planned.stages, planned.layout.pipeline, planned.micro_batches)
+            assert closed_form_seconds(*clock) == pytest.approx(simulated_seconds(*clock), rel=0.02)
+            parts = ("matrix", "attention", "elementwise", "launch", "head", "tensor_traffic", "pipeline_traffic", "bubble")
+            assert sum(planned.seconds[part] for part in parts) == pytest.approx(simulated_seconds(*clock), rel=0.005)
+            checked += 1
+    assert checked > 20
+
+
+def test_the_screening_does_not_miss_the_best() -> None:
+    """The fastest by simulation of every layout that fits is among those that the closed form let through."""
+    job = job_of(ESTONIAN, "train.tokens_per_step=524288")
+    nodes = 8
+    listed = search(job, [nodes])
+    axes = {(p.layout.tensor, p.layout.pipeline) for p in listed.ranked[nodes]}
+    best = listed.ranked[nodes][0].step_seconds
+    for tensor, pipeline in sorted(axes):
+        everything = search(job, [nodes], matches(f"tp{tensor}-pp{pipeline}"))
+        assert everything.ranked[nodes][0].step_seconds >= best * 0.98
+
+
+def test_70b_on_four_nodes_and_on_two() -> None:
+    """Seed 000's finding: TP8 × PP4 holds the 70B on 4 nodes; 2 nodes hold it in no way."""
+    four = search(job_of(ESTONIAN), [4], matches("tp8pp4"))
+    assert four.ranked[4]
+    two = search(job_of(ESTONIAN), [2], matches("tp8pp2-mb1"))
+    assert not two.ranked[2] and two.nearest[2].peak_bytes > two.nearest[2].job.usable_bytes
+
+
+def test_tensor_ranks_that_do_not_divide_are_told() -> None:
+    found = search(job_of(ESTONIAN, "model.num_attention_heads=62", "model.num_key_value_heads=62", "model.head_dim=128"), [16])
+    complaint = next(why for why in found.impossible if "num_attention_heads = 62" in why)
+    assert "layout.tensor of 1, 2" in complaint and found.ranked[16]
+    assert all(planned.layout.tensor <= 2 for planned in found.ranked[16])
+
+
+def test_cost_adds_up() -> None:
+    """Hours are steps, stops, starts and held-out text; a shorter job means more of them; too short a job is refused."""
+    job = job_of(ESTONIAN)
+    planned = search(job, [64]).ranked[64][0]
+    whole = cost(planned)
+    assert whole.training_seconds == pytest.approx(whole.steps * planned.step_seconds, rel=1e-6)
+    assert whole.steps == job.recipe.train.tokens // job.recipe.train.tokens_per_step
+    parts = whole.training_seconds + whole.heldout_seconds + whole.checkpoints * whole.stop_seconds
+    assert whole.wall_seconds == pytest.approx(parts + whole.jobs * (START_SECONDS + whole.checkpoint_seconds))
+    assert whole.device_hours == pytest.approx(whole.wall_seconds * 512 / 3600)
+    assert whole.checkpoint_bytes == 12 * resolved_of(planned).placement.parameters
+    short = cost(planned, wall_hours=1)
+    assert short.jobs > whole.jobs and short.wall_seconds > whole.wall_seconds
+    with pytest.raises(KieloError, match="--wall-hours"):
+        cost(planned, wall_hours=0.1)
+
+
+def test_cost_of_phases_is_the_sum_of_its_phases() -> None:
+    """A recipe of a batch ramp and phases of other lengths: each is planned with its own steps."""
+    name = next(name for name in shipped_recipes() if read_recipe(name).recipe.train.batch_ramp)
+    job = job_of(name)
+    planned = search(job, [48]).ranked[48][0]
+    resolved = resolved_of(planned)
+    assert len(resolved.identity.phases) > len(full_phases(job.recipe))
+    slow_start = cost(planned).training_seconds / (resolved.identity.total_tokens / planned.tokens_per_second)
+    assert 1 < slow_start < 1.2  # small steps fill a pipeline worse
+
+
+@pytest.mark.parametrize("name", sorted(shipped_recipes()))
+def test_every_recipe_is_planned_on_its_cluster(name: str) -> None:
+    """Some number of nodes of its own machine holds each; the laptop's demo says what is missing to plan it."""
+    if name == "demo_estonian":
+        with pytest.raises(KieloError, match="--from-measurement"):
+            job_of(name)
+        return
+    job = job_of(name)
+    found = search(job, [64])
+    best = found.ranked[64][0]
+    assert 0.15 < best.mfu < 0.75 and cost(best).days > 0
+    assert with_layout(job.recipe, best).layout == best.layout
+
+
+def test_a_choice_is_the_layout_it_names() -> None:
+    choice = Choice(Layout(tensor=2, pipeline=2, zero=2), 4, 2, 2)
+    assert matches(choice.name)(choice.layout, 2) and "dp8" in choice.name
+    assert np.prod([choice.layout.shard, choice.layout.replicate]) == 8
