@@ -8,7 +8,7 @@
 
 Errors are |predicted / published - 1| in seconds a step (or tokens a second): a family's figure is the median of its rows,
 the summary's are the median and the 90th percentile over families. Mixtures of experts and rows without a complete layout
-stand apart. One thread; no randomness.
+stand apart. Repeats of one layout count once where layouts are ranked. One thread; no randomness.
 """
 
 import argparse
@@ -28,14 +28,16 @@ from kielo.plan.fit import fit
 from kielo.plan.interval import interval, spread
 from kielo.plan.memory import memory_bytes, usable_bytes
 from kielo.plan.published_runs import PublishedRun, read_published_runs
-from kielo.plan.ranking import agreeing_pairs, regret
+from kielo.plan.ranking import agreeing_pairs, expected_tau, regret
 from kielo.plan.step_time import step_seconds
 from kielo.plan.workload import Workload
 
 HERE = Path(__file__).resolve().parent
 CARD = HERE.parent / "src" / "kielo" / "cards" / "efficiency" / "published_runs.toml"
 DOCUMENT = HERE.parent / "docs" / "planning.md"
-SWEEPS = ("vtrain-3.6", "vtrain-39.1", "aa-13B", "aa-65B", "bs-a100")
+SWEEPS = ("vtrain-3.6", "vtrain-18.4", "vtrain-39.1", "vtrain-175", "aa-13B", "aa-65B", "bs-a100")
+# Isaev et al. 2023 (doi:10.1145/3581784.3607102): mean error of their model on eight step times of Korthikanti et al. 2022.
+CALCULON, CALCULON_ERROR = "korthikanti", 0.0365
 GIB = 2**30
 
 
@@ -58,6 +60,7 @@ def main() -> None:
         result["cross_validation"] = cross_validation(scored, left_out)
         rows = _rows(scored, columns(scored)[1], left_out_seconds(scored, efficiency, by_project=True))
         result["projects_left_out"] = _summary(rows)
+    result["calculon"] = calculon(scored, step_seconds(columns(scored)[0], efficiency).total, left_out)
     result["without_engine_profiles"] = without_engine_profiles(scored)["summary"]
     result["apart"] = {name: _summary(rows) for name, rows in apart(timed, efficiency).items()}
     result["not_predicted"] = not_predicted(runs)
@@ -83,7 +86,7 @@ def one_time_each(runs: Iterable[PublishedRun]) -> list[PublishedRun]:
 
 def is_scored(run: PublishedRun) -> bool:
     """A dense model of the usual kind with a complete layout, from a row that its reader does not doubt."""
-    return not run.missing and run.trust != "C" and "NON-standard" not in run.notes
+    return not run.is_moe and not run.missing and run.trust != "C" and "NON-standard" not in run.notes
 
 
 def columns(runs: list[PublishedRun]) -> tuple[Workload, np.ndarray, list[str]]:
@@ -128,6 +131,23 @@ def cross_validation(runs: list[PublishedRun], left_out: np.ndarray) -> dict[str
     }  # fmt: skip
 
 
+def calculon(runs: list[PublishedRun], predicted: np.ndarray, left_out: np.ndarray | None) -> dict[str, Any]:
+    """Signed errors on the eight runs that Calculon was compared with, and by constants fitted without them."""
+    mine = np.array([run.family == CALCULON for run in runs])
+    if not mine.any():
+        return {}
+    names = [run.name.split("#")[0].removeprefix(f"{CALCULON}-") for run in runs if run.family == CALCULON]
+    seconds = columns(runs)[1][mine]
+    found = {"calculon_mean_absolute_error": CALCULON_ERROR}
+    for name, figures in (("fitted", predicted), ("left_out", left_out)):
+        if figures is not None:
+            errors = figures[mine] / seconds - 1
+            found[name] = {
+                "errors": dict(zip(names, errors.tolist())), "mean_absolute_error": float(np.abs(errors).mean()),
+            }  # fmt: skip
+    return found
+
+
 def without_engine_profiles(runs: list[PublishedRun]) -> dict[str, Any]:
     """The score of constants fitted as if there were one engine."""
     work, seconds, families = columns(runs)
@@ -140,24 +160,26 @@ def apart(timed: list[PublishedRun], efficiency: Efficiency) -> dict[str, list[d
     groups: dict[str, list[PublishedRun]] = defaultdict(list)
     for run in timed:
         if not is_scored(run):
-            why = "layout incomplete" if run.missing else "doubted" if run.trust == "C" else "another kind of model"
+            kind = "mixtures of experts" if run.is_moe else "another kind of model"
+            why = "layout incomplete" if run.missing else "doubted" if run.trust == "C" else kind
             groups[why].append(run)
     return {why: score(runs, efficiency)["rows"] for why, runs in groups.items()}
 
 
 def not_predicted(runs: list[PublishedRun]) -> dict[str, int]:
     """Runs with a time that have no prediction, by why."""
-    found: dict[str, set[str]] = {"mixtures of experts": set(), "shape or machine incomplete": set()}
+    found: dict[str, set[str]] = {"mixtures of experts of unknown shape": set(), "shape or machine incomplete": set()}
     for run in runs:
         if run.columns is None and run.metric in ("sec_per_step", "tokens_per_s_per_gpu", "tflops_per_gpu"):
-            why = "mixtures of experts" if run.is_moe else "shape or machine incomplete"
+            why = "mixtures of experts of unknown shape" if run.is_moe else "shape or machine incomplete"
             found[why].add(run.name.split("#")[0])
     return {why: len(names) for why, names in found.items()}
 
 
 def sweeps(runs: list[PublishedRun], efficiency: Efficiency) -> dict[str, dict[str, float]]:
     """Of each sweep: Kendall's τ over the pairs of one model, machine and batch, and the regret of the planner's choice
-    among those that its memory model lets in.
+    among those that its memory model lets in. `repeat_spread` is the standard deviation of repeats of one layout (of
+    logarithms), `ceiling` the τ that a planner without errors could expect, were all figures off by as much.
     """
     found = {}
     for family in SWEEPS:
@@ -165,20 +187,37 @@ def sweeps(runs: list[PublishedRun], efficiency: Efficiency) -> dict[str, dict[s
         for run in runs:
             if run.family == family:
                 groups[_question(run)].append(run)
-        agreeing, pairs, regrets = 0.0, 0, []
+        agreeing, pairs, regrets, repeats, logs = 0.0, 0, [], [], []
         for group in groups.values():
-            work, seconds, _ = columns(group)
+            group, seconds, deviations = _without_repeats(group)
+            work = Workload.of([run.columns for run in group])
             rate = work.tokens_per_step / work.devices
             predicted, measured = rate / step_seconds(work, efficiency).total, rate / seconds
             more, of = agreeing_pairs(predicted, measured)
-            agreeing, pairs = agreeing + more, pairs + of
+            agreeing, pairs, repeats = agreeing + more, pairs + of, repeats + deviations
+            logs.append(np.log(measured))
             if len(group) >= 5:
                 fits = _fits(group)
                 regrets.append(regret(np.where(fits, predicted, predicted * 1e-3), measured))
-        if pairs:
-            found[family] = {"kendall_tau": agreeing / pairs, "regret": max(regrets, default=0.0), "rows": len(runs)}
-            found[family]["rows"] = sum(len(group) for group in groups.values())
+        if not pairs:
+            continue
+        found[family] = {
+            "kendall_tau": agreeing / pairs, "regret": max(regrets, default=0.0), "layouts": sum(len(log) for log in logs),
+        }  # fmt: skip
+        if len(repeats) >= 3:
+            found[family]["repeat_spread"] = float(np.sqrt(np.mean(repeats)))
+            found[family]["ceiling"] = expected_tau(logs, found[family]["repeat_spread"])
     return found
+
+
+def _without_repeats(runs: list[PublishedRun]) -> tuple[list[PublishedRun], np.ndarray, list[float]]:
+    """(a run of each layout, its seconds as the geometric mean of repeats, variances of the logarithm where there are some)."""
+    same: dict[tuple, list[PublishedRun]] = defaultdict(list)
+    for run in runs:
+        same[tuple(sorted(run.columns.items()))].append(run)
+    logs = [np.log([run.seconds for run in group]) for group in same.values()]
+    variances = [float(log.var(ddof=1)) for log in logs if len(log) > 1]
+    return [group[0] for group in same.values()], np.exp([log.mean() for log in logs]), variances
 
 
 def _question(run: PublishedRun) -> tuple:
@@ -199,6 +238,7 @@ def _fits(runs: list[PublishedRun]) -> np.ndarray:
 def memory(runs: list[PublishedRun]) -> dict[str, Any]:
     """Verdicts on rows that fit or did not; static and peak GiB against the same kind of figure."""
     known = [run for run in runs if run.columns is not None and run.card.memory_bytes and "offload" not in run.missing]
+    known = [run for run in known if not run.is_moe]
     verdicts = [run for run in known if run.metric in ("fits", "oom")]
     right = np.array([run.metric == "fits" for run in verdicts]) == _fits(verdicts) if verdicts else np.array([])
     peaks: dict[str, list[dict[str, Any]]] = {"static": [], "peak": []}
@@ -278,18 +318,33 @@ def text(result: dict[str, Any]) -> str:
             lines.append(f"{name:32} {summary['rows']:5} {summary['families']:9} {errors}")
     lines += [f"not predicted: {count} {why}" for why, count in result["not_predicted"].items() if count]
     if left_out:
-        lines.append(f"an 80 % interval holds {result['cross_validation']['interval_coverage']:.0%} of left-out families' rows")
-    lines += ["", f"{'sweep':14} {'rows':>5} {'Kendall tau':>12} {'regret':>8}"]
+        coverage = result["cross_validation"]["interval_coverage"]
+        lines.append(f"an 80 % interval holds {coverage:.0%} of left-out families' rows")
+    lines += ["", f"{'sweep':14} {'layouts':>7} {'Kendall tau':>12} {'regret':>8} {'repeats differ':>15} {'best tau':>9}"]
     for name, sweep in result["sweeps"].items():
-        lines.append(f"{name:14} {sweep['rows']:5} {sweep['kendall_tau']:12.2f} {sweep['regret']:8.1%}")
+        noise = f" {sweep['repeat_spread']:15.1%} {sweep['ceiling']:9.2f}" if "ceiling" in sweep else ""
+        lines.append(f"{name:14} {sweep['layouts']:7} {sweep['kendall_tau']:12.2f} {sweep['regret']:8.1%}{noise}")
+    lines += _calculon_lines(result["calculon"])
     memory_ = result["memory"]
     if memory_["verdicts"]:
-        lines += ["", f"memory: {memory_['verdicts_right']:.1%} of {memory_['verdicts']} rows that fit or do not are told right"]
+        right, verdicts = memory_["verdicts_right"], memory_["verdicts"]
+        lines += ["", f"memory: {right:.1%} of {verdicts} rows that fit or do not are told right"]
         lines += [f"    wrong: {name}" for name in memory_["wrong"]]
     lines += [f"    static {row['error']:+.1%}: {row['row']}" for row in memory_["static"]]
     if memory_["peak"]["rows"]:
         lines.append(f"    peak: median error {memory_['peak']['median_absolute_error']:.1%} over families")
     return "\n".join(lines)
+
+
+def _calculon_lines(found: dict[str, Any]) -> list[str]:
+    if not found:
+        return []
+    columns_ = [name for name in ("fitted", "left_out") if name in found]
+    lines = ["", f"{'Calculon':14}" + "".join(f" {name:>9}" for name in columns_)]
+    for row in found["fitted"]["errors"]:
+        lines.append(f"    {row:10}" + "".join(f" {found[name]['errors'][row]:+9.1%}" for name in columns_))
+    means = "".join(f" {found[name]['mean_absolute_error']:9.2%}" for name in columns_)
+    return lines + [f"    {'mean':10}{means}   Calculon's own {found['calculon_mean_absolute_error']:.2%}"]
 
 
 def tables(result: dict[str, Any], efficiency: Efficiency) -> dict[str, str]:
@@ -303,21 +358,31 @@ def tables(result: dict[str, Any], efficiency: Efficiency) -> dict[str, str]:
     } | {f"apart: {why}" : summary for why, summary in result["apart"].items()}
     summary = ["| | rows | families | median error | 90th percentile |", "|---|--:|--:|--:|--:|"]
     summary += [
-        f"| {name} | {row['rows']} | {row['families']} | {row['median_absolute_error']:.1%} | {row['p90_absolute_error']:.1%} |"
+        f"| {name} | {row['rows']} | {row['families']} | "
+        f"{row['median_absolute_error']:.1%} | {row['p90_absolute_error']:.1%} |"
         for name, row in rows.items() if row["rows"]
     ]  # fmt: skip
     counts = " and ".join(f"{count} runs ({why})" for why, count in result["not_predicted"].items())
-    summary += ["", f"Not predicted: {counts}. The 80 % interval holds {left_out['interval_coverage']:.0%} of the rows of families left out."]
+    coverage = left_out["interval_coverage"]
+    summary += ["", f"Not predicted: {counts}. The 80 % interval holds {coverage:.0%} of the rows of families left out."]
     families = ["| family | rows | median error | left out |", "|---|--:|--:|--:|"]
     families += [
         f"| {name} | {row['rows']} | {row['median_absolute_error']:.1%} | "
         f"{left_out['families'][name]['median_absolute_error']:.1%} |"
         for name, row in result["families"].items()
     ]
-    sweep_rows = ["| sweep | rows | Kendall's τ | largest regret |", "|---|--:|--:|--:|"]
+    sweep_rows = ["| sweep | layouts | Kendall's τ | largest regret | spread of repeats | τ of a planner without errors |"]
+    sweep_rows += ["|---|--:|--:|--:|--:|--:|"]
     sweep_rows += [
-        f"| {name} | {row['rows']} | {row['kendall_tau']:.2f} | {row['regret']:.1%} |" for name, row in result["sweeps"].items()
+        f"| {name} | {row['layouts']} | {row['kendall_tau']:.2f} | {row['regret']:.1%} | "
+        + (f"{row['repeat_spread']:.1%} | {row['ceiling']:.2f} |" if "ceiling" in row else "| |")
+        for name, row in result["sweeps"].items()
     ]
+    mine, others = result["calculon"]["fitted"], result["calculon"]["left_out"]
+    calculon_rows = ["| run | error | left out |", "|---|--:|--:|"]
+    calculon_rows += [f"| {name} | {error:+.1%} | {others['errors'][name]:+.1%} |" for name, error in mine["errors"].items()]
+    means = f"{mine['mean_absolute_error']:.2%} | {others['mean_absolute_error']:.2%}"
+    calculon_rows.append(f"| mean of absolute errors | {means} |")
     constants = ["| constant | value | meaning |", "|---|---|---|"]
     for name, constant in CONSTANTS.items():
         values = ", ".join(
@@ -327,7 +392,7 @@ def tables(result: dict[str, Any], efficiency: Efficiency) -> dict[str, str]:
         constants.append(f"| `{name}` | {values} | {constant.meaning} |")
     return {
         "summary": "\n".join(summary), "families": "\n".join(families), "sweeps": "\n".join(sweep_rows),
-        "constants": "\n".join(constants),
+        "calculon": "\n".join(calculon_rows), "constants": "\n".join(constants),
     }  # fmt: skip
 
 
@@ -335,7 +400,8 @@ def put_tables(document: Path, found: dict[str, str]) -> None:
     """Between `<!-- NAME -->` and `<!-- end -->`."""
     content = document.read_text(encoding="utf-8")
     for name, table in found.items():
-        content = re.sub(rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m, t=table: f"{m[1]}{t}\n{m[2]}", content, flags=re.DOTALL)
+        place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        content = place.sub(lambda match, table=table: f"{match[1]}{table}\n{match[2]}", content)
     document.write_text(content, encoding="utf-8")
 
 

@@ -62,6 +62,7 @@ BAD = {
     "too short a job": (["--nodes", "16", "--wall-hours", "0.1"], "--wall-hours"),
     "a ranking of several for --why": (["--nodes", "4..8", "--why", "tp8pp4"], "one number"),
     "no card for a processor": (["--set", 'cluster="laptop"'], "--from-measurement"),
+    "ranks without --resolve": (["--ranks", "2"], "--resolve"),
     "nowhere to write": (["--from-measurement", "metrics.jsonl"], "--to"),
 }
 

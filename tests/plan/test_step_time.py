@@ -11,9 +11,9 @@ from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, read
 from kielo.plan.fit import fit
 from kielo.plan.interval import interval, spread
 from kielo.plan.layer_work import matrix_flops
-from kielo.plan.ranking import agreeing_pairs, regret
+from kielo.plan.ranking import agreeing_pairs, expected_tau, regret
 from kielo.plan.step_time import step_seconds
-from kielo.plan.traffic import data_seconds, tensor_layer_seconds
+from kielo.plan.traffic import data_seconds, expert_layer_seconds, stage_seconds, tensor_layer_seconds
 from kielo.plan.workload import Workload, machine_columns
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.errors import KieloError
@@ -59,6 +59,45 @@ def test_an_all_reduce_moves_twice_the_bytes_once_round():
     rates = flat.of(work)
     expected = 4 * 2 * 7 / 8 * 2048 * 1024 * 2 / (450e9 * rates.node)
     assert tensor_layer_seconds(work, rates) == pytest.approx([expected, expected * 1.5], rel=1e-3)
+
+
+def test_one_expert_is_the_dense_model():
+    """Each token's only expert, as wide as the MLP: every part and every parameter count is the dense model's."""
+    layouts = [
+        {"tensor": 4, "pipeline": 2, "data": 8}, {"data": 16, "zero": 3, "shard": 16}, {"recipe": 1, "layers_again": 1},
+    ]  # fmt: skip
+    expert = {"experts": 1, "experts_each": 1, "expert_ffn": 4096, "expert_layers": 1, "ffn": 0}
+    dense, routed = workload(*layouts), workload(*(layout | expert for layout in layouts))
+    for field in fields(seconds()):
+        parts = [getattr(step_seconds(work, fitted()[0]), field.name) for work in (dense, routed)]
+        assert parts[0] == pytest.approx(parts[1], rel=1e-9), field.name
+    assert dense.parameters_of_heaviest_rank == pytest.approx(routed.parameters_of_heaviest_rank)
+    assert dense.active_layer_parameters == pytest.approx(routed.layer_parameters)
+
+
+def test_experts_do_what_they_are_known_for():
+    """A mixture computes what is active and holds what is there; its ranks share out weights, and over nodes take time."""
+    mixture = {"experts": 64, "experts_each": 4, "expert_ffn": 1024, "expert_layers": 1, "data": 64}
+    mixture |= {"network_bandwidth": 12.5e9}
+    one, eight, many = (workload(mixture | {"expert_ranks": ranks}) for ranks in (1, 8, 64))
+    q = 2 * 1024 * 2 * 1024
+    assert one.active_layer_parameters[0] == q + 4 * 2 * 1024 * 1024 + 64 * 1024  # with the router
+    assert one.layer_parameters[0] == q + 64 * 2 * 1024 * 1024 + 64 * 1024
+    assert matrix_flops(one)[0] == pytest.approx(2 * 2048 * (q + 4 * 2 * 1024 * 1024))
+    routed = [work.layer_parameters_of_rank[0] - q - 64 * 1024 for work in (one, eight, many)]
+    assert routed == pytest.approx([64 * 2 * 1024**2, 8 * 2 * 1024**2, 2 * 1024**2])
+    near, far = (float(expert_layer_seconds(work, fitted()[0].of(work))[0]) for work in (eight, many))
+    assert expert_layer_seconds(one, fitted()[0].of(one))[0] == 0 and far > 5 * near > 0
+
+
+def test_a_ring_goes_as_fast_as_was_measured():
+    """Where somebody measured a fabric's rings, data-parallel traffic takes that; hops between stages do not."""
+    shape = {"data": 4, "pipeline": 2, "node_devices": 1, "network_bandwidth": 12.5e9}
+    work = workload(shape, shape | {"ring_share": 0.2})
+    rates = Efficiency.start().of(work)
+    once = data_seconds(work, rates)[0] - rates.latency_seconds * 2
+    assert once[1] / once[0] == pytest.approx(rates.network / 0.2)
+    assert stage_seconds(work, rates)[0] == stage_seconds(work, rates)[1]
 
 
 def test_data_parallel_traffic_by_zero_degree():
@@ -127,6 +166,23 @@ def test_one_wrong_row_does_not_pull_the_fit():
     assert np.max(np.abs(predicted / measured - 1)) < 0.02
 
 
+def test_a_family_left_out_is_forgotten():
+    """A fit that goes on from one with wrong times, without them, ends where one does that never saw them: within 1 %."""
+    rows = [
+        columns(hidden=h, heads=h // 128, kv_heads=h // 128, ffn=4 * h, data=64, shard=64, zero=z, engine=2, micro_batch=b)
+        for h in (1024, 2048, 4096) for z in (1, 3) for b in (1, 4)
+    ]  # fmt: skip
+    work, families = Workload.of(rows), ["wrong" if row["hidden"] == 1024 else "right" for row in rows]
+    rest = np.array([family == "right" for family in families])
+    measured = step_seconds(work, Efficiency.start()).total * np.where(rest, 1.1, 1.6)
+    everything = fit(work, measured, families)
+    seen = (work.take(rest), measured[rest], ["right"] * int(rest.sum()))
+    without = [fit(*seen, start) for start in (everything, Efficiency.start())]
+    predicted = [step_seconds(work, efficiency).total for efficiency in without]
+    assert np.max(np.abs(predicted[0] / predicted[1] - 1)) < 0.01
+    assert np.max(np.abs(step_seconds(work, everything).total / predicted[1] - 1)) > 0.05
+
+
 def test_an_interval_holds_its_share():
     """Of errors drawn as those that made it, eight in ten lie inside."""
     errors = np.linspace(-0.5, 0.5, 1001)
@@ -139,6 +195,13 @@ def test_rankings_are_measured():
     measured = np.array([4.0, 3.0, 2.0])
     assert agreeing_pairs(measured, measured) == (3, 3) and agreeing_pairs(-measured, measured) == (-3, 3)
     assert regret(np.array([1.0, 2.0, 0.0]), measured) == pytest.approx(0.25)
+
+
+def test_noise_bounds_rankings():
+    """Rates that differ by far more than they are uncertain keep their order; equal ones are a coin's."""
+    assert expected_tau([np.log([1.0, 2.0, 4.0])], 0.01) == pytest.approx(1)
+    assert expected_tau([np.log([1.0, 1.0])], 0.01) == 0
+    assert expected_tau([np.log([1.0, 1.01])], 0.01) == pytest.approx(2 * 0.759 - 1, abs=2e-3)  # Φ(ln 1.01 / (0.01 √2))
 
 
 def test_a_machine_without_figures_is_refused():

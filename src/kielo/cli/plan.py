@@ -39,6 +39,9 @@ def plan(options: argparse.Namespace) -> int | None:
     recipe = read_recipe(options.recipe, sets).recipe
     if options.resolve:
         return _resolve(options, recipe)
+    for key in ("ranks", "layout"):
+        if getattr(options, key) is not None:
+            raise KieloError(f"--{key} goes with --resolve; for a ranking give --nodes, for one layout --why LAYOUT")
     job, nodes = _job(options, recipe), _nodes(options.nodes, cluster(recipe.cluster))
     if options.why:
         return _why(options, job, nodes)

@@ -7,6 +7,7 @@ from typing import Any
 from kielo.cli.terminal import flat
 from kielo.plan.cost import START_SECONDS, Cost
 from kielo.plan.interval import SHARE
+from kielo.plan.part_names import SECONDS
 from kielo.plan.planned import Job, Planned
 from kielo.plan.resolved import Resolved
 from kielo.plan.search import Choice, Found
@@ -57,8 +58,11 @@ def ranking_rows(listed: Sequence[Planned], costs: Sequence[Cost]) -> Table:
 def part_rows(listed: Sequence[Planned]) -> Table:
     """Seconds of a step by part; parts that no layout has are left out."""
     parts = [part for part in listed[0].seconds if any(planned.seconds[part] >= 5e-7 for planned in listed)]
-    rows = [(planned.nodes, planned.name, *(f"{planned.seconds[part]:.3g}" for part in parts)) for planned in listed]
-    return ("nodes", "layout", *(part.replace("_", " ") for part in parts)), rows
+    rows = [
+        (planned.nodes, planned.name, *(f"{planned.seconds[part]:.3g}" for part in parts), f"{planned.hidden_data_seconds:.3g}")
+        for planned in listed
+    ]
+    return ("nodes", "layout", *(SECONDS.get(part, part) for part in parts), "data traffic hidden"), rows
 
 
 def refusal_rows(found: Found, is_all: bool) -> Table:
@@ -115,6 +119,7 @@ def planned_json(planned: Planned, cost: Cost) -> dict[str, Any]:
         "micro_batches_per_step": planned.micro_batches, "sequence_length": planned.sequence_length,
         "tokens_per_step": planned.tokens_per_step, "fits": planned.fits, "bytes": planned.bytes,
         "peak_bytes": planned.peak_bytes, "usable_bytes": planned.job.usable_bytes, "seconds": planned.seconds,
+        "hidden_data_seconds": planned.hidden_data_seconds,
         "step_seconds": planned.step_seconds, "interval_seconds": [planned.low_seconds, planned.high_seconds],
         "tokens_per_second": planned.tokens_per_second, "tflops_per_device": planned.tflops_per_device, "mfu": planned.mfu,
         "cost": vars(cost) | {"days": cost.days},

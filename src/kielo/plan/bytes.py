@@ -24,8 +24,9 @@ _MOMENTS = 2
 _PRECISION_BYTES = {"fp32": 4, "bf16": 2}
 _LAYER_NORMS = ("gpt2", "gpt_neox", "opt", "bloom")  # families with torch's own; the others' RMSNorm is written out
 _PLAIN_MLP = _LAYER_NORMS
-_WAITING_PASS = 1.4  # a pass whose weights wait for their gradients: its activations, and the gradients of its matrices' results
-_ROTARY = {"gpt2": False, "opt": False, "bloom": False}  # family → True where it is not here
+# A pass whose weights wait for their gradients: its activations, and the gradients of its matrices' results.
+_WAITING_PASS = 1.4
+_NOT_ROTARY = ("gpt2", "opt", "bloom")
 _SPLIT_DIM = {"vocabulary": 0, "column": 0, "all_heads": 0, "row": 1}  # word → dim of the weight on the tensor axis
 
 
@@ -115,7 +116,7 @@ def own_columns(
     on_processor: as a rehearsal counts, whose attention copies its output and whose softmax copies the logits.
     """
     number = _PRECISION_BYTES[precision]
-    chunks, is_v = _chunks(layout)
+    chunks, _ = _chunks(layout)
     layers = layers_of_stages(model, sequence_length, layout)
     first, last = (
         sum(layers[stage] for stage in stages_of_rank(layout.pipeline_schedule, layout.pipeline, rank, chunks))
@@ -155,8 +156,9 @@ def layer_bytes(
     elif layout.recompute == "operators":
         queries, groups = _heads(model, layout)
         sums = 2 * model.hidden_size  # of the tensor ranks' parts: whole on each
-        products = 2 * queries + 2 * groups + (1 if model.model_type in _PLAIN_MLP else 2) * model.intermediate_size / layout.tensor
-        kept = number * (model.hidden_size * share + sums + products)
+        widths = 1 if model.model_type in _PLAIN_MLP else 2
+        products = 2 * queries + 2 * groups + widths * model.intermediate_size / layout.tensor
+        kept = number * (model.hidden_size * share + sums + products) + parts["log-sums and angles"]
     elif layout.recompute == "full":
         kept = number * model.hidden_size * share
     else:
@@ -175,22 +177,24 @@ def _layer_parts(model: Model, layout: Layout, sequence_length: int, number: int
     queries, groups = _heads(model, layout)
     # RMSNorm keeps its input as fp32 and its result before the weight; torch's LayerNorm its input.
     inner = number if family in _LAYER_NORMS else _FP32 + number
-    if family.startswith("gemma"):  # four norms, whose results are fp32 before the weight
-        inner = (4 * 2 * _FP32) / 2
+    if family.startswith("gemma"):  # twice as many norms, whose results are fp32 until they are weighted
+        inner = 2 * (_FP32 + _FP32)
     head_norms = {"qwen3": _FP32 + number, "olmo2": _FP32 + number, "olmo3": _FP32 + number, "gemma3_text": 2 * _FP32}
-    is_rotary = _ROTARY.get(family, True)
+    is_rotary = family not in _NOT_ROTARY
     is_gathered = context > 1 and layout.context_attention == "all_gather"
     keys = groups * context if is_gathered else groups
     # Only causal attention needs no mask: that of gathered keys is one number for each pair within reach.
     mask = number * (2 * context + 1) * sequence_length / context / 4 if is_gathered else 0.0
     copied = number * queries if on_processor and is_rotary else 0.0
+    angles = 2 * model.head_dim if is_rotary and number < _FP32 else 0  # rounded, for the backward pass
     is_relu = model.hidden_act == "relu"
     widths = 4 if not is_plain else 1 if is_relu else 2
     return {
         "norms": 2 * inner * hidden * share + head_norms.get(family, 0) * (queries + groups),
         "inputs of matrices": 2 * number * hidden,
-        "attention": number * (2 * queries + 2 * groups) + (2 * model.head_dim if is_rotary and number < _FP32 else 0),
-        "only attention's": number * 2 * (keys - groups) + mask + copied + _FP32 * model.num_attention_heads / tensor,
+        "attention": number * (2 * queries + 2 * groups),
+        "log-sums and angles": _FP32 * model.num_attention_heads / tensor + angles,
+        "only attention's": number * 2 * (keys - groups) + mask + copied,
         "mlp": number * widths * model.intermediate_size / tensor,
     }
 
@@ -207,7 +211,7 @@ def _layer_elements(model: Model, layout: Layout) -> float:
     """Matrices of one layer on a tensor rank, without norms and biases (below 0.1 % from hidden 1,024 on)."""
     queries, groups = _heads(model, layout)
     matrices = 2 if model.model_type in _PLAIN_MLP else 3
-    return 2 * model.hidden_size * (queries + groups) + matrices * model.hidden_size * model.intermediate_size / layout.tensor
+    return model.hidden_size * (2 * (queries + groups) + matrices * model.intermediate_size / layout.tensor)
 
 
 def _position_elements(model: Model) -> float:

@@ -30,6 +30,10 @@ class Constant:
     start: float
     spread: float
     meaning: str
+    starts: tuple[tuple[str, float], ...] = ()  # of members of which something else is known
+
+    def start_of(self, member: str) -> float:
+        return dict(self.starts).get(member, self.start)
 
 
 CONSTANTS: dict[str, Constant] = {
@@ -40,8 +44,14 @@ CONSTANTS: dict[str, Constant] = {
     "elementwise": Constant("engine", 1.3, 0.5, "passes over memory by norms, activations, residuals; 1 is the fewest"),
     "accumulate": Constant("engine", 1.0, 0.6, "passes over memory to add a micro-batch's gradients; 1 is unfused"),
     "layer_seconds": Constant("engine", 1.2e-3, 0.7, "seconds to launch a layer's kernels, forward and backward"),
-    "tensor_exposed": Constant("engine", 0.8, 0.4, "share of tensor-parallel traffic that is not hidden"),
-    "data_hidden": Constant("engine", 0.5, 0.7, "share of a backward pass that can hide data-parallel traffic"),
+    "tensor_exposed": Constant(
+        "engine", 0.8, 0.4, "share of tensor-parallel traffic that is not hidden",
+        starts=(("megatron_deepspeed", 1.0), ("unfused", 1.0)),  # both wait for each all-reduce
+    ),
+    "data_hidden": Constant(
+        "engine", 0.5, 0.7, "share of a backward pass that can hide data-parallel traffic",
+        starts=(("megatron_deepspeed", 0.05), ("unfused", 0.05)),  # both reduce gradients after the last backward pass
+    ),
     "gather": Constant("engine", 0.6, 0.4, "bandwidth of ZeRO-3's small collectives by that of large ones"),
     "pipeline_exposed": Constant("engine", 0.7, 0.7, "share of stage-to-stage traffic that is not hidden"),
     "step_seconds": Constant("engine", 3e-2, 0.8, "seconds of a step that nothing else counts"),
@@ -75,7 +85,9 @@ class Efficiency:
 
     @staticmethod
     def start() -> "Efficiency":
-        return Efficiency({name: np.full(len(members(name)), constant.start) for name, constant in CONSTANTS.items()})
+        return Efficiency({
+            name: np.array([constant.start_of(member) for member in members(name)]) for name, constant in CONSTANTS.items()
+        })
 
     def of(self, workload: Any) -> SimpleNamespace:
         """Each constant as a column [n] for the workload's architectures and engines, or a number."""

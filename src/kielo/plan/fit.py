@@ -14,7 +14,7 @@ from kielo.plan.workload import Workload
 
 Column = np.ndarray
 _BEND = 0.08
-_NOISE = 0.10  # of a family's figure: what the prior's spread is weighed against
+_NOISE = 0.04  # of a family's figure: what the prior's spread is weighed against
 _STEP = 1e-3
 
 

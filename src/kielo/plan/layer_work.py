@@ -9,12 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from kielo.plan.efficiency import ENGINES
+from kielo.plan.traffic import gather_logits_seconds
 from kielo.plan.workload import Workload
 
 Column = np.ndarray
 _TILE = 64
 _BF16_BYTES = 2
-_EAGER_NORM_BYTES = 24  # an element: to fp32, squared, scaled and back, each through memory, less what a fused norm moves
+# An element, each step through memory: to fp32, squared, averaged, scaled, back, times the weight; less what a fused norm moves.
+_EAGER_NORM_BYTES = 36
+
+_EXPERT_LAUNCHES = 1.0  # kernels of routing, sorting and exchange, by those of a dense layer
+_COPIED_GRADIENT_BYTES = 10  # DeepSpeed makes an fp32 copy of a bf16 gradient before it adds it, and clears the bf16 one
 
 
 @dataclass(frozen=True)
@@ -36,13 +42,7 @@ class LayerSeconds:
 
 def layer_seconds(work: Workload, rates: Any) -> LayerSeconds:
     """`rates` as `Efficiency.of` gives them."""
-    in_recipe = work.recipe > 0
-    forward_matrix = sum(_product_seconds(work, rates, work.tokens, n, k, in_recipe) for n, k in _matrices(work))
-    backward_matrix = sum(
-        _product_seconds(work, rates, work.tokens, k, n, in_recipe)
-        + _product_seconds(work, rates, n, k, work.tokens, in_recipe)
-        for n, k in _matrices(work)
-    )
+    forward_matrix, backward_matrix = _matrix_seconds(work, rates)
     passes = (3 + work.layers_again) / 3 * np.where(work.tensor > 1, rates.tensor_launch, 1.0)
     again = work.layers_again + (1 - work.layers_again) * work.operators_again * 0.5
     elementwise = _elementwise_seconds(work, rates)
@@ -52,7 +52,7 @@ def layer_seconds(work: Workload, rates: Any) -> LayerSeconds:
         forward_matrix * (1 + again) + backward_matrix,
         attention * (1 + backward + attention_again),
         elementwise * (3 + np.maximum(work.layers_again, work.operators_again)) / 3,
-        rates.layer_seconds * passes,
+        rates.layer_seconds * passes * (1 + _is_routed(work) * work.expert_layers * _EXPERT_LAUNCHES),
     )
 
 
@@ -60,43 +60,91 @@ def head_seconds(work: Workload, rates: Any) -> Column:
     """Of the output matrix and the loss; in bf16 whatever the recipe, as engines keep it."""
     rows = work.vocabulary / work.tensor
     product = 3 * _product_seconds(work, rates, work.tokens, rows, work.hidden, np.zeros(len(work), bool))
-    logits = 16 * work.tokens * rows  # bytes: read and written as bf16 and fp32, with gradients
-    return product + logits / (work.memory_bandwidth * rates.memory)
+    whole = work.whole_logits > 0
+    # Bytes: read and written as bf16 and fp32, with gradients.
+    logits = 16 * work.tokens * np.where(whole, work.vocabulary, rows)
+    gathered = np.where(whole & (work.tensor > 1), gather_logits_seconds(work, rates), 0.0)
+    return product + logits / (work.memory_bandwidth * rates.memory) + gathered
 
 
 def matrix_flops(work: Workload) -> Column:
     """FLOPs of one layer's matrix products for a micro-batch on a device, forward."""
-    return sum(2 * work.tokens * n * k for n, k in _matrices(work))
+    return sum(2 * part.times * part.groups * part.rows * part.columns * part.inner for part in _matrices(work))
 
 
-def _matrices(work: Workload) -> list[tuple[Column, Column]]:
-    """(outputs, inputs) on a device of queries with keys and values, output, MLP in, MLP out."""
+@dataclass(frozen=True)
+class _Product:
+    """A forward product [rows, inner] × [inner, columns] on a device: `groups` at once, in the share `times` of layers."""
+
+    rows: Column
+    columns: Column
+    inner: Column
+    groups: Column | float = 1.0
+    times: Column | float = 1.0
+
+
+def _matrices(work: Workload) -> list[_Product]:
+    """Queries with keys and values, output, MLP in, MLP out; the MLP's also of shared and of routed experts.
+
+    An expert's rows are the tokens that come to it if all experts get as many (as benchmarks enforce, and losses aim at).
+    """
     q, kv = work.heads * work.head_dim, np.maximum(work.kv_heads, np.minimum(work.tensor, work.heads)) * work.head_dim
-    return [
-        ((q + 2 * kv) / work.tensor, work.hidden),
-        (work.hidden, q / work.tensor),
-        ((work.mlp_matrices - 1) * work.ffn / work.tensor, work.hidden),
-        (work.hidden, work.ffn / work.tensor),
+    tokens, gates = work.tokens, work.mlp_matrices - 1
+    products = [
+        _Product(tokens, (q + 2 * kv) / work.tensor, work.hidden, times=work.projection_share),
+        _Product(tokens, work.hidden, q / work.tensor, times=work.projection_share),
     ]
+    for width, share in ((work.ffn, 1 - work.expert_layers), (work.shared_ffn, work.expert_layers * (work.shared_ffn > 0))):
+        width = np.maximum(width, 1) / work.tensor
+        products += [
+            _Product(tokens, gates * width, work.hidden, times=share), _Product(tokens, work.hidden, width, times=share)
+        ]  # fmt: skip
+    local = np.maximum(work.experts / work.expert_ranks, 1)
+    rows = tokens * np.maximum(work.experts_each, 1) / local * work.expert_tensor / work.tensor
+    width = np.maximum(work.expert_ffn, 1) / work.expert_tensor
+    products += [
+        _Product(rows, gates * width, work.hidden, local, work.expert_layers),
+        _Product(rows, work.hidden, width, local, work.expert_layers),
+    ]
+    return [product for product in products if np.any(product.times)]
+
+
+def _is_routed(work: Workload) -> Column:
+    """1 where tokens are sent to more experts than one."""
+    return (work.experts > 1).astype(float)
+
+
+def _matrix_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
+    """(forward, backward)."""
+    in_recipe, forward, backward = work.recipe > 0, 0.0, 0.0
+    for part in _matrices(work):
+        rows, columns, inner = part.rows, part.columns, part.inner
+        seconds = [
+            _product_seconds(work, rates, *sides, in_recipe, part.groups)
+            for sides in ((rows, columns, inner), (rows, inner, columns), (columns, inner, rows))
+        ]
+        forward = forward + part.times * seconds[0]
+        backward = backward + part.times * (seconds[1] + seconds[2])
+    return forward, backward
 
 
 def _product_seconds(
-    work: Workload, rates: Any, rows: Column, columns: Column, inner: Column, in_recipe: Column
+    work: Workload, rates: Any, rows: Column, columns: Column, inner: Column, in_recipe: Column, groups: Column | float = 1.0
 ) -> Column:
-    """Of [rows, inner] × [inner, columns]: what the units take, and the operands' way through memory.
+    """Of `groups` products [rows, inner] × [inner, columns]: what the units take, or the operands' way through memory, which
+    go on at once.
 
-    The result is made in waves of tiles, of which the last is on average half empty; each tile takes a while to begin.
+    The results are made in waves of tiles, of which the last is on average half empty; each tile takes a while to begin.
     """
     scales = np.choose(work.recipe.astype(int), [1.0, 1.0, rates.fp8_rowwise, rates.mxfp8, rates.nvfp4])
     rate = np.where(in_recipe, work.peak_recipe * rates.matrix_fp8 * scales, work.peak * rates.matrix)
     rate = rate * rates.matrix_engine * work.power_share**rates.power
-    waves = 1 + rates.wave_elements / (rows * columns)
+    waves = 1 + rates.wave_elements / (groups * rows * columns)
     begin = 1 + rates.tile / inner
     crooked = np.where((columns % _TILE > 0) | (inner % _TILE > 0), rates.misaligned, 1.0)
-    bytes_moved = _BF16_BYTES * (rows * inner + inner * columns + rows * columns)
-    return 2 * rows * columns * inner / rate * waves * begin * crooked + bytes_moved / (
-        work.memory_bandwidth * rates.memory
-    )
+    bytes_moved = _BF16_BYTES * groups * (rows * inner + inner * columns + rows * columns)
+    units = 2 * groups * rows * columns * inner / rate * waves * begin * crooked
+    return np.hypot(units, bytes_moved / (work.memory_bandwidth * rates.memory))
 
 
 def _attention_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
@@ -121,16 +169,22 @@ def _elementwise_seconds(work: Workload, rates: Any) -> Column:
     queries, keys and values turned (read, write), and the activation. Once a micro-batch: gradients of the weights are
     added to those before.
     """
-    norms = 2 * (2 * _BF16_BYTES + _EAGER_NORM_BYTES * work.unfused_norms)
+    # Below 1, `unfused_norms` is what one kernel keeps of its steps: it moves no more for that.
+    norms = 2 * (2 * _BF16_BYTES + _EAGER_NORM_BYTES * (work.unfused_norms >= 1))
     whole = np.where(work.sequence_parallel > 0, 1 / work.tensor, 1.0) * work.hidden * (norms + 2 * 3 * _BF16_BYTES)
     heads = (work.heads + 2 * work.kv_heads) * work.head_dim * 2
-    split = _BF16_BYTES * (heads + work.ffn * work.mlp_matrices) / work.tensor
-    columns = sum(inputs for _, inputs in _matrices(work))
-    quantised = np.where(work.recipe > 0, rates.quantise, 0.0) * columns
-    passing = 3 * work.tokens * (rates.elementwise * (whole + split) + quantised)
+    active = work.shared_ffn + work.experts_each * work.expert_ffn
+    widths = (1 - work.expert_layers) * work.ffn + work.expert_layers * active
+    split = _BF16_BYTES * (heads + widths * work.mlp_matrices) / work.tensor
+    # Each copy of a token is written in its expert's order and read, and the same way back.
+    sorted_ = _is_routed(work) * work.expert_layers * work.experts_each * 4 * _BF16_BYTES * work.hidden / work.tensor
+    inputs = sum(part.times * part.groups * part.rows / work.tokens * part.inner for part in _matrices(work))
+    quantised = np.where(work.recipe > 0, rates.quantise, 0.0) * inputs
+    passing = 3 * work.tokens * (rates.elementwise * (whole + split + sorted_) + quantised)
     is_added = (work.zero < 3) & (work.micro_batches > 1)
-    added = np.where(is_added, rates.accumulate * (4 + 2 * work.gradient_bytes) * work.layer_parameters, 0.0)
-    added = added / work.tensor
+    is_copied = (work.engine == ENGINES.index("megatron_deepspeed")) & (work.gradient_bytes > _BF16_BYTES)
+    bytes_each = 2 + 2 * work.gradient_bytes + np.where(is_copied, _COPIED_GRADIENT_BYTES, 0.0)
+    added = np.where(is_added, rates.accumulate * bytes_each * work.layer_parameters_of_rank, 0.0)
     return (passing + added) / (work.memory_bandwidth * rates.memory)
 
 

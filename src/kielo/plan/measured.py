@@ -39,7 +39,7 @@ _WARM_UP_STEPS = 2  # of a stretch: memory is taken, kernels are chosen, schedul
 _NOISE = 0.02  # of a median step: what the spreads below are weighed against
 _BEND = 0.08  # residuals beyond it pull less, as in `fit.py`
 _STEP = 1e-3  # of a logarithm, for slopes
-_NARROWEST = 0.06  # of the interval, either way: the runs' own residuals know nothing of other shapes
+_NARROWEST = 0.08  # of the interval, either way: residuals of the runs themselves know nothing of other shapes
 _NORMAL_TAIL = 1.28  # standard deviations, either way, that hold 80 % of a normal distribution
 
 
@@ -94,7 +94,7 @@ _CPU = {
     "flash": _Prior(0.25, 0.5), "elementwise": _Prior(2.5, 0.4), "accumulate": _Prior(1.0, 0.4),
     "layer_seconds": _Prior(2.5e-3, 0.35), "step_seconds": _Prior(1e-2, 0.8), "tensor_exposed": _Prior(1.0, 0.3),
     "pipeline_exposed": _Prior(1.0, 0.3), "data_hidden": _Prior(0.01, 0.1), "gather": _Prior(1.2, 0.3),
-    "latency_seconds": _Prior(5e-4, 0.4), "tensor_launch": _Prior(30.0, 0.4), "tile": _Prior(8.0, 0.5),
+    "latency_seconds": _Prior(5e-4, 0.4), "tensor_launch": _Prior(20.0, 0.4), "tile": _Prior(8.0, 0.5),
     "wave_elements": _Prior(4e3, 0.5), "misaligned": _Prior(1.0, 0.05), "small_heads": _Prior(0.1, 0.5),
     "jitter": _Prior(0.01, 0.3),
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """Bytes of a device while it trains: what is held between steps, exactly, and what a step adds; arithmetic, no torch.
 
-Activations by Korthikanti et al. 2022 (arXiv:2205.05198, section 4, equations 1 to 6), written out for any widths of queries,
-keys and MLP. What Kielo itself keeps and gathers is told by columns of `bytes.own_columns`; all else is any engine's.
+Activations by Korthikanti et al. 2022 (arXiv:2205.05198, section 4, equations 1 to 6), written out for any widths of
+queries, keys and MLP. That is any engine's training; what Kielo's own keeps is told by `bytes.own_columns`.
 """
 
 from dataclasses import dataclass
@@ -160,8 +160,8 @@ class _Rank:
         # Where all passes are under way before the first gradients are there, one is over when they are.
         all_first = self.passes >= work.micro_batches * work.chunks
         none_yet = np.where(all_first, 0.0, waiting)
-        # When the last micro-batch is reduced: a layer's gradients, whole and once more to reduce from, while the layer before
-        # it makes its own. Pipelines reduce when all passes are done.
+        # When the last micro-batch is reduced: a layer's gradients, whole and once more to reduce from, while the layer
+        # before it makes its own. Pipelines reduce when all passes are done.
         wait_whole = self.waits_whole & (work.micro_batches > 1)
         reduced_late = np.where(wait_whole, waiting, self.shards * (work.micro_batches > 1))
         reduced_late = reduced_late + _FP32_BYTES * self.layer + np.where(
@@ -223,7 +223,8 @@ class _Rank:
     def waiting(self) -> Column:
         """Gradients of earlier micro-batches. Of shards the buffer of the last reduction, the root's, lives until the next.
 
-        A backward pass that is taken apart leaves a stage's gradients, and the head's, as they were made until both are done.
+        A backward pass that is taken apart leaves a stage's gradients, and the head's, as they were made until both parts
+        are done.
         """
         work = self.work
         table = work.vocabulary * work.hidden / work.tensor * self.has_embed
@@ -237,9 +238,9 @@ class _Rank:
         for what neighbours send, of which torch makes one for each micro-batch when the schedule is made.
         """
         work = self.work
-        states = work.tokens * work.hidden * work.compute_bytes
-        split = states / np.where(work.sequence_parallel > 0, work.tensor, 1)
-        ends = split + self.has_head * (split * (1 + _FP32_BYTES / work.compute_bytes) + 2 * states)
+        elements, parts = work.tokens * work.hidden, np.where(work.sequence_parallel > 0, work.tensor, 1)
+        split = elements / parts * work.compute_bytes
+        ends = split + self.has_head * (split + elements * (_FP32_BYTES / parts + 2 * work.compute_bytes))
         under_way = np.minimum(self.passes, work.micro_batches * work.chunks) * self.layers / work.chunks
         # The passes of GPipe's last stage each wait with the head's gradient of their tokens.
         waiting = np.where(np.isinf(self.passes) & (self.has_head > 0), work.micro_batches - 1, 0)

@@ -18,6 +18,7 @@ from kielo.plan.memory import memory_bytes, usable_bytes
 from kielo.plan.phases import ramp_steps
 from kielo.plan.pipeline_clock import pipeline, with_clock
 from kielo.plan.step_time import step_seconds
+from kielo.plan.traffic import data_seconds
 from kielo.plan.workload import Workload
 from kielo.recipe.cards import Accelerator, Cluster
 from kielo.recipe.cards import accelerator as accelerator_card
@@ -97,6 +98,7 @@ class Planned:
 
     `seconds`: part → seconds of an optimiser step, as the fields of `StepSeconds`; they add up to `step_seconds`.
     `bytes`: part → bytes of the fullest device; they add up to `peak_bytes` (as torch's max_memory_reserved counts).
+    `hidden_data_seconds`: of data-parallel traffic, what backward passes hide: it is in no part.
     `stages`: what each stage takes with a micro-batch, where the pipeline was simulated; else None.
     """
 
@@ -112,6 +114,7 @@ class Planned:
     low_seconds: float
     high_seconds: float
     bytes: dict[str, float]
+    hidden_data_seconds: float = 0.0
     stages: StageSeconds | None = None
 
     @property
@@ -156,6 +159,8 @@ def plan_layouts(
     phase = phase or job.phase
     work = workload(job, [(layout, micro_batch, phase) for layout, _, micro_batch in layouts])
     seconds, memory = vars(step_seconds(work, job.efficiency)), _parts_of_bytes(work)
+    once, each = data_seconds(work, job.efficiency.of(work))
+    hidden = np.maximum(0.0, once + each * work.micro_batches - seconds["data_traffic"])
     found = []
     for index, (layout, nodes, size) in enumerate(layouts):
         parts, stages = {name: float(column[index]) for name, column in seconds.items()}, None
@@ -168,7 +173,8 @@ def plan_layouts(
             Planned(
                 job, layout, nodes, int(work.devices[index]), phase.sequence_length, size,
                 int(work.micro_batches[index]), phase.tokens_per_step,
-                parts, float(low), float(high), {name: float(column[index]) for name, column in memory.items()}, stages,
+                parts, float(low), float(high), {name: float(column[index]) for name, column in memory.items()},
+                float(hidden[index]), stages,
             )
         )  # fmt: skip
     return found

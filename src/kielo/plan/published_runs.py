@@ -34,7 +34,36 @@ _NETWORK_GBIT = (
     (r"8x ?HDR200|HDR200 x8|8x200", 1600), (r"400 ?Gb/s per GPU|NDR400 per GPU|NDR InfiniBand|Grand Teton", 3200),
     (r"EFA 400 Gb/s per node", 400), (r"EFA", 3200),
 )  # fmt: skip
+# Of a network's bandwidth, what rings were measured to reach, by others and apart from any step time: BigScience's all-reduce
+# over 4 nodes with Omni-Path took 42 Gb/s of the tensor at best, 79 over the wire (× 2 × 15 / 16), of 400; gradients on
+# LUMI's Slingshot 4.6 GB/s of a GCD's 12.5 (facts/published_runs.md). Elsewhere it is `network`.
+_RING_SHARES = (("Omni-Path", 0.2), ("Slingshot", 0.37))
 _GBIT_OF_NODE = {"volta": 400, "ampere": 1600, "hopper": 3200, "blackwell": 3200, "cdna2": 800, "cdna3": 3200}
+# Mixtures of experts by the model's name, from the config.json of their public repositories (Hugging Face: deepseek-ai,
+# moonshotai, Qwen, openai, mistralai, xai-org, meta-llama): experts, experts a token, their width, all shared experts' width,
+# share of layers that have experts, width of the dense layers' MLP; where they differ from what the table says, heads, heads
+# of keys and their size; and for low-rank projections (DeepSeek-V2, arXiv:2405.04434) their weights by those of full rank
+# with as many heads of (192 + 128) / 2. Sliding windows (GPT-OSS, every second layer) are counted as full attention.
+_MIXTURES: tuple[tuple[str, dict[str, float]], ...] = (
+    ("DeepSeek-V3", {
+        "experts": 256, "experts_each": 8, "expert_ffn": 2048, "shared_ffn": 2048, "expert_layers": 58 / 61, "ffn": 18432,
+        "heads": 128, "kv_heads": 128, "head_dim": 160, "projection_share": 0.319,
+    }),
+    ("Kimi-K2", {
+        "experts": 384, "experts_each": 8, "expert_ffn": 2048, "shared_ffn": 2048, "expert_layers": 60 / 61, "ffn": 18432,
+        "heads": 64, "kv_heads": 64, "head_dim": 160, "projection_share": 0.344,
+    }),
+    ("Qwen3-30B-A3B", {"experts": 128, "experts_each": 8, "expert_ffn": 768, "expert_layers": 1, "head_dim": 128}),
+    ("Qwen3-235B-A22B", {"experts": 128, "experts_each": 8, "expert_ffn": 1536, "expert_layers": 1, "head_dim": 128}),
+    ("GPT-OSS-120B", {"experts": 128, "experts_each": 4, "expert_ffn": 2880, "expert_layers": 1, "head_dim": 64}),
+    ("Mixtral-8x7B", {"experts": 8, "experts_each": 2, "expert_ffn": 14336, "expert_layers": 1}),
+    ("Mixtral-8x22B", {"experts": 8, "experts_each": 2, "expert_ffn": 16384, "expert_layers": 1}),
+    ("Grok-1", {"experts": 8, "experts_each": 2, "expert_ffn": 32768, "expert_layers": 1}),
+    ("Llama-4-Maverick", {
+        "experts": 128, "experts_each": 1, "expert_ffn": 8192, "shared_ffn": 8192, "expert_layers": 0.5, "ffn": 16384,
+        "hidden": 5120, "heads": 40, "kv_heads": 8, "head_dim": 128, "vocabulary": 202048,
+    }),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -93,10 +122,13 @@ def _number(row: dict[str, str], key: str, default: float | None = None) -> floa
 
 def _run(row: dict[str, str]) -> PublishedRun:
     is_moe = row["moe"] == "1"
+    mixture = next((shape for word, shape in _MIXTURES if word in row["model"]), None) if is_moe else {}
+    row = row | {key: str(mixture[key]) for key in ("hidden", "heads") if mixture and key in mixture}
     missing = tuple(_missing(row))
     columns, card = None, _card(row)
-    if not is_moe and card is not None and not set(missing) & {"n_layers", "hidden", "heads", "seq_len", "n_gpus"}:
-        columns = _columns(row, card)
+    is_known = mixture is not None and card is not None
+    if is_known and not set(missing) & {"n_layers", "hidden", "heads", "seq_len", "n_gpus"}:
+        columns = _columns(row, card) | _expert_columns(row, mixture)
     metric, value, converted = row["metric_kind"], float(row["metric_value"]), False
     if metric == "tflops_per_gpu" and columns is not None:
         tokens = _tokens_per_second(row, value, columns)
@@ -144,6 +176,7 @@ def _columns(row: dict[str, str], card: Accelerator) -> dict[str, Any]:
             "splits_backward": 0.0,
             "dropout": float(engine in ("unfused", "megatron_deepspeed") and recipe == "bf16" and row["gated_mlp"] != "1"),
             "tied": float(row["gated_mlp"] != "1"),
+            "ring_share": next((share for word, share in _RING_SHARES if word in row["interconnect"]), 0.0),
             # Aleph Alpha's layers are eager; with its RMS kernel a fifth of that is kept, as rows that do not fit tell.
             "unfused_norms": float("kernel:" in row["notes"]) * (0.2 if "RMS" in row["notes"] else 1.0),
             # Inferred from its rows too: some with long micro-batches and little else do not fit.
@@ -168,6 +201,10 @@ def _model_columns(row: dict[str, str]) -> dict[str, Any]:
         "ffn": ffn, "mlp_matrices": 3 if gated else 2,
         "vocabulary": _number(row, "vocab", 51200), "sequence": _number(row, "seq_len"),
     }  # fmt: skip
+
+
+def _expert_columns(row: dict[str, str], mixture: dict[str, float]) -> dict[str, Any]:
+    return mixture | {"expert_ranks": _number(row, "ep", 1), "mlp_matrices": 3} if mixture else {}
 
 
 def _zero_columns(word: str, data: float, context: float) -> dict[str, Any]:
@@ -223,7 +260,10 @@ def _network_bytes_per_second(row: dict[str, str], card: Accelerator) -> float:
     """Of a node, one way."""
     words = row["interconnect"]
     stated = re.search(r"(\d+) ?Gbps (?:RoCE )?(?:node-node|per node|\(4x)", words) or re.search(r"RoCE (\d+) Gbps", words)
-    gbit = float(stated.group(1)) if stated else next((g for w, g in _NETWORK_GBIT if re.search(w, words)), None)
+    times = re.search(r"(\d+) ?x ?\d+ ?Gbps per node", words)
+    gbit = next((g for w, g in _NETWORK_GBIT if re.search(w, words)), None)
+    if stated:
+        gbit = float(stated.group(1)) * (float(times.group(1)) if times else 1)
     return (gbit or _GBIT_OF_NODE[card.architecture] * _node_devices(row) / 8) * 1e9 / 8
 
 
@@ -237,7 +277,7 @@ def _node_devices(row: dict[str, str]) -> float:
 def _tokens_per_second(row: dict[str, str], tflops: float, columns: dict[str, Any]) -> float | None:
     """Of a device, where the page says what its FLOPs count (Narayanan et al. 2021, equation 2, and its parts)."""
     work = Workload.of([columns])
-    weights = float((work.layers * work.layer_parameters)[0])
+    weights = float((work.layers * work.active_layer_parameters)[0])
     head = columns["vocabulary"] * columns["hidden"]
     scores = columns["layers"] * columns["heads"] * columns["head_dim"] * columns["sequence"]
     convention = row["flops_convention"]

@@ -6,16 +6,27 @@ import numpy as np
 
 from kielo.plan.efficiency import Efficiency
 from kielo.plan.layer_work import head_seconds, layer_seconds
-from kielo.plan.traffic import context_layer_seconds, data_seconds, stage_seconds, tensor_layer_seconds
+from kielo.plan.traffic import (
+    context_layer_seconds,
+    data_seconds,
+    expert_layer_seconds,
+    stage_seconds,
+    tensor_layer_seconds,
+)  # fmt: skip
 from kielo.plan.workload import Workload
 
 Column = np.ndarray
-_OPTIMISER_BYTES = 30  # a parameter: gradient, master weight and two moments read, the last three and bf16 written
+_OVERLAP_SHARPNESS = 4
+# A parameter: its gradient read for the norm, read and written to be clipped, read and cleared; master weight and two
+# moments read and written; the bf16 weight written, and moved once more as it is gathered or copied.
+_OPTIMISER_BYTES = 46
 
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """Columns [n]; their sum is the step. Parts of work and traffic are those of the heaviest pipeline rank."""
+    """Columns [n]; their sum is the step. Parts of work and traffic are those of the heaviest pipeline rank. What tokens
+    take to the ranks of their experts is with `tensor_traffic`.
+    """
 
     matrix: Column
     attention: Column
@@ -40,9 +51,10 @@ def step_seconds(work: Workload, efficiency: Efficiency) -> StepSeconds:
     rates = efficiency.of(work)
     layer, head = layer_seconds(work, rates), head_seconds(work, rates)
     tensor, context = tensor_layer_seconds(work, rates), context_layer_seconds(work, rates)
+    expert = expert_layer_seconds(work, rates)
     layers, m = work.layers_of_heaviest_rank, work.micro_batches
 
-    per_layer = layer.total(tensor + context)
+    per_layer = layer.total(tensor + context + expert)
     # Layers that make equal stages leave the head on top of the last one; else it takes a layer's place.
     is_even = work.layers % (work.pipeline * work.chunks) == 0
     head_extra = np.where(is_even | (work.pipeline == 1), head, np.maximum(0, head - per_layer * work.chunks))
@@ -56,14 +68,13 @@ def step_seconds(work: Workload, efficiency: Efficiency) -> StepSeconds:
 
     once, each = data_seconds(work, rates)
     backward = heaviest * 2 / 3
-    hidden = np.minimum(each, rates.data_hidden * heaviest) * m
-    data = each * m - hidden + once - np.minimum(once, rates.data_hidden * backward)
+    data = _exposed(each, rates.data_hidden * heaviest) * m + _exposed(once, rates.data_hidden * backward)
     optimiser = (
         work.parameters_of_heaviest_rank / np.where(work.zero > 0, work.shard, 1) * _OPTIMISER_BYTES
         / (work.memory_bandwidth * rates.memory)
     )
     busy = m * heaviest + bubble
-    device = layer.matrix + layer.attention + layer.elementwise + tensor + context
+    device = layer.matrix + layer.attention + layer.elementwise + tensor + context + expert
     return StepSeconds(
         m * layers * layer.matrix,
         m * layers * layer.attention,
@@ -71,7 +82,7 @@ def step_seconds(work: Workload, efficiency: Efficiency) -> StepSeconds:
         m * layers * (per_layer - device),
         m * head_extra,
         bubble,
-        m * layers * tensor,
+        m * layers * (tensor + expert),
         m * layers * context,
         hops,
         data,
@@ -79,3 +90,11 @@ def step_seconds(work: Workload, efficiency: Efficiency) -> StepSeconds:
         rates.step_seconds * np.ones(len(work)),
         busy * rates.jitter * np.sqrt(2 * np.log(np.maximum(work.devices, 1))),
     )
+
+
+def _exposed(traffic: Column, hides: Column) -> Column:
+    """Seconds of `traffic` that stay in sight beside work that can hide `hides`: all but the smaller of the two, rounded off
+    where they are alike, for then neither begins nor ends when the other does.
+    """
+    smaller, larger = np.minimum(traffic, hides), np.maximum(np.maximum(traffic, hides), 1e-12)
+    return traffic - smaller / (1 + (smaller / larger) ** _OVERLAP_SHARPNESS) ** (1 / _OVERLAP_SHARPNESS)

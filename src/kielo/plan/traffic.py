@@ -20,20 +20,46 @@ def ring_bandwidth(work: Workload, rates: Any, neighbours: Column, group: Column
     own share, and one ring can use all of them.
     """
     inside = work.node_bandwidth * rates.node
-    outside = work.network_bandwidth * rates.network * np.minimum(neighbours, work.node_devices)
+    reached = np.where(work.ring_share > 0, work.ring_share, rates.network)
+    outside = work.network_bandwidth * reached * np.minimum(neighbours, work.node_devices)
     return np.where(group <= neighbours, inside, np.minimum(inside, outside))
 
 
 def tensor_layer_seconds(work: Workload, rates: Any) -> Column:
     """Exposed seconds a layer and micro-batch: an all-reduce (or its two halves) after attention and after the MLP, forward
-    and backward, and again for a layer that is computed anew (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2).
+    and backward, and again for a layer that is computed anew; with sequence parallelism, inputs are gathered once more for
+    the gradients of weights (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2).
     """
-    times = 4 + 2 * work.layers_again
+    routed = work.expert_layers * (work.experts > 1)
+    # Experts split over tensor ranks meet each copy of a token; whole ones are reached by `expert_layer_seconds` alone.
+    copies = np.where(work.expert_tensor >= work.tensor, work.experts_each, 0) + (work.shared_ffn > 0)
+    halves = 1 + (1 - routed) + routed * copies  # attention, and the MLP or what is in its place
+    times = halves * (2 + work.layers_again + work.sequence_parallel / 2)
     bytes_each = work.tokens * work.hidden * _BF16_BYTES
     bandwidth = ring_bandwidth(work, rates, np.minimum(work.tensor, work.node_devices), work.tensor)
     share = (work.tensor - 1) / work.tensor
     seconds = 2 * share * bytes_each / bandwidth + rates.latency_seconds * np.sqrt(work.tensor)
     return np.where(work.tensor > 1, times * seconds * rates.tensor_exposed, 0.0)
+
+
+def expert_layer_seconds(work: Workload, rates: Any) -> Column:
+    """Exposed seconds a layer and micro-batch: copies of tokens to the ranks of their experts and back, forward and
+    backward, and again for a layer that is computed anew. Within a node and between nodes at once, each over its links.
+    """
+    times = work.expert_layers * (4 + 2 * work.layers_again)
+    bytes_each = work.tokens / work.tensor * work.experts_each * work.hidden * _BF16_BYTES
+    near = np.clip(work.node_devices / work.expert_tensor, 1, work.expert_ranks)
+    inside = (near - 1) / work.expert_ranks * bytes_each / (work.node_bandwidth * rates.node)
+    outside = (work.expert_ranks - near) / work.expert_ranks * bytes_each / (work.network_bandwidth * rates.network)
+    seconds = np.maximum(inside, outside) + rates.latency_seconds * np.sqrt(work.expert_ranks)
+    return np.where(work.expert_ranks > 1, times * seconds * rates.tensor_exposed, 0.0)
+
+
+def gather_logits_seconds(work: Workload, rates: Any) -> Column:
+    """Seconds a micro-batch where each tensor rank takes the loss of the whole vocabulary: logits in bf16, once round."""
+    bytes_all = work.tokens * work.vocabulary * _BF16_BYTES
+    bandwidth = ring_bandwidth(work, rates, np.minimum(work.tensor, work.node_devices), work.tensor)
+    return (work.tensor - 1) / work.tensor * bytes_all / bandwidth
 
 
 def context_layer_seconds(work: Workload, rates: Any) -> Column:
@@ -60,18 +86,28 @@ def data_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
     gathers parameters for each forward and backward pass of a micro-batch and scatters gradients after it.
     """
     ranks = work.data * work.context
-    bytes_all = work.parameters_of_heaviest_rank * _BF16_BYTES
-    neighbours = np.clip(work.node_devices / work.tensor, 1, ranks)
+    routed = work.layers_of_heaviest_rank * work.experts * work.expert_parameters / (work.expert_ranks * work.expert_tensor)
+    once, each = _replica_seconds(work, rates, work.parameters_of_heaviest_rank - routed, ranks, work.tensor)
+    # Replicas of an expert are as many ranks apart as share out the experts.
+    stride = work.expert_ranks * work.expert_tensor
+    once_routed, each_routed = _replica_seconds(work, rates, routed, ranks * work.tensor / stride, stride)
+    latency = rates.latency_seconds * np.log2(np.maximum(ranks, 2))
+    each = each + each_routed + np.where((work.zero == 3) & (work.shard > 1), 3 * work.layers * latency / 4, 0.0)
+    return np.where(ranks > 1, once + once_routed + latency, 0.0), each
+
+
+def _replica_seconds(work: Workload, rates: Any, parameters: Column, ranks: Column, stride: Column) -> tuple[Column, Column]:
+    """(a step, a micro-batch) for `parameters` a device that `ranks` devices, `stride` apart, have replicas of."""
+    ranks = np.maximum(ranks, 1)
+    bytes_all = parameters * _BF16_BYTES
+    neighbours = np.clip(work.node_devices / stride, 1, ranks)
     bandwidth = ring_bandwidth(work, rates, neighbours, ranks)
     shard = np.minimum(work.shard, ranks)
     shard_bandwidth = ring_bandwidth(work, rates, np.minimum(neighbours, shard), shard) * rates.gather
-    latency = rates.latency_seconds * np.log2(np.maximum(ranks, 2))
     copies = ranks / shard
     once = np.where(
         work.zero < 3,
         2 * (ranks - 1) / ranks * bytes_all / bandwidth,
         2 * (copies - 1) / copies * bytes_all / shard / (work.network_bandwidth * rates.network),
     )
-    each = np.where(work.zero == 3, 3 * (shard - 1) / shard * bytes_all / shard_bandwidth, 0.0)
-    each = each + np.where((work.zero == 3) & (shard > 1), 3 * work.layers * latency / 4, 0.0)
-    return np.where(ranks > 1, once + latency, 0.0), each
+    return once, np.where(work.zero == 3, 3 * (shard - 1) / shard * bytes_all / shard_bandwidth, 0.0)

@@ -17,6 +17,7 @@ Column = np.ndarray
 ATTENTION_KERNELS = ("unfused", "fused_softmax", "flash_1", "flash")
 RECIPES = ("bf16", "fp8", "fp8_rowwise", "mxfp8", "nvfp4")  # of the matrix products: fp16 counts as bf16
 _ZERO: Column = np.float64(0)
+_ONE: Column = np.float64(1)
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Workload:
     Layout: `chunks` are pipeline stages a rank, `shard` the ranks that ZeRO splits over (at most `data`), `zero` 0 to 3.
     `layers_again` and `attention_again` are the shares of layers, and of attention alone, that the backward pass
     computes anew; `operators_again` of the matrix products by op-wise checkpointing.
+    Mixtures of experts: of `experts` routed ones a token goes to `experts_each`; `shared_ffn` is the width of all shared
+    ones; `expert_layers` is the share of layers that have experts, the others have the dense MLP of width `ffn`.
     """
 
     layers: Column
@@ -70,6 +73,15 @@ class Workload:
     node_bandwidth: Column  # bytes/s of a device to others in its node, one way
     network_bandwidth: Column  # bytes/s of a device's share of its node's network, one way
     node_devices: Column  # devices that node_bandwidth reaches
+    # A dense model on a network that nobody measured, where a row does not say otherwise.
+    experts: Column = _ZERO
+    experts_each: Column = _ZERO
+    expert_ffn: Column = _ZERO
+    shared_ffn: Column = _ZERO
+    expert_layers: Column = _ZERO
+    expert_ranks: Column = _ONE  # that share out the experts of a layer
+    projection_share: Column = _ONE  # weights of attention's projections by those of full rank; below 1 where low-rank
+    ring_share: Column = _ZERO  # of the network's bandwidth that rings were measured to reach; 0 where nobody measured it
     # Counted for training as Kielo does it (`bytes.own_columns`), 0 where `memory` goes by formulas.
     compute_bytes: Column = _ZERO  # of a parameter in the precision that is computed in, gathered from fp32 shards
     first_parameters: Column = _ZERO  # of the first pipeline rank, and of the last where that is another with the head
@@ -78,18 +90,19 @@ class Workload:
     last_layers: Column = _ZERO
     first_passes: Column = _ZERO  # of chunks under way at once on these ranks, where there are micro-batches enough
     last_passes: Column = _ZERO
-    kept_bytes: Column = _ZERO  # a token and layer, from forward to backward; and what stands beside while a layer is made anew
+    kept_bytes: Column = _ZERO  # a token and layer, forward to backward; and what stands beside while one is made anew
     again_bytes: Column = _ZERO
     logit_bytes: Column = _ZERO
     loss_tokens: Column = _ZERO  # whose logits exist at one time
 
     @staticmethod
     def of(rows: Iterable[Mapping[str, Any]]) -> "Workload":
-        """From rows that have a number for each field, but for those that may be 0."""
+        """From rows that have a number for each field without a default."""
         rows = list(rows)
         return Workload(**{
             field.name: np.array(
-                [row[field.name] if field.default is MISSING else row.get(field.name, 0) for row in rows], dtype=float
+                [row[field.name] if field.default is MISSING else row.get(field.name, field.default) for row in rows],
+                dtype=float,
             )
             for field in fields(Workload)
         })
@@ -116,9 +129,37 @@ class Workload:
 
     @property
     def layer_parameters(self) -> Column:
-        """Weights of one layer, whole; without norms and biases (below 0.1 % from hidden 1,024 on)."""
+        """Weights of one layer, whole, mean over layers; without norms and biases (below 0.1 % from hidden 1,024 on)."""
+        return self.shared_layer_parameters + self.experts * self.expert_parameters
+
+    @property
+    def active_layer_parameters(self) -> Column:
+        """The weights that a token meets."""
+        return self.shared_layer_parameters + self.experts_each * self.expert_parameters
+
+    @property
+    def shared_layer_parameters(self) -> Column:
+        """The weights that every token meets: of projections, of the dense MLP, of shared experts and of the router."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return 2 * self.hidden * (q + kv) + self.mlp_matrices * self.hidden * self.ffn
+        dense = (1 - self.expert_layers) * self.ffn + self.expert_layers * self.shared_ffn
+        router = self.expert_layers * self.experts * (self.experts > 1)
+        return self.hidden * (2 * self.projection_share * (q + kv) + self.mlp_matrices * dense + router)
+
+    @property
+    def expert_parameters(self) -> Column:
+        """Weights of one routed expert, times the share of layers that have experts."""
+        return self.expert_layers * self.mlp_matrices * self.hidden * self.expert_ffn
+
+    @property
+    def expert_tensor(self) -> Column:
+        """Ranks that split one expert: tensor ranks, where there are as many replicas as expert ranks; else none."""
+        return np.where(self.expert_ranks <= self.data * self.context, self.tensor, 1)
+
+    @property
+    def layer_parameters_of_rank(self) -> Column:
+        """Weights of one layer on one tensor and expert rank."""
+        routed = self.experts * self.expert_parameters / (self.expert_ranks * self.expert_tensor)
+        return self.shared_layer_parameters / self.tensor + routed
 
     @property
     def layers_of_heaviest_rank(self) -> Column:
@@ -130,7 +171,7 @@ class Workload:
     def parameters_of_heaviest_rank(self) -> Column:
         """On the first rank of the pipeline, which has the look-up table; with one rank the head too."""
         tables = self.vocabulary * self.hidden * np.where((self.pipeline > 1) | (self.tied > 0), 1, 2)
-        return (self.layers_of_heaviest_rank * self.layer_parameters + tables) / self.tensor
+        return self.layers_of_heaviest_rank * self.layer_parameters_of_rank + tables / self.tensor
 
 
 def machine_columns(card: Accelerator, network_bytes_per_second: float, node_devices: float, recipe: str) -> dict[str, Any]:

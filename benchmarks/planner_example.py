@@ -1,0 +1,108 @@
+"""The worked example of docs/planning.md: every table and picture in it is what these commands say.
+
+    python benchmarks/planner_example.py      # writes the example's tables into docs/planning.md, its pictures beside it
+
+Estonian 70B on LUMI, 128 to 256 nodes: ranked, compared, explained, drawn. A minute on one core.
+"""
+
+import io
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+from planner import put_tables
+
+from kielo.cli.main import main as kielo
+
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "planning.md"
+PICTURES = DOCUMENT.parent / "pictures"
+RECIPE = "estonian_llama31_70b"
+
+
+def main() -> None:
+    ranked = asked("--nodes", "128,192,256", "--top", "4")
+    compared = asked("--nodes", "16,128,256", "--compare", "tp8pp4,tp8pp8")["compared"]
+    few = asked("--nodes", "4,8,16", "--top", "3")
+    why = asked("--nodes", "128", "--why", "tp8pp4", "--plot", str(PICTURES))
+    asked("--nodes", "4..256", "--plot", str(PICTURES))
+    (PICTURES / f"timeline_{why['planned']['name'].replace('/', '_')}.svg").rename(PICTURES / "timeline_tp8pp4.svg")
+    put_tables(DOCUMENT, {
+        "ranked": ranking(ranked["layouts"]), "few": ranking(few["layouts"]), "compared": side_by_side(compared),
+        "why": "\n".join(f"> {line}\n>" for line in why["why"]).removesuffix("\n>"), "refused": refused(ranked["not_listed"]),
+        "parts": parts(ranked["layouts"]), "nothing": complaint("--nodes", "2"),
+    })  # fmt: skip
+
+
+def asked(*words: str) -> dict[str, Any]:
+    """What `kielo plan RECIPE WORDS --json` prints."""
+    said = io.StringIO()
+    with redirect_stdout(said):
+        if kielo(["plan", RECIPE, *words, "--json"]):
+            raise SystemExit(f"kielo plan {RECIPE} {' '.join(words)} failed")
+    return json.loads(said.getvalue())
+
+
+def complaint(*words: str) -> str:
+    """What it says, as a person sees it, when nothing fits."""
+    said = io.StringIO()
+    with redirect_stderr(said):
+        kielo(["plan", RECIPE, *words])
+    return "```\n$ " + " ".join(["kielo plan", RECIPE, *words]) + "\n" + fill(said.getvalue().strip(), 120) + "\n```"
+
+
+def ranking(layouts: Sequence[dict[str, Any]]) -> str:
+    titles = ("nodes", "layout", "tokens/s", "s a step", "80 % interval", "TFLOP/s a GCD", "MFU", "GB a GCD", "GCD-hours", "days", "jobs")
+    rows = (
+        (
+            layout["nodes"], f"`{layout['name']}`", f"{layout['tokens_per_second']:,.0f}", f"{layout['step_seconds']:.1f}",
+            "–".join(f"{bound:.1f}" for bound in layout["interval_seconds"]), f"{layout['tflops_per_device']:.1f}",
+            f"{layout['mfu']:.1%}", f"{layout['peak_bytes'] / 1e9:.1f}", f"{layout['cost']['device_hours']:,.0f}",
+            f"{layout['cost']['days']:.2f}", layout["cost"]["jobs"],
+        )
+        for layout in layouts
+    )  # fmt: skip
+    return table(titles, rows)
+
+
+def parts(layouts: Sequence[dict[str, Any]]) -> str:
+    names = [part for part in layouts[0]["seconds"] if any(layout["seconds"][part] >= 0.005 for layout in layouts)]
+    rows = (
+        (layout["nodes"], f"`{layout['name']}`", *(f"{layout['seconds'][part]:.2f}" for part in names),
+         f"{layout['hidden_data_seconds']:.2f}")
+        for layout in layouts
+    )  # fmt: skip
+    return table(("nodes", "layout", *(part.replace("_", " ") for part in names), "(data traffic hidden)"), rows)
+
+
+def side_by_side(compared: Sequence[dict[str, Any]]) -> str:
+    titles = ("nodes", "layout", "tokens/s", "s a step", "bubble", "tensor traffic", "GB a GCD", "fits")
+    rows = (
+        (
+            one["nodes"], f"`{one['name']}`", f"{one['tokens_per_second']:,.0f}", f"{one['step_seconds']:.1f}",
+            *(f"{one['seconds'][part] / one['step_seconds']:.1%}" for part in ("bubble", "tensor_traffic")),
+            f"{one['peak_bytes'] / 1e9:.1f}", "yes" if one["fits"] else "no",
+        )
+        for one in compared
+    )  # fmt: skip
+    return table(titles, rows)
+
+
+def refused(reasons: dict[str, list[dict[str, Any]]]) -> str:
+    rows = (
+        (nodes, reason["layouts"], f"`{reason['names'][0]}`", reason["why"].split("; what would work")[0])
+        for nodes, some in reasons.items()
+        for reason in sorted(some, key=lambda each: -each["layouts"])
+    )
+    return table(("nodes", "layouts", "for example", "why not"), rows)
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = ["| " + " | ".join(titles) + " |", "|" + "|".join("--:" if index else "---" for index in range(len(titles))) + "|"]
+    return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows])
+
+
+if __name__ == "__main__":
+    main()
