@@ -122,8 +122,8 @@ def test_a_gpu_keeps_its_peaks(tmp_path):
     truth = _machine({"matrix_engine": 0.9, "layer_seconds": 1.3, "elementwise": 1.2}, "h100_80")
     shapes = [(2048, 1, 1, 12), (2048, 4, 2, 12), (8192, 1, 1, 12), (512, 1, 8, 12)]
     big = {
-        "model.hidden_size": 4096, "model.intermediate_size": 11008, "model.num_attention_heads": 32, "train.precision": "bf16",
-        "model.num_key_value_heads": 8,
+        "model.hidden_size": 4096, "model.intermediate_size": 11008, "model.num_attention_heads": 32,
+        "model.num_key_value_heads": 8, "train.precision": "bf16",
     }  # fmt: skip
     resolved = _resolved(tmp_path, shapes, gpu="h100_80", **big)
     found = measure([_run(tmp_path / "own", truth, resolved)])

@@ -46,6 +46,7 @@ def candidate_columns(
         "chunks": (layout.pipeline_stages_per_rank or schedule.stages_per_rank) if layout.pipeline > 1 else 1,
         "data": layout.replicate * layout.shard, "shard": ranks, "zero": layout.zero,
         "sequence_parallel": float(layout.sequence_parallel and layout.tensor > 1),
+        "ring_share": cluster.ring_share or 0.0,
         "micro_batch": micro_batch, "micro_batches": micro_batches,
         "layers_again": layers_again / layout.recompute_every_layers,
         "attention_again": attention_again, "operators_again": operators_again,

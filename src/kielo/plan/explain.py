@@ -19,7 +19,8 @@ from kielo.plan.part_names import BYTES, SECONDS, capital, count_text, gb_text, 
 from kielo.plan.planned import Planned, plan_layouts
 from kielo.plan.side_by_side import against, is_comparable, unfit
 from kielo.plan.stages import SCHEDULES, micro_batch_complaint, num_stages, stage_complaints, stages_of_rank
-from kielo.plan.traffic import context_layer_seconds, data_seconds, tensor_layer_seconds
+from kielo.plan.step_time import OPTIMISER_BYTES
+from kielo.plan.traffic import context_layer_seconds, tensor_layer_seconds
 from kielo.plan.workload import Workload
 
 _MATRIX_WORK = ("matrix", "head")
@@ -229,12 +230,14 @@ def _other_schedules(facts: _Facts, divisor: int) -> Iterator[str]:
 
 def _tensor(facts: _Facts) -> str:
     tensor, again = facts.layout.tensor, float(facts.work.layers_again[0])
-    times = 4 + 2 * again
+    is_split = float(facts.work.sequence_parallel[0])
+    times = 4 + 2 * again + is_split
     where = (
         f"{tensor} ranks inside a node of {facts.inside} devices" if tensor <= facts.inside
         else f"{tensor} ranks over several nodes of {facts.inside} devices, at the network's speed"
     )  # fmt: skip
     more = f", {2 * again:g} of them for what is computed anew" if again else ""
+    more += ", two halves of one to gather inputs again for the gradients of weights" if is_split else ""
     return (
         f"{where}. {times:g} all-reduces a layer and micro-batch{more}, each of 2 (t − 1)/t × the hidden states; "
         f"{facts.number('tensor_exposed'):.0%} of it are not hidden."
@@ -257,10 +260,7 @@ def _pipeline(facts: _Facts) -> str:
 
 def _data(facts: _Facts) -> str:
     layout, planned = facts.layout, facts.planned
-    traffic = data_seconds(facts.work, facts.job.efficiency.of(facts.work))
-    once, each = (float(np.ravel(column)[0]) for column in traffic)
-    exposed, ranks = planned.seconds["data_traffic"], layout.replicate * layout.shard * layout.context
-    hidden = max(0.0, once + each * planned.micro_batches - exposed)
+    ranks = layout.replicate * layout.shard * layout.context
     if layout.zero == 3 and layout.shard * layout.context > 1:
         times = count_text(planned.micro_batches, "micro-batch")
         how, behind = f"parameters are gathered and gradients scattered for each of {times}", "the passes over it"
@@ -268,7 +268,7 @@ def _data(facts: _Facts) -> str:
         how = "gradients and parameters go round once a step, so that more tokens a step make its share smaller"
         behind = "a backward pass"
     return (
-        f"Between {ranks} ranks {how}. Another {seconds_text(planned, hidden)} are hidden: {facts.number('data_hidden'):.0%} of "
+        f"Between {ranks} ranks {how}. Another {seconds_text(planned, planned.hidden_data_seconds)} are hidden: {facts.number('data_hidden'):.0%} of "
         f"{behind} can hide traffic."
     )
 
@@ -276,7 +276,7 @@ def _data(facts: _Facts) -> str:
 def _optimiser(facts: _Facts) -> str:
     shard = facts.layout.shard * facts.layout.context
     share = f"its share of 1/{shard} of the rank's parameters" if shard > 1 else "all parameters of the rank"
-    return f"30 bytes a parameter through memory once a step, of {share}."
+    return f"{OPTIMISER_BYTES} bytes a parameter through memory once a step, of {share}."
 
 
 def _fixed(facts: _Facts) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kielo.plan.efficiency import ENGINES
+from kielo.plan.efficiency import ARCHITECTURES, ENGINES
 from kielo.plan.traffic import gather_logits_seconds
 from kielo.plan.workload import Workload
 
@@ -31,13 +31,15 @@ class LayerSeconds:
     attention: Column
     elementwise: Column
     launch: Column
+    is_processor: Column
 
     def total(self, traffic: Column) -> Column:
         """With `traffic` between its kernels. A layer is not faster than its kernels are launched; the square root of the
-        sum of squares, because near that both wait for each other now and then.
+        sum of squares, because near that both wait for each other now and then. On a processor nothing runs beside the
+        launching: there both add up.
         """
         device = self.matrix + self.attention + self.elementwise + traffic
-        return np.hypot(device, self.launch)
+        return np.where(self.is_processor, device + self.launch, np.hypot(device, self.launch))
 
 
 def layer_seconds(work: Workload, rates: Any) -> LayerSeconds:
@@ -53,6 +55,7 @@ def layer_seconds(work: Workload, rates: Any) -> LayerSeconds:
         attention * (1 + backward + attention_again),
         elementwise * (3 + np.maximum(work.layers_again, work.operators_again)) / 3,
         rates.layer_seconds * passes * (1 + _is_routed(work) * work.expert_layers * _EXPERT_LAUNCHES),
+        work.architecture == ARCHITECTURES.index("cpu"),
     )
 
 

@@ -51,6 +51,11 @@ class Job:
         if recipe.machine:
             machine = read_machine(Path(recipe.machine))
             card, efficiency, spread = machine.accelerator, machine.efficiency, machine.spread
+            if card.device == "cpu" and machine.ranks != site.devices_per_node:
+                raise KieloError(
+                    f"{recipe.machine}: its runs shared the processor among {machine.ranks} ranks, and {site.name} has "
+                    f"{site.devices_per_node} devices a node; what would work: a card of runs with --ranks {site.devices_per_node}"
+                )
         else:
             card, (efficiency, spread) = accelerator_card(site.accelerator), fitted()
         peak = card.peak_tflops.get(recipe.train.precision)

@@ -19,7 +19,7 @@ Column = np.ndarray
 _OVERLAP_SHARPNESS = 4
 # A parameter: its gradient read for the norm, read and written to be clipped, read and cleared; master weight and two
 # moments read and written; the bf16 weight written, and moved once more as it is gathered or copied.
-_OPTIMISER_BYTES = 46
+OPTIMISER_BYTES = 46
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def step_seconds(work: Workload, efficiency: Efficiency) -> StepSeconds:
     backward = heaviest * 2 / 3
     data = _exposed(each, rates.data_hidden * heaviest) * m + _exposed(once, rates.data_hidden * backward)
     optimiser = (
-        work.parameters_of_heaviest_rank / np.where(work.zero > 0, work.shard, 1) * _OPTIMISER_BYTES
+        work.parameters_of_heaviest_rank / np.where(work.zero > 0, work.shard, 1) * OPTIMISER_BYTES
         / (work.memory_bandwidth * rates.memory)
     )
     busy = m * heaviest + bubble

@@ -194,6 +194,7 @@ def machine_columns(card: Accelerator, network_bytes_per_second: float, node_dev
         "power_share": card.power_share,
         "memory_bandwidth": card.memory_bandwidth_tb_per_second * 1e12,
         "node_bandwidth": card.link_gb_per_second * 1e9,
-        "network_bandwidth": network_bytes_per_second / node_devices,
+        # A machine of one node has no network: its devices talk over their links alone.
+        "network_bandwidth": network_bytes_per_second / node_devices or card.link_gb_per_second * 1e9,
         "node_devices": node_devices,
     }

@@ -69,6 +69,7 @@ class Cluster(Section):
     cpu_cores_per_node: int = Field(gt=0)
     network: str
     network_gbit_per_second_per_node: float = Field(ge=0)
+    ring_share: float | None = Field(None, gt=0, le=1, description="of the network's rate that rings in training were measured to reach")
     scheduler: Literal["slurm", "none"]
     max_wall_hours: float | None = None
     max_nodes_per_job: int | None = Field(None, gt=0, description="in its usual queue; left out where it is not known")
