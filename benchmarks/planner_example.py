@@ -32,6 +32,7 @@ def main() -> None:
     put_tables(DOCUMENT, {
         "ranked": ranking(ranked["layouts"]), "few": ranking(few["layouts"]), "compared": side_by_side(compared),
         "why": "\n".join(f"> {line}\n>" for line in why["why"]).removesuffix("\n>"), "refused": refused(ranked["not_listed"]),
+        "measured": measured(),
         "parts": parts(ranked["layouts"]), "nothing": complaint("--nodes", "2"),
     })  # fmt: skip
 
@@ -51,6 +52,19 @@ def complaint(*words: str) -> str:
     with redirect_stderr(said):
         kielo(["plan", RECIPE, *words])
     return "```\n$ " + " ".join(["kielo plan", RECIPE, *words]) + "\n" + fill(said.getvalue().strip(), 120) + "\n```"
+
+
+def measured() -> str:
+    """The last result of benchmarks/planner_measured.py, without the run that the card was made from."""
+    result = json.loads((Path(__file__).parent / "results" / "planner_measured_cpu.json").read_text(encoding="utf-8"))
+    rows = (
+        (run["name"], ", ".join(f"{key} {value}" for key, value in run["layout"].items()), step["sequence_length"],
+         f"{step['micro_batches']} × {step['micro_batch']}", f"{step['measured_seconds']:.3f}", f"{step['planned_seconds']:.3f}",
+         f"{step['error']:+.1%}")
+        for run in result["runs"][1:]
+        for step in run["stretches"]
+    )  # fmt: skip
+    return table(("training", "layout", "sequence", "micro-batches × sequences", "measured, s", "planned, s", "error"), rows)
 
 
 def ranking(layouts: Sequence[dict[str, Any]]) -> str:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from kielo.plan.stages import SCHEDULES, stages_of_rank
 
 Column = np.ndarray
 _WAITS_OF_SPLIT = {True: 1.4, False: 0.0}  # is it a V → hops a micro-batch and doubling of the ranks
+_LONG = 8  # ranks; longer pipelines, whose simulation takes seconds, get half as many
+_KINDS = ("forward", "backward", "weights")
 _SIMULATED_ROUNDS = 4  # micro-batches for each rank, beyond which a schedule repeats itself (with 2, uneven stages do not yet)
 
 
@@ -75,8 +78,12 @@ def closed_form_seconds(schedule: str, stages: StageSeconds, ranks: int, micro_b
         return micro_batches * heaviest + fill + stages.hop * (2 * (ranks - 1) + waits)
     hops = 2 * stages.hop * (ranks - 1) * (1 + (micro_batches - 1) / ranks * (chunks == 1))
     if chunks > 1:
+        # A rank idles while the first chunk's stages before it have their first forward and last backward pass, and while
+        # the last chunk's stages after it have their first of both.
+        idle = [sum(whole[:rank]) + sum(whole[ranks * (chunks - 1) + rank + 1 :]) for rank in range(ranks)]
         hops = 2 * stages.hop * (ranks - 1 + (ranks * chunks - ranks) / ranks)
-    return micro_batches * heaviest + (total - heaviest) / chunks + hops
+        return max(micro_batches * work + wait for work, wait in zip(of_rank, idle)) + hops
+    return micro_batches * heaviest + total - heaviest + hops
 
 
 def _fill_of_split(schedule: str, stages: StageSeconds, ranks: int) -> float:
@@ -91,12 +98,13 @@ def _fill_of_split(schedule: str, stages: StageSeconds, ranks: int) -> float:
 
 def simulated_seconds(schedule: str, stages: StageSeconds, ranks: int, micro_batches: int) -> float:
     """The same by simulation; long steps by their repeating part."""
-    unit = _round(ranks, micro_batches) if len(stages.forward) > ranks and not SCHEDULES[schedule].is_v else ranks
-    few = _SIMULATED_ROUNDS * unit
+    chunks = len(stages.forward) // ranks
+    unit = _round(ranks, micro_batches) if chunks > 1 and not SCHEDULES[schedule].is_v else ranks
+    few = (_SIMULATED_ROUNDS if ranks <= _LONG else _SIMULATED_ROUNDS // 2) * unit
     if micro_batches <= few + unit:
-        return max(span.end for span in timeline(schedule, stages, ranks, micro_batches))
+        return max(_ends(_program(schedule, ranks, chunks, micro_batches), schedule, stages, ranks))
     rest = micro_batches % unit
-    end = [max(span.end for span in timeline(schedule, stages, ranks, few + more)) for more in (rest, rest + unit)]
+    end = [max(_ends(_program(schedule, ranks, chunks, few + more), schedule, stages, ranks)) for more in (rest, rest + unit)]
     return end[0] + (end[1] - end[0]) / unit * (micro_batches - few - rest)
 
 
@@ -108,28 +116,83 @@ def _round(ranks: int, micro_batches: int) -> int:
 
 
 def timeline(schedule: str, stages: StageSeconds, ranks: int, micro_batches: int) -> list[Span]:
-    """Every piece of work with its start and end, in order of start: for a picture, and for `simulated_seconds`.
+    """Every piece of work with its start and end, in order of start: for a picture.
 
     Every rank runs a fixed order. That of a V is made as its authors say: with all pieces of the same length, a rank takes
     what is ready, backward for inputs first, then forward as far as memory allows (as many passes kept as 1F1B keeps),
     and weights when nothing else is.
     """
-    chunks = len(stages.forward) // ranks
-    own = [stages_of_rank(schedule, ranks, rank, chunks) for rank in range(ranks)]
-    if SCHEDULES[schedule].is_v:
-        orders = _orders_of_v(tuple(own), micro_batches)
-    else:
-        orders = [_order(schedule, ranks, rank, own[rank], micro_batches) for rank in range(ranks)]
-    spans = _in_order(stages, orders, SCHEDULES[schedule].splits_backward)
+    program = _program(schedule, ranks, len(stages.forward) // ranks, micro_batches)
+    seconds, ends = _durations(schedule, stages), _ends(program, schedule, stages, ranks)
+    spans = [
+        Span(piece.rank, piece.stage, piece.micro_batch, piece.kind, end - seconds[piece.what], end)
+        for piece, end in zip(program, ends)
+    ]
     return sorted(spans, key=lambda span: span.start)
 
 
+class _Piece(NamedTuple):
+    """Work in a program: `what` numbers its seconds, `need` the piece before it that it waits for (-1: none), which is
+    another rank's where `is_sent`.
+    """
+
+    rank: int
+    what: int
+    need: int
+    is_sent: bool
+    kind: str
+    stage: int
+    micro_batch: int
+
+
 @cache
-def _orders_of_v(own: tuple[tuple[int, ...], ...], micro_batches: int) -> list[list[tuple[str, int, int]]]:
-    orders: list[list[tuple[str, int, int]]] = [[] for _ in own]
-    for span in _greedy(StageSeconds.equal(sum(map(len, own)), 1.0), list(own), micro_batches):
-        orders[span.rank].append((span.kind, span.stage, span.micro_batch))
-    return orders
+def _program(schedule: str, ranks: int, chunks: int, micro_batches: int) -> list[_Piece]:
+    """What all ranks do, in an order in which nothing comes before what it needs; it holds for any seconds."""
+    own, stages = [stages_of_rank(schedule, ranks, rank, chunks) for rank in range(ranks)], ranks * chunks
+    if SCHEDULES[schedule].is_v:
+        orders = _greedy(StageSeconds.equal(stages, 1.0), own, micro_batches)
+    else:
+        orders = [_order(schedule, ranks, rank, own[rank], micro_batches) for rank in range(ranks)]
+    done: dict[tuple[str, int, int], int] = {}
+    at, program, moved = [0] * ranks, [], True
+    what_of = {kind: number * stages for number, kind in enumerate(_KINDS)}
+    while moved:
+        moved = False
+        for rank, order in enumerate(orders):
+            while at[rank] < len(order):
+                kind, stage, micro_batch = order[at[rank]]
+                need = _needs(kind, stage, stages - 1)
+                number = done.get((*need, micro_batch)) if need else -1
+                if number is None:
+                    break
+                is_sent = number >= 0 and program[number].rank != rank
+                done[kind, stage, micro_batch] = len(program)
+                program.append(_Piece(rank, what_of[kind] + stage, number, is_sent, kind, stage, micro_batch))
+                at[rank] += 1
+                moved = True
+    if any(at[rank] < len(order) for rank, order in enumerate(orders)):
+        raise ValueError(f"a schedule of {ranks} ranks waits for itself")
+    return program
+
+
+def _durations(schedule: str, stages: StageSeconds) -> list[float]:
+    """Seconds by `_Piece.what`."""
+    backward = stages.backward_inputs
+    if not SCHEDULES[schedule].splits_backward:
+        backward = tuple(inputs + weights for inputs, weights in zip(backward, stages.backward_weights))
+    return [*stages.forward, *backward, *stages.backward_weights]
+
+
+def _ends(program: list[_Piece], schedule: str, stages: StageSeconds, ranks: int) -> list[float]:
+    """When each piece is done."""
+    seconds, hop = _durations(schedule, stages), stages.hop
+    free, ends = [0.0] * ranks, []
+    for rank, what, need, is_sent, *_ in program:
+        ready = 0.0 if need < 0 else ends[need] + hop if is_sent else ends[need]
+        now = free[rank]
+        free[rank] = end = (now if now > ready else ready) + seconds[what]
+        ends.append(end)
+    return ends
 
 
 def _order(schedule: str, ranks: int, rank: int, own: Sequence[int], micro_batches: int) -> list[tuple[str, int, int]]:
@@ -165,49 +228,16 @@ def _needs(kind: str, stage: int, last: int) -> tuple[str, int] | None:
     return ("forward", last) if stage == last else ("backward", stage + 1)
 
 
-def _in_order(stages: StageSeconds, orders: list[list[tuple[str, int, int]]], is_split: bool) -> list[Span]:
-    last = len(stages.forward) - 1
-    whole = [b + w for b, w in zip(stages.backward_inputs, stages.backward_weights)]
-    seconds = {
-        "forward": stages.forward,
-        "backward": stages.backward_inputs if is_split else whole,
-        "weights": stages.backward_weights,
-    }
-    done: dict[tuple[str, int, int], tuple[float, int]] = {}  # piece → (end, rank)
-    clocks, at, spans = [0.0] * len(orders), [0] * len(orders), []
-    moved = True
-    while moved:
-        moved = False
-        for rank, order in enumerate(orders):
-            while at[rank] < len(order):
-                kind, stage, micro_batch = order[at[rank]]
-                need = _needs(kind, stage, last)
-                ready = 0.0
-                if need is not None:
-                    if (*need, micro_batch) not in done:
-                        break
-                    end, where = done[(*need, micro_batch)]
-                    ready = end + stages.hop * (where != rank)
-                start = max(clocks[rank], ready)
-                clocks[rank] = start + seconds[kind][stage]
-                done[(kind, stage, micro_batch)] = clocks[rank], rank
-                spans.append(Span(rank, stage, micro_batch, kind, start, clocks[rank]))
-                at[rank] += 1
-                moved = True
-    if any(at[rank] < len(order) for rank, order in enumerate(orders)):
-        raise ValueError(f"a schedule of {len(orders)} ranks waits for itself")
-    return spans
-
-
-def _greedy(stages: StageSeconds, own: list[Sequence[int]], micro_batches: int) -> list[Span]:
-    """Each rank, when free, takes the best piece that is ready."""
+def _greedy(stages: StageSeconds, own: Sequence[Sequence[int]], micro_batches: int) -> list[list[tuple[str, int, int]]]:
+    """(kind, stage, micro-batch) of each rank in order: when free, it takes the best piece that is ready."""
     last, ranks = len(stages.forward) - 1, len(own)
     kept_at_most = len(own[0]) * ranks  # passes kept on a rank: 1F1B's memory
     rank_of = {stage: rank for rank, some in enumerate(own) for stage in some}
     ready: list[list[tuple[int, int, int]]] = [[] for _ in own]  # backward, by age
     forward: list[list[tuple[int, int, int]]] = [[] for _ in own]
     weights: list[list[tuple[int, int]]] = [[] for _ in own]
-    kept, free_at, spans = [0] * ranks, [0.0] * ranks, []
+    kept, free_at = [0] * ranks, [0.0] * ranks
+    orders: list[list[tuple[str, int, int]]] = [[] for _ in own]
     events: list[tuple[float, int, int, str, int, int]] = []  # (time, sequence, rank, kind, stage, micro-batch)
     count = 0
 
@@ -249,7 +279,7 @@ def _greedy(stages: StageSeconds, own: list[Sequence[int]], micro_batches: int) 
                 continue
             end = now + seconds
             free_at[rank] = end
-            spans.append(Span(rank, stage, micro_batch, kind, now, end))
+            orders[rank].append((kind, stage, micro_batch))
             post(end, rank, "free", stage, micro_batch)
             if kind == "forward":
                 following = ("backward", stage) if stage == last else ("forward", stage + 1)
@@ -259,4 +289,4 @@ def _greedy(stages: StageSeconds, own: list[Sequence[int]], micro_batches: int) 
                 continue
             to = rank_of[following[1]]
             post(end + stages.hop * (to != rank), to, following[0], following[1], micro_batch)
-    return spans
+    return orders

@@ -93,15 +93,15 @@ class _Prior:
 _CPU = {
     "flash": _Prior(0.25, 0.5), "elementwise": _Prior(2.5, 0.4), "accumulate": _Prior(1.0, 0.4),
     "layer_seconds": _Prior(2.5e-3, 0.35), "step_seconds": _Prior(2.5e-2, 0.6), "tensor_exposed": _Prior(1.0, 0.3),
-    "pipeline_exposed": _Prior(1.0, 0.3), "data_hidden": _Prior(0.01, 0.1), "gather": _Prior(1.2, 0.3),
-    "latency_seconds": _Prior(5e-4, 0.4), "tensor_launch": _Prior(15.0, 0.4), "tile": _Prior(8.0, 0.5),
+    "pipeline_exposed": _Prior(0.2, 0.5), "data_hidden": _Prior(0.01, 0.1), "gather": _Prior(1.2, 0.3),
+    "latency_seconds": _Prior(8e-3, 0.5), "tensor_launch": _Prior(2.0, 0.3), "tile": _Prior(8.0, 0.5),
     "wave_elements": _Prior(4e3, 0.5), "misaligned": _Prior(1.0, 0.05), "small_heads": _Prior(0.1, 0.5),
     "jitter": _Prior(0.01, 0.3),
 }  # fmt: skip
 _CPU_MACHINE = {
     "flops": _Prior(8e10, 2.0),  # peak of a rank, a second: anything from half a core to a socket
     "bytes_a_flop": _Prior(0.12, 0.4),  # memory bandwidth by that peak
-    "link_share": _Prior(0.018, 0.4),  # bandwidth between ranks by memory bandwidth: each byte is copied several times
+    "link_share": _Prior(0.15, 0.5),  # bandwidth between ranks by memory bandwidth: each byte is copied several times
 }
 # A GPU's start is the shipped card; these may move, by the spreads of `CONSTANTS`.
 _GPU = (

@@ -29,6 +29,7 @@ _RECOMPUTATION = (("none", 1), ("operators", 1), ("full", 4), ("full", 2), ("ful
 _ZERO = ((1, False), (2, False), (3, False), (1, True), (3, True))
 _INTERLEAVED = (2, 3, 4, 5)  # stages a rank
 _SIMULATED = 50  # of the best, over all numbers of nodes
+_FAR_SLOWER = 1.5
 _FEWEST = 8  # of each, and of those that somebody names
 
 
@@ -122,18 +123,21 @@ def _on_nodes(
     found.nearest[nodes] = plan_layouts(job, [(least.layout, nodes, least.micro_batch)])[0]
     runs = runs[fits]
     seconds = step_seconds(work.take(runs), job.efficiency).total
-    best = _best_of_each_kind([layouts[number] for number in runs[np.argsort(seconds, kind="stable")]], keep)
+    fastest = np.argsort(seconds, kind="stable")
+    best = _best_of_each_kind([layouts[number] for number in runs[fastest]], seconds[fastest], keep)
     planned = plan_layouts(job, [(one.layout, nodes, one.micro_batch) for one in best])
     found.ranked[nodes] = sorted(planned, key=lambda plan: plan.step_seconds)
 
 
-def _best_of_each_kind(order: Sequence[Choice], keep: int) -> list[Choice]:
-    """The first `keep` in `order`, fastest first, of different axes or schedules; then others as there is room."""
+def _best_of_each_kind(order: Sequence[Choice], seconds: Column, keep: int) -> list[Choice]:
+    """The first `keep` in `order`, fastest first, of different axes or schedules; then others as there is room. `seconds`
+    of each: kinds that are far slower than the best come last.
+    """
     first, rest, seen = [], [], set()
-    for one in order:
+    for one, time in zip(order, seconds):
         form = one.form
         kind = (form.tensor, form.pipeline, form.context, form.pipeline_schedule, form.pipeline_stages_per_rank)
-        (rest if kind in seen else first).append(one)
+        (rest if kind in seen or time > _FAR_SLOWER * seconds[0] else first).append(one)
         seen.add(kind)
     return (first + rest)[:keep]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from kielo.plan.efficiency import ARCHITECTURES
 from kielo.plan.workload import Workload
 
 Column = np.ndarray
@@ -83,17 +84,21 @@ def data_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
     """(a step, a micro-batch): gradients and parameters between replicas, nothing hidden yet.
 
     ZeRO 0 adds up gradients once a step; 1 and 2 scatter them and gather parameters, which moves as much; 3 (and FSDP)
-    gathers parameters for each forward and backward pass of a micro-batch and scatters gradients after it.
+    gathers parameters for each forward and backward pass of a micro-batch and scatters gradients after it. On a GPU the
+    collectives of layers wait in line without a gap; on a processor each layer's, and those of the rest, begin anew.
     """
     ranks = work.data * work.context
+    is_processor = work.architecture == ARCHITECTURES.index("cpu")
     routed = work.layers_of_heaviest_rank * work.experts * work.expert_parameters / (work.expert_ranks * work.expert_tensor)
     once, each = _replica_seconds(work, rates, work.parameters_of_heaviest_rank - routed, ranks, work.tensor)
     # Replicas of an expert are as many ranks apart as share out the experts.
     stride = work.expert_ranks * work.expert_tensor
     once_routed, each_routed = _replica_seconds(work, rates, routed, ranks * work.tensor / stride, stride)
     latency = rates.latency_seconds * np.log2(np.maximum(ranks, 2))
-    each = each + each_routed + np.where((work.zero == 3) & (work.shard > 1), 3 * work.layers * latency / 4, 0.0)
-    return np.where(ranks > 1, once + once_routed + latency, 0.0), each
+    begins = np.where(is_processor, 3 * work.layers, 3 * work.layers / 4)
+    each = each + each_routed + np.where((work.zero == 3) & (work.shard > 1), begins * latency, 0.0)
+    units = np.where(is_processor, 2 * (np.where(work.zero < 3, work.layers_of_heaviest_rank, 0) + 1), 1.0)
+    return np.where(ranks > 1, once + once_routed + units * latency, 0.0), each
 
 
 def _replica_seconds(work: Workload, rates: Any, parameters: Column, ranks: Column, stride: Column) -> tuple[Column, Column]:
