@@ -7,10 +7,12 @@ import pytest
 
 from kielo.plan.bytes import layer_bytes, own_columns, state_bytes
 from kielo.plan.candidates import candidate_columns
+from kielo.plan.efficiency import fitted
 from kielo.plan.memory import memory_bytes
 from kielo.plan.ranks import rank_of_stage
 from kielo.plan.resolve import imagined_text, resolve
 from kielo.plan.resolved import Resolved
+from kielo.plan.traffic import data_seconds, ring_bandwidth
 from kielo.plan.workload import Workload
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.read import read_recipe
@@ -134,3 +136,30 @@ def test_zero_degrees_of_kielo_differ_only_within_a_step():
     for row in rows:
         assert sum(row.parts().values())[0] == pytest.approx(row.peak("reserved")[0])
         assert row.peak("rehearsed")[0] < row.peak("allocated")[0] < row.peak("reserved")[0]
+
+
+def test_degrees_differ_in_what_they_send():
+    """Of a parameter and step, of 1/8 less: degree 1 gathers 2 bytes and scatters 4; 2 scatters 4 for each micro-batch; 3 gathers
+    for each too (6 in all, as fitted), with a pipeline it scatters once.
+    """
+
+    model = planned(1, 1).identity.model
+
+    def sent(zero: int, pipeline: int = 1) -> float:
+        layout = Layout(shard=8, zero=zero, pipeline=pipeline)
+        work = Workload.of([
+            candidate_columns(
+                model, layout, accelerator("h100_80"), cluster("dgx_h100"), sequence_length=512, micro_batch=1, micro_batches=4
+            )
+        ])  # fmt: skip
+        rates = fitted()[0].of(work)
+        rates.latency_seconds, rates.gather = 0.0, 1.0
+        once, each = data_seconds(work, rates)
+        bandwidth = ring_bandwidth(work, rates, np.minimum(8, work.node_devices), work.data)
+        return float(((once + 4 * each) * bandwidth / work.parameters_of_heaviest_rank)[0])
+
+    assert sent(1) == pytest.approx(7 / 8 * 6)
+    assert sent(2) == pytest.approx(7 / 8 * (2 + 4 * 4))
+    assert sent(3) == pytest.approx(7 / 8 * 4 * 6)
+    assert sent(2, pipeline=2) == pytest.approx(7 / 8 * 6)
+    assert sent(3, pipeline=2) == pytest.approx(7 / 8 * (4 * 4 + 2))

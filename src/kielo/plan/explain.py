@@ -261,15 +261,19 @@ def _pipeline(facts: _Facts) -> str:
 def _data(facts: _Facts) -> str:
     layout, planned = facts.layout, facts.planned
     ranks = layout.replicate * layout.shard * layout.context
-    if layout.zero == 3 and layout.shard * layout.context > 1:
-        times = count_text(planned.micro_batches, "micro-batch")
-        how, behind = f"parameters are gathered and gradients scattered for each of {times}", "the passes over it"
+    times, behind = count_text(planned.micro_batches, "micro-batch"), "the passes over it"
+    if layout.zero == 3 and layout.shard * layout.context > 1 and layout.pipeline > 1:
+        how = f"parameters are gathered for each of {times}, and gradients scattered once a step"
+    elif layout.zero == 3 and layout.shard * layout.context > 1:
+        how = f"parameters are gathered and gradients scattered for each of {times}"
+    elif layout.zero == 2 and layout.pipeline == 1:
+        how = f"parameters are gathered once a step, and gradients scattered for each of {times}"
     else:
         how = "gradients and parameters go round once a step, so that more tokens a step make its share smaller"
         behind = "a backward pass"
     return (
-        f"Between {ranks} ranks {how}. Another {seconds_text(planned, planned.hidden_data_seconds)} are hidden: {facts.number('data_hidden'):.0%} of "
-        f"{behind} can hide traffic."
+        f"Between {ranks} ranks {how}. Another {seconds_text(planned, planned.hidden_data_seconds)} are hidden: "
+        f"{facts.number('data_hidden'):.0%} of {behind} can hide traffic."
     )
 
 

@@ -11,7 +11,7 @@ from kielo.plan.efficiency import ARCHITECTURES
 from kielo.plan.workload import Workload
 
 Column = np.ndarray
-_BF16_BYTES = 2
+_BF16_BYTES, _FP32_BYTES = 2, 4
 
 
 def ring_bandwidth(work: Workload, rates: Any, neighbours: Column, group: Column) -> Column:
@@ -110,9 +110,17 @@ def _replica_seconds(work: Workload, rates: Any, parameters: Column, ranks: Colu
     shard = np.minimum(work.shard, ranks)
     shard_bandwidth = ring_bandwidth(work, rates, np.minimum(neighbours, shard), shard) * rates.gather
     copies = ranks / shard
-    once = np.where(
-        work.zero < 3,
-        2 * (ranks - 1) / ranks * bytes_all / bandwidth,
-        2 * (copies - 1) / copies * bytes_all / shard / (work.network_bandwidth * rates.network),
-    )
-    return once, np.where(work.zero == 3, 3 * (shard - 1) / shard * bytes_all / shard_bandwidth, 0.0)
+    # Kielo gathers parameters in the precision that it computes in, and adds gradients up in fp32. With pipeline stages it
+    # scatters them once a step; without, at degree 2 after each micro-batch.
+    is_own = work.compute_bytes > 0
+    half = (ranks - 1) / ranks * parameters / bandwidth  # seconds for a byte of each parameter
+    gathered = half * np.where(is_own, work.compute_bytes, _BF16_BYTES)
+    scattered = half * np.where(is_own, _FP32_BYTES, _BF16_BYTES)
+    is_each = is_own & (work.zero == 2) & (work.pipeline == 1)
+    between_copies = 2 * (copies - 1) / copies * bytes_all / shard / (work.network_bandwidth * rates.network)
+    once = np.where(work.zero < 3, gathered + np.where(is_each, 0.0, scattered), between_copies)
+    whole = 3 * (shard - 1) / shard * bytes_all / shard_bandwidth  # as fitted to engines whose gradients are fp32 too
+    is_late = is_own & (work.zero == 3) & (work.pipeline > 1)
+    once = once + np.where(is_late, whole / 3, 0.0)
+    each = np.where(work.zero == 3, whole * np.where(is_late, 2 / 3, 1.0), 0.0)
+    return once, each + np.where(is_each, scattered, 0.0)
