@@ -51,16 +51,13 @@ def text_of_run(run_folder: Path) -> Text:
 
 
 def imagined_text(recipe: Recipe) -> Text:
-    """As much text as the recipe asks for, in a vocabulary of `model.vocab_size` tokens, or as many as its tokenizer is to
-    learn: for plans that need no corpus. KieloError where neither is known.
+    """As much text as the recipe asks for, for plans that need no corpus. Its vocabulary is of `model.vocab_size` tokens, of
+    those of the ready tokenizer, or of as many as one is to learn.
     """
-    model, tokenizer = recipe.model, recipe.tokenizer
-    size = model.vocab_size or (1 if model.weights else None if tokenizer.path else tokenizer.vocab_size)
+    tokenizer = recipe.tokenizer
+    size = recipe.model.vocab_size or (1 if recipe.model.weights else None)  # what comes with weights is read with them
     if size is None:
-        raise KieloError(
-            f"{recipe.name}: how many tokens tokenizer.path = {tokenizer.path} has is not looked up without a corpus; what "
-            "would work: model.vocab_size set, for example --set model.vocab_size=128000"
-        )
+        size = vocabulary_size(load_tokenizer(Path(tokenizer.path))) if tokenizer.path else tokenizer.vocab_size
     enough = 2 * sum(phase.tokens for phase in full_phases(recipe)) + longest_sequence_length(recipe)
     return Text({source.name: enough for source in recipe.corpus.sources}, enough, "", size, 0)
 
