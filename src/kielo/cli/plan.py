@@ -1,6 +1,7 @@
 """`kielo plan`: which layouts fit a machine, how fast, at what cost and why; or one layout's numbers, for `train`. No torch."""
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,8 @@ def _resolve(options: argparse.Namespace, recipe: Recipe) -> int:
     site, folder = cluster(recipe.cluster), run_folder(recipe)
     ranks = options.ranks
     if options.layout:
+        if ranks is not None:
+            raise KieloError("--layout is chosen for --nodes; leave --ranks out")
         nodes = _nodes(options.nodes, site)
         job = _job(options, recipe)
         found = search(job, nodes[:1], matches(options.layout))
@@ -255,13 +258,14 @@ def _nothing_runs(job: Job, nodes: list[int], found: Any) -> KieloError:
 
 
 def _batch_advice(job: Job, nodes: list[int]) -> str:
+    """A pipeline of p ranks wants p micro-batches, so a step needs a sequence for each group of tensor ranks, at the least."""
+    heads, node = math.gcd(job.model.num_attention_heads, job.model.num_key_value_heads or 1), job.site.devices_per_node
+    groups = node // math.gcd(node, heads)  # of a node
     sequences = job.phase.tokens_per_step // job.phase.sequence_length
-    devices = min(nodes) * job.site.devices_per_node
-    ranks = -(-devices // (job.site.devices_per_node * min(job.model.num_hidden_layers, devices)))
-    size = -(-devices // job.site.devices_per_node) * job.phase.sequence_length
+    fewer = f", or at most {sequences // groups} nodes" if sequences >= groups else ""
     return (
-        f"; what would work: {job.phase.key('tokens_per_step')} = {size} (a sequence for each node; it is {sequences} sequences "
-        f"now), or at most {max(1, sequences // max(1, ranks))} nodes"
+        f"; what would work: {job.phase.key('tokens_per_step')} = {min(nodes) * groups * job.phase.sequence_length} or a multiple "
+        f"(it is {job.phase.tokens_per_step}){fewer}"
     )
 
 
@@ -279,7 +283,7 @@ def _refused(name: str, job: Job, nodes: int, found: Any) -> KieloError:
         why for why, layouts in found.impossible.items() if any(fits(one.layout, one.micro_batch) for one in layouts)
     ]
     devices = nodes * job.site.devices_per_node
-    return KieloError(f"{name}: {'; '.join(reasons) or f'no layout of {devices} devices is called that'}")
+    return KieloError(f"{name}: {'; '.join(reasons) or f'none of the layouts of {devices} devices that are looked at is called that'}")
 
 
 def _plot_scaling(folder: str, job: Job, nodes: list[int], found: Any) -> str:
