@@ -6,6 +6,7 @@ import pytest
 from kielo.models.families import complete
 from kielo.plan.clock import closed_form_seconds, simulated_seconds
 from kielo.plan.cost import START_SECONDS, cost, resolved_of, with_layout
+from kielo.plan.expected import with_expectation
 from kielo.plan.layout_name import matches
 from kielo.plan.planned import Job, plan_layouts
 from kielo.plan.resolve import imagined_text, resolve
@@ -147,6 +148,17 @@ def test_cost_of_phases_is_the_sum_of_its_phases() -> None:
     assert len(resolved.identity.phases) > len(full_phases(job.recipe))
     slow_start = cost(planned).training_seconds / (resolved.identity.total_tokens / planned.tokens_per_second)
     assert 1 < slow_start < 1.2  # small steps fill a pipeline worse
+
+
+def test_a_run_is_told_what_is_planned_for_it() -> None:
+    """What its log prints beside the measured speed is the ranking's; on a machine that no card knows it is left out."""
+    planned = search(job_of(ESTONIAN), [16], matches("tp8pp4-1f1b")).ranked[16][0]
+    recipe = with_layout(planned.job.recipe, planned)
+    told = with_expectation(resolved_of(planned), recipe).placement.phases[0].planned_tokens_per_second
+    assert told == pytest.approx(planned.tokens_per_second, rel=0.03)  # by the closed form, not the clock
+    demo = read_recipe("demo_estonian").recipe
+    unknown = with_expectation(resolve(demo, "", 2, "cpu", text=imagined_text(demo)), demo)
+    assert unknown.placement.phases[0].planned_tokens_per_second is None
 
 
 @pytest.mark.parametrize("name", sorted(shipped_recipes()))

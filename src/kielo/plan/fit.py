@@ -6,6 +6,8 @@ et al. 1997); every family weighs the same, whatever its rows. A constant is dra
 mean of its members half as loosely: what few rows tell stays near the others.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from kielo.plan.efficiency import CONSTANTS, Efficiency, members
@@ -22,17 +24,34 @@ def fit(
     work: Workload, seconds: Column, families: list[str], start: Efficiency | None = None, rounds: int = 25
 ) -> Efficiency:
     """Constants that predict `seconds` [n] of `work`; `families` [n] names each row's group."""
-    weights = family_weights(families)
-    origin = _flat(start or Efficiency.start())
-    prior_mean, prior_spread = _flat(Efficiency.start()), _spreads()
     target = np.log(seconds)
 
-    def residuals(parameters: Column) -> Column:
-        errors = np.log(step_seconds(work, _unflat(parameters)).total) - target
-        bent = np.sign(errors) * _BEND * np.sqrt(2 * (np.sqrt(1 + (errors / _BEND) ** 2) - 1))
-        return np.concatenate([bent * weights / _NOISE, (parameters - prior_mean) / prior_spread])
+    def errors(parameters: Column) -> Column:
+        return np.log(step_seconds(work, _unflat(parameters)).total) - target
 
-    parameters, damping = origin, 1e-2
+    mean, weights = _flat(Efficiency.start()), family_weights(families) / _NOISE
+    return _unflat(drawn_to_prior(errors, weights, mean, _spreads(), _flat(start) if start else mean, rounds))
+
+
+def drawn_to_prior(
+    errors: Callable[[Column], Column],
+    weights: Column | float,
+    mean: Column,
+    spread: Column,
+    start: Column,
+    rounds: int,
+    least_gain: float = 1e-4,
+) -> Column:
+    """Parameters [k] from `start` on for which `errors` [n], bent and times `weights`, and the parameters' distance from
+    `mean` by `spread`, are least in squares. Stops after `rounds`, or when a round gains less than `least_gain` of what is left.
+    """
+
+    def residuals(parameters: Column) -> Column:
+        found = errors(parameters)
+        bent = np.sign(found) * _BEND * np.sqrt(2 * (np.sqrt(1 + (found / _BEND) ** 2) - 1))
+        return np.concatenate([bent * weights, (parameters - mean) / spread])
+
+    parameters, damping = start, 1e-2
     current = residuals(parameters)
     for _ in range(rounds):
         jacobian = np.stack([
@@ -48,9 +67,9 @@ def fit(
                 parameters, current, damping = parameters + np.clip(move, -0.5, 0.5), trial, damping / 5
                 break
             damping *= 4
-        if improved < 1e-4 * (current @ current):
+        if improved < least_gain * (current @ current):
             break
-    return _unflat(parameters)
+    return parameters
 
 
 def family_weights(families: list[str]) -> Column:

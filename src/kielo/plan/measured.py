@@ -23,6 +23,7 @@ import numpy as np
 from kielo.artifact.manifest import write_text_atomically
 from kielo.plan.candidates import candidate_columns
 from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, members, read_card
+from kielo.plan.fit import drawn_to_prior
 from kielo.plan.resolved import Placement, Resolved
 from kielo.plan.resolved import read as read_resolved
 from kielo.plan.step_time import step_seconds
@@ -37,8 +38,7 @@ Column = np.ndarray
 MIN_ROWS = 3  # of a stretch, after its warm-up
 _WARM_UP_STEPS = 2  # of a stretch: memory is taken, kernels are chosen, schedules are made
 _NOISE = 0.02  # of a median step: what the spreads below are weighed against
-_BEND = 0.08  # residuals beyond it pull less, as in `fit.py`
-_STEP = 1e-3  # of a logarithm, for slopes
+_ROUNDS, _LEAST_GAIN = 60, 1e-6  # few figures, quickly fitted
 _NARROWEST = 0.08  # of the interval, either way: residuals of the runs themselves know nothing of other shapes
 _NORMAL_TAIL = 1.28  # standard deviations, either way, that hold 80 % of a normal distribution
 
@@ -383,37 +383,19 @@ def _predict(work: Workload, card: Accelerator, values: Mapping[str, float]) -> 
 
 
 def _solve(
-    priors: Mapping[str, _Prior], predict: Callable[[Mapping[str, float]], Column], target: Column, rounds: int = 60
+    priors: Mapping[str, _Prior], predict: Callable[[Mapping[str, float]], Column], target: Column
 ) -> dict[str, float]:
-    """Figures by which `predict` gives what `target` is the logarithm of: damped Gauss-Newton on their logarithms, each
-    drawn to its prior (the mathematics of `fit.py`).
-    """
+    """Figures by which `predict` gives what `target` is the logarithm of, each drawn to its prior."""
     origin = np.log([prior.start for prior in priors.values()])
     spreads = np.array([prior.spread for prior in priors.values()])
 
     def named(parameters: Column) -> dict[str, float]:
         return dict(zip(priors, np.exp(parameters).tolist()))
 
-    def residuals(parameters: Column) -> Column:
-        errors = np.log(predict(named(parameters))) - target
-        bent = np.sign(errors) * _BEND * np.sqrt(2 * (np.sqrt(1 + (errors / _BEND) ** 2) - 1))
-        return np.concatenate([bent / _NOISE, (parameters - origin) / spreads])
+    def errors(parameters: Column) -> Column:
+        return np.log(predict(named(parameters))) - target
 
-    parameters, current, damping = origin, residuals(origin), 1e-2
-    for _ in range(rounds):
-        jacobian = np.stack([(residuals(parameters + _STEP * unit) - current) / _STEP for unit in np.eye(len(origin))], 1)
-        normal = jacobian.T @ jacobian
-        while damping < 1e6:
-            move = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -jacobian.T @ current)
-            trial = residuals(parameters + np.clip(move, -0.5, 0.5))
-            gain = current @ current - trial @ trial
-            if gain > 0:
-                break
-            damping *= 4
-        if gain <= 1e-6 * (current @ current):
-            break
-        parameters, current, damping = parameters + np.clip(move, -0.5, 0.5), trial, damping / 5
-    return named(parameters)
+    return named(drawn_to_prior(errors, 1 / _NOISE, origin, spreads, origin, _ROUNDS, _LEAST_GAIN))
 
 
 def _spread(errors: Column) -> dict[str, float]:

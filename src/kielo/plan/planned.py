@@ -163,7 +163,7 @@ def plan_layouts(
         return []
     phase = phase or job.phase
     work = workload(job, [(layout, micro_batch, phase) for layout, _, micro_batch in layouts])
-    seconds, memory = vars(step_seconds(work, job.efficiency)), _parts_of_bytes(work)
+    seconds, memory = vars(step_seconds(work, job.efficiency)), memory_bytes(work).parts()
     once, each = data_seconds(work, job.efficiency.of(work))
     hidden = np.maximum(0.0, once + each * work.micro_batches - seconds["data_traffic"])
     found = []
@@ -198,10 +198,3 @@ def workload(job: Job, shapes: Sequence[tuple[Layout, int, FullPhase]]) -> Workl
             )
         )  # fmt: skip
     return Workload.of(rows)
-
-
-def _parts_of_bytes(work: Workload) -> dict[str, np.ndarray]:
-    """Parts → columns that add up to what torch's max_memory_reserved would say."""
-    memory = memory_bytes(work)
-    parts = dict(vars(memory))
-    return parts | {"workspace": memory.peak("reserved") - sum(parts.values())}
