@@ -186,14 +186,15 @@ def test_the_peak_comes_from_the_card(run_folder):
             ("by driver", bf16, "cuda", "NVIDIA H100 80GB HBM3"),
         ]
     }
-    assert {key: (placement.accelerator, placement.peak_tflops) for key, placement in found.items()} == {
+    assert {key: (placement.accelerator, placement.peak_tflops.get("bf16")) for key, placement in found.items()} == {
         "lumi": ("mi250x_gcd", 191.5),
-        "lumi fp32": ("mi250x_gcd", None),
+        "lumi fp32": ("mi250x_gcd", 191.5),
         "lumi login": ("cpu", None),
         "laptop's GPU": ("unknown", None),
         "named": ("h200", 989),
         "by driver": ("h100_80", 989),
     }
+    assert found["named"].peak_tflops["fp8"] == 1979 and "fp32" not in found["lumi fp32"].peak_tflops
 
 
 def test_weights_bring_their_model(run_folder, tmp_path):

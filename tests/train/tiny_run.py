@@ -56,7 +56,7 @@ def resolve(
     placement: dict[str, Any] = {
         "world_size": ranks * context * tensor * pipeline, "replicate": replicate, "shard": shard, "context": context,
         "tensor": tensor, "pipeline": pipeline, "zero": 1,
-        "device": "cpu", "accelerator": "test", "peak_tflops": 1.0, "parameters": 5000,
+        "device": "cpu", "accelerator": "test", "peak_tflops": {"fp32": 1.0}, "parameters": 5000,
         "end_of_text_id": 0, "loss_chunk_tokens": 24, "log_every_steps": 1, "heldout_every_steps": 10,
         "checkpoint_every_steps": 100, "keep_newest": 2, "keep_every_steps": 0, "tensorboard": False, "start_timeout_seconds": 60.0,
         "tokens_folder": str(folder / "tokens"), "tokenizer_folder": "", "train_folder": str(folder / "train"),

@@ -66,7 +66,7 @@ def real_rank(jobs: list[Resolved]) -> list[tuple[dict, int]]:
         index = heaviest_phase(resolved)
         many = rehearsed_micro_batches(resolved, resolved.placement.phases[index])[1]
         mesh = build_mesh(world, resolved.placement)
-        model = laid_out(resolved.identity, resolved.placement, mesh)
+        model = laid_out(resolved.identity, resolved.placement, mesh, resolved.identity.precision)
         events = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         with events as profiler, RankWatch(*groups_of(mesh)) as watch:
             job = Job(resolved, index, mesh, model, world, watch)

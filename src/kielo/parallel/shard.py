@@ -19,7 +19,7 @@ resharded after forward, and FSDP2 reduces the root's gradients after all others
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -35,12 +35,13 @@ from kielo.parallel.mesh import Mesh
 
 if TYPE_CHECKING:
     from kielo.plan.resolved import Placement
+    from kielo.recipe.sections import Precision
 
-COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}  # fp8: what lies between products
 
 
 def shard(
-    model: nn.Module, mesh: Mesh, placement: "Placement", precision: Literal["fp32", "bf16"]
+    model: nn.Module, mesh: Mesh, placement: "Placement", precision: "Precision"
 ) -> None:
     """Wrap each layer of `model.layers`, then the root, in place.
 

@@ -129,6 +129,9 @@ def resolve(
         max_gradient_norm=train.max_gradient_norm,
         z_loss=train.z_loss,
         precision=train.precision,
+        precision_changes=tuple(sorted(train.precision_changes)),
+        fp8=train.fp8,
+        optimiser_state=train.optimiser_state,
         max_skipped_steps_in_a_row=train.max_skipped_steps_in_a_row,
         heldout_sequences=min(train.heldout_sequences, heldout_available),
     )
@@ -146,6 +149,7 @@ def resolve(
         zero=recipe.layout.zero,
         cpu_offload=recipe.layout.cpu_offload,
         context_attention=recipe.layout.context_attention,
+        compile=device == "cuda" if recipe.layout.compile is None else recipe.layout.compile,
         recompute=recipe.layout.recompute,
         recompute_every_layers=recipe.layout.recompute_every_layers,
         recompute_saved_operators=recipe.layout.recompute_saved_operators,
@@ -159,7 +163,7 @@ def resolve(
         ),
         device=device,
         accelerator=card.name if card else "unknown",
-        peak_tflops=card.peak_tflops.get(train.precision) if card else None,
+        peak_tflops=card.peak_tflops if card else {},
         parameters=count.parameters(model),
         end_of_text_id=text.end_of_text_id,
         loss_chunk_tokens=train.loss_chunk_tokens,
@@ -180,9 +184,11 @@ def resolve(
 def consent(old: Identity, new: Resolved) -> None:
     """Go on only with the same identity. Raises KieloError listing the keys that changed; placement may change.
 
-    Which steps are skipped is not looked at: that may change for steps that are still to come.
+    Which steps are skipped, and what is computed in which precision, is not looked at: that may change for steps that are
+    still to come.
     """
-    before, after = (_flat(identity.model_dump(mode="json", exclude={"skip_steps"})) for identity in (old, new.identity))
+    later = {"skip_steps", "precision", "precision_changes", "fp8"}
+    before, after = (_flat(identity.model_dump(mode="json", exclude=later)) for identity in (old, new.identity))
     changed = [key for key in before | after if before.get(key) != after.get(key)]
     if changed:
         lines = "\n".join(f"  - {key}: was {before.get(key)!r}, is now {after.get(key)!r}" for key in changed)

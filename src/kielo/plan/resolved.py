@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from kielo.artifact.manifest import hash_json, write_text_atomically
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import Fp8, Model, Precision
 
 
 class _Frozen(BaseModel):
@@ -77,7 +77,10 @@ class Identity(_Frozen):
     adam_epsilon: float
     max_gradient_norm: float
     z_loss: float
-    precision: Literal["fp32", "bf16"]
+    precision: Precision
+    precision_changes: tuple[tuple[int, Precision], ...] = ()
+    fp8: Fp8 = Fp8()
+    optimiser_state: Literal["fp32", "bf16"] = "fp32"
     max_skipped_steps_in_a_row: PositiveInt
     heldout_sequences: PositiveInt
 
@@ -93,16 +96,22 @@ class Identity(_Frozen):
     def longest_sequence_length(self) -> int:
         return max(phase.sequence_length for phase in self.phases)
 
+    def precision_at(self, step: int) -> Precision:
+        """What step `step` is to be computed in."""
+        begun = [precision for first_step, precision in self.precision_changes if first_step <= step]
+        return begun[-1] if begun else self.precision
+
     def phase_index(self, step: int) -> int:
         """Which of `phases` step `step` is in; the last one's for later steps."""
         return next((i for i, phase in enumerate(self.phases) if step <= phase.last_step), len(self.phases) - 1)
 
     def stretch(self, step: int) -> tuple[int, int, bool]:
         """What step `step` begins when the steps before it are done: which of `phases`, its last step in one go, and
-        whether its steps are passed over.
+        whether its steps are passed over. A change of precision begins another stretch.
         """
         index = self.phase_index(step)
-        last = self.phases[index].last_step
+        changes = [first_step - 1 for first_step, _ in self.precision_changes if first_step > step]
+        last = min([self.phases[index].last_step, *changes])
         for first_skipped, last_skipped in self.skip_steps:
             if first_skipped <= step <= last_skipped:
                 return index, min(last, last_skipped), True
@@ -130,7 +139,9 @@ class PhasePlacement(_Frozen):
 
 
 class Placement(_Frozen):
-    """Where and how it runs. Axis sizes multiply to world_size; `phases` are in the order of the identity's."""
+    """Where and how it runs. Axis sizes multiply to world_size; `phases` are in the order of the identity's; peak_tflops:
+    precision → TFLOP/s of one accelerator, as far as its card knows them.
+    """
 
     world_size: PositiveInt
     pipeline: PositiveInt = 1
@@ -145,13 +156,14 @@ class Placement(_Frozen):
     zero: Literal[1, 2, 3] = 1
     cpu_offload: bool = False
     context_attention: Literal["all_gather", "ulysses"] = "all_gather"
+    compile: bool = False
     recompute: Literal["none", "attention", "operators", "full"] = "none"
     recompute_every_layers: PositiveInt = 1
     recompute_saved_operators: tuple[str, ...] = ()
     phases: tuple[PhasePlacement, ...]
     device: Literal["cpu", "cuda"]
     accelerator: str
-    peak_tflops: float | None = None
+    peak_tflops: dict[str, float] = {}
     parameters: int
     end_of_text_id: int
     loss_chunk_tokens: PositiveInt

@@ -196,6 +196,7 @@ class Layout(Section):
     context_attention: Literal["all_gather", "ulysses"] = Field(
         "all_gather", description="gather keys and values, or swap the split of sequences for one of heads"
     )
+    compile: bool | None = Field(None, description="layers by torch.compile; default: on GPUs")
     recompute: Literal["none", "attention", "operators", "full"] = Field(
         "none", description="activations made again in the backward: none, of attention, all but saved operators, all"
     )
@@ -211,6 +212,26 @@ class BatchRamp(Section):
     first_tokens_per_step: PositiveInt = Field(description="of the first step")
     step_tokens: PositiveInt = Field(description="what tokens_per_step grows by each time")
     tokens: PositiveInt = Field(description="trained before steps have train.tokens_per_step")
+
+
+Precision = Literal["fp32", "bf16", "fp8"]
+
+
+class Fp8(Section):
+    """How layers multiply matrices where the precision is fp8 (Micikevicius et al. 2022, arXiv:2209.05433). The rest is as in
+    bf16, the head too.
+    """
+
+    scaling: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] = Field(
+        "tensorwise", description="a scale for each tensor, for each row, or for each row with the weights' gradients in bf16"
+    )
+    kept_in_bf16: tuple[str, ...] = Field((), description='modules that stay in bf16: "layers.0", "layers.*.attention"')
+    gathered_in_fp8: bool = Field(True, description="send weights in 8 bits where scaling is tensorwise and ranks talk by NCCL")
+    emulate: bool = Field(False, description="round to 8 bits but multiply wide: slow, for devices that lack FP8")
+    watch_steps: PositiveInt = Field(50, description="steps after a change to fp8 in which a rise leads back to bf16")
+    max_loss_rise: PositiveFloat = Field(0.02, description="relative, of ten steps' mean over that of watch_steps before")
+    max_gradient_norm_rise: PositiveFloat = Field(1.0, description="the same of the gradient norm")
+    probe_every_steps: int = Field(0, ge=0, description="compare gradients with those in bf16, of the same batch; 0: never")
 
 
 class Train(Section):
@@ -232,7 +253,12 @@ class Train(Section):
     adam_epsilon: PositiveFloat = 1e-8
     max_gradient_norm: PositiveFloat = 1.0
     z_loss: float = Field(0.0, ge=0)
-    precision: Literal["fp32", "bf16"] = "bf16"
+    precision: Precision = "bf16"
+    precision_changes: tuple[tuple[PositiveInt, Precision], ...] = Field(
+        (), description="[step, precision]: what is computed in from that step on"
+    )
+    fp8: Fp8 = Fp8()
+    optimiser_state: Literal["fp32", "bf16"] = Field("fp32", description="precision in which moments are kept")
     loss_chunk_tokens: PositiveInt = Field(2048, description="tokens whose logits exist at one time")
     max_skipped_steps_in_a_row: PositiveInt = 3
     log_every_steps: PositiveInt = 10

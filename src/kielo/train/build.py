@@ -23,6 +23,7 @@ from kielo.parallel.mesh import Mesh, build_mesh, data_rank, data_ranks, sum_ove
 from kielo.parallel.norm import clip_gradients
 from kielo.parallel.world import World, make_host_group
 from kielo.plan.resolved import Identity, Placement, Resolved
+from kielo.recipe.sections import Precision
 from kielo.train.feed import Feed
 from kielo.train.forward_backward import ForwardBackward, forward_backward_of
 from kielo.train.guard import Guard
@@ -95,7 +96,7 @@ def assemble(resolved: Resolved, world: World, stop: Stop, permit: Callable[[], 
     guard = Guard(device, identity.max_skipped_steps_in_a_row)
     state = State()
     checkpoints.track(dict(model.named_parameters()), optimiser, guard, state, source_tensors)
-    meter = Meter(placement.peak_tflops, world.size, identity.total_tokens, device)
+    meter = Meter(placement.peak_tflops.get(identity.precision), world.size, identity.total_tokens, device)
     stop.use(device)
     return Run(
         device=device,
@@ -139,11 +140,11 @@ def _store(placement: Placement, world: World, permit: Callable[[], None]) -> St
     )
 
 
-def laid_out(identity: Identity, placement: Placement, mesh: Mesh) -> nn.Module:
+def laid_out(identity: Identity, placement: Placement, mesh: Mesh, precision: Precision) -> nn.Module:
     """The model over the mesh, on meta: no rank ever holds more than its shards of a model too large for it."""
     with torch.device("meta"):
         model = families.build_model(identity.model)
-    return lay_out(model, mesh, placement, identity.precision)
+    return lay_out(model, mesh, placement, precision, identity.fp8)
 
 
 def _model(
@@ -151,7 +152,7 @@ def _model(
 ) -> nn.Module:
     config = identity.model
     family = families.module(config.model_type, "model")
-    model = laid_out(identity, placement, mesh)
+    model = laid_out(identity, placement, mesh, identity.precision)
     give_memory = partial(materialise, model, device, is_offloaded=placement.cpu_offload)
     if is_filled_later:
         return give_memory(None)

@@ -8,7 +8,7 @@ same for every layout and micro-batch size, however unevenly the counted tokens 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from kielo.train.pipeline_forward_backward import PipelineForwardBackward
 
 if TYPE_CHECKING:
     from kielo.plan.resolved import Placement
+    from kielo.recipe.sections import Precision
 
 
 class PlainForwardBackward:
@@ -61,7 +62,7 @@ def forward_backward_of(
     loss_chunk_tokens: int,
     mesh: Mesh,
     placement: "Placement",
-    precision: Literal["fp32", "bf16"],
+    precision: "Precision",
 ) -> ForwardBackward:
     """The passes of `model` as it lies on `mesh`."""
     sum_over_ranks = partial(sum_over_data, mesh=mesh)

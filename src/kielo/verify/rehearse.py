@@ -59,7 +59,7 @@ def rehearse(resolved: Resolved, rank: int) -> dict[str, Any]:
     few, many = rehearsed_micro_batches(resolved, phase)
     with fake_world(rank, placement.world_size, has_pipeline=placement.pipeline > 1) as world:
         mesh = build_mesh(world, placement)
-        model = laid_out(resolved.identity, placement, mesh)
+        model = laid_out(resolved.identity, placement, mesh, resolved.identity.precision)
         with fake_tensors(), RankWatch(*groups_of(mesh)) as watch:
             job = Job(resolved, index, mesh, model, world, watch)
             first = job.step(few)
