@@ -2,15 +2,21 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PEERS := .venv-peers
+PART ?= 1
+# What runs on the GPU: the peers' environment, else Kielo's own, else (a machine that can install nothing) the python there.
+GPU_PYTHON ?= $(firstword $(wildcard $(PEERS)/bin/python $(BIN)/python) $(PYTHON))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-full lint clean
+.PHONY: help demo test test-full lint bench-peers bench-gpu clean
 
 help:
 	@echo "make demo       real Estonian text to a verified, publishable model (about 10 minutes on 2 cores)"
 	@echo "make test       the test suite"
 	@echo "make test-full  every combination, for a night"
 	@echo "make lint       ruff and the stairs of imports"
+	@echo "make bench-peers           the engines that benchmarks/step.py compares with, in an environment of their own"
+	@echo "make bench-gpu PART=1|2|3  every bar that needs a GPU, in three parts of at most 9 minutes"
 
 $(VENV)/.train: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Kielo needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12") if sys.version_info < (3, 11) else 0'
@@ -35,5 +41,17 @@ lint: $(VENV)/.test
 	$(BIN)/python -m ruff check src tests benchmarks
 	$(BIN)/lint-imports
 
+# Peers want other versions of what Kielo uses, so they live apart.
+$(PEERS)/.peers: pyproject.toml constraints.txt
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install -q -c constraints.txt -e '.[train,fp8,test,peers]'
+	$(PEERS)/bin/python -m pip install -q --no-deps 'litgpt>=0.5.13'
+	touch $@
+
+bench-peers: $(PEERS)/.peers
+
+bench-gpu:
+	$(GPU_PYTHON) benchmarks/gpu.py --part $(PART) $(BENCH_OPTIONS)
+
 clean:
-	rm -rf $(VENV) runs build dist src/*.egg-info
+	rm -rf $(VENV) $(PEERS) runs build dist src/*.egg-info

@@ -240,6 +240,7 @@ def _laid_out(job: Job) -> nn.Module:
         cpu_offload=False,
         recompute="none",
         context_attention="all_gather",
+        compile=False,
     )
     with torch.device("meta"):
         model = Llama(job.model)

@@ -1,333 +1,427 @@
-"""One training step, Kielo's and the Hugging Face Trainer's, side by side in one process.
+"""One training step (forward, backward, clip, AdamW): Kielo's and its peers', side by side in one process.
 
     python benchmarks/step.py --shape tiny --precision fp32 --pairs 20
+    python benchmarks/step.py --shape llama_8b --precision bf16 --contenders kielo,kielo-fp8,trainer
 
-Both start from the same weights and take the same batches, with the same optimiser settings, in turn: a few steps
-of the Trainer, the same few of Kielo, and so on, so that whatever else the machine does falls on both. Both
-are as shipped: the Trainer runs its own loop (time from on_step_begin to on_step_end, so its data loading is not
-counted), Kielo the parts that `train/build.py` assembles. The losses printed beside the times show that it was
-the same work. A ratio above 1 means that Kielo is faster. Writes results/step_<shape>_<precision>_<device>.json.
+All start from the same weights, take the same random tokens in as many micro-batches, with the same settings of the
+optimiser, and are as shipped (`contenders/`). They go in rounds, every other one in the opposite order, so that whatever
+else the machine does falls on all. Where their states fit the device together they lie there together and go on from
+round to round; else each is built, warmed, timed and taken down again in its turn. A contender that is not installed or
+fails is listed with its reason. The losses printed beside the times show that it was the same work.
+
+A ratio above 1 means that Kielo is faster; it is the median over rounds of the peer's seconds by Kielo's of the same round,
+with a 95 % bootstrap interval. TFLOP/s are model FLOPs, by one formula for all (`step_shapes.flops_of`). Writes
+results/step_<shape>_<precision>_<device>.json.
 """
 
 import argparse
+import gc
 import json
 import os
 import platform
-import statistics
-import tempfile
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+import traceback
+from collections.abc import Callable, Iterator
 from datetime import date
-from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
+import contenders
+import numpy as np
 import torch
-from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from contenders.contender import Contender, LeftOut, Work
+from step_bars import bars_of, idle_share
+from step_shapes import GPU_TOKENS_PER_STEP, SHAPES, flops_of, layers_that_fit, resolved_of, state_bytes
 
-from kielo.models.llama.count import parameters
-from kielo.models.llama.model import Llama, initial_value
-from kielo.models.llama.names import hf_config, to_hugging_face
-from kielo.parallel.apply import lay_out
-from kielo.parallel.materialise import materialise
-from kielo.parallel.mesh import AXES, build_mesh, sum_over_data
-from kielo.parallel.norm import clip_gradients
-from kielo.parallel.world import World, end_world, start_world
-from kielo.recipe.read import read_recipe
-from kielo.recipe.sections import Model
-from kielo.train.feed import MicroBatch, StepBatch
-from kielo.train.forward_backward import PlainForwardBackward
-from kielo.train.guard import Guard
-from kielo.train.next_token import NextToken
-from kielo.train.optimiser import build_optimiser
+from kielo.parallel.world import end_world, start_world
+from kielo.recipe.cards import accelerator_of_device
+from kielo.recipe.errors import KieloError
 from kielo.train.precision import settle_matrix_products
 
-
-@dataclass(frozen=True)
-class Shape:
-    model: Model
-    sequence_length: int
-    sequences: int  # in one step, one micro-batch
-
-
-def _shape(sequence_length: int, sequences: int, **keys: object) -> Shape:
-    return Shape(Model(max_position_embeddings=sequence_length, **keys), sequence_length, sequences)
+RESULTS = Path(__file__).parent / "results"
+OWN = ("kielo", "kielo-fp8")
+CPU_CONTENDERS = ("kielo", "trainer", "transformers", "litgpt", "olmo-core")
+GPU_CONTENDERS = ("kielo", "kielo-fp8", *CPU_CONTENDERS[1:], "torchtitan", "torchtitan-fp8", "megatron", "megatron-fp8")
+_BOOTSTRAP, _SEED = 10_000, 1
+_BUILDING_SECONDS = 15.0  # of a contender whose compiled code is there, at most
 
 
-def _demo() -> Shape:
-    """The shipped recipe's model, and one of its steps as one micro-batch."""
-    recipe = read_recipe("demo_estonian").recipe
-    length = recipe.dataset.sequence_length
-    model = recipe.model.model_copy(
-        update={
-            "vocab_size": recipe.tokenizer.vocab_size,
-            "head_dim": recipe.model.hidden_size // recipe.model.num_attention_heads,
-            "max_position_embeddings": length,
-        }
-    )
-    return Shape(model, length, recipe.train.tokens_per_step // length)
+class Bench:
+    """The rounds of one shape. `rows`: contender → its turns' seconds and what else was seen of it; `left_out`: why."""
 
+    def __init__(self, work: Work, names: tuple[str, ...], options: argparse.Namespace, started: float) -> None:
+        self.work, self.names, self.options = work, names, options
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.left_out: dict[str, str] = {}
+        self.losses: dict[str, list[float]] = {}
+        self._contenders: dict[str, Contender] = {}
+        self._ends = started + (options.seconds_limit or float("inf"))
 
-SHAPES = {
-    # 23 M parameters, the shape of the peers' table that the project started from.
-    "tiny": _shape(
-        512,
-        4,
-        hidden_size=384,
-        intermediate_size=1024,
-        num_hidden_layers=10,
-        num_attention_heads=6,
-        num_key_value_heads=6,
-        head_dim=64,
-        vocab_size=8192,
-    ),
-    "demo": _demo(),
-    # 1.2 B parameters (Llama 3.2 1B without tying), for a GPU.
-    "1b": _shape(
-        2048,
-        8,
-        hidden_size=2048,
-        intermediate_size=8192,
-        num_hidden_layers=16,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=64,
-        vocab_size=32768,
-    ),
-}
+    def run_together(self) -> None:
+        """All lie on the device, and go on from turn to turn. The Trainer's own loop leads where it takes part: it lets
+        the others have their turns before its own begin.
+        """
+        for name in self.names:
+            self._build(name)
+        order = self._order(self.options.warm_up + self.options.pairs)
+        leader = next((name for name in self._contenders if name.startswith("trainer")), None)
+        turns = [steps for name, steps in self._schedule(order) if name == leader]
+        schedule = self._schedule(order)
 
-SETTINGS = SimpleNamespace(
-    learning_rate=1e-4,
-    weight_decay=0.1,
-    adam_beta1=0.9,
-    adam_beta2=0.95,
-    adam_epsilon=1e-8,
-    max_gradient_norm=1.0,
-)
-SEED = 1
+        def others() -> None:
+            for name, steps in schedule:
+                if name == leader:
+                    return
+                self._turn(name, steps, steps.start)
+
+        if leader is not None:
+            try:
+                self.rows[leader]["seconds"] = self._contenders[leader].lead(turns, others)
+            except Exception as error:
+                self._leave_out(leader, error)
+        others()
+        for name, contender in self._contenders.items():
+            del self.rows[name]["seconds"][: self.options.warm_up]
+            self.losses[name] = [loss.item() for loss in contender.losses]
+            self._measure_parts(name)
+
+    def run_one_by_one(self, note: Callable[[], None]) -> None:
+        """Each is built, warmed, timed and taken down in its turn; compiled code is kept on disk. `note` after each turn, so
+        that what was measured is there even where the process is ended.
+        """
+        another = 0.0
+        for number, names in enumerate(self._order(self.options.pairs)):
+            if number and time.monotonic() + another > self._ends:
+                print(f"stopped after {number} rounds: another would outlast --seconds-limit", file=sys.stderr)
+                break
+            begun = time.monotonic()
+            for name in names:
+                if not number and time.monotonic() > self._ends:
+                    self.left_out[name] = "no time was left for it within --seconds-limit"
+                    continue
+                self._alone(name, is_first=number == 0)
+                note()
+            another = time.monotonic() - begun if number else self._later_round()
+
+    def _later_round(self) -> float:
+        """Seconds of a round that compiles nothing anew, by what the first one timed."""
+        share = (self.options.warm_up + self.options.steps_per_turn) / self.options.steps_per_turn
+        return sum(row["seconds"][-1] * share + _BUILDING_SECONDS for row in self.rows.values())
+
+    def _alone(self, name: str, is_first: bool) -> None:
+        if name in self.left_out:
+            return
+        is_on_gpu = self.work.device.type == "cuda"
+        self._build(name)
+        if is_on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        first = self.options.warm_up
+        self._turn(name, range(0, first + self.options.steps_per_turn), first)
+        if name in self._contenders:
+            if is_on_gpu:
+                self.rows[name]["peak_memory_bytes"] = torch.cuda.max_memory_allocated()
+            self.losses[name] = [loss.item() for loss in self._contenders[name].losses]
+            if is_first:
+                self._measure_parts(name)
+        self._take_down(name)
+
+    def _build(self, name: str) -> None:
+        try:
+            self._contenders[name] = contenders.builder(name)(self.work)
+        except Exception as error:
+            self._leave_out(name, error)
+            return
+        self.rows.setdefault(name, {"note": self._contenders[name].note, "seconds": []})
+
+    def _turn(self, name: str, steps: range, first_timed: int) -> None:
+        if name not in self._contenders:
+            return
+        try:
+            seconds = self._contenders[name].turn(steps, first_timed)
+        except Exception as error:
+            self._leave_out(name, error)
+            return
+        self.rows[name]["seconds"].append(seconds)
+        each = seconds / (steps.stop - first_timed)
+        print(f"  {name}: {each:.4f} s a step", file=sys.stderr, flush=True)
+
+    def _measure_parts(self, name: str) -> None:
+        contender = self._contenders[name]
+        is_asked_for = self.options.parts == "all" or self.options.parts == "own" and name in OWN
+        if not is_asked_for or type(contender).step is Contender.step:  # the Trainer's steps are its own loop's
+            return
+        from kielo.train.profile import step_parts
+
+        steps = 3 if self.work.micro_batches < 8 else 1  # a trace of many micro-batches is long enough
+        try:
+            self.rows[name]["parts"] = step_parts(lambda: contender.step(0), steps, self.work.device)
+        except Exception as error:
+            self.rows[name]["parts_missing"] = _reason(error)
+
+    def _leave_out(self, name: str, error: Exception) -> None:
+        """A contender that fails is out of all rounds, and gives its memory back."""
+        if not isinstance(error, LeftOut | ImportError):
+            traceback.print_exception(error, file=sys.stderr)
+        self.left_out[name] = _reason(error)
+        self.rows.pop(name, None)
+        error.__traceback__ = None  # its frames hold the model
+        self._take_down(name)
+
+    def _take_down(self, name: str) -> None:
+        contender = self._contenders.pop(name, None)
+        if contender is not None:
+            contender.close()
+        gc.collect()
+        if self.work.device.type == "cuda":
+            torch.compiler.reset()  # it holds on to what it compiled, and to that only so often
+            torch.cuda.empty_cache()
+
+    def _order(self, rounds: int) -> list[tuple[str, ...]]:
+        return [self.names if number % 2 == 0 else self.names[::-1] for number in range(rounds)]
+
+    def _schedule(self, order: list[tuple[str, ...]]) -> Iterator[tuple[str, range]]:
+        for number, names in enumerate(order):
+            for name in names:
+                yield name, self._steps_of(number)
+
+    def _steps_of(self, number: int) -> range:
+        steps = self.options.steps_per_turn
+        return range(number * steps, (number + 1) * steps)
 
 
 def main() -> None:
     options = _options()
-    shape = SHAPES[options.shape]
-    world = start_world(60, options.device)
-    settle_matrix_products(options.precision)
+    started = time.monotonic()
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    names = tuple(options.contenders.split(",")) if options.contenders else _usual(device)
+    for name in names:
+        if name not in contenders.NAMES:
+            raise KieloError(f"--contenders: {name}; there are {', '.join(contenders.NAMES)}")
+    path = Path(options.to) / f"step_{options.shape}_{options.precision}_{device}.json"
+    if options.skip_done and _is_done(path, names, options):
+        print(f"{path}: done already, with these versions")
+        return
+    world = start_world(60, device)
     if options.threads:
         torch.set_num_threads(options.threads)
-    num_steps = (options.warm_up + options.pairs) * options.steps_per_turn
+    settle_matrix_products(options.precision)
+    work, layers = _work(options, world)
+    is_together = not options.one_by_one and _fits_together(work, names)
+    bench = Bench(work, names, options, started)
+    print(_headline(options, work, layers, is_together), file=sys.stderr, flush=True)
+
+    def write() -> dict[str, Any]:
+        result = _result(options, bench, layers, is_together)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        return result
+
+    bench.run_together() if is_together else bench.run_one_by_one(write)
+    end_world()
+    result = write()
+    print(json.dumps(result, indent=1) if options.json else table(result) + f"\nwritten to {path}")
+
+
+def _usual(device: str) -> tuple[str, ...]:
+    return GPU_CONTENDERS if device == "cuda" else CPU_CONTENDERS
+
+
+def _work(options: argparse.Namespace, world: Any) -> tuple[Work, int]:
+    device = world.device
+    is_on_gpu = device.type == "cuda"
+    shape = SHAPES[options.shape]
+    if shape.is_for_gpu and not is_on_gpu and not options.layers:
+        raise KieloError(f"--shape {options.shape} is for a GPU; what would work: --shape tiny, or --layers 1 for a try")
+    free = torch.cuda.mem_get_info(device)[0] if is_on_gpu else float("inf")
+    layers = options.layers or layers_that_fit(options.shape, free)
+    name = torch.cuda.get_device_name(device) if is_on_gpu else "cpu"
+    precisions = (options.precision, "fp8")
+    resolved, resolved_fp8 = (resolved_of(options.shape, layers, one, device.type, name) for one in precisions)
+    phase = resolved.placement.phases[0]
+    sequences = phase.micro_batch_sequences * phase.micro_batches_per_step
     tokens = torch.randint(
         0,
-        shape.model.vocab_size,
-        (num_steps, shape.sequences, shape.sequence_length),
-        generator=torch.Generator().manual_seed(SEED),
+        resolved.identity.model.vocab_size,
+        (options.steps_per_turn * (options.warm_up + options.pairs), sequences, shape.sequence_length),
+        generator=torch.Generator().manual_seed(_SEED),
     )
-    kielo = KieloSteps(shape, tokens, world, options.precision)
-    trainer = TrainerSteps(shape, tokens, world.device, options.precision)
-    seconds = trainer.run(options.steps_per_turn, lambda steps: kielo.run(steps))
-    end_world()
-    result = _result(options, shape, world, kielo, trainer, seconds[options.warm_up :])
-    path = Path(options.to) / f"step_{options.shape}_{options.precision}_{world.device.type}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(result, indent=1) if options.json else _table(result) + f"\nwritten to {path}")
+    if is_on_gpu:
+        tokens = tokens.pin_memory()
+    compiles = {"auto": is_on_gpu, "always": True, "never": False}[options.compile_peers]
+    return Work(resolved, resolved_fp8, world, tokens, compiles), layers
 
 
-class KieloSteps:
-    """Kielo's step on the parts that `train/build.py` assembles, for one rank."""
-
-    def __init__(self, shape: Shape, tokens: Tensor, world: World, precision: str) -> None:
-        sizes = dict.fromkeys(AXES, 1)
-        placement = SimpleNamespace(**sizes, zero=1, cpu_offload=False, recompute="none", start_timeout_seconds=60)
-        mesh = build_mesh(world, placement)
-        with torch.device("meta"):
-            model = Llama(shape.model)
-        lay_out(model, mesh, placement, precision)
-        materialise(model, world.device, lambda name, size: initial_value(name, size, shape.model, SEED))
-        self._tokens, self._device = tokens, world.device
-        self._forward_backward = PlainForwardBackward(model, NextToken(0.0, 2048), partial(sum_over_data, mesh=mesh))
-        self._clip = partial(clip_gradients, model, mesh, SETTINGS.max_gradient_norm)
-        self._guard = Guard(world.device, 3)
-        self._optimiser = build_optimiser(model, SETTINGS)
-        self.losses: list[Tensor] = []
-
-    def run(self, steps: range) -> float:
-        """Seconds for these steps."""
-        _settle(self._device)
-        start = time.perf_counter()
-        for step in steps:
-            inputs = self._tokens[step].to(self._device, non_blocking=True)
-            batch = StepBatch(
-                step, (), [MicroBatch(inputs, _next_tokens(inputs), None)], self._counted(inputs)
-            )
-            loss = self._forward_backward(batch)
-            skip = self._guard.check(loss, self._clip())
-            self._optimiser.step(SETTINGS.learning_rate, skip)
-            self._optimiser.zero_grad()
-            self._guard.stop_if_diverged(step)
-            self.losses.append(loss)
-        _settle(self._device)
-        return time.perf_counter() - start
-
-    def _counted(self, inputs: Tensor) -> Tensor:
-        return torch.tensor(inputs.shape[0] * (inputs.shape[1] - 1), device=self._device)
+def _fits_together(work: Work, names: tuple[str, ...]) -> bool:
+    if work.device.type == "cpu":
+        return True
+    free = torch.cuda.mem_get_info(work.device)[0]
+    # Activations and logits of the one whose turn it is: as much as it holds, or a tenth of the device.
+    return len(names) * state_bytes(work.model) + max(2 * state_bytes(work.model), free / 10) < 0.8 * free
 
 
-class TrainerSteps:
-    """The Trainer's own loop, with a callback that starts and stops the clock and lets Kielo have its turn."""
-
-    def __init__(self, shape: Shape, tokens: Tensor, device: torch.device, precision: str) -> None:
-        config = LlamaConfig(**hf_config(shape.model))
-        config.use_cache = False  # a cache of keys and values would only cost it time
-        model = LlamaForCausalLM(config)
-        names = to_hugging_face(shape.model)
-        theirs = dict(model.named_parameters())
-        with torch.no_grad():
-            for ours, piece in names.items():
-                theirs[piece.name].copy_(initial_value(ours, theirs[piece.name].shape, shape.model, SEED))
-        self._shape, self._device, self._model = shape, device, model
-        self._precision, self._num_steps = precision, len(tokens)
-        self._examples = [{"input_ids": row, "labels": row} for row in tokens.flatten(0, 1)]
-        self.losses: list[Tensor] = []
-
-    def run(self, steps_per_turn: int, kielo_turn: Callable[[range], float]) -> list[tuple[float, float]]:
-        """(Trainer's, Kielo's) seconds for each turn of `steps_per_turn` steps."""
-        clock = _Clock(self._device, steps_per_turn, kielo_turn)
-        with tempfile.TemporaryDirectory() as folder:
-            trainer = _InOrder(
-                model=self._model,
-                args=self._arguments(folder),
-                train_dataset=self._examples,
-                callbacks=[clock],
-            )
-            trainer.seen_losses = self.losses
-            trainer.train()
-        return clock.turns
-
-    def _arguments(self, folder: str) -> TrainingArguments:
-        return TrainingArguments(
-            output_dir=folder,
-            max_steps=self._num_steps,
-            per_device_train_batch_size=self._shape.sequences,
-            learning_rate=SETTINGS.learning_rate,
-            lr_scheduler_type="constant",
-            weight_decay=SETTINGS.weight_decay,
-            adam_beta1=SETTINGS.adam_beta1,
-            adam_beta2=SETTINGS.adam_beta2,
-            adam_epsilon=SETTINGS.adam_epsilon,
-            max_grad_norm=SETTINGS.max_gradient_norm,
-            bf16=self._precision == "bf16",
-            use_cpu=self._device.type == "cpu",
-            logging_strategy="no",
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            logging_nan_inf_filter=False,  # on a GPU it would wait for every step's loss
-        )
-
-
-class _InOrder(Trainer):
-    """The Trainer as it is, taking the examples in their order and keeping its losses."""
-
-    seen_losses: list[Tensor]
-
-    def _get_train_sampler(self, *_: object) -> torch.utils.data.Sampler:
-        return torch.utils.data.SequentialSampler(self.train_dataset)
-
-    def training_step(self, *args: object, **keys: object) -> Tensor:
-        loss = super().training_step(*args, **keys)
-        self.seen_losses.append(loss)
-        return loss
-
-
-class _Clock(TrainerCallback):
-    def __init__(
-        self, device: torch.device, steps_per_turn: int, kielo_turn: Callable[[range], float]
-    ) -> None:
-        self._device, self._steps_per_turn, self._kielo_turn = device, steps_per_turn, kielo_turn
-        self._seconds = self._start = 0.0
-        self.turns: list[tuple[float, float]] = []
-
-    def on_step_begin(self, args, state, control, **_):
-        if state.global_step % self._steps_per_turn == 0:
-            _settle(self._device)
-            self._start = time.perf_counter()
-
-    def on_step_end(self, args, state, control, **_):
-        if state.global_step % self._steps_per_turn == 0:
-            _settle(self._device)
-            theirs = time.perf_counter() - self._start
-            first = state.global_step - self._steps_per_turn
-            self.turns.append((theirs, self._kielo_turn(range(first, state.global_step))))
-
-
-def _next_tokens(inputs: Tensor) -> Tensor:
-    """Labels as the Trainer's model makes them of its inputs: shifted by one, nothing after the last."""
-    return torch.nn.functional.pad(inputs[:, 1:], (0, 1), value=-100)
-
-
-def _settle(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def _result(
-    options: argparse.Namespace,
-    shape: Shape,
-    world: World,
-    kielo: KieloSteps,
-    trainer: TrainerSteps,
-    seconds: list[tuple[float, float]],
-) -> dict:
-    tokens = shape.sequences * shape.sequence_length * options.steps_per_turn
-    ratios = [theirs / ours for theirs, ours in seconds]
-    differences = [abs(a.item() / b.item() - 1) for a, b in zip(kielo.losses, trainer.losses)]
-    return {
+def _result(options: argparse.Namespace, bench: Bench, layers: int, is_together: bool) -> dict[str, Any]:
+    work, shape = bench.work, SHAPES[options.shape]
+    flops = flops_of(options.shape, layers)
+    peaks = work.resolved.placement.peak_tflops
+    tokens = shape.tokens_per_step * options.steps_per_turn
+    result: dict[str, Any] = {
         "date": date.today().isoformat(),
         "shape": options.shape,
         "precision": options.precision,
-        "parameters": parameters(shape.model),
+        "device": work.device.type,
+        "accelerator": work.resolved.placement.accelerator,
+        "layers": layers,
+        **flops,
         "sequence_length": shape.sequence_length,
-        "sequences_per_step": shape.sequences,
+        "micro_batches_per_step": work.micro_batches,
+        "micro_batch_sequences": work.micro_batch_sequences,
+        "tokens_per_step": shape.tokens_per_step,
         "steps_per_turn": options.steps_per_turn,
-        "machine": _machine(world.device),
-        "versions": {name: version(name) for name in ("kielo", "torch", "transformers", "accelerate")},
-        "kielo_tokens_per_second": round(tokens / statistics.median(ours for _, ours in seconds), 1),
-        "trainer_tokens_per_second": round(tokens / statistics.median(theirs for theirs, _ in seconds), 1),
-        "median_ratio": round(statistics.median(ratios), 4),
-        "ratio_quartiles": [round(cut, 4) for cut in statistics.quantiles(ratios, n=4)[::2]]
-        if ratios[1:]
-        else [],
-        "max_relative_loss_difference": max(differences),
-        "last_losses": {"kielo": kielo.losses[-1].item(), "trainer": trainer.losses[-1].item()},
-        "seconds_trainer_and_kielo": [[round(theirs, 5), round(ours, 5)] for theirs, ours in seconds],
+        "warm_up": options.warm_up,
+        "are_on_the_device_together": is_together,
+        "machine": _machine(work.device),
+        "versions": _versions(bench.names),
+        "contenders": {},
+        "left_out": bench.left_out,
+        "ratios": {},
+    }
+    for name in bench.names:
+        if not bench.rows.get(name, {}).get("seconds"):
+            continue
+        row = bench.rows[name]
+        median = float(np.median(row["seconds"]))
+        tflops = tokens * flops["flops_per_token"] / median / 1e12
+        quartiles = np.percentile(row["seconds"], [25, 75]) / options.steps_per_turn
+        result["contenders"][name] = {
+            "note": row["note"],
+            "tokens_per_second": round(tokens / median, 1),
+            "tflops": round(tflops, 3),
+            "mfu_by_bf16_peak": round(tflops / peaks["bf16"], 4) if "bf16" in peaks else None,
+            "whole_model_tokens_per_second": round(tflops * 1e12 / flops["whole_model_flops_per_token"], 1),
+            "seconds_per_step": round(median / options.steps_per_turn, 5),
+            "quartiles_of_seconds": [round(float(quartile), 5) for quartile in quartiles],
+            "peak_memory_bytes": row.get("peak_memory_bytes"),
+            "parts": row.get("parts"),
+            **({"parts_missing": row["parts_missing"]} if "parts_missing" in row else {}),
+            "seconds_of_turns": [round(seconds, 5) for seconds in row["seconds"]],
+            "losses": bench.losses[name],
+        }
+    rows = result["contenders"]
+    for own in (name for name in OWN if name in rows):
+        peers = [name for name in rows if name not in OWN]
+        result["ratios"][own] = {
+            peer: ratio(rows[peer]["seconds_of_turns"], rows[own]["seconds_of_turns"]) for peer in peers
+        }
+        for peer in peers:
+            result["ratios"][own][peer]["max_relative_loss_difference"] = _difference(
+                rows[own]["losses"], rows[peer]["losses"]
+            )
+    result["bars"] = bars_of(result)
+    return result
+
+
+def ratio(theirs: list[float], ours: list[float]) -> dict[str, Any]:
+    """The median of paired ratios, its 95 % bootstrap interval (Efron 1979, percentiles), and the quartiles of the pairs."""
+    pairs = np.array([a / b for a, b in zip(theirs, ours)])
+    draws = np.random.default_rng(_SEED).choice(pairs, size=(_BOOTSTRAP, len(pairs)))
+    lower, upper = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
+    return {
+        "median": round(float(np.median(pairs)), 4),
+        "lower_95": round(float(lower), 4),
+        "upper_95": round(float(upper), 4),
+        "quartiles": [round(float(quartile), 4) for quartile in np.percentile(pairs, [25, 75])],
+        "pairs": len(pairs),
     }
 
 
-def _machine(device: torch.device) -> dict:
+def _difference(ours: list[float], theirs: list[float]) -> float:
+    return max((abs(a / b - 1) for a, b in zip(ours, theirs)), default=float("nan"))
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result for people."""
+    rows, widest = result["contenders"], max(map(len, [*result["contenders"], "contender"]))
+    lines = [
+        f"{result['shape']}, {result['layers']} layers ({result['parameters'] / 1e6:,.1f} M parameters, head "
+        f"{result['head_share_of_flops']:.1%} of FLOPs), {result['precision']}, "
+        f"{result['machine'].get('gpu', result['machine']['cpu'])}, {result['tokens_per_step']:,} tokens a step in "
+        f"{result['micro_batches_per_step']} micro-batches",
+        f"  {'contender':{widest}}  {'tokens/s':>10}  {'TFLOP/s':>8}  {'MFU':>6}  {'s/step':>8}  {'memory':>9}  {'loss':>9}  note",
+    ]
+    for name, row in rows.items():
+        mfu = "" if row["mfu_by_bf16_peak"] is None else f"{row['mfu_by_bf16_peak']:.1%}"
+        memory = "" if row["peak_memory_bytes"] is None else f"{row['peak_memory_bytes'] / 1e9:.1f} GB"
+        lines.append(
+            f"  {name:{widest}}  {row['tokens_per_second']:>10,.0f}  {row['tflops']:>8.3g}  {mfu:>6}  "
+            f"{row['seconds_per_step']:>8.4f}  {memory:>9}  {row['losses'][-1]:>9.5f}  {row['note']}"
+        )
+    if result["tokens_per_step"] == GPU_TOKENS_PER_STEP and result["parameters"] != result["whole_model_parameters"]:
+        rates = ", ".join(f"{name} {row['whole_model_tokens_per_second']:,.0f}" for name, row in rows.items())
+        lines.append(f"  tokens/s of the whole model at these TFLOP/s: {rates}")
+    for own, ratios in result["ratios"].items():
+        for peer, one in ratios.items():
+            lines.append(
+                f"  {own} is {one['median']:.3f} × as fast as {peer} (95 %: {one['lower_95']:.3f} to "
+                f"{one['upper_95']:.3f}, {one['pairs']} pairs); losses differ by at most "
+                f"{one['max_relative_loss_difference']:.1e}"
+            )
+    for name, row in rows.items():
+        if row["parts"]:
+            parts = ", ".join(f"{part} {seconds:.4f}" for part, seconds in row["parts"].items() if part != "step")
+            lines.append(f"  {name}, seconds of a step: {parts}; idle {idle_share(row):.1%}")
+    lines += [f"  {name} is left out: {reason}" for name, reason in result["left_out"].items()]
+    return "\n".join(lines + [bar["line"] for bar in result["bars"]])
+
+
+def _headline(options: argparse.Namespace, work: Work, layers: int, is_together: bool) -> str:
+    how = "together on the device" if is_together else "one after the other"
+    return f"{options.shape}, {layers} layers, {options.precision}: contenders {how}"
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return "out of memory"
+    if isinstance(error, ModuleNotFoundError):
+        return f"not installed ({error.name})"
+    return f"{type(error).__name__}: {error}".splitlines()[0] if not isinstance(error, LeftOut) else str(error)
+
+
+def _is_done(path: Path, names: tuple[str, ...], options: argparse.Namespace) -> bool:
+    """Is there a result of these contenders, as many rounds, and the same versions?"""
+    if not path.exists():
+        return False
+    result = json.loads(path.read_text(encoding="utf-8"))
+    told = [*result.get("contenders", {}), *result.get("left_out", {})]
+    rounds = min((len(row["seconds_of_turns"]) for row in result.get("contenders", {}).values()), default=0)
+    same = all(result.get("versions", {}).get(what) == number for what, number in _versions(names).items())
+    return set(names) <= set(told) and rounds >= min(options.pairs, 2) and same
+
+
+def _versions(names: tuple[str, ...]) -> dict[str, str]:
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    for distribution in contenders.distributions(names):
+        try:
+            found[distribution] = version(distribution)
+        except PackageNotFoundError:
+            found.setdefault(distribution, "")
+    if torch.version.cuda or torch.version.hip:
+        found["cuda" if torch.version.cuda else "rocm"] = torch.version.cuda or torch.version.hip
+    return found
+
+
+def _machine(device: torch.device) -> dict[str, Any]:
     cpu = platform.processor() or platform.machine()
     if Path("/proc/cpuinfo").exists():
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
-    machine = {"cpu": cpu, "cores": len(os.sched_getaffinity(0)), "torch_threads": torch.get_num_threads()}
+    machine: dict[str, Any] = {"cpu": cpu, "cores": len(os.sched_getaffinity(0)), "torch_threads": torch.get_num_threads()}
     if device.type == "cuda":
-        machine["gpu"] = torch.cuda.get_device_name(device)
+        name = torch.cuda.get_device_name(device)
+        card = accelerator_of_device(name)
+        machine |= {"gpu": name, "gpu_memory_bytes": torch.cuda.mem_get_info(device)[1], "card": card and card.name}
     return machine
-
-
-def _table(result: dict) -> str:
-    quartiles = "–".join(f"{quartile:.3f}" for quartile in result["ratio_quartiles"])
-    return (
-        f"{result['shape']} ({result['parameters'] / 1e6:.1f} M parameters), {result['precision']}, "
-        f"{result['machine'].get('gpu', result['machine']['cpu'])}\n"
-        f"  Kielo    {result['kielo_tokens_per_second']:>12,.0f} tokens/s\n"
-        f"  Trainer  {result['trainer_tokens_per_second']:>12,.0f} tokens/s\n"
-        f"  ratio    {result['median_ratio']:>12.3f} (quartiles {quartiles}, "
-        f"{len(result['seconds_trainer_and_kielo'])} pairs); above 1, Kielo is faster\n"
-        f"  losses differ by at most {result['max_relative_loss_difference']:.1e} (relative)"
-    )
 
 
 def _options() -> argparse.Namespace:
@@ -335,18 +429,30 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", choices=SHAPES, default="tiny")
-    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32", help="of all but contenders named -fp8")
+    parser.add_argument("--contenders", metavar="A,B,…", help=f"of {', '.join(contenders.NAMES)}")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
-    parser.add_argument("--pairs", type=int, default=20, help="turns that count")
-    parser.add_argument("--warm-up", type=int, default=3, help="turns before them that do not")
+    parser.add_argument("--layers", type=int, help="default: the shape's own, or as many as fit")
+    parser.add_argument("--pairs", type=int, default=20, help="rounds that count")
     parser.add_argument(
-        "--steps-per-turn", type=int, default=1, help="10 suits a GPU, which works ahead of the host"
+        "--warm-up", type=int, default=3, help="rounds before them; where contenders go one after the other, steps of each turn"
     )
+    parser.add_argument("--steps-per-turn", type=int, default=1, help="steps that are timed as one")
+    parser.add_argument("--one-by-one", action="store_true", help="build each in its turn even where all fit the device together")
+    parser.add_argument("--compile-peers", choices=["auto", "always", "never"], default="auto", help="auto: on GPUs")
+    parser.add_argument(
+        "--parts", nargs="?", choices=["own", "all"], const="own", help="profile a step, and print the seconds of its parts"
+    )
+    parser.add_argument("--seconds-limit", type=float, help="begin no round that would end later than this")
+    parser.add_argument("--skip-done", action="store_true", help="nothing to do where the result is there already")
     parser.add_argument("--threads", type=int, default=0, help="torch threads; default: torch's own choice")
-    parser.add_argument("--to", default=str(Path(__file__).parent / "results"), help="folder of the result")
+    parser.add_argument("--to", default=str(RESULTS), help="folder of the result")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KieloError as error:
+        sys.exit(f"error: {error}")

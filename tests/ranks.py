@@ -22,6 +22,7 @@ _PRELOAD = [
     "torch.distributed.fsdp",
     "torch.distributed.checkpoint",
     "torch.distributed.tensor",
+    "torchao.float8",
     "kielo.train.run",
     "numpy",
     "pydantic",

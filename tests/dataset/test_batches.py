@@ -9,8 +9,8 @@ import pytest
 
 from kielo.artifact.documents import read_documents, write_documents
 from kielo.artifact.manifest import read_manifest, write_stage
-from kielo.artifact.token_shards import TokenShard
-from kielo.dataset.batches import NOT_COUNTED, Batches, heldout_batch
+from kielo.artifact.token_shards import TokenShard, TokenShardWriter
+from kielo.dataset.batches import NOT_COUNTED, Batches, document_numbers, heldout_batch
 from kielo.dataset.pack import is_heldout, pack
 from kielo.dataset.query import documents_of_step
 from kielo.recipe.errors import KieloError
@@ -202,6 +202,50 @@ def test_a_longer_phase_goes_on_where_a_shorter_one_stopped(run):
     counted = np.concatenate(labels)
     stream = shard.read(0, shard.num_tokens).astype(np.int64)
     assert np.array_equal(np.sort(counted[counted != NOT_COUNTED]), np.sort(stream[1:]))
+
+
+def by_rows(source: Batches, step: int, rank: int, ranks: int, end: int) -> list[tuple[list[int], list[int], list[int]]]:
+    """What a step must be, token by token: (inputs, labels, document numbers) of each sequence."""
+    length, rows = source.phase.sequence_length, []
+    located = source.order.locate(source.samples(step, rank, ranks))
+    for which, sequence, seen in zip(located.source, located.sequence, located.seen_tokens):
+        shard, start = source.shards[which], int(sequence) * length
+        count = min(length, shard.num_tokens - 1 - start)
+        stream = shard.read(start, count + 1).tolist()
+        numbers = document_numbers(shard, start, count)
+        numbers = (numbers - numbers[0]).tolist()
+        labels = [NOT_COUNTED if place < seen else token for place, token in enumerate(stream[1:])]
+        missing = length - count
+        rows.append((stream[:-1] + [end] * missing, labels + [NOT_COUNTED] * missing, numbers + [numbers[-1] + 1] * missing))
+    return rows
+
+
+@pytest.mark.parametrize("vocabularies", [(300, 300, 300), (300, 70_000, 300)], ids=["two bytes", "two and four bytes"])
+def test_steps_are_what_reading_row_by_row_gives(tmp_path, vocabularies):
+    """Random shards, one shorter than a sequence, with empty documents and a phase that starts in the middle of a block:
+    every token, label and document number of two epochs, on one rank and on three."""
+    chance, end = np.random.default_rng(5), 299
+    with write_stage(tmp_path / "tokens", "tokens", 1, {}, {}) as stage:
+        for name, documents, vocabulary in zip("abc", (60, 25, 1), vocabularies):
+            with TokenShardWriter(stage.folder / name, vocabulary) as writer:
+                for length in chance.choice([0, 0, 1, 2, 5, 9, 40], documents) if documents > 1 else [7]:
+                    writer.add(chance.integers(0, vocabulary, length))
+        stage.counts.update({"sources": dict.fromkeys("abc", {}), "heldout": {"documents": 0}})
+    of = phase(
+        number=2, first_step=4, last_step=40, first_sample=30, order_first_sample=30, sequence_length=8, sequences_per_step=12,
+        mixture={"a": 3.0, "b": 2.0, "c": 1.0}, offsets={"a": 8 * 7 + 3, "b": 21},
+    )  # fmt: skip
+    for mask in (True, False):
+        source = Batches(tmp_path / "tokens", 7, of, 16, end, mask)
+        for step in range(4, 41):
+            for rank, ranks in ((0, 1), (1, 3)):
+                batch = source.step(step, rank, ranks)
+                inputs, labels, numbers = map(list, zip(*by_rows(source, step, rank, ranks, end)))
+                assert batch.inputs.dtype == batch.labels.dtype == np.int64
+                assert batch.inputs.tolist() == inputs and batch.labels.tolist() == labels
+                assert batch.documents is None if not mask else batch.documents.tolist() == numbers
+                assert batch.inputs.flags.c_contiguous and batch.labels.flags.c_contiguous
+    assert max(source.order.epochs_at(30 + 37 * 12).values()) > 2
 
 
 def test_mistakes_are_named(run, tmp_path):

@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 from kielo.plan.resolved import Identity, Phase, PhasePlacement, Placement, RateStretch
 from kielo.recipe import sections
-from kielo.recipe.sections import BatchRamp, Recipe, Source
+from kielo.recipe.sections import BatchRamp, Fp8, Recipe, Source
 from tests.house.checks import PACKAGE, attributes_read
 
 # Declaring a field and checking it against others is not using it.
@@ -35,6 +35,7 @@ NAMES_OF = {
 def unread_of_recipe(package) -> list[str]:
     found = unread_fields(package, Recipe, "recipe") + unread_fields(package, Source, "source")
     found += unread_fields(package, sections.Phase, "phase") + unread_fields(package, BatchRamp, "ramp")
+    found += unread_fields(package, Fp8, "fp8")
     for name, info in Recipe.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
             found += unread_fields(package, info.annotation, name)

@@ -3,10 +3,13 @@
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 
 from kielo.models import families
+from kielo.models.blocks import flex
 from kielo.models.blocks.alibi import Alibi
 from kielo.models.blocks.attention import AttentionMask, InnerAttention
+from kielo.parallel.compile import lay_compile
 from kielo.train.precision import settle_matrix_products
 from tests.models.equality import batch, mean_loss, our_logits, pair
 from tests.models.tiny_configs import LENGTH as TINY_LENGTH
@@ -75,6 +78,31 @@ def test_outputs_are_the_dense_ones(bent: str, window: int | None, is_masked: bo
         torch.testing.assert_close(inner(*inputs, in_blocks), inner(*inputs, dense), atol=2e-6, rtol=0)
 
 
+@pytest.mark.parametrize("bent", ["plain", "ALiBi", "cap"])
+def test_a_compiled_layer_takes_each_new_mask_as_it_is(compiled_anew, bent: str) -> None:
+    """One graph for the masks of three batches, whole (no break), within 2e-6 of the dense code."""
+    counters.clear()
+    mask, inner = parts(bent, WINDOW)
+    cpu, compiled = torch.device("cpu"), torch.compile(inner.forward, backend="eager", fullgraph=True)
+    *inputs, _ = projections(groups=2)
+    for shift in (0, 5, 20):
+        numbers = (documents() >= 1 + shift // 10).int()
+        in_blocks, dense = mask.in_blocks(numbers, LENGTH, cpu)[WINDOW], mask(numbers, None, LENGTH, cpu)[WINDOW]
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(*inputs, in_blocks), inner(*inputs, dense), atol=2e-6, rtol=0)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_inside_compiled_code_the_kernel_is_not_compiled_by_itself() -> None:
+    gpu = torch.device("cuda")
+
+    def is_itself() -> bool:
+        return flex._on(gpu, flex.flex_attention) is flex.flex_attention
+
+    inside = torch.compile(lambda x: x + is_itself(), backend="eager", fullgraph=True)
+    assert not is_itself() and inside(torch.zeros(1)) == 1
+
+
 def with_gradients(
     bent: str, window: int | None, is_masked: bool, device: str, dtype: torch.dtype
 ) -> list[Tensor]:
@@ -109,7 +137,8 @@ def test_a_gpu_gives_outputs_and_gradients_of_the_dense_reference(
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("variant", ["mistral", "gemma2", "bloom", "gpt2"])
-def test_models_on_a_gpu_are_those_on_the_cpu(compiled_anew, variant: str, tmp_path) -> None:
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["uncompiled", "compiled"])
+def test_models_on_a_gpu_are_those_on_the_cpu(compiled_anew, variant: str, is_compiled: bool, tmp_path) -> None:
     """Loss within 1e-5 and gradients within 1e-4 in relative L2, inside documents: windows, caps and slopes together."""
     settle_matrix_products("fp32")
     ours, _ = pair(TINY[variant], tmp_path)
@@ -120,6 +149,8 @@ def test_models_on_a_gpu_are_those_on_the_cpu(compiled_anew, variant: str, tmp_p
     there = families.build_model(ours.config)
     there.load_state_dict(ours.state_dict())
     there.to("cuda")
+    if is_compiled:
+        lay_compile(there)
     loss_there = mean_loss(our_logits(there, inputs.cuda(), numbers.cuda()), labels.cuda())
     loss_there.backward()
     assert abs(loss_there.item() / loss.item() - 1) <= 1e-5

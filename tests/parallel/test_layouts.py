@@ -36,7 +36,7 @@ def config(tied: bool) -> Model:
 
 
 def layout(**sizes: object) -> SimpleNamespace:
-    defaults = dict.fromkeys(AXES, 1) | {"zero": 1, "sequence_parallel": True, "cpu_offload": False, "recompute": "none", "start_timeout_seconds": 30}
+    defaults = dict.fromkeys(AXES, 1) | {"zero": 1, "sequence_parallel": True, "cpu_offload": False, "recompute": "none", "compile": False, "start_timeout_seconds": 30}
     return SimpleNamespace(**(defaults | sizes))
 
 

@@ -19,6 +19,7 @@ CHANGES = [
     {"pipeline_layers": (20, 20, 20, 20)}, {"pipeline_layers": (21, 20, 20, 19)}, {"recompute": "attention"},
     {"recompute": "operators"}, {"recompute": "operators", "recompute_saved_operators": ("mm", "add")},
     {"recompute": "full"}, {"recompute": "full", "recompute_every_layers": 2}, {"shard": 0}, {"replicate": 2, "shard": 0},
+    {"compile": True}, {"compile": False},
 ]  # fmt: skip
 
 

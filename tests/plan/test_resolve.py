@@ -128,6 +128,24 @@ def test_another_world_is_the_same_run(run_folder):
     assert "model.rope_theta: was 10000.0, is now 500000.0" in str(caught.value)
 
 
+def test_precisions_may_change_later_and_only_where_they_can_be(run_folder):
+    """Other precisions are no other run; steps beyond the end, twice, or on a device without FP8 are refused."""
+    alone = resolve(recipe(), run_folder, 1, "cpu")
+    changed = {"train": {"precision_changes": [[8, "bf16"], [4, "fp8"]], "fp8": {"emulate": True}}}
+    later = resolve(recipe(**changed), run_folder, 1, "cpu")
+    consent(alone.identity, later)
+    identity = later.identity
+    assert [identity.stretch(step)[1] for step in (1, 4, 8)] == [3, 7, identity.phases[0].last_step]
+    beyond = refusal(recipe(train={"precision_changes": [[10**6, "bf16"], [3, "fp32"], [3, "bf16"]]}), run_folder, 1, "cpu")
+    assert "step 1000000 is beyond the run's last step" in beyond and "step 3 is there 2 times" in beyond
+    without = refusal(recipe(train={"precision": "fp8"}), run_folder, 1, "cuda", "a100_80")
+    assert "a100_80 does not multiply in fp8" in without and "h100_80" in without
+    uneven = recipe(train={"precision": "fp8", "micro_batch_sequences": 1}, dataset={"sequence_length": 40})
+    assert "micro-batches of 40 tokens" in refusal(uneven, run_folder, 1, "cuda", "h200")
+    forgetful = recipe(train={"optimiser_state": "bf16", "adam_beta2": 0.999})
+    assert "train.adam_beta2 = 0.999" in refusal(forgetful, run_folder, 1, "cpu")
+
+
 @settings(max_examples=60, deadline=None)
 @given(sequences=st.integers(1, 96), ranks=st.integers(1, 16), asked=st.integers(1, 12))
 def test_micro_batches_make_up_the_step(run_folder, sequences, ranks, asked):

@@ -41,7 +41,8 @@ def test_every_value_has_an_origin(small):
     assert read.origins["train.learning_rate"] == "default"
     dumped = read.recipe.model_dump()
     leaves = {f"{key}.{inner}" for key, value in dumped.items() if isinstance(value, dict) for inner in value}
-    assert set(read.origins) == leaves | {key for key, value in dumped.items() if not isinstance(value, dict)}
+    leaves |= {f"train.fp8.{key}" for key in dumped["train"]["fp8"]}  # a section within a section
+    assert set(read.origins) == leaves - {"train.fp8"} | {key for key in dumped if not isinstance(dumped[key], dict)}
     assert read_recipe("demo_estonian").origins["language"] == "demo_estonian.toml"
 
 
@@ -107,7 +108,7 @@ def test_all_complaints_at_once(small):
         f"{small}: unknown key train.tokns; the nearest known key is train.tokens",
         f"{small}: unknown key train.hidden_size; the nearest known key is model.hidden_size",
         f"{small}: train.schedule = 'cosin' does not fit; what would work: 'cosine', 'linear' or 'wsd'",
-        f"{small}: train.precision = 16 does not fit; what would work: 'fp32' or 'bf16' (default: 'bf16')",
+        f"{small}: train.precision = 16 does not fit; what would work: 'fp32', 'bf16' or 'fp8' (default: 'bf16')",
         "--set: unknown key trane; the nearest known key is train",
         "--set: train.z_loss = -1 does not fit; what would work: greater than or equal to 0",
         "--set: model.num_key_value_heads = 3 does not divide model.num_attention_heads = 8; what would work: 1, 2, 4, 8",

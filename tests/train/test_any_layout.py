@@ -143,7 +143,9 @@ def test_saved_on_eight_ranks_it_goes_on_in_any_layout(tmp_path, undisturbed, sa
     results = goes_on(tmp_path, resolved_for(tmp_path, **layout))
     assert samples_of(results) == {step: samples[step] for step in range(11, 21)}
     plain = read_plain(tmp_path / HALF)
-    assert (plain["optimiser_updates"], plain["guard"]) == (9, {"in_a_row": 0, "skipped": 1})
+    guard = plain["guard"]
+    assert (plain["optimiser_updates"], guard["in_a_row"], guard["skipped"]) == (9, 0, 1)
+    assert [row[0] is None for row in guard["last"]] == [step == 4 for step in range(1, 11)]
     assert samples[11] == list(range(10 * SEQUENCES, 11 * SEQUENCES))
     assert_equal_runs(tmp_path, whole)
 

@@ -48,9 +48,9 @@ def test_speed_leaves_out_what_is_not_training(monkeypatch: pytest.MonkeyPatch) 
     """Tokens a second over all ranks, TFLOP/s of one, MFU against one peak, time left; pauses do not count."""
     clock = [100.0]
     monkeypatch.setattr(meter_module.time, "perf_counter", lambda: clock[0])
-    meter = Meter(peak_tflops=4.0, ranks=2, total_tokens=10_000, device=torch.device("cpu"))
+    meter = Meter(ranks=2, total_tokens=10_000, device=torch.device("cpu"))
     meter.start(tokens=1000)
-    meter.use(2e9, 1000, 2100.0)
+    meter.use(2e9, 1000, 4.0, 2100.0)
     clock[0] += 0.5
     with meter.paused():
         clock[0] += 60
@@ -60,7 +60,7 @@ def test_speed_leaves_out_what_is_not_training(monkeypatch: pytest.MonkeyPatch) 
     )
     # A phase of other FLOPs from token 4,000 on, after 500 tokens that were passed over.
     meter.pass_over(3500, 4000)
-    meter.use(4e9, 4000)  # of which nobody planned the speed
+    meter.use(4e9, 4000, 4.0)  # of which nobody planned the speed
     clock[0] += 1.0
     row = meter.lap(4500)
     assert (row["tokens_per_second"], row["tflops_per_second"]) == pytest.approx((1000, (500 * 2e-3 + 500 * 4e-3) / 2))

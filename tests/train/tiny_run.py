@@ -8,7 +8,7 @@ import numpy as np
 from kielo.artifact.manifest import hash_manifest, write_stage
 from kielo.artifact.token_shards import TokenShardWriter
 from kielo.plan.resolved import Identity, Phase, PhasePlacement, Placement, RateStretch, Resolved
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import Fp8, Model
 
 # 67 tokens in 70 rows; 35 rows of each tensor rank do not divide by 2 shards.
 VOCABULARY, LENGTH, SEQUENCES = 67, 16, 8
@@ -46,7 +46,7 @@ def resolve(
         "mask_documents": True, "skip_steps": (),
         "tokens_hash": hash_manifest(folder / "tokens"),
         "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95,
-        "adam_epsilon": 1e-8, "max_gradient_norm": 0.5, "z_loss": 1e-4, "precision": "fp32",
+        "adam_epsilon": 1e-8, "max_gradient_norm": 0.5, "z_loss": 1e-4, "precision": "fp32", "precision_changes": (), "fp8": Fp8(), "optimiser_state": "fp32",
         "max_skipped_steps_in_a_row": 3, "heldout_sequences": 7,
     }  # fmt: skip
     phase: dict[str, Any] = {

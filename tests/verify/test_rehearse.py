@@ -187,3 +187,22 @@ def test_the_words_print_a_rank_and_refuse_what_cannot_be(capsys):
     assert "layout.cpu_offload = false" in capsys.readouterr().err
     with pytest.raises(KieloError, match="stages 0 to 1"):
         chosen_ranks(planned(2, "layout.pipeline=2"), None, 2, False)
+
+
+def test_fp8_and_moments_in_bf16_are_rehearsed():
+    """Multiplied natively, which no processor can: FLOPs are those of bf16; each weight of the layers is gathered, and held
+    whole, in one byte instead of two; its scale is one collective more; and moments take half. FP8 makes copies beside them.
+    """
+    few = ("layout.shard=2", "train.precision=bf16")
+    wide = rehearse(planned(2, *few), 0)
+    narrow = rehearse(planned(2, *few, "train.precision=fp8", "train.optimiser_state=bf16"), 0)
+    assert narrow["flops"] == wide["flops"]
+    matrices = 3 * (64 * (64 + 2 * 32 + 64) + 3 * 64 * 160)
+    sent = [sum(row["bytes"] for row in one["collectives"] if row["operation"] == "all-gather") for one in (wide, narrow)]
+    assert sent[0] - sent[1] == matrices
+    assert narrow["state_bytes"] == narrow["computed_state_bytes"]
+    assert narrow["state_bytes"]["optimiser"] == pytest.approx(wide["state_bytes"]["optimiser"] / 2, rel=1e-3)
+    gathered = [one["peaks"]["forward"]["kinds"]["gathered parameters"] for one in (wide, narrow)]
+    assert gathered[0] - gathered[1] == pytest.approx(matrices, rel=0.01)
+    calls = [sum(row["count"] for row in one["collectives"] if row["operation"] == "all-reduce") for one in (wide, narrow)]
+    assert calls[1] == calls[0] + 1

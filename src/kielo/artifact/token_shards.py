@@ -110,9 +110,10 @@ class TokenShard:
         self.num_tokens = int(sequence_ends[-1])
         self.num_documents = len(documents) - 1
         self._check_data_size()
-        # An empty file cannot be mapped.
-        empty = np.zeros(0, self.dtype)
-        self._tokens = np.memmap(self._data_path, self.dtype, "r") if self.num_tokens else empty
+        self._tokens = np.zeros(0, self.dtype)
+        if self.num_tokens:  # an empty file cannot be mapped
+            # As a plain array: slices of a memmap take ten times as long to make.
+            self._tokens = np.memmap(self._data_path, self.dtype, "r").view(np.ndarray)
 
     def read(self, start_token: int, count: int) -> np.ndarray:
         """Tokens start_token .. start_token+count-1 of the whole stream, [count], a view of the mapped file.
@@ -124,6 +125,15 @@ class TokenShard:
                 f"{self.prefix}: tokens {start_token}..{start_token + count} of {self.num_tokens}"
             )
         return self._tokens[start_token : start_token + count]
+
+    def whole_sequences(self, length: int) -> np.ndarray:
+        """Every whole sequence and its next token, [sequences, length + 1], a view of the mapped file.
+
+        Row i is tokens i * length .. (i + 1) * length, so that neighbours share a token.
+        """
+        if self.num_tokens <= length:
+            return np.zeros((0, length + 1), self.dtype)
+        return np.lib.stride_tricks.sliding_window_view(self._tokens, length + 1)[::length]
 
     def _read_index(self) -> tuple[np.dtype, np.ndarray, np.ndarray]:
         content = self._index_path.read_bytes()

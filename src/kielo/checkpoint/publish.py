@@ -74,18 +74,29 @@ def remove_leftovers(folder: Path) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
+def remove_later(path: Path) -> None:
+    """Remove the checkpoints of later steps than `path`'s."""
+    point_newest(path)
+    for later in step_folders(path.parent):
+        if step_of(later) > step_of(path):
+            _remove(later)
+
+
 def prune(newest: Path, keep_newest: int, keep_every_steps: int) -> None:
     """Remove what is older than the `keep_newest` newest up to `newest`, except steps that are multiples of
     `keep_every_steps` (0: none).
-
-    Renamed before it is removed, so that a half-removed folder is never taken for a damaged checkpoint.
     """
     up_to_newest = [path for path in step_folders(newest.parent) if step_of(path) <= step_of(newest)]
     for path in up_to_newest[keep_newest:]:
         if not keep_every_steps or step_of(path) % keep_every_steps:
-            going = path.with_name(path.name + ".removed")
-            path.rename(going)
-            shutil.rmtree(going)
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Renamed first, so that a half-removed folder is never taken for a damaged checkpoint."""
+    going = path.with_name(path.name + ".removed")
+    path.rename(going)
+    shutil.rmtree(going)
 
 
 def set_aside(path: Path, damage: str) -> str:

@@ -43,6 +43,7 @@ from kielo.checkpoint.publish import (
     point_newest,
     prune,
     publish,
+    remove_later,
     remove_leftovers,
     set_aside,
 )
@@ -124,6 +125,16 @@ class Store:
         if self._failure is not None:
             raise KieloError(self._failure)
         return self._published
+
+    def go_back_to(self, step: int) -> Path | None:
+        """The checkpoint of this step, all later ones removed; None, and nothing removed, where there is none."""
+        self._wait()
+        path = self.folder / step_folder_name(step)
+        if not self._ranks.on_first(lambda: path in step_folders(self.folder)):
+            return None
+        self._ranks.on_first(lambda: remove_later(path))
+        self._published = path
+        return path
 
     def close(self) -> None:
         """Wait for the save under way, whatever becomes of it. No other may follow."""

@@ -6,18 +6,24 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from kielo.cli.terminal import flat, print_json, print_table
+from kielo.cli.terminal import print_json, print_table
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder, shipped_recipes
 
 
 def show(options: argparse.Namespace) -> None:
     read = read_recipe(options.recipe, options.sets)
-    values = dict(flat(read.recipe.model_dump(mode="json")))
+    values = {key: _value(read.recipe.model_dump(mode="json"), key) for key in read.origins}
     if options.json:
-        return print_json({key: {"value": value, "origin": read.origins.get(key, "default")} for key, value in values.items()})
-    rows = [(key, json.dumps(value, ensure_ascii=False), read.origins.get(key, "default")) for key, value in values.items()]
+        return print_json({key: {"value": value, "origin": read.origins[key]} for key, value in values.items()})
+    rows = [(key, json.dumps(value, ensure_ascii=False), read.origins[key]) for key, value in values.items()]
     print_table(["key", "value", "from"], rows)
+
+
+def _value(content: Any, key: str) -> Any:
+    for part in key.split("."):
+        content = content[part]
+    return content
 
 
 def recipes(options: argparse.Namespace) -> None:

@@ -58,6 +58,8 @@ def _parser() -> argparse.ArgumentParser:
     takes_recipe(added)
     added.add_argument("--ranks", type=int, default=None, help="start so many processes on this machine")
     added.add_argument("--shutdown-seconds", type=int, default=600, help="time to save after a stop signal (with --ranks)")
+    added.add_argument("--profile", type=int, nargs="?", const=10, metavar="STEPS",
+                       help="from the third step on, record so many (default: 10): where their time goes, and a trace")
     added.add_argument("--json", action="store_true", help="print the outcome as JSON")
 
     added = verb("plan", "plan:plan", "which layouts fit a machine, how fast, at what cost, and why",

@@ -32,7 +32,7 @@ def heading(job: Job, found: Found) -> str:
     of_phase = f" (phase {phase.number})" if len(job.phases) > 1 else ""
     return (
         f"{recipe.name} on {job.site.name}: {tokens / _GIGA:,.1f} billion tokens, {phase.tokens_per_step:,} a step{of_phase}, "
-        f"sequences of {phase.sequence_length:,}, {recipe.train.precision}; {found.looked_at:,} layouts looked at, the fastest of "
+        f"sequences of {phase.sequence_length:,}, {job.precision}; {found.looked_at:,} layouts looked at, the fastest of "
         "each tensor × pipeline × context"
     )
 

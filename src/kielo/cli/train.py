@@ -26,11 +26,14 @@ def train(options: argparse.Namespace) -> int:
     ranks = 1 if options.ranks is None or is_rank() else options.ranks
     if ranks < 1:
         raise KieloError(f"--ranks {ranks}: give 1 or more")
+    if options.profile is not None and options.profile < 1:
+        raise KieloError(f"--profile {options.profile}: give 1 step or more")
+    profile_steps = options.profile or 0
     with keep_stdout_for_json(options.json):
         if ranks > 1:
-            outcome = start_ranks(recipe, options.recipe, options.sets, ranks, options.shutdown_seconds)
+            outcome = start_ranks(recipe, options.recipe, options.sets, ranks, options.shutdown_seconds, profile_steps)
         else:
-            outcome = train_here(recipe)
+            outcome = train_here(recipe, profile_steps)
     if options.json:
         print_json(outcome)
     elif outcome["exit_code"] not in (0, REQUEUE):
@@ -45,8 +48,11 @@ def is_rank() -> bool:
     return "RANK" in os.environ
 
 
-def train_here(recipe: Recipe) -> dict[str, Any]:
-    """Be one rank: resolve the recipe for the world that the launcher's variables tell of, and train."""
+def train_here(recipe: Recipe, profile_steps: int = 0) -> dict[str, Any]:
+    """Be one rank: resolve the recipe for the world that the launcher's variables tell of, and train.
+
+    profile_steps: how many steps of this attempt the profiler records (see `train/profile.py`); 0: none.
+    """
     import torch
 
     from kielo.parallel.rendezvous import find_rendezvous
@@ -59,11 +65,11 @@ def train_here(recipe: Recipe) -> dict[str, Any]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     device_name = torch.cuda.get_device_name() if device == "cuda" else None
     resolved = resolve(recipe, folder, world_size=place.size, device=device, accelerator=device_name)
-    return train(with_expectation(resolved, recipe))
+    return train(with_expectation(resolved, recipe), profile_steps=profile_steps)
 
 
 def start_ranks(
-    recipe: Recipe, reference: str, sets: Sequence[str], ranks: int, shutdown_seconds: int = 600
+    recipe: Recipe, reference: str, sets: Sequence[str], ranks: int, shutdown_seconds: int = 600, profile_steps: int = 0
 ) -> dict[str, Any]:
     """Start `ranks` processes of `kielo train` on this machine, wait, and return what they wrote as their outcome.
 
@@ -75,6 +81,8 @@ def start_ranks(
     outcome_file = run_folder(recipe) / "train" / "outcome.json"
     outcome_before = _state_of(outcome_file)
     arguments = [argument for entry in sets for argument in ("--set", entry)]
+    if profile_steps:
+        arguments += ["--profile", str(profile_steps)]
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
         "--signals-to-handle=SIGTERM,SIGINT,SIGUSR1", "-m", "kielo", "train", reference, *arguments,

@@ -1,9 +1,64 @@
-"""Compilation of each layer by torch.compile."""
+"""Compilation of each layer by torch.compile (Ansel et al. 2024, doi:10.1145/3620665.3640366). Model → the same, in place.
 
+Layer by layer, because layers of one kind then share their code: it is made once, however many layers there are, and
+FSDP2 gathers and scatters between them. What wraps a layer's forward before, recomputation above all, is compiled
+with it, and what comes after (FSDP2's hooks) stays outside.
+"""
+
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import torch
 from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+from kielo.recipe.errors import KieloError
+
+# Of one layer's code. torch's own limit of 8 is soon met, and beyond it layers would run uncompiled: each shape of a
+# micro-batch (of phases, of held-out text), each kind of mask, and evaluation beside training, has a version.
+_VERSIONS = 64
 
 
 def lay_compile(model: nn.Module) -> None:
-    """Compile each of `model.layers`, in place; names stay as they are."""
-    for layer in model.layers.values():
-        layer.compile()
+    """Compile the forward of each of `model.layers`; no module is added, so names stay as they are.
+
+    Shapes are compiled as they come, each for itself: a run has few, and code for any shape is slower. Raises
+    KieloError where what torch compiles with is missing.
+    """
+    check_compiler()
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _VERSIONS)
+    layers = list(model.layers.values())
+    for layer in layers:
+        # Not layer.compile(): it takes a module's hooks into the code, and passes over a forward that was replaced.
+        layer.forward = torch.compile(layer.forward, dynamic=False)
+    for layer in layers[:1]:
+        layer.register_forward_pre_hook(_wait)
+
+
+def check_compiler() -> None:
+    """Raises KieloError where there is no compiler, or are no headers of Python, for the code that torch writes."""
+    has_gpu = torch.cuda.is_available()
+    names = [os.environ.get("CC"), "gcc", "clang"] if has_gpu else [os.environ.get("CXX", "g++")]
+    if not any(name and shutil.which(name.split()[0]) for name in names):
+        missing, package = (f"compiler ({'gcc' if has_gpu else 'g++'})", "gcc" if has_gpu else "g++")
+    elif not Path(sysconfig.get_path("include"), "Python.h").exists():
+        missing, package = "Python.h", "python3-dev"
+    else:
+        return
+    raise KieloError(
+        f"layout.compile: this machine has no {missing}, and torch.compile needs it; what would work: "
+        f"install it (Debian and Ubuntu: apt-get install {package}), or layout.compile = false"
+    )
+
+
+def _wait(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A tensor-parallel embedding hands on a sum that is still under way, as a tensor of a class of its own.
+
+    Compiled code takes the tensor inside, without its history (torch 2.13), so that no gradient would reach the
+    embedding; earlier versions differ, none is right. A copy waits, and is a plain tensor.
+    """
+    first, *others = inputs
+    return (first.clone() if isinstance(first, AsyncCollectiveTensor) else first, *others)

@@ -1,11 +1,192 @@
-"""Matrix products in 8 bits, by torchao's float8 linears."""
+"""Matrix products of the layers in 8 bits (Micikevicius et al. 2022, arXiv:2209.05433), by torchao's Float8Linear.
 
-from torch import nn
+Weights stay fp32 parameters of the same names: inputs, weights and output gradients are scaled and rounded to FP8 just
+before they are multiplied. What torchao is relied on for: `convert_to_float8_training`, `Float8LinearConfig` with
+`from_recipe_name`, `enable_fsdp_float8_all_gather` and `emulate`, and `precompute_float8_dynamic_scale_for_fsdp` (all in
+torchao.float8, 0.15 and later).
 
+A weight that is gathered in FP8 is, in its shard, a tensor around a tensor; `materialise.local` takes it out. Its scale is
+that of the whole weight, over the shard and the tensor axis, and belongs to the values it was taken from: whoever
+changes weights calls `scale_weights` before the next forward.
+"""
+
+import logging
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn import functional as F
+
+from kielo.models import families
+from kielo.models.parameter_shapes import layout_word
+from kielo.parallel.materialise import local
 from kielo.parallel.mesh import Mesh
+from kielo.plan.fp8_check import is_kept
+from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Fp8
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+_FIRST_CAPABILITY = (8, 9)  # Ada and Hopper; torch multiplies scaled rows there too since 2.7
+_AMD_ARCHITECTURES = ("gfx94", "gfx95", "gfx12")  # MI300, MI350, RDNA 4
 
 
 def lay_fp8(model: nn.Module, mesh: Mesh, fp8: Fp8) -> None:
-    """Put float8 linears in the place of the layers' matrices, in place."""
-    raise NotImplementedError
+    """Put float8 linears in the place of the layers' matrices, in place (model on meta); all but `fp8.kept_in_bf16`.
+
+    The head stays: the loss multiplies it by chunks, and its products decide the logits.
+    Raises KieloError where torchao is not installed.
+    """
+    float8 = import_float8()
+    config = replace(float8.Float8LinearConfig.from_recipe_name(fp8.scaling), emulate=fp8.emulate)
+    chosen = {
+        name: module
+        for name, module in model.named_modules()
+        if name.startswith("layers.") and type(module) is nn.Linear and not is_kept(name, fp8.kept_in_bf16)
+    }
+    gathered = {name for name, module in chosen.items() if _is_gathered_in_fp8(model, name, module, mesh, fp8)}
+    _swap(float8, model, chosen.keys() - gathered, config)
+    if gathered:
+        _swap(float8, model, gathered, replace(config, enable_fsdp_float8_all_gather=True))
+    # A tuple, so that they are not registered under a second name.
+    model.fp8_linears = tuple(model.get_submodule(name) for name in chosen)
+
+
+def import_float8() -> "ModuleType":
+    """torchao.float8. Raises KieloError where it is not installed."""
+    # It tells of kernels for other machines, and of its own use of what torch will change.
+    with _silenced("torchao", "torch.utils._pytree"):
+        try:
+            import torchao.float8
+        except ImportError as error:
+            raise KieloError(
+                f'train.precision = "fp8" needs torchao ({error}); what would work: pip install \'kielo[fp8]\''
+            ) from error
+    return torchao.float8
+
+
+def refuse_without_fp8(device: torch.device, fp8: Fp8) -> None:
+    """KieloError where `device` cannot multiply in FP8, unless it is emulated."""
+    if fp8.emulate or _has_fp8(device):
+        return
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"the {device.type.upper()}"
+    raise KieloError(
+        f'train.precision = "fp8": {name} does not multiply in FP8; NVIDIA GPUs do from compute capability '
+        f"{'.'.join(map(str, _FIRST_CAPABILITY))} on (H100), AMD's from gfx942 on (MI300). What would work: "
+        'train.precision = "bf16", or train.fp8.emulate = true, which rounds in the same way and works anywhere, slowly'
+    )
+
+
+def scale_weights(model: nn.Module) -> None:
+    """Take the scales of all weights that are gathered in FP8, in one all-reduce for each axis that splits them.
+
+    To be called by all ranks whenever weights have changed: after they are filled or restored, and after each optimiser
+    step. Without any such weights it does nothing.
+    """
+    linears = _fp8_linears(model)
+    if not any(linear.config.enable_fsdp_float8_all_gather for linear in linears):
+        return
+    _reshard(model)  # torchao passes over weights that are whole
+    # Maxima over several axes come out the same in any order, which torch warns of.
+    with _silenced("torch.distributed.tensor._redistribute"):
+        import_float8().precompute_float8_dynamic_scale_for_fsdp(model)
+
+
+@contextmanager
+def in_bf16(model: nn.Module, mesh: Mesh) -> Iterator[None]:
+    """Forward and backward passes inside multiply in bf16, as nn.Linear does, with the same weights and gradients.
+
+    For comparing gradients of the same batch, not for training: compiled layers run uncompiled, and weights that FSDP
+    gathers in FP8 are gathered once more, for each product. Enter and leave it between steps.
+    """
+    linears = _fp8_linears(model)
+    if not linears:
+        yield
+        return
+    _reshard(model)  # so that `linear.weight` is the shard
+    try:
+        for linear in linears:
+            is_gathered_in_fp8 = linear.config.enable_fsdp_float8_all_gather
+            linear.forward = partial(_multiply_wide, linear, linear.weight if is_gathered_in_fp8 else None, mesh)
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        for linear in linears:
+            vars(linear).pop("forward", None)  # the class's again
+
+
+def _swap(float8: "ModuleType", model: nn.Module, names: Set[str], config: Any) -> None:
+    float8.convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in names)
+
+
+def _multiply_wide(linear: nn.Linear, shard: DTensor | None, mesh: Mesh, x: Tensor) -> Tensor:
+    weight = linear.weight
+    if shard is not None:
+        weight = _WideWeight.apply(weight, shard, mesh.parameters["shard"])
+    return F.linear(x, weight, linear.bias)
+
+
+class _WideWeight(torch.autograd.Function):
+    """The values of a weight before it was rounded to FP8, gathered in its compute dtype; the gradient is the weight's."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, shard: DTensor, axis: DeviceMesh) -> Tensor:
+        part = DTensor.from_local(local(shard).to(weight.dtype), axis, [Shard(0)], run_check=False)  # even, as gathered
+        whole = part.full_tensor()
+        if isinstance(weight, DTensor):  # split over the tensor axis
+            whole = DTensor.from_local(whole, weight.device_mesh, weight.placements, run_check=False)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient, None, None
+
+
+def _is_gathered_in_fp8(model: nn.Module, name: str, module: nn.Linear, mesh: Mesh, fp8: Fp8) -> bool:
+    """torchao pads no shards (pytorch/ao#3982), so the rows of a tensor rank must divide by the ranks that share them."""
+    if not fp8.gathered_in_fp8 or fp8.scaling != "tensorwise":
+        return False
+    rows = module.out_features
+    table = families.module(model.config.model_type, "layout").TENSOR_AXIS
+    if layout_word(table, name) == "column":
+        rows //= mesh.parameters["tensor"].size()
+    return rows % mesh.parameters["shard"].size() == 0
+
+
+def _has_fp8(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return False
+    if torch.version.hip:
+        return torch.cuda.get_device_properties(device).gcnArchName.startswith(_AMD_ARCHITECTURES)
+    return torch.cuda.get_device_capability(device) >= _FIRST_CAPABILITY
+
+
+def _fp8_linears(model: nn.Module) -> list[nn.Linear]:
+    """Those that `lay_fp8` made, also of all stages of a rank."""
+    return [linear for part in getattr(model, "parts", [model]) for linear in getattr(part, "fp8_linears", ())]
+
+
+def _reshard(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+@contextmanager
+def _silenced(*loggers: str) -> Iterator[None]:
+    before = [(logger, logger.disabled) for logger in map(logging.getLogger, loggers)]
+    try:
+        for logger, _ in before:
+            logger.disabled = True
+        yield
+    finally:
+        for logger, was_disabled in before:
+            logger.disabled = was_disabled

@@ -36,8 +36,12 @@ def materialise(
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a DTensor, sharing its memory; a plain tensor is its own part."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    """This rank's part of a DTensor, sharing its memory; a plain tensor is its own part.
+
+    FSDP2 lets a tensor class say how it is gathered (weights in FP8, by torchao); the values are in the one inside.
+    """
+    part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return part._tensor if hasattr(part, "fsdp_pre_all_gather") else part
 
 
 def local_slices(tensor: torch.Tensor) -> tuple[slice, ...]:

@@ -6,7 +6,7 @@ outputs of the operators named in the recipe. `full` keeps a layer's input only.
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,7 +37,7 @@ def lay_recompute(model: nn.Module, placement: "Placement") -> None:
         if number % placement.recompute_every_layers:
             continue
         if policy == "attention":
-            _recompute(layer.attention.inner)
+            layer.attention.inner.__class__ = _recomputed(type(layer.attention.inner))
         elif policy == "full":
             _recompute(layer)
         else:
@@ -47,6 +47,22 @@ def lay_recompute(model: nn.Module, placement: "Placement") -> None:
 def _recompute(module: nn.Module, **options: Any) -> None:
     # No dropout anywhere, so there is no random state to bring back.
     module.forward = partial(checkpoint, module.forward, use_reentrant=False, preserve_rng_state=False, **options)
+
+
+@cache
+def _recomputed(kind: type[nn.Module]) -> type[nn.Module]:
+    """`kind`, computed again in the backward. A class, where a forward of each module's own would do uncompiled: compiled
+    layers share their code only as long as their parts are of one kind.
+    """
+
+    class Recomputed(kind):
+        def forward(self, *inputs: Any) -> Any:
+            def inside(*inputs: Any) -> Any:
+                return kind.forward(self, *inputs)
+
+            return checkpoint(inside, *inputs, use_reentrant=False, preserve_rng_state=False)
+
+    return Recomputed
 
 
 def _keep(saved: set[Any]) -> Callable[..., CheckpointPolicy]:

@@ -14,14 +14,17 @@ from kielo.models.families import module
 from kielo.models.parameter_shapes import layout_word, parameter_shapes
 from kielo.plan.ranks import coordinates
 from kielo.plan.stages import SCHEDULES, layer_numbers, layers_of_stages, stages_of_rank
-from kielo.recipe.sections import Layout, Model
+from kielo.recipe.sections import Layout, Model, Precision
 
 if TYPE_CHECKING:
     from kielo.plan.resolved import Placement
 
 _FP32 = 4
 _MOMENTS = 2
-_PRECISION_BYTES = {"fp32": 4, "bf16": 2}
+STATE_BYTES = {"fp32": 4, "bf16": 2}  # of a moment
+# Moments kept in bf16 are fp32 for the optimiser's step, so many bytes of them at a time (`train/optimiser.py`).
+WIDENED_BYTES = 2**28
+_PRECISION_BYTES = {"fp32": 4, "bf16": 2, "fp8": 2}  # fp8: of what lies between matrix products, and autograd keeps
 _LAYER_NORMS = ("gpt2", "gpt_neox", "opt", "bloom")  # families with torch's own; the others' RMSNorm is written out
 _PLAIN_MLP = _LAYER_NORMS
 # A pass whose weights wait for their gradients: its activations, and the gradients of its matrices' results.
@@ -33,7 +36,7 @@ _SPLIT_DIM = {"vocabulary": 0, "column": 0, "all_heads": 0, "row": 1}  # word â†
 @dataclass(frozen=True)
 class StateBytes:
     """parameters: fp32, with what FSDP2 pads them by. gradients: fp32, as they are before the optimiser's step.
-    optimiser: two fp32 moments and a count of steps for each parameter.
+    optimiser: two moments, and a count of steps in fp32 for each parameter.
     """
 
     parameters: int
@@ -45,7 +48,9 @@ class StateBytes:
         return self.parameters + self.gradients + self.optimiser
 
 
-def state_bytes(model: Model, placement: "Placement", rank: int) -> StateBytes:
+def state_bytes(
+    model: Model, placement: "Placement", rank: int, optimiser_state: Literal["fp32", "bf16"] = "fp32"
+) -> StateBytes:
     """Of rank `rank`. `model` is complete, and the layout one that `resolve` has passed.
 
     With tied embeddings the last pipeline stage has a copy of the embedding as its head, with a gradient (which lies
@@ -61,7 +66,8 @@ def state_bytes(model: Model, placement: "Placement", rank: int) -> StateBytes:
         if not is_copy:
             exact += max(0, min(piece, rows - piece * number)) * row
             steps += 1
-    return StateBytes(_FP32 * padded, _FP32 * padded, _FP32 * (_MOMENTS * exact + steps))
+    moments = _MOMENTS * STATE_BYTES[optimiser_state] * exact
+    return StateBytes(_FP32 * padded, _FP32 * padded, moments + _FP32 * steps)
 
 
 def _shapes_of_rank(
@@ -107,7 +113,7 @@ def own_columns(
     model: Model,
     layout: Layout,
     sequence_length: int,
-    precision: Literal["fp32", "bf16"] = "bf16",
+    precision: Precision = "bf16",
     loss_chunk_tokens: int = 2048,
     on_processor: bool = False,
 ) -> dict[str, float]:
@@ -128,6 +134,7 @@ def own_columns(
     first_tables = table * (2 if _has_both_ends(layout) and (layout.pipeline > 1 or not model.tie_word_embeddings) else 1)
     return {
         "compute_bytes": number,
+        "gathered_bytes": number,
         "first_layers": first,
         "last_layers": last,
         "first_parameters": first * _layer_elements(model, layout) + first_tables + _position_elements(model),

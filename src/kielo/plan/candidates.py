@@ -2,16 +2,18 @@
 
 from typing import Any, Literal
 
-from kielo.plan.bytes import own_columns
+from kielo.plan.bytes import STATE_BYTES, own_columns
 from kielo.plan.efficiency import ENGINES
+from kielo.plan.precision import fp8_share, is_gathered_in_fp8, matrix_recipe
 from kielo.plan.stages import SCHEDULES
 from kielo.plan.workload import ATTENTION_KERNELS, RECIPES, machine_columns
 from kielo.recipe.cards import Accelerator, Cluster
-from kielo.recipe.sections import Layout, Model
+from kielo.recipe.sections import Fp8, Layout, Model, Precision
 
 _RECOMPUTE = {  # Kielo's word → shares of (layers, attention, operators) computed anew
     "none": (0.0, 0.0, 0.0), "attention": (0.0, 1.0, 0.0), "operators": (0.0, 0.0, 1.0), "full": (1.0, 0.0, 0.0),
 }  # fmt: skip
+_USUAL_FP8 = Fp8()
 
 
 def candidate_columns(
@@ -23,20 +25,24 @@ def candidate_columns(
     sequence_length: int,
     micro_batch: int,
     micro_batches: int,
-    recipe: str = "bf16",
-    precision: Literal["fp32", "bf16"] = "bf16",
+    precision: Precision = "bf16",
+    fp8: Fp8 = _USUAL_FP8,
+    optimiser_state: Literal["fp32", "bf16"] = "fp32",
     loss_chunk_tokens: int = 2048,
     on_processor: bool = False,
 ) -> dict[str, Any]:
-    """A row for `Workload.of`, of a complete `model` trained by Kielo (FSDP2, fp32 weights and moments).
+    """A row for `Workload.of`, of a complete `model` trained by Kielo (FSDP2, fp32 weights).
 
-    `layout` is one that `stage_complaints` has passed, `layout.shard` a number, not 0. `precision` and `loss_chunk_tokens`
-    as in the recipe's [train]; they and on_processor (bytes as a rehearsal counts them) tell of memory only. Raises
-    KieloError when the card has no peak of `recipe`.
+    `layout` is one that `stage_complaints` has passed, `layout.shard` a number, not 0. `precision`, `fp8`,
+    `optimiser_state` and `loss_chunk_tokens` as in the recipe's [train]. fp32 changes bytes alone: the card's bf16 peak is
+    to be that of the precision. on_processor: bytes as a rehearsal counts them.
     """
     schedule = SCHEDULES[layout.pipeline_schedule]
     layers_again, attention_again, operators_again = _RECOMPUTE[layout.recompute]
     ranks = layout.shard * layout.context
+    recipe, share = matrix_recipe(precision, fp8), fp8_share(model, fp8) if precision == "fp8" else 1.0
+    own = own_columns(model, layout, sequence_length, precision, loss_chunk_tokens, on_processor)
+    is_gathered = precision == "fp8" and is_gathered_in_fp8(fp8, "cpu" if on_processor else card.device)
     return {
         "layers": model.num_hidden_layers, "hidden": model.hidden_size, "heads": model.num_attention_heads,
         "kv_heads": model.num_key_value_heads, "head_dim": model.head_dim, "ffn": model.intermediate_size,
@@ -51,11 +57,10 @@ def candidate_columns(
         "layers_again": layers_again / layout.recompute_every_layers,
         "attention_again": attention_again, "operators_again": operators_again,
         "splits_backward": float(schedule.splits_backward and layout.pipeline > 1),
-        "weight_bytes": 4, "gradient_bytes": 4, "optimiser_bytes": 8,
+        "weight_bytes": 4, "gradient_bytes": 4, "optimiser_bytes": 2 * STATE_BYTES[optimiser_state],
         "dropout": 0.0, "unfused_norms": 0.0, "whole_logits": 0.0, "tied": float(model.tie_word_embeddings),
         "recipe": RECIPES.index(recipe), "kernel": ATTENTION_KERNELS.index("flash"), "engine": ENGINES.index("fsdp"),
-    } | own_columns(
-        model, layout, sequence_length, precision, loss_chunk_tokens, on_processor
-    ) | machine_columns(
+        "recipe_share": share, "wide_weight_gradients": float(fp8.scaling == "rowwise_with_gw_hp"),
+    } | own | {"gathered_bytes": own["gathered_bytes"] - share * is_gathered} | machine_columns(
         card, cluster.network_gbit_per_second_per_node * 1e9 / 8, cluster.devices_per_node, recipe
     )  # fmt: skip

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from kielo.plan.bytes import STATE_BYTES
 from kielo.plan.expected import tokens_per_second
 from kielo.plan.planned import Planned
 from kielo.plan.resolve import imagined_text, resolve
@@ -17,7 +18,7 @@ START_SECONDS = 600.0
 _STOP_SECONDS, _COPY_BYTES_PER_SECOND = 0.2, 1e9
 # What a rank writes; a job of many ranks is bound by the file system, of which it gets half on a good day.
 _RANK_BYTES_PER_SECOND, _FILE_SYSTEM_SHARE = 1e9, 0.5
-_SAVED_BYTES_PER_PARAMETER = 12  # fp32 weights and two moments
+_WEIGHT_BYTES = 4  # of a parameter in a checkpoint, beside its two moments
 _FORWARD_SHARE = 1 / 3  # of a trained token's work, for one of held-out text
 
 
@@ -57,7 +58,7 @@ def cost(planned: Planned, wall_hours: float | None = None) -> Cost:
         identity.total_steps // placement.heldout_every_steps
     )
     heldout_seconds = heldout / planned.tokens_per_second * _FORWARD_SHARE
-    bytes_ = placement.parameters * _SAVED_BYTES_PER_PARAMETER
+    bytes_ = placement.parameters * (_WEIGHT_BYTES + 2 * STATE_BYTES[identity.optimiser_state])
     safe = bytes_ / planned.devices / _RANK_BYTES_PER_SECOND
     if job.site.file_system_gb_per_second:
         safe = max(safe, bytes_ / (job.site.file_system_gb_per_second * 1e9 * _FILE_SYSTEM_SHARE))

@@ -12,7 +12,9 @@ from kielo.recipe.sections import Recipe
 
 
 def tokens_per_second(job: Job, resolved: Resolved) -> list[float]:
-    """Of each of the resolved phases, over all ranks, by the closed form. `resolved` is of `job`'s recipe."""
+    """Of each of the resolved phases, over all ranks, by the closed form, in the job's precision. `resolved` is of `job`'s
+    recipe.
+    """
     asked = {phase.number: phase for phase in job.phases}
     placement = resolved.placement
     layout = job.recipe.layout.model_copy(update={"replicate": placement.replicate, "shard": placement.shard})
@@ -26,9 +28,14 @@ def tokens_per_second(job: Job, resolved: Resolved) -> list[float]:
 
 
 def with_expectation(resolved: Resolved, recipe: Recipe) -> Resolved:
-    """`resolved` with what is planned for each phase; as it is, where no card tells how fast its devices are."""
+    """`resolved` with what is planned for each phase in the run's first precision; as it is, where no card tells how fast its
+    devices are, and for FP8 that is only emulated.
+    """
+    precision = resolved.identity.precision
+    if precision == "fp8" and resolved.identity.fp8.emulate:
+        return resolved
     try:
-        job = Job.of(recipe, resolved.identity.model)
+        job = Job.of(recipe, resolved.identity.model, precision)
     except KieloError:
         if recipe.machine:
             raise

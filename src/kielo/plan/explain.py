@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from kielo.plan.candidates import candidate_columns
 from kielo.plan.clock import simulated_seconds
 from kielo.plan.interval import SHARE
 from kielo.plan.layer_work import layer_seconds, matrix_flops
 from kielo.plan.part_names import BYTES, SECONDS, capital, count_text, gb_text, listed, seconds_text
 from kielo.plan.planned import Planned, plan_layouts
+from kielo.plan.precision import fp8_share, is_gathered_in_fp8, steps_by_precision
 from kielo.plan.side_by_side import against, is_comparable, unfit
 from kielo.plan.stages import SCHEDULES, micro_batch_complaint, num_stages, stage_complaints, stages_of_rank
-from kielo.plan.step_time import OPTIMISER_BYTES
+from kielo.plan.step_time import optimiser_bytes
 from kielo.plan.traffic import context_layer_seconds, tensor_layer_seconds
 from kielo.plan.workload import Workload
 
@@ -34,6 +34,7 @@ def why(planned: Planned, others: Sequence[Planned] = ()) -> list[str]:
     rivals = [other for other in others if other is not planned and is_comparable(planned, other)]
     return [
         _headline(planned),
+        *_precision(planned),
         _memory(planned),
         *_parts(planned),
         *_recomputation(planned),
@@ -65,6 +66,26 @@ def _headline(planned: Planned) -> str:
         f"{planned.mfu:.1%} of its peak. {'Each of ' * (copies > 1)}{count_text(copies, 'data-parallel rank')} takes "
         f"{count_text(planned.micro_batches, 'micro-batch')} of {size} a step."
     )
+
+
+def _precision(planned: Planned) -> Iterator[str]:
+    """What the plan is for, where not all is one precision."""
+    job, fp8 = planned.job, planned.job.recipe.train.fp8
+    steps = steps_by_precision(job.recipe)
+    if len(steps) > 1:
+        others = listed([f"{number:,} in {name}" for name, number in steps.items() if name != job.precision], "and")
+        yield (
+            f"The plan is for {job.precision}, which {steps.get(job.precision, 0):,} of {sum(steps.values()):,} steps are "
+            f"computed in ({others})."
+        )
+    if job.precision == "fp8":
+        share, is_gathered = fp8_share(job.model, fp8), is_gathered_in_fp8(fp8, job.card.device)
+        gathered = ", which are also gathered in 8 bits" * is_gathered
+        products = "; products for weights' gradients are in bf16" * (fp8.scaling == "rowwise_with_gw_hp")
+        yield (
+            f"FP8 ({fp8.scaling}) is for {share:.0%} of the layers' matrices{gathered}{products}; the head, attention and what "
+            "is kept for the backward pass are in bf16."
+        )
 
 
 def _memory(planned: Planned) -> str:
@@ -101,11 +122,8 @@ class _Facts:
     def work(self) -> Workload:
         planned = self.planned
         return Workload.of([
-            candidate_columns(
-                self.job.model, self.layout, self.job.card, self.job.site, sequence_length=planned.sequence_length,
-                micro_batch=planned.micro_batch, micro_batches=planned.micro_batches,
-            )
-        ])  # fmt: skip
+            self.job.columns(self.layout, planned.sequence_length, planned.micro_batch, planned.micro_batches)
+        ])
 
     def number(self, name: str) -> float:
         """A fitted constant, for this machine and engine."""
@@ -130,12 +148,15 @@ class _Facts:
 def _matrix(facts: _Facts) -> str:
     work, rates = facts.work, facts.job.efficiency.of(facts.work)
     again = work.layers_again + (1 - work.layers_again) * work.operators_again * 0.5
-    rate = float((matrix_flops(work) * (3 + again) / layer_seconds(work, rates).matrix / work.peak)[0])
-    large = facts.number("matrix") * facts.number("matrix_engine") * float(work.power_share[0]) ** facts.number("power")
+    is_fp8 = facts.job.precision == "fp8"
+    peak = work.peak_recipe if is_fp8 else work.peak
+    rate = float((matrix_flops(work) * (3 + again) / layer_seconds(work, rates).matrix / peak)[0])
+    large = facts.number("matrix_fp8" if is_fp8 else "matrix") * facts.number("matrix_engine")
+    large *= float(work.power_share[0]) ** facts.number("power")
     anew = f" ({2 * float(again[0]):.2g} more for what is computed anew)" if again > 0 else ""
     return (
-        f"2 FLOPs a weight and token forward{anew} and 4 backward, at {rate:.1%} of the device's peak, of which products of "
-        f"any size reach at most {large:.1%}; larger micro-batches make larger products."
+        f"2 FLOPs a weight and token forward{anew} and 4 backward, at {rate:.1%} of the device's peak{' in FP8' * is_fp8}, of "
+        f"which products of any size reach at most {large:.1%}; larger micro-batches make larger products."
     )
 
 
@@ -280,7 +301,7 @@ def _data(facts: _Facts) -> str:
 def _optimiser(facts: _Facts) -> str:
     shard = facts.layout.shard * facts.layout.context
     share = f"its share of 1/{shard} of the rank's parameters" if shard > 1 else "all parameters of the rank"
-    return f"{OPTIMISER_BYTES} bytes a parameter through memory once a step, of {share}."
+    return f"{float(optimiser_bytes(facts.work)[0]):g} bytes a parameter through memory once a step, of {share}."
 
 
 def _fixed(facts: _Facts) -> str:

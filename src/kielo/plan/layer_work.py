@@ -119,13 +119,20 @@ def _is_routed(work: Workload) -> Column:
 
 def _matrix_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
     """(forward, backward)."""
-    in_recipe, forward, backward = work.recipe > 0, 0.0, 0.0
+    in_recipe, wide = work.recipe > 0, np.zeros(len(work), bool)
+    share, has_wide_last = np.where(in_recipe, work.recipe_share, 1.0), in_recipe & (work.wide_weight_gradients > 0)
+    forward = backward = 0.0
     for part in _matrices(work):
         rows, columns, inner = part.rows, part.columns, part.inner
-        seconds = [
-            _product_seconds(work, rates, *sides, in_recipe, part.groups)
-            for sides in ((rows, columns, inner), (rows, inner, columns), (columns, inner, rows))
-        ]
+        seconds = []
+        for sides, is_in in (
+            ((rows, columns, inner), in_recipe), ((rows, inner, columns), in_recipe),
+            ((columns, inner, rows), in_recipe & ~has_wide_last),
+        ):  # fmt: skip
+            time = _product_seconds(work, rates, *sides, is_in, part.groups)
+            if np.any(share < 1):
+                time = share * time + (1 - share) * _product_seconds(work, rates, *sides, wide, part.groups)
+            seconds.append(time)
         forward = forward + part.times * seconds[0]
         backward = backward + part.times * (seconds[1] + seconds[2])
     return forward, backward

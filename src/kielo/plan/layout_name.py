@@ -15,7 +15,8 @@ from kielo.recipe.sections import Layout
 _USUAL_OPERATORS = Layout.model_fields["recompute_saved_operators"].default
 _KNOWN = (
     "tp8, pp4, cp2, dp16, hsdp8, mb1, zero1, zero2, zero3, gpipe, 1f1b, interleaved2, zb2, zbv, dualpipev, full, full/2, "
-    "attention, operators, norecompute, sp, nosp, allgather, ulysses, offload, layers20+20+19, saved_mm+addmm"
+    "attention, operators, norecompute, sp, nosp, allgather, ulysses, offload, compile, nocompile, layers20+20+19, "
+    "saved_mm+addmm"
 )
 # A number that stands right before 1f1b leaves it its 1: "pp41f1b" is pp4 and 1f1b.
 _WORD = re.compile(
@@ -25,7 +26,7 @@ _WORD = re.compile(
     r"|(?:interleaved|zb)(?!v)(?:\d+(?!f1b))?"
     r"|gpipe|1f1b|zbv|dualpipev"
     r"|norecompute|(?:full|attention|operators)(?:/\d+(?!f1b))?"
-    r"|nosp|sp|allgather|ulysses|offload"
+    r"|nosp|sp|allgather|ulysses|offload|compile|nocompile"
     r"|layers\d+(?:\+\d+)*|saved_[a-z0-9_.+]*"
 )
 _SYNONYMS = {"interleaved1f1b": "interleaved", "interleavedzerobubble": "zb"}
@@ -74,7 +75,8 @@ def _words(layout: Layout, micro_batch: int) -> list[_Word]:
     if layout.pipeline > 1:
         words += _schedule(layout)
     words += _recomputation(layout)
-    return words + [_Word("offload")] * layout.cpu_offload
+    words += [_Word("offload")] * layout.cpu_offload
+    return words if layout.compile is None else [*words, _Word("compile" if layout.compile else "nocompile")]
 
 
 def _axis(name: str, ranks: int) -> _Word:

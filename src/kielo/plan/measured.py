@@ -205,6 +205,8 @@ def _read_run(path: Path) -> _Run:
             "the file where the run left it, or its resolved.toml copied beside it"
         )
     resolved, rows = read_resolved(plan), _last_attempt(_rows(path))
+    if resolved.identity.precision == "fp8" and resolved.identity.fp8.emulate:
+        raise KieloError(f"{path}: FP8 was emulated, which tells nothing of a machine; what would work: a run in fp32 or bf16")
     if not rows:
         raise KieloError(f"{path}: no row of a training step; what would work: the metrics.jsonl of a run that has trained")
     _refuse_other_ranks(path, rows, resolved)
@@ -253,7 +255,8 @@ def _refuse_other_ranks(path: Path, rows: Sequence[dict[str, Any]], resolved: Re
 
 def _seconds_by_shape(rows: Sequence[dict[str, Any]], resolved: Resolved) -> dict[tuple[int, int, int], list[float]]:
     """Seconds of a step, one figure a row, by (sequence length, micro-batch, micro-batches). A row counts the steps since
-    the one before it; rows with the first steps of a phase or of the attempt do not count, nor those across two phases.
+    the one before it; rows with the first steps of a phase or of the attempt do not count, nor those across two phases,
+    nor those from the first change of precision on.
     """
     identity, found, before = resolved.identity, {}, None
     for row in rows:
@@ -263,6 +266,8 @@ def _seconds_by_shape(rows: Sequence[dict[str, Any]], resolved: Resolved) -> dic
         index = identity.phase_index(first)
         phase, placed = identity.phases[index], resolved.placement.phases[index]
         if first < phase.first_step + _WARM_UP_STEPS or row["step"] > phase.last_step:
+            continue
+        if identity.precision_changes and row["step"] >= identity.precision_changes[0][0]:
             continue
         shape = (phase.sequence_length, placed.micro_batch_sequences, placed.micro_batches_per_step)
         found.setdefault(shape, []).append(phase.tokens_per_step / row["tokens_per_second"])
@@ -302,12 +307,16 @@ def _work(runs: Sequence[_Run], card: Accelerator, site: Cluster | None) -> Work
     """A row for each shape of each run. The peak is of the precision of the products that there are."""
     ranks = max(run.resolved.placement.world_size for run in runs)
     site = site or _site_of(card, ranks)
-    peak = card.peak_tflops[runs[0].resolved.identity.precision]
-    card = card.model_copy(update={"peak_tflops": card.peak_tflops | {"bf16": peak}})
+    precision = runs[0].resolved.identity.precision
+    if precision != "fp8":
+        # Bytes count as in bf16: a processor's bandwidths are fitted to that.
+        card = card.model_copy(update={"peak_tflops": card.peak_tflops | {"bf16": card.peak_tflops[precision]}})
+        precision = "bf16"
     return Workload.of([
         candidate_columns(
             run.resolved.identity.model, _layout(run.resolved.placement), card, site,
-            sequence_length=length, micro_batch=micro_batch, micro_batches=micro_batches,
+            sequence_length=length, micro_batch=micro_batch, micro_batches=micro_batches, precision=precision,
+            fp8=run.resolved.identity.fp8, optimiser_state=run.resolved.identity.optimiser_state,
         )
         for run in runs
         for length, micro_batch, micro_batches in run.seconds

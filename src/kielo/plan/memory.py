@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from kielo.plan.bytes import WIDENED_BYTES
 from kielo.plan.efficiency import ENGINES
 from kielo.plan.workload import Workload
 
@@ -111,7 +112,7 @@ def _by_formulas(work: Workload) -> MemoryBytes:
 
 
 def _of_kielo(work: Workload) -> MemoryBytes:
-    """Of Kielo: fp32 parameters and moments split by FSDP2 whatever the ZeRO degree, which says what a step has whole."""
+    """Of Kielo: fp32 parameters, and moments, split by FSDP2 whatever the ZeRO degree, which says what a step has whole."""
     is_last_too = work.last_parameters == 0
     first = _Rank(work, work.first_parameters, work.first_layers, work.first_passes, is_last_too, True).bytes()
     last = _Rank(work, work.last_parameters, work.last_layers, work.last_passes, ~is_last_too, False).bytes()
@@ -135,7 +136,7 @@ class _Rank:
     def bytes(self) -> MemoryBytes:
         work, parameters, shard = self.work, self.parameters, self.shard
         copy = self.head * (self.is_pipeline & (work.tied > 0))  # of a tied look-up table, which no one optimises
-        weights, optimiser = _FP32_BYTES * parameters / shard, 2 * _FP32_BYTES * (parameters - copy) / shard
+        weights, optimiser = _FP32_BYTES * parameters / shard, work.optimiser_bytes * (parameters - copy) / shard
         moments = self.moments()
         at = np.argmax([sum(moment) for moment in moments], axis=0)
         gradients, gathered, activations, logits = (np.choose(at, [moment[part] for moment in moments]) for part in range(4))
@@ -150,8 +151,9 @@ class _Rank:
         """(gradients, gathered parameters, activations, logits) at each time at which there may be most."""
         work, number, zero = self.work, self.work.compute_bytes, np.zeros(len(self.work))
         waiting, kept = self.waiting, self.activations
-        two_layers = np.where(work.zero == 3, 2 * number * self.layer, 0.0)  # one and the next
-        parameters = np.where(work.zero == 3, self.root, self.parameters) * number
+        gathered = work.gathered_bytes
+        two_layers = np.where(work.zero == 3, 2 * gathered * self.layer, 0.0)  # one and the next
+        parameters = self.root * number + np.where(work.zero == 3, 0.0, gathered * (self.parameters - self.root))
         # Made by the layer at hand and by the head, and not yet added to those in fp32.
         mlp = number * work.mlp_matrices * work.hidden * work.ffn / work.tensor
         made = mlp + np.where(number < _FP32_BYTES, number * self.head, 0.0)
@@ -174,9 +176,9 @@ class _Rank:
             (none_yet + made, parameters + two_layers, kept + again, zero),
             (waiting + made, parameters + two_layers, kept - all_first * a_pass + again, zero),
             (waiting + number * self.table_gradient, parameters, kept - a_pass, zero),
-            (reduced_late, parameters + np.where(work.zero == 3, two_layers, -number * self.layer), rest, zero),
+            (reduced_late, parameters + np.where(work.zero == 3, two_layers, -gathered * self.layer), rest, zero),
             (_FP32_BYTES * (self.layers / self.shard + 1) * self.layer + tables, number * self.root, zero, zero),
-            (self.shards + _FP32_BYTES * self.root * (self.shard == 1), zero, zero, zero),
+            (self.shards + _FP32_BYTES * self.root * (self.shard == 1), self.widened, zero, zero),
         ]
 
     @cached_property
@@ -213,6 +215,12 @@ class _Rank:
     def shards(self) -> Column:
         """Reduced gradients."""
         return _FP32_BYTES * self.parameters / self.shard
+
+    @cached_property
+    def widened(self) -> Column:
+        """Moments that the optimiser's step has in fp32 beside those that are kept in bf16."""
+        wide = 2 * _FP32_BYTES
+        return np.where(self.work.optimiser_bytes < wide, np.minimum(wide * self.parameters / self.shard, WIDENED_BYTES), 0.0)
 
     @cached_property
     def waits_whole(self) -> Column:

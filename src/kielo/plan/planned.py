@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from kielo.plan.measured import read_machine
 from kielo.plan.memory import memory_bytes, usable_bytes
 from kielo.plan.phases import ramp_steps
 from kielo.plan.pipeline_clock import pipeline, with_clock
+from kielo.plan.precision import main_precision, without_fp8
 from kielo.plan.step_time import step_seconds
 from kielo.plan.traffic import data_seconds
 from kielo.plan.workload import Workload
@@ -25,14 +27,15 @@ from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.cards import cluster as cluster_card
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import FullPhase, full_phases
-from kielo.recipe.sections import Layout, Model, Recipe
+from kielo.recipe.sections import Layout, Model, Precision, Recipe
 
 
 @dataclass(frozen=True)
 class Job:
     """What is planned: a recipe with a complete model on a machine, and what that machine and Kielo reach.
 
-    `card`'s bf16 peak is that of the recipe's precision. `spread` is the interval's figures.
+    `precision` is what is planned for; `card`'s bf16 peak is that of it, or, for fp8, of what is not in fp8. `spread` is
+    the interval's figures.
     """
 
     recipe: Recipe
@@ -41,12 +44,14 @@ class Job:
     card: Accelerator
     efficiency: Efficiency
     spread: dict[str, float]
+    precision: Precision
 
     @staticmethod
-    def of(recipe: Recipe, model: Model) -> "Job":
-        """On the recipe's cluster, by its `machine` where it names one. Raises KieloError where nothing tells how fast the
-        devices are.
+    def of(recipe: Recipe, model: Model, precision: Precision | None = None) -> "Job":
+        """On the recipe's cluster, by its `machine` where it names one. precision: default, what most steps have. Raises
+        KieloError where nothing tells how fast the devices are, and for FP8 on those that have none.
         """
+        precision = precision or main_precision(recipe)
         site = cluster_card(recipe.cluster)
         if recipe.machine:
             machine = read_machine(Path(recipe.machine))
@@ -58,15 +63,19 @@ class Job:
                 )
         else:
             card, (efficiency, spread) = accelerator_card(site.accelerator), fitted()
-        peak = card.peak_tflops.get(recipe.train.precision)
+        complaint = without_fp8(card) if precision == "fp8" else None
+        if complaint:
+            raise KieloError(complaint)
+        between = "bf16" if precision == "fp8" else precision
+        peak = card.peak_tflops.get(between)
         if peak is None or card.memory_bandwidth_tb_per_second is None:
             raise KieloError(
-                f"the card {card.name!r} has no {recipe.train.precision} peak or no memory bandwidth, so no speed can be "
+                f"the card {card.name!r} has no {between} peak or no memory bandwidth, so no speed can be "
                 "planned for it; what would work: a card of your own machine, by `kielo plan --from-measurement "
                 "RUN/train/metrics.jsonl --to my_machine.toml`, and then --machine my_machine.toml"
             )
         card = card.model_copy(update={"peak_tflops": {**card.peak_tflops, "bf16": peak}})
-        return Job(recipe, model, site, card, efficiency, spread)
+        return Job(recipe, model, site, card, efficiency, spread, precision)
 
     @cached_property
     def phases(self) -> tuple[FullPhase, ...]:
@@ -92,6 +101,20 @@ class Job:
         if self.card.memory_bytes is None:
             return self.site.memory_gib_per_node * 2**30 / self.site.devices_per_node
         return float(usable_bytes(self.card.memory_bytes))
+
+    @property
+    def peak_tflops(self) -> float:
+        """Of a device, in the precision that is planned for."""
+        return self.card.peak_tflops["fp8" if self.precision == "fp8" else "bf16"]
+
+    def columns(self, layout: Layout, sequence_length: int, micro_batch: int, micro_batches: int) -> dict[str, Any]:
+        """A row of `Workload.of` for the job laid out so."""
+        train = self.recipe.train
+        return candidate_columns(
+            self.model, layout, self.card, self.site, sequence_length=sequence_length, micro_batch=micro_batch,
+            micro_batches=micro_batches, precision=self.precision, fp8=train.fp8, optimiser_state=train.optimiser_state,
+            loss_chunk_tokens=train.loss_chunk_tokens,
+        )  # fmt: skip
 
     def flops_per_token(self, sequence_length: int) -> int:
         return module(self.model.model_type, "count").flops_per_token(self.model, sequence_length)
@@ -149,7 +172,7 @@ class Planned:
 
     @property
     def mfu(self) -> float:
-        return self.tflops_per_device / self.job.card.peak_tflops["bf16"]
+        return self.tflops_per_device / self.job.peak_tflops
 
 
 def plan_layouts(
@@ -187,14 +210,9 @@ def plan_layouts(
 
 def workload(job: Job, shapes: Sequence[tuple[Layout, int, FullPhase]]) -> Workload:
     """Of (layout, sequences of a micro-batch, phase) each."""
-    rows, train = [], job.recipe.train
+    rows = []
     for layout, size, phase in shapes:
         sequences = phase.tokens_per_step // phase.sequence_length
-        rows.append(
-            candidate_columns(
-                job.model, layout, job.card, job.site, sequence_length=phase.sequence_length, micro_batch=size,
-                micro_batches=sequences // (layout.replicate * layout.shard * size), precision=train.precision,
-                loss_chunk_tokens=train.loss_chunk_tokens,
-            )
-        )  # fmt: skip
+        micro_batches = sequences // (layout.replicate * layout.shard * size)
+        rows.append(job.columns(layout, phase.sequence_length, size, micro_batches))
     return Workload.of(rows)

@@ -14,7 +14,9 @@ from typing import Any
 from kielo.artifact.manifest import Manifest, hash_manifest, read_manifest
 from kielo.artifact.weights_folder import pinned, resolve_weights
 from kielo.models.families import complete, module, read_hf_config
+from kielo.plan.fp8_check import fp8_complaints
 from kielo.plan.layout_check import layout_complaints
+from kielo.plan.optimiser_check import optimiser_complaints
 from kielo.plan.phases import epochs, merged, plan_learning_rates, plan_phases
 from kielo.plan.resolved import Identity, Phase, PhasePlacement, Placement, Resolved
 from kielo.plan.stages import layers_of_stages, micro_batch_complaint, num_stages
@@ -99,6 +101,11 @@ def resolve(
             complaints += [complaint] if complaint else []
     complaints += _repeated_too_often(recipe, asked, phases, num_tokens)
     complaints += _skipped_beyond(train.skip_steps, phases[-1].last_step)
+    card = _accelerator(recipe, device, accelerator)
+    complaints += _precision_complaints(model, recipe, phases[-1].last_step, device, card)
+    if _computes_in_fp8(recipe):
+        complaints += _fp8_token_complaints(recipe, asked, phases, micro_batches)
+    complaints += optimiser_complaints(train)
     heldout_available = num_sequences(text.heldout_tokens, phases[0].sequence_length)
     if heldout_available == 0:
         complaints.append(
@@ -111,7 +118,6 @@ def resolve(
 
     count = module(model.model_type, "count")
     count.check(model)
-    card = _accelerator(recipe, device, accelerator)
     identity = Identity(
         name=recipe.name,
         language=recipe.language,
@@ -337,6 +343,47 @@ def _skipped_beyond(skip_steps: Sequence[tuple[int, int]], total_steps: int) -> 
                 f"train.skip_steps: [{first}, {last}] goes beyond the run's last step; what would work: steps up to "
                 f"{total_steps}"
             )
+
+
+def _computes_in_fp8(recipe: Recipe) -> bool:
+    changes = recipe.train.precision_changes
+    return "fp8" in (recipe.train.precision, *(precision for _, precision in changes))
+
+
+def _fp8_token_complaints(
+    recipe: Recipe, asked: Sequence[FullPhase], phases: Sequence[Phase], micro_batches: Sequence[tuple[int, int]]
+) -> Iterator[str]:
+    """The gradient of a weight is a product over a micro-batch's tokens, and FP8 units take 16 numbers at a time."""
+    context = recipe.layout.context
+    for phase, (sequences, _) in zip(phases, micro_batches):
+        tokens = sequences * phase.sequence_length // context
+        if tokens % 16:
+            key = asked[phase.number - 1].key("sequence_length")
+            yield (
+                f"{key} = {phase.sequence_length} makes micro-batches of {tokens} tokens on a rank, and FP8 multiplies 16 at a "
+                f"time; what would work: a sequence_length in multiples of {16 * context}"
+            )
+
+
+def _precision_complaints(
+    model: Model, recipe: Recipe, last_step: int, device: str, card: Accelerator | None
+) -> Iterator[str]:
+    train = recipe.train
+    steps = [step for step, _ in train.precision_changes]
+    for step in sorted(set(steps)):
+        if step > last_step:
+            yield f"train.precision_changes: step {step} is beyond the run's last step, {last_step}"
+        if steps.count(step) > 1:
+            yield f"train.precision_changes: step {step} is there {steps.count(step)} times; each may be there once"
+    if not _computes_in_fp8(recipe):
+        return
+    yield from fp8_complaints(model, recipe.layout, train.fp8)
+    if device == "cuda" and card is not None and "fp8" not in card.peak_tflops and not train.fp8.emulate:
+        having = ", ".join(name for name in accelerators() if "fp8" in accelerator_card(name).peak_tflops)
+        yield (
+            f"train.precision: the accelerator {card.name} does not multiply in fp8; what would work: bf16 (these have fp8: "
+            f"{having}), or train.fp8.emulate = true to try it out, slowly"
+        )
 
 
 def _accelerator(recipe: Recipe, device: str, name: str | None) -> Accelerator | None:

@@ -96,11 +96,6 @@ class Identity(_Frozen):
     def longest_sequence_length(self) -> int:
         return max(phase.sequence_length for phase in self.phases)
 
-    def precision_at(self, step: int) -> Precision:
-        """What step `step` is to be computed in."""
-        begun = [precision for first_step, precision in self.precision_changes if first_step <= step]
-        return begun[-1] if begun else self.precision
-
     def phase_index(self, step: int) -> int:
         """Which of `phases` step `step` is in; the last one's for later steps."""
         return next((i for i, phase in enumerate(self.phases) if step <= phase.last_step), len(self.phases) - 1)

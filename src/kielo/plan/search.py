@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kielo.plan.candidates import candidate_columns
 from kielo.plan.layout_check import layout_complaints
 from kielo.plan.layout_name import layout_name
 from kielo.plan.memory import memory_bytes
@@ -198,13 +197,9 @@ def _largest_divisor(numbers: Column, at_most: Column) -> Column:
 
 def _forms(job: Job, devices: Sequence[int], found: Found) -> _Forms:
     layouts, is_hybrid, rows = [], [], []
-    train, sizes = job.recipe.train, _MICRO_BATCHES
+    sizes = _MICRO_BATCHES
     for layout in _layouts(job, devices, found):
-        row = candidate_columns(
-            job.model, layout.model_copy(update={"shard": 2}), job.card, job.site,
-            sequence_length=job.phase.sequence_length, micro_batch=1, micro_batches=2, precision=train.precision,
-            loss_chunk_tokens=train.loss_chunk_tokens,
-        )  # fmt: skip
+        row = job.columns(layout.model_copy(update={"shard": 2}), job.phase.sequence_length, micro_batch=1, micro_batches=2)
         splits = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
         for zero, hybrid in _ZERO:
             if not (splits and zero == 3):
@@ -220,7 +215,7 @@ def _forms(job: Job, devices: Sequence[int], found: Found) -> _Forms:
 
 def _layouts(job: Job, devices: Sequence[int], found: Found) -> Iterator[Layout]:
     """With one data-parallel rank and ZeRO 1."""
-    usual = {"context_attention": job.recipe.layout.context_attention}
+    usual = {key: getattr(job.recipe.layout, key) for key in ("context_attention", "compile")}
     for layout in _axes(job, devices, found):
         splits = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
         for again, every in _RECOMPUTATION[:1] if splits else _RECOMPUTATION:

@@ -20,6 +20,8 @@ _OVERLAP_SHARPNESS = 4
 # A parameter: its gradient read for the norm, read and written to be clipped, read and cleared; master weight and two
 # moments read and written; the bf16 weight written, and moved once more as it is gathered or copied.
 OPTIMISER_BYTES = 46
+# More of it where moments are kept in bf16: Kielo reads them, writes them as fp32, and back, around the same step.
+WIDENING_BYTES = 24
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def step_seconds(work: Workload, efficiency: Efficiency) -> StepSeconds:
     backward = heaviest * 2 / 3
     data = _exposed(each, rates.data_hidden * heaviest) * m + _exposed(once, rates.data_hidden * backward)
     optimiser = (
-        work.parameters_of_heaviest_rank / np.where(work.zero > 0, work.shard, 1) * OPTIMISER_BYTES
+        work.parameters_of_heaviest_rank / np.where(work.zero > 0, work.shard, 1) * optimiser_bytes(work)
         / (work.memory_bandwidth * rates.memory)
     )
     busy = m * heaviest + bubble
@@ -90,6 +92,12 @@ def step_seconds(work: Workload, efficiency: Efficiency) -> StepSeconds:
         rates.step_seconds * np.ones(len(work)),
         busy * rates.jitter * np.sqrt(2 * np.log(np.maximum(work.devices, 1))),
     )
+
+
+def optimiser_bytes(work: Workload) -> Column:
+    """Of a parameter through memory in the optimiser's part of a step."""
+    is_widened = (work.compute_bytes > 0) & (work.optimiser_bytes < 8)
+    return OPTIMISER_BYTES + np.where(is_widened, WIDENING_BYTES, 0)
 
 
 def _exposed(traffic: Column, hides: Column) -> Column:

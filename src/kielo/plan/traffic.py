@@ -110,11 +110,14 @@ def _replica_seconds(work: Workload, rates: Any, parameters: Column, ranks: Colu
     shard = np.minimum(work.shard, ranks)
     shard_bandwidth = ring_bandwidth(work, rates, np.minimum(neighbours, shard), shard) * rates.gather
     copies = ranks / shard
-    # Kielo gathers parameters in the precision that it computes in, and adds gradients up in fp32. With pipeline stages it
+    # Kielo gathers parameters in the precision that it computes in, or matrices in 8 bits, and adds gradients up in fp32. With pipeline stages it
     # scatters them once a step; without, at degree 2 after each micro-batch.
     is_own = work.compute_bytes > 0
     half = (ranks - 1) / ranks * parameters / bandwidth  # seconds for a byte of each parameter
-    gathered = half * np.where(is_own, work.compute_bytes, _BF16_BYTES)
+    layers = np.minimum(work.layers_of_heaviest_rank * work.layer_parameters_of_rank / np.maximum(parameters, 1), 1.0)
+    mean_bytes = layers * work.gathered_bytes + (1 - layers) * work.compute_bytes
+    gathered = half * np.where(is_own, mean_bytes, _BF16_BYTES)
+    narrowed = np.where(is_own, mean_bytes / np.maximum(work.compute_bytes, 1), 1.0)  # by what is gathered in FP8
     scattered = half * np.where(is_own, _FP32_BYTES, _BF16_BYTES)
     is_each = is_own & (work.zero == 2) & (work.pipeline == 1)
     between_copies = 2 * (copies - 1) / copies * bytes_all / shard / (work.network_bandwidth * rates.network)
@@ -122,5 +125,5 @@ def _replica_seconds(work: Workload, rates: Any, parameters: Column, ranks: Colu
     whole = 3 * (shard - 1) / shard * bytes_all / shard_bandwidth  # as fitted to engines whose gradients are fp32 too
     is_late = is_own & (work.zero == 3) & (work.pipeline > 1)
     once = once + np.where(is_late, whole / 3, 0.0)
-    each = np.where(work.zero == 3, whole * np.where(is_late, 2 / 3, 1.0), 0.0)
+    each = np.where(work.zero == 3, whole * (2 * narrowed + np.where(is_late, 0.0, 1.0)) / 3, 0.0)
     return once, each + np.where(is_each, scattered, 0.0)

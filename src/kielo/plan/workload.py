@@ -81,9 +81,12 @@ class Workload:
     expert_layers: Column = _ZERO
     expert_ranks: Column = _ONE  # that share out the experts of a layer
     projection_share: Column = _ONE  # weights of attention's projections by those of full rank; below 1 where low-rank
+    recipe_share: Column = _ONE  # of the layers' matrices that are in the recipe's precision
+    wide_weight_gradients: Column = _ZERO  # 1 where the products for weights' gradients are in bf16 whatever the recipe
     ring_share: Column = _ZERO  # of the network's bandwidth that rings were measured to reach; 0 where nobody measured it
     # Counted for training as Kielo does it (`bytes.own_columns`), 0 where `memory` goes by formulas.
     compute_bytes: Column = _ZERO  # of a parameter in the precision that is computed in, gathered from fp32 shards
+    gathered_bytes: Column = _ZERO  # the same of a layer's parameter; 1 where matrices are sent in 8 bits
     first_parameters: Column = _ZERO  # of the first pipeline rank, and of the last where that is another with the head
     last_parameters: Column = _ZERO
     first_layers: Column = _ZERO

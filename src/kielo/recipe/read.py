@@ -45,7 +45,8 @@ def read_recipe(reference: str | Path, sets: Sequence[str] = ()) -> Read:
     recipe, found = _validate(data, origins, default_origin=_label(path))
     refuse(_label(path), complaints + found)
     assert recipe is not None
-    leaves = [key for key in keys_of(Recipe) if not _is_section(key)]
+    known = list(keys_of(Recipe))
+    leaves = [key for key in known if not any(other.startswith(f"{key}.") for other in known)]
     return Read(recipe, {key: _origin(key, origins, "default") for key in leaves})
 
 
@@ -213,8 +214,3 @@ def _leaves(table: dict[str, Any], prefix: str = "") -> list[str]:
     for key, value in table.items():
         keys += _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [prefix + key]
     return keys
-
-
-def _is_section(key: str) -> bool:
-    info = Recipe.model_fields.get(key)
-    return info is not None and isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)

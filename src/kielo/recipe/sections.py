@@ -226,7 +226,7 @@ class Fp8(Section):
         "tensorwise", description="a scale for each tensor, for each row, or for each row with the weights' gradients in bf16"
     )
     kept_in_bf16: tuple[str, ...] = Field((), description='modules that stay in bf16: "layers.0", "layers.*.attention"')
-    gathered_in_fp8: bool = Field(True, description="send weights in 8 bits where scaling is tensorwise and ranks talk by NCCL")
+    gathered_in_fp8: bool = Field(True, description="send and hold weights in 8 bits, where scaling is tensorwise")
     emulate: bool = Field(False, description="round to 8 bits but multiply wide: slow, for devices that lack FP8")
     watch_steps: PositiveInt = Field(50, description="steps after a change to fp8 in which a rise leads back to bf16")
     max_loss_rise: PositiveFloat = Field(0.02, description="relative, of ten steps' mean over that of watch_steps before")

@@ -83,21 +83,24 @@ def _pick(content: dict[str, Any] | None, keys: Sequence[str]) -> dict[str, Any]
 
 
 def _training(folder: Path, manifest: Manifest | None) -> dict[str, Any] | None:
-    """Curves of metrics.jsonl, {"rows", "heldout", "passed_over"} by step; the usual tokens per second; the stage's counts."""
+    """Curves of metrics.jsonl, {"rows", "heldout", "passed_over", "precisions"} by step; the usual tokens per second; the stage's counts."""
     path = folder / "metrics.jsonl"
     if not path.is_file():
         return None
     rows: dict[int, dict] = {}
     heldout: dict[int, dict] = {}
     passed_over: dict[int, dict] = {}
+    precisions: dict[int, dict] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             row = json.loads(line)
         except ValueError:  # a killed attempt leaves half a line, and the next one goes on below it
             continue
         # A resumed run writes steps again; the later row is the one that led to the model.
-        kind = heldout if "heldout_loss" in row else passed_over if "passed_over_from" in row else rows
-        kind[row["step"]] = row
+        kinds = {"heldout_loss": heldout, "passed_over_from": passed_over, "precision": precisions, "loss": rows}
+        for key, kind in kinds.items():
+            if key in row:
+                kind[row["step"]] = row
     ordered = [rows[step] for step in sorted(rows)]
     # The first row pays for warming up; it counts only where there is no other.
     speeds = [row["tokens_per_second"] for row in ordered if row.get("tokens_per_second")]
@@ -106,6 +109,7 @@ def _training(folder: Path, manifest: Manifest | None) -> dict[str, Any] | None:
         "rows": ordered,
         "heldout": [heldout[step] for step in sorted(heldout)],
         "passed_over": [passed_over[step] for step in sorted(passed_over)],
+        "precisions": [precisions[step] for step in sorted(precisions)],
         "tokens_per_second": counts.get("tokens_per_second")
         or (median(speeds[1:] or speeds) if speeds else None),
         "counts": counts,

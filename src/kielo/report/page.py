@@ -206,6 +206,11 @@ def _training(gathered: dict[str, Any]) -> str:
     if training["passed_over"]:
         ranges = ", ".join(f"{row['passed_over_from']:,}–{row['step']:,}" for row in training["passed_over"])
         sentence += f"; steps passed over, as the recipe asks: {ranges}"
+    for row in training["precisions"]:
+        taken_back = " again: the loss or the gradient norm had risen" if row.get("outcome") == "taken back" else ""
+        # Of a change that was kept only the change itself is told.
+        if row.get("outcome") != "kept":
+            sentence += f"; {row['precision'] if not taken_back else 'the precision before'} after step {row['step']:,}{taken_back}"
     curves = figures.loss_curves(training["rows"], training["heldout"])
     parts = [f"<p>{escape(sentence)}.</p>", _figure(curves, "Loss of the training and of the held-out text.")]
     if speed:

@@ -1,11 +1,14 @@
-"""Numpy batches from `dataset` as torch micro-batches, the next step's made while the device works on this one's.
+"""Numpy batches from `dataset` as torch micro-batches on the device, the next step's while this one is worked on.
 
-In: the step number. Out: this rank's share of the step, cut into micro-batches on the device.
+In: the step number. Out: this rank's share of the step, cut into micro-batches on the device. A thread reads one step
+ahead; on a GPU it also pins what it read and starts its copy, on a stream of its own, so that neither the host nor the
+arithmetic waits for data.
 """
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import repeat
 
 import numpy as np
 import torch
@@ -37,11 +40,23 @@ class StepBatch:
     counted_tokens: Tensor  # int64 scalar on the device: labels of this rank that count
 
 
+@dataclass(frozen=True)
+class _Arriving:
+    """A step's batch, the tensors that hold it, and on a GPU the event after which they are all there."""
+
+    batch: StepBatch
+    tensors: tuple[Tensor, ...]
+    arrived: torch.cuda.Event | None = None
+
+
+_Tensors = tuple[Tensor, Tensor, Tensor | None]  # inputs, labels and document numbers, [n, s] each
+
+
 class Feed:
-    """`take(step)` gives the batch of that step; reading and cutting run one step ahead in a thread.
+    """`take(step)` gives the batch of that step; reading, cutting and copying run one step ahead in a thread.
 
     read_step: from the step (1-based) to this rank's sequences of it. positions_s: the columns that this rank takes of
-    each sequence; None: all.
+    each sequence; None: all. On the device lies at most one step more than the one that was taken.
     """
 
     def __init__(
@@ -56,42 +71,60 @@ class Feed:
         self._micro_batch_sequences = micro_batch_sequences
         self._last_step = last_step
         self._device = device
-        self._positions_s = positions_s
+        self._columns_s = positions_s
+        self._positions_s = None if positions_s is None else positions_s.to(device)
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         # One thread: it only hides the reading; more would only compete with the arithmetic.
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed", initializer=self._choose_device)
-        self._ahead: tuple[int, Future] | None = None
+        self._ahead: tuple[int, Future[_Arriving]] | None = None
 
     def take(self, step: int) -> StepBatch:
         """The batch of `step`, whatever was taken before. An error of the reading thread is raised here."""
-        if self._ahead is not None and self._ahead[0] == step:
-            arrays = self._ahead[1].result()
-        else:
-            arrays = self._read(step)
-        self._ahead = (step + 1, self._reader.submit(self._read, step + 1)) if step < self._last_step else None
-        return self._on_device(step, *arrays)
+        if self._ahead is None or self._ahead[0] != step:
+            self._ahead = self._begin(step)
+        arriving = self._ahead[1].result()
+        self._ahead = self._begin(step + 1) if step < self._last_step else None
+        if arriving.arrived is not None:
+            # The device waits here, not the host: what is queued from now on comes after the copies. And as the memory
+            # is the copying stream's, its allocator must be told who else uses it.
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(arriving.arrived)
+            for tensor in arriving.tensors:
+                tensor.record_stream(stream)
+        return arriving.batch
 
     def close(self) -> None:
         self._reader.shutdown(wait=True, cancel_futures=True)
+
+    def _begin(self, step: int) -> tuple[int, Future[_Arriving]]:
+        return step, self._reader.submit(self._read, step)
 
     def _choose_device(self) -> None:
         # The current device belongs to the thread: without this every rank would take memory on GPU 0.
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
 
-    def _read(self, step: int) -> tuple[tuple[int, ...], list[MicroBatch], Tensor]:
+    def _read(self, step: int) -> _Arriving:
         batch = self._read_step(step)
-        samples = tuple(int(sample) for sample in batch.samples)
-        pieces = cut(batch.inputs, batch.labels, batch.documents, self._micro_batch_sequences, self._positions_s)
-        counted = torch.tensor(sum(int((piece.labels_bs != NOT_COUNTED).sum()) for piece in pieces), dtype=torch.int64)
-        if self._device.type == "cuda":
+        inputs, labels, documents = _on_host(batch.inputs, batch.labels, batch.documents, self._columns_s)
+        samples, counted = tuple(batch.samples.tolist()), int(np.count_nonzero(labels.numpy() != NOT_COUNTED))
+        if self._copies is None:
+            return self._arriving(step, samples, (inputs, labels, documents), counted)
+        with torch.cuda.stream(self._copies):
             # Only from pinned memory does a copy to the device not stop the host.
-            pieces = [MicroBatch(*(None if t is None else t.pin_memory() for t in _fields(piece))) for piece in pieces]
-            counted = counted.pin_memory()
-        return samples, pieces, counted
+            copied = (
+                None if tensor is None else tensor.pin_memory().to(self._device, non_blocking=True)
+                for tensor in (inputs, labels, documents)
+            )  # fmt: skip
+            arriving = self._arriving(step, samples, tuple(copied), counted)
+            return replace(arriving, arrived=self._copies.record_event())
 
-    def _on_device(self, step: int, samples: tuple[int, ...], pieces: list[MicroBatch], counted: Tensor) -> StepBatch:
-        moved = [to_device(piece, self._device) for piece in pieces]
-        return StepBatch(step, samples, moved, counted.to(self._device, non_blocking=True))
+    def _arriving(self, step: int, samples: tuple[int, ...], tensors: _Tensors, counted: int) -> _Arriving:
+        # Filled in on the device: the number travels with the order to do so, and not as a copy.
+        counted_tokens = torch.full((), counted, dtype=torch.int64, device=self._device)
+        pieces = _split(tensors, self._micro_batch_sequences, self._positions_s)
+        held = (*(tensor for tensor in tensors if tensor is not None), counted_tokens)
+        return _Arriving(StepBatch(step, samples, pieces, counted_tokens), held)
 
 
 def cut(
@@ -102,18 +135,25 @@ def cut(
     positions_s: Tensor | None = None,
 ) -> list[MicroBatch]:
     """Arrays [n, s] as micro-batches of up to `micro_batch_sequences` sequences and the columns `positions_s`, on the CPU."""
-    columns = slice(None) if positions_s is None else positions_s.numpy()
-    pieces = []
-    for first in range(0, len(inputs), micro_batch_sequences):
-        rows = slice(first, first + micro_batch_sequences)
-        arrays = (None if array is None else array[rows][:, columns] for array in (inputs, labels, documents))
-        tensors = [None if array is None else torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
-        pieces.append(MicroBatch(*tensors, positions_s))
-    return pieces
+    return _split(_on_host(inputs, labels, documents, positions_s), micro_batch_sequences, positions_s)
 
 
 def to_device(piece: MicroBatch, device: torch.device) -> MicroBatch:
     return MicroBatch(*(None if tensor is None else tensor.to(device, non_blocking=True) for tensor in _fields(piece)))
+
+
+def _on_host(inputs: np.ndarray, labels: np.ndarray, documents: np.ndarray | None, positions_s: Tensor | None) -> _Tensors:
+    """The columns `positions_s` of each array as tensors; all columns without a copy."""
+    arrays: tuple[np.ndarray | None, ...] = (inputs, labels, documents)
+    if positions_s is not None:
+        arrays = tuple(None if array is None else array.take(positions_s.numpy(), axis=1) for array in arrays)
+    return tuple(None if array is None else torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
+
+
+def _split(tensors: _Tensors, micro_batch_sequences: int, positions_s: Tensor | None) -> list[MicroBatch]:
+    """Tensors [n, s] as micro-batches, views of them."""
+    inputs, labels, documents = (repeat(None) if tensor is None else tensor.split(micro_batch_sequences) for tensor in tensors)
+    return [MicroBatch(*piece, positions_s) for piece in zip(inputs, labels, documents)]
 
 
 def _fields(piece: MicroBatch) -> tuple[Tensor | None, ...]:

@@ -67,7 +67,7 @@ def forward_backward_of(
     """The passes of `model` as it lies on `mesh`."""
     sum_over_ranks = partial(sum_over_data, mesh=mesh)
     goes_twice = placement.pipeline > 1 and SCHEDULES[placement.pipeline_schedule].splits_backward
-    objective = NextToken(z_loss, loss_chunk_tokens, tensor_axis(mesh), keeps_gradients=goes_twice)
+    objective = NextToken(z_loss, loss_chunk_tokens, tensor_axis(mesh), goes_twice, placement.compile)
     if placement.pipeline == 1:
         return PlainForwardBackward(model, objective, sum_over_ranks)
     splits_sequence = placement.tensor > 1 and placement.sequence_parallel

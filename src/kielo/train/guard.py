@@ -1,8 +1,11 @@
 """Keeps a run sane: a step whose loss or gradient norm is not finite is not taken, and a run of them ends the run.
 
 In: the loss and the global gradient norm of a step, the same on every rank. Out: a flag on the device for the
-optimiser, counts for the log, and KieloError once too many steps in a row were bad.
+optimiser, counts for the log, KieloError once too many steps in a row were bad, and, for whoever watches a change,
+the losses and norms of the last steps.
 """
+
+import math
 
 import torch
 from torch import Tensor
@@ -14,8 +17,10 @@ from kielo.train.late import LateReader
 class Guard:
     """Counts on the device, so that a sound step costs no wait; the host looks at them late (see `late.py`)."""
 
-    def __init__(self, device: torch.device, max_in_a_row: int):
+    def __init__(self, device: torch.device, max_in_a_row: int, remembered_steps: int = 50):
         self._max_in_a_row = max_in_a_row
+        self._remembered = torch.full((remembered_steps, 2), math.nan, device=device)  # a ring of (loss, norm)
+        self._steps = 0  # of which the ring holds the last
         self._counts = torch.zeros(2, dtype=torch.int64, device=device)  # bad in a row up to now, bad in all
         self._late = LateReader(device)
 
@@ -24,6 +29,8 @@ class Guard:
         bad = ~(torch.isfinite(loss) & torch.isfinite(gradient_norm))
         self._counts[0] = (self._counts[0] + 1) * bad
         self._counts[1] += bad
+        self._remembered[self._steps % len(self._remembered)] = torch.stack((loss.float(), gradient_norm.float()))
+        self._steps += 1
         return bad.to(torch.float32)
 
     def stop_if_diverged(self, step: int) -> None:
@@ -43,9 +50,20 @@ class Guard:
         """Steps skipped since step 1. Waits for the device."""
         return int(self._counts[1].item())
 
-    def plain_state(self) -> dict[str, int]:
-        in_a_row, skipped = self._counts.tolist()
-        return {"in_a_row": in_a_row, "skipped": skipped}
+    def last(self, steps: int) -> list[tuple[float, float]]:
+        """Loss and gradient norm of the last steps, oldest first, of as many as are remembered. Waits for the device."""
+        size = len(self._remembered)
+        rows = self._remembered.tolist()
+        return [tuple(rows[step % size]) for step in range(max(0, self._steps - min(steps, size)), self._steps)]
 
-    def restore(self, state: dict[str, int]) -> None:
+    def plain_state(self) -> dict[str, object]:
+        in_a_row, skipped = self._counts.tolist()
+        last = [[value if math.isfinite(value) else None for value in row] for row in self.last(len(self._remembered))]
+        return {"in_a_row": in_a_row, "skipped": skipped, "last": last}
+
+    def restore(self, state: dict[str, object]) -> None:
         self._counts.copy_(torch.tensor([state["in_a_row"], state["skipped"]]))
+        last = state.get("last", [])[-len(self._remembered):]
+        for number, row in enumerate(last):
+            self._remembered[number] = torch.tensor([math.nan if value is None else value for value in row])
+        self._steps = len(last)

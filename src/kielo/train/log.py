@@ -3,7 +3,9 @@
 In: settled rows (plain numbers). Out: lines. Sinks change nothing in the run.
 
 A row of `metrics.jsonl` is of held-out text ("step", "tokens", "heldout_loss"), of steps that were passed over up to
-its "step" ("tokens", "samples", "phase", "passed_over_from": the first of them) or of a training step: "step",
+its "step" ("tokens", "samples", "phase", "passed_over_from": the first of them), of a change of "precision" after its
+"step" ("tokens"; once it was watched also "precision_from", "loss_rise", "gradient_norm_rise" and the "outcome": kept or taken
+back), of FP8's gradients beside those in bf16 ("fp8_gradient_cosine") or of a training step: "step",
 "tokens", "samples" (both since step 1), "phase" (its number in the recipe), "loss" (of that step, in nats per counted
 token over all ranks, the z-loss included where the recipe has one; null where it was not finite), "gradient_norm" (before clipping), "learning_rate",
 "tokens_per_second", "planned_tokens_per_second" (null where no card knows the machine), "tflops_per_second" (of one rank), "mfu", "seconds" (of training, from this attempt's start),
@@ -44,6 +46,11 @@ class Log:
     def start(self, step: int) -> None:
         for sink in self._sinks:
             sink.start(step)
+
+    def go_back(self, step: int) -> None:
+        """Forget the rows beyond `step`, from which the run goes on."""
+        self.close()
+        self.start(step)
 
     def due(self, step: int) -> bool:
         """The first step too, so that its warm-up can be told from the rest, and the last."""
@@ -104,6 +111,11 @@ def _as_line(row: Row) -> str:
     return json.dumps(finite) + "\n"
 
 
+_NO_SCALARS = (
+    "step", "samples", "seconds", "seconds_left", "passed_over_from", "precision", "precision_from", "outcome",
+)  # fmt: skip
+
+
 class TensorBoard:
     """Scalars under train/ and heldout/; rows beyond the step that a run resumes from are hidden."""
 
@@ -124,7 +136,7 @@ class TensorBoard:
 
     def write(self, row: Row) -> None:
         for key, value in row.items():
-            if key in ("step", "samples", "seconds", "seconds_left", "passed_over_from") or value is None:
+            if key in _NO_SCALARS or value is None:
                 continue
             name = "heldout/loss" if key == "heldout_loss" else f"train/{key}"
             self._writer.add_scalar(name, value, row["step"])
@@ -169,7 +181,7 @@ class ProgressBar:
         self._bar.start()
 
     def write(self, row: Row) -> None:
-        if "heldout_loss" in row:
+        if "loss" not in row:
             self._bar.console.print(f"step {row['step']}: {describe(row)}")
         else:
             self._bar.update(self._task, completed=row["step"], description=describe(row))
@@ -188,6 +200,15 @@ def describe(row: Row) -> str:
         return f"held-out loss {row['heldout_loss']:.4f}"
     if "passed_over_from" in row:
         return f"passed over from step {row['passed_over_from']}, as train.skip_steps says"
+    if "fp8_gradient_cosine" in row:
+        return f"gradients in fp8 and in bf16: cosine {row['fp8_gradient_cosine']:.5f}"
+    if "outcome" in row:
+        return (
+            f"{row['precision']} since step {row['precision_from']} {row['outcome']}: loss {row['loss_rise']:+.2%}, "
+            f"gradient norm {row['gradient_norm_rise']:+.1%} at most"
+        )
+    if "precision" in row:
+        return f"from here on in {row['precision']}"
     parts = [
         f"loss {row['loss']:.4f}",
         f"norm {row['gradient_norm']:.2f}",

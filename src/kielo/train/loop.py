@@ -24,6 +24,7 @@ def fit(run: Run) -> bool:
         run.optimiser.step(learning_rate, skip)
         run.optimiser.zero_grad()
         run.guard.stop_if_diverged(state.step)
+        run.profile.step(state.step)
 
         if run.log.due(state.step):  # the host waits for the device
             run.log.write(run.step_row(state, loss, gradient_norm, learning_rate))

@@ -12,15 +12,12 @@ import torch
 
 
 class Meter:
-    """A stopwatch over training steps only, of the phase that `use` says.
+    """A stopwatch over training steps only, of the phase and precision that `use` says."""
 
-    peak_tflops: of one accelerator, or None where no card gives one; then MFU is None.
-    """
-
-    def __init__(self, peak_tflops: float | None, ranks: int, total_tokens: int, device: torch.device):
+    def __init__(self, ranks: int, total_tokens: int, device: torch.device):
         self._flops_per_token = 0.0
         self._planned: float | None = None
-        self._peak_tflops = peak_tflops
+        self._peak_tflops: float | None = None
         self._ranks = ranks
         self._total_tokens = total_tokens
         self._device = device
@@ -33,13 +30,24 @@ class Meter:
         self._since = time.perf_counter()
         self.seconds = 0.0
 
-    def use(self, flops_per_token: float, tokens: int, planned_tokens_per_second: float | None = None) -> None:
-        """Of each token after the first `tokens`: model FLOPs, forward and backward (recomputation does not count), and the
-        speed that the planner expects.
+    def use(
+        self,
+        flops_per_token: float,
+        tokens: int,
+        peak_tflops: float | None,
+        planned_tokens_per_second: float | None = None,
+    ) -> None:
+        """Of each token after the first `tokens`: model FLOPs, forward and backward (recomputation does not count), the peak
+        of one accelerator (None where no card gives one; then MFU is None), and the speed that the planner expects.
         """
         self._count_flops(tokens)
         self._flops_per_token = flops_per_token
-        self._planned = planned_tokens_per_second
+        self._peak_tflops, self._planned = peak_tflops, planned_tokens_per_second
+
+    def go_back(self, tokens: int) -> None:
+        """To an earlier number of tokens: what was done beyond it led nowhere, though it took its time."""
+        self._tokens = self._tokens_counted = tokens
+        self._flops = 0.0
 
     def pass_over(self, before: int, after: int) -> None:
         """The tokens between these were left behind without work."""

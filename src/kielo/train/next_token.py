@@ -4,11 +4,13 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.profiler import record_function
 
 from kielo.parallel.mesh import Mesh
 from kielo.parallel.tensor import gather_sequence
 from kielo.train.feed import MicroBatch
 from kielo.train.objective import chunked_loss
+from kielo.train.profile import HEAD_AND_LOSS
 
 
 @dataclass(frozen=True)
@@ -16,13 +18,14 @@ class NextToken:
     """`objective(model, piece, divisor)` is this rank's share of the loss, a scalar in fp32 (see `chunked_loss`).
 
     tensor_axis: the ranks that each hold a part of the vocabulary; None: this one holds it all. keeps_gradients: for
-    schedules that go backward twice (see there).
+    schedules that go backward twice; compiles: fuse what is done to logits (see there for both).
     """
 
     z_loss: float
     chunk_tokens: int
     tensor_axis: DeviceMesh | None = None
     keeps_gradients: bool = False
+    compiles: bool = False
 
     def __call__(self, model: nn.Module, piece: MicroBatch, divisor: Tensor) -> Tensor:
         hidden_bsd = self.gathered(model(piece.inputs_bs, piece.documents_bs, piece.positions_s))
@@ -35,18 +38,20 @@ class NextToken:
     def of_hidden(self, model: nn.Module, hidden_bsd: Tensor, labels_bs: Tensor, divisor: Tensor) -> Tensor:
         """The loss of gathered hidden states."""
         # The head is read only now: FSDP2 makes it whole in the forward and keeps it so until the backward.
-        return chunked_loss(
-            hidden_bsd,
-            model.head.weight,
-            labels_bs,
-            divisor,
-            self.z_loss,
-            self.chunk_tokens,
-            None if self.tensor_axis is None else self.tensor_axis.get_group(),
-            model.config.vocab_size,
-            model.config.final_logit_softcapping,
-            self.keeps_gradients,
-        )
+        with record_function(HEAD_AND_LOSS):
+            return chunked_loss(
+                hidden_bsd,
+                model.head.weight,
+                labels_bs,
+                divisor,
+                self.z_loss,
+                self.chunk_tokens,
+                None if self.tensor_axis is None else self.tensor_axis.get_group(),
+                model.config.vocab_size,
+                model.config.final_logit_softcapping,
+                self.keeps_gradients,
+                self.compiles,
+            )
 
 
 def tensor_axis(mesh: Mesh) -> DeviceMesh | None:

@@ -26,18 +26,19 @@ from kielo.train.manifest import (
     write_outcome,
     write_train_manifest,
 )
+from kielo.train.precision_change import look, next_look, settle_precision
 from kielo.train.state import State
 from kielo.train.step_row import passed_over_row
 from kielo.train.stop import Stop
 
 
-def train(resolved: Resolved, max_steps: int | None = None) -> dict[str, Any]:
+def train(resolved: Resolved, max_steps: int | None = None, profile_steps: int = 0) -> dict[str, Any]:
     """Start or go on with the run; the same answer on every rank: {"outcome", "step", "tokens", "exit_code", "message"}.
 
     outcome is "finished" (exit code 0) or "requeue" (75: stopped by SIGTERM, SIGUSR1 or at step `max_steps`, saved,
     and to be started again). A run that was finished before is left as it is. `resolved.toml` in the run's folder is
     written anew. An error is written down as "failed" and raised; while another job trains in the folder it is only raised
-    (KieloError), and nothing there is changed.
+    (KieloError), and nothing there is changed. profile_steps: how many steps to record, from the third on.
     """
     is_first = find_rendezvous().rank == 0
     identity = resolved.identity
@@ -50,7 +51,7 @@ def train(resolved: Resolved, max_steps: int | None = None) -> dict[str, Any]:
         try:
             world = start_world(resolved.placement.start_timeout_seconds, resolved.placement.device)
             with _lease(resolved, world) as lease:
-                return _attempt(resolved, world, stop, lease)
+                return _attempt(resolved, world, stop, lease, profile_steps)
         finally:
             end_world()
 
@@ -63,12 +64,14 @@ def _lease(resolved: Resolved, world: World) -> Iterator[Lease]:
         yield lease
 
 
-def _attempt(resolved: Resolved, world: World, stop: Stop, lease: Lease) -> dict[str, Any]:
+def _attempt(
+    resolved: Resolved, world: World, stop: Stop, lease: Lease, profile_steps: int
+) -> dict[str, Any]:
     is_first, state = world.rank == 0, State()
     try:
         if is_first:
             forget_outcome(resolved)
-        run = assemble(resolved, world, stop, permit=lease.check)
+        run = assemble(resolved, world, stop, lease.check, profile_steps)
         state = run.state
         if is_first:
             _write_plan(resolved)
@@ -93,6 +96,7 @@ def _fit_and_close(run: Run, resolved: Resolved) -> str:
         return _fit_phases(run, resolved)
     finally:
         run.checkpoints.close()
+        run.profile.close()
         run.log.close()
         run.close_feed()
 
@@ -103,17 +107,20 @@ def _fit_phases(run: Run, resolved: Resolved) -> str:
     Raises KieloError when too many steps in a row were not finite, and when the last checkpoint cannot be saved.
     """
     state, identity = run.state, resolved.identity
-    run.checkpoints.restore()  # without any, the first weights stay
+    run.restore()
     run.log.start(state.step)
     run.meter.start(state.tokens)
     is_stopped = False
     while state.step < identity.total_steps and not is_stopped:
+        settle_precision(run, resolved)
         index, last_step, is_skipped = identity.stretch(state.step + 1)
         if is_skipped:
             is_stopped = _pass_over(run, identity, index, last_step)
         else:
-            enter(run, resolved, index, last_step)
+            enter(run, resolved, index, min(last_step, next_look(run, identity.fp8)))
             is_stopped = fit(run)
+            if not is_stopped:
+                look(run, resolved)
     run.checkpoints.settle()  # the last save must succeed; one before it that failed was told, and tried again
     return "finished" if state.step == identity.total_steps else "requeue"
 

@@ -1,8 +1,8 @@
 """Where a run stands, and how that becomes a checkpoint and comes back.
 
 A checkpoint holds the weights, both moments, the number of updates, step, tokens and samples (all that the data
-order needs), the steps that were passed over, the guard's counts, the step's loss and the identity of the run. Nothing
-in it depends on the layout, so any number of ranks restores it; on the same number the run ends with bitwise the
+order needs), the steps that were passed over, what was computed in which precision, the guard's counts, the step's loss
+and the identity of the run. Nothing in it depends on the layout, so any number of ranks restores it; on the same number the run ends with bitwise the
 weights of one that was never stopped.
 """
 
@@ -34,13 +34,18 @@ logger = logging.getLogger(__name__)
 class State:
     """Steps done, and with them tokens and samples: a skipped step counts too, for its text is behind us.
 
-    skipped_steps: the [first, last] steps that the recipe passed over so far.
+    skipped_steps: the [first, last] steps that the recipe passed over so far. precisions: [first step, precision] of each
+    stretch, as it was computed. refused_changes: first steps of the recipe's changes of precision that were taken back.
+    watch: of the change that is being watched (see `precision_change.py`), None when none is.
     """
 
     step: int = 0
     tokens: int = 0
     samples: int = 0
     skipped_steps: list[list[int]] = field(default_factory=list)
+    precisions: list[list] = field(default_factory=list)
+    refused_changes: list[int] = field(default_factory=list)
+    watch: dict[str, float] | None = None
 
     def advance(self, tokens_per_step: int, sequences_per_step: int) -> None:
         self.step += 1
@@ -57,6 +62,11 @@ class State:
         else:
             self.skipped_steps.append([first_step, last_step])
 
+    def restore(self, plain: Mapping[str, object]) -> None:
+        """Become what a checkpoint's plain state says; what versions before did not know keeps its first value."""
+        for name, first in asdict(State()).items():
+            setattr(self, name, plain.get(name, first))
+
 
 class Checkpoints:
     """Saves and restores the parts of a run that move. All ranks call each method together."""
@@ -68,8 +78,10 @@ class Checkpoints:
         self._store = store
         self._resolved = resolved
         self.newest: Path | None = store.newest()
+        self.found = State()  # what the run goes on from
         if self.newest is not None:
             plain = read_plain(self.newest)
+            self.found.restore(plain)
             self._refuse_another_identity(plain["identity"])
             self._refuse_other_skips(plain["skipped_steps"], plain["step"])
 
@@ -92,16 +104,26 @@ class Checkpoints:
         self._tensors |= {f"optimiser/{name}": tensor for name, tensor in optimiser.moments().items()}
         self._store.reserve(self._tensors)
 
-    def due(self, step: int) -> bool:
-        every_steps = self._resolved.placement.checkpoint_every_steps
-        return step % every_steps == 0 or step == self._resolved.identity.total_steps
+    def forget(self) -> None:
+        """Let go of what `track` was told, so that its memory can be given back."""
+        self._optimiser, self._tensors = None, {}
 
-    def save(self, loss: Tensor | None) -> None:
+    def due(self, step: int) -> bool:
+        """Not while a change of precision is watched, which may lead back to the checkpoint before it."""
+        if step == self._resolved.identity.total_steps:
+            return True
+        return step % self._resolved.placement.checkpoint_every_steps == 0 and self._state.watch is None
+
+    @property
+    def newest_step(self) -> int | None:
+        return None if self.newest is None else step_of(self.newest)
+
+    def save(self, loss: Tensor | float | None) -> None:
         """Copy what moves, and have it written while training goes on; a failure is told and tried again when next due.
 
         loss: of this step, over all ranks, for people who look at checkpoints; None where the step was passed over.
         """
-        settled_loss = math.nan if loss is None else loss.item()  # waits for the device, as the copy does
+        settled_loss = math.nan if loss is None else float(loss)  # waits for the device, as the copy does
         plain = asdict(self._state) | {
             "loss": settled_loss if math.isfinite(settled_loss) else None,
             "optimiser_updates": self._optimiser.updates,
@@ -127,8 +149,13 @@ class Checkpoints:
         self._optimiser.updates = plain["optimiser_updates"]
         self._guard.restore(plain["guard"])
         self._source_tensors = plain["source_tensors"]
-        for name in asdict(self._state):
-            setattr(self._state, name, plain[name])
+        self._state.restore(plain)
+
+    def go_back_to(self, step: int) -> bool:
+        """Whether there is a checkpoint of this step; then later ones are removed and `restore` restores this one."""
+        found = self._store.go_back_to(step)
+        self.newest = found or self.newest
+        return found is not None
 
     def _refuse_another_identity(self, plain_identity: dict) -> None:
         try:

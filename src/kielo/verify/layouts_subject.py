@@ -54,6 +54,7 @@ class Subject:
     adam_beta2: float = 0.95
     # With 1e-8 a tensor whose true gradient is zero moves by mere summation order.
     adam_epsilon: float = 1e-6
+    optimiser_state: str = "fp32"
     frozen: bool = False  # all layers but the first and the last
     max_gradient_norm: float = 0.5  # less than the norms that come, so that clipping is tried too
 

@@ -79,10 +79,11 @@ def verify_parity(
 
 
 def _scaled(resolved: "Resolved") -> tuple["Identity", "Placement"]:
-    """The run as one fp32 process, at the learning rates of its own steps."""
+    """The run as one process with all in fp32, at the learning rates of its own steps."""
     alone = dict.fromkeys(("world_size", "pipeline", "replicate", "shard", "context", "tensor"), 1)
     placement = resolved.placement.model_copy(update=alone | {"cpu_offload": False})
-    return resolved.identity.model_copy(update={"precision": "fp32"}), placement
+    in_fp32 = {"precision": "fp32", "precision_changes": (), "optimiser_state": "fp32"}
+    return resolved.identity.model_copy(update=in_fp32), placement
 
 
 def _small_phase(identity: "Identity", steps: int, sequences_per_step: int, sequence_length: int) -> "Phase":

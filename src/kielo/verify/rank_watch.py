@@ -1,6 +1,6 @@
 """One rank's operators, watched as they come: memory, floating-point operations and collectives of local tensors.
 
-DTensors are taken apart by torch first, so that sizes are those of this rank and not of the whole model. A fake tensor
+DTensors, and weights in FP8, are taken apart by torch first, so that sizes are those of this rank and not of the whole model. A fake tensor
 has no value to tell: whoever asks for one gets 1, and whoever compares two hears that they are equal.
 """
 
@@ -11,14 +11,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from kielo.verify.memory_ledger import MemoryLedger
-from kielo.verify.torch_fakes import group_name, is_fake, is_in_backward, sharding_watched, storages_watched
+from kielo.verify.torch_fakes import (
+    group_name,
+    is_fake,
+    is_in_backward,
+    is_wrapper,
+    plain_parts,
+    sharding_watched,
+    storages_watched,
+)
 
 _aten = torch.ops.aten
 _QUESTIONS = (_aten._local_scalar_dense.default, _aten.equal.default)
@@ -70,7 +76,7 @@ class RankWatch(TorchDispatchMode):
         if self._looks_away:
             return operator(*args, **kwargs)
         self._note_parameters(args)
-        if any(issubclass(kind, (DTensor, AsyncCollectiveTensor)) for kind in types):
+        if any(map(is_wrapper, types)):
             return NotImplemented
         if operator in _QUESTIONS and any(is_fake(arg) for arg in args):
             return True if operator is _aten.equal.default or args[0].dtype == torch.bool else 1
@@ -104,15 +110,16 @@ class RankWatch(TorchDispatchMode):
         """A parameter in an operator that is not one of the rank's own is what FSDP2 has gathered of them."""
         for arg in args:
             if isinstance(arg, nn.Parameter) and not arg.is_meta:
-                tensor = _local(arg)
-                if self.ledger.kind_of(tensor) not in (None, "parameters", "gathered parameters"):
-                    self.ledger.name([tensor], "gathered parameters")
+                parts = plain_parts(arg)
+                kinds = {self.ledger.kind_of(part) for part in parts}
+                if kinds - {None, "parameters", "gathered parameters"}:
+                    self.ledger.name(parts, "gathered parameters")
                     if arg.is_leaf and arg.requires_grad:
                         arg.register_post_accumulate_grad_hook(self._note_gradient)
 
     def _note_gradient(self, parameter: Tensor) -> None:
         if parameter.grad is not None:
-            self.ledger.name([_local(parameter.grad)], "gradients")
+            self.ledger.name(plain_parts(parameter.grad), "gradients")
 
     def _count_flops(self, operator: Any, args: tuple, kwargs: dict, result: Any) -> None:
         packet = operator.overloadpacket
@@ -143,7 +150,3 @@ class RankWatch(TorchDispatchMode):
             if operation in kinds:
                 own = [t for tensors in buffers for t in tensors if self.ledger.kind_of(t) != "parameters"]
                 self.ledger.name(own, kinds[operation])
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from kielo.parallel.context import context_positions
-from kielo.parallel.materialise import materialise
+from kielo.parallel.fp8 import scale_weights
+from kielo.parallel.materialise import local, materialise
 from kielo.parallel.mesh import Mesh, build_mesh
 from kielo.parallel.norm import clip_gradients
 from kielo.parallel.world import World
@@ -42,10 +42,13 @@ def rehearse(resolved: Resolved, rank: int) -> dict[str, Any]:
     """What rank `rank` holds, computes and sends in one step of the phase whose micro-batches are largest.
 
     Of a step's micro-batches no more than 2p + 2 are run over p pipeline ranks (of gpipe all), by when as many are under
-    way at once as ever will be; counts go on as with the last of them. KieloError for a rank that is not there and for
+    way at once as ever will be; counts go on as with the last of them. Layers are not compiled, and the precision is the
+    run's first. KieloError for a rank that is not there and for
     what cannot be rehearsed.
     """
-    placement = resolved.placement
+    # A compiler would ask for values; what it fuses is counted as if it were not.
+    placement = resolved.placement.model_copy(update={"compile": False})
+    resolved = resolved.model_copy(update={"placement": placement})
     if not 0 <= rank < placement.world_size:
         raise KieloError(f"rank {rank}: the job has ranks 0 to {placement.world_size - 1}")
     if placement.cpu_offload:
@@ -88,7 +91,9 @@ def rehearse(resolved: Resolved, rank: int) -> dict[str, Any]:
         "micro_batches_per_step": phase.micro_batches_per_step,
         "rehearsed_micro_batches": many,
         "state_bytes": asdict(job.held),
-        "computed_state_bytes": asdict(state_bytes(resolved.identity.model, placement, rank)),
+        "computed_state_bytes": asdict(
+            state_bytes(resolved.identity.model, placement, rank, resolved.identity.optimiser_state)
+        ),
         "peaks": {name: {"bytes": peak.bytes, "kinds": peak.kinds} for name, peak in peaks.items()},
         "peak_phase": peak_phase,
         "peak_bytes": peaks[peak_phase].bytes,
@@ -115,6 +120,7 @@ class Job:
         self._resolved, self._index, self._mesh, self._watch = resolved, index, mesh, watch
         self.model = materialise(model, world.device, None)
         self._name(_all_parameters(self.model), "parameters")
+        scale_weights(self.model)
         self._name(model.buffers(), "tables")
         self._optimiser = build_optimiser(model, identity)
         self._name(_state(self._optimiser), "optimiser")
@@ -139,6 +145,7 @@ class Job:
         gradient_norm = self._clip()
         skip = self._guard.check(loss, gradient_norm)
         self._optimiser.step(self._resolved.identity.learning_rates[0].peak, skip)
+        scale_weights(self.model)
         self._optimiser.zero_grad()
         if self._watch is None:
             return {}
@@ -172,11 +179,11 @@ class Job:
             self._name(parameters, "parameters")
             ledger = self._watch.ledger
             state = list(_state(self._optimiser))
-            self.held = StateBytes(*(ledger.bytes_of(map(_local, some)) for some in (parameters, gradients, state)))
+            self.held = StateBytes(*(ledger.bytes_of(map(local, some)) for some in (parameters, gradients, state)))
 
     def _name(self, tensors: Iterator[Tensor] | list[Tensor], kind: str) -> None:
         if self._watch is not None:
-            self._watch.ledger.name(map(_local, tensors), kind)
+            self._watch.ledger.name(map(local, tensors), kind)
 
     def _section(self, name: str) -> None:
         if self._watch is not None:
@@ -249,7 +256,3 @@ def _state(optimiser: Optimiser) -> Iterator[Tensor]:
 def _all_parameters(model: nn.Module) -> list[nn.Parameter]:
     """With the copy of a tied embedding, which no one optimises and a model of stages does not name."""
     return [p for module in model.modules() for p in module.parameters(recurse=False)]
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -6,7 +6,8 @@ from typing import Any
 _PHASES = ("forward", "backward", "update")
 NOTES = """what this is: torch's fake process group and fake tensors; kernels are the CPU's, whose attention stores what a GPU's
 flash attention does (keys and values of grouped heads are repeated for it). Not counted: the allocator's fragmentation,
-buffers of the communication library, and what a kernel needs only inside itself."""
+buffers of the communication library, and what a kernel needs only inside itself. Layers are not compiled: where a run compiles them it holds less, as what is fused
+is never stored."""
 
 
 def headline(rehearsal: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.distributed.tensor import debug
+from torch.distributed.tensor import DTensor, debug
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -77,6 +77,22 @@ def storages_watched(resized: Callable[[torch.UntypedStorage], None]) -> Iterato
 def storage_key(storage: torch.UntypedStorage) -> int:
     """The same for all tensors that share the storage, while it lives."""
     return storage._cdata
+
+
+def plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors with memory that it is made of: itself, or what DTensors and weights in FP8 are wrapped around."""
+    # Not `materialise.local`: that is an operator, which what is gathered in FP8 does not know.
+    part = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    part = part._tensor if hasattr(part, "fsdp_pre_all_gather") else part
+    if not is_wrapper(type(part)):
+        return [part]
+    inside = (getattr(part, name) for name in part.__tensor_flatten__()[0])
+    return [one for one in inside if isinstance(one, torch.Tensor)]
+
+
+def is_wrapper(kind: type) -> bool:
+    """Is a tensor of this class made of others, which its operators are taken apart into?"""
+    return hasattr(kind, "__tensor_flatten__")
 
 
 def is_fake(tensor: torch.Tensor) -> bool:

@@ -92,12 +92,15 @@ class Decoder(nn.Module):
         # Not a stage's hidden states': those of a tensor rank are shorter.
         length = tokens_bs.shape[1] if positions_s is None else positions_s.numel()
         device = tokens_bs.device
-        turns = {
-            name: (None, None) if rotary is None else rotary(length if positions_s is None else positions_s)
-            for name, rotary in (("rotary", self.rotary), ("local_rotary", self.local_rotary))
-        }
         sights = self.mask(documents_bs, positions_s, length, device)
         x_bsd = tokens_bs if self.embed is None else self._embedded(tokens_bs, positions_s)
+        # In the layers' precision once, and not once a layer.
+        turns = {
+            name: (None, None)
+            if rotary is None
+            else tuple(table.to(x_bsd.dtype) for table in rotary(length if positions_s is None else positions_s))
+            for name, rotary in (("rotary", self.rotary), ("local_rotary", self.local_rotary))
+        }
         for layer in self.layers.values():
             kind = self.kinds[layer.kind]
             x_bsd = layer(x_bsd, *turns[kind.rotary], sights[kind.window])
@@ -113,7 +116,8 @@ class Decoder(nn.Module):
         x_bsd = self.embed(tokens_bs)
         if self.embed_scale is not None:
             # Rounded to the precision of the activations first, as in Hugging Face's Gemma.
-            x_bsd = x_bsd * torch.tensor(self.embed_scale, dtype=x_bsd.dtype, device=x_bsd.device)
+            # Filled on the device: a number sent from the host would make it wait.
+            x_bsd = x_bsd * torch.full((), self.embed_scale, dtype=x_bsd.dtype, device=x_bsd.device)
         if self.position_table is not None:
             if positions_s is None:
                 length, places = tokens_bs.shape[1], self.position_table.num_embeddings - self.first_position

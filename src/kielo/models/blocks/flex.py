@@ -62,7 +62,8 @@ def attend(
 
 
 def _on(device: torch.device, function: Callable) -> Callable:
-    return function if device.type == "cpu" else _compiled(function)
+    """Compiled on a GPU; inside a layer that is compiled itself, `function` becomes a part of that."""
+    return function if device.type == "cpu" or torch.compiler.is_compiling() else _compiled(function)
 
 
 @cache

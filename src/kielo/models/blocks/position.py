@@ -122,6 +122,7 @@ def rotate(x_bhsk: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     size = 2 * cos.shape[-1]
     if size < x_bhsk.shape[-1]:
         return torch.cat((rotate(x_bhsk[..., :size], cos, sin), x_bhsk[..., size:]), dim=-1)
-    first, second = x_bhsk.chunk(2, dim=-1)
-    cos, sin = cos.to(x_bhsk.dtype), sin.to(x_bhsk.dtype)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    cos_sk = torch.cat((cos, cos), dim=-1).to(x_bhsk.dtype)
+    sin_sk = torch.cat((-sin, sin), dim=-1).to(x_bhsk.dtype)
+    # The other half of each pair by one operator, without halves to put together again: three passes over memory.
+    return x_bhsk * cos_sk + x_bhsk.roll(size // 2, dims=-1) * sin_sk

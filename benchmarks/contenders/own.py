@@ -1,0 +1,61 @@
+"""Kielo's own step, on the parts that `train/build.py` assembles for one rank, compiled where its recipes are."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+
+from contenders.contender import OPTIMISER, Contender, LeftOut, Work, learning_rate, next_tokens
+from kielo.parallel.materialise import materialise
+from kielo.parallel.mesh import build_mesh
+from kielo.parallel.norm import clip_gradients
+from kielo.plan.resolved import Resolved
+from kielo.train.build import laid_out
+from kielo.train.feed import MicroBatch, StepBatch
+from kielo.train.forward_backward import forward_backward_of
+from kielo.train.guard import Guard
+from kielo.train.optimiser import build_optimiser
+
+
+def build(work: Work) -> Contender:
+    return Own(work, work.resolved)
+
+
+def build_fp8(work: Work) -> Contender:
+    if work.precision == "fp32":
+        raise LeftOut("FP8 is beside bf16; --precision bf16 has it")
+    return Own(work, work.resolved_fp8)
+
+
+class Own(Contender):
+    def __init__(self, work: Work, resolved: Resolved) -> None:
+        super().__init__(work)
+        identity, placement = resolved.identity, resolved.placement
+        if placement.compile:
+            self.note = "each layer compiled"
+        if identity.precision == "fp8":
+            scaling = f"{identity.fp8.scaling} scaling" + (", emulated" if identity.fp8.emulate else "")
+            self.note = f"{self.note}; {scaling}".lstrip("; ")
+        mesh = build_mesh(work.world, placement)
+        model = laid_out(identity, placement, mesh, identity.precision)
+        materialise(model, work.device, work.value)
+        self._forward_backward = forward_backward_of(
+            model, identity.z_loss, placement.loss_chunk_tokens, mesh, placement, identity.precision
+        )
+        self._clip = partial(clip_gradients, model, mesh, identity.max_gradient_norm)
+        self._guard = Guard(work.device, identity.max_skipped_steps_in_a_row)
+        self._optimiser = build_optimiser(model, identity)
+
+    def step(self, number: int) -> Tensor:
+        work = self.work
+        pieces = [MicroBatch(tokens_bs, next_tokens(tokens_bs), None) for tokens_bs in work.pieces(number)]
+        sequences = work.micro_batches * work.micro_batch_sequences
+        counted = torch.full((), sequences * (work.sequence_length - 1), device=work.device)
+        loss = self._forward_backward(StepBatch(number, (), pieces, counted))
+        with record_function(OPTIMISER):
+            skip = self._guard.check(loss, self._clip())
+            self._optimiser.step(learning_rate(work), skip)
+            self._optimiser.zero_grad()
+        self._guard.stop_if_diverged(number)
+        return loss

@@ -1,0 +1,125 @@
+"""Every bar that needs a GPU, in three parts of at most nine minutes: `make bench-gpu PART=1|2|3`.
+
+Each part is a list of commands with time limits. What a command found stays where it wrote it, and that it ran is noted in
+gpu_parts.json of the same folder, so that a part that was cut off goes on where it stopped (--all begins anew). A command
+that fails does not stop the others; the exit status tells.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+RESULTS = _HERE / "results"
+_PART_SECONDS = 540
+_LEAST_SECONDS = 20  # less is not worth beginning
+
+
+@dataclass(frozen=True)
+class Command:
+    """`words` after the python. `seconds`: when it is ended at the latest; {seconds} in a word is what it is told.
+    is_repeated: also where it ran before, for it does what is missing.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    seconds: int
+    is_repeated: bool = False
+
+
+def _step(shape: str, contenders: str, seconds: int, pairs: int) -> Command:
+    """As many rounds as there is time for, `pairs` at most; a step of many micro-batches is warm after one, and long enough
+    to be timed alone.
+    """
+    words = (
+        "benchmarks/step.py", "--shape", shape, "--precision", "bf16", "--device", "cuda", "--contenders", contenders,
+        "--pairs", str(pairs), "--warm-up", "1", "--steps-per-turn", "1", "--parts", "--seconds-limit", "{seconds}",
+        "--to", "{to}", "--skip-done",
+    )  # fmt: skip
+    return Command(f"step {shape}", words, seconds)
+
+
+_GPU_PEERS = "torchtitan,torchtitan-fp8,megatron,megatron-fp8"
+PARTS: dict[int, list[Command]] = {
+    1: [
+        Command("tests", ("-m", "pytest", "-m", "gpu", "-q", "tests"), 120),
+        _step("llama_8b", "kielo,kielo-fp8,trainer", 405, 6),
+    ],
+    2: [
+        _step("llama_1b", f"kielo,kielo-fp8,trainer,litgpt,olmo-core,{_GPU_PEERS}", 280, 4),
+        _step("llmjp_172b", f"kielo,kielo-fp8,trainer,{_GPU_PEERS}", 240, 4),
+    ],
+    3: [
+        Command(
+            "fp8 convergence",
+            ("benchmarks/fp8_convergence.py", "--shape", "llama_1b", "--tokens", "{tokens}", "--seconds-limit", "{seconds}"),
+            300,
+        ),
+        Command("memory", ("benchmarks/step_memory.py", "--seconds-limit", "90", "{results}"), 235, is_repeated=True),
+    ],
+}
+
+
+def main() -> None:
+    options = _options()
+    folder = Path(options.to)
+    folder.mkdir(parents=True, exist_ok=True)
+    notes = folder / "gpu_parts.json"
+    ran = json.loads(notes.read_text(encoding="utf-8")) if notes.exists() and not options.all else {}
+    ends = time.monotonic() + options.seconds_limit
+    for command in PARTS[options.part]:
+        key = f"{options.part} {command.name}"
+        if ran.get(key, {}).get("status") == 0 and not command.is_repeated:
+            print(f"{key}: ran on {ran[key]['date']}", flush=True)
+            continue
+        left = min(command.seconds, ends - time.monotonic())
+        if left < _LEAST_SECONDS:
+            print(f"{key}: no time left; the same command again goes on from here", flush=True)
+            ran.setdefault(key, {"status": None})
+            continue
+        begun = time.monotonic()
+        status = _run(command, left, folder, options)
+        ran[key] = {"status": status, "seconds": round(time.monotonic() - begun, 1), "date": date.today().isoformat()}
+        notes.write_text(json.dumps(ran, indent=1) + "\n", encoding="utf-8")
+        print(f"{key}: status {status} after {ran[key]['seconds']} s", flush=True)
+    done = [ran.get(f"{options.part} {command.name}", {}).get("status") == 0 for command in PARTS[options.part]]
+    sys.exit(0 if all(done) else 1)
+
+
+def _run(command: Command, seconds: float, folder: Path, options: argparse.Namespace) -> int:
+    """Its exit status; 124 where it was ended. Children are ended with it."""
+    results = sorted(map(str, folder.glob("step_*_cuda.json"))) or sorted(map(str, RESULTS.glob("step_*_cuda.json")))
+    # Seconds: less those that it needs to write its results.
+    told = {"{seconds}": str(int(seconds - 15)), "{to}": str(folder), "{tokens}": options.tokens}
+    words = [part for word in command.words for part in (results if word == "{results}" else [told.get(word, word)])]
+    words = [word for word in words if not (options.all and word == "--skip-done")]
+    paths = [str(_HERE.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    print("$ python " + " ".join(words), flush=True)
+    with subprocess.Popen([sys.executable, *words], cwd=_HERE.parent, env=environment, start_new_session=True) as process:
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            process.wait()
+            return 124
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", type=int, choices=PARTS, required=True)
+    parser.add_argument("--all", action="store_true", help="also what ran before")
+    parser.add_argument("--seconds-limit", type=float, default=_PART_SECONDS)
+    parser.add_argument("--tokens", default="runs/demo_estonian", help="run folder with real text, for the convergence of FP8")
+    parser.add_argument("--to", default=str(RESULTS), help="folder of the results")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

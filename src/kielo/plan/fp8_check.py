@@ -1,0 +1,102 @@
+"""Which models can be multiplied in FP8, and which of their matrices are: arithmetic on the recipe, torch-free."""
+
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+
+from kielo.models import families
+from kielo.models.parameter_shapes import layout_word
+from kielo.recipe.sections import Fp8, Layout, Model
+
+MULTIPLE = 16  # both dims of a weight, on each rank: torch._scaled_mm takes no others
+_MATRIX_WORDS = ("column", "row")
+# What is called so → what its width on a tensor rank is a product of, and what divides it.
+_HEAD_WIDTHS = {
+    "q": "num_attention_heads", "o": "num_attention_heads",
+    "k": "num_key_value_heads", "v": "num_key_value_heads",
+}  # fmt: skip
+
+
+def fp8_complaints(model: Model, layout: Layout, fp8: Fp8) -> list[str]:
+    """What in `fp8` does not fit `model` (complete), and sizes that FP8 kernels cannot multiply, each with what works.
+
+    Emulation multiplies any size. Whether `layout.tensor` divides at all is `layout_check`'s to say.
+    """
+    matrices = layer_matrices(model)
+    complaints = list(_unknown_patterns(matrices, fp8.kept_in_bf16))
+    in_fp8 = [name for name in matrices if not is_kept(name, fp8.kept_in_bf16)]
+    if not in_fp8:
+        complaints.append(
+            f"train.fp8.kept_in_bf16 = {list(fp8.kept_in_bf16)} leaves no matrix in FP8; what would work: fewer "
+            'patterns, or train.precision = "bf16"'
+        )
+    if not fp8.emulate:
+        complaints += _size_complaints(model, layout.tensor, {name.rpartition(".")[2] for name in in_fp8})
+    return complaints
+
+
+def layer_matrices(model: Model) -> list[str]:
+    """The names of all modules in the layers that are one matrix, of the whole model."""
+    words = families.module(model.model_type, "layout").TENSOR_AXIS
+    weights = families.module(model.model_type, "names").to_hugging_face(model)
+    modules = (name.removesuffix(".weight") for name in weights if name.startswith("layers.") and name.endswith(".weight"))
+    return [name for name in modules if layout_word(words, name) in _MATRIX_WORDS]
+
+
+def is_kept(module_name: str, patterns: Iterable[str]) -> bool:
+    """Whether a pattern of shell wildcards (`*` takes dots too) is the module's name or that of a module around it."""
+    parts = module_name.split(".")
+    around = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    return any(fnmatchcase(name, pattern) for pattern in patterns for name in around)
+
+
+def _unknown_patterns(matrices: list[str], patterns: Iterable[str]) -> Iterator[str]:
+    for pattern in patterns:
+        if not any(is_kept(name, [pattern]) for name in matrices):
+            layers = len({name.split(".")[1] for name in matrices})
+            kinds = dict.fromkeys(name.split(".", 2)[2] for name in matrices)
+            yield (
+                f'train.fp8.kept_in_bf16: "{pattern}" names no matrix of the layers; what would work: "layers.0" to '
+                f'"layers.{layers - 1}", with "*" for any number, alone or with {_listed(f".{kind}" for kind in kinds)}'
+            )
+
+
+def _size_complaints(model: Model, tensor: int, kinds: set[str]) -> Iterator[str]:
+    """kinds: the last parts of the names of the matrices in FP8."""
+    if model.hidden_size % MULTIPLE:
+        yield (
+            f"model.hidden_size = {model.hidden_size}: FP8 kernels multiply sizes in multiples of {MULTIPLE}; what would "
+            f"work: model.hidden_size of {_listed(_neighbours(model.hidden_size, MULTIPLE))}{_ELSE}"
+        )
+    for key in dict.fromkeys(_HEAD_WIDTHS[kind] for kind in sorted(kinds & _HEAD_WIDTHS.keys())):
+        heads = getattr(model, key)
+        yield from _width_complaint(
+            f"model.{key} × model.head_dim = {heads} × {model.head_dim}",
+            heads * model.head_dim, tensor, f"model.head_dim of {_listed(_neighbours(model.head_dim, MULTIPLE))}",
+        )  # fmt: skip
+    if kinds - _HEAD_WIDTHS.keys():
+        size = model.intermediate_size
+        larger = f"model.intermediate_size of {_listed(_neighbours(size, MULTIPLE * tensor))}"
+        yield from _width_complaint(f"model.intermediate_size = {size}", size, tensor, larger)
+
+
+def _width_complaint(what: str, width: int, tensor: int, larger: str) -> Iterator[str]:
+    if width % tensor or width // tensor % MULTIPLE == 0:
+        return
+    ranks = [number for number in range(1, tensor) if width % number == 0 and width // number % MULTIPLE == 0]
+    fewer = f"layout.tensor of {_listed(ranks)}, or " if ranks else ""
+    yield (
+        f"{what} over layout.tensor = {tensor} is {width // tensor} a rank: FP8 kernels multiply sizes in multiples of "
+        f"{MULTIPLE}; what would work: {fewer}{larger}{_ELSE}"
+    )
+
+
+_ELSE = "; or leave such matrices out by train.fp8.kept_in_bf16"
+
+
+def _neighbours(size: int, multiple: int) -> list[int]:
+    below = size // multiple * multiple
+    return [number for number in (below, below + multiple) if number]
+
+
+def _listed(choices: Iterable[object]) -> str:
+    return " or ".join(map(str, choices))

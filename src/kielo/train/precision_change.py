@@ -1,0 +1,124 @@
+"""A change of precision inside a run: save, build the model anew, restore; and a watch that takes a change to fp8 back.
+
+Modules cannot be swapped under FSDP2 or a compiler, so a change goes through a checkpoint, like a restart, but inside the
+job. After a change to fp8 the mean loss and gradient norm of every ten steps are compared with those of the steps before
+it. Where one has risen too far, the run goes back to the checkpoint at the change and on in the precision before. What was
+computed in which precision stands in every checkpoint, and in the metrics.
+"""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+
+from kielo.plan.resolved import Resolved
+from kielo.recipe.sections import Fp8
+from kielo.train.build import Run, compute_in
+from kielo.train.precision import change_before, next_precision
+
+LOOK_STEPS = 10  # one step's loss is noise
+
+
+def settle_precision(run: Run, resolved: Resolved) -> None:
+    """Compute the next step in what the recipe says. All ranks call it together, before each stretch of steps."""
+    state, wanted = run.state, next_precision(resolved.identity, run.state)
+    if wanted != run.precision:
+        with run.meter.paused():
+            _save_here(run)
+            compute_in(run, resolved, wanted)
+            run.restore()
+    if state.precisions and state.precisions[-1][1] == run.precision:
+        return
+    is_change = bool(state.precisions)
+    state.precisions.append([state.step + 1, run.precision])
+    if is_change:
+        run.log.write({"step": state.step, "tokens": state.tokens, "precision": run.precision})
+        _begin_watch(run, resolved.identity.fp8)
+
+
+def next_look(run: Run, fp8: Fp8) -> float:
+    """The step after which `look` is to be called next."""
+    watch = run.state.watch
+    if watch is None:
+        return math.inf
+    done = run.state.step - watch["first_step"] + 1
+    return watch["first_step"] - 1 + min((done // LOOK_STEPS + 1) * LOOK_STEPS, fp8.watch_steps)
+
+
+def look(run: Run, resolved: Resolved) -> None:
+    """Judge the steps since the last look, where a change is watched. All ranks call it together and decide the same."""
+    state, watch, fp8 = run.state, run.state.watch, resolved.identity.fp8
+    if watch is None:
+        return
+    done = state.step - watch["first_step"] + 1
+    if done < fp8.watch_steps and done % LOOK_STEPS:
+        return
+    loss, norm = _means(run.guard.last(min(LOOK_STEPS, done)))
+    # Not `max`, which a NaN would slip through.
+    watch["loss_rise"] = _larger(watch["loss_rise"], loss / watch["loss"] - 1)
+    watch["gradient_norm_rise"] = _larger(watch["gradient_norm_rise"], norm / watch["gradient_norm"] - 1)
+    if not (watch["loss_rise"] <= fp8.max_loss_rise and watch["gradient_norm_rise"] <= fp8.max_gradient_norm_rise):
+        _take_back(run, resolved)
+    elif done >= fp8.watch_steps:
+        run.log.write(_verdict(run, "kept"))
+        state.watch = None
+
+
+def _begin_watch(run: Run, fp8: Fp8) -> None:
+    before = [row for row in run.guard.last(fp8.watch_steps) if all(map(math.isfinite, row))]
+    if run.precision != "fp8" or not before:
+        return
+    loss, norm = _means(before)
+    run.state.watch = {
+        "first_step": run.state.step + 1, "loss": loss, "gradient_norm": norm,
+        "loss_rise": -1.0, "gradient_norm_rise": -1.0,
+    }  # fmt: skip
+
+
+def _take_back(run: Run, resolved: Resolved) -> None:
+    """Compute in what the recipe had before the change, from the checkpoint at the change where there still is one."""
+    state, identity, verdict = run.state, resolved.identity, _verdict(run, "taken back")
+    first_step = verdict["precision_from"]
+    asked_from, _ = change_before(identity, first_step, state.refused_changes)
+    refused = [*state.refused_changes, asked_from]
+    with run.meter.paused():
+        if not run.checkpoints.go_back_to(first_step - 1):
+            _save_here(run)
+        _, precision = change_before(identity, first_step, refused)
+        compute_in(run, resolved, precision)
+        run.restore()
+    state.refused_changes, state.watch = refused, None
+    run.meter.go_back(state.tokens)
+    run.log.go_back(state.step)
+    run.log.write(verdict | {"step": state.step, "tokens": state.tokens})
+    run.alert(
+        state.step,
+        f"fp8 from step {first_step} on made the loss rise by {verdict['loss_rise']:.1%} and the gradient norm by "
+        f"{verdict['gradient_norm_rise']:.0%} (train.fp8.max_loss_rise = {identity.fp8.max_loss_rise}, "
+        f"max_gradient_norm_rise = {identity.fp8.max_gradient_norm_rise}), so the run goes on in {precision} after step "
+        f'{state.step}. What may help: train.fp8.scaling = "rowwise", more in train.fp8.kept_in_bf16, or a later change',
+    )
+
+
+def _save_here(run: Run) -> None:
+    """Have a checkpoint of this very step."""
+    run.checkpoints.settle()
+    if run.state.step and run.checkpoints.newest_step != run.state.step:
+        last = run.guard.last(1)
+        run.checkpoints.save(last[0][0] if last else None)
+        run.checkpoints.settle()
+
+
+def _verdict(run: Run, what: str) -> dict:
+    state, watch = run.state, run.state.watch
+    return {
+        "step": state.step, "tokens": state.tokens, "precision": run.precision, "precision_from": watch["first_step"],
+        "outcome": what, "loss_rise": watch["loss_rise"], "gradient_norm_rise": watch["gradient_norm_rise"],
+    }  # fmt: skip
+
+
+def _means(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return fmean(loss for loss, _ in rows), fmean(norm for _, norm in rows)
+
+
+def _larger(a: float, b: float) -> float:
+    return math.inf if math.isnan(b) else max(a, b)

@@ -1,0 +1,289 @@
+"""Where the time of a step goes: a torch.profiler trace → seconds of attention, matrices, the rest, and of doing nothing.
+
+In: a trace of some steps (Chrome's trace format, as torch.profiler exports it). Out: seconds per step of each part.
+What runs at the same time is never counted twice: parts are differences of unions of intervals, in the order of `PARTS`,
+so that a collective counts only where nothing else ran beside it, and all parts add up to the step.
+
+The loop marks two ranges with `torch.profiler.record_function`: HEAD_AND_LOSS and OPTIMISER.
+"""
+
+import gzip
+import json
+import os
+import re
+import tempfile
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity
+
+HEAD_AND_LOSS, OPTIMISER = "head_and_loss", "optimiser"
+# Of two parts at the same time the earlier one is counted. Beside these a profile has "idle" and "step".
+PARTS = (HEAD_AND_LOSS, OPTIMISER, "attention", "matrices", "memory_bound", "communication")
+FOLDER = "profile"  # in the train stage's folder
+_STEP = "ProfilerStep#"  # torch.profiler's own name for a step's range
+
+_COMMUNICATION = re.compile(r"nccl|rccl|gloo|c10d", re.IGNORECASE)
+# Kernels of Inductor bear the names of the operators that they were fused from, so that their prefix decides: only
+# templates (tem) are attention or products of matrices.
+_FUSED = re.compile(r"triton_(?!tem)")
+_ATTENTION_KERNEL = re.compile(r"flash|fmha|sdpa|flex_|attention|attn_|bwd_kernel_(dk|dq|fuse)|bwd_preprocess", re.IGNORECASE)
+_MATRIX_KERNEL = re.compile(r"gemm|gemv|cutlass|nvjet|xmma|cublas|wgmma|scaled_mm|splitk|Cijk_|triton_tem", re.IGNORECASE)
+_ATTENTION_OPERATOR = re.compile(r"scaled_dot_product|flash_attention|flex_attention|varlen_attn")
+_MATRIX_OPERATOR = re.compile(r"::_?(scaled_)?(add|b|baddb)?(mm|mv)(_|$)|::(_?mkl\w*_linear|_linear_pointwise|dot$)")
+# They hold the Python between operators, during which nothing is computed.
+_NOT_WORK = re.compile(r"ProfilerStep#|Torch-Compiled Region|TorchDynamo")
+
+_Interval = tuple[float, float]  # from, to; microseconds
+
+
+def parts_of(trace: dict[str, Any]) -> dict[str, float]:
+    """Seconds per step of each of `PARTS`, of "idle" and of the whole "step", from a parsed trace.
+
+    With events of a GPU: what it did, from the first kernel that the traced steps launched to the end of the last; a
+    kernel launched inside one of the two ranges is of that range, others are told by their names. Without: the operators
+    on the CPU, from the first step's begin to the last one's end. Raises ValueError where no step was traced.
+    """
+    events = [event for event in trace["traceEvents"] if event.get("ph") == "X" and "dur" in event]
+    steps = [_span(event) for event in events if event.get("cat") == "user_annotation" and event["name"].startswith(_STEP)]
+    if not steps:
+        raise ValueError(f"the trace has no ranges {_STEP}N: it was made without steps")
+    host = min(steps)[0], max(end for _, end in steps)
+    ranges = _Ranges(events)
+    kernels = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    window, work = _on_gpu(events, kernels, ranges, host) if kernels else (host, _on_cpu(events, ranges))
+    return _shared_out(work, window, len(steps))
+
+
+def _on_gpu(
+    events: list[dict], kernels: list[dict], ranges: "_Ranges", host: _Interval
+) -> tuple[_Interval, dict[str, list[_Interval]]]:
+    """The time that the steps' kernels took, and each part's intervals."""
+    launches = {
+        event["args"]["correlation"]: event
+        for event in events
+        if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in event.get("args", {})
+    }
+    work, of_steps = defaultdict(list), []
+    for kernel in kernels:
+        launch = launches.get(kernel.get("args", {}).get("correlation"))
+        part = _part_of_kernel(kernel["name"])
+        if part != "communication" and launch is not None:
+            part = ranges.around(launch) or part
+        work[part].append(_span(kernel))
+        if launch is not None and host[0] <= launch["ts"] <= host[1]:
+            of_steps.append(_span(kernel))
+    if not of_steps:
+        raise ValueError("the trace has no kernel that a traced step launched")
+    return (min(of_steps)[0], max(end for _, end in of_steps)), work
+
+
+def _on_cpu(events: list[dict], ranges: "_Ranges") -> dict[str, list[_Interval]]:
+    """Each part's intervals. An operator lies inside those that called it: the part that comes first in `PARTS` counts."""
+    work = defaultdict(list)
+    for event in events:
+        if event.get("cat") == "cpu_op" and not _NOT_WORK.match(event["name"]):
+            work[ranges.around(event) or _part_of_operator(event["name"])].append(_span(event))
+    return work
+
+
+def _part_of_kernel(name: str) -> str:
+    if _COMMUNICATION.search(name):
+        return "communication"
+    if _FUSED.match(name):
+        return "memory_bound"
+    if _ATTENTION_KERNEL.search(name):
+        return "attention"
+    return "matrices" if _MATRIX_KERNEL.search(name) else "memory_bound"
+
+
+def _part_of_operator(name: str) -> str:
+    if _COMMUNICATION.search(name):
+        return "communication"
+    if _ATTENTION_OPERATOR.search(name):
+        return "attention"
+    return "matrices" if _MATRIX_OPERATOR.search(name) else "memory_bound"
+
+
+class _Ranges:
+    """The loop's two kinds of range, by the thread that was in them."""
+
+    def __init__(self, events: Iterable[dict]):
+        found = defaultdict(list)
+        for event in events:
+            if event.get("cat") == "user_annotation" and event["name"] in (HEAD_AND_LOSS, OPTIMISER):
+                found[event.get("pid"), event.get("tid")].append((*_span(event), event["name"]))
+        self._by_thread = {thread: sorted(ranges) for thread, ranges in found.items()}
+
+    def around(self, event: dict) -> str | None:
+        """The range in which a host's event began, or None. These ranges do not lie in one another."""
+        ranges = self._by_thread.get((event.get("pid"), event.get("tid")), [])
+        place = bisect_right(ranges, (event["ts"], float("inf"))) - 1
+        return ranges[place][2] if place >= 0 and event["ts"] <= ranges[place][1] else None
+
+
+def _shared_out(work: dict[str, list[_Interval]], window: _Interval, steps: int) -> dict[str, float]:
+    """Seconds per step: what each part's intervals add to the union of those of the parts before it."""
+    parts, so_far, covered = {}, [], 0.0
+    for part in PARTS:
+        so_far = _union(so_far + work.get(part, []), window)
+        total = sum(end - begin for begin, end in so_far)
+        parts[part], covered = (total - covered) / 1e6 / steps, total
+    step = (window[1] - window[0]) / 1e6 / steps
+    return parts | {"idle": step - covered / 1e6 / steps, "step": step}
+
+
+def _union(intervals: list[_Interval], window: _Interval) -> list[_Interval]:
+    """Disjoint intervals in order, cut to the window."""
+    union: list[_Interval] = []
+    for begin, end in sorted(intervals):
+        begin, end = max(begin, window[0]), min(end, window[1])
+        if begin >= end:
+            continue
+        if union and begin <= union[-1][1]:
+            union[-1] = union[-1][0], max(end, union[-1][1])
+        else:
+            union.append((begin, end))
+    return union
+
+
+def _span(event: dict) -> _Interval:
+    return float(event["ts"]), float(event["ts"]) + float(event["dur"])
+
+
+def step_parts(run_one_step: Callable[[], object], steps: int, device: torch.device) -> dict[str, float]:
+    """`parts_of` so many steps, after one that only warms the profiler up."""
+    traces: list[dict] = []
+    recording = _Recording(steps, device, lambda profiler: traces.append(_exported(profiler)))
+    recording.begin()
+    while not traces:
+        run_one_step()
+        recording.step()
+    return parts_of(traces[0])
+
+
+class Profile:
+    """Records steps `first_step` … of a run on request and writes `profile/trace_rankN.json.gz`, by each rank, and
+    `profile/profile.json`, by rank 0, into `folder` (the train stage's).
+
+    steps: how many, 0 for none: then nothing is ever done. tell: takes the line for people. paused: entered
+    while the profiler starts and while files are written, so that the speed of the run is not measured through it.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        first_step: int,
+        steps: int,
+        device: torch.device,
+        tell: Callable[[str], None] = print,
+        paused: Callable[[], AbstractContextManager] = nullcontext,
+    ):
+        self._folder, self._first_step, self._device = Path(folder) / FOLDER, first_step, device
+        self._left, self._steps, self._tell, self._paused = steps, steps, tell, paused
+        self._rank = dist.get_rank() if dist.is_initialized() else 0
+        self._recording: _Recording | None = None
+
+    def step(self, step: int) -> None:
+        """Called after every step. The step before `first_step` warms the profiler up; where that is over already,
+        recording begins two steps from now.
+        """
+        if not self._left or step < self._first_step - 2:
+            return
+        if self._recording is None:
+            with self._paused():
+                self._recording = _Recording(self._steps, self._device, self._write_or_tell)
+                self._recording.begin()
+            self._first_step, self._left = step + 2, self._steps + 1  # with the one that warms up
+            return
+        self._left -= 1
+        with self._paused() if not self._left else nullcontext():
+            self._recording.step()
+        if not self._left:
+            self._recording = None  # with all that it recorded
+
+    def close(self) -> None:
+        """For the end of a run. Steps that are being recorded are given up."""
+        if self._recording is not None:
+            self._recording.give_up()
+            self._recording, self._left = None, 0
+            if self._rank == 0:
+                self._tell(f"no profile: the run ended before {self._steps} steps were recorded")
+
+    def _write_or_tell(self, profiler: torch.profiler.profile) -> None:
+        try:
+            self._write(profiler)
+        except (OSError, ValueError) as problem:  # a profile is not worth a run
+            self._tell(f"no profile of rank {self._rank}: {problem}")
+
+    def _write(self, profiler: torch.profiler.profile) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        trace_file = self._folder / f"trace_rank{self._rank}.json.gz"
+        # Aside first: a name without end is never taken for a whole trace. The ending tells torch to compress.
+        aside = trace_file.with_name(f".{os.getpid()}.{trace_file.name}")
+        profiler.export_chrome_trace(str(aside))
+        os.replace(aside, trace_file)
+        if self._rank:
+            return
+        with gzip.open(trace_file, "rt", encoding="utf-8") as stream:
+            parts = parts_of(json.load(stream, strict=False))
+        about = {"first_step": self._first_step, "steps": self._steps, "device": self._device.type, "torch": torch.__version__}
+        aside = self._folder / f".{os.getpid()}.profile.json"
+        aside.write_text(json.dumps(about | {"seconds_per_step": parts}, indent=1) + "\n", encoding="utf-8")
+        os.replace(aside, self._folder / "profile.json")
+        self._tell(line(parts, self._steps) + f"; trace: {trace_file} (open in https://ui.perfetto.dev)")
+
+
+def line(parts: dict[str, float], steps: int) -> str:
+    """For people: "10 steps: 1.23 s each: matrices 61 %, attention 20 %, …, idle 2.1 %"; what is nothing is left out."""
+    step = max(parts["step"], 1e-12)
+    busy = sorted((part for part in PARTS if parts[part] / step >= 5e-4), key=lambda part: -parts[part])
+    shares = [f"{part.replace('_', ' ')} {_per_cent(parts[part] / step)}" for part in (*busy, "idle")]
+    return f"{steps} steps: {parts['step']:.3g} s each: " + ", ".join(shares)
+
+
+def _per_cent(share: float) -> str:
+    return f"{share:.0%}".replace("%", " %") if share >= 0.1 else f"{share:.1%}".replace("%", " %")
+
+
+class _Recording:
+    """torch's profiler over one step that warms it up and `steps` that count; the device is idle at both borders."""
+
+    def __init__(self, steps: int, device: torch.device, on_trace: Callable[[torch.profiler.profile], None]):
+        self._steps, self._device, self._on_trace, self._done = steps, device, on_trace, -1
+        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
+        schedule = torch.profiler.schedule(wait=0, warmup=1, active=steps, repeat=1)
+        self._profiler = torch.profiler.profile(activities=activities, schedule=schedule, on_trace_ready=self._ready)
+
+    def begin(self) -> None:
+        self._profiler.start()
+
+    def step(self) -> None:
+        """After each step. The last one hands the trace over."""
+        self._done += 1
+        if self._done in (0, self._steps) and self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._profiler.step()
+        if self._done == self._steps:
+            self._profiler.stop()
+
+    def give_up(self) -> None:
+        """Leave no trace."""
+        self._profiler.stop()
+
+    def _ready(self, profiler: torch.profiler.profile) -> None:
+        if self._done == self._steps:
+            self._on_trace(profiler)
+
+
+def _exported(profiler: torch.profiler.profile) -> dict:
+    """The trace as torch would write it to a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        profiler.export_chrome_trace(str(file := Path(folder) / "trace.json"))
+        return json.loads(file.read_text(encoding="utf-8"), strict=False)

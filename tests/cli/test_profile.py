@@ -1,0 +1,43 @@
+"""`kielo train --profile`: how many steps reach the ranks, alone and through the launcher."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from kielo.cli import train
+from kielo.cli.main import main
+
+DONE = {"outcome": "finished", "exit_code": 0, "message": ""}
+
+
+@pytest.mark.parametrize(("words", "steps"), [([], 0), (["--profile"], 10), (["--profile", "3"], 3)])
+def test_the_number_of_steps_reaches_the_training(monkeypatch, words, steps):
+    asked_for = []
+    monkeypatch.setattr(train, "train_here", lambda recipe, profile_steps: asked_for.append(profile_steps) or DONE)
+    assert main(["train", "demo_estonian", *words]) == 0 and asked_for == [steps]
+
+
+@pytest.mark.parametrize(("words", "given"), [([], []), (["--profile"], ["--profile", "10"])])
+def test_ranks_are_started_with_the_option(monkeypatch, tmp_path, words, given):
+    """And each of them reads it as the parent did."""
+    commands = []
+
+    def started(command, **_):
+        commands.append(command)
+        return SimpleNamespace(wait=lambda: 0, returncode=0, send_signal=None)
+
+    monkeypatch.setattr(train.subprocess, "Popen", started)
+    monkeypatch.setattr("kielo.plan.resolve.resolve", lambda *_, **__: None)  # nothing is packed there
+    monkeypatch.setattr(train, "read_outcome", lambda *_: DONE)
+    assert main(["train", "demo_estonian", "--ranks", "2", "--set", f"folder={tmp_path}", *words]) == 0
+    child = commands[0][commands[0].index("kielo") + 1 :]
+    assert child[:2] == ["train", "demo_estonian"] and child[4:] == given
+    asked_for = []
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(train, "train_here", lambda recipe, profile_steps: asked_for.append(profile_steps) or DONE)
+    assert main(child) == 0 and asked_for == [int(given[1]) if given else 0]
+
+
+def test_no_steps_are_refused(capsys):
+    assert main(["train", "demo_estonian", "--profile", "0"]) == 1
+    assert "--profile 0: give 1 step or more" in capsys.readouterr().err

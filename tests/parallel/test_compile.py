@@ -1,0 +1,220 @@
+"""Compiled layers: the numbers of uncompiled ones, one code for all layers of a kind, in every layout."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._dynamo.utils import counters
+
+from kielo.models import families
+from kielo.models.blocks.decoder import init_weights
+from kielo.models.llama.model import Llama, initial_value
+from kielo.parallel import compile as compile_
+from kielo.parallel.apply import lay_out
+from kielo.parallel.compile import lay_compile
+from kielo.parallel.materialise import materialise
+from kielo.parallel.mesh import build_mesh
+from kielo.parallel.recompute import lay_recompute
+from kielo.parallel.shard import set_last_micro_batch
+from kielo.parallel.tensor import gather_sequence
+from kielo.parallel.world import start_world
+from kielo.plan.stages import SCHEDULES
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Layout, Model
+from tests.models.equality import batch as tiny_batch
+from tests.models.equality import mean_loss, our_logits, pair
+from tests.models.tiny_configs import LENGTH, TINY
+from tests.parallel.test_layouts import config, difference, layout
+from tests.ranks import run_ranks
+
+# Compiled code adds up in another order: fp32's 24 bits.
+LOSS, GRADIENT = 1e-5, 1e-5
+ALWAYS = ("llama", "gpt2")
+VARIANTS = [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.full) for name in TINY]
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """All of torch.compile but for writing machine code, which takes most of the time; and its counters from 0."""
+    torch.set_num_threads(1)
+    torch._dynamo.reset()
+    counters.clear()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    with torch._dynamo.config.patch(recompile_limit=8):
+        yield
+
+
+def deep(**changes) -> Model:
+    return config(tied=False).model_copy(update={"num_hidden_layers": 4} | changes)
+
+
+def both(model_config: Model, **layout) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """(uncompiled, compiled) of the same weights."""
+    torch._dynamo.reset()
+    models = [families.build_model(model_config) for _ in range(2)]
+    for model in models:
+        init_weights(model, seed=1)
+    lay_recompute(models[1], SimpleNamespace(**Layout(**layout).model_dump()))
+    lay_compile(models[1])
+    assert list(models[0].state_dict()) == list(models[1].state_dict())
+    return tuple(models)
+
+
+def assert_alike(plain: torch.nn.Module, compiled: torch.nn.Module, inputs, labels, documents=None) -> None:
+    """Loss and gradients of training, and logits of scoring."""
+    losses = []
+    for model in (plain, compiled):
+        model.zero_grad()
+        loss = mean_loss(our_logits(model, inputs, documents), labels)
+        loss.backward()
+        losses.append(loss.item())
+    assert losses[1] == pytest.approx(losses[0], rel=LOSS)
+    for (name, one), other in zip(plain.named_parameters(), compiled.parameters()):
+        assert (other.grad - one.grad).norm() <= GRADIENT * one.grad.norm() + 1e-7, name
+    with torch.no_grad():
+        expected, found = (our_logits(model, inputs, documents) for model in (plain, compiled))
+    assert (found - expected).norm() <= GRADIENT * expected.norm()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_machine_code_gives_the_numbers_of_the_uncompiled_layers(variant: str, tmp_path) -> None:
+    """Every variant: loss and gradients within 1e-5 of themselves, with walls between documents."""
+    torch._dynamo.reset()
+    plain, _ = pair(TINY[variant], tmp_path)
+    compiled = families.build_model(plain.config)
+    compiled.load_state_dict(plain.state_dict())
+    lay_compile(compiled)
+    inputs, labels = tiny_batch()
+    assert_alike(plain, compiled, inputs, labels, (torch.arange(LENGTH) >= 10).int().expand(3, -1))
+
+
+def test_layers_share_their_code_and_no_shape_is_left_uncompiled(traced) -> None:
+    """Five shapes, each trained and scored: ten versions for all layers, beyond torch's own limit of eight."""
+    plain, compiled = both(deep())
+    shapes = [(4, 16), (2, 16), (4, 12), (3, 12), (1, 8)]
+    for sequences, length in [*shapes, shapes[0]]:
+        tokens = torch.randint(0, 67, (sequences, length + 1), generator=torch.Generator().manual_seed(2))
+        assert_alike(plain, compiled, tokens[:, :-1], tokens[:, 1:])
+    assert counters["stats"]["unique_graphs"] == 2 * len(shapes)
+    assert not counters["graph_break"]
+
+
+@pytest.mark.parametrize("policy", ["attention", "operators", "full"])
+def test_recomputation_is_compiled_with_its_layer(traced, policy: str) -> None:
+    plain, compiled = both(deep(), recompute=policy, recompute_saved_operators=("mm",))
+    tokens = torch.randint(0, 67, (2, 17), generator=torch.Generator().manual_seed(2))
+    assert_alike(plain, compiled, tokens[:, :-1], tokens[:, 1:])
+    assert counters["stats"]["unique_graphs"] == 2 and not counters["graph_break"]
+
+
+def test_a_machine_without_a_compiler_says_so(monkeypatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(KieloError, match=r"layout.compile: .*no compiler \(g\+\+\).*layout.compile = false"):
+        lay_compile(Llama(config(tied=False)))
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr(compile_.shutil, "which", lambda name: name)
+    monkeypatch.setattr(compile_.sysconfig, "get_path", lambda name: "/nowhere")
+    with pytest.raises(KieloError, match=r"no Python.h.*python3-dev"):
+        lay_compile(Llama(config(tied=False)))
+
+
+RANKS = deep(vocab_size=68)  # divides by the tensor ranks
+
+
+def filled(name: str, shape: torch.Size) -> torch.Tensor:
+    return initial_value(name, shape, RANKS, seed=3) * (1 if "norm" in name else 5)
+
+
+def score(hidden_bsd: torch.Tensor) -> torch.Tensor:
+    """Any scalar of which every entry has another gradient."""
+    return (hidden_bsd.float() * torch.linspace(-1, 1, hidden_bsd.numel()).view(hidden_bsd.shape)).sum()
+
+
+def tokens_bs() -> torch.Tensor:
+    return torch.randint(0, 68, (4, 16), generator=torch.Generator().manual_seed(4))
+
+
+def one_process() -> dict:
+    model = Llama(RANKS)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(filled(name, parameter.shape))
+    model.head = None  # not asked
+    value = score(model(tokens_bs()))
+    value.backward()
+    return {"value": value.item(), "gradients": {name: p.grad for name, p in model.named_parameters()}}
+
+
+def laid_out(sizes: dict) -> tuple:
+    torch.compile = partial(torch.compile, backend="aot_eager")  # of this rank's process only
+    world = start_world(30, "cpu")
+    placement = layout(**sizes, compile=True)
+    mesh = build_mesh(world, placement)
+    with torch.device("meta"):
+        model = Llama(RANKS)
+    return materialise(lay_out(model, mesh, placement, "fp32"), world.device, filled), mesh
+
+
+def gradients(model: torch.nn.Module) -> dict:
+    return {name: p.grad.full_tensor() for name, p in model.named_parameters() if not name.startswith("head.")}
+
+
+def on_tensor_ranks(sizes: dict) -> dict:
+    model, mesh = laid_out(sizes)
+    set_last_micro_batch(model, True)
+    value = score(gather_sequence(model(tokens_bs()), mesh.parameters["tensor"]))
+    # Each rank's gradient of the hidden states is a part of their sum.
+    (value / mesh.parameters["tensor"].size() / mesh.parameters["shard"].size()).backward()
+    return {"value": value.item(), "gradients": gradients(model), "graphs": dict(counters["stats"])}
+
+
+def on_pipeline_ranks(sizes: dict) -> dict:
+    """Forward and backward by hand over two stages."""
+    stages, mesh = laid_out(sizes)
+    rank = mesh["pipeline"].get_local_rank()
+    (part,) = stages.parts
+    set_last_micro_batch(part, True)
+    if rank == 0:
+        hidden = part(tokens_bs())
+        dist.send(hidden.detach().contiguous(), 1)
+        gradient = torch.empty_like(hidden)
+        dist.recv(gradient, 1)
+        hidden.backward(gradient)
+        return {"value": None, "gradients": gradients(stages), "graphs": dict(counters["stats"])}
+    received = torch.empty(4, 16, 16)
+    dist.recv(received, 0)
+    received.requires_grad_()
+    value = score(part(received))
+    value.backward()
+    dist.send(received.grad, 0)
+    return {"value": value.item(), "gradients": gradients(stages), "graphs": dict(counters["stats"])}
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"tensor": 2},
+        {"tensor": 2, "sequence_parallel": False},
+        pytest.param({"tensor": 2, "shard": 2, "zero": 3, "recompute": "full", "recompute_every_layers": 1}, marks=pytest.mark.full),
+    ],
+    ids=str,
+)
+def test_tensor_ranks_compile_and_give_the_gradients_of_one_process(sizes: dict) -> None:
+    """One graph for all layers; the embedding's gradient comes through the layers' border."""
+    reference = one_process()
+    for result in run_ranks(on_tensor_ranks, 2 * sizes.get("shard", 1), sizes, timeout_seconds=300):
+        assert result["value"] == pytest.approx(reference["value"], rel=1e-5)
+        assert difference(result["gradients"], reference["gradients"]) < GRADIENT
+        assert result["graphs"]["unique_graphs"] == 1
+
+
+def test_pipeline_stages_compile_and_give_the_gradients_of_one_process() -> None:
+    reference = one_process()
+    sizes = {"pipeline": 2, "pipeline_layers": (2, 2), "pipeline_schedule": next(iter(SCHEDULES))}
+    first, last = run_ranks(on_pipeline_ranks, 2, sizes, timeout_seconds=300)
+    assert last["value"] == pytest.approx(reference["value"], rel=1e-5)
+    assert difference(first["gradients"] | last["gradients"], reference["gradients"]) < GRADIENT
+    assert first["graphs"]["unique_graphs"] == last["graphs"]["unique_graphs"] == 1

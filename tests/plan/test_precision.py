@@ -1,0 +1,115 @@
+"""FP8 and moments in bf16 in plans: what most steps have, faster products, fewer bytes, and refusals that say what works."""
+
+import numpy as np
+import pytest
+
+from kielo.models.families import complete
+from kielo.plan.candidates import candidate_columns
+from kielo.plan.explain import why
+from kielo.plan.memory import memory_bytes
+from kielo.plan.optimiser_check import optimiser_complaints
+from kielo.plan.planned import Job, plan_layouts
+from kielo.plan.precision import fp8_share, main_precision, steps_by_precision
+from kielo.plan.step_time import step_seconds
+from kielo.plan.workload import Workload
+from kielo.recipe.cards import accelerator, cluster
+from kielo.recipe.errors import KieloError
+from kielo.recipe.read import read_recipe
+from kielo.recipe.sections import Fp8, Layout, Model, Train
+
+SETS = ["cluster=dgx_h100", "train.tokens=41943040"]  # ten steps
+SHARDED = Layout(shard=32, zero=3, recompute="full")
+
+
+def job_of(*sets: str) -> Job:
+    recipe = read_recipe("estonian_llama31_70b", [*SETS, *sets]).recipe
+    return Job.of(recipe, complete(recipe.model, 4096))
+
+
+def planned(*sets: str):
+    return plan_layouts(job_of(*sets), [(SHARDED, 4, 1)])[0]
+
+
+def test_most_steps_say_what_a_plan_is_for():
+    """Ten steps of the 70B: changes count from their first step, and what comes after the end does not."""
+    changed = job_of('train.precision_changes=[[4, "fp8"], [9, "bf16"], [99, "fp32"]]')
+    assert steps_by_precision(changed.recipe) == {"bf16": 5, "fp8": 5, "fp32": 0}
+    assert changed.precision == main_precision(changed.recipe) == "bf16"
+    late = job_of('train.precision_changes=[[4, "fp8"]]')
+    assert late.precision == "fp8"
+    words = why(plan_layouts(late, [(SHARDED, 4, 1)])[0])
+    assert any("7 of 10 steps" in sentence and "3 in bf16" in sentence for sentence in words)
+
+
+def test_fp8_is_for_the_products_of_layers_alone():
+    """Their seconds fall by less than the peaks do; attention and the head take what they took; a finer scaling gains less;
+    what is gathered is smaller; and model FLOPs are held against the peak in FP8.
+    """
+    wide, narrow = planned(), planned("train.precision=fp8")
+    assert 0.4 < narrow.seconds["matrix"] / wide.seconds["matrix"] < 0.9
+    assert narrow.seconds["attention"] == wide.seconds["attention"] and narrow.seconds["head"] == wide.seconds["head"]
+    assert narrow.seconds["elementwise"] > wide.seconds["elementwise"]
+    assert narrow.bytes["gathered"] < wide.bytes["gathered"]
+    assert narrow.peak_bytes < wide.peak_bytes
+    assert narrow.mfu == pytest.approx(narrow.tflops_per_device / 1979)
+    rows, wide_gradients, half = (
+        planned("train.precision=fp8", f"train.fp8.{key}").seconds["matrix"]
+        for key in ("scaling=rowwise", "scaling=rowwise_with_gw_hp", 'kept_in_bf16=["layers.*.mlp"]')
+    )
+    assert narrow.seconds["matrix"] < rows < wide_gradients < wide.seconds["matrix"]
+    assert narrow.seconds["matrix"] < half < wide.seconds["matrix"]
+
+
+def test_the_share_in_fp8_is_by_weights():
+    model = complete(
+        Model(hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4, vocab_size=100), 128
+    )
+    attention, mlp = 4 * 64 * 64, 3 * 64 * 128
+    assert fp8_share(model, Fp8()) == 1
+    assert fp8_share(model, Fp8(kept_in_bf16=("layers.0",))) == pytest.approx(3 / 4)
+    kept = Fp8(kept_in_bf16=("layers.*.attention",))
+    assert fp8_share(model, kept) == pytest.approx(mlp / (attention + mlp))
+
+
+def test_a_card_without_fp8_is_refused():
+    with pytest.raises(KieloError, match='a100_80.*what would work: train.precision = "bf16"'):
+        job_of("cluster=dgx_a100", "train.precision=fp8")
+
+
+def test_moments_in_bf16_halve_the_optimiser_and_cost_time():
+    """4 bytes a parameter less between steps, and 24 more through memory in the optimiser's part."""
+    wide, narrow = planned(), planned("train.optimiser_state=bf16")
+    assert narrow.bytes["optimiser"] == pytest.approx(wide.bytes["optimiser"] / 2)
+    assert narrow.peak_bytes < wide.peak_bytes
+    assert narrow.seconds["optimiser"] == pytest.approx(wide.seconds["optimiser"] * 70 / 46)
+    assert any("70 bytes a parameter" in sentence for sentence in why(narrow))
+
+
+def test_rows_of_either_stand_in_one_workload():
+    """Each has the seconds and bytes that it has alone."""
+    recipe = read_recipe("estonian_llama31_70b", SETS).recipe
+    model, of = complete(recipe.model, 4096), {"sequence_length": 4096, "micro_batch": 1, "micro_batches": 8}
+    rows = [
+        candidate_columns(model, SHARDED, accelerator("h100_80"), cluster("dgx_h100"), **of, **said)
+        for said in (
+            {}, {"precision": "fp8"}, {"precision": "fp8", "fp8": Fp8(scaling="rowwise_with_gw_hp")},
+            {"precision": "fp8", "fp8": Fp8(kept_in_bf16=("layers.0",))}, {"optimiser_state": "bf16"},
+        )
+    ]  # fmt: skip
+    efficiency = job_of().efficiency
+    together, apart = Workload.of(rows), [Workload.of([row]) for row in rows]
+    assert step_seconds(together, efficiency).total == pytest.approx(
+        np.concatenate([step_seconds(one, efficiency).total for one in apart])
+    )
+    assert memory_bytes(together).peak("reserved") == pytest.approx(
+        np.concatenate([memory_bytes(one).peak("reserved") for one in apart])
+    )
+
+
+@pytest.mark.parametrize(("key", "beta"), [("adam_beta2", 0.999), ("adam_beta1", 0.997)])
+def test_decay_rates_that_bf16_cannot_follow_are_refused(key: str, beta: float):
+    """In bf16 the step's change of a moment is rounded away; at what is advised it is not. fp32 follows any."""
+    (complaint,) = optimiser_complaints(Train(optimiser_state="bf16", **{key: beta}))
+    assert f"train.{key} = {beta:g}" in complaint and "what would work" in complaint
+    assert not list(optimiser_complaints(Train(optimiser_state="bf16", **{key: 0.99})))
+    assert not list(optimiser_complaints(Train(**{key: beta})))

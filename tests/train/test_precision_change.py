@@ -1,0 +1,134 @@
+"""A change of precision inside a run is a restart that nobody notices, and one to fp8 that does harm is taken back."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from kielo.checkpoint.store import read_plain, read_tensors
+from kielo.parallel import apply
+from kielo.recipe.sections import Fp8
+from kielo.train import build
+from kielo.train.log import read_metrics
+from kielo.train.precision import change_before
+from kielo.train.run import train
+from tests.train.tiny_run import resolve, write_tokens
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    torch.set_num_threads(1)
+    write_tokens(tmp_path / "tokens")
+    return tmp_path
+
+
+def run_in(folder: Path, name: str, max_steps: int | None = None, **changes: Any) -> Path:
+    """Train in a folder of its own; its train folder."""
+    (folder / name).mkdir(exist_ok=True)
+    if not (folder / name / "tokens").exists():
+        (folder / name / "tokens").symlink_to(folder / "tokens")
+    changes = {"heldout_every_steps": 7, "checkpoint_every_steps": 4} | changes
+    train(resolve(folder / name, **changes), max_steps)
+    return folder / name / "train"
+
+
+def checkpoint(train_folder: Path, step: int) -> Path:
+    return train_folder / "checkpoints" / f"step_{step:08d}"
+
+
+def assert_same_end(one: Path, other: Path) -> None:
+    tensors = [read_tensors(checkpoint(path, 20)) for path in (one, other)]
+    assert tensors[0].keys() == tensors[1].keys()
+    for name, tensor in tensors[0].items():
+        assert torch.equal(tensor, tensors[1][name]), name
+
+
+def test_which_change_a_step_is_of(folder: Path) -> None:
+    identity = resolve(folder, precision="bf16", precision_changes=((4, "fp8"), (8, "fp32"))).identity
+    assert [change_before(identity, step, ()) for step in (1, 4, 7, 8)] == [(1, "bf16"), (4, "fp8"), (4, "fp8"), (8, "fp32")]
+    assert change_before(identity, 6, [4]) == change_before(identity, 6, [1, 4]) == (1, "bf16")
+
+
+def test_a_change_equals_a_restart_by_hand(folder: Path) -> None:
+    """fp32, from step 7 on bf16, from step 15 on fp32, in one job: bitwise what three jobs make of it."""
+    inside = run_in(folder, "inside", precision_changes=((7, "bf16"), (15, "fp32")))
+    run_in(folder, "by_hand", max_steps=6)
+    run_in(folder, "by_hand", max_steps=14, precision="bf16")
+    by_hand = run_in(folder, "by_hand", precision="fp32")
+    assert_same_end(inside, by_hand)
+    undisturbed = run_in(folder, "undisturbed")
+    assert not torch.equal(
+        read_tensors(checkpoint(inside, 20))["model/embed.weight"],
+        read_tensors(checkpoint(undisturbed, 20))["model/embed.weight"],
+    )
+    assert read_plain(checkpoint(inside, 20))["precisions"] == [[1, "fp32"], [7, "bf16"], [15, "fp32"]]
+    changes = [row for row in read_metrics(inside / "metrics.jsonl") if "precision" in row]
+    assert [(row["step"], row["precision"]) for row in changes] == [(6, "bf16"), (14, "fp32")]
+
+
+def test_a_change_outlives_a_stop(folder: Path) -> None:
+    changes = {"precision_changes": ((7, "bf16"),)}
+    whole = run_in(folder, "whole", **changes)
+    run_in(folder, "stopped", max_steps=6, **changes)
+    run_in(folder, "stopped", max_steps=9, **changes)
+    assert_same_end(whole, run_in(folder, "stopped", **changes))
+
+
+def harmful(model: nn.Module, mesh: object, fp8: Fp8) -> None:
+    """In the place of FP8: hidden states at the wrong scale, as a broken one might make them."""
+    model.norm.register_forward_hook(lambda module, inputs, output: output * 8)
+
+
+def harmless(model: nn.Module, mesh: object, fp8: Fp8) -> None:
+    """In the place of FP8: bf16 as it is."""
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(build, "refuse_without_fp8", lambda device, fp8: None)
+    return lambda lay_fp8: monkeypatch.setattr(apply, "lay_fp8", lay_fp8)
+
+
+WATCHED = {"precision": "bf16", "precision_changes": ((9, "fp8"),), "learning_rate": 1e-4, "final_learning_rate": 1e-4}
+
+
+@pytest.mark.parametrize("stop_at", [None, 10], ids=["at once", "over a stop"])
+def test_harm_is_taken_back(folder: Path, pretended: Any, stop_at: int | None) -> None:
+    """The run ends bitwise as if it had never changed, says why, and does not try again when it is resumed."""
+    pretended(harmful)
+    changes = WATCHED | {"fp8": Fp8(watch_steps=6, max_loss_rise=0.2)}
+    if stop_at:
+        run_in(folder, "watched", max_steps=stop_at, **changes)
+        assert read_plain(checkpoint(folder / "watched" / "train", stop_at))["precisions"][-1] == [9, "fp8"]
+    watched = run_in(folder, "watched", **changes)
+    assert_same_end(watched, run_in(folder, "never", precision="bf16", learning_rate=1e-4, final_learning_rate=1e-4))
+    plain = read_plain(checkpoint(watched, 20))
+    assert (plain["precisions"], plain["refused_changes"], plain["watch"]) == ([[1, "bf16"]], [9], None)
+    alert = json.loads((watched / "alerts.jsonl").read_text(encoding="utf-8"))
+    assert alert["step"] == 8 and "fp8 from step 9 on made the loss rise by" in alert["message"]
+    rows = read_metrics(watched / "metrics.jsonl")
+    assert [row["step"] for row in rows if "loss" in row] == list(range(1, 21))  # none twice
+    verdict = next(row for row in rows if row.get("outcome") == "taken back")
+    assert verdict["loss_rise"] > 0.2 and verdict["precision_from"] == 9
+
+
+def test_what_does_no_harm_stays(folder: Path, pretended: Any) -> None:
+    pretended(harmless)
+    watched = run_in(folder, "watched", **WATCHED | {"fp8": Fp8(watch_steps=6, max_loss_rise=0.3)})
+    plain = read_plain(checkpoint(watched, 20))
+    assert (plain["precisions"], plain["refused_changes"], plain["watch"]) == ([[1, "bf16"], [9, "fp8"]], [], None)
+    kept = next(row for row in read_metrics(watched / "metrics.jsonl") if row.get("outcome") == "kept")
+    assert kept["step"] == 14 and abs(kept["loss_rise"]) < 0.3
+    assert not (watched / "alerts.jsonl").exists()
+
+
+def test_a_loss_that_is_no_number_is_taken_back(folder: Path, pretended: Any) -> None:
+    def broken(model: nn.Module, mesh: object, fp8: Fp8) -> None:
+        list(model.layers.values())[-1].register_forward_hook(lambda module, inputs, output: output * torch.nan)
+
+    pretended(broken)
+    watched = run_in(folder, "watched", **WATCHED | {"fp8": Fp8(watch_steps=2)})
+    assert_same_end(watched, run_in(folder, "never", precision="bf16", learning_rate=1e-4, final_learning_rate=1e-4))
