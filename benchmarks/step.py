@@ -41,7 +41,7 @@ from kielo.recipe.errors import KieloError
 from kielo.train.precision import settle_matrix_products
 
 RESULTS = Path(__file__).parent / "results"
-OWN = ("kielo", "kielo-fp8")
+OWN = ("kielo", "kielo-compiled", "kielo-fp8")
 CPU_CONTENDERS = ("kielo", "trainer", "transformers", "litgpt", "olmo-core")
 GPU_CONTENDERS = ("kielo", "kielo-fp8", *CPU_CONTENDERS[1:], "torchtitan", "torchtitan-fp8", "megatron", "megatron-fp8")
 _BOOTSTRAP, _SEED = 10_000, 1

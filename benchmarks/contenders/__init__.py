@@ -11,6 +11,7 @@ from contenders.contender import Contender, Work
 # name → (module, its builder, the distributions whose versions are noted).
 _BUILDERS = {
     "kielo": ("contenders.own", "build", ("kielo", "torch")),
+    "kielo-compiled": ("contenders.own", "build_compiled", ("torch",)),
     "kielo-fp8": ("contenders.own", "build_fp8", ("torchao",)),
     "trainer": ("contenders.hugging_face", "build_trainer", ("transformers", "accelerate")),
     "trainer-compiled": ("contenders.hugging_face", "build_compiled_trainer", ("transformers", "accelerate")),

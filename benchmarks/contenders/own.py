@@ -22,6 +22,12 @@ def build(work: Work) -> Contender:
     return Own(work, work.resolved)
 
 
+def build_compiled(work: Work) -> Contender:
+    """With layout.compile = true, which is the default on GPUs only."""
+    resolved = work.resolved
+    return Own(work, resolved.model_copy(update={"placement": resolved.placement.model_copy(update={"compile": True})}))
+
+
 def build_fp8(work: Work) -> Contender:
     if work.precision == "fp32":
         raise LeftOut("FP8 is beside bf16; --precision bf16 has it")

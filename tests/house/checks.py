@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,6 +80,7 @@ def _mentioned(node: ast.AST, aliases: dict[str, str]) -> list[str]:
     return []
 
 
+@cache
 def attributes_read(package: Path, leaving_out: tuple[str, ...]) -> dict[str, set[str]]:
     """For each attribute that some file reads (`x.y.sequence_length`): what it is read of, as far as names tell.
 
