@@ -1,6 +1,7 @@
 """A change of precision inside a run is a restart that nobody notices, and one to fp8 that does harm is taken back."""
 
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,28 @@ def test_a_change_equals_a_restart_by_hand(folder: Path) -> None:
     assert [(row["step"], row["precision"]) for row in changes] == [(6, "bf16"), (14, "fp32")]
 
 
+def test_two_models_never_lie_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one before is gone when the next one is made, the optimiser's state with it."""
+    made: list[weakref.ref] = []
+    alive: list[int] = []
+    laid_out, build_optimiser = build.laid_out, build.build_optimiser
+
+    def counting(*arguments: Any) -> nn.Module:
+        alive.append(sum(reference() is not None for reference in made))
+        made.append(weakref.ref(model := laid_out(*arguments)))
+        return model
+
+    def counted(*arguments: Any) -> Any:
+        optimiser = build_optimiser(*arguments)
+        made.extend(weakref.ref(moment) for moment in optimiser.moments().values())
+        return optimiser
+
+    monkeypatch.setattr(build, "laid_out", counting)
+    monkeypatch.setattr(build, "build_optimiser", counted)
+    run_in(folder, "run", precision_changes=((7, "bf16"), (15, "fp32")))
+    assert alive == [0, 0, 0]
+
+
 def test_a_change_outlives_a_stop(folder: Path) -> None:
     changes = {"precision_changes": ((7, "bf16"),)}
     whole = run_in(folder, "whole", **changes)
@@ -132,3 +155,16 @@ def test_a_loss_that_is_no_number_is_taken_back(folder: Path, pretended: Any) ->
     pretended(broken)
     watched = run_in(folder, "watched", **WATCHED | {"fp8": Fp8(watch_steps=2)})
     assert_same_end(watched, run_in(folder, "never", precision="bf16", learning_rate=1e-4, final_learning_rate=1e-4))
+
+
+def test_fp8_itself_comes_and_goes(folder: Path) -> None:
+    """torchao's, emulated: the run changes to it and back, keeps what does no harm, and looks at its gradients."""
+    fp8 = Fp8(emulate=True, watch_steps=5, probe_every_steps=4, max_loss_rise=1.0, max_gradient_norm_rise=9)
+    changes = {"precision": "bf16", "precision_changes": ((7, "fp8"), (17, "bf16")), "optimiser_state": "bf16"}
+    trained = run_in(folder, "fp8", fp8=fp8, **changes)
+    assert read_plain(checkpoint(trained, 20))["precisions"] == [[1, "bf16"], [7, "fp8"], [17, "bf16"]]
+    cosines = {row["step"]: row["fp8_gradient_cosine"] for row in read_metrics(trained / "metrics.jsonl") if "fp8_gradient_cosine" in row}
+    assert list(cosines) == [8, 12, 16]
+    # Below 1, for 8 bits are seen, and above what matrices 16 wide leave of them: each entry is a few per cent off.
+    assert all(0.9 < cosine < 0.9999 for cosine in cosines.values())
+    assert read_tensors(checkpoint(trained, 20))["optimiser/embed.weight/exp_avg"].dtype == torch.bfloat16

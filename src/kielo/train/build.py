@@ -3,6 +3,7 @@
 All choices that depend on layout, device or recipe are made here, once.
 """
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -79,6 +80,7 @@ class Run:
         """Give its memory back, for the one that takes its place."""
         self.model = self.forward_backward = self.clip = self.optimiser = self.heldout = None
         self.checkpoints.forget()
+        gc.collect()  # hooks and modules hold each other
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

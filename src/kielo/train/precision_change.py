@@ -30,6 +30,7 @@ def settle_precision(run: Run, resolved: Resolved) -> None:
         return
     is_change = bool(state.precisions)
     state.precisions.append([state.step + 1, run.precision])
+    state.watch = None  # of a change that this one ends
     if is_change:
         run.log.write({"step": state.step, "tokens": state.tokens, "precision": run.precision})
         _begin_watch(run, resolved.identity.fp8)
@@ -64,7 +65,7 @@ def look(run: Run, resolved: Resolved) -> None:
 
 
 def _begin_watch(run: Run, fp8: Fp8) -> None:
-    before = [row for row in run.guard.last(fp8.watch_steps) if all(map(math.isfinite, row))]
+    before = [row for row in run.guard.last(fp8.watch_steps) if all(math.isfinite(value) and value > 0 for value in row)]
     if run.precision != "fp8" or not before:
         return
     loss, norm = _means(before)
