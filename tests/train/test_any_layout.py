@@ -130,9 +130,12 @@ def assert_equal_runs(folder: Path, whole: Path) -> None:
     (WITHIN_STAGES, {"micro_batch": 4}),
     (WITHIN_STAGES, {"tensor": 2, "micro_batch": 3}),
     (WITHIN_STAGES, {"replicate": 2, "context": 2, "zero": 2, "micro_batch": 1}),
-    (WITH_STAGES, {"micro_batch": 3}),
-    (WITH_STAGES, {"pipeline": 2, "pipeline_schedule": "interleaved_zero_bubble", "pipeline_layers": (1, 1, 1, 0)}),
-    (WITH_STAGES, {"shard": 2, "tensor": 2}),
+    pytest.param(WITH_STAGES, {"micro_batch": 3}, marks=pytest.mark.full),
+    pytest.param(
+        WITH_STAGES, {"pipeline": 2, "pipeline_schedule": "interleaved_zero_bubble", "pipeline_layers": (1, 1, 1, 0)},
+        marks=pytest.mark.full,
+    ),
+    pytest.param(WITH_STAGES, {"shard": 2, "tensor": 2}, marks=pytest.mark.full),
 ], ids="-".join)  # fmt: skip
 def test_saved_on_eight_ranks_it_goes_on_in_any_layout(tmp_path, undisturbed, saved_on, layout):
     """Weights, moments, guard and counts are those saved, bit for bit; the next ten steps see the same samples at the same

@@ -91,7 +91,7 @@ def _peak(events) -> int:
     return min(peaks)
 
 
-@pytest.mark.parametrize(("ranks", "layouts"), [(2, TWO_RANKS), (4, FOUR_RANKS)])
+@pytest.mark.parametrize(("ranks", "layouts"), [(2, TWO_RANKS), pytest.param(4, FOUR_RANKS, marks=pytest.mark.full)])
 def test_a_rehearsal_holds_and_sends_what_real_ranks_do(ranks, layouts):
     """Peak memory within 10 % of torch's profiler on gloo ranks; collectives and FLOPs the same to the last byte; and
     parameters, gradients and optimiser state are what `plan/bytes.py` computes, exactly.
@@ -116,7 +116,10 @@ def test_a_rehearsal_holds_and_sends_what_real_ranks_do(ranks, layouts):
         (4, ("layout.pipeline=2", "layout.pipeline_schedule=zbv", "model.tie_word_embeddings=true")),
         (4, ("layout.pipeline=2", "model.tie_word_embeddings=true", "layout.zero=2")),
         (6, ("layout.shard=3", "layout.context=2", "train.tokens_per_step=1536")),
-        (4, ("layout.replicate=2", "layout.tensor=2", "model.model_type=qwen3", "model.vocab_size=4097", "model.vocab_multiple=8")),
+        pytest.param(
+            4, ("layout.replicate=2", "layout.tensor=2", "model.model_type=qwen3", "model.vocab_size=4097", "model.vocab_multiple=8"),
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_bytes_of_the_state_are_computed_exactly(ranks, sets):
@@ -128,7 +131,7 @@ def test_bytes_of_the_state_are_computed_exactly(ranks, sets):
         assert all(rehearsal["state_bytes"].values())
 
 
-@pytest.mark.parametrize("sets", [("layout.pipeline=2", "layout.tensor=2"), ("layout.shard=4", "layout.zero=2")])
+@pytest.mark.parametrize("sets", [pytest.param(("layout.pipeline=2", "layout.tensor=2"), marks=pytest.mark.full), ("layout.shard=4", "layout.zero=2")])
 def test_a_long_schedule_counts_as_if_it_were_run_whole(sets, monkeypatch):
     """Eight micro-batches of which two or three were run, and all of them: the same collectives, FLOPs and peak."""
     resolved = planned(4, *sets, f"train.tokens_per_step={128 * 8 * (4 if 'layout.shard=4' in sets else 1)}")

@@ -36,7 +36,7 @@ def matrix_recipe(precision: Precision, fp8: Fp8) -> str:
 
 
 def is_gathered_in_fp8(fp8: Fp8, device: str) -> bool:
-    """Are weights sent, and held whole, in 8 bits? gloo has no such numbers."""
+    """Are weights sent, and held whole, in 8 bits? On a processor FP8 is only emulated."""
     return fp8.gathered_in_fp8 and fp8.scaling == "tensorwise" and device == "cuda"
 
 
