@@ -104,7 +104,7 @@ def notes(
     lines.append(
         f"{job.usable_bytes / _GIGA:.1f} GB a device are usable. Hours are of {wall}{START_SECONDS / 60:.0f} minutes to start "
         f"each, a save every {job.recipe.checkpoint.every_steps} steps and held-out text; no queue, no failures. MFU is of model "
-        f"FLOPs at {job.card.peak_tflops['bf16']:g} TFLOP/s. --why '{first.name}' tells why; kielo rehearse measures the bytes."
+        f"FLOPs at {job.peak_tflops:g} TFLOP/s. --why '{first.name}' tells why; kielo rehearse measures the bytes."
     )
     most = job.site.max_nodes_per_job
     if most and max(own) > most:
