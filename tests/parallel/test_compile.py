@@ -198,7 +198,7 @@ def on_pipeline_ranks(sizes: dict) -> dict:
     [
         {"tensor": 2},
         {"tensor": 2, "sequence_parallel": False},
-        pytest.param({"tensor": 2, "shard": 2, "zero": 3, "recompute": "full", "recompute_every_layers": 1}, marks=pytest.mark.full),
+        pytest.param({"tensor": 2, "shard": 2, "zero": 3}, marks=pytest.mark.full),
     ],
     ids=str,
 )

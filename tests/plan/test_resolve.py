@@ -146,6 +146,14 @@ def test_precisions_may_change_later_and_only_where_they_can_be(run_folder):
     assert "train.adam_beta2 = 0.999" in refusal(forgetful, run_folder, 1, "cpu")
 
 
+def test_layers_are_compiled_on_gpus_where_they_can_be(run_folder):
+    """Unset: on GPUs, but not recomputed layers that tensor ranks share, which torch fails on; asked for, they are refused."""
+    shared = {"tensor": 2, "recompute": "full"}
+    for layout, device, compiles in (({}, "cuda", True), ({}, "cpu", False), ({"compile": True}, "cpu", True), (shared, "cuda", False)):
+        assert resolve(recipe(layout=layout), run_folder, 2, device, "h200").placement.compile == compiles
+    assert "layout.compile = false" in refusal(recipe(layout=shared | {"compile": True}), run_folder, 2, "cuda", "h200")
+
+
 @settings(max_examples=60, deadline=None)
 @given(sequences=st.integers(1, 96), ranks=st.integers(1, 16), asked=st.integers(1, 12))
 def test_micro_batches_make_up_the_step(run_folder, sequences, ranks, asked):

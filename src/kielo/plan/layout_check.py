@@ -18,6 +18,11 @@ def layout_complaints(
     ranks of an axis.
     """
     complaints = list(_tensor_complaints(model, layout.tensor))
+    if layout.compile and fails_compiled(layout):
+        complaints.append(
+            f'layout.compile = true with layout.tensor = {layout.tensor} and layout.recompute = "{layout.recompute}": torch cannot '
+            'compile recomputed layers that tensor ranks share; what would work: layout.compile = false, or recompute = "none"'
+        )
     parts = layout.tensor * layout.context
     if layout.tensor > 1 and layout.sequence_parallel and sequence_length % parts:
         below = sequence_length // parts * parts
@@ -27,6 +32,11 @@ def layout_complaints(
             f"and does not divide; what would work: {lengths}"
         )
     return complaints + check_context(model, sequence_length, layout, length_key) + list(stage_complaints(model, layout))
+
+
+def fails_compiled(layout: Layout) -> bool:
+    """torch 2.13 compiles neither: "expected all tensors_saved_with_vc_check to be Tensors", one being a DeviceMesh."""
+    return layout.tensor > 1 and layout.recompute != "none"
 
 
 def _tensor_complaints(model: Model, ranks: int) -> Iterator[str]:

@@ -15,7 +15,7 @@ from kielo.artifact.manifest import Manifest, hash_manifest, read_manifest
 from kielo.artifact.weights_folder import pinned, resolve_weights
 from kielo.models.families import complete, module, read_hf_config
 from kielo.plan.fp8_check import fp8_complaints
-from kielo.plan.layout_check import layout_complaints
+from kielo.plan.layout_check import fails_compiled, layout_complaints
 from kielo.plan.optimiser_check import optimiser_complaints
 from kielo.plan.phases import epochs, merged, plan_learning_rates, plan_phases
 from kielo.plan.resolved import Identity, Phase, PhasePlacement, Placement, Resolved
@@ -24,7 +24,7 @@ from kielo.recipe.cards import Accelerator, accelerator_of_device, accelerators,
 from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import FullPhase, full_phases, longest_sequence_length
-from kielo.recipe.sections import Model, Recipe
+from kielo.recipe.sections import Layout, Model, Recipe
 from kielo.tokenizer.load import end_of_text_id, load_tokenizer, vocabulary_size
 
 
@@ -155,7 +155,7 @@ def resolve(
         zero=recipe.layout.zero,
         cpu_offload=recipe.layout.cpu_offload,
         context_attention=recipe.layout.context_attention,
-        compile=device == "cuda" if recipe.layout.compile is None else recipe.layout.compile,
+        compile=_compiles(recipe.layout, device),
         recompute=recipe.layout.recompute,
         recompute_every_layers=recipe.layout.recompute_every_layers,
         recompute_saved_operators=recipe.layout.recompute_saved_operators,
@@ -343,6 +343,12 @@ def _skipped_beyond(skip_steps: Sequence[tuple[int, int]], total_steps: int) -> 
                 f"train.skip_steps: [{first}, {last}] goes beyond the run's last step; what would work: steps up to "
                 f"{total_steps}"
             )
+
+
+def _compiles(layout: Layout, device: str) -> bool:
+    if layout.compile is None:
+        return device == "cuda" and not fails_compiled(layout)
+    return layout.compile
 
 
 def _computes_in_fp8(recipe: Recipe) -> bool:
