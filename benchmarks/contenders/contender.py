@@ -2,6 +2,7 @@
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ class Work:
             yield piece.name, ours, shapes[ours.split(".")[-2]]
 
 
-class Contender:
+class Contender(ABC):
     """An engine that has built its model. `losses`: of each step it ran, scalars on the device, nats a token."""
 
     note = ""
@@ -105,9 +106,9 @@ class Contender:
         self.work = work
         self.losses: list[Tensor] = []
 
+    @abstractmethod
     def step(self, number: int) -> Tensor:
         """One whole optimiser step on the tokens of step `number`, which may still be under way; its loss."""
-        raise NotImplementedError
 
     def turn(self, steps: range, first_timed: int) -> float:
         """Run these steps; the seconds of those from `first_timed` on."""

@@ -148,6 +148,15 @@ def test_what_does_no_harm_stays(folder: Path, pretended: Any) -> None:
     assert not (watched / "alerts.jsonl").exists()
 
 
+def test_a_change_ends_the_watch_of_the_one_before(folder: Path, pretended: Any) -> None:
+    """Back in bf16 by the recipe, nothing is judged any more, and nothing taken back."""
+    pretended(harmless)
+    changes = WATCHED | {"precision_changes": ((9, "fp8"), (12, "bf16"))}
+    watched = run_in(folder, "watched", **changes | {"fp8": Fp8(watch_steps=6, max_loss_rise=0.3)})
+    assert read_plain(checkpoint(watched, 20))["precisions"] == [[1, "bf16"], [9, "fp8"], [12, "bf16"]]
+    assert not [row for row in read_metrics(watched / "metrics.jsonl") if "outcome" in row]
+
+
 def test_a_loss_that_is_no_number_is_taken_back(folder: Path, pretended: Any) -> None:
     def broken(model: nn.Module, mesh: object, fp8: Fp8) -> None:
         list(model.layers.values())[-1].register_forward_hook(lambda module, inputs, output: output * torch.nan)

@@ -18,6 +18,7 @@ from kielo.plan.fp8_check import fp8_complaints
 from kielo.plan.layout_check import fails_compiled, layout_complaints
 from kielo.plan.optimiser_check import optimiser_complaints
 from kielo.plan.phases import epochs, merged, plan_learning_rates, plan_phases
+from kielo.plan.precision import without_fp8
 from kielo.plan.resolved import Identity, Phase, PhasePlacement, Placement, Resolved
 from kielo.plan.stages import layers_of_stages, micro_batch_complaint, num_stages
 from kielo.recipe.cards import Accelerator, accelerator_of_device, accelerators, cluster
@@ -384,12 +385,9 @@ def _precision_complaints(
     if not _computes_in_fp8(recipe):
         return
     yield from fp8_complaints(model, recipe.layout, train.fp8)
-    if device == "cuda" and card is not None and "fp8" not in card.peak_tflops and not train.fp8.emulate:
-        having = ", ".join(name for name in accelerators() if "fp8" in accelerator_card(name).peak_tflops)
-        yield (
-            f"train.precision: the accelerator {card.name} does not multiply in fp8; what would work: bf16 (these have fp8: "
-            f"{having}), or train.fp8.emulate = true to try it out, slowly"
-        )
+    complaint = without_fp8(card) if device == "cuda" and card is not None and not train.fp8.emulate else None
+    if complaint:
+        yield complaint
 
 
 def _accelerator(recipe: Recipe, device: str, name: str | None) -> Accelerator | None:
