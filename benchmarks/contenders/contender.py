@@ -2,7 +2,6 @@
 
 import math
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -97,7 +96,7 @@ class Work:
             yield piece.name, ours, shapes[ours.split(".")[-2]]
 
 
-class Contender(ABC):
+class Contender:
     """An engine that has built its model. `losses`: of each step it ran, scalars on the device, nats a token."""
 
     note = ""
@@ -106,9 +105,9 @@ class Contender(ABC):
         self.work = work
         self.losses: list[Tensor] = []
 
-    @abstractmethod
     def step(self, number: int) -> Tensor:
         """One whole optimiser step on the tokens of step `number`, which may still be under way; its loss."""
+        raise NotImplementedError  # of the Trainer alone, whose own loop takes the steps (`TrainerLoop`)
 
     def turn(self, steps: range, first_timed: int) -> float:
         """Run these steps; the seconds of those from `first_timed` on."""
