@@ -8,11 +8,12 @@ PART ?= 1
 GPU_PYTHON ?= $(firstword $(wildcard $(PEERS)/bin/python $(BIN)/python) $(PYTHON))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-full lint bench-peers bench-gpu clean
+.PHONY: help demo test test-faults test-full lint bench-peers bench-gpu clean
 
 help:
 	@echo "make demo       real Estonian text to a verified, publishable model (about 10 minutes on 2 cores)"
 	@echo "make test       the test suite"
+	@echo "make test-faults  odd inputs, faults and careless uses: nothing is lost, nothing is silent"
 	@echo "make test-full  every combination, for a night"
 	@echo "make lint       ruff and the stairs of imports"
 	@echo "make bench-peers           the engines that benchmarks/step.py compares with, in an environment of their own"
@@ -32,7 +33,10 @@ demo: $(VENV)/.train
 	$(BIN)/python -m kielo run demo_estonian $(DEMO_OPTIONS)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -m 'not full' $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest -m 'not full and not faults' $(PYTEST_OPTIONS)
+
+test-faults: $(VENV)/.test
+	$(BIN)/python -m pytest -m faults $(PYTEST_OPTIONS)
 
 test-full: $(VENV)/.test
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS)

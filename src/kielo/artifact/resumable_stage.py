@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 import xxhash
 
+from kielo.artifact.durable import bring_to_disk
 from kielo.artifact.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -133,12 +134,12 @@ class ResumableStage:
     def publish(self) -> None:
         """The finished folder takes its name; an older one there is removed."""
         (self.partial / JOURNAL_NAME).unlink(missing_ok=True)
-        _bring_to_disk(self.partial)
+        bring_to_disk(self.partial)
         if self.folder.exists():
             shutil.rmtree(self._replaced, ignore_errors=True)
             self.folder.rename(self._replaced)
         self.partial.rename(self.folder)
-        _bring_to_disk(self.folder.parent)
+        bring_to_disk(self.folder.parent)
         shutil.rmtree(self._replaced, ignore_errors=True)
         self.close()
 
@@ -198,11 +199,3 @@ class ResumableStage:
             ) from None
         except OSError:
             pass  # a file system without locks
-
-
-def _bring_to_disk(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

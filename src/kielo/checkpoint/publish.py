@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kielo.artifact.checkpoint_index import NEWEST_NAME, step_folders, step_of
+from kielo.artifact.durable import bring_to_disk
 from kielo.recipe.errors import KieloError
 
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -122,11 +123,3 @@ def failure(final: Path, tensor_bytes: int, error: BaseException) -> str:
             f"{system.f_favail:,} inodes are free ({reason}). {_MORE_ROOM}"
         )
     return f"checkpoint {final.name} was not saved in {final.parent}, earlier ones are untouched: {reason}"
-
-
-def bring_to_disk(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from kielo.artifact.lease import Lease
 from kielo.checkpoint.agreement import Agreement
 from kielo.parallel.rendezvous import find_rendezvous
 from kielo.parallel.world import World, end_world, start_world
@@ -15,7 +16,6 @@ from kielo.plan.resolved import Identity, Resolved
 from kielo.plan.resolved import write as write_resolved
 from kielo.recipe.errors import KieloError
 from kielo.train.build import Run, assemble, enter
-from kielo.train.lease import Lease
 from kielo.train.loop import fit
 from kielo.train.manifest import (
     EXIT_CODES,

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from kielo.artifact.lease import Lease
 from kielo.recipe.errors import KieloError
 from kielo.train import build
-from kielo.train.lease import Lease
 from kielo.train.run import train
 from tests.ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
@@ -27,7 +27,7 @@ ZOMBIES: list[subprocess.Popen] = []
 HOLD = """
 import sys, time
 from kielo.recipe.errors import KieloError
-from kielo.train import lease
+from kielo.artifact import lease
 create = lease._create
 lease._create = lambda *what: (time.sleep(float(sys.argv[3])), create(*what))[1]
 print("ready", flush=True)

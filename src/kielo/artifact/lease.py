@@ -1,6 +1,6 @@
 """One job at a time in a run's folder: the lease that rank 0 holds while it trains. Torch-free.
 
-    train/lease.00000003.json     who holds it; its modification time is the beat, moved every few seconds
+    FOLDER/lease.00000003.json     who holds it; its modification time is the beat, moved every few seconds
 
 Leases are numbered. Who finds none makes number 1; who finds that the holder of the newest is dead makes the next number,
 exclusively, so that of many takers one wins, and a holder that was only frozen sees that it has lost. No lease is ever

@@ -1,0 +1,135 @@
+"""What every case of the fault suite promises, checked in one place.
+
+A case plants a fault, an odd input or a careless use, runs a verb as a person would, and asserts with these functions:
+the verb was `refused` in one message that names the culprit, or it `went_well` with the right result; there is never a
+traceback; and what a person had is still there, byte for byte (`belongings`).
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.corpus.texts import ENGLISH, estonian_document
+
+RECIPE = """
+name = "tiny"
+language = "et"
+folder = "run"
+
+[corpus]
+sources = "text.txt"
+workers = 1
+
+[tokenizer]
+vocab_size = 320
+
+[dataset]
+sequence_length = 16
+heldout_share = 0.2
+max_epochs = 1000
+
+[model]
+hidden_size = 16
+intermediate_size = 32
+num_hidden_layers = 2
+num_attention_heads = 2
+tie_word_embeddings = true
+
+[train]
+tokens = 2560
+tokens_per_step = 128
+precision = "fp32"
+heldout_every_steps = 10
+tensorboard = false
+
+[checkpoint]
+every_steps = 5
+
+[verify]
+parity_steps = 2
+parity_sequence_length = 16
+
+[evaluate]
+sample_tokens = 4
+"""
+MAX_MESSAGE_LINES = 12
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a verb left: its exit code and both streams as text."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def told(self) -> str:
+        return self.out + self.err
+
+
+def write_workplace(folder: Path, documents: int = 40) -> Path:
+    """A folder with `tiny.toml` and `text.txt`, whose run goes to `run` in it; paths are relative, so copies of it work."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [estonian_document(number).replace("\n", " ") for number in range(documents)] + ENGLISH
+    (folder / "text.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "tiny.toml").write_text(RECIPE, encoding="utf-8")
+    return folder
+
+
+def start(workplace: Path, *arguments: str | Path, **environment: str) -> subprocess.Popen:
+    """`kielo` as a person starts it, in a process of its own, in `workplace`."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "kielo", *map(str, arguments)],
+        cwd=workplace,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def kielo(workplace: Path, *arguments: str | Path, timeout: float = 120, **environment: str) -> Outcome:
+    """The same, waited for. One that takes longer than `timeout` seconds is killed, and the case has failed."""
+    process = start(workplace, *arguments, **environment)
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"kielo {' '.join(map(str, arguments))} hung for {timeout:g} s:\n{out}\n{err}") from None
+    return Outcome(process.returncode, out, err)
+
+
+def went_well(outcome: Outcome, code: int = 0) -> Outcome:
+    """The verb ended with `code` (0: done, 75: stopped on purpose) and without a traceback."""
+    assert "Traceback (most recent call last)" not in outcome.told, outcome.told
+    assert outcome.code == code, outcome.told
+    return outcome
+
+
+def refused(outcome: Outcome, *named: str) -> str:
+    """The verb ended with 1 or 2 and one message, which names all of `named` and is no traceback; returns the message."""
+    assert "Traceback (most recent call last)" not in outcome.told, outcome.told
+    assert outcome.code in (1, 2), f"exit code {outcome.code}\n{outcome.told}"
+    _, found, message = outcome.err.rpartition("kielo: ") if outcome.code == 1 else outcome.err.rpartition("error: ")
+    assert found, f"no message of ours on stderr:\n{outcome.told}"
+    assert message.count("\n") <= MAX_MESSAGE_LINES, message
+    for word in named:
+        assert word in message, f"{word!r} is not named in: {message}"
+    return message
+
+
+def belongings(folder: Path) -> dict[str, str]:
+    """Every file and link below `folder`, relative to it, with a hash of its bytes (of a link: where it leads)."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            found[name] = f"link to {os.readlink(path)}"
+        elif path.is_file():
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
