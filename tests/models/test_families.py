@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from transformers import AutoConfig
@@ -174,6 +175,91 @@ def test_old_files_of_fused_families_are_read(tmp_path, published: dict, paramet
     assert read(tmp_path, BLOOM_176B | {"seq_length": 4096}).max_position_embeddings == 4096
     with pytest.raises(KieloError, match="apply_residual_connection_post_layernorm"):
         read(tmp_path, BLOOM_176B | {"apply_residual_connection_post_layernorm": True})
+
+
+class KeysRead(dict):
+    """A config that notes which of its keys are looked at."""
+
+    def __init__(self, *content: Any):
+        super().__init__(*content)
+        self.looked_at: set[str] = set()
+
+    def __contains__(self, key: object) -> bool:
+        self.looked_at.add(key)
+        return super().__contains__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.looked_at.add(key)
+        return super().get(key, default)
+
+
+# Of a key that decides what others mean.
+_IN_USE = {"use_sliding_window": True, "max_window_layers": 1}
+# A model of its own for each family, with no value that transformers would take; in both spellings of RoPE.
+_FULL = {
+    "hidden_size": 256, "n_embd": 256, "n_embed": 256, "vocab_size": 97, "intermediate_size": 48, "n_inner": 48, "ffn_dim": 48,
+    "num_hidden_layers": 8, "n_layer": 8, "num_attention_heads": 32, "n_head": 32, "num_key_value_heads": 2, "head_dim": 6,
+    "max_position_embeddings": 40, "n_positions": 40, "seq_length": 2048, "rms_norm_eps": 1e-3, "layer_norm_epsilon": 1e-3,
+    "layer_norm_eps": 1e-3, "initializer_range": 0.3, "init_std": 0.3, "sliding_window": 9, "query_pre_attn_scalar": 77,
+    "rotary_emb_base": 5e3, "rotary_pct": 0.5, "rope_theta": 5e5, "rope_local_base_freq": 2e3,
+    "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "final_logit_softcapping": 7.0, "word_embed_proj_dim": 256,
+} | _IN_USE  # fmt: skip
+# Shapes that others must fit: without one of these the others go too.
+_SHAPES = {
+    "hidden_size", "n_embd", "n_embed", "num_attention_heads", "n_head", "head_dim", "num_key_value_heads",
+    "word_embed_proj_dim",
+}  # fmt: skip
+
+
+def keys_read(model_type: str) -> list[str]:
+    """Every key of `_FULL` that the family looks at, and further ones that it knows."""
+    config = KeysRead({"model_type": model_type} | _FULL)
+    families.module(model_type, "names").from_hugging_face(config, "config.json")
+    return sorted(config.looked_at - {"model_type", "architectures", "quantization_config", "rope_parameters"})
+
+
+@pytest.mark.parametrize("model_type", families.FAMILIES)
+def test_a_key_left_out_means_what_it_does_in_transformers(tmp_path, model_type: str) -> None:
+    """Key by key, and all together: what transformers makes of the config, written out in full, is the same model. An
+    OLMo 3 without rope_theta, which transformers 4 and 5 take for different models, is refused.
+    """
+    known = keys_read(model_type)
+    assert len(known) >= 9
+    full = {key: _FULL[key] for key in known if key in _FULL}
+    for key in ["nothing", *known, "all"]:
+        gone = set(known) if key == "all" else _SHAPES if key in _SHAPES else {key}
+        given = {"model_type": model_type} | {name: value for name, value in full.items() if name not in gone}
+        if model_type == "olmo3" and "rope_theta" in gone:
+            with pytest.raises(KieloError, match="lacks rope_theta"):
+                read(tmp_path, given)
+            given["rope_theta"] = 5e5
+        theirs = AutoConfig.for_model(**json.loads(json.dumps(given)))
+        if model_type == "olmo3":  # transformers 5 gives windowed layers its own base where it reads the old spelling
+            theirs.rope_parameters["sliding_attention"]["rope_theta"] = 5e5
+        written = theirs.to_dict() | {"architectures": None}
+        assert read(tmp_path, given) == read(tmp_path, written), (key, given, written)
+
+
+@pytest.mark.parametrize("model_type", ["mistral", "qwen2", "gpt_neox", "olmo2"])
+def test_rope_scaling_goes_before_rope_parameters(tmp_path, model_type: str) -> None:
+    """As in transformers, for a config that has both."""
+    both = {
+        "model_type": model_type, "rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_theta": 7e3},
+        "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 8e3},
+    }  # fmt: skip
+    written = AutoConfig.for_model(**json.loads(json.dumps(both))).to_dict()
+    ours = read(tmp_path, both)
+    assert ours.rope_theta == 7e3 and ours == read(tmp_path, written | {"architectures": None})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "key", "value"),
+    [("qwen2", "num_key_value_heads", 40), ("mistral", "sliding_window", None), ("mistral", "head_dim", 8)],
+)
+def test_null_is_not_left_out(tmp_path, model_type: str, key: str, value: int | None) -> None:
+    """Null takes a window away and derives numbers of heads, where a key that is left out has a default."""
+    given = {"model_type": model_type, "hidden_size": 320, "num_attention_heads": 40, key: None}
+    assert getattr(read(tmp_path, given), key) == getattr(AutoConfig.for_model(**given), key) == value
 
 
 def test_a_cap_left_out_is_the_familys_and_null_is_none(tmp_path) -> None:

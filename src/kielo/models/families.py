@@ -49,7 +49,10 @@ def build_model(config: Model) -> Any:
 
 
 def complete(model: Model, max_position_embeddings: int) -> Model:
-    """`model` with every key set that follows from others or is its family's default; vocab_size is the caller's."""
+    """`model` with every key set that follows from others or is its family's default; vocab_size is the caller's.
+
+    KieloError for a model.rope_scaling that does not fit.
+    """
     defaults = module(model.model_type, "names").DEFAULTS
     base, scaling = normalise_rope(model.rope_theta, model.rope_scaling, max_position_embeddings)
     derived: dict[str, Any] = {
@@ -75,11 +78,18 @@ def read_hf_config(path: str | Path) -> Model:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise KieloError(f"{path}: cannot be read ({error.strerror}); expected a Hugging Face config.json") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise KieloError(f"{path}: not valid JSON ({error})") from None
+    if not isinstance(config, dict):
+        raise KieloError(f"{path}: holds a {type(config).__name__}, and not the keys and values of a model")
     model_type = config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in {*FAMILIES, *_REFUSED}:
+        raise KieloError(f"{path}: model_type = {model_type!r} is not a family here; known: {', '.join(FAMILIES)}")
     if model_type in _REFUSED:
         raise KieloError(f"{path}: a model of model_type = {model_type!r} {_REFUSED[model_type]}")
-    if model_type not in FAMILIES:
-        raise KieloError(f"{path}: model_type = {model_type!r} is not a family here; known: {', '.join(FAMILIES)}")
-    return module(model_type, "names").from_hugging_face(config, str(path))
+    model = module(model_type, "names").from_hugging_face(config, str(path))
+    try:
+        module(model_type, "count").check(model)
+    except KieloError as error:
+        raise KieloError(f"{path}: {error}") from None
+    return model

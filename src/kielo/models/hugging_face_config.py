@@ -1,16 +1,20 @@
 """What every family needs to read a Hugging Face `config.json`; torch-free.
 
-Data in: the file's dict; data out: values under our keys. Keys that do not change the maths are ignored; a key whose
-value asks for something that Kielo does not do is refused by name.
+Data in: the file's dict; data out: values under our keys. A key that is left out means what it means to transformers.
+Keys that do not change the maths are ignored; a value of another kind than the key's, and one that asks for something
+that Kielo does not do, is refused by name.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kielo.recipe.errors import KieloError
 
-_DEFAULT_ROPE_THETA = 10_000.0
+DEFAULT_ROPE_THETA = 10_000.0
+LAYER_KINDS = ("full_attention", "sliding_attention")
+# More than any model has: what lies beyond is a damaged file, and not to be given memory.
+_LARGEST_SIZE, _MOST_LAYERS = 2**24, 10_000
 _ROPE_KEYS = {
     "default": (),
     "linear": ("factor",),
@@ -18,41 +22,125 @@ _ROPE_KEYS = {
     "yarn": ("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
 }
 _NOT_THERE = object()
+_NO_NULL = object()
 
 
 class ConfigReader:
-    """Reads keys off one config and collects what stands against it; `done` raises it all at once."""
+    """Reads keys off one config and collects what stands against it; `done` raises it all at once.
+
+    default: what transformers takes for a key that is not there. null: what null means, where it may be given.
+    A value that is complained about is replaced by the default, so that reading can go on.
+    """
 
     def __init__(self, config: Mapping[str, Any], where: str):
         self._config, self.where = config, where
         self._complaints: list[str] = []
 
-    def required(self, *names: str) -> Any:
-        """The value under the first of `names` that is set."""
-        value = self.optional(*names, default=_NOT_THERE)
-        if value is _NOT_THERE:
-            self._complaints.append(f"lacks {' or '.join(names)}, without which the model's shape is not known")
-            return 1
-        return value
+    def size(self, *names: str, default: int, null: Any = _NO_NULL) -> Any:
+        """A whole number from 1 on, under any of `names`."""
+        return self._value(names, default, null, _is_size, f"a whole number from 1 to {_LARGEST_SIZE:,}")
 
-    def optional(self, *names: str, default: Any = None) -> Any:
-        """null counts as not set, as in transformers."""
-        return next((self._config[name] for name in names if self._config.get(name) is not None), default)
+    def layers(self, *names: str, default: int) -> int:
+        """The number of layers."""
+        return self._value(
+            names, default, _NO_NULL, lambda value: _is_size(value) and value <= _MOST_LAYERS,
+            f"a whole number from 1 to {_MOST_LAYERS:,}",
+        )  # fmt: skip
 
-    def only(self, name: str, *known: Any, default: Any = _NOT_THERE) -> Any:
-        """Complain about any value but the `known`; the first is the default unless another is given."""
-        value = self.optional(name, default=known[0] if default is _NOT_THERE else default)
-        if value not in known:
+    def whole(self, name: str, default: int) -> int:
+        """A whole number from 0 on."""
+        return self._value((name,), default, _NO_NULL, lambda value: type(value) is int and value >= 0, "a whole number")
+
+    def number(self, *names: str, default: float | None, null: Any = _NO_NULL) -> Any:
+        """A finite number above 0."""
+        return self._value(names, default, null, _is_positive, "a number above 0")
+
+    def switch(self, name: str, default: bool) -> bool:
+        return self._value((name,), default, _NO_NULL, lambda value: isinstance(value, bool), "true or false")
+
+    def only(self, name: str, *known: Any) -> Any:
+        """Complain about any value but the `known`; the first is the default, also for null."""
+        _, value = self._found((name,))
+        if value is _NOT_THERE or value is None:
+            return known[0]
+        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in known):
             self._complaints.append(
-                f"asks for what Kielo does not do: {name} = {value!r} (known: {', '.join(map(repr, known))})"
+                f"asks for what Kielo does not do: {name} = {_short(value)} (known: {', '.join(map(repr, known))})"
             )
+            return known[0]
         return value
 
-    def layer_types(self, layers: int, full_every: int) -> tuple[str, ...]:
-        """One for each of `layers`; without that key every `full_every`-th sees all, the others a window."""
-        numbers = range(1, layers + 1)
-        without = ["sliding_attention" if number % full_every else "full_attention" for number in numbers]
-        return tuple(self.optional("layer_types", default=without))
+    def layer_types(self, without: Sequence[str]) -> tuple[str, ...]:
+        """One for each layer; `without` where the key is not there or null."""
+
+        def fits(value: Any) -> bool:
+            return isinstance(value, list) and len(value) == len(without) and all(v in LAYER_KINDS for v in value)
+
+        expected = f"a list of {len(without)} of {' or '.join(LAYER_KINDS)}, one for each layer"
+        return tuple(self._value(("layer_types",), without, without, fits, expected))
+
+    def windows(self, layers: int, full_every: int) -> dict[str, Any]:
+        """layer_types and sliding_window where every `full_every`-th layer sees all unless the config says otherwise."""
+        kinds = ["sliding_attention" if number % full_every else "full_attention" for number in range(1, layers + 1)]
+        window, kinds = self.size("sliding_window", default=4096, null=None), self.layer_types(kinds)
+        if "sliding_attention" not in kinds:
+            return {"layer_types": kinds}
+        if window is None:
+            self.complain("layer_types has sliding_attention, but sliding_window is null")
+        return {"layer_types": kinds, "sliding_window": window}
+
+    def head_dim(self, hidden: int, heads: int) -> int:
+        """What hidden_size leaves for each head; a complaint where heads do not divide it."""
+        if hidden % heads:
+            self._complaints.append(f"hidden_size {hidden} is no multiple of the {heads} attention heads")
+        return max(1, hidden // heads)
+
+    def complain(self, complaint: str) -> None:
+        self._complaints.append(complaint)
+
+    def rope(self, default_theta: float, max_position_embeddings: int) -> tuple[float, dict[str, Any] | None]:
+        """(base, scaling), as `normalise_rope` gives them; call it after `done`."""
+        self.only("partial_rotary_factor", 1.0)
+        theta = self.number("rope_theta", default=default_theta)
+        self.done()
+        return normalise_rope(theta, self.rope_section(), max_position_embeddings, f"{self.where}: ")
+
+    def rope_section(self) -> Any:
+        """The dict that says how positions are stretched: transformers 4's before transformers 5's, as there."""
+        return self._config.get("rope_scaling") or self._config.get("rope_parameters")
+
+    def ropes(
+        self, theta_key: str, default_theta: float | None, windowed_key: str, default_windowed: float | None, positions: int
+    ) -> tuple[float, dict[str, Any] | None, float]:
+        """(base, scaling, base of windowed layers), of families whose windowed layers turn otherwise than the full ones.
+
+        transformers 5 writes `rope_parameters` with a dict for each kind of layer; transformers 4 writes the
+        `rope_scaling` of the full ones, beside a base each. A default of None: the key must be there. Windowed layers
+        are not stretched: a config that asks for that is refused.
+        """
+        by_kind, where = self._config.get("rope_parameters"), f"{self.where}: "
+        if by_kind is None:
+            theta = self.number(theta_key, default=default_theta)
+            windowed_theta = self.number(windowed_key, default=default_windowed)
+            if theta is None or windowed_theta is None:
+                self.complain(f"lacks {theta_key}, for which versions of transformers take different values")
+            self.done()
+            base, scaling = normalise_rope(theta, self._config.get("rope_scaling"), positions, where)
+            return base, scaling, float(windowed_theta)
+        missing = [
+            f"{kind}.rope_theta"
+            for kind in LAYER_KINDS
+            if not isinstance(by_kind, Mapping)
+            or not isinstance(by_kind.get(kind), Mapping)
+            or by_kind[kind].get("rope_theta") is None
+        ]
+        if missing:
+            raise KieloError(f"{where}rope_parameters lacks {', '.join(missing)}")
+        base, scaling = normalise_rope(None, by_kind["full_attention"], positions, where)
+        windowed_base, windowed_scaling = normalise_rope(None, by_kind["sliding_attention"], positions, where)
+        if windowed_scaling is not None:
+            raise KieloError(f"{where}rope_parameters.sliding_attention is stretched, which is not supported")
+        return base, scaling, windowed_base
 
     def done(self) -> None:
         if self._config.get("quantization_config"):
@@ -60,7 +148,31 @@ class ConfigReader:
                 "asks for what Kielo does not do: quantization_config (weights must be bf16, fp16 or fp32)"
             )
         if self._complaints:
-            raise KieloError(f"{self.where}: " + "; ".join(self._complaints))
+            raise KieloError(f"{self.where}: " + "; ".join(dict.fromkeys(self._complaints)))
+
+    def _found(self, names: Sequence[str]) -> tuple[str, Any]:
+        """The first of `names` that is there, and its value; a complaint where two of them say different things."""
+        there = [name for name in names if name in self._config]
+        there = [name for name in there if self._config[name] is not None] or there
+        for other in there[1:]:
+            if self._config[other] != self._config[there[0]]:
+                self._complaints.append(
+                    f"{there[0]} = {_short(self._config[there[0]])} and {other} = {_short(self._config[other])} "
+                    "mean the same and differ"
+                )
+        return (there[0], self._config[there[0]]) if there else (names[0], _NOT_THERE)
+
+    def _value(self, names: Sequence[str], default: Any, null: Any, fits: Callable[[Any], bool], expected: str) -> Any:
+        name, value = self._found(names)
+        if value is _NOT_THERE:
+            return default
+        if value is None and null is not _NO_NULL:
+            return null
+        if not fits(value):
+            given = "null" if value is None else _short(value)
+            self._complaints.append(f"{name} = {given} does not fit; expected {expected}")
+            return default
+        return value
 
 
 def normalise_rope(
@@ -75,29 +187,58 @@ def normalise_rope(
     transformers 4 writes `rope_theta` beside `rope_scaling` {"type" or "rope_type", …}; transformers 5 writes
     `rope_parameters` with both inside. Out comes the base, and None ("default") or a dict of "rope_type" and
     just the numbers that type uses. rotary_share: what part of each head turns, where a family has a say in it.
-    KieloError for other types and for missing numbers.
+    KieloError for other types, for missing numbers and for what is no number.
     """
+    if not isinstance(scaling, Mapping | None):
+        raise KieloError(f"{where}rope_scaling = {_short(scaling)} does not fit; expected a table of rope_type and numbers")
     scaling = dict(scaling or {})
-    base = float(scaling.pop("rope_theta", None) or rope_theta or _DEFAULT_ROPE_THETA)
+    inner_theta = scaling.pop("rope_theta", None)
+    base = DEFAULT_ROPE_THETA if rope_theta is None else rope_theta
+    base = base if inner_theta is None else inner_theta
+    if not _is_positive(base):
+        raise KieloError(f"{where}rope_theta = {_short(base)} does not fit; expected a number above 0")
+    base = float(base)
     rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
-    if rope_type not in _ROPE_KEYS:
-        raise KieloError(f"{where}rope_scaling.rope_type = {rope_type!r} is not supported; known: {', '.join(_ROPE_KEYS)}")
+    if not isinstance(rope_type, str) or rope_type not in _ROPE_KEYS:
+        raise KieloError(
+            f"{where}rope_scaling.rope_type = {_short(rope_type)} is not supported; known: {', '.join(_ROPE_KEYS)}"
+        )
     if scaling.get("partial_rotary_factor", rotary_share) != rotary_share:
         raise KieloError(
-            f"{where}partial_rotary_factor = {scaling['partial_rotary_factor']} is not supported; only {rotary_share}"
+            f"{where}partial_rotary_factor = {_short(scaling['partial_rotary_factor'])} is not supported; "
+            f"only {rotary_share}"
         )
     if rope_type == "default":
         return base, None
     if rope_type in ("llama3", "yarn"):
         scaling.setdefault("original_max_position_embeddings", max_position_embeddings)
+    if rope_type == "yarn" and scaling.get("truncate", True) is not True:
+        raise KieloError(f"{where}rope_scaling.truncate = {_short(scaling['truncate'])} is not supported; only true")
+    _refuse_unlike_numbers(scaling, where)
     if rope_type == "yarn":
-        if scaling.get("truncate") is False:
-            raise KieloError(f"{where}rope_scaling.truncate = false is not supported; only true")
         scaling = _with_yarn_defaults(scaling)
     missing = [key for key in _ROPE_KEYS[rope_type] if scaling.get(key) is None]
     if missing:
         raise KieloError(f"{where}rope_scaling of type {rope_type!r} lacks {', '.join(missing)}")
+    if rope_type == "llama3" and scaling["low_freq_factor"] >= scaling["high_freq_factor"]:
+        raise KieloError(
+            f"{where}rope_scaling.low_freq_factor = {scaling['low_freq_factor']} does not fit; expected less than "
+            f"high_freq_factor = {scaling['high_freq_factor']}"
+        )
+    if rope_type == "yarn" and base <= 1:
+        raise KieloError(f"{where}rope_theta = {base:g} does not fit; yarn needs one above 1")
     return base, {"rope_type": rope_type} | {key: scaling[key] for key in _ROPE_KEYS[rope_type]}
+
+
+def _refuse_unlike_numbers(scaling: Mapping[str, Any], where: str) -> None:
+    """KieloError for a value of `scaling` that should be a number above 0, or null, and is not."""
+    for key in (*dict.fromkeys(key for keys in _ROPE_KEYS.values() for key in keys), "mscale", "mscale_all_dim"):
+        value, is_length = scaling.get(key), key == "original_max_position_embeddings"
+        may_be_zero = key.startswith(("mscale", "beta"))  # transformers takes 0 for not given
+        if value is None or (may_be_zero and value == 0) or (_is_size if is_length else _is_positive)(value):
+            continue
+        expected = "a whole number from 1 on" if is_length else "a number above 0"
+        raise KieloError(f"{where}rope_scaling.{key} = {_short(value)} does not fit; expected {expected}")
 
 
 def _with_yarn_defaults(scaling: dict[str, Any]) -> dict[str, Any]:
@@ -115,32 +256,24 @@ def _with_yarn_defaults(scaling: dict[str, Any]) -> dict[str, Any]:
     return scaling
 
 
-def normalise_ropes(
-    config: Mapping[str, Any],
-    rope_theta: float,
-    windowed_rope_theta: float,
-    max_position_embeddings: int,
-    where: str,
-) -> tuple[float, dict[str, Any] | None, float]:
-    """(base, scaling, base of windowed layers), of families whose windowed layers turn otherwise than the full ones.
+def _is_positive(value: Any) -> bool:
+    """A finite number above 0, and no bool."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return 0 < float(value) < math.inf
+    except OverflowError:
+        return False
 
-    transformers 5 writes `rope_parameters` with a dict for each kind of layer; transformers 4 writes the `rope_scaling`
-    of the full ones, beside bases that each family spells its own way. Windowed layers are not stretched: a config that
-    asks for that is refused.
-    """
-    by_kind = config.get("rope_parameters")
-    if by_kind is None:
-        base, scaling = normalise_rope(rope_theta, config.get("rope_scaling"), max_position_embeddings, where)
-        return base, scaling, float(windowed_rope_theta)
-    missing = [
-        f"{kind}.rope_theta"
-        for kind in ("full_attention", "sliding_attention")
-        if not isinstance(by_kind.get(kind), Mapping) or not by_kind[kind].get("rope_theta")
-    ]
-    if missing:
-        raise KieloError(f"{where}rope_parameters lacks {', '.join(missing)}")
-    base, scaling = normalise_rope(None, by_kind["full_attention"], max_position_embeddings, where)
-    windowed_base, windowed_scaling = normalise_rope(None, by_kind["sliding_attention"], max_position_embeddings, where)
-    if windowed_scaling is not None:
-        raise KieloError(f"{where}rope_parameters.sliding_attention is stretched, which is not supported")
-    return base, scaling, windowed_base
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= _LARGEST_SIZE
+
+
+def _short(value: Any) -> str:
+    """`repr`, cut: a damaged file may hold anything. An int of any length has one, which Python refuses to write out."""
+    try:
+        text = repr(value)
+    except ValueError:
+        text = "a number of thousands of digits"
+    return text if len(text) <= 60 else text[:57] + "..."

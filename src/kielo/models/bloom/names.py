@@ -56,23 +56,23 @@ def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
     read = ConfigReader(config, where)
     read.only("architectures", ["BloomForCausalLM"])
     read.only("apply_residual_connection_post_layernorm", False)
-    hidden, heads = read.required("hidden_size", "n_embed"), read.required("n_head", "num_attention_heads")
+    hidden, heads = read.size("n_embed", "hidden_size", default=64), read.size("n_head", "num_attention_heads", default=8)
     values = {
         "model_type": "bloom",
         "hidden_size": hidden,
-        "vocab_size": read.required("vocab_size"),
+        "vocab_size": read.size("vocab_size", default=250_880),
         "intermediate_size": 4 * hidden,
-        "num_hidden_layers": read.required("n_layer", "num_hidden_layers"),
+        "num_hidden_layers": read.layers("n_layer", "num_hidden_layers", default=2),
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
-        "head_dim": hidden // heads,
-        "max_position_embeddings": read.optional("seq_length", default=_TRAINED_LENGTH),
-        "layer_norm_epsilon": read.optional("layer_norm_epsilon", default=1e-5),
-        "tie_word_embeddings": read.optional("tie_word_embeddings", default=True),
+        "head_dim": read.head_dim(hidden, heads),
+        "max_position_embeddings": read.size("seq_length", default=_TRAINED_LENGTH),
+        "layer_norm_epsilon": read.number("layer_norm_epsilon", default=1e-5),
+        "tie_word_embeddings": read.switch("tie_word_embeddings", default=True),
         "attention_bias": True,
         "mlp_bias": True,
         "hidden_act": "gelu_new",
-        "initializer_range": read.optional("initializer_range", default=0.02),
+        "initializer_range": read.number("initializer_range", default=0.02),
     }
     read.done()
     return Model(**values)

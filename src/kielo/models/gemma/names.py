@@ -5,7 +5,7 @@ from typing import Any
 
 from kielo.models.decoder_count import layer_types
 from kielo.models.gemma.count import has_head_norms
-from kielo.models.hugging_face_config import ConfigReader, normalise_rope, normalise_ropes
+from kielo.models.hugging_face_config import DEFAULT_ROPE_THETA, ConfigReader, normalise_rope
 from kielo.models.piece import Piece
 from kielo.recipe.sections import Model
 
@@ -23,12 +23,10 @@ _ARCHITECTURES = {"gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausal
 # What transformers' configs take for a key that a config.json leaves out.
 _LEFT_OUT: dict[str, dict[str, Any]] = {
     "gemma2": {
-        "positions": 8192, "full_every": 2, "rope_theta": 1e4, "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
+        "positions": 8192, "vocab_size": 256_000, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
     },
     "gemma3_text": {
-        "positions": 131_072, "full_every": 6, "rope_theta": 1e6, "attn_logit_softcapping": None,
-        "final_logit_softcapping": None,
+        "positions": 131_072, "vocab_size": 262_208, "attn_logit_softcapping": None, "final_logit_softcapping": None,
     },
 }  # fmt: skip
 _LAYER_MODULES = {
@@ -80,40 +78,34 @@ def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
     read.only("use_bidirectional_attention", False)
     if model_type == "gemma3_text":
         read.only("attn_logit_softcapping", None)  # transformers passes it over there
-    layers = read.required("num_hidden_layers")
-    positions = read.optional("max_position_embeddings", default=left_out["positions"])
-    kinds = read.layer_types(layers, read.optional("sliding_window_pattern", default=left_out["full_every"]))
+    layers = read.layers("num_hidden_layers", default=26)
+    positions = read.size("max_position_embeddings", default=left_out["positions"])
     values = {
         "model_type": model_type,
-        "hidden_size": read.required("hidden_size"),
-        "vocab_size": read.required("vocab_size"),
-        "intermediate_size": read.required("intermediate_size"),
+        "hidden_size": read.size("hidden_size", default=2304),
+        "vocab_size": read.size("vocab_size", default=left_out["vocab_size"]),
+        "intermediate_size": read.size("intermediate_size", default=9216),
         "num_hidden_layers": layers,
-        "num_attention_heads": read.required("num_attention_heads"),
-        "num_key_value_heads": read.required("num_key_value_heads"),
-        "head_dim": read.optional("head_dim", default=256),
+        "num_attention_heads": read.size("num_attention_heads", default=8),
+        "num_key_value_heads": read.size("num_key_value_heads", default=4),
+        "head_dim": read.size("head_dim", default=256),
         "max_position_embeddings": positions,
-        "rms_norm_eps": read.optional("rms_norm_eps", default=1e-6),
-        "tie_word_embeddings": read.optional("tie_word_embeddings", default=True),
-        "attention_bias": read.optional("attention_bias", default=False),
+        "rms_norm_eps": read.number("rms_norm_eps", default=1e-6),
+        "tie_word_embeddings": read.switch("tie_word_embeddings", default=True),
+        "attention_bias": read.switch("attention_bias", default=False),
         "mlp_bias": False,
         "hidden_act": "gelu_pytorch_tanh",
-        "initializer_range": read.optional("initializer_range", default=0.02),
-        "layer_types": kinds,
-        "query_pre_attn_scalar": read.optional("query_pre_attn_scalar", default=256),
+        "initializer_range": read.number("initializer_range", default=0.02),
+        "query_pre_attn_scalar": read.number("query_pre_attn_scalar", default=256),
     }
     for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
-        values[cap] = config.get(cap, left_out[cap])
-    if "sliding_attention" in kinds:
-        values["sliding_window"] = read.optional("sliding_window", default=4096)
-    read.done()
-    theta = read.optional("rope_theta", default=left_out["rope_theta"])
+        values[cap] = read.number(cap, default=left_out[cap], null=None)
     if model_type == "gemma2":
-        scaling = config.get("rope_parameters") or config.get("rope_scaling")
-        values["rope_theta"], values["rope_scaling"] = normalise_rope(theta, scaling, positions, f"{where}: ")
+        values |= read.windows(layers, full_every=2)
+        values["rope_theta"], values["rope_scaling"] = read.rope(DEFAULT_ROPE_THETA, positions)
     else:
-        windowed_theta = read.optional("rope_local_base_freq", default=1e4)
-        ropes = normalise_ropes(config, theta, windowed_theta, positions, f"{where}: ")
+        values |= read.windows(layers, full_every=read.size("sliding_window_pattern", default=6))
+        ropes = read.ropes("rope_theta", 1e6, "rope_local_base_freq", 1e4, positions)
         values["rope_theta"], values["rope_scaling"], values["rope_local_base_freq"] = ropes
     return Model(**values)
 

@@ -66,23 +66,23 @@ def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
     read.only("scale_attn_weights", True)
     for key in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"):
         read.only(key, False)
-    hidden, heads = read.required("n_embd", "hidden_size"), read.required("n_head", "num_attention_heads")
+    hidden, heads = read.size("n_embd", "hidden_size", default=768), read.size("n_head", "num_attention_heads", default=12)
     values = {
         "model_type": "gpt2",
         "hidden_size": hidden,
-        "vocab_size": read.required("vocab_size"),
-        "intermediate_size": read.optional("n_inner", default=4 * hidden),
-        "num_hidden_layers": read.required("n_layer", "num_hidden_layers"),
+        "vocab_size": read.size("vocab_size", default=50_257),
+        "intermediate_size": read.size("n_inner", default=4 * hidden, null=4 * hidden),
+        "num_hidden_layers": read.layers("n_layer", "num_hidden_layers", default=12),
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
-        "head_dim": hidden // heads,
-        "max_position_embeddings": read.required("n_positions", "max_position_embeddings"),
-        "layer_norm_epsilon": read.optional("layer_norm_epsilon", default=1e-5),
-        "tie_word_embeddings": read.optional("tie_word_embeddings", default=True),
+        "head_dim": read.head_dim(hidden, heads),
+        "max_position_embeddings": read.size("n_positions", "max_position_embeddings", default=1024),
+        "layer_norm_epsilon": read.number("layer_norm_epsilon", default=1e-5),
+        "tie_word_embeddings": read.switch("tie_word_embeddings", default=True),
         "attention_bias": True,
         "mlp_bias": True,
         "hidden_act": read.only("activation_function", *_ACTIVATIONS),
-        "initializer_range": read.optional("initializer_range", default=0.02),
+        "initializer_range": read.number("initializer_range", default=0.02),
     }
     read.done()
     return Model(**values)

@@ -6,7 +6,7 @@ Dropout, which is 0 in published files, is not done and its keys are ignored.
 from collections.abc import Mapping
 from typing import Any
 
-from kielo.models.hugging_face_config import ConfigReader, normalise_rope
+from kielo.models.hugging_face_config import DEFAULT_ROPE_THETA, ConfigReader, normalise_rope
 from kielo.models.piece import Piece, fused_by_head
 from kielo.recipe.sections import Model
 
@@ -55,33 +55,35 @@ def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
     """A complete `Model` from the content of the `config.json` at `where`."""
     read = ConfigReader(config, where)
     read.only("architectures", ["GPTNeoXForCausalLM"])
-    hidden, heads = read.required("hidden_size"), read.required("num_attention_heads")
-    positions = read.optional("max_position_embeddings", default=2048)
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rotary_pct = rope.get("partial_rotary_factor") or read.optional("rotary_pct", default=0.25)
+    hidden, heads = read.size("hidden_size", default=6144), read.size("num_attention_heads", default=64)
+    positions = read.size("max_position_embeddings", default=2048)
+    rotary_pct, theta = read.number("rotary_pct", default=0.25), read.number("rotary_emb_base", default=DEFAULT_ROPE_THETA)
+    rope = read.rope_section()
+    if isinstance(rope, Mapping) and rope.get("partial_rotary_factor") is not None:
+        rotary_pct = rope["partial_rotary_factor"]
+    if not isinstance(rotary_pct, float | int) or not 0 < rotary_pct <= 1:
+        read.complain(f"rotary_pct = {rotary_pct!r} does not fit; expected a number above 0, up to 1")
     values = {
         "model_type": "gpt_neox",
         "hidden_size": hidden,
-        "vocab_size": read.required("vocab_size"),
-        "intermediate_size": read.required("intermediate_size"),
-        "num_hidden_layers": read.required("num_hidden_layers"),
+        "vocab_size": read.size("vocab_size", default=50_432),
+        "intermediate_size": read.size("intermediate_size", default=24_576),
+        "num_hidden_layers": read.layers("num_hidden_layers", default=44),
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
-        "head_dim": hidden // heads,
+        "head_dim": read.head_dim(hidden, heads),
         "max_position_embeddings": positions,
-        "layer_norm_epsilon": read.optional("layer_norm_eps", default=1e-5),
-        "tie_word_embeddings": read.optional("tie_word_embeddings", default=False),
-        "attention_bias": read.optional("attention_bias", default=True),
+        "layer_norm_epsilon": read.number("layer_norm_eps", default=1e-5),
+        "tie_word_embeddings": read.switch("tie_word_embeddings", default=False),
+        "attention_bias": read.switch("attention_bias", default=True),
         "mlp_bias": True,
         "hidden_act": read.only("hidden_act", *_ACTIVATIONS),
-        "use_parallel_residual": read.optional("use_parallel_residual", default=True),
+        "use_parallel_residual": read.switch("use_parallel_residual", default=True),
         "rotary_pct": rotary_pct,
-        "initializer_range": read.optional("initializer_range", default=0.02),
+        "initializer_range": read.number("initializer_range", default=0.02),
     }
     read.done()
-    values["rope_theta"], values["rope_scaling"] = normalise_rope(
-        read.optional("rotary_emb_base", "rope_theta"), rope, positions, f"{where}: ", rotary_pct
-    )
+    values["rope_theta"], values["rope_scaling"] = normalise_rope(theta, rope, positions, f"{where}: ", rotary_pct)
     return Model(**values)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kielo.models.decoder_count import layer_types
-from kielo.models.hugging_face_config import ConfigReader, normalise_rope
+from kielo.models.hugging_face_config import DEFAULT_ROPE_THETA, ConfigReader, normalise_rope
 from kielo.models.llama.count import attention_biases, has_head_norms
 from kielo.models.piece import Piece
 from kielo.recipe.sections import Model
@@ -26,7 +26,12 @@ _ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 # What transformers' configs take for a key that a config.json leaves out.
-_MAX_POSITIONS = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
+_LEFT_OUT: dict[str, dict[str, Any]] = {
+    "llama": {"positions": 2048, "vocab_size": 32_000, "intermediate_size": 11_008, "key_heads": None},
+    "mistral": {"positions": 131_072, "vocab_size": 32_000, "intermediate_size": 14_336, "key_heads": 8},
+    "qwen2": {"positions": 32_768, "vocab_size": 151_936, "intermediate_size": 22_016, "key_heads": 32},
+    "qwen3": {"positions": 32_768, "vocab_size": 151_936, "intermediate_size": 22_016, "key_heads": 32},
+}
 _LAYER_MODULES = {
     "attention_norm": "input_layernorm",
     "attention.q": "self_attn.q_proj",
@@ -67,48 +72,52 @@ def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
     """A complete `Model` from the content of the `config.json` at `where`."""
     read = ConfigReader(config, where)
     model_type = config["model_type"]
+    left_out = _LEFT_OUT[model_type]
     read.only("architectures", [_ARCHITECTURES[model_type]])
     read.only("attention_dropout", 0.0)
     read.only("hidden_act", "silu")
-    heads, layers = read.required("num_attention_heads"), read.required("num_hidden_layers")
-    hidden, positions = read.required("hidden_size"), read.optional("max_position_embeddings", default=_MAX_POSITIONS[model_type])
+    hidden = read.size("hidden_size", default=4096)
+    heads, layers = read.size("num_attention_heads", default=32), read.layers("num_hidden_layers", default=32)
+    # A Qwen 3's heads have a width of their own.
+    head_dim = {"default": 128} if model_type == "qwen3" else {"default": None, "null": None}
+    positions = read.size("max_position_embeddings", default=left_out["positions"])
     values = {
         "model_type": model_type,
         "hidden_size": hidden,
-        "vocab_size": read.required("vocab_size"),
-        "intermediate_size": read.required("intermediate_size"),
+        "vocab_size": read.size("vocab_size", default=left_out["vocab_size"]),
+        "intermediate_size": read.size("intermediate_size", default=left_out["intermediate_size"]),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        # Qwen's configs take 32 where the key is missing, Mistral's 8; published files have it.
-        "num_key_value_heads": read.optional("num_key_value_heads", default=heads),
-        "head_dim": read.optional("head_dim", default=128 if model_type == "qwen3" else hidden // heads),
+        "num_key_value_heads": read.size("num_key_value_heads", default=left_out["key_heads"] or heads, null=heads),
+        "head_dim": read.size("head_dim", **head_dim) or read.head_dim(hidden, heads),
         "max_position_embeddings": positions,
-        "rms_norm_eps": read.optional("rms_norm_eps", default=1e-6),
-        "tie_word_embeddings": read.optional("tie_word_embeddings", default=False),
-        "attention_bias": read.optional("attention_bias", default=False),
-        "mlp_bias": read.optional("mlp_bias", default=False),
+        "rms_norm_eps": read.number("rms_norm_eps", default=1e-6),
+        "tie_word_embeddings": read.switch("tie_word_embeddings", default=False),
+        # Keys that transformers does not have for the others; Qwen 2's biases are always there.
+        "attention_bias": model_type in ("llama", "qwen3") and read.switch("attention_bias", default=False),
+        "mlp_bias": model_type == "llama" and read.switch("mlp_bias", default=False),
         "hidden_act": "silu",
-        "initializer_range": read.optional("initializer_range", default=0.02),
+        "initializer_range": read.number("initializer_range", default=0.02),
     } | _windows(read, model_type, layers)
-    read.done()
-    values["rope_theta"], values["rope_scaling"] = normalise_rope(
-        config.get("rope_theta"), config.get("rope_parameters") or config.get("rope_scaling"), positions, f"{where}: "
-    )
+    values["rope_theta"], values["rope_scaling"] = read.rope(DEFAULT_ROPE_THETA, positions)
     return Model(**values)
 
 
 def _windows(read: ConfigReader, model_type: str, layers: int) -> dict[str, Any]:
-    """Mistral's window is every layer's; Qwen's begins at layer max_window_layers, where it is in use at all."""
-    window = read.optional("sliding_window")
-    if model_type.startswith("qwen") and not read.optional("use_sliding_window", default=False):
-        window = None
-    if model_type == "llama" or window is None:
+    """Mistral's window is every layer's, null is none; Qwen's begins at layer max_window_layers, where it is in use."""
+    if model_type == "llama":
         return {}
-    kinds = read.optional("layer_types")
-    if kinds is None and model_type.startswith("qwen"):
-        first = read.optional("max_window_layers", default=28)
-        kinds = ["full_attention" if layer < first else "sliding_attention" for layer in range(layers)]
-    return {"sliding_window": window, "layer_types": tuple(kinds) if kinds else None}
+    window = read.size("sliding_window", default=4096, null=None)
+    if model_type == "mistral":
+        return {"sliding_window": window}
+    if not read.switch("use_sliding_window", default=False):
+        window = None
+    first = read.whole("max_window_layers", default=28)
+    full = layers if window is None else min(first, layers)
+    kinds = read.layer_types(["full_attention"] * full + ["sliding_attention"] * (layers - full))
+    if window is None and "sliding_attention" in kinds:
+        read.complain("layer_types has sliding_attention, but use_sliding_window or sliding_window does not allow any")
+    return {} if window is None else {"sliding_window": window, "layer_types": kinds}
 
 
 def hf_config(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kielo.models.decoder_count import layer_types
-from kielo.models.hugging_face_config import ConfigReader, normalise_rope, normalise_ropes
+from kielo.models.hugging_face_config import DEFAULT_ROPE_THETA, ConfigReader, normalise_rope
 from kielo.models.piece import Piece
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model
@@ -60,43 +60,36 @@ def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
     read.only("architectures", [_ARCHITECTURES[model_type]])
     read.only("attention_dropout", 0.0)
     read.only("hidden_act", "silu")
-    heads, layers = read.required("num_attention_heads"), read.required("num_hidden_layers")
-    hidden, positions = read.required("hidden_size"), read.optional("max_position_embeddings", default=2048)
+    hidden = read.size("hidden_size", default=4096)
+    heads, layers = read.size("num_attention_heads", default=32), read.layers("num_hidden_layers", default=32)
+    positions = read.size("max_position_embeddings", default=2048)
     values = {
         "model_type": model_type,
         "hidden_size": hidden,
-        "vocab_size": read.required("vocab_size"),
-        "intermediate_size": read.required("intermediate_size"),
+        "vocab_size": read.size("vocab_size", default=50_304),
+        "intermediate_size": read.size("intermediate_size", default=11_008),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": read.optional("num_key_value_heads", default=heads),
-        "head_dim": read.optional("head_dim", default=hidden // heads),
+        "num_key_value_heads": read.size("num_key_value_heads", default=heads, null=heads),
+        "head_dim": read.size("head_dim", default=None, null=None) or read.head_dim(hidden, heads),
         "max_position_embeddings": positions,
-        "rms_norm_eps": read.optional("rms_norm_eps", default=1e-5),
-        "tie_word_embeddings": read.optional("tie_word_embeddings", default=False),
-        "attention_bias": read.optional("attention_bias", default=False),
+        "rms_norm_eps": read.number("rms_norm_eps", default=1e-5),
+        "tie_word_embeddings": read.switch("tie_word_embeddings", default=False),
+        "attention_bias": read.switch("attention_bias", default=False),
         "mlp_bias": False,
         "hidden_act": "silu",
-        "initializer_range": read.optional("initializer_range", default=0.02),
+        "initializer_range": read.number("initializer_range", default=0.02),
     }
-    if model_type == "olmo3":
-        kinds = read.layer_types(layers, full_every=4)
-        values["layer_types"] = kinds
-        if "sliding_attention" in kinds:
-            values["sliding_window"] = read.optional("sliding_window", default=4096)
-    needs_theta = model_type == "olmo3" and "rope_parameters" not in config
-    theta = read.required("rope_theta") if needs_theta else read.optional("rope_theta")
-    read.done()
     if model_type == "olmo2":
-        scaling = config.get("rope_parameters") or config.get("rope_scaling")
-        base, scaling = normalise_rope(theta, scaling, positions, f"{where}: ")
-    else:
-        base, scaling, windowed_base = normalise_ropes(config, theta, theta, positions, f"{where}: ")
-        if windowed_base != base:
-            raise KieloError(
-                f"{where}: rope_parameters has a rope_theta of {base:g} for full and {windowed_base:g} for sliding "
-                "attention; only one for both is supported"
-            )
+        base, scaling = read.rope(DEFAULT_ROPE_THETA, positions)
+        return Model(**values, rope_theta=base, rope_scaling=scaling)
+    values |= read.windows(layers, full_every=4)
+    base, scaling, windowed_base = read.ropes("rope_theta", None, "rope_theta", None, positions)
+    if windowed_base != base:
+        raise KieloError(
+            f"{where}: rope_parameters has a rope_theta of {base:g} for full and {windowed_base:g} for sliding "
+            "attention; only one for both is supported"
+        )
     return Model(**values, rope_theta=base, rope_scaling=scaling)
 
 

@@ -64,25 +64,25 @@ def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
     read.only("_remove_final_layer_norm", False)
     read.only("layer_norm_elementwise_affine", True)
     read.only("layerdrop", 0.0)
-    hidden, heads = read.required("hidden_size"), read.required("num_attention_heads")
+    hidden, heads = read.size("hidden_size", default=768), read.size("num_attention_heads", default=12)
     read.only("word_embed_proj_dim", hidden)
-    bias = read.optional("enable_bias", default=True)
+    bias = read.switch("enable_bias", default=True)
     values = {
         "model_type": "opt",
         "hidden_size": hidden,
-        "vocab_size": read.required("vocab_size"),
-        "intermediate_size": read.required("ffn_dim"),
-        "num_hidden_layers": read.required("num_hidden_layers"),
+        "vocab_size": read.size("vocab_size", default=50_272),
+        "intermediate_size": read.size("ffn_dim", default=3072),
+        "num_hidden_layers": read.layers("num_hidden_layers", default=12),
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
-        "head_dim": hidden // heads,
-        "max_position_embeddings": read.required("max_position_embeddings"),
+        "head_dim": read.head_dim(hidden, heads),
+        "max_position_embeddings": read.size("max_position_embeddings", default=2048),
         "layer_norm_epsilon": EPSILON,
-        "tie_word_embeddings": read.optional("tie_word_embeddings", default=True),
+        "tie_word_embeddings": read.switch("tie_word_embeddings", default=True),
         "attention_bias": bias,
         "mlp_bias": bias,
         "hidden_act": read.only("activation_function", *_ACTIVATIONS),
-        "initializer_range": read.optional("init_std", default=0.02),
+        "initializer_range": read.number("init_std", default=0.02),
     }
     read.done()
     return Model(**values)
