@@ -7,7 +7,10 @@ for a repository its snapshot in the local cache. Files: `model.safetensors`, or
 
 import json
 import re
+from collections import Counter
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from kielo.recipe.errors import KieloError
 
@@ -51,7 +54,8 @@ def pinned(reference: str, folder: Path) -> str:
 def weight_files(folder: Path) -> dict[Path, list[str] | None]:
     """Each file of weights in `folder` → the tensors that an index says it holds, None for a single file.
 
-    Raises KieloError for a folder without weights, and for an index that is damaged or names files not there.
+    Raises KieloError for a folder without weights, and for an index that is damaged, or names files that are not
+    there or would lie in another folder.
     """
     folder = Path(folder)
     for single, index in _WEIGHTS:
@@ -64,17 +68,35 @@ def weight_files(folder: Path) -> dict[Path, list[str] | None]:
 
 
 def _indexed(folder: Path, index: str) -> dict[Path, list[str] | None]:
+    path = folder / index
     try:
-        weight_map = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"]
-        files: dict[Path, list[str] | None] = {folder / name: [] for name in sorted(set(weight_map.values()))}
-        for tensor, name in weight_map.items():
-            files[folder / name].append(tensor)
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise KieloError(f"{folder / index}: not a weight index ({error!r})") from error
+        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=partial(unique_keys, path))
+    except OSError as error:
+        raise KieloError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise KieloError(f"{path}: not a weight index: not valid JSON ({error})") from error
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise KieloError(f"{path}: not a weight index: it has no weight_map that says which file holds which tensor")
+    files: dict[Path, list[str] | None] = {}
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str) or name in ("", ".", "..") or re.search(r"[/\\\0]", name):
+            raise KieloError(f"{path}: {tensor} is said to be in {name!r}, which is no name of a file in that folder")
+        files.setdefault(folder / name, []).append(tensor)
+    files = dict(sorted(files.items()))
     absent = [path.name for path in files if not path.is_file()]
     if absent:
         raise KieloError(f"{folder}: {index} names files that are not there: {', '.join(absent[:8])}")
     return files
+
+
+def unique_keys(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object of the file `path`; of two entries with one name json would keep the last in silence."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        twice = next(key for key, number in Counter(key for key, _ in pairs).items() if number > 1)
+        raise KieloError(f"{path}: damaged: it names {twice} twice")
+    return content
 
 
 def _cached(name: str, revision: str | None) -> Path | None:

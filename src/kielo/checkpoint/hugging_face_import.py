@@ -23,7 +23,7 @@ from kielo.recipe.sections import Model
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 # A tensor's name in the folder → its file and its place there.
-_Found = dict[str, tuple[Path, StoredTensor]]
+StoredTensors = dict[str, tuple[Path, StoredTensor]]
 
 
 def load_model_weights(
@@ -66,7 +66,7 @@ def load_weights(
     missing, not expected or of another shape, and damaged files.
     """
     ranks = Agreement(group)
-    found: _Found = ranks.on_first(lambda: _read_tables(Path(source)))
+    found: StoredTensors = ranks.on_first(lambda: read_tables(Path(source)))
     names = {piece.name: _in_source(piece.name, found, base_prefix) for piece in pieces.values()}
     tied = tied_names(parameters)
     wanted = {ours: pieces.get(ours, Piece(ours)) for ours in parameters}
@@ -85,18 +85,24 @@ def load_weights(
     return {name: found[name][1].dtype for name in weights}
 
 
-def _read_tables(source: Path) -> _Found:
-    found: _Found = {}
+def read_tables(source: Path) -> StoredTensors:
+    """The tensors of all files of a folder, in the order of the files.
+
+    KieloError for a damaged table, for a file that lacks what an index says, and for a tensor that two files hold.
+    """
+    found: StoredTensors = {}
     for path, indexed in weight_files(source).items():
         table = read_table(path)
         absent = [name for name in indexed or () if name not in table]
         if absent:
             raise KieloError(f"{path}: the index says that it holds {some_names(absent)}, and it does not")
-        found |= {name: (path, table[name]) for name in (table if indexed is None else indexed)}
+        for name in table.keys() & found.keys():
+            raise KieloError(f"{path}: holds {name}, and so does {found[name][0].name}; which one is meant is not known")
+        found |= {name: (path, stored) for name, stored in table.items()}
     return found
 
 
-def _in_source(name: str, found: _Found, base_prefix: str) -> str | None:
+def _in_source(name: str, found: StoredTensors, base_prefix: str) -> str | None:
     """What the source calls the tensor, None where it is missing."""
     return next((known for known in (name, name.removeprefix(base_prefix)) if known in found), None)
 
@@ -105,7 +111,7 @@ def _missing_or_unexpected(
     source: Path,
     wanted: Mapping[str, Piece],
     names: Mapping[str, str | None],
-    found: _Found,
+    found: StoredTensors,
     weights: Sequence[str],
     ignored: Sequence[str],
 ) -> str | None:
@@ -122,7 +128,7 @@ def _misfit(
     parameters: Mapping[str, Tensor],
     wanted: Mapping[str, Piece],
     names: Mapping[str, str | None],
-    found: _Found,
+    found: StoredTensors,
 ) -> str | None:
     for name, group in by_stored_name(wanted).items():
         path, stored = found[names[name]]
@@ -145,7 +151,7 @@ def _fill(
     parameters: Mapping[str, Tensor],
     wanted: Mapping[str, Piece],
     names: Mapping[str, str | None],
-    found: _Found,
+    found: StoredTensors,
 ) -> None:
     by_file: dict[Path, list[Wanted]] = {}
     for ours, piece in wanted.items():

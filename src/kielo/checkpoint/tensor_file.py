@@ -16,12 +16,14 @@ import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from kielo.artifact.weights_folder import unique_keys
 from kielo.checkpoint.stream import DTYPE_NAMES, DTYPES
 from kielo.models.piece import Box
 from kielo.recipe.errors import KieloError
@@ -198,7 +200,7 @@ def _safetensors_table(path: Path) -> dict[str, StoredTensor]:
             )
         text = file.read(header_bytes)
     try:
-        header = json.loads(text)
+        header = json.loads(text, object_pairs_hook=partial(unique_keys, path))
         header.pop("__metadata__", None)
         entries = []
         for name, entry in header.items():
@@ -251,11 +253,13 @@ def _torch_table(path: Path) -> dict[str, StoredTensor]:
         with FakeTensorMode():
             content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise KieloError(
-            f"{path}: refused: it holds more than tensors, and loading it could run code ({str(error).splitlines()[0]})"
+            f"{path}: refused: it holds more than tensors, and loading it could run code ({reason})"
         ) from error
     except Exception as error:  # zipfile's, torch's reader's and the unpickler's own for damaged bytes
-        raise KieloError(f"{path}: cannot be read, cut short or damaged ({error})") from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise KieloError(f"{path}: cannot be read, cut short or damaged ({reason})") from error
     if is_packed or is_big_endian:
         raise KieloError(
             f"{path}: {'compressed' if is_packed else 'not little-endian'}, which is not read{resave}"
@@ -266,12 +270,16 @@ def _torch_table(path: Path) -> dict[str, StoredTensor]:
     return {name: _torch_entry(path, name, value, file_bytes) for name, value in content.items()}
 
 
-def _torch_entry(path: Path, name: str, value: Any, file_bytes: int) -> StoredTensor:
-    if not isinstance(value, Tensor) or value.dtype not in DTYPE_NAMES:
-        found = value.dtype if isinstance(value, Tensor) else type(value).__name__
+def _torch_entry(path: Path, name: Any, value: Any, file_bytes: int) -> StoredTensor:
+    if not isinstance(name, str):
+        raise KieloError(f"{path}: holds something under {name!r}, which is no name of a tensor")
+    if not isinstance(value, Tensor) or value.dtype not in DTYPE_NAMES or value.layout != torch.strided:
+        found = f"{value.dtype} in {value.layout}" if isinstance(value, Tensor) else type(value).__name__
         raise KieloError(f"{path}: {name} is a {found}; known: tensors of {', '.join(DTYPES)}")
     storage, item_bytes = value.untyped_storage(), value.dtype.itemsize
-    first = storage._checkpoint_offset
+    first = getattr(storage, "_checkpoint_offset", None)
+    if first is None:  # saved from meta
+        raise KieloError(f"{path}: {name} has a shape and no values")
     begin = first + value.storage_offset() * item_bytes
     last = begin + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride())) * item_bytes
     if value.numel() and not first <= begin <= last <= min(first + storage.nbytes(), file_bytes) - item_bytes:

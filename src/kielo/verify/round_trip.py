@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from kielo.artifact.weights_folder import resolve_weights, weight_files
+from kielo.artifact.weights_folder import resolve_weights
 from kielo.checkpoint.export_tensors import FileTensor, row_blocks
 from kielo.checkpoint.hugging_face_export import export
-from kielo.checkpoint.hugging_face_import import load_model_weights
+from kielo.checkpoint.hugging_face_import import load_model_weights, read_tables
 from kielo.checkpoint.pieces import whole_box
 from kielo.checkpoint.store import Store
 from kielo.checkpoint.stream import DTYPES, nbytes
-from kielo.checkpoint.tensor_file import StoredTensor, TensorFile, Wanted, read_table
+from kielo.checkpoint.tensor_file import StoredTensor, TensorFile, Wanted
 from kielo.models import families
 from kielo.models.families import read_hf_config
 from kielo.parallel.materialise import materialise
@@ -47,9 +47,9 @@ def verify_round_trip(reference: str, keep: Path | None = None) -> dict[str, Any
     with TemporaryDirectory(prefix="kielo_round_trip_") as temporary:
         again = Path(keep) if keep is not None else Path(temporary) / "hf"
         weights = _in_and_out(source, Path(temporary) / "checkpoints", again)
-        stored = _stored(source)
+        stored = read_tables(source)
         tensors = {name: _description(*found) for name, found in stored.items() if name in weights}
-        exported = {name: _description(*found) for name, found in _stored(again).items()}
+        exported = {name: _description(*found) for name, found in read_tables(again).items()}
     different = {name: exported.get(name) for name, what in tensors.items() if exported.get(name) != what}
     different |= {name: what for name, what in exported.items() if name not in tensors}
     return {
@@ -120,15 +120,6 @@ def _save(store: Store, source: Path, config: Model) -> dict[str, str]:
     }
     store.save(0, {f"model/{name}": parameter for name, parameter in parameters.items()}, plain)
     return weights
-
-
-def _stored(folder: Path) -> dict[str, tuple[Path, StoredTensor]]:
-    """Tensor → its file and its place there, in the order of the files."""
-    found = {}
-    for path, indexed in weight_files(folder).items():
-        tensors = read_table(path)
-        found |= {name: (path, tensors[name]) for name in (tensors if indexed is None else indexed)}
-    return found
 
 
 def _description(path: Path, stored: StoredTensor) -> dict[str, Any]:
