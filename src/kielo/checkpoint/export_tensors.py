@@ -4,6 +4,7 @@ A tensor is read by blocks of rows, and of each block only the boxes that our pa
 not grow with the model, whatever is fused, transposed or padded.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kielo.artifact.checkpoint_index import CheckpointIndex, TensorEntry
-from kielo.checkpoint.pieces import whole_box
+from kielo.checkpoint.pieces import is_finite, whole_box
 from kielo.checkpoint.stream import DTYPES, nbytes
 from kielo.checkpoint.tensor_file import Staging, StoredTensor, TensorFile, Wanted, read_table
 from kielo.models import families
@@ -79,16 +80,24 @@ def _in_source(name: str, source: Mapping[str, str], prefix: str) -> tuple[str, 
     )
 
 
+def row_boxes(shape: Sequence[int]) -> Iterator[Box]:
+    """Boxes that make up the whole tensor, in order: rows (dim 0), at most BLOCK_BYTES of fp32 but for a longer row."""
+    if not shape:
+        yield ()
+        return
+    step = max(1, BLOCK_BYTES // max(1, 4 * math.prod(shape[1:])))
+    for start in range(0, shape[0], step):
+        yield (slice(start, min(start + step, shape[0])), *whole_box(shape[1:]))
+
+
 def row_blocks(tensor: FileTensor) -> Iterator[slice]:
-    """The tensor's rows (dim 0) in order, at most BLOCK_BYTES of fp32 at a time but for a longer row."""
-    rows = tensor.shape[0] if tensor.shape else 1
-    step = max(1, BLOCK_BYTES // max(1, nbytes(torch.float32, tensor.shape[1:])))
-    for start in range(0, rows, step):
-        yield slice(start, min(start + step, rows))
+    """The rows of each of `row_boxes`; of a scalar one."""
+    for box in row_boxes(tensor.shape):
+        yield box[0] if box else slice(0, 1)
 
 
-class DoesNotFitError(KieloError):
-    """A weight is beyond what the dtype asked for can hold."""
+class NotFiniteError(KieloError):
+    """A weight is NaN or infinite, or would be in the dtype asked for."""
 
 
 class CheckpointRows:
@@ -100,17 +109,31 @@ class CheckpointRows:
         self._tables: dict[str, dict[str, StoredTensor]] = {}
 
     def read(self, tensor: FileTensor, rows: slice) -> Tensor:
-        """`rows` of the file's tensor in its dtype, on the CPU. DoesNotFitError for weights beyond fp16."""
+        """`rows` of the file's tensor in its dtype, on the CPU. NotFiniteError where one of them is not finite there."""
         block = self._filled(tensor, rows, tensor.dtype)
-        if tensor.dtype == torch.float16 and not block.isfinite().all():
-            exact = self._filled(tensor, rows, torch.float32)
-            if not torch.equal(exact.isfinite(), block.isfinite()):
-                largest = exact[exact.isfinite()].abs().max().item()
-                raise DoesNotFitError(
-                    f"{tensor.name} holds a weight of magnitude {largest:,.0f}, and fp16 ends at 65,504; "
-                    "what would work: --dtype bf16 or fp32"
-                )
+        if not is_finite(block):
+            raise NotFiniteError(self._not_finite(tensor))
         return block
+
+    def _not_finite(self, tensor: FileTensor) -> str:
+        """Why the tensor cannot go out: it holds NaN or infinities, or what its dtype has no number for."""
+        num_bad, largest = 0, 0.0
+        for rows in row_blocks(tensor):
+            exact = self._filled(tensor, rows, torch.float32)
+            finite = exact[exact.isfinite()]
+            num_bad += exact.numel() - finite.numel()
+            largest = max(largest, finite.abs().max().item() if finite.numel() else 0.0)
+        if num_bad:
+            return (
+                f"{self._folder}: {tensor.name} holds {num_bad:,} of {math.prod(tensor.shape):,} numbers that are NaN or "
+                "infinite; what would work: an earlier checkpoint (`kielo checkpoint list RUN`)"
+            )
+        word = next(word for word, dtype in EXPORT_DTYPES.items() if dtype == tensor.dtype)
+        fits = [word for word, dtype in EXPORT_DTYPES.items() if torch.tensor(largest).to(dtype).isfinite()]
+        return (
+            f"{tensor.name} holds a weight of magnitude {largest:,.0f}, and {word} ends at "
+            f"{torch.finfo(tensor.dtype).max:,.0f}; what would work: --dtype {' or '.join(fits)}"
+        )
 
     def _filled(self, tensor: FileTensor, rows: slice, dtype: torch.dtype) -> Tensor:
         block = torch.empty((rows.stop - rows.start, *tensor.shape[1:]) if tensor.shape else (), dtype=dtype)

@@ -20,8 +20,8 @@ from kielo.checkpoint.export_tensors import (
     EXPORT_DTYPES,
     SOURCE,
     CheckpointRows,
-    DoesNotFitError,
     FileTensor,
+    NotFiniteError,
     file_tensors,
     row_blocks,
 )
@@ -120,7 +120,7 @@ def _write(
     stage.begin()
     try:
         _write_shards(stage, shards, CheckpointRows(checkpoint, index))
-    except DoesNotFitError:
+    except NotFiniteError:
         stage.discard()  # the same call would end the same way
         raise
     total_bytes = sum(tensor.bytes for tensor in tensors)

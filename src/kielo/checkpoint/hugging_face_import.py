@@ -4,15 +4,19 @@ A rank reads only the bytes of its own shards, through two buffers of 32 MiB, so
 out of memory. Rank 0 alone reads the files' tables; all ranks judge by them before a byte of any parameter changes.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kielo.artifact.weights_folder import weight_files
 from kielo.checkpoint.agreement import Agreement
+from kielo.checkpoint.export_tensors import row_boxes
+from kielo.checkpoint.pieces import is_finite
 from kielo.checkpoint.store import some_names, tied_names
 from kielo.checkpoint.tensor_file import Staging, StoredTensor, TensorFile, Wanted, read_table
 from kielo.models import families
@@ -63,7 +67,7 @@ def load_weights(
 
     Returns what the source calls each tensor that is a weight and its dtype there, {"lm_head.weight": "BF16"}, the
     same on all ranks. Called by all ranks of `group`; raises KieloError on all of them, naming tensors that are
-    missing, not expected or of another shape, and damaged files.
+    missing, not expected, of another shape or not finite, and damaged files.
     """
     ranks = Agreement(group)
     found: StoredTensors = ranks.on_first(lambda: read_tables(Path(source)))
@@ -76,12 +80,15 @@ def load_weights(
         _missing_or_unexpected(source, wanted, names, found, weights, ignored)
         or _misfit(parameters, wanted, names, found)
     )
-    complaint = None
+    complaint, not_finite = None, set()
     try:
-        _fill(parameters, wanted, names, found)
+        not_finite = _fill(parameters, wanted, names, found)
     except KieloError as error:
         complaint = str(error)
     ranks.refuse_together(complaint)
+    not_finite = set().union(*ranks.gather(not_finite))
+    if not_finite:
+        raise KieloError(ranks.on_first(lambda: _not_finite(sorted(not_finite), found)))
     return {name: found[name][1].dtype for name in weights}
 
 
@@ -152,8 +159,10 @@ def _fill(
     wanted: Mapping[str, Piece],
     names: Mapping[str, str | None],
     found: StoredTensors,
-) -> None:
-    by_file: dict[Path, list[Wanted]] = {}
+) -> set[str]:
+    """Which tensors of the files are not finite, in what this rank has read of them."""
+    not_finite: set[str] = set()
+    by_file: dict[Path, list[tuple[str, Wanted]]] = {}
     for ours, piece in wanted.items():
         shard, box = local(parameters[ours]).detach(), local_slices(parameters[ours])
         path, stored = found[names[piece.name]]
@@ -161,10 +170,27 @@ def _fill(
             shard[max(0, piece.rows - box[0].start) :].zero_()
         for part, in_file in piece.boxes(box):
             target = shard[tuple(slice(p.start - b.start, p.stop - b.start) for p, b in zip(part, box))]
-            by_file.setdefault(path, []).append(
-                Wanted(stored, in_file, target.mT if piece.transposed else target)
-            )
+            wanted_part = Wanted(stored, in_file, target.mT if piece.transposed else target)
+            by_file.setdefault(path, []).append((names[piece.name], wanted_part))
     staging = Staging()
     for path, of_file in sorted(by_file.items()):
         with TensorFile(path, {}, staging) as file:
-            file.read(of_file)
+            file.read(wanted_part for _, wanted_part in of_file)
+        not_finite |= {name for name, wanted_part in of_file if not is_finite(wanted_part.target)}
+    return not_finite
+
+
+def _not_finite(names: Sequence[str], found: StoredTensors) -> str:
+    """The first of the tensors in words; its file is read again for the count."""
+    path, stored = found[names[0]]
+    num_bad = 0
+    with TensorFile(path, {}) as file:
+        for box in row_boxes(stored.shape):
+            block = torch.empty([part.stop - part.start for part in box])
+            file.read([Wanted(stored, box, block)])
+            num_bad += block.numel() - int(block.isfinite().sum())
+    others = f"; so do {len(names) - 1} more, such as {names[1]}" if len(names) > 1 else ""
+    return (
+        f"{path}: {names[0]} holds {num_bad:,} of {math.prod(stored.shape):,} numbers that are NaN, infinite or beyond "
+        f"fp32{others}. What would work: the file as it was published, fetched anew, or weights from before they broke"
+    )

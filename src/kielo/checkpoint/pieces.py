@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from kielo.models.piece import Box, Piece, stored_shape
@@ -25,6 +26,11 @@ def join(pieces: Mapping[str, Piece], values: Mapping[str, Tensor]) -> Tensor:
             part = values[ours][box]
             stored[theirs] = part.mT if piece.transposed else part
     return stored
+
+
+def is_finite(values: Tensor) -> bool:
+    """Whether there is no NaN and no infinity, without memory for a mask. Waits for the device."""
+    return not values.numel() or bool(torch.stack(values.detach().aminmax()).isfinite().all())  # NaN is both ends
 
 
 def whole_box(shape: Sequence[int]) -> Box:

@@ -46,6 +46,11 @@ class Guard:
         )
 
     @property
+    def bad_in_a_row(self) -> int:
+        """Steps that were not finite up to now, without a sound one between. Waits for the device."""
+        return int(self._counts[0].item())
+
+    @property
     def skipped(self) -> int:
         """Steps skipped since step 1. Waits for the device."""
         return int(self._counts[1].item())

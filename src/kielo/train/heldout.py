@@ -46,13 +46,20 @@ class HeldOut:
         self._total_steps = total_steps
         self._device = device
         self._model = model
+        self._scored: tuple[int, float] | None = None  # step, loss
 
     def due(self, step: int) -> bool:
         return step % self._every_steps == 0 or step == self._total_steps
 
     def row(self, state: State) -> dict[str, float]:
         """The log's row about held-out text. Waits for the device."""
-        return {"step": state.step, "tokens": state.tokens, "heldout_loss": self.score()}
+        return {"step": state.step, "tokens": state.tokens, "heldout_loss": self.loss_at(state)}
+
+    def loss_at(self, state: State) -> float:
+        """`score`, once a step."""
+        if self._scored is None or self._scored[0] != state.step:
+            self._scored = (state.step, self.score())
+        return self._scored[1]
 
     def score(self) -> float:
         """Mean nats per counted token, without z-loss. All ranks call it together."""

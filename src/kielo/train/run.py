@@ -16,6 +16,7 @@ from kielo.plan.resolved import Identity, Resolved
 from kielo.plan.resolved import write as write_resolved
 from kielo.recipe.errors import KieloError
 from kielo.train.build import Run, assemble, enter
+from kielo.train.finish import refuse_unsound_end
 from kielo.train.loop import fit
 from kielo.train.manifest import (
     EXIT_CODES,
@@ -104,7 +105,8 @@ def _fit_and_close(run: Run, resolved: Resolved) -> str:
 def _fit_phases(run: Run, resolved: Resolved) -> str:
     """Train from the newest checkpoint through all phases, or until a signal: "finished" or "requeue".
 
-    Raises KieloError when too many steps in a row were not finite, and when the last checkpoint cannot be saved.
+    Raises KieloError when too many steps in a row were not finite, when the last checkpoint cannot be saved, and for an
+    end that is not sound.
     """
     state, identity = run.state, resolved.identity
     run.restore()
@@ -122,7 +124,10 @@ def _fit_phases(run: Run, resolved: Resolved) -> str:
             if not is_stopped:
                 look(run, resolved)
     run.checkpoints.settle()  # the last save must succeed; one before it that failed was told, and tried again
-    return "finished" if state.step == identity.total_steps else "requeue"
+    if state.step < identity.total_steps:
+        return "requeue"
+    refuse_unsound_end(run)
+    return "finished"
 
 
 def _pass_over(run: Run, identity: Identity, index: int, last_step: int) -> bool:

@@ -1,6 +1,7 @@
 """Hugging Face weights in and out again: folder → parameters → checkpoint → export, and every tensor compared.
 
-Nothing is trained in between, so names, dtypes, shapes and bytes must be the source's own. All runs through the
+Nothing is trained in between, so names, dtypes, shapes and bytes must be the source's own. Weights that are not finite
+are refused, as by training. All runs through the
 code that training and export use; the host holds one rank's fp32 weights, and a copy of them while the checkpoint
 is written.
 """
@@ -14,10 +15,9 @@ from typing import Any
 import torch
 
 from kielo.artifact.weights_folder import resolve_weights
-from kielo.checkpoint.export_tensors import FileTensor, row_blocks
+from kielo.checkpoint.export_tensors import row_boxes
 from kielo.checkpoint.hugging_face_export import export
 from kielo.checkpoint.hugging_face_import import load_model_weights, read_tables
-from kielo.checkpoint.pieces import whole_box
 from kielo.checkpoint.store import Store
 from kielo.checkpoint.stream import DTYPES, nbytes
 from kielo.checkpoint.tensor_file import StoredTensor, TensorFile, Wanted
@@ -127,8 +127,7 @@ def _description(path: Path, stored: StoredTensor) -> dict[str, Any]:
     dtype = DTYPES[stored.dtype]
     digest = hashlib.sha256()
     with TensorFile(path, {}) as file:
-        for rows in row_blocks(FileTensor("", dtype, stored.shape, {})):
-            box = (rows, *whole_box(stored.shape[1:])) if stored.shape else ()
+        for box in row_boxes(stored.shape):
             block = torch.empty([part.stop - part.start for part in box], dtype=dtype)
             file.read([Wanted(stored, box, block)])
             digest.update(block.reshape(-1).view(torch.uint8).numpy())

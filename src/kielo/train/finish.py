@@ -1,0 +1,50 @@
+"""What must hold before a run is called finished: its weights, its last step and its held-out loss are finite."""
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from kielo.checkpoint.agreement import Agreement
+from kielo.parallel.materialise import local
+from kielo.recipe.errors import KieloError
+from kielo.train.build import Run
+
+_WAY_BACK = "; move the newest checkpoints out of train/checkpoints, and the run goes on from one before"
+
+
+def refuse_unsound_end(run: Run) -> None:
+    """KieloError, the same on every rank, naming a weight that is not finite, or the last step or held-out loss."""
+    refuse_unsound_weights(run.model, run.device)
+    step = run.state.step
+    if run.guard.bad_in_a_row:
+        raise KieloError(
+            f"step {step}, the last: the loss or the gradient norm was not finite {run.guard.bad_in_a_row} steps in a row,"
+            " so the run is not finished. The weights are those of the last sound step. What helps: train.skip_steps"
+            f" passes over their text{_WAY_BACK}"
+        )
+    loss = run.heldout.loss_at(run.state)
+    if not math.isfinite(loss):
+        raise KieloError(f"step {step}, the last: the held-out loss is {loss}, so the run is not finished{_WAY_BACK}")
+
+
+@torch.no_grad()
+def refuse_unsound_weights(model: nn.Module, device: torch.device) -> None:
+    """KieloError, the same on every rank, naming weights that hold NaN or infinities.
+
+    Each rank looks at its shards, without memory of their size; one number goes around.
+    """
+    shards = {name: local(parameter).detach() for name, parameter in model.named_parameters()}
+    shards = {name: shard for name, shard in shards.items() if shard.numel()}
+    ends = [torch.stack(shard.aminmax()).float().to(device) for shard in shards.values()]  # NaN is smallest and largest
+    bad = ~torch.stack(ends).isfinite().all(dim=1) if ends else torch.zeros(0, dtype=torch.bool, device=device)
+    num_bad = bad.sum().float()
+    if dist.is_initialized():
+        dist.all_reduce(num_bad)
+    if not num_bad:
+        return
+    ours = [name for name, is_bad in zip(shards, bad.tolist()) if is_bad]
+    names = list(dict.fromkeys(name for of_rank in Agreement().gather(ours) for name in of_rank))
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    raise KieloError(f"the weights hold NaN or infinities: {names[0]}{more}; so the run is not finished{_WAY_BACK}")
