@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from kielo.checkpoint.average import average
 from kielo.checkpoint.store import Store
@@ -27,7 +29,7 @@ def run(tmp_path) -> Path:
     store.settle()
     store.close()
     (folder / "tokenizer").mkdir()
-    (folder / "tokenizer" / "tokenizer.json").write_text('{"added_tokens": [{"content": "<s>", "id": 7}]}')
+    Tokenizer(WordLevel({"<s>": 7}, unk_token="<s>")).save(str(folder / "tokenizer" / "tokenizer.json"))
     (folder / "tokenizer" / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
     return folder
 

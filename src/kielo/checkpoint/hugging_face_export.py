@@ -30,6 +30,7 @@ from kielo.checkpoint.stream import SafetensorsStream
 from kielo.models import families
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model
+from kielo.tokenizer.load import CONFIG_FILE, TOKENIZER_FILE, load_tokenizer, special_token
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -266,25 +267,15 @@ def _tokenizer_files(folder: Path | None) -> list[Path]:
 
 def _special_token_ids(folder: Path | None) -> dict[str, int | None]:
     """bos, eos and pad of a Hugging Face tokenizer folder as ids; None for one that it does not name."""
-    named: dict[str, Any] = {}
-    ids: dict[str, int] = {}
-    for path in _tokenizer_files(folder):
-        if path.name in ("special_tokens_map.json", "tokenizer_config.json"):
-            named |= {key: value for key, value in _read_json(path).items() if value}
-        elif path.name == "tokenizer.json":
-            ids = {token["content"]: token["id"] for token in _read_json(path).get("added_tokens", [])}
-    found = {}
+    found: dict[str, int | None] = dict.fromkeys(f"{role}_token_id" for role in ("bos", "eos", "pad"))
+    if folder is None or not (Path(folder) / TOKENIZER_FILE).is_file():
+        return found
+    tokenizer = load_tokenizer(folder)
     for role in ("bos", "eos", "pad"):
-        token = named.get(f"{role}_token")
-        found[f"{role}_token_id"] = ids.get(token["content"] if isinstance(token, dict) else token)
+        names = (special_token(Path(folder) / file, f"{role}_token") for file in ("special_tokens_map.json", CONFIG_FILE))
+        name = next(filter(None, names), None)
+        found[f"{role}_token_id"] = None if name is None else tokenizer.token_to_id(name)
     return found
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise KieloError(f"{path}: not valid JSON ({error})") from error
 
 
 def _json(content: Any) -> bytes:

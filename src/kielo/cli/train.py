@@ -20,6 +20,8 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
 from kielo.recipe.sections import Recipe
 
+FETCH_LIMIT_SECONDS = 4 * 3600  # 1.4 TB at 100 MB/s
+
 
 def train(options: argparse.Namespace) -> int:
     recipe = read_recipe(options.recipe, options.sets).recipe
@@ -55,6 +57,8 @@ def train_here(recipe: Recipe, profile_steps: int = 0) -> dict[str, Any]:
     """
     import torch
 
+    from kielo.artifact.weights_folder import resolve_weights
+    from kielo.parallel.once_a_node import once_a_node
     from kielo.parallel.rendezvous import find_rendezvous
     from kielo.plan.expected import with_expectation
     from kielo.plan.resolve import resolve
@@ -64,6 +68,11 @@ def train_here(recipe: Recipe, profile_steps: int = 0) -> dict[str, Any]:
     folder = run_folder(recipe)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     device_name = torch.cuda.get_device_name() if device == "cuda" else None
+    weights = recipe.model.weights
+    if weights is not None:  # or every rank would ask the hub for them
+        once_a_node(
+            f"find {weights}", lambda: resolve_weights(weights), place, recipe.train.start_timeout_seconds, FETCH_LIMIT_SECONDS
+        )
     resolved = resolve(recipe, folder, world_size=place.size, device=device, accelerator=device_name)
     return train(with_expectation(resolved, recipe), profile_steps=profile_steps)
 

@@ -17,7 +17,7 @@ from kielo.checkpoint.store import read_tensors
 from kielo.models import families
 from kielo.plan.resolved import Resolved
 from kielo.recipe.errors import KieloError
-from kielo.tokenizer.load import encode, end_of_text_id, load_tokenizer
+from kielo.tokenizer.load import encode, end_of_text_id, load_tokenizer, vocabulary_size
 
 Logits = Callable[[Tensor, Tensor | None], Tensor]
 
@@ -94,13 +94,25 @@ def load_hugging_face(folder: Path, sequence_length: int | None = None) -> Conte
     tokenizer = load_tokenizer(folder)
     end_id = end_of_text_id(tokenizer)
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-    except (OSError, ValueError) as error:
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
+        )
+        model = model.to(device).eval()
+    except Exception as error:  # transformers' readers and models have a dozen kinds of error for what does not fit
+        reason = (str(error).splitlines() or [""])[0]
         raise KieloError(
-            f"{folder}: not a causal language model that transformers can load ({error})"
+            f"{folder}: not a causal language model that transformers can load ({type(error).__name__}: {reason})"
         ) from error
-    model = model.to(device).eval()
+    if loading["missing_keys"]:  # transformers would fill them with random numbers
+        raise KieloError(f"{folder}: tensors of the model are missing: {', '.join(sorted(loading['missing_keys'])[:8])}")
+    rows = model.get_input_embeddings().weight.shape[0]
+    if rows < vocabulary_size(tokenizer):
+        raise KieloError(
+            f"{folder}: the tokenizer has {vocabulary_size(tokenizer)} tokens, and the model's vocabulary {rows} rows; "
+            "they do not belong together"
+        )
     start_id = model.config.bos_token_id
+    start_id = start_id if isinstance(start_id, int) and 0 <= start_id < rows else None
     longest = getattr(model.config, "max_position_embeddings", None) or 2048
     return Contender(
         name=str(folder),

@@ -4,6 +4,7 @@ Every contender scores the same held-out documents under the convention of `bits
 """
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from kielo.evaluate.contender import Contender, document_tokens, load_checkpoint
 from kielo.evaluate.generate import default_prompts, generate
 from kielo.evaluate.texts import heldout_texts, training_texts, training_token_counts
 from kielo.plan import resolved as resolved_file
+from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import longest_sequence_length
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.load import end_of_text_id, load_tokenizer, vocabulary_size
@@ -75,6 +77,8 @@ def score(contender: Contender, recipe: Recipe, texts: Sequence[str]) -> dict[st
     stride = max(1, contender.sequence_length // 2)
     num_bytes = counted_bytes(texts)
     bits_per_byte = token_stream_bits(contender, tokens, stride) / num_bytes
+    if not math.isfinite(bits_per_byte):
+        raise KieloError(f"{contender.name}: the model's loss is {bits_per_byte}: its weights are damaged, or overflow")
     samples = [
         {"prompt": prompt, "text": _continue(contender, recipe, prompt, recipe.seed + number)}
         for number, prompt in enumerate(recipe.evaluate.prompts or default_prompts(texts))

@@ -33,6 +33,7 @@ class World:
 
 
 _world: World | None = None  # what end_world ends; torch's default process group is one per process as well
+_meeting: tuple[Rendezvous, dist.Store] | None = None  # the store in which the ranks of an attempt meet
 
 
 def start_world(timeout_seconds: float, device: str | None = None) -> World:
@@ -44,7 +45,7 @@ def start_world(timeout_seconds: float, device: str | None = None) -> World:
     global _world
     place = find_rendezvous()
     chosen = _device(device, place.local_rank)
-    store = dist.PrefixStore(f"kielo/{place.attempt}", _store(place, timeout_seconds))
+    store = meet(place, timeout_seconds)
 
     def make() -> dist.ProcessGroup:
         backend = "nccl" if chosen.type == "cuda" else "gloo"
@@ -54,10 +55,18 @@ def start_world(timeout_seconds: float, device: str | None = None) -> World:
     try:
         raise_communicator("world", range(place.size), place.rank, store, chosen, timeout_seconds, make)
     except KieloError:
-        _linger(place)
+        linger(place)
         raise
     _world = World(place.rank, place.size, place.local_rank, chosen, store)
     return _world
+
+
+def meet(place: Rendezvous, timeout_seconds: float) -> dist.Store:
+    """The store in which the ranks of this attempt meet, made once a process; KieloError where there is no meeting."""
+    global _meeting
+    if _meeting is None or _meeting[0] != place:
+        _meeting = place, dist.PrefixStore(f"kielo/{place.attempt}", _store(place, timeout_seconds))
+    return _meeting[1]
 
 
 def make_host_group(world: World, name: str, timeout_seconds: float) -> dist.ProcessGroup | None:
@@ -81,7 +90,7 @@ def end_world(wait_seconds: float = 10.0) -> None:
 
     Rank 0 waits at most `wait_seconds` for the others, so a rank that died holds nobody up for long.
     """
-    global _world
+    global _world, _meeting
     if _world is not None and _world.size > 1:
         with contextlib.suppress(RuntimeError):  # the store is gone when rank 0 has died
             leaving = _world.store.add("leaving", 1)
@@ -91,7 +100,7 @@ def end_world(wait_seconds: float = 10.0) -> None:
                 leaving = _world.store.add("leaving", 0)
     if dist.is_initialized():
         dist.destroy_process_group()
-    _world = None
+    _world = _meeting = None
 
 
 def _device(kind: str | None, local_rank: int) -> torch.device:
@@ -135,7 +144,7 @@ def _store(place: Rendezvous, timeout_seconds: float) -> dist.Store:
         ) from error
 
 
-def _linger(place: Rendezvous) -> None:
+def linger(place: Rendezvous) -> None:
     """Rank 0 serves the store, and the others' time limits strike a little later than its own."""
     if place.rank == 0 and place.size > 1 and not place.store_is_running:
         time.sleep(3)

@@ -32,7 +32,7 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     tokenizer.encode_special_tokens = True
-    tokenizer.end_of_text = _end_of_text_in(path.with_name(CONFIG_FILE))
+    tokenizer.end_of_text = special_token(path.with_name(CONFIG_FILE), "eos_token") or END_OF_TEXT
     return tokenizer
 
 
@@ -67,11 +67,21 @@ def decode(tokenizer: Tokenizer, rows: Sequence[Sequence[int]]) -> list[str]:
     return tokenizer.decode_batch([list(row) for row in rows], skip_special_tokens=False)
 
 
-def _end_of_text_in(path: Path) -> str:
+def special_token(path: Path, key: str) -> str | None:
+    """What tokenizer_config.json or special_tokens_map.json calls a token such as `eos_token`; None where it does not say.
+
+    Raises KieloError naming file and key for what is no name.
+    """
     if not path.is_file():
-        return END_OF_TEXT
+        return None
     try:
-        name = json.loads(path.read_text(encoding="utf-8")).get("eos_token") or END_OF_TEXT
-    except (ValueError, AttributeError) as problem:
-        raise KieloError(f"{path}: not a JSON object ({problem})") from None
-    return name["content"] if isinstance(name, dict) else name  # older files spell out an AddedToken
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as problem:
+        raise KieloError(f"{path}: not valid JSON ({problem})") from None
+    if not isinstance(content, dict):
+        raise KieloError(f"{path}: not a JSON object but a {type(content).__name__}")
+    value = content.get(key)
+    name = value.get("content") if isinstance(value, dict) else value  # older files spell out an AddedToken
+    if value is not None and not isinstance(name, str):
+        raise KieloError(f"{path}: {key} = {str(value)[:60]} does not fit; expected the text of one token, or null")
+    return name or None
