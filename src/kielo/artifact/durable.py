@@ -5,15 +5,27 @@ A rename is durable once the folder that holds the name is on the disk, and a fi
 it, or `bring_tree_to_disk` a whole folder; only then may a manifest vouch for them.
 """
 
+import errno
 import os
 import re
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
+from kielo.recipe.errors import KieloError
+
 _ASIDE = re.compile(r"\..*\.\d+\.kielo-partial")
 _SYNC_THREADS = 16  # file systems bring many files to the disk at once: 2,500 small ones took a fifth of the time
+
+_ADVICE = {
+    errno.ENOSPC: "free some space, or set `folder` in the recipe to a larger disk",
+    errno.EDQUOT: "free some space, or set `folder` in the recipe to a larger disk",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f), or set `folder` in the recipe to another disk",
+    errno.EROFS: "set `folder` in the recipe to a disk that can be written",
+    errno.EACCES: "set `folder` in the recipe to one that can be written",
+}
 
 
 class DurableFile:
@@ -62,6 +74,20 @@ class DurableFile:
 def is_aside(name: str) -> bool:
     """Whether a file of this name is what a killed `DurableFile` left."""
     return _ASIDE.fullmatch(name) is not None
+
+
+@contextmanager
+def disk_problems_told(what: str) -> Iterator[None]:
+    """Make a KieloError of what a disk refuses inside: full, read-only, gone. It begins with `what`."""
+    try:
+        yield
+    except ConnectionError:  # a pipe or a socket, no disk
+        raise
+    except OSError as problem:
+        why = problem.strerror or str(problem)
+        where = f" ({problem.filename})" if problem.filename else ""
+        advice = _ADVICE.get(problem.errno, "mend that, and the same command makes it")
+        raise KieloError(f"{what} was not written: {why}{where}. What would work: {advice}") from problem
 
 
 def bring_to_disk(path: Path | str) -> None:

@@ -6,7 +6,6 @@ is not finished. What no manifest lists is not Kielo's: a stage never replaces i
 Inputs by hash + recipe section -> folder with files and manifest.json.
 """
 
-import errno
 import json
 import os
 import platform
@@ -21,7 +20,7 @@ from typing import Any
 
 import xxhash
 
-from kielo.artifact.durable import DurableFile, bring_tree_to_disk, is_aside
+from kielo.artifact.durable import DurableFile, bring_tree_to_disk, disk_problems_told, is_aside
 from kielo.artifact.own_text import is_own_text
 from kielo.artifact.stage_folder import StageFolder
 from kielo.recipe.errors import KieloError
@@ -29,13 +28,6 @@ from kielo.recipe.errors import KieloError
 MANIFEST_NAME = "manifest.json"
 READ_BYTES = 1 << 20
 PACKAGES = ("kielo", "numpy", "tokenizers", "torch", "transformers", "datatrove")
-_ADVICE = {
-    errno.ENOSPC: "free some space, or set `folder` in the recipe to a larger disk",
-    errno.EDQUOT: "free some space, or set `folder` in the recipe to a larger disk",
-    errno.EFBIG: "raise the limit of a file's size (ulimit -f), or set `folder` to another disk",
-    errno.EROFS: "set `folder` in the recipe to a disk that can be written",
-    errno.EACCES: "set `folder` in the recipe to one that can be written",
-}
 
 
 @dataclass(frozen=True)
@@ -150,11 +142,10 @@ def write_stage(
     """
     started = time.monotonic()
     made = StageFolder(folder, kind, hash_json([kind, version, dict(inputs), as_json(section)]))
-    try:
+    with disk_problems_told(f"{folder}: the {kind} stage"):
         refuse_foreign(folder, kind)
-        made.refuse()
-        made.begin()
         try:
+            made.begin()
             stage = Stage(made.new)
             yield stage
             wall_seconds = time.monotonic() - started
@@ -162,26 +153,17 @@ def write_stage(
             refuse_foreign(folder, kind)  # again: the work may have taken hours
             made.publish()
         except BaseException:
-            made.remove()
+            made.discard()
             raise
-    except ConnectionError:
-        raise
-    except OSError as problem:
-        why = problem.strerror or str(problem)
-        where = f" ({problem.filename})" if problem.filename else ""
-        advice = _ADVICE.get(problem.errno, "mend that, and the same command makes the stage")
-        raise KieloError(
-            f"{folder}: the {kind} stage was not written: {why}{where}; nothing was changed there. What would work: {advice}"
-        ) from problem
-    finally:
-        made.close()
 
 
 def refuse_foreign(folder: Path | str, kind: str) -> None:
-    """KieloError, naming a file, where `folder` holds anything but what a `kind` stage wrote: a stage would replace it.
+    """KieloError, naming a file, where `folder` holds anything but what a `kind` stage wrote: a stage would replace it. And
+    where no stage folder can be. Call it before a stage begins its work; it changes nothing.
 
-    Call it before a stage begins its work. What Kielo adds to a finished folder bears its mark (`own_text.py`).
+    What Kielo adds to a finished folder bears its mark (`own_text.py`).
     """
+    StageFolder(folder, kind, identity="").refuse()
     foreign = _foreign(Path(folder), kind)
     if foreign is not None:
         raise KieloError(

@@ -70,7 +70,6 @@ class ResumableStage:
     def refuse(self) -> None:
         """KieloError where `folder` holds what such a stage did not write, or cannot be one. Changes nothing."""
         refuse_foreign(self.folder, self._identity[0])
-        self._place.refuse()
 
     def begin(self) -> None:
         """Open the folder aside: with the finished files of an attempt at the same, else empty.
@@ -139,7 +138,6 @@ class ResumableStage:
         """The finished folder takes its name; an older one there is removed."""
         refuse_foreign(self.folder, self._identity[0])  # again: the work may have taken hours
         self._place.publish()
-        self.close()
 
     def close(self) -> None:
         """Let another process go on with the folder aside."""
@@ -147,8 +145,7 @@ class ResumableStage:
 
     def discard(self) -> None:
         """Leave nothing of this attempt and those before it; `folder` stays as it is."""
-        self._place.remove()
-        self.close()
+        self._place.discard()
 
     def stopped(self, error: OSError) -> KieloError:
         """What to tell of a failed write: why, what is kept, and how to go on."""

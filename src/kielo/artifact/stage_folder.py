@@ -52,7 +52,7 @@ class StageFolder:
             )
         if os.path.lexists(self._aside) and not self._is_ours():
             raise KieloError(
-                f"{self._aside}: Kielo did not make it, and would work there; move it away, nothing was changed"
+                f"{self._aside} was not made by Kielo, which would work there; move it away, nothing was changed"
             )
 
     def begin(self, is_resumed: bool = False) -> None:
@@ -86,8 +86,13 @@ class StageFolder:
         bring_to_disk(self.new)
         if self.place.exists():
             os.rename(self.place, self._old)
-        name_durably(self.new, self.place)
+        try:
+            name_durably(self.new, self.place)
+        except OSError:
+            self.settle()
+            raise
         self.remove()
+        self.close()
 
     def remove(self) -> None:
         """Remove the folder aside if it is ours, as far as it goes: the journal last, so that the rest is known as ours."""
@@ -99,6 +104,12 @@ class StageFolder:
             if set(os.listdir(self._aside)) <= {self.journal_path.name}:
                 self.journal_path.unlink(missing_ok=True)
                 self._aside.rmdir()
+
+    def discard(self) -> None:
+        """Leave nothing of this attempt; nothing is done where another process holds the folder aside."""
+        if self.journal is not None and not self.journal.closed:
+            self.remove()
+            self.close()
 
     def close(self) -> None:
         """Let another process go on with the folder aside."""

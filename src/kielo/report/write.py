@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from kielo.artifact.durable import disk_problems_told
 from kielo.artifact.manifest import write_json_atomically
 from kielo.artifact.own_text import refuse_other_json, refuse_other_text, write_own_text
 from kielo.recipe.sections import Recipe
@@ -25,9 +26,10 @@ def write_report(run_folder: Path, recipe: Recipe, stages: dict[str, dict[str, A
     refuse_other_json(summary_path, "kielo_version")
     earlier = {name: stage for name, stage in (stages or {}).items() if name != "report"}
     gathered = gather(run_folder, recipe, earlier)
-    model_card.write_model_card(gathered)
-    write_own_text(path, page.render(gathered))
-    own = {"seconds": round(time.monotonic() - started, 3), "skipped": False}
-    summary = summarise(gathered | {"stages": earlier | {"report": own}})
-    write_json_atomically(summary_path, summary)
+    with disk_problems_told(f"{run_folder}: the report"):
+        model_card.write_model_card(gathered)
+        write_own_text(path, page.render(gathered))
+        own = {"seconds": round(time.monotonic() - started, 3), "skipped": False}
+        summary = summarise(gathered | {"stages": earlier | {"report": own}})
+        write_json_atomically(summary_path, summary)
     return path
