@@ -2,10 +2,18 @@
 
 import errno
 import json
+import os
+import shutil
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from kielo.artifact.documents import DocumentWriter
 from kielo.artifact.manifest import hash_file, hash_manifest, is_current, read_manifest, write_stage
+from kielo.artifact.own_text import marked
+from kielo.artifact.stage_folder import StageFolder
+from kielo.artifact.token_shards import TokenShardWriter
 from kielo.recipe.errors import KieloError
 
 INPUTS, SECTION = {"raw": "0a1b"}, {"sizes": (1, 2), "name": "é"}
@@ -44,7 +52,7 @@ def test_failure_leaves_the_old_folder_and_nothing_else(tmp_path):
     with pytest.raises(ZeroDivisionError), write_stage(folder, "trial", 1, {}, {}) as stage:
         (stage.folder / "half").write_text("h")
         raise ZeroDivisionError
-    with pytest.raises(KieloError, match="no space left"), write_stage(folder, "trial", 1, {}, {}):
+    with pytest.raises(KieloError, match="trial stage was not written: No space left"), write_stage(folder, "trial", 1, {}, {}):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert hash_manifest(folder) == before
     assert [path.name for path in tmp_path.iterdir()] == ["stage"]
@@ -69,10 +77,145 @@ def test_rewriting_replaces_and_a_torn_manifest_is_named(tmp_path):
     """A second writing replaces the first whole; an unreadable manifest is a KieloError with its path."""
     folder = tmp_path / "stage"
     _write(folder, "one")
-    (folder / "stray").write_text("not of the stage")
     _write(folder, "two")
     assert sorted(path.name for path in folder.iterdir()) == ["deep", "manifest.json"]
     assert [path.name for path in tmp_path.iterdir()] == ["stage"]
     (folder / "manifest.json").write_text('{"kind": "tri')
     with pytest.raises(KieloError, match="manifest.json"):
         read_manifest(folder)
+
+
+def test_what_the_stage_did_not_write_is_never_replaced(tmp_path):
+    """Not a file without a manifest, nor one beside those that it lists, nor another kind's folder; Kielo's own texts are."""
+    folder = tmp_path / "stage"
+    folder.mkdir()
+    _write(folder, "into an empty folder")
+    (folder / "card.md").write_text(marked("written later, by another stage\n"))
+    (folder / ".card.md.4711.kielo-partial").write_text("what a kill left")
+    _write(folder, "again")
+    for name in ("a person's.txt", "deep/notes", "card.md"):
+        (folder / name).write_text("mine")
+        with pytest.raises(KieloError, match=name):
+            _write(folder, "third")
+        assert (folder / name).read_text() == "mine" and (folder / "deep" / "a.txt").read_text() == "again"
+        (folder / name).unlink()
+    with pytest.raises(KieloError, match="manifest.json of a trial stage"), write_stage(folder, "other", 1, {}, {}):
+        pass
+    (folder / "manifest.json").unlink()
+    with pytest.raises(KieloError, match="deep"):
+        _write(folder, "third")
+    assert [path.name for path in tmp_path.iterdir()] == ["stage"]
+
+
+def test_a_file_that_appears_during_the_work_is_not_lost(tmp_path):
+    """What a person puts into the folder while the stage works is looked for again before the exchange."""
+    folder = tmp_path / "stage"
+    _write(folder, "old")
+    with pytest.raises(KieloError, match="notes"), write_stage(folder, "trial", 1, {}, {}):
+        (folder / "notes").write_text("mine")
+    assert (folder / "notes").read_text() == "mine" and (folder / "deep" / "a.txt").read_text() == "old"
+
+
+def test_the_folder_aside_is_ours_or_left_alone(tmp_path):
+    """A killed attempt's is used again and removed; one that Kielo did not make is refused; an exchange is ended."""
+    folder, aside = tmp_path / "stage", tmp_path / ".stage.kielo"
+    aside.mkdir()
+    (aside / "new").mkdir()
+    (aside / "new" / "mine").write_text("a person's")
+    with pytest.raises(KieloError, match=r"\.stage\.kielo was not made by Kielo"):
+        _write(folder)
+    assert (aside / "new" / "mine").read_text() == "a person's"
+    shutil.rmtree(aside)
+    _write(folder, "old")
+    killed = StageFolder(folder, "trial", "")
+    killed.begin()
+    killed.close()
+    (killed.new / "half").write_text("h")
+    folder.rename(aside / "old")  # killed between the two renames
+    with pytest.raises(ZeroDivisionError), write_stage(folder, "trial", 1, {}, {}) as stage:
+        assert list(stage.folder.iterdir()) == []
+        raise ZeroDivisionError
+    assert (folder / "deep" / "a.txt").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["stage"]
+
+
+def test_a_failed_exchange_keeps_the_old_content(tmp_path, monkeypatch):
+    """The second rename fails: the old folder is back in its place, and the message names the folder."""
+    folder = tmp_path / "stage"
+    _write(folder, "old")
+    replace = os.replace
+
+    def refused(source, target):
+        if Path(target) == folder and Path(source).name == "new":
+            raise OSError(errno.EIO, "Input/output error")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", refused)
+    with pytest.raises(KieloError, match="stage: the trial stage was not written: Input/output error"):
+        _write(folder, "new")
+    assert (folder / "deep" / "a.txt").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["stage"]
+
+
+def test_two_at_once_do_not_share_the_folder_aside(tmp_path):
+    """The second is refused, and the first one ends well."""
+    folder = tmp_path / "stage"
+    with write_stage(folder, "trial", 1, {}, {}) as stage:
+        (stage.folder / "a.txt").write_text("first")
+        with pytest.raises(KieloError, match="another process is writing"):
+            _write(folder)
+    assert (folder / "a.txt").read_text() == "first"
+
+
+@pytest.mark.parametrize("is_whole_run", [False, True])
+def test_a_link_to_another_place_stays_and_its_target_is_filled(tmp_path, is_whole_run):
+    """RUN/stage -> elsewhere, or the run folder itself: the data lies where the link leads, also the second time."""
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "run").mkdir()
+    link = tmp_path / ("link" if is_whole_run else "run/stage")
+    link.symlink_to(tmp_path / "scratch")
+    folder = link / "stage" if is_whole_run else link
+    for text in ("one", "two"):
+        _write(folder, text)
+        assert link.is_symlink() and (folder / "deep" / "a.txt").read_text() == text
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted({"scratch", "run", link.parts[len(tmp_path.parts)]})
+    assert (tmp_path / "scratch" / ("stage" if is_whole_run else "") / "manifest.json").is_file()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ([] if is_whole_run else ["stage"])
+
+
+def test_what_cannot_be_a_stage_folder_is_refused(tmp_path):
+    """A dangling link, a file, and a place below a file; nothing is made."""
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "dangling").symlink_to(tmp_path / "gone" / "stage")
+    before = sorted(tmp_path.iterdir())
+    for folder, told in (("dangling", "is its disk mounted"), ("file", "a file"), ("file/stage", "Not a directory")):
+        with pytest.raises(KieloError, match=f"{folder}: .*{told}"):
+            _write(tmp_path / folder)
+    assert sorted(tmp_path.iterdir()) == before and (tmp_path / "file").read_text() == "mine"
+
+
+def test_all_is_on_the_disk_before_the_manifest_and_the_name(tmp_path, monkeypatch):
+    """Order of the calls: files and folders, the manifest, its folder, the name, the folder that holds the name."""
+    done = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: done.append(os.readlink(f"/proc/self/fd/{fd}")) or fsync(fd))
+    monkeypatch.setattr(os, "replace", lambda source, to: replace(source, to) or done.append(f"name {to}"))
+    with write_stage(tmp_path / "runs" / "stage", "trial", 1, {}, {}) as stage:
+        (stage.folder / "deep").mkdir()
+        (stage.folder / "deep" / "a.txt").write_text("written by another program")
+        with DocumentWriter(stage.folder / "b.jsonl.zst") as documents:
+            documents.add({"text": "b"})
+        with TokenShardWriter(stage.folder / "c", 10) as shard:
+            shard.add(np.array([1]))
+        new = str(stage.folder)
+    manifest = done.index(f"name {new}/manifest.json")
+    name = done.index(f"name {tmp_path}/runs/stage")
+    files = read_manifest(tmp_path / "runs" / "stage").files
+    assert set(files) == {"deep/a.txt", "b.jsonl.zst", "c.bin", "c.idx"}
+    for file in (*files, "deep"):
+        assert f"{new}/{file}" in done[:manifest], file
+    assert new in done[manifest:name] and str(tmp_path / "runs") in done[name:]
+    assert str(tmp_path) in done[:manifest], "the new folder above has its name on the disk too"
+    for file in ("b.jsonl.zst", "c.bin", "c.idx"):
+        named = done.index(f"name {new}/{file}")
+        assert any(f".{file}." in entry for entry in done[:named]) and done[named + 1] == new

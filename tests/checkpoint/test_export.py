@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from kielo.artifact.manifest import read_manifest
-from kielo.artifact.resumable_stage import JOURNAL_NAME, ResumableStage
+from kielo.artifact.own_text import marked
+from kielo.artifact.resumable_stage import ResumableStage
 from kielo.checkpoint import export_tensors
 from kielo.checkpoint.hugging_face_export import export
 from kielo.checkpoint.pieces import cut, join
@@ -146,13 +147,17 @@ def test_what_is_there_already_is_not_written_again(tmp_path, checkpoint, tokeni
     """The same call changes nothing, also when the report has put its own README there; another dtype replaces it."""
     arguments = (checkpoint, tmp_path / "hf", config(), tokenizer_folder)
     folder = export(*arguments)
-    (folder / "README.md").write_text("a model card, which is longer")
+    (folder / "README.md").write_text(marked("a model card, which is longer\n"))
     before = {path: path.stat() for path in folder.iterdir()}
     export(*arguments, is_replacing=False)
     assert {path: path.stat() for path in folder.iterdir()} == before
     export(*arguments, dtype="fp16")
     assert load_file(folder / "model.safetensors")["lm_head.weight"].dtype == torch.float16
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+    (folder / "README.md").write_text("a person's card")
+    with pytest.raises(KieloError, match="holds README.md"):
+        export(*arguments, dtype="bf16")
+    assert (folder / "README.md").read_text() == "a person's card"
 
 
 def test_no_block_is_larger_than_allowed_and_many_give_the_same_bytes(tmp_path, checkpoint, monkeypatch):
@@ -305,21 +310,21 @@ def test_killed_at_any_moment_it_goes_on_and_rewrites_nothing(tmp_path, checkpoi
     kept = 0
     for at in points:
         to = place(f"killed_{at}")
-        partial = to.with_name(to.name + ".partial")
+        aside = tmp_path / f".{to.name}.kielo"
         killed(checkpoint, to, at)
         if to.exists():
             assert contents(to) in (expected, contents(older)), "never a part under the final name"
         finished = {}
-        if (partial / JOURNAL_NAME).exists():
-            lines = [json.loads(line) for line in (partial / JOURNAL_NAME).read_text().splitlines()]
-            finished = {line["file"]: (partial / line["file"]).stat() for line in lines if "file" in line}
+        if (aside / "journal.jsonl").exists() and (aside / "new").exists():
+            lines = [json.loads(line) for line in (aside / "journal.jsonl").read_text().splitlines()]
+            finished = {line["file"]: (aside / "new" / line["file"]).stat() for line in lines if "file" in line}
         export(checkpoint, to, config(), None, max_shard_bytes=SHARD_BYTES)
         assert contents(to) == expected
         for name, before in finished.items():
             after = (to / name).stat()
             assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
         kept += len(finished)
-        assert not list(tmp_path.glob(f"{to.name}.*"))
+        assert not aside.exists()
     assert is_replacing or kept > POINTS // 2
 
 
@@ -345,8 +350,7 @@ def test_a_partial_folder_is_trusted_as_far_as_it_can_be(tmp_path, checkpoint):
         for dtype in ("fp32", "bf16")
     }
     options = {"max_shard_bytes": SHARD_BYTES}
-    partial = tmp_path / "hf.partial"
-    journal = partial / JOURNAL_NAME
+    partial, journal = tmp_path / ".hf.kielo" / "new", tmp_path / ".hf.kielo" / "journal.jsonl"
     calls = run_ranks(export_and_die, 1, checkpoint, tmp_path / "counted", None)[0]
 
     def cut_short() -> None:
@@ -396,16 +400,16 @@ def test_a_full_disk_is_told_and_what_is_finished_stays(tmp_path, checkpoint, mo
     with monkeypatch.context() as patch:
         patch.setattr(SafetensorsStream, "_put", full)
         with pytest.raises(
-            KieloError, match=r"disk full: .* more bytes.* free.* 1 finished files stay in .*hf\.partial"
+            KieloError, match=r"disk full: .* more bytes.* free.* 1 finished files stay in .*\.hf\.kielo/new"
         ):
             export(*arguments, **options)
-    assert [path.name for path in tmp_path.iterdir()] == ["hf.partial"]
-    assert [path.name[:11] for path in (tmp_path / "hf.partial").glob("*.safetensors")] == ["model-00001"]
+    assert [path.name for path in tmp_path.iterdir()] == [".hf.kielo"]
+    assert [path.name[:11] for path in (tmp_path / ".hf.kielo" / "new").glob("*.safetensors")] == ["model-00001"]
     with monkeypatch.context() as patch:
         usage = shutil.disk_usage(tmp_path)._replace(free=100)
         patch.setattr(shutil, "disk_usage", lambda _: usage)
         with pytest.raises(KieloError, match="more bytes are needed, 100 are free"):
             export(*arguments, **options)
-    first = next((tmp_path / "hf.partial").glob("*.safetensors"))
+    first = next((tmp_path / ".hf.kielo" / "new").glob("*.safetensors"))
     before = first.stat().st_ino
     assert (export(*arguments, **options) / first.name).stat().st_ino == before

@@ -6,7 +6,6 @@ is noticed everywhere: a zstd stream that ends early otherwise looks like a shor
 """
 
 import gzip
-import os
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import orjson
 import zstandard
 
+from kielo.artifact.durable import DurableFile
 from kielo.recipe.errors import KieloError
 
 SUFFIX = ".jsonl.zst"
@@ -27,25 +27,22 @@ class DocumentWriter:
 
     def __init__(self, path: Path | str):
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._aside = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
-        self._file = open(self._aside, "wb")  # noqa: SIM115 (closed by close or abandon)
+        self._file = DurableFile(self.path)
         self._stream = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL, write_checksum=True).stream_writer(
-            self._file
+            self._file, closefd=False
         )
 
     def add(self, document: dict[str, Any]) -> None:
         self._stream.write(orjson.dumps(document) + b"\n")
 
     def close(self) -> None:
-        """Finish the file and give it its name."""
+        """Finish the file, bring it to the disk and give it its name."""
         self._stream.close()
-        os.replace(self._aside, self.path)
+        self._file.close()
 
     def abandon(self) -> None:
         """Leave nothing behind."""
-        self._file.close()
-        self._aside.unlink(missing_ok=True)
+        self._file.abandon()
 
     def __enter__(self) -> "DocumentWriter":
         return self

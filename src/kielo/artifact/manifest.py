@@ -1,15 +1,14 @@
 """The manifest: the file that says a stage's folder is finished, and from what it was made.
 
-A stage writes into `NAME.partial`; at the end every file is hashed, `manifest.json` is written last, and the
-folder is renamed to `NAME`. So a folder with a manifest is complete, and one without is not finished.
+A stage writes into a folder aside (`stage_folder.py`); at the end every file is hashed and brought to the disk,
+`manifest.json` is written last, and the folder takes its name. So a folder with a manifest is complete, and one without
+is not finished. What no manifest lists is not Kielo's: a stage never replaces it.
 Inputs by hash + recipe section -> folder with files and manifest.json.
 """
 
-import errno
 import json
 import os
 import platform
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +20,9 @@ from typing import Any
 
 import xxhash
 
+from kielo.artifact.durable import DurableFile, bring_tree_to_disk, disk_problems_told, is_aside
+from kielo.artifact.own_text import is_own_text
+from kielo.artifact.stage_folder import StageFolder
 from kielo.recipe.errors import KieloError
 
 MANIFEST_NAME = "manifest.json"
@@ -66,10 +68,12 @@ def read_manifest(folder: Path | str) -> Manifest | None:
         return Manifest(**{entry.name: content[entry.name] for entry in fields(Manifest)})
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as problem:
+        raise KieloError(f"{path}: cannot be read ({problem.strerror})") from problem
     except (ValueError, KeyError, TypeError) as problem:
         raise KieloError(
-            f"{path}: not a readable manifest ({type(problem).__name__}: {problem}); "
-            f"delete {path.parent} and run the stage again"
+            f"{path}: not a readable manifest of Kielo's ({type(problem).__name__}: {problem}); move {path.parent} away, "
+            "and the stage makes it again"
         ) from None
 
 
@@ -131,29 +135,41 @@ def write_stage(
 ) -> Iterator[Stage]:
     """Write a whole stage folder or nothing.
 
-    Yields a `Stage` whose `folder` is `NAME.partial`. At a clean exit the files are hashed, the manifest is
-    written and the folder takes its name, replacing an older one. At an exception the partial folder is
-    removed and `folder` stays as it was. A full disk becomes a KieloError.
+    Yields a `Stage` whose `folder` lies aside. At a clean exit the files are hashed and brought to the disk, the
+    manifest is written and the folder takes its name, replacing an older one. At an exception nothing of it is left, and
+    `folder` stays as it was. A disk that is full, read-only or gone becomes a KieloError, and so does, before anything
+    is done, a `folder` that holds what this stage did not write.
     """
-    folder = Path(folder)
-    partial = folder.with_name(folder.name + ".partial")
     started = time.monotonic()
-    _remove(partial)
-    try:
-        partial.mkdir(parents=True)
-        stage = Stage(partial)
-        yield stage
-        wall_seconds = time.monotonic() - started
-        write_manifest(partial, kind, version, inputs, section, stage.counts, wall_seconds)
-        _replace_folder(partial, folder)
-    except BaseException as problem:
-        shutil.rmtree(partial, ignore_errors=True)
-        if isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise KieloError(
-                f"{folder}: no space left while writing the {kind} stage; nothing was changed there. "
-                "Free some space, or set `folder` in the recipe to a larger disk"
-            ) from problem
-        raise
+    made = StageFolder(folder, kind, hash_json([kind, version, dict(inputs), as_json(section)]))
+    with disk_problems_told(f"{folder}: the {kind} stage"):
+        refuse_foreign(folder, kind)
+        try:
+            made.begin()
+            stage = Stage(made.new)
+            yield stage
+            wall_seconds = time.monotonic() - started
+            write_manifest(made.new, kind, version, inputs, section, stage.counts, wall_seconds)
+            refuse_foreign(folder, kind)  # again: the work may have taken hours
+            made.publish()
+        except BaseException:
+            made.discard()
+            raise
+
+
+def refuse_foreign(folder: Path | str, kind: str) -> None:
+    """KieloError, naming a file, where `folder` holds anything but what a `kind` stage wrote: a stage would replace it. And
+    where no stage folder can be. Call it before a stage begins its work; it changes nothing.
+
+    What Kielo adds to a finished folder bears its mark (`own_text.py`).
+    """
+    StageFolder(folder, kind, identity="").refuse()
+    foreign = _foreign(Path(folder), kind)
+    if foreign is not None:
+        raise KieloError(
+            f"{folder}: holds {foreign}, which Kielo's {kind} stage did not write or which was changed since, and would "
+            "replace with the whole folder. Move it away, or set `folder` in the recipe to another one; nothing was changed"
+        )
 
 
 def write_manifest(
@@ -165,8 +181,9 @@ def write_manifest(
     counts: Mapping[str, Any],
     wall_seconds: float,
 ) -> Manifest:
-    """Hash the files under `folder` and write its manifest: for a stage that fills its folder in place."""
+    """Bring the files under `folder` to the disk, hash them, and write the manifest that vouches for them."""
     folder = Path(folder)
+    bring_tree_to_disk(folder)
     manifest = Manifest(
         kind=kind,
         version=version,
@@ -189,19 +206,8 @@ def write_json_atomically(path: Path | str, content: Any) -> None:
 
 def write_text_atomically(path: Path | str, text: str) -> None:
     """Write UTF-8 text aside, then rename: a reader sees the old file or the new one, never a part."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # The process number keeps two ranks or jobs that write the same file from sharing one temporary file.
-    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with open(aside, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
+    with DurableFile(path) as file:
+        file.write(text.encode())
 
 
 def as_json(content: Any) -> Any:
@@ -233,15 +239,22 @@ def _has_size(path: Path, size: int) -> bool:
     return path.is_file() and path.stat().st_size == size
 
 
-def _replace_folder(partial: Path, folder: Path) -> None:
-    old = folder.with_name(folder.name + ".old")
-    _remove(old)
-    if folder.exists():
-        os.replace(folder, old)
-    os.replace(partial, folder)
-    _remove(old)
-
-
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
+def _foreign(folder: Path, kind: str) -> str | None:
+    """The first file in `folder`, relative to it, that a `kind` stage did not write; None where there is none."""
+    names = sorted(os.listdir(folder)) if folder.is_dir() else []
+    if not names:
+        return None
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return names[0]
+    if manifest.kind != kind:
+        return f"{MANIFEST_NAME} of a {manifest.kind} stage"
+    for place, folders, files in os.walk(folder):
+        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+        for name in sorted([*files, *links]):
+            path = Path(place, name)
+            relative = path.relative_to(folder).as_posix()
+            is_known = relative in manifest.files or relative == MANIFEST_NAME or is_aside(name)
+            if not is_known and not is_own_text(path):
+                return relative
+    return None

@@ -1,12 +1,11 @@
 """A stage folder whose files take hours: what was finished before a crash is kept, and not written again.
 
-Like `manifest.write_stage` it is whole or not at all: files go into `NAME.partial`, the manifest is written last
-and the folder renamed. Besides, `.journal.jsonl` in the partial folder holds a line for the identity of the stage
-and one for every large file that is finished and on the disk, with its checksums.
+Like `manifest.write_stage` it is whole or not at all: files go into the folder aside (`stage_folder.py`), the manifest is
+written last and the folder takes its name. Besides, the journal aside holds, after the line with the identity of the
+stage, one for every large file that is finished and on the disk, with its checksums.
 """
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -16,11 +15,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import xxhash
 
-from kielo.artifact.durable import bring_to_disk
+from kielo.artifact.durable import DurableFile
 from kielo.artifact.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -28,67 +27,73 @@ from kielo.artifact.manifest import (
     hash_json,
     installed_versions,
     is_current,
+    refuse_foreign,
     write_json_atomically,
 )
+from kielo.artifact.stage_folder import StageFolder
 from kielo.recipe.errors import KieloError
 
-JOURNAL_NAME = ".journal.jsonl"
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class ResumableStage:
     """The stage folder `folder` in the making; `kind` … `section` are its identity, as in `is_current`.
 
-    Order of use, unless `is_done`: `begin`, the files and `finish`, unless `is_written`; then `publish`. A file's
-    record for `add` is {"bytes", "sha256", …}: what is not its sha256 goes into the manifest's files.
+    Order of use, unless `is_done`: `refuse`; `begin`, the files and `finish`, unless `is_written`; then `publish`. Files are
+    written into `new`. A file's record for `add` is {"bytes", "sha256", …}: what is not its sha256 goes into the manifest's
+    files.
     """
 
     def __init__(
         self, folder: Path, kind: str, version: int, inputs: Mapping[str, str], section: Mapping[str, Any]
     ):
         self.folder = Path(folder)
-        self.partial = self.folder.with_name(self.folder.name + ".partial")
-        self.finished: dict[str, dict[str, Any]] = {}
-        self._replaced = self.folder.with_name(self.folder.name + ".replaced")
         self._identity = (kind, version, dict(inputs), as_json(section))
+        self._place = StageFolder(folder, kind, hash_json(self._identity))
+        self.new = self._place.new
+        self.finished: dict[str, dict[str, Any]] = {}
         self._missing_bytes = 0
         self._small: dict[str, dict[str, Any]] = {}
-        self._journal: BinaryIO | None = None
         self._began = time.monotonic()
 
     def is_done(self) -> bool:
         """Whether `folder` holds this stage; then what a killed `publish` may have left is removed."""
         is_done = is_current(self.folder, *self._identity)
-        if is_done:
-            shutil.rmtree(self._replaced, ignore_errors=True)
+        if is_done and not self.new.exists():
+            self._place.remove()
         return is_done
 
     def is_written(self) -> bool:
         """Whether an earlier attempt was killed when only the name was missing."""
-        return is_current(self.partial, *self._identity)
+        return is_current(self.new, *self._identity)
+
+    def refuse(self) -> None:
+        """KieloError where `folder` holds what such a stage did not write, or cannot be one. Changes nothing."""
+        refuse_foreign(self.folder, self._identity[0])
 
     def begin(self) -> None:
-        """Open the partial folder: with the finished files of an attempt at the same, else empty.
+        """Open the folder aside: with the finished files of an attempt at the same, else empty.
 
         KieloError while another process writes it.
         """
-        self.partial.mkdir(parents=True, exist_ok=True)
-        # Unbuffered: a line is in the file when `write` is back.
-        self._journal = open(self.partial / JOURNAL_NAME, "a+b", buffering=0)  # noqa: SIM115 (until `publish`)
-        self._claim(self._journal)
-        self._journal.seek(0)
-        sound, self.finished = self._read_journal(self._journal.read())
-        self._journal.truncate(sound)
-        for path in self.partial.iterdir():
-            if path.name not in {JOURNAL_NAME, *self.finished}:
-                path.unlink()
+        self._place.begin(is_resumed=True)
+        journal = self._place.journal
+        journal.seek(0)
+        sound, self.finished = self._read_journal(journal.read())
+        journal.truncate(sound)
         if not sound:
-            self._note({"identity": hash_json(self._identity)})
+            journal.write(self._place.head)
+            os.fsync(journal.fileno())
+        for path in self.new.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name not in self.finished:
+                path.unlink()
 
     def expect(self, num_bytes: int) -> None:
         """So much is still to be written; OSError at once where the disk has no room for it."""
         self._missing_bytes = num_bytes
-        if num_bytes > shutil.disk_usage(self.partial).free:
+        if num_bytes > shutil.disk_usage(self.new).free:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def add(self, name: str, record: dict[str, Any]) -> None:
@@ -99,10 +104,8 @@ class ResumableStage:
 
     def write(self, name: str, data: bytes, is_listed: bool = True) -> None:
         """A small file, which a later attempt writes anew. Without `is_listed` the manifest leaves it out."""
-        with open(self.partial / name, "wb") as file:
+        with DurableFile(self.new / name) as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
         if is_listed:
             digests = {
                 "xxh3_128": xxhash.xxh3_128_hexdigest(data),
@@ -129,39 +132,30 @@ class ResumableStage:
             },
             written_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        write_json_atomically(self.partial / MANIFEST_NAME, asdict(manifest))
+        write_json_atomically(self.new / MANIFEST_NAME, asdict(manifest))
 
     def publish(self) -> None:
         """The finished folder takes its name; an older one there is removed."""
-        (self.partial / JOURNAL_NAME).unlink(missing_ok=True)
-        bring_to_disk(self.partial)
-        if self.folder.exists():
-            shutil.rmtree(self._replaced, ignore_errors=True)
-            self.folder.rename(self._replaced)
-        self.partial.rename(self.folder)
-        bring_to_disk(self.folder.parent)
-        shutil.rmtree(self._replaced, ignore_errors=True)
-        self.close()
+        refuse_foreign(self.folder, self._identity[0])  # again: the work may have taken hours
+        self._place.publish()
 
     def close(self) -> None:
-        """Let another process go on with the partial folder."""
-        if self._journal is not None:
-            self._journal.close()
+        """Let another process go on with the folder aside."""
+        self._place.close()
 
     def discard(self) -> None:
         """Leave nothing of this attempt and those before it; `folder` stays as it is."""
-        self.close()
-        shutil.rmtree(self.partial, ignore_errors=True)
+        self._place.discard()
 
     def stopped(self, error: OSError) -> KieloError:
         """What to tell of a failed write: why, what is kept, and how to go on."""
         why = str(error)
         if error.errno in _DISK_FULL:
-            free = shutil.disk_usage(self.partial.parent).free
+            free = shutil.disk_usage(next(folder for folder in self.new.parents if folder.exists())).free
             why = f"disk full: {self._missing_bytes:,} more bytes are needed, {free:,} are free"
         return KieloError(
             f"{self.folder}: the {self._identity[0]} was not finished: {why}. {len(self.finished)} finished files "
-            f"stay in {self.partial}; the same command goes on from there"
+            f"stay in {self.new}; the same command goes on from there"
         )
 
     def _read_journal(self, content: bytes) -> tuple[int, dict[str, dict[str, Any]]]:
@@ -172,7 +166,7 @@ class ResumableStage:
                 entry = json.loads(line)
             except ValueError:
                 break
-            if not sound and entry != {"identity": hash_json(self._identity)}:
+            if not sound and line != self._place.head:
                 return 0, {}
             sound += len(line)
             if "file" in entry:
@@ -182,20 +176,9 @@ class ResumableStage:
         }
 
     def _is_whole(self, name: str, size: int) -> bool:
-        path = self.partial / name
+        path = self.new / name
         return path.is_file() and path.stat().st_size == size
 
     def _note(self, entry: dict[str, Any]) -> None:
-        self._journal.write(json.dumps(entry).encode() + b"\n")
-        os.fsync(self._journal.fileno())
-
-    def _claim(self, journal: BinaryIO) -> None:
-        try:
-            fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            journal.close()
-            raise KieloError(
-                f"{self.partial}: another process is writing it; wait for it, or choose another folder"
-            ) from None
-        except OSError:
-            pass  # a file system without locks
+        self._place.journal.write(json.dumps(entry).encode() + b"\n")
+        os.fsync(self._place.journal.fileno())

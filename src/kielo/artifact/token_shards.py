@@ -8,13 +8,13 @@ sentence splitting) are read. Format: megatron-core `datasets/indexed_dataset.py
 and whose writer's we read.
 """
 
-import os
 import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from kielo.artifact.durable import DurableFile
 from kielo.recipe.errors import KieloError
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -35,10 +35,8 @@ class TokenShardWriter:
         self.prefix = Path(prefix)
         self.dtype = np.dtype(np.uint16 if vocab_size < UINT16_VOCAB_SIZES else np.int32)
         self.vocab_size = vocab_size
-        self.prefix.parent.mkdir(parents=True, exist_ok=True)
         self._lengths: list[int] = []
-        self._aside = _beside(self.prefix, f".bin.{os.getpid()}.partial")
-        self._file = open(self._aside, "wb")  # noqa: SIM115 (closed by close or abandon)
+        self._file = DurableFile(_beside(self.prefix, ".bin"))
 
     def add(self, tokens: np.ndarray) -> None:
         """Append one document, a one-dimensional array of token ids below vocab_size.
@@ -58,19 +56,14 @@ class TokenShardWriter:
         self._lengths.append(int(tokens.size))
 
     def close(self) -> None:
-        """Finish both files and give them their names."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Finish both files, bring them to the disk and give them their names."""
         self._file.close()
-        index_aside = _beside(self.prefix, f".idx.{os.getpid()}.partial")
-        index_aside.write_bytes(self._index())
-        os.replace(self._aside, _beside(self.prefix, ".bin"))
-        os.replace(index_aside, _beside(self.prefix, ".idx"))
+        with DurableFile(_beside(self.prefix, ".idx")) as index:
+            index.write(self._index())
 
     def abandon(self) -> None:
         """Leave nothing behind."""
-        self._file.close()
-        self._aside.unlink(missing_ok=True)
+        self._file.abandon()
 
     def _index(self) -> bytes:
         lengths = np.array(self._lengths, dtype="<i4")

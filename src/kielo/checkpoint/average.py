@@ -4,6 +4,7 @@ An average of the last checkpoints often scores better than each of them (Izmail
 Read and written by blocks of rows, so that memory does not grow with the model.
 """
 
+import os
 import secrets
 import shutil
 import time
@@ -26,8 +27,9 @@ from kielo.artifact.checkpoint_index import (
     write_checkpoint_manifest,
     write_index,
 )
+from kielo.artifact.durable import bring_to_disk, make_folder, name_durably
 from kielo.checkpoint.export_tensors import CheckpointRows, FileTensor, row_blocks
-from kielo.checkpoint.publish import failure, publish, refuse_if_too_full
+from kielo.checkpoint.publish import failure, refuse_if_too_full
 from kielo.checkpoint.store import some_names, verify
 from kielo.checkpoint.stream import DTYPES, SafetensorsStream, nbytes
 from kielo.models.piece import Piece
@@ -58,15 +60,16 @@ def average(checkpoints: Sequence[Path], to: Path) -> Path:
     newest = max(indexes.values(), key=lambda index: index.step)
     index = _averaged_index(newest, indexes, save_id)
     tensor_bytes = sum(nbytes(DTYPES[entry.dtype], entry.shape) for entry in index.tensors.values())
-    partial = to.with_name(f"{to.name}.{save_id}.partial")
+    partial = to.parent / f".{to.name}.{save_id}.kielo-partial"
     try:
-        to.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(to.parent)
         refuse_if_too_full(to.parent, tensor_bytes + _DESCRIPTION_BYTES * len(index.tensors), num_files=4)
         partial.mkdir()
         files = {rank_file_name(0): _write_means(partial, index, indexes)}
         files[INDEX_NAME] = write_index(partial, index)
         write_checkpoint_manifest(partial, index, files, tensor_bytes, time.monotonic() - began)
-        publish(partial, to)
+        bring_to_disk(partial)
+        name_durably(partial, to)
     except (OSError, KieloError) as error:
         raise KieloError(failure(to, tensor_bytes, error)) from error
     finally:
@@ -136,7 +139,7 @@ def _model_names(index: CheckpointIndex) -> list[str]:
 
 
 def _refuse_place(to: Path) -> None:
-    if to.exists():
+    if os.path.lexists(to):
         raise KieloError(f"{to}: exists already; name a new folder, nothing was written")
     if step_of(to) is not None:
         raise KieloError(

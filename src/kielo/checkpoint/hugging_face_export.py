@@ -1,7 +1,7 @@
 """A checkpoint out as a Hugging Face folder: safetensors shards, index, configs, tokenizer, a short README.
 
 Streamed by blocks of rows, so that memory does not grow with the model, and resumable: the record of a finished
-shard is a line of the partial folder's journal, and the same command writes only what is missing.
+shard is a line of the journal beside it, and the same command writes only what is missing.
 """
 
 import json
@@ -15,6 +15,7 @@ from tqdm import tqdm
 from kielo import __version__
 from kielo.artifact.checkpoint_index import CheckpointIndex, read_index
 from kielo.artifact.manifest import hash_file, hash_json, hash_manifest
+from kielo.artifact.own_text import marked
 from kielo.artifact.resumable_stage import ResumableStage
 from kielo.checkpoint.export_tensors import (
     EXPORT_DTYPES,
@@ -64,10 +65,10 @@ def export(
     "fp16", or "source" for names and dtypes of the weights that training began from; None is "source" where the
     checkpoint knows them, else "fp32". generation: further keys of generation_config.json.
 
-    Does nothing when `to` holds just that already; another folder there is replaced, or refused without
-    `is_replacing`. What is cut short stays as `NAME.partial`, and the same call writes only the shards that are
-    missing there. `manifest.json` holds each file's checksum, and its sha256 in `counts`; the README is not
-    listed, for the report puts its own in place of it. Raises KieloError for bad input, damage, a full disk.
+    Does nothing when `to` holds just that already; another export there is replaced, or refused without
+    `is_replacing`, and anything else is refused. What is cut short stays aside, and the same call writes only the
+    shards that are missing there. `manifest.json` holds each file's checksum, and its sha256 in `counts`; the README is
+    not listed, for the report puts its own in place of it. Raises KieloError for bad input, damage, a full disk.
     """
     checkpoint = Path(checkpoint)
     index = read_index(checkpoint)
@@ -84,7 +85,8 @@ def export(
     stage = ResumableStage(to, KIND, VERSION, inputs, section)
     if stage.is_done():
         return stage.folder
-    if stage.folder.exists() and not is_replacing:
+    stage.refuse()
+    if not is_replacing and stage.folder.exists() and any(stage.folder.iterdir()):
         raise KieloError(
             f"{to}: exists already and is not this export; name a new folder, nothing was written"
         )
@@ -132,7 +134,7 @@ def _write(
     for path in _tokenizer_files(tokenizer_folder):
         stage.write(path.name, path.read_bytes())
     readme = _readme(index, model, stored_dtype, has_tokenizer=tokenizer_folder is not None)
-    stage.write("README.md", readme.encode(), is_listed=False)
+    stage.write("README.md", marked(readme).encode(), is_listed=False)
     stage.finish({"tensors": len(tensors), "tensor_bytes": total_bytes, "step": index.step})
 
 
@@ -196,7 +198,7 @@ def _write_shards(
     ) as bar:  # fmt: skip
         for file, shard in shards.items():
             if file not in stage.finished:
-                stage.add(file, _write_shard(stage.partial / file, shard, rows, bar))
+                stage.add(file, _write_shard(stage.new / file, shard, rows, bar))
 
 
 def _write_shard(path: Path, shard: list[FileTensor], rows: CheckpointRows, bar: tqdm) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 import argparse
 import json
-import shutil
+import os
 from pathlib import Path
 from typing import Any
 
+from kielo.artifact.manifest import write_text_atomically
 from kielo.cli.terminal import print_json, print_table
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder, shipped_recipes
@@ -32,9 +33,9 @@ def recipes(options: argparse.Namespace) -> None:
         if options.copy not in shipped:
             raise KieloError(f"no shipped recipe is called {options.copy!r}; there are: {', '.join(shipped)}")
         target = Path(shipped[options.copy].name)
-        if target.exists():
+        if os.path.lexists(target):
             raise KieloError(f"{target} exists already; move it away first, nothing was written")
-        shutil.copyfile(shipped[options.copy], target)
+        write_text_atomically(target, shipped[options.copy].read_text(encoding="utf-8"))
         print(f"wrote {target}; start it with: kielo run {target}")
         return
     rows = [(name, read_recipe(name).recipe.language, read_recipe(name).recipe.description) for name in shipped]

@@ -7,6 +7,7 @@ raw/NAME with a manifest of its own that records where it came from, and why not
 import glob
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from kielo.artifact.manifest import (
@@ -21,9 +22,11 @@ from kielo.artifact.manifest import (
 from kielo.corpus.download import FetchProblem, fetch_debian_package, fetch_huggingface_dataset
 from kielo.corpus.read import FORMATS, RawSource, is_readable
 from kielo.recipe.errors import KieloError
+from kielo.recipe.read import REPLACED_FOLDERS
 from kielo.recipe.sections import Recipe, Source
 
 VERSION = 1
+HASHES_NAME = ".kielo-hashes.json"  # a folder `raw` may well be a person's
 OWN_TEXT = "--set corpus.sources=my.txt takes a text of your own"
 
 
@@ -38,6 +41,7 @@ def fetch_sources(recipe: Recipe, raw_folder: Path, say: Callable[[str], None]) 
 def _fetch(name: str, source: Source, raw_folder: Path, say: Callable[[str], None]) -> RawSource:
     if source.path:
         root, files = _local_files(name, source.path)
+        _refuse_own_files(name, Path(source.path).expanduser(), root, files, raw_folder.parent)
         origin, fingerprint = source.path, _hash_files(root, files, raw_folder)
     else:
         root = raw_folder / name
@@ -105,10 +109,27 @@ def _local_files(name: str, pattern: str) -> tuple[Path, list[str]]:
     return root, files
 
 
+def _refuse_own_files(name: str, place: Path, root: Path, files: list[str], run_folder: Path) -> None:
+    """KieloError for a file in a folder that a stage of this run replaces: it would be lost, or be text made from text."""
+    if place.is_dir() and run_folder.resolve().is_relative_to(place.resolve()):
+        raise KieloError(
+            f"corpus.sources, {name}: {place} holds the run's own folder {run_folder}, whose files would become text; name a "
+            "folder or a pattern without it, or give the run another `folder`"
+        )
+    for file in files:
+        path = (root / file).resolve()
+        for stage in REPLACED_FOLDERS:
+            if path.is_relative_to((run_folder / stage).resolve()):
+                raise KieloError(
+                    f"corpus.sources, {name}: {root / file} lies in {run_folder / stage}, which Kielo writes and replaces; "
+                    "name a source outside of it, or give the run another `folder`"
+                )
+
+
 def _hash_files(root: Path, files: list[str], raw_folder: Path) -> str:
     """Hash of the files' names and contents. Contents are read again only when size or time of change
     differ."""
-    cache_path = raw_folder / "hashes.json"
+    cache_path = raw_folder / HASHES_NAME
     known = _read_cache(cache_path)
     hashes, fresh = {}, False
     for file in files:
@@ -119,12 +140,14 @@ def _hash_files(root: Path, files: list[str], raw_folder: Path) -> str:
             known[key], fresh = hash_file(path), True
         hashes[file] = known[key]
     if fresh:
-        write_json_atomically(cache_path, known)
+        with suppress(OSError):  # read again next time; what ails the disk, the stage itself will say
+            write_json_atomically(cache_path, known)
     return hash_json(hashes)
 
 
 def _read_cache(path: Path) -> dict[str, str]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return {}
+    return known if isinstance(known, dict) else {}

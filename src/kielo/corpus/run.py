@@ -11,7 +11,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kielo.artifact.manifest import Manifest, is_current, read_manifest, write_json_atomically, write_stage
+from kielo.artifact.manifest import (
+    Manifest,
+    is_current,
+    read_manifest,
+    refuse_foreign,
+    write_json_atomically,
+    write_stage,
+)
 from kielo.corpus.dedup import DocumentDuplicates, LineDuplicates
 from kielo.corpus.executor import run_pipeline
 from kielo.corpus.fetch import fetch_sources
@@ -39,6 +46,7 @@ def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = 
     then as it was before.
     """
     folder = Path(folder)
+    refuse_foreign(folder, KIND)  # before hours of fetching
     say = _speaker(progress)
     card = language(recipe.language)
     section = effective_settings(recipe.corpus, card)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from kielo.artifact.manifest import write_text_atomically
+from kielo.artifact.own_text import HASH_COMMENT, write_own_text
 from kielo.plan.candidates import candidate_columns
 from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, members, read_card
 from kielo.plan.fit import drawn_to_prior
@@ -156,7 +156,9 @@ def compare(machine: Machine, path: Path | str, site: Cluster | None = None) -> 
 
 
 def write_machine(machine: Machine, path: Path | str) -> None:
-    """As TOML, aside and renamed: the constants as in the shipped card of them, then what the machine is."""
+    """As TOML: the constants as in the shipped card of them, then what the machine is. Replaces only a card that
+    nobody has changed; raises KieloError for another file.
+    """
     runs = "\n".join(f"  {run}" for run in machine.runs)
     header = (
         "A machine as its own runs showed it, by `kielo plan --from-measurement`; `kielo plan RECIPE --machine` takes it.\n"
@@ -170,7 +172,7 @@ def write_machine(machine: Machine, path: Path | str) -> None:
     text += _table("measured", measured, "what the runs were: on a processor the ranks shared its cores")
     text += _table("accelerator", card, "of one rank; a processor's bandwidths count fp32 as two bytes, like the planner")
     text += _table("accelerator.peak_tflops", peaks, "dense; a processor's from the rate of its large products")
-    write_text_atomically(path, text)
+    write_own_text(path, text, HASH_COMMENT)
 
 
 def read_machine(path: Path | str) -> Machine:

@@ -4,6 +4,7 @@ Identity is what is trained: a change of it is another run and needs consent. Pl
 attempt runs: layout, micro-batch, folders; it is resolved anew for every attempt.
 """
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 from kielo.artifact.manifest import hash_json, write_text_atomically
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Fp8, Model, Precision
+
+_HEADER = "# Written by kielo from the recipe and the machine; edit the recipe instead.\n"
 
 
 class _Frozen(BaseModel):
@@ -185,8 +188,14 @@ def identity_hash(identity: Identity) -> str:
 
 
 def write(resolved: Resolved, path: Path | str) -> None:
-    """Write as TOML, aside and renamed. Values that are None are left out."""
-    text = "# Written by kielo from the recipe and the machine; edit the recipe instead.\n"
+    """Write as TOML, aside and renamed. Values that are None are left out. KieloError where another file has the name."""
+    try:
+        is_own = not os.path.lexists(path) or Path(path).read_text(encoding="utf-8").startswith(_HEADER)
+    except (OSError, ValueError):
+        is_own = False
+    if not is_own:
+        raise KieloError(f"{path}: is there already, and Kielo did not write it; move it away, nothing was written")
+    text = _HEADER
     for name, part in resolved.model_dump(mode="json").items():
         text += _table(name, part)
     write_text_atomically(path, text)

@@ -5,6 +5,8 @@ Relative paths inside a recipe start at the folder that `kielo` is started in, a
 
 import copy
 import difflib
+import os
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +22,8 @@ from kielo.recipe.complaints import Complaint, dotted, from_validation, keys_of,
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 
+# The folders of a run that stages replace as a whole. `train` is filled in place, and `raw` may hold a person's text.
+REPLACED_FOLDERS = ("corpus", "tokenizer", "tokens", "verify", "evaluate", "hf")
 _SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
 # In place of required values that are missing or broken, so that the rest can still be checked.
 _STAND_INS: dict[str, Any] = {"name": "stand_in", "language": "et", "corpus": {"sources": ["stand_in.txt"]}}
@@ -56,8 +60,38 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 def run_folder(recipe: Recipe) -> Path:
-    """Where everything of this run lies."""
-    return Path(recipe.folder or f"runs/{recipe.name}")
+    """Where everything of this run lies; it need not be there yet.
+
+    Raises KieloError where it cannot be a folder, and where text, a tokenizer or weights that the recipe names lie in a
+    folder of the run that a stage replaces.
+    """
+    folder = Path(recipe.folder or f"runs/{recipe.name}")
+    for place in (folder, *folder.parents):
+        if place.is_symlink() and not os.path.exists(place):
+            raise KieloError(
+                f"folder = {str(folder)!r}: {place} is a symbolic link to {os.readlink(place)}, which is not there; is its "
+                "disk mounted? Make that folder, or remove the link"
+            )
+        if os.path.exists(place):
+            if not os.path.isdir(place):
+                raise KieloError(f"folder = {str(folder)!r}: {place} is a file; move it away, or name another folder")
+            break
+    given = {f"corpus.sources, {source.name}": source.path for source in recipe.corpus.sources}
+    given |= {"tokenizer.path": recipe.tokenizer.path, "model.weights": recipe.model.weights}
+    for key, value in given.items():
+        path = value and os.path.realpath(os.path.expanduser(_without_pattern(value.removeprefix("hf:"))))
+        for stage in REPLACED_FOLDERS:
+            if path and Path(path).is_relative_to(os.path.realpath(folder / stage)):
+                raise KieloError(
+                    f"{key} = {value!r}: lies in {folder / stage}, a folder of this run that Kielo writes and replaces; move it "
+                    "out of there, or give the run another `folder`; nothing was changed"
+                )
+    return folder
+
+
+def _without_pattern(path: str) -> str:
+    """The part of a path that a pattern such as texts/*.txt fixes."""
+    return os.path.dirname(path[: re.search(r"[*?[]", path).start()]) if re.search(r"[*?[]", path) else path
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """The model card: what `gather` found -> `hf/README.md`, with the front matter that the Hugging Face hub reads."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
-from kielo.artifact.manifest import write_text_atomically
+from kielo.artifact.own_text import is_own_text, write_own_text
 from kielo.recipe.sections import Recipe, Source
 from kielo.report.gather import BASELINES
 from kielo.report.page import baseline_name
@@ -12,11 +13,14 @@ from kielo.report.units import format_bytes
 
 
 def write_model_card(gathered: dict[str, Any]) -> Path | None:
-    """Write the card into the exported folder; None when nothing has been exported yet."""
+    """Write the card into the exported folder; None when nothing has been exported yet, or a person has written there."""
     if not gathered["export"]:
         return None
     path = Path(gathered["export"]) / "README.md"
-    write_text_atomically(path, render(gathered))
+    if path.exists() and not is_own_text(path):
+        print(f"report: {path} was changed by hand and stays as it is", file=sys.stderr)
+        return None
+    write_own_text(path, render(gathered))
     return path
 
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from kielo.artifact.manifest import write_text_atomically
+from kielo.artifact.own_text import write_own_text
 from kielo.plan.clock import Span, timeline
 from kielo.plan.interval import SHARE
 from kielo.plan.part_names import SECONDS, parts_of
@@ -295,4 +295,4 @@ def _write(figure: Figure, path: Path | str) -> None:
     buffer = io.StringIO()
     nothing: dict[str, Any] = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(buffer, format="svg", metadata=nothing)
-    write_text_atomically(path, buffer.getvalue())
+    write_own_text(path, buffer.getvalue())

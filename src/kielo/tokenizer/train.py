@@ -22,6 +22,7 @@ from kielo.artifact.manifest import (
     read_manifest,
     write_json_atomically,
     write_stage,
+    write_text_atomically,
 )
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
@@ -133,7 +134,8 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
         **tokens,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / TOKENIZER_FILE), pretty=True)
+    # Not `tokenizer.save`: what that raises on a full disk says neither that nor where.
+    write_text_atomically(folder / TOKENIZER_FILE, tokenizer.to_str(pretty=True))
     write_json_atomically(folder / CONFIG_FILE, config)
     write_json_atomically(folder / "special_tokens_map.json", tokens)
 

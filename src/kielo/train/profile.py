@@ -23,6 +23,9 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity
 
+from kielo.artifact.durable import bring_to_disk, make_folder, name_durably
+from kielo.artifact.manifest import write_json_atomically
+
 HEAD_AND_LOSS, OPTIMISER = "head_and_loss", "optimiser"
 # Of two parts at the same time the earlier one is counted. Beside these a profile has "idle" and "step".
 PARTS = (HEAD_AND_LOSS, OPTIMISER, "attention", "matrices", "memory_bound", "communication")
@@ -223,20 +226,22 @@ class Profile:
             self._tell(f"no profile of rank {self._rank}: {problem}")
 
     def _write(self, profiler: torch.profiler.profile) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         trace_file = self._folder / f"trace_rank{self._rank}.json.gz"
         # Aside first: a name without end is never taken for a whole trace. The ending tells torch to compress.
         aside = trace_file.with_name(f".{os.getpid()}.{trace_file.name}")
-        profiler.export_chrome_trace(str(aside))
-        os.replace(aside, trace_file)
+        try:
+            profiler.export_chrome_trace(str(aside))
+            bring_to_disk(aside)
+            name_durably(aside, trace_file)
+        finally:
+            aside.unlink(missing_ok=True)
         if self._rank:
             return
         with gzip.open(trace_file, "rt", encoding="utf-8") as stream:
             parts = parts_of(json.load(stream, strict=False))
         about = {"first_step": self._first_step, "steps": self._steps, "device": self._device.type, "torch": torch.__version__}
-        aside = self._folder / f".{os.getpid()}.profile.json"
-        aside.write_text(json.dumps(about | {"seconds_per_step": parts}, indent=1) + "\n", encoding="utf-8")
-        os.replace(aside, self._folder / "profile.json")
+        write_json_atomically(self._folder / "profile.json", about | {"seconds_per_step": parts})
         self._tell(line(parts, self._steps) + f"; trace: {trace_file} (open in https://ui.perfetto.dev)")
 
 

@@ -20,6 +20,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from kielo.artifact.manifest import installed_versions, write_json_atomically
+from kielo.artifact.own_text import refuse_other_json
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.verify.layouts_cases import Case, all_cases, chosen_cases
@@ -44,6 +45,7 @@ def verify_layouts(
     if steps < 1:
         raise KieloError(f"{steps} steps show nothing; give 1 or more")
     chosen = chosen_cases(cases)
+    refuse_other_json(Path(folder) / CERTIFICATE_NAME, "bars")
     with tempfile.TemporaryDirectory(prefix="kielo_layouts_") as scratch_name:
         scratch = Path(scratch_name)
         print(f"layouts: {len(chosen)} cases; first the truth, on one process", file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ is written.
 """
 
 import hashlib
+import os
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,7 +42,7 @@ def verify_round_trip(reference: str, keep: Path | None = None) -> dict[str, Any
         raise KieloError(
             f"{reference}: no such folder; hf:OWNER/NAME would be fetched from the Hugging Face hub"
         )
-    if keep is not None and Path(keep).exists():
+    if keep is not None and os.path.lexists(keep):
         raise KieloError(f"--keep {keep}: exists already; name a new folder")
     source = resolve_weights(reference)
     with TemporaryDirectory(prefix="kielo_round_trip_") as temporary:
@@ -103,7 +104,8 @@ def _in_and_out(source: Path, checkpoints: Path, to: Path) -> dict[str, str]:
         checkpoint = store.settle()
     finally:
         store.close()
-    export(checkpoint, to, model, source if (source / "tokenizer.json").is_file() else None)
+    tokenizer_folder = source if (source / "tokenizer.json").is_file() else None
+    export(checkpoint, to, model, tokenizer_folder, is_replacing=False)
     return weights
 
 

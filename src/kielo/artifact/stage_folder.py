@@ -1,0 +1,134 @@
+"""The folder of a stage in its place: where a link leads, what is made aside, and how the new takes the old one's name.
+
+    RUN/corpus              the stage's folder; where it is a symbolic link, the link stays and PLACE is where it leads
+    PLACE/../.corpus.kielo/ beside it, while the stage works
+        journal.jsonl       says that Kielo made this folder aside: one without it is never emptied or removed
+        new/                the next content, which takes the place when it is finished
+        old/                the content before, for the moment of the exchange
+
+A kill at any moment leaves the old content or the new one, in the place or in the folder aside; `begin` puts it back.
+Whose the content of the place is, `manifest.refuse_foreign` knows.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from kielo.artifact.durable import bring_to_disk, make_folder, name_durably
+from kielo.recipe.errors import KieloError
+
+
+class StageFolder:
+    """The folder `folder` of a `kind` stage. Order of use: `refuse`, `begin`, files into `new`, `publish`; last `close`.
+
+    identity: hash of what is made. The first line of the journal is `head`, with it; `journal` is open from `begin` on.
+    """
+
+    def __init__(self, folder: Path | str, kind: str, identity: str):
+        self.folder, self.kind = Path(folder), kind
+        self.place = Path(os.path.realpath(self.folder))
+        self._aside = self.place.parent / f".{self.place.name}.kielo"
+        self.new, self._old, self.journal_path = (self._aside / name for name in ("new", "old", "journal.jsonl"))
+        self.head = json.dumps({"stage": kind, "folder": self.place.name, "identity": identity}).encode() + b"\n"
+        self.journal = None
+
+    def refuse(self) -> None:
+        """KieloError where no stage folder can be, or where the folder aside is not of our making. Changes nothing."""
+        if not os.path.isdir(self.place):
+            if self.folder.is_symlink():
+                raise KieloError(
+                    f"{self.folder}: a symbolic link to {os.readlink(self.folder)}, where there is no folder; is its disk "
+                    "mounted? Make that folder, or remove the link"
+                )
+            if os.path.lexists(self.place):
+                raise KieloError(f"{self.folder}: a file, where the {self.kind} stage makes a folder; move it away")
+        elif os.path.ismount(self.place):
+            raise KieloError(
+                f"{self.folder}: the root of a file system, whose name no finished {self.kind} folder can take; let it be a "
+                "symbolic link to a folder in there"
+            )
+        if os.path.lexists(self._aside) and not self._is_ours():
+            raise KieloError(
+                f"{self._aside} was not made by Kielo, which would work there; move it away, nothing was changed"
+            )
+
+    def begin(self, is_resumed: bool = False) -> None:
+        """Make the folder aside, or open the one that a killed attempt left; `new` is empty unless `is_resumed`.
+
+        KieloError while another process works there.
+        """
+        make_folder(self._aside)
+        # Unbuffered: a line is in the file when `write` is back.
+        self.journal = open(self.journal_path, "a+b", buffering=0)  # noqa: SIM115 (until `close`)
+        self._claim()
+        if not os.fstat(self.journal.fileno()).st_size:
+            self.journal.write(self.head)
+            os.fsync(self.journal.fileno())
+            bring_to_disk(self._aside)
+        self.settle()
+        if self.new.exists() and not is_resumed:
+            shutil.rmtree(self.new)
+        self.new.mkdir(exist_ok=True)
+
+    def settle(self) -> None:
+        """End an exchange that was killed: the old content goes back into an empty place, else it is removed."""
+        if self.journal_path.exists() and self._old.exists():
+            if self.place.exists() and os.listdir(self.place):
+                shutil.rmtree(self._old, ignore_errors=True)
+            else:
+                name_durably(self._old, self.place)
+
+    def publish(self) -> None:
+        """Give `new`, whose files are on the disk, the place; then remove the folder aside with the content before."""
+        bring_to_disk(self.new)
+        if self.place.exists():
+            os.rename(self.place, self._old)
+        try:
+            name_durably(self.new, self.place)
+        except OSError:
+            self.settle()
+            raise
+        self.remove()
+        self.close()
+
+    def remove(self) -> None:
+        """Remove the folder aside if it is ours, as far as it goes: the journal last, so that the rest is known as ours."""
+        if not self._is_ours():
+            return
+        with suppress(OSError):
+            self.settle()
+            shutil.rmtree(self.new, ignore_errors=True)
+            if set(os.listdir(self._aside)) <= {self.journal_path.name}:
+                self.journal_path.unlink(missing_ok=True)
+                self._aside.rmdir()
+
+    def discard(self) -> None:
+        """Leave nothing of this attempt; nothing is done where another process holds the folder aside."""
+        if self.journal is not None and not self.journal.closed:
+            self.remove()
+            self.close()
+
+    def close(self) -> None:
+        """Let another process go on with the folder aside."""
+        if self.journal is not None:
+            self.journal.close()
+
+    def _is_ours(self) -> bool:
+        """Empty is what a kill leaves before the journal is there, and after."""
+        if not self._aside.is_dir() or self._aside.is_symlink():
+            return False
+        return self.journal_path.is_file() or not any(self._aside.iterdir())
+
+    def _claim(self) -> None:
+        try:
+            fcntl.flock(self.journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise KieloError(
+                f"{self._aside}: another process is writing there; wait for it, or choose another folder"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
