@@ -288,13 +288,13 @@ def test_every_file_names_its_save_and_damage_has_a_place(tmp_path, monkeypatch)
     content = bytearray(tensors.read_bytes())
     content[1100] ^= 1
     tensors.write_bytes(content)
-    assert check_checkpoint(newest) == (
+    assert check_checkpoint(newest).reason == (
         f"{tensors.name} is not what was written: block 4 (bytes 1,024 to 1,279) has another checksum"
     )
     assert check_checkpoint(newest, checksums=False) is None
     tensors.write_bytes((tmp_path / "step_00000100" / tensors.name).read_bytes())
     old_id, new_id = (read_index(tmp_path / f"step_00000{step}").save_id for step in (100, 200))
-    assert check_checkpoint(newest, checksums=False) == f"{tensors.name} is of another save ({old_id} instead of {new_id})"
+    assert check_checkpoint(newest, checksums=False).reason == f"{tensors.name} is of another save ({old_id} instead of {new_id})"
 
 
 def test_the_newest_and_the_milestones_are_kept(tmp_path):
