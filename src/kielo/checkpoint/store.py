@@ -84,9 +84,9 @@ class Store:
     group: of the CPU (gloo) and used by nothing else, for its collectives run in a thread beside the training. Works
     without a process group too.
     keep_every_steps: checkpoints of its multiples stay whatever `keep_newest` says; 0: none.
-    on_alert(step, message): told on rank 0, in the writing thread, of a save that failed and of old checkpoints that
-    could not be removed or had to be kept. permit: asked on rank 0 before a save and again before it is published; its KieloError
-    refuses (another job has taken the folder).
+    on_alert(step, message): told on rank 0, mostly in the writing thread, of a save that failed, of old checkpoints that
+    could not be removed or had to be kept, and of damaged ones. permit: asked on rank 0 before a save and again before
+    it is published; its KieloError refuses (another job has taken the folder).
     `warnings` lists what the last `newest` passed over.
     """
 
@@ -323,7 +323,7 @@ class Store:
             reason = fault.reason
             self.warnings.append(self._ranks.on_first(lambda path=path, reason=reason: set_aside(path, reason)))
             if self._ranks.rank == 0:
-                logger.warning(self.warnings[-1])
+                self._on_alert(step_of(path), self.warnings[-1])
         if damaged:
             self._ranks.on_first(lambda: point_newest(newest))
 
