@@ -237,11 +237,14 @@ class Checkpoints:
         folder = self.newest.parent
         behind = [path for path in step_folders(folder) if step_of(path) >= parting_step]
         earlier = [path for path in step_folders(folder) if step_of(path) < parting_step]
-        goes_on = f"goes on from {earlier[0].name}" if earlier else "begins anew"
+        names = ", ".join(path.name for path in reversed(behind))
+        way_on = (
+            f"move {names} out of {folder} and the run goes on from {earlier[0].name}" if earlier
+            else f"move {folder.parent} away and the run begins at step 0"
+        )  # fmt: skip
         raise KieloError(
             f"{self.newest}: was trained with other steps skipped, from step {parting_step} on: it passed over "
-            f"{skipped_steps or 'none'}, and train.skip_steps = {[list(entry) for entry in asked]}; move "
-            f"{', '.join(path.name for path in reversed(behind))} out of {folder} and the run {goes_on}, or give "
+            f"{skipped_steps or 'none'}, and train.skip_steps = {[list(entry) for entry in asked]}; {way_on}, or give "
             "train.skip_steps as it was"
         )
 
