@@ -152,7 +152,7 @@ def _recipe(name: str, run: str, steps: int) -> Recipe:
             "precision": "fp8" if run == "fp8" else "bf16", "precision_changes": changes, "tensorboard": False,
             "fp8": {"emulate": shape.device == "cpu", "probe_every_steps": steps // 2},
         } | shape.train,
-        checkpoint={"every_steps": steps, "keep_newest": 1},
+        checkpoint={"every_steps": steps, "keep_newest": 2},
     )  # fmt: skip
 
 

@@ -228,7 +228,7 @@ def _recipe(training: Training, folder: Path) -> str:
         "[layout]": training.layout,
         "[train]": {"precision": "fp32", "log_every_steps": 1, "heldout_every_steps": 10**6, "heldout_sequences": 2,
                     "tensorboard": False, "learning_rate": 1e-4},
-        "[checkpoint]": {"every_steps": 10**6, "keep_newest": 1},
+        "[checkpoint]": {"every_steps": 10**6, "keep_newest": 2},
     }  # fmt: skip
     lines = [f'name = "{folder.name}"', 'language = "et"', 'cluster = "laptop"', f"folder = {json.dumps(str(folder))}"]
     for name, keys in tables.items():

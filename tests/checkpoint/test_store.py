@@ -6,6 +6,7 @@ import math
 import os
 import pickle
 import resource
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,12 +20,14 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from kielo.artifact import checkpoint_index
 from kielo.artifact.checkpoint_index import (
+    FaultyCheckpoint,
     check_checkpoint,
     list_checkpoints,
     newest_checkpoint,
     newest_complete,
     read_index,
 )
+from kielo.artifact.manifest import hash_json
 from kielo.checkpoint.storage import CheckpointWriter
 from kielo.checkpoint.store import Store, read_plain, read_tensors
 from kielo.parallel.world import make_host_group, start_world
@@ -288,13 +291,13 @@ def test_every_file_names_its_save_and_damage_has_a_place(tmp_path, monkeypatch)
     content = bytearray(tensors.read_bytes())
     content[1100] ^= 1
     tensors.write_bytes(content)
-    assert check_checkpoint(newest) == (
+    assert check_checkpoint(newest).reason == (
         f"{tensors.name} is not what was written: block 4 (bytes 1,024 to 1,279) has another checksum"
     )
     assert check_checkpoint(newest, checksums=False) is None
     tensors.write_bytes((tmp_path / "step_00000100" / tensors.name).read_bytes())
     old_id, new_id = (read_index(tmp_path / f"step_00000{step}").save_id for step in (100, 200))
-    assert check_checkpoint(newest, checksums=False) == f"{tensors.name} is of another save ({old_id} instead of {new_id})"
+    assert check_checkpoint(newest, checksums=False).reason == f"{tensors.name} is of another save ({old_id} instead of {new_id})"
 
 
 def test_the_newest_and_the_milestones_are_kept(tmp_path):
@@ -313,6 +316,106 @@ def test_the_newest_and_the_milestones_are_kept(tmp_path):
         store.settle()
         assert list_checkpoints(tmp_path)[0]["step"] == max(step, 300)
     assert [row["step"] for row in list_checkpoints(tmp_path)] == [700, 600, 400, 200]
+
+
+def test_the_last_sound_checkpoint_is_kept_as_long_as_it_is_asked_for(tmp_path):
+    """Besides the newest: the newest up to `kept_step`, or all of them, which is told with its reason."""
+    alerts = []
+    store = Store(tmp_path, on_alert=lambda step, message: alerts.append((step, message)))
+    for step in (100, 200, 300, 400, 500):
+        store.save(step, small(1.0), {}, kept_step=250)
+    store.save(600, small(1.0), {}, kept_step=50, keep_all="bad steps")
+    store.settle()
+    assert [row["step"] for row in list_checkpoints(tmp_path)] == [600, 500, 400, 200] and alerts == [(600, "bad steps")]
+    store.save(700, small(1.0), {}, kept_step=0)
+    store.settle()
+    assert [row["step"] for row in list_checkpoints(tmp_path)] == [700, 600]
+
+
+def test_going_back_removes_later_ones_only_once_its_target_is_known_to_be_whole(tmp_path, monkeypatch):
+    """A damaged target is told and nothing is removed; one that cannot be read is refused; a whole one is gone back to."""
+    alerts = []
+    store = Store(tmp_path, keep_newest=3, on_alert=lambda step, message: alerts.append(message))
+    for step in (100, 200, 300):
+        store.save(step, small(float(step)), {})
+    store.settle()
+    later = sorted(path.name for path in tmp_path.iterdir())
+    tensors = tmp_path / "step_00000100" / "rank_00000.safetensors"
+    whole = tensors.read_bytes()
+    tensors.write_bytes(whole[:-1])
+    assert store.go_back_to(100) is None and "is damaged: rank_00000.safetensors" in alerts[0]
+    tensors.write_bytes(whole)
+    with monkeypatch.context() as patch, pytest.raises(FaultyCheckpoint, match="unreadable.*EIO.*try again"):
+        patch.setattr(checkpoint_index, "_first_wrong_block", _io_error)
+        store.go_back_to(100)
+    assert sorted(path.name for path in tmp_path.iterdir()) == later
+    assert store.go_back_to(150) is None and store.go_back_to(100) == tmp_path / "step_00000100"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["newest", "step_00000100"]
+
+
+def _io_error(path: Path, expected: list[str]) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+
+def unreadable_on_one_rank(folder: Path, is_other_damaged: bool) -> list[str]:
+    """What `newest` and `restore` say where rank 1 alone gets I/O errors; rank 0 may see damage meanwhile."""
+    world = start_world(30, "cpu")
+    store = Store(folder, group=make_host_group(world, "checkpoint", 30))
+    if world.rank == 1:
+        checkpoint_index._first_wrong_block = _io_error
+    elif is_other_damaged:
+        checkpoint_index._first_wrong_block = lambda path, expected: 0
+    messages = []
+    for read in (store.newest, lambda: store.restore(folder / "step_00000200", small(0.0))):
+        with pytest.raises(FaultyCheckpoint) as refusal:
+            read()
+        messages.append(str(refusal.value))
+    return messages
+
+
+@pytest.mark.parametrize("is_other_damaged", [False, True])
+def test_an_io_error_on_one_rank_refuses_on_all(tmp_path, is_other_damaged):
+    """The same message on both, which names the rank; nothing is renamed, also where the other rank saw damage."""
+    run_ranks(save_on_ranks, 2, tmp_path / "made", 1, 2)
+    for step in (100, 200):
+        shutil.copytree(tmp_path / "made" / "step_00000007", tmp_path / "run" / f"step_{step:08d}")
+        restamp(tmp_path / "run" / f"step_{step:08d}", step)
+    before = sorted(path.name for path in (tmp_path / "run").iterdir())
+    first, second = run_ranks(unreadable_on_one_rank, 2, tmp_path / "run", is_other_damaged, timeout_seconds=60)
+    assert first == second and all("unreadable" in text and "EIO" in text and "rank 1" in text for text in first)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
+
+
+def restamp(folder: Path, step: int) -> None:
+    """Let a copied checkpoint be one of `step`, so that it is whole under its new name."""
+    path = folder / "manifest.json"
+    content = json.loads(path.read_text())
+    del content["xxh3_128"]
+    content["counts"]["step"] = step
+    path.write_text(json.dumps(content | {"xxh3_128": hash_json(content)}, indent=1, ensure_ascii=False) + "\n")
+
+
+def overflowed_on_one_rank(folder: Path) -> tuple[list[str], str]:
+    world = start_world(30, "cpu")
+    alerts = []
+    store = Store(folder, group=make_host_group(world, "checkpoint", 30), on_alert=lambda step, text: alerts.append(text))
+    tensors = {"model/a": torch.ones(64, 64), "model/b": torch.ones(64, 64, dtype=torch.bfloat16), "few": torch.zeros(0)}
+    store.save(100, tensors, {})
+    store.settle()
+    if world.rank == 1:
+        tensors["model/b"][3, 5] = -math.inf
+    store.save(200, tensors, {})
+    with pytest.raises(KieloError, match="not finite") as last:
+        store.settle()
+    return alerts, str(last.value)
+
+
+def test_a_tensor_that_is_not_finite_on_one_rank_fails_the_save_on_all(tmp_path):
+    """Named with its rank, and earlier checkpoints are untouched."""
+    (alerts, message), (silent, same) = run_ranks(overflowed_on_one_rank, 2, tmp_path, timeout_seconds=60)
+    assert message == same and alerts == [message] and not silent
+    assert all(word in message for word in ("step_00000200 was not saved", "model/b", "rank 1"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["newest", "step_00000100"]
 
 
 def test_the_newest_whole_checkpoint_of_a_run_is_found_or_named(tmp_path):

@@ -79,6 +79,16 @@ def test_every_derived_number(run_folder):
     assert placed.flops_per_token == 6 * (placement.parameters - 300 * 64) + 6 * 2 * 64 * 64
 
 
+@pytest.mark.parametrize(("every_steps", "asked", "expected"), [
+    (500, None, 5000), (3, None, 30), (2, None, 24), (1, None, 24), (10, 0, 0), (10, 30, 30),
+])  # fmt: skip
+def test_every_tenth_checkpoint_is_kept_and_at_most_ten(run_folder, every_steps, asked, expected):
+    """Of 240 steps. A number that is asked for stands, and so does 0."""
+    asking = {"every_steps": every_steps, "keep_every_steps": asked}
+    resolved = resolve(recipe(train={"tokens_per_step": 64}, checkpoint=asking), run_folder, 1, "cpu")
+    assert resolved.identity.total_steps == 240 and resolved.placement.keep_every_steps == expected
+
+
 def test_the_vocabulary_is_the_tokenizers_and_its_rows_are_padded(run_folder, tmp_path):
     """4,001 tokens lie in 4,032 rows; weights keep their number of tokens and take the recipe's multiple."""
     (tmp_path / "tokens").symlink_to(run_folder / "tokens")

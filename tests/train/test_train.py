@@ -13,7 +13,7 @@ import torch
 
 from kielo.artifact.checkpoint_index import list_checkpoints
 from kielo.checkpoint.storage import CheckpointWriter
-from kielo.checkpoint.store import read_tensors
+from kielo.checkpoint.store import read_plain, read_tensors
 from kielo.plan.resolved import Resolved
 from kielo.recipe.errors import KieloError
 from kielo.train import build, next_token
@@ -152,6 +152,29 @@ def test_a_step_that_is_not_finite_is_skipped_by_all(folder: Path) -> None:
     assert samples_of_steps(results)[4] == list(range(3 * SEQUENCES, 4 * SEQUENCES)), "a skipped step's data are behind us"
 
 
+def test_a_stop_among_bad_steps_saves_and_removes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint is there beside all earlier ones, which is told; it counts on where it was; later ones are pruned again."""
+    torch.set_num_threads(1)
+    bad_steps, original, now = {12, 13}, next_token.chunked_loss, [0]
+    original_take = build.Feed.take
+    monkeypatch.setattr(build.Feed, "take", lambda feed, step: now.append(step) or original_take(feed, step))
+    monkeypatch.setattr(
+        next_token, "chunked_loss", lambda *args: original(*args) * (float("nan") if now[-1] in bad_steps else 1.0)
+    )
+    resolved = resolve(folder, checkpoint_every_steps=5, heldout_every_steps=100)
+    checkpoints = folder / "train" / "checkpoints"
+    assert train(resolved, max_steps=13)["outcome"] == "requeue"
+    assert [row["step"] for row in list_checkpoints(checkpoints)] == [13, 10, 5]
+    plain = read_plain(checkpoints / "step_00000013")
+    assert plain["guard"]["in_a_row"] == 2 and plain["trouble"] == {"sound_step": 10, "unsound_step": 13}
+    alert = json.loads((folder / "train" / "alerts.jsonl").read_text())
+    assert alert["step"] == 13 and "last 2 steps were not finite" in alert["message"]
+    assert train(resolved, max_steps=15)["outcome"] == "requeue"
+    assert [row["step"] for row in list_checkpoints(checkpoints)] == [15, 13, 10]
+    assert train(resolved)["outcome"] == "finished"
+    assert [row["step"] for row in list_checkpoints(checkpoints)] == [20, 15]
+
+
 def test_three_such_steps_in_a_row_end_the_run(folder: Path) -> None:
     """The error names the step and what helps, on every rank; outcome.json says failed."""
     resolved = resolve(folder, shard=2)
@@ -159,7 +182,7 @@ def test_three_such_steps_in_a_row_end_the_run(folder: Path) -> None:
         run_ranks(on_rank, 2, resolved, None, (4, 5, 6))
     outcome = json.loads((folder / "train" / "outcome.json").read_text())
     assert (outcome["outcome"], outcome["exit_code"], outcome["step"]) == ("failed", 1, 6)
-    assert "train.learning_rate" in outcome["message"]
+    assert "train.learning_rate" in outcome["message"] and "No checkpoint had been saved before step 4" in outcome["message"]
 
 
 def test_one_process_needs_no_launcher_and_another_identity_is_refused(folder: Path) -> None:

@@ -12,6 +12,7 @@ pickled.
 """
 
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import xxhash
 
@@ -85,6 +86,51 @@ class CheckpointIndex:
         return json.dumps({"version": VERSION, **dataclasses.asdict(self)})
 
 
+@dataclass(frozen=True)
+class Fault:
+    """Why a checkpoint cannot be used.
+
+    kind: "damaged" (a file is missing, or is not what was written), "unreadable" (the file system did not give a file,
+    which says nothing about the file) or "of another version" (of this format). Only damage may be passed over for an
+    older checkpoint; the others are refused, and nothing is renamed for them.
+    """
+
+    kind: Literal["damaged", "unreadable", "of another version"]
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.reason}"
+
+
+class FaultyCheckpoint(KieloError):
+    """The checkpoint at `path` cannot be used; `fault` says why."""
+
+    def __init__(self, path: Path | str, fault: Fault):
+        super().__init__(f"checkpoint {path} is {fault}")
+        self.fault = fault
+
+
+def _fault_of(name: str, error: OSError | UnicodeDecodeError) -> Fault:
+    """What an error while reading the file `name` says about its checkpoint."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
+        return Fault("damaged", f"{name} is missing")
+    if isinstance(error, UnicodeDecodeError):
+        return Fault("damaged", f"{name} is not what was written ({error})")
+    return Fault("unreadable", f"{name}: {_in_words(error)}; try again when the file system is back")
+
+
+def _in_words(error: OSError) -> str:
+    return f"{error.strerror or error} ({errno.errorcode.get(error.errno, error.errno)})"
+
+
+def _another_version(name: str, version: Any, written_by: str = "") -> Fault:
+    return Fault(
+        "of another version",
+        f"{name} is of version {version}{written_by}, and this Kielo reads version {VERSION}; go on with the Kielo "
+        "that wrote it",
+    )
+
+
 def chunk_key(name: str, offset: Iterable[int]) -> str:
     return f"{name}@{','.join(map(str, offset))}"
 
@@ -94,9 +140,7 @@ def parse_index(text: str, where: Path | str) -> CheckpointIndex:
     try:
         stored = json.loads(text)
         if stored["version"] != VERSION:
-            raise KieloError(
-                f"{where}: index version {stored['version']}; this Kielo reads version {VERSION}"
-            )
+            raise FaultyCheckpoint(Path(where).parent, _another_version(INDEX_NAME, stored["version"]))
         tensors = {name: _entry(entry) for name, entry in stored["tensors"].items()}
         index = CheckpointIndex(
             stored["save_id"], stored["step"], tensors, stored["aliases"], stored["plain"]
@@ -121,11 +165,14 @@ def _entry(stored: dict[str, Any]) -> TensorEntry:
 
 
 def read_index(folder: Path) -> CheckpointIndex:
+    """KieloError where there is none, FaultyCheckpoint where it cannot be read or is of another version."""
     path = Path(folder) / INDEX_NAME
     try:
         text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        raise KieloError(f"{folder} is not a checkpoint: {INDEX_NAME} is missing") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise KieloError(f"{folder} is not a checkpoint: {INDEX_NAME} cannot be read ({error})") from error
+        raise FaultyCheckpoint(folder, _fault_of(INDEX_NAME, error)) from error
     return parse_index(text, path)
 
 
@@ -216,46 +263,69 @@ def rank_of(file_name: str) -> int | None:
 
 
 def step_folders(folder: Path) -> list[Path]:
-    """The folders named as checkpoints inside `folder`, newest first; whether they are whole is not looked at."""
+    """The folders named as checkpoints inside `folder`, newest first; whether they are whole is not looked at.
+
+    Raises KieloError where the file system does not say what is there: that is not an empty folder.
+    """
     folder = Path(folder)
-    if not folder.is_dir():
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if step_of(entry.name) is not None and entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    found = [path for path in folder.iterdir() if step_of(path) is not None and path.is_dir()]
-    return sorted(found, key=step_of, reverse=True)
+    except OSError as error:
+        raise KieloError(f"{folder}: {_in_words(error)}; try again when the file system is back") from error
+    return sorted((folder / name for name in names), key=step_of, reverse=True)
 
 
 def read_checkpoint_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint. KieloError where there is none, or one that is not as it was written.
+    """The manifest of a checkpoint. FaultyCheckpoint where there is none, or one that is not as it was written.
 
     It must be of the step that the folder's name says, or a whole checkpoint could be taken for another.
     """
     folder = Path(folder)
-    path = folder / MANIFEST_NAME
     try:
-        text = path.read_text(encoding="utf-8")
+        text = (folder / MANIFEST_NAME).read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
-        raise KieloError(f"{path} is missing: the save did not finish") from None
+        raise FaultyCheckpoint(
+            folder, Fault("damaged", f"{MANIFEST_NAME} is missing: the save did not finish")
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise KieloError(f"{path} cannot be read ({error}), so nothing vouches for the files beside it") from error
-    try:
-        content = json.loads(text)
-        digest = content.pop(_OWN_DIGEST)
-        is_as_written = digest == hash_json(content) and text == _manifest_text(content | {_OWN_DIGEST: digest})
-        manifest = Manifest(**content)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        is_as_written = False
-    if not is_as_written:
-        raise KieloError(
-            f"{path} is not what was written (its own checksum differs), so nothing vouches for the files beside it"
-        )
-    if (manifest.kind, manifest.version) != ("checkpoint", VERSION) or INDEX_NAME not in manifest.files:
-        raise KieloError(
-            f"{path}: is of a {manifest.kind}, version {manifest.version}; this Kielo reads checkpoints of version {VERSION}"
-        )
+        raise FaultyCheckpoint(folder, _fault_of(MANIFEST_NAME, error)) from error
+    fault = _manifest_fault(text)
+    if fault is not None:
+        raise FaultyCheckpoint(folder, fault)
+    content = json.loads(text)
+    del content[_OWN_DIGEST]
+    manifest = Manifest(**content)
     step = step_of(folder.resolve())
     if step not in (None, manifest.counts["step"]):
-        raise KieloError(f"{path} is the manifest of another checkpoint, that of step {manifest.counts['step']}")
+        reason = f"{MANIFEST_NAME} is the manifest of another checkpoint, that of step {manifest.counts['step']}"
+        raise FaultyCheckpoint(folder, Fault("damaged", reason))
     return manifest
+
+
+def _manifest_fault(text: str) -> Fault | None:
+    """Another version keeps its own digest as it likes; a version that the digest does not know is a flipped bit."""
+    altered = Fault(
+        "damaged",
+        f"{MANIFEST_NAME} is not what was written (its own checksum differs), so nothing vouches for the files beside it",
+    )
+    try:
+        content = json.loads(text)
+        digest = content.pop(_OWN_DIGEST, None)
+        kind, version = content["kind"], content["version"]
+        is_ours = digest == hash_json(content | {"version": VERSION})
+        if kind == "checkpoint" and isinstance(version, int) and version != VERSION and not is_ours:
+            return _another_version(MANIFEST_NAME, version, f", written by kielo {content['versions']['kielo']}")
+        if version != VERSION or not is_ours or text != _manifest_text(content | {_OWN_DIGEST: digest}):
+            return altered
+        manifest = Manifest(**content)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return altered
+    if manifest.kind != "checkpoint" or INDEX_NAME not in manifest.files:
+        return Fault("damaged", f"{MANIFEST_NAME} is not that of a checkpoint but of a {manifest.kind}")
+    return None
 
 
 def listed_files(folder: Path) -> dict[str, dict[str, Any]]:
@@ -263,22 +333,22 @@ def listed_files(folder: Path) -> dict[str, dict[str, Any]]:
     return read_checkpoint_manifest(folder).files
 
 
-def find_damage(
+def find_fault(
     folder: Path, names: Iterable[str], files: dict[str, dict[str, Any]], checksums: bool = True
-) -> str | None:
-    """The first of `names` that is missing, cut short, altered or of another save, and how; None if all are sound.
+) -> Fault | None:
+    """The first of `names` that is missing, cut short, altered, of another save or unreadable; None if all are sound.
 
     Without `checksums` only sizes and save ids are compared, which reads little.
     """
     for name in names:
         if name not in files:
-            return f"{name} is not listed in {MANIFEST_NAME}"
+            return Fault("damaged", f"{name} is not listed in {MANIFEST_NAME}")
         try:
             damage = _file_damage(Path(folder) / name, files[name], checksums)
         except OSError as error:
-            return f"{name} cannot be read ({error.strerror})"
+            return _fault_of(name, error)
         if damage is not None:
-            return f"{name} {damage}"
+            return Fault("damaged", f"{name} {damage}")
     return None
 
 
@@ -323,20 +393,21 @@ def _save_id_inside(path: Path) -> str | None:
         return None
 
 
-def check_checkpoint(folder: Path, checksums: bool = True) -> str | None:
+def check_checkpoint(folder: Path, checksums: bool = True) -> Fault | None:
     """What is wrong with one checkpoint folder, naming the file; None if it is whole."""
     try:
         files = listed_files(folder)
-    except KieloError as error:
-        return str(error)
-    return find_damage(folder, sorted(files), files, checksums)
+    except FaultyCheckpoint as error:
+        return error.fault
+    return find_fault(folder, sorted(files), files, checksums)
 
 
 def list_checkpoints(folder: Path, checksums: bool = False) -> list[dict[str, Any]]:
     """The checkpoints in `folder`, newest first, as rows {"name", "step", "tokens", "loss", "bytes", "written_at", "state"}.
 
-    state: "verified" (every byte was read and compared), "complete" (without `checksums`: sizes and save ids only), or
-    "damaged: …". tokens, loss and written_at are None where the checkpoint does not say them or cannot be read.
+    state: "verified" (every byte was read and compared), "complete" (without `checksums`: sizes and save ids only), or a
+    fault: "damaged: …", "unreadable: …", "of another version: …". tokens, loss, written_at and bytes are None where the
+    checkpoint does not say them or cannot be read.
     """
     rows = []
     for path in step_folders(folder):
@@ -346,7 +417,7 @@ def list_checkpoints(folder: Path, checksums: bool = False) -> list[dict[str, An
 
 
 def _row(path: Path, checksums: bool) -> dict[str, Any]:
-    damage = check_checkpoint(path, checksums)
+    fault = check_checkpoint(path, checksums)
     plain: dict[str, Any] = {}
     written_at = None
     with suppress(KieloError):
@@ -357,25 +428,42 @@ def _row(path: Path, checksums: bool) -> dict[str, Any]:
         "step": step_of(path),
         "tokens": plain.get("tokens"),
         "loss": plain.get("loss"),
-        "bytes": sum(file.stat().st_size for file in path.iterdir() if file.is_file()),
+        "bytes": _folder_bytes(path),
         "written_at": written_at,
-        "state": f"damaged: {damage}" if damage else "verified" if checksums else "complete",
+        "state": str(fault) if fault else "verified" if checksums else "complete",
     }
 
 
+def _folder_bytes(path: Path) -> int | None:
+    try:
+        return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return None
+
+
 def newest_complete(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest whole checkpoint in `folder`, and a warning for each newer one that is damaged. Changes nothing."""
+    """The newest whole checkpoint in `folder`, and a warning for each newer one that is damaged. Changes nothing.
+
+    Raises FaultyCheckpoint for a newer one that is unreadable or of another version: it may well be whole.
+    """
     warnings = []
     for path in step_folders(folder):
-        damage = check_checkpoint(path)
-        if damage is None:
+        fault = check_checkpoint(path)
+        if fault is None:
             return path, warnings
-        warnings.append(f"checkpoint {path} is damaged: {damage}")
+        if fault.kind != "damaged":
+            raise FaultyCheckpoint(path, fault)
+        warnings.append(f"checkpoint {path} is {fault}")
     return None, warnings
 
 
 def newest_checkpoint(run_folder: Path, warn: Callable[[str], object] | None = None) -> Path:
-    """The newest whole checkpoint of a run; `warn` is told of each newer one that is damaged. KieloError if there is none."""
+    """The newest whole checkpoint of a run; `warn` is told of each newer one that is damaged.
+
+    Raises KieloError if there is none, and as `newest_complete` does.
+    """
     folder = Path(run_folder) / "train" / "checkpoints"
     path, warnings = newest_complete(folder)
     for warning in warnings if warn else ():

@@ -1,12 +1,15 @@
 """What rank 0 does in the folder of a run's checkpoints, around the writing: room foreseen, a written one published,
 old ones and leftovers removed. Torch-free, and alone: nothing here talks to other ranks.
 
-`NAME.ID.partial` is being written, `NAME.replaced` was moved away by another save of the same step, `NAME.removed` is
-going, `NAME.damaged` was set aside. At any moment a kill leaves whole checkpoints whole.
+`NAME.ID.partial` is being written, `NAME.ID.replaced` was moved away by another save of the same step, `NAME.ID.removed` is
+going; ID is random. `NAME.damaged`, `NAME.damaged.2`, … were set aside. At any moment a kill leaves whole checkpoints whole.
+Whatever has another name was put there by a person, and is not touched.
 """
 
 import errno
 import os
+import re
+import secrets
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +18,7 @@ from kielo.artifact.checkpoint_index import NEWEST_NAME, step_folders, step_of
 from kielo.artifact.durable import bring_to_disk
 from kielo.recipe.errors import KieloError
 
+_LEFTOVER = re.compile(r"(step_\d{8,})\.[0-9a-f]{16}\.(partial|replaced|removed)")
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FILE_SYSTEM_BLOCK_BYTES = 4096  # the end of each file takes a whole one
 
@@ -35,10 +39,15 @@ def refuse_if_too_full(folder: Path, num_bytes: int, num_files: int) -> None:
         raise KieloError(f"too few inodes: it needs {num_files:,}, {system.f_favail:,} are free. {_MORE_ROOM}")
 
 
+def aside_name(path: Path, save_id: str, what: str) -> Path:
+    """Where the checkpoint `path` lies while it is "partial", "replaced" or "removed"; `remove_leftovers` knows the name."""
+    return path.with_name(f"{path.name}.{save_id}.{what}")
+
+
 def publish(partial: Path, final: Path) -> None:
     """Give a whole folder, its files on the disk, its name. One of the same name is moved away, not mixed into."""
     bring_to_disk(partial)
-    replaced = final.with_name(final.name + ".replaced")
+    replaced = _replaced(partial)
     if final.exists():
         final.rename(replaced)
     partial.rename(final)
@@ -49,14 +58,19 @@ def publish(partial: Path, final: Path) -> None:
 def discard(partial: Path, final: Path) -> None:
     """Leave nothing of a save that failed; another job's, which may have taken the folder, are not looked at."""
     shutil.rmtree(partial, ignore_errors=True)
-    replaced = final.with_name(final.name + ".replaced")
-    if replaced.exists() and not final.exists():
-        replaced.rename(final)
+    if _replaced(partial).exists() and not final.exists():
+        _replaced(partial).rename(final)
+
+
+def _replaced(partial: Path) -> Path:
+    return partial.with_suffix(".replaced")
 
 
 def point_newest(path: Path) -> None:
     """Let the symbolic link `newest` beside `path` lead to it; where none can be made, nobody misses it but people."""
     link, aside = path.with_name(NEWEST_NAME), path.with_name(NEWEST_NAME + ".partial")
+    if link.exists() and not link.is_symlink():
+        return  # a person's copy
     with suppress(OSError):
         aside.unlink(missing_ok=True)
         aside.symlink_to(path.name)
@@ -66,13 +80,16 @@ def point_newest(path: Path) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """Undo what a killed save left halfway. What cannot be removed is left: no later save has its name."""
-    for replaced in folder.glob("step_*.replaced"):
-        # Killed between the two renames of `publish`: the older one of the same step is all there is.
-        if not replaced.with_suffix("").exists():
-            replaced.rename(replaced.with_suffix(""))
-    for pattern in ("step_*.partial", "step_*.replaced", "step_*.removed"):
-        for leftover in folder.glob(pattern):
-            shutil.rmtree(leftover, ignore_errors=True)
+    for path in sorted(folder.iterdir()):
+        leftover = _LEFTOVER.fullmatch(path.name)
+        if leftover is None:
+            continue
+        final = path.with_name(leftover[1])
+        if leftover[2] == "replaced" and not final.exists():
+            # Killed between the two renames of `publish`: the older one of the same step is all there is.
+            path.rename(final)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def remove_later(path: Path) -> None:
@@ -83,28 +100,32 @@ def remove_later(path: Path) -> None:
             _remove(later)
 
 
-def prune(newest: Path, keep_newest: int, keep_every_steps: int) -> None:
+def prune(newest: Path, keep_newest: int, keep_every_steps: int, kept_step: int | None = None) -> None:
     """Remove what is older than the `keep_newest` newest up to `newest`, except steps that are multiples of
-    `keep_every_steps` (0: none).
+    `keep_every_steps` (0: none), and the newest up to `kept_step`. A symbolic link was made by a person, and stays.
     """
     up_to_newest = [path for path in step_folders(newest.parent) if step_of(path) <= step_of(newest)]
+    kept = [path for path in up_to_newest if kept_step is not None and step_of(path) <= kept_step][:1]
     for path in up_to_newest[keep_newest:]:
-        if not keep_every_steps or step_of(path) % keep_every_steps:
+        is_milestone = keep_every_steps and step_of(path) % keep_every_steps == 0
+        if not is_milestone and path not in kept and not path.is_symlink():
             _remove(path)
 
 
 def _remove(path: Path) -> None:
     """Renamed first, so that a half-removed folder is never taken for a damaged checkpoint."""
-    going = path.with_name(path.name + ".removed")
+    going = aside_name(path, secrets.token_hex(8), "removed")
     path.rename(going)
     shutil.rmtree(going)
 
 
 def set_aside(path: Path, damage: str) -> str:
-    """Rename a damaged checkpoint, for people to look at; returns the warning."""
-    aside = path.with_name(path.name + ".damaged")
+    """Rename a damaged checkpoint, for people to look at; returns the warning. What was set aside before stays."""
+    aside, number = path.with_name(path.name + ".damaged"), 1
+    while os.path.lexists(aside):
+        number += 1
+        aside = path.with_name(f"{path.name}.damaged.{number}")
     try:
-        shutil.rmtree(aside, ignore_errors=True)
         path.rename(aside)
     except OSError as error:
         return (

@@ -9,12 +9,13 @@ save that fails is told and tried again when the next is due. Every byte read ba
 import json
 import logging
 import secrets
+import socket
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from kielo.artifact.checkpoint_index import (
     INDEX_NAME,
     CheckpointIndex,
-    find_damage,
+    Fault,
+    FaultyCheckpoint,
+    find_fault,
     listed_files,
     parse_index,
     rank_of,
@@ -38,6 +41,7 @@ from kielo.artifact.checkpoint_index import (
 )
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.publish import (
+    aside_name,
     discard,
     failure,
     point_newest,
@@ -66,15 +70,23 @@ def _always() -> None:
     pass
 
 
+@dataclass(frozen=True)
+class Retention:
+    """What a save keeps beside what the store keeps always: see `Store.save`."""
+
+    kept_step: int | None
+    keep_all: str | None
+
+
 class Store:
     """The checkpoints in `folder`; all ranks of `group` call each method together, and agree on the outcome.
 
     group: of the CPU (gloo) and used by nothing else, for its collectives run in a thread beside the training. Works
     without a process group too.
     keep_every_steps: checkpoints of its multiples stay whatever `keep_newest` says; 0: none.
-    on_alert(step, message): told on rank 0, in the writing thread, of a save that failed and of old checkpoints that
-    could not be removed. permit: asked on rank 0 before a save and again before it is published; its KieloError
-    refuses (another job has taken the folder).
+    on_alert(step, message): told on rank 0, mostly in the writing thread, of a save that failed, of old checkpoints that
+    could not be removed or had to be kept, and of damaged ones. permit: asked on rank 0 before a save and again before
+    it is published; its KieloError refuses (another job has taken the folder).
     `warnings` lists what the last `newest` passed over.
     """
 
@@ -101,20 +113,29 @@ class Store:
         """Make the host memory for saves of these tensors; otherwise the first save does, and takes longer."""
         self._staging.reserve(_untied(tensors))
 
-    def save(self, step: int, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
+    def save(
+        self,
+        step: int,
+        tensors: dict[str, torch.Tensor],
+        plain: dict[str, Any],
+        kept_step: int | None = None,
+        keep_all: str | None = None,
+    ) -> None:
         """Begin to write `step_{step:08d}`; returns when the tensors may change. Waits for a save under way first.
 
         tensors: name → Tensor (equal on all ranks) or DTensor; names of one tied tensor are stored once.
-        plain: JSON state, rank 0's is kept. When it is published, older checkpoints are pruned. When it fails
-        (disk full, I/O error), nothing of it stays, earlier ones are untouched, `on_alert` is told, and only `settle`
-        raises. Raises KieloError on every rank when it is not permitted.
+        plain: JSON state, rank 0's is kept. When it is published, older checkpoints are pruned, but not the newest of
+        those up to `kept_step`; none where `keep_all` says why not, which `on_alert` is told. When it fails (disk full,
+        I/O error, a tensor that is not finite), nothing of it stays, earlier ones are untouched, `on_alert` is told, and
+        only `settle` raises. Raises KieloError on every rank when it is not permitted.
         """
         self._wait()
         self._ranks.on_first(self._ask_permission)
         copies = self._staging.copy(_untied(tensors))
         plain = json.loads(json.dumps(plain))  # as it is now, and nothing that JSON cannot hold
         device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-        self._under_way = self._writer.submit(self._write, step, dict(tensors), copies, plain, device)
+        retention = Retention(kept_step, keep_all)
+        self._under_way = self._writer.submit(self._write, step, dict(tensors), copies, plain, retention, device)
 
     def settle(self) -> Path | None:
         """Wait until the save under way is published; returns the newest that this store has, None before any.
@@ -127,10 +148,19 @@ class Store:
         return self._published
 
     def go_back_to(self, step: int) -> Path | None:
-        """The checkpoint of this step, all later ones removed; None, and nothing removed, where there is none."""
+        """The checkpoint of this step, all later ones removed; None, and nothing removed, where there is none that is whole.
+
+        Raises FaultyCheckpoint on every rank for one that is unreadable or of another version.
+        """
         self._wait()
         path = self.folder / step_folder_name(step)
         if not self._ranks.on_first(lambda: path in step_folders(self.folder)):
+            return None
+        fault = self._find_fault(path)
+        if fault is not None and fault.kind != "damaged":
+            raise FaultyCheckpoint(path, fault)
+        if fault is not None:
+            self._ranks.on_first(lambda: self._on_alert(step, f"checkpoint {path} is {fault}"))
             return None
         self._ranks.on_first(lambda: remove_later(path))
         self._published = path
@@ -141,24 +171,36 @@ class Store:
         self._writer.shutdown(wait=True)
 
     def newest(self) -> Path | None:
-        """The newest checkpoint that is whole, every file read and compared with its checksums; None if there is none.
+        """The newest checkpoint that is whole, every file read and compared with its checksums; None if there is none at all.
 
-        A damaged one is renamed to `NAME.damaged` and told in `warnings`; the one before it is looked at next. What
-        killed saves left is removed: only for the job that saves here (others: `newest_complete`). The ranks share
-        the reading; rank 0 decides.
+        Damaged ones that are newer are renamed to `NAME.damaged` and told in `warnings`. What killed saves left is
+        removed: only for the job that saves here (others: `newest_complete`). The ranks share the reading; rank 0
+        decides. Raises KieloError on every rank, and renames nothing, where there are checkpoints and none is whole,
+        and for one that is unreadable or of another version before a whole one was found.
         """
         self._wait()
         self.warnings = []
+        damaged: dict[Path, Fault] = {}
         for path in self._ranks.on_first(self._candidates):
-            damage = self._damage(path)
-            if damage is None:
-                if self.warnings:
-                    self._ranks.on_first(lambda path=path: point_newest(path))
+            fault = self._find_fault(path)
+            if fault is None:
+                self._set_aside(damaged, path)
                 return path
-            self.warnings.append(self._ranks.on_first(lambda path=path, damage=damage: set_aside(path, damage)))
-            if self._ranks.rank == 0:
-                logger.warning(self.warnings[-1])
+            if fault.kind != "damaged":
+                raise FaultyCheckpoint(path, fault)
+            damaged[path] = fault
+        if damaged:
+            found = "; ".join(f"{path.name}: {fault.reason}" for path, fault in damaged.items())
+            raise KieloError(
+                f"no checkpoint in {self.folder} is whole, and training does not begin anew over them ({found}); "
+                f"put a whole one there from a backup, or move {self.folder.parent} away or give the recipe another "
+                "folder to begin at step 0"
+            )
         return None
+
+    def plain(self, path: Path) -> dict[str, Any]:
+        """The plain JSON state of the checkpoint `path`; rank 0 reads it for all."""
+        return self._ranks.on_first(lambda: read_plain(path))
 
     def restore(self, path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
         """Fill `tensors` in place from the checkpoint `path`, whatever layout wrote it; returns its plain state.
@@ -169,9 +211,9 @@ class Store:
         self._wait()
         path = Path(path)
         if path not in self._verified:
-            damage = self._damage(path)
-            if damage is not None:
-                raise KieloError(f"checkpoint {path} is damaged: {damage}")
+            fault = self._find_fault(path)
+            if fault is not None:
+                raise FaultyCheckpoint(path, fault)
         text = self._ranks.on_first(lambda: (path / INDEX_NAME).read_text(encoding="utf-8"))
         index = parse_index(text, path / INDEX_NAME)
         self._ranks.refuse_together(_misfit(path, index, tensors))
@@ -202,6 +244,7 @@ class Store:
         tensors: dict[str, torch.Tensor],
         copies: dict[str, torch.Tensor],
         plain: dict[str, Any],
+        retention: Retention,
         device: int | None,
     ) -> tuple[Path | None, str | None]:
         """In the thread: the published path, or why there is none; the same on every rank.
@@ -214,16 +257,17 @@ class Store:
         final = self.folder / step_folder_name(step)
         index = CheckpointIndex("", step, {}, self._all_tied(tensors), plain)
         index = replace(index, save_id=self._ranks.on_first(lambda: secrets.token_hex(8)))
-        partial = final.with_name(f"{final.name}.{index.save_id}.partial")
+        partial = aside_name(final, index.save_id, "partial")
         writer = CheckpointWriter(partial, index, self._ranks.rank, copies)
         try:
+            self._ranks.refuse_together(_complaint_unless_finite(copies))
             self._ranks.on_first(self._make_room)
             self._write_files(writer, {name: tensors[name] for name in tensors if name not in index.aliases})
             self._ranks.on_first(lambda: self._publish(writer, final, time.monotonic() - began))
         except (KieloError, OSError) as error:
             return None, self._ranks.on_first(lambda error=error: self._give_up(writer, final, error))
         self._verified.discard(final)
-        self._ranks.on_first(lambda: self._clear_up(final))
+        self._ranks.on_first(lambda: self._clear_up(final, retention))
         return final, None
 
     def _all_tied(self, tensors: dict[str, torch.Tensor]) -> dict[str, str]:
@@ -263,34 +307,65 @@ class Store:
         self._on_alert(writer.index.step, message)
         return message
 
-    def _clear_up(self, newest: Path) -> None:
+    def _clear_up(self, newest: Path, retention: Retention) -> None:
         """Rank 0, once `newest` is published: what fails here spoils no checkpoint."""
         point_newest(newest)
+        if retention.keep_all is not None:
+            self._on_alert(step_of(newest), retention.keep_all)
+            return
         try:
-            prune(newest, self._keep_newest, self._keep_every_steps)
-        except OSError as error:
+            prune(newest, self._keep_newest, self._keep_every_steps, retention.kept_step)
+        except (OSError, KieloError) as error:
             self._on_alert(step_of(newest), f"old checkpoints in {self.folder} could not be removed: {error}")
+
+    def _set_aside(self, damaged: dict[Path, Fault], newest: Path) -> None:
+        for path, fault in damaged.items():
+            reason = fault.reason
+            self.warnings.append(self._ranks.on_first(lambda path=path, reason=reason: set_aside(path, reason)))
+            if self._ranks.rank == 0:
+                self._on_alert(step_of(path), self.warnings[-1])
+        if damaged:
+            self._ranks.on_first(lambda: point_newest(newest))
 
     def _candidates(self) -> list[Path]:
         """Rank 0: what may be taken for a checkpoint, newest first."""
-        if self.folder.is_dir():
-            with suppress(OSError):
-                remove_leftovers(self.folder)
+        with suppress(OSError):
+            remove_leftovers(self.folder)
         return step_folders(self.folder)
 
-    def _damage(self, path: Path) -> str | None:
-        """The same answer on every rank; each rank has read its share of the files, its own (maybe cached) first."""
-        try:
-            files = self._ranks.on_first(lambda: listed_files(path))
-        except KieloError as error:
-            return str(error)
+    def _find_fault(self, path: Path) -> Fault | None:
+        """The same answer on every rank; each rank has read its share of the files, its own (maybe cached) first.
+
+        A file that one rank could not read outweighs damage that another saw.
+        """
+        files = self._ranks.on_first(lambda: _listed_files(path))
+        if isinstance(files, Fault):
+            return files
         rank, size = self._ranks.rank, self._ranks.size
         share = [name for name in files if (rank_of(name) or 0) % size == rank]
         share.sort(key=lambda name: (rank_of(name) != rank, name))
-        damage = next(filter(None, self._ranks.gather(find_damage(path, share, files))), None)
-        if damage is None:
+        fault = find_fault(path, share, files)
+        if fault is not None and size > 1:
+            fault = replace(fault, reason=f"{fault.reason} (rank {rank} on {socket.gethostname()})")
+        faults = sorted(filter(None, self._ranks.gather(fault)), key=lambda fault: fault.kind == "damaged")
+        if not faults:
             self._verified.add(path)
-        return damage
+        return next(iter(faults), None)
+
+
+def _listed_files(path: Path) -> dict[str, dict[str, Any]] | Fault:
+    try:
+        return listed_files(path)
+    except FaultyCheckpoint as error:
+        return error.fault
+
+
+def _complaint_unless_finite(copies: dict[str, torch.Tensor]) -> str | None:
+    """In the writing thread, which reads all of it anyway: one more pass, as fast as memory gives it."""
+    for name, copy in copies.items():
+        if copy.numel() and copy.is_floating_point() and copy.itemsize > 1 and not all(map(torch.isfinite, torch.aminmax(copy))):
+            return f"{name} holds values that are not finite; whatever went on from them would have no finite loss"
+    return None
 
 
 def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, torch.Tensor]:
@@ -320,9 +395,9 @@ def verify(path: Path, index: CheckpointIndex, names: Iterable[str]) -> None:
         )
     needed = {INDEX_NAME} | {chunk.file for name in names for chunk in index.entry(name).chunks}
     files = listed_files(path)
-    damage = find_damage(path, sorted(needed), files)
-    if damage is not None:
-        raise KieloError(f"checkpoint {path} is damaged: {damage}")
+    fault = find_fault(path, sorted(needed), files)
+    if fault is not None:
+        raise FaultyCheckpoint(path, fault)
 
 
 @contextmanager

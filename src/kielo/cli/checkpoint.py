@@ -15,9 +15,11 @@ from tqdm import tqdm
 from kielo.artifact.checkpoint_index import (
     INDEX_NAME,
     CheckpointIndex,
+    Fault,
+    FaultyCheckpoint,
     TensorEntry,
     check_checkpoint,
-    find_damage,
+    find_fault,
     list_checkpoints,
     listed_files,
     read_index,
@@ -36,10 +38,10 @@ def list_(options: argparse.Namespace) -> None:
         raise KieloError(f"{options.run}: no checkpoints there; RUN is a run folder such as runs/demo_estonian")
     rows = list_checkpoints(folder)
     if options.verify:
-        damages = _damages([folder / row["name"] for row in rows])
+        faults = _faults([folder / row["name"] for row in rows])
         for row in rows:
-            row["state"] = _state(damages[folder / row["name"]])
-    whole = [row for row in rows if not row["state"].startswith("damaged")]
+            row["state"] = _state(faults[folder / row["name"]])
+    whole = [row for row in rows if row["state"] in ("complete", "verified")]
     for row in rows:
         row["newest"] = row in whole[:1]
     if options.json:
@@ -47,7 +49,7 @@ def list_(options: argparse.Namespace) -> None:
     print_table(
         ["checkpoint", "step", "tokens", "loss", "size", "written", "state"],
         [
-            (row["name"], row["step"], _count(row["tokens"]), _loss(row["loss"]), format_bytes(row["bytes"]),
+            (row["name"], row["step"], _count(row["tokens"]), _loss(row["loss"]), _size(row["bytes"]),
              _time(row["written_at"]), row["state"] + (", newest" if row["newest"] else ""))
             for row in rows
         ],
@@ -61,10 +63,10 @@ def show(options: argparse.Namespace) -> None:
         return _show_tensors(index, options.json)
     files = {name: record["bytes"] for name, record in listed_files(path).items()}
     manifest = read_manifest(path)
-    damage = check_checkpoint(path, checksums=False)
+    fault = check_checkpoint(path, checksums=False)
     facts = {
         "checkpoint": str(path),
-        "state": _state([damage] if damage else [], "complete"),
+        "state": str(fault) if fault else "complete",
         "step": index.step,
         **{key: index.plain.get(key) for key in ("tokens", "samples", "loss")},
         "save_id": index.save_id,
@@ -91,13 +93,16 @@ def show(options: argparse.Namespace) -> None:
 
 def verify(options: argparse.Namespace) -> int:
     with keep_stdout_for_json(options.json):
-        damages = _damages(_checkpoints(options.checkpoint))
+        faults = _faults(_checkpoints(options.checkpoint))
     if options.json:
-        print_json([{"checkpoint": str(path), "state": _state(found), "damage": found} for path, found in damages.items()])
+        print_json([
+            {"checkpoint": str(path), "state": _state(found), "damage": [fault.reason for fault in found]}
+            for path, found in faults.items()
+        ])
     else:
-        for path, found in damages.items():
+        for path, found in faults.items():
             print(f"{path}\t{_state(found)}")
-    return 1 if any(damages.values()) else 0
+    return 1 if any(faults.values()) else 0
 
 
 def average(options: argparse.Namespace) -> None:
@@ -146,27 +151,29 @@ def _newest(paths: list[Path]) -> Path:
     return next((path for path in paths if check_checkpoint(path, checksums=False) is None), paths[0])
 
 
-def _damages(paths: Iterable[Path]) -> dict[Path, list[str]]:
+def _faults(paths: Iterable[Path]) -> dict[Path, list[Fault]]:
     """What is wrong with each checkpoint, file by file; every byte is read."""
-    files, damages = {}, {}
+    files, faults = {}, {}
     for path in paths:
-        damages[path] = []
+        faults[path] = []
         try:
             files[path] = listed_files(path)
-        except KieloError as error:
-            damages[path] = [str(error)]
+        except FaultyCheckpoint as error:
+            faults[path] = [error.fault]
     total = sum(record["bytes"] for listed in files.values() for record in listed.values())
     with tqdm(total=total, unit="B", unit_scale=True, desc="verifying", disable=None) as bar:
         for path, listed in files.items():
             for name in sorted(listed):
-                damage = find_damage(path, [name], listed)
-                damages[path] += [damage] if damage else []
+                fault = find_fault(path, [name], listed)
+                faults[path] += [fault] if fault else []
                 bar.update(listed[name]["bytes"])
-    return damages
+    return faults
 
 
-def _state(damages: list[str], whole: str = "verified") -> str:
-    return "damaged: " + "; ".join(damages) if damages else whole
+def _state(faults: list[Fault]) -> str:
+    """Of several, a file that is known to be damaged tells more than one that could not be read."""
+    faults = sorted(faults, key=lambda fault: fault.kind != "damaged")
+    return f"{faults[0].kind}: {'; '.join(fault.reason for fault in faults)}" if faults else "verified"
 
 
 def _parts(index: CheckpointIndex) -> list[dict[str, Any]]:
@@ -237,6 +244,10 @@ def _in_a_line(model: dict[str, Any] | None) -> str | None:
 
 def _count(number: int | None) -> str | None:
     return None if number is None else f"{number:,}"
+
+
+def _size(num_bytes: int | None) -> str | None:
+    return None if num_bytes is None else format_bytes(num_bytes)
 
 
 def _loss(loss: float | None) -> str | None:

@@ -25,7 +25,7 @@ from kielo.recipe.cards import Accelerator, accelerator_of_device, accelerators,
 from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import FullPhase, full_phases, longest_sequence_length
-from kielo.recipe.sections import Layout, Model, Recipe
+from kielo.recipe.sections import Checkpoint, Layout, Model, Recipe
 from kielo.tokenizer.load import end_of_text_id, load_tokenizer, vocabulary_size
 
 
@@ -178,7 +178,7 @@ def resolve(
         heldout_every_steps=train.heldout_every_steps,
         checkpoint_every_steps=recipe.checkpoint.every_steps,
         keep_newest=recipe.checkpoint.keep_newest,
-        keep_every_steps=recipe.checkpoint.keep_every_steps,
+        keep_every_steps=_keep_every_steps(recipe.checkpoint, identity.total_steps),
         tensorboard=train.tensorboard,
         start_timeout_seconds=train.start_timeout_seconds,
         tokens_folder=str(run_folder / "tokens"),
@@ -186,6 +186,13 @@ def resolve(
         train_folder=str(run_folder / "train"),
     )
     return Resolved(identity=identity, placement=placement)
+
+
+def _keep_every_steps(checkpoint: Checkpoint, total_steps: int) -> int:
+    """By default every tenth checkpoint stays, or as many fewer as make ten of a whole run."""
+    if checkpoint.keep_every_steps is not None:
+        return checkpoint.keep_every_steps
+    return checkpoint.every_steps * max(10, math.ceil(total_steps / (10 * checkpoint.every_steps)))
 
 
 def consent(old: Identity, new: Resolved) -> None:

@@ -289,8 +289,12 @@ class Phase(Section):
 
 class Checkpoint(Section):
     every_steps: PositiveInt = 500
-    keep_newest: PositiveInt = 2
-    keep_every_steps: int = Field(0, ge=0, description="checkpoints of its multiples are kept for good; 0: none")
+    keep_newest: int = Field(
+        2, ge=2, description="older ones are removed; two, for only the next step shows whether the newest is sound"
+    )
+    keep_every_steps: int | None = Field(
+        None, ge=0, description="checkpoints of its multiples are kept for good; 0: none; default: at most ten of a run"
+    )
 
 
 class Verify(Section):

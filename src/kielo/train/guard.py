@@ -6,6 +6,7 @@ the losses and norms of the last steps.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -33,16 +34,20 @@ class Guard:
         self._steps += 1
         return bad.to(torch.float32)
 
-    def stop_if_diverged(self, step: int) -> None:
-        """Raise KieloError after too many bad steps in a row; on a GPU one step later than on a CPU."""
+    def stop_if_diverged(self, step: int, way_on: Callable[[int], str] = lambda first_bad_step: "") -> None:
+        """Raise KieloError after too many bad steps in a row; on a GPU one step later than on a CPU.
+
+        way_on: the first of them → how to go on, a sentence for the message. All ranks call it together.
+        """
         counts = self._late.read(self._counts)
         if counts is None or counts[0] < self._max_in_a_row:
             return
+        first_bad_step = max(1, step - self._late.steps_behind - int(counts[0]) + 1)
         raise KieloError(
             f"step {step}: the loss or the gradient norm was not finite {int(counts[0])} steps in a row"
-            f" (train.max_skipped_steps_in_a_row = {self._max_in_a_row}), so the run stops. The weights are those of the"
-            " last sound step. What helps: a lower train.learning_rate, a longer train.warmup_share, or a look at the"
-            f" text with `kielo data RECIPE --step {max(1, step - int(counts[0]) + 1)}`"
+            f" (train.max_skipped_steps_in_a_row = {self._max_in_a_row}), so the run stops. {way_on(first_bad_step)}"
+            f"What helps: train.skip_steps = [[{first_bad_step}, {step}]] where the text is at fault (see `kielo data RECIPE"
+            f" --step {first_bad_step}`), or, in a new run, a lower train.learning_rate or a longer train.warmup_share"
         )
 
     @property

@@ -16,6 +16,7 @@ class LateReader:
 
     def __init__(self, device: torch.device):
         self._on_gpu = device.type == "cuda"
+        self.steps_behind = int(self._on_gpu)
         self._queue: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
 
     def read(self, numbers: Tensor) -> list[float] | None:

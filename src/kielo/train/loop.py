@@ -23,7 +23,7 @@ def fit(run: Run) -> bool:
         learning_rate = run.learning_rate(state.tokens)
         run.optimiser.step(learning_rate, skip)
         run.optimiser.zero_grad()
-        run.guard.stop_if_diverged(state.step)
+        run.guard.stop_if_diverged(state.step, run.checkpoints.way_on)
         run.profile.step(state.step)
 
         if run.log.due(state.step):  # the host waits for the device

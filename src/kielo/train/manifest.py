@@ -4,13 +4,16 @@ The folder is filled in place over many attempts. The manifest lists only the la
 lists and checksums the rest: reading terabytes of weights once more would say nothing new.
 """
 
+import json
+import os
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from kielo.artifact.checkpoint_index import step_folders
+from kielo.artifact.checkpoint_index import NEWEST_NAME, step_folders
 from kielo.artifact.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -22,6 +25,7 @@ from kielo.artifact.manifest import (
     write_json_atomically,
 )
 from kielo.plan.resolved import Resolved
+from kielo.recipe.errors import KieloError
 from kielo.train.log import read_metrics
 
 KIND, VERSION = "train", 1
@@ -34,12 +38,53 @@ def is_finished(resolved: Resolved) -> bool:
 
 
 def withdraw_manifest(resolved: Resolved) -> None:
-    """A run that goes on is not finished. The manifest of another run that can still be used is left to it."""
+    """A run that goes on is not finished. The manifest of another run is left to it."""
     folder = Path(resolved.placement.train_folder)
     manifest = read_manifest(folder)
-    is_usable = any(True for _ in step_folders(folder / "checkpoints"))
-    if manifest is not None and (manifest.section == _section(resolved) or not is_usable):
+    if manifest is not None and manifest.section == _section(resolved):
         (folder / MANIFEST_NAME).unlink(missing_ok=True)
+
+
+def refuse_lost_checkpoints(resolved: Resolved) -> None:
+    """Raise KieloError where training had saved and no checkpoint is left: it does not begin anew unasked. Changes nothing.
+
+    A job that was killed before its first save leaves metrics of few steps and no more, and may begin anew.
+    """
+    folder = Path(resolved.placement.train_folder)
+    if step_folders(folder / "checkpoints"):
+        return
+    signs = [*_traces(folder / "checkpoints"), *_signs(resolved)]
+    if signs:
+        raise KieloError(
+            f"{folder / 'checkpoints'} holds no checkpoint to go on from, but training had saved there ({', '.join(signs)}); "
+            f"put a checkpoint back, from a backup or under its first name, or move {folder} away or give the recipe "
+            "another folder to begin at step 0"
+        )
+
+
+def _traces(checkpoints: Path) -> list[str]:
+    """What is left of checkpoints: set aside, half removed, or links that lead nowhere. A save that was killed is no trace."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        names = sorted(os.listdir(checkpoints))
+        return [name for name in names if name.startswith(("step_", NEWEST_NAME)) and not name.endswith(".partial")]
+    return []
+
+
+def _signs(resolved: Resolved) -> list[str]:
+    """What the papers beside the checkpoints say of saves."""
+    folder = Path(resolved.placement.train_folder)
+    signs = []
+    if read_manifest(folder) is not None:
+        signs.append(f"{MANIFEST_NAME} is that of a finished run")
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        outcome = json.loads(_outcome_path(resolved).read_text(encoding="utf-8"))
+        if outcome["outcome"] in ("finished", "requeue") and outcome["step"]:
+            signs.append(f"outcome.json says that it stopped at step {outcome['step']}")
+    steps = [row["step"] for row in read_metrics(folder / "metrics.jsonl") if "loss" in row]
+    # Beyond the second save the first is over.
+    if steps and steps[-1] - steps[0] > 2 * resolved.placement.checkpoint_every_steps:
+        signs.append(f"metrics.jsonl goes on to step {steps[-1]}")
+    return signs
 
 
 def write_outcome(resolved: Resolved, outcome: str, step: int, tokens: int, message: str = "") -> dict[str, Any]:

@@ -23,6 +23,7 @@ from kielo.train.manifest import (
     forget_outcome,
     has_outcome,
     is_finished,
+    refuse_lost_checkpoints,
     withdraw_manifest,
     write_outcome,
     write_train_manifest,
@@ -69,6 +70,7 @@ def _attempt(
     resolved: Resolved, world: World, stop: Stop, lease: Lease, profile_steps: int
 ) -> dict[str, Any]:
     is_first, state = world.rank == 0, State()
+    Agreement().on_first(lambda: refuse_lost_checkpoints(resolved))  # before the papers that tell of them are touched
     try:
         if is_first:
             forget_outcome(resolved)

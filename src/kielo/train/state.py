@@ -18,8 +18,8 @@ from pathlib import Path
 from pydantic import ValidationError
 from torch import Tensor
 
-from kielo.artifact.checkpoint_index import step_folders, step_of
-from kielo.checkpoint.store import Store, read_plain
+from kielo.artifact.checkpoint_index import step_folder_name, step_folders, step_of
+from kielo.checkpoint.store import Store
 from kielo.plan.phases import first_difference
 from kielo.plan.resolve import consent
 from kielo.plan.resolved import Identity, Resolved
@@ -37,6 +37,8 @@ class State:
     skipped_steps: the [first, last] steps that the recipe passed over so far. precisions: [first step, precision] of each
     stretch, as it was computed. refused_changes: first steps of the recipe's changes of precision that were taken back.
     watch: of the change that is being watched (see `precision_change.py`), None when none is.
+    trouble: since steps were not finite: {"sound_step": of the last save before them, "unsound_step": of the last save
+    that followed one}. None where none were, or where enough sound steps have followed.
     """
 
     step: int = 0
@@ -46,6 +48,7 @@ class State:
     precisions: list[list] = field(default_factory=list)
     refused_changes: list[int] = field(default_factory=list)
     watch: dict[str, float] | None = None
+    trouble: dict[str, int] | None = None
 
     def advance(self, tokens_per_step: int, sequences_per_step: int) -> None:
         self.step += 1
@@ -77,10 +80,12 @@ class Checkpoints:
         """
         self._store = store
         self._resolved = resolved
+        self._last_save = (0, 0)  # its step, and how many steps had not been finite by then
+        self._is_due = False
         self.newest: Path | None = store.newest()
         self.found = State()  # what the run goes on from
         if self.newest is not None:
-            plain = read_plain(self.newest)
+            plain = store.plain(self.newest)
             self.found.restore(plain)
             self._refuse_another_identity(plain["identity"])
             self._refuse_other_skips(plain["skipped_steps"], plain["step"])
@@ -109,10 +114,14 @@ class Checkpoints:
         self._optimiser, self._tensors = None, {}
 
     def due(self, step: int) -> bool:
-        """Not while a change of precision is watched, which may lead back to the checkpoint before it."""
+        """Not while a change of precision is watched, which may lead back to the checkpoint before it, and not after a step
+        that was not finite: then after the next that is. Asked after every step.
+        """
         if step == self._resolved.identity.total_steps:
             return True
-        return step % self._resolved.placement.checkpoint_every_steps == 0 and self._state.watch is None
+        if step % self._resolved.placement.checkpoint_every_steps == 0 and self._state.watch is None:
+            self._is_due = True
+        return self._is_due and not self._guard.bad_in_a_row
 
     @property
     def newest_step(self) -> int | None:
@@ -122,16 +131,66 @@ class Checkpoints:
         """Copy what moves, and have it written while training goes on; a failure is told and tried again when next due.
 
         loss: of this step, over all ranks, for people who look at checkpoints; None where the step was passed over.
+
+        The newest checkpoint from before steps that were not finite is kept until `checkpoint_every_steps` sound ones have
+        followed; a save right after such a step (a signal, the last step) removes no other.
         """
         settled_loss = math.nan if loss is None else float(loss)  # waits for the device, as the copy does
+        guard = self._guard.plain_state()
+        self._note_trouble(guard["skipped"])
         plain = asdict(self._state) | {
             "loss": settled_loss if math.isfinite(settled_loss) else None,
             "optimiser_updates": self._optimiser.updates,
-            "guard": self._guard.plain_state(),
+            "guard": guard,
             "identity": self._resolved.identity.model_dump(mode="json"),
             "source_tensors": self._source_tensors,
         }
-        self._store.save(self._state.step, self._tensors, plain)
+        self._is_due = False
+        trouble, keep_all = self._state.trouble, None
+        if guard["in_a_row"]:
+            keep_all = (
+                f"the last {guard['in_a_row']} steps were not finite, so no older checkpoint was removed for "
+                f"{step_folder_name(self._state.step)}; where training fails from there, move it away to go on from an older one"
+            )
+        self._store.save(self._state.step, self._tensors, plain, trouble and trouble["sound_step"], keep_all)
+
+    def _note_trouble(self, skipped: int) -> None:
+        """skipped: steps that were not finite, since step 1."""
+        state, (last_step, skipped_before) = self._state, self._last_save
+        if skipped > skipped_before:
+            sound_step = state.trouble["sound_step"] if state.trouble else last_step
+            state.trouble = {"sound_step": sound_step, "unsound_step": state.step}
+        elif state.trouble and state.step - state.trouble["unsound_step"] >= self._resolved.placement.checkpoint_every_steps:
+            state.trouble = None
+        self._last_save = (state.step, skipped)
+
+    def way_on(self, first_bad_step: int) -> str:
+        """How a run that ends because of steps that were not finite, from `first_bad_step` on, can go on: a sentence.
+
+        The checkpoint of the step just before is suspect: that step's own update may have spoilt the weights.
+        """
+        with suppress(KieloError):  # told already
+            self._store.settle()
+        folder = self._store.folder
+        try:
+            found = step_folders(folder)
+        except KieloError as error:
+            return f"{error}. "
+        suspects = [path.name for path in reversed(found) if step_of(path) >= first_bad_step - 1]
+        sound = next((path.name for path in found if step_of(path) < first_bad_step - 1), None)
+        if sound is None and not suspects:
+            return f"No checkpoint had been saved before step {first_bad_step}. "
+        if sound is None:
+            return f"No sound step followed the only checkpoint in {folder}, {suspects[0]}, so its weights may be spoilt. "
+        if not suspects:
+            return (
+                f"{sound} is the newest checkpoint, from before the first of them, step {first_bad_step}; the same "
+                "command goes on from it. "
+            )
+        return (
+            f"{sound} is the newest checkpoint that a sound step followed, before the first bad one, step {first_bad_step}; "
+            f"move {', '.join(suspects)} out of {folder}, and the same command goes on from it. "
+        )
 
     def settle(self) -> None:
         """Wait for the last save. Raises KieloError where it failed: there is no next one to make up for it."""
@@ -150,6 +209,7 @@ class Checkpoints:
         self._guard.restore(plain["guard"])
         self._source_tensors = plain["source_tensors"]
         self._state.restore(plain)
+        self._last_save, self._is_due = (self._state.step, plain["guard"]["skipped"]), False
 
     def go_back_to(self, step: int) -> bool:
         """Whether there is a checkpoint of this step; then later ones are removed and `restore` restores this one."""
@@ -177,11 +237,14 @@ class Checkpoints:
         folder = self.newest.parent
         behind = [path for path in step_folders(folder) if step_of(path) >= parting_step]
         earlier = [path for path in step_folders(folder) if step_of(path) < parting_step]
-        goes_on = f"goes on from {earlier[0].name}" if earlier else "begins anew"
+        names = ", ".join(path.name for path in reversed(behind))
+        way_on = (
+            f"move {names} out of {folder} and the run goes on from {earlier[0].name}" if earlier
+            else f"move {folder.parent} away and the run begins at step 0"
+        )  # fmt: skip
         raise KieloError(
             f"{self.newest}: was trained with other steps skipped, from step {parting_step} on: it passed over "
-            f"{skipped_steps or 'none'}, and train.skip_steps = {[list(entry) for entry in asked]}; move "
-            f"{', '.join(path.name for path in reversed(behind))} out of {folder} and the run {goes_on}, or give "
+            f"{skipped_steps or 'none'}, and train.skip_steps = {[list(entry) for entry in asked]}; {way_on}, or give "
             "train.skip_steps as it was"
         )
 
