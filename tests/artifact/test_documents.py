@@ -1,6 +1,7 @@
 """Documents read back as written, and damage is named by file and line."""
 
 import gzip
+import tracemalloc
 
 import pytest
 import zstandard
@@ -35,6 +36,21 @@ def test_lines_do_not_depend_on_block_borders(content, cuts):
     blocks = [content[start:end] for start, end in zip(borders, borders[1:])]
     whole = content.split(b"\n")
     assert list(_split_lines(blocks)) == (whole if whole[-1] else whole[:-1])
+
+
+@pytest.mark.parametrize(
+    ("suffix", "compress"), [("", bytes), (".gz", gzip.compress), (".zst", zstandard.compress)]
+)
+def test_a_long_line_is_never_held(tmp_path, suffix, compress):
+    """Of 100 MB without a line end no more than the limit and some blocks; its neighbours are read."""
+    path = tmp_path / ("a.txt" + suffix)
+    path.write_bytes(compress(b"before\n" + b"a" * 100_000_000 + b"\nafter"))
+    tracemalloc.start()
+    try:
+        assert list(read_lines(path, 1_000_000)) == [(1, b"before"), (2, None), (3, b"after")]
+        assert tracemalloc.get_traced_memory()[1] < 80_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_frames_one_after_another_are_one_file(tmp_path):

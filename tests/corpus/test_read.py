@@ -1,7 +1,9 @@
 """Every format gives the same documents, and bad input is named by file and line."""
 
 import gzip
+import io
 import json
+import re
 
 import pyarrow
 import pyarrow.parquet
@@ -10,16 +12,24 @@ import zstandard
 
 from kielo.corpus.fetch import fetch_sources
 from kielo.corpus.html_text import page_text
-from kielo.corpus.read import ReadSources
-from kielo.recipe.errors import KieloError
+from kielo.corpus.read import ReadSources, bad_examples
 from kielo.recipe.sections import Corpus, Recipe, Source
 from tests.corpus.texts import ESTONIAN
 
 
-def _read(source, tmp_path, rank=0, world_size=1):
+def _reader(source, tmp_path):
     recipe = Recipe(name="t", language="et", corpus=Corpus(sources=[source]))
-    sources = fetch_sources(recipe, tmp_path / "raw", print)
-    return list(ReadSources(sources).run(None, rank, world_size))
+    return ReadSources(fetch_sources(recipe, tmp_path / "raw", print), 1_000_000)
+
+
+def _read(source, tmp_path, rank=0, world_size=1):
+    return list(_reader(source, tmp_path).run(None, rank, world_size))
+
+
+def _parquet(columns):
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), file)
+    return file.getvalue()
 
 
 def _write_all_formats(folder):
@@ -93,18 +103,16 @@ def test_article_of_a_page(tmp_path):
         ("bad.jsonl.zst", zstandard.compress(b'{"text": "a"}\n' * 9)[:-3], r"bad\.jsonl\.zst: cut short"),
         ("bad.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 9)[:-3], r"bad\.jsonl\.gz: cut short"),
         ("bad.parquet", b"PAR1 and no more", r"bad\.parquet: damaged"),
+        ("bad.parquet", _parquet({"content": ["a"]}), r"bad\.parquet: no column 'text'; its columns are content"),
         ("bad.html", b"<body>\n<p>\xf5</body>", r"bad\.html, line 2: invalid UTF-8"),
     ],
 )
-def test_bad_input_is_named(tmp_path, name, content, message):
-    """File, and line where there is one."""
+def test_bad_input_is_passed_over_and_named(tmp_path, name, content, message):
+    """It is counted, with file, and line where there is one; what is good in the same file is read."""
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(KieloError, match=message):
-        _read(Source(name="a", path=str(tmp_path / name)), tmp_path)
-
-
-def test_parquet_without_the_column_says_which_there_are(tmp_path):
-    """A wrong text_field on Parquet is answered with the columns."""
-    pyarrow.parquet.write_table(pyarrow.table({"content": ["a"]}), tmp_path / "a.parquet")
-    with pytest.raises(KieloError, match="no column 'text'; its columns are content"):
-        _read(Source(name="a", path=str(tmp_path / "a.parquet")), tmp_path)
+    reader = _reader(Source(name="a", path=str(tmp_path / name)), tmp_path)
+    documents = list(reader.run())
+    labels = {label: int(metric.total) for label, metric in reader.stats.stats.items()}
+    (example,) = bad_examples(labels)["a"]
+    assert re.match(message, example), example
+    assert labels["source_bad/a"] == 1 and labels["source_documents/a"] == len(documents) + 1

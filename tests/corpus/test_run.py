@@ -32,6 +32,8 @@ def _write_text(path):
 def test_same_corpus_for_any_number_of_workers_and_a_funnel_that_adds_up(tmp_path):
     """1 and 3 workers give the same bytes; what steps dropped and what is left sum to what came in."""
     texts = _write_text(tmp_path / "a.jsonl")
+    with open(tmp_path / "a.jsonl", "a") as file:
+        file.write("no JSON\n")
     manifests = {
         workers: run_corpus(
             recipe(tmp_path / "a.jsonl", workers=workers), tmp_path / f"c{workers}", tmp_path / "raw", False
@@ -51,7 +53,8 @@ def test_same_corpus_for_any_number_of_workers_and_a_funnel_that_adds_up(tmp_pat
     assert {document["source"] for document in documents} == {"a"} and documents[24]["id"] == "n25"
 
     counts, rows = manifests[1].counts, json.loads((tmp_path / "c1" / "funnel.json").read_text())["steps"]
-    assert (counts["documents_in"], counts["documents_kept"]) == (len(texts), 25)
+    assert (counts["documents_in"], counts["documents_kept"]) == (len(texts) + 1, 25)
+    assert counts["sources"][0]["bad_records"] == 1 and "a.jsonl, line 30" in counts["sources"][0]["bad_examples"][0]
     for what in ("documents", "bytes"):
         assert sum(row[what] for row in rows) == counts[f"{what}_in"] - counts[f"{what}_kept"]
         assert rows[-1][f"{what}_left"] == counts[f"{what}_kept"]

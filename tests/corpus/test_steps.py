@@ -1,6 +1,8 @@
 """Each step drops what it should, keeps what it must, and counts both."""
 
+import tracemalloc
 import unicodedata
+from types import SimpleNamespace
 
 import pytest
 
@@ -69,6 +71,22 @@ def test_document_language_uses_all_lines():
     size = english.num_bytes
     left, counts = _run(DocumentLanguage("py3langid", ["et"], 0.5), english, _document(*ESTONIAN))
     assert left == [ESTONIAN] and counts["bytes/looks like en"] == size
+
+
+@pytest.mark.parametrize("kind", [LineLanguage, DocumentLanguage])
+def test_long_texts_are_not_remembered(kind, monkeypatch):
+    """200 documents of 100 kB pass through; what stays in memory is not their text (each worker had kept it all)."""
+    fixed = SimpleNamespace(probabilities=lambda text: {"et": 1.0})
+    monkeypatch.setattr("kielo.corpus.language.load_identifier", lambda name: fixed)
+    documents = kind("fixed", ["et"], 0.5).run(_document(f"{number} " + "a" * 100_000) for number in range(200))
+    next(documents)
+    tracemalloc.start()
+    try:
+        for _ in range(198):
+            next(documents)
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_settings_follow_the_card_and_refuse_an_identifier_that_cannot():

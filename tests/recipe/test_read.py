@@ -127,7 +127,7 @@ def test_all_complaints_at_once(small):
         (SMALL + "[model]\nlayers = 3\n", "the nearest known key is model.num_hidden_layers"),
         (SMALL.replace('"a.txt"', '{path = "a.txt", nam = "b"}'), "unknown key corpus.sources[0].nam; the nearest known key is corpus.sources[0].name"),
         (SMALL.replace('"a.txt"', '{name = "a"}'), "corpus.sources[0] does not fit; say where the text is: path, debian_package"),
-        (SMALL.replace('"a.txt"', '{path = "a.txt", debian_package = "b"}'), "give either path, or debian_package"),
+        (SMALL.replace('"a.txt"', '{path = "a.txt", debian_package = "bc"}'), "give either path, or debian_package"),
         (SMALL + "[train.tokens]\nx = 1\n", "not valid TOML"),
         (SMALL + '[model]\nweights = "llama"\n', "what would work: hf:FOLDER"),
         (SMALL + '[tokenizer]\npath = "nowhere"\n', "no tokenizer.json in this folder"),

@@ -5,7 +5,9 @@ A document is {"id": str, "text": str, "source": str, "metadata": {...}}. Iterab
 is noticed everywhere: a zstd stream that ends early otherwise looks like a short file.
 """
 
+import codecs
 import gzip
+import math
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,7 +21,18 @@ from kielo.recipe.errors import KieloError
 
 SUFFIX = ".jsonl.zst"
 READ_BYTES = 1 << 18
+# A decompressor gives all that its input stands for, up to 128 KiB of text for 4 bytes: so this makes 16 MiB at most.
+ZSTD_READ_BYTES = 1 << 9
 COMPRESSION_LEVEL = 6
+
+_OTHER_MARKS = (
+    (codecs.BOM_UTF32_LE, "UTF-32LE"),  # before UTF-16LE, whose mark is its beginning
+    (codecs.BOM_UTF32_BE, "UTF-32BE"),
+    (codecs.BOM_UTF16_LE, "UTF-16LE"),
+    (codecs.BOM_UTF16_BE, "UTF-16BE"),
+)
+# Which of every four bytes are zero -> the encoding of Latin text.
+_ZERO_PLACES = {(1, 3): "UTF-16LE", (0, 2): "UTF-16BE", (1, 2, 3): "UTF-32LE", (0, 1, 2): "UTF-32BE"}
 
 
 class DocumentWriter:
@@ -78,18 +91,15 @@ def read_documents(folder_or_file: Path | str) -> Iterator[dict[str, Any]]:
             yield parse_record(path, number, line)
 
 
-def read_lines(path: Path | str) -> Iterator[tuple[int, bytes]]:
+def read_lines(path: Path | str, max_bytes: int | None = None) -> Iterator[tuple[int, bytes | None]]:
     """(line number from 1, bytes without the line end) of a plain, .gz or .zst file.
 
-    Raises KieloError when a compressed file is damaged or cut short.
+    A line longer than `max_bytes` comes as None, and is never held as a whole. A byte-order mark is no part of a line.
+    Raises KieloError when a compressed file is damaged or cut short, and for text that is not UTF-8 but UTF-16 or 32.
     """
     path = Path(path)
-    suffix = path.suffix.lower()
-    if suffix == ".zst":
-        return _number_lines(_split_lines(_decompress_zstd(path)))
-    if suffix == ".gz":
-        return _number_lines(_gzip_lines(path))
-    return _number_lines(_plain_lines(path))
+    decompress = {".zst": _decompress_zstd, ".gz": _decompress_gzip}.get(path.suffix.lower(), _read_blocks)
+    return _number_lines(_split_lines(_check_encoding(path, decompress(path)), max_bytes))
 
 
 def parse_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
@@ -118,20 +128,47 @@ def decode_text(path: Path, number: int, line: bytes) -> str:
         ) from None
 
 
-def _number_lines(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+def other_encoding(start: bytes) -> str | None:
+    """The name of the encoding when text begins like UTF-16 or UTF-32: by its mark, or by where its zero bytes are."""
+    for mark, name in _OTHER_MARKS:
+        if start.startswith(mark):
+            return name
+    # Latin letters have a zero byte in UTF-16 and three in UTF-32. A few zero bytes are only dirt.
+    start = start[: len(start) // 4 * 4]
+    places = [place for place in range(4) if start[place::4].count(0) * 2 > len(start) // 4]
+    return _ZERO_PLACES.get(tuple(places))
+
+
+def _number_lines(lines: Iterable[bytes | None]) -> Iterator[tuple[int, bytes | None]]:
     for number, line in enumerate(lines, start=1):
-        yield number, line.rstrip(b"\r\n")
+        yield number, line if line is None else line.rstrip(b"\r\n").removeprefix(codecs.BOM_UTF8)
 
 
-def _plain_lines(path: Path) -> Iterator[bytes]:
+def _check_encoding(path: Path, blocks: Iterable[bytes]) -> Iterator[bytes]:
+    is_first = True
+    for block in blocks:
+        if is_first and block:
+            is_first = False
+            if encoding := other_encoding(block[:4096]):
+                raise KieloError(
+                    f"{path}: {encoding} text, and UTF-8 is expected; convert it with `iconv -f {encoding} -t UTF-8`"
+                )
+        yield block
+
+
+def _read_blocks(path: Path, num_bytes: int = READ_BYTES) -> Iterator[bytes]:
     with open(path, "rb") as file:
-        yield from file
+        while block := file.read(num_bytes):
+            yield block
 
 
-def _gzip_lines(path: Path) -> Iterator[bytes]:
+def _decompress_gzip(path: Path) -> Iterator[bytes]:
     try:
         with gzip.open(path, "rb") as file:
-            yield from file
+            while block := file.read(READ_BYTES):
+                yield block
+            if not path.stat().st_size:
+                raise EOFError
     except EOFError:
         raise KieloError(_cut_short(path)) from None
     except (gzip.BadGzipFile, zlib.error) as problem:
@@ -140,36 +177,39 @@ def _gzip_lines(path: Path) -> Iterator[bytes]:
 
 def _decompress_zstd(path: Path) -> Iterator[bytes]:
     """Decompressed blocks of a file of one or more frames."""
-    frame = None
-    with open(path, "rb") as file:
-        while block := file.read(READ_BYTES):
-            while block:
-                frame = frame or zstandard.ZstdDecompressor().decompressobj()
-                try:
-                    yield frame.decompress(block)
-                except zstandard.ZstdError as problem:
-                    raise KieloError(
-                        f"{path}: damaged or not zstd ({problem}); copy or download it again"
-                    ) from None
-                block = frame.unused_data if frame.eof else b""
-                frame = None if frame.eof else frame
-    if frame is not None:
+    frame, is_cut_short = None, True
+    for block in _read_blocks(path, ZSTD_READ_BYTES):
+        while block:
+            frame = frame or zstandard.ZstdDecompressor().decompressobj()
+            try:
+                yield frame.decompress(block)
+            except zstandard.ZstdError as problem:
+                raise KieloError(f"{path}: damaged or not zstd ({problem}); copy or download it again") from None
+            is_cut_short = not frame.eof
+            block = frame.unused_data if frame.eof else b""
+            frame = None if frame.eof else frame
+    if is_cut_short:
         raise KieloError(_cut_short(path))
 
 
-def _split_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+def _split_lines(blocks: Iterable[bytes], max_bytes: int | None = None) -> Iterator[bytes | None]:
+    """The lines; None for one of more than `max_bytes`, of which no more than that and a block is ever held."""
+    limit = math.inf if max_bytes is None else max_bytes
     # The end of an unfinished line is kept in parts: joining at every block would be quadratic in a long
     # line.
     unfinished: list[bytes] = []
+    size = 0
     for block in blocks:
         first, *others = block.split(b"\n")
         unfinished.append(first)
-        if others:
-            yield b"".join(unfinished)
-            yield from others[:-1]
-            unfinished = [others[-1]]
-    if rest := b"".join(unfinished):
-        yield rest
+        size += len(first)
+        if size > limit:
+            unfinished.clear()
+        for line in others:
+            yield b"".join(unfinished) if size <= limit else None
+            unfinished, size = [line], len(line)
+    if size:
+        yield b"".join(unfinished) if size <= limit else None
 
 
 def _cut_short(path: Path) -> str:

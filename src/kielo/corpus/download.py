@@ -35,7 +35,7 @@ def fetch_debian_package(source: Source, folder: Path) -> str:
     # An update that misses one of several servers says so and fails, yet may have brought the list that
     # matters.
     update = _run(["apt-get", "-qq", "update"], workplace, environment)
-    download = _run(["apt-get", "-qq", "download", source.debian_package], workplace, environment)
+    download = _run(["apt-get", "-qq", "download", "--", source.debian_package], workplace, environment)
     packages = sorted(workplace.glob("*.deb"))
     if download.returncode or not packages:
         raise FetchProblem(_last_errors(download.stderr + update.stderr))
@@ -74,6 +74,8 @@ def fetch_huggingface_dataset(source: Source, folder: Path) -> str:
             for file in files
             if file.endswith(DATA_SUFFIXES) and (not subset or file.startswith(subset + "/"))
         ]
+        if leading_out := [file for file in wanted if ".." in Path(file).parts or Path(file).is_absolute()]:
+            raise FetchProblem(f"its file {leading_out[0]!r} would be written outside of the folder")
         if not wanted:
             folders = sorted({file.partition("/")[0] for file in files if file.endswith(DATA_SUFFIXES)})
             raise FetchProblem(

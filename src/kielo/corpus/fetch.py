@@ -6,7 +6,8 @@ raw/NAME with a manifest of its own that records where it came from, and why not
 
 import glob
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,6 +43,7 @@ def _fetch(name: str, source: Source, raw_folder: Path, say: Callable[[str], Non
     if source.path:
         root, files = _local_files(name, source.path)
         _refuse_own_files(name, Path(source.path).expanduser(), root, files, raw_folder.parent)
+        stamps = file_stamps(root, files)
         origin, fingerprint = source.path, _hash_files(root, files, raw_folder)
     else:
         root = raw_folder / name
@@ -54,10 +56,23 @@ def _fetch(name: str, source: Source, raw_folder: Path, say: Callable[[str], Non
             _download(name, source, root, wanted, say)
         manifest = read_manifest(root)
         files = sorted(file for file in manifest.files if is_readable(Path(file)))
+        stamps = file_stamps(root, files)
         origin, fingerprint = manifest.counts["origin"], hash_manifest(root)
     return RawSource(
-        name, str(root), tuple(files), source.text_field, source.max_documents, origin, fingerprint
+        name, str(root), tuple(files), stamps, source.text_field, source.max_documents, origin, fingerprint
     )
+
+
+def file_stamps(root: Path | str, files: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    """(bytes, time of change in ns) of each file: equal before and after, it was not changed in between."""
+    found = []
+    for file in files:
+        try:
+            status = (Path(root) / file).stat()
+        except OSError as problem:
+            raise KieloError(f"{Path(root) / file}: cannot be read ({problem.strerror})") from None
+        found.append((status.st_size, status.st_mtime_ns))
+    return tuple(found)
 
 
 def _download(name: str, source: Source, folder: Path, wanted: dict, say: Callable[[str], None]) -> None:
@@ -88,19 +103,22 @@ def _local_files(name: str, pattern: str) -> tuple[Path, list[str]]:
     """The folder that names are told from, and the source's files in it, sorted."""
     place = Path(pattern).expanduser()
     if place.is_file():
+        if not is_readable(place):
+            raise KieloError(f"corpus.sources, {name}: {place}: unknown format; read are {FORMATS}")
+        _is_file(name, place)
         return place.parent, [place.name]
     if place.is_dir():
-        root, found = place, place.rglob("*")
+        root, entries = place, [place]
     else:
-        paths = [Path(path) for path in glob.glob(str(place), recursive=True)]
-        if not paths:
+        entries = [Path(path) for path in glob.glob(str(place), recursive=True)]
+        if not entries:
             raise KieloError(
                 f"corpus.sources, {name}: {pattern}: no such file or folder, and no file fits it as a pattern"
             )
         root = Path(glob.escape(str(place)).partition("[")[0]).parent
-        found = (path for entry in paths for path in (entry.rglob("*") if entry.is_dir() else [entry]))
+    found = (path for entry in entries for path in (_files_below(name, entry) if entry.is_dir() else [entry]))
     files = sorted(
-        {path.relative_to(root).as_posix() for path in found if path.is_file() and is_readable(path)}
+        {path.relative_to(root).as_posix() for path in found if is_readable(path) and _is_file(name, path)}
     )
     if not files:
         raise KieloError(
@@ -124,6 +142,40 @@ def _refuse_own_files(name: str, place: Path, root: Path, files: list[str], run_
                     f"corpus.sources, {name}: {root / file} lies in {run_folder / stage}, which Kielo writes and replaces; "
                     "name a source outside of it, or give the run another `folder`"
                 )
+
+
+def _files_below(name: str, folder: Path) -> Iterator[Path]:
+    """All files below the folder, also behind links; each folder once, since links may lead in a circle."""
+
+    def refuse(problem: OSError) -> None:
+        raise KieloError(f"corpus.sources, {name}: {problem.filename}: cannot be read ({problem.strerror})")
+
+    seen: set[str] = set()
+    for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        if (real := os.path.realpath(parent)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders.sort()
+        yield from (Path(parent) / file for file in names)
+
+
+def _is_file(name: str, path: Path) -> bool:
+    """False for a folder. KieloError for what has a text's name and cannot be read as one: better than to go without."""
+    if path.is_dir():
+        return False
+    if not path.is_file():
+        what = "a link that leads nowhere" if path.is_symlink() else "neither a file nor a folder"
+        raise KieloError(f"corpus.sources, {name}: {path}: {what}; mend or remove it")
+    if not os.access(path, os.R_OK):
+        raise KieloError(f"corpus.sources, {name}: {path}: no permission to read it; `chmod +r` gives it")
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise KieloError(
+            f"corpus.sources, {name}: {os.fsencode(path)!r}: a file name that is not UTF-8; rename it"
+        ) from None
+    return True
 
 
 def _hash_files(root: Path, files: list[str], raw_folder: Path) -> str:

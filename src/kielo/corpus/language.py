@@ -18,8 +18,9 @@ from kielo.recipe.errors import KieloError
 THRESHOLDS = (0.5, 0.65, 0.8, 0.9, 0.95)
 # A document's language is plain from its beginning; reading a whole book would only cost time.
 MAX_CHARACTERS = 4000
-# Menus and headings come back thousands of times.
+# Menus and headings come back thousands of times. Longer texts do not, and would fill the memory.
 REMEMBERED_TEXTS = 50_000
+REMEMBERED_CHARACTERS = 200
 
 
 class Identifier(Protocol):
@@ -84,25 +85,24 @@ class _Identified(CorpusStep):
         self.identifier = identifier
         self.codes = tuple(codes)
         self.threshold = threshold
-        self.identify = None
+        self.identify = self.remembered = None
 
     def start(self) -> None:
         model = load_identifier(self.identifier)
 
-        @lru_cache(maxsize=REMEMBERED_TEXTS)
         def identify(text: str) -> tuple[float, str]:
             probabilities = model.probabilities(text[:MAX_CHARACTERS])
             best = max(probabilities, key=probabilities.get, default="?")
             return sum(probabilities.get(code, 0.0) for code in self.codes), best
 
-        self.identify = identify
+        self.identify, self.remembered = identify, lru_cache(maxsize=REMEMBERED_TEXTS)(identify)
 
     def report_tally(self) -> None:
         super().report_tally()
-        self.identify = None
+        self.identify = self.remembered = None
 
     def verdict(self, text: str, num_bytes: int) -> str | None:
-        probability, best = self.identify(text)
+        probability, best = (self.remembered if len(text) <= REMEMBERED_CHARACTERS else self.identify)(text)
         self.count("bytes_identified", "", num_bytes)
         for threshold in THRESHOLDS:
             if probability >= threshold:

@@ -15,14 +15,13 @@ from kielo.corpus.steps import CorpusStep
 # space, word joiner, byte-order mark. Joiners (U+200C, U+200D) stay: Persian and the scripts of India need
 # them.
 UNWANTED = regex.compile(r"[\p{Cc}--\t]|[\u00ad\u200b\u2060\ufeff]|\p{Cs}|\p{Cn}", regex.V1)
-SPACES = regex.compile(r"\s+")
 
 
 def normalise_line(line: str) -> str:
     """The line in NFC, without control characters, runs of white space as one space, none at the ends."""
     if not line.isascii():
         line = unicodedata.normalize("NFC", line)
-    return SPACES.sub(" ", UNWANTED.sub("", line)).strip()
+    return " ".join(UNWANTED.sub("", line).split())
 
 
 class Normalise(CorpusStep):

@@ -5,6 +5,7 @@ whole corpus (duplicates) and runs in this process, in the order of the sources.
 byte for byte, for any number of workers.
 """
 
+import math
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -21,12 +22,12 @@ from kielo.artifact.manifest import (
 )
 from kielo.corpus.dedup import DocumentDuplicates, LineDuplicates
 from kielo.corpus.executor import run_pipeline
-from kielo.corpus.fetch import fetch_sources
+from kielo.corpus.fetch import fetch_sources, file_stamps
 from kielo.corpus.funnel import build_funnel, by_source, empty_message, threshold_table
 from kielo.corpus.language import DocumentLanguage, LineLanguage
 from kielo.corpus.length import DocumentLength, LineLength
 from kielo.corpus.normalise import Normalise
-from kielo.corpus.read import RawSource, ReadSources
+from kielo.corpus.read import RawSource, ReadSources, bad_examples
 from kielo.corpus.script import ScriptFilter
 from kielo.corpus.shards import MergeCleaned, WriteCleaned, WriteDocuments
 from kielo.corpus.steps import CorpusStep
@@ -35,6 +36,8 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Corpus, Recipe
 
 KIND, VERSION = "corpus", 1
+# From so many records of a source on, one bad record is passed over whatever its share, unless none may be.
+RECORDS_FOR_ONE_BAD = 10
 
 
 def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = True) -> Manifest:
@@ -42,8 +45,8 @@ def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = 
 
     Does nothing when `folder` already holds the outcome for this text and these settings (its manifest is
     returned as it was). Counts: bytes_in, documents_in, bytes_kept, documents_kept, words_kept, sources.
-    Raises KieloError for text that cannot be fetched or read, and when nothing is left of it; `folder` is
-    then as it was before.
+    Raises KieloError for text that cannot be fetched or read, of which too much is bad (corpus.max_bad_share), and when
+    nothing is left of it; `folder` is then as it was before.
     """
     folder = Path(folder)
     refuse_foreign(folder, KIND)  # before hours of fetching
@@ -54,9 +57,11 @@ def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = 
     inputs = {source.name: source.fingerprint for source in sources}
     if is_current(folder, KIND, VERSION, inputs, section):
         say("nothing changed, nothing to do")
-        return read_manifest(folder)
+        manifest = read_manifest(folder)
+        _refuse_bad_sources(manifest.counts["sources"], recipe.corpus.max_bad_share)
+        return manifest
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
-        _clean(sources, section, recipe.corpus.workers, stage.folder, stage.counts, say)
+        _clean(sources, section, recipe.corpus, stage.folder, stage.counts, say)
     return read_manifest(folder)
 
 
@@ -78,6 +83,8 @@ def effective_settings(corpus: Corpus, card: Language) -> dict[str, Any]:
         return defaults.get(identifier, 0.5) if chosen is None else chosen
 
     return {
+        "sources": [source.name for source in corpus.sources],  # of two duplicates, the earlier source's stays
+        "max_document_bytes": corpus.max_document_bytes,
         "language": card.code,
         "scripts": list(card.unicode_scripts),
         "letters": card.letters,
@@ -102,7 +109,7 @@ def first_pass(sources: tuple[RawSource, ...], settings: dict[str, Any], cleaned
     language."""
     identifier, codes = settings["language_identifier"], settings["identifier_codes"]
     return [
-        ReadSources(sources),
+        ReadSources(sources, settings["max_document_bytes"]),
         Normalise(),
         ScriptFilter(settings["scripts"], settings["letters"], settings["max_foreign_character_share"]),
         LineLength(settings["min_line_characters"]),
@@ -126,57 +133,106 @@ def second_pass(settings: dict[str, Any], cleaned: Path, documents: Path) -> lis
 def _clean(
     sources: tuple[RawSource, ...],
     settings: dict[str, Any],
-    workers: int,
+    corpus: Corpus,
     folder: Path,
     counts: dict[str, Any],
     say: Callable[[str], None],
 ) -> None:
     """Both passes inside the stage's partial folder; fills `counts` and leaves documents/ and funnel.json."""
-    cleaned, logging = folder / "cleaned", folder / "datatrove"
-    say(f"cleaning {sum(len(source.files) for source in sources):,} files with {workers} workers")
+    cleaned = folder / "cleaned"
+    say(f"cleaning {sum(len(source.files) for source in sources):,} files with {corpus.workers} workers")
     steps = first_pass(sources, settings, cleaned)
-    tallies = run_pipeline(steps, workers, logging / "first")
+    tallies = run_pipeline(steps, corpus.workers)
+    read = _describe_read(sources, tallies[0])
+    _refuse_bad_sources(read, corpus.max_bad_share)
     final_steps = second_pass(settings, cleaned, folder / "documents")
-    steps, tallies = steps + final_steps, tallies + run_pipeline(final_steps, 1, logging / "second")
+    steps, tallies = steps + final_steps, tallies + run_pipeline(final_steps, 1)
     shutil.rmtree(cleaned)
-    shutil.rmtree(logging)
-    _conclude(sources, settings, steps, tallies, folder, counts)
+    _conclude(read, settings, steps, tallies, folder, counts)
+    for source in counts["sources"]:
+        if source["bad_records"]:
+            say(f"passed over {_bad_records(source)}; the first: {source['bad_examples'][0]}")
     say(
         f"kept {counts['documents_kept']:,} of {counts['documents_in']:,} documents, "
         f"{counts['bytes_kept'] / 1e6:.2f} of {counts['bytes_in'] / 1e6:.2f} MB"
     )
 
 
+def _describe_read(sources: tuple[RawSource, ...], labels: dict[str, int]) -> list[dict[str, Any]]:
+    """What was read of each source. KieloError when one was empty, or changed since it was hashed."""
+    read, examples = by_source(labels), bad_examples(labels)
+    described = []
+    for source in sources:
+        for file, before, now in zip(source.files, source.stamps, file_stamps(source.root, source.files), strict=True):
+            if before != now:
+                raise KieloError(
+                    f"{Path(source.root) / file}: changed while the corpus was read; run again once nobody writes to it"
+                )
+        if source.name not in read:
+            raise KieloError(
+                f"corpus.sources, {source.name}: no document in {source.origin} ({len(source.files)} files)"
+            )
+        counted = read[source.name]
+        described.append(
+            {
+                "name": source.name,
+                "origin": source.origin,
+                "files": len(source.files),
+                "file_bytes": sum(size for size, _ in source.stamps),
+                "documents_in": counted["documents"],
+                "bytes_in": counted.get("bytes", 0),
+                "bad_records": counted.get("bad", 0),
+                "damaged_file_bytes": counted.get("damaged_bytes", 0),
+                "bad_examples": examples.get(source.name, []),
+            }
+        )
+    return described
+
+
+def _refuse_bad_sources(described: Sequence[dict[str, Any]], max_bad_share: float) -> None:
+    """KieloError for a source of which too many records are bad, or whose damaged files are too large a share of it.
+
+    How much a damaged file would have held is not known, so it counts with all its bytes.
+    """
+    for source in described:
+        records, bad = source["documents_in"], source["bad_records"]
+        one = 1 if max_bad_share and records >= RECORDS_FOR_ONE_BAD else 0
+        allowed = min(max(math.floor(max_bad_share * records), one), records - 1)
+        if bad > allowed or source["damaged_file_bytes"] > max_bad_share * source["file_bytes"]:
+            raise KieloError(
+                f"corpus.sources, {_bad_records(source)}. corpus.max_bad_share = {max_bad_share:g} allows {allowed} "
+                "and damaged files of that share of the bytes; mend the text, or set more. The first:\n  "
+                + "\n  ".join(source["bad_examples"])
+            )
+
+
+def _bad_records(source: dict[str, Any]) -> str:
+    bad, records = source["bad_records"], source["documents_in"]
+    told = f"{source['name']}: {bad:,} of {records:,} records that cannot be read ({bad / records:.2%})"
+    if size := source["damaged_file_bytes"]:
+        told += f", with damaged files of {size:,} of {source['file_bytes']:,} bytes"
+    return told
+
+
 def _conclude(
-    sources: tuple[RawSource, ...],
+    read: list[dict[str, Any]],
     settings: dict[str, Any],
     steps: Sequence[CorpusStep],
     tallies: Sequence[dict[str, int]],
     folder: Path,
     counts: dict[str, Any],
 ) -> None:
-    """Write funnel.json and the counts; KieloError when a source was empty or nothing is left."""
+    """Write funnel.json and the counts; KieloError when nothing is left."""
     rows, table = build_funnel(steps, tallies), threshold_table(steps, tallies)
-    read, kept = by_source(tallies[0]), by_source(tallies[-1])
-    for source in sources:
-        if source.name not in read:
-            raise KieloError(
-                f"corpus.sources, {source.name}: no document in {source.origin} ({len(source.files)} files)"
-            )
+    kept = by_source(tallies[-1])
     if not kept:
         told = f"{settings['language_identifier']}, line threshold {settings['line_language_threshold']}, "
         told += f"document threshold {settings['document_language_threshold']}"
         raise KieloError(empty_message(settings["language"], rows, table, told))
     none = {"documents": 0, "bytes": 0}
     described = [
-        {
-            "name": source.name,
-            "origin": source.origin,
-            "files": len(source.files),
-            **{f"{what}_in": amount for what, amount in read[source.name].items()},
-            **{f"{what}_kept": amount for what, amount in kept.get(source.name, none).items()},
-        }
-        for source in sources
+        source | {f"{what}_kept": amount for what, amount in kept.get(source["name"], none).items()}
+        for source in read
     ]
     for what in ("bytes_in", "documents_in", "bytes_kept", "documents_kept"):
         counts[what] = sum(source[what] for source in described)

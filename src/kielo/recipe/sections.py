@@ -37,9 +37,21 @@ class Source(Section):
         description="short name, also of its token files; default: the file's stem or the package's name",
     )
     path: str | None = Field(None, description="file, folder or glob: .txt (one document a line), .jsonl[.gz|.zst], .parquet, .html")
-    debian_package: str | None = Field(None, description="Debian package whose HTML pages are the text")
-    huggingface_dataset: str | None = Field(None, description="dataset on the Hugging Face hub")
-    huggingface_subset: str | None = Field(None, description="its subset (configuration), e.g. 20231101.et")
+    debian_package: str | None = Field(
+        None,
+        pattern=r"^[a-z0-9][a-z0-9+.-]+$",  # Debian policy 5.6.1
+        description="Debian package whose HTML pages are the text",
+    )
+    huggingface_dataset: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)?$",
+        description="dataset on the Hugging Face hub: OWNER/NAME",
+    )
+    huggingface_subset: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$",
+        description="its subset (configuration), e.g. 20231101.et",
+    )
     text_field: str = Field("text", description="field or column that holds the text")
     max_documents: PositiveInt | None = Field(None, description="read no more than this many documents")
 
@@ -102,6 +114,15 @@ class Corpus(Section):
     min_document_characters: int = Field(100, ge=0)
     deduplicate_lines: bool = True
     deduplicate_documents: bool = True
+    max_document_bytes: PositiveInt = Field(
+        10_000_000, description="a longer line, page or cell (as it is stored, decompressed) counts as a bad record"
+    )
+    max_bad_share: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="bad records are passed over up to this share of a source's; one of ten or more always, unless 0",
+    )
     workers: PositiveInt = 2
 
 

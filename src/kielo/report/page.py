@@ -231,6 +231,10 @@ def _corpus(gathered: dict[str, Any]) -> str:
         "Text left after each step, and what the step dropped.",
     )
     parts = [f"<p>{escape(kept)}</p>", figure, _funnel_table(funnel["steps"])]
+    sources = funnel.get("sources", ())
+    if examples := [(source["name"], told) for source in sources for told in source.get("bad_examples", ())]:
+        table = _table(("Source", "What was wrong"), examples, words=2)
+        parts.append(f"<details><summary>The first records that could not be read</summary>{table}</details>")
     for kind, shares in (funnel.get("threshold_table") or {}).items():
         rows = [(threshold, f"{100 * share:.1f} %") for threshold, share in shares.items()]
         table = _table(("Language threshold", f"Share of {kind} kept, in bytes"), rows)
