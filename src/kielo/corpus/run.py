@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kielo.artifact.manifest import Manifest, is_current, read_manifest, write_json_atomically, write_stage
+from kielo.artifact.trained_text import refuse_to_replace
 from kielo.corpus.dedup import DocumentDuplicates, LineDuplicates
 from kielo.corpus.executor import run_pipeline
 from kielo.corpus.fetch import fetch_sources
@@ -47,6 +48,7 @@ def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = 
     if is_current(folder, KIND, VERSION, inputs, section):
         say("nothing changed, nothing to do")
         return read_manifest(folder)
+    refuse_to_replace(folder, KIND, VERSION, inputs, section)
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
         _clean(sources, section, recipe.corpus.workers, stage.folder, stage.counts, say)
     return read_manifest(folder)

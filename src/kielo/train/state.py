@@ -130,6 +130,7 @@ class Checkpoints:
             "guard": self._guard.plain_state(),
             "identity": self._resolved.identity.model_dump(mode="json"),
             "source_tensors": self._source_tensors,
+            "tokenizer_hash": self._resolved.placement.tokenizer_hash,
         }
         self._store.save(self._state.step, self._tensors, plain)
 
