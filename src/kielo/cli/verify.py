@@ -30,11 +30,12 @@ def certify(recipe: Recipe, folder: Path, steps: int | None = None, is_quiet: bo
     from kielo.checkpoint.store import read_plain
     from kielo.cli.run import newest_checkpoint
     from kielo.dataset.provenance import check_tokens
-    from kielo.plan.resolved import read
-    from kielo.verify.parity import print_parity, verify_parity
 
     section, checkpoint = recipe.verify, newest_checkpoint(folder)
     check_tokens(read_plain(checkpoint), folder)
+    from kielo.plan.resolved import read
+    from kielo.verify.parity import print_parity, verify_parity
+
     certificate = verify_parity(
         read(folder / "resolved.toml"), folder / "verify", checkpoint=checkpoint,
         steps=steps or section.parity_steps, sequences_per_step=section.parity_sequences_per_step,

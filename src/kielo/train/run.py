@@ -77,7 +77,7 @@ def _attempt(
 ) -> dict[str, Any]:
     is_first, state, has_begun = world.rank == 0, State(), False
     try:
-        with TokenCheck(resolved.placement, Agreement()) as tokens:  # they are read while the model is built
+        with TokenCheck(resolved, Agreement()) as tokens:  # they are read while the model is built
             run = assemble(resolved, world, stop, lease.check, profile_steps)
             state = run.state
             tokens.finish()

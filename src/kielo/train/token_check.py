@@ -12,10 +12,11 @@ from typing import Any
 
 import xxhash
 
-from kielo.artifact.manifest import READ_BYTES, check_sizes, write_json_atomically
+from kielo.artifact.manifest import READ_BYTES, check_sizes, hash_manifest, write_json_atomically
 from kielo.checkpoint.agreement import Agreement
 from kielo.dataset.batches import packed_manifest
-from kielo.plan.resolved import Placement
+from kielo.plan.resolved import Resolved
+from kielo.recipe.errors import KieloError
 
 RECORD_NAME = "tokens_verified.json"
 SUFFIXES = (".bin", ".idx")
@@ -25,11 +26,14 @@ WAIT_SECONDS = 10.0  # between two looks at all ranks: a collective must not wai
 class TokenCheck:
     """Verifies the files of the tokens folder. All ranks make it, `finish` it and leave it together.
 
-    ranks: used by the calling thread only. Raises KieloError on every rank for a file of another size than listed.
+    ranks: used by the calling thread only. Raises KieloError on every rank for a file of another size than listed, and for
+    a folder that was replaced after the run was resolved.
     """
 
-    def __init__(self, placement: Placement, ranks: Agreement):
+    def __init__(self, resolved: Resolved, ranks: Agreement):
+        placement = resolved.placement
         self._folder, self._ranks = Path(placement.tokens_folder), ranks
+        self._tokens_hash = resolved.identity.tokens_hash
         self._record_path = Path(placement.train_folder) / RECORD_NAME
         self._stopped = Event()
         self._listed, self._unread = ranks.on_first(self._look)
@@ -54,6 +58,8 @@ class TokenCheck:
     def _look(self) -> tuple[dict[str, str], list[str]]:
         """Rank 0: file → checksum as listed, and the files that are to be read, the largest first."""
         manifest = packed_manifest(self._folder)
+        if hash_manifest(self._folder) != self._tokens_hash:
+            raise KieloError(f"{self._folder}: was made anew while this job started; start it again")
         names = [name for name in manifest.files if name.endswith(SUFFIXES)]
         check_sizes(self._folder, manifest, names)
         self._listed = {name: manifest.files[name]["xxh3_128"] for name in names}
