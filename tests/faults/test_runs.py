@@ -583,5 +583,5 @@ def test_ranks_that_are_refused_change_no_run(trained):
     """Two of them, by torchrun; the message is the parent's own last word."""
     before = belongings(trained)
     outcome = kielo(trained, "train", "tiny.toml", "--ranks", "2", "--set", "seed=9")
-    assert outcome.code == 1 and "seed: was 1, is now 9" in outcome.err, outcome.told
+    refused(outcome, "training failed", "seed: was 1, is now 9")
     assert belongings(trained) == before
