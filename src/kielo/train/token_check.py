@@ -83,7 +83,7 @@ class TokenCheck:
             if checksum not in (None, self._listed[name]):
                 return (
                     f"{path}: is not what the pack stage wrote, its checksum differs from {self._folder / 'manifest.json'}: it was "
-                    f"altered or damaged since. Nothing was trained on it. What would work: a whole copy of the file in its "
+                    f"altered or damaged since. No step was taken. What would work: a whole copy of the file in its "
                     f"place; or move {self._folder} away, and `kielo run RECIPE --to pack` packs the same corpus again"
                 )
         return None
