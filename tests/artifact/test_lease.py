@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from kielo.artifact.lease import Lease
+from kielo.artifact.lease import HANDED_DOWN, Lease, held
 from kielo.recipe.errors import KieloError
 from kielo.train import build
 from kielo.train.run import train
@@ -124,6 +124,24 @@ def test_a_silent_holder_elsewhere_is_replaced_and_a_beating_one_is_not(tmp_path
     assert leases(tmp_path / "beating") == ["lease.00000007.json"]
 
 
+def test_a_lease_is_handed_down_and_gone_on_with(tmp_path, monkeypatch):
+    """Blocks within a block have its lease, which stays until the outer one ends; another job's token is worth nothing."""
+    with held(tmp_path) as outer:
+        with held(tmp_path) as inner:
+            inner.check()
+            assert inner.path == outer.path and inner.token == outer.token
+        outer.check()
+        with held(tmp_path / "other") as other:
+            assert other.token != outer.token
+        with held(tmp_path) as again:
+            assert again.token == outer.token
+        monkeypatch.setenv(HANDED_DOWN, other.token)
+        with pytest.raises(KieloError, match="another job works in this folder"), held(tmp_path):
+            pass
+        monkeypatch.setenv(HANDED_DOWN, outer.token)
+    assert leases(tmp_path) == [] and not os.environ[HANDED_DOWN]
+
+
 def test_a_lease_cut_short_does_not_keep_the_folder(tmp_path):
     """Its maker died between making and filling it: taken over like a silent one."""
     (tmp_path / "lease.00000003.json").write_text('{"token": ')
@@ -142,7 +160,7 @@ def test_of_eight_that_race_for_a_dead_lease_one_wins(tmp_path):
             process.stdin.write("go\n")
         words = [process.stdout.readline() for process in takers]
         assert words.count("held\n") == 1, words
-        assert sum("another job trains in this folder" in word for word in words) == 7, words
+        assert sum("another job works in this folder" in word for word in words) == 7, words
         assert leases(folder) == ["lease.00000002.json"]
         for process in takers:
             process.stdin.close()
@@ -157,7 +175,7 @@ def test_a_holder_that_was_only_frozen_notices_before_it_publishes(tmp_path):
     old.path.write_text(json.dumps(content))  # as one on another machine sees it, silent
     taker = Lease.take(tmp_path, BEAT_SECONDS)
     with taker.beating():
-        with old.beating(), pytest.raises(KieloError, match=f"process {os.getpid()} on .* trains in this folder"):
+        with old.beating(), pytest.raises(KieloError, match=f"process {os.getpid()} on .* works in this folder"):
             old.check()
         taker.check()
     with pytest.raises(KieloError, match="removed or replaced"):
@@ -199,14 +217,14 @@ def test_a_second_job_is_refused_on_all_ranks_and_the_first_goes_on(tmp_path):
         wait_for(signs / "is training")
         before = files_of(run)
         try:
-            with pytest.raises(RuntimeError, match="(?s)rank 0.*another job trains in this.*rank 1.*another job trains in this"):
+            with pytest.raises(RuntimeError, match="(?s)rank 0.*another job works in this.*rank 1.*another job works in this"):
                 run_ranks(train, 2, resolve(run, shard=2, total_steps=3))
             assert files_of(run) == before
         finally:
             (signs / "go on").touch()
         assert first.result() == ["finished"]
     assert json.loads((run / "train" / "outcome.json").read_text())["outcome"] == "finished"
-    assert leases(run / "train") == []
+    assert leases(run) == []
 
 
 def test_a_run_whose_lease_was_taken_publishes_nothing_more(tmp_path, monkeypatch):
@@ -218,12 +236,12 @@ def test_a_run_whose_lease_was_taken_publishes_nothing_more(tmp_path, monkeypatc
     def take(self: Any, step: int) -> Any:
         if step == 4:
             wait_for(tmp_path / "train" / "checkpoints" / "newest")  # step 2 is published by a thread
-            foreign_holder(tmp_path / "train").rename(tmp_path / "train" / "lease.00000002.json")
+            foreign_holder(tmp_path).rename(tmp_path / "lease.00000002.json")
         return original(self, step)
 
     monkeypatch.setattr(build.Feed, "take", take)
-    with pytest.raises(KieloError, match="nid001234.*trains in this folder; this job stops"):
+    with pytest.raises(KieloError, match="nid001234.*works in this folder; this job stops"):
         train(resolve(tmp_path, total_steps=6, checkpoint_every_steps=2))
     assert sorted(os.listdir(tmp_path / "train" / "checkpoints")) == ["newest", "step_00000002"]
-    assert leases(tmp_path / "train") == ["lease.00000001.json", "lease.00000002.json"]
+    assert leases(tmp_path) == ["lease.00000001.json", "lease.00000002.json"]
     assert not {"outcome.json", "manifest.json"} & set(os.listdir(tmp_path / "train"))

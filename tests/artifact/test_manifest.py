@@ -10,10 +10,20 @@ import numpy as np
 import pytest
 
 from kielo.artifact.documents import DocumentWriter
-from kielo.artifact.manifest import hash_file, hash_manifest, is_current, read_manifest, write_stage
+from kielo.artifact.manifest import (
+    check_sizes,
+    differences,
+    expire,
+    hash_file,
+    hash_manifest,
+    is_current,
+    read_manifest,
+    write_stage,
+)
 from kielo.artifact.own_text import marked
 from kielo.artifact.stage_folder import StageFolder
 from kielo.artifact.token_shards import TokenShardWriter
+from kielo.artifact.trained_text import refuse_to_replace
 from kielo.recipe.errors import KieloError
 
 INPUTS, SECTION = {"raw": "0a1b"}, {"sizes": (1, 2), "name": "é"}
@@ -40,8 +50,45 @@ def test_same_inputs_and_section_mean_nothing_to_do(tmp_path):
     manifest = read_manifest(folder)
     assert manifest.counts == {"lines": 3} and manifest.wall_seconds >= 0
     assert manifest.files["deep/a.txt"]["xxh3_128"] == hash_file(folder / "deep/a.txt")
-    (folder / "deep" / "a.txt").write_text("tex")
-    assert not is_current(folder, "trial", 1, INPUTS, SECTION)
+    for other in ("tex", "Text"):
+        (folder / "deep" / "a.txt").write_text(other)
+        assert not is_current(folder, "trial", 1, INPUTS, SECTION)
+        assert differences(folder, "trial", 1, INPUTS, SECTION) == ["file deep/a.txt"]
+
+
+def test_what_changed_is_named_and_an_expired_stage_is_made_again(tmp_path):
+    """Inputs, settings and version by name; of no stage nothing. `expire` leaves files and folder."""
+    folder = tmp_path / "stage"
+    expire(folder)
+    assert differences(folder, "trial", 1, INPUTS, SECTION) == []
+    _write(folder)
+    assert differences(folder, "trial", 1, {"raw": "0", "more": "1"}, SECTION | {"name": "e"}) == [
+        "input raw", "input more", "name (was 'é', is 'e')",
+    ]  # fmt: skip
+    assert differences(folder, "trial", 2, INPUTS, SECTION) == ["kind and version (were trial 1, are trial 2)"]
+    check_sizes(folder, read_manifest(folder), ["deep/a.txt"])
+    expire(folder)
+    assert differences(folder, "trial", 1, INPUTS, SECTION) == ["input expired"]
+    (folder / "deep" / "a.txt").write_text("longer than it was")
+    with pytest.raises(KieloError, match=r"a\.txt: it has 18 bytes, and the stage wrote 4"):
+        check_sizes(folder, read_manifest(folder), ["deep/a.txt"])
+
+
+def test_what_a_checkpoint_was_trained_on_is_not_replaced(tmp_path):
+    """Neither by other inputs nor where a checkpoint was set aside; without one, or without the stage, it may be made."""
+    folder = tmp_path / "tokens"
+    changed = ("trial", 1, {"raw": "other"}, SECTION)
+    step = tmp_path / "train" / "checkpoints" / "step_00000005"
+    step.mkdir(parents=True)
+    refuse_to_replace(folder, *changed)
+    _write(folder)
+    refuse_to_replace(folder, "trial", 1, INPUTS, SECTION)
+    for name in ("step_00000005", "step_00000005.damaged"):
+        step = step.rename(step.with_name(name))
+        with pytest.raises(KieloError, match=f"input raw.*{name}.*--from train"):
+            refuse_to_replace(folder, *changed)
+    step.rmdir()
+    refuse_to_replace(folder, *changed)
 
 
 def test_failure_leaves_the_old_folder_and_nothing_else(tmp_path):

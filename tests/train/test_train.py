@@ -191,7 +191,7 @@ def test_one_process_needs_no_launcher_and_another_identity_is_refused(folder: P
     assert train(resolve(folder, total_steps=6), max_steps=4)["outcome"] == "requeue"
     with pytest.raises(KieloError, match=r"learning_rates.1.peak: was 0.005, is now 0.1"):
         train(resolve(folder, total_steps=6, learning_rate=0.1))
-    assert json.loads((folder / "train" / "outcome.json").read_text())["exit_code"] == 1
+    assert json.loads((folder / "train" / "outcome.json").read_text())["exit_code"] == 75
     resolved = resolve(folder, total_steps=6, tensorboard=True)
     assert train(resolved) == {"outcome": "finished", "step": 6, "tokens": 6 * 128, "exit_code": 0, "message": ""}
     assert any((folder / "train" / "tensorboard").iterdir())

@@ -1,6 +1,9 @@
-"""One job at a time in a run's folder: the lease that rank 0 holds while it trains. Torch-free.
+"""One job at a time in a run's folder: the lease that whoever changes it holds. Torch-free.
 
-    FOLDER/lease.00000003.json     who holds it; its modification time is the beat, moved every few seconds
+    RUN/lease.00000003.json     who holds it; its modification time is the beat, moved every few seconds
+
+`kielo run` holds it for all its stages and hands it down to the training that it starts; rank 0 of `kielo train` and
+the verbs that write a stage alone hold it themselves (`held`). Verbs that only read need none.
 
 Leases are numbered. Who finds none makes number 1; who finds that the holder of the newest is dead makes the next number,
 exclusively, so that of many takers one wins, and a holder that was only frozen sees that it has lost. No lease is ever
@@ -29,6 +32,7 @@ BEAT_SECONDS = 10.0
 # A holder on another machine is taken for dead after so many beats that did not come, looked for so often each.
 # Looks are counted, not seconds: while the file system hangs for everyone, no look ends and nobody is declared dead.
 QUIET_BEATS, LOOKS_PER_BEAT = 3, 5
+HANDED_DOWN = "KIELO_LEASE"  # environment variable: token of the lease that this process or the one that started it holds
 _LEASE_FILE = re.compile(r"lease\.(\d{8,})\.json")
 
 
@@ -67,12 +71,51 @@ class Holder:
         return state not in "ZX" and started == self.process_started
 
 
+@contextmanager
+def held(folder: Path | str) -> Iterator["Lease"]:
+    """Hold the lease of the run folder `folder` for as long as the block lasts.
+
+    Inside a block of the same folder, also that of the process that started this one, it is the same lease: who took it
+    keeps it beating and gives it back. Raises KieloError, naming the holder, while another job has it.
+    """
+    handed_down = os.environ.get(HANDED_DOWN, "")
+    lease = Lease.with_token(folder, handed_down) if handed_down else None
+    if lease is not None:
+        yield lease
+        return
+    with Lease.take(folder).beating() as lease:
+        os.environ[HANDED_DOWN] = lease.token
+        try:
+            yield lease
+        finally:
+            os.environ[HANDED_DOWN] = handed_down
+
+
 class Lease:
-    """The right to change a run's train folder. Any rank of the job may `check` it; rank 0 took it and keeps it `beating`."""
+    """The right to change a run's folder. Any rank of the job may `check` it; who took it keeps it `beating`."""
 
     def __init__(self, path: Path, text: str, beat_seconds: float):
         self.path, self._text, self._beat_seconds = path, text, beat_seconds
         self._lost: str | None = None
+
+    @property
+    def token(self) -> str:
+        """What tells this lease from every other."""
+        return json.loads(self._text)["token"]
+
+    @classmethod
+    def with_token(cls, folder: Path | str, token: str) -> "Lease | None":
+        """The newest lease of `folder` if it is the one with this token. It is not ours to beat or to give back."""
+        folder = Path(folder)
+        try:
+            last = max(_numbers(folder), default=0)
+            seen = _read(_lease_path(folder, last))
+        except OSError:
+            return None
+        holder = seen and seen.holder()
+        if holder is None or holder.token != token:
+            return None
+        return cls(_lease_path(folder, last), seen.text, BEAT_SECONDS)
 
     @classmethod
     def take(cls, folder: Path | str, beat_seconds: float = BEAT_SECONDS) -> "Lease":
@@ -84,6 +127,7 @@ class Lease:
         folder = Path(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            _end_earlier_leases(folder / "train", beat_seconds)
             while True:
                 last = max(_numbers(folder), default=0)
                 dead = _dead_lease(_lease_path(folder, last), beat_seconds) if last else None
@@ -146,7 +190,7 @@ class Lease:
         taker = (taken and taken.holder()) or (found and found.holder())
         self._lost = (
             f"{self.path} is no longer this job's: "
-            + (f"{taker} trains in this folder" if taker else "it was removed or replaced")
+            + (f"{taker} works in this folder" if taker else "it was removed or replaced")
             + "; this job stops and publishes nothing more. Its last checkpoint before that is untouched"
         )
 
@@ -165,6 +209,15 @@ class _Seen:
             return Holder(**{entry.name: content[entry.name] for entry in fields(Holder)})
         except (ValueError, KeyError, TypeError):
             return None
+
+
+def _end_earlier_leases(train_folder: Path, beat_seconds: float) -> None:
+    """Versions before kept the lease in RUN/train: that of a live job refuses, those of dead ones are removed."""
+    if train_folder.is_dir():
+        for number in sorted(_numbers(train_folder)):
+            path = _lease_path(train_folder, number)
+            _dead_lease(path, beat_seconds)
+            path.unlink(missing_ok=True)
 
 
 def _dead_lease(path: Path, beat_seconds: float) -> _Seen | None:
@@ -191,7 +244,7 @@ def _dead_lease(path: Path, beat_seconds: float) -> _Seen | None:
 def _refusal(path: Path, holder: Holder) -> KieloError:
     stop = f" (scancel {holder.slurm_job_id})" if holder.slurm_job_id else ""
     return KieloError(
-        f"{path.parent}: another job trains in this folder: {holder}. This one has changed nothing. Wait for its end or stop"
+        f"{path.parent}: another job works in this folder: {holder}. This one has changed nothing. Wait for its end or stop"
         f" it{stop}, or give this run another `folder`. A job that has died is noticed by itself"
     )
 

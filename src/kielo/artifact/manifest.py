@@ -10,9 +10,9 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -27,6 +27,7 @@ from kielo.recipe.errors import KieloError
 
 MANIFEST_NAME = "manifest.json"
 READ_BYTES = 1 << 20
+HASHED_BYTES = 1 << 20  # files up to this size are hashed, not only measured, to tell whether a stage is current
 PACKAGES = ("kielo", "numpy", "tokenizers", "torch", "transformers", "datatrove")
 
 
@@ -82,16 +83,54 @@ def is_current(
 ) -> bool:
     """Whether `folder` already holds what these inputs and this section would make again.
 
-    Files are compared by presence and size only; reading terabytes to decide that nothing is to do would be
-    worse.
+    Small files are compared by hash, larger ones by size only: reading terabytes to decide that nothing is to do would
+    be worse.
+    """
+    return read_manifest(folder) is not None and not differences(folder, kind, version, inputs, section)
+
+
+def differences(
+    folder: Path | str, kind: str, version: int, inputs: Mapping[str, str], section: Mapping[str, Any]
+) -> list[str]:
+    """Why the finished stage in `folder` is not what these inputs and this section would make: what changed, in words;
+    empty when it is current, or when there is no finished stage.
     """
     manifest = read_manifest(folder)
     if manifest is None:
-        return False
-    asked = (kind, version, dict(inputs), as_json(section))
-    if asked != (manifest.kind, manifest.version, manifest.inputs, manifest.section):
-        return False
-    return all(_has_size(Path(folder) / name, entry["bytes"]) for name, entry in manifest.files.items())
+        return []
+    if (kind, version) != (manifest.kind, manifest.version):
+        return [f"kind and version (were {manifest.kind} {manifest.version}, are {kind} {version})"]
+    now = as_json(section)
+    found = [f"input {name}" for name in _changed_keys(manifest.inputs, dict(inputs))]
+    found += [
+        f"{name} (was {manifest.section.get(name)!r}, is {now.get(name)!r})" for name in _changed_keys(manifest.section, now)
+    ]
+    return found + [f"file {name}" for name, entry in manifest.files.items() if not _is_as_listed(Path(folder) / name, entry)]
+
+
+def expire(folder: Path | str) -> None:
+    """Let a finished stage be made again by the next run: its manifest names an input that nothing has. Its files stay
+    until then. Does nothing where no stage is finished.
+    """
+    manifest = read_manifest(folder)
+    if manifest is not None:
+        expired = replace(manifest, inputs=manifest.inputs | {"expired": datetime.now(UTC).isoformat()})
+        write_json_atomically(Path(folder) / MANIFEST_NAME, asdict(expired))
+
+
+def check_sizes(folder: Path | str, manifest: Manifest, names: Iterable[str]) -> None:
+    """Raise KieloError unless the files `names` of `folder` are there, with the sizes that its manifest lists."""
+    for name in names:
+        path, listed = Path(folder) / name, manifest.files.get(name)
+        if listed is None:
+            raise KieloError(f"{path}: is not listed in {MANIFEST_NAME}, so the stage did not write it; move it away")
+        size = path.stat().st_size if path.is_file() else None
+        if size != listed["bytes"]:
+            found = "it is missing" if size is None else f"it has {size:,} bytes"
+            raise KieloError(
+                f"{path}: {found}, and the stage wrote {listed['bytes']:,}; put the file back, or move {folder} away and "
+                "run the stage again"
+            )
 
 
 def hash_file(path: Path | str) -> str:
@@ -235,8 +274,14 @@ def _describe_files(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def _has_size(path: Path, size: int) -> bool:
-    return path.is_file() and path.stat().st_size == size
+def _is_as_listed(path: Path, entry: Mapping[str, Any]) -> bool:
+    if not path.is_file() or path.stat().st_size != entry["bytes"]:
+        return False
+    return entry["bytes"] > HASHED_BYTES or "xxh3_128" not in entry or hash_file(path) == entry["xxh3_128"]
+
+
+def _changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [key for key in before | now if before.get(key) != now.get(key)]
 
 
 def _foreign(folder: Path, kind: str) -> str | None:

@@ -21,13 +21,15 @@ def evaluate(options: argparse.Namespace) -> None:
     recipe = read_recipe(options.recipe or options.model, options.sets).recipe
     folder = run_folder(recipe)
 
+    from kielo.artifact.lease import held
     from kielo.cli.run import newest_checkpoint
     from kielo.evaluate.run import evaluate, evaluate_hugging_face
 
     if is_hugging_face:
         scores = evaluate_hugging_face(recipe, folder, model)
     else:
-        scores = evaluate(recipe, folder, model if options.recipe else newest_checkpoint(folder))
+        with held(folder):
+            scores = evaluate(recipe, folder, model if options.recipe else newest_checkpoint(folder))
     if options.json:
         return print_json(scores)
     bits = scores["bits_per_byte"]

@@ -35,15 +35,18 @@ def export(options: argparse.Namespace) -> None:
 def export_checkpoint(checkpoint: Path, to: Path, tokenizer_folder: Path, **how: Any) -> None:
     """The model's settings come from the checkpoint itself. Does nothing when `to` holds just that already.
 
-    how: as in `hugging_face_export.export`.
+    how: as in `hugging_face_export.export`. Raises KieloError for another tokenizer than the one that made the tokens.
     """
     from kielo.checkpoint.hugging_face_export import export
     from kielo.checkpoint.store import read_plain
+    from kielo.dataset.provenance import check_tokenizer_of_checkpoint
     from kielo.recipe.sections import Model
 
-    identity = read_plain(checkpoint).get("identity")
+    plain = read_plain(checkpoint)
+    identity = plain.get("identity")
     if not identity:
         raise KieloError(f"{checkpoint}: does not say of which model it is, so it cannot be exported")
+    check_tokenizer_of_checkpoint(plain, _run_folder(checkpoint), tokenizer_folder)
     export(checkpoint, to, Model.model_validate(identity["model"]), tokenizer_folder, **how)
 
 
@@ -67,13 +70,15 @@ def _tokenizer_folder(checkpoint: Path, given: str | None) -> Path:
     if given is not None:
         folder, hint = Path(given), "name a folder that has one"
     else:
-        runs = (
-            parent for parent in checkpoint.resolve().parents if (parent / "train" / "checkpoints").is_dir()
-        )
-        folder, hint = next(runs, checkpoint.parent) / "tokenizer", "give --tokenizer DIR"
+        folder, hint = (_run_folder(checkpoint) or checkpoint.parent) / "tokenizer", "give --tokenizer DIR"
     if not (folder / "tokenizer.json").is_file():
         raise KieloError(f"{checkpoint}: there is no tokenizer.json in {folder} to export with it; {hint}")
     return folder
+
+
+def _run_folder(checkpoint: Path) -> Path | None:
+    """The run in whose folder the checkpoint lies."""
+    return next((parent for parent in checkpoint.resolve().parents if (parent / "train" / "checkpoints").is_dir()), None)
 
 
 def _summary(checkpoint: Path, to: Path) -> dict[str, Any]:

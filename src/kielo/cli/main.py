@@ -49,6 +49,8 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("--from", dest="first", choices=STAGES, metavar="STAGE", help="begin with this stage")
     added.add_argument("--to", dest="last", choices=STAGES, metavar="STAGE", help="end with this stage")
     added.add_argument("--only", choices=STAGES, metavar="STAGE", help="this stage alone; one of " + ", ".join(STAGES))
+    added.add_argument("--again", choices=[stage for stage in STAGES if stage not in ("train", "report")], metavar="STAGE",
+                       help="make this stage anew though its inputs and settings did not change")
     added.add_argument("--ranks", type=int, default=1, help="processes for training on this machine")
     added.add_argument("--json", action="store_true", help="print summary.json at the end instead of tables")
 

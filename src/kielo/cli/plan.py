@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from kielo.artifact.lease import held
 from kielo.cli.plan_tables import (
     different_axes,
     heading,
@@ -193,7 +194,8 @@ def _resolve(options: argparse.Namespace, recipe: Recipe) -> int:
         ranks = _nodes(options.nodes, site)[0] * site.devices_per_node if options.nodes else 1
     device = accelerator(site.accelerator).device
     resolved = with_expectation(resolve(recipe, folder, world_size=ranks, device=device), recipe)
-    write(resolved, folder / "resolved.toml")
+    with held(folder):
+        write(resolved, folder / "resolved.toml")
     if options.json:
         print_json(resolved.model_dump(mode="json"))
         return 0

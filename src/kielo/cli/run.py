@@ -2,12 +2,17 @@
 
 import argparse
 import json
+import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kielo.artifact.manifest import read_manifest
+from kielo.artifact.lease import held
+from kielo.artifact.manifest import expire, read_manifest
+from kielo.artifact.trained_text import refuse_while_trained_on
 from kielo.cli.main import REQUEUE, STAGES
 from kielo.cli.terminal import keep_stdout_for_json, print_json
 from kielo.recipe.errors import KieloError
@@ -37,9 +42,9 @@ def run(options: argparse.Namespace) -> int:
         raise KieloError(f"--ranks {options.ranks}: give 1 or more")
     job = Job(recipe, options.recipe, options.sets, run_folder(recipe), options.ranks)
     chosen = _chosen(options)
-    job.folder.mkdir(parents=True, exist_ok=True)
-    with keep_stdout_for_json(options.json):
+    with keep_stdout_for_json(options.json), _ended_by_sigterm(), held(job.folder):
         try:
+            _make_again(options.again, job, chosen)
             for name in STAGES:
                 _do(name, job, name in chosen)
         except Requeue:
@@ -49,6 +54,34 @@ def run(options: argparse.Namespace) -> int:
         summary = job.folder / "summary.json"
         print_json(json.loads(summary.read_text(encoding="utf-8")) if "report" in chosen else {"stages": job.stages})
     return 0
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end a stage as an exception does, so that what it began is cleared away and the lease given back.
+
+    Training takes the signal over while it runs.
+    """
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(REQUEUE))
+    try:
+        yield
+    except SystemExit:
+        print("── stopped by SIGTERM; the same command makes the stages that are missing", file=sys.stderr)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _make_again(name: str | None, job: Job, chosen: tuple[str, ...]) -> None:
+    """Let the stage `name` be made anew though nothing changed. Those after it are, where what they read is another then."""
+    if name is None:
+        return
+    if name not in chosen:
+        raise KieloError(f"--again {name}: this stage is not among those to run: {', '.join(chosen)}")
+    folder = job.folder / _STAGES[name][0]
+    if name in STAGES[: STAGES.index("train")]:
+        refuse_while_trained_on(folder, f"--again {name}")
+    expire(folder)
 
 
 def _do(name: str, job: Job, is_chosen: bool) -> None:
@@ -66,7 +99,8 @@ def _do(name: str, job: Job, is_chosen: bool) -> None:
     seconds = before.wall_seconds if skipped else time.monotonic() - started
     job.stages[name] = {"seconds": round(seconds, 3), "skipped": skipped}
     if skipped:
-        print("   nothing to do: made before from the same inputs and recipe", flush=True)
+        again = "" if name == "train" else f"; --again {name} makes it anew"
+        print(f"   nothing to do: made before from the same inputs and recipe{again}", flush=True)
 
 
 def _chosen(options: argparse.Namespace) -> tuple[str, ...]:

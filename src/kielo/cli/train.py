@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from kielo.recipe.read import read_recipe, run_folder
 from kielo.recipe.sections import Recipe
 
 FETCH_LIMIT_SECONDS = 4 * 3600  # 1.4 TB at 100 MB/s
+REFUSAL_FILE = "KIELO_REFUSAL_FILE"  # environment variable: where ranks tell their parent why they did not begin
 
 
 def train(options: argparse.Namespace) -> int:
@@ -53,7 +55,7 @@ def is_rank() -> bool:
 def train_here(recipe: Recipe, profile_steps: int = 0) -> dict[str, Any]:
     """Be one rank: resolve the recipe for the world that the launcher's variables tell of, and train.
 
-    profile_steps: how many steps of this attempt the profiler records (see `train/profile.py`); 0: none.
+    A refusal is noted for the parent that started this rank, if one did. profile_steps: how many steps of this attempt the profiler records (see `train/profile.py`); 0: none.
     """
     import torch
 
@@ -69,12 +71,21 @@ def train_here(recipe: Recipe, profile_steps: int = 0) -> dict[str, Any]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     device_name = torch.cuda.get_device_name() if device == "cuda" else None
     weights = recipe.model.weights
-    if weights is not None:  # or every rank would ask the hub for them
-        once_a_node(
-            f"find {weights}", lambda: resolve_weights(weights), place, recipe.train.start_timeout_seconds, FETCH_LIMIT_SECONDS
-        )
-    resolved = resolve(recipe, folder, world_size=place.size, device=device, accelerator=device_name)
-    return train(with_expectation(resolved, recipe), profile_steps=profile_steps)
+    try:
+        if weights is not None:  # or every rank would ask the hub for them
+            once_a_node(
+                f"find {weights}",
+                lambda: resolve_weights(weights),
+                place,
+                recipe.train.start_timeout_seconds,
+                FETCH_LIMIT_SECONDS,
+            )
+        resolved = resolve(recipe, folder, world_size=place.size, device=device, accelerator=device_name)
+        return train(with_expectation(resolved, recipe), profile_steps=profile_steps)
+    except KieloError as error:
+        if file := os.environ.get(REFUSAL_FILE):
+            Path(file).write_text(str(error), encoding="utf-8")
+        raise
 
 
 def start_ranks(
@@ -97,9 +108,11 @@ def start_ranks(
         "--signals-to-handle=SIGTERM,SIGINT,SIGUSR1", "-m", "kielo", "train", reference, *arguments,
     ]
     threads = max(1, (os.cpu_count() or 1) // ranks)
+    refusal = tempfile.NamedTemporaryFile("r", prefix="kielo_", encoding="utf-8")  # noqa: SIM115 - until it was read, below
     environment = {
         "OMP_NUM_THREADS": str(threads),
         **os.environ,
+        REFUSAL_FILE: refusal.name,
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(shutdown_seconds),
     }
     torchrun = subprocess.Popen(
@@ -115,14 +128,16 @@ def start_ranks(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return read_outcome(outcome_file, torchrun.returncode, outcome_before)
+    return read_outcome(outcome_file, torchrun.returncode, outcome_before, refusal.read())
 
 
-def read_outcome(outcome_file: Path, torchrun_code: int, outcome_before: tuple[int, int] | None) -> dict[str, Any]:
+def read_outcome(
+    outcome_file: Path, torchrun_code: int, outcome_before: tuple[int, int] | None, refusal: str = ""
+) -> dict[str, Any]:
     """What the ranks wrote; when they could not, a failure that says so: torchrun flattens their exit codes.
 
-    outcome_before: the file's state before they were started. Ranks that were refused the folder leave it alone, so what
-    lies there then is another job's, or an earlier attempt's.
+    outcome_before: the file's state before they were started. Ranks that were refused leave it alone, so what lies there
+    then is another job's, or an earlier attempt's. refusal: why they did not begin, if they said so.
     """
     try:
         outcome = json.loads(outcome_file.read_text(encoding="utf-8"))
@@ -130,7 +145,7 @@ def read_outcome(outcome_file: Path, torchrun_code: int, outcome_before: tuple[i
             return outcome | {"exit_code": int(outcome["exit_code"])}
     except (OSError, ValueError, KeyError):
         pass
-    message = (
+    message = refusal or (
         f"the ranks ended (torchrun's code {torchrun_code}) without {outcome_file}; "
         "the first error above is the cause"
     )

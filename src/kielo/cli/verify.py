@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from kielo.artifact.lease import held
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
@@ -15,7 +16,8 @@ def parity(options: argparse.Namespace) -> int:
     folder = run_folder(recipe)
     if not (folder / "resolved.toml").is_file():
         raise KieloError(f"{folder} has no resolved.toml yet; run `kielo run {options.recipe} --to train` first")
-    certificate = certify(recipe, folder, options.steps, is_quiet=options.json)
+    with held(folder):
+        certificate = certify(recipe, folder, options.steps, is_quiet=options.json)
     if options.json:
         print_json(certificate)
     else:
@@ -25,13 +27,17 @@ def parity(options: argparse.Namespace) -> int:
 
 def certify(recipe: Recipe, folder: Path, steps: int | None = None, is_quiet: bool = False) -> dict[str, Any]:
     """Parity of the run's newest checkpoint with Hugging Face; prints it unless quiet."""
+    from kielo.checkpoint.store import read_plain
     from kielo.cli.run import newest_checkpoint
+    from kielo.dataset.provenance import check_tokens
+
+    section, checkpoint = recipe.verify, newest_checkpoint(folder)
+    check_tokens(read_plain(checkpoint), folder)
     from kielo.plan.resolved import read
     from kielo.verify.parity import print_parity, verify_parity
 
-    section = recipe.verify
     certificate = verify_parity(
-        read(folder / "resolved.toml"), folder / "verify", checkpoint=newest_checkpoint(folder),
+        read(folder / "resolved.toml"), folder / "verify", checkpoint=checkpoint,
         steps=steps or section.parity_steps, sequences_per_step=section.parity_sequences_per_step,
         sequence_length=section.parity_sequence_length, tolerance=section.tolerance,
     )

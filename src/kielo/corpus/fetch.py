@@ -179,15 +179,16 @@ def _is_file(name: str, path: Path) -> bool:
 
 
 def _hash_files(root: Path, files: list[str], raw_folder: Path) -> str:
-    """Hash of the files' names and contents. Contents are read again only when size or time of change
-    differ."""
+    """Hash of the files' names and contents. Contents are read again when size, times or inode differ: a file put in
+    place of another has another inode, and one written with its old time set back another time of status change.
+    """
     cache_path = raw_folder / HASHES_NAME
     known = _read_cache(cache_path)
     hashes, fresh = {}, False
     for file in files:
         path = (root / file).resolve()
         status = path.stat()
-        key = f"{path}|{status.st_size}|{status.st_mtime_ns}"
+        key = f"{path}|{status.st_size}|{status.st_mtime_ns}|{status.st_ctime_ns}|{status.st_ino}"
         if key not in known:
             known[key], fresh = hash_file(path), True
         hashes[file] = known[key]

@@ -20,6 +20,7 @@ from kielo.artifact.manifest import (
     write_json_atomically,
     write_stage,
 )
+from kielo.artifact.trained_text import refuse_to_replace
 from kielo.corpus.dedup import DocumentDuplicates, LineDuplicates
 from kielo.corpus.executor import run_pipeline
 from kielo.corpus.fetch import fetch_sources, file_stamps
@@ -60,6 +61,7 @@ def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = 
         manifest = read_manifest(folder)
         _refuse_bad_sources(manifest.counts["sources"], recipe.corpus.max_bad_share)
         return manifest
+    refuse_to_replace(folder, KIND, VERSION, inputs, section)
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
         _clean(sources, section, recipe.corpus, stage.folder, stage.counts, say)
     return read_manifest(folder)

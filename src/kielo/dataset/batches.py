@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from kielo.artifact.manifest import read_manifest
+from kielo.artifact.manifest import Manifest, check_sizes, read_manifest
 from kielo.artifact.token_shards import TokenShard
 from kielo.dataset.order import Order, OrderSource, Phase
 from kielo.recipe.errors import KieloError
@@ -65,13 +65,13 @@ class Batches:
         mask_documents: bool,
     ):
         self.folder, self.phase = Path(folder), phase
-        counts = _packed_counts(self.folder)["sources"]
+        counts = packed_manifest(self.folder).counts["sources"]
         for name in phase.mixture:
             if name not in counts:
                 raise KieloError(f"the mixture's {name}: {self.folder} has the sources {', '.join(counts)}")
         # By name, so that the order of lines in a recipe does not change the order of the data.
         self.names = sorted(phase.mixture)
-        self.shards = [TokenShard(self.folder / name) for name in self.names]
+        self.shards = [open_shard(self.folder, name) for name in self.names]
         length, first = phase.sequence_length, phase.order_first_sample
         self._reader = _Reader(self.shards, length, end_of_text_id, mask_documents)
         self.order = Order(
@@ -119,10 +119,9 @@ def heldout_batch(
 
     `samples` are sequence numbers of the held-out stream. Raises KieloError when nothing is held out.
     """
-    counts = _packed_counts(Path(folder))
-    if not counts["heldout"]["documents"]:
+    if not packed_manifest(folder).counts["heldout"]["documents"]:
         raise KieloError(f"{folder}: no held-out text; raise dataset.heldout_share and pack again")
-    shard = TokenShard(Path(folder) / "heldout")
+    shard = open_shard(folder, "heldout")
     num_sequences = -(-(shard.num_tokens - 1) // sequence_length)
     chosen = min(num_sequences, max_sequences)
     sequences = np.arange(chosen, dtype=np.int64) * num_sequences // chosen
@@ -140,11 +139,18 @@ def document_numbers(shard: TokenShard, start_token: int, count: int) -> np.ndar
     return np.repeat(numbers, ends - np.maximum(offsets[numbers], start_token))
 
 
-def _packed_counts(folder: Path) -> dict:
+def packed_manifest(folder: Path | str) -> Manifest:
+    """The manifest of a finished tokens folder. Raises KieloError when it is not packed."""
     manifest = read_manifest(folder)
     if manifest is None:
         raise KieloError(f"{folder}: the pack stage is not finished; `kielo run RECIPE --to pack` does it")
-    return manifest.counts
+    return manifest
+
+
+def open_shard(folder: Path | str, name: str) -> TokenShard:
+    """A source's shard of a tokens folder. Raises KieloError when its files have other sizes than the pack stage wrote."""
+    check_sizes(folder, packed_manifest(folder), [f"{name}.bin", f"{name}.idx"])
+    return TokenShard(Path(folder) / name)
 
 
 class _Reader:

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from kielo.artifact.documents import SUFFIX, DocumentWriter, read_documents
 from kielo.artifact.manifest import Manifest, hash_manifest, is_current, read_manifest, write_stage
 from kielo.artifact.token_shards import TokenShardWriter
+from kielo.artifact.trained_text import refuse_to_replace
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.heldout import is_heldout as is_heldout  # re-exported: the split belongs to both rooms
@@ -34,12 +35,14 @@ def pack(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Pa
 
     counts: {"sources": {name: {"tokens", "documents", "bytes"}}, "heldout": {same}, "round_trip": {"checked",
     "exact"}}; tokens include end-of-text, bytes are the text's UTF-8. Raises KieloError for a source without
-    training text, for no held-out text, and where our own tokenizer does not give a text back.
+    training text, for no held-out text, where our own tokenizer does not give a text back, and where a checkpoint was
+    trained on shards that would be replaced.
     """
     inputs = {"corpus": hash_manifest(corpus_folder), "tokenizer": hash_manifest(tokenizer_folder)}
     section = {"heldout_share": recipe.dataset.heldout_share}
     if is_current(folder, KIND, VERSION, inputs, section):
         return read_manifest(folder)
+    refuse_to_replace(folder, KIND, VERSION, inputs, section)
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
         tokenizer = load_tokenizer(tokenizer_folder)
         packing = _Packing(stage.folder, tokenizer, recipe)

@@ -11,6 +11,8 @@ from typing import Any
 
 from kielo.artifact.checkpoint_index import newest_checkpoint
 from kielo.artifact.manifest import hash_manifest, is_current, write_json_atomically, write_stage
+from kielo.checkpoint.store import read_plain
+from kielo.dataset.provenance import check_recipe, check_tokenizer, check_tokens
 from kielo.evaluate.baselines import ByteNgram, byte_stream, unigram_bits, xz_bits
 from kielo.evaluate.bits_per_byte import counted_bytes, token_stream_bits
 from kielo.evaluate.contender import Contender, document_tokens, load_checkpoint, load_hugging_face
@@ -35,11 +37,13 @@ def evaluate(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -
 
     Writes `run_folder/evaluate` and returns what scores.json holds: {"bits_per_byte": {"model", "unigram", "xz",
     "ngram"}, "samples": [{"prompt", "text"}], "heldout_bytes", …}. A current folder is read back instead. Raises
-    KieloError when a stage that it needs is not finished.
+    KieloError when a stage that it needs is not finished, and when text, tokenizer and checkpoint do not belong together.
     """
     run_folder = Path(run_folder)
     folder = run_folder / "evaluate"
     checkpoint = newest_checkpoint(run_folder) if checkpoint is None else Path(checkpoint)
+    check_recipe(recipe, run_folder)
+    check_tokens(read_plain(checkpoint), run_folder)
     inputs = {name: hash_manifest(run_folder / name) for name in ("corpus", "tokenizer", "tokens")}
     inputs["checkpoint"] = hash_manifest(checkpoint)
     section = recipe.evaluate.model_dump(mode="json") | {"seed": recipe.seed}
@@ -59,6 +63,8 @@ def evaluate_hugging_face(recipe: Recipe, run_folder: Path, model: Path) -> dict
 
     Bits per byte compare models whose tokenizers differ. Windows are as long as the run's sequences.
     """
+    check_recipe(recipe, run_folder)
+    check_tokenizer(run_folder)
     contender = load_hugging_face(Path(model), longest_sequence_length(recipe))
     return {"model": str(model)} | _score_beside_baselines(contender, recipe, Path(run_folder))
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from kielo.artifact.documents import read_documents
-from kielo.artifact.token_shards import TokenShard
+from kielo.artifact.manifest import check_sizes
+from kielo.dataset.batches import open_shard, packed_manifest
 from kielo.dataset.pack import is_heldout
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
@@ -23,6 +24,7 @@ MOST_UNIGRAM_TOKENS = 1 << 28
 def heldout_texts(tokens_folder: Path) -> tuple[list[str], dict[str, int]]:
     """The held-out documents, or an even sample of about 4 MiB of them; and how many there are in all."""
     path = tokens_folder / "heldout.jsonl.zst"
+    check_sizes(tokens_folder, packed_manifest(tokens_folder), [path.name])
     sizes = [_num_bytes(document["text"]) for document in read_documents(path)]
     if not sizes:
         raise KieloError(f"{path}: no held-out documents; raise dataset.heldout_share or add text")
@@ -47,8 +49,7 @@ def training_texts(recipe: Recipe, corpus_folder: Path) -> tuple[list[str], dict
 def training_token_counts(tokens_folder: Path, vocab_size: int) -> np.ndarray:
     """How often each token [vocab_size] stands in the training shards (of very many tokens, an even sample)."""
     counts = np.zeros(vocab_size, dtype=np.int64)
-    indexes = [path for path in sorted(tokens_folder.glob("*.idx")) if path.stem != "heldout"]
-    shards = [TokenShard(path.with_suffix("")) for path in indexes]
+    shards = [open_shard(tokens_folder, name) for name in sorted(packed_manifest(tokens_folder).counts["sources"])]
     share = min(1.0, MOST_UNIGRAM_TOKENS / max(1, sum(shard.num_tokens for shard in shards)))
     for shard in shards:
         for start, count in _spread_pieces(shard.num_tokens, share):

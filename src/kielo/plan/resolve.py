@@ -11,8 +11,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from kielo.artifact.manifest import Manifest, hash_manifest, read_manifest
+from kielo.artifact.manifest import hash_manifest
 from kielo.artifact.weights_folder import pinned, resolve_weights
+from kielo.dataset.batches import packed_manifest
+from kielo.dataset.provenance import check_recipe, check_tokenizer
 from kielo.models.families import complete, module, read_hf_config
 from kielo.plan.fp8_check import fp8_complaints
 from kielo.plan.layout_check import fails_compiled, layout_complaints
@@ -26,23 +28,25 @@ from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import FullPhase, full_phases, longest_sequence_length
 from kielo.recipe.sections import Checkpoint, Layout, Model, Recipe
-from kielo.tokenizer.load import end_of_text_id, load_tokenizer, vocabulary_size
+from kielo.tokenizer.load import end_of_text_id, load_tokenizer, tokenizer_hash, vocabulary_size
 
 
 @dataclass(frozen=True)
 class Text:
-    """What resolving reads of the stages before. tokens: source → its number of them."""
+    """What resolving reads of the stages before. tokens: source → its number of them; tokenizer_hash: "" where unknown."""
 
     tokens: Mapping[str, int]
     heldout_tokens: int
     tokens_hash: str
     vocabulary_size: int
     end_of_text_id: int
+    tokenizer_hash: str = ""
 
 
 def text_of_run(run_folder: Path) -> Text:
-    """KieloError for a stage that is not finished."""
-    tokens = _finished(run_folder / "tokens", "pack")
+    """KieloError for a stage that is not finished, and for another tokenizer than the one that made the tokens."""
+    tokens = packed_manifest(run_folder / "tokens")
+    check_tokenizer(run_folder)
     tokenizer = load_tokenizer(run_folder / "tokenizer")
     return Text(
         {name: counts["tokens"] for name, counts in tokens.counts["sources"].items()},
@@ -50,6 +54,7 @@ def text_of_run(run_folder: Path) -> Text:
         hash_manifest(run_folder / "tokens"),
         vocabulary_size(tokenizer),
         end_of_text_id(tokenizer),
+        tokenizer_hash(run_folder / "tokenizer"),
     )
 
 
@@ -76,11 +81,13 @@ def resolve(
     """The whole run in numbers.
 
     world_size: ranks. device: "cpu" or "cuda". accelerator: a card's name or the name that the driver gives the
-    device; default: the cluster card's. text: default, that in the run folder. Raises KieloError for missing stages
-    and with every impossible number.
+    device; default: the cluster card's. text: default, that in the run folder. Raises KieloError for missing stages,
+    for a text that this recipe would not have made, and with every impossible number.
     """
     run_folder = Path(run_folder)
-    text = text_of_run(run_folder) if text is None else text
+    if text is None:
+        text = text_of_run(run_folder)
+        check_recipe(recipe, run_folder)
     train, data = recipe.train, recipe.dataset
     complaints: list[str] = []
 
@@ -173,6 +180,7 @@ def resolve(
         peak_tflops=card.peak_tflops if card else {},
         parameters=count.parameters(model),
         end_of_text_id=text.end_of_text_id,
+        tokenizer_hash=text.tokenizer_hash,
         loss_chunk_tokens=train.loss_chunk_tokens,
         log_every_steps=train.log_every_steps,
         heldout_every_steps=train.heldout_every_steps,
@@ -216,13 +224,6 @@ def consent(old: Identity, new: Resolved) -> None:
 def num_sequences(tokens: int, sequence_length: int) -> int:
     """Sequences in a stream: each has sequence_length predicted tokens, the last may be padded."""
     return max(0, math.ceil((tokens - 1) / sequence_length))
-
-
-def _finished(folder: Path, stage: str) -> Manifest:
-    manifest = read_manifest(folder)
-    if manifest is None:
-        raise KieloError(f"{folder}: the {stage} stage is not finished; `kielo run RECIPE --to {stage}` does it")
-    return manifest
 
 
 def _axes(recipe: Recipe, world_size: int, complaints: list[str]) -> tuple[int, int]:

@@ -164,6 +164,7 @@ class Placement(_Frozen):
     peak_tflops: dict[str, float] = {}
     parameters: int
     end_of_text_id: int
+    tokenizer_hash: str = ""
     loss_chunk_tokens: PositiveInt
     log_every_steps: PositiveInt
     heldout_every_steps: PositiveInt

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from kielo.artifact.manifest import hash_file, hash_json
 from kielo.recipe.errors import KieloError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -50,6 +51,17 @@ def end_of_text_id(tokenizer: Tokenizer) -> int:
             f"eos_token in its {CONFIG_FILE}"
         )
     return number
+
+
+def tokenizer_hash(folder: Path | str) -> str:
+    """Hash of what decides a text's ids: tokenizer.json and the name of end-of-text. Chat templates and the like are left out.
+
+    Raises KieloError where there is no tokenizer.json.
+    """
+    path = Path(folder) / TOKENIZER_FILE
+    if not path.is_file():
+        raise KieloError(f"{path}: no such file; a tokenizer folder in Hugging Face form has a tokenizer.json")
+    return hash_json([hash_file(path), special_token(path.with_name(CONFIG_FILE), "eos_token") or END_OF_TEXT])
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:

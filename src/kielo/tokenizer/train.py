@@ -24,6 +24,7 @@ from kielo.artifact.manifest import (
     write_stage,
     write_text_atomically,
 )
+from kielo.artifact.trained_text import refuse_to_replace
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.heldout import is_heldout, place_by_hash
@@ -72,6 +73,7 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
         inputs |= {path.name: hash_file(path) for path in _ready_files(ready)}
     if is_current(folder, KIND, VERSION, inputs, section):
         return read_manifest(folder)
+    refuse_to_replace(folder, KIND, VERSION, inputs, section)
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
         if ready:
             for path in _ready_files(ready):

@@ -4,11 +4,11 @@
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from kielo.artifact.lease import Lease
+from kielo.artifact.lease import Lease, held
 from kielo.checkpoint.agreement import Agreement
 from kielo.parallel.rendezvous import find_rendezvous
 from kielo.parallel.world import World, end_world, start_world
@@ -32,6 +32,7 @@ from kielo.train.precision_change import look, next_look, settle_precision
 from kielo.train.state import State
 from kielo.train.step_row import passed_over_row
 from kielo.train.stop import Stop
+from kielo.train.token_check import TokenCheck
 
 
 def train(resolved: Resolved, max_steps: int | None = None, profile_steps: int = 0) -> dict[str, Any]:
@@ -39,16 +40,13 @@ def train(resolved: Resolved, max_steps: int | None = None, profile_steps: int =
 
     outcome is "finished" (exit code 0) or "requeue" (75: stopped by SIGTERM, SIGUSR1 or at step `max_steps`, saved,
     and to be started again). A run that was finished before is left as it is. `resolved.toml` in the run's folder is
-    written anew. An error is written down as "failed" and raised; while another job trains in the folder it is only raised
-    (KieloError), and nothing there is changed. profile_steps: how many steps to record, from the third on.
+    written anew. An error is written down as "failed" and raised; a refusal before training begins (KieloError: another
+    job works in the folder, another identity, tokens that were altered) is only raised, and outcome, plan and manifest
+    stay as they are. profile_steps: how many steps to record, from the third on.
     """
     is_first = find_rendezvous().rank == 0
-    identity = resolved.identity
     if is_finished(resolved):
-        if is_first:
-            _write_plan(resolved)
-        state = State(identity.total_steps, identity.total_tokens)
-        return _settle(resolved, "finished", state, is_first, "nothing to do: the run was finished before")
+        return _nothing_to_do(resolved, is_first)
     with Stop(max_steps) as stop:
         try:
             world = start_world(resolved.placement.start_timeout_seconds, resolved.placement.device)
@@ -58,25 +56,37 @@ def train(resolved: Resolved, max_steps: int | None = None, profile_steps: int =
             end_world()
 
 
+def _nothing_to_do(resolved: Resolved, is_first: bool) -> dict[str, Any]:
+    identity, told = resolved.identity, "nothing to do: the run was finished before"
+    state = State(identity.total_steps, identity.total_tokens)
+    if not is_first:
+        return _settle(resolved, "finished", state, is_first, told)
+    with held(_run_folder(resolved)):
+        _write_plan(resolved)
+        return _settle(resolved, "finished", state, is_first, told)
+
+
 @contextmanager
 def _lease(resolved: Resolved, world: World) -> Iterator[Lease]:
-    """The folder's lease, which rank 0 takes, keeps and gives back for all. Refused on all ranks together."""
-    lease = Agreement().on_first(lambda: Lease.take(resolved.placement.train_folder))
-    with lease.beating() if world.rank == 0 else nullcontext():
-        yield lease
+    """The run folder's lease, which rank 0 holds for all. Refused on all ranks together."""
+    with ExitStack() as until_the_end:
+        # Not on the other ranks: the lease that they are sent is only to be checked.
+        yield Agreement().on_first(lambda: until_the_end.enter_context(held(_run_folder(resolved))))
 
 
 def _attempt(
     resolved: Resolved, world: World, stop: Stop, lease: Lease, profile_steps: int
 ) -> dict[str, Any]:
-    is_first, state = world.rank == 0, State()
+    is_first, state, has_begun = world.rank == 0, State(), False
     Agreement().on_first(lambda: refuse_lost_checkpoints(resolved))  # before the papers that tell of them are touched
     try:
+        with TokenCheck(resolved, Agreement()) as tokens:  # they are read while the model is built
+            run = assemble(resolved, world, stop, lease.check, profile_steps)
+            state = run.state
+            tokens.finish()
+        has_begun = True
         if is_first:
             forget_outcome(resolved)
-        run = assemble(resolved, world, stop, lease.check, profile_steps)
-        state = run.state
-        if is_first:
             _write_plan(resolved)
             withdraw_manifest(resolved)
         outcome = _fit_and_close(run, resolved)
@@ -86,12 +96,17 @@ def _attempt(
                 write_train_manifest(resolved, run.checkpoints.newest)
         return _settle(resolved, outcome, state, is_first)
     except Exception as error:
-        _note_failure(resolved, error, state, is_first, lease)
+        if has_begun or not isinstance(error, KieloError):
+            _note_failure(resolved, error, state, is_first, lease)
         raise
 
 
+def _run_folder(resolved: Resolved) -> Path:
+    return Path(resolved.placement.train_folder).parent
+
+
 def _write_plan(resolved: Resolved) -> None:
-    write_resolved(resolved, Path(resolved.placement.train_folder).parent / "resolved.toml")
+    write_resolved(resolved, _run_folder(resolved) / "resolved.toml")
 
 
 def _fit_and_close(run: Run, resolved: Resolved) -> str:

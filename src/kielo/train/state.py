@@ -144,6 +144,7 @@ class Checkpoints:
             "guard": guard,
             "identity": self._resolved.identity.model_dump(mode="json"),
             "source_tensors": self._source_tensors,
+            "tokenizer_hash": self._resolved.placement.tokenizer_hash,
         }
         self._is_due = False
         trouble, keep_all = self._state.trouble, None

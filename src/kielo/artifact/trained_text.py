@@ -1,0 +1,41 @@
+"""What a run trains on stays while there is a checkpoint of it: data stages ask here before they replace a finished folder.
+
+RUN/corpus, RUN/tokenizer and RUN/tokens are one text; RUN/train/checkpoints holds what was trained on it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kielo.artifact.checkpoint_index import step_folders
+from kielo.artifact.manifest import differences
+from kielo.recipe.errors import KieloError
+
+NAMED_DIFFERENCES = 4
+
+
+def refuse_to_replace(
+    folder: Path | str, kind: str, version: int, inputs: Mapping[str, str], section: Mapping[str, Any]
+) -> None:
+    """Raise KieloError if the finished data stage in `folder` would be made otherwise and the run has checkpoints.
+
+    kind … section: as in `manifest.is_current`. A folder that is missing may be made: nothing is replaced.
+    """
+    changed = differences(folder, kind, version, inputs, section)
+    if changed:
+        named = ", ".join(changed[:NAMED_DIFFERENCES]) + (", …" if len(changed) > NAMED_DIFFERENCES else "")
+        refuse_while_trained_on(folder, f"changed since it was made: {named}")
+
+
+def refuse_while_trained_on(folder: Path | str, why: str) -> None:
+    """Raise KieloError, saying `why` the data stage in `folder` would be made again, if the run has checkpoints."""
+    folder = Path(folder)
+    checkpoints = folder.parent / "train" / "checkpoints"
+    kept = [*step_folders(checkpoints), *checkpoints.glob("step_*.damaged*")]
+    if not kept:
+        return
+    raise KieloError(
+        f"{folder}: would be made again ({why}), and {checkpoints} holds {kept[0].name}, which was trained on it. Nothing "
+        "was changed. What would work: --set name=… or another `folder` for the changed text; the old text and values; "
+        f"--from train to go on with the text as it is; or move {checkpoints.parent} away to start anew"
+    )

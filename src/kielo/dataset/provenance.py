@@ -1,0 +1,130 @@
+"""What a run's tokens were made of, compared with what lies beside them now: one place, for every verb that uses both.
+
+The manifest of RUN/tokens has the hashes of the corpus and the tokenizer that it was packed from, and theirs have what the
+recipe said then. A checkpoint says of which tokens and which tokenizer it is.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kielo.artifact.manifest import Manifest, as_json, hash_file, hash_manifest, read_manifest
+from kielo.dataset.batches import packed_manifest
+from kielo.recipe.cards import language
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Recipe
+from kielo.tokenizer.load import TOKENIZER_FILE, end_of_text_id, load_tokenizer, tokenizer_hash
+
+SHOWN_DIGITS = 12  # of a hash, in messages
+
+
+def check_tokenizer(run_folder: Path | str) -> None:
+    """Raise KieloError unless RUN/tokenizer is the one that RUN/tokens was packed with."""
+    tokens_folder, folder = Path(run_folder) / "tokens", Path(run_folder) / "tokenizer"
+    made_with = packed_manifest(tokens_folder).inputs.get("tokenizer")
+    if made_with is None:
+        return  # packed by another program: nothing is known
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise _another_tokenizer(folder, tokens_folder, made_with, "one without manifest.json, which could tell")
+    if hash_manifest(folder) != made_with:
+        raise _another_tokenizer(folder, tokens_folder, made_with, hash_manifest(folder)[:SHOWN_DIGITS])
+    tokenizer = load_tokenizer(folder)
+    is_as_written = hash_file(folder / TOKENIZER_FILE) == manifest.files[TOKENIZER_FILE]["xxh3_128"]
+    if not is_as_written or end_of_text_id(tokenizer) != manifest.counts.get("end_of_text_id", end_of_text_id(tokenizer)):
+        raise _another_tokenizer(folder, tokens_folder, made_with, "one whose files were changed after it was made")
+
+
+def check_recipe(recipe: Recipe, run_folder: Path | str) -> None:
+    """Raise KieloError, naming the keys, where the recipe asks for another text than RUN/tokens holds, and where RUN/corpus
+    was made anew since. A corpus that is no longer there is not asked.
+    """
+    run_folder = Path(run_folder)
+    tokens = packed_manifest(run_folder / "tokens")
+    corpus, tokenizer = read_manifest(run_folder / "corpus"), read_manifest(run_folder / "tokenizer")
+    packed_corpus = tokens.inputs.get("corpus")
+    if corpus is not None and packed_corpus is not None and hash_manifest(run_folder / "corpus") != packed_corpus:
+        raise KieloError(
+            f"{run_folder / 'corpus'}: was made anew after {run_folder / 'tokens'} was packed from it. What would work: `kielo "
+            f"run RECIPE --to pack` packs it; or move {run_folder / 'corpus'} away to go on with the tokens that there are"
+        )
+    changed = [*_changes_of_tokens(recipe, tokens), *_changes_of_tokenizer(recipe, tokenizer), *_changes_of_corpus(recipe, corpus)]
+    if changed:
+        lines = "\n".join(f"  - {change}" for change in dict.fromkeys(changed))
+        raise KieloError(
+            f"{run_folder / 'tokens'}: was packed by a recipe that said otherwise:\n{lines}\nWhat would work: the old values; "
+            "`kielo run RECIPE --to pack`, which makes the text anew; or --set name=… where the run has checkpoints"
+        )
+
+
+def check_tokens(plain: Mapping[str, Any], run_folder: Path | str) -> None:
+    """Raise KieloError unless a checkpoint was trained on RUN/tokens, with RUN/tokenizer. plain: its plain state."""
+    folder = Path(run_folder) / "tokens"
+    check_tokenizer(run_folder)
+    trained_on, found = _tokens_hash(plain), hash_manifest(folder)
+    if trained_on and trained_on != found:
+        raise KieloError(
+            f"{folder}: are other tokens ({found[:SHOWN_DIGITS]}) than the checkpoint was trained on ({trained_on[:SHOWN_DIGITS]}). "
+            f"What would work: the tokens of that run in their place, or a checkpoint that was trained on these"
+        )
+
+
+def check_tokenizer_of_checkpoint(plain: Mapping[str, Any], run_folder: Path | None, folder: Path) -> None:
+    """Raise KieloError if `folder` is known to hold another tokenizer than the one that a checkpoint was trained with.
+
+    plain: the checkpoint's plain state, which names it; those of versions before do not, and then RUN/tokens is asked, if
+    the run's folder is known and its tokens are those of the checkpoint.
+    """
+    found, made_with = tokenizer_hash(folder), plain.get("tokenizer_hash")
+    if not made_with and run_folder is not None and _has_tokens_of(plain, run_folder):
+        check_tokenizer(run_folder)
+        made_with = tokenizer_hash(run_folder / "tokenizer")
+    if made_with and found != made_with:
+        raise _another_tokenizer(folder, "the checkpoint's tokens", made_with, found[:SHOWN_DIGITS])
+
+
+def _another_tokenizer(folder: Path, what: Path | str, made_with: str, found: str) -> KieloError:
+    return KieloError(
+        f"{folder}: is not the tokenizer that made {what}: that was {made_with[:SHOWN_DIGITS]}, there is {found}. What would "
+        "work: the tokenizer that made them in its place (the run's own, where --tokenizer named another); for another "
+        "tokenizer --set name=…; or, where nothing was trained yet, `kielo run RECIPE --to pack`"
+    )
+
+
+def _has_tokens_of(plain: Mapping[str, Any], run_folder: Path) -> bool:
+    tokens = run_folder / "tokens"
+    return read_manifest(tokens) is not None and hash_manifest(tokens) == _tokens_hash(plain)
+
+
+def _tokens_hash(plain: Mapping[str, Any]) -> str | None:
+    return plain.get("identity", {}).get("tokens_hash")
+
+
+def _changes_of_tokens(recipe: Recipe, tokens: Manifest) -> Iterator[str]:
+    return _changes("dataset.", tokens.section, {"heldout_share": recipe.dataset.heldout_share})
+
+
+def _changes_of_tokenizer(recipe: Recipe, tokenizer: Manifest | None) -> Iterator[str]:
+    return _changes("tokenizer.", tokenizer.section if tokenizer else {}, recipe.tokenizer.model_dump(mode="json"))
+
+
+def _changes_of_corpus(recipe: Recipe, corpus: Manifest | None) -> Iterator[str]:
+    if corpus is None or not corpus.section:
+        return
+    from kielo.corpus.run import effective_settings  # loads datatrove, which takes as long as all else here
+
+    now = effective_settings(recipe.corpus, language(recipe.language))
+    if corpus.section.get("language") != now["language"]:
+        yield f"language: was {corpus.section.get('language')!r}, is now {now['language']!r}"
+        return  # all that follows comes from the language's card
+    yield from _changes("corpus.", corpus.section, now)
+    names = [source.name for source in recipe.corpus.sources]
+    if sorted(corpus.inputs) != sorted(names):
+        yield f"corpus.sources: were {sorted(corpus.inputs)}, are now {sorted(names)}"
+
+
+def _changes(prefix: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Keys that both know: a manifest of an earlier version may lack some."""
+    for key, value in as_json(now).items():
+        if key in before and before[key] != value:
+            yield f"{prefix}{key}: was {before[key]!r}, is now {value!r}"
