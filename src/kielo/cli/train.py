@@ -1,24 +1,25 @@
 """`kielo train`: one rank of a run, or the parent of all ranks on this machine.
 
-A rank is started by torchrun, by srun, or alone. With `--ranks N` this process starts torchrun, passes signals
-on, gives the ranks time to save, and turns the outcome file into the exit code (torchrun flattens exit codes).
+A rank is started by torchrun, by srun, or alone. With `--ranks N` this process starts the ranks, passes signals
+on, gives them time to save, and turns the outcome file into the exit code.
 """
 
 import argparse
 import json
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from kielo.cli.main import REQUEUE
+from kielo.cli.ranks import Ranks
 from kielo.cli.terminal import keep_stdout_for_json, print_json
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
 from kielo.recipe.sections import Recipe
+from kielo.train.signals import Presses, give_signals_back, take_over_signals
 
 
 def train(options: argparse.Namespace) -> int:
@@ -38,7 +39,7 @@ def train(options: argparse.Namespace) -> int:
         print_json(outcome)
     elif outcome["exit_code"] not in (0, REQUEUE):
         print(f"kielo: training failed: {outcome['message']}", file=sys.stderr)
-    elif outcome["message"]:
+    elif outcome["message"] and os.environ.get("RANK", "0") == "0" and ranks == 1:  # of several ranks the first has said it
         print(outcome["message"])
     return outcome["exit_code"]
 
@@ -83,34 +84,31 @@ def start_ranks(
     arguments = [argument for entry in sets for argument in ("--set", entry)]
     if profile_steps:
         arguments += ["--profile", str(profile_steps)]
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
-        "--signals-to-handle=SIGTERM,SIGINT,SIGUSR1", "-m", "kielo", "train", reference, *arguments,
-    ]
-    threads = max(1, (os.cpu_count() or 1) // ranks)
-    environment = {
-        "OMP_NUM_THREADS": str(threads),
-        **os.environ,
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(shutdown_seconds),
-    }
-    torchrun = subprocess.Popen(
-        command,
-        env=environment,
-        stdout=sys.stderr if sys.stdout is sys.stderr else None,  # under --json
-        start_new_session=True,  # Ctrl-C at the terminal then reaches the ranks once, through this process
-    )
-    forwarded = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-    before = {number: signal.signal(number, lambda number, _: torchrun.send_signal(number)) for number in forwarded}
+    started = Ranks([sys.executable, "-m", "kielo", "train", reference, *arguments], ranks)
+    presses = Presses()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if presses.is_second(number):
+            raise KeyboardInterrupt
+        if not started.is_stopping:
+            started.pass_on(number)
+
+    handlers_before = take_over_signals(note)
     try:
-        torchrun.wait()
+        started.start(stdout=sys.stderr if sys.stdout is sys.stderr else None)  # under --json
+        failure = started.wait(shutdown_seconds)
+    except BaseException:
+        started.kill()
+        raise
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return read_outcome(outcome_file, torchrun.returncode, outcome_before)
+        give_signals_back(handlers_before)
+    return read_outcome(outcome_file, failure, outcome_before, started.is_stopping)
 
 
-def read_outcome(outcome_file: Path, torchrun_code: int, outcome_before: tuple[int, int] | None) -> dict[str, Any]:
-    """What the ranks wrote; when they could not, a failure that says so: torchrun flattens their exit codes.
+def read_outcome(
+    outcome_file: Path, failure: str, outcome_before: tuple[int, int] | None, is_stopping: bool
+) -> dict[str, Any]:
+    """What the ranks wrote; when they could not, what became of them: `failure`, or a stop before they had begun.
 
     outcome_before: the file's state before they were started. Ranks that were refused the folder leave it alone, so what
     lies there then is another job's, or an earlier attempt's.
@@ -118,13 +116,13 @@ def read_outcome(outcome_file: Path, torchrun_code: int, outcome_before: tuple[i
     try:
         outcome = json.loads(outcome_file.read_text(encoding="utf-8"))
         if _state_of(outcome_file) != outcome_before:
-            return outcome | {"exit_code": int(outcome["exit_code"])}
-    except (OSError, ValueError, KeyError):
+            return outcome | {"exit_code": int(outcome["exit_code"]), "message": str(outcome["message"])}
+    except (OSError, ValueError, KeyError, TypeError):
         pass
-    message = (
-        f"the ranks ended (torchrun's code {torchrun_code}) without {outcome_file}; "
-        "the first error above is the cause"
-    )
+    if is_stopping:
+        message = f"stopped before training began ({failure}); nothing was changed, the same command starts it"
+        return {"outcome": "requeue", "exit_code": REQUEUE, "message": message}
+    message = f"{failure or 'the ranks ended'}, without {outcome_file}; the first error above is the cause"
     return {"outcome": "failed", "exit_code": 1, "message": message}
 
 

@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 from kielo.artifact.manifest import Manifest, read_manifest
+from kielo.artifact.metrics import read_metrics
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 
@@ -91,11 +92,7 @@ def _training(folder: Path, manifest: Manifest | None) -> dict[str, Any] | None:
     heldout: dict[int, dict] = {}
     passed_over: dict[int, dict] = {}
     precisions: dict[int, dict] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:  # a killed attempt leaves half a line, and the next one goes on below it
-            continue
+    for row in read_metrics(path):
         # A resumed run writes steps again; the later row is the one that led to the model.
         kinds = {"heldout_loss": heldout, "passed_over_from": passed_over, "precision": precisions, "loss": rows}
         for key, kind in kinds.items():
