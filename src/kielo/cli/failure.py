@@ -5,10 +5,10 @@ import json
 import os
 import platform
 import sys
-import tempfile
 import traceback
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import gettempdir
 
 from kielo import __version__
 from kielo.recipe.errors import KieloError
@@ -62,7 +62,7 @@ def report_unexpected(error: BaseException) -> str:
         f"kielo {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
         f"{datetime.now(UTC).isoformat(timespec='seconds')}\n{' '.join(sys.argv)}\n\n{text}"
     )
-    for folder in (Path.cwd, lambda: Path(tempfile.gettempdir())):
+    for folder in (Path.cwd, lambda: Path(gettempdir())):
         try:
             path = folder() / f"kielo-error-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}.log"
             with open(path, "x", encoding="utf-8", errors="backslashreplace") as file:
