@@ -322,7 +322,7 @@ def test_ranks_that_do_not_save_in_time_are_killed(packed):
 
 def test_a_rank_that_is_killed_is_named(packed):
     """As one out of memory is: the other, which waits for it, is ended, and the message says which and how."""
-    process = start(packed, "train", "tiny.toml", "--ranks", "2", *LONG, "--set", "train.tokens=5120000")
+    process = start(packed, "train", "tiny.toml", "--ranks", "2", *LONG, "--set", "train.tokens=2560000")
     until_trained(process)
     ranks = [int(number) for number in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     os.kill(ranks[1], signal.SIGKILL)
