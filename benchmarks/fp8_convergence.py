@@ -180,7 +180,7 @@ def _run_apart(name: str, options: argparse.Namespace, folder: Path, until: floa
 
 def _train(resolved: Resolved) -> int:
     """As `kielo train` does; then only the rows are kept, for three checkpoints of a billion parameters are much."""
-    from kielo.train.log import read_metrics  # torch is not needed by the process that waits
+    from kielo.artifact.metrics import read_metrics  # torch is not needed by the process that waits
     from kielo.train.run import train
 
     folder = Path(resolved.placement.train_folder)

@@ -24,9 +24,9 @@ def test_ranks_are_started_with_the_option(monkeypatch, tmp_path, words, given):
 
     def started(command, **_):
         commands.append(command)
-        return SimpleNamespace(wait=lambda: 0, returncode=0, send_signal=None)
+        return SimpleNamespace(poll=lambda: 0)
 
-    monkeypatch.setattr(train.subprocess, "Popen", started)
+    monkeypatch.setattr("kielo.cli.ranks.subprocess.Popen", started)
     monkeypatch.setattr("kielo.plan.resolve.resolve", lambda *_, **__: None)  # nothing is packed there
     monkeypatch.setattr(train, "read_outcome", lambda *_: DONE)
     assert main(["train", "demo_estonian", "--ranks", "2", "--set", f"folder={tmp_path}", *words]) == 0

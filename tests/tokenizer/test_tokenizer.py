@@ -63,14 +63,14 @@ def test_pieces_respect_scripts_digits_and_lines(tokenizer):
         text[slice(*place)] for text in ["juba 2026mир\nkoer नमस्ते"] for _, place in pieces(tokenizer, text)
     ]
     assert cut == ["juba", " ", "2", "0", "2", "6", "m", "ир", "\n", "koer", " नमस्ते"]
-    for token in tokenizer.get_vocab():
+    for token in tokenizer.whole.get_vocab():
         if token != "<|endoftext|>":
             assert sum(character.isdigit() and character.isascii() for character in token) <= 1
             assert "Ċ" not in token or set(token) <= {"Ċ", "č"}
 
 
 def pieces(tokenizer, text):
-    return tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    return tokenizer.whole.pre_tokenizer.pre_tokenize_str(text)
 
 
 def test_hugging_face_gives_the_same_ids(folder, tokenizer):

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from kielo.artifact.metrics import read_metrics
 from kielo.checkpoint.store import read_plain, read_tensors
 from kielo.plan.resolved import Resolved
 from kielo.train import build, next_token
-from kielo.train.log import read_metrics
 from kielo.train.run import train
 from kielo.train.state import Checkpoints
 from tests.ranks import run_ranks

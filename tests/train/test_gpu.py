@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kielo.train.log import read_metrics
+from kielo.artifact.metrics import read_metrics
 from tests.ranks import run_ranks
 from tests.train.test_train import on_rank
 from tests.train.tiny_run import resolve, write_tokens

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from kielo.artifact.metrics import read_metrics
 from kielo.train import meter as meter_module
-from kielo.train.log import Log, MetricsFile, PlainLines, read_metrics
+from kielo.train.log import Log, MetricsFile, PlainLines
 from kielo.train.manifest import usual_tokens_per_second, wall_seconds
 from kielo.train.meter import Meter
 
@@ -16,7 +17,7 @@ from kielo.train.meter import Meter
 def row(step: int, loss: float = 2.0) -> dict:
     return {
         "step": step, "loss": loss, "gradient_norm": 1.0, "learning_rate": 1e-3, "tokens_per_second": 1234.5,
-        "tflops_per_second": 0.01, "mfu": None, "skipped": 1, "seconds_left": 100.0,
+        "seconds": 1.0, "tflops_per_second": 0.01, "mfu": None, "skipped": 1, "seconds_left": 100.0,
     }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, models
 from torch.nn import functional as F
 
 from kielo.artifact.manifest import write_stage
+from kielo.artifact.metrics import read_metrics
 from kielo.artifact.token_shards import TokenShard, TokenShardWriter
 from kielo.checkpoint.store import read_plain, read_tensors
 from kielo.dataset.batches import NOT_COUNTED
@@ -23,7 +24,6 @@ from kielo.plan.resolved import Resolved, read
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.train import build
-from kielo.train.log import read_metrics
 from kielo.train.optimiser import is_decayed
 from kielo.train.run import train
 from tests.house.checks import ROOT

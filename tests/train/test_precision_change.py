@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from kielo.artifact.metrics import read_metrics
 from kielo.checkpoint.store import read_plain, read_tensors
 from kielo.parallel import apply
 from kielo.recipe.sections import Fp8
 from kielo.train import build
-from kielo.train.log import read_metrics
 from kielo.train.precision import change_before
 from kielo.train.run import train
 from tests.train.tiny_run import resolve, write_tokens

@@ -276,7 +276,7 @@ def _special_token_ids(folder: Path | None) -> dict[str, int | None]:
     for role in ("bos", "eos", "pad"):
         names = (special_token(Path(folder) / file, f"{role}_token") for file in ("special_tokens_map.json", CONFIG_FILE))
         name = next(filter(None, names), None)
-        found[f"{role}_token_id"] = None if name is None else tokenizer.token_to_id(name)
+        found[f"{role}_token_id"] = None if name is None else tokenizer.whole.token_to_id(name)
     return found
 
 

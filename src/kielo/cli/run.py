@@ -47,8 +47,8 @@ def run(options: argparse.Namespace) -> int:
             _make_again(options.again, job, chosen)
             for name in STAGES:
                 _do(name, job, name in chosen)
-        except Requeue:
-            print("── stopped on purpose and saved; the same command goes on from here")
+        except Requeue as stop:
+            print(f"── {stop}")
             return REQUEUE
     if options.json:
         summary = job.folder / "summary.json"
@@ -144,7 +144,7 @@ def _train(job: Job) -> None:
     else:
         outcome = train_here(job.recipe)
     if outcome["exit_code"] == REQUEUE:
-        raise Requeue
+        raise Requeue(outcome["message"])
     if outcome["exit_code"]:
         raise KieloError(f"training failed: {outcome['message']}")
 

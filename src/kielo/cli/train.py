@@ -1,25 +1,26 @@
 """`kielo train`: one rank of a run, or the parent of all ranks on this machine.
 
-A rank is started by torchrun, by srun, or alone. With `--ranks N` this process starts torchrun, passes signals
-on, gives the ranks time to save, and turns the outcome file into the exit code (torchrun flattens exit codes).
+A rank is started by torchrun, by srun, or alone. With `--ranks N` this process starts the ranks, passes signals
+on, gives them time to save, and turns the outcome file into the exit code.
 """
 
 import argparse
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from kielo.cli.main import REQUEUE
+from kielo.cli.ranks import Ranks
 from kielo.cli.terminal import keep_stdout_for_json, print_json
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
 from kielo.recipe.sections import Recipe
+from kielo.train.signals import Presses, give_signals_back, take_over_signals
 
 FETCH_LIMIT_SECONDS = 4 * 3600  # 1.4 TB at 100 MB/s
 REFUSAL_FILE = "KIELO_REFUSAL_FILE"  # environment variable: where ranks tell their parent why they did not begin
@@ -42,9 +43,14 @@ def train(options: argparse.Namespace) -> int:
         print_json(outcome)
     elif outcome["exit_code"] not in (0, REQUEUE):
         print(f"kielo: training failed: {outcome['message']}", file=sys.stderr)
-    elif outcome["message"]:
+    elif outcome["message"] and not _is_told(outcome, ranks):
         print(outcome["message"])
     return outcome["exit_code"]
+
+
+def _is_told(outcome: dict[str, Any], ranks: int) -> bool:
+    """Of several ranks the first one tells; one that wrote no outcome, with its step, has told nothing."""
+    return os.environ.get("RANK", "0") != "0" or (ranks > 1 and "step" in outcome)
 
 
 def is_rank() -> bool:
@@ -103,38 +109,33 @@ def start_ranks(
     arguments = [argument for entry in sets for argument in ("--set", entry)]
     if profile_steps:
         arguments += ["--profile", str(profile_steps)]
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
-        "--signals-to-handle=SIGTERM,SIGINT,SIGUSR1", "-m", "kielo", "train", reference, *arguments,
-    ]
-    threads = max(1, (os.cpu_count() or 1) // ranks)
     refusal = tempfile.NamedTemporaryFile("r", prefix="kielo_", encoding="utf-8")  # noqa: SIM115 - until it was read, below
-    environment = {
-        "OMP_NUM_THREADS": str(threads),
-        **os.environ,
-        REFUSAL_FILE: refusal.name,
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(shutdown_seconds),
-    }
-    torchrun = subprocess.Popen(
-        command,
-        env=environment,
-        stdout=sys.stderr if sys.stdout is sys.stderr else None,  # under --json
-        start_new_session=True,  # Ctrl-C at the terminal then reaches the ranks once, through this process
-    )
-    forwarded = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-    before = {number: signal.signal(number, lambda number, _: torchrun.send_signal(number)) for number in forwarded}
+    os.environ[REFUSAL_FILE] = refusal.name
+    started = Ranks([sys.executable, "-m", "kielo", "train", reference, *arguments], ranks)
+    presses = Presses()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if presses.is_second(number):
+            raise KeyboardInterrupt
+        if not started.is_stopping:
+            started.pass_on(number)
+
+    handlers_before = take_over_signals(note)
     try:
-        torchrun.wait()
+        started.start(stdout=sys.stderr if sys.stdout is sys.stderr else None)  # under --json
+        failure = started.wait(shutdown_seconds)
+    except BaseException:
+        started.kill()
+        raise
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return read_outcome(outcome_file, torchrun.returncode, outcome_before, refusal.read())
+        give_signals_back(handlers_before)
+    return read_outcome(outcome_file, failure, outcome_before, started.is_stopping, refusal.read())
 
 
 def read_outcome(
-    outcome_file: Path, torchrun_code: int, outcome_before: tuple[int, int] | None, refusal: str = ""
+    outcome_file: Path, failure: str, outcome_before: tuple[int, int] | None, is_stopping: bool, refusal: str = ""
 ) -> dict[str, Any]:
-    """What the ranks wrote; when they could not, a failure that says so: torchrun flattens their exit codes.
+    """What the ranks wrote; when they could not, what became of them: `failure`, or a stop before they had begun.
 
     outcome_before: the file's state before they were started. Ranks that were refused leave it alone, so what lies there
     then is another job's, or an earlier attempt's. refusal: why they did not begin, if they said so.
@@ -142,13 +143,13 @@ def read_outcome(
     try:
         outcome = json.loads(outcome_file.read_text(encoding="utf-8"))
         if _state_of(outcome_file) != outcome_before:
-            return outcome | {"exit_code": int(outcome["exit_code"])}
-    except (OSError, ValueError, KeyError):
+            return outcome | {"exit_code": int(outcome["exit_code"]), "message": str(outcome["message"])}
+    except (OSError, ValueError, KeyError, TypeError):
         pass
-    message = refusal or (
-        f"the ranks ended (torchrun's code {torchrun_code}) without {outcome_file}; "
-        "the first error above is the cause"
-    )
+    if is_stopping:
+        message = f"stopped before training began ({failure}); nothing was changed, the same command starts it"
+        return {"outcome": "requeue", "exit_code": REQUEUE, "message": message}
+    message = refusal or f"{failure or 'the ranks ended'}, without {outcome_file}; the first error above is the cause"
     return {"outcome": "failed", "exit_code": 1, "message": message}
 
 

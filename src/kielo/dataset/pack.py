@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from kielo.artifact.documents import SUFFIX, DocumentWriter, read_documents
@@ -22,7 +21,14 @@ from kielo.artifact.trained_text import refuse_to_replace
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.heldout import is_heldout as is_heldout  # re-exported: the split belongs to both rooms
-from kielo.tokenizer.load import decode, encode, end_of_text_id, load_tokenizer, vocabulary_size
+from kielo.tokenizer.load import (
+    TextTokenizer,
+    decode,
+    encode,
+    end_of_text_id,
+    load_tokenizer,
+    vocabulary_size,
+)
 
 KIND, VERSION = "tokens", 1
 HELDOUT = "heldout"
@@ -73,7 +79,7 @@ class _Shard:
 
 
 class _Packing:
-    def __init__(self, folder: Path, tokenizer: Tokenizer, recipe: Recipe):
+    def __init__(self, folder: Path, tokenizer: TextTokenizer, recipe: Recipe):
         self._folder, self._tokenizer, self._recipe = folder, tokenizer, recipe
         self._end, self._vocab_size = end_of_text_id(tokenizer), vocabulary_size(tokenizer)
         self._open_files = ExitStack()

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from kielo.checkpoint.store import read_tensors
 from kielo.models import families
 from kielo.plan.resolved import Resolved
 from kielo.recipe.errors import KieloError
-from kielo.tokenizer.load import encode, end_of_text_id, load_tokenizer, vocabulary_size
+from kielo.tokenizer.load import TextTokenizer, encode, end_of_text_id, load_tokenizer, vocabulary_size
 
 Logits = Callable[[Tensor, Tensor | None], Tensor]
 
@@ -28,7 +27,7 @@ class Contender:
 
     name: str
     logits: Logits
-    tokenizer: Tokenizer
+    tokenizer: TextTokenizer
     start_id: int
     end_of_text_id: int
     sequence_length: int
@@ -50,7 +49,7 @@ class Contender:
         return (ends.cumsum(dim=1, dtype=torch.int32) - ends).to(torch.int32)
 
 
-def document_tokens(tokenizer: Tokenizer, end_of_text: int, texts: Iterable[str]) -> np.ndarray:
+def document_tokens(tokenizer: TextTokenizer, end_of_text: int, texts: Iterable[str]) -> np.ndarray:
     """One int64 stream: each text's ids, then end-of-text."""
     rows = encode(tokenizer, list(texts))
     return np.concatenate([np.asarray([*row, end_of_text], dtype=np.int64) for row in rows])
@@ -99,6 +98,8 @@ def load_hugging_face(folder: Path, sequence_length: int | None = None) -> Conte
         )
         model = model.to(device).eval()
     except Exception as error:  # transformers' readers and models have a dozen kinds of error for what does not fit
+        if isinstance(error, ModuleNotFoundError):
+            raise
         reason = (str(error).splitlines() or [""])[0]
         raise KieloError(
             f"{folder}: not a causal language model that transformers can load ({type(error).__name__}: {reason})"

@@ -3,7 +3,6 @@
 Every contender scores the same held-out documents under the convention of `bits_per_byte.py`.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from kielo.artifact.checkpoint_index import newest_checkpoint
 from kielo.artifact.manifest import hash_manifest, is_current, write_json_atomically, write_stage
+from kielo.artifact.stage_json import read_stage_json
 from kielo.checkpoint.store import read_plain
 from kielo.dataset.provenance import check_recipe, check_tokenizer, check_tokens
 from kielo.evaluate.baselines import ByteNgram, byte_stream, unigram_bits, xz_bits
@@ -48,7 +48,7 @@ def evaluate(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -
     inputs["checkpoint"] = hash_manifest(checkpoint)
     section = recipe.evaluate.model_dump(mode="json") | {"seed": recipe.seed}
     if is_current(folder, KIND, VERSION, inputs, section):
-        return json.loads((folder / SCORES_NAME).read_text(encoding="utf-8"))
+        return read_stage_json(folder, SCORES_NAME)
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
         resolved = resolved_file.read(run_folder / "resolved.toml")
         contender = load_checkpoint(checkpoint, resolved, run_folder / "tokenizer")

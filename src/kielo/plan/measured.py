@@ -11,8 +11,7 @@ says nothing of one rank with two threads, and runs of different numbers of rank
 
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from kielo.artifact.metrics import read_metrics
 from kielo.artifact.own_text import HASH_COMMENT, write_own_text
 from kielo.plan.candidates import candidate_columns
 from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, members, read_card
@@ -221,13 +221,9 @@ def _read_run(path: Path) -> _Run:
     return _Run(path, resolved, seconds)
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Of training steps and of steps that were passed over; a killed run leaves half a line at its end."""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        with suppress(ValueError):
-            row = json.loads(line)
-            if isinstance(row, dict) and (row.get("tokens_per_second") or "passed_over_from" in row):
-                yield row
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """Of training steps and of steps that were passed over."""
+    return [row for row in read_metrics(path) if row.get("tokens_per_second") or "passed_over_from" in row]
 
 
 def _last_attempt(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 from kielo.artifact.durable import disk_problems_told
 from kielo.artifact.manifest import write_json_atomically
 from kielo.artifact.own_text import refuse_other_json, refuse_other_text, write_own_text
+from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.report import model_card, page
 from kielo.report.gather import gather, summarise
@@ -25,10 +26,17 @@ def write_report(run_folder: Path, recipe: Recipe, stages: dict[str, dict[str, A
     refuse_other_text(path)
     refuse_other_json(summary_path, "kielo_version")
     earlier = {name: stage for name, stage in (stages or {}).items() if name != "report"}
-    gathered = gather(run_folder, recipe, earlier)
+    try:
+        gathered = gather(run_folder, recipe, earlier)
+        html = page.render(gathered)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise KieloError(
+            f"{run_folder}: a file of a stage there is not as Kielo writes it ({type(error).__name__}: {error}), so no "
+            "report can be made of it; run that stage again"
+        ) from error
     with disk_problems_told(f"{run_folder}: the report"):
         model_card.write_model_card(gathered)
-        write_own_text(path, page.render(gathered))
+        write_own_text(path, html)
         own = {"seconds": round(time.monotonic() - started, 3), "skipped": False}
         summary = summarise(gathered | {"stages": earlier | {"report": own}})
         write_json_atomically(summary_path, summary)

@@ -1,25 +1,42 @@
-"""Ready tokenizers: a folder in Hugging Face form -> a `tokenizers.Tokenizer`, and text -> ids with it."""
+"""Ready tokenizers: a folder in Hugging Face form -> a `TextTokenizer`, and text -> ids with it.
 
-import json
+Text is text: whatever a document spells, none of its ids is a control token's (`control_tokens.py`).
+"""
+
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from kielo.artifact.manifest import hash_file, hash_json
 from kielo.recipe.errors import KieloError
+from kielo.tokenizer.control_tokens import CONFIG_FILES, read_object, without_control_tokens
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 
 
-def load_tokenizer(folder: Path | str) -> Tokenizer:
+class TextTokenizer:
+    """`whole` is the tokenizer as it is read: it has every token's id, and decodes. `for_text` is (one with the same ids in
+    which no text reaches a control token, those tokens by id). `end_of_text` is the token that ends a document.
+    """
+
+    def __init__(self, whole: Tokenizer, folder: Path, end_of_text: str):
+        self.whole, self.folder, self.end_of_text = whole, folder, end_of_text
+
+    @cached_property
+    def for_text(self) -> tuple[Tokenizer, dict[int, str]]:
+        """Made when text is first encoded: with a large vocabulary that takes seconds."""
+        return without_control_tokens(self.whole, self.folder, self.end_of_text)
+
+
+def load_tokenizer(folder: Path | str) -> TextTokenizer:
     """The tokenizer of a folder that holds tokenizer.json (and tokenizer_config.json, which names its
     tokens).
 
-    It cuts and pads nothing, and reads a special token that is spelled out in a text as ordinary characters,
-    so no document can write an end-of-text into the training stream. Raises KieloError naming the file.
+    It cuts and pads nothing. Raises KieloError naming the file.
     """
     path = Path(folder) / TOKENIZER_FILE
     if not path.is_file():
@@ -27,28 +44,25 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
             f"{path}: no such file; a tokenizer folder in Hugging Face form has a tokenizer.json"
         )
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        whole = Tokenizer.from_file(str(path))
     except Exception as problem:  # the Rust library raises bare Exception
         raise KieloError(f"{path}: not a readable tokenizer ({problem})") from None
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    tokenizer.encode_special_tokens = True
-    tokenizer.end_of_text = special_token(path.with_name(CONFIG_FILE), "eos_token") or END_OF_TEXT
-    return tokenizer
+    whole.no_padding()
+    whole.no_truncation()
+    return TextTokenizer(whole, path.parent, _end_of_text_in(path.parent))
 
 
-def end_of_text_id(tokenizer: Tokenizer) -> int:
-    """Id of the token that ends a document: `eos_token` of tokenizer_config.json, `<|endoftext|>` without
-    one.
+def end_of_text_id(tokenizer: TextTokenizer) -> int:
+    """Id of the token that ends a document: `eos_token` of tokenizer_config.json or special_tokens_map.json,
+    `<|endoftext|>` without one.
 
     Raises KieloError when the vocabulary lacks it.
     """
-    name = getattr(tokenizer, "end_of_text", END_OF_TEXT)
-    number = tokenizer.token_to_id(name)
+    number = tokenizer.whole.token_to_id(tokenizer.end_of_text)
     if number is None:
         raise KieloError(
-            f"the tokenizer has no token {name!r} to end documents with; name one of its special tokens as "
-            f"eos_token in its {CONFIG_FILE}"
+            f"the tokenizer has no token {tokenizer.end_of_text!r} to end documents with; name one of its special "
+            f"tokens as eos_token in its {CONFIG_FILE}"
         )
     return number
 
@@ -61,22 +75,34 @@ def tokenizer_hash(folder: Path | str) -> str:
     path = Path(folder) / TOKENIZER_FILE
     if not path.is_file():
         raise KieloError(f"{path}: no such file; a tokenizer folder in Hugging Face form has a tokenizer.json")
-    return hash_json([hash_file(path), special_token(path.with_name(CONFIG_FILE), "eos_token") or END_OF_TEXT])
+    return hash_json([hash_file(path), _end_of_text_in(path.parent)])
 
 
-def vocabulary_size(tokenizer: Tokenizer) -> int:
+def vocabulary_size(tokenizer: TextTokenizer) -> int:
     """One more than the largest id: what an embedding needs, also where a vocabulary has gaps."""
-    return 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
+    return 1 + max(tokenizer.whole.get_vocab(with_added_tokens=True).values())
 
 
-def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Ids of each text, without special tokens around them. Uses every core that the process may."""
-    return [encoding.ids for encoding in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+def encode(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Ids of each text, without special tokens around them. Uses every core that the process may.
+
+    Raises KieloError where the tokenizer writes a control token for text all the same.
+    """
+    for_text, forbidden = tokenizer.for_text
+    rows = [encoding.ids for encoding in for_text.encode_batch_fast(list(texts), add_special_tokens=False)]
+    for text, row in zip(texts, rows):
+        if not forbidden.keys().isdisjoint(row):
+            name = next(forbidden[number] for number in row if number in forbidden)
+            raise KieloError(
+                f"{tokenizer.folder}: this tokenizer writes its control token {name!r} within a text, which begins "
+                f"{text[:40]!r}; it probably stands for unknown characters too: use a tokenizer that keeps them apart"
+            )
+    return rows
 
 
-def decode(tokenizer: Tokenizer, rows: Sequence[Sequence[int]]) -> list[str]:
+def decode(tokenizer: TextTokenizer, rows: Sequence[Sequence[int]]) -> list[str]:
     """The texts back, special tokens included."""
-    return tokenizer.decode_batch([list(row) for row in rows], skip_special_tokens=False)
+    return tokenizer.whole.decode_batch([list(row) for row in rows], skip_special_tokens=False)
 
 
 def special_token(path: Path, key: str) -> str | None:
@@ -84,16 +110,13 @@ def special_token(path: Path, key: str) -> str | None:
 
     Raises KieloError naming file and key for what is no name.
     """
-    if not path.is_file():
-        return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as problem:
-        raise KieloError(f"{path}: not valid JSON ({problem})") from None
-    if not isinstance(content, dict):
-        raise KieloError(f"{path}: not a JSON object but a {type(content).__name__}")
-    value = content.get(key)
+    value = read_object(path).get(key)
     name = value.get("content") if isinstance(value, dict) else value  # older files spell out an AddedToken
     if value is not None and not isinstance(name, str):
         raise KieloError(f"{path}: {key} = {str(value)[:60]} does not fit; expected the text of one token, or null")
     return name or None
+
+
+def _end_of_text_in(folder: Path) -> str:
+    names = (special_token(folder / file, "eos_token") for file in CONFIG_FILES)
+    return next(filter(None, names), END_OF_TEXT)

@@ -10,10 +10,9 @@ from itertools import islice
 
 import numpy as np
 import regex
-from tokenizers import Tokenizer
 
 from kielo.recipe.errors import KieloError
-from kielo.tokenizer.load import decode, encode, vocabulary_size
+from kielo.tokenizer.load import TextTokenizer, decode, encode, vocabulary_size
 
 WORD = regex.compile(r"[\p{L}\p{M}\p{N}]+")
 BYTE_TOKEN = regex.compile(r"<0x[0-9A-F]{2}>")  # how SentencePiece vocabularies spell a byte
@@ -21,7 +20,7 @@ RENYI_ALPHA = 2.5
 BATCH_TEXTS = 256
 
 
-def measure(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, float | int]:
+def measure(tokenizer: TextTokenizer, texts: Iterable[str]) -> dict[str, float | int]:
     """Figures of `tokenizer` on `texts`, which should be text that it was not trained on.
 
     tokens_per_word (a word is a run of letters, marks and digits), bytes_per_token, characters_per_token;
@@ -43,7 +42,7 @@ def measure(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, float | int
     tokens = int(counts.sum())
     if not tokens:
         raise KieloError("a tokenizer was to be measured on no text at all")
-    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    size = tokenizer.whole.get_vocab_size(with_added_tokens=True)
     return {
         "vocabulary_size": size,
         "tokens_per_word": tokens / max(words, 1),
@@ -70,9 +69,9 @@ def renyi_entropy(counts: np.ndarray, alpha: float) -> float:
     return float(np.log((shares**alpha).sum()) / (1.0 - alpha))
 
 
-def _single_byte_ids(tokenizer: Tokenizer) -> list[int]:
+def _single_byte_ids(tokenizer: TextTokenizer) -> list[int]:
     """Tokens of one byte: byte-level vocabularies write each byte as one character."""
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    vocabulary = tokenizer.whole.get_vocab(with_added_tokens=True)
     return [number for token, number in vocabulary.items() if len(token) == 1 or BYTE_TOKEN.fullmatch(token)]
 
 

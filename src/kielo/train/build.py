@@ -31,7 +31,7 @@ from kielo.train.forward_backward import ForwardBackward, forward_backward_of
 from kielo.train.fp8_probe import Fp8Probe
 from kielo.train.guard import Guard
 from kielo.train.heldout import HeldOut
-from kielo.train.log import Log, MetricsFile, Sink, TensorBoard, terminal
+from kielo.train.log import Log, MetricsFile, Sink, TensorBoard, Terminal
 from kielo.train.meter import Meter
 from kielo.train.optimiser import Optimiser, build_optimiser
 from kielo.train.precision import next_precision, settle_matrix_products
@@ -266,7 +266,7 @@ def _sinks(identity: Identity, placement: Placement, world: World) -> list[Sink]
     if world.rank != 0:
         return []
     folder = Path(placement.train_folder)
-    sinks: list[Sink] = [terminal(identity.total_steps), MetricsFile(folder / "metrics.jsonl")]
+    sinks: list[Sink] = [Terminal(identity.total_steps, _alert(placement)), MetricsFile(folder / "metrics.jsonl")]
     if placement.tensorboard:
         sinks.append(TensorBoard(folder / "tensorboard"))
     return sinks

@@ -13,16 +13,21 @@ token over all ranks, the z-loss included where the recipe has one; null where i
 """
 
 import json
+import logging
 import math
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from kielo.artifact.manifest import write_text_atomically
+from kielo.artifact.metrics import describe_odd, split_metrics
 from kielo.recipe.errors import KieloError
+from kielo.train.lasting_stream import LastingStream
 
+logger = logging.getLogger(__name__)
 Row = Mapping[str, Any]
 
 
@@ -73,9 +78,20 @@ class MetricsFile:
         self._file: TextIO | None = None
 
     def start(self, step: int) -> None:
-        """Drop what an earlier attempt wrote beyond `step`, and the half line of one that was killed."""
-        rows = [row for row in read_metrics(self._path) if row["step"] <= step]
-        write_text_atomically(self._path, "".join(_as_line(row) for row in rows))
+        """Drop what an earlier attempt wrote beyond `step`, and the half line of one that was killed.
+
+        Lines that are no rows of a run go to `metrics.jsonl.odd`: somebody wrote them.
+        """
+        rows, odd = split_metrics(self._path)
+        if odd:
+            aside = self._path.with_name(self._path.name + ".odd")
+            with open(aside, "ab") as file:
+                file.write(b"".join(line + b"\n" for _, line in odd))
+                file.flush()
+                os.fsync(file.fileno())
+            logger.warning("%s: %s; moved to %s", self._path, describe_odd(odd), aside.name)
+        kept = [row for row in rows if row["step"] <= step]
+        write_text_atomically(self._path, "".join(_as_line(row) for row in kept))
         self._file = open(self._path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - closed by close()
 
     def write(self, row: Row) -> None:
@@ -91,19 +107,6 @@ class MetricsFile:
         if self._file is not None:
             with suppress(OSError):  # what could not be written was already told
                 self._file.close()
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All whole rows of a metrics file in order; none where there is no file."""
-    if not path.exists():
-        return []
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            continue  # a killed attempt can leave half a line at its end, and the next one goes on below it
-    return rows
 
 
 def _as_line(row: Row) -> str:
@@ -149,9 +152,9 @@ class TensorBoard:
 class PlainLines:
     """One line a row, for files and batch jobs."""
 
-    def __init__(self, total_steps: int, stream: TextIO | None = None):
+    def __init__(self, total_steps: int, stream: TextIO | LastingStream):
         self._total_steps = total_steps
-        self._stream = stream or sys.stdout
+        self._stream = stream
 
     def start(self, step: int) -> None:
         if step:
@@ -170,10 +173,12 @@ class PlainLines:
 class ProgressBar:
     """A bar that moves with each logged row, for a person at a terminal."""
 
-    def __init__(self, total_steps: int):
+    def __init__(self, total_steps: int, stream: TextIO | LastingStream):
+        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        self._bar = Progress(TextColumn("train"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+        columns = (TextColumn("train"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+        self._bar = Progress(*columns, console=Console(file=stream))
         self._task = self._bar.add_task("starting", total=total_steps)
 
     def start(self, step: int) -> None:
@@ -190,8 +195,30 @@ class ProgressBar:
         self._bar.stop()
 
 
-def terminal(total_steps: int) -> Sink:
-    return ProgressBar(total_steps) if sys.stdout.isatty() else PlainLines(total_steps)
+class Terminal:
+    """A bar where somebody looks, else plain lines. `alert` is told once when they can no longer be written."""
+
+    def __init__(self, total_steps: int, alert: Callable[[int, str], None], stream: TextIO | None = None):
+        stream = sys.stdout if stream is None else stream
+        self._stream = stream if isinstance(stream, LastingStream) else LastingStream(stream)
+        self._sink = (ProgressBar if stream.isatty() else PlainLines)(total_steps, self._stream)
+        self._alert, self._is_told = alert, False
+
+    def start(self, step: int) -> None:
+        self._sink.start(step)
+        self._look(step)
+
+    def write(self, row: Row) -> None:
+        self._sink.write(row)
+        self._look(row["step"])
+
+    def close(self) -> None:
+        self._sink.close()
+
+    def _look(self, step: int) -> None:
+        if self._stream.failure is not None and not self._is_told:
+            self._is_told = True
+            self._alert(step, f"the terminal takes no more output ({self._stream.failure}); training goes on without it")
 
 
 def describe(row: Row) -> str:

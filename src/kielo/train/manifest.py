@@ -24,9 +24,9 @@ from kielo.artifact.manifest import (
     read_manifest,
     write_json_atomically,
 )
+from kielo.artifact.metrics import read_metrics
 from kielo.plan.resolved import Resolved
 from kielo.recipe.errors import KieloError
-from kielo.train.log import read_metrics
 
 KIND, VERSION = "train", 1
 EXIT_CODES = {"finished": 0, "failed": 1, "requeue": 75}  # 75: EX_TEMPFAIL, "stopped on purpose, start me again"
@@ -124,7 +124,7 @@ def write_train_manifest(resolved: Resolved, checkpoint: Path) -> Manifest:
         counts={
             "steps": resolved.identity.total_steps,
             "tokens": resolved.identity.total_tokens,
-            "skipped_steps": steps[-1]["skipped"] if steps else 0,
+            "skipped_steps": steps[-1].get("skipped") or 0 if steps else 0,
             "tokens_per_second": usual_tokens_per_second(steps),
             "loss": steps[-1]["loss"] if steps else None,
             "heldout_loss": heldout[-1]["heldout_loss"] if heldout else None,

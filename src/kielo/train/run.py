@@ -38,7 +38,7 @@ from kielo.train.token_check import TokenCheck
 def train(resolved: Resolved, max_steps: int | None = None, profile_steps: int = 0) -> dict[str, Any]:
     """Start or go on with the run; the same answer on every rank: {"outcome", "step", "tokens", "exit_code", "message"}.
 
-    outcome is "finished" (exit code 0) or "requeue" (75: stopped by SIGTERM, SIGUSR1 or at step `max_steps`, saved,
+    outcome is "finished" (exit code 0) or "requeue" (75: stopped by a signal or at step `max_steps`, saved,
     and to be started again). A run that was finished before is left as it is. `resolved.toml` in the run's folder is
     written anew. An error is written down as "failed" and raised; a refusal before training begins (KieloError: another
     job works in the folder, another identity, tokens that were altered) is only raised, and outcome, plan and manifest
@@ -47,7 +47,7 @@ def train(resolved: Resolved, max_steps: int | None = None, profile_steps: int =
     is_first = find_rendezvous().rank == 0
     if is_finished(resolved):
         return _nothing_to_do(resolved, is_first)
-    with Stop(max_steps) as stop:
+    with Stop(max_steps, is_telling=is_first) as stop:
         try:
             world = start_world(resolved.placement.start_timeout_seconds, resolved.placement.device)
             with _lease(resolved, world) as lease:
@@ -94,7 +94,7 @@ def _attempt(
             lease.check()
             if outcome == "finished":
                 write_train_manifest(resolved, run.checkpoints.newest)
-        return _settle(resolved, outcome, state, is_first)
+        return _settle(resolved, outcome, state, is_first, "" if outcome == "finished" else _how_to_go_on(run, resolved))
     except Exception as error:
         if has_begun or not isinstance(error, KieloError):
             _note_failure(resolved, error, state, is_first, lease)
@@ -103,6 +103,14 @@ def _attempt(
 
 def _run_folder(resolved: Resolved) -> Path:
     return Path(resolved.placement.train_folder).parent
+
+
+def _how_to_go_on(run: Run, resolved: Resolved) -> str:
+    step, newest = run.state.step, run.checkpoints.newest
+    return (
+        f"stopped after step {step:,} of {resolved.identity.total_steps:,} and saved as {newest}; the same command goes on"
+        " from there"
+    )
 
 
 def _write_plan(resolved: Resolved) -> None:

@@ -1,42 +1,57 @@
 """Stopping on purpose: a signal to any rank, or a step limit, ends the run after a step that all ranks agree on.
 
-In: SIGTERM or SIGUSR1 (what Slurm, torchrun and people send). Out: `agreed(step)`, the same answer on every rank.
+In: the signals of `signals.py`. Out: `agreed(step)`, the same answer on every rank.
 """
 
+import os
 import signal
+from contextlib import suppress
 from types import FrameType
 
 import torch
 import torch.distributed as dist
 
 from kielo.train.late import LateReader
-
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+from kielo.train.signals import INTERRUPTED, Presses, give_signals_back, take_over_signals
 
 
 class Stop:
     """Remembers that a signal came. As a context it takes over the signals, from before the world is up (that can
-    take minutes) to the end, and then gives them back. `step_limit`: stop after this step as if a signal had come.
+    take minutes) to the end, and then gives them back. A second Ctrl-C ends the process at once.
+
+    step_limit: stop after this step as if a signal had come. is_telling: whether this rank says that a signal came.
     """
 
-    def __init__(self, step_limit: int | None = None):
+    def __init__(self, step_limit: int | None = None, is_telling: bool = False):
         self.wanted = False
         self._step_limit = step_limit
-        self._handlers_before: dict[signal.Signals, object] = {}
+        self._is_telling = is_telling
+        self._presses = Presses()
+        self._handlers_before: dict[int, object] = {}
         self._device = torch.device("cpu")
         self._late = LateReader(self._device)
 
     def __enter__(self) -> "Stop":
-        self._handlers_before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        self._handlers_before = take_over_signals(self._note)
         return self
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self._handlers_before.items():
-            signal.signal(number, handler)
+        give_signals_back(self._handlers_before)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        # Nothing else here: a handler runs between any two instructions, also inside a collective.
+        # No more than this: a handler runs between any two instructions, also inside a collective or a print.
+        if self._presses.is_second(number):
+            self._tell("ended at once, unsaved; the same command goes on from the newest checkpoint")
+            os._exit(INTERRUPTED)
+        if not self.wanted:
+            again = "; Ctrl-C again ends at once, unsaved" if number == signal.SIGINT else ""
+            self._tell(f"{signal.Signals(number).name}: finishing the step and saving{again}")
         self.wanted = True
+
+    def _tell(self, text: str) -> None:
+        if self._is_telling:
+            with suppress(OSError):
+                os.write(2, f"\nkielo: {text}\n".encode())
 
     def use(self, device: torch.device) -> None:
         """The device that the ranks' process group works on."""

@@ -1,0 +1,128 @@
+"""Control tokens: which tokens of a ready tokenizer are no text, and the tokenizer in which no text reaches them.
+
+Libraries read a control token wherever a text spells it: as an added token, after a normaliser has made it of other
+characters, or because the vocabulary of the model itself holds it (Unigram and WordPiece look words up in it). So the
+tokenizer that encodes documents has every control token under a name that nobody can have written: a random one. Ids
+stay as they are, and all other added tokens (words of a domain, runs of spaces) keep working.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from kielo.recipe.errors import KieloError
+
+CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+_CHAT_TEMPLATE_FILE = "chat_template.jinja"
+_ALWAYS_CONTROL = re.compile(r"<\|.*\|>|<｜.*｜>", re.DOTALL)  # whatever their flags say, nobody spells a word so
+_MARKUP = re.compile(r"<.+>|\[.+\]", re.DOTALL)
+_BYTE_OR_CHARACTER = re.compile(r".|<0x[0-9A-Fa-f]{2}>", re.DOTALL)
+
+
+def control_tokens(folder: Path, end_of_text: str) -> frozenset[str]:
+    """The tokens of the tokenizer in `folder` that are no text: its special tokens, those that its configuration gives a
+    role (`eos_token`, `additional_special_tokens`, …), added ones in the form of a control token, and those that its
+    chat template writes. A byte or a single character is always text, whatever its role.
+    """
+    configs = [read_object(folder / name) for name in CONFIG_FILES]
+    template = _chat_template(folder, configs)
+    found = {end_of_text}
+    for config in configs:
+        found |= set(_named_in(config))
+    for token in read_object(folder / "tokenizer.json").get("added_tokens") or []:
+        name = token["content"]
+        in_template = bool(_MARKUP.fullmatch(name)) and name in template
+        if token.get("special") or _ALWAYS_CONTROL.fullmatch(name) or in_template:
+            found.add(name)
+    return frozenset(name for name in found if not _BYTE_OR_CHARACTER.fullmatch(name))
+
+
+def without_control_tokens(
+    whole: Tokenizer, folder: Path, end_of_text: str
+) -> tuple[Tokenizer, dict[int, str]]:
+    """The tokenizer `whole`, which lies in `folder`, with the same ids, for text alone; and its control tokens by id, less
+    the token for unknown characters (unless that ends documents too). It cuts and pads nothing.
+
+    Raises KieloError where what ends a document is an ordinary character, which texts cannot do without.
+    """
+    control = control_tokens(folder, end_of_text)
+    if end_of_text not in control:
+        raise KieloError(
+            f"{folder}: the token {end_of_text!r}, which ends documents, is an ordinary character of texts; name another "
+            "one as eos_token in tokenizer_config.json"
+        )
+    content = json.loads(whole.to_str())  # in one form, whatever version wrote the file
+    model = content["model"]
+    unknown = _unknown_token(model)
+    if unknown is not None and not _BYTE_OR_CHARACTER.fullmatch(unknown):
+        control |= {unknown}
+    hidden = {name: f"<{token_hex(16)}>" for name in control}
+    for token in content["added_tokens"]:
+        token["content"] = hidden.get(token["content"], token["content"])
+    if model["type"] == "Unigram":  # [piece, log-probability] by id
+        model["vocab"] = [[hidden.get(name, name), score] for name, score in model["vocab"]]
+    else:
+        model["vocab"] = {hidden.get(name, name): number for name, number in model["vocab"].items()}
+    if model.get("unk_token"):
+        model["unk_token"] = hidden.get(unknown, unknown)
+    if "merges" in model:
+        model["merges"] = [merge for merge in model["merges"] if not _touches(merge, control)]
+    content["post_processor"] = None  # it only puts control tokens around texts
+    forbidden = control - {unknown} | {end_of_text}
+    ids = {number: name for name in forbidden if (number := whole.token_to_id(name)) is not None}
+    return Tokenizer.from_str(json.dumps(content)), ids
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in the file; empty where there is no file. KieloError names a file that holds no object."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as problem:
+        raise KieloError(f"{path}: not a JSON object ({problem})") from None
+    if not isinstance(content, dict):
+        raise KieloError(f"{path}: not a JSON object, but a {type(content).__name__}")
+    return content
+
+
+def _named_in(config: dict[str, Any]) -> Iterator[str]:
+    """Names that a configuration gives a role, as text or spelled out as an AddedToken."""
+    for key, value in config.items():
+        if key == "added_tokens_decoder" and isinstance(value, dict):
+            yield from _names(token for token in value.values() if isinstance(token, dict) and token.get("special"))
+        elif key.endswith("_token"):
+            yield from _names([value])
+        elif key.endswith("_special_tokens") or key == "extra_special_tokens":
+            yield from _names(value.values() if isinstance(value, dict) else value if isinstance(value, list) else [])
+
+
+def _names(values: Any) -> Iterator[str]:
+    for value in values:
+        name = value.get("content") if isinstance(value, dict) else value
+        if isinstance(name, str) and name:
+            yield name
+
+
+def _chat_template(folder: Path, configs: list[dict[str, Any]]) -> str:
+    path = folder / _CHAT_TEMPLATE_FILE
+    separate = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    # One text, or a list of {"name", "template"}.
+    return separate + "".join(str(config.get("chat_template") or "") for config in configs)
+
+
+def _unknown_token(model: dict[str, Any]) -> str | None:
+    """What the model writes for characters that its vocabulary lacks."""
+    if model["type"] == "Unigram":
+        return None if model["unk_id"] is None else model["vocab"][model["unk_id"]][0]
+    return model.get("unk_token")
+
+
+def _touches(merge: list[str], names: frozenset[str]) -> bool:
+    left, right = merge
+    return left + right in names or left in names or right in names
