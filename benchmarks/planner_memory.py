@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from kielo.plan.bytes import state_bytes
 from kielo.plan.candidates import candidate_columns
 from kielo.plan.memory import MemoryBytes, memory_bytes
 from kielo.plan.ranks import rank_of_stage
 from kielo.plan.resolve import imagined_text, resolve
 from kielo.plan.resolved import Resolved
+from kielo.plan.state_bytes import state_bytes
 from kielo.plan.workload import Workload
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.read import read_recipe

@@ -5,13 +5,14 @@ from functools import partial
 import numpy as np
 import pytest
 
-from kielo.plan.bytes import layer_bytes, own_columns, state_bytes
+from kielo.plan.bytes import layer_bytes, own_columns
 from kielo.plan.candidates import candidate_columns
 from kielo.plan.efficiency import fitted
 from kielo.plan.memory import memory_bytes
 from kielo.plan.ranks import rank_of_stage
 from kielo.plan.resolve import imagined_text, resolve
 from kielo.plan.resolved import Resolved
+from kielo.plan.state_bytes import state_bytes
 from kielo.plan.traffic import data_seconds, ring_bandwidth
 from kielo.plan.workload import Workload
 from kielo.recipe.cards import accelerator, cluster

@@ -3,11 +3,11 @@
 import math
 from dataclasses import dataclass
 
-from kielo.plan.bytes import STATE_BYTES
 from kielo.plan.expected import tokens_per_second
 from kielo.plan.planned import Planned
 from kielo.plan.resolve import imagined_text, resolve
 from kielo.plan.resolved import Resolved
+from kielo.plan.state_bytes import STATE_BYTES
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 

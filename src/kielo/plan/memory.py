@@ -10,8 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from kielo.plan.bytes import WIDENED_BYTES
 from kielo.plan.efficiency import ENGINES
+from kielo.plan.state_bytes import WIDENED_BYTES
 from kielo.plan.workload import Workload
 
 Column = np.ndarray

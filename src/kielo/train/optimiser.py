@@ -18,7 +18,7 @@ from torch.optim.adamw import adamw as adamw_step
 from torch.profiler import record_function
 
 from kielo.parallel.materialise import local
-from kielo.plan.bytes import WIDENED_BYTES
+from kielo.plan.state_bytes import WIDENED_BYTES
 from kielo.train.profile import OPTIMISER
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
