@@ -14,7 +14,7 @@ import torch
 from kielo.checkpoint.store import read_tensors
 from kielo.cli.main import STAGES, main
 from kielo.evaluate.contender import load_checkpoint
-from kielo.plan.resolved import read
+from kielo.resolve.resolved import read
 from tests.corpus.texts import ENGLISH, estonian_document
 
 RECIPE = """

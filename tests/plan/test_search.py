@@ -9,12 +9,12 @@ from kielo.plan.cost import START_SECONDS, cost, resolved_of, with_layout
 from kielo.plan.expected import with_expectation
 from kielo.plan.layout_name import matches
 from kielo.plan.planned import Job, plan_layouts
-from kielo.plan.resolve import imagined_text, resolve
 from kielo.plan.search import Choice, Found, search
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases, longest_sequence_length
 from kielo.recipe.read import read_recipe, shipped_recipes
 from kielo.recipe.sections import Layout
+from kielo.resolve.resolve import imagined_text, resolve
 
 
 def job_of(name: str, *sets: str) -> Job:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kielo.checkpoint.store import read_plain, read_tensors
-from kielo.plan.resolved import Resolved
+from kielo.resolve.resolved import Resolved
 from kielo.train import build, next_token
 from kielo.train.log import read_metrics
 from kielo.train.run import train

@@ -14,8 +14,8 @@ import torch
 from kielo.artifact.checkpoint_index import list_checkpoints
 from kielo.checkpoint.storage import CheckpointWriter
 from kielo.checkpoint.store import read_tensors
-from kielo.plan.resolved import Resolved
 from kielo.recipe.errors import KieloError
+from kielo.resolve.resolved import Resolved
 from kielo.train import build, next_token
 from kielo.train.log import read_metrics
 from kielo.train.manifest import is_finished

@@ -100,7 +100,7 @@ def _short(value: Any) -> str:
 
 def data(options: argparse.Namespace) -> None:
     from kielo.dataset.query import documents_of_step
-    from kielo.plan.resolve import resolve
+    from kielo.resolve.resolve import resolve
 
     recipe = read_recipe(options.recipe, options.sets).recipe
     folder = run_folder(recipe)

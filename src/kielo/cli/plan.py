@@ -52,7 +52,7 @@ def plan(options: argparse.Namespace) -> int | None:
 
 
 def _job(options: argparse.Namespace, recipe: Recipe) -> Job:
-    from kielo.plan.resolve import complete_model, imagined_text
+    from kielo.resolve.resolve import complete_model, imagined_text
 
     complaints: list[str] = []
     model = complete_model(recipe, full_phases(recipe), imagined_text(recipe).vocabulary_size, complaints)
@@ -173,10 +173,10 @@ def _resolve(options: argparse.Namespace, recipe: Recipe) -> int:
     """The recipe's own layout, or --layout's, in numbers for `train`, written into the run folder."""
     from kielo.plan.cost import with_layout
     from kielo.plan.expected import with_expectation
-    from kielo.plan.layout_check import shape_advice
-    from kielo.plan.resolve import resolve
-    from kielo.plan.resolved import write
     from kielo.plan.search import search
+    from kielo.resolve.layout_check import shape_advice
+    from kielo.resolve.resolve import resolve
+    from kielo.resolve.resolved import write
 
     site, folder = cluster(recipe.cluster), run_folder(recipe)
     ranks = options.ranks
@@ -220,7 +220,7 @@ def _from_measurement(options: argparse.Namespace) -> int:
 
 def _own(job: Job, nodes: int) -> Planned | str:
     """The recipe's own layout on so many nodes, or why it cannot run there."""
-    from kielo.plan.resolve import imagined_text, resolve
+    from kielo.resolve.resolve import imagined_text, resolve
 
     devices = nodes * job.site.devices_per_node
     try:

@@ -9,8 +9,8 @@ from kielo.plan.cost import START_SECONDS, Cost
 from kielo.plan.interval import SHARE
 from kielo.plan.part_names import SECONDS
 from kielo.plan.planned import Job, Planned
-from kielo.plan.resolved import Resolved
 from kielo.plan.search import Choice, Found
+from kielo.resolve.resolved import Resolved
 
 Table = tuple[Sequence[str], list[tuple[Any, ...]]]
 _GIGA = 1e9

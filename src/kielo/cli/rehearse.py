@@ -4,13 +4,13 @@ import argparse
 from typing import Any
 
 from kielo.cli.terminal import print_json, print_table
-from kielo.plan.ranks import rank_of_stage
-from kielo.plan.resolve import imagined_text, resolve
-from kielo.plan.resolved import Resolved
-from kielo.plan.stages import stages_of_rank
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
+from kielo.resolve.ranks import rank_of_stage
+from kielo.resolve.resolve import imagined_text, resolve
+from kielo.resolve.resolved import Resolved
+from kielo.resolve.stages import stages_of_rank
 
 
 def rehearse(options: argparse.Namespace) -> int:

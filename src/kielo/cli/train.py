@@ -57,7 +57,7 @@ def train_here(recipe: Recipe, profile_steps: int = 0) -> dict[str, Any]:
 
     from kielo.parallel.rendezvous import find_rendezvous
     from kielo.plan.expected import with_expectation
-    from kielo.plan.resolve import resolve
+    from kielo.resolve.resolve import resolve
     from kielo.train.run import train
 
     place = find_rendezvous()
@@ -75,7 +75,7 @@ def start_ranks(
 
     Raises KieloError for numbers that so many ranks cannot run, before any of them is started.
     """
-    from kielo.plan.resolve import resolve
+    from kielo.resolve.resolve import resolve
 
     resolve(recipe, run_folder(recipe), world_size=ranks, device="cpu")
     outcome_file = run_folder(recipe) / "train" / "outcome.json"

@@ -5,8 +5,8 @@ of `models/blocks`.
 """
 
 from kielo.models.families import module
-from kielo.plan.stages import SCHEDULES, layers_of_stages, stages_of_rank
 from kielo.recipe.sections import Layout, Model, Precision
+from kielo.resolve.stages import SCHEDULES, layers_of_stages, stages_of_rank
 
 _FP32 = 4
 _PRECISION_BYTES = {"fp32": 4, "bf16": 2, "fp8": 2}  # fp8: of what lies between matrix products, and autograd keeps

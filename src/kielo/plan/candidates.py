@@ -5,11 +5,11 @@ from typing import Any, Literal
 from kielo.plan.bytes import own_columns
 from kielo.plan.efficiency import ENGINES
 from kielo.plan.precision import fp8_share, is_gathered_in_fp8, matrix_recipe
-from kielo.plan.stages import SCHEDULES
-from kielo.plan.state_bytes import STATE_BYTES
 from kielo.plan.workload import ATTENTION_KERNELS, RECIPES, machine_columns
 from kielo.recipe.cards import Accelerator, Cluster
 from kielo.recipe.sections import Fp8, Layout, Model, Precision
+from kielo.resolve.stages import SCHEDULES
+from kielo.resolve.state_bytes import STATE_BYTES
 
 _RECOMPUTE = {  # Kielo's word → shares of (layers, attention, operators) computed anew
     "none": (0.0, 0.0, 0.0), "attention": (0.0, 1.0, 0.0), "operators": (0.0, 0.0, 1.0), "full": (1.0, 0.0, 0.0),

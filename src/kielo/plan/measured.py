@@ -24,8 +24,6 @@ from kielo.artifact.manifest import write_text_atomically
 from kielo.plan.candidates import candidate_columns
 from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, members, read_card
 from kielo.plan.fit import drawn_to_prior
-from kielo.plan.resolved import Placement, Resolved
-from kielo.plan.resolved import read as read_resolved
 from kielo.plan.step_time import step_seconds
 from kielo.plan.workload import Workload
 from kielo.recipe.cards import Accelerator, Cluster, accelerators, clusters
@@ -33,6 +31,8 @@ from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.cards import cluster as cluster_card
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout
+from kielo.resolve.resolved import Placement, Resolved
+from kielo.resolve.resolved import read as read_resolved
 
 Column = np.ndarray
 MIN_ROWS = 3  # of a stretch, after its warm-up

@@ -12,12 +12,10 @@ from kielo.models.families import module
 from kielo.plan.candidates import candidate_columns
 from kielo.plan.clock import StageSeconds
 from kielo.plan.efficiency import Efficiency, fitted
-from kielo.plan.fp8_check import without_fp8
 from kielo.plan.interval import interval
 from kielo.plan.layout_name import layout_name
 from kielo.plan.measured import read_machine
 from kielo.plan.memory import memory_bytes, usable_bytes
-from kielo.plan.phases import ramp_steps
 from kielo.plan.pipeline_clock import pipeline, with_clock
 from kielo.plan.precision import main_precision
 from kielo.plan.step_time import step_seconds
@@ -29,6 +27,8 @@ from kielo.recipe.cards import cluster as cluster_card
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import FullPhase, full_phases
 from kielo.recipe.sections import Layout, Model, Precision, Recipe
+from kielo.resolve.fp8_check import without_fp8
+from kielo.resolve.phases import ramp_steps
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from math import prod
 
 from kielo.models.parameter_shapes import parameter_shapes
-from kielo.plan.fp8_check import is_kept, layer_matrices
-from kielo.plan.phases import plan_phases
 from kielo.recipe.phases import full_phases
 from kielo.recipe.sections import Fp8, Model, Precision, Recipe
+from kielo.resolve.fp8_check import is_kept, layer_matrices
+from kielo.resolve.phases import plan_phases
 
 
 def steps_by_precision(recipe: Recipe) -> dict[Precision, int]:

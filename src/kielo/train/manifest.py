@@ -21,7 +21,7 @@ from kielo.artifact.manifest import (
     read_manifest,
     write_json_atomically,
 )
-from kielo.plan.resolved import Resolved
+from kielo.resolve.resolved import Resolved
 from kielo.train.log import read_metrics
 
 KIND, VERSION = "train", 1

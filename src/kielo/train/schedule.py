@@ -12,7 +12,7 @@ from kielo.recipe.errors import KieloError
 
 
 class Stretch(Protocol):
-    """One stretch of learning rates; `plan.resolved.RateStretch` has all of it."""
+    """One stretch of learning rates; `resolve.resolved.RateStretch` has all of it."""
 
     first_token: int
     tokens: int
@@ -28,7 +28,7 @@ class Steps(Protocol):
 
 
 class ScheduleSettings(Protocol):
-    """What a schedule reads; `plan.resolved.Identity` has all of it."""
+    """What a schedule reads; `resolve.resolved.Identity` has all of it."""
 
     learning_rates: Sequence[Stretch]
     phases: Sequence[Steps]

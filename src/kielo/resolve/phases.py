@@ -10,9 +10,9 @@ from fractions import Fraction
 
 from kielo.dataset.order import Order, OrderSource
 from kielo.dataset.order import Phase as OrderPhase
-from kielo.plan.resolved import Phase, RateStretch
 from kielo.recipe.phases import FullPhase
 from kielo.recipe.sections import BatchRamp
+from kielo.resolve.resolved import Phase, RateStretch
 
 
 def ramp_steps(ramp: BatchRamp, tokens_per_step: int) -> list[tuple[int, int]]:

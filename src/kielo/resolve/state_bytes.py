@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Literal
 
 from kielo.models.families import module
 from kielo.models.parameter_shapes import layout_word, parameter_shapes
-from kielo.plan.ranks import coordinates
-from kielo.plan.stages import layer_numbers, stages_of_rank
 from kielo.recipe.sections import Model
+from kielo.resolve.ranks import coordinates
+from kielo.resolve.stages import layer_numbers, stages_of_rank
 
 if TYPE_CHECKING:
-    from kielo.plan.resolved import Placement
+    from kielo.resolve.resolved import Placement
 
 _FP32 = 4
 _MOMENTS = 2
