@@ -4,17 +4,15 @@ These are what `memory.memory_bytes` needs to know of how Kielo keeps activation
 of `models/blocks`.
 """
 
+from kielo.models.decoder_count import LayerParts
 from kielo.models.families import module
 from kielo.recipe.sections import Layout, Model, Precision
 from kielo.resolve.stages import SCHEDULES, layers_of_stages, stages_of_rank
 
 _FP32 = 4
 _PRECISION_BYTES = {"fp32": 4, "bf16": 2, "fp8": 2}  # fp8: of what lies between matrix products, and autograd keeps
-_LAYER_NORMS = ("gpt2", "gpt_neox", "opt", "bloom")  # families with torch's own; the others' RMSNorm is written out
-_PLAIN_MLP = _LAYER_NORMS
 # A pass whose weights wait for their gradients: its activations, and the gradients of its matrices' results.
 _WAITING_PASS = 1.4
-_NOT_ROTARY = ("gpt2", "opt", "bloom")
 
 
 def own_columns(
@@ -57,13 +55,17 @@ def own_columns(
     }
 
 
+def layer_parts(model: Model) -> LayerParts:
+    return module(model.model_type, "count").layer_parts(model)
+
+
 def layer_bytes(
     model: Model, layout: Layout, sequence_length: int, number: int, on_processor: bool = False
 ) -> tuple[float, float]:
     """(kept from forward to backward, what stands beside that while the layer is made anew), both of a token and layer on
     a device; `number` bytes each number that is computed with.
     """
-    parts = _layer_parts(model, layout, sequence_length, number, on_processor)
+    parts = _kept_parts(model, layout, sequence_length, number, on_processor)
     whole = sum(parts.values())
     share = 1 / layout.tensor if layout.sequence_parallel else 1.0
     if layout.recompute == "attention":  # its inputs stay; and its output, which the next matrix takes
@@ -71,8 +73,8 @@ def layer_bytes(
     elif layout.recompute == "operators":
         queries, groups = _heads(model, layout)
         sums = 2 * model.hidden_size  # of the tensor ranks' parts: whole on each
-        widths = 1 if model.model_type in _PLAIN_MLP else 2
-        products = 2 * queries + 2 * groups + widths * model.intermediate_size / layout.tensor
+        gates = layer_parts(model).mlp_matrices - 1
+        products = 2 * queries + 2 * groups + gates * model.intermediate_size / layout.tensor
         kept = number * (model.hidden_size * share + sums + products) + parts["log-sums and angles"]
     elif layout.recompute == "full":
         kept = number * model.hidden_size * share
@@ -82,30 +84,26 @@ def layer_bytes(
     return recomputed * kept + (1 - recomputed) * whole, whole - kept
 
 
-def _layer_parts(model: Model, layout: Layout, sequence_length: int, number: int, on_processor: bool) -> dict[str, float]:
+def _kept_parts(model: Model, layout: Layout, sequence_length: int, number: int, on_processor: bool) -> dict[str, float]:
     """What autograd keeps of a layer, of a token on a device. Tensor ranks keep the inputs of their matrices whole, as
     they were gathered; everything between is split along the sequence.
     """
     hidden, tensor, context = model.hidden_size, layout.tensor, layout.context
-    family, is_plain = model.model_type, model.model_type in _PLAIN_MLP
+    family = layer_parts(model)
     share = 1 / tensor if layout.sequence_parallel else 1.0
     queries, groups = _heads(model, layout)
-    # RMSNorm keeps its input as fp32 and its result before the weight; torch's LayerNorm its input.
-    inner = number if family in _LAYER_NORMS else _FP32 + number
-    if family.startswith("gemma"):  # twice as many norms, whose results are fp32 until they are weighted
-        inner = 2 * (_FP32 + _FP32)
-    head_norms = {"qwen3": _FP32 + number, "olmo2": _FP32 + number, "olmo3": _FP32 + number, "gemma3_text": 2 * _FP32}
-    is_rotary = family not in _NOT_ROTARY
+    # torch's LayerNorm keeps its input; RMSNorm its input as fp32, and its result before the weight.
+    norm = {"layer": number, "rms": _FP32 + number, "rms_fp32": _FP32 + _FP32}[family.norm]
     is_gathered = context > 1 and layout.context_attention == "all_gather"
     keys = groups * context if is_gathered else groups
     # Only causal attention needs no mask: that of gathered keys is one number for each pair within reach.
     mask = number * (2 * context + 1) * sequence_length / context / 4 if is_gathered else 0.0
-    copied = number * queries if on_processor and is_rotary else 0.0
-    angles = 2 * model.head_dim if is_rotary and number < _FP32 else 0  # rounded, for the backward pass
+    copied = number * queries if on_processor and family.is_rotary else 0.0
+    angles = 2 * model.head_dim if family.is_rotary and number < _FP32 else 0  # rounded, for the backward pass
     is_relu = model.hidden_act == "relu"
-    widths = 4 if not is_plain else 1 if is_relu else 2
+    widths = 4 if family.mlp_matrices == 3 else 1 if is_relu else 2
     return {
-        "norms": 2 * inner * hidden * share + head_norms.get(family, 0) * (queries + groups),
+        "norms": norm * (family.norms * hidden * share + family.has_head_norms * (queries + groups)),
         "inputs of matrices": 2 * number * hidden,
         "attention": number * (2 * queries + 2 * groups),
         "log-sums and angles": _FP32 * model.num_attention_heads / tensor + angles,
@@ -125,8 +123,7 @@ def _heads(model: Model, layout: Layout) -> tuple[float, float]:
 def _layer_elements(model: Model, layout: Layout) -> float:
     """Matrices of one layer on a tensor rank, without norms and biases (below 0.1 % from hidden 1,024 on)."""
     queries, groups = _heads(model, layout)
-    matrices = 2 if model.model_type in _PLAIN_MLP else 3
-    return model.hidden_size * (2 * (queries + groups) + matrices * model.intermediate_size / layout.tensor)
+    return model.hidden_size * (2 * (queries + groups) + layer_parts(model).mlp_matrices * model.intermediate_size / layout.tensor)
 
 
 def _position_elements(model: Model) -> float:
