@@ -12,6 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from kielo.artifact import checkpoint_index
 from kielo.artifact.checkpoint_index import (
     INDEX_NAME,
     CheckpointIndex,
@@ -106,6 +107,11 @@ def average(options: argparse.Namespace) -> None:
     sources = [_one_checkpoint(Path(name)) for name in options.checkpoints]
     to = average(sources, Path(options.to))
     print(f"wrote {to}, the mean of {len(sources)} checkpoints; `kielo export {to} --to DIR` makes a model of it")
+
+
+def newest_checkpoint(run_folder: Path) -> Path:
+    """The newest whole checkpoint of the run; prints a warning for each newer one that is damaged. KieloError if none is whole."""
+    return checkpoint_index.newest_checkpoint(run_folder, warn=lambda warning: print(f"warning: {warning}"))
 
 
 def _checkpoints_folder(run: Path) -> Path | None:

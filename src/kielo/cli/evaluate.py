@@ -21,7 +21,7 @@ def evaluate(options: argparse.Namespace) -> None:
     recipe = read_recipe(options.recipe or options.model, options.sets).recipe
     folder = run_folder(recipe)
 
-    from kielo.cli.run import newest_checkpoint
+    from kielo.cli.checkpoint import newest_checkpoint
     from kielo.evaluate.run import evaluate, evaluate_hugging_face
 
     if is_hugging_face:

@@ -126,6 +126,7 @@ def _verify(job: Job) -> None:
 
 
 def _evaluate(job: Job) -> None:
+    from kielo.cli.checkpoint import newest_checkpoint
     from kielo.evaluate.run import evaluate
 
     _need(job, "corpus", "tokenizer", "tokens", "train")
@@ -133,6 +134,7 @@ def _evaluate(job: Job) -> None:
 
 
 def _export(job: Job) -> None:
+    from kielo.cli.checkpoint import newest_checkpoint
     from kielo.cli.export import export_checkpoint
 
     _need(job, "tokenizer", "train")
@@ -155,13 +157,6 @@ def _need(job: Job, *folders: str) -> None:
         if read_manifest(job.folder / folder) is None:
             raise KieloError(f"{job.folder / folder} is not finished, and this stage needs it; "
                              f"run `kielo run {job.reference}` without --from and --only")
-
-
-def newest_checkpoint(run_folder: Path) -> Path:
-    """The newest whole checkpoint of the run; prints a warning for each newer one that is damaged. KieloError if none is whole."""
-    from kielo.artifact import checkpoint_index
-
-    return checkpoint_index.newest_checkpoint(run_folder, warn=lambda warning: print(f"warning: {warning}"))
 
 
 _STAGES: dict[str, tuple[str, Callable[[Job], None]]] = {

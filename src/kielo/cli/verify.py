@@ -25,7 +25,7 @@ def parity(options: argparse.Namespace) -> int:
 
 def certify(recipe: Recipe, folder: Path, steps: int | None = None, is_quiet: bool = False) -> dict[str, Any]:
     """Parity of the run's newest checkpoint with Hugging Face; prints it unless quiet."""
-    from kielo.cli.run import newest_checkpoint
+    from kielo.cli.checkpoint import newest_checkpoint
     from kielo.resolve.resolved import read
     from kielo.verify.parity import print_parity, verify_parity
 
