@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.plan_tables import (
     different_axes,
     heading,
@@ -28,6 +29,32 @@ from kielo.recipe.sections import Recipe
 
 _LISTED, _LISTED_OF_EACH = 12, 3  # layouts for one number of nodes, and for each of several
 _MOST_NODE_COUNTS = 12
+
+
+def plan_flags(parser: argparse.ArgumentParser) -> None:
+    examples(
+        parser, "kielo plan estonian_llama31_70b --nodes 4..256",
+        "kielo plan estonian_llama31_70b --nodes 16 --compare tp8pp4,tp8pp8",
+        "kielo plan estonian_llama31_70b --nodes 16 --why tp8pp4 --plot pictures",
+        "kielo plan demo_estonian --ranks 2 --resolve",
+        "kielo plan --from-measurement runs/demo_estonian/train/metrics.jsonl --to my_machine.toml",
+    )  # fmt: skip
+    takes_recipe(parser, nargs="?")
+    parser.add_argument("--cluster", help="cluster card (see `kielo clusters`); default: the recipe's")
+    parser.add_argument("--nodes", metavar="N", help="16, or 4,8,12, or 4..256 (doubled from the first to the last)")
+    parser.add_argument("--top", type=int, metavar="K", help="list so many layouts for each number of nodes")
+    parser.add_argument("--all", action="store_true", help="name every layout that is not listed, with why")
+    parser.add_argument("--compare", metavar="A,B", help="layouts side by side, by (parts of) their names: tp8pp4,tp8pp8")
+    parser.add_argument("--why", metavar="LAYOUT", help="what bounds this layout, in words; with --plot its timeline")
+    parser.add_argument("--plot", metavar="DIR", help="draw what was asked for into this folder, as SVG")
+    parser.add_argument("--wall-hours", type=float, metavar="H", help="longest job; default: the site's")
+    parser.add_argument("--machine", metavar="FILE", help="a machine's card made by --from-measurement")
+    parser.add_argument("--from-measurement", nargs="+", metavar="METRICS", help="metrics.jsonl of your own runs: makes a card")
+    parser.add_argument("--to", metavar="FILE", help="where --from-measurement writes the card")
+    parser.add_argument("--resolve", action="store_true", help="write resolved.toml into the run folder")
+    parser.add_argument("--layout", metavar="LAYOUT", help="with --resolve: this layout in place of the recipe's")
+    parser.add_argument("--ranks", type=int, help="with --resolve: ranks in place of --nodes; default: 1")
+    parser.add_argument("--json", action="store_true", help="print all figures as JSON, in seconds and bytes")
 
 
 def plan(options: argparse.Namespace) -> int | None:

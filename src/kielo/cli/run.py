@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kielo.artifact.manifest import read_manifest
+from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.main import REQUEUE, STAGES
 from kielo.cli.terminal import keep_stdout_for_json, print_json
 from kielo.recipe.errors import KieloError
@@ -29,6 +30,16 @@ class Job:
 
 class Requeue(Exception):
     """Training stopped on purpose; the later stages have to wait."""
+
+
+def run_flags(parser: argparse.ArgumentParser) -> None:
+    examples(parser, "kielo run demo_estonian --set corpus.sources=my_text.txt")
+    takes_recipe(parser)
+    parser.add_argument("--from", dest="first", choices=STAGES, metavar="STAGE", help="begin with this stage")
+    parser.add_argument("--to", dest="last", choices=STAGES, metavar="STAGE", help="end with this stage")
+    parser.add_argument("--only", choices=STAGES, metavar="STAGE", help="this stage alone; one of " + ", ".join(STAGES))
+    parser.add_argument("--ranks", type=int, default=1, help="processes for training on this machine")
+    parser.add_argument("--json", action="store_true", help="print summary.json at the end instead of tables")
 
 
 def run(options: argparse.Namespace) -> int:

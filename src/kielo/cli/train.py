@@ -14,11 +14,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.main import REQUEUE
 from kielo.cli.terminal import keep_stdout_for_json, print_json
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
 from kielo.recipe.sections import Recipe
+
+
+def train_flags(parser: argparse.ArgumentParser) -> None:
+    examples(
+        parser, "kielo train RECIPE --ranks 2", "torchrun --nproc-per-node 8 --no-python kielo train RECIPE",
+        "srun kielo train RECIPE",
+    )  # fmt: skip
+    takes_recipe(parser)
+    parser.add_argument("--ranks", type=int, default=None, help="start so many processes on this machine")
+    parser.add_argument("--shutdown-seconds", type=int, default=600, help="time to save after a stop signal (with --ranks)")
+    parser.add_argument("--profile", type=int, nargs="?", const=10, metavar="STEPS",
+                        help="from the third step on, record so many (default: 10): where their time goes, and a trace")
+    parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
 
 
 def train(options: argparse.Namespace) -> int:
