@@ -237,7 +237,7 @@ def test_another_file_is_no_machine(tmp_path, content):
     with pytest.raises(KieloError, match="cannot be read"):
         read_machine(path)
     path.write_text(content)
-    with pytest.raises(KieloError, match="kielo plan --from-measurement"):
+    with pytest.raises(KieloError, match="kielo plan calibrate"):
         read_machine(path)
 
 

@@ -11,7 +11,7 @@ from kielo.recipe.read import read_recipe, run_folder
 from kielo.resolve.ranks import rank_of_stage
 from kielo.resolve.resolve import imagined_text, resolve
 from kielo.resolve.resolved import Resolved
-from kielo.resolve.stages import stages_of_rank
+from kielo.resolve.stages import rank_of_each_stage
 
 
 def rehearse_flags(parser: argparse.ArgumentParser) -> None:
@@ -72,10 +72,5 @@ def chosen_ranks(resolved: Resolved, rank: int | None, stage: int | None, all_st
         raise KieloError(f"--stage {stage}: the layout has stages 0 to {stages - 1}")
     if placement.pipeline == 1:
         return [0]
-    each = stages // placement.pipeline
-    owners = [
-        number
-        for number in range(placement.pipeline)
-        if stage in stages_of_rank(placement.pipeline_schedule, placement.pipeline, number, each)
-    ]
-    return [rank_of_stage(placement, owners[0])]
+    owners = rank_of_each_stage(placement.pipeline_schedule, placement.pipeline, stages // placement.pipeline)
+    return [rank_of_stage(placement, owners[stage])]

@@ -159,7 +159,7 @@ def write_machine(machine: Machine, path: Path | str) -> None:
     """As TOML, aside and renamed: the constants as in the shipped card of them, then what the machine is."""
     runs = "\n".join(f"  {run}" for run in machine.runs)
     header = (
-        "A machine as its own runs showed it, by `kielo plan --from-measurement`; `kielo plan RECIPE --machine` takes it.\n"
+        "A machine as its own runs showed it, by `kielo plan calibrate`; `kielo plan RECIPE --machine` takes it.\n"
         f"Measured in {machine.precision} on {machine.ranks} ranks, from\n{runs}\n"
         "What those runs could not tell has the value that is usual. [interval] is how far a prediction may be off."
     )
@@ -176,7 +176,7 @@ def write_machine(machine: Machine, path: Path | str) -> None:
 def read_machine(path: Path | str) -> Machine:
     """What `write_machine` wrote. Raises KieloError for another file."""
     path = Path(path)
-    hint = "`kielo plan --from-measurement RUN/train/metrics.jsonl --to my_machine.toml` writes such a file"
+    hint = "`kielo plan calibrate RUN/train/metrics.jsonl --to my_machine.toml` writes such a file"
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

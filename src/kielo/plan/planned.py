@@ -29,6 +29,7 @@ from kielo.recipe.phases import FullPhase, full_phases
 from kielo.recipe.sections import Layout, Model, Precision, Recipe
 from kielo.resolve.fp8_check import without_fp8
 from kielo.resolve.phases import ramp_steps
+from kielo.resolve.resolve import complete_model, imagined_text
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,20 @@ class Job:
         if peak is None or card.memory_bandwidth_tb_per_second is None:
             raise KieloError(
                 f"the card {card.name!r} has no {between} peak or no memory bandwidth, so no speed can be "
-                "planned for it; what would work: a card of your own machine, by `kielo plan --from-measurement "
+                "planned for it; what would work: a card of your own machine, by `kielo plan calibrate "
                 "RUN/train/metrics.jsonl --to my_machine.toml`, and then --machine my_machine.toml"
             )
         card = card.model_copy(update={"peak_tflops": {**card.peak_tflops, "bf16": peak}})
         return Job(recipe, model, site, card, efficiency, spread, precision)
+
+    @staticmethod
+    def of_recipe(recipe: Recipe) -> "Job":
+        """Before there is text or a tokenizer: the vocabulary is as large as the recipe asks."""
+        complaints: list[str] = []
+        model = complete_model(recipe, full_phases(recipe), imagined_text(recipe).vocabulary_size, complaints)
+        if complaints:
+            raise KieloError("; ".join(complaints))
+        return Job.of(recipe, model)
 
     @cached_property
     def phases(self) -> tuple[FullPhase, ...]:

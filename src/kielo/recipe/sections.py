@@ -320,7 +320,7 @@ class Recipe(Section):
     description: str = ""
     folder: str = Field("", description="run folder; default: runs/NAME")
     cluster: str = Field("laptop", description="cluster card: its accelerator's peak, and what plans count with")
-    machine: str = Field("", description="card of your own machine for plans, made by kielo plan --from-measurement")
+    machine: str = Field("", description="card of your own machine for plans, made by kielo plan calibrate")
     corpus: Corpus
     tokenizer: Tokenizer = Tokenizer()
     dataset: Dataset = Dataset()

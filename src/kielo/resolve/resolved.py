@@ -197,7 +197,7 @@ def read(path: Path | str) -> Resolved:
     try:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise KieloError(f"{path}: cannot be read ({error.strerror}); `kielo plan RECIPE --resolve` writes it") from None
+        raise KieloError(f"{path}: cannot be read ({error.strerror}); `kielo plan resolve RECIPE` writes it") from None
     except ValueError as error:
         raise KieloError(f"{path}: not valid TOML ({error}); delete it, `kielo train` writes it again") from None
     try:
