@@ -17,6 +17,8 @@ from pydantic import (
     model_validator,
 )
 
+from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
+
 
 class Section(BaseModel):
     model_config = ConfigDict(
@@ -214,6 +216,8 @@ class BatchRamp(Section):
     tokens: PositiveInt = Field(description="trained before steps have train.tokens_per_step")
 
 
+ScheduleName = Literal[tuple(LEARNING_RATE_SCHEDULES)]
+_WITH_DECAY_SHARE = ", ".join(name for name, schedule in LEARNING_RATE_SCHEDULES.items() if schedule.has_decay_share)
 Precision = Literal["fp32", "bf16", "fp8"]
 
 
@@ -244,9 +248,9 @@ class Train(Section):
     micro_batch_sequences: PositiveInt = Field(4, description="sequences per forward on one rank (lowered to what divides)")
     learning_rate: PositiveFloat = 1e-3
     final_learning_rate_ratio: float = Field(0.1, ge=0, le=1)
-    schedule: Literal["cosine", "linear", "wsd"] = "cosine"
+    schedule: ScheduleName = "cosine"
     warmup_share: float = Field(0.02, ge=0, lt=1, description="share of the tokens")
-    decay_share: float = Field(0.2, ge=0, le=1, description="share of the tokens that wsd spends decaying")
+    decay_share: float = Field(0.2, ge=0, le=1, description=f"share of the tokens that {_WITH_DECAY_SHARE} spends decaying")
     weight_decay: float = Field(0.1, ge=0)
     adam_beta1: float = Field(0.9, gt=0, lt=1)
     adam_beta2: float = Field(0.95, gt=0, lt=1)
@@ -282,7 +286,7 @@ class Phase(Section):
     micro_batch_sequences: PositiveInt | None = None
     learning_rate: PositiveFloat | None = Field(None, description="begins a new stretch of the learning rate")
     final_learning_rate_ratio: float | None = Field(None, ge=0, le=1)
-    schedule: Literal["cosine", "linear", "wsd"] | None = None
+    schedule: ScheduleName | None = None
     warmup_share: float | None = Field(None, ge=0, lt=1)
     decay_share: float | None = Field(None, ge=0, le=1)
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from kielo.artifact.manifest import hash_json, write_text_atomically
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Fp8, Model, Precision
+from kielo.recipe.sections import Fp8, Model, Precision, ScheduleName
 
 
 class _Frozen(BaseModel):
@@ -44,14 +44,14 @@ class Phase(_Frozen):
 
 class RateStretch(_Frozen):
     """Learning rates over `tokens` tokens after the first `first_token` of the run: from the rate before it (0 at the
-    start) to `peak` in `warmup_tokens`, then down to `final`; `decay_tokens` of the end are wsd's decay.
+    start) to `peak` in `warmup_tokens`, then down to `final`; `decay_tokens` of the end are the schedule's decay.
     """
 
     first_token: int
     tokens: PositiveInt
     peak: float
     final: float
-    schedule: Literal["cosine", "linear", "wsd"]
+    schedule: ScheduleName
     warmup_tokens: int
     decay_tokens: int
 
