@@ -4,7 +4,7 @@ import shutil
 
 from pydantic import BaseModel
 
-from kielo.recipe import sections
+from kielo.recipe import cards, sections
 from kielo.recipe.sections import BatchRamp, Fp8, Recipe, Source
 from kielo.resolve.resolved import Identity, Phase, PhasePlacement, Placement, RateStretch
 from tests.house.checks import PACKAGE, attributes_read
@@ -29,6 +29,9 @@ NAMES_OF = {
     "phase": {"phase", "phases", "phasesteps"},
     "placed": {"placed", "phases", "placement"},
     "identity": {"identity", "schedulesettings", "optimisersettings"},
+    "language": {"card", "cards", "language"},
+    "cluster": {"card", "cards", "cluster", "site"},
+    "accelerator": {"card", "cards", "accelerator"},
 }
 
 
@@ -60,6 +63,18 @@ def test_every_resolved_field_is_read():
     found += unread_fields(PACKAGE, Phase, "phase", leaving_out) + unread_fields(PACKAGE, RateStretch, "stretch", leaving_out)
     found += unread_fields(PACKAGE, PhasePlacement, "placed", leaving_out)
     assert set(found) - axes - shown == set()
+
+
+def test_every_field_of_a_card_is_read():
+    """Or says to people where a figure is from. Launching, which is not built yet, will read the three that are left."""
+    for_people = {
+        "language.notes", "cluster.description", "cluster.network", "cluster.date", "cluster.notes", "accelerator.date",
+        "accelerator.notes",
+    }  # fmt: skip
+    for_launch = {"cluster.cpu_cores_per_node", "cluster.scheduler", "cluster.internet_on_compute_nodes"}
+    found = unread_fields(PACKAGE, cards.Language, "language") + unread_fields(PACKAGE, cards.Cluster, "cluster")
+    found += unread_fields(PACKAGE, cards.Accelerator, "accelerator")
+    assert set(found) == for_people | for_launch
 
 
 def test_a_field_that_nobody_reads_is_caught(tmp_path):
