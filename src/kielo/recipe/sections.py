@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
+from kielo.recipe.model_types import FAMILIES
 
 
 class Section(BaseModel):
@@ -125,9 +126,7 @@ class Dataset(Section):
 class Model(Section):
     """Keys as in Hugging Face `config.json`; keys there that do not change the maths are ignored on import."""
 
-    model_type: Literal[
-        "llama", "mistral", "qwen2", "qwen3", "olmo2", "olmo3", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "opt", "bloom"
-    ] = "llama"
+    model_type: Literal[tuple(FAMILIES)] = "llama"
     hidden_size: PositiveInt = 256
     intermediate_size: PositiveInt = 704
     num_hidden_layers: PositiveInt = 6
