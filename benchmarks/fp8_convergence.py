@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from kielo.artifact.manifest import installed_versions, write_json_atomically
-from kielo.plan.resolve import resolve, text_of_run
-from kielo.plan.resolved import Resolved
 from kielo.recipe.sections import Recipe
+from kielo.resolve.resolve import resolve, text_of_run
+from kielo.resolve.resolved import Resolved
 
 RESULTS = Path(__file__).resolve().parent / "results"
 RUNS = ("bf16", "fp8", "bf16_to_fp8")

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from planner_fit import fit, spread
+from planner_ranking import agreeing_pairs, expected_tau, regret
+from published_runs import PublishedRun, read_published_runs
 
 from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, members, read_card
-from kielo.plan.fit import fit
-from kielo.plan.interval import interval, spread
+from kielo.plan.interval import interval
 from kielo.plan.memory import memory_bytes, usable_bytes
-from kielo.plan.published_runs import PublishedRun, read_published_runs
-from kielo.plan.ranking import agreeing_pairs, expected_tau, regret
 from kielo.plan.step_time import step_seconds
 from kielo.plan.workload import Workload
 

@@ -23,26 +23,26 @@ RECIPE = "estonian_llama31_70b"
 
 
 def main() -> None:
-    ranked = asked("--nodes", "128,192,256", "--top", "4")
-    compared = asked("--nodes", "16,128,256", "--compare", "tp8pp4,tp8pp8")["compared"]
-    few = asked("--nodes", "4,8,16", "--top", "3")
-    why = asked("--nodes", "128", "--why", "tp8pp4", "--plot", str(PICTURES))
-    asked("--nodes", "4..256", "--plot", str(PICTURES))
+    ranked = asked(RECIPE, "--nodes", "128,192,256", "--top", "4")
+    compared = asked("compare", RECIPE, "tp8pp4", "tp8pp8", "--nodes", "16,128,256")["compared"]
+    few = asked(RECIPE, "--nodes", "4,8,16", "--top", "3")
+    why = asked("explain", RECIPE, "tp8pp4", "--nodes", "128", "--plot", str(PICTURES))
+    asked(RECIPE, "--nodes", "4..256", "--plot", str(PICTURES))
     (PICTURES / f"timeline_{why['planned']['name'].replace('/', '_')}.svg").rename(PICTURES / "timeline_tp8pp4.svg")
     put_tables(DOCUMENT, {
         "ranked": ranking(ranked["layouts"]), "few": ranking(few["layouts"]), "compared": side_by_side(compared),
         "why": "\n".join(f"> {line}\n>" for line in why["why"]).removesuffix("\n>"), "refused": refused(ranked["not_listed"]),
         "measured": measured(),
-        "parts": parts(ranked["layouts"]), "nothing": complaint("--nodes", "2"),
+        "parts": parts(ranked["layouts"]), "nothing": complaint(RECIPE, "--nodes", "2"),
     })  # fmt: skip
 
 
 def asked(*words: str) -> dict[str, Any]:
-    """What `kielo plan RECIPE WORDS --json` prints."""
+    """What `kielo plan WORDS --json` prints."""
     said = io.StringIO()
     with redirect_stdout(said):
-        if kielo(["plan", RECIPE, *words, "--json"]):
-            raise SystemExit(f"kielo plan {RECIPE} {' '.join(words)} failed")
+        if kielo(["plan", *words, "--json"]):
+            raise SystemExit(f"kielo plan {' '.join(words)} failed")
     return json.loads(said.getvalue())
 
 
@@ -50,8 +50,8 @@ def complaint(*words: str) -> str:
     """What it says, as a person sees it, when nothing fits."""
     said = io.StringIO()
     with redirect_stderr(said):
-        kielo(["plan", RECIPE, *words])
-    return "```\n$ " + " ".join(["kielo plan", RECIPE, *words]) + "\n" + fill(said.getvalue().strip(), 120) + "\n```"
+        kielo(["plan", *words])
+    return "```\n$ " + " ".join(["kielo plan", *words]) + "\n" + fill(said.getvalue().strip(), 120) + "\n```"
 
 
 def measured() -> str:

@@ -4,7 +4,7 @@
     python benchmarks/planner_measured.py --keep DIR   # sound runs that lie in DIR already are not trained again
 
 One run of Kielo, whose phases differ in sequence length, micro-batch and micro-batches, is what
-`kielo plan --from-measurement` gets. Then others are trained, of other hidden sizes, layers, vocabularies and layouts,
+`kielo plan calibrate` gets. Then others are trained, of other hidden sizes, layers, vocabularies and layouts,
 and their median seconds a step are laid beside what `kielo.plan` predicts with the card. All run on two ranks of one thread
 each: a rank that has both cores to itself is another device. Tokens are random numbers, so nothing is downloaded. Steps
 during which other processes took more than a tenth of the cores do not count; a run with too few steps left is trained

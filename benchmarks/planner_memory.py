@@ -20,16 +20,16 @@ from typing import Any
 
 import torch
 
-from kielo.plan.bytes import state_bytes
 from kielo.plan.candidates import candidate_columns
 from kielo.plan.memory import MemoryBytes, memory_bytes
-from kielo.plan.ranks import rank_of_stage
-from kielo.plan.resolve import imagined_text, resolve
-from kielo.plan.resolved import Resolved
 from kielo.plan.workload import Workload
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Layout
+from kielo.resolve.ranks import rank_of_stage
+from kielo.resolve.resolve import imagined_text, resolve
+from kielo.resolve.resolved import Resolved
+from kielo.resolve.state_bytes import state_bytes
 from kielo.verify.rehearse import heaviest_phase, rehearse
 
 RESULTS = Path(__file__).parent / "results" / "planner_memory.json"

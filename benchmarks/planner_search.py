@@ -34,8 +34,8 @@ JOBS = {
 COMMANDS = (
     "estonian_llama31_70b --nodes 64",
     "estonian_llama31_70b --nodes 4..256",
-    "estonian_llama31_70b --nodes 16 --compare tp8pp4,tp8pp8",
-    "estonian_llama31_70b --nodes 16 --why tp8pp4",
+    "compare estonian_llama31_70b tp8pp4 tp8pp8 --nodes 16",
+    "explain estonian_llama31_70b tp8pp4 --nodes 16",
 )
 RESULTS = Path(__file__).resolve().parent / "results" / "planner_search_cpu.json"
 TIMES = 5

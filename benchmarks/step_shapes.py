@@ -9,11 +9,11 @@ from typing import Any
 
 from kielo.models.families import module
 from kielo.plan.bytes import layer_bytes
-from kielo.plan.resolve import imagined_text, resolve
-from kielo.plan.resolved import Resolved
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Model, Recipe
+from kielo.resolve.resolve import imagined_text, resolve
+from kielo.resolve.resolved import Resolved
 
 LEARNING_RATE = 1e-4
 GPU_TOKENS_PER_STEP = 131_072

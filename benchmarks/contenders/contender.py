@@ -14,8 +14,8 @@ from torch.profiler import record_function
 from kielo.models.llama.model import initial_value
 from kielo.models.llama.names import to_hugging_face
 from kielo.parallel.world import World
-from kielo.plan.resolved import Resolved
 from kielo.recipe.sections import Model
+from kielo.resolve.resolved import Resolved
 
 NOT_COUNTED = -100
 OPTIMISER = "optimiser"  # the range that kielo.train.profile looks for; a peer's head counts as the matrix that it is

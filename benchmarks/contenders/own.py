@@ -10,7 +10,7 @@ from contenders.contender import OPTIMISER, Contender, LeftOut, Work, learning_r
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import build_mesh
 from kielo.parallel.norm import clip_gradients
-from kielo.plan.resolved import Resolved
+from kielo.resolve.resolved import Resolved
 from kielo.train.build import laid_out
 from kielo.train.feed import MicroBatch, StepBatch
 from kielo.train.forward_backward import forward_backward_of

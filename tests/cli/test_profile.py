@@ -27,7 +27,7 @@ def test_ranks_are_started_with_the_option(monkeypatch, tmp_path, words, given):
         return SimpleNamespace(poll=lambda: 0)
 
     monkeypatch.setattr("kielo.cli.ranks.subprocess.Popen", started)
-    monkeypatch.setattr("kielo.plan.resolve.resolve", lambda *_, **__: None)  # nothing is packed there
+    monkeypatch.setattr("kielo.resolve.resolve.resolve", lambda *_, **__: None)  # nothing is packed there
     monkeypatch.setattr(train, "read_outcome", lambda *_: DONE)
     assert main(["train", "demo_estonian", "--ranks", "2", "--set", f"folder={tmp_path}", *words]) == 0
     child = commands[0][commands[0].index("kielo") + 1 :]

@@ -14,7 +14,7 @@ import torch
 from kielo.checkpoint.store import read_tensors
 from kielo.cli.main import STAGES, main
 from kielo.evaluate.contender import load_checkpoint
-from kielo.plan.resolved import read
+from kielo.resolve.resolved import read
 from tests.corpus.texts import ENGLISH, estonian_document
 
 RECIPE = """
@@ -136,7 +136,7 @@ def test_the_verbs_that_ask_about_a_run_answer_in_json(finished, capsys, tmp_pat
         assert main([*map(str, arguments), "--json"]) == 0
         return json.loads(capsys.readouterr().out)
 
-    assert ask("plan", recipe, "--ranks", "2", "--resolve")["placement"]["world_size"] == 2
+    assert ask("plan", "resolve", recipe, "--ranks", "2")["placement"]["world_size"] == 2
     assert {row["source"] for row in ask("data", recipe, "--step", "3")} == {"text"}
     checkpoints = ask("checkpoint", "list", run)
     assert checkpoints[-1]["step"] == 20 and checkpoints[-1]["state"] == "complete"

@@ -18,10 +18,10 @@ from kielo.evaluate.run import evaluate, evaluate_hugging_face
 from kielo.evaluate.texts import evenly, heldout_texts, training_texts, training_token_counts
 from kielo.models.blocks.decoder import init_weights
 from kielo.models.llama.model import Llama
-from kielo.plan.resolve import resolve
-from kielo.plan.resolved import write
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
+from kielo.resolve.resolve import resolve
+from kielo.resolve.resolved import write
 from kielo.tokenizer.train import train_tokenizer
 
 RECIPE = Recipe.model_validate(

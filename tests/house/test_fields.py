@@ -4,9 +4,9 @@ import shutil
 
 from pydantic import BaseModel
 
-from kielo.plan.resolved import Identity, Phase, PhasePlacement, Placement, RateStretch
-from kielo.recipe import sections
+from kielo.recipe import cards, sections
 from kielo.recipe.sections import BatchRamp, Fp8, Recipe, Source
+from kielo.resolve.resolved import Identity, Phase, PhasePlacement, Placement, RateStretch
 from tests.house.checks import PACKAGE, attributes_read
 
 # Declaring a field and checking it against others is not using it.
@@ -29,6 +29,9 @@ NAMES_OF = {
     "phase": {"phase", "phases", "phasesteps"},
     "placed": {"placed", "phases", "placement"},
     "identity": {"identity", "schedulesettings", "optimisersettings"},
+    "language": {"card", "cards", "language"},
+    "cluster": {"card", "cards", "cluster", "site"},
+    "accelerator": {"card", "cards", "accelerator"},
 }
 
 
@@ -48,18 +51,30 @@ def test_every_recipe_field_is_read():
 
 
 def test_every_resolved_field_is_read():
-    """And what resolving made of it is read by the rooms above plan; mesh axes are read by name."""
+    """And what resolving made of it is read by the rooms above resolve; mesh axes are read by name."""
     axes = {f"placement.{axis}" for axis in ("pipeline", "replicate", "shard", "context", "tensor", "expert")}
     # For people, who see them in resolved.toml and `kielo plan`; the first two also tell runs apart.
     shown = {"identity.name", "identity.language", "placement.accelerator", "placement.tokenizer_folder",
              "placed.micro_batches_per_step"}
-    leaving_out = ("plan/resolve.py", "plan/resolved.py", *NO_USE)
+    leaving_out = ("resolve/resolve.py", "resolve/resolved.py", *NO_USE)
     found = unread_fields(PACKAGE, Identity, "identity", leaving_out)
     found += unread_fields(PACKAGE, Placement, "placement", leaving_out)
-    leaving_out = ("plan/phases.py", "plan/resolve.py", *NO_USE)
+    leaving_out = ("resolve/phases.py", "resolve/resolve.py", *NO_USE)
     found += unread_fields(PACKAGE, Phase, "phase", leaving_out) + unread_fields(PACKAGE, RateStretch, "stretch", leaving_out)
     found += unread_fields(PACKAGE, PhasePlacement, "placed", leaving_out)
     assert set(found) - axes - shown == set()
+
+
+def test_every_field_of_a_card_is_read():
+    """Or says to people where a figure is from. Launching, which is not built yet, will read the three that are left."""
+    for_people = {
+        "language.notes", "cluster.description", "cluster.network", "cluster.date", "cluster.notes", "accelerator.date",
+        "accelerator.notes",
+    }  # fmt: skip
+    for_launch = {"cluster.cpu_cores_per_node", "cluster.scheduler", "cluster.internet_on_compute_nodes"}
+    found = unread_fields(PACKAGE, cards.Language, "language") + unread_fields(PACKAGE, cards.Cluster, "cluster")
+    found += unread_fields(PACKAGE, cards.Accelerator, "accelerator")
+    assert set(found) == for_people | for_launch
 
 
 def test_a_field_that_nobody_reads_is_caught(tmp_path):

@@ -6,13 +6,13 @@ import tomllib
 
 import pytest
 
-from kielo.plan.resolve import resolve
 from kielo.recipe import cards
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases
 from kielo.recipe.read import read_recipe, shipped_recipes
+from kielo.resolve.resolve import resolve
 from tests.house.checks import PACKAGE, ROOT
-from tests.plan.test_resolve import finish_pack, finish_tokenizer
+from tests.resolve.test_resolve import finish_pack, finish_tokenizer
 
 
 @pytest.mark.parametrize("cluster", cards.clusters())

@@ -10,6 +10,7 @@ from transformers import AutoConfig
 
 from kielo.models import families
 from kielo.models.llama import count
+from kielo.models.parameter_shapes import parameter_shapes
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model
 
@@ -347,3 +348,17 @@ def test_tables_need_no_torch() -> None:
         "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("model_type", families.FAMILIES)
+def test_the_parts_of_a_layer_are_those_of_its_parameters(model_type):
+    """`layer_parts`, from which the planner counts, names as many matrices and norms as the layers have, and their kind."""
+    asked = Model(model_type=model_type, hidden_size=64, num_attention_heads=4, intermediate_size=96, num_hidden_layers=2, vocab_size=99)
+    config = families.complete(asked, 32)
+    parts = families.module(model_type, "count").layer_parts(config)
+    names = [name.removeprefix("layers.0.") for name in parameter_shapes(config) if name.startswith("layers.0.")]
+    weights = [name.removesuffix(".weight") for name in names if name.endswith(".weight")]
+    assert parts.mlp_matrices == sum(name.startswith("mlp.") for name in weights if not name.endswith("norm"))
+    assert parts.norms == sum(name.endswith("norm") and not name.startswith("attention.") for name in weights)
+    assert parts.has_head_norms == ("attention.q_norm" in weights)
+    assert (parts.norm == "layer") == any(name.endswith("norm.bias") for name in names)

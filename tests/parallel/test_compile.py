@@ -20,9 +20,9 @@ from kielo.parallel.recompute import lay_recompute
 from kielo.parallel.shard import set_last_micro_batch
 from kielo.parallel.tensor import gather_sequence
 from kielo.parallel.world import start_world
-from kielo.plan.stages import SCHEDULES
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout, Model
+from kielo.resolve.stages import SCHEDULES
 from tests.models.equality import batch as tiny_batch
 from tests.models.equality import mean_loss, our_logits, pair
 from tests.models.tiny_configs import LENGTH, TINY

@@ -22,9 +22,9 @@ from kielo.parallel.pipeline import schedule_of
 from kielo.parallel.shard import set_last_micro_batch, shard
 from kielo.parallel.tensor import lay_tensor
 from kielo.parallel.world import start_world
-from kielo.plan.fp8_check import layer_matrices
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Fp8, Layout, Model
+from kielo.resolve.fp8_check import layer_matrices
 from kielo.train.optimiser import build_optimiser
 from tests.ranks import run_ranks
 

@@ -5,18 +5,19 @@ from functools import partial
 import numpy as np
 import pytest
 
-from kielo.plan.bytes import layer_bytes, own_columns, state_bytes
+from kielo.plan.bytes import layer_bytes, own_columns
 from kielo.plan.candidates import candidate_columns
 from kielo.plan.efficiency import fitted
 from kielo.plan.memory import memory_bytes
-from kielo.plan.ranks import rank_of_stage
-from kielo.plan.resolve import imagined_text, resolve
-from kielo.plan.resolved import Resolved
 from kielo.plan.traffic import data_seconds, ring_bandwidth
 from kielo.plan.workload import Workload
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Layout
+from kielo.resolve.ranks import rank_of_stage
+from kielo.resolve.resolve import imagined_text, resolve
+from kielo.resolve.resolved import Resolved
+from kielo.resolve.state_bytes import state_bytes
 from tests.plan.workloads import workload
 
 # Wide enough that norms are below the tolerance, and a vocabulary that outweighs no layer.

@@ -12,11 +12,11 @@ import pytest
 
 from kielo.plan import measured
 from kielo.plan.measured import Machine, compare, measure, read_machine, write_machine
-from kielo.plan.resolve import imagined_text, resolve
-from kielo.plan.resolved import Resolved, write
 from kielo.recipe.cards import accelerator
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
+from kielo.resolve.resolve import imagined_text, resolve
+from kielo.resolve.resolved import Resolved, write
 
 # Phases as (sequence length, micro-batch, micro-batches, steps).
 SHAPES = [(256, 1, 1, 12), (256, 1, 4, 12), (1024, 1, 1, 12), (128, 1, 4, 12), (256, 4, 1, 12)]
@@ -237,7 +237,7 @@ def test_another_file_is_no_machine(tmp_path, content):
     with pytest.raises(KieloError, match="cannot be read"):
         read_machine(path)
     path.write_text(content)
-    with pytest.raises(KieloError, match="kielo plan --from-measurement"):
+    with pytest.raises(KieloError, match="kielo plan calibrate"):
         read_machine(path)
 
 

@@ -7,7 +7,6 @@ from kielo.models.families import complete
 from kielo.plan.candidates import candidate_columns
 from kielo.plan.explain import why
 from kielo.plan.memory import memory_bytes
-from kielo.plan.optimiser_check import optimiser_complaints
 from kielo.plan.planned import Job, plan_layouts
 from kielo.plan.precision import fp8_share, main_precision, steps_by_precision
 from kielo.plan.step_time import step_seconds
@@ -16,6 +15,7 @@ from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Fp8, Layout, Model, Train
+from kielo.resolve.optimiser_check import optimiser_complaints
 
 SETS = ["cluster=dgx_h100", "train.tokens=41943040"]  # ten steps
 SHARDED = Layout(shard=32, zero=3, recompute="full")

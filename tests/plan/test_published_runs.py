@@ -1,17 +1,15 @@
 """The planner against the committed table of published runs: the score that the shipped constants reach."""
 
-import runpy
-
 import numpy as np
+import planner
 import pytest
+from published_runs import read_published_runs
 
 from kielo.plan.efficiency import fitted
-from kielo.plan.published_runs import read_published_runs
 from kielo.plan.step_time import step_seconds
 from kielo.recipe.errors import KieloError
 from tests.house.checks import ROOT
 
-PLANNER = runpy.run_path(str(ROOT / "benchmarks" / "planner.py"))
 TABLE = ROOT / "benchmarks" / "published_runs.csv"
 
 
@@ -22,12 +20,12 @@ def runs():
 
 @pytest.fixture(scope="module")
 def scored(runs):
-    return [run for run in PLANNER["one_time_each"](runs) if PLANNER["is_scored"](run)]
+    return [run for run in planner.one_time_each(runs) if planner.is_scored(run)]
 
 
 def test_step_times_are_within_the_bars(scored):
     """Over families of dense runs with a complete layout: median error ≤ 10 %, 90th percentile ≤ 30 % (5.7 and 11.9)."""
-    summary = PLANNER["score"](scored, fitted()[0])["summary"]
+    summary = planner.score(scored, fitted()[0])["summary"]
     assert summary["rows"] > 1000 and summary["families"] >= 35
     assert summary["median_absolute_error"] < 0.07 and summary["p90_absolute_error"] < 0.18
 
@@ -36,14 +34,14 @@ def test_a_planner_that_knows_no_bubbles_is_caught(scored):
     """Broken on purpose: with every pipeline's stages run at once, families with pipelines are off by more than the bar."""
     deep = [run for run in scored if run.columns["pipeline"] >= 8 and run.columns["micro_batches"] <= 16]
     blind = [run.__class__(**{**vars(run), "columns": run.columns | {"chunks": 10_000}}) for run in deep]
-    score, efficiency = PLANNER["score"], fitted()[0]
+    score, efficiency = planner.score, fitted()[0]
     errors = [score(some, efficiency)["summary"]["median_absolute_error"] for some in (deep, blind)]
     assert errors[0] < 0.2 < errors[1]
 
 
 def test_memory_is_told_right(runs):
     """At least 95 % of the rows that fit or do not, static bytes within 1 %, peaks within 12 % at the median."""
-    memory = PLANNER["memory"](runs)
+    memory = planner.memory(runs)
     assert memory["verdicts"] > 800 and memory["verdicts_right"] >= 0.95
     assert len(memory["static"]) >= 3 and all(abs(row["error"]) < 0.01 for row in memory["static"])
     assert memory["peak"]["median_absolute_error"] < 0.12
@@ -51,31 +49,31 @@ def test_memory_is_told_right(runs):
 
 def test_layouts_of_one_model_are_ranked(scored):
     """Kendall's τ ≥ 0.75 and a choice that loses at most 5 %; of vtrain-39.1, the rows that nothing disturbed."""
-    sweeps = PLANNER["sweeps"](scored, fitted()[0])
+    sweeps = planner.sweeps(scored, fitted()[0])
     assert all(sweeps[name]["kendall_tau"] >= 0.75 for name in ("vtrain-3.6", "aa-13B", "aa-65B", "bs-a100"))
     assert all(sweeps[name]["regret"] <= 0.05 for name in ("vtrain-3.6", "vtrain-39.1", "aa-13B", "aa-65B", "bs-a100"))
     calm = [run for run in scored if run.family == "vtrain-39.1" and run.columns["tensor"] == 8]
-    assert len(calm) > 25 and PLANNER["sweeps"](calm, fitted()[0])["vtrain-39.1"]["kendall_tau"] >= 0.75
+    assert len(calm) > 25 and planner.sweeps(calm, fitted()[0])["vtrain-39.1"]["kendall_tau"] >= 0.75
 
 
 def test_as_near_as_calculon(scored):
     """On the eight runs that Calculon (Isaev et al. 2023) was compared with, as small a mean error: 3.65 %."""
-    found = PLANNER["calculon"](scored, step_seconds(PLANNER["columns"](scored)[0], fitted()[0]).total, None)
+    found = planner.calculon(scored, step_seconds(planner.columns(scored)[0], fitted()[0]).total, None)
     assert len(found["fitted"]["errors"]) == 8 and found["fitted"]["mean_absolute_error"] <= 0.0365
 
 
 def test_mixtures_of_experts_are_predicted(runs):
     """By constants that no mixture took part in: median error of families below 30 %, over a hundred runs and more."""
-    timed = PLANNER["one_time_each"](runs)
-    rows = PLANNER["apart"](timed, fitted()[0])["mixtures of experts"]
-    summary = PLANNER["_summary"](rows)
+    timed = planner.one_time_each(runs)
+    rows = planner.apart(timed, fitted()[0])["mixtures of experts"]
+    summary = planner._summary(rows)
     assert summary["rows"] > 100 and summary["median_absolute_error"] < 0.3
 
 
 def test_the_shipped_interval_holds_most_runs(scored):
     """An 80 % interval is made for runs that the fit has not seen; of those it has seen it holds at least as many."""
     efficiency, figures = fitted()
-    rows = PLANNER["score"](scored, efficiency)["rows"]
+    rows = planner.score(scored, efficiency)["rows"]
     logs = np.log([row["published"] / row["predicted"] for row in rows])
     assert ((figures["lower"] <= logs) & (logs <= figures["upper"])).mean() > 0.75
 

@@ -9,12 +9,12 @@ from kielo.plan.cost import START_SECONDS, cost, resolved_of, with_layout
 from kielo.plan.expected import with_expectation
 from kielo.plan.layout_name import matches
 from kielo.plan.planned import Job, plan_layouts
-from kielo.plan.resolve import imagined_text, resolve
 from kielo.plan.search import Choice, Found, search
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases, longest_sequence_length
 from kielo.recipe.read import read_recipe, shipped_recipes
 from kielo.recipe.sections import Layout
+from kielo.resolve.resolve import imagined_text, resolve
 
 
 def job_of(name: str, *sets: str) -> Job:
@@ -165,7 +165,7 @@ def test_a_run_is_told_what_is_planned_for_it() -> None:
 def test_every_recipe_is_planned_on_its_cluster(name: str) -> None:
     """Some number of nodes of its own machine holds each; the laptop's demo says what is missing to plan it."""
     if name == "demo_estonian":
-        with pytest.raises(KieloError, match="--from-measurement"):
+        with pytest.raises(KieloError, match="kielo plan calibrate"):
             job_of(name)
         return
     job = job_of(name)

@@ -4,14 +4,14 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
+from planner_fit import fit, spread
+from planner_ranking import agreeing_pairs, expected_tau, regret
 
 from kielo.models.families import complete, module
 from kielo.plan.candidates import candidate_columns
 from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, read_card
-from kielo.plan.fit import fit
-from kielo.plan.interval import interval, spread
+from kielo.plan.interval import interval
 from kielo.plan.layer_work import matrix_flops
-from kielo.plan.ranking import agreeing_pairs, expected_tau, regret
 from kielo.plan.step_time import step_seconds
 from kielo.plan.traffic import data_seconds, expert_layer_seconds, stage_seconds, tensor_layer_seconds
 from kielo.plan.workload import Workload, machine_columns

@@ -10,7 +10,7 @@ import torch
 
 from kielo.artifact.metrics import read_metrics
 from kielo.checkpoint.store import read_plain, read_tensors
-from kielo.plan.resolved import Resolved
+from kielo.resolve.resolved import Resolved
 from kielo.train import build, next_token
 from kielo.train.run import train
 from kielo.train.state import Checkpoints

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from kielo.recipe.errors import KieloError
+from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.train.schedule import learning_rate
 
 
@@ -32,6 +33,15 @@ def test_five_steps_and_the_ends(schedule: str, expected: list[float]) -> None:
     rate = rates(stretch(schedule))
     assert [rate(tokens) for tokens in (1, 5, 10, 60, 100)] == pytest.approx(expected, rel=1e-9)
     assert rate(110) == rate(500) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("schedule", LEARNING_RATE_SCHEDULES)
+def test_every_schedule_ends_at_the_final_rate(schedule: str) -> None:
+    """Whatever is in the table comes down from the peak to the final rate, and never leaves what lies between."""
+    rate = rates(stretch(schedule))
+    after_warmup = [rate(tokens) for tokens in range(10, 111)]
+    assert after_warmup[0] == 1.0 and after_warmup[-1] == pytest.approx(0.1)
+    assert after_warmup == sorted(after_warmup, reverse=True)
 
 
 def test_edges() -> None:

@@ -15,8 +15,8 @@ from kielo.artifact.checkpoint_index import list_checkpoints
 from kielo.artifact.metrics import read_metrics
 from kielo.checkpoint.storage import CheckpointWriter
 from kielo.checkpoint.store import read_plain, read_tensors
-from kielo.plan.resolved import Resolved
 from kielo.recipe.errors import KieloError
+from kielo.resolve.resolved import Resolved
 from kielo.train import build, next_token
 from kielo.train.manifest import is_finished
 from kielo.train.run import train

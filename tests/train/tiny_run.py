@@ -7,8 +7,8 @@ import numpy as np
 
 from kielo.artifact.manifest import hash_manifest, write_stage
 from kielo.artifact.token_shards import TokenShardWriter
-from kielo.plan.resolved import Identity, Phase, PhasePlacement, Placement, RateStretch, Resolved
 from kielo.recipe.sections import Fp8, Model
+from kielo.resolve.resolved import Identity, Phase, PhasePlacement, Placement, RateStretch, Resolved
 
 # 67 tokens in 70 rows; 35 rows of each tensor rank do not divide by 2 shards.
 VOCABULARY, LENGTH, SEQUENCES = 67, 16, 8

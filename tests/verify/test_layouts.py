@@ -15,11 +15,11 @@ from kielo.cli.main import main
 from kielo.models.blocks.norm import RMSNorm
 from kielo.parallel import apply, norm
 from kielo.parallel.pipeline import Stages
-from kielo.plan.layout_check import layout_complaints
-from kielo.plan.stages import SCHEDULES
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Layout, Recipe
+from kielo.resolve.layout_check import layout_complaints
+from kielo.resolve.stages import SCHEDULES
 from kielo.train.feed import StepBatch
 from kielo.train.forward_backward import PlainForwardBackward
 from kielo.verify.layouts import verify_layouts

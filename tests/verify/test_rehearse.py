@@ -14,11 +14,11 @@ from kielo.cli.main import main
 from kielo.cli.rehearse import chosen_ranks
 from kielo.parallel.mesh import build_mesh
 from kielo.parallel.world import start_world
-from kielo.plan.bytes import state_bytes
-from kielo.plan.resolve import imagined_text, resolve
-from kielo.plan.resolved import Resolved
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
+from kielo.resolve.resolve import imagined_text, resolve
+from kielo.resolve.resolved import Resolved
+from kielo.resolve.state_bytes import state_bytes
 from kielo.train.build import laid_out
 from kielo.verify import rehearse as room
 from kielo.verify import torch_fakes
@@ -94,7 +94,7 @@ def _peak(events) -> int:
 @pytest.mark.parametrize(("ranks", "layouts"), [(2, TWO_RANKS), pytest.param(4, FOUR_RANKS, marks=pytest.mark.full)])
 def test_a_rehearsal_holds_and_sends_what_real_ranks_do(ranks, layouts):
     """Peak memory within 10 % of torch's profiler on gloo ranks; collectives and FLOPs the same to the last byte; and
-    parameters, gradients and optimiser state are what `plan/bytes.py` computes, exactly.
+    parameters, gradients and optimiser state are what `resolve/state_bytes.py` computes, exactly.
     """
     jobs = [planned(ranks, *sets) for sets in layouts.values()]
     found = run_ranks(real_rank, ranks, jobs)

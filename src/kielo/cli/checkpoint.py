@@ -12,6 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from kielo.artifact import checkpoint_index
 from kielo.artifact.checkpoint_index import (
     INDEX_NAME,
     CheckpointIndex,
@@ -27,9 +28,28 @@ from kielo.artifact.checkpoint_index import (
     step_of,
 )
 from kielo.artifact.manifest import read_manifest
+from kielo.cli.flags import VerbParser, add_verb, examples
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table
 from kielo.recipe.errors import KieloError
 from kielo.report.units import format_bytes
+
+_ONE_OR_ALL = "a checkpoint, or the folder of a run"
+
+
+def checkpoint_flags(parser: argparse.ArgumentParser) -> None:
+    examples(parser, "kielo checkpoint list runs/demo_estonian")
+    words = parser.add_subparsers(dest="word", metavar="WORD", required=True, parser_class=VerbParser)
+    add_verb(words, "list", "checkpoint:list_", "a run's checkpoints: step, tokens, loss, size, complete or damaged")
+    add_verb(words, "show", "checkpoint:show", "what a checkpoint holds; of a run, the newest")
+    add_verb(words, "verify", "checkpoint:verify", "read every byte and compare it with its checksum; changes nothing")
+    add_verb(words, "average", "checkpoint:average", "the mean of the weights of several checkpoints of one run")
+
+
+def list__flags(parser: argparse.ArgumentParser) -> None:
+    examples(parser, "kielo checkpoint list runs/demo_estonian", "kielo checkpoint list runs/demo_estonian --verify")
+    parser.add_argument("run", metavar="RUN", help="run folder")
+    parser.add_argument("--verify", action="store_true", help="read every byte, not only sizes")
+    parser.add_argument("--json", action="store_true")
 
 
 def list_(options: argparse.Namespace) -> None:
@@ -54,6 +74,16 @@ def list_(options: argparse.Namespace) -> None:
             for row in rows
         ],
     )
+
+
+def show_flags(parser: argparse.ArgumentParser) -> None:
+    examples(
+        parser, "kielo checkpoint show runs/demo_estonian",
+        "kielo checkpoint show runs/demo_estonian/train/checkpoints/newest --tensors",
+    )  # fmt: skip
+    parser.add_argument("checkpoint", metavar="RUN_OR_CHECKPOINT", help=_ONE_OR_ALL)
+    parser.add_argument("--tensors", action="store_true", help="every tensor with its dtype, shape and number of pieces")
+    parser.add_argument("--json", action="store_true")
 
 
 def show(options: argparse.Namespace) -> None:
@@ -91,6 +121,15 @@ def show(options: argparse.Namespace) -> None:
     print_table(["file", "size"], [(name, format_bytes(size)) for name, size in files.items()])
 
 
+def verify_flags(parser: argparse.ArgumentParser) -> None:
+    examples(
+        parser, "kielo checkpoint verify runs/demo_estonian",
+        "kielo checkpoint verify runs/demo_estonian/train/checkpoints/step_00000500",
+    )  # fmt: skip
+    parser.add_argument("checkpoint", metavar="RUN_OR_CHECKPOINT", help=_ONE_OR_ALL)
+    parser.add_argument("--json", action="store_true")
+
+
 def verify(options: argparse.Namespace) -> int:
     with keep_stdout_for_json(options.json):
         faults = _faults(_checkpoints(options.checkpoint))
@@ -105,12 +144,23 @@ def verify(options: argparse.Namespace) -> int:
     return 1 if any(faults.values()) else 0
 
 
+def average_flags(parser: argparse.ArgumentParser) -> None:
+    examples(parser, "cd runs/demo_estonian/train && kielo checkpoint average checkpoints/step_* --to averages/last")
+    parser.add_argument("checkpoints", metavar="CHECKPOINT", nargs="+", help="folder of a checkpoint; at least two")
+    parser.add_argument("--to", required=True, metavar="DIR", help="folder to make; inside the run's, `kielo export` finds the tokenizer")
+
+
 def average(options: argparse.Namespace) -> None:
     from kielo.checkpoint.average import average
 
     sources = [_one_checkpoint(Path(name)) for name in options.checkpoints]
     to = average(sources, Path(options.to))
     print(f"wrote {to}, the mean of {len(sources)} checkpoints; `kielo export {to} --to DIR` makes a model of it")
+
+
+def newest_checkpoint(run_folder: Path) -> Path:
+    """The newest whole checkpoint of the run; prints a warning for each newer one that is damaged. KieloError if none is whole."""
+    return checkpoint_index.newest_checkpoint(run_folder, warn=lambda warning: print(f"warning: {warning}"))
 
 
 def _checkpoints_folder(run: Path) -> Path | None:

@@ -3,9 +3,17 @@
 import argparse
 from pathlib import Path
 
+from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.terminal import print_json, print_table
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
+
+
+def evaluate_flags(parser: argparse.ArgumentParser) -> None:
+    examples(parser, "kielo evaluate demo_estonian", "kielo evaluate runs/demo_estonian/hf demo_estonian")
+    parser.add_argument("model", metavar="MODEL", help="a recipe (its newest checkpoint) or a Hugging Face folder")
+    takes_recipe(parser, nargs="?")
+    parser.add_argument("--json", action="store_true")
 
 
 def evaluate(options: argparse.Namespace) -> None:
@@ -22,7 +30,7 @@ def evaluate(options: argparse.Namespace) -> None:
     folder = run_folder(recipe)
 
     from kielo.artifact.lease import held
-    from kielo.cli.run import newest_checkpoint
+    from kielo.cli.checkpoint import newest_checkpoint
     from kielo.evaluate.run import evaluate, evaluate_hugging_face
 
     if is_hugging_face:

@@ -4,8 +4,24 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from kielo.cli.flags import examples
 from kielo.cli.terminal import keep_stdout_for_json, print_json
 from kielo.recipe.errors import KieloError
+
+
+def export_flags(parser: argparse.ArgumentParser) -> None:
+    examples(
+        parser, "kielo export runs/demo_estonian --to my_model",
+        "kielo export runs/demo_estonian/train/checkpoints/step_00000732 --to my_model --dtype bf16",
+    )  # fmt: skip
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder of a checkpoint, or of a run (its newest whole one)")
+    parser.add_argument("--to", required=True, metavar="DIR", help="folder to make; cut short, the same command goes on")
+    parser.add_argument("--dtype", choices=("source", "fp32", "bf16", "fp16"),
+                        help="source: names and dtypes of the weights that training began from; default: source where "
+                             "there were any, else fp32")
+    parser.add_argument("--max-shard-gb", type=float, default=5.0, metavar="GB", help="size of a file of weights; default: 5")
+    parser.add_argument("--tokenizer", metavar="DIR", help="folder with a tokenizer.json; default: the run's")
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
 
 
 def export(options: argparse.Namespace) -> None:
@@ -53,7 +69,7 @@ def export_checkpoint(checkpoint: Path, to: Path, tokenizer_folder: Path, **how:
 def _checkpoint(path: Path) -> Path:
     """The checkpoint folder itself, or the newest whole one of a run folder."""
     from kielo.artifact.checkpoint_index import INDEX_NAME
-    from kielo.cli.run import newest_checkpoint
+    from kielo.cli.checkpoint import newest_checkpoint
 
     if (path / INDEX_NAME).is_file():
         return path

@@ -7,9 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from kielo.artifact.manifest import write_text_atomically
+from kielo.cli.flags import VerbParser, add_verb, examples, takes_recipe
 from kielo.cli.terminal import print_json, print_table
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder, shipped_recipes
+
+
+def show_flags(parser: argparse.ArgumentParser) -> None:
+    examples(parser, "kielo show demo_estonian --set train.tokens=1000000")
+    takes_recipe(parser)
+    parser.add_argument("--json", action="store_true")
 
 
 def show(options: argparse.Namespace) -> None:
@@ -25,6 +32,12 @@ def _value(content: Any, key: str) -> Any:
     for part in key.split("."):
         content = content[part]
     return content
+
+
+def recipes_flags(parser: argparse.ArgumentParser) -> None:
+    examples(parser, "kielo recipes --copy demo_estonian")
+    parser.add_argument("--copy", metavar="NAME", help="copy this recipe into the current folder")
+    parser.add_argument("--json", action="store_true")
 
 
 def recipes(options: argparse.Namespace) -> None:
@@ -44,10 +57,19 @@ def recipes(options: argparse.Namespace) -> None:
     print_table(["recipe", "language", "what it makes"], rows)
 
 
+def schema_flags(parser: argparse.ArgumentParser) -> None:
+    examples(parser, "kielo schema > kielo.schema.json")
+
+
 def schema(options: argparse.Namespace) -> None:
     from kielo.recipe.schema import json_schema
 
     print_json(json_schema())
+
+
+def clusters_flags(parser: argparse.ArgumentParser) -> None:
+    examples(parser, "kielo clusters")
+    parser.add_argument("--json", action="store_true")
 
 
 def clusters(options: argparse.Namespace) -> None:
@@ -63,6 +85,11 @@ def clusters(options: argparse.Namespace) -> None:
     print_table(["cluster", "accelerator", "devices a node", "nodes", "peak bf16 TFLOP/s a device"], rows)
 
 
+def languages_flags(parser: argparse.ArgumentParser) -> None:
+    examples(parser, "kielo languages")
+    parser.add_argument("--json", action="store_true")
+
+
 def languages(options: argparse.Namespace) -> None:
     from kielo.recipe.cards import language, languages
 
@@ -75,6 +102,19 @@ def languages(options: argparse.Namespace) -> None:
         for card in cards
     ]
     print_table(["code", "language", "script", "document threshold"], rows)
+
+
+def tokenizer_flags(parser: argparse.ArgumentParser) -> None:
+    examples(parser, "kielo tokenizer measure A B --text file.txt")
+    words = parser.add_subparsers(dest="word", metavar="WORD", required=True, parser_class=VerbParser)
+    add_verb(words, "measure", "look:measure", "tokens per word, bytes per token, exact round trip, Rényi efficiency")
+
+
+def measure_flags(parser: argparse.ArgumentParser) -> None:
+    examples(parser, "kielo tokenizer measure runs/demo_estonian/tokenizer --text file.txt")
+    parser.add_argument("tokenizers", nargs="+", metavar="DIR", help="folders with a tokenizer.json")
+    parser.add_argument("--text", required=True, metavar="FILE", help="plain text, one document a line")
+    parser.add_argument("--json", action="store_true")
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -99,9 +139,16 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def data_flags(parser: argparse.ArgumentParser) -> None:
+    examples(parser, "kielo data demo_estonian --step 17")
+    takes_recipe(parser)
+    parser.add_argument("--step", type=int, required=True, help="optimiser step, from 1")
+    parser.add_argument("--json", action="store_true")
+
+
 def data(options: argparse.Namespace) -> None:
     from kielo.dataset.query import documents_of_step
-    from kielo.plan.resolve import resolve
+    from kielo.resolve.resolve import resolve
 
     recipe = read_recipe(options.recipe, options.sets).recipe
     folder = run_folder(recipe)

@@ -9,21 +9,12 @@ from kielo.plan.cost import START_SECONDS, Cost
 from kielo.plan.interval import SHARE
 from kielo.plan.part_names import SECONDS
 from kielo.plan.planned import Job, Planned
-from kielo.plan.resolved import Resolved
 from kielo.plan.search import Choice, Found
+from kielo.resolve.resolved import Resolved
 
 Table = tuple[Sequence[str], list[tuple[Any, ...]]]
 _GIGA = 1e9
 _NAMES_IN_JSON = 3  # of refused layouts for a reason, unless all are asked for
-
-
-def different_axes(ranked: Sequence[Planned]) -> list[Planned]:
-    """The fastest of each tensor × pipeline × context; in the same order."""
-    best: dict[tuple[int, int, int], Planned] = {}
-    for planned in ranked:
-        layout = planned.layout
-        best.setdefault((layout.tensor, layout.pipeline, layout.context), planned)
-    return list(best.values())
 
 
 def heading(job: Job, found: Found) -> str:
@@ -104,7 +95,7 @@ def notes(
     lines.append(
         f"{job.usable_bytes / _GIGA:.1f} GB a device are usable. Hours are of {wall}{START_SECONDS / 60:.0f} minutes to start "
         f"each, a save every {job.recipe.checkpoint.every_steps} steps and held-out text; no queue, no failures. MFU is of model "
-        f"FLOPs at {job.peak_tflops:g} TFLOP/s. --why '{first.name}' tells why; kielo rehearse measures the bytes."
+        f"FLOPs at {job.peak_tflops:g} TFLOP/s. `kielo plan explain` tells why '{first.name}' is so fast; `kielo rehearse` measures the bytes."
     )
     most = job.site.max_nodes_per_job
     if most and max(own) > most:

@@ -3,14 +3,28 @@
 import argparse
 from typing import Any
 
+from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.terminal import print_json, print_table
-from kielo.plan.ranks import rank_of_stage
-from kielo.plan.resolve import imagined_text, resolve
-from kielo.plan.resolved import Resolved
-from kielo.plan.stages import stages_of_rank
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
+from kielo.resolve.ranks import rank_of_stage
+from kielo.resolve.resolve import imagined_text, resolve
+from kielo.resolve.resolved import Resolved
+from kielo.resolve.stages import rank_of_each_stage
+
+
+def rehearse_flags(parser: argparse.ArgumentParser) -> None:
+    examples(parser, "kielo rehearse estonian_llama31_70b --cluster lumi_g --nodes 4 --all-stages")
+    takes_recipe(parser)
+    parser.add_argument("--cluster", help="cluster card (see `kielo clusters`); default: the recipe's")
+    parser.add_argument("--nodes", type=int, help="nodes of the cluster; default: 1")
+    parser.add_argument("--ranks", type=int, help="ranks of the job, in place of --nodes")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--rank", type=int, help="the rank to be; default: 0")
+    which.add_argument("--stage", type=int, help="the first rank with this pipeline stage")
+    which.add_argument("--all-stages", action="store_true", help="the first rank of each pipeline rank, one after another")
+    parser.add_argument("--json", action="store_true", help="print all figures, in bytes, as JSON")
 
 
 def rehearse(options: argparse.Namespace) -> int:
@@ -58,10 +72,5 @@ def chosen_ranks(resolved: Resolved, rank: int | None, stage: int | None, all_st
         raise KieloError(f"--stage {stage}: the layout has stages 0 to {stages - 1}")
     if placement.pipeline == 1:
         return [0]
-    each = stages // placement.pipeline
-    owners = [
-        number
-        for number in range(placement.pipeline)
-        if stage in stages_of_rank(placement.pipeline_schedule, placement.pipeline, number, each)
-    ]
-    return [rank_of_stage(placement, owners[0])]
+    owners = rank_of_each_stage(placement.pipeline_schedule, placement.pipeline, stages // placement.pipeline)
+    return [rank_of_stage(placement, owners[stage])]

@@ -13,6 +13,7 @@ from pathlib import Path
 from kielo.artifact.lease import held
 from kielo.artifact.manifest import expire, read_manifest
 from kielo.artifact.trained_text import refuse_while_trained_on
+from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.main import REQUEUE, STAGES
 from kielo.cli.terminal import keep_stdout_for_json, print_json
 from kielo.recipe.errors import KieloError
@@ -34,6 +35,20 @@ class Job:
 
 class Requeue(Exception):
     """Training stopped on purpose; the later stages have to wait."""
+
+
+def run_flags(parser: argparse.ArgumentParser) -> None:
+    examples(parser, "kielo run demo_estonian --set corpus.sources=my_text.txt")
+    takes_recipe(parser)
+    parser.add_argument("--from", dest="first", choices=STAGES, metavar="STAGE", help="begin with this stage")
+    parser.add_argument("--to", dest="last", choices=STAGES, metavar="STAGE", help="end with this stage")
+    parser.add_argument("--only", choices=STAGES, metavar="STAGE", help="this stage alone; one of " + ", ".join(STAGES))
+    parser.add_argument(
+        "--again", choices=[stage for stage in STAGES if stage not in ("train", "report")], metavar="STAGE",
+        help="make this stage anew though its inputs and settings did not change",
+    )  # fmt: skip
+    parser.add_argument("--ranks", type=int, default=1, help="processes for training on this machine")
+    parser.add_argument("--json", action="store_true", help="print summary.json at the end instead of tables")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -160,6 +175,7 @@ def _verify(job: Job) -> None:
 
 
 def _evaluate(job: Job) -> None:
+    from kielo.cli.checkpoint import newest_checkpoint
     from kielo.evaluate.run import evaluate
 
     _need(job, "corpus", "tokenizer", "tokens", "train")
@@ -167,6 +183,7 @@ def _evaluate(job: Job) -> None:
 
 
 def _export(job: Job) -> None:
+    from kielo.cli.checkpoint import newest_checkpoint
     from kielo.cli.export import export_checkpoint
 
     _need(job, "tokenizer", "train")
@@ -189,13 +206,6 @@ def _need(job: Job, *folders: str) -> None:
         if read_manifest(job.folder / folder) is None:
             raise KieloError(f"{job.folder / folder} is not finished, and this stage needs it; "
                              f"run `kielo run {job.reference}` without --from and --only")
-
-
-def newest_checkpoint(run_folder: Path) -> Path:
-    """The newest whole checkpoint of the run; prints a warning for each newer one that is damaged. KieloError if none is whole."""
-    from kielo.artifact import checkpoint_index
-
-    return checkpoint_index.newest_checkpoint(run_folder, warn=lambda warning: print(f"warning: {warning}"))
 
 
 _STAGES: dict[str, tuple[str, Callable[[Job], None]]] = {

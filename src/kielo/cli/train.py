@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.main import REQUEUE
 from kielo.cli.ranks import Ranks
 from kielo.cli.terminal import keep_stdout_for_json, print_json
@@ -24,6 +25,19 @@ from kielo.train.signals import Presses, give_signals_back, take_over_signals
 
 FETCH_LIMIT_SECONDS = 4 * 3600  # 1.4 TB at 100 MB/s
 REFUSAL_FILE = "KIELO_REFUSAL_FILE"  # environment variable: where ranks tell their parent why they did not begin
+
+
+def train_flags(parser: argparse.ArgumentParser) -> None:
+    examples(
+        parser, "kielo train RECIPE --ranks 2", "torchrun --nproc-per-node 8 --no-python kielo train RECIPE",
+        "srun kielo train RECIPE",
+    )  # fmt: skip
+    takes_recipe(parser)
+    parser.add_argument("--ranks", type=int, default=None, help="start so many processes on this machine")
+    parser.add_argument("--shutdown-seconds", type=int, default=600, help="time to save after a stop signal (with --ranks)")
+    parser.add_argument("--profile", type=int, nargs="?", const=10, metavar="STEPS",
+                        help="from the third step on, record so many (default: 10): where their time goes, and a trace")
+    parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
 
 
 def train(options: argparse.Namespace) -> int:
@@ -69,7 +83,7 @@ def train_here(recipe: Recipe, profile_steps: int = 0) -> dict[str, Any]:
     from kielo.parallel.once_a_node import once_a_node
     from kielo.parallel.rendezvous import find_rendezvous
     from kielo.plan.expected import with_expectation
-    from kielo.plan.resolve import resolve
+    from kielo.resolve.resolve import resolve
     from kielo.train.run import train
 
     place = find_rendezvous()
@@ -101,7 +115,7 @@ def start_ranks(
 
     Raises KieloError for numbers that so many ranks cannot run, before any of them is started.
     """
-    from kielo.plan.resolve import resolve
+    from kielo.resolve.resolve import resolve
 
     resolve(recipe, run_folder(recipe), world_size=ranks, device="cpu")
     outcome_file = run_folder(recipe) / "train" / "outcome.json"

@@ -5,10 +5,26 @@ from pathlib import Path
 from typing import Any
 
 from kielo.artifact.lease import held
+from kielo.cli.flags import VerbParser, add_verb, examples, takes_recipe
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
 from kielo.recipe.sections import Recipe
+
+
+def verify_flags(parser: argparse.ArgumentParser) -> None:
+    examples(parser, "kielo verify parity demo_estonian")
+    proofs = parser.add_subparsers(dest="proof", metavar="PROOF", required=True, parser_class=VerbParser)
+    add_verb(proofs, "parity", "verify:parity", "Kielo against Hugging Face: logits, loss, gradients, optimiser steps")
+    add_verb(proofs, "layouts", "verify:layouts", "every layout against one process: loss, gradient norm, gradients, weights")
+    add_verb(proofs, "round-trip", "verify:round_trip", "Hugging Face weights imported and exported again: every tensor the same")
+
+
+def parity_flags(parser: argparse.ArgumentParser) -> None:
+    examples(parser, "kielo verify parity demo_estonian --steps 20")
+    takes_recipe(parser)
+    parser.add_argument("--steps", type=int, help="optimiser steps; default: verify.parity_steps")
+    parser.add_argument("--json", action="store_true", help="print the certificate as JSON")
 
 
 def parity(options: argparse.Namespace) -> int:
@@ -28,12 +44,12 @@ def parity(options: argparse.Namespace) -> int:
 def certify(recipe: Recipe, folder: Path, steps: int | None = None, is_quiet: bool = False) -> dict[str, Any]:
     """Parity of the run's newest checkpoint with Hugging Face; prints it unless quiet."""
     from kielo.checkpoint.store import read_plain
-    from kielo.cli.run import newest_checkpoint
+    from kielo.cli.checkpoint import newest_checkpoint
     from kielo.dataset.provenance import check_tokens
 
     section, checkpoint = recipe.verify, newest_checkpoint(folder)
     check_tokens(read_plain(checkpoint), folder)
-    from kielo.plan.resolved import read
+    from kielo.resolve.resolved import read
     from kielo.verify.parity import print_parity, verify_parity
 
     certificate = verify_parity(
@@ -44,6 +60,15 @@ def certify(recipe: Recipe, folder: Path, steps: int | None = None, is_quiet: bo
     if not is_quiet:
         print_parity(certificate)
     return certificate
+
+
+def layouts_flags(parser: argparse.ArgumentParser) -> None:
+    examples(parser, "kielo verify layouts demo_estonian", "kielo verify layouts demo_estonian --case 'tensor2*'")
+    takes_recipe(parser)
+    parser.add_argument("--case", dest="cases", action="append", metavar="NAME",
+                        help="this case, or those that a shell pattern fits (may be given often); default: all")
+    parser.add_argument("--steps", type=int, default=10, help="optimiser steps of each case; default: 10")
+    parser.add_argument("--json", action="store_true", help="print the certificate as JSON")
 
 
 def layouts(options: argparse.Namespace) -> int:
@@ -61,6 +86,13 @@ def layouts(options: argparse.Namespace) -> int:
         print(verdict(certificate))
         print(f"certificate: {folder / CERTIFICATE_NAME}")
     return 0 if certificate["passed"] else 1
+
+
+def round_trip_flags(parser: argparse.ArgumentParser) -> None:
+    examples(parser, "kielo verify round-trip runs/demo_estonian/hf", "kielo verify round-trip hf:OWNER/NAME")
+    parser.add_argument("weights", metavar="WEIGHTS", help="a Hugging Face folder, or hf:OWNER/NAME on the hub")
+    parser.add_argument("--keep", metavar="DIR", help="leave the export in this new folder; default: all is removed")
+    parser.add_argument("--json", action="store_true", help="print every tensor's dtype, shape and sha256 as JSON")
 
 
 def round_trip(options: argparse.Namespace) -> int:

@@ -35,7 +35,7 @@ class Batch:
 
 
 class PhaseSteps(Protocol):
-    """What a phase says of its data; `plan.resolved.Phase` has all of it."""
+    """What a phase says of its data; `resolve.resolved.Phase` has all of it."""
 
     number: int
     first_step: int

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from kielo.checkpoint.store import read_tensors
 from kielo.models import families
-from kielo.plan.resolved import Resolved
 from kielo.recipe.errors import KieloError
+from kielo.resolve.resolved import Resolved
 from kielo.tokenizer.load import TextTokenizer, encode, end_of_text_id, load_tokenizer, vocabulary_size
 
 Logits = Callable[[Tensor, Tensor | None], Tensor]

@@ -18,10 +18,10 @@ from kielo.evaluate.bits_per_byte import counted_bytes, token_stream_bits
 from kielo.evaluate.contender import Contender, document_tokens, load_checkpoint, load_hugging_face
 from kielo.evaluate.generate import default_prompts, generate
 from kielo.evaluate.texts import heldout_texts, training_texts, training_token_counts
-from kielo.plan import resolved as resolved_file
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import longest_sequence_length
 from kielo.recipe.sections import Recipe
+from kielo.resolve import resolved as resolved_file
 from kielo.tokenizer.load import end_of_text_id, load_tokenizer, vocabulary_size
 
 KIND, VERSION = "scores", 1

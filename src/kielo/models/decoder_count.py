@@ -5,29 +5,50 @@ trained nor published.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
 
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model
 
-# Keys that only these families read: set for another, they would be passed over in silence.
-_READ_BY = {
-    "query_pre_attn_scalar": ("gemma2", "gemma3_text"),
-    "attn_logit_softcapping": ("gemma2",),
-    "final_logit_softcapping": ("gemma2", "gemma3_text"),
-    "rope_local_base_freq": ("gemma3_text",),
-    "rotary_pct": ("gpt_neox",),
-    "use_parallel_residual": ("gpt_neox",),
-}
+# Keys that few families read: set for another, they would be passed over in silence.
+_RARE_KEYS = (
+    "query_pre_attn_scalar",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "rope_local_base_freq",
+    "rotary_pct",
+    "use_parallel_residual",
+)
 
 
-def check(config: Model, *, is_rotary: bool = True, others: Iterable[str] = ()) -> None:
-    """KieloError naming every key that is missing or does not fit the others; `others` are a family's complaints."""
+@dataclass(frozen=True)
+class LayerParts:
+    """What a layer of a family is made of; its checks, and the planner's bytes and seconds, follow from it.
+
+    mlp_matrices: 3 for a gated MLP, else 2. norms: those of whole hidden states. norm: "layer" is torch's LayerNorm; "rms"
+    is RMSNorm, whose result is rounded before it is weighted; "rms_fp32" rounds after that. has_head_norms: are queries and
+    keys normed too?
+    """
+
+    mlp_matrices: Literal[2, 3]
+    norm: Literal["layer", "rms", "rms_fp32"]
+    norms: int = 2
+    has_head_norms: bool = False
+    is_rotary: bool = True
+
+
+def check(config: Model, parts: LayerParts, reads: Iterable[str] = (), others: Iterable[str] = ()) -> None:
+    """KieloError naming every key that is missing or does not fit the others.
+
+    reads: those of `_RARE_KEYS` that the model reads. others: a family's own complaints.
+    """
     complaints = [
         f"model.{key} is not set"
         for key in ("vocab_size", "num_key_value_heads", "head_dim", "max_position_embeddings")
         if getattr(config, key) is None
     ]
-    if is_rotary and config.head_dim and config.head_dim % 2:
+    if parts.is_rotary and config.head_dim and config.head_dim % 2:
         complaints.append(f"model.head_dim = {config.head_dim} is odd; rotary positions need pairs")
     if config.num_key_value_heads and config.num_attention_heads % config.num_key_value_heads:
         complaints.append(
@@ -43,8 +64,8 @@ def check(config: Model, *, is_rotary: bool = True, others: Iterable[str] = ()) 
         complaints.append("model.layer_types has sliding_attention, but model.sliding_window is not set")
     complaints += [
         f"model.{key} = {getattr(config, key)} is not for a {config.model_type} model"
-        for key, families in _READ_BY.items()
-        if config.model_type not in families and getattr(config, key) != Model.model_fields[key].default
+        for key in _RARE_KEYS
+        if key not in reads and getattr(config, key) != Model.model_fields[key].default
     ]
     complaints += others
     if complaints:

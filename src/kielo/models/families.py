@@ -12,23 +12,9 @@ from typing import Any, Literal
 
 from kielo.models.hugging_face_config import normalise_rope
 from kielo.recipe.errors import KieloError
+from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import Model
 
-# Hugging Face's `model_type` → the family's folder, and the class in its model.py.
-FAMILIES: dict[str, tuple[str, str]] = {
-    "llama": ("llama", "Llama"),
-    "mistral": ("llama", "Llama"),
-    "qwen2": ("llama", "Llama"),
-    "qwen3": ("llama", "Llama"),
-    "olmo2": ("olmo", "Olmo"),
-    "olmo3": ("olmo", "Olmo"),
-    "gemma2": ("gemma", "Gemma"),
-    "gemma3_text": ("gemma", "Gemma"),
-    "gpt2": ("gpt2", "GPT2"),
-    "opt": ("opt", "OPT"),
-    "gpt_neox": ("gpt_neox", "GPTNeoX"),
-    "bloom": ("bloom", "Bloom"),
-}
 # Kinds of model that are near one of these, and what there is instead.
 _REFUSED = {
     "gemma3": "reads images too; only text models are known here: one whose config.json says gemma3_text "

@@ -22,8 +22,8 @@ from kielo.parallel.tensor import lay_tensor
 from kielo.recipe.sections import Fp8
 
 if TYPE_CHECKING:
-    from kielo.plan.resolved import Placement
     from kielo.recipe.sections import Precision
+    from kielo.resolve.resolved import Placement
 
 _NO_FP8 = Fp8()
 

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from kielo.models.blocks.attention import AttentionMask, InnerAttention, Sight
-from kielo.plan.context_check import lengths_that_split
 from kielo.recipe.errors import KieloError
+from kielo.resolve.context_check import lengths_that_split
 
 if TYPE_CHECKING:
     from kielo.parallel.mesh import Mesh
-    from kielo.plan.resolved import Placement
+    from kielo.resolve.resolved import Placement
 
 
 def context_positions(sequence_length: int, ranks: int, rank: int) -> Tensor:

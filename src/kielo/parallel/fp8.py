@@ -28,9 +28,9 @@ from kielo.models import families
 from kielo.models.parameter_shapes import layout_word
 from kielo.parallel.materialise import local
 from kielo.parallel.mesh import Mesh
-from kielo.plan.fp8_check import is_kept
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Fp8
+from kielo.resolve.fp8_check import is_kept
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -14,11 +14,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from kielo.parallel.communicator import raise_communicator
 from kielo.parallel.world import World
-from kielo.plan.ranks import AXES
 from kielo.recipe.errors import KieloError
+from kielo.resolve.ranks import AXES
 
 if TYPE_CHECKING:
-    from kielo.plan.resolved import Placement
+    from kielo.resolve.resolved import Placement
 
 SAMPLE_AXES = ("replicate", "shard")  # ranks along these see different samples
 TOKEN_AXES = (*SAMPLE_AXES, "context")  # ranks along these see different tokens

@@ -19,11 +19,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from kielo.parallel.materialise import local
 from kielo.parallel.torch_pipelining import Schedule, make_schedule
-from kielo.plan.stages import layer_numbers, stages_of_rank
+from kielo.resolve.stages import layer_numbers, stages_of_rank
 
 if TYPE_CHECKING:
     from kielo.parallel.mesh import Mesh
-    from kielo.plan.resolved import Placement
+    from kielo.resolve.resolved import Placement
 
 
 class Stages(nn.Module):

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from kielo.recipe.errors import KieloError
 
 if TYPE_CHECKING:
-    from kielo.plan.resolved import Placement
+    from kielo.resolve.resolved import Placement
 
 
 _ATTENTION_KERNELS = (

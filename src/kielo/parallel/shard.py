@@ -34,8 +34,8 @@ from torch.distributed.fsdp import (
 from kielo.parallel.mesh import Mesh
 
 if TYPE_CHECKING:
-    from kielo.plan.resolved import Placement
     from kielo.recipe.sections import Precision
+    from kielo.resolve.resolved import Placement
 
 COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}  # fp8: what lies between products
 

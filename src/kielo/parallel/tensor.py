@@ -26,7 +26,7 @@ from kielo.models import families
 from kielo.parallel.mesh import Mesh
 
 if TYPE_CHECKING:
-    from kielo.plan.resolved import Placement
+    from kielo.resolve.resolved import Placement
 
 SEQUENCE_DIM = 1  # of activations [b, s, d]
 ALONG_SEQUENCE = ("sequence", "residual", "positions")
@@ -37,7 +37,7 @@ def lay_tensor(model: nn.Module, mesh: Mesh, placement: "Placement") -> None:
 
     Inputs stay whole token ids. The hidden states that come out are a DTensor split along the sequence, or whole on
     every rank without sequence parallelism; `head.weight` holds this rank's rows of the vocabulary. Sizes were
-    checked by `plan/layout_check.py`.
+    checked by `resolve/layout_check.py`.
     """
     if placement.tensor == 1:
         return

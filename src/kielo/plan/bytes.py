@@ -1,112 +1,18 @@
-"""Bytes of what a rank of Kielo holds; arithmetic, no torch.
+"""Bytes that a rank of Kielo adds within a step; arithmetic, no torch.
 
-Between steps: parameters, gradients and optimiser state from the shapes of the parameters, the words of the family's layout
-table and the placement; exact, `kielo rehearse` measures the same numbers. Within a step: what `memory.memory_bytes` needs
-to know of how Kielo keeps activations, counted tensor by tensor from the code of `models/blocks`.
+These are what `memory.memory_bytes` needs to know of how Kielo keeps activations, counted tensor by tensor from the code
+of `models/blocks`.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from math import prod
-from typing import TYPE_CHECKING, Literal
-
+from kielo.models.decoder_count import LayerParts
 from kielo.models.families import module
-from kielo.models.parameter_shapes import layout_word, parameter_shapes
-from kielo.plan.ranks import coordinates
-from kielo.plan.stages import SCHEDULES, layer_numbers, layers_of_stages, stages_of_rank
 from kielo.recipe.sections import Layout, Model, Precision
-
-if TYPE_CHECKING:
-    from kielo.plan.resolved import Placement
+from kielo.resolve.stages import SCHEDULES, layers_of_stages, stages_of_rank
 
 _FP32 = 4
-_MOMENTS = 2
-STATE_BYTES = {"fp32": 4, "bf16": 2}  # of a moment
-# Moments kept in bf16 are fp32 for the optimiser's step, so many bytes of them at a time (`train/optimiser.py`).
-WIDENED_BYTES = 2**28
 _PRECISION_BYTES = {"fp32": 4, "bf16": 2, "fp8": 2}  # fp8: of what lies between matrix products, and autograd keeps
-_LAYER_NORMS = ("gpt2", "gpt_neox", "opt", "bloom")  # families with torch's own; the others' RMSNorm is written out
-_PLAIN_MLP = _LAYER_NORMS
 # A pass whose weights wait for their gradients: its activations, and the gradients of its matrices' results.
 _WAITING_PASS = 1.4
-_NOT_ROTARY = ("gpt2", "opt", "bloom")
-_SPLIT_DIM = {"vocabulary": 0, "column": 0, "all_heads": 0, "row": 1}  # word → dim of the weight on the tensor axis
-
-
-@dataclass(frozen=True)
-class StateBytes:
-    """parameters: fp32, with what FSDP2 pads them by. gradients: fp32, as they are before the optimiser's step.
-    optimiser: two moments, and a count of steps in fp32 for each parameter.
-    """
-
-    parameters: int
-    gradients: int
-    optimiser: int
-
-    @property
-    def total(self) -> int:
-        return self.parameters + self.gradients + self.optimiser
-
-
-def state_bytes(
-    model: Model, placement: "Placement", rank: int, optimiser_state: Literal["fp32", "bf16"] = "fp32"
-) -> StateBytes:
-    """Of rank `rank`. `model` is complete, and the layout one that `resolve` has passed.
-
-    With tied embeddings the last pipeline stage has a copy of the embedding as its head, with a gradient (which lies
-    in one buffer with that of the last norm, though it is used up before the step) and no optimiser state.
-    """
-    place = coordinates(placement, rank)
-    ranks, number = placement.shard * placement.context, place["shard"] * placement.context + place["context"]
-    padded = exact = steps = 0
-    for shape, is_copy in _shapes_of_rank(model, placement, place["pipeline"]):
-        row, rows = prod(shape[1:]), shape[0]
-        piece = -(-rows // ranks)  # as torch.chunk cuts: equal pieces rounded up, the last ranks with less or none
-        padded += piece * row
-        if not is_copy:
-            exact += max(0, min(piece, rows - piece * number)) * row
-            steps += 1
-    moments = _MOMENTS * STATE_BYTES[optimiser_state] * exact
-    return StateBytes(_FP32 * padded, _FP32 * padded, moments + _FP32 * steps)
-
-
-def _shapes_of_rank(
-    model: Model, placement: "Placement", pipeline_rank: int
-) -> Iterator[tuple[tuple[int, ...], bool]]:
-    """(shape on this rank of the tensor axis, is it the copy of a tied embedding) of each parameter of its stages."""
-    words = module(model.model_type, "layout").TENSOR_AXIS
-    shapes = parameter_shapes(model)
-    layers, is_last = _layers_of_rank(model, placement, pipeline_rank)
-    for name, shape in shapes.items():
-        module_name, _, kind = name.rpartition(".")
-        if name.startswith("layers."):
-            is_here = int(name.split(".")[1]) in layers
-        elif module_name in ("norm", "head"):
-            is_here = is_last
-        else:
-            is_here = pipeline_rank == 0
-        if is_here:
-            yield _on_tensor_axis(shape, kind, layout_word(words, module_name), placement.tensor), False
-    if is_last and placement.pipeline > 1 and "head.weight" not in shapes:
-        yield _on_tensor_axis(shapes["embed.weight"], "weight", "column", placement.tensor), True
-
-
-def _layers_of_rank(model: Model, placement: "Placement", pipeline_rank: int) -> tuple[set[int], bool]:
-    """(numbers of its layers, does it have the last stage)."""
-    if placement.pipeline == 1:
-        return set(range(model.num_hidden_layers)), True
-    ranges = layer_numbers(placement.pipeline_layers)
-    stages = stages_of_rank(
-        placement.pipeline_schedule, placement.pipeline, pipeline_rank, len(ranges) // placement.pipeline
-    )
-    return {layer for stage in stages for layer in ranges[stage]}, stages[-1] == len(ranges) - 1
-
-
-def _on_tensor_axis(shape: tuple[int, ...], kind: str, word: str | None, ranks: int) -> tuple[int, ...]:
-    dim = _SPLIT_DIM.get(word or "")
-    if dim is None or dim >= len(shape) or (kind == "bias" and word == "row"):
-        return shape
-    return tuple(size // ranks if number == dim else size for number, size in enumerate(shape))
 
 
 def own_columns(
@@ -149,13 +55,17 @@ def own_columns(
     }
 
 
+def layer_parts(model: Model) -> LayerParts:
+    return module(model.model_type, "count").layer_parts(model)
+
+
 def layer_bytes(
     model: Model, layout: Layout, sequence_length: int, number: int, on_processor: bool = False
 ) -> tuple[float, float]:
     """(kept from forward to backward, what stands beside that while the layer is made anew), both of a token and layer on
     a device; `number` bytes each number that is computed with.
     """
-    parts = _layer_parts(model, layout, sequence_length, number, on_processor)
+    parts = _kept_parts(model, layout, sequence_length, number, on_processor)
     whole = sum(parts.values())
     share = 1 / layout.tensor if layout.sequence_parallel else 1.0
     if layout.recompute == "attention":  # its inputs stay; and its output, which the next matrix takes
@@ -163,8 +73,8 @@ def layer_bytes(
     elif layout.recompute == "operators":
         queries, groups = _heads(model, layout)
         sums = 2 * model.hidden_size  # of the tensor ranks' parts: whole on each
-        widths = 1 if model.model_type in _PLAIN_MLP else 2
-        products = 2 * queries + 2 * groups + widths * model.intermediate_size / layout.tensor
+        gates = layer_parts(model).mlp_matrices - 1
+        products = 2 * queries + 2 * groups + gates * model.intermediate_size / layout.tensor
         kept = number * (model.hidden_size * share + sums + products) + parts["log-sums and angles"]
     elif layout.recompute == "full":
         kept = number * model.hidden_size * share
@@ -174,30 +84,26 @@ def layer_bytes(
     return recomputed * kept + (1 - recomputed) * whole, whole - kept
 
 
-def _layer_parts(model: Model, layout: Layout, sequence_length: int, number: int, on_processor: bool) -> dict[str, float]:
+def _kept_parts(model: Model, layout: Layout, sequence_length: int, number: int, on_processor: bool) -> dict[str, float]:
     """What autograd keeps of a layer, of a token on a device. Tensor ranks keep the inputs of their matrices whole, as
     they were gathered; everything between is split along the sequence.
     """
     hidden, tensor, context = model.hidden_size, layout.tensor, layout.context
-    family, is_plain = model.model_type, model.model_type in _PLAIN_MLP
+    family = layer_parts(model)
     share = 1 / tensor if layout.sequence_parallel else 1.0
     queries, groups = _heads(model, layout)
-    # RMSNorm keeps its input as fp32 and its result before the weight; torch's LayerNorm its input.
-    inner = number if family in _LAYER_NORMS else _FP32 + number
-    if family.startswith("gemma"):  # twice as many norms, whose results are fp32 until they are weighted
-        inner = 2 * (_FP32 + _FP32)
-    head_norms = {"qwen3": _FP32 + number, "olmo2": _FP32 + number, "olmo3": _FP32 + number, "gemma3_text": 2 * _FP32}
-    is_rotary = family not in _NOT_ROTARY
+    # torch's LayerNorm keeps its input; RMSNorm its input as fp32, and its result before the weight.
+    norm = {"layer": number, "rms": _FP32 + number, "rms_fp32": _FP32 + _FP32}[family.norm]
     is_gathered = context > 1 and layout.context_attention == "all_gather"
     keys = groups * context if is_gathered else groups
     # Only causal attention needs no mask: that of gathered keys is one number for each pair within reach.
     mask = number * (2 * context + 1) * sequence_length / context / 4 if is_gathered else 0.0
-    copied = number * queries if on_processor and is_rotary else 0.0
-    angles = 2 * model.head_dim if is_rotary and number < _FP32 else 0  # rounded, for the backward pass
+    copied = number * queries if on_processor and family.is_rotary else 0.0
+    angles = 2 * model.head_dim if family.is_rotary and number < _FP32 else 0  # rounded, for the backward pass
     is_relu = model.hidden_act == "relu"
-    widths = 4 if not is_plain else 1 if is_relu else 2
+    widths = 4 if family.mlp_matrices == 3 else 1 if is_relu else 2
     return {
-        "norms": 2 * inner * hidden * share + head_norms.get(family, 0) * (queries + groups),
+        "norms": norm * (family.norms * hidden * share + family.has_head_norms * (queries + groups)),
         "inputs of matrices": 2 * number * hidden,
         "attention": number * (2 * queries + 2 * groups),
         "log-sums and angles": _FP32 * model.num_attention_heads / tensor + angles,
@@ -217,8 +123,7 @@ def _heads(model: Model, layout: Layout) -> tuple[float, float]:
 def _layer_elements(model: Model, layout: Layout) -> float:
     """Matrices of one layer on a tensor rank, without norms and biases (below 0.1 % from hidden 1,024 on)."""
     queries, groups = _heads(model, layout)
-    matrices = 2 if model.model_type in _PLAIN_MLP else 3
-    return model.hidden_size * (2 * (queries + groups) + matrices * model.intermediate_size / layout.tensor)
+    return model.hidden_size * (2 * (queries + groups) + layer_parts(model).mlp_matrices * model.intermediate_size / layout.tensor)
 
 
 def _position_elements(model: Model) -> float:

@@ -2,13 +2,14 @@
 
 from typing import Any, Literal
 
-from kielo.plan.bytes import STATE_BYTES, own_columns
+from kielo.plan.bytes import layer_parts, own_columns
 from kielo.plan.efficiency import ENGINES
 from kielo.plan.precision import fp8_share, is_gathered_in_fp8, matrix_recipe
-from kielo.plan.stages import SCHEDULES
 from kielo.plan.workload import ATTENTION_KERNELS, RECIPES, machine_columns
 from kielo.recipe.cards import Accelerator, Cluster
 from kielo.recipe.sections import Fp8, Layout, Model, Precision
+from kielo.resolve.stages import SCHEDULES
+from kielo.resolve.state_bytes import STATE_BYTES
 
 _RECOMPUTE = {  # Kielo's word → shares of (layers, attention, operators) computed anew
     "none": (0.0, 0.0, 0.0), "attention": (0.0, 1.0, 0.0), "operators": (0.0, 0.0, 1.0), "full": (1.0, 0.0, 0.0),
@@ -46,7 +47,7 @@ def candidate_columns(
     return {
         "layers": model.num_hidden_layers, "hidden": model.hidden_size, "heads": model.num_attention_heads,
         "kv_heads": model.num_key_value_heads, "head_dim": model.head_dim, "ffn": model.intermediate_size,
-        "mlp_matrices": 2 if model.model_type in ("gpt2", "opt", "gpt_neox", "bloom") else 3,
+        "mlp_matrices": layer_parts(model).mlp_matrices,
         "vocabulary": model.vocab_rows, "sequence": sequence_length,
         "tensor": layout.tensor, "pipeline": layout.pipeline, "context": layout.context,
         "chunks": (layout.pipeline_stages_per_rank or schedule.stages_per_rank) if layout.pipeline > 1 else 1,

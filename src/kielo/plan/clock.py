@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kielo.plan.stages import SCHEDULES, stages_of_rank
+from kielo.resolve.stages import SCHEDULES, stages_of_rank
 
 Column = np.ndarray
 _WAITS_OF_SPLIT = {True: 1.4, False: 0.0}  # is it a V → hops a micro-batch and doubling of the ranks

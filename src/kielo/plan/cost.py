@@ -3,13 +3,13 @@
 import math
 from dataclasses import dataclass
 
-from kielo.plan.bytes import STATE_BYTES
 from kielo.plan.expected import tokens_per_second
 from kielo.plan.planned import Planned
-from kielo.plan.resolve import imagined_text, resolve
-from kielo.plan.resolved import Resolved
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
+from kielo.resolve.resolve import imagined_text, resolve
+from kielo.resolve.resolved import Resolved
+from kielo.resolve.state_bytes import STATE_BYTES
 
 # A job's way to its first step: containers and imports on all nodes, communicators, the checkpoint read again. OpenEuroLLM
 # saw 330 s for reading replicas alone (2026); communicators are given 300 s each here.

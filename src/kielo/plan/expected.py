@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 
 from kielo.plan.planned import Job, workload
-from kielo.plan.resolved import Resolved
 from kielo.plan.step_time import step_seconds
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
+from kielo.resolve.resolved import Resolved
 
 
 def tokens_per_second(job: Job, resolved: Resolved) -> list[float]:

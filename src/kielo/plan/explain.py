@@ -18,10 +18,16 @@ from kielo.plan.part_names import BYTES, SECONDS, capital, count_text, gb_text, 
 from kielo.plan.planned import Planned, plan_layouts
 from kielo.plan.precision import fp8_share, is_gathered_in_fp8, steps_by_precision
 from kielo.plan.side_by_side import against, is_comparable, unfit
-from kielo.plan.stages import SCHEDULES, micro_batch_complaint, num_stages, stage_complaints, stages_of_rank
 from kielo.plan.step_time import optimiser_bytes
 from kielo.plan.traffic import context_layer_seconds, tensor_layer_seconds
 from kielo.plan.workload import Workload
+from kielo.resolve.stages import (
+    SCHEDULES,
+    micro_batch_complaint,
+    num_stages,
+    stage_complaints,
+    stages_of_rank,
+)
 
 _MATRIX_WORK = ("matrix", "head")
 _INTERLEAVED = (2, 3, 4, 5, 6, 8)  # stages a rank

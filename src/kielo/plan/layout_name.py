@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kielo.plan.stages import num_stages
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout
+from kielo.resolve.stages import num_stages
 
 _USUAL_OPERATORS = Layout.model_fields["recompute_saved_operators"].default
 _KNOWN = (

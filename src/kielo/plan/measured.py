@@ -24,8 +24,6 @@ from kielo.artifact.own_text import HASH_COMMENT, write_own_text
 from kielo.plan.candidates import candidate_columns
 from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, members, read_card
 from kielo.plan.fit import drawn_to_prior
-from kielo.plan.resolved import Placement, Resolved
-from kielo.plan.resolved import read as read_resolved
 from kielo.plan.step_time import step_seconds
 from kielo.plan.workload import Workload
 from kielo.recipe.cards import Accelerator, Cluster, accelerators, clusters
@@ -33,6 +31,8 @@ from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.cards import cluster as cluster_card
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout
+from kielo.resolve.resolved import Placement, Resolved
+from kielo.resolve.resolved import read as read_resolved
 
 Column = np.ndarray
 MIN_ROWS = 3  # of a stretch, after its warm-up
@@ -161,7 +161,7 @@ def write_machine(machine: Machine, path: Path | str) -> None:
     """
     runs = "\n".join(f"  {run}" for run in machine.runs)
     header = (
-        "A machine as its own runs showed it, by `kielo plan --from-measurement`; `kielo plan RECIPE --machine` takes it.\n"
+        "A machine as its own runs showed it, by `kielo plan calibrate`; `kielo plan RECIPE --machine` takes it.\n"
         f"Measured in {machine.precision} on {machine.ranks} ranks, from\n{runs}\n"
         "What those runs could not tell has the value that is usual. [interval] is how far a prediction may be off."
     )
@@ -178,7 +178,7 @@ def write_machine(machine: Machine, path: Path | str) -> None:
 def read_machine(path: Path | str) -> Machine:
     """What `write_machine` wrote. Raises KieloError for another file."""
     path = Path(path)
-    hint = "`kielo plan --from-measurement RUN/train/metrics.jsonl --to my_machine.toml` writes such a file"
+    hint = "`kielo plan calibrate RUN/train/metrics.jsonl --to my_machine.toml` writes such a file"
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

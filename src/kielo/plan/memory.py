@@ -10,9 +10,9 @@ from typing import Literal
 
 import numpy as np
 
-from kielo.plan.bytes import WIDENED_BYTES
 from kielo.plan.efficiency import ENGINES
 from kielo.plan.workload import Workload
+from kielo.resolve.state_bytes import WIDENED_BYTES
 
 Column = np.ndarray
 Kind = Literal["rehearsed", "allocated", "reserved", "device"]

@@ -7,10 +7,10 @@ import numpy as np
 from kielo.plan.clock import StageSeconds, closed_form_seconds, simulated_seconds
 from kielo.plan.efficiency import Efficiency
 from kielo.plan.layer_work import head_seconds, layer_seconds
-from kielo.plan.stages import layers_of_stages, stages_of_rank
 from kielo.plan.traffic import context_layer_seconds, stage_seconds, tensor_layer_seconds
 from kielo.plan.workload import Workload
 from kielo.recipe.sections import Layout, Model
+from kielo.resolve.stages import layers_of_stages, stages_of_rank
 
 _OF_LAYERS = ("matrix", "attention", "elementwise", "launch", "tensor_traffic", "context_traffic")
 

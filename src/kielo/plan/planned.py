@@ -16,9 +16,8 @@ from kielo.plan.interval import interval
 from kielo.plan.layout_name import layout_name
 from kielo.plan.measured import read_machine
 from kielo.plan.memory import memory_bytes, usable_bytes
-from kielo.plan.phases import ramp_steps
 from kielo.plan.pipeline_clock import pipeline, with_clock
-from kielo.plan.precision import main_precision, without_fp8
+from kielo.plan.precision import main_precision
 from kielo.plan.step_time import step_seconds
 from kielo.plan.traffic import data_seconds
 from kielo.plan.workload import Workload
@@ -28,6 +27,9 @@ from kielo.recipe.cards import cluster as cluster_card
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import FullPhase, full_phases
 from kielo.recipe.sections import Layout, Model, Precision, Recipe
+from kielo.resolve.fp8_check import without_fp8
+from kielo.resolve.phases import ramp_steps
+from kielo.resolve.resolve import complete_model, imagined_text
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,20 @@ class Job:
         if peak is None or card.memory_bandwidth_tb_per_second is None:
             raise KieloError(
                 f"the card {card.name!r} has no {between} peak or no memory bandwidth, so no speed can be "
-                "planned for it; what would work: a card of your own machine, by `kielo plan --from-measurement "
+                "planned for it; what would work: a card of your own machine, by `kielo plan calibrate "
                 "RUN/train/metrics.jsonl --to my_machine.toml`, and then --machine my_machine.toml"
             )
         card = card.model_copy(update={"peak_tflops": {**card.peak_tflops, "bf16": peak}})
         return Job(recipe, model, site, card, efficiency, spread, precision)
+
+    @staticmethod
+    def of_recipe(recipe: Recipe) -> "Job":
+        """Before there is text or a tokenizer: the vocabulary is as large as the recipe asks."""
+        complaints: list[str] = []
+        model = complete_model(recipe, full_phases(recipe), imagined_text(recipe).vocabulary_size, complaints)
+        if complaints:
+            raise KieloError("; ".join(complaints))
+        return Job.of(recipe, model)
 
     @cached_property
     def phases(self) -> tuple[FullPhase, ...]:

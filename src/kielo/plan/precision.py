@@ -3,11 +3,10 @@
 from math import prod
 
 from kielo.models.parameter_shapes import parameter_shapes
-from kielo.plan.fp8_check import is_kept, layer_matrices
-from kielo.plan.phases import plan_phases
-from kielo.recipe.cards import Accelerator
 from kielo.recipe.phases import full_phases
 from kielo.recipe.sections import Fp8, Model, Precision, Recipe
+from kielo.resolve.fp8_check import is_kept, layer_matrices
+from kielo.resolve.phases import plan_phases
 
 
 def steps_by_precision(recipe: Recipe) -> dict[Precision, int]:
@@ -45,13 +44,3 @@ def fp8_share(model: Model, fp8: Fp8) -> float:
     shapes = parameter_shapes(model)
     sizes = {name: prod(shapes[f"{name}.weight"]) for name in layer_matrices(model)}
     return sum(size for name, size in sizes.items() if not is_kept(name, fp8.kept_in_bf16)) / sum(sizes.values())
-
-
-def without_fp8(card: Accelerator) -> str | None:
-    """The complaint about a device that multiplies nothing in 8 bits, or None."""
-    if card.peak_tflops.get("fp8"):
-        return None
-    return (
-        f'train.precision = "fp8" on {card.name}: its card has no fp8 peak, so its products would gain nothing; what would '
-        'work: train.precision = "bf16", or devices that have FP8 (NVIDIA from H100 on, AMD from MI300X on)'
-    )

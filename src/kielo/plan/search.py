@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kielo.plan.layout_check import layout_complaints
 from kielo.plan.layout_name import layout_name
 from kielo.plan.memory import memory_bytes
 from kielo.plan.planned import Job, Planned, plan_layouts
-from kielo.plan.stages import SCHEDULES
 from kielo.plan.step_time import step_seconds
 from kielo.plan.workload import Workload
 from kielo.recipe.sections import Layout
+from kielo.resolve.layout_check import layout_complaints
+from kielo.resolve.stages import SCHEDULES
 
 Column = np.ndarray
 _MICRO_BATCHES = (1, 2, 4, 8)

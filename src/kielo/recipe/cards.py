@@ -29,7 +29,6 @@ class Language(Section):
     identifier_codes: dict[str, tuple[str, ...]]
     line_language_threshold: dict[str, float]
     document_language_threshold: dict[str, float]
-    wikipedia_subset: str
     notes: str = ""
 
     @model_validator(mode="before")

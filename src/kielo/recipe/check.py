@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kielo.recipe.cards import clusters, language, languages
 from kielo.recipe.complaints import Complaint
+from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.phases import full_phases
 from kielo.recipe.sections import Recipe
 
@@ -171,7 +172,8 @@ def _phases(recipe: Recipe) -> Found:
                 f"none; set phases.{phase.number}.learning_rate too, or leave it out",
             )
         rate = phase.learning_rate
-        if rate is not None and rate.schedule == "wsd" and rate.warmup_share + rate.decay_share > 1:
+        has_decay_share = rate is not None and LEARNING_RATE_SCHEDULES[rate.schedule].has_decay_share
+        if has_decay_share and rate.warmup_share + rate.decay_share > 1:
             warmup_key, decay_key = phase.key("warmup_share"), phase.key("decay_share")
             yield (
                 (decay_key, warmup_key),

@@ -17,6 +17,9 @@ from pydantic import (
     model_validator,
 )
 
+from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
+from kielo.recipe.model_types import FAMILIES
+
 
 class Section(BaseModel):
     model_config = ConfigDict(
@@ -144,9 +147,7 @@ class Dataset(Section):
 class Model(Section):
     """Keys as in Hugging Face `config.json`; keys there that do not change the maths are ignored on import."""
 
-    model_type: Literal[
-        "llama", "mistral", "qwen2", "qwen3", "olmo2", "olmo3", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "opt", "bloom"
-    ] = "llama"
+    model_type: Literal[tuple(FAMILIES)] = "llama"
     hidden_size: PositiveInt = 256
     intermediate_size: PositiveInt = 704
     num_hidden_layers: PositiveInt = 6
@@ -235,6 +236,8 @@ class BatchRamp(Section):
     tokens: PositiveInt = Field(description="trained before steps have train.tokens_per_step")
 
 
+ScheduleName = Literal[tuple(LEARNING_RATE_SCHEDULES)]
+_WITH_DECAY_SHARE = ", ".join(name for name, schedule in LEARNING_RATE_SCHEDULES.items() if schedule.has_decay_share)
 Precision = Literal["fp32", "bf16", "fp8"]
 
 
@@ -265,9 +268,9 @@ class Train(Section):
     micro_batch_sequences: PositiveInt = Field(4, description="sequences per forward on one rank (lowered to what divides)")
     learning_rate: PositiveFloat = 1e-3
     final_learning_rate_ratio: float = Field(0.1, ge=0, le=1)
-    schedule: Literal["cosine", "linear", "wsd"] = "cosine"
+    schedule: ScheduleName = "cosine"
     warmup_share: float = Field(0.02, ge=0, lt=1, description="share of the tokens")
-    decay_share: float = Field(0.2, ge=0, le=1, description="share of the tokens that wsd spends decaying")
+    decay_share: float = Field(0.2, ge=0, le=1, description=f"share of the tokens that {_WITH_DECAY_SHARE} spends decaying")
     weight_decay: float = Field(0.1, ge=0)
     adam_beta1: float = Field(0.9, gt=0, lt=1)
     adam_beta2: float = Field(0.95, gt=0, lt=1)
@@ -303,7 +306,7 @@ class Phase(Section):
     micro_batch_sequences: PositiveInt | None = None
     learning_rate: PositiveFloat | None = Field(None, description="begins a new stretch of the learning rate")
     final_learning_rate_ratio: float | None = Field(None, ge=0, le=1)
-    schedule: Literal["cosine", "linear", "wsd"] | None = None
+    schedule: ScheduleName | None = None
     warmup_share: float | None = Field(None, ge=0, lt=1)
     decay_share: float | None = Field(None, ge=0, le=1)
 
@@ -345,7 +348,7 @@ class Recipe(Section):
     description: str = ""
     folder: str = Field("", description="run folder; default: runs/NAME")
     cluster: str = Field("laptop", description="cluster card: its accelerator's peak, and what plans count with")
-    machine: str = Field("", description="card of your own machine for plans, made by kielo plan --from-measurement")
+    machine: str = Field("", description="card of your own machine for plans, made by kielo plan calibrate")
     corpus: Corpus
     tokenizer: Tokenizer = Tokenizer()
     dataset: Dataset = Dataset()

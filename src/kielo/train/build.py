@@ -24,8 +24,8 @@ from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import Mesh, build_mesh, data_rank, data_ranks, sum_over_data
 from kielo.parallel.norm import clip_gradients
 from kielo.parallel.world import World, make_host_group
-from kielo.plan.resolved import Identity, Placement, Resolved
 from kielo.recipe.sections import Precision
+from kielo.resolve.resolved import Identity, Placement, Resolved
 from kielo.train.feed import Feed
 from kielo.train.forward_backward import ForwardBackward, forward_backward_of
 from kielo.train.fp8_probe import Fp8Probe

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from kielo.parallel.mesh import Mesh, sum_over_data
 from kielo.parallel.shard import COMPUTE_DTYPES, set_last_micro_batch
-from kielo.plan.stages import SCHEDULES
+from kielo.resolve.stages import SCHEDULES
 from kielo.train.feed import MicroBatch, StepBatch
 from kielo.train.next_token import NextToken, tensor_axis
 from kielo.train.pipeline_forward_backward import PipelineForwardBackward
 
 if TYPE_CHECKING:
-    from kielo.plan.resolved import Placement
     from kielo.recipe.sections import Precision
+    from kielo.resolve.resolved import Placement
 
 
 class PlainForwardBackward:

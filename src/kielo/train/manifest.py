@@ -25,8 +25,8 @@ from kielo.artifact.manifest import (
     write_json_atomically,
 )
 from kielo.artifact.metrics import read_metrics
-from kielo.plan.resolved import Resolved
 from kielo.recipe.errors import KieloError
+from kielo.resolve.resolved import Resolved
 
 KIND, VERSION = "train", 1
 EXIT_CODES = {"finished": 0, "failed": 1, "requeue": 75}  # 75: EX_TEMPFAIL, "stopped on purpose, start me again"

@@ -18,7 +18,7 @@ from torch.optim.adamw import adamw as adamw_step
 from torch.profiler import record_function
 
 from kielo.parallel.materialise import local
-from kielo.plan.bytes import WIDENED_BYTES
+from kielo.resolve.state_bytes import WIDENED_BYTES
 from kielo.train.profile import OPTIMISER
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -27,7 +27,7 @@ WIDENED_ELEMENTS = WIDENED_BYTES // (len(MOMENTS) * torch.float32.itemsize)
 
 
 class OptimiserSettings(Protocol):
-    """What the optimiser reads; `plan.resolved.Identity` has all of it."""
+    """What the optimiser reads; `resolve.resolved.Identity` has all of it."""
 
     weight_decay: float
     adam_beta1: float

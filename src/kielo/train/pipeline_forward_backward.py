@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from kielo.parallel.mesh import Mesh, sum_over
 from kielo.parallel.pipeline import Stages, schedule_of
 from kielo.parallel.torch_pipelining import Schedule
-from kielo.plan.stages import rank_of_each_stage
+from kielo.resolve.stages import rank_of_each_stage
 from kielo.train.feed import MicroBatch, StepBatch
 from kielo.train.next_token import NextToken
 
@@ -23,7 +23,7 @@ from kielo.train.next_token import NextToken
 class PipelineForwardBackward:
     """As `PlainForwardBackward`, and every pipeline rank gets the same numbers.
 
-    schedule: a word of `plan/stages.py`. splits_sequence: does the tensor axis split hidden states along the sequence;
+    schedule: a word of `resolve/stages.py`. splits_sequence: does the tensor axis split hidden states along the sequence;
     what stages hand on then has fewer columns than the tokens.
     """
 

@@ -12,7 +12,7 @@ import torch
 from kielo.recipe.sections import Precision
 
 if TYPE_CHECKING:
-    from kielo.plan.resolved import Identity
+    from kielo.resolve.resolved import Identity
     from kielo.train.state import State
 
 

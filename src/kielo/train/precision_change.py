@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from kielo.plan.resolved import Resolved
 from kielo.recipe.sections import Fp8
+from kielo.resolve.resolved import Resolved
 from kielo.train.build import Run, compute_in
 from kielo.train.precision import change_before, next_precision
 

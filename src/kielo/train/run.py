@@ -12,9 +12,9 @@ from kielo.artifact.lease import Lease, held
 from kielo.checkpoint.agreement import Agreement
 from kielo.parallel.rendezvous import find_rendezvous
 from kielo.parallel.world import World, end_world, start_world
-from kielo.plan.resolved import Identity, Resolved
-from kielo.plan.resolved import write as write_resolved
 from kielo.recipe.errors import KieloError
+from kielo.resolve.resolved import Identity, Resolved
+from kielo.resolve.resolved import write as write_resolved
 from kielo.train.build import Run, assemble, enter
 from kielo.train.finish import refuse_unsound_end
 from kielo.train.loop import fit

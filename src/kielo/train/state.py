@@ -20,10 +20,10 @@ from torch import Tensor
 
 from kielo.artifact.checkpoint_index import step_folder_name, step_folders, step_of
 from kielo.checkpoint.store import Store
-from kielo.plan.phases import first_difference
-from kielo.plan.resolve import consent
-from kielo.plan.resolved import Identity, Resolved
 from kielo.recipe.errors import KieloError
+from kielo.resolve.phases import first_difference
+from kielo.resolve.resolve import consent
+from kielo.resolve.resolved import Identity, Resolved
 from kielo.train.guard import Guard
 from kielo.train.optimiser import Optimiser
 

@@ -15,8 +15,8 @@ import xxhash
 from kielo.artifact.manifest import READ_BYTES, check_sizes, hash_manifest, write_json_atomically
 from kielo.checkpoint.agreement import Agreement
 from kielo.dataset.batches import packed_manifest
-from kielo.plan.resolved import Resolved
 from kielo.recipe.errors import KieloError
+from kielo.resolve.resolved import Resolved
 
 RECORD_NAME = "tokens_verified.json"
 SUFFIXES = (".bin", ".idx")

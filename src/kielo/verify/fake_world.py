@@ -10,8 +10,8 @@ import torch.distributed as dist
 from kielo.parallel.mesh import Mesh
 from kielo.parallel.torch_pipelining import without_peers
 from kielo.parallel.world import World
-from kielo.plan.ranks import AXES
 from kielo.recipe.errors import KieloError
+from kielo.resolve.ranks import AXES
 from kielo.verify.torch_fakes import check_version, end_fake_group, start_fake_group
 
 

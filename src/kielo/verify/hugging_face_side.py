@@ -27,7 +27,7 @@ from kielo.verify.settings import dtype_names, optimiser_settings, rope_settings
 from kielo.verify.trace import Trace, trace_forward
 
 if TYPE_CHECKING:
-    from kielo.plan.resolved import Identity
+    from kielo.resolve.resolved import Identity
 
 # What transformers' Trainer leaves without weight decay.
 _NOT_DECAYED = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]

@@ -34,7 +34,7 @@ from kielo.verify.settings import dtype_names, optimiser_settings, rope_settings
 from kielo.verify.trace import Trace, trace_forward
 
 if TYPE_CHECKING:
-    from kielo.plan.resolved import Identity, Placement
+    from kielo.resolve.resolved import Identity, Placement
 
 
 @contextmanager

@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 from itertools import combinations
 from typing import Any
 
-from kielo.plan.stages import SCHEDULES
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout
+from kielo.resolve.stages import SCHEDULES
 
 INNER_AXES = ("replicate", "shard", "context", "tensor")
 AXES = ("pipeline", *INNER_AXES)

@@ -32,8 +32,8 @@ from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import Mesh, build_mesh, data_rank, data_ranks
 from kielo.parallel.norm import clip_gradients
 from kielo.parallel.world import World, end_world, start_world
-from kielo.plan.stages import layers_of_stages
 from kielo.recipe.sections import Recipe
+from kielo.resolve.stages import layers_of_stages
 from kielo.train.feed import Feed
 from kielo.train.forward_backward import forward_backward_of
 from kielo.train.optimiser import build_optimiser
@@ -226,7 +226,7 @@ def _feed(of: Subject, case: Case, steps: int, world: World, mesh: Mesh) -> Feed
 
 
 def _placement(recipe: Recipe, case: Case) -> SimpleNamespace:
-    """What laying out reads of a `plan.resolved.Placement`."""
+    """What laying out reads of a `resolve.resolved.Placement`."""
     layers = layers_of_stages(subject(recipe, case.switches).model, LENGTH, case.section)
     section = case.section.model_dump() | {"pipeline_layers": layers}
     return SimpleNamespace(**section, start_timeout_seconds=recipe.train.start_timeout_seconds)

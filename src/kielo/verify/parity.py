@@ -23,7 +23,7 @@ from kielo.verify.settings import differing
 from kielo.verify.trace import first_parting, largest_difference
 
 if TYPE_CHECKING:
-    from kielo.plan.resolved import Identity, Phase, Placement, Resolved
+    from kielo.resolve.resolved import Identity, Phase, Placement, Resolved
 
 KIND, VERSION = "parity", 2
 CERTIFICATE_NAME = "parity.json"

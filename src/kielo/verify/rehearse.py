@@ -21,12 +21,12 @@ from kielo.parallel.materialise import local, materialise
 from kielo.parallel.mesh import Mesh, build_mesh
 from kielo.parallel.norm import clip_gradients
 from kielo.parallel.world import World
-from kielo.plan.bytes import StateBytes, state_bytes
-from kielo.plan.ranks import AXES, coordinates
-from kielo.plan.resolved import PhasePlacement, Resolved
-from kielo.plan.stages import layer_numbers, micro_batch_complaint, stages_of_rank
 from kielo.recipe.cards import accelerator, accelerators
 from kielo.recipe.errors import KieloError
+from kielo.resolve.ranks import AXES, coordinates
+from kielo.resolve.resolved import PhasePlacement, Resolved
+from kielo.resolve.stages import layer_numbers, micro_batch_complaint, stages_of_rank
+from kielo.resolve.state_bytes import StateBytes, state_bytes
 from kielo.train.build import laid_out
 from kielo.train.feed import MicroBatch, StepBatch
 from kielo.train.forward_backward import forward_backward_of

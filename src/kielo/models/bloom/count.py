@@ -3,7 +3,12 @@
 from collections.abc import Iterable
 
 from kielo.models import decoder_count
-from kielo.models.decoder_count import attention_parameters, embedding_parameters, plain_mlp_parameters
+from kielo.models.decoder_count import (
+    LayerParts,
+    attention_parameters,
+    embedding_parameters,
+    plain_mlp_parameters,
+)
 from kielo.recipe.sections import Model
 
 TANH_GELUS = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
@@ -11,7 +16,7 @@ TANH_GELUS = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 
 def check(config: Model) -> None:
     """KieloError naming every key that is missing or does not fit the others."""
-    decoder_count.check(config, is_rotary=False, others=_complaints(config))
+    decoder_count.check(config, layer_parts(config), others=_complaints(config))
 
 
 def _complaints(config: Model) -> Iterable[str]:
@@ -24,6 +29,10 @@ def _complaints(config: Model) -> Iterable[str]:
         )
     if config.hidden_act not in (None, *TANH_GELUS):
         yield f"model.hidden_act = {config.hidden_act!r}: a bloom has {' or '.join(TANH_GELUS)}, which are the same"
+
+
+def layer_parts(config: Model) -> LayerParts:
+    return LayerParts(mlp_matrices=2, norm="layer", is_rotary=False)
 
 
 def layer_parameters(config: Model) -> int:

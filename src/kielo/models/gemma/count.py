@@ -3,13 +3,20 @@
 from collections.abc import Iterable
 
 from kielo.models import decoder_count
-from kielo.models.decoder_count import attention_parameters, embedding_parameters, gated_mlp_parameters
+from kielo.models.decoder_count import (
+    LayerParts,
+    attention_parameters,
+    embedding_parameters,
+    gated_mlp_parameters,
+)
 from kielo.recipe.sections import Model
 
 
 def check(config: Model) -> None:
     """KieloError naming every key that is missing or does not fit the others."""
-    decoder_count.check(config, others=_complaints(config))
+    own = "rope_local_base_freq" if config.model_type == "gemma3_text" else "attn_logit_softcapping"
+    reads = ("query_pre_attn_scalar", "final_logit_softcapping", own)
+    decoder_count.check(config, layer_parts(config), reads, _complaints(config))
 
 
 def _complaints(config: Model) -> Iterable[str]:
@@ -27,6 +34,10 @@ def _complaints(config: Model) -> Iterable[str]:
 def has_head_norms(config: Model) -> bool:
     """Gemma 3 norms the queries and keys of each head, where Gemma 2 caps their scores."""
     return config.model_type == "gemma3_text"
+
+
+def layer_parts(config: Model) -> LayerParts:
+    return LayerParts(mlp_matrices=3, norm="rms_fp32", norms=4, has_head_norms=has_head_norms(config))
 
 
 def layer_parameters(config: Model) -> int:

@@ -2,6 +2,7 @@
 
 from kielo.models import decoder_count
 from kielo.models.decoder_count import (
+    LayerParts,
     attention_parameters,
     embedding_parameters,
     only,
@@ -14,7 +15,11 @@ from kielo.recipe.sections import Model
 def check(config: Model) -> None:
     """KieloError naming every key that is missing or does not fit the others."""
     fixed = only(config, attention_bias=True, mlp_bias=True, rope_scaling=None)
-    decoder_count.check(config, is_rotary=False, others=[*only_all_heads(config), *fixed])
+    decoder_count.check(config, layer_parts(config), others=[*only_all_heads(config), *fixed])
+
+
+def layer_parts(config: Model) -> LayerParts:
+    return LayerParts(mlp_matrices=2, norm="layer", is_rotary=False)
 
 
 def layer_parameters(config: Model) -> int:

@@ -3,13 +3,19 @@
 from collections.abc import Iterable
 
 from kielo.models import decoder_count
-from kielo.models.decoder_count import attention_parameters, embedding_parameters, plain_mlp_parameters
+from kielo.models.decoder_count import (
+    LayerParts,
+    attention_parameters,
+    embedding_parameters,
+    plain_mlp_parameters,
+)
 from kielo.recipe.sections import Model
 
 
 def check(config: Model) -> None:
     """KieloError naming every key that is missing or does not fit the others."""
-    decoder_count.check(config, others=_complaints(config))
+    reads = ("rotary_pct", "use_parallel_residual")
+    decoder_count.check(config, layer_parts(config), reads, _complaints(config))
 
 
 def _complaints(config: Model) -> Iterable[str]:
@@ -25,6 +31,10 @@ def _complaints(config: Model) -> Iterable[str]:
 def rotary_size(config: Model) -> int:
     """How many numbers of each head are turned by its position: the first ones."""
     return int(config.head_dim * config.rotary_pct)
+
+
+def layer_parts(config: Model) -> LayerParts:
+    return LayerParts(mlp_matrices=2, norm="layer")
 
 
 def layer_parameters(config: Model) -> int:

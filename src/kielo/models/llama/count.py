@@ -4,13 +4,19 @@ The one home of the model FLOPs that the meter and the planner report.
 """
 
 from kielo.models import decoder_count
-from kielo.models.decoder_count import attention_parameters, embedding_parameters, gated_mlp_parameters, only
+from kielo.models.decoder_count import (
+    LayerParts,
+    attention_parameters,
+    embedding_parameters,
+    gated_mlp_parameters,
+    only,
+)
 from kielo.recipe.sections import Model
 
 
 def check(config: Model) -> None:
     """KieloError naming every key that is missing or does not fit the others."""
-    decoder_count.check(config, others=only(config, hidden_act="silu"))
+    decoder_count.check(config, layer_parts(config), others=only(config, hidden_act="silu"))
 
 
 def has_head_norms(config: Model) -> bool:
@@ -22,6 +28,10 @@ def attention_biases(config: Model) -> tuple[bool, bool]:
     """(of queries, keys and values; of the output): Qwen2 has the first without the second."""
     is_qwen2 = config.model_type == "qwen2"
     return bool(config.attention_bias) or is_qwen2, bool(config.attention_bias) and not is_qwen2
+
+
+def layer_parts(config: Model) -> LayerParts:
+    return LayerParts(mlp_matrices=3, norm="rms", has_head_norms=has_head_norms(config))
 
 
 def layer_parameters(config: Model) -> int:

@@ -3,13 +3,18 @@
 from collections.abc import Iterable
 
 from kielo.models import decoder_count
-from kielo.models.decoder_count import attention_parameters, embedding_parameters, gated_mlp_parameters
+from kielo.models.decoder_count import (
+    LayerParts,
+    attention_parameters,
+    embedding_parameters,
+    gated_mlp_parameters,
+)
 from kielo.recipe.sections import Model
 
 
 def check(config: Model) -> None:
     """KieloError naming every key that is missing or does not fit the others."""
-    decoder_count.check(config, others=_complaints(config))
+    decoder_count.check(config, layer_parts(config), others=_complaints(config))
 
 
 def _complaints(config: Model) -> Iterable[str]:
@@ -18,6 +23,10 @@ def _complaints(config: Model) -> Iterable[str]:
         for key in ("sliding_window", "layer_types"):
             if getattr(config, key) is not None:
                 yield f"model.{key} is set: an olmo2 model has no windows, an olmo3 model has"
+
+
+def layer_parts(config: Model) -> LayerParts:
+    return LayerParts(mlp_matrices=3, norm="rms", has_head_norms=True)
 
 
 def layer_parameters(config: Model) -> int:

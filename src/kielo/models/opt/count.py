@@ -6,10 +6,10 @@ As of a GPT-2, but for the two rows of the position table that no token ever loo
 from kielo.models import decoder_count
 from kielo.models.decoder_count import only, only_all_heads
 from kielo.models.gpt2 import count as gpt2
-from kielo.models.gpt2.count import flops_per_token, parameters_without_embedding
+from kielo.models.gpt2.count import flops_per_token, layer_parts, parameters_without_embedding
 from kielo.recipe.sections import Model
 
-__all__ = ["FIRST_POSITION", "check", "flops_per_token", "parameters", "parameters_without_embedding"]
+__all__ = ["FIRST_POSITION", "check", "flops_per_token", "layer_parts", "parameters", "parameters_without_embedding"]
 
 FIRST_POSITION = 2  # row of the position table that position 0 looks up
 EPSILON = 1e-5  # of every norm: transformers has no key for it
@@ -18,7 +18,7 @@ EPSILON = 1e-5  # of every norm: transformers has no key for it
 def check(config: Model) -> None:
     """KieloError naming every key that is missing or does not fit the others."""
     fixed = only(config, layer_norm_epsilon=EPSILON, mlp_bias=config.attention_bias, rope_scaling=None)
-    decoder_count.check(config, is_rotary=False, others=[*only_all_heads(config), *fixed])
+    decoder_count.check(config, layer_parts(config), others=[*only_all_heads(config), *fixed])
 
 
 def parameters(config: Model) -> int:

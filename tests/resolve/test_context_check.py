@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kielo.plan.context_check import check_context
 from kielo.recipe.sections import Model
+from kielo.resolve.context_check import check_context
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import torch
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from kielo.parallel.torch_pipelining import _CLASSES
-from kielo.plan.layout_check import layout_complaints
-from kielo.plan.stages import (
+from kielo.recipe.sections import Layout, Model
+from kielo.resolve.layout_check import layout_complaints
+from kielo.resolve.stages import (
     SCHEDULES,
     layer_numbers,
     layers_of_stages,
@@ -21,7 +22,6 @@ from kielo.plan.stages import (
     stage_complaints,
     stages_of_rank,
 )
-from kielo.recipe.sections import Layout, Model
 
 MODEL = Model(
     hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=4, head_dim=64,

@@ -3,8 +3,8 @@
 import pytest
 
 from kielo.models import families
-from kielo.plan.fp8_check import fp8_complaints, is_kept, layer_matrices
 from kielo.recipe.sections import Fp8, Layout, Model
+from kielo.resolve.fp8_check import fp8_complaints, is_kept, layer_matrices
 
 MODEL = Model(
     hidden_size=2048, intermediate_size=5632, num_hidden_layers=4, num_attention_heads=16, num_key_value_heads=4,

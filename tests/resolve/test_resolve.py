@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
 from kielo.artifact.manifest import hash_manifest, write_stage
-from kielo.plan.resolve import consent, num_sequences, resolve
-from kielo.plan.resolved import identity_hash, read, write
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
+from kielo.resolve.resolve import consent, num_sequences, resolve
+from kielo.resolve.resolved import identity_hash, read, write
 
 VOCABULARY = 300
 

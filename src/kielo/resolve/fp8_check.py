@@ -1,10 +1,11 @@
-"""Which models can be multiplied in FP8, and which of their matrices are: arithmetic on the recipe, torch-free."""
+"""Which models and devices can multiply in FP8, and which matrices are: arithmetic on the recipe, torch-free."""
 
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 
 from kielo.models import families
 from kielo.models.parameter_shapes import layout_word
+from kielo.recipe.cards import Accelerator
 from kielo.recipe.sections import Fp8, Layout, Model
 
 MULTIPLE = 16  # both dims of a weight, on each rank: torch._scaled_mm takes no others
@@ -32,6 +33,16 @@ def fp8_complaints(model: Model, layout: Layout, fp8: Fp8) -> list[str]:
     if not fp8.emulate:
         complaints += _size_complaints(model, layout.tensor, {name.rpartition(".")[2] for name in in_fp8})
     return complaints
+
+
+def without_fp8(card: Accelerator) -> str | None:
+    """The complaint about a device that multiplies nothing in 8 bits, or None."""
+    if card.peak_tflops.get("fp8"):
+        return None
+    return (
+        f'train.precision = "fp8" on {card.name}: its card has no fp8 peak, so its products would gain nothing; what would '
+        'work: train.precision = "bf16", or devices that have FP8 (NVIDIA from H100 on, AMD from MI300X on)'
+    )
 
 
 def layer_matrices(model: Model) -> list[str]:

@@ -10,9 +10,10 @@ from fractions import Fraction
 
 from kielo.dataset.order import Order, OrderSource
 from kielo.dataset.order import Phase as OrderPhase
-from kielo.plan.resolved import Phase, RateStretch
+from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.phases import FullPhase
 from kielo.recipe.sections import BatchRamp
+from kielo.resolve.resolved import Phase, RateStretch
 
 
 def ramp_steps(ramp: BatchRamp, tokens_per_step: int) -> list[tuple[int, int]]:
@@ -77,11 +78,10 @@ def plan_learning_rates(asked: Sequence[FullPhase], phases: Sequence[Phase]) -> 
         unit = math.gcd(*(phase.tokens_per_step for phase in inside))
         rate = begin.learning_rate
         warmup = round(rate.warmup_share * (tokens // unit)) * unit
-        # For wsd its share; cosine and linear decay from the end of the warm-up on.
-        decay = round(rate.decay_share * (tokens // unit)) * unit if rate.schedule == "wsd" else tokens
+        decay = LEARNING_RATE_SCHEDULES[rate.schedule].decay_tokens(rate.decay_share, tokens, warmup, unit)
         stretches.append(RateStretch(
             first_token=first_token, tokens=tokens, peak=rate.peak, final=rate.peak * rate.final_ratio,
-            schedule=rate.schedule, warmup_tokens=warmup, decay_tokens=min(decay, tokens - warmup),
+            schedule=rate.schedule, warmup_tokens=warmup, decay_tokens=decay,
         ))  # fmt: skip
         first_token += tokens
     return tuple(stretches)

@@ -6,9 +6,9 @@ A complaint is about a layout that cannot run and names the numbers that can. Ad
 import math
 from collections.abc import Iterator
 
-from kielo.plan.context_check import check_context
-from kielo.plan.stages import stage_complaints
 from kielo.recipe.sections import Layout, Model
+from kielo.resolve.context_check import check_context
+from kielo.resolve.stages import stage_complaints
 
 
 def layout_complaints(

@@ -16,18 +16,17 @@ from kielo.artifact.weights_folder import pinned, resolve_weights
 from kielo.dataset.batches import packed_manifest
 from kielo.dataset.provenance import check_recipe, check_tokenizer
 from kielo.models.families import complete, module, read_hf_config
-from kielo.plan.fp8_check import fp8_complaints
-from kielo.plan.layout_check import fails_compiled, layout_complaints
-from kielo.plan.optimiser_check import optimiser_complaints
-from kielo.plan.phases import epochs, merged, plan_learning_rates, plan_phases
-from kielo.plan.precision import without_fp8
-from kielo.plan.resolved import Identity, Phase, PhasePlacement, Placement, Resolved
-from kielo.plan.stages import layers_of_stages, micro_batch_complaint, num_stages
 from kielo.recipe.cards import Accelerator, accelerator_of_device, accelerators, cluster
 from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import FullPhase, full_phases, longest_sequence_length
 from kielo.recipe.sections import Checkpoint, Layout, Model, Recipe
+from kielo.resolve.fp8_check import fp8_complaints, without_fp8
+from kielo.resolve.layout_check import fails_compiled, layout_complaints
+from kielo.resolve.optimiser_check import optimiser_complaints
+from kielo.resolve.phases import epochs, merged, plan_learning_rates, plan_phases
+from kielo.resolve.resolved import Identity, Phase, PhasePlacement, Placement, Resolved
+from kielo.resolve.stages import layers_of_stages, micro_batch_complaint, num_stages
 from kielo.tokenizer.load import end_of_text_id, load_tokenizer, tokenizer_hash, vocabulary_size
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kielo.plan.layout_check import layout_complaints, shape_advice
 from kielo.recipe.sections import Layout, Model
+from kielo.resolve.layout_check import layout_complaints, shape_advice
 
 MODEL = Model(
     hidden_size=2048, intermediate_size=5632, num_attention_heads=12, num_key_value_heads=4, head_dim=128,

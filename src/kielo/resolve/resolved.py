@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from kielo.artifact.manifest import hash_json, write_text_atomically
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Fp8, Model, Precision
+from kielo.recipe.sections import Fp8, Model, Precision, ScheduleName
 
 _HEADER = "# Written by kielo from the recipe and the machine; edit the recipe instead.\n"
 
@@ -47,14 +47,14 @@ class Phase(_Frozen):
 
 class RateStretch(_Frozen):
     """Learning rates over `tokens` tokens after the first `first_token` of the run: from the rate before it (0 at the
-    start) to `peak` in `warmup_tokens`, then down to `final`; `decay_tokens` of the end are wsd's decay.
+    start) to `peak` in `warmup_tokens`, then down to `final`; `decay_tokens` of the end are the schedule's decay.
     """
 
     first_token: int
     tokens: PositiveInt
     peak: float
     final: float
-    schedule: Literal["cosine", "linear", "wsd"]
+    schedule: ScheduleName
     warmup_tokens: int
     decay_tokens: int
 
@@ -207,7 +207,7 @@ def read(path: Path | str) -> Resolved:
     try:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise KieloError(f"{path}: cannot be read ({error.strerror}); `kielo plan RECIPE --resolve` writes it") from None
+        raise KieloError(f"{path}: cannot be read ({error.strerror}); `kielo plan resolve RECIPE` writes it") from None
     except ValueError as error:
         raise KieloError(f"{path}: not valid TOML ({error}); delete it, `kielo train` writes it again") from None
     try:

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kielo.plan.phases import first_difference, merged, ramp_steps
-from kielo.plan.resolve import resolve
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import BatchRamp
-from tests.plan.test_resolve import finish_pack, finish_tokenizer, recipe, refusal
+from kielo.resolve.phases import first_difference, merged, ramp_steps
+from kielo.resolve.resolve import resolve
+from tests.resolve.test_resolve import finish_pack, finish_tokenizer, recipe, refusal
 
 RECIPE = """
 name = "small"

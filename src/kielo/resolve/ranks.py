@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kielo.plan.resolved import Placement
+    from kielo.resolve.resolved import Placement
 
 AXES = ("pipeline", "replicate", "shard", "context", "tensor", "expert")
 

@@ -1,0 +1,67 @@
+"""The fit of all constants of `kielo/plan/efficiency.py` to published runs, and the spread of what it had not seen; no torch.
+
+The method is that of `kielo/plan/fit.py`. Every family weighs the same, whatever its rows.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kielo.plan.efficiency import CONSTANTS, Efficiency, members
+from kielo.plan.fit import drawn_to_prior
+from kielo.plan.interval import SHARE
+from kielo.plan.step_time import step_seconds
+from kielo.plan.workload import Workload
+
+Column = np.ndarray
+_NOISE = 0.04  # of a family's figure: what the prior's spread is weighed against
+
+
+def fit(
+    work: Workload, seconds: Column, families: list[str], start: Efficiency | None = None, rounds: int = 25
+) -> Efficiency:
+    """Constants that predict `seconds` [n] of `work`; `families` [n] names each row's group."""
+    target = np.log(seconds)
+
+    def errors(parameters: Column) -> Column:
+        return np.log(step_seconds(work, _unflat(parameters)).total) - target
+
+    mean, weights = _flat(Efficiency.start()), family_weights(families) / _NOISE
+    return _unflat(drawn_to_prior(errors, weights, mean, _spreads(), _flat(start) if start else mean, rounds))
+
+
+def spread(log_errors: Column, families: Sequence[str]) -> dict[str, float]:
+    """The card's [interval]: quantiles of the logarithm of measured by predicted seconds, of families that the fit had not
+    seen, each family weighing as in the fit.
+    """
+    order = np.argsort(log_errors)
+    weights = family_weights(list(families))[order] ** 2
+    reached = (np.cumsum(weights) - weights / 2) / weights.sum()
+    tail = (1 - SHARE) / 2
+    return {
+        "lower": float(np.interp(tail, reached, log_errors[order])),
+        "upper": float(np.interp(1 - tail, reached, log_errors[order])),
+    }
+
+
+def family_weights(families: list[str]) -> Column:
+    """Square roots of weights: a family's sum to a figure that grows slowly with its rows (their fourth root)."""
+    counts = {family: families.count(family) for family in set(families)}
+    return np.array([(counts[family] ** 0.25 / counts[family]) ** 0.5 for family in families])
+
+
+def _flat(efficiency: Efficiency) -> Column:
+    return np.log(np.concatenate([efficiency.values[name] for name in CONSTANTS]))
+
+
+def _unflat(parameters: Column) -> Efficiency:
+    values, at = {}, 0
+    for name in CONSTANTS:
+        count = len(members(name))
+        values[name] = np.exp(parameters[at : at + count])
+        at += count
+    return Efficiency(values)
+
+
+def _spreads() -> Column:
+    return np.concatenate([np.full(len(members(name)), constant.spread) for name, constant in CONSTANTS.items()])

@@ -1,0 +1,61 @@
+"""Parsers of verbs: each reads its flags when it is asked for, so that `kielo --help` imports no room."""
+
+import argparse
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_RECIPE_HELP = "path of a recipe, or the name of a shipped one (see `kielo recipes`)"
+
+
+class VerbParser(argparse.ArgumentParser):
+    """The parser of one verb. `handler` is "module:function" below kielo.cli.
+
+    Its flags are declared beside the handler, by a function of its name and "_flags", which takes this parser.
+    """
+
+    def __init__(self, *, handler: str, **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        self.set_defaults(handler=handler)
+        self._handler = handler
+        self._first_words: dict[str, VerbParser] = {}
+
+    def may_begin_with(self, words: Mapping[str, tuple[str, str]]) -> None:
+        """Let the verb's first argument be one of these words, each with a parser of its own: word → (handler, summary).
+
+        An argument that is spelled like one is given as a path: `kielo plan ./compare`.
+        """
+        width = max(map(len, words))
+        listed = "\n".join(f"{word:{width}}  {summary}" for word, (_, summary) in words.items())
+        self.add_argument_group(f"words that may come first (see {self.prog} WORD --help)", listed)
+        for word, (handler, summary) in words.items():
+            self._first_words[word] = VerbParser(handler=handler, prog=f"{self.prog} {word}", description=_sentence(summary))
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        module, function = self._handler.split(":")
+        getattr(importlib.import_module("kielo.cli." + module), function + "_flags")(self)
+        if args and args[0] in self._first_words:
+            return self._first_words[args[0]].parse_known_args(args[1:], namespace)
+        return super().parse_known_args(args, namespace)
+
+
+def add_verb(group: Any, name: str, handler: str, summary: str) -> None:
+    """A verb, or a word below one. `group` is what `add_subparsers(parser_class=VerbParser)` gave."""
+    group.add_parser(name, handler=handler, help=summary, description=_sentence(summary))
+
+
+def _sentence(summary: str) -> str:
+    return summary[0].upper() + summary[1:] + ("" if summary.endswith("?") else ".")
+
+
+def examples(parser: argparse.ArgumentParser, *commands: str) -> None:
+    """Shown at the end of `--help`."""
+    parser.epilog = "example: " + "\n         ".join(commands)
+
+
+def takes_recipe(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
+    parser.add_argument("recipe", metavar="RECIPE", help=_RECIPE_HELP, nargs=nargs)
+    parser.add_argument(
+        "--set", dest="sets", action="append", default=[], metavar="KEY=VALUE",
+        help="change one value, e.g. --set train.tokens=1000000 (may be given often)",
+    )

@@ -1,0 +1,46 @@
+"""The schedules of the learning rate, in one table: the shape after the warm-up, and whether `decay_share` is a part of it."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class LearningRateSchedule(NamedTuple):
+    """height: (tokens since the warm-up, tokens from there to the end, tokens of the decay), in any one unit → the rate
+    above the final one by that of the peak, from 1 down to 0.
+
+    has_decay_share: does only the end decay, for `decay_share` of the tokens? Without, all after the warm-up is decay.
+    """
+
+    height: Callable[[int, int, int], float]
+    has_decay_share: bool
+
+    def decay_tokens(self, decay_share: float, tokens: int, warmup_tokens: int, unit: int) -> int:
+        """Of a stretch of `tokens`; all are whole multiples of `unit`. The warm-up has precedence."""
+        decay = round(decay_share * (tokens // unit)) * unit if self.has_decay_share else tokens
+        return min(decay, tokens - warmup_tokens)
+
+
+def _cosine(after_warmup: int, rest: int, decay: int) -> float:
+    return 0.5 * (1.0 + math.cos(math.pi * after_warmup / rest))
+
+
+def _linear(after_warmup: int, rest: int, decay: int) -> float:
+    return 1.0 - after_warmup / rest
+
+
+def _stable_then_linear(after_warmup: int, rest: int, decay: int) -> float:
+    decay = min(decay, rest)
+    if decay == 0:
+        return 1.0
+    return min(1.0, (rest - after_warmup) / decay)
+
+
+LEARNING_RATE_SCHEDULES = {
+    # Half a cosine from the peak to the final rate at the end (Loshchilov and Hutter 2017).
+    "cosine": LearningRateSchedule(_cosine, has_decay_share=False),
+    # A straight line from the peak to the final rate at the end.
+    "linear": LearningRateSchedule(_linear, has_decay_share=False),
+    # Warm-up, stable, decay (Hu et al. 2024): the peak, then a straight line to the final rate over the decay.
+    "wsd": LearningRateSchedule(_stable_then_linear, has_decay_share=True),
+}
