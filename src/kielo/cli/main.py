@@ -56,31 +56,31 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     open_standard_streams()
+    options = argparse.Namespace(verb=None)
     with lasting_output() as output:
-        try:
-            options = _parser().parse_args(arguments)
-            code = _call(options)
-        except SystemExit as usage:  # argparse has said what there is to say
-            options, code = None, usage.code
+        code = _call(arguments, options)
         output.flush()
         if output.failure is None or isinstance(output.failure, BrokenPipeError):  # `kielo show … | head`
             return code
         _say(f"the output could not be written ({output.failure})")
-        is_work = options is not None and options.verb in _WORKS_ON
-        return code if is_work else code or 1
+        return code if options.verb in _WORKS_ON else code or 1
 
 
-def _call(options: argparse.Namespace) -> int:
-    """Exit code of the verb, whose every exception ends here in a message."""
-    if options.version:
-        print(__version__)
-        return 0
-    if options.verb is None:
-        _parser().print_help()
-        return 2
-    module, function = options.handler.split(":")
+def _call(arguments: Sequence[str] | None, options: argparse.Namespace) -> int:
+    """Parse into `options` and call the verb: its exit code. Every exception ends here in a message."""
     try:
+        parser = _parser()
+        parser.parse_args(arguments, options)
+        if options.version:
+            print(__version__)
+            return 0
+        if options.verb is None:
+            parser.print_help()
+            return 2
+        module, function = options.handler.split(":")
         return getattr(importlib.import_module("kielo.cli." + module), function)(options) or 0
+    except SystemExit as usage:  # argparse has said what there is to say
+        return usage.code
     except KeyboardInterrupt:
         _say("interrupted; what was finished stays, the same command goes on from there")
         return INTERRUPTED
