@@ -51,7 +51,7 @@ def describe_odd(odd: list[tuple[int, bytes]]) -> str:
 
 def _row(line: bytes) -> dict[str, Any] | None:
     try:
-        row = json.loads(line)
+        row = json.loads(line.decode("utf-8"))  # of bytes json would guess the encoding
     except (ValueError, RecursionError):
         return None
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):

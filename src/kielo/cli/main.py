@@ -1,16 +1,24 @@
 """The words: parse, then call one verb. A room is imported only when its verb is used, so `--help` stays quick.
 
-Exit codes: 0 done, 1 failed with a message that says what would work, 2 usage, 75 stopped on purpose (requeue).
+Exit codes: 0 done, 1 failed with a message that says what would work, 2 usage, 75 stopped on purpose (requeue), 130
+interrupted. With KIELO_TRACEBACK=1 in the environment a failure shows its traceback as well.
 """
 
 import argparse
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
+
+from kielo import __version__
+from kielo.cli.failure import report_unexpected, sentence
+from kielo.cli.terminal import lasting_output, open_standard_streams
+from kielo.train.signals import INTERRUPTED
 
 STAGES = ("corpus", "tokenizer", "pack", "train", "verify", "evaluate", "export", "report")
 REQUEUE = 75
+_WORKS_ON = ("run", "train")  # their exit code is that of the work, whatever becomes of the output
 
 _RECIPE_HELP = "path of a recipe, or the name of a shipped one (see `kielo recipes`)"
 
@@ -192,32 +200,41 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.version:
-        from kielo import __version__
+    open_standard_streams()
+    with lasting_output() as output:
+        try:
+            options = _parser().parse_args(arguments)
+            code = _call(options)
+        except SystemExit as usage:  # argparse has said what there is to say
+            options, code = None, usage.code
+        output.flush()
+        if output.failure is None or isinstance(output.failure, BrokenPipeError):  # `kielo show … | head`
+            return code
+        _say(f"the output could not be written ({output.failure})")
+        is_work = options is not None and options.verb in _WORKS_ON
+        return code if is_work else code or 1
 
+
+def _call(options: argparse.Namespace) -> int:
+    """Exit code of the verb, whose every exception ends here in a message."""
+    if options.version:
         print(__version__)
         return 0
     if options.verb is None:
-        parser.print_help()
+        _parser().print_help()
         return 2
     module, function = options.handler.split(":")
-    from kielo.recipe.errors import KieloError
-
     try:
         return getattr(importlib.import_module("kielo.cli." + module), function)(options) or 0
-    except KieloError as error:
-        print(f"kielo: {error}", file=sys.stderr)
-        return 1
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("torch", "transformers", "accelerate", "safetensors", "tensorboard"):
-            raise
-        print(f"kielo: this verb needs {error.name}; install it with: pip install 'kielo[train]'", file=sys.stderr)
-        return 1
-    except BrokenPipeError:  # `kielo show … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except KeyboardInterrupt:
-        print("kielo: interrupted; what was finished stays, the same command goes on from there", file=sys.stderr)
-        return 130
+        _say("interrupted; what was finished stays, the same command goes on from there")
+        return INTERRUPTED
+    except Exception as error:
+        if os.environ.get("KIELO_TRACEBACK"):
+            traceback.print_exc()
+        _say(sentence(error) or report_unexpected(error))
+        return 1
+
+
+def _say(message: str) -> None:
+    print(f"kielo: {message}", file=sys.stderr, flush=True)

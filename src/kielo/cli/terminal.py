@@ -1,10 +1,40 @@
-"""How a verb speaks: a table for people, JSON for machines."""
+"""How a verb speaks: a table for people, JSON for machines, to whatever stdout and stderr are."""
 
 import json
+import os
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from io import TextIOWrapper
 from typing import Any
+
+from kielo.train.lasting_stream import LastingStream
+
+
+def open_standard_streams() -> None:
+    """Where stdin, stdout or stderr is closed, let it lead nowhere: else the next file that is opened takes its number, and
+    gets what libraries print.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
+@contextmanager
+def lasting_output() -> Iterator[LastingStream]:
+    """While it lasts, stdout and stderr raise nothing, whatever becomes of them, and write characters that their encoding lacks
+    as \\u and \\x. Yields stdout, which knows whether it failed.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    output = LastingStream(sys.stdout)
+    with redirect_stdout(output), redirect_stderr(LastingStream(sys.stderr)):
+        yield output
 
 
 def keep_stdout_for_json(is_json: bool) -> AbstractContextManager:
@@ -13,7 +43,8 @@ def keep_stdout_for_json(is_json: bool) -> AbstractContextManager:
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(value, ensure_ascii=False, indent=1, default=str))
+    is_unicode = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    print(json.dumps(value, ensure_ascii=not is_unicode, indent=1, default=str))
 
 
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

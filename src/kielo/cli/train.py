@@ -39,9 +39,14 @@ def train(options: argparse.Namespace) -> int:
         print_json(outcome)
     elif outcome["exit_code"] not in (0, REQUEUE):
         print(f"kielo: training failed: {outcome['message']}", file=sys.stderr)
-    elif outcome["message"] and os.environ.get("RANK", "0") == "0" and ranks == 1:  # of several ranks the first has said it
+    elif outcome["message"] and not _is_told(outcome, ranks):
         print(outcome["message"])
     return outcome["exit_code"]
+
+
+def _is_told(outcome: dict[str, Any], ranks: int) -> bool:
+    """Of several ranks the first one tells; one that wrote no outcome, with its step, has told nothing."""
+    return os.environ.get("RANK", "0") != "0" or (ranks > 1 and "step" in outcome)
 
 
 def is_rank() -> bool:

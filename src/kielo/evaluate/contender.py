@@ -94,10 +94,11 @@ def load_hugging_face(folder: Path, sequence_length: int | None = None) -> Conte
     end_id = end_of_text_id(tokenizer)
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise KieloError(
-            f"{folder}: not a causal language model that transformers can load ({error})"
-        ) from error
+    except Exception as error:  # files that are cut or garbled raise what their reader raises: no two raise the same
+        if isinstance(error, ModuleNotFoundError):
+            raise
+        why = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise KieloError(f"{folder}: not a causal language model that transformers can load ({why[:300]})") from error
     model = model.to(device).eval()
     start_id = model.config.bos_token_id
     longest = getattr(model.config, "max_position_embeddings", None) or 2048

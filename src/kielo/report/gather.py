@@ -4,7 +4,6 @@ Run folder (manifests, funnel.json, measure.json, metrics.jsonl, parity.json, sc
 A stage that has not run yet is None in the dict: the page says so instead of failing.
 """
 
-import json
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 from kielo.artifact.manifest import Manifest, read_manifest
 from kielo.artifact.metrics import read_metrics
-from kielo.recipe.errors import KieloError
+from kielo.artifact.stage_json import read_stage_json
 from kielo.recipe.sections import Recipe
 
 # Stage, in the order of a run -> its folder.
@@ -40,12 +39,12 @@ def gather(run_folder: Path, recipe: Recipe, stages: dict[str, dict[str, Any]]) 
         "stages": stages,
         "stage_rows": _stage_rows(manifests, stages),
         "corpus": manifests["corpus"].counts if manifests["corpus"] else None,
-        "funnel": _read_json(run_folder / "corpus" / "funnel.json"),
-        "tokenizer": _read_json(run_folder / "tokenizer" / "measure.json"),
+        "funnel": read_stage_json(run_folder / "corpus", "funnel.json"),
+        "tokenizer": read_stage_json(run_folder / "tokenizer", "measure.json"),
         "tokens": manifests["pack"].counts if manifests["pack"] else None,
         "training": _training(run_folder / "train", manifests["train"]),
-        "parity": _parity(_read_json(run_folder / "verify" / "parity.json")),
-        "scores": _read_json(run_folder / "evaluate" / "scores.json"),
+        "parity": _parity(read_stage_json(run_folder / "verify", "parity.json")),
+        "scores": read_stage_json(run_folder / "evaluate", "scores.json"),
         "export": str(run_folder / "hf") if manifests["export"] else None,
         "export_counts": manifests["export"].counts if manifests["export"] else {},
         "versions": _versions(manifests),
@@ -151,14 +150,3 @@ def _versions(manifests: dict[str, Manifest | None]) -> dict[str, str]:
             if number not in found:
                 found.append(number)
     return {package: ", ".join(numbers) for package, numbers in sorted(seen.items())}
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise KieloError(
-            f"{path}: not valid JSON ({error}); delete its folder and run the stage again"
-        ) from None

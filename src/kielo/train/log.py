@@ -25,6 +25,7 @@ from typing import Any, Protocol, TextIO
 from kielo.artifact.manifest import write_text_atomically
 from kielo.artifact.metrics import describe_odd, split_metrics
 from kielo.recipe.errors import KieloError
+from kielo.train.lasting_stream import LastingStream
 
 logger = logging.getLogger(__name__)
 Row = Mapping[str, Any]
@@ -146,39 +147,6 @@ class TensorBoard:
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
-
-
-class LastingStream:
-    """A stream to a terminal, a pipe or a file that may go away or fill up. Its first failure is kept in `failure`; from then
-    on what is written to it goes nowhere, and nothing is raised: no work ends because nobody can read of it.
-    """
-
-    def __init__(self, stream: TextIO):
-        self._stream = stream
-        self.failure: Exception | None = None
-
-    def write(self, text: str) -> int:
-        return self._try(self._stream.write, text) or len(text)
-
-    def flush(self) -> None:
-        self._try(self._stream.flush)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def _try(self, function: Callable[..., Any], *arguments: str) -> Any:
-        if self.failure is not None:
-            return None
-        try:
-            return function(*arguments)
-        except (OSError, ValueError) as error:  # ValueError: it was closed
-            self.failure = error
-        # What waits in its buffer could not be written at the end either, nor what processes of ours print there.
-        with suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
-            os.close(nowhere)
-        return None
 
 
 class PlainLines:

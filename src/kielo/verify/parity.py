@@ -5,7 +5,6 @@ steps. Data in: a resolved run and perhaps a checkpoint; data out: `parity.json`
 a table of it), which names, where the two differ, the setting or the first layer that does.
 """
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import torch
 from rich.console import Console
 
 from kielo.artifact.manifest import hash_manifest, is_current, write_json_atomically, write_stage
+from kielo.artifact.stage_json import read_stage_json
 from kielo.dataset.batches import Batches
 from kielo.train.feed import Feed, StepBatch
 from kielo.verify.hugging_face_side import HuggingFaceSide
@@ -59,7 +59,7 @@ def verify_parity(
         inputs["checkpoint"] = hash_manifest(checkpoint)
     section = settings | {"identity": resolved.identity.model_dump(mode="json")}
     if is_current(folder, KIND, VERSION, inputs, section):
-        certificate = json.loads((Path(folder) / CERTIFICATE_NAME).read_text(encoding="utf-8"))
+        certificate = read_stage_json(folder, CERTIFICATE_NAME)
         if certificate["passed"]:  # one that failed is looked at again: the cause may have been outside the recipe
             return certificate
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:

@@ -1,0 +1,37 @@
+"""Output that cannot end the work: a terminal, a pipe or a file that may go away or fill up."""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TextIO
+
+
+class LastingStream:
+    """A text stream that raises nothing. Its first failure is kept in `failure`; from then on what is written goes nowhere."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+        self.failure: Exception | None = None
+
+    def write(self, text: str) -> int:
+        return self._try(self._stream.write, text) or len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _try(self, function: Callable[..., Any], *arguments: str) -> Any:
+        if self.failure is not None:
+            return None
+        try:
+            return function(*arguments)
+        except (OSError, ValueError) as error:  # ValueError: it was closed
+            self.failure = error
+        # What waits in its buffer could not be written at the end either, nor what processes of ours print there.
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+        return None
