@@ -386,8 +386,9 @@ def cut_back(workplace: Path) -> Path:
     return folder / "metrics.jsonl"
 
 
-@pytest.mark.parametrize("kind", ODD_ROWS)
-@pytest.mark.parametrize("place", ["in the middle", "at the end"])
+@pytest.mark.parametrize(
+    ("kind", "place"), [*((kind, "in the middle") for kind in ODD_ROWS), ("bytes", "at the end"), ("a note", "at the end")]
+)
 def test_odd_rows_do_not_block_a_run_and_are_kept(kind, place, trained, here, caplog):
     """The run goes on to bitwise the same weights, the lines are moved aside with a warning, and our rows are as before."""
     good, before = weights(trained / "run"), read_metrics(trained / "run" / "train" / "metrics.jsonl")
