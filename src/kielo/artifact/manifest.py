@@ -182,6 +182,17 @@ def write_manifest(
     return manifest
 
 
+def read_json_object(path: Path | str) -> dict[str, Any]:
+    """The object in a JSON file of a run. KieloError naming the file for anything else; FileNotFoundError where there is none."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as problem:
+        raise KieloError(f"{path}: not valid JSON ({problem}); delete its folder and run the stage again") from None
+    if not isinstance(content, dict):
+        raise KieloError(f"{path}: holds {str(content)[:40]!r} and no JSON object; delete its folder and run the stage again")
+    return content
+
+
 def write_json_atomically(path: Path | str, content: Any) -> None:
     """Write JSON aside, then rename: a reader sees the old file or the new one, never a part."""
     write_text_atomically(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from kielo import __version__
 from kielo.artifact.checkpoint_index import CheckpointIndex, read_index
-from kielo.artifact.manifest import hash_file, hash_json, hash_manifest
+from kielo.artifact.manifest import hash_file, hash_json, hash_manifest, read_json_object
 from kielo.artifact.resumable_stage import ResumableStage
 from kielo.checkpoint.export_tensors import (
     EXPORT_DTYPES,
@@ -270,21 +270,14 @@ def _special_token_ids(folder: Path | None) -> dict[str, int | None]:
     ids: dict[str, int] = {}
     for path in _tokenizer_files(folder):
         if path.name in ("special_tokens_map.json", "tokenizer_config.json"):
-            named |= {key: value for key, value in _read_json(path).items() if value}
+            named |= {key: value for key, value in read_json_object(path).items() if value}
         elif path.name == "tokenizer.json":
-            ids = {token["content"]: token["id"] for token in _read_json(path).get("added_tokens", [])}
+            ids = {token["content"]: token["id"] for token in read_json_object(path).get("added_tokens", [])}
     found = {}
     for role in ("bos", "eos", "pad"):
         token = named.get(f"{role}_token")
         found[f"{role}_token_id"] = ids.get(token["content"] if isinstance(token, dict) else token)
     return found
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise KieloError(f"{path}: not valid JSON ({error})") from error
 
 
 def _json(content: Any) -> bytes:

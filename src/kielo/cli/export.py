@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from kielo.cli.terminal import keep_stdout_for_json, print_json
 from kielo.recipe.errors import KieloError
 
@@ -44,7 +46,11 @@ def export_checkpoint(checkpoint: Path, to: Path, tokenizer_folder: Path, **how:
     identity = read_plain(checkpoint).get("identity")
     if not identity:
         raise KieloError(f"{checkpoint}: does not say of which model it is, so it cannot be exported")
-    export(checkpoint, to, Model.model_validate(identity["model"]), tokenizer_folder, **how)
+    try:
+        model = Model.model_validate(identity["model"])
+    except (KeyError, TypeError, ValidationError) as error:
+        raise KieloError(f"{checkpoint}: what it says of its model is none that this kielo knows ({error})") from None
+    export(checkpoint, to, model, tokenizer_folder, **how)
 
 
 def _checkpoint(path: Path) -> Path:

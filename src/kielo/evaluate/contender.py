@@ -95,7 +95,7 @@ def load_hugging_face(folder: Path, sequence_length: int | None = None) -> Conte
     end_id = end_of_text_id(tokenizer)
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # whatever transformers, safetensors or pickle raise of files that are not right
         raise KieloError(
             f"{folder}: not a causal language model that transformers can load ({error})"
         ) from error

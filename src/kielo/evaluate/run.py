@@ -3,13 +3,18 @@
 Every contender scores the same held-out documents under the convention of `bits_per_byte.py`.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from kielo.artifact.checkpoint_index import newest_checkpoint
-from kielo.artifact.manifest import hash_manifest, is_current, write_json_atomically, write_stage
+from kielo.artifact.manifest import (
+    hash_manifest,
+    is_current,
+    read_json_object,
+    write_json_atomically,
+    write_stage,
+)
 from kielo.evaluate.baselines import ByteNgram, byte_stream, unigram_bits, xz_bits
 from kielo.evaluate.bits_per_byte import counted_bytes, token_stream_bits
 from kielo.evaluate.contender import Contender, document_tokens, load_checkpoint, load_hugging_face
@@ -42,7 +47,7 @@ def evaluate(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -
     inputs["checkpoint"] = hash_manifest(checkpoint)
     section = recipe.evaluate.model_dump(mode="json") | {"seed": recipe.seed}
     if is_current(folder, KIND, VERSION, inputs, section):
-        return json.loads((folder / SCORES_NAME).read_text(encoding="utf-8"))
+        return read_json_object(folder / SCORES_NAME)
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
         resolved = resolved_file.read(run_folder / "resolved.toml")
         contender = load_checkpoint(checkpoint, resolved, run_folder / "tokenizer")

@@ -11,8 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from kielo.artifact.manifest import Manifest, read_manifest
-from kielo.recipe.errors import KieloError
+from kielo.artifact.manifest import Manifest, read_json_object, read_manifest
 from kielo.recipe.sections import Recipe
 
 # Stage, in the order of a run -> its folder.
@@ -158,10 +157,6 @@ def _versions(manifests: dict[str, Manifest | None]) -> dict[str, str]:
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json_object(path)
     except FileNotFoundError:
         return None
-    except ValueError as error:
-        raise KieloError(
-            f"{path}: not valid JSON ({error}); delete its folder and run the stage again"
-        ) from None

@@ -4,20 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kielo.artifact.manifest import write_text_atomically
 from kielo.recipe.sections import Recipe, Source
 from kielo.report.gather import BASELINES
 from kielo.report.page import baseline_name
 from kielo.report.units import format_bytes
-
-
-def write_model_card(gathered: dict[str, Any]) -> Path | None:
-    """Write the card into the exported folder; None when nothing has been exported yet."""
-    if not gathered["export"]:
-        return None
-    path = Path(gathered["export"]) / "README.md"
-    write_text_atomically(path, render(gathered))
-    return path
 
 
 def render(gathered: dict[str, Any]) -> str:

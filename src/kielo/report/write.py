@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kielo.artifact.manifest import write_json_atomically, write_text_atomically
+from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.report import model_card, page
 from kielo.report.gather import gather, summarise
@@ -19,10 +20,18 @@ def write_report(run_folder: Path, recipe: Recipe, stages: dict[str, dict[str, A
     started = time.monotonic()
     run_folder = Path(run_folder)
     earlier = {name: stage for name, stage in (stages or {}).items() if name != "report"}
-    gathered = gather(run_folder, recipe, earlier)
-    model_card.write_model_card(gathered)
     path = run_folder / "report.html"
-    write_text_atomically(path, page.render(gathered))
+    try:
+        gathered = gather(run_folder, recipe, earlier)
+        card, text = model_card.render(gathered), page.render(gathered)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise KieloError(
+            f"{run_folder}: a file of a stage does not hold what the report reads ({type(error).__name__}: {error}); "
+            "was one edited? Delete that stage's folder and run it again"
+        ) from error
+    if gathered["export"]:
+        write_text_atomically(Path(gathered["export"]) / "README.md", card)
+    write_text_atomically(path, text)
     own = {"seconds": round(time.monotonic() - started, 3), "skipped": False}
     summary = summarise(gathered | {"stages": earlier | {"report": own}})
     write_json_atomically(run_folder / "summary.json", summary)
