@@ -104,6 +104,8 @@ def average(options: argparse.Namespace) -> None:
     from kielo.checkpoint.average import average
 
     sources = [_one_checkpoint(Path(name)) for name in options.checkpoints]
+    if Path(options.to).name in ("", ".."):
+        raise KieloError(f"--to {options.to}: give the name of a folder to make")
     to = average(sources, Path(options.to))
     print(f"wrote {to}, the mean of {len(sources)} checkpoints; `kielo export {to} --to DIR` makes a model of it")
 

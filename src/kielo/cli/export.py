@@ -1,6 +1,7 @@
 """`kielo export`: a checkpoint → a folder that `transformers` loads."""
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from kielo.recipe.errors import KieloError
 
 def export(options: argparse.Namespace) -> None:
     to = Path(options.to)
+    if to.name in ("", ".."):
+        raise KieloError(f"--to {options.to}: give the name of a folder to make")
     with keep_stdout_for_json(options.json):
         checkpoint = _checkpoint(Path(options.checkpoint))
         tokenizer_folder = _tokenizer_folder(checkpoint, options.tokenizer)
-        if options.max_shard_gb <= 0:
+        if not 0 < options.max_shard_gb < math.inf:
             raise KieloError(f"--max-shard-gb {options.max_shard_gb:g}: give a number above 0; 5 is usual")
         max_shard_bytes = int(options.max_shard_gb * 1e9)
         export_checkpoint(

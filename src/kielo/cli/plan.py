@@ -35,6 +35,10 @@ def plan(options: argparse.Namespace) -> int | None:
         return _from_measurement(options)
     if options.recipe is None:
         raise KieloError("which recipe? Give its path or the name of a shipped one (see `kielo recipes`)")
+    if options.top is not None and options.top < 1:
+        raise KieloError(f"--top {options.top}: give 1 layout or more")
+    if options.wall_hours is not None and not 0 < options.wall_hours < math.inf:
+        raise KieloError(f"--wall-hours {options.wall_hours:g}: give a number above 0")
     given = {"cluster": options.cluster, "machine": options.machine}
     sets = [*options.sets, *(f'{key}="{value}"' for key, value in given.items() if value)]
     recipe = read_recipe(options.recipe, sets).recipe

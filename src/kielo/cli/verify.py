@@ -11,6 +11,7 @@ from kielo.recipe.sections import Recipe
 
 
 def parity(options: argparse.Namespace) -> int:
+    _check_steps(options.steps)
     recipe = read_recipe(options.recipe, options.sets).recipe
     folder = run_folder(recipe)
     if not (folder / "resolved.toml").is_file():
@@ -40,7 +41,13 @@ def certify(recipe: Recipe, folder: Path, steps: int | None = None, is_quiet: bo
     return certificate
 
 
+def _check_steps(steps: int | None) -> None:
+    if steps is not None and steps < 1:
+        raise KieloError(f"--steps {steps}: give 1 or more")
+
+
 def layouts(options: argparse.Namespace) -> int:
+    _check_steps(options.steps)
     recipe = read_recipe(options.recipe, options.sets).recipe
     from kielo.verify.layouts import CERTIFICATE_NAME, verify_layouts
     from kielo.verify.layouts_table import table, verdict

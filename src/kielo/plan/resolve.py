@@ -28,6 +28,8 @@ from kielo.recipe.phases import FullPhase, full_phases, longest_sequence_length
 from kielo.recipe.sections import Layout, Model, Recipe
 from kielo.tokenizer.load import end_of_text_id, load_tokenizer, vocabulary_size
 
+_MOST_RANKS = 1_000_000  # more than any machine has; what would work is counted up to the number of ranks
+
 
 @dataclass(frozen=True)
 class Text:
@@ -80,6 +82,8 @@ def resolve(
     and with every impossible number.
     """
     run_folder = Path(run_folder)
+    if not 1 <= world_size <= _MOST_RANKS:
+        raise KieloError(f"--ranks {world_size}: give 1 to {_MOST_RANKS:,}")
     text = text_of_run(run_folder) if text is None else text
     train, data = recipe.train, recipe.dataset
     complaints: list[str] = []
