@@ -61,7 +61,8 @@ def show(options: argparse.Namespace) -> None:
         return _show_tensors(index, options.json)
     files = {name: record["bytes"] for name, record in listed_files(path).items()}
     manifest = read_manifest(path)
-    damage = check_checkpoint(path, checksums=False)
+    # The index is what is shown: it is read whole, of the rest only sizes and save ids.
+    damage = find_damage(path, [INDEX_NAME], listed_files(path)) or check_checkpoint(path, checksums=False)
     facts = {
         "checkpoint": str(path),
         "state": _state([damage] if damage else [], "complete"),

@@ -74,6 +74,8 @@ def _nodes(text: str | None, site: Cluster) -> list[int]:
     try:
         if ".." in text:
             first, last = (int(part) for part in text.split(".."))
+            if first > last:
+                raise KieloError(f"--nodes {text}: begin with the smaller number; what would work: {last}..{first}")
             numbers = [first * 2**power for power in range(20) if first >= 1 and first * 2**power < last] + [last]
         else:
             numbers = sorted({int(part) for part in text.split(",")})
