@@ -298,17 +298,12 @@ def test_a_stop_before_the_first_step(packed):
     assert (packed / "run" / "train" / "checkpoints" / "step_00000020").is_dir()
 
 
-LIMITS = {"one file handle too few": "ulimit -n 12", "a small address space": "ulimit -v 200000", "no core files": "ulimit -c 0"}
-
-
-@pytest.mark.parametrize("what", LIMITS)
-def test_a_small_process(trained, what):
-    """Limits of the process: a verb without torch goes well or says what is missing; the run stays."""
-    before = belongings(trained)
-    command = f'{LIMITS[what]}; exec "$0" -m kielo checkpoint list run'
+@pytest.mark.parametrize("limit", ["-n 6", "-v 200000", "-c 0", "-f 0"])
+def test_a_small_process(trained, limit):
+    """Few file handles, a small address space, no files to write: a look needs none of it."""
+    command = f'ulimit {limit}; exec "$0" -m kielo checkpoint list run'
     outcome = subprocess.run(["bash", "-c", command, sys.executable], cwd=trained, capture_output=True, text=True, timeout=120)
-    assert outcome.returncode == (0 if "core" in what else 1), outcome.stderr
-    assert "Traceback" not in outcome.stderr and belongings(trained) == before
+    assert outcome.returncode == 0 and "complete, newest" in outcome.stdout, outcome.stderr
 
 
 def test_a_folder_that_is_gone(tmp_path):
