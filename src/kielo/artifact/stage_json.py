@@ -16,7 +16,7 @@ def read_stage_json(folder: Path | str, name: str) -> dict[str, Any] | None:
     Raises KieloError, naming the file, when it holds no JSON object or is not what the stage wrote.
     """
     path = Path(folder) / name
-    again = f"delete {path.parent} and run the stage again"
+    again = f"move {path.parent} away and run the stage again"
     try:
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):

@@ -93,7 +93,8 @@ def show(options: argparse.Namespace) -> None:
         return _show_tensors(index, options.json)
     files = {name: record["bytes"] for name, record in listed_files(path).items()}
     manifest = read_manifest(path)
-    fault = check_checkpoint(path, checksums=False)
+    # The index is what is shown: it is read whole, of the rest only sizes and save ids.
+    fault = find_fault(path, [INDEX_NAME], listed_files(path)) or check_checkpoint(path, checksums=False)
     facts = {
         "checkpoint": str(path),
         "state": str(fault) if fault else "complete",
@@ -154,6 +155,8 @@ def average(options: argparse.Namespace) -> None:
     from kielo.checkpoint.average import average
 
     sources = [_one_checkpoint(Path(name)) for name in options.checkpoints]
+    if Path(options.to).name in ("", ".."):
+        raise KieloError(f"--to {options.to}: give the name of a folder to make")
     to = average(sources, Path(options.to))
     print(f"wrote {to}, the mean of {len(sources)} checkpoints; `kielo export {to} --to DIR` makes a model of it")
 

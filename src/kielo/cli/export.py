@@ -1,8 +1,11 @@
 """`kielo export`: a checkpoint → a folder that `transformers` loads."""
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from kielo.cli.flags import examples
 from kielo.cli.terminal import keep_stdout_for_json, print_json
@@ -26,10 +29,12 @@ def export_flags(parser: argparse.ArgumentParser) -> None:
 
 def export(options: argparse.Namespace) -> None:
     to = Path(options.to)
+    if to.name in ("", ".."):
+        raise KieloError(f"--to {options.to}: give the name of a folder to make")
     with keep_stdout_for_json(options.json):
         checkpoint = _checkpoint(Path(options.checkpoint))
         tokenizer_folder = _tokenizer_folder(checkpoint, options.tokenizer)
-        if options.max_shard_gb <= 0:
+        if not 0 < options.max_shard_gb < math.inf:
             raise KieloError(f"--max-shard-gb {options.max_shard_gb:g}: give a number above 0; 5 is usual")
         max_shard_bytes = int(options.max_shard_gb * 1e9)
         export_checkpoint(
@@ -63,7 +68,11 @@ def export_checkpoint(checkpoint: Path, to: Path, tokenizer_folder: Path, **how:
     if not identity:
         raise KieloError(f"{checkpoint}: does not say of which model it is, so it cannot be exported")
     check_tokenizer_of_checkpoint(plain, _run_folder(checkpoint), tokenizer_folder)
-    export(checkpoint, to, Model.model_validate(identity["model"]), tokenizer_folder, **how)
+    try:
+        model = Model.model_validate(identity["model"])
+    except (KeyError, TypeError, ValidationError) as error:
+        raise KieloError(f"{checkpoint}: what it says of its model is none that this kielo knows ({error})") from None
+    export(checkpoint, to, model, tokenizer_folder, **how)
 
 
 def _checkpoint(path: Path) -> Path:

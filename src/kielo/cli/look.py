@@ -128,6 +128,8 @@ def measure(options: argparse.Namespace) -> None:
         texts = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise KieloError(f"--text {path}: byte {error.start} is not UTF-8; convert it with iconv first") from None
+    if not any(texts):
+        raise KieloError(f"--text {path}: no text in it; give a plain text file, one document a line")
     figures = {folder: measure(load_tokenizer(Path(folder)), texts) for folder in options.tokenizers}
     if options.json:
         return print_json(figures)

@@ -4,6 +4,7 @@ The first argument is a recipe, or one of `WORDS`, each of which is a question o
 """
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,6 +99,8 @@ def plan(options: argparse.Namespace) -> int:
     from kielo.plan.cost import cost
     from kielo.plan.search import search
 
+    if options.top is not None and options.top < 1:
+        raise KieloError(f"--top {options.top}: give 1 layout or more")
     job, nodes = _job_and_nodes(options)
     found = search(job, nodes)
     if not any(found.ranked.values()):
@@ -235,6 +238,8 @@ def _recipe(options: argparse.Namespace) -> "Recipe":
 def _job_and_nodes(options: argparse.Namespace) -> tuple["Job", list[int]]:
     from kielo.plan.planned import Job
 
+    if options.wall_hours is not None and not 0 < options.wall_hours < math.inf:
+        raise KieloError(f"--wall-hours {options.wall_hours:g}: give a number above 0")
     job = Job.of_recipe(_recipe(options))
     return job, _nodes(options.nodes, job.site)
 
@@ -248,6 +253,8 @@ def _nodes(text: str | None, site: "Cluster") -> list[int]:
     try:
         if ".." in text:
             first, last = (int(part) for part in text.split(".."))
+            if first > last:
+                raise KieloError(f"--nodes {text}: begin with the smaller number; what would work: {last}..{first}")
             numbers = [first * 2**power for power in range(20) if first >= 1 and first * 2**power < last] + [last]
         else:
             numbers = sorted({int(part) for part in text.split(",")})

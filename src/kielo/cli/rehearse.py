@@ -55,7 +55,7 @@ def planned(options: argparse.Namespace) -> Resolved:
     card = cluster(recipe.cluster)
     if options.nodes is not None and not 1 <= options.nodes <= card.nodes:
         raise KieloError(f"--nodes {options.nodes}: {card.name} has 1 to {card.nodes} nodes")
-    ranks = options.ranks or (options.nodes or 1) * card.devices_per_node
+    ranks = (options.nodes or 1) * card.devices_per_node if options.ranks is None else options.ranks
     device = accelerator(card.accelerator).device
     return resolve(recipe, run_folder(recipe), ranks, device, text=imagined_text(recipe))
 

@@ -28,6 +28,7 @@ def parity_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def parity(options: argparse.Namespace) -> int:
+    _check_steps(options.steps)
     recipe = read_recipe(options.recipe, options.sets).recipe
     folder = run_folder(recipe)
     if not (folder / "resolved.toml").is_file():
@@ -62,6 +63,11 @@ def certify(recipe: Recipe, folder: Path, steps: int | None = None, is_quiet: bo
     return certificate
 
 
+def _check_steps(steps: int | None) -> None:
+    if steps is not None and steps < 1:
+        raise KieloError(f"--steps {steps}: give 1 or more")
+
+
 def layouts_flags(parser: argparse.ArgumentParser) -> None:
     examples(parser, "kielo verify layouts demo_estonian", "kielo verify layouts demo_estonian --case 'tensor2*'")
     takes_recipe(parser)
@@ -72,6 +78,7 @@ def layouts_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def layouts(options: argparse.Namespace) -> int:
+    _check_steps(options.steps)
     recipe = read_recipe(options.recipe, options.sets).recipe
     from kielo.verify.layouts import CERTIFICATE_NAME, verify_layouts
     from kielo.verify.layouts_table import table, verdict

@@ -44,8 +44,7 @@ def find_rendezvous(environment: Mapping[str, str] = os.environ) -> Rendezvous:
 
 def _from_torchrun(environment: Mapping[str, str]) -> Rendezvous:
     return Rendezvous(
-        rank=_number(environment, "RANK"),
-        size=_number(environment, "WORLD_SIZE"),
+        **_place(environment, "RANK", "WORLD_SIZE"),
         local_rank=_number(environment, "LOCAL_RANK"),
         host=_text(environment, "MASTER_ADDR"),
         port=_number(environment, "MASTER_PORT"),
@@ -60,8 +59,7 @@ def _from_slurm(environment: Mapping[str, str]) -> Rendezvous:
     # A port of the job's own, so that two jobs (or steps) on one node do not meet each other's ranks.
     port = _FIRST_PORT + (job + 101 * step) % _NUM_PORTS
     return Rendezvous(
-        rank=_number(environment, "SLURM_PROCID"),
-        size=_number(environment, size_key),
+        **_place(environment, "SLURM_PROCID", size_key),
         local_rank=_number(environment, "SLURM_LOCALID"),
         host=first_host(environment["SLURM_STEP_NODELIST"]),
         port=port,
@@ -73,6 +71,14 @@ def first_host(nodelist: str) -> str:
     """The first host of a Slurm node list: `nid[001002-001005,001009],gpu7` → `nid001002`."""
     outside_brackets = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", nodelist)
     return outside_brackets.split(",")[0].strip()
+
+
+def _place(environment: Mapping[str, str], rank_key: str, size_key: str) -> dict[str, int]:
+    """`rank` and `size`, which must fit each other: a rank that nobody expects would wait for the others, and they for it."""
+    rank, size = _number(environment, rank_key), _number(environment, size_key)
+    if rank >= size:
+        raise KieloError(f"environment variables {rank_key}={rank} and {size_key}={size}: ranks count from 0, so there is none")
+    return {"rank": rank, "size": size}
 
 
 def _text(environment: Mapping[str, str], key: str) -> str:

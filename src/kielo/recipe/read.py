@@ -44,9 +44,12 @@ def read_recipe(reference: str | Path, sets: Sequence[str] = ()) -> Read:
     that does not parse or the key wants text, as it stands. Raises KieloError with every complaint at once.
     """
     path = find_recipe(str(reference))
-    data, origins = _with_base(path)
-    complaints = [complaint for text in sets if (complaint := _apply_set(text, data, origins))]
-    recipe, found = _validate(data, origins, default_origin=_label(path))
+    try:
+        data, origins = _with_base(path)
+        complaints = [complaint for text in sets if (complaint := _apply_set(text, data, origins))]
+        recipe, found = _validate(data, origins, default_origin=_label(path))
+    except RecursionError:
+        raise KieloError(f"{_label(path)} or --set: tables are nested too deep; recipes have two levels") from None
     refuse(_label(path), complaints + found)
     assert recipe is not None
     known = list(keys_of(Recipe))
@@ -97,12 +100,12 @@ def _without_pattern(path: str) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """The file's content. Raises KieloError naming the file, and the line and column where TOML breaks."""
     try:
-        return tomllib.loads(path.read_bytes().decode("utf-8"))
+        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))  # editors on Windows begin files with a mark
     except OSError as error:
         raise KieloError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
         raise KieloError(f"{path}: byte {error.start} is not UTF-8; TOML files are UTF-8, convert it first") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # ValueError: TOMLDecodeError, and numbers of thousands of digits
         raise KieloError(f"{path}: not valid TOML: {error}") from None
 
 
@@ -131,7 +134,7 @@ def _with_base(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     base_reference = data.pop("extends", None)
     if base_reference is None:
         return data, dict.fromkeys(_leaves(data), _label(path))
-    if not isinstance(base_reference, str):
+    if not isinstance(base_reference, str) or not base_reference:
         raise KieloError(f"{path}: extends = {base_reference!r} does not fit; give one path or shipped name")
     base_path = find_recipe(base_reference, beside=path.parent)
     base = read_toml(base_path)
@@ -140,7 +143,9 @@ def _with_base(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
             f"{path}: extends {base_path}, which itself extends {base['extends']!r}; only one level is allowed, so "
             f"extend {base['extends']!r} directly or copy the values"
         )
-    origins = dict.fromkeys(_leaves(base), _label(base_path)) | dict.fromkeys(_leaves(data), _label(path))
+    own = dict.fromkeys(_leaves(data), _label(path))
+    above = {leaf.rsplit(".", depth)[0] for leaf in own for depth in range(1, leaf.count(".") + 1)}
+    origins = {leaf: _label(base_path) for leaf in _leaves(base) if leaf not in above} | own
     return _overlay(base, data), origins
 
 
@@ -157,6 +162,8 @@ def _apply_set(text: str, data: dict[str, Any], origins: dict[str, str]) -> Comp
     key, equals, raw = text.partition("=")
     key = key.strip()
     parts = key.split(".")
+    if not text.isprintable() and "\udc80" <= max(text) <= "\udcff":  # how Python stands for bytes that are no text
+        return Complaint((key,), f"--set {text!a}: is not UTF-8; type it on a terminal with a UTF-8 locale")
     if not equals or not all(parts):
         return Complaint((key,), f"--set {text}: give section.key=value, e.g. --set train.tokens=1000000")
     table: Any = data
@@ -172,7 +179,7 @@ def _apply_set(text: str, data: dict[str, Any], origins: dict[str, str]) -> Comp
 def _value(raw: str, parts: Sequence[str]) -> Any:
     try:
         parsed = tomllib.loads(f"value = {raw}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return raw
     if list(parsed) != ["value"]:  # the text went on with further lines of TOML
         return raw

@@ -14,6 +14,7 @@ from pydantic import (
     Field,
     PositiveFloat,
     PositiveInt,
+    field_validator,
     model_validator,
 )
 
@@ -26,6 +27,13 @@ class Section(BaseModel):
         frozen=True, extra="forbid", strict=False, protected_namespaces=(), allow_inf_nan=False
     )
 
+    @field_validator("*")
+    @classmethod
+    def _fits_64_bits(cls, value: Any) -> Any:
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise ValueError("what would work: a number below 2**63, for torch and numpy hold 64 bits")
+        return value
+
 
 class Source(Section):
     """One body of raw text. Exactly one of `path` and `debian_package`/`huggingface_dataset` says where it is.
@@ -37,6 +45,7 @@ class Source(Section):
     name: str = Field(
         "",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
+        max_length=100,
         description="short name, also of its token files; default: the file's stem or the package's name",
     )
     path: str | None = Field(None, description="file, folder or glob: .txt (one document a line), .jsonl[.gz|.zst], .parquet, .html")
@@ -98,7 +107,7 @@ def _source_name(entry: dict[str, Any]) -> str:
     place = str(entry.get("path") or entry.get("debian_package") or entry.get("huggingface_dataset") or "text")
     parts = [part for part in re.split(r"[/\\]", place) if part and not re.search(r"[*?\[]", part)]
     last = re.sub(r"(\.(txt|jsonl?|parquet|html?|gz|zst))+$", "", parts[-1] if parts else "text")
-    return re.sub(r"[^A-Za-z0-9_-]+", "_", last).strip("_-") or "text"
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", last).strip("_-")[:90] or "text"
 
 
 _Sources = Annotated[
@@ -150,7 +159,7 @@ class Model(Section):
     model_type: Literal[tuple(FAMILIES)] = "llama"
     hidden_size: PositiveInt = 256
     intermediate_size: PositiveInt = 704
-    num_hidden_layers: PositiveInt = 6
+    num_hidden_layers: PositiveInt = Field(6, le=10_000)
     num_attention_heads: PositiveInt = 8
     num_key_value_heads: PositiveInt | None = None
     head_dim: PositiveInt | None = None
@@ -252,7 +261,7 @@ class Fp8(Section):
     kept_in_bf16: tuple[str, ...] = Field((), description='modules that stay in bf16: "layers.0", "layers.*.attention"')
     gathered_in_fp8: bool = Field(True, description="send and hold weights in 8 bits, where scaling is tensorwise")
     emulate: bool = Field(False, description="round to 8 bits but multiply wide: slow, for devices that lack FP8")
-    watch_steps: PositiveInt = Field(50, description="steps after a change to fp8 in which a rise leads back to bf16")
+    watch_steps: PositiveInt = Field(50, le=100_000, description="steps after a change to fp8 in which a rise leads back to bf16")
     max_loss_rise: PositiveFloat = Field(0.02, description="relative, of ten steps' mean over that of watch_steps before")
     max_gradient_norm_rise: PositiveFloat = Field(1.0, description="the same of the gradient norm")
     probe_every_steps: int = Field(0, ge=0, description="compare gradients with those in bf16, of the same batch; 0: never")
@@ -289,7 +298,7 @@ class Train(Section):
     heldout_every_steps: PositiveInt = 100
     heldout_sequences: PositiveInt = Field(64, description="sequences of the held-out text scored each time")
     tensorboard: bool = True
-    start_timeout_seconds: PositiveFloat = Field(300.0, description="for each communicator")
+    start_timeout_seconds: float = Field(300.0, ge=1, le=604_800, description="for each communicator")
 
 
 class Phase(Section):
@@ -342,7 +351,7 @@ class Report(Section):
 
 
 class Recipe(Section):
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)
     language: str
     seed: int = Field(1, ge=0)
     description: str = ""

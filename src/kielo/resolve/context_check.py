@@ -17,7 +17,7 @@ def check_context(
         return []
     complaints = []
     if sequence_length % (2 * ranks):
-        sizes = [size for size in range(1, ranks) if size == 1 or sequence_length % (2 * size) == 0]
+        sizes = [size for size in range(1, min(ranks, sequence_length + 1)) if size == 1 or sequence_length % (2 * size) == 0]
         complaints.append(
             f"{length_key} = {sequence_length} does not split into 2 × layout.context = {2 * ranks} equal "
             f"blocks; what would work: sequence_length {_listed(lengths_that_split(sequence_length, ranks))}, or "

@@ -50,7 +50,8 @@ def _tensor_complaints(model: Model, ranks: int) -> Iterator[str]:
     )
     # Padding changes no result, so it is what grows.
     split[rows] = (model.vocab_rows, f"model.vocab_multiple = {math.lcm(model.vocab_multiple, ranks)}")
-    common = [str(number) for number in range(1, ranks + 1) if all(size % number == 0 for size, _ in split.values())]
+    shared = math.gcd(*(size for size, _ in split.values()))
+    common = [str(number) for number in range(1, min(ranks, shared) + 1) if shared % number == 0]
     for what, (size, larger) in split.items():
         if size % ranks:
             yield (

@@ -29,6 +29,8 @@ from kielo.resolve.resolved import Identity, Phase, PhasePlacement, Placement, R
 from kielo.resolve.stages import layers_of_stages, micro_batch_complaint, num_stages
 from kielo.tokenizer.load import end_of_text_id, load_tokenizer, tokenizer_hash, vocabulary_size
 
+_MOST_RANKS = 1_000_000  # more than any machine has; what would work is counted up to the number of ranks
+
 
 @dataclass(frozen=True)
 class Text:
@@ -84,6 +86,8 @@ def resolve(
     for a text that this recipe would not have made, and with every impossible number.
     """
     run_folder = Path(run_folder)
+    if not 1 <= world_size <= _MOST_RANKS:
+        raise KieloError(f"--ranks {world_size}: give 1 to {_MOST_RANKS:,}")
     if text is None:
         text = text_of_run(run_folder)
         check_recipe(recipe, run_folder)

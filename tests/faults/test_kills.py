@@ -1,0 +1,188 @@
+"""Killed and stopped anywhere, a run ends bitwise like one that was never disturbed.
+
+A rank is forked from a process that has torch loaded already (tests/ranks.py); it kills itself, or asks itself to stop, at the
+point that the case names; the next one goes on to the end, and the last checkpoint is compared tensor by tensor.
+"""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from kielo.checkpoint import store
+from kielo.checkpoint.store import read_tensors
+from kielo.recipe.errors import KieloError
+from kielo.train.feed import Feed
+from kielo.train.log import Log
+from kielo.train.run import train
+from kielo.train.state import Checkpoints
+from tests.ranks import run_ranks
+from tests.train.tiny_run import resolve, write_tokens
+
+STEPS = 20
+RUN = {
+    "total_steps": STEPS, "heldout_every_steps": 6, "log_every_steps": 4, "checkpoint_every_steps": 5,
+    "schedule": "wsd", "warmup_steps": 4, "decay_steps": 6,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Path:
+    """A folder with tokens and a run that was left alone."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    write_tokens(folder / "tokens")
+    run_ranks(go_on, 1, folder, folder / "whole")
+    return folder
+
+
+def go_on(folder: Path, train_folder: Path, max_steps: int | None = None) -> dict:
+    return train(resolve(folder, **RUN, train_folder=str(train_folder)), max_steps=max_steps)
+
+
+def go_on_until(folder: Path, train_folder: Path, owner: str, method: str, calls: int, is_after: bool) -> None:
+    """Train, and be killed before (or after) the call number `calls` of one part's method."""
+    part = {"Feed": Feed, "Log": Log, "Checkpoints": Checkpoints, "store": store, "Store": store.Store}[owner]
+    original, done = getattr(part, method), 0
+
+    def counted(*args, **kwargs):
+        nonlocal done
+        done += 1
+        if done == calls and not is_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = original(*args, **kwargs)
+        if done == calls and is_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(part, method, counted)
+    go_on(folder, train_folder)
+
+
+def ends_like(undisturbed: Path, train_folder: Path) -> None:
+    """The last checkpoints hold the same tensors, bit by bit."""
+    name = f"step_{STEPS:08d}"
+    whole, ours = (read_tensors(folder / "checkpoints" / name) for folder in (undisturbed / "whole", train_folder))
+    assert whole.keys() == ours.keys()
+    for tensor in whole:
+        assert torch.equal(whole[tensor], ours[tensor]), tensor
+
+
+KILLS = {
+    "before the first step": ("Feed", "take", 1, False),
+    "in step 2": ("Feed", "take", 2, True),
+    "in step 4, with a log row": ("Feed", "take", 4, True),
+    "in the step of a checkpoint": ("Feed", "take", 5, True),
+    "as the first save begins": ("Checkpoints", "save", 1, False),
+    "while the first save is written": ("Checkpoints", "save", 1, True),
+    "before the first is published": ("store", "publish", 1, False),
+    "after the first is published": ("store", "publish", 1, True),
+    "in step 6, at held-out text": ("Feed", "take", 6, True),
+    "in step 9": ("Feed", "take", 9, True),
+    "as the second save begins": ("Checkpoints", "save", 2, False),
+    "before the second is published": ("store", "publish", 2, False),
+    "while old ones are pruned": ("store", "prune", 3, False),
+    "after old ones are pruned": ("store", "prune", 3, True),
+    "in step 14": ("Feed", "take", 14, False),
+    "in the last step": ("Feed", "take", 20, True),
+    "before the last is published": ("store", "publish", 4, False),
+}
+
+
+@pytest.mark.parametrize("when", KILLS)
+def test_killed(undisturbed, tmp_path, when):
+    """kill -9, then the same command: bitwise the run that was never killed."""
+    with pytest.raises(RuntimeError, match="killed"):
+        run_ranks(go_on_until, 1, undisturbed, tmp_path / "train", *KILLS[when])
+    run_ranks(go_on, 1, undisturbed, tmp_path / "train")
+    ends_like(undisturbed, tmp_path / "train")
+
+
+def test_killed_again_and_again(undisturbed, tmp_path):
+    """Three attempts in a row die, one of them before it reached a checkpoint of its own."""
+    for calls in (7, 6, 3):
+        with pytest.raises(RuntimeError, match="killed"):
+            run_ranks(go_on_until, 1, undisturbed, tmp_path / "train", "Feed", "take", calls, True)
+    run_ranks(go_on, 1, undisturbed, tmp_path / "train")
+    ends_like(undisturbed, tmp_path / "train")
+
+
+@pytest.mark.parametrize("step", [1, 2, 4, 5, 6, 8, 10, 11, 12, 13, 14, 15, 18, 19])
+def test_stopped_at_a_border(undisturbed, tmp_path, step):
+    """Saved and stopped after the first step, the last, those of log, held-out text, checkpoint, the end of warm-up and decay."""
+    outcome = run_ranks(go_on, 1, undisturbed, tmp_path / "train", step)[0]
+    assert outcome["outcome"] == "requeue" and outcome["step"] == step
+    outcome = run_ranks(go_on, 1, undisturbed, tmp_path / "train")[0]
+    assert outcome["outcome"] == "finished"
+    ends_like(undisturbed, tmp_path / "train")
+
+
+def test_stopped_at_every_step(undisturbed, tmp_path):
+    """Twenty attempts of one step each."""
+    run_ranks(one_by_one, 1, undisturbed, tmp_path / "train")
+    ends_like(undisturbed, tmp_path / "train")
+
+
+def one_by_one(folder: Path, train_folder: Path) -> None:
+    for step in range(1, STEPS + 1):
+        go_on(folder, train_folder, step)
+
+
+def changed(folder: Path, train_folder: Path, changes: dict) -> str:
+    try:
+        train(resolve(folder, **RUN | changes, train_folder=str(train_folder)))
+    except KieloError as error:
+        return str(error)
+    return ""
+
+
+CHANGES = {
+    "seed": 4, "weight_decay": 0.2, "adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-6, "max_gradient_norm": 9.0,
+    "z_loss": 0.1, "mask_documents": False, "tokens_hash": "of others", "name": "other", "language": "fi",
+    "learning_rate": 1e-2, "total_steps": 30, "optimiser_state": "bf16", "warmup_steps": 5, "mixture": {"books": 1.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", CHANGES)
+def test_a_run_in_progress_with_another_identity(undisturbed, tmp_path, key):
+    """What is trained was changed in mid-run: refused with the key, and the checkpoint is still there."""
+    run_ranks(go_on, 1, undisturbed, tmp_path / "train", 7)
+    message = run_ranks(changed, 1, undisturbed, tmp_path / "train", {key: CHANGES[key]})[0]
+    named = {"learning_rate": "learning_rates", "total_steps": "phases", "warmup_steps": "learning_rates", "mixture": "phases"}
+    assert named.get(key, key) in message and "Go back to the old values" in message
+    run_ranks(go_on, 1, undisturbed, tmp_path / "train")
+    ends_like(undisturbed, tmp_path / "train")
+
+
+PLACEMENTS = {
+    "micro_batch": 4, "loss_chunk_tokens": 7, "log_every_steps": 1, "heldout_every_steps": 3, "checkpoint_every_steps": 2,
+    "keep_newest": 1, "keep_every_steps": 5, "recompute": "full",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", PLACEMENTS)
+def test_a_run_in_progress_with_another_placement(undisturbed, tmp_path, key):
+    """How it is computed and watched may change in mid-run; the result differs at most by the order of additions."""
+    run_ranks(go_on, 1, undisturbed, tmp_path / "train", 7)
+    assert run_ranks(changed, 1, undisturbed, tmp_path / "train", {key: PLACEMENTS[key]}) == [""]
+    whole, ours = (
+        read_tensors(folder / "checkpoints" / f"step_{STEPS:08d}") for folder in (undisturbed / "whole", tmp_path / "train")
+    )
+    for name in whole:
+        torch.testing.assert_close(whole[name], ours[name], rtol=1e-4, atol=1e-6)
+
+
+LAYOUTS = {"two shards": {"shard": 2}, "two replicas": {"replicate": 2}, "context": {"context": 2}, "tensor": {"tensor": 2}}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_resumed_on_other_ranks(undisturbed, tmp_path, layout):
+    """Begun on one rank, finished on two: the same samples, the same weights within rounding."""
+    run_ranks(go_on, 1, undisturbed, tmp_path / "train", 7)
+    assert run_ranks(changed, 2, undisturbed, tmp_path / "train", LAYOUTS[layout]) == ["", ""]
+    whole, ours = (
+        read_tensors(folder / "checkpoints" / f"step_{STEPS:08d}") for folder in (undisturbed / "whole", tmp_path / "train")
+    )
+    for name in whole:
+        torch.testing.assert_close(whole[name], ours[name], rtol=1e-3, atol=1e-5)
