@@ -42,21 +42,21 @@ REFUSED = {
     "plan: an unknown cluster": (["plan", "tiny.toml", "--cluster", "nowhere"], "nowhere"),
     "plan: a cluster that is a path": (["plan", "tiny.toml", "--cluster", "../../x"], "cluster"),
     "plan: a cluster with a quote": (["plan", "tiny.toml", "--cluster", 'x"y'], "cluster"),
-    "plan: an unknown layout": (["plan", *ON_LUMI, "--nodes", "1", "--why", "xx9"], "xx9"),
-    "plan: layouts of nothing": (["plan", *ON_LUMI, "--nodes", "1", "--compare", ","], "layout"),
-    "plan: no ranks": (["plan", "tiny.toml", "--resolve", "--ranks", "0"], "--ranks"),
-    "plan: negative ranks": (["plan", "tiny.toml", "--resolve", "--ranks", "-4"], "--ranks"),
-    "plan: a billion billion ranks": (["plan", "tiny.toml", "--resolve", "--ranks", "1000000000000000000"], "rank"),
-    "plan: ranks without resolve": (["plan", "tiny.toml", "--ranks", "2"], "--resolve"),
+    "plan: an unknown layout": (["plan", "explain", *ON_LUMI, "xx9", "--nodes", "1"], "xx9"),
+    "plan: layouts of nothing": (["plan", "compare", *ON_LUMI, ",", "--nodes", "1"], "layout"),
+    "plan: no ranks": (["plan", "resolve", "tiny.toml", "--ranks", "0"], "--ranks"),
+    "plan: negative ranks": (["plan", "resolve", "tiny.toml", "--ranks", "-4"], "--ranks"),
+    "plan: a billion billion ranks": (["plan", "resolve", "tiny.toml", "--ranks", "1000000000000000000"], "rank"),
+    "plan: ranks without resolve": (["plan", "tiny.toml", "--ranks", "2"], "--ranks"),
     "plan: top of none": (["plan", *ON_LUMI, "--nodes", "1", "--top", "-3"], "--top"),
     "plan: negative hours": (["plan", "tiny.toml", "--wall-hours", "-1"], "--wall-hours"),
     "plan: no hours": (["plan", "tiny.toml", "--wall-hours", "0"], "--wall-hours"),
     "plan: hours that are none": (["plan", "tiny.toml", "--wall-hours", "nan"], "--wall-hours"),
     "plan: a machine that is gone": (["plan", "tiny.toml", "--machine", "gone.toml"], "gone.toml"),
     "plan: a machine that is a recipe": (["plan", "tiny.toml", "--machine", "tiny.toml"], "tiny.toml"),
-    "plan: measured on nothing": (["plan", "--from-measurement", "gone.jsonl", "--to", "card.toml"], "gone.jsonl"),
-    "plan: measured on a text": (["plan", "--from-measurement", "text.txt", "--to", "card.toml"], "text.txt"),
-    "plan: measured without a place": (["plan", "--from-measurement", "text.txt"], "--to"),
+    "plan: measured on nothing": (["plan", "calibrate", "gone.jsonl", "--to", "card.toml"], "gone.jsonl"),
+    "plan: measured on a text": (["plan", "calibrate", "text.txt", "--to", "card.toml"], "text.txt"),
+    "plan: measured without a place": (["plan", "calibrate", "text.txt"], "--to"),
     "rehearse: no nodes": (["rehearse", "tiny.toml", "--nodes", "0"], "--nodes"),
     "rehearse: no ranks": (["rehearse", "tiny.toml", "--ranks", "0"], "--ranks"),
     "rehearse: negative ranks": (["rehearse", "tiny.toml", "--ranks", "-2"], "--ranks"),
@@ -320,7 +320,7 @@ def test_a_strict_umask(here, packed, mask):
     """What is written has the owner's rights alone; root and owner can go on from it."""
     before = os.umask(mask)
     try:
-        went_well(here(packed, "plan", "tiny.toml", "--resolve"))
+        went_well(here(packed, "plan", "resolve", "tiny.toml"))
     finally:
         os.umask(before)
     assert (packed / "run" / "resolved.toml").stat().st_mode & 0o077 == 0

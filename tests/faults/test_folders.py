@@ -287,7 +287,7 @@ def test_a_machines_card_replaces_only_one_of_ours(trained, here, is_ours):
     metrics = trained / "run" / "train" / "metrics.jsonl"
     row = next(row for line in metrics.read_text().splitlines() if "loss" in (row := json.loads(line)))
     metrics.write_text("".join(json.dumps(row | {"step": step}) + "\n" for step in range(1, 21)))
-    measure = ("plan", "--from-measurement", "run/train/metrics.jsonl", "--to", "card.toml")
+    measure = ("plan", "calibrate", "run/train/metrics.jsonl", "--to", "card.toml")
     card = trained / "card.toml"
     if not is_ours:
         card.write_text("[mine]\n")
@@ -303,7 +303,7 @@ def test_a_machines_card_replaces_only_one_of_ours(trained, here, is_ours):
 
 
 def test_a_plot_replaces_only_one_of_ours(workplace, here):
-    plot = ("plan", "estonian_llama31_70b", "--nodes", "16", "--compare", "tp8pp4,tp8pp8", "--plot", "pictures")
+    plot = ("plan", "compare", "estonian_llama31_70b", "tp8pp4", "tp8pp8", "--nodes", "16", "--plot", "pictures")
     went_well(here(workplace, *plot))
     went_well(here(workplace, *plot))
     picture = workplace / "pictures" / "compared.svg"
@@ -338,7 +338,7 @@ def test_a_model_card_that_a_person_changed_stays(finished, here):
 
 def test_a_plan_replaces_no_file_of_a_person(packed, here):
     (packed / "run" / "resolved.toml").write_text("[mine]\n")
-    refused(here(packed, "plan", "tiny.toml", "--resolve"), "resolved.toml")
+    refused(here(packed, "plan", "resolve", "tiny.toml"), "resolved.toml")
     refused(here(packed, "train", "tiny.toml"), "resolved.toml")
     assert (packed / "run" / "resolved.toml").read_text() == "[mine]\n"
 
@@ -392,7 +392,7 @@ def test_a_run_folder_that_is_a_link_works(finished, here, stage):
 
 
 RUN_VERBS = pytest.mark.parametrize(
-    "verb", (("run", "tiny.toml"), ("train", "tiny.toml"), ("plan", "tiny.toml", "--resolve"), ("evaluate", "tiny.toml"),
+    "verb", (("run", "tiny.toml"), ("train", "tiny.toml"), ("plan", "resolve", "tiny.toml"), ("evaluate", "tiny.toml"),
              ("verify", "parity", "tiny.toml"), ("data", "tiny.toml", "--step", "1")), ids=lambda verb: verb[0],
 )  # fmt: skip
 

@@ -323,7 +323,7 @@ def test_held_out_text_of_another_size_is_refused(trained, here):
 WRITERS = [
     ["run", "tiny.toml"], ["run", "tiny.toml", "--only", "corpus"], ["run", "tiny.toml", "--only", "report"],
     ["train", "tiny.toml"], ["verify", "parity", "tiny.toml"], ["evaluate", "tiny.toml"],
-    ["plan", "tiny.toml", "--ranks", "2", "--resolve"],
+    ["plan", "resolve", "tiny.toml", "--ranks", "2"],
 ]  # fmt: skip
 READERS = [
     ["show", "tiny.toml"], ["data", "tiny.toml", "--step", "3"], ["checkpoint", "list", "run"], ["checkpoint", "verify", "run"],
