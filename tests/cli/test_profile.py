@@ -22,11 +22,11 @@ def test_ranks_are_started_with_the_option(monkeypatch, tmp_path, words, given):
     """And each of them reads it as the parent did."""
     commands = []
 
-    def started(command, **_):
-        commands.append(command)
-        return SimpleNamespace(poll=lambda: 0)
+    def started(name, entrypoint, args, **_):
+        commands.append(list(args[0]))
+        return SimpleNamespace(wait=lambda *_: SimpleNamespace(failures={}))
 
-    monkeypatch.setattr("kielo.cli.ranks.subprocess.Popen", started)
+    monkeypatch.setattr("kielo.cli.ranks.start_processes", started)
     monkeypatch.setattr("kielo.resolve.resolve.resolve", lambda *_, **__: None)  # nothing is packed there
     monkeypatch.setattr(train, "read_outcome", lambda *_: DONE)
     assert main(["train", "demo_estonian", "--ranks", "2", "--set", f"folder={tmp_path}", *words]) == 0

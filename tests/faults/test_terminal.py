@@ -273,12 +273,12 @@ while True:
 """
 DEAF_RANKS = f"""
 import sys
-from kielo.cli import ranks, train
+from kielo.cli import ranks
 from kielo.cli.main import main
 class Deaf(ranks.Ranks):
-    def __init__(self, command, number):
-        super().__init__([sys.executable, "-c", {DEAF!r}], number)
-train.Ranks = Deaf
+    def __init__(self, arguments, number, variables):
+        super().__init__(["-c", {DEAF!r}], number, variables)
+ranks.Ranks = Deaf
 sys.exit(main(["train", "tiny.toml", "--ranks", "2", *sys.argv[1:]]))
 """
 DEAF_RANK = """
@@ -351,9 +351,9 @@ def test_an_odd_outcome_is_a_failure_that_names_it(content, tmp_path):
 def test_what_one_rank_fails_of_ends_all(tmp_path):
     """The failure names the rank and its exit code; one that stops on purpose is none."""
     script = "import os, sys; sys.exit(75 if os.environ['RANK'] == '0' else 3)"
-    ranks = Ranks([sys.executable, "-c", script], 2)
+    ranks = Ranks(["-c", script], 2)
     ranks.start()
-    assert ranks.wait(1.0) == "rank 1 ended with exit code 3"
+    assert ranks.wait(1) == "rank 1 ended with exit code 3"
 
 
 # --- Odd files beside a run -------------------------------------------------------------------------------------------

@@ -1,93 +1,110 @@
 """Processes of `kielo train` on this machine, one a rank: started, signals passed on, watched to their end.
 
-They get the variables that torchrun would give them. torchrun itself is left out: it turns every exit code into 1, and a
-stop on purpose into a page of traceback.
+The processes are torch's own (`torch.distributed.elastic.multiprocessing`, what torchrun stands on), with the variables
+that torchrun would give them. torchrun itself is left out: it turns every exit code into 1, and a stop on purpose into a
+page of traceback.
 """
 
-import math
+import logging
 import os
-import random
 import signal
-import socket
-import subprocess
-import time
-from collections.abc import Sequence
-from typing import TextIO
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, start_processes
+from torch.distributed.elastic.utils.distributed import get_free_port
 
 from kielo.cli.main import REQUEUE
 
-# Below 32768, where Linux starts to hand out ports to clients by itself, and above the registered services.
-_PORTS = range(12_000, 32_000)
 _LOOK_SECONDS = 0.05
-# What one rank fails of, the others mostly fail of too, and say so. One that waits for it in a collective never would.
-_FAIL_TOGETHER_SECONDS = 10.0
+# start_processes takes signals over; those it is told of here, and it gives this one back at once.
+_SIGNALS_VARIABLE, _UNUSED_SIGNAL = "TORCHELASTIC_SIGNALS_TO_HANDLE", signal.SIGQUIT
 
 
 class Ranks:
-    """`command` as `number` processes. Each has a session of its own, so that Ctrl-C at a terminal reaches it once, through
-    `pass_on`.
+    """`arguments` given to this Python in `number` processes. Each has a session of its own, so that Ctrl-C at a terminal
+    reaches it once, through its parent.
     """
 
-    def __init__(self, command: Sequence[str], number: int):
-        self._command, self._number = command, number
-        self._processes: list[subprocess.Popen] = []
-        self._until = math.inf
-        self.is_stopping = False
-
-    def start(self, stdout: TextIO | None = None) -> None:
-        everyone = {
-            "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self._number)),
-            **os.environ,
-            "WORLD_SIZE": str(self._number),
-            "LOCAL_WORLD_SIZE": str(self._number),
+    def __init__(self, arguments: Sequence[str], number: int, variables: Mapping[str, str] | None = None):
+        self._arguments, self._number = tuple(arguments), number
+        self._everyone = {
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // number))),
+            "WORLD_SIZE": str(number),
+            "LOCAL_WORLD_SIZE": str(number),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(_free_port()),
-        }
-        for rank in range(self._number):
-            environment = everyone | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            self._processes.append(
-                subprocess.Popen(self._command, env=environment, stdout=stdout, start_new_session=True)
+            "MASTER_PORT": str(get_free_port()),
+        } | dict(variables or {})
+        self._processes: PContext | None = None
+        self._stop_signal: signal.Signals | None = None
+        # Its lines say again, with exit codes as errors, what the ranks and their outcome tell.
+        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+
+    def start(self, is_quiet: bool = False) -> None:
+        """is_quiet: what the ranks print goes to stderr, so that stdout is the caller's alone."""
+        everyone = range(self._number)
+        with _stdout_to_stderr() if is_quiet else nullcontext(), _handlers_kept():
+            self._processes = start_processes(
+                "kielo",
+                sys.executable,
+                args=dict.fromkeys(everyone, self._arguments),
+                envs={rank: self._everyone | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in everyone},
+                logs_specs=DefaultLogsSpecs(),
             )
-        if self.is_stopping:  # a signal came meanwhile
-            self.pass_on(signal.SIGTERM)
 
-    def pass_on(self, number: int) -> None:
-        """Ask all ranks to stop."""
-        self.is_stopping = True
-        for process in self._processes:
-            process.send_signal(number)
+    def stop(self, number: int) -> None:
+        """Have `wait` pass the signal `number` on to all ranks. A signal handler may call it, at any moment."""
+        self._stop_signal = signal.Signals(number)
 
-    def wait(self, shutdown_seconds: float) -> str:
+    @property
+    def is_stopping(self) -> bool:
+        return self._stop_signal is not None
+
+    def wait(self, shutdown_seconds: int) -> str:
         """Until all have ended; "" if none failed, else which did and how.
 
-        Ranks that are still there so long after a signal, or when another one has failed, are killed.
+        Once one has failed, torch ends the others. Ranks that are still there so long after a stop are killed.
         """
-        failure = ""
-        while any(process.poll() is None for process in self._processes):
-            if not failure and (failure := self._failure()):
-                self._limit(_FAIL_TOGETHER_SECONDS)
-            if self.is_stopping:
-                self._limit(shutdown_seconds)
-            if time.monotonic() > self._until:
-                self.kill()
-                failure = failure or f"not all ranks had saved {shutdown_seconds:g} s after the signal, and were killed"
-            time.sleep(_LOOK_SECONDS)
-        return failure or self._failure()
+        while (ended := self._processes.wait(_LOOK_SECONDS, _LOOK_SECONDS)) is None:
+            if self._stop_signal is not None:
+                self._processes.close(self._stop_signal, shutdown_seconds)
+        failures = [failure for failure in ended.failures.values() if failure.exitcode != REQUEUE]
+        if not failures:
+            return ""
+        first = min(failures, key=lambda failure: failure.timestamp)
+        return f"rank {first.local_rank} ended with {_describe(first.exitcode)}"
 
     def kill(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.wait()
+        if self._processes is not None:
+            self._processes.close(signal.SIGKILL)
 
-    def _limit(self, seconds: float) -> None:
-        self._until = min(self._until, time.monotonic() + seconds)
 
-    def _failure(self) -> str:
-        for rank, process in enumerate(self._processes):
-            code = process.poll()
-            if code not in (None, 0, REQUEUE):
-                return f"rank {rank} ended with {_describe(code)}"
-        return ""
+@contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """The signal handlers stay those of the caller, who passes signals on and waits for the ranks' saves."""
+    handler, variable = signal.getsignal(_UNUSED_SIGNAL), os.environ.get(_SIGNALS_VARIABLE)
+    os.environ[_SIGNALS_VARIABLE] = _UNUSED_SIGNAL.name
+    try:
+        yield
+    finally:
+        signal.signal(_UNUSED_SIGNAL, handler)
+        if variable is None:
+            del os.environ[_SIGNALS_VARIABLE]
+        else:
+            os.environ[_SIGNALS_VARIABLE] = variable
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """For processes that are started meanwhile."""
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def _describe(code: int) -> str:
@@ -95,14 +112,3 @@ def _describe(code: int) -> str:
         return f"exit code {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
     return name + (" (out of memory?)" if -code == signal.SIGKILL else "")
-
-
-def _free_port() -> int:
-    for port in random.sample(_PORTS, 100):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise OSError("no free port below 32000 on this machine")

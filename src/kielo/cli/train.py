@@ -16,7 +16,6 @@ from typing import Any
 
 from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.main import REQUEUE
-from kielo.cli.ranks import Ranks
 from kielo.cli.terminal import keep_stdout_for_json, print_json
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
@@ -57,14 +56,14 @@ def train(options: argparse.Namespace) -> int:
         print_json(outcome)
     elif outcome["exit_code"] not in (0, REQUEUE):
         print(f"kielo: training failed: {outcome['message']}", file=sys.stderr)
-    elif outcome["message"] and not _is_told(outcome, ranks):
+    elif outcome["message"] and not _is_told_by_another():
         print(outcome["message"])
     return outcome["exit_code"]
 
 
-def _is_told(outcome: dict[str, Any], ranks: int) -> bool:
-    """Of several ranks the first one tells; one that wrote no outcome, with its step, has told nothing."""
-    return os.environ.get("RANK", "0") != "0" or (ranks > 1 and "step" in outcome)
+def _is_told_by_another() -> bool:
+    """By the first of several ranks, or by the parent that started them."""
+    return os.environ.get("RANK", "0") != "0" or REFUSAL_FILE in os.environ
 
 
 def is_rank() -> bool:
@@ -75,7 +74,8 @@ def is_rank() -> bool:
 def train_here(recipe: Recipe, profile_steps: int = 0) -> dict[str, Any]:
     """Be one rank: resolve the recipe for the world that the launcher's variables tell of, and train.
 
-    A refusal is noted for the parent that started this rank, if one did. profile_steps: how many steps of this attempt the profiler records (see `train/profile.py`); 0: none.
+    A refusal is noted for the parent that started this rank, if one did.
+    profile_steps: how many steps of this attempt the profiler records (see `train/profile.py`); 0: none.
     """
     import torch
 
@@ -123,20 +123,21 @@ def start_ranks(
     arguments = [argument for entry in sets for argument in ("--set", entry)]
     if profile_steps:
         arguments += ["--profile", str(profile_steps)]
+    from kielo.cli.ranks import Ranks
+
     refusal = tempfile.NamedTemporaryFile("r", prefix="kielo_", encoding="utf-8")  # noqa: SIM115 - until it was read, below
-    os.environ[REFUSAL_FILE] = refusal.name
-    started = Ranks([sys.executable, "-m", "kielo", "train", reference, *arguments], ranks)
+    started = Ranks(["-m", "kielo", "train", reference, *arguments], ranks, {REFUSAL_FILE: refusal.name})
     presses = Presses()
 
     def note(number: int, frame: FrameType | None) -> None:
         if presses.is_second(number):
             raise KeyboardInterrupt
         if not started.is_stopping:
-            started.pass_on(number)
+            started.stop(number)
 
     handlers_before = take_over_signals(note)
     try:
-        started.start(stdout=sys.stderr if sys.stdout is sys.stderr else None)  # under --json
+        started.start(is_quiet=sys.stdout is sys.stderr)  # under --json
         failure = started.wait(shutdown_seconds)
     except BaseException:
         started.kill()
