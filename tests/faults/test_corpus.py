@@ -461,7 +461,7 @@ def at_work(tmp_path) -> Iterator[tuple[subprocess.Popen, str, Path]]:
     finally:
         signal.signal(signal.SIGINT, before)
     try:
-        while len(list((workplace / "run" / ".corpus.kielo").glob("*/cleaned/.*.partial"))) < 2:
+        while len(list((workplace / "run" / ".corpus.kielo").glob("*/cleaned/.*.kielo-partial"))) < 2:
             assert process.poll() is None, process.communicate()
             time.sleep(0.1)  # nothing tells of a file that another process makes
         yield process, marker, workplace
