@@ -1,4 +1,4 @@
-"""What must hold before a run is called finished: its weights, its last step and its held-out loss are finite."""
+"""What must hold before a run is called finished: its weights and its held-out loss are finite."""
 
 import math
 
@@ -15,18 +15,14 @@ _WAY_BACK = "; move the newest checkpoints out of train/checkpoints, and the run
 
 
 def refuse_unsound_end(run: Run) -> None:
-    """KieloError, the same on every rank, naming a weight that is not finite, or the last step or held-out loss."""
+    """KieloError, the same on every rank, naming a weight that is not finite, or the held-out loss.
+
+    A last step that was skipped is no reason: the weights are those of the sound step before it.
+    """
     refuse_unsound_weights(run.model, run.device)
-    step = run.state.step
-    if run.guard.bad_in_a_row:
-        raise KieloError(
-            f"step {step}, the last: the loss or the gradient norm was not finite {run.guard.bad_in_a_row} steps in a row,"
-            " so the run is not finished. The weights are those of the last sound step. What helps: train.skip_steps"
-            f" passes over their text{_WAY_BACK}"
-        )
     loss = run.heldout.loss_at(run.state)
     if not math.isfinite(loss):
-        raise KieloError(f"step {step}, the last: the held-out loss is {loss}, so the run is not finished{_WAY_BACK}")
+        raise KieloError(f"step {run.state.step}, the last: the held-out loss is {loss}, so the run is not finished{_WAY_BACK}")
 
 
 @torch.no_grad()
