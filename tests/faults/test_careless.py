@@ -32,7 +32,7 @@ REFUSED = {
     "train: no ranks": (["train", "tiny.toml", "--ranks", "0"], "--ranks"),
     "train: more ranks than sequences": (["train", "tiny.toml", "--ranks", "16", "--set", "train.tokens=2561"], "16 ranks"),
     "train: a profile of nothing": (["train", "tiny.toml", "--profile", "0"], "--profile"),
-    "plan: nothing": (["plan"], "which recipe"),
+    "plan: nothing": (["plan"], "RECIPE"),
     "plan: no nodes": (["plan", *ON_LUMI, "--nodes", "0"], "--nodes"),
     "plan: nodes in words": (["plan", *ON_LUMI, "--nodes", "many"], "--nodes"),
     "plan: nodes backwards": (["plan", *ON_LUMI, "--nodes", "8..2"], "--nodes"),
@@ -204,11 +204,16 @@ EDITS = {
 
 @pytest.mark.parametrize("what", EDITS)
 def test_an_edited_resolved_toml(here, trained, what):
-    """It is written anew from the recipe before it is trained by, so what was edited there decides nothing."""
+    """It is written anew from the recipe, so what was edited there decides nothing; what is no plan of Kielo's is not replaced."""
     path = trained / "run" / "resolved.toml"
     before, checkpoints = path.read_text(), belongings(trained / "run" / "train" / "checkpoints")
     EDITS[what](path)
-    went_well(here(trained, "run", "tiny.toml", "--only", "train"))
+    outcome = here(trained, "run", "tiny.toml", "--only", "train")
+    if what in ("a text", "nothing"):  # may be a person's
+        refused(outcome, "resolved.toml", "move it away")
+        path.unlink()
+        outcome = here(trained, "run", "tiny.toml", "--only", "train")
+    went_well(outcome)
     assert path.read_text() == before and belongings(trained / "run" / "train" / "checkpoints") == checkpoints
 
 

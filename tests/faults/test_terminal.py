@@ -523,6 +523,10 @@ EXPECTED = {
     "a failing disk": (OSError(errno.EIO, "Input/output error", "x"), ["x", "dmesg"]),
     "an error without advice": (OSError(errno.ETXTBSY, "Text file busy", "x"), ["x: Text file busy"]),
     "memory": (MemoryError(), ["out of memory"]),
+    "memory of a processor": (
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried"),
+        ["out of memory", "you tried"],
+    ),
     "memory of a GPU": (OutOfMemoryError("CUDA out of memory. Tried 2 GiB"), ["out of memory", "2 GiB"]),
     "depth": (RecursionError("maximum recursion depth exceeded"), ["nested too deeply"]),
     "bytes": (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), ["invalid start byte"]),

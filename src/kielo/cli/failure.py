@@ -41,7 +41,7 @@ def sentence(error: BaseException) -> str | None:
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").split(".")[0]
         return f"this verb needs {package}; install it with: pip install 'kielo[train]'" if package in _EXTRAS else None
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
+    if _is_out_of_memory(error):
         return f"{_rank()}out of memory ({_first_line(error) or 'of the processor'}); smaller batches or a larger machine work"
     if isinstance(error, RecursionError):
         return "a file is nested too deeply to be read; what Kielo writes and reads is a few levels deep"
@@ -78,6 +78,15 @@ def _of_the_system(error: OSError) -> str:
     words = error.strerror or os.strerror(error.errno)
     advice = _ADVICE.get(error.errno)
     return f"{paths or 'a file or device'}: {words}" + (f"; {advice}" if advice else "")
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """torch has an error of its own on GPUs, and none on processors; torch is not imported here."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+    )
 
 
 def _rank() -> str:
