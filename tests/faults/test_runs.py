@@ -32,7 +32,7 @@ def absolute(workplace: Path) -> list[str]:
 
 def results(workplace: Path) -> dict[str, str]:
     """All but the cache of the sources' hashes, which is renewed where a folder was copied."""
-    return {name: content for name, content in belongings(workplace).items() if not name.endswith("raw/hashes.json")}
+    return {name: content for name, content in belongings(workplace).items() if not name.endswith("raw/.kielo-hashes.json")}
 
 
 # --- the tokenizer and the tokens -------------------------------------------------------------------------------------
