@@ -1,5 +1,7 @@
 """Promises of held-out bits per byte: each token once, as much context as there is, end-of-text included."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,18 +12,19 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from kielo.evaluate.bits_per_byte import bits_per_byte, counted_bytes, token_stream_bits, windows
 from kielo.evaluate.contender import Contender
 from kielo.evaluate.generate import default_prompts, generate
+from kielo.tokenizer.load import TextTokenizer
 
 VOCAB = 300  # 257 tokens, the rest pads the embedding
 
 
-def byte_tokenizer() -> Tokenizer:
+def byte_tokenizer() -> TextTokenizer:
     """One token a byte, and the end-of-text token 0."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {"<|endoftext|>": 0} | {char: number for number, char in enumerate(alphabet, start=1)}
     tokenizer = Tokenizer(models.BPE(vocab, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
+    return TextTokenizer(tokenizer, Path("in no folder"), "<|endoftext|>")
 
 
 def contender(logits, sequence_length: int = 16, mask_documents: bool = False) -> Contender:

@@ -75,12 +75,12 @@ READERS = {
     ("corpus/manifest.json", "run --only tokenizer"): "corpus",
     ("corpus/manifest.json", "run --only pack"): "corpus",
     ("tokenizer/manifest.json", "run --only pack"): "tokenizer",
-    ("tokens/manifest.json", "plan --resolve"): "tokens",
+    ("tokens/manifest.json", "plan resolve"): "tokens",
     ("tokens/manifest.json", "data --step 3"): "tokens",
     ("tokens/manifest.json", "evaluate"): "tokens",
     ("tokens/text.idx", "data --step 3"): "text",
     ("tokens/text.ids.txt", "data --step 3"): "text.ids.txt",
-    ("tokenizer/tokenizer.json", "plan --resolve"): "tokenizer.json",
+    ("tokenizer/tokenizer.json", "plan resolve"): "tokenizer.json",
     ("tokenizer/tokenizer.json", "data --step 3"): "tokenizer.json",
     ("train/manifest.json", "run --only verify"): "train",
     ("evaluate/scores.json", "run --only report"): "scores.json",
@@ -98,8 +98,8 @@ def test_a_reader_names_the_damaged_file(here, finished, name, words, damage):
     """Also where it is whole JSON, of another shape than was written."""
     damage(finished / "run" / name)
     before = belongings(finished / "run")
-    verb, *options = words.split()
-    refused(here(finished, verb, "tiny.toml", *options), READERS[name, words])
+    verbs, dashes, options = words.partition(" --")
+    refused(here(finished, *verbs.split(), "tiny.toml", *f"{dashes}{options}".split()), READERS[name, words])
     assert belongings(finished / "run") == before
 
 

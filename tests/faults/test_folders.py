@@ -26,15 +26,23 @@ DATA_STAGES = pytest.mark.parametrize("stage", ("corpus", "tokenizer", "pack", "
 
 
 def make_stale(folder: Path) -> None:
-    """The stage has to be made again, as after a change of the recipe."""
+    """The stage has to be made again, as after a change of the recipe. Nothing is trained on it, or it would be refused."""
     listed = json.loads((folder / "manifest.json").read_text())["files"]
     (folder / min(listed)).unlink()
+    untrain(folder)
+
+
+def untrain(folder: Path) -> None:
+    """What a checkpoint was trained on is not replaced: leave the run of a data stage without checkpoints."""
+    if folder.name in ("corpus", "tokenizer", "tokens"):
+        shutil.rmtree(folder.parent / "train" / "checkpoints", ignore_errors=True)
 
 
 def in_place_of(workplace: Path, stage: str) -> Path:
     """The run without the folder of the stage."""
     folder = workplace / "run" / STAGES[stage]
     shutil.rmtree(folder)
+    untrain(folder)
     return folder
 
 

@@ -27,6 +27,7 @@ from kielo.recipe.errors import KieloError
 
 MANIFEST_NAME = "manifest.json"
 READ_BYTES = 1 << 20
+DAMAGED_FILE = "file"  # the first word of such a difference
 HASHED_BYTES = 1 << 20  # files up to this size are hashed, not only measured, to tell whether a stage is current
 PACKAGES = ("kielo", "numpy", "tokenizers", "torch", "transformers", "datatrove")
 
@@ -93,7 +94,7 @@ def differences(
     folder: Path | str, kind: str, version: int, inputs: Mapping[str, str], section: Mapping[str, Any]
 ) -> list[str]:
     """Why the finished stage in `folder` is not what these inputs and this section would make: what changed, in words;
-    empty when it is current, or when there is no finished stage.
+    empty when it is current, or when there is no finished stage. A file that is not as listed begins with DAMAGED_FILE.
     """
     manifest = read_manifest(folder)
     if manifest is None:
@@ -105,7 +106,7 @@ def differences(
     found += [
         f"{name} (was {manifest.section.get(name)!r}, is {now.get(name)!r})" for name in _changed_keys(manifest.section, now)
     ]
-    return found + [f"file {name}" for name, entry in manifest.files.items() if not _is_as_listed(Path(folder) / name, entry)]
+    return found + [f"{DAMAGED_FILE} {name}" for name, entry in manifest.files.items() if not _is_as_listed(Path(folder) / name, entry)]
 
 
 def expire(folder: Path | str) -> None:

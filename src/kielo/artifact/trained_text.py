@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kielo.artifact.checkpoint_index import step_folders
-from kielo.artifact.manifest import differences
+from kielo.artifact.manifest import DAMAGED_FILE, differences
 from kielo.recipe.errors import KieloError
 
 NAMED_DIFFERENCES = 4
@@ -22,13 +22,19 @@ def refuse_to_replace(
     kind … section: as in `manifest.is_current`. A folder that is missing may be made: nothing is replaced.
     """
     changed = differences(folder, kind, version, inputs, section)
-    if changed:
-        named = ", ".join(changed[:NAMED_DIFFERENCES]) + (", …" if len(changed) > NAMED_DIFFERENCES else "")
-        refuse_while_trained_on(folder, f"changed since it was made: {named}")
+    if not changed:
+        return
+    named = ", ".join(changed[:NAMED_DIFFERENCES]) + (", …" if len(changed) > NAMED_DIFFERENCES else "")
+    is_damage = all(change.startswith(DAMAGED_FILE) for change in changed)
+    advice = f"move {folder} away, and it is made anew of the same text; " if is_damage else ""
+    refuse_while_trained_on(folder, f"changed since it was made: {named}", advice)
 
 
-def refuse_while_trained_on(folder: Path | str, why: str) -> None:
-    """Raise KieloError, saying `why` the data stage in `folder` would be made again, if the run has checkpoints."""
+def refuse_while_trained_on(folder: Path | str, why: str, advice: str = "") -> None:
+    """Raise KieloError, saying `why` the data stage in `folder` would be made again, if the run has checkpoints.
+
+    advice: what would work first of all.
+    """
     folder = Path(folder)
     checkpoints = folder.parent / "train" / "checkpoints"
     kept = [*step_folders(checkpoints), *checkpoints.glob("step_*.damaged*")]
@@ -36,6 +42,6 @@ def refuse_while_trained_on(folder: Path | str, why: str) -> None:
         return
     raise KieloError(
         f"{folder}: would be made again ({why}), and {checkpoints} holds {kept[0].name}, which was trained on it. Nothing "
-        "was changed. What would work: --set name=… or another `folder` for the changed text; the old text and values; "
-        f"--from train to go on with the text as it is; or move {checkpoints.parent} away to start anew"
+        f"was changed. What would work: {advice}--set name=… or another `folder` for the changed text; the old text and "
+        f"values; --from train to go on with the text as it is; or move {checkpoints.parent} away to start anew"
     )
