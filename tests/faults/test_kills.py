@@ -139,7 +139,7 @@ def changed(folder: Path, train_folder: Path, changes: dict) -> str:
 
 CHANGES = {
     "seed": 4, "weight_decay": 0.2, "adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-6, "max_gradient_norm": 9.0,
-    "z_loss": 0.1, "mask_documents": False, "tokens_hash": "of others", "name": "other", "language": "fi",
+    "z_loss": 0.1, "mask_documents": False, "name": "other", "language": "fi",
     "learning_rate": 1e-2, "total_steps": 30, "optimiser_state": "bf16", "warmup_steps": 5, "mixture": {"books": 1.0},
 }  # fmt: skip
 
