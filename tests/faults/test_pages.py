@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 import pytest
 import yaml
 
+from kielo.artifact.manifest import hash_file
 from kielo.recipe.read import read_recipe
 from kielo.report.write import write_report
 from tests.faults.trial import refused, went_well
@@ -45,13 +46,18 @@ class Elements(HTMLParser):
 
 
 def edit(path, *keys, words: str) -> None:
-    """Put words into a JSON file of the run, at the keys."""
+    """Put words into a JSON file of the run, at the keys, as a stage would that had them: its manifest knows the file."""
     content = json.loads(path.read_text(encoding="utf-8"))
     place = content
     for key in keys[:-1]:
         place = place[key]
     place[keys[-1]] = words
     path.write_text(json.dumps(content), encoding="utf-8")
+    manifest = path.with_name("manifest.json")
+    listed = json.loads(manifest.read_text(encoding="utf-8"))
+    if path.name in listed["files"]:
+        listed["files"][path.name] = {"bytes": path.stat().st_size, "xxh3_128": hash_file(path)}
+        manifest.write_text(json.dumps(listed), encoding="utf-8")
 
 
 PLACES = {
