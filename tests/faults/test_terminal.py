@@ -447,17 +447,22 @@ def test_a_report_of_a_manifest_with_other_counts(stage, finished, here):
 
 
 def test_a_summary_that_somebody_broke_is_written_anew(finished, here):
+    """Once it was moved away: it may be a person's."""
     (finished / "run" / "summary.json").write_text("[", encoding="utf-8")
+    refused(here(finished, "run", "tiny.toml", "--only", "report"), "summary.json", "move it away")
+    (finished / "run" / "summary.json").rename(finished / "mine.json")
     went_well(here(finished, "run", "tiny.toml", "--only", "report"))
     assert json.loads((finished / "run" / "summary.json").read_text(encoding="utf-8"))["bits_per_byte"]
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"", b"identity = 3", b"[identity", b"[identity]\nname = 1"])
 def test_an_odd_resolved_run_is_named_and_training_writes_it_again(content, trained, here):
-    """`verify parity` reads it, `train` does not."""
+    """`verify parity` reads it, `train` does not. It may be a person's, and is written once that was moved away."""
     path = trained / "run" / "resolved.toml"
     path.write_bytes(content)
     refused(here(trained, "verify", "parity", "tiny.toml"), "resolved.toml")
+    refused(here(trained, "train", "tiny.toml"), "resolved.toml", "move it away")
+    path.rename(trained / "mine.toml")
     went_well(here(trained, "train", "tiny.toml"))
     assert b"learning_rates" in path.read_bytes()
 

@@ -17,6 +17,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from kielo.artifact.checkpoint_index import newest_checkpoint
+from kielo.checkpoint import store as store_module
 from kielo.checkpoint.store import Store, read_index, read_plain, read_tensors
 from kielo.cli.train import train_here
 from kielo.models import families
@@ -481,13 +482,15 @@ def test_padding_rows_and_large_numbers_are_no_fault(ready: Path, here: Here) ->
 
 
 def poisoned(run: Path, to: Path, name: str, value: float) -> Path:
-    """A copy of the run's newest checkpoint with `value` in one parameter."""
+    """A copy of the run's newest checkpoint with `value` in one parameter, as versions before could save it."""
     source = newest_checkpoint(run)
     tensors = read_tensors(source, read_index(source).names())
     tensors[f"model/{name}"][0] = value
     store = Store(to)
-    store.save(20, tensors, read_plain(source))
-    checkpoint = store.settle()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store_module, "_complaint_unless_finite", lambda copies: None)
+        store.save(20, tensors, read_plain(source))
+        checkpoint = store.settle()
     store.close()
     return checkpoint
 
@@ -616,7 +619,7 @@ def test_an_end_of_text_in_any_spelling(trained: Path, here: Here, value: Any) -
 def test_an_odd_tokenizer_file_does_not_go_out(trained: Path, here: Here, file: str, content: str) -> None:
     """Also that of a folder that is sent round."""
     (trained / "run" / "tokenizer" / file).write_text(content)
-    refused(here(trained, "export", "run", "--to", "out"), file)
+    refused(here(trained, "export", "run", "--to", "out"), "tokenizer" if file == "tokenizer.json" else file)
     write_weights(trained / "weights")
     for found in (trained / "run" / "tokenizer").glob("*.json"):
         if found.name != "manifest.json":

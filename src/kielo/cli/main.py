@@ -79,7 +79,8 @@ def _call(arguments: Sequence[str] | None, options: argparse.Namespace) -> int:
             return 2
         module, function = options.handler.split(":")
         return getattr(importlib.import_module("kielo.cli." + module), function)(options) or 0
-    except SystemExit as usage:  # argparse has said what there is to say
+    except SystemExit as usage:  # argparse has said what there is to say, and no verb has worked
+        options.verb = None
         return usage.code
     except KeyboardInterrupt:
         _say("interrupted; what was finished stays, the same command goes on from there")
