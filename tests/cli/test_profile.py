@@ -26,7 +26,7 @@ def test_ranks_are_started_with_the_option(monkeypatch, tmp_path, words, given):
         commands.append(list(args[0]))
         return SimpleNamespace(wait=lambda *_: SimpleNamespace(failures={}))
 
-    monkeypatch.setattr("kielo.cli.ranks.start_processes", started)
+    monkeypatch.setattr("kielo.parallel.local_ranks.start_processes", started)
     monkeypatch.setattr("kielo.resolve.resolve.resolve", lambda *_, **__: None)  # nothing is packed there
     monkeypatch.setattr(train, "read_outcome", lambda *_: DONE)
     assert main(["train", "demo_estonian", "--ranks", "2", "--set", f"folder={tmp_path}", *words]) == 0

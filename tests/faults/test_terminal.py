@@ -17,7 +17,7 @@ from kielo.artifact.metrics import read_metrics
 from kielo.checkpoint.store import read_tensors
 from kielo.cli import look, train
 from kielo.cli.main import main
-from kielo.cli.ranks import Ranks
+from kielo.parallel.local_ranks import Ranks
 from tests.faults.trial import Outcome, belongings, refused, start, went_well
 
 LAST = "step_00000020"
@@ -273,12 +273,12 @@ while True:
 """
 DEAF_RANKS = f"""
 import sys
-from kielo.cli import ranks
 from kielo.cli.main import main
-class Deaf(ranks.Ranks):
-    def __init__(self, arguments, number, variables):
-        super().__init__(["-c", {DEAF!r}], number, variables)
-ranks.Ranks = Deaf
+from kielo.parallel import local_ranks
+class Deaf(local_ranks.Ranks):
+    def __init__(self, arguments, *others):
+        super().__init__(["-c", {DEAF!r}], *others)
+local_ranks.Ranks = Deaf
 sys.exit(main(["train", "tiny.toml", "--ranks", "2", *sys.argv[1:]]))
 """
 DEAF_RANK = """
@@ -351,7 +351,7 @@ def test_an_odd_outcome_is_a_failure_that_names_it(content, tmp_path):
 def test_what_one_rank_fails_of_ends_all(tmp_path):
     """The failure names the rank and its exit code; one that stops on purpose is none."""
     script = "import os, sys; sys.exit(75 if os.environ['RANK'] == '0' else 3)"
-    ranks = Ranks(["-c", script], 2)
+    ranks = Ranks(["-c", script], 2, 75)
     ranks.start()
     assert ranks.wait(1) == "rank 1 ended with exit code 3"
 

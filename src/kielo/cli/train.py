@@ -123,10 +123,10 @@ def start_ranks(
     arguments = [argument for entry in sets for argument in ("--set", entry)]
     if profile_steps:
         arguments += ["--profile", str(profile_steps)]
-    from kielo.cli.ranks import Ranks
+    from kielo.parallel.local_ranks import Ranks
 
     refusal = tempfile.NamedTemporaryFile("r", prefix="kielo_", encoding="utf-8")  # noqa: SIM115 - until it was read, below
-    started = Ranks(["-m", "kielo", "train", reference, *arguments], ranks, {REFUSAL_FILE: refusal.name})
+    started = Ranks(["-m", "kielo", "train", reference, *arguments], ranks, REQUEUE, {REFUSAL_FILE: refusal.name})
     presses = Presses()
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -15,8 +15,6 @@ from contextlib import contextmanager, nullcontext
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, start_processes
 from torch.distributed.elastic.utils.distributed import get_free_port
 
-from kielo.cli.main import REQUEUE
-
 _LOOK_SECONDS = 0.05
 # start_processes takes signals over; those it is told of here, and it gives this one back at once.
 _SIGNALS_VARIABLE, _UNUSED_SIGNAL = "TORCHELASTIC_SIGNALS_TO_HANDLE", signal.SIGQUIT
@@ -24,11 +22,13 @@ _SIGNALS_VARIABLE, _UNUSED_SIGNAL = "TORCHELASTIC_SIGNALS_TO_HANDLE", signal.SIG
 
 class Ranks:
     """`arguments` given to this Python in `number` processes. Each has a session of its own, so that Ctrl-C at a terminal
-    reaches it once, through its parent.
+    reaches it once, through its parent. stop_code: exit code of a rank that stopped on purpose, which is no failure.
     """
 
-    def __init__(self, arguments: Sequence[str], number: int, variables: Mapping[str, str] | None = None):
-        self._arguments, self._number = tuple(arguments), number
+    def __init__(
+        self, arguments: Sequence[str], number: int, stop_code: int, variables: Mapping[str, str] | None = None
+    ):
+        self._arguments, self._number, self._stop_code = tuple(arguments), number, stop_code
         self._everyone = {
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // number))),
             "WORLD_SIZE": str(number),
@@ -69,7 +69,7 @@ class Ranks:
         while (ended := self._processes.wait(_LOOK_SECONDS, _LOOK_SECONDS)) is None:
             if self._stop_signal is not None:
                 self._processes.close(self._stop_signal, shutdown_seconds)
-        failures = [failure for failure in ended.failures.values() if failure.exitcode != REQUEUE]
+        failures = [failure for failure in ended.failures.values() if failure.exitcode != self._stop_code]
         if not failures:
             return ""
         first = min(failures, key=lambda failure: failure.timestamp)
