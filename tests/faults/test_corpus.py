@@ -452,14 +452,9 @@ def at_work(tmp_path) -> Iterator[tuple[subprocess.Popen, str, Path]]:
     workplace = write_workplace(tmp_path / "workplace")
     (workplace / "text.txt").write_text("\n".join(estonian_document(n).replace("\n", " ") for n in range(100_000)))
     marker = f"KIELO_TRIAL={tmp_path}"
-    # Where pytest runs in the background, Ctrl-C is ignored, and children inherit that.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        process = start(
-            workplace, "run", "tiny.toml", "--only", "corpus", "--set", "corpus.workers=2", KIELO_TRIAL=str(tmp_path)
-        )
-    finally:
-        signal.signal(signal.SIGINT, before)
+    process = start(
+        workplace, "run", "tiny.toml", "--only", "corpus", "--set", "corpus.workers=2", KIELO_TRIAL=str(tmp_path)
+    )
     try:
         while len(list((workplace / "run" / ".corpus.kielo").glob("*/cleaned/.*.kielo-partial"))) < 2:
             assert process.poll() is None, process.communicate()

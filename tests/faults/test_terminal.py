@@ -348,12 +348,13 @@ def test_an_odd_outcome_is_a_failure_that_names_it(content, tmp_path):
     assert outcome["exit_code"] == 1 and "rank 1" in outcome["message"] and str(file) in outcome["message"]
 
 
-def test_what_one_rank_fails_of_ends_all(tmp_path):
+def test_what_one_rank_fails_of_ends_all():
     """The failure names the rank and its exit code; one that stops on purpose is none."""
-    script = "import os, sys; sys.exit(75 if os.environ['RANK'] == '0' else 3)"
-    ranks = Ranks(["-c", script], 2, 75)
-    ranks.start()
-    assert ranks.wait(1) == "rank 1 ended with exit code 3"
+    failing = "import os, sys, time; sys.exit(3) if os.environ['RANK'] == '1' else time.sleep(600)"
+    for script, number, told in ((failing, 2, "rank 1 ended with exit code 3"), ("import sys; sys.exit(75)", 1, "")):
+        ranks = Ranks(["-c", script], number, 75)
+        ranks.start()
+        assert ranks.wait(1) == told
 
 
 # --- Odd files beside a run -------------------------------------------------------------------------------------------
