@@ -12,49 +12,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.cli.test_run import RECIPE as TINY
 from tests.corpus.texts import ENGLISH, estonian_document
 
-RECIPE = """
-name = "tiny"
-language = "et"
-folder = "run"
-
-[corpus]
-sources = "text.txt"
-workers = 1
-
-[tokenizer]
-vocab_size = 320
-
-[dataset]
-sequence_length = 16
-heldout_share = 0.2
-max_epochs = 1000
-
-[model]
-hidden_size = 16
-intermediate_size = 32
-num_hidden_layers = 2
-num_attention_heads = 2
-tie_word_embeddings = true
-
-[train]
-tokens = 2560
-tokens_per_step = 128
-precision = "fp32"
-heldout_every_steps = 10
-tensorboard = false
-
-[checkpoint]
-every_steps = 5
-
-[verify]
-parity_steps = 2
-parity_sequence_length = 16
-
-[evaluate]
-sample_tokens = 4
-"""
+RECIPE = TINY.format(folder="run", text="text.txt") + "\n[checkpoint]\nevery_steps = 5\n"
 MAX_MESSAGE_LINES = 12
 
 

@@ -111,7 +111,7 @@ class FaultyCheckpoint(KieloError):
 
 
 def _fault_of(name: str, error: OSError | UnicodeDecodeError) -> Fault:
-    """What an error while reading the file `name` says about its checkpoint."""
+    """Tell from an error while reading the file `name` what is wrong with its checkpoint."""
     if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
         return Fault("damaged", f"{name} is missing")
     if isinstance(error, UnicodeDecodeError):

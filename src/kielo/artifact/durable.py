@@ -72,7 +72,7 @@ class DurableFile:
 
 
 def is_aside(name: str) -> bool:
-    """Whether a file of this name is what a killed `DurableFile` left."""
+    """True for the name of a file that a killed `DurableFile` left."""
     return _ASIDE.fullmatch(name) is not None
 
 

@@ -100,7 +100,7 @@ class Lease:
 
     @property
     def token(self) -> str:
-        """What tells this lease from every other."""
+        """A random name, which no other lease has."""
         return json.loads(self._text)["token"]
 
     @classmethod

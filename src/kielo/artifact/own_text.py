@@ -26,7 +26,7 @@ def marked(text: str, comment: str = HTML_COMMENT) -> str:
 
 
 def is_own_text(path: Path | str) -> bool:
-    """Whether the file is Kielo's, unchanged since. OSError where it cannot be read."""
+    """True for a file that Kielo wrote and nobody changed since. OSError where it cannot be read."""
     path = Path(path)
     if path.is_symlink() or not path.is_file() or path.stat().st_size > _MAX_BYTES:
         return False
@@ -48,7 +48,7 @@ def refuse_other_text(path: Path | str) -> None:
 
 
 def refuse_other_json(path: Path | str, key: str) -> None:
-    """The same for JSON, which has no comments: Kielo's own is an object with `key`."""
+    """Raise KieloError where something else than Kielo's own JSON, an object with `key`, has that name: JSON has no comments."""
     path = Path(path)
     try:
         is_own = key in json.loads(path.read_text(encoding="utf-8")) if os.path.lexists(path) else True

@@ -1,4 +1,4 @@
-"""What a run trains on stays while there is a checkpoint of it: data stages ask here before they replace a finished folder.
+"""Protects the text that a run trains on: data stages ask here before they replace a finished folder.
 
 RUN/corpus, RUN/tokenizer and RUN/tokens are one text; RUN/train/checkpoints holds what was trained on it.
 """

@@ -29,7 +29,7 @@ def join(pieces: Mapping[str, Piece], values: Mapping[str, Tensor]) -> Tensor:
 
 
 def is_finite(values: Tensor) -> bool:
-    """Whether there is no NaN and no infinity, without memory for a mask. Waits for the device."""
+    """True for a tensor without NaN and infinities. Takes no memory for a mask; waits for the device."""
     return not values.numel() or bool(torch.stack(values.detach().aminmax()).isfinite().all())  # NaN is both ends
 
 

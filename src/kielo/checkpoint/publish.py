@@ -40,7 +40,7 @@ def refuse_if_too_full(folder: Path, num_bytes: int, num_files: int) -> None:
 
 
 def aside_name(path: Path, save_id: str, what: str) -> Path:
-    """Where the checkpoint `path` lies while it is "partial", "replaced" or "removed"; `remove_leftovers` knows the name."""
+    """Name the folder in which the checkpoint `path` lies while it is "partial", "replaced" or "removed": `remove_leftovers` finds it."""
     return path.with_name(f"{path.name}.{save_id}.{what}")
 
 

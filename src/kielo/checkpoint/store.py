@@ -72,7 +72,7 @@ def _always() -> None:
 
 @dataclass(frozen=True)
 class Retention:
-    """What a save keeps beside what the store keeps always: see `Store.save`."""
+    """Names the checkpoints that a save keeps beside those that the store always keeps: see `Store.save`."""
 
     kept_step: int | None
     keep_all: str | None

@@ -224,7 +224,7 @@ def _faults(paths: Iterable[Path]) -> dict[Path, list[Fault]]:
 
 
 def _state(faults: list[Fault]) -> str:
-    """Of several, a file that is known to be damaged tells more than one that could not be read."""
+    """Choose the fault to show: a file that is known to be damaged tells more than one that could not be read."""
     faults = sorted(faults, key=lambda fault: fault.kind != "damaged")
     return f"{faults[0].kind}: {'; '.join(fault.reason for fault in faults)}" if faults else "verified"
 
