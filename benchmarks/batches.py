@@ -1,11 +1,13 @@
-"""Tokens a second from packed shards to arrays of inputs and labels, on one core: the data order and the batches.
+"""Tokens a second from packed shards to arrays of inputs and labels, on one core: the data order and the
+batches.
 
     python benchmarks/batches.py                 # about a minute; writes results/batches_cpu.json
 
-A folder of made tokens is packed in a temporary place and read once, so that it lies in the page cache. Then every step
-is asked for in turn, one thread on one core, as rank 0 of 1 and, for the plain case, of 64. Both seconds of the clock
-and of the processor are counted; on a busy machine only the second say something. `--feed` adds what the training
-loop's feed does with the arrays (cutting into micro-batches, counting labels), which needs torch.
+A folder of made tokens is packed in a temporary place and read once, so that it lies in the page cache. Then
+every step is asked for in turn, one thread on one core, as rank 0 of 1 and, for the plain case, of 64. Both
+seconds of the clock and of the processor are counted; on a busy machine only the second say something.
+`--feed` adds what the training loop's feed does with the arrays (cutting into micro-batches, counting
+labels), which needs torch.
 
 Bar: 20 million tokens a second for sequences of 512 and longer, without document numbers.
 """
@@ -23,7 +25,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")  # before numpy and torch are loaded
+# before numpy and torch are loaded
+os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
 import numpy as np
 
@@ -57,14 +60,24 @@ def main() -> None:
         "passed": all(row["processor_tokens_per_second"] >= BAR for row in rows if not row["documents"]), "rows": rows,
     }  # fmt: skip
     Path(options.to).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(result, indent=1) if options.json else f"passed: {result['passed']}; written to {options.to}")
+    print(
+        json.dumps(result, indent=1)
+        if options.json
+        else f"passed: {result['passed']}; written to {options.to}"
+    )
 
 
 def cases(vocabulary: int) -> list[dict[str, Any]]:
     """The cases of one folder; the larger vocabulary only where a difference could show."""
     lengths = LENGTHS if vocabulary == SMALL_VOCABULARY else LENGTHS[:1]
     found = [
-        {"vocabulary": vocabulary, "sequence_length": length, "sources": sources, "documents": documents, "ranks": 1}
+        {
+            "vocabulary": vocabulary,
+            "sequence_length": length,
+            "sources": sources,
+            "documents": documents,
+            "ranks": 1,
+        }
         for length in lengths
         for sources in (1, 4)
         for documents in (False, True)
@@ -110,7 +123,9 @@ def measured(folder: Path, case: dict[str, Any], options: argparse.Namespace) ->
 
 
 def rates(step: Callable[[int], int], seconds: float) -> dict[str, Any]:
-    """`step`: from a step's number to its tokens. Medians of tokens a second, with the lowest and highest of the turns."""
+    """`step`: from a step's number to its tokens. Medians of tokens a second, with the lowest and highest of
+    the turns.
+    """
     step(1)
     number, wall, processor = 2, [], []
     for _ in range(TURNS):
@@ -158,21 +173,31 @@ def _cpu() -> str:
 
 def _line(row: dict[str, Any]) -> str:
     documents = "with documents" if row["documents"] else "plain"
-    fed = f", {row['with_feed']['processor_tokens_per_second'] / 1e6:.0f} with the feed" if "with_feed" in row else ""
+    fed = (
+        f", {row['with_feed']['processor_tokens_per_second'] / 1e6:.0f} with the feed"
+        if "with_feed" in row
+        else ""
+    )
     return (
-        f"vocabulary {row['vocabulary']:>7,}, length {row['sequence_length']:>5}, {row['sources']} sources, {documents:14s} "
-        f"{row['sequences_per_step_and_rank']:>3} sequences of rank 0 of {row['ranks']}: "
+        f"vocabulary {row['vocabulary']:>7,}, length {row['sequence_length']:>5}, {row['sources']} sources, "
+        f"{documents:14s} {row['sequences_per_step_and_rank']:>3} sequences of rank 0 of {row['ranks']}: "
         f"{row['tokens_per_second'] / 1e6:6.1f} million tokens/s of the clock, "
         f"{row['processor_tokens_per_second'] / 1e6:6.1f} of the processor{fed}"
     )
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=300, help="size of each folder's tokens; default: 300")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--megabytes", type=int, default=300, help="size of each folder's tokens; default: 300"
+    )
     parser.add_argument("--seconds", type=float, default=0.5, help=f"of each of {TURNS} turns; default: 0.5")
     parser.add_argument("--feed", action="store_true", help="measure the training loop's feed on top")
-    parser.add_argument("--to", default=str(RESULTS), metavar="FILE", help="where the result is written; default: results/")
+    parser.add_argument(
+        "--to", default=str(RESULTS), metavar="FILE", help="where the result is written; default: results/"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser.parse_args()
 

@@ -3,9 +3,9 @@
     python benchmarks/checkpoint.py --gb 1.5            # 1 and 2 ranks
     python benchmarks/checkpoint.py --gb 0.2 --ranks 1
 
-Each rank holds --gb GB of fp32 tensors on the CPU, as many as a model and its moments have, saves them several times
-and does small steps (a matrix product each) until the save is published. The bar for what training may be stopped is
-0.2 s + bytes per rank / 1 GB/s. Writes results/checkpoint_cpu.json.
+Each rank holds --gb GB of fp32 tensors on the CPU, as many as a model and its moments have, saves them
+several times and does small steps (a matrix product each) until the save is published. The bar for what
+training may be stopped is 0.2 s + bytes per rank / 1 GB/s. Writes results/checkpoint_cpu.json.
 """
 
 import argparse
@@ -74,7 +74,13 @@ def _case(ranks: int, options: argparse.Namespace) -> dict:
 
 
 def _rank(rank: int, ranks: int, port: int, folder: Path, options: argparse.Namespace) -> None:
-    launcher = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    launcher = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": ranks,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
     os.environ.update({name: str(value) for name, value in launcher.items()})
     torch.set_num_threads(1)
     world = start_world(60, "cpu")
@@ -140,12 +146,15 @@ def _table(result: dict) -> str:
         later = ", ".join(f"{seconds:.3f}" for seconds in case["later_blocked_seconds"])
         published = ", ".join(f"{seconds:.1f}" for seconds in case["published_after_seconds"])
         lines += [
-            f"{case['ranks']} rank(s), {case['bytes_per_rank'] / 1e9:.2f} GB each, on {result['folder_file_system']}",
+            f"{case['ranks']} rank(s), {case['bytes_per_rank'] / 1e9:.2f} GB each, on "
+            f"{result['folder_file_system']}",
             f"  memory made at the start in {case['reserve_seconds']:.3f} s",
-            f"  training stopped for   {case['first_blocked_seconds']:.3f} s, then {later} s (bar {case['bar_seconds']} s)",
+            f"  training stopped for   {case['first_blocked_seconds']:.3f} s, then {later} s (bar "
+            f"{case['bar_seconds']} s)",
             f"  published after        {published} s, with {case['steps_meanwhile']} steps meanwhile",
             f"  a step takes           {1e3 * case['step_seconds_alone']:.1f} ms alone, "
-            f"{', '.join(f'{1e3 * seconds:.1f}' for seconds in case['step_seconds_meanwhile'])} ms meanwhile (median)",
+            f"{', '.join(f'{1e3 * seconds:.1f}' for seconds in case['step_seconds_meanwhile'])} ms meanwhile "
+            "(median)",
         ]
     return "\n".join([*lines, "within the bar" if result["passed"] else "OVER THE BAR"])
 

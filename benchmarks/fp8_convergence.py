@@ -1,16 +1,19 @@
-"""Does FP8 train as bf16 does? One shape on real text in bf16, in FP8, and in bf16 with a change to FP8 in the middle.
+"""Does FP8 train as bf16 does? One shape on real text in bf16, in FP8, and in bf16 with a change to FP8 in
+the middle.
 
     python benchmarks/fp8_convergence.py --shape small --tokens runs/demo_estonian              # CPU, emulated: minutes
     python benchmarks/fp8_convergence.py --shape llama_1b --tokens runs/demo_estonian           # a GPU that has FP8
     python benchmarks/fp8_convergence.py ... --seconds-limit 500                                # go on by the same command
 
---tokens: a run folder with finished `tokens` and `tokenizer` stages (`kielo run RECIPE --to pack` makes one), or its `tokens`.
-The vocabulary is that of the tokens: of the named shape only the body is as it is called. Runs are Kielo's own training, a
-process each, under --folder; one that is finished is not trained again, one that was stopped goes on from its checkpoint.
+--tokens: a run folder with finished `tokens` and `tokenizer` stages (`kielo run RECIPE --to pack` makes one),
+or its `tokens`. The vocabulary is that of the tokens: of the named shape only the body is as it is called.
+Runs are Kielo's own training, a process each, under --folder; one that is finished is not trained again, one
+that was stopped goes on from its checkpoint.
 
-Bars: held-out and training loss (mean of the last ten steps) of FP8 within 0.3 % of bf16's; cosine of FP8's and bf16's gradients
-of the same batch at least 0.99 at the start, the middle and the end; after the change no ten steps' mean loss more than 2 % above
-that of the same steps in bf16. To benchmarks/results/fp8_convergence_SHAPE_DEVICE.json.
+Bars: held-out and training loss (mean of the last ten steps) of FP8 within 0.3 % of bf16's; cosine of FP8's
+and bf16's gradients of the same batch at least 0.99 at the start, the middle and the end; after the change no
+ten steps' mean loss more than 2 % above that of the same steps in bf16. To
+benchmarks/results/fp8_convergence_SHAPE_DEVICE.json.
 """
 
 import argparse
@@ -99,7 +102,9 @@ def main() -> int:
 def measure(rows: dict[str, list[dict[str, Any]]], steps: int) -> dict[str, Any]:
     """rows: run → those of its metrics.jsonl. What the bars are about, and the bars."""
     losses = {name: {row["step"]: row["loss"] for row in of if "loss" in row} for name, of in rows.items()}
-    heldout = {name: [row["heldout_loss"] for row in of if "heldout_loss" in row][-1] for name, of in rows.items()}
+    heldout = {
+        name: [row["heldout_loss"] for row in of if "heldout_loss" in row][-1] for name, of in rows.items()
+    }
     last = {name: _mean(of, steps - WINDOW + 1) for name, of in losses.items()}
     cosines = {row["step"]: row["fp8_gradient_cosine"] for row in rows["fp8"] if "fp8_gradient_cosine" in row}
     change = _change(steps)
@@ -179,7 +184,9 @@ def _run_apart(name: str, options: argparse.Namespace, folder: Path, until: floa
 
 
 def _train(resolved: Resolved) -> int:
-    """As `kielo train` does; then only the rows are kept, for three checkpoints of a billion parameters are much."""
+    """As `kielo train` does; then only the rows are kept, for three checkpoints of a billion parameters are
+    much.
+    """
     from kielo.artifact.metrics import read_metrics  # torch is not needed by the process that waits
     from kielo.train.run import train
 
@@ -201,23 +208,34 @@ def _machine(device: str) -> str:
 
 def _print(document: dict[str, Any]) -> None:
     print(
-        f"{document['shape']} with the vocabulary of its tokens ({document['model']['vocab_size']:,}), {document['parameters']:,} "
-        f"parameters, {document['steps']} steps of {document['tokens_per_step']:,} tokens ({document['epochs']} epochs), on "
+        f"{document['shape']} with the vocabulary of its tokens ({document['model']['vocab_size']:,}), "
+        f"{document['parameters']:,} parameters, {document['steps']} steps of "
+        f"{document['tokens_per_step']:,} tokens ({document['epochs']} epochs), on "
         f"{document['machine']}{', FP8 emulated' * document['is_emulated']}"
     )
     for name, loss in document["heldout_loss"].items():
         print(f"{name}: held-out loss {loss:.5f}, last {WINDOW} steps {document['training_loss'][name]:.5f}")
-    print(f"cosines by step: {', '.join(f'{step}: {cosine:.5f}' for step, cosine in document['cosines'].items())}")
+    print(
+        "cosines by step: "
+        f"{', '.join(f'{step}: {cosine:.5f}' for step, cosine in document['cosines'].items())}"
+    )
     for row in document["outcomes"]:
         print(f"change to {row.get('precision')} after step {row['step']}: {row['outcome']}")
     for bar in document["bars"]:
-        print(f"bar: {bar['name']} {bar['value']:.5f} (bar {bar['bar']}): {'passed' if bar['passed'] else 'FAILED'}")
+        print(
+            f"bar: {bar['name']} {bar['value']:.5f} (bar {bar['bar']}): "
+            f"{'passed' if bar['passed'] else 'FAILED'}"
+        )
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", choices=SHAPES, default="small")
-    parser.add_argument("--tokens", type=Path, required=True, help="run folder with finished tokens and tokenizer")
+    parser.add_argument(
+        "--tokens", type=Path, required=True, help="run folder with finished tokens and tokenizer"
+    )
     parser.add_argument("--folder", type=Path, help="default: runs/fp8_convergence_SHAPE")
     parser.add_argument("--steps", type=int, help="default: the shape's")
     parser.add_argument("--seconds-limit", type=float, default=float("inf"))

@@ -3,13 +3,14 @@
     python benchmarks/fp8_numerics.py                   emulated, on the CPU
     python benchmarks/fp8_numerics.py --device cuda     by the GPU's own FP8 kernels
 
-An error is ‖FP8 - fp32‖ / ‖fp32‖ over all entries. Its bound follows from the formats: a number is rounded to one of its
-two neighbours, whose distance Δ is 2⁻³ (e4m3) or 2⁻² (e5m2) of the power of two below it, and below the smallest normal
-number that of the subnormal ones; so the error's mean square is Δ²/12, and in a product x w of independent errors
-x² Δw²/12 + w² Δx²/12 + Δx² Δw²/144. Sums of such products add up in squares. As Δ is taken from the number itself
-(which is up to twice that power of two) the bound is an upper one, by about a fifth. bf16 results are rounded once more.
-Numbers are normal, or heavy-tailed: Student's t with 3 degrees of freedom and, among inputs, one channel in 128 that is
-20 times larger, as transformers have. Writes results/fp8_numerics_cpu.json.
+An error is ‖FP8 - fp32‖ / ‖fp32‖ over all entries. Its bound follows from the formats: a number is rounded to
+one of its two neighbours, whose distance Δ is 2⁻³ (e4m3) or 2⁻² (e5m2) of the power of two below it, and
+below the smallest normal number that of the subnormal ones; so the error's mean square is Δ²/12, and in a
+product x w of independent errors x² Δw²/12 + w² Δx²/12 + Δx² Δw²/144. Sums of such products add up in
+squares. As Δ is taken from the number itself (which is up to twice that power of two) the bound is an upper
+one, by about a fifth. bf16 results are rounded once more. Numbers are normal, or heavy-tailed: Student's t
+with 3 degrees of freedom and, among inputs, one channel in 128 that is 20 times larger, as transformers have.
+Writes results/fp8_numerics_cpu.json.
 """
 
 import argparse
@@ -78,7 +79,8 @@ def main() -> None:
 def measured(
     scaling: Any, shape: Shape, tails: str, device: torch.device, dtype: torch.dtype, used: Any = None
 ) -> list[dict[str, Any]]:
-    """{"product", "error", "bound"} of the three products, for operands and results in `dtype` (bf16 or fp32).
+    """{"product", "error", "bound"} of the three products, for operands and results in `dtype` (bf16 or
+    fp32).
 
     scaling: a word or a Float8LinearConfig, which the bound is for. used: another config to multiply with.
     """
@@ -105,7 +107,9 @@ def measured(
     for product, (a, b, a_cast, b_cast) in products.items():
         exact = a @ b.T
         error = ((results[product].float() - exact).norm() / exact.norm()).item()
-        rows.append({"product": product, "error": error, "bound": _bound(a, b, a_cast, b_cast, config, dtype, exact)})
+        rows.append(
+            {"product": product, "error": error, "bound": _bound(a, b, a_cast, b_cast, config, dtype, exact)}
+        )
     return rows
 
 
@@ -121,15 +125,23 @@ def _numbers(shape: Shape, tails: str) -> tuple[Tensor, Tensor, Tensor]:
         return normal(*size) / (chi_square / 3).sqrt()
 
     draw = student if tails == "heavy" else normal
-    x, w, g = draw(shape.tokens, shape.inputs), 0.02 * draw(shape.outputs, shape.inputs), 1e-4 * draw(shape.tokens, shape.outputs)
+    x, w, g = (
+        draw(shape.tokens, shape.inputs),
+        0.02 * draw(shape.outputs, shape.inputs),
+        1e-4 * draw(shape.tokens, shape.outputs),
+    )
     if tails == "heavy":
         x[:, ::128] *= 20
     return x, w, g
 
 
-def _bound(a: Tensor, b: Tensor, a_cast: Any, b_cast: Any, config: Any, dtype: torch.dtype, exact: Tensor) -> float:
+def _bound(
+    a: Tensor, b: Tensor, a_cast: Any, b_cast: Any, config: Any, dtype: torch.dtype, exact: Tensor
+) -> float:
     """Of ‖â b̂ᵀ - a bᵀ‖ / ‖a bᵀ‖ for a [m, k] and b [n, k], whatever is known of them but their rounding."""
-    a_variance, b_variance = (_variance(t, cast, config).sum(0).double() for t, cast in ((a, a_cast), (b, b_cast)))
+    a_variance, b_variance = (
+        _variance(t, cast, config).sum(0).double() for t, cast in ((a, a_cast), (b, b_cast))
+    )
     a_square, b_square = (t.double().square().sum(0) for t in (a, b))
     total = (a_variance * b_square + a_square * b_variance + a_variance * b_variance).sum()
     summing = a.shape[1] * torch.finfo(torch.float32).eps ** 2 * (a_square * b_square).sum()
@@ -162,13 +174,21 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _processor() -> str:
-    names = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+    names = [
+        line.split(":")[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if "model name" in line
+    ]
     return names[0] if names else platform.processor()
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cpu: emulated; cuda: the GPU's kernels")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda"], default="cpu", help="cpu: emulated; cuda: the GPU's kernels"
+    )
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--to", default=str(Path(__file__).parent / "results"), help="folder of the result")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")

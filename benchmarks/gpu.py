@@ -1,8 +1,8 @@
 """Every bar that needs a GPU, in three parts of at most nine minutes: `make bench-gpu PART=1|2|3`.
 
-Each part is a list of commands with time limits. What a command found stays where it wrote it, and that it ran is noted in
-gpu_parts.json of the same folder, so that a part that was cut off goes on where it stopped (--all begins anew). A command
-that fails does not stop the others; the exit status tells.
+Each part is a list of commands with time limits. What a command found stays where it wrote it, and that it
+ran is noted in gpu_parts.json of the same folder, so that a part that was cut off goes on where it stopped
+(--all begins anew). A command that fails does not stop the others; the exit status tells.
 """
 
 import argparse
@@ -23,8 +23,8 @@ _LEAST_SECONDS = 20  # less is not worth beginning
 
 @dataclass(frozen=True)
 class Command:
-    """`words` after the python. `seconds`: when it is ended at the latest; {seconds} in a word is what it is told.
-    is_repeated: also where it ran before, for it does what is missing.
+    """`words` after the python. `seconds`: when it is ended at the latest; {seconds} in a word is what it is
+    told. is_repeated: also where it ran before, for it does what is missing.
     """
 
     name: str
@@ -34,8 +34,8 @@ class Command:
 
 
 def _step(shape: str, contenders: str, seconds: int, pairs: int) -> Command:
-    """As many rounds as there is time for, `pairs` at most; a step of many micro-batches is warm after one, and long enough
-    to be timed alone.
+    """As many rounds as there is time for, `pairs` at most; a step of many micro-batches is warm after one,
+    and long enough to be timed alone.
     """
     words = (
         "benchmarks/step.py", "--shape", shape, "--precision", "bf16", "--device", "cuda", "--contenders", contenders,
@@ -58,10 +58,23 @@ PARTS: dict[int, list[Command]] = {
     3: [
         Command(
             "fp8 convergence",
-            ("benchmarks/fp8_convergence.py", "--shape", "llama_1b", "--tokens", "{tokens}", "--seconds-limit", "{seconds}"),
+            (
+                "benchmarks/fp8_convergence.py",
+                "--shape",
+                "llama_1b",
+                "--tokens",
+                "{tokens}",
+                "--seconds-limit",
+                "{seconds}",
+            ),
             300,
         ),
-        Command("memory", ("benchmarks/step_memory.py", "--seconds-limit", "90", "{results}"), 235, is_repeated=True),
+        Command(
+            "memory",
+            ("benchmarks/step_memory.py", "--seconds-limit", "90", "{results}"),
+            235,
+            is_repeated=True,
+        ),
     ],
 }
 
@@ -85,24 +98,38 @@ def main() -> None:
             continue
         begun = time.monotonic()
         status = _run(command, left, folder, options)
-        ran[key] = {"status": status, "seconds": round(time.monotonic() - begun, 1), "date": date.today().isoformat()}
+        ran[key] = {
+            "status": status,
+            "seconds": round(time.monotonic() - begun, 1),
+            "date": date.today().isoformat(),
+        }
         notes.write_text(json.dumps(ran, indent=1) + "\n", encoding="utf-8")
         print(f"{key}: status {status} after {ran[key]['seconds']} s", flush=True)
-    done = [ran.get(f"{options.part} {command.name}", {}).get("status") == 0 for command in PARTS[options.part]]
+    done = [
+        ran.get(f"{options.part} {command.name}", {}).get("status") == 0 for command in PARTS[options.part]
+    ]
     sys.exit(0 if all(done) else 1)
 
 
 def _run(command: Command, seconds: float, folder: Path, options: argparse.Namespace) -> int:
     """Its exit status; 124 where it was ended. Children are ended with it."""
-    results = sorted(map(str, folder.glob("step_*_cuda.json"))) or sorted(map(str, RESULTS.glob("step_*_cuda.json")))
+    results = sorted(map(str, folder.glob("step_*_cuda.json"))) or sorted(
+        map(str, RESULTS.glob("step_*_cuda.json"))
+    )
     # Seconds: less those that it needs to write its results.
     told = {"{seconds}": str(int(seconds - 15)), "{to}": str(folder), "{tokens}": options.tokens}
-    words = [part for word in command.words for part in (results if word == "{results}" else [told.get(word, word)])]
+    words = [
+        part
+        for word in command.words
+        for part in (results if word == "{results}" else [told.get(word, word)])
+    ]
     words = [word for word in words if not (options.all and word == "--skip-done")]
     paths = [str(_HERE.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     print("$ python " + " ".join(words), flush=True)
-    with subprocess.Popen([sys.executable, *words], cwd=_HERE.parent, env=environment, start_new_session=True) as process:
+    with subprocess.Popen(
+        [sys.executable, *words], cwd=_HERE.parent, env=environment, start_new_session=True
+    ) as process:
         try:
             return process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -112,11 +139,15 @@ def _run(command: Command, seconds: float, folder: Path, options: argparse.Names
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--part", type=int, choices=PARTS, required=True)
     parser.add_argument("--all", action="store_true", help="also what ran before")
     parser.add_argument("--seconds-limit", type=float, default=_PART_SECONDS)
-    parser.add_argument("--tokens", default="runs/demo_estonian", help="run folder with real text, for the convergence of FP8")
+    parser.add_argument(
+        "--tokens", default="runs/demo_estonian", help="run folder with real text, for the convergence of FP8"
+    )
     parser.add_argument("--to", default=str(RESULTS), help="folder of the results")
     return parser.parse_args()
 

@@ -8,10 +8,10 @@
               the edges of every slice; after loading each number of the rank is compared
 transformers  the 3b files through from_pretrained, for comparison
 
-The files are made here, of random numbers, and removed. Other ranks are played by a fake process group; the layout
-and its memory are those of training. Speed is compared with a bare loop that reads the same bytes into a buffer of
-64 MiB and casts them into tensors, in turn with ours, both with a cold page cache; where others use the machine, trust
-the ratio and not the seconds. Writes results/import_weights_cpu.json.
+The files are made here, of random numbers, and removed. Other ranks are played by a fake process group; the
+layout and its memory are those of training. Speed is compared with a bare loop that reads the same bytes into
+a buffer of 64 MiB and casts them into tensors, in turn with ours, both with a cold page cache; where others
+use the machine, trust the ratio and not the seconds. Writes results/import_weights_cpu.json.
 """
 
 import argparse
@@ -256,7 +256,9 @@ def _laid_out(job: Job) -> nn.Module:
 
 
 def _bare_loop(parameters: dict[str, Tensor], folder: Path, model: Model) -> int:
-    """The same bytes as short as it can be written: read into the buffer until it is full, cast, go on. Bytes read."""
+    """The same bytes as short as it can be written: read into the buffer until it is full, cast, go on. Bytes
+    read.
+    """
     places = _places(folder)
     pieces = to_hugging_face(model)
     buffer = torch.empty(64 * 2**20, dtype=torch.uint8)
@@ -431,7 +433,9 @@ def _slices_of_tensor_8(ours: str, shape: tuple[int, ...]) -> Iterator[tuple[sli
 
 
 def _edges_of_slice(box: tuple[slice, ...]) -> Iterator[tuple[int, slice]]:
-    """(row, columns) of the first and last numbers of a slice, up to 4 KiB of a row each; of a vector, all."""
+    """(row, columns) of the first and last numbers of a slice, up to 4 KiB of a row each; of a
+    vector, all.
+    """
     if len(box) == 1:
         yield 0, box[0]
         return
@@ -509,8 +513,8 @@ def _table(result: dict) -> str:
             text = f"{case:<13} {where:<25} peak {row['peak_bytes'] / 1e9:6.2f} GB"
             text += f" (bar {bar / 1e9:.2f}, before {row['baseline_bytes'] / 1e9:.2f})" if bar else ""
             text += (
-                f", {row['gigabytes_per_second']:.2f} GB/s, {row['speed_beside_bare_loop']:.2f} of the bare loop's speed"
-                f" (bar {row['bar_speed']})"
+                f", {row['gigabytes_per_second']:.2f} GB/s, {row['speed_beside_bare_loop']:.2f} of the bare "
+                f"loop's speed (bar {row['bar_speed']})"
                 if "bar_speed" in row
                 else f", {row['seconds']:.1f} s"
             )

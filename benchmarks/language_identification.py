@@ -133,8 +133,8 @@ def print_table(results: dict) -> None:
         low, high = row["characters"]
         mistaken = "-" if row["english_kept"] is None else f"{row['english_kept']:.3f}"
         print(
-            f"{row['identifier']:<10} {row['language']:<8} {low:>4}-{high:<4} {row['lines']:>6}  {row['right']:.3f}  "
-            f"{row['threshold']:>8}  {row['kept']:.3f}  {mistaken}"
+            f"{row['identifier']:<10} {row['language']:<8} {low:>4}-{high:<4} {row['lines']:>6}  "
+            f"{row['right']:.3f}  {row['threshold']:>8}  {row['kept']:.3f}  {mistaken}"
         )
     print("lines per second of one core:", results["lines_per_second"])
 

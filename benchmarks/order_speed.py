@@ -44,7 +44,8 @@ def main() -> None:
     for name, samples in steps.items():
         wall, processor = measure(order, samples, chosen.seconds)
         print(
-            f"{name:14s} {wall / 1e6:6.2f} million samples/s ({processor / 1e6:.2f} a second of processor time)"
+            f"{name:14s} {wall / 1e6:6.2f} million samples/s ({processor / 1e6:.2f} a second of processor "
+            "time)"
         )
 
 

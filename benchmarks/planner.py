@@ -4,11 +4,13 @@
     python benchmarks/planner.py --runs FILE.csv --json           # another table with the same columns
     python benchmarks/planner.py --fit                            # fit again, cross-validate, write the card and the tables
 
---fit writes the constants to the shipped card, the score to results/planner.json and its tables to docs/planning.md.
+--fit writes the constants to the shipped card, the score to results/planner.json and its tables to
+docs/planning.md.
 
-Errors are |predicted / published - 1| in seconds a step (or tokens a second): a family's figure is the median of its rows,
-the summary's are the median and the 90th percentile over families. Mixtures of experts and rows without a complete layout
-stand apart. Repeats of one layout count once where layouts are ranked. One thread; no randomness.
+Errors are |predicted / published - 1| in seconds a step (or tokens a second): a family's figure is the median
+of its rows, the summary's are the median and the 90th percentile over families. Mixtures of experts and rows
+without a complete layout stand apart. Repeats of one layout count once where layouts are ranked. One thread;
+no randomness.
 """
 
 import argparse
@@ -36,7 +38,8 @@ HERE = Path(__file__).resolve().parent
 CARD = HERE.parent / "src" / "kielo" / "cards" / "efficiency" / "published_runs.toml"
 DOCUMENT = HERE.parent / "docs" / "planning.md"
 SWEEPS = ("vtrain-3.6", "vtrain-18.4", "vtrain-39.1", "vtrain-175", "aa-13B", "aa-65B", "bs-a100")
-# Isaev et al. 2023 (doi:10.1145/3581784.3607102): mean error of their model on eight step times of Korthikanti et al. 2022.
+# Isaev et al. 2023 (doi:10.1145/3581784.3607102): mean error of their model on eight step times of
+# Korthikanti et al. 2022.
 CALCULON, CALCULON_ERROR = "korthikanti", 0.0365
 GIB = 2**30
 
@@ -75,7 +78,9 @@ def main() -> None:
 
 
 def one_time_each(runs: Iterable[PublishedRun]) -> list[PublishedRun]:
-    """The figure of each run that tells its seconds: as printed, or computed from TFLOP/s of a stated convention."""
+    """The figure of each run that tells its seconds: as printed, or computed from TFLOP/s of a stated
+    convention.
+    """
     best: dict[str, PublishedRun] = {}
     for run in runs:
         name = run.name.split("#")[0]
@@ -105,7 +110,9 @@ def score(runs: list[PublishedRun], efficiency: Efficiency) -> dict[str, Any]:
 
 
 def left_out_seconds(runs: list[PublishedRun], start: Efficiency, by_project: bool = False) -> np.ndarray:
-    """Predictions of each family by constants fitted without it, or without any of its project's (the first word)."""
+    """Predictions of each family by constants fitted without it, or without any of its project's (the first
+    word).
+    """
     work, seconds, families = columns(runs)
     groups = np.array([family.split("-")[0] if by_project else family for family in families])
     names, predicted = np.array(families), np.zeros(len(runs))
@@ -117,13 +124,17 @@ def left_out_seconds(runs: list[PublishedRun], start: Efficiency, by_project: bo
 
 
 def cross_validation(runs: list[PublishedRun], left_out: np.ndarray) -> dict[str, Any]:
-    """The score of families left out, and how many of their rows an interval holds that other families' errors make."""
+    """The score of families left out, and how many of their rows an interval holds that other families'
+    errors make.
+    """
     _, seconds, families = columns(runs)
     rows, names = _rows(runs, seconds, left_out), np.array(families)
     inside = {}
     for family in sorted(set(families)):
         rest = names != family
-        low, high = interval(left_out[~rest], spread(np.log(seconds[rest] / left_out[rest]), list(names[rest])))
+        low, high = interval(
+            left_out[~rest], spread(np.log(seconds[rest] / left_out[rest]), list(names[rest]))
+        )
         inside[family] = float(((low <= seconds[~rest]) & (seconds[~rest] <= high)).mean())
     return {
         "summary": _summary(rows), "families": _families(rows),
@@ -132,7 +143,9 @@ def cross_validation(runs: list[PublishedRun], left_out: np.ndarray) -> dict[str
 
 
 def calculon(runs: list[PublishedRun], predicted: np.ndarray, left_out: np.ndarray | None) -> dict[str, Any]:
-    """Signed errors on the eight runs that Calculon was compared with, and by constants fitted without them."""
+    """Signed errors on the eight runs that Calculon was compared with, and by constants fitted
+    without them.
+    """
     mine = np.array([run.family == CALCULON for run in runs])
     if not mine.any():
         return {}
@@ -168,7 +181,10 @@ def apart(timed: list[PublishedRun], efficiency: Efficiency) -> dict[str, list[d
 
 def not_predicted(runs: list[PublishedRun]) -> dict[str, int]:
     """Runs with a time that have no prediction, by why."""
-    found: dict[str, set[str]] = {"mixtures of experts of unknown shape": set(), "shape or machine incomplete": set()}
+    found: dict[str, set[str]] = {
+        "mixtures of experts of unknown shape": set(),
+        "shape or machine incomplete": set(),
+    }
     for run in runs:
         if run.columns is None and run.metric in ("sec_per_step", "tokens_per_s_per_gpu", "tflops_per_gpu"):
             why = "mixtures of experts of unknown shape" if run.is_moe else "shape or machine incomplete"
@@ -177,9 +193,10 @@ def not_predicted(runs: list[PublishedRun]) -> dict[str, int]:
 
 
 def sweeps(runs: list[PublishedRun], efficiency: Efficiency) -> dict[str, dict[str, float]]:
-    """Of each sweep: Kendall's τ over the pairs of one model, machine and batch, and the regret of the planner's choice
-    among those that its memory model lets in. `repeat_spread` is the standard deviation of repeats of one layout (of
-    logarithms), `ceiling` the τ that a planner without errors could expect, were all figures off by as much.
+    """Of each sweep: Kendall's τ over the pairs of one model, machine and batch, and the regret of the
+    planner's choice among those that its memory model lets in. `repeat_spread` is the standard deviation of
+    repeats of one layout (of logarithms), `ceiling` the τ that a planner without errors could expect, were
+    all figures off by as much.
     """
     found = {}
     for family in SWEEPS:
@@ -211,7 +228,9 @@ def sweeps(runs: list[PublishedRun], efficiency: Efficiency) -> dict[str, dict[s
 
 
 def _without_repeats(runs: list[PublishedRun]) -> tuple[list[PublishedRun], np.ndarray, list[float]]:
-    """(a run of each layout, its seconds as the geometric mean of repeats, variances of the logarithm where there are some)."""
+    """(a run of each layout, its seconds as the geometric mean of repeats, variances of the logarithm where
+    there are some).
+    """
     same: dict[tuple, list[PublishedRun]] = defaultdict(list)
     for run in runs:
         same[tuple(sorted(run.columns.items()))].append(run)
@@ -221,7 +240,9 @@ def _without_repeats(runs: list[PublishedRun]) -> tuple[list[PublishedRun], np.n
 
 
 def _question(run: PublishedRun) -> tuple:
-    """What a person holds fixed while choosing a layout: model, machine, batch; and the day, where software changed."""
+    """What a person holds fixed while choosing a layout: model, machine, batch; and the day, where software
+    changed.
+    """
     values = run.columns
     devices = values["tensor"] * values["pipeline"] * values["data"]
     batch = values["data"] * values["micro_batch"] * values["micro_batches"]
@@ -237,10 +258,16 @@ def _fits(runs: list[PublishedRun]) -> np.ndarray:
 
 def memory(runs: list[PublishedRun]) -> dict[str, Any]:
     """Verdicts on rows that fit or did not; static and peak GiB against the same kind of figure."""
-    known = [run for run in runs if run.columns is not None and run.card.memory_bytes and "offload" not in run.missing]
+    known = [
+        run
+        for run in runs
+        if run.columns is not None and run.card.memory_bytes and "offload" not in run.missing
+    ]
     known = [run for run in known if not run.is_moe]
     verdicts = [run for run in known if run.metric in ("fits", "oom")]
-    right = np.array([run.metric == "fits" for run in verdicts]) == _fits(verdicts) if verdicts else np.array([])
+    right = (
+        np.array([run.metric == "fits" for run in verdicts]) == _fits(verdicts) if verdicts else np.array([])
+    )
     peaks: dict[str, list[dict[str, Any]]] = {"static": [], "peak": []}
     for run in known:
         kind = memory_kind(run.notes)
@@ -248,7 +275,9 @@ def memory(runs: list[PublishedRun]) -> dict[str, Any]:
             continue
         bytes_ = memory_bytes(Workload.of([run.columns]))
         predicted = float((bytes_.static if kind == "static" else bytes_.peak(kind))[0]) / GIB
-        peaks["static" if kind == "static" else "peak"].append(_row(run, run.value, predicted) | {"kind": kind})
+        peaks["static" if kind == "static" else "peak"].append(
+            _row(run, run.value, predicted) | {"kind": kind}
+        )
     return {
         "verdicts": len(verdicts),
         "verdicts_right": float(right.mean()) if len(right) else None,
@@ -273,14 +302,22 @@ def _rows(runs: list[PublishedRun], seconds: np.ndarray, predicted: np.ndarray) 
 
 def _row(run: PublishedRun, published: float, predicted: float) -> dict[str, Any]:
     error = abs(predicted / published - 1)
-    return {"row": run.name, "family": run.family, "published": published, "predicted": predicted, "error": error}
+    return {
+        "row": run.name,
+        "family": run.family,
+        "published": published,
+        "predicted": predicted,
+        "error": error,
+    }
 
 
 def _families(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     errors = defaultdict(list)
     for row in rows:
         errors[row["family"]].append(row["error"])
-    return {f: {"rows": len(e), "median_absolute_error": statistics.median(e)} for f, e in sorted(errors.items())}
+    return {
+        f: {"rows": len(e), "median_absolute_error": statistics.median(e)} for f, e in sorted(errors.items())
+    }
 
 
 def _summary(rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -320,10 +357,16 @@ def text(result: dict[str, Any]) -> str:
     if left_out:
         coverage = result["cross_validation"]["interval_coverage"]
         lines.append(f"an 80 % interval holds {coverage:.0%} of left-out families' rows")
-    lines += ["", f"{'sweep':14} {'layouts':>7} {'Kendall tau':>12} {'regret':>8} {'repeats differ':>15} {'best tau':>9}"]
+    lines += [
+        "",
+        f"{'sweep':14} {'layouts':>7} {'Kendall tau':>12} {'regret':>8} {'repeats differ':>15} "
+        f"{'best tau':>9}",
+    ]
     for name, sweep in result["sweeps"].items():
         noise = f" {sweep['repeat_spread']:15.1%} {sweep['ceiling']:9.2f}" if "ceiling" in sweep else ""
-        lines.append(f"{name:14} {sweep['layouts']:7} {sweep['kendall_tau']:12.2f} {sweep['regret']:8.1%}{noise}")
+        lines.append(
+            f"{name:14} {sweep['layouts']:7} {sweep['kendall_tau']:12.2f} {sweep['regret']:8.1%}{noise}"
+        )
     lines += _calculon_lines(result["calculon"])
     memory_ = result["memory"]
     if memory_["verdicts"]:
@@ -355,7 +398,7 @@ def tables(result: dict[str, Any], efficiency: Efficiency) -> dict[str, str]:
         "without engine profiles": result["without_engine_profiles"],
         "each family left out": left_out["summary"],
         "each project left out": result["projects_left_out"],
-    } | {f"apart: {why}" : summary for why, summary in result["apart"].items()}
+    } | {f"apart: {why}": summary for why, summary in result["apart"].items()}
     summary = ["| | rows | families | median error | 90th percentile |", "|---|--:|--:|--:|--:|"]
     summary += [
         f"| {name} | {row['rows']} | {row['families']} | "
@@ -364,14 +407,20 @@ def tables(result: dict[str, Any], efficiency: Efficiency) -> dict[str, str]:
     ]  # fmt: skip
     counts = " and ".join(f"{count} runs ({why})" for why, count in result["not_predicted"].items())
     coverage = left_out["interval_coverage"]
-    summary += ["", f"Not predicted: {counts}. The 80 % interval holds {coverage:.0%} of the rows of families left out."]
+    summary += [
+        "",
+        f"Not predicted: {counts}. The 80 % interval holds {coverage:.0%} of the rows of families left out.",
+    ]
     families = ["| family | rows | median error | left out |", "|---|--:|--:|--:|"]
     families += [
         f"| {name} | {row['rows']} | {row['median_absolute_error']:.1%} | "
         f"{left_out['families'][name]['median_absolute_error']:.1%} |"
         for name, row in result["families"].items()
     ]
-    sweep_rows = ["| sweep | layouts | Kendall's τ | largest regret | spread of repeats | τ of a planner without errors |"]
+    sweep_rows = [
+        "| sweep | layouts | Kendall's τ | largest regret | spread of repeats | τ of a planner without "
+        "errors |"
+    ]
     sweep_rows += ["|---|--:|--:|--:|--:|--:|"]
     sweep_rows += [
         f"| {name} | {row['layouts']} | {row['kendall_tau']:.2f} | {row['regret']:.1%} | "
@@ -380,7 +429,9 @@ def tables(result: dict[str, Any], efficiency: Efficiency) -> dict[str, str]:
     ]
     mine, others = result["calculon"]["fitted"], result["calculon"]["left_out"]
     calculon_rows = ["| run | error | left out |", "|---|--:|--:|"]
-    calculon_rows += [f"| {name} | {error:+.1%} | {others['errors'][name]:+.1%} |" for name, error in mine["errors"].items()]
+    calculon_rows += [
+        f"| {name} | {error:+.1%} | {others['errors'][name]:+.1%} |" for name, error in mine["errors"].items()
+    ]
     means = f"{mine['mean_absolute_error']:.2%} | {others['mean_absolute_error']:.2%}"
     calculon_rows.append(f"| mean of absolute errors | {means} |")
     constants = ["| constant | value | meaning |", "|---|---|---|"]
@@ -411,11 +462,19 @@ An architecture or engine without published runs keeps the value that the fit st
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", default=HERE / "published_runs.csv", help="a CSV with the committed table's columns")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--runs", default=HERE / "published_runs.csv", help="a CSV with the committed table's columns"
+    )
     parser.add_argument("--json", action="store_true", help="all figures as JSON")
-    parser.add_argument("--fit", action="store_true", help="fit the constants to --runs and write the shipped card")
-    parser.add_argument("--cross-validate", action="store_true", help="fit to --runs and predict each family without it")
+    parser.add_argument(
+        "--fit", action="store_true", help="fit the constants to --runs and write the shipped card"
+    )
+    parser.add_argument(
+        "--cross-validate", action="store_true", help="fit to --runs and predict each family without it"
+    )
     return parser.parse_args()
 
 

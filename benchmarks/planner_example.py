@@ -28,7 +28,9 @@ def main() -> None:
     few = asked(RECIPE, "--nodes", "4,8,16", "--top", "3")
     why = asked("explain", RECIPE, "tp8pp4", "--nodes", "128", "--plot", str(PICTURES))
     asked(RECIPE, "--nodes", "4..256", "--plot", str(PICTURES))
-    (PICTURES / f"timeline_{why['planned']['name'].replace('/', '_')}.svg").rename(PICTURES / "timeline_tp8pp4.svg")
+    (PICTURES / f"timeline_{why['planned']['name'].replace('/', '_')}.svg").rename(
+        PICTURES / "timeline_tp8pp4.svg"
+    )
     put_tables(DOCUMENT, {
         "ranked": ranking(ranked["layouts"]), "few": ranking(few["layouts"]), "compared": side_by_side(compared),
         "why": "\n".join(f"> {line}\n>" for line in why["why"]).removesuffix("\n>"), "refused": refused(ranked["not_listed"]),
@@ -56,7 +58,9 @@ def complaint(*words: str) -> str:
 
 def measured() -> str:
     """The last result of benchmarks/planner_measured.py, without the run that the card was made from."""
-    result = json.loads((Path(__file__).parent / "results" / "planner_measured_cpu.json").read_text(encoding="utf-8"))
+    result = json.loads(
+        (Path(__file__).parent / "results" / "planner_measured_cpu.json").read_text(encoding="utf-8")
+    )
     rows = (
         (run["name"], ", ".join(f"{key} {value}" for key, value in run["layout"].items()), step["sequence_length"],
          f"{step['micro_batches']} × {step['micro_batch']}", f"{step['measured_seconds']:.3f}", f"{step['planned_seconds']:.3f}",
@@ -64,11 +68,26 @@ def measured() -> str:
         for run in result["runs"][1:]
         for step in run["stretches"]
     )  # fmt: skip
-    return table(("training", "layout", "sequence", "micro-batches × sequences", "measured, s", "planned, s", "error"), rows)
+    return table(
+        ("training", "layout", "sequence", "micro-batches × sequences", "measured, s", "planned, s", "error"),
+        rows,
+    )
 
 
 def ranking(layouts: Sequence[dict[str, Any]]) -> str:
-    titles = ("nodes", "layout", "tokens/s", "s a step", "80 % interval", "TFLOP/s a GCD", "MFU", "GB a GCD", "GCD-hours", "days", "jobs")
+    titles = (
+        "nodes",
+        "layout",
+        "tokens/s",
+        "s a step",
+        "80 % interval",
+        "TFLOP/s a GCD",
+        "MFU",
+        "GB a GCD",
+        "GCD-hours",
+        "days",
+        "jobs",
+    )
     rows = (
         (
             layout["nodes"], f"`{layout['name']}`", f"{layout['tokens_per_second']:,.0f}", f"{layout['step_seconds']:.1f}",
@@ -82,13 +101,17 @@ def ranking(layouts: Sequence[dict[str, Any]]) -> str:
 
 
 def parts(layouts: Sequence[dict[str, Any]]) -> str:
-    names = [part for part in layouts[0]["seconds"] if any(layout["seconds"][part] >= 0.005 for layout in layouts)]
+    names = [
+        part for part in layouts[0]["seconds"] if any(layout["seconds"][part] >= 0.005 for layout in layouts)
+    ]
     rows = (
         (layout["nodes"], f"`{layout['name']}`", *(f"{layout['seconds'][part]:.2f}" for part in names),
          f"{layout['hidden_data_seconds']:.2f}")
         for layout in layouts
     )  # fmt: skip
-    return table(("nodes", "layout", *(part.replace("_", " ") for part in names), "(data traffic hidden)"), rows)
+    return table(
+        ("nodes", "layout", *(part.replace("_", " ") for part in names), "(data traffic hidden)"), rows
+    )
 
 
 def side_by_side(compared: Sequence[dict[str, Any]]) -> str:
@@ -114,7 +137,10 @@ def refused(reasons: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    lines = ["| " + " | ".join(titles) + " |", "|" + "|".join("--:" if index else "---" for index in range(len(titles))) + "|"]
+    lines = [
+        "| " + " | ".join(titles) + " |",
+        "|" + "|".join("--:" if index else "---" for index in range(len(titles))) + "|",
+    ]
     return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows])
 
 

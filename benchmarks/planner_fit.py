@@ -1,4 +1,5 @@
-"""The fit of all constants of `kielo/plan/efficiency.py` to published runs, and the spread of what it had not seen; no torch.
+"""The fit of all constants of `kielo/plan/efficiency.py` to published runs, and the spread of what it had not
+seen; no torch.
 
 The method is that of `kielo/plan/fit.py`. Every family weighs the same, whatever its rows.
 """
@@ -31,8 +32,8 @@ def fit(
 
 
 def spread(log_errors: Column, families: Sequence[str]) -> dict[str, float]:
-    """The card's [interval]: quantiles of the logarithm of measured by predicted seconds, of families that the fit had not
-    seen, each family weighing as in the fit.
+    """The card's [interval]: quantiles of the logarithm of measured by predicted seconds, of families that
+    the fit had not seen, each family weighing as in the fit.
     """
     order = np.argsort(log_errors)
     weights = family_weights(list(families))[order] ** 2
@@ -45,7 +46,9 @@ def spread(log_errors: Column, families: Sequence[str]) -> dict[str, float]:
 
 
 def family_weights(families: list[str]) -> Column:
-    """Square roots of weights: a family's sum to a figure that grows slowly with its rows (their fourth root)."""
+    """Square roots of weights: a family's sum to a figure that grows slowly with its rows (their fourth
+    root).
+    """
     counts = {family: families.count(family) for family in set(families)}
     return np.array([(counts[family] ** 0.25 / counts[family]) ** 0.5 for family in families])
 
@@ -64,4 +67,6 @@ def _unflat(parameters: Column) -> Efficiency:
 
 
 def _spreads() -> Column:
-    return np.concatenate([np.full(len(members(name)), constant.spread) for name, constant in CONSTANTS.items()])
+    return np.concatenate(
+        [np.full(len(members(name)), constant.spread) for name, constant in CONSTANTS.items()]
+    )

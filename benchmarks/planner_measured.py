@@ -3,12 +3,12 @@
     python benchmarks/planner_measured.py              # about six minutes on two cores that do nothing else
     python benchmarks/planner_measured.py --keep DIR   # sound runs that lie in DIR already are not trained again
 
-One run of Kielo, whose phases differ in sequence length, micro-batch and micro-batches, is what
-`kielo plan calibrate` gets. Then others are trained, of other hidden sizes, layers, vocabularies and layouts,
-and their median seconds a step are laid beside what `kielo.plan` predicts with the card. All run on two ranks of one thread
-each: a rank that has both cores to itself is another device. Tokens are random numbers, so nothing is downloaded. Steps
-during which other processes took more than a tenth of the cores do not count; a run with too few steps left is trained
-again. Writes results/planner_measured_cpu.json.
+One run of Kielo, whose phases differ in sequence length, micro-batch and micro-batches, is what `kielo plan
+calibrate` gets. Then others are trained, of other hidden sizes, layers, vocabularies and layouts, and their
+median seconds a step are laid beside what `kielo.plan` predicts with the card. All run on two ranks of one
+thread each: a rank that has both cores to itself is another device. Tokens are random numbers, so nothing is
+downloaded. Steps during which other processes took more than a tenth of the cores do not count; a run with
+too few steps left is trained again. Writes results/planner_measured_cpu.json.
 """
 
 import argparse
@@ -75,7 +75,8 @@ def _model(hidden: int, layers: int, heads: int, kv_heads: int, vocabulary: int)
     }  # fmt: skip
 
 
-# Every kind of step twice, some minutes apart: a machine that others share is not the same machine a minute later.
+# Every kind of step twice, some minutes apart: a machine that others share is not the same machine a minute
+# later.
 MEASURING = Training("measuring", _model(256, 4, 4, 4, 4096), {}, 2 * [
     Stretch(256, 1, 1, 40), Stretch(256, 1, 4, 22), Stretch(1024, 1, 1, 20), Stretch(64, 1, 8, 24), Stretch(256, 4, 1, 22),
 ])  # fmt: skip
@@ -95,7 +96,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.keep or temporary)
         text = _text(folder / "text")
-        runs = {training.name: _trained(training, folder, text, options.trials) for training in (MEASURING, *OTHERS)}
+        runs = {
+            training.name: _trained(training, folder, text, options.trials)
+            for training in (MEASURING, *OTHERS)
+        }
         card = folder / "my_machine.toml"
         write_machine(measure([runs[MEASURING.name]["metrics"]]), card)
         machine = read_machine(card)
@@ -141,7 +145,9 @@ def _compared(machine: Machine, metrics: Path) -> list[Comparison]:
 
 
 def _trained(training: Training, folder: Path, text: Path, trials: int) -> dict[str, Any]:
-    """{"metrics": its file of undisturbed steps, "disturbed": share of the steps}, of the trial with most of them."""
+    """{"metrics": its file of undisturbed steps, "disturbed": share of the steps}, of the trial with most of
+    them.
+    """
     kept = folder / training.name.replace(" ", "_").replace(",", "")
     for trial in range(trials):
         if (kept / "steps.json").is_file() and _fewest(kept, training) >= ENOUGH:
@@ -149,7 +155,11 @@ def _trained(training: Training, folder: Path, text: Path, trials: int) -> dict[
         attempt = folder / f"{kept.name}_{trial}"
         shutil.rmtree(attempt, ignore_errors=True)
         _train(training, attempt, text)
-        print(f"{training.name}: {_disturbed(attempt):.0%} of the steps were disturbed", file=sys.stderr, flush=True)
+        print(
+            f"{training.name}: {_disturbed(attempt):.0%} of the steps were disturbed",
+            file=sys.stderr,
+            flush=True,
+        )
         if not (kept / "steps.json").is_file() or _fewest(attempt, training) > _fewest(kept, training):
             shutil.rmtree(kept, ignore_errors=True)
             attempt.rename(kept)
@@ -162,7 +172,9 @@ def _fewest(folder: Path, training: Training) -> int:
     ends = np.cumsum([stretch.steps for stretch in training.stretches])
     firsts = ends - [stretch.steps for stretch in training.stretches] + 1
     steps = [row["step"] for row in rows if "tokens_per_second" in row]
-    return min(sum(first + 2 <= step <= end for step in steps) for first, end in zip(firsts.tolist(), ends.tolist()))
+    return min(
+        sum(first + 2 <= step <= end for step in steps) for first, end in zip(firsts.tolist(), ends.tolist())
+    )
 
 
 def _disturbed(folder: Path) -> float:
@@ -171,14 +183,19 @@ def _disturbed(folder: Path) -> float:
 
 
 def _train(training: Training, folder: Path, text: Path) -> None:
-    """`kielo train --ranks 2` with the text's tokens; disturbed rows are taken out of its metrics.jsonl at the end."""
+    """`kielo train --ranks 2` with the text's tokens; disturbed rows are taken out of its metrics.jsonl at
+    the end.
+    """
     folder.mkdir(parents=True)
     for part in ("tokens", "tokenizer"):
         (folder / part).symlink_to(text / part)
     recipe, metrics = folder / "recipe.toml", folder / "train" / "metrics.jsonl"
     recipe.write_text(_recipe(training, folder), encoding="utf-8")
     command = [sys.executable, "-m", "kielo", "train", str(recipe), "--ranks", str(RANKS)]
-    with open(folder / "output.txt", "w") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
+    with (
+        open(folder / "output.txt", "w") as output,
+        subprocess.Popen(command, stdout=output, stderr=output) as process,
+    ):
         watch = Watch(metrics, process.pid)
         watch.start()
     watch.end.set()
@@ -193,12 +210,15 @@ def _train(training: Training, folder: Path, text: Path) -> None:
 
 
 class Watch(threading.Thread):
-    """Notes at each new row of a metrics file what all processes, and those under `process`, have had of the cores."""
+    """Notes at each new row of a metrics file what all processes, and those under `process`, have had of the
+    cores.
+    """
 
     def __init__(self, metrics: Path, process: int) -> None:
         super().__init__()
         self._metrics, self._process, self.end = metrics, process, threading.Event()
-        self._marks: list[tuple[int, float, float, float]] = []  # rows that are there, wall clock, busy and own seconds
+        # rows that are there, wall clock, busy and own seconds
+        self._marks: list[tuple[int, float, float, float]] = []
 
     def run(self) -> None:
         size, ranks = 0, []
@@ -211,7 +231,9 @@ class Watch(threading.Thread):
 
     def others_share(self, row: int) -> float:
         """Of the cores, between the rows before `row` (from 0) and `row`; 1 where that was not seen."""
-        pairs = [(before, mark) for before, mark in zip(self._marks, self._marks[1:]) if before[0] <= row < mark[0]]
+        pairs = [
+            (before, mark) for before, mark in zip(self._marks, self._marks[1:]) if before[0] <= row < mark[0]
+        ]
         if not pairs:
             return 1.0
         wall, busy, own = (after - before for before, after in zip(pairs[0][0][1:], pairs[0][1][1:]))
@@ -230,13 +252,24 @@ def _recipe(training: Training, folder: Path) -> str:
                     "tensorboard": False, "learning_rate": 1e-4},
         "[checkpoint]": {"every_steps": 10**6, "keep_newest": 2},
     }  # fmt: skip
-    lines = [f'name = "{folder.name}"', 'language = "et"', 'cluster = "laptop"', f"folder = {json.dumps(str(folder))}"]
+    lines = [
+        f'name = "{folder.name}"',
+        'language = "et"',
+        'cluster = "laptop"',
+        f"folder = {json.dumps(str(folder))}",
+    ]
     for name, keys in tables.items():
         lines += [name, *(f"{key} = {json.dumps(value)}" for key, value in keys.items())]
     for stretch in training.stretches:
         tokens = stretch.length * stretch.micro_batch * stretch.micro_batches * training.data_ranks
-        lines += ["[[phases]]", f"tokens = {tokens * stretch.steps}", f"tokens_per_step = {tokens}",
-                  f"sequence_length = {stretch.length}", f"micro_batch_sequences = {stretch.micro_batch}"]  # fmt: skip
+        lines += [
+            "[[phases]]",
+            f"tokens = {tokens * stretch.steps}",
+            f"tokens_per_step = {tokens}",
+            # fmt: skip
+            f"sequence_length = {stretch.length}",
+            f"micro_batch_sequences = {stretch.micro_batch}",
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -294,13 +327,16 @@ def _machine() -> dict[str, Any]:
 
 
 def _report(result: Mapping[str, Any]) -> str:
-    lines = [f"{'run':28}{'sequence':>9}{'micro-batch':>13}{'measured':>11}{'planned':>11}{'error':>8}{'disturbed':>11}"]
+    lines = [
+        f"{'run':28}{'sequence':>9}{'micro-batch':>13}{'measured':>11}{'planned':>11}{'error':>8}{'disturbed':>11}"
+    ]
     for row in result["runs"]:
         for stretch in row["stretches"]:
             size = f"{stretch['micro_batches']} × {stretch['micro_batch']}"
             lines.append(
-                f"{row['name']:28}{stretch['sequence_length']:>9}{size:>13}{stretch['measured_seconds']:>9.3f} s"
-                f"{stretch['planned_seconds']:>9.3f} s{stretch['error']:>8.1%}{row['disturbed_share']:>11.0%}"
+                f"{row['name']:28}{stretch['sequence_length']:>9}{size:>13}{stretch['measured_seconds']:>9.3f} "
+                f"s{stretch['planned_seconds']:>9.3f} "
+                f"s{stretch['error']:>8.1%}{row['disturbed_share']:>11.0%}"
             )
         if not row["stretches"]:
             lines.append(f"{row['name']:28} too few undisturbed steps")
@@ -312,7 +348,9 @@ def _percent(share: float | None) -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--keep", help="folder for the runs; default: one that is deleted at the end")
     parser.add_argument("--to", default=str(RESULTS), help="file of the result")
     parser.add_argument("--trials", type=int, default=3, help="of a run that others disturb")

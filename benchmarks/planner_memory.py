@@ -3,9 +3,10 @@
     python benchmarks/planner_memory.py            # 33 layouts of small models with wide layers, and a table
     python benchmarks/planner_memory.py --long     # the shipped 70B on 4 and on 2 LUMI nodes too, a minute each
 
-Writes results/planner_memory.json; --json prints it. Both sides count tensors alone, with a processor's attention
-(`candidate_columns(on_processor=True)`, `MemoryBytes.peak("rehearsed")`). Of a pipeline the first and the last rank are
-rehearsed and the higher peak counts. One thread; zero-bubble schedules vary by some per cent.
+Writes results/planner_memory.json; --json prints it. Both sides count tensors alone, with a processor's
+attention (`candidate_columns(on_processor=True)`, `MemoryBytes.peak("rehearsed")`). Of a pipeline the first
+and the last rank are rehearsed and the higher peak counts. One thread; zero-bubble schedules vary by some per
+cent.
 """
 
 import argparse
@@ -59,7 +60,11 @@ CASES = [
     (16, 4, "tensor=8 zero=3 recompute=operators dataset.sequence_length=8192"),
     (8, 2, "tensor=2 zero=2 recompute=full recompute_every_layers=2 dataset.sequence_length=4096"),
     (8, 4, "replicate=4 shard=2 train.micro_batch_sequences=2 recompute=attention"),
-    (8, 4, f"tensor=4 recompute=operators train.micro_batch_sequences=2 dataset.sequence_length=1024 {_GPT2}"),
+    (
+        8,
+        4,
+        f"tensor=4 recompute=operators train.micro_batch_sequences=2 dataset.sequence_length=1024 {_GPT2}",
+    ),
     (8, 4, f"model.tie_word_embeddings=true {_GPT2}"),
     (4, 2, "model.model_type=qwen3 model.num_key_value_heads=4 tensor=2 train.micro_batch_sequences=2"),
     (2, 2, "context=2 dataset.sequence_length=4096"),
@@ -67,10 +72,23 @@ CASES = [
     (8, 8, "pipeline=4 zero=3 model.num_hidden_layers=16"),
     (4, 8, "pipeline=4 model.num_hidden_layers=10 recompute=full model.tie_word_embeddings=true"),
     (4, 4, "pipeline=4 train.precision=fp32 model.num_hidden_layers=8 recompute=full"),
-    (16, 8, "tensor=8 pipeline=2 dataset.sequence_length=4096 model.num_hidden_layers=8 model.vocab_size=128256"),
-    (16, 8, "tensor=4 pipeline=2 zero=3 recompute=full dataset.sequence_length=8192 model.num_hidden_layers=8"),
+    (
+        16,
+        8,
+        "tensor=8 pipeline=2 dataset.sequence_length=4096 model.num_hidden_layers=8 model.vocab_size=128256",
+    ),
+    (
+        16,
+        8,
+        "tensor=4 pipeline=2 zero=3 recompute=full dataset.sequence_length=8192 model.num_hidden_layers=8",
+    ),
     (4, 4, "pipeline=4 pipeline_schedule=gpipe model.num_hidden_layers=8 recompute=full"),
-    (4, 8, "pipeline=2 tensor=2 pipeline_schedule=interleaved_1f1b model.num_hidden_layers=8 recompute=operators"),
+    (
+        4,
+        8,
+        "pipeline=2 tensor=2 pipeline_schedule=interleaved_1f1b model.num_hidden_layers=8 "
+        "recompute=operators",
+    ),
     (4, 8, "pipeline=2 tensor=2 pipeline_schedule=interleaved_zero_bubble model.num_hidden_layers=8"),
     (8, 8, "pipeline=2 tensor=4 zero=2 pipeline_schedule=zbv model.num_hidden_layers=8"),
     (4, 8, "pipeline=2 tensor=2 pipeline_schedule=dualpipev model.num_hidden_layers=8"),
@@ -83,7 +101,10 @@ def main() -> None:
     options = _options()
     torch.set_num_threads(1)
     started = time.monotonic()
-    rows = [_row(f"{ranks} ranks, {many} micro-batches: {more}", _small(ranks, many, more)) for ranks, many, more in CASES]
+    rows = [
+        _row(f"{ranks} ranks, {many} micro-batches: {more}", _small(ranks, many, more))
+        for ranks, many, more in CASES
+    ]
     if options.long:
         rows += [_row(f"70B, {nodes} nodes: {words}", _seventy(nodes, words)) for nodes, words in LONG]
     errors = [abs(row["error"]) for row in rows]
@@ -108,8 +129,9 @@ def text(result: dict[str, Any]) -> str:
             f"{row['error']:+7.1%} {row['static_error']:+7.2%}"
         )
     lines.append(
-        f"{result['configurations']} configurations: median error {result['median_absolute_error']:.1%}, largest "
-        f"{result['largest_absolute_error']:.1%}; static within {result['largest_static_error']:.2%}; {result['seconds']} s"
+        f"{result['configurations']} configurations: median error {result['median_absolute_error']:.1%}, "
+        f"largest {result['largest_absolute_error']:.1%}; static within "
+        f"{result['largest_static_error']:.2%}; {result['seconds']} s"
     )
     return "\n".join(lines)
 
@@ -153,9 +175,15 @@ def _row(name: str, resolved: Resolved) -> dict[str, Any]:
 
 def _small(ranks: int, micro_batches: int, words: str) -> Resolved:
     said = _SMALL | _said(words)
-    split = int(said.get("layout.tensor", 1)) * int(said.get("layout.pipeline", 1)) * int(said.get("layout.context", 1))
+    split = (
+        int(said.get("layout.tensor", 1))
+        * int(said.get("layout.pipeline", 1))
+        * int(said.get("layout.context", 1))
+    )
     rows = int(said["train.micro_batch_sequences"]) * ranks // split * micro_batches
-    return _resolved("demo_estonian", said | {"train.tokens_per_step": int(said["dataset.sequence_length"]) * rows}, ranks)
+    return _resolved(
+        "demo_estonian", said | {"train.tokens_per_step": int(said["dataset.sequence_length"]) * rows}, ranks
+    )
 
 
 def _seventy(nodes: int, words: str) -> Resolved:
@@ -175,7 +203,9 @@ def _resolved(name: str, sets: dict[str, Any], ranks: int) -> Resolved:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="all figures as JSON")
     parser.add_argument("--long", action="store_true", help="the shipped 70B recipe too")
     return parser.parse_args()

@@ -1,10 +1,12 @@
-"""What the planner says to the questions that people asked of LUMI and H100 clusters, beside what they measured.
+"""What the planner says to the questions that people asked of LUMI and H100 clusters, beside what they
+measured.
 
     python benchmarks/planner_questions.py
 
-140B on LUMI (CSC's blog post on scaling to thousands of MI250X): 161.2 TFLOP/s a module at 48 nodes and 80 % of that at 768;
-172B on H100 (LLM-jp, on Google's A3 nodes): 400 TFLOP/s in bf16 and 545 to 553 with FP8; 70B on LUMI: does TP8 × PP4
-fit 4 nodes, and is it faster than TP8 × PP8? Shapes and conventions that the texts leave open are varied, and each line says which it took.
+140B on LUMI (CSC's blog post on scaling to thousands of MI250X): 161.2 TFLOP/s a module at 48 nodes and 80 %
+of that at 768; 172B on H100 (LLM-jp, on Google's A3 nodes): 400 TFLOP/s in bf16 and 545 to 553 with FP8; 70B
+on LUMI: does TP8 × PP4 fit 4 nodes, and is it faster than TP8 × PP8? Shapes and conventions that the texts
+leave open are varied, and each line says which it took.
 """
 
 from dataclasses import dataclass
@@ -40,7 +42,8 @@ class Question:
     sequence_parallel: bool = True
     gradient_bytes: int = 4
     network_gbit_per_second: float = 0.0  # of a node, one way; 0: the machine's
-    ring_share: float = 0.0  # of the network that rings were measured to reach; 0: what is fitted on all machines
+    # of the network that rings were measured to reach; 0: what is fitted on all machines
+    ring_share: float = 0.0
     hides_tensor_traffic: bool = True  # as NeMo does; Megatron-LM by itself waits for it
 
     def workload(self) -> Workload:
@@ -58,10 +61,14 @@ class Question:
             "engine": ENGINES.index(self.engine),
         }  # fmt: skip
         network = (self.network_gbit_per_second or site.network_gbit_per_second_per_node) * 1e9 / 8
-        return Workload.of([self.model | layout | machine_columns(card, network, site.devices_per_node, self.recipe)])
+        return Workload.of(
+            [self.model | layout | machine_columns(card, network, site.devices_per_node, self.recipe)]
+        )
 
     def answer(self) -> dict[str, float]:
-        """Seconds a step, TFLOP/s a device (model FLOPs, attention counted in full), GiB of the fullest device."""
+        """Seconds a step, TFLOP/s a device (model FLOPs, attention counted in full), GiB of the fullest
+        device.
+        """
         work = self.workload()
         efficiency, figures = fitted()
         if not self.hides_tensor_traffic:
@@ -93,8 +100,9 @@ def model(
 
 BLOG_140B = model(80, 12288, 96, 96, 49152, False, 131072, 5120)
 LLMJP_172B = model(96, 12288, 96, 16, 38464, True, 99584, 4096)
-# Each with those before it. The nodes are a3-highgpu-8g of Google's cloud (the script's folder in llm-jp/Megatron-LM says
-# so), with four networks of 200 Gb/s; the trainer is Megatron-LM itself, where NVIDIA's own figures are of NeMo.
+# Each with those before it. The nodes are a3-highgpu-8g of Google's cloud (the script's folder in
+# llm-jp/Megatron-LM says so), with four networks of 200 Gb/s; the trainer is Megatron-LM itself, where
+# NVIDIA's own figures are of NeMo.
 LLMJP_ASSUMPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("a DGX's network, six chunks a rank", {"chunks": 6}),
     ("no interleaving, as the script has it", {}),
@@ -105,26 +113,35 @@ LLAMA_70B = model(80, 8192, 64, 8, 28672, True, 128256, 4096)
 
 
 def main() -> None:
-    print("140B on LUMI, TP8 PP8, micro-batch 1, batch 768 (measured: 161.2 a module at 48 nodes, 80 % at 768)")
+    print(
+        "140B on LUMI, TP8 PP8, micro-batch 1, batch 768 (measured: 161.2 a module at 48 nodes, 80 % at 768)"
+    )
     for kernel, recompute in (("flash", False), ("flash", True), ("fused_softmax", False)):
         for chunks in (1, 2, 5):
             few, many = (
-                Question(BLOG_140B, "lumi_g", nodes * 8, 8, 8, 768, "megatron_deepspeed", chunks, recompute, kernel).answer()
+                Question(
+                    BLOG_140B, "lumi_g", nodes * 8, 8, 8, 768, "megatron_deepspeed", chunks, recompute, kernel
+                ).answer()
                 for nodes in (48, 768)
             )
             hardware = 4 / 3 if recompute else 1.0
             print(
-                f"  {kernel:13} recompute {'full' if recompute else 'none':4} chunks {chunks}: {2 * few['tflops']:5.1f} model "
-                f"({2 * few['tflops'] * hardware:5.1f} hardware) TFLOP/s a module at 48 nodes, {few['gib']:.0f} GiB; "
-                f"{many['tflops'] / few['tflops']:.0%} at 768, bubble {many['bubble']:.0%}"
+                f"  {kernel:13} recompute {'full' if recompute else 'none':4} chunks {chunks}: "
+                f"{2 * few['tflops']:5.1f} model ({2 * few['tflops'] * hardware:5.1f} hardware) TFLOP/s a "
+                f"module at 48 nodes, {few['gib']:.0f} GiB; {many['tflops'] / few['tflops']:.0%} at 768, "
+                f"bubble {many['bubble']:.0%}"
             )
     for words, share in (("as fitted", 0.0), ("as LUMI's logs of 2023 have them", 0.37)):
         weak = [
-            Question(BLOG_140B, "lumi_g", nodes * 8, 8, 8, nodes * 16, "megatron_deepspeed", ring_share=share).answer()
+            Question(
+                BLOG_140B, "lumi_g", nodes * 8, 8, 8, nodes * 16, "megatron_deepspeed", ring_share=share
+            ).answer()
             for nodes in (48, 192, 768)
         ]
         few, many = (
-            Question(BLOG_140B, "lumi_g", nodes * 8, 8, 8, 768, "megatron_deepspeed", 5, ring_share=share).answer()
+            Question(
+                BLOG_140B, "lumi_g", nodes * 8, 8, 8, 768, "megatron_deepspeed", 5, ring_share=share
+            ).answer()
             for nodes in (48, 768)
         )
         scaling = ", ".join(f"{2 * answer['tflops']:.1f}" for answer in weak)
@@ -135,10 +152,13 @@ def main() -> None:
     print("172B on H100, TP4 PP16, 512 devices, batch 1728 (measured: 400 in bf16, 545 to 553 with FP8)")
     for assumption, changes in LLMJP_ASSUMPTIONS:
         for recipe, measured in (("bf16", 400.0), ("fp8", 549.0)):
-            question = Question(LLMJP_172B, "dgx_h100", 512, 4, 16, 1728, "megatron_te", recipe=recipe, **changes)
+            question = Question(
+                LLMJP_172B, "dgx_h100", 512, 4, 16, 1728, "megatron_te", recipe=recipe, **changes
+            )
             answer = question.answer()
             print(
-                f"  {assumption:58} {recipe:4}: {answer['tflops']:.0f} TFLOP/s ({answer['tflops'] / measured - 1:+.0%}), "
+                f"  {assumption:58} {recipe:4}: {answer['tflops']:.0f} TFLOP/s "
+                f"({answer['tflops'] / measured - 1:+.0%}), "
                 f"bubble {answer['bubble']:.0%}, {answer['gib']:.0f} GiB"
             )
     print("Llama 70B on LUMI, sequence 4096, micro-batch 1")
@@ -147,12 +167,15 @@ def main() -> None:
             if nodes * 8 % (8 * pipeline):
                 continue
             for recompute in (False, True):
-                question = Question(LLAMA_70B, "lumi_g", nodes * 8, 8, pipeline, batch, "megatron_te", recompute=recompute)
+                question = Question(
+                    LLAMA_70B, "lumi_g", nodes * 8, 8, pipeline, batch, "megatron_te", recompute=recompute
+                )
                 answer = question.answer()
                 print(
-                    f"  {nodes:3} nodes TP8 PP{pipeline} recompute {'full' if recompute else 'none':4} batch {batch}: "
-                    f"{answer['gib']:.0f} GiB ({'fits' if answer['fits'] else 'does not fit'}), "
-                    f"{answer['tokens_per_second']:.0f} tokens/s, bubble {answer['bubble']:.0%}"
+                    f"  {nodes:3} nodes TP8 PP{pipeline} recompute {'full' if recompute else 'none':4} "
+                    f"batch {batch}: {answer['gib']:.0f} GiB "
+                    f"({'fits' if answer['fits'] else 'does not fit'}), {answer['tokens_per_second']:.0f} "
+                    f"tokens/s, bubble {answer['bubble']:.0%}"
                 )
 
 

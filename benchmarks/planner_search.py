@@ -2,9 +2,9 @@
 
     python benchmarks/planner_search.py          # one core; prints, and writes results/planner_search_cpu.json
 
-Three figures: seconds for 10,000 layouts of one job (bar: 2 s on one core) with the best 50 simulated; how far their closed
-forms are from the clock (bar: 2 %); and seconds of the whole command `kielo plan` as a user types it (bar: 1 s),
-which must not load torch. Each time is the median of five.
+Three figures: seconds for 10,000 layouts of one job (bar: 2 s on one core) with the best 50 simulated; how
+far their closed forms are from the clock (bar: 2 %); and seconds of the whole command `kielo plan` as a user
+types it (bar: 1 s), which must not load torch. Each time is the median of five.
 """
 
 import json
@@ -27,7 +27,11 @@ from kielo.recipe.read import read_recipe
 
 JOBS = {
     "estonian_llama31_70b on LUMI-G, 128 nodes": ("estonian_llama31_70b", [], [128]),
-    "estonian_llama31_70b on LUMI-G, 4 to 256 nodes": ("estonian_llama31_70b", [], [4, 8, 16, 32, 64, 128, 256]),
+    "estonian_llama31_70b on LUMI-G, 4 to 256 nodes": (
+        "estonian_llama31_70b",
+        [],
+        [4, 8, 16, 32, 64, 128, 256],
+    ),
     "llmjp_172b on H100, 64 nodes": ("llmjp_172b", ['cluster="dgx_h100"'], [64]),
     "lumi_140b_scaling on LUMI-G, 48 and 768 nodes": ("lumi_140b_scaling", [], [48, 768]),
 }
@@ -42,16 +46,24 @@ TIMES = 5
 
 
 def main() -> None:
-    found = {"searches": [searched(name, *job) for name, job in JOBS.items()], "commands": [typed(words) for words in COMMANDS]}
+    found = {
+        "searches": [searched(name, *job) for name, job in JOBS.items()],
+        "commands": [typed(words) for words in COMMANDS],
+    }
     for row in found["searches"]:
         print(
-            f"{row['job']}: {row['layouts']:,} layouts in {row['seconds']:.2f} s ({row['seconds_per_10000']:.2f} s for 10,000), "
-            f"{row['simulated']} simulated, {row['within_two_per_cent']:.0%} of closed forms within 2 %, all within "
+            f"{row['job']}: {row['layouts']:,} layouts in {row['seconds']:.2f} s "
+            f"({row['seconds_per_10000']:.2f} s for 10,000), {row['simulated']} simulated, "
+            f"{row['within_two_per_cent']:.0%} of closed forms within 2 %, all within "
             f"{row['largest_difference']:.2%}"
         )
     for row in found["commands"]:
         print(f"kielo plan {row['words']}: {row['seconds']:.2f} s, torch loaded: {row['loads_torch']}")
-    machine = {"date": date.today().isoformat(), "python": platform.python_version(), "processor": platform.machine()}
+    machine = {
+        "date": date.today().isoformat(),
+        "python": platform.python_version(),
+        "processor": platform.machine(),
+    }
     RESULTS.write_text(json.dumps(machine | found, indent=1) + "\n", encoding="utf-8")
 
 
@@ -68,7 +80,9 @@ def searched(name: str, recipe_name: str, sets: list[str], nodes: list[int]) -> 
         for ranked in found.ranked.values()
         for planned in ranked
         if planned.stages
-        for clock in [(planned.layout.pipeline_schedule, planned.stages, planned.layout.pipeline, planned.micro_batches)]
+        for clock in [
+            (planned.layout.pipeline_schedule, planned.stages, planned.layout.pipeline, planned.micro_batches)
+        ]
     ]
     middle = statistics.median(seconds)
     return {
@@ -89,7 +103,9 @@ def typed(words: str) -> dict:
         seconds.append(time.perf_counter() - begin)
     seconds = seconds[1:]
     probe = f"import sys; from kielo.cli.main import main; main({['plan', *words.split()]!r}); print('torch' in sys.modules)"
-    last = subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+    last = subprocess.run(
+        [sys.executable, "-c", probe], check=True, capture_output=True, text=True
+    ).stdout.splitlines()[-1]
     return {"words": words, "seconds": statistics.median(seconds), "loads_torch": last == "True"}
 
 

@@ -1,7 +1,7 @@
 """Published training runs, read from a table: what was trained, on what, how fast; no torch.
 
-The table's columns are those of benchmarks/published_runs.csv. What a row leaves out is filled in as its engine does by
-default, and a row that leaves out what cannot be guessed is marked.
+The table's columns are those of benchmarks/published_runs.csv. What a row leaves out is filled in as its
+engine does by default, and a row that leaves out what cannot be guessed is marked.
 """
 
 import csv
@@ -34,16 +34,18 @@ _NETWORK_GBIT = (
     (r"8x ?HDR200|HDR200 x8|8x200", 1600), (r"400 ?Gb/s per GPU|NDR400 per GPU|NDR InfiniBand|Grand Teton", 3200),
     (r"EFA 400 Gb/s per node", 400), (r"EFA", 3200),
 )  # fmt: skip
-# Of a network's bandwidth, what rings were measured to reach, by others and apart from any step time: BigScience's all-reduce
-# over 4 nodes with Omni-Path took 42 Gb/s of the tensor at best, 79 over the wire (× 2 × 15 / 16), of 400; gradients on
-# LUMI's Slingshot 4.6 GB/s of a GCD's 12.5 (facts/published_runs.md). Elsewhere it is `network`.
+# Of a network's bandwidth, what rings were measured to reach, by others and apart from any step time:
+# BigScience's all-reduce over 4 nodes with Omni-Path took 42 Gb/s of the tensor at best, 79 over the wire (×
+# 2 × 15 / 16), of 400; gradients on LUMI's Slingshot 4.6 GB/s of a GCD's 12.5 (facts/published_runs.md).
+# Elsewhere it is `network`.
 _RING_SHARES = (("Omni-Path", 0.2), ("Slingshot", 0.37))
 _GBIT_OF_NODE = {"volta": 400, "ampere": 1600, "hopper": 3200, "blackwell": 3200, "cdna2": 800, "cdna3": 3200}
-# Mixtures of experts by the model's name, from the config.json of their public repositories (Hugging Face: deepseek-ai,
-# moonshotai, Qwen, openai, mistralai, xai-org, meta-llama): experts, experts a token, their width, all shared experts' width,
-# share of layers that have experts, width of the dense layers' MLP; where they differ from what the table says, heads, heads
-# of keys and their size; and for low-rank projections (DeepSeek-V2, arXiv:2405.04434) their weights by those of full rank
-# with as many heads of (192 + 128) / 2. Sliding windows (GPT-OSS, every second layer) are counted as full attention.
+# Mixtures of experts by the model's name, from the config.json of their public repositories (Hugging Face:
+# deepseek-ai, moonshotai, Qwen, openai, mistralai, xai-org, meta-llama): experts, experts a token, their
+# width, all shared experts' width, share of layers that have experts, width of the dense layers' MLP; where
+# they differ from what the table says, heads, heads of keys and their size; and for low-rank projections
+# (DeepSeek-V2, arXiv:2405.04434) their weights by those of full rank with as many heads of (192 + 128) / 2.
+# Sliding windows (GPT-OSS, every second layer) are counted as full attention.
 _MIXTURES: tuple[tuple[str, dict[str, float]], ...] = (
     ("DeepSeek-V3", {
         "experts": 256, "experts_each": 8, "expert_ffn": 2048, "shared_ffn": 2048, "expert_layers": 58 / 61, "ffn": 18432,
@@ -68,8 +70,8 @@ _MIXTURES: tuple[tuple[str, dict[str, float]], ...] = (
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """One figure of one run. `seconds` is of an optimiser step, where the figure is a time; `missing` names what of the
-    layout the table does not have; `columns` are a row of `Workload.of`.
+    """One figure of one run. `seconds` is of an optimiser step, where the figure is a time; `missing` names
+    what of the layout the table does not have; `columns` are a row of `Workload.of`.
     """
 
     name: str
@@ -104,7 +106,9 @@ def read_published_runs(path: str | Path) -> list[PublishedRun]:
         with open(path, encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
     except OSError as error:
-        raise KieloError(f"{path}: cannot be read ({error.strerror}); expected a CSV of published runs") from None
+        raise KieloError(
+            f"{path}: cannot be read ({error.strerror}); expected a CSV of published runs"
+        ) from None
     try:
         return [_run(row) for row in rows]
     except KeyError as error:
@@ -135,12 +139,34 @@ def _run(row: dict[str, str]) -> PublishedRun:
         if tokens is not None:
             metric, value, converted = "tokens_per_s_per_gpu", tokens, True
     return PublishedRun(
-        row["id"], row["family"], row["trust"], metric, value, row["notes"], is_moe, columns, missing, converted, card
+        row["id"],
+        row["family"],
+        row["trust"],
+        metric,
+        value,
+        row["notes"],
+        is_moe,
+        columns,
+        missing,
+        converted,
+        card,
     )
 
 
 def _missing(row: dict[str, str]) -> Iterator[str]:
-    for key in ("n_layers", "hidden", "heads", "seq_len", "gpu", "n_gpus", "tp", "pp", "dp", "micro_batch", "global_batch"):
+    for key in (
+        "n_layers",
+        "hidden",
+        "heads",
+        "seq_len",
+        "gpu",
+        "n_gpus",
+        "tp",
+        "pp",
+        "dp",
+        "micro_batch",
+        "global_batch",
+    ):
         if not row[key] and not (key == "heads" and row["hidden"]):
             yield key
     if re.search(r"GBS\d+ assumed", row["notes"]):
@@ -177,7 +203,8 @@ def _columns(row: dict[str, str], card: Accelerator) -> dict[str, Any]:
             "dropout": float(engine in ("unfused", "megatron_deepspeed") and recipe == "bf16" and row["gated_mlp"] != "1"),
             "tied": float(row["gated_mlp"] != "1"),
             "ring_share": next((share for word, share in _RING_SHARES if word in row["interconnect"]), 0.0),
-            # Aleph Alpha's layers are eager; with its RMS kernel a fifth of that is kept, as rows that do not fit tell.
+            # Aleph Alpha's layers are eager; with its RMS kernel a fifth of that is kept, as rows that do not
+            # fit tell.
             "unfused_norms": float("kernel:" in row["notes"]) * (0.2 if "RMS" in row["notes"] else 1.0),
             # Inferred from its rows too: some with long micro-batches and little else do not fit.
             "whole_logits": float("AA-Scaling" in row["framework"]),
@@ -217,8 +244,9 @@ def _zero_columns(word: str, data: float, context: float) -> dict[str, Any]:
 
 
 def _state_columns(row: dict[str, str], engine: str) -> dict[str, Any]:
-    """Bytes a parameter: half-precision weights with fp32 gradients and 12 of the optimiser (Megatron), gradients of two
-    bytes in NeMo and Megatron-Bridge, and fp32 weights that are their own master copy where FSDP casts on the way.
+    """Bytes a parameter: half-precision weights with fp32 gradients and 12 of the optimiser (Megatron),
+    gradients of two bytes in NeMo and Megatron-Bridge, and fp32 weights that are their own master copy where
+    FSDP casts on the way.
     """
     if "nanotron" in row["framework"]:
         return {"weight_bytes": 2, "gradient_bytes": 6, "optimiser_bytes": 12}
@@ -250,7 +278,9 @@ def _kernel(row: dict[str, str], engine: str) -> str:
     stated = re.search(r"kernel: (\w+)", notes)
     if stated:
         word = stated.group(1)
-        return {"torch": "unfused", "fused": "fused_softmax", "flash_attentionv1": "flash_1"}.get(word, "flash")
+        return {"torch": "unfused", "fused": "fused_softmax", "flash_attentionv1": "flash_1"}.get(
+            word, "flash"
+        )
     if engine == "unfused" or (engine == "megatron_deepspeed" and "flash" not in notes.lower()):
         return "fused_softmax"
     return "flash"
@@ -259,7 +289,9 @@ def _kernel(row: dict[str, str], engine: str) -> str:
 def _network_bytes_per_second(row: dict[str, str], card: Accelerator) -> float:
     """Of a node, one way."""
     words = row["interconnect"]
-    stated = re.search(r"(\d+) ?Gbps (?:RoCE )?(?:node-node|per node|\(4x)", words) or re.search(r"RoCE (\d+) Gbps", words)
+    stated = re.search(r"(\d+) ?Gbps (?:RoCE )?(?:node-node|per node|\(4x)", words) or re.search(
+        r"RoCE (\d+) Gbps", words
+    )
     times = re.search(r"(\d+) ?x ?\d+ ?Gbps per node", words)
     gbit = next((g for w, g in _NETWORK_GBIT if re.search(w, words)), None)
     if stated:
@@ -275,7 +307,9 @@ def _node_devices(row: dict[str, str]) -> float:
 
 
 def _tokens_per_second(row: dict[str, str], tflops: float, columns: dict[str, Any]) -> float | None:
-    """Of a device, where the page says what its FLOPs count (Narayanan et al. 2021, equation 2, and its parts)."""
+    """Of a device, where the page says what its FLOPs count (Narayanan et al. 2021, equation 2, and its
+    parts).
+    """
     work = Workload.of([columns])
     weights = float((work.layers * work.active_layer_parameters)[0])
     head = columns["vocabulary"] * columns["hidden"]

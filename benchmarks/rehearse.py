@@ -1,7 +1,9 @@
-"""What rehearsals take and find: `python benchmarks/rehearse.py` → results/rehearse_cpu.json and a table of what fits.
+"""What rehearsals take and find: `python benchmarks/rehearse.py` → results/rehearse_cpu.json and a table of
+what fits.
 
-Each runs in a process of its own through the command line; seconds are wall and processor time of the whole command.
-`--only bars` or `--only fit` runs a part and `--only 500B` the bars that begin so; other figures stay as they are.
+Each runs in a process of its own through the command line; seconds are wall and processor time of the whole
+command. `--only bars` or `--only fit` runs a part and `--only 500B` the bars that begin so; other figures
+stay as they are.
 """
 
 import argparse
@@ -26,7 +28,8 @@ BARS: dict[str, list[str]] = {
     "Llama-3.1-70B, TP8 × PP4, 32 ranks": ["estonian_llama31_70b", "--nodes", "4"],
     "140B, TP8 × PP8, 6,144 ranks": ["lumi_140b_scaling", "--nodes", "768"],
     "LLM-jp-172B, TP4 × PP16, 512 ranks": ["llmjp_172b", "--ranks", "512"],
-    # 23,824 = 2⁴ × 1,489, a prime number: with TP8 all of LUMI leaves no other pipeline than 2. Steps of 12.2 M tokens.
+    # 23,824 = 2⁴ × 1,489, a prime number: with TP8 all of LUMI leaves no other pipeline than 2. Steps of 12.2
+    # M tokens.
     "500B, TP8 × PP2, 23,824 ranks, all of LUMI-G": [
         "lumi_140b_scaling", "--nodes", "2978", "--set", "layout.pipeline=2", "--set", "layout.zero=3",
         "--set", f"train.tokens_per_step={4096 * 1489 * 2}",
@@ -69,22 +72,36 @@ def bar(name: str, words: list[str]) -> dict[str, Any]:
     row = rehearsed([*words, *sets])
     exact = all(entry["state_bytes"] == entry["computed_state_bytes"] for entry in row["rehearsals"])
     row["passed"] = row["seconds"] < LIMIT_SECONDS and row["max_rss_bytes"] < LIMIT_BYTES and exact
-    print(f"{name}: {row['seconds']} s ({row['processor_seconds']} s of a processor), "
-          f"{row['max_rss_bytes'] / 1e9:.2f} GB, exact {exact}, passed {row['passed']}", flush=True)  # fmt: skip
+    print(
+        f"{name}: {row['seconds']} s ({row['processor_seconds']} s of a processor), "
+        # fmt: skip
+        f"{row['max_rss_bytes'] / 1e9:.2f} GB, exact {exact}, passed {row['passed']}",
+        flush=True,
+    )
     return row
 
 
 def fit(nodes: int, pipeline: int, sequence_length: int, recompute: str) -> dict[str, Any]:
     words = ["estonian_llama31_70b", "--nodes", str(nodes)]
-    for key in (f"layout.pipeline={pipeline}", "layout.shard=1", f"layout.recompute={recompute}",
-                f"dataset.sequence_length={sequence_length}", f"train.tokens_per_step={sequence_length * pipeline}"):  # fmt: skip
+    for key in (
+        f"layout.pipeline={pipeline}",
+        "layout.shard=1",
+        f"layout.recompute={recompute}",
+        # fmt: skip
+        f"dataset.sequence_length={sequence_length}",
+        f"train.tokens_per_step={sequence_length * pipeline}",
+    ):
         words += ["--set", key]
     row = rehearsed(words)
     (entry,) = row.pop("rehearsals")
     row |= {key: entry[key] for key in ("peak_bytes", "memory_bytes", "fits", "peak_phase", "state_bytes")}
     row |= {"nodes": nodes, "sequence_length": sequence_length, "recompute": recompute}
     left = (entry["memory_bytes"] - entry["peak_bytes"]) / 1e9
-    print(f"{nodes} nodes, {sequence_length}, {recompute}: {entry['peak_bytes'] / 1e9:.1f} GB, {left:+.1f} GB left", flush=True)
+    print(
+        f"{nodes} nodes, {sequence_length}, {recompute}: {entry['peak_bytes'] / 1e9:.1f} GB, {left:+.1f} GB "
+        "left",
+        flush=True,
+    )
     return row
 
 
@@ -95,7 +112,9 @@ def main() -> None:
     result = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     result |= {"machine": platform.processor() or platform.machine(), "processor_cores": os.cpu_count()}
     if only != "fit":
-        chosen = {name: words for name, words in BARS.items() if only in ("", "bars") or name.startswith(only)}
+        chosen = {
+            name: words for name, words in BARS.items() if only in ("", "bars") or name.startswith(only)
+        }
         result["bars"] = result.get("bars", {}) | {name: bar(name, words) for name, words in chosen.items()}
     if only in ("", "fit"):
         result["fit_70b"] = [fit(*case) for case in FIT]

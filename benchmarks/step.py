@@ -3,15 +3,16 @@
     python benchmarks/step.py --shape tiny --precision fp32 --pairs 20
     python benchmarks/step.py --shape llama_8b --precision bf16 --contenders kielo,kielo-fp8,trainer
 
-All start from the same weights, take the same random tokens in as many micro-batches, with the same settings of the
-optimiser, and are as shipped (`contenders/`). They go in rounds, every other one in the opposite order, so that whatever
-else the machine does falls on all. Where their states fit the device together they lie there together and go on from
-round to round; else each is built, warmed, timed and taken down again in its turn. A contender that is not installed or
-fails is listed with its reason. The losses printed beside the times show that it was the same work.
+All start from the same weights, take the same random tokens in as many micro-batches, with the same settings
+of the optimiser, and are as shipped (`contenders/`). They go in rounds, every other one in the opposite
+order, so that whatever else the machine does falls on all. Where their states fit the device together they
+lie there together and go on from round to round; else each is built, warmed, timed and taken down again in
+its turn. A contender that is not installed or fails is listed with its reason. The losses printed beside the
+times show that it was the same work.
 
-A ratio above 1 means that Kielo is faster; it is the median over rounds of the peer's seconds by Kielo's of the same round,
-with a 95 % bootstrap interval. TFLOP/s are model FLOPs, by one formula for all (`step_shapes.flops_of`). Writes
-results/step_<shape>_<precision>_<device>.json.
+A ratio above 1 means that Kielo is faster; it is the median over rounds of the peer's seconds by Kielo's of
+the same round, with a 95 % bootstrap interval. TFLOP/s are model FLOPs, by one formula for all
+(`step_shapes.flops_of`). Writes results/step_<shape>_<precision>_<device>.json.
 """
 
 import argparse
@@ -43,15 +44,27 @@ from kielo.train.precision import settle_matrix_products
 RESULTS = Path(__file__).parent / "results"
 OWN = ("kielo", "kielo-compiled", "kielo-fp8")
 CPU_CONTENDERS = ("kielo", "trainer", "transformers", "litgpt", "olmo-core")
-GPU_CONTENDERS = ("kielo", "kielo-fp8", *CPU_CONTENDERS[1:], "torchtitan", "torchtitan-fp8", "megatron", "megatron-fp8")
+GPU_CONTENDERS = (
+    "kielo",
+    "kielo-fp8",
+    *CPU_CONTENDERS[1:],
+    "torchtitan",
+    "torchtitan-fp8",
+    "megatron",
+    "megatron-fp8",
+)
 _BOOTSTRAP, _SEED = 10_000, 1
 _BUILDING_SECONDS = 15.0  # of a contender whose compiled code is there, at most
 
 
 class Bench:
-    """The rounds of one shape. `rows`: contender → its turns' seconds and what else was seen of it; `left_out`: why."""
+    """The rounds of one shape. `rows`: contender → its turns' seconds and what else was seen of it;
+    `left_out`: why.
+    """
 
-    def __init__(self, work: Work, names: tuple[str, ...], options: argparse.Namespace, started: float) -> None:
+    def __init__(
+        self, work: Work, names: tuple[str, ...], options: argparse.Namespace, started: float
+    ) -> None:
         self.work, self.names, self.options = work, names, options
         self.rows: dict[str, dict[str, Any]] = {}
         self.left_out: dict[str, str] = {}
@@ -60,8 +73,8 @@ class Bench:
         self._ends = started + (options.seconds_limit or float("inf"))
 
     def run_together(self) -> None:
-        """All lie on the device, and go on from turn to turn. The Trainer's own loop leads where it takes part: it lets
-        the others have their turns before its own begin.
+        """All lie on the device, and go on from turn to turn. The Trainer's own loop leads where it takes
+        part: it lets the others have their turns before its own begin.
         """
         for name in self.names:
             self._build(name)
@@ -88,13 +101,15 @@ class Bench:
             self._measure_parts(name)
 
     def run_one_by_one(self, note: Callable[[], None]) -> None:
-        """Each is built, warmed, timed and taken down in its turn; compiled code is kept on disk. `note` after each turn, so
-        that what was measured is there even where the process is ended.
+        """Each is built, warmed, timed and taken down in its turn; compiled code is kept on disk. `note`
+        after each turn, so that what was measured is there even where the process is ended.
         """
         another = 0.0
         for number, names in enumerate(self._order(self.options.pairs)):
             if number and time.monotonic() + another > self._ends:
-                print(f"stopped after {number} rounds: another would outlast --seconds-limit", file=sys.stderr)
+                print(
+                    f"stopped after {number} rounds: another would outlast --seconds-limit", file=sys.stderr
+                )
                 break
             begun = time.monotonic()
             for name in names:
@@ -150,7 +165,8 @@ class Bench:
     def _measure_parts(self, name: str) -> None:
         contender = self._contenders[name]
         is_asked_for = self.options.parts == "all" or self.options.parts == "own" and name in OWN
-        if not is_asked_for or type(contender).step is Contender.step:  # the Trainer's steps are its own loop's
+        # the Trainer's steps are its own loop's
+        if not is_asked_for or type(contender).step is Contender.step:
             return
         from kielo.train.profile import step_parts
 
@@ -233,12 +249,16 @@ def _work(options: argparse.Namespace, world: Any) -> tuple[Work, int]:
     is_on_gpu = device.type == "cuda"
     shape = SHAPES[options.shape]
     if shape.is_for_gpu and not is_on_gpu and not options.layers:
-        raise KieloError(f"--shape {options.shape} is for a GPU; what would work: --shape tiny, or --layers 1 for a try")
+        raise KieloError(
+            f"--shape {options.shape} is for a GPU; what would work: --shape tiny, or --layers 1 for a try"
+        )
     free = torch.cuda.mem_get_info(device)[0] if is_on_gpu else float("inf")
     layers = options.layers or layers_that_fit(options.shape, free)
     name = torch.cuda.get_device_name(device) if is_on_gpu else "cpu"
     precisions = (options.precision, "fp8")
-    resolved, resolved_fp8 = (resolved_of(options.shape, layers, one, device.type, name) for one in precisions)
+    resolved, resolved_fp8 = (
+        resolved_of(options.shape, layers, one, device.type, name) for one in precisions
+    )
     phase = resolved.placement.phases[0]
     sequences = phase.micro_batch_sequences * phase.micro_batches_per_step
     tokens = torch.randint(
@@ -323,7 +343,9 @@ def _result(options: argparse.Namespace, bench: Bench, layers: int, is_together:
 
 
 def ratio(theirs: list[float], ours: list[float]) -> dict[str, Any]:
-    """The median of paired ratios, its 95 % bootstrap interval (Efron 1979, percentiles), and the quartiles of the pairs."""
+    """The median of paired ratios, its 95 % bootstrap interval (Efron 1979, percentiles), and the quartiles
+    of the pairs.
+    """
     pairs = np.array([a / b for a, b in zip(theirs, ours)])
     draws = np.random.default_rng(_SEED).choice(pairs, size=(_BOOTSTRAP, len(pairs)))
     lower, upper = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
@@ -344,11 +366,12 @@ def table(result: dict[str, Any]) -> str:
     """The result for people."""
     rows, widest = result["contenders"], max(map(len, [*result["contenders"], "contender"]))
     lines = [
-        f"{result['shape']}, {result['layers']} layers ({result['parameters'] / 1e6:,.1f} M parameters, head "
-        f"{result['head_share_of_flops']:.1%} of FLOPs), {result['precision']}, "
-        f"{result['machine'].get('gpu', result['machine']['cpu'])}, {result['tokens_per_step']:,} tokens a step in "
-        f"{result['micro_batches_per_step']} micro-batches",
-        f"  {'contender':{widest}}  {'tokens/s':>10}  {'TFLOP/s':>8}  {'MFU':>6}  {'s/step':>8}  {'memory':>9}  {'loss':>9}  note",
+        f"{result['shape']}, {result['layers']} layers ({result['parameters'] / 1e6:,.1f} M parameters, "
+        f"head {result['head_share_of_flops']:.1%} of FLOPs), {result['precision']}, "
+        f"{result['machine'].get('gpu', result['machine']['cpu'])}, {result['tokens_per_step']:,} tokens a "
+        f"step in {result['micro_batches_per_step']} micro-batches",
+        f"  {'contender':{widest}}  {'tokens/s':>10}  {'TFLOP/s':>8}  {'MFU':>6}  {'s/step':>8}  "
+        f"{'memory':>9}  {'loss':>9}  note",
     ]
     for name, row in rows.items():
         mfu = "" if row["mfu_by_bf16_peak"] is None else f"{row['mfu_by_bf16_peak']:.1%}"
@@ -357,7 +380,10 @@ def table(result: dict[str, Any]) -> str:
             f"  {name:{widest}}  {row['tokens_per_second']:>10,.0f}  {row['tflops']:>8.3g}  {mfu:>6}  "
             f"{row['seconds_per_step']:>8.4f}  {memory:>9}  {row['losses'][-1]:>9.5f}  {row['note']}"
         )
-    if result["tokens_per_step"] == GPU_TOKENS_PER_STEP and result["parameters"] != result["whole_model_parameters"]:
+    if (
+        result["tokens_per_step"] == GPU_TOKENS_PER_STEP
+        and result["parameters"] != result["whole_model_parameters"]
+    ):
         rates = ", ".join(f"{name} {row['whole_model_tokens_per_second']:,.0f}" for name, row in rows.items())
         lines.append(f"  tokens/s of the whole model at these TFLOP/s: {rates}")
     for own, ratios in result["ratios"].items():
@@ -369,7 +395,9 @@ def table(result: dict[str, Any]) -> str:
             )
     for name, row in rows.items():
         if row["parts"]:
-            parts = ", ".join(f"{part} {seconds:.4f}" for part, seconds in row["parts"].items() if part != "step")
+            parts = ", ".join(
+                f"{part} {seconds:.4f}" for part, seconds in row["parts"].items() if part != "step"
+            )
             lines.append(f"  {name}, seconds of a step: {parts}; idle {idle_share(row):.1%}")
     lines += [f"  {name} is left out: {reason}" for name, reason in result["left_out"].items()]
     return "\n".join(lines + [bar["line"] for bar in result["bars"]])
@@ -385,7 +413,9 @@ def _reason(error: Exception) -> str:
         return "out of memory"
     if isinstance(error, ModuleNotFoundError):
         return f"not installed ({error.name})"
-    return f"{type(error).__name__}: {error}".splitlines()[0] if not isinstance(error, LeftOut) else str(error)
+    return (
+        f"{type(error).__name__}: {error}".splitlines()[0] if not isinstance(error, LeftOut) else str(error)
+    )
 
 
 def _is_done(path: Path, names: tuple[str, ...], options: argparse.Namespace) -> bool:
@@ -416,11 +446,19 @@ def _machine(device: torch.device) -> dict[str, Any]:
     if Path("/proc/cpuinfo").exists():
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
-    machine: dict[str, Any] = {"cpu": cpu, "cores": len(os.sched_getaffinity(0)), "torch_threads": torch.get_num_threads()}
+    machine: dict[str, Any] = {
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)),
+        "torch_threads": torch.get_num_threads(),
+    }
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         card = accelerator_of_device(name)
-        machine |= {"gpu": name, "gpu_memory_bytes": torch.cuda.mem_get_info(device)[1], "card": card and card.name}
+        machine |= {
+            "gpu": name,
+            "gpu_memory_bytes": torch.cuda.mem_get_info(device)[1],
+            "card": card and card.name,
+        }
     return machine
 
 
@@ -429,22 +467,39 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", choices=SHAPES, default="tiny")
-    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32", help="of all but contenders named -fp8")
+    parser.add_argument(
+        "--precision", choices=["fp32", "bf16"], default="fp32", help="of all but contenders named -fp8"
+    )
     parser.add_argument("--contenders", metavar="A,B,…", help=f"of {', '.join(contenders.NAMES)}")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
     parser.add_argument("--layers", type=int, help="default: the shape's own, or as many as fit")
     parser.add_argument("--pairs", type=int, default=20, help="rounds that count")
     parser.add_argument(
-        "--warm-up", type=int, default=3, help="rounds before them; where contenders go one after the other, steps of each turn"
+        "--warm-up",
+        type=int,
+        default=3,
+        help="rounds before them; where contenders go one after the other, steps of each turn",
     )
     parser.add_argument("--steps-per-turn", type=int, default=1, help="steps that are timed as one")
-    parser.add_argument("--one-by-one", action="store_true", help="build each in its turn even where all fit the device together")
-    parser.add_argument("--compile-peers", choices=["auto", "always", "never"], default="auto", help="auto: on GPUs")
     parser.add_argument(
-        "--parts", nargs="?", choices=["own", "all"], const="own", help="profile a step, and print the seconds of its parts"
+        "--one-by-one",
+        action="store_true",
+        help="build each in its turn even where all fit the device together",
+    )
+    parser.add_argument(
+        "--compile-peers", choices=["auto", "always", "never"], default="auto", help="auto: on GPUs"
+    )
+    parser.add_argument(
+        "--parts",
+        nargs="?",
+        choices=["own", "all"],
+        const="own",
+        help="profile a step, and print the seconds of its parts",
     )
     parser.add_argument("--seconds-limit", type=float, help="begin no round that would end later than this")
-    parser.add_argument("--skip-done", action="store_true", help="nothing to do where the result is there already")
+    parser.add_argument(
+        "--skip-done", action="store_true", help="nothing to do where the result is there already"
+    )
     parser.add_argument("--threads", type=int, default=0, help="torch threads; default: torch's own choice")
     parser.add_argument("--to", default=str(RESULTS), help="folder of the result")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")

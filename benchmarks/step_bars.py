@@ -1,4 +1,6 @@
-"""The bars of the step benchmark: a result → lines that say what was asked for, measured, and whether that meets it."""
+"""The bars of the step benchmark: a result → lines that say what was asked for, measured, and whether that
+meets it.
+"""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -42,13 +44,17 @@ BARS = (
 
 
 def bars_of(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every bar of the result's shape and precision, with its line; `is_met` is None where nothing was measured."""
+    """Every bar of the result's shape and precision, with its line; `is_met` is None where nothing was
+    measured.
+    """
     bars = [bar for bar in BARS if bar.shape == result["shape"] and result["precision"] in bar.precision]
     return [told(f"{bar.shape} {bar.contender}", _WORDS[bar.measure], bar.limit, _measured(bar, result), bar.measure == "idle")
             for bar in bars]  # fmt: skip
 
 
-def told(what: str, unit: str, limit: float, measured: float | None, is_below: bool = False) -> dict[str, Any]:
+def told(
+    what: str, unit: str, limit: float, measured: float | None, is_below: bool = False
+) -> dict[str, Any]:
     """A bar with its line."""
     is_met = None if measured is None else (measured < limit if is_below else measured >= limit)
     asked = f"{'<' if is_below else '≥'} {limit:g} {unit}"

@@ -37,7 +37,10 @@ def main() -> None:
 def _compare(result: dict[str, Any], name: str, row: dict[str, Any], seconds_limit: float) -> None:
     """Print how far the contender's peak is from the rehearsed one, and note it in its row."""
     precision = _OWN[name] or result["precision"]
-    what, seen = f"{result['shape']} {name}, peak memory {row['peak_memory_bytes'] / 1e9:.2f} GB", row["peak_memory_bytes"]
+    what, seen = (
+        f"{result['shape']} {name}, peak memory {row['peak_memory_bytes'] / 1e9:.2f} GB",
+        row["peak_memory_bytes"],
+    )
     try:
         if "rehearsed" not in row:
             words = [result["shape"], str(result["layers"]), precision, result["machine"]["gpu"]]
@@ -67,20 +70,27 @@ def _rehearsed(shape: str, layers: str, precision: str, device_name: str) -> dic
     from kielo.verify.rehearse import rehearse
 
     rehearsal = rehearse(resolved_of(shape, int(layers), precision, "cuda", device_name), 0)
-    return {"peak_bytes": rehearsal["peak_bytes"], "kinds": rehearsal["peaks"][rehearsal["peak_phase"]]["kinds"]}
+    return {
+        "peak_bytes": rehearsal["peak_bytes"],
+        "kinds": rehearsal["peaks"][rehearsal["peak_phase"]]["kinds"],
+    }
 
 
 def _last_line(error: Exception) -> str:
-    lines = (getattr(error, "stderr", None) or str(error) or type(error).__name__)
+    lines = getattr(error, "stderr", None) or str(error) or type(error).__name__
     lines = lines.decode() if isinstance(lines, bytes) else lines
     return lines.strip().splitlines()[-1]
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("results", nargs="*", metavar="RESULT.json")
     parser.add_argument("--seconds-limit", type=float, default=120, help="of each rehearsal")
-    parser.add_argument("--rehearse", nargs=4, metavar=("SHAPE", "LAYERS", "PRECISION", "GPU"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--rehearse", nargs=4, metavar=("SHAPE", "LAYERS", "PRECISION", "GPU"), help=argparse.SUPPRESS
+    )
     return parser.parse_args()
 
 

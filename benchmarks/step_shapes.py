@@ -1,7 +1,7 @@
 """The shapes of the step benchmark: a name → a recipe, its resolved numbers and its model FLOPs.
 
-A shape is a recipe like any other, so what is timed is what `kielo train` would assemble for it, and `kielo rehearse`
-can say what it should hold.
+A shape is a recipe like any other, so what is timed is what `kielo train` would assemble for it, and `kielo
+rehearse` can say what it should hold.
 """
 
 from dataclasses import dataclass, field
@@ -17,20 +17,21 @@ from kielo.resolve.resolved import Resolved
 
 LEARNING_RATE = 1e-4
 GPU_TOKENS_PER_STEP = 131_072
-# Bytes of a parameter while it trains: fp32 with its gradient and two moments, and the bf16 copy that is multiplied.
+# Bytes of a parameter while it trains: fp32 with its gradient and two moments, and the bf16 copy that is
+# multiplied.
 _PARAMETER_BYTES = 18
 # Of a logit where no contender makes them in chunks: bf16, fp32, the log-softmax, and two gradients.
 _LOGIT_BYTES = 16
-# What an eager model under autocast keeps of a layer, by what Kielo keeps: its norms give fp32, and each matrix keeps a
-# bf16 copy of that for itself. Counted by hand for transformers' Llama.
+# What an eager model under autocast keeps of a layer, by what Kielo keeps: its norms give fp32, and each
+# matrix keeps a bf16 copy of that for itself. Counted by hand for transformers' Llama.
 _HUNGRIEST = 1.5
 _USABLE = 0.92  # of the free memory: workspaces of kernels, and pieces that the allocator cannot join
 
 
 @dataclass(frozen=True)
 class Shape:
-    """`model`: keys of `[model]`, of the whole published model. `layers`: how many of its layers are trained, None for as
-    many as one device holds beside AdamW in fp32.
+    """`model`: keys of `[model]`, of the whole published model. `layers`: how many of its layers are trained,
+    None for as many as one device holds beside AdamW in fp32.
     """
 
     model: dict[str, Any]
@@ -42,9 +43,14 @@ class Shape:
     others: dict[str, Any] = field(default_factory=dict)  # further keys of [train]
 
 
-# Llama 3 (Dubey et al. 2024, arXiv:2407.21783, table 3) and 3.2 1B. Its scaling of RoPE, which costs nothing in a step, is
-# left out, for not every contender has it.
-_LLAMA_3 = {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128_256, "rope_theta": 500_000.0}
+# Llama 3 (Dubey et al. 2024, arXiv:2407.21783, table 3) and 3.2 1B. Its scaling of RoPE, which costs nothing
+# in a step, is left out, for not every contender has it.
+_LLAMA_3 = {
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128_256,
+    "rope_theta": 500_000.0,
+}
 SHAPES = {
     "llama_8b": Shape(
         _LLAMA_3 | {"hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "head_dim": 128},
@@ -83,7 +89,9 @@ SHAPES["demo"] = _demo()
 
 
 def recipe_of(name: str, layers: int, precision: str, is_emulated: bool = False) -> Recipe:
-    """The recipe of shape `name` with so many layers; is_emulated: FP8 rounded but multiplied wide, for want of a device."""
+    """The recipe of shape `name` with so many layers; is_emulated: FP8 rounded but multiplied wide, for want
+    of a device.
+    """
     shape = SHAPES[name]
     train = {
         "tokens": shape.tokens_per_step,
@@ -110,10 +118,11 @@ def resolved_of(name: str, layers: int, precision: str, device: str, device_name
 
 
 def layers_that_fit(name: str, free_bytes: float) -> int:
-    """As many of the shape's layers as train in `free_bytes` of a device, whichever contender does it; or what it fixes.
+    """As many of the shape's layers as train in `free_bytes` of a device, whichever contender does it; or
+    what it fixes.
 
-    18 bytes a parameter, 16 bytes for each logit of a micro-batch, and 1.5 times what Kielo keeps of a layer's activations.
-    KieloError where not one layer does.
+    18 bytes a parameter, 16 bytes for each logit of a micro-batch, and 1.5 times what Kielo keeps of a
+    layer's activations. KieloError where not one layer does.
     """
     shape = SHAPES[name]
     if shape.layers is not None:
@@ -124,10 +133,14 @@ def layers_that_fit(name: str, free_bytes: float) -> int:
     layout = recipe_of(name, 1, "bf16").layout
     kept, _ = layer_bytes(whole, layout, shape.sequence_length, 2)
     each = _PARAMETER_BYTES * count.layer_parameters(whole) + _HUNGRIEST * kept * tokens
-    ends = _PARAMETER_BYTES * count.parameters(with_layers(whole, 0)) + _LOGIT_BYTES * tokens * whole.vocab_size
+    ends = (
+        _PARAMETER_BYTES * count.parameters(with_layers(whole, 0)) + _LOGIT_BYTES * tokens * whole.vocab_size
+    )
     layers = int((_USABLE * free_bytes - ends) // each)
     if layers < 1:
-        raise KieloError(f"{name}: not one layer fits {free_bytes / 1e9:.0f} GB; what would work: --shape tiny")
+        raise KieloError(
+            f"{name}: not one layer fits {free_bytes / 1e9:.0f} GB; what would work: --shape tiny"
+        )
     return min(layers, whole.num_hidden_layers)
 
 
@@ -147,8 +160,8 @@ def with_layers(model: Model, layers: int) -> Model:
 
 
 def flops_of(name: str, layers: int) -> dict[str, float]:
-    """Model FLOPs of a token, by the one formula for all contenders: 6 for each parameter but the look-up table's, and
-    6 × layers × width × sequence for causal attention; nothing for recomputation.
+    """Model FLOPs of a token, by the one formula for all contenders: 6 for each parameter but the look-up
+    table's, and 6 × layers × width × sequence for causal attention; nothing for recomputation.
     """
     shape, whole = SHAPES[name], whole_model(name)
     model = with_layers(whole, layers)

@@ -1,6 +1,7 @@
 """Writes the demo's figures into README.md: `python docs/demo_table.py [RUN_FOLDER]`.
 
-With a run folder its summary.json becomes benchmarks/results/demo_estonian.json first. Summary -> Markdown table.
+With a run folder its summary.json becomes benchmarks/results/demo_estonian.json first. Summary -> Markdown
+table.
 """
 
 import json
@@ -21,14 +22,19 @@ def table(result: dict) -> str:
     seconds = sum(stage["seconds"] for stage in summary["stages"].values())
     rows = [
         ("text read", f"{corpus['documents_in']:,} documents, {corpus['bytes_in'] / 1e6:.2f} MB"),
-        ("kept as Estonian, once", f"{corpus['documents_kept']:,} documents, {corpus['bytes_kept'] / 1e6:.2f} MB"),
+        (
+            "kept as Estonian, once",
+            f"{corpus['documents_kept']:,} documents, {corpus['bytes_kept'] / 1e6:.2f} MB",
+        ),
         ("training speed", f"{summary['tokens_per_second']:,.0f} tokens/s"),
         ("held-out bits per byte: **the model**", f"**{bits['model']:.3f}**"),
         ("… byte 6-gram, interpolated", f"{bits['ngram']:.3f}"),
         ("… `xz -9`", f"{bits['xz']:.3f}"),
         ("… token unigram", f"{bits['unigram']:.3f}"),
-        ("largest relative loss difference to Hugging Face",
-         f"{parity['max_relative_loss_difference']:.1e} over {parity['steps']} steps"),
+        (
+            "largest relative loss difference to Hugging Face",
+            f"{parity['max_relative_loss_difference']:.1e} over {parity['steps']} steps",
+        ),
         ("all stages", f"{seconds:.0f} s"),
     ]
     lines = ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
@@ -52,7 +58,11 @@ def main() -> None:
 
 
 def _machine() -> str:
-    names = [line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    names = [
+        line.split(":", 1)[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
     return f"{len(names)} cores of {names[0]}, Python {platform.python_version()}"
 
 

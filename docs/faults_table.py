@@ -1,4 +1,6 @@
-"""Writes the table of docs/faults.md: `python docs/faults_table.py`. Collected cases of the fault suite -> Markdown table."""
+"""Writes the table of docs/faults.md: `python docs/faults_table.py`. Collected cases of the fault suite ->
+Markdown table.
+"""
 
 import ast
 import subprocess
@@ -13,10 +15,24 @@ BEGIN, END = "<!-- cases: written by docs/faults_table.py; do not edit by hand -
 
 def table() -> str:
     """Cases of each file, with the first sentence of its docstring."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-o", "addopts=", "-m", "faults", "tests/faults"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-q",
+        "-o",
+        "addopts=",
+        "-m",
+        "faults",
+        "tests/faults",
+    ]
     collected = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     cases = Counter(line.partition("::")[0] for line in collected.splitlines() if line.startswith("tests/"))
-    rows = [f"| {_first_sentence(ROOT / name)} | `{Path(name).name}` | {count} |" for name, count in sorted(cases.items())]
+    rows = [
+        f"| {_first_sentence(ROOT / name)} | `{Path(name).name}` | {count} |"
+        for name, count in sorted(cases.items())
+    ]
     head = ["| kind | file | cases |", "|---|---|--:|"]
     return "\n".join([*head, *rows, f"| all | | {cases.total()} |"]) + "\n"
 

@@ -35,12 +35,12 @@ def run_ranks(
 ) -> list[Any]:
     """Call `fn(*args)` on `num_ranks` processes, each with one torch thread and torchrun's variables set.
 
-    `fn` is a function of a module (not a lambda or an inner function) and starts its world itself, usually with
-    `kielo.parallel.world.start_world(60, "cpu")`; whatever world it leaves is ended for it. `args` and results
-    are pickled. Returns the results in the order of the ranks.
+    `fn` is a function of a module (not a lambda or an inner function) and starts its world itself, usually
+    with `kielo.parallel.world.start_world(60, "cpu")`; whatever world it leaves is ended for it. `args` and
+    results are pickled. Returns the results in the order of the ranks.
 
-    Raises RuntimeError with every failed rank's traceback, its lines prefixed by the rank, or naming the ranks
-    that were still running after `timeout_seconds` (their stacks are on stderr).
+    Raises RuntimeError with every failed rank's traceback, its lines prefixed by the rank, or naming the
+    ranks that were still running after `timeout_seconds` (their stacks are on stderr).
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)

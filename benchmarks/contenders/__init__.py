@@ -34,4 +34,6 @@ def builder(name: str) -> Callable[[Work], Contender]:
 
 def distributions(names: tuple[str, ...]) -> list[str]:
     """What `names` are installed as."""
-    return sorted({distribution for name in names for distribution in _BUILDERS[name][2]} | {"kielo", "torch"})
+    return sorted(
+        {distribution for name in names for distribution in _BUILDERS[name][2]} | {"kielo", "torch"}
+    )

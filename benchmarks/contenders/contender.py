@@ -18,7 +18,8 @@ from kielo.recipe.sections import Model
 from kielo.resolve.resolved import Resolved
 
 NOT_COUNTED = -100
-OPTIMISER = "optimiser"  # the range that kielo.train.profile looks for; a peer's head counts as the matrix that it is
+# the range that kielo.train.profile looks for; a peer's head counts as the matrix that it is
+OPTIMISER = "optimiser"
 _SEED = 1
 
 
@@ -30,8 +31,8 @@ class LeftOut(Exception):
 class Work:
     """The same for all: a model, its first weights, random tokens, and settings of the optimiser.
 
-    resolved: of precision fp32 or bf16; resolved_fp8: the same in FP8. tokens: int64 [steps, sequences, s] on the CPU.
-    peers_compile: whether peers that ship with torch.compile use it.
+    resolved: of precision fp32 or bf16; resolved_fp8: the same in FP8. tokens: int64 [steps, sequences, s] on
+    the CPU. peers_compile: whether peers that ship with torch.compile use it.
     """
 
     resolved: Resolved
@@ -70,7 +71,9 @@ class Work:
             yield piece.to(self.device, non_blocking=True)
 
     def value(self, name: str, shape: Sequence[int]) -> Tensor:
-        """The first value of the parameter that Kielo calls `name`, fp32: where that is large, made on the GPU."""
+        """The first value of the parameter that Kielo calls `name`, fp32: where that is large, made on the
+        GPU.
+        """
         if self.device.type == "cpu":
             return initial_value(name, shape, self.model, _SEED)
         if name.endswith("norm.weight"):
@@ -97,7 +100,9 @@ class Work:
 
 
 class Contender:
-    """An engine that has built its model. `losses`: of each step it ran, scalars on the device, nats a token."""
+    """An engine that has built its model. `losses`: of each step it ran, scalars on the device,
+    nats a token.
+    """
 
     note = ""
 
@@ -126,13 +131,16 @@ class Contender:
 
 
 class PlainLoop(Contender):
-    """A peer's model in a plain loop: fp32 weights, autocast where the precision is bf16, torch's fused AdamW.
+    """A peer's model in a plain loop: fp32 weights, autocast where the precision is bf16, torch's fused
+    AdamW.
 
-    loss_of: tokens [b, s] → the mean loss of predicting each next token. The same loop for all, so that what differs is
-    the model and its compilation.
+    loss_of: tokens [b, s] → the mean loss of predicting each next token. The same loop for all, so that what
+    differs is the model and its compilation.
     """
 
-    def __init__(self, work: Work, model: nn.Module, loss_of: Callable[[Tensor], Tensor], note: str = "") -> None:
+    def __init__(
+        self, work: Work, model: nn.Module, loss_of: Callable[[Tensor], Tensor], note: str = ""
+    ) -> None:
         super().__init__(work)
         self.note = note
         self._model, self._loss_of = model.train(), loss_of
@@ -158,7 +166,10 @@ def adamw(work: Work, model: nn.Module) -> torch.optim.Optimizer:
     matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
     others = [parameter for parameter in model.parameters() if parameter.ndim < 2]
     return torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": identity.weight_decay}, {"params": others, "weight_decay": 0.0}],
+        [
+            {"params": matrices, "weight_decay": identity.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ],
         lr=learning_rate(work),
         betas=(identity.adam_beta1, identity.adam_beta2),
         eps=identity.adam_epsilon,

@@ -47,8 +47,8 @@ def _model(work: Work) -> nn.Module:
 
 
 class TrainerLoop(Contender):
-    """The Trainer's own loop runs its steps; a callback keeps the time, from on_step_begin to on_step_end, so that
-    fetching batches is not counted.
+    """The Trainer's own loop runs its steps; a callback keeps the time, from on_step_begin to on_step_end, so
+    that fetching batches is not counted.
     """
 
     def __init__(self, work: Work, is_compiled: bool = False) -> None:
@@ -70,7 +70,9 @@ class TrainerLoop(Contender):
         return marks[1] - marks[0]
 
     def lead(self, turns: list[range], others: Callable[[], None]) -> list[float]:
-        """All turns in one call of `train`, which hands over to the `others` before each; the seconds of its own."""
+        """All turns in one call of `train`, which hands over to the `others` before each; the seconds of its
+        own.
+        """
         device, seconds, started = self.work.device, [], [0.0]
         firsts, lasts = {turn.start for turn in turns}, {turn.stop - 1 for turn in turns}
 
@@ -101,7 +103,8 @@ class TrainerLoop(Contender):
             trainer.remove_callback(PrinterCallback)  # its summary, on the screen
             trainer.seen_losses = parts
             trainer.train()
-        # With labels counted over the whole step, as the Trainer does, its micro-batches' losses add up to the step's.
+        # With labels counted over the whole step, as the Trainer does, its micro-batches' losses add up to
+        # the step's.
         self.losses += [torch.stack(step).sum() for step in zip(*[iter(parts)] * self.work.micro_batches)]
 
     def _arguments(self, folder: str, steps: int) -> TrainingArguments:

@@ -69,4 +69,6 @@ def _fill(work: Work, parameters: dict[str, torch.nn.Parameter]) -> None:
                 parameters[f"{place}.{_LAYER[part]}.weight"].copy_(work.value(ours, shape))
             elif part == "attention.q":  # queries, keys and values lie one after the other in one matrix
                 names = [ours.replace("attention.q", f"attention.{letter}") for letter in "qkv"]
-                parameters[f"{place}.attn.qkv.weight"].copy_(torch.cat([work.value(name, values[name]) for name in names]))
+                parameters[f"{place}.attn.qkv.weight"].copy_(
+                    torch.cat([work.value(name, values[name]) for name in names])
+                )

@@ -1,7 +1,8 @@
 """Megatron-Core's GPTModel with Transformer Engine's layers, optimiser and schedule; GPU only.
 
-Set up as Megatron-LM's own scripts set up one GPU in bf16: weights in bf16 beside fp32 copies in the optimiser, gradients
-summed in fp32 in one buffer. FP8 by Transformer Engine's tensorwise ("current") scaling, the first and last layer too.
+Set up as Megatron-LM's own scripts set up one GPU in bf16: weights in bf16 beside fp32 copies in the
+optimiser, gradients summed in fp32 in one buffer. FP8 by Transformer Engine's tensorwise ("current") scaling,
+the first and last layer too.
 """
 
 from collections.abc import Iterator
@@ -77,7 +78,9 @@ class Megatron(Contender):
         config.finalize_model_grads_func = finalize_model_grads
         config.grad_scale_func = self._optimiser.scale_loss
         self._go = get_forward_backward_func()
-        self._positions = torch.arange(work.sequence_length, device=work.device).expand(work.micro_batch_sequences, -1)
+        self._positions = torch.arange(work.sequence_length, device=work.device).expand(
+            work.micro_batch_sequences, -1
+        )
 
     def step(self, number: int) -> Tensor:
         work = self.work
@@ -139,8 +142,8 @@ def _config(work: Work, is_fp8: bool) -> TransformerConfig:
 
 
 def _fill(work: Work, model: GPTModel) -> None:
-    """The weights of the work, rounded to bf16: queries, keys and values lie group by group in one matrix, gate over up in
-    another, and norms inside the matrices that they feed.
+    """The weights of the work, rounded to bf16: queries, keys and values lie group by group in one matrix,
+    gate over up in another, and norms inside the matrices that they feed.
     """
     shapes = {ours: shape for _, ours, shape in work.hugging_face_values()}
     parameters = dict(model.named_parameters())
@@ -159,9 +162,13 @@ def _fill(work: Work, model: GPTModel) -> None:
             fill("output_layer.weight", value("head.weight"))
         for number in range(work.model.num_hidden_layers):
             ours, theirs = f"layers.{number}.", f"decoder.layers.{number}."
-            q, k, v = (value(f"{ours}attention.{letter}.weight").view(groups, -1, size, hidden) for letter in "qkv")
+            q, k, v = (
+                value(f"{ours}attention.{letter}.weight").view(groups, -1, size, hidden) for letter in "qkv"
+            )
             fill(f"{theirs}self_attention.linear_qkv.weight", torch.cat([q, k, v], dim=1).flatten(0, 2))
-            fill(f"{theirs}self_attention.linear_qkv.layer_norm_weight", value(f"{ours}attention_norm.weight"))
+            fill(
+                f"{theirs}self_attention.linear_qkv.layer_norm_weight", value(f"{ours}attention_norm.weight")
+            )
             fill(f"{theirs}self_attention.linear_proj.weight", value(f"{ours}attention.o.weight"))
             gate_up = [value(f"{ours}mlp.{part}.weight") for part in ("gate", "up")]
             fill(f"{theirs}mlp.linear_fc1.weight", torch.cat(gate_up))

@@ -1,4 +1,6 @@
-"""Kielo's own step, on the parts that `train/build.py` assembles for one rank, compiled where its recipes are."""
+"""Kielo's own step, on the parts that `train/build.py` assembles for one rank, compiled where its recipes
+are.
+"""
 
 from functools import partial
 
@@ -25,7 +27,10 @@ def build(work: Work) -> Contender:
 def build_compiled(work: Work) -> Contender:
     """With layout.compile = true, which is the default on GPUs only."""
     resolved = work.resolved
-    return Own(work, resolved.model_copy(update={"placement": resolved.placement.model_copy(update={"compile": True})}))
+    return Own(
+        work,
+        resolved.model_copy(update={"placement": resolved.placement.model_copy(update={"compile": True})}),
+    )
 
 
 def build_fp8(work: Work) -> Contender:

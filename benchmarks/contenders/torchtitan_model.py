@@ -1,7 +1,9 @@
-"""torchtitan's Llama 3, laid out, compiled and given its loss as its trainer does, in the loop of that trainer; GPU only.
+"""torchtitan's Llama 3, laid out, compiled and given its loss as its trainer does, in the loop of that
+trainer; GPU only.
 
-Its recipes for one device are followed: FSDP2's mixed precision on a mesh of one rank, each block compiled, the chunked
-loss, FlexAttention's causal mask; without activation checkpointing, which no contender uses, and without CUDA graphs.
+Its recipes for one device are followed: FSDP2's mixed precision on a mesh of one rank, each block compiled,
+the chunked loss, FlexAttention's causal mask; without activation checkpointing, which no contender uses, and
+without CUDA graphs.
 """
 
 from typing import Any
@@ -52,7 +54,9 @@ class Torchtitan(Contender):
         self._model = parallelize_llama(
             model,
             parallel_dims=dims,
-            training=TrainingConfig(seq_len=work.sequence_length, local_batch_size=work.micro_batch_sequences),
+            training=TrainingConfig(
+                seq_len=work.sequence_length, local_batch_size=work.micro_batch_sequences
+            ),
             parallelism=parallelism,
             compile_config=compiled,
             ac_config=None,
@@ -63,7 +67,9 @@ class Torchtitan(Contender):
             self._model.init_weights(buffer_device=None)
             _fill(work, self._model)
         self._model.train()
-        loss = ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config(global_vocab_size=work.model.vocab_size))
+        loss = ChunkedLossWrapper.Config(
+            loss_fn=CrossEntropyLoss.Config(global_vocab_size=work.model.vocab_size)
+        )
         self._loss = loss.build(compile_config=compiled)
         self._loss.set_lm_head(self._model.lm_head)
         self._model._skip_lm_head = True
@@ -92,7 +98,9 @@ class Torchtitan(Contender):
 
 def _config(work: Work) -> Llama3Model.Config:
     model = work.model
-    rope = ComplexRoPE.Config(dim=model.head_dim, max_seq_len=work.sequence_length, theta=model.rope_theta, scaling="none")
+    rope = ComplexRoPE.Config(
+        dim=model.head_dim, max_seq_len=work.sequence_length, theta=model.rope_theta, scaling="none"
+    )
     return Llama3Model.Config(
         dim=model.hidden_size,
         vocab_size=model.vocab_size,
@@ -116,11 +124,13 @@ def _config(work: Work) -> Llama3Model.Config:
 
 
 def _fill(work: Work, model: nn.Module) -> None:
-    """The weights of the work. Its fused queries, keys and values lie group by group, and its rotary positions turn
-    neighbours where Hugging Face's turn halves, so queries and keys have other rows first.
+    """The weights of the work. Its fused queries, keys and values lie group by group, and its rotary
+    positions turn neighbours where Hugging Face's turn halves, so queries and keys have other rows first.
     """
     shapes = {ours: shape for _, ours, shape in work.hugging_face_values()}
-    parameters = {_plain(name): parameter for name, parameter in model.named_parameters(remove_duplicate=False)}
+    parameters = {
+        _plain(name): parameter for name, parameter in model.named_parameters(remove_duplicate=False)
+    }
     others = {"embed": "tok_embeddings", "norm": "norm", "head": "lm_head"}
     parts = {
         "attention_norm": "attention_norm", "attention.o": "attention.wo", "mlp_norm": "ffn_norm",
@@ -144,7 +154,9 @@ def _fill(work: Work, model: nn.Module) -> None:
 def _fused(work: Work, queries: str, shapes: dict[str, tuple[int, ...]]) -> Tensor:
     groups, size = work.model.num_key_value_heads, work.model.head_dim
     names = [queries.replace("attention.q", f"attention.{letter}") for letter in "qkv"]
-    q, k, v = (work.value(name, shapes[name]).view(groups, -1, size, work.model.hidden_size) for name in names)
+    q, k, v = (
+        work.value(name, shapes[name]).view(groups, -1, size, work.model.hidden_size) for name in names
+    )
     q, k = (part.unflatten(2, (2, size // 2)).transpose(2, 3).flatten(2, 3) for part in (q, k))
     return torch.cat([q, k, v], dim=1).flatten(0, 2)
 

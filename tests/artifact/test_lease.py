@@ -22,8 +22,8 @@ from tests.train.tiny_run import resolve, write_tokens
 
 BEAT_SECONDS = 0.1
 ZOMBIES: list[subprocess.Popen] = []
-# A process that takes the lease when it is told to, says how that went, and holds it until its input ends. It waits
-# before it makes its own, so that all who race have seen that the one before is dead.
+# A process that takes the lease when it is told to, says how that went, and holds it until its input ends. It
+# waits before it makes its own, so that all who race have seen that the one before is dead.
 HOLD = """
 import sys, time
 from kielo.recipe.errors import KieloError
@@ -78,7 +78,9 @@ def test_a_live_holder_refuses_others_and_gives_back_at_the_end(tmp_path, monkey
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     with pytest.raises(ZeroDivisionError), Lease.take(tmp_path, BEAT_SECONDS).beating() as lease:
         lease.check()
-        with pytest.raises(KieloError, match=rf"process {os.getpid()} on .*Slurm job 4711.*since 20.*scancel 4711"):
+        with pytest.raises(
+            KieloError, match=rf"process {os.getpid()} on .*Slurm job 4711.*since 20.*scancel 4711"
+        ):
             Lease.take(tmp_path, BEAT_SECONDS)
         assert leases(tmp_path) == ["lease.00000001.json"]
         raise ZeroDivisionError
@@ -98,7 +100,9 @@ def test_a_killed_holder_of_this_machine_is_replaced_at_once(tmp_path):
 
 
 def test_a_silent_holder_elsewhere_is_replaced_and_a_beating_one_is_not(tmp_path, caplog):
-    """Only the beat as seen by our own clock counts: a time of change in the future or the past says nothing."""
+    """Only the beat as seen by our own clock counts: a time of change in the future or the past
+    says nothing.
+    """
     silent, beating = foreign_holder(tmp_path / "silent"), foreign_holder(tmp_path / "beating")
     os.utime(silent, (2**33, 2**33))
     os.utime(beating, (0, 0))
@@ -125,7 +129,9 @@ def test_a_silent_holder_elsewhere_is_replaced_and_a_beating_one_is_not(tmp_path
 
 
 def test_a_lease_is_handed_down_and_gone_on_with(tmp_path, monkeypatch):
-    """Blocks within a block have its lease, which stays until the outer one ends; another job's token is worth nothing."""
+    """Blocks within a block have its lease, which stays until the outer one ends; another job's token is
+    worth nothing.
+    """
     with held(tmp_path) as outer:
         with held(tmp_path) as inner:
             inner.check()
@@ -151,7 +157,9 @@ def test_a_lease_cut_short_does_not_keep_the_folder(tmp_path):
 
 
 def test_of_eight_that_race_for_a_dead_lease_one_wins(tmp_path):
-    """Each of 3 races has one winner and seven that were told who it is; the winner keeps the lease undisturbed."""
+    """Each of 3 races has one winner and seven that were told who it is; the winner keeps the lease
+    undisturbed.
+    """
     for race in range(3):
         folder = tmp_path / str(race)
         killed_holder(folder)
@@ -175,7 +183,10 @@ def test_a_holder_that_was_only_frozen_notices_before_it_publishes(tmp_path):
     old.path.write_text(json.dumps(content))  # as one on another machine sees it, silent
     taker = Lease.take(tmp_path, BEAT_SECONDS)
     with taker.beating():
-        with old.beating(), pytest.raises(KieloError, match=f"process {os.getpid()} on .* works in this folder"):
+        with (
+            old.beating(),
+            pytest.raises(KieloError, match=f"process {os.getpid()} on .* works in this folder"),
+        ):
             old.check()
         taker.check()
     with pytest.raises(KieloError, match="removed or replaced"):
@@ -208,7 +219,9 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_second_job_is_refused_on_all_ranks_and_the_first_goes_on(tmp_path):
-    """The second job changes no file of the first, whose outcome is its own; then the folder is free again."""
+    """The second job changes no file of the first, whose outcome is its own; then the folder is
+    free again.
+    """
     run, signs = tmp_path / "run", tmp_path / "signs"
     signs.mkdir()
     write_tokens(run / "tokens")
@@ -217,7 +230,9 @@ def test_a_second_job_is_refused_on_all_ranks_and_the_first_goes_on(tmp_path):
         wait_for(signs / "is training")
         before = files_of(run)
         try:
-            with pytest.raises(RuntimeError, match="(?s)rank 0.*another job works in this.*rank 1.*another job works in this"):
+            with pytest.raises(
+                RuntimeError, match="(?s)rank 0.*another job works in this.*rank 1.*another job works in this"
+            ):
                 run_ranks(train, 2, resolve(run, shard=2, total_steps=3))
             assert files_of(run) == before
         finally:

@@ -65,7 +65,9 @@ def test_what_changed_is_named_and_an_expired_stage_is_made_again(tmp_path):
     assert differences(folder, "trial", 1, {"raw": "0", "more": "1"}, SECTION | {"name": "e"}) == [
         "input raw", "input more", "name (was 'é', is 'e')",
     ]  # fmt: skip
-    assert differences(folder, "trial", 2, INPUTS, SECTION) == ["kind and version (were trial 1, are trial 2)"]
+    assert differences(folder, "trial", 2, INPUTS, SECTION) == [
+        "kind and version (were trial 1, are trial 2)"
+    ]
     check_sizes(folder, read_manifest(folder), ["deep/a.txt"])
     expire(folder)
     assert differences(folder, "trial", 1, INPUTS, SECTION) == ["input expired"]
@@ -75,7 +77,9 @@ def test_what_changed_is_named_and_an_expired_stage_is_made_again(tmp_path):
 
 
 def test_what_a_checkpoint_was_trained_on_is_not_replaced(tmp_path):
-    """Neither by other inputs nor where a checkpoint was set aside; without one, or without the stage, it may be made."""
+    """Neither by other inputs nor where a checkpoint was set aside; without one, or without the stage, it may
+    be made.
+    """
     folder = tmp_path / "tokens"
     changed = ("trial", 1, {"raw": "other"}, SECTION)
     step = tmp_path / "train" / "checkpoints" / "step_00000005"
@@ -99,7 +103,10 @@ def test_failure_leaves_the_old_folder_and_nothing_else(tmp_path):
     with pytest.raises(ZeroDivisionError), write_stage(folder, "trial", 1, {}, {}) as stage:
         (stage.folder / "half").write_text("h")
         raise ZeroDivisionError
-    with pytest.raises(KieloError, match="trial stage was not written: No space left"), write_stage(folder, "trial", 1, {}, {}):
+    with (
+        pytest.raises(KieloError, match="trial stage was not written: No space left"),
+        write_stage(folder, "trial", 1, {}, {}),
+    ):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert hash_manifest(folder) == before
     assert [path.name for path in tmp_path.iterdir()] == ["stage"]
@@ -133,7 +140,9 @@ def test_rewriting_replaces_and_a_torn_manifest_is_named(tmp_path):
 
 
 def test_what_the_stage_did_not_write_is_never_replaced(tmp_path):
-    """Not a file without a manifest, nor one beside those that it lists, nor another kind's folder; Kielo's own texts are."""
+    """Not a file without a manifest, nor one beside those that it lists, nor another kind's folder; Kielo's
+    own texts are.
+    """
     folder = tmp_path / "stage"
     folder.mkdir()
     _write(folder, "into an empty folder")
@@ -146,7 +155,10 @@ def test_what_the_stage_did_not_write_is_never_replaced(tmp_path):
             _write(folder, "third")
         assert (folder / name).read_text() == "mine" and (folder / "deep" / "a.txt").read_text() == "again"
         (folder / name).unlink()
-    with pytest.raises(KieloError, match="manifest.json of a trial stage"), write_stage(folder, "other", 1, {}, {}):
+    with (
+        pytest.raises(KieloError, match="manifest.json of a trial stage"),
+        write_stage(folder, "other", 1, {}, {}),
+    ):
         pass
     (folder / "manifest.json").unlink()
     with pytest.raises(KieloError, match="deep"):
@@ -164,7 +176,9 @@ def test_a_file_that_appears_during_the_work_is_not_lost(tmp_path):
 
 
 def test_the_folder_aside_is_ours_or_left_alone(tmp_path):
-    """A killed attempt's is used again and removed; one that Kielo did not make is refused; an exchange is ended."""
+    """A killed attempt's is used again and removed; one that Kielo did not make is refused; an exchange is
+    ended.
+    """
     folder, aside = tmp_path / "stage", tmp_path / ".stage.kielo"
     aside.mkdir()
     (aside / "new").mkdir()
@@ -216,7 +230,9 @@ def test_two_at_once_do_not_share_the_folder_aside(tmp_path):
 
 @pytest.mark.parametrize("is_whole_run", [False, True])
 def test_a_link_to_another_place_stays_and_its_target_is_filled(tmp_path, is_whole_run):
-    """RUN/stage -> elsewhere, or the run folder itself: the data lies where the link leads, also the second time."""
+    """RUN/stage -> elsewhere, or the run folder itself: the data lies where the link leads, also the second
+    time.
+    """
     (tmp_path / "scratch").mkdir()
     (tmp_path / "run").mkdir()
     link = tmp_path / ("link" if is_whole_run else "run/stage")
@@ -225,7 +241,9 @@ def test_a_link_to_another_place_stays_and_its_target_is_filled(tmp_path, is_who
     for text in ("one", "two"):
         _write(folder, text)
         assert link.is_symlink() and (folder / "deep" / "a.txt").read_text() == text
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted({"scratch", "run", link.parts[len(tmp_path.parts)]})
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        {"scratch", "run", link.parts[len(tmp_path.parts)]}
+    )
     assert (tmp_path / "scratch" / ("stage" if is_whole_run else "") / "manifest.json").is_file()
     assert [path.name for path in (tmp_path / "run").iterdir()] == ([] if is_whole_run else ["stage"])
 
@@ -235,14 +253,20 @@ def test_what_cannot_be_a_stage_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "dangling").symlink_to(tmp_path / "gone" / "stage")
     before = sorted(tmp_path.iterdir())
-    for folder, told in (("dangling", "is its disk mounted"), ("file", "a file"), ("file/stage", "Not a directory")):
+    for folder, told in (
+        ("dangling", "is its disk mounted"),
+        ("file", "a file"),
+        ("file/stage", "Not a directory"),
+    ):
         with pytest.raises(KieloError, match=f"{folder}: .*{told}"):
             _write(tmp_path / folder)
     assert sorted(tmp_path.iterdir()) == before and (tmp_path / "file").read_text() == "mine"
 
 
 def test_all_is_on_the_disk_before_the_manifest_and_the_name(tmp_path, monkeypatch):
-    """Order of the calls: files and folders, the manifest, its folder, the name, the folder that holds the name."""
+    """Order of the calls: files and folders, the manifest, its folder, the name, the folder that holds the
+    name.
+    """
     done = []
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda fd: done.append(os.readlink(f"/proc/self/fd/{fd}")) or fsync(fd))

@@ -35,7 +35,12 @@ def model_on_ranks(
 ) -> tuple[nn.Module, object]:
     """This rank's part of the model, filled by `fill(name, shape)` (default: zeros), and its mesh."""
     world = start_world(30, "cpu")
-    sizes = dict.fromkeys(AXES, 1) | {"replicate": replicate, "shard": shard, "context": context, "tensor": tensor}
+    sizes = dict.fromkeys(AXES, 1) | {
+        "replicate": replicate,
+        "shard": shard,
+        "context": context,
+        "tensor": tensor,
+    }
     layout = Layout(**(sizes | layout)).model_dump()
     placement = SimpleNamespace(**layout, start_timeout_seconds=30)
     mesh = build_mesh(world, placement)

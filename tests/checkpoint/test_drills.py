@@ -1,5 +1,5 @@
-"""Drills of disaster: kills all along a save, damage of every kind, a disk that fills up. No accident costs more than
-the newest checkpoint, and none is loaded without a word.
+"""Drills of disaster: kills all along a save, damage of every kind, a disk that fills up. No accident costs
+more than the newest checkpoint, and none is loaded without a word.
 """
 
 import builtins
@@ -41,7 +41,9 @@ def save(folder: Path, *steps: int, keep_newest: int = 2) -> Path:
 
 
 class Killer:
-    """Counts calls that change the file system, from all threads; kills the process instead of call number `at`."""
+    """Counts calls that change the file system, from all threads; kills the process instead of call number
+    `at`.
+    """
 
     def __init__(self, at: int | None):
         self.calls, self._at, self._one = 0, at, threading.Lock()
@@ -100,7 +102,9 @@ def save_and_die(folder: Path, step: int, at: int | None) -> int:
 
 
 def survivors(folder: Path, *steps: int) -> int:
-    """The step that comes back after a kill: one of `steps`, with its own tensors; a next save then leaves no litter."""
+    """The step that comes back after a kill: one of `steps`, with its own tensors; a next save then leaves no
+    litter.
+    """
     store = Store(folder)
     path = store.newest()
     assert store.warnings == [] and newest_complete(folder) == (path, [])
@@ -115,7 +119,9 @@ def survivors(folder: Path, *steps: int) -> int:
 
 @pytest.mark.parametrize(("step", "points"), [(300, 50), (200, 20)])
 def test_a_kill_anywhere_in_a_save_leaves_a_whole_checkpoint(tmp_path, step, points):
-    """SIGKILL at points spread over all calls of a save, also of a step that is there already: old or new comes back."""
+    """SIGKILL at points spread over all calls of a save, also of a step that is there already: old or new
+    comes back.
+    """
     save(tmp_path / "before", 100, 200)
 
     def attempt(at: int | None) -> list[int]:
@@ -144,7 +150,9 @@ def save_together_and_die(folder: Path, victim: int, at: int) -> None:
 
 @pytest.mark.parametrize(("victim", "at"), [(0, 1), (0, 12), (0, 22), (1, 0), (1, 6), (1, 13)])
 def test_a_rank_killed_in_a_save_of_two_leaves_a_whole_checkpoint(tmp_path, victim, at):
-    """The other rank ends with an error instead of publishing a half; what was there is still there and whole."""
+    """The other rank ends with an error instead of publishing a half; what was there is still there and
+    whole.
+    """
     save(tmp_path, 100, 200)
     with pytest.raises(RuntimeError, match=rf"rank {victim}\] ended without a word \(killed"):
         run_ranks(save_together_and_die, 2, tmp_path, victim, at, timeout_seconds=30)
@@ -178,7 +186,9 @@ DAMAGES = (_flip, _zero, _cut, _remove, _swap)
 
 
 def test_five_hundred_damages_are_noticed_and_named(tmp_path, monkeypatch):
-    """Any damage to any file of the newest checkpoint: every reader names the file, and the older one is used."""
+    """Any damage to any file of the newest checkpoint: every reader names the file, and the older one is
+    used.
+    """
     monkeypatch.setattr(checkpoint_index, "BLOCK_BYTES", 1000)
     before, run = tmp_path / "before", tmp_path / "run"
     save(before, 100, 200)
@@ -206,23 +216,34 @@ def test_five_hundred_damages_are_noticed_and_named(tmp_path, monkeypatch):
         store = Store(run)
         assert store.newest() == found and read_plain(found) == {"step": 100}
         assert len(store.warnings) == 1 and name in store.warnings[0] and "step_00000200" in store.warnings[0]
-        assert sorted(entry.name for entry in run.iterdir()) == ["newest", "step_00000100", "step_00000200.damaged"]
+        assert sorted(entry.name for entry in run.iterdir()) == [
+            "newest",
+            "step_00000100",
+            "step_00000200.damaged",
+        ]
         assert (run / "newest").resolve() == found and store.newest() == found and not store.warnings
         done[damage, name] += 1
     assert len(done) == len(DAMAGES) * len(names) and done.total() == 500
 
 
 def test_a_whole_checkpoint_under_another_name_is_refused(tmp_path):
-    """All files of an older checkpoint in the newest one's folder agree with each other, and are noticed all the same."""
+    """All files of an older checkpoint in the newest one's folder agree with each other, and are noticed all
+    the same.
+    """
     save(tmp_path, 100, 200)
     for path in (tmp_path / "step_00000100").iterdir():
         shutil.copy(path, tmp_path / "step_00000200")
     found, warnings = newest_complete(tmp_path)
-    assert found == tmp_path / "step_00000100" and "manifest of another checkpoint, that of step 100" in warnings[0]
+    assert (
+        found == tmp_path / "step_00000100"
+        and "manifest of another checkpoint, that of step 100" in warnings[0]
+    )
 
 
 def fill(folder: Path) -> None:
-    """A loop that saves 0.8 MiB each step and keeps all: on a disk too small for them, until there is room again."""
+    """A loop that saves 0.8 MiB each step and keeps all: on a disk too small for them, until there is room
+    again.
+    """
     alerts: dict[int, str] = {}
     store = Store(folder, keep_newest=100, on_alert=alerts.__setitem__)
     tensor, steps = torch.zeros(200_000), 0
@@ -235,7 +256,10 @@ def fill(folder: Path) -> None:
     assert steps == 12 and alerts[12] == str(last.value)
     saved = [row["step"] for row in list_checkpoints(folder, checksums=True) if row["state"] == "verified"]
     assert saved == sorted(set(range(1, 13)) - set(alerts), reverse=True) and 1 < len(saved) < 12
-    assert sorted(path.name for path in folder.iterdir()) == ["newest", *(f"step_{step:08d}" for step in saved[::-1])]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "newest",
+        *(f"step_{step:08d}" for step in saved[::-1]),
+    ]
     shutil.rmtree(folder / "step_00000001")
     store.save(13, {"model/a": tensor}, {"step": 13})
     assert read_tensors(store.settle())["model/a"].eq(12).all()
@@ -247,11 +271,20 @@ def fill(folder: Path) -> None:
     ("size=60m,nr_inodes=40", ("too few inodes", "needs 5, ", "are free", "keep_newest")),
 ])  # fmt: skip
 def test_a_disk_that_fills_stops_no_training(tmp_path, options, words):
-    """On a real small file system: the alert says what is needed and free, old checkpoints stay whole, room is used again."""
-    script = "import sys, pathlib; from tests.checkpoint.test_drills import fill; fill(pathlib.Path(sys.argv[1]))"
-    mount = f'mount -t tmpfs -o {options} tmpfs "$1" 2>/dev/null || exit 77; exec "$2" -c "$3" "$1/checkpoints"'
+    """On a real small file system: the alert says what is needed and free, old checkpoints stay whole, room
+    is used again.
+    """
+    script = (
+        "import sys, pathlib; from tests.checkpoint.test_drills import fill; fill(pathlib.Path(sys.argv[1]))"
+    )
+    mount = (
+        f'mount -t tmpfs -o {options} tmpfs "$1" 2>/dev/null || exit 77; exec "$2" -c "$3" "$1/checkpoints"'
+    )
     command = ["unshare", "-rm", "sh", "-c", mount, "sh", str(tmp_path), sys.executable, script]
-    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode
+    ):
         pytest.skip("no file system may be mounted here")
     outcome = subprocess.run(command, capture_output=True, text=True, timeout=60)
     if outcome.returncode == 77:

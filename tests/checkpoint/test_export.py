@@ -1,4 +1,6 @@
-"""A checkpoint goes out as a folder that transformers loads: exact, in small blocks, and not twice after a crash."""
+"""A checkpoint goes out as a folder that transformers loads: exact, in small blocks, and not twice after a
+crash.
+"""
 
 import errno
 import hashlib
@@ -118,7 +120,9 @@ def test_an_export_is_the_same_model_in_transformers(tmp_path, tokenizer_folder,
 
 
 def test_the_dtype_is_as_asked_and_what_is_refused_leaves_nothing(tmp_path, tokenizer_folder):
-    """bf16 in one file; unknown dtypes, missing tensors, weights beyond fp16 and a folder in the way are named."""
+    """bf16 in one file; unknown dtypes, missing tensors, weights beyond fp16 and a folder in the way are
+    named.
+    """
     model = plain_model(config())
     with torch.no_grad():
         model.head.weight[3, 2] = -70_000.0
@@ -144,7 +148,9 @@ def test_the_dtype_is_as_asked_and_what_is_refused_leaves_nothing(tmp_path, toke
 
 
 def test_what_is_there_already_is_not_written_again(tmp_path, checkpoint, tokenizer_folder):
-    """The same call changes nothing, also when the report has put its own README there; another dtype replaces it."""
+    """The same call changes nothing, also when the report has put its own README there; another dtype
+    replaces it.
+    """
     arguments = (checkpoint, tmp_path / "hf", config(), tokenizer_folder)
     folder = export(*arguments)
     (folder / "README.md").write_text(marked("a model card, which is longer\n"))
@@ -161,7 +167,9 @@ def test_what_is_there_already_is_not_written_again(tmp_path, checkpoint, tokeni
 
 
 def test_no_block_is_larger_than_allowed_and_many_give_the_same_bytes(tmp_path, checkpoint, monkeypatch):
-    """Memory does not grow with the model: nothing larger than a block is made or written, and blocks leave no seam."""
+    """Memory does not grow with the model: nothing larger than a block is made or written, and blocks leave
+    no seam.
+    """
     whole = contents(export(checkpoint, tmp_path / "whole", config(), None, dtype="bf16"))
     made, written = [], []
     empty, write_rows = torch.empty, SafetensorsStream.write_rows
@@ -222,7 +230,9 @@ SHAPES = {
 def test_fused_transposed_and_padded_weights_lie_where_the_file_wants_them(
     tmp_path, monkeypatch, block_bytes
 ):
-    """Whatever the blocks cut through: equal to joining whole tensors, and cut out again they are the parameters."""
+    """Whatever the blocks cut through: equal to joining whole tensors, and cut out again they are the
+    parameters.
+    """
     family = SimpleNamespace(to_hugging_face=lambda _: MADE_UP, hf_config=lambda *_, **__: {})
     monkeypatch.setattr(families, "module", lambda *_: family)
     monkeypatch.setattr(export_tensors, "BLOCK_BYTES", block_bytes)
@@ -245,7 +255,9 @@ def test_fused_transposed_and_padded_weights_lie_where_the_file_wants_them(
 
 
 def test_names_and_dtypes_of_the_source_come_back(tmp_path, monkeypatch):
-    """A mixed record is followed tensor by tensor: without the base model's prefix, with a tied head that was stored."""
+    """A mixed record is followed tensor by tensor: without the base model's prefix, with a tied head that was
+    stored.
+    """
     names = families.module("llama", "names")
     monkeypatch.setattr(names, "BASE_MODEL_PREFIX", "model.", raising=False)
     model = plain_model(config(tied=True))
@@ -279,7 +291,9 @@ def test_names_and_dtypes_of_the_source_come_back(tmp_path, monkeypatch):
 
 
 def export_and_die(checkpoint: Path, to: Path, at: int | None) -> int:
-    """In a process of its own, killed instead of call number `at` that changes the disk; all calls, if it survives."""
+    """In a process of its own, killed instead of call number `at` that changes the disk; all calls, if it
+    survives.
+    """
     killer = Killer(at)
     export_tensors.BLOCK_BYTES = 2000
     export(checkpoint, to, config(), None, max_shard_bytes=SHARD_BYTES)
@@ -293,8 +307,9 @@ def killed(checkpoint: Path, to: Path, at: int) -> None:
 
 @pytest.mark.parametrize("is_replacing", [False, True])
 def test_killed_at_any_moment_it_goes_on_and_rewrites_nothing(tmp_path, checkpoint, is_replacing):
-    """The name holds the older folder, nothing or the whole new one; then the same call ends with the bytes of an
-    undisturbed one, and finished shards are the files that they were. Where one is replaced: at each of the last calls.
+    """The name holds the older folder, nothing or the whole new one; then the same call ends with the bytes
+    of an undisturbed one, and finished shards are the files that they were. Where one is replaced: at each of
+    the last calls.
     """
     expected = contents(export(checkpoint, tmp_path / "whole", config(), None, max_shard_bytes=SHARD_BYTES))
     older = export(checkpoint, tmp_path / "older", config(), None, dtype="bf16")
@@ -317,7 +332,9 @@ def test_killed_at_any_moment_it_goes_on_and_rewrites_nothing(tmp_path, checkpoi
         finished = {}
         if (aside / "journal.jsonl").exists() and (aside / "new").exists():
             lines = [json.loads(line) for line in (aside / "journal.jsonl").read_text().splitlines()]
-            finished = {line["file"]: (aside / "new" / line["file"]).stat() for line in lines if "file" in line}
+            finished = {
+                line["file"]: (aside / "new" / line["file"]).stat() for line in lines if "file" in line
+            }
         export(checkpoint, to, config(), None, max_shard_bytes=SHARD_BYTES)
         assert contents(to) == expected
         for name, before in finished.items():
@@ -341,7 +358,9 @@ def add_and_die(checkpoint: Path, to: Path) -> None:
 
 
 def test_a_partial_folder_is_trusted_as_far_as_it_can_be(tmp_path, checkpoint):
-    """A shard cut short, a torn journal line, another dtype: written anew. Two processes at once: the second is refused."""
+    """A shard cut short, a torn journal line, another dtype: written anew. Two processes at once: the second
+    is refused.
+    """
     arguments = (checkpoint, tmp_path / "hf", config(), None)
     whole = {
         dtype: contents(
@@ -387,7 +406,9 @@ def test_a_partial_folder_is_trusted_as_far_as_it_can_be(tmp_path, checkpoint):
 
 
 def test_a_full_disk_is_told_and_what_is_finished_stays(tmp_path, checkpoint, monkeypatch):
-    """Foreseen or met on the way: bytes needed and free, where the finished shards are, and that the command goes on."""
+    """Foreseen or met on the way: bytes needed and free, where the finished shards are, and that the command
+    goes on.
+    """
     arguments = (checkpoint, tmp_path / "hf", config(), None)
     options = {"max_shard_bytes": SHARD_BYTES}
     put = SafetensorsStream._put
@@ -404,7 +425,9 @@ def test_a_full_disk_is_told_and_what_is_finished_stays(tmp_path, checkpoint, mo
         ):
             export(*arguments, **options)
     assert [path.name for path in tmp_path.iterdir()] == [".hf.kielo"]
-    assert [path.name[:11] for path in (tmp_path / ".hf.kielo" / "new").glob("*.safetensors")] == ["model-00001"]
+    assert [path.name[:11] for path in (tmp_path / ".hf.kielo" / "new").glob("*.safetensors")] == [
+        "model-00001"
+    ]
     with monkeypatch.context() as patch:
         usage = shutil.disk_usage(tmp_path)._replace(free=100)
         patch.setattr(shutil, "disk_usage", lambda _: usage)

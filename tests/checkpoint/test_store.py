@@ -1,4 +1,6 @@
-"""A checkpoint comes back on any layout bit for bit; saving goes on beside training, and its failures do not stop it."""
+"""A checkpoint comes back on any layout bit for bit; saving goes on beside training, and its failures do not
+stop it.
+"""
 
 import errno
 import json
@@ -166,7 +168,9 @@ def writing_waits_for(event: threading.Event) -> Iterator[None]:
 
 
 def test_tensors_and_state_may_change_while_they_are_written(tmp_path):
-    """What save() was given is what is stored, though training changes all of it at once; the next save waits."""
+    """What save() was given is what is stored, though training changes all of it at once; the next save
+    waits.
+    """
     tensors, plain, go = small(1.0), {"guard": [1]}, threading.Event()
     store = Store(tmp_path)
     with writing_waits_for(go):
@@ -204,7 +208,10 @@ def train_while_saving(folder: Path) -> list[float]:
 
 def test_training_talks_while_a_save_is_under_way(tmp_path):
     """Collectives of the ranks' world and of a save do not meet: the save has a group of its own."""
-    assert run_ranks(train_while_saving, 2, tmp_path, timeout_seconds=60) == [[3.0 * step for step in range(100)]] * 2
+    assert (
+        run_ranks(train_while_saving, 2, tmp_path, timeout_seconds=60)
+        == [[3.0 * step for step in range(100)]] * 2
+    )
     assert [row["step"] for row in list_checkpoints(tmp_path)] == [200, 100]
 
 
@@ -232,13 +239,23 @@ def failing_saves_on_ranks(folder: Path) -> tuple[list[str], str, str]:
 
 
 def test_a_full_disk_on_one_rank_fails_the_save_on_all_and_spoils_nothing(tmp_path):
-    """Rank 0 is told of each failed save; all ranks raise the last one's; nothing stays of it; a later save succeeds."""
+    """Rank 0 is told of each failed save; all ranks raise the last one's; nothing stays of it; a later save
+    succeeds.
+    """
     (alerts, message, newest), (silent, same_message, same_newest) = run_ranks(
         failing_saves_on_ranks, 2, tmp_path, timeout_seconds=60
     )
     assert (message, newest) == (same_message, same_newest) and newest == "step_00000400"
     assert len(alerts) == 2 and alerts[1] == message and not silent
-    for part in ("step_00000300", "disk full", str(tmp_path), "need 32,768 bytes, ", "are free", "rank 1", "keep_newest"):
+    for part in (
+        "step_00000300",
+        "disk full",
+        str(tmp_path),
+        "need 32,768 bytes, ",
+        "are free",
+        "rank 1",
+        "keep_newest",
+    ):
         assert part in message
     assert [row["state"] for row in list_checkpoints(tmp_path, checksums=True)] == ["verified"] * 2
 
@@ -260,7 +277,9 @@ def test_other_errors_are_told_as_they_are(tmp_path, monkeypatch):
 
 
 def test_a_job_that_lost_its_folder_publishes_nothing(tmp_path):
-    """Asked before each save, which it then refuses, and again before publishing, when all has been written."""
+    """Asked before each save, which it then refuses, and again before publishing, when all has
+    been written.
+    """
     answers = [None, KieloError("the lease is lost"), KieloError("the lease is lost")]
 
     def permit() -> None:
@@ -277,7 +296,9 @@ def test_a_job_that_lost_its_folder_publishes_nothing(tmp_path):
 
 
 def test_every_file_names_its_save_and_damage_has_a_place(tmp_path, monkeypatch):
-    """One id in tensors, index and manifest; of a flipped bit the block and its bytes are told; a stale file as such."""
+    """One id in tensors, index and manifest; of a flipped bit the block and its bytes are told; a stale file
+    as such.
+    """
     monkeypatch.setattr(checkpoint_index, "BLOCK_BYTES", 256)
     newest = filled_store(tmp_path).settle()
     tensors = newest / "rank_00000.safetensors"
@@ -286,7 +307,9 @@ def test_every_file_names_its_save_and_damage_has_a_place(tmp_path, monkeypatch)
         assert file.metadata() == {"save_id": read_index(newest).save_id}
     ids = {record["save_id"] for record in manifest["files"].values()}
     assert ids == {read_index(newest).save_id, manifest["counts"]["save_id"]}
-    assert len(manifest["files"][tensors.name]["xxh3_64_blocks"]) == math.ceil(tensors.stat().st_size / 256) > 8
+    assert (
+        len(manifest["files"][tensors.name]["xxh3_64_blocks"]) == math.ceil(tensors.stat().st_size / 256) > 8
+    )
 
     content = bytearray(tensors.read_bytes())
     content[1100] ^= 1
@@ -297,11 +320,16 @@ def test_every_file_names_its_save_and_damage_has_a_place(tmp_path, monkeypatch)
     assert check_checkpoint(newest, checksums=False) is None
     tensors.write_bytes((tmp_path / "step_00000100" / tensors.name).read_bytes())
     old_id, new_id = (read_index(tmp_path / f"step_00000{step}").save_id for step in (100, 200))
-    assert check_checkpoint(newest, checksums=False).reason == f"{tensors.name} is of another save ({old_id} instead of {new_id})"
+    assert (
+        check_checkpoint(newest, checksums=False).reason
+        == f"{tensors.name} is of another save ({old_id} instead of {new_id})"
+    )
 
 
 def test_the_newest_and_the_milestones_are_kept(tmp_path):
-    """keep_newest counts up to the step just saved, multiples of keep_every_steps stay, `newest` leads to the newest."""
+    """keep_newest counts up to the step just saved, multiples of keep_every_steps stay, `newest` leads to the
+    newest.
+    """
     store = filled_store(tmp_path)
     store.save(300, small(3.0), {"tokens": 30, "loss": 0.5})
     assert store.settle() == (tmp_path / "newest").resolve()
@@ -326,14 +354,18 @@ def test_the_last_sound_checkpoint_is_kept_as_long_as_it_is_asked_for(tmp_path):
         store.save(step, small(1.0), {}, kept_step=250)
     store.save(600, small(1.0), {}, kept_step=50, keep_all="bad steps")
     store.settle()
-    assert [row["step"] for row in list_checkpoints(tmp_path)] == [600, 500, 400, 200] and alerts == [(600, "bad steps")]
+    assert [row["step"] for row in list_checkpoints(tmp_path)] == [600, 500, 400, 200] and alerts == [
+        (600, "bad steps")
+    ]
     store.save(700, small(1.0), {}, kept_step=0)
     store.settle()
     assert [row["step"] for row in list_checkpoints(tmp_path)] == [700, 600]
 
 
 def test_going_back_removes_later_ones_only_once_its_target_is_known_to_be_whole(tmp_path, monkeypatch):
-    """A damaged target is told and nothing is removed; one that cannot be read is refused; a whole one is gone back to."""
+    """A damaged target is told and nothing is removed; one that cannot be read is refused; a whole one is
+    gone back to.
+    """
     alerts = []
     store = Store(tmp_path, keep_newest=3, on_alert=lambda step, message: alerts.append(message))
     for step in (100, 200, 300):
@@ -375,14 +407,20 @@ def unreadable_on_one_rank(folder: Path, is_other_damaged: bool) -> list[str]:
 
 @pytest.mark.parametrize("is_other_damaged", [False, True])
 def test_an_io_error_on_one_rank_refuses_on_all(tmp_path, is_other_damaged):
-    """The same message on both, which names the rank; nothing is renamed, also where the other rank saw damage."""
+    """The same message on both, which names the rank; nothing is renamed, also where the other rank saw
+    damage.
+    """
     run_ranks(save_on_ranks, 2, tmp_path / "made", 1, 2)
     for step in (100, 200):
         shutil.copytree(tmp_path / "made" / "step_00000007", tmp_path / "run" / f"step_{step:08d}")
         restamp(tmp_path / "run" / f"step_{step:08d}", step)
     before = sorted(path.name for path in (tmp_path / "run").iterdir())
-    first, second = run_ranks(unreadable_on_one_rank, 2, tmp_path / "run", is_other_damaged, timeout_seconds=60)
-    assert first == second and all("unreadable" in text and "EIO" in text and "rank 1" in text for text in first)
+    first, second = run_ranks(
+        unreadable_on_one_rank, 2, tmp_path / "run", is_other_damaged, timeout_seconds=60
+    )
+    assert first == second and all(
+        "unreadable" in text and "EIO" in text and "rank 1" in text for text in first
+    )
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
 
 
@@ -392,14 +430,24 @@ def restamp(folder: Path, step: int) -> None:
     content = json.loads(path.read_text())
     del content["xxh3_128"]
     content["counts"]["step"] = step
-    path.write_text(json.dumps(content | {"xxh3_128": hash_json(content)}, indent=1, ensure_ascii=False) + "\n")
+    path.write_text(
+        json.dumps(content | {"xxh3_128": hash_json(content)}, indent=1, ensure_ascii=False) + "\n"
+    )
 
 
 def overflowed_on_one_rank(folder: Path) -> tuple[list[str], str]:
     world = start_world(30, "cpu")
     alerts = []
-    store = Store(folder, group=make_host_group(world, "checkpoint", 30), on_alert=lambda step, text: alerts.append(text))
-    tensors = {"model/a": torch.ones(64, 64), "model/b": torch.ones(64, 64, dtype=torch.bfloat16), "few": torch.zeros(0)}
+    store = Store(
+        folder,
+        group=make_host_group(world, "checkpoint", 30),
+        on_alert=lambda step, text: alerts.append(text),
+    )
+    tensors = {
+        "model/a": torch.ones(64, 64),
+        "model/b": torch.ones(64, 64, dtype=torch.bfloat16),
+        "few": torch.zeros(0),
+    }
     store.save(100, tensors, {})
     store.settle()
     if world.rank == 1:
@@ -419,7 +467,9 @@ def test_a_tensor_that_is_not_finite_on_one_rank_fails_the_save_on_all(tmp_path)
 
 
 def test_the_newest_whole_checkpoint_of_a_run_is_found_or_named(tmp_path):
-    """newest_checkpoint tells of the damaged one that it passes over, and names what is wrong when none is whole."""
+    """newest_checkpoint tells of the damaged one that it passes over, and names what is wrong when none is
+    whole.
+    """
     filled_store(tmp_path / "train" / "checkpoints")
     warnings = []
     (tmp_path / "train/checkpoints/step_00000200/index.json").unlink()
@@ -454,7 +504,9 @@ def start_and_refuse(folder: Path) -> list[str]:
 
 
 def test_what_a_checkpoint_cannot_fill_is_refused_on_all_ranks(tmp_path):
-    """Missing names, other shapes and lossy dtypes, seen by one rank, are named on both; and no rank hangs."""
+    """Missing names, other shapes and lossy dtypes, seen by one rank, are named on both; and no
+    rank hangs.
+    """
     filled_store(tmp_path)
     first, second = run_ranks(start_and_refuse, 2, tmp_path, timeout_seconds=60)
     assert first == second and len(first) == 3

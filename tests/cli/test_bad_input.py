@@ -1,4 +1,6 @@
-"""What a verb says of input that cannot work: exit code 1 (2 for usage), a message that names it, and nothing made."""
+"""What a verb says of input that cannot work: exit code 1 (2 for usage), a message that names it, and nothing
+made.
+"""
 
 import subprocess
 import sys
@@ -13,10 +15,19 @@ BAD = {
     "unknown key": (["show", "demo_estonian", "--set", "train.token=1"], "train.tokens"),
     "wrong type": (["show", "demo_estonian", "--set", "train.tokens=many"], "train.tokens"),
     "no value": (["show", "demo_estonian", "--set", "train.tokens"], "section.key=value"),
-    "missing source": (["run", "demo_estonian", "--set", "folder=out", "--set", "corpus.sources=gone.txt"], "gone.txt"),
-    "stages in the wrong order": (["run", "demo_estonian", "--from", "pack", "--to", "corpus"], "corpus, tokenizer"),
+    "missing source": (
+        ["run", "demo_estonian", "--set", "folder=out", "--set", "corpus.sources=gone.txt"],
+        "gone.txt",
+    ),
+    "stages in the wrong order": (
+        ["run", "demo_estonian", "--from", "pack", "--to", "corpus"],
+        "corpus, tokenizer",
+    ),
     "only with from": (["run", "demo_estonian", "--only", "pack", "--from", "pack"], "--only"),
-    "a stage before its input": (["run", "demo_estonian", "--set", "folder=out", "--only", "train"], "tokenizer"),
+    "a stage before its input": (
+        ["run", "demo_estonian", "--set", "folder=out", "--only", "train"],
+        "tokenizer",
+    ),
     "no ranks": (["run", "demo_estonian", "--ranks", "0"], "--ranks 0"),
     "no run to verify": (["verify", "parity", "demo_estonian", "--set", "folder=out"], "resolved.toml"),
     "no run to list": (["checkpoint", "list", "out"], "run folder"),
@@ -32,7 +43,9 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_named_and_nothing_is_made(name, tmp_path, monkeypatch, capsys):
-    """Exit code 1, one message on stderr that names the culprit or what would work, no traceback, no output."""
+    """Exit code 1, one message on stderr that names the culprit or what would work, no traceback,
+    no output.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here.txt").write_text("üks rida\n", encoding="utf-8")
     arguments, named = BAD[name]
@@ -56,8 +69,21 @@ def test_an_empty_corpus_fails_with_the_shares_kept(tmp_path, capsys):
 def test_usage_is_two_and_help_shows_an_example():
     """An unknown verb ends with 2; every verb's help has an example that starts with the program's name."""
     assert subprocess.run([sys.executable, "-m", "kielo", "fly"], capture_output=True).returncode == 2
-    for verb in ("run", "train", "plan", "verify", "evaluate", "export", "tokenizer", "checkpoint", "data", "show"):
-        shown = subprocess.run([sys.executable, "-m", "kielo", verb, "--help"], capture_output=True, text=True)
+    for verb in (
+        "run",
+        "train",
+        "plan",
+        "verify",
+        "evaluate",
+        "export",
+        "tokenizer",
+        "checkpoint",
+        "data",
+        "show",
+    ):
+        shown = subprocess.run(
+            [sys.executable, "-m", "kielo", verb, "--help"], capture_output=True, text=True
+        )
         assert shown.returncode == 0 and f"example: kielo {verb}" in shown.stdout
 
 

@@ -53,11 +53,22 @@ def test_list_tells_of_each_and_verify_reads_every_byte(run, capsys):
     flip_a_bit(next(checkpoint(run, 6).glob("rank_*")))
     next(checkpoint(run, 2).glob("rank_*")).unlink()
     rows = ask(capsys, "list", run)
-    assert [(row["step"], row["tokens"], row["newest"]) for row in rows] == [(6, 768, True), (4, 512, False), (2, 256, False)]
-    assert rows[0]["state"] == rows[1]["state"] == "complete" and rows[2]["state"].startswith("damaged: rank_00000")
-    assert all(0 < row["loss"] < 10 and row["bytes"] > 10_000 and row["written_at"] > "2026" for row in rows[:2])
+    assert [(row["step"], row["tokens"], row["newest"]) for row in rows] == [
+        (6, 768, True),
+        (4, 512, False),
+        (2, 256, False),
+    ]
+    assert rows[0]["state"] == rows[1]["state"] == "complete" and rows[2]["state"].startswith(
+        "damaged: rank_00000"
+    )
+    assert all(
+        0 < row["loss"] < 10 and row["bytes"] > 10_000 and row["written_at"] > "2026" for row in rows[:2]
+    )
     verified = ask(capsys, "list", run / "train", "--verify")
-    assert verified[0]["state"].startswith("damaged: rank_00000.safetensors") and "block 0" in verified[0]["state"]
+    assert (
+        verified[0]["state"].startswith("damaged: rank_00000.safetensors")
+        and "block 0" in verified[0]["state"]
+    )
     assert [row["state"] for row in verified[1:]] == ["verified", rows[2]["state"]]
     assert [row["newest"] for row in verified] == [False, True, False]
     assert main(["checkpoint", "list", str(run)]) == 0
@@ -67,7 +78,9 @@ def test_list_tells_of_each_and_verify_reads_every_byte(run, capsys):
 
 
 def test_on_a_terminal_they_are_tables(run, capsys, monkeypatch):
-    """A pipe gets lines with tabs; a terminal, which rich takes FORCE_COLOR for, gets frames around the same words."""
+    """A pipe gets lines with tabs; a terminal, which rich takes FORCE_COLOR for, gets frames around the same
+    words.
+    """
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "200")
     for verb in ("list", "show"):
@@ -77,7 +90,9 @@ def test_on_a_terminal_they_are_tables(run, capsys, monkeypatch):
 
 
 def test_verify_ends_with_one_names_each_damage_and_changes_nothing(run, capsys):
-    """All damaged files are named, not only the first; a run, one checkpoint and the link `newest` can be asked about."""
+    """All damaged files are named, not only the first; a run, one checkpoint and the link `newest` can be
+    asked about.
+    """
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     assert main(["checkpoint", "verify", str(run)]) == 0
     assert capsys.readouterr().out.count("\tverified") == 3
@@ -96,7 +111,9 @@ def test_verify_ends_with_one_names_each_damage_and_changes_nothing(run, capsys)
 
 
 def test_show_adds_up(run, capsys):
-    """Of a run, its newest whole checkpoint; parts and dtypes sum to what the tensors hold; files as they are on disk."""
+    """Of a run, its newest whole checkpoint; parts and dtypes sum to what the tensors hold; files as they are
+    on disk.
+    """
     (checkpoint(run, 6) / "manifest.json").unlink()
     shown = ask(capsys, "show", run)
     assert (shown["step"], shown["recipe"], shown["state"]) == (4, "tiny", "complete")
@@ -108,7 +125,9 @@ def test_show_adds_up(run, capsys):
     assert {part["part"] for part in shown["parts"]} == {"model", "optimiser"}
     assert all((checkpoint(run, 4) / name).stat().st_size == size for name, size in shown["files"].items())
     listed = ask(capsys, "show", checkpoint(run, 4), "--tensors")
-    assert {row["name"]: row["shape"] for row in listed} == {name: list(tensor.shape) for name, tensor in tensors.items()}
+    assert {row["name"]: row["shape"] for row in listed} == {
+        name: list(tensor.shape) for name, tensor in tensors.items()
+    }
     assert main(["checkpoint", "show", str(run), "--tensors"]) == 0
     assert "model/embed.weight\tF32\t70×16\t1" in capsys.readouterr().out
     assert main(["checkpoint", "show", str(run)]) == 0
@@ -116,11 +135,16 @@ def test_show_adds_up(run, capsys):
 
 
 def test_an_average_is_exported_like_any_checkpoint(run, capsys):
-    """The mean's weights come out in transformers as `read_tensors` gives them; the run does not go on from it."""
+    """The mean's weights come out in transformers as `read_tensors` gives them; the run does not go on from
+    it.
+    """
     from transformers import AutoModelForCausalLM
 
     to = run / "train" / "averages" / "last"
-    assert main(["checkpoint", "average", *(str(checkpoint(run, step)) for step in (4, 6)), "--to", str(to)]) == 0
+    assert (
+        main(["checkpoint", "average", *(str(checkpoint(run, step)) for step in (4, 6)), "--to", str(to)])
+        == 0
+    )
     assert "mean of 2 checkpoints" in capsys.readouterr().out
     assert ask(capsys, "verify", to)[0]["state"] == "verified"
     shown = ask(capsys, "show", to)
@@ -136,7 +160,12 @@ def test_an_average_is_exported_like_any_checkpoint(run, capsys):
 
 def test_what_is_no_checkpoint_is_refused(tmp_path, capsys):
     """Every verb names the path and what would work, ends with 1, and makes nothing."""
-    for verb, more in (("list", []), ("show", []), ("verify", []), ("average", ["--to", str(tmp_path / "to")])):
+    for verb, more in (
+        ("list", []),
+        ("show", []),
+        ("verify", []),
+        ("average", ["--to", str(tmp_path / "to")]),
+    ):
         assert main(["checkpoint", verb, str(tmp_path), *more]) == 1
         message = capsys.readouterr().err
         assert str(tmp_path) in message and ("runs/demo_estonian" in message or "checkpoint list" in message)
@@ -153,5 +182,7 @@ def test_looking_needs_no_torch_and_help_has_examples(run):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for word in ("list", "show", "verify", "average"):
-        shown = subprocess.run([sys.executable, "-m", "kielo", "checkpoint", word, "--help"], capture_output=True, text=True)
+        shown = subprocess.run(
+            [sys.executable, "-m", "kielo", "checkpoint", word, "--help"], capture_output=True, text=True
+        )
         assert shown.returncode == 0 and f"kielo checkpoint {word} " in shown.stdout.partition("example: ")[2]

@@ -9,7 +9,9 @@ from tests.cli.test_run import kielo
 
 @pytest.mark.full
 def test_the_demo_beats_its_baselines_and_equals_hugging_face(tmp_path):
-    """`kielo run demo_estonian`: fewer bits per byte than unigram, xz and 6-gram; losses within 1e-5 of Hugging Face's."""
+    """`kielo run demo_estonian`: fewer bits per byte than unigram, xz and 6-gram; losses within 1e-5 of
+    Hugging Face's.
+    """
     process = kielo("run", "demo_estonian", "--json", "--set", f"folder={tmp_path / 'demo'}", threads=2)
     stdout, stderr = process.communicate(timeout=1800)
     assert process.returncode == 0, stderr
@@ -17,4 +19,5 @@ def test_the_demo_beats_its_baselines_and_equals_hugging_face(tmp_path):
     bits = summary["bits_per_byte"]
     assert bits["model"] < min(bits["unigram"], bits["xz"], bits["ngram"])
     assert summary["parity"]["steps"] == 20 and summary["parity"]["max_relative_loss_difference"] <= 1e-5
-    assert 0 < summary["corpus"]["bytes_kept"] < summary["corpus"]["bytes_in"] / 2  # half of the text is English
+    # half of the text is English
+    assert 0 < summary["corpus"]["bytes_kept"] < summary["corpus"]["bytes_in"] / 2

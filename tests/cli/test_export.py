@@ -35,7 +35,9 @@ def run(tmp_path) -> Path:
 
 
 def test_a_run_a_checkpoint_and_an_average_are_found_with_their_tokenizer(run, tmp_path, capsys):
-    """A run means its newest whole checkpoint; a folder elsewhere needs --tokenizer; the same command twice is one export."""
+    """A run means its newest whole checkpoint; a folder elsewhere needs --tokenizer; the same command twice
+    is one export.
+    """
 
     def ask(*arguments: str | Path):
         assert main(["export", *map(str, arguments), "--json"]) == 0

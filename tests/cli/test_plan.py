@@ -22,13 +22,17 @@ def ask(capsys, *words: str) -> dict:
 def test_the_ranking_and_its_reasons(capsys) -> None:
     """Parts add up; memory is held against what is usable; every layout that is not listed has its reason."""
     found = ask(capsys, *ESTONIAN, "--nodes", "4..16")
-    assert [layout["nodes"] for layout in found["layouts"]] == sorted(layout["nodes"] for layout in found["layouts"])
+    assert [layout["nodes"] for layout in found["layouts"]] == sorted(
+        layout["nodes"] for layout in found["layouts"]
+    )
     assert {layout["nodes"] for layout in found["layouts"]} == {4, 8, 16}
     for layout in found["layouts"]:
         assert sum(layout["seconds"].values()) == pytest.approx(layout["step_seconds"])
         assert sum(layout["bytes"].values()) == pytest.approx(layout["peak_bytes"])
         assert layout["fits"] and layout["peak_bytes"] <= layout["usable_bytes"] < 70e9
-        assert layout["tokens_per_second"] == pytest.approx(layout["tokens_per_step"] / layout["step_seconds"])
+        assert layout["tokens_per_second"] == pytest.approx(
+            layout["tokens_per_step"] / layout["step_seconds"]
+        )
         assert layout["cost"]["jobs"] >= 1 and layout["cost"]["device_hours"] > 0
     assert any("needs more than" in reason["why"] for reason in found["not_listed"]["4"])
     assert found["own"]["4"]["fits"]
@@ -38,9 +42,13 @@ def test_the_ranking_and_its_reasons(capsys) -> None:
 
 
 def test_comparing_and_why(capsys, tmp_path: Path) -> None:
-    """Seed 000's question: both layouts side by side, a verdict with its reason, and a picture of the pipeline."""
+    """Seed 000's question: both layouts side by side, a verdict with its reason, and a picture of the
+    pipeline.
+    """
     compared = ask(capsys, "compare", *ESTONIAN, "tp8pp4", "tp8pp8", "--nodes", "16", "--plot", str(tmp_path))
-    assert [(layout["layout"]["tensor"], layout["layout"]["pipeline"]) for layout in compared["compared"]] == [(8, 4), (8, 8)]
+    assert [
+        (layout["layout"]["tensor"], layout["layout"]["pipeline"]) for layout in compared["compared"]
+    ] == [(8, 4), (8, 8)]
     assert main(["plan", "explain", *ESTONIAN, "tp8pp4-1f1b", "--nodes", "16", "--plot", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert "bubble" in text and "[layout]\npipeline = 4\ntensor = 8" in text
@@ -55,7 +63,10 @@ BAD = {
     "no nodes": ([*ESTONIAN, "--nodes", "0"], "1 to 2978"),
     "not a number": ([*ESTONIAN, "--nodes", "many"], "4..256"),
     "no nodes given": (ESTONIAN, "--nodes 16"),
-    "a batch smaller than the ranks": ([*ESTONIAN, "--nodes", "256", "--set", "train.tokens_per_step=4096"], "tokens_per_step = "),
+    "a batch smaller than the ranks": (
+        [*ESTONIAN, "--nodes", "256", "--set", "train.tokens_per_step=4096"],
+        "tokens_per_step = ",
+    ),
     "too large for the nodes": ([*ESTONIAN, "--nodes", "1"], "what would work: 4 nodes"),
     "a layout that does not fit": (["explain", *ESTONIAN, "tp8pp2-mb1", "--nodes", "2"], "usable"),
     "layers that do not divide": (["explain", *ESTONIAN, "tp8pp128", "--nodes", "128"], "at most 81 stages"),
@@ -64,7 +75,10 @@ BAD = {
     "not a layout": (["explain", *ESTONIAN, "tpp8", "--nodes", "4"], "tpp8"),
     "too short a job": ([*ESTONIAN, "--nodes", "16", "--wall-hours", "0.1"], "--wall-hours"),
     "several numbers of nodes explained": (["explain", *ESTONIAN, "tp8pp4", "--nodes", "4..8"], "one number"),
-    "no card for a processor": (["estonian_llama31_70b", "--set", 'cluster="laptop"'], "kielo plan calibrate"),
+    "no card for a processor": (
+        ["estonian_llama31_70b", "--set", 'cluster="laptop"'],
+        "kielo plan calibrate",
+    ),
     "ranks and a layout to resolve": (["resolve", *ESTONIAN, "--ranks", "2", "--layout", "tp8"], "--ranks"),
     "measurements that are not there": (["calibrate", "metrics.jsonl", "--to", "card.toml"], "metrics.jsonl"),
     "a recipe that is called like a word": (["./compare.toml", "--nodes", "4"], "compare.toml"),
@@ -93,7 +107,9 @@ def test_a_word_needs_its_arguments(words, complaint, capsys) -> None:
 
 
 def test_each_word_has_its_help(capsys) -> None:
-    """`kielo plan --help` lists the words, and each has flags and an example of its own; no shipped recipe is called so."""
+    """`kielo plan --help` lists the words, and each has flags and an example of its own; no shipped recipe is
+    called so.
+    """
     assert not set(WORDS) & set(shipped_recipes())
     for words in ([], *([word] for word in WORDS)):
         assert main(["plan", *words, "--help"]) == 0

@@ -13,7 +13,9 @@ DONE = {"outcome": "finished", "exit_code": 0, "message": ""}
 @pytest.mark.parametrize(("words", "steps"), [([], 0), (["--profile"], 10), (["--profile", "3"], 3)])
 def test_the_number_of_steps_reaches_the_training(monkeypatch, words, steps):
     asked_for = []
-    monkeypatch.setattr(train, "train_here", lambda recipe, profile_steps: asked_for.append(profile_steps) or DONE)
+    monkeypatch.setattr(
+        train, "train_here", lambda recipe, profile_steps: asked_for.append(profile_steps) or DONE
+    )
     assert main(["train", "demo_estonian", *words]) == 0 and asked_for == [steps]
 
 
@@ -34,7 +36,9 @@ def test_ranks_are_started_with_the_option(monkeypatch, tmp_path, words, given):
     assert child[:2] == ["train", "demo_estonian"] and child[4:] == given
     asked_for = []
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.setattr(train, "train_here", lambda recipe, profile_steps: asked_for.append(profile_steps) or DONE)
+    monkeypatch.setattr(
+        train, "train_here", lambda recipe, profile_steps: asked_for.append(profile_steps) or DONE
+    )
     assert main(child) == 0 and asked_for == [int(given[1]) if given else 0]
 
 

@@ -1,4 +1,6 @@
-"""A newcomer's whole path on a text of forty lines: every verb that touches a run, through the real entry point."""
+"""A newcomer's whole path on a text of forty lines: every verb that touches a run, through the real entry
+point.
+"""
 
 import json
 import os
@@ -112,7 +114,9 @@ def test_a_second_run_skips_what_did_not_change(finished, capsys):
 
 
 def test_the_export_is_the_same_model_in_transformers(finished):
-    """Logits of the exported folder within 1e-4 of Kielo's in fp32 (the same sums in another order), and it generates."""
+    """Logits of the exported folder within 1e-4 of Kielo's in fp32 (the same sums in another order), and it
+    generates.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     run = finished[0].parent / "run"
@@ -124,11 +128,15 @@ def test_the_export_is_the_same_model_in_transformers(finished):
     with torch.no_grad():
         difference = ours.logits(inputs["input_ids"], None) - theirs(inputs["input_ids"]).logits
     assert difference.abs().max() <= 1e-4
-    assert theirs.generate(**inputs, max_new_tokens=5, do_sample=False).shape[1] > inputs["input_ids"].shape[1]
+    assert (
+        theirs.generate(**inputs, max_new_tokens=5, do_sample=False).shape[1] > inputs["input_ids"].shape[1]
+    )
 
 
 def test_the_verbs_that_ask_about_a_run_answer_in_json(finished, capsys, tmp_path):
-    """plan, data, checkpoint list, show, tokenizer measure, verify parity, evaluate and export, on one finished run."""
+    """plan, data, checkpoint list, show, tokenizer measure, verify parity, evaluate and export, on one
+    finished run.
+    """
     recipe, summary = finished
     run = recipe.parent / "run"
 
@@ -152,8 +160,9 @@ def test_the_verbs_that_ask_about_a_run_answer_in_json(finished, capsys, tmp_pat
 
 
 def test_ranks_stop_on_a_signal_with_75_and_go_on(tmp_path):
-    """`kielo train --ranks 2`: SIGTERM to the parent ends in a saved step and code 75, though torchrun flattens codes;
-    the same command goes on from there, and another run is refused the folder."""
+    """`kielo train --ranks 2`: SIGTERM to the parent ends in a saved step and code 75, though torchrun
+    flattens codes; the same command goes on from there, and another run is refused the folder.
+    """
     recipe = write_recipe(tmp_path)
     assert main(["run", str(recipe), "--to", "pack"]) == 0
     longer = ["--set", "train.tokens=512000", "--set", "checkpoint.every_steps=100000"]
@@ -193,7 +202,9 @@ def test_ranks_that_cannot_work_are_refused_before_they_start(tmp_path, capsys):
 
 
 def test_ranks_that_fail_say_why(tmp_path):
-    """An error inside the ranks is exit code 1 and its message is the outcome's, not only in torchrun's log."""
+    """An error inside the ranks is exit code 1 and its message is the outcome's, not only in
+    torchrun's log.
+    """
     recipe = write_recipe(tmp_path)
     assert main(["run", str(recipe), "--to", "pack"]) == 0
     process = kielo("train", recipe, "--ranks", "2", "--json", "--set", "train.learning_rate=1e30")

@@ -103,7 +103,11 @@ def test_article_of_a_page(tmp_path):
         ("bad.jsonl.zst", zstandard.compress(b'{"text": "a"}\n' * 9)[:-3], r"bad\.jsonl\.zst: cut short"),
         ("bad.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 9)[:-3], r"bad\.jsonl\.gz: cut short"),
         ("bad.parquet", b"PAR1 and no more", r"bad\.parquet: damaged"),
-        ("bad.parquet", _parquet({"content": ["a"]}), r"bad\.parquet: no column 'text'; its columns are content"),
+        (
+            "bad.parquet",
+            _parquet({"content": ["a"]}),
+            r"bad\.parquet: no column 'text'; its columns are content",
+        ),
         ("bad.html", b"<body>\n<p>\xf5</body>", r"bad\.html, line 2: invalid UTF-8"),
     ],
 )

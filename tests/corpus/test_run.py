@@ -54,7 +54,10 @@ def test_same_corpus_for_any_number_of_workers_and_a_funnel_that_adds_up(tmp_pat
 
     counts, rows = manifests[1].counts, json.loads((tmp_path / "c1" / "funnel.json").read_text())["steps"]
     assert (counts["documents_in"], counts["documents_kept"]) == (len(texts) + 1, 25)
-    assert counts["sources"][0]["bad_records"] == 1 and "a.jsonl, line 30" in counts["sources"][0]["bad_examples"][0]
+    assert (
+        counts["sources"][0]["bad_records"] == 1
+        and "a.jsonl, line 30" in counts["sources"][0]["bad_examples"][0]
+    )
     for what in ("documents", "bytes"):
         assert sum(row[what] for row in rows) == counts[f"{what}_in"] - counts[f"{what}_kept"]
         assert rows[-1][f"{what}_left"] == counts[f"{what}_kept"]
@@ -114,13 +117,10 @@ def test_a_script_without_a_main_guard_can_call_it(tmp_path):
     _write_text(tmp_path / "a.jsonl")
     script = tmp_path / "my script.py"
     script.write_text(
-        "from pathlib import Path\n"
-        "from kielo.corpus.run import run_corpus\n"
-        "from kielo.recipe.sections import Corpus, Recipe\n"
-        "here = Path(__file__).parent\n"
-        "recipe = Recipe(name='t', language='et', corpus=Corpus(sources=str(here / 'a.jsonl'), workers=2))\n"
-        "run_corpus(recipe, here / 'corpus', here / 'raw')\n"
-        "print('ran', __file__ is not None)\n"
+        "from pathlib import Path\nfrom kielo.corpus.run import run_corpus\nfrom kielo.recipe.sections "
+        "import Corpus, Recipe\nhere = Path(__file__).parent\nrecipe = Recipe(name='t', language='et', "
+        "corpus=Corpus(sources=str(here / 'a.jsonl'), workers=2))\nrun_corpus(recipe, here / 'corpus', "
+        "here / 'raw')\nprint('ran', __file__ is not None)\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
     assert done.stdout == "ran True\n", done.stderr

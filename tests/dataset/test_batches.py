@@ -63,8 +63,17 @@ def run(tmp_path_factory):
 
 def phase(**changes):
     """The first steps of a run; `changes` are of a later phase."""
-    values = {"number": 1, "first_step": 1, "last_step": 10_000, "first_sample": 0, "order_first_sample": 0,
-              "sequence_length": LENGTH, "sequences_per_step": PER_STEP, "mixture": {"a": 3.0, "b": 1.0}, "offsets": {}}
+    values = {
+        "number": 1,
+        "first_step": 1,
+        "last_step": 10_000,
+        "first_sample": 0,
+        "order_first_sample": 0,
+        "sequence_length": LENGTH,
+        "sequences_per_step": PER_STEP,
+        "mixture": {"a": 3.0, "b": 1.0},
+        "offsets": {},
+    }
     return SimpleNamespace(**values | changes)
 
 
@@ -177,8 +186,9 @@ def test_heldout_batch_is_held_out_text(run):
 
 
 def test_a_longer_phase_goes_on_where_a_shorter_one_stopped(run):
-    """Lengths 16 then 32, another batch and mixture: no token of an epoch is counted twice and none is lost, though the
-    first phase stops in the middle of a block; samples go on from its last."""
+    """Lengths 16 then 32, another batch and mixture: no token of an epoch is counted twice and none is lost,
+    though the first phase stops in the middle of a block; samples go on from its last.
+    """
     short = Batches(run / "tokens", 7, phase(last_step=3, mixture={"a": 1.0}), 32, 0, False)
     offsets = short.order.offsets_at(3 * PER_STEP - 1)
     assert offsets == {"a": (3 * PER_STEP - 1) * LENGTH} and offsets["a"] % 32, "the border is within a block"
@@ -204,7 +214,9 @@ def test_a_longer_phase_goes_on_where_a_shorter_one_stopped(run):
     assert np.array_equal(np.sort(counted[counted != NOT_COUNTED]), np.sort(stream[1:]))
 
 
-def by_rows(source: Batches, step: int, rank: int, ranks: int, end: int) -> list[tuple[list[int], list[int], list[int]]]:
+def by_rows(
+    source: Batches, step: int, rank: int, ranks: int, end: int
+) -> list[tuple[list[int], list[int], list[int]]]:
     """What a step must be, token by token: (inputs, labels, document numbers) of each sequence."""
     length, rows = source.phase.sequence_length, []
     located = source.order.locate(source.samples(step, rank, ranks))
@@ -216,14 +228,23 @@ def by_rows(source: Batches, step: int, rank: int, ranks: int, end: int) -> list
         numbers = (numbers - numbers[0]).tolist()
         labels = [NOT_COUNTED if place < seen else token for place, token in enumerate(stream[1:])]
         missing = length - count
-        rows.append((stream[:-1] + [end] * missing, labels + [NOT_COUNTED] * missing, numbers + [numbers[-1] + 1] * missing))
+        rows.append(
+            (
+                stream[:-1] + [end] * missing,
+                labels + [NOT_COUNTED] * missing,
+                numbers + [numbers[-1] + 1] * missing,
+            )
+        )
     return rows
 
 
-@pytest.mark.parametrize("vocabularies", [(300, 300, 300), (300, 70_000, 300)], ids=["two bytes", "two and four bytes"])
+@pytest.mark.parametrize(
+    "vocabularies", [(300, 300, 300), (300, 70_000, 300)], ids=["two bytes", "two and four bytes"]
+)
 def test_steps_are_what_reading_row_by_row_gives(tmp_path, vocabularies):
-    """Random shards, one shorter than a sequence, with empty documents and a phase that starts in the middle of a block:
-    every token, label and document number of two epochs, on one rank and on three."""
+    """Random shards, one shorter than a sequence, with empty documents and a phase that starts in the middle
+    of a block: every token, label and document number of two epochs, on one rank and on three.
+    """
     chance, end = np.random.default_rng(5), 299
     with write_stage(tmp_path / "tokens", "tokens", 1, {}, {}) as stage:
         for name, documents, vocabulary in zip("abc", (60, 25, 1), vocabularies):

@@ -8,13 +8,19 @@ import pytest
 from kielo.evaluate.baselines import BORDER, ByteNgram, byte_stream, unigram_bits, xz_bits
 from kielo.recipe.errors import KieloError
 
-SENTENCES = ["Vali käsk Fail - Ava.", "Avab dialoogi, kus saab valida faili.", "Fail on avatud; vali uus käsk."]
+SENTENCES = [
+    "Vali käsk Fail - Ava.",
+    "Avab dialoogi, kus saab valida faili.",
+    "Fail on avatud; vali uus käsk.",
+]
 TRAINING = byte_stream(SENTENCES * 20)
 HELDOUT = byte_stream(["Avab faili dialoogi.", "Žürii valis uue käsu."])
 
 
 @pytest.mark.parametrize("order", [1, 2, 6, 8])
-@pytest.mark.parametrize("context", [b"", b"a", b"vali f", BORDER, b"Fail -", b"\x00\x01\x02", "Žüri".encode()])
+@pytest.mark.parametrize(
+    "context", [b"", b"a", b"vali f", BORDER, b"Fail -", b"\x00\x01\x02", "Žüri".encode()]
+)
 def test_ngram_probabilities_sum_to_one(order: int, context: bytes) -> None:
     """Every context, seen or not, gets a distribution: positive everywhere, summing to 1."""
     probabilities = ByteNgram(TRAINING, order).probabilities(context)
@@ -33,7 +39,9 @@ def test_ngram_bits_are_those_of_its_probabilities(order: int) -> None:
 
 
 def test_ngram_learns_and_knows_its_limits() -> None:
-    """A longer context costs fewer bits on a text like the training text; a text of nothing costs 8 bits a byte."""
+    """A longer context costs fewer bits on a text like the training text; a text of nothing costs 8 bits a
+    byte.
+    """
     text = byte_stream(SENTENCES)
     costs = [ByteNgram(TRAINING, order).bits(text) / len(text) for order in (1, 2, 4, 6)]
     assert costs == sorted(costs, reverse=True)

@@ -41,7 +41,9 @@ def bigram(tokens_bs: torch.Tensor, _: torch.Tensor | None) -> torch.Tensor:
 
 @given(st.integers(0, 200), st.integers(1, 40), st.data())
 def test_windows_count_each_prediction_once(num_tokens: int, length: int, data: st.DataObject) -> None:
-    """Whatever the sizes: all inside the stream, every prediction counted once, in order, with context before it."""
+    """Whatever the sizes: all inside the stream, every prediction counted once, in order, with context before
+    it.
+    """
     stride = data.draw(st.integers(1, length))
     counted = []
     size = min(length, num_tokens)
@@ -79,7 +81,9 @@ def test_documents_are_numbered_as_in_training() -> None:
 
 
 def test_generation_is_seeded_and_stays_in_the_vocabulary() -> None:
-    """Same seed, same text; another seed, another; padding rows are never drawn; a likely end-of-text ends it."""
+    """Same seed, same text; another seed, another; padding rows are never drawn; a likely end-of-text ends
+    it.
+    """
 
     def flat(tokens_bs: torch.Tensor, _: torch.Tensor | None) -> torch.Tensor:
         logits = torch.zeros(*tokens_bs.shape, VOCAB)
@@ -89,7 +93,9 @@ def test_generation_is_seeded_and_stays_in_the_vocabulary() -> None:
 
     model = contender(flat)
     first = generate(model, "tere", 30, 1.0, 50, seed=1)
-    assert first == generate(model, "tere", 30, 1.0, 50, seed=1) != generate(model, "tere", 30, 1.0, 50, seed=2)
+    assert (
+        first == generate(model, "tere", 30, 1.0, 50, seed=1) != generate(model, "tere", 30, 1.0, 50, seed=2)
+    )
     ending = contender(lambda tokens_bs, _: torch.eye(VOCAB)[torch.zeros_like(tokens_bs)])
     assert generate(ending, "tere", 30, 0.0, 50, seed=1) == ""
 

@@ -1,4 +1,6 @@
-"""Promises of the evaluate stage, on a run that the real rooms made: tiny text, tokenizer, shards, random weights."""
+"""Promises of the evaluate stage, on a run that the real rooms made: tiny text, tokenizer, shards, random
+weights.
+"""
 
 import json
 from pathlib import Path
@@ -51,7 +53,9 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["Vali", "fail", "ja", "ava", "dialoog", "käsk", "Lõpeta", "žürii", "uus", "leht"]
     random = np.random.default_rng(0)
     texts = [" ".join(random.choice(words, 25)) + ".\nTeine rida." for _ in range(60)]
-    documents = [{"id": str(i), "text": text, "source": "help", "metadata": {}} for i, text in enumerate(texts)]
+    documents = [
+        {"id": str(i), "text": text, "source": "help", "metadata": {}} for i, text in enumerate(texts)
+    ]
     with write_stage(folder / "corpus", "corpus", 1, {}, {}) as stage:
         write_documents(stage.folder / "documents" / "00000.jsonl.zst", documents)
         stage.counts["documents_kept"] = len(documents)
@@ -69,24 +73,38 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_scores_are_written_and_made_once(run_folder: Path) -> None:
-    """scores.json holds four finite numbers and three samples of held-out openings; a second call changes nothing."""
+    """scores.json holds four finite numbers and three samples of held-out openings; a second call changes
+    nothing.
+    """
     scores = evaluate(RECIPE, run_folder)
     assert scores == json.loads((run_folder / "evaluate" / "scores.json").read_text(encoding="utf-8"))
     assert list(scores["bits_per_byte"]) == ["model", "unigram", "xz", "ngram"]
     assert all(0 < value < 20 for value in scores["bits_per_byte"].values())
     # Random weights know nothing; the n-gram has learned ten words.
-    assert scores["bits_per_byte"]["ngram"] < scores["bits_per_byte"]["unigram"] < scores["bits_per_byte"]["model"]
+    assert (
+        scores["bits_per_byte"]["ngram"]
+        < scores["bits_per_byte"]["unigram"]
+        < scores["bits_per_byte"]["model"]
+    )
     texts, _ = heldout_texts(run_folder / "tokens")
     assert len(scores["samples"]) == 3
     assert all(any(text.startswith(sample["prompt"]) for text in texts) for sample in scores["samples"])
     written = read_manifest(run_folder / "evaluate").written_at, (run_folder / "evaluate").stat().st_ino
     assert evaluate(RECIPE, run_folder) == scores
-    assert written == (read_manifest(run_folder / "evaluate").written_at, (run_folder / "evaluate").stat().st_ino)
+    assert written == (
+        read_manifest(run_folder / "evaluate").written_at,
+        (run_folder / "evaluate").stat().st_ino,
+    )
 
 
 def test_the_baselines_see_the_training_text_and_no_more(run_folder: Path) -> None:
-    """Training and held-out texts are the corpus, split; the unigram counts just the training shards' tokens."""
-    training, heldout = training_texts(RECIPE, run_folder / "corpus")[0], heldout_texts(run_folder / "tokens")[0]
+    """Training and held-out texts are the corpus, split; the unigram counts just the training
+    shards' tokens.
+    """
+    training, heldout = (
+        training_texts(RECIPE, run_folder / "corpus")[0],
+        heldout_texts(run_folder / "tokens")[0],
+    )
     assert not set(training) & set(heldout) and len(training) + len(heldout) == 60
     counts = training_token_counts(run_folder / "tokens", 300)
     assert counts.sum() == TokenShard(run_folder / "tokens" / "help").num_tokens
@@ -95,19 +113,27 @@ def test_the_baselines_see_the_training_text_and_no_more(run_folder: Path) -> No
 
 
 def test_the_model_scores_the_tokens_that_pack_held_out(run_folder: Path) -> None:
-    """The stream that is scored is the packed held-out shard, token for token; padding of the vocabulary is no token."""
+    """The stream that is scored is the packed held-out shard, token for token; padding of the vocabulary is
+    no token.
+    """
     checkpoint = next((run_folder / "train" / "checkpoints").iterdir())
     resolved = resolve(RECIPE, run_folder, 1, "cpu")
     contender = load_checkpoint(checkpoint, resolved, run_folder / "tokenizer")
     model = resolved.identity.model
-    assert contender.logits(torch.zeros(1, 1, dtype=torch.int64), None).shape[-1] == model.vocab_size < model.vocab_rows
+    assert (
+        contender.logits(torch.zeros(1, 1, dtype=torch.int64), None).shape[-1]
+        == model.vocab_size
+        < model.vocab_rows
+    )
     shard = TokenShard(run_folder / "tokens" / "heldout")
     stream = contender.encode_documents(heldout_texts(run_folder / "tokens")[0])
     np.testing.assert_array_equal(stream, shard.read(0, shard.num_tokens))
 
 
 def test_the_export_scores_like_the_checkpoint(run_folder: Path, tmp_path: Path) -> None:
-    """`kielo evaluate hf/`: transformers' model of the same weights has the same bits per byte and samples."""
+    """`kielo evaluate hf/`: transformers' model of the same weights has the same bits per byte
+    and samples.
+    """
     checkpoint = next((run_folder / "train" / "checkpoints").iterdir())
     model = resolve(RECIPE, run_folder, 1, "cpu").identity.model
     export(checkpoint, tmp_path / "hf", model, run_folder / "tokenizer")
@@ -117,7 +143,9 @@ def test_the_export_scores_like_the_checkpoint(run_folder: Path, tmp_path: Path)
 
 
 def test_what_is_missing_is_named(run_folder: Path, tmp_path: Path) -> None:
-    """Without a checkpoint, or a model in the folder, the message says where it looked; nothing is written."""
+    """Without a checkpoint, or a model in the folder, the message says where it looked; nothing
+    is written.
+    """
     with pytest.raises(KieloError, match="no whole checkpoint"):
         evaluate(RECIPE, tmp_path)
     with pytest.raises(KieloError, match=r"tokenizer\.json"):

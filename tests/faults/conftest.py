@@ -1,4 +1,6 @@
-"""Workplaces for the fault suite: made once, and copied for each case. Everything in this folder is marked `faults`."""
+"""Workplaces for the fault suite: made once, and copied for each case. Everything in this folder is marked
+`faults`.
+"""
 
 import shutil
 import signal
@@ -20,7 +22,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _interrupts_arrive() -> Iterator[None]:
-    """Where the suite runs in the background, Ctrl-C is ignored, and the processes that it starts would inherit that."""
+    """Where the suite runs in the background, Ctrl-C is ignored, and the processes that it starts would
+    inherit that.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -28,8 +32,8 @@ def _interrupts_arrive() -> Iterator[None]:
 
 @pytest.fixture
 def here(monkeypatch, capfd):
-    """here(workplace, *arguments): the verb in this process, in `workplace`: quick, and an exception that gets out of it
-    fails the case. For verbs that start no workers and get no signals.
+    """here(workplace, *arguments): the verb in this process, in `workplace`: quick, and an exception that
+    gets out of it fails the case. For verbs that start no workers and get no signals.
     """
 
     def call(workplace: Path, *arguments: str | Path) -> Outcome:

@@ -1,6 +1,6 @@
-"""Careless uses: the wrong folder, the wrong order, numbers out of range, a recipe changed in mid-run, a run folder moved,
-copied or renamed, and a machine whose surroundings are not as they should be. Each ends well with the right result, or is
-refused in one message; what a person had is still there.
+"""Careless uses: the wrong folder, the wrong order, numbers out of range, a recipe changed in mid-run, a run
+folder moved, copied or renamed, and a machine whose surroundings are not as they should be. Each ends well
+with the right result, or is refused in one message; what a person had is still there.
 """
 
 import json
@@ -177,7 +177,9 @@ def _absolute(run):
 
 @pytest.mark.parametrize("way", [_moved, _copied, _dereferenced, _linked, _odd, _absolute])
 def test_a_run_that_lies_elsewhere(here, trained, way):
-    """Moved, copied, behind a link, under an odd name: the finished training is found there, and its newest is exported."""
+    """Moved, copied, behind a link, under an odd name: the finished training is found there, and its newest
+    is exported.
+    """
     folder = way(trained / "run")
     done = went_well(here(trained, "run", "tiny.toml", "--set", f"folder={folder}", "--to", "train"))
     assert done.out.count("nothing to do") == 4
@@ -186,7 +188,9 @@ def test_a_run_that_lies_elsewhere(here, trained, way):
 
 
 def test_a_run_called_from_another_folder(here, trained):
-    """A relative run folder is of the folder that kielo is started in: elsewhere there is none, and none is made."""
+    """A relative run folder is of the folder that kielo is started in: elsewhere there is none, and none is
+    made.
+    """
     elsewhere = trained / "elsewhere"
     elsewhere.mkdir()
     refused(here(elsewhere, "data", "../tiny.toml", "--step", "1"), "run/tokens")
@@ -204,7 +208,9 @@ EDITS = {
 
 @pytest.mark.parametrize("what", EDITS)
 def test_an_edited_resolved_toml(here, trained, what):
-    """It is written anew from the recipe, so what was edited there decides nothing; what is no plan of Kielo's is not replaced."""
+    """It is written anew from the recipe, so what was edited there decides nothing; what is no plan of
+    Kielo's is not replaced.
+    """
     path = trained / "run" / "resolved.toml"
     before, checkpoints = path.read_text(), belongings(trained / "run" / "train" / "checkpoints")
     EDITS[what](path)
@@ -226,7 +232,9 @@ CHANGED = {
 
 @pytest.mark.parametrize("key", CHANGED)
 def test_a_recipe_edited_after_training(here, trained, key):
-    """What was trained is another thing now: refused with the key, checkpoints untouched; an equal value is no change."""
+    """What was trained is another thing now: refused with the key, checkpoints untouched; an equal value is
+    no change.
+    """
     before = belongings(trained / "run" / "train" / "checkpoints")
     outcome = here(trained, "train", "tiny.toml", "--set", f"{key}={CHANGED[key]}")
     if key == "train.precision":
@@ -252,7 +260,9 @@ ENVIRONMENTS = {
 def test_surroundings(trained, what):
     """A verb that looks at the finished run answers what it answers elsewhere."""
     expected = went_well(kielo(trained, "checkpoint", "list", "run", "--json")).out
-    assert went_well(kielo(trained, "checkpoint", "list", "run", "--json", **ENVIRONMENTS[what])).out == expected
+    assert (
+        went_well(kielo(trained, "checkpoint", "list", "run", "--json", **ENVIRONMENTS[what])).out == expected
+    )
 
 
 MEETING = {"LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
@@ -284,7 +294,9 @@ def test_a_launcher_that_tells_nonsense(here, packed, monkeypatch, what):
 
 
 def test_two_trainings_at_once(trained):
-    """The second is refused by the folder's lease, or both find the run finished; the checkpoints are as they were."""
+    """The second is refused by the folder's lease, or both find the run finished; the checkpoints are as they
+    were.
+    """
     before = belongings(trained / "run" / "train" / "checkpoints")
     both = [start(trained, "train", "tiny.toml") for _ in range(2)]
     for process in both:
@@ -307,7 +319,9 @@ def test_a_stop_before_the_first_step(packed):
 def test_a_small_process(trained, limit):
     """Few file handles, a small address space, no files to write: a look needs none of it."""
     command = f'ulimit {limit}; exec "$0" -m kielo checkpoint list run'
-    outcome = subprocess.run(["bash", "-c", command, sys.executable], cwd=trained, capture_output=True, text=True, timeout=120)
+    outcome = subprocess.run(
+        ["bash", "-c", command, sys.executable], cwd=trained, capture_output=True, text=True, timeout=120
+    )
     assert outcome.returncode == 0 and "complete, newest" in outcome.stdout, outcome.stderr
 
 
@@ -316,8 +330,12 @@ def test_a_folder_that_is_gone(tmp_path):
     gone = tmp_path / "gone"
     gone.mkdir()
     command = 'rmdir "$PWD"; exec "$0" -m kielo show demo_estonian --json'
-    outcome = subprocess.run(["bash", "-c", command, sys.executable], cwd=gone, capture_output=True, text=True, timeout=120)
-    assert outcome.returncode == 0 and json.loads(outcome.stdout)["name"]["value"] == "demo_estonian", outcome.stderr
+    outcome = subprocess.run(
+        ["bash", "-c", command, sys.executable], cwd=gone, capture_output=True, text=True, timeout=120
+    )
+    assert outcome.returncode == 0 and json.loads(outcome.stdout)["name"]["value"] == "demo_estonian", (
+        outcome.stderr
+    )
 
 
 @pytest.mark.parametrize("mask", [0o077, 0o777])
@@ -356,7 +374,10 @@ def test_a_port_that_is_taken(packed):
 
 def test_a_disk_that_is_full(packed):
     """On a file system without room: refused with the folder; what was there is there."""
-    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode
+    ):
         pytest.skip("no file system may be mounted here")
     before = belongings(packed)
     script = 'mkdir full && mount -t tmpfs -o size=20k tmpfs full || exit 77; exec "$0" -m kielo export "$1" --to full/hf'
@@ -364,10 +385,16 @@ def test_a_disk_that_is_full(packed):
     shutil.copytree(packed, trained)
     went_well(kielo(trained, "train", "tiny.toml", timeout=300))
     outcome = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", script, sys.executable, str(trained / "run")], cwd=packed, capture_output=True, text=True, timeout=300
+        ["unshare", "-rm", "sh", "-c", script, sys.executable, str(trained / "run")],
+        cwd=packed,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     if outcome.returncode == 77:
         pytest.skip("no file system may be mounted here")
-    assert outcome.returncode == 1 and "full" in outcome.stderr and "Traceback" not in outcome.stderr, outcome.stderr
+    assert outcome.returncode == 1 and "full" in outcome.stderr and "Traceback" not in outcome.stderr, (
+        outcome.stderr
+    )
     (packed / "full").rmdir()
     assert belongings(packed) == before

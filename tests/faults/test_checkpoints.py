@@ -1,5 +1,5 @@
-"""Checkpoints: what cannot be read is not damaged, training never begins anew over what was there, and bad steps cost no
-good checkpoint.
+"""Checkpoints: what cannot be read is not damaged, training never begins anew over what was there, and bad
+steps cost no good checkpoint.
 
 `trained` has 20 steps, checkpoints 15 and 20, and a save every 5 steps.
 """
@@ -74,7 +74,8 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
-# --- Nothing that can be used ---------------------------------------------------------------------------------------
+# --- Nothing that can be used
+# ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [RANK_FILE, INDEX, MANIFEST])
@@ -86,7 +87,9 @@ def test_training_does_not_begin_anew_over_damaged_checkpoints(trained, here, da
         damage(path / name)
     before = kept(trained)
     for _ in range(2):
-        message = refused(here(trained, *TRAIN), "step_00000015", "step_00000020", name, "backup", "another folder")
+        message = refused(
+            here(trained, *TRAIN), "step_00000015", "step_00000020", name, "backup", "another folder"
+        )
         assert "[" not in message and kept(trained) == before
 
 
@@ -134,7 +137,9 @@ PAPERS = {"manifest.json", "outcome.json", "metrics.jsonl"}
     *((loss, PAPERS) for loss in (_no_folder, _empty, _elsewhere)),
     *((_no_folder, {paper}) for paper in sorted(PAPERS)),
 ])  # fmt: skip
-def test_training_does_not_begin_anew_where_checkpoints_went_missing(trained, here, loss: Callable, papers: set[str]):
+def test_training_does_not_begin_anew_where_checkpoints_went_missing(
+    trained, here, loss: Callable, papers: set[str]
+):
     """What is left of them, or the papers beside them, tell that training had saved; no file is changed."""
     loss(checkpoints(trained))
     for paper in PAPERS - papers:
@@ -166,12 +171,15 @@ def test_a_job_killed_before_its_first_save_begins_anew(packed, here, was_saving
     assert steps(packed) == [1, 10, 20] and names(packed) == ["newest", "step_00000015", "step_00000020"]
 
 
-# --- Damage, of one -------------------------------------------------------------------------------------------------
+# --- Damage, of one
+# -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [RANK_FILE, INDEX, MANIFEST])
 def test_a_damaged_newest_is_set_aside_beside_earlier_ones(trained, here, name: str):
-    """The one before is used, its steps stand in the metrics once, and what was set aside before is still there."""
+    """The one before is used, its steps stand in the metrics once, and what was set aside before is still
+    there.
+    """
     unfinished(trained)
     earlier = checkpoints(trained) / "step_00000020.damaged"
     earlier.mkdir()
@@ -195,7 +203,8 @@ def test_a_flipped_version_number_is_damage(trained, here):
     assert "step_00000020.damaged" in names(trained)
 
 
-# --- The file system says no ----------------------------------------------------------------------------------------
+# --- The file system says no
+# ----------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -223,7 +232,9 @@ def test_training_renames_nothing_that_it_cannot_read(trained, here, number: int
     unfinished(trained)
     before = kept(trained)
     with failing(number, f"step_00000020/{name}"):
-        refused(here(trained, *TRAIN), "step_00000020", "unreadable", name, errno.errorcode[number], "try again")
+        refused(
+            here(trained, *TRAIN), "step_00000020", "unreadable", name, errno.errorcode[number], "try again"
+        )
     assert kept(trained) == before
     assert "going on after step 20" in went_well(here(trained, *TRAIN)).out
 
@@ -249,13 +260,22 @@ def other_version(checkpoint: Path, version: int, has_digest: bool = True) -> No
 
 @pytest.mark.parametrize(("version", "has_digest"), [(1, False), (3, True)])
 @pytest.mark.parametrize("which", [[1], [0, 1]])
-def test_a_checkpoint_of_another_version_is_refused(trained, here, version: int, has_digest: bool, which: list[int]):
+def test_a_checkpoint_of_another_version_is_refused(
+    trained, here, version: int, has_digest: bool, which: list[int]
+):
     """It is not damaged: not passed over for an older one, not renamed, and not begun anew over."""
     unfinished(trained)
     for number in which:
         other_version(both(trained)[number], version, has_digest)
     before = kept(trained)
-    refused(here(trained, *TRAIN), "step_00000020", "another version", f"version {version}", "kielo 9.9", "go on with")
+    refused(
+        here(trained, *TRAIN),
+        "step_00000020",
+        "another version",
+        f"version {version}",
+        "kielo 9.9",
+        "go on with",
+    )
     assert kept(trained) == before
 
 
@@ -280,7 +300,11 @@ def test_readers_do_not_take_an_older_one_instead(trained, here, verb: tuple[str
     with faulty_newest(trained, fault, RANK_FILE):
         before = names(trained)
         refused(here(trained, *verb), "step_00000020", "another version" if fault == "version" else fault)
-    assert names(trained) == before and not (trained / "hf").exists() and not (trained / "run" / "evaluate").exists()
+    assert (
+        names(trained) == before
+        and not (trained / "hf").exists()
+        and not (trained / "run" / "evaluate").exists()
+    )
 
 
 @pytest.mark.parametrize("name", [RANK_FILE, INDEX, MANIFEST])
@@ -311,7 +335,8 @@ def test_a_folder_that_may_not_be_entered_is_listed(trained, here):
     assert rows[0]["state"].startswith("unreadable: ") and rows[0]["bytes"] is None
 
 
-# --- What a person put there ----------------------------------------------------------------------------------------
+# --- What a person put there
+# ----------------------------------------------------------------------------------------
 
 
 THEIRS = (
@@ -331,7 +356,9 @@ def test_leftovers_are_known_by_their_save_id(trained, here):
     unfinished(trained)
     flip(both(trained)[1] / RANK_FILE)  # so that a save follows
     went_well(here(trained, *TRAIN))
-    assert names(trained) == sorted([*THEIRS, "newest", "step_00000015", "step_00000020", "step_00000020.damaged.2"])
+    assert names(trained) == sorted(
+        [*THEIRS, "newest", "step_00000015", "step_00000020", "step_00000020.damaged.2"]
+    )
     assert all((checkpoints(trained) / name / "weights").read_text() == "mine" for name in THEIRS)
 
 
@@ -344,7 +371,9 @@ def test_a_kill_between_two_renames_is_undone(trained, here):
 
 
 def test_a_link_and_a_folder_called_newest_stay(trained, here):
-    """A checkpoint that was moved to another disk, and a copy instead of the link `newest`, are not pruned or replaced."""
+    """A checkpoint that was moved to another disk, and a copy instead of the link `newest`, are not pruned or
+    replaced.
+    """
     unfinished(trained)
     shutil.move(both(trained)[0], trained / "step_00000015")
     both(trained)[0].symlink_to(trained / "step_00000015")
@@ -363,12 +392,15 @@ def test_a_link_and_a_folder_called_newest_stay(trained, here):
     assert theirs and all(after[name] == before[name] for name in theirs)
 
 
-# --- Bad steps ------------------------------------------------------------------------------------------------------
+# --- Bad steps
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def spoilt_update(monkeypatch) -> Callable[[int, float], None]:
-    """spoilt_update(step, value): the update of that step sets all weights to `value`; its loss and norm are finite."""
+    """spoilt_update(step, value): the update of that step sets all weights to `value`; its loss and norm are
+    finite.
+    """
 
     def start(step: int, value: float) -> None:
         original, calls = Optimiser.step, iter(range(1, 1000))
@@ -398,11 +430,15 @@ def every_weight_is_finite(workplace: Path) -> bool:
 
 @pytest.mark.parametrize("every_steps", [1, 2, 3, 5])
 def test_a_spoilt_update_costs_no_good_checkpoint(packed, here, spoilt_update, monkeypatch, every_steps: int):
-    """Finite but far too large at step 12: nothing is saved or pruned after it, and what the message proposes works."""
+    """Finite but far too large at step 12: nothing is saved or pruned after it, and what the message proposes
+    works.
+    """
     with monkeypatch.context():
         spoilt_update(12, 1e30)
         sets = ("--set", f"checkpoint.every_steps={every_steps}")
-        message = refused(here(packed, *TRAIN, *sets), "step 15", "not finite 3 steps in a row", "newest checkpoint")
+        message = refused(
+            here(packed, *TRAIN, *sets), "step 15", "not finite 3 steps in a row", "newest checkpoint"
+        )
     good = max(step for step in range(every_steps, 12, every_steps))
     assert good in saved_steps(packed) and max(saved_steps(packed)) <= 12
     assert f"step_{good:08d} is the newest checkpoint" in message
@@ -417,12 +453,16 @@ def test_a_spoilt_update_costs_no_good_checkpoint(packed, here, spoilt_update, m
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 @pytest.mark.parametrize("step", [10, 20])
 def test_weights_that_are_not_finite_are_not_published(packed, here, spoilt_update, step: int, value: float):
-    """At a save inside the run it is told and the run ends by its next steps; at the last save the run fails."""
+    """At a save inside the run it is told and the run ends by its next steps; at the last save
+    the run fails.
+    """
     spoilt_update(step, value)
     message = refused(here(packed, *TRAIN), "not finite")
     alerts = (packed / "run" / "train" / "alerts.jsonl").read_text()
     assert f"step_{step:08d} was not saved" in alerts and "model/" in alerts
-    assert step not in saved_steps(packed) and step - 5 in saved_steps(packed) and every_weight_is_finite(packed)
+    assert (
+        step not in saved_steps(packed) and step - 5 in saved_steps(packed) and every_weight_is_finite(packed)
+    )
     assert not (packed / "run" / "train" / "manifest.json").exists()
     if step == 10:
         assert "step_00000005 is the newest checkpoint" in message
@@ -430,7 +470,9 @@ def test_weights_that_are_not_finite_are_not_published(packed, here, spoilt_upda
 
 @pytest.fixture
 def bad_losses(monkeypatch) -> Callable[[set[int]], None]:
-    """bad_losses(steps): the loss of each is no number; with one micro-batch a step and nothing of held-out text."""
+    """bad_losses(steps): the loss of each is no number; with one micro-batch a step and nothing of held-out
+    text.
+    """
 
     def start(bad_steps: set[int]) -> None:
         original, calls = next_token.chunked_loss, iter(range(1, 1000))
@@ -457,16 +499,23 @@ QUIET = (
     ({11, 12, 14, 15, 17, 18}, [10, 16, 20]),  # 16 is between bad steps
     ({17, 18, 19, 20}, [10, 15, 20]),  # the last save must be; it removes none
 ])  # fmt: skip
-def test_bad_steps_are_no_reason_to_save_or_prune(packed, here, bad_losses, bad_steps: set[int], expected: list[int]):
-    """A save that falls on one waits for a sound step; the checkpoint from before them stays until sound steps followed."""
+def test_bad_steps_are_no_reason_to_save_or_prune(
+    packed, here, bad_losses, bad_steps: set[int], expected: list[int]
+):
+    """A save that falls on one waits for a sound step; the checkpoint from before them stays until sound
+    steps followed.
+    """
     bad_losses(bad_steps)
     went_well(here(packed, *TRAIN, *QUIET))
     assert saved_steps(packed) == expected
-    rows = [json.loads(line) for line in (packed / "run" / "train" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (packed / "run" / "train" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert {row["step"] for row in rows if "loss" in row and row["loss"] is None} == bad_steps
 
 
-# --- What is kept ---------------------------------------------------------------------------------------------------
+# --- What is kept
+# ---------------------------------------------------------------------------------------------------
 
 
 def test_a_recipe_that_keeps_one_checkpoint_is_refused(packed, here):
@@ -479,5 +528,7 @@ def test_by_default_every_tenth_checkpoint_stays(packed, here):
 
 
 def test_zero_keeps_no_others(packed, here):
-    went_well(here(packed, *TRAIN, "--set", "checkpoint.every_steps=1", "--set", "checkpoint.keep_every_steps=0"))
+    went_well(
+        here(packed, *TRAIN, "--set", "checkpoint.every_steps=1", "--set", "checkpoint.keep_every_steps=0")
+    )
     assert saved_steps(packed) == [19, 20]

@@ -1,7 +1,8 @@
-"""Text is text: in the forms of published tokenizers, no document writes a control token, and ordinary added tokens work.
+"""Text is text: in the forms of published tokenizers, no document writes a control token, and ordinary added
+tokens work.
 
-The tokenizers are small (the vocabulary is bytes or characters, and few words), but made of the parts and flags of the
-published ones: model, normaliser, pre-tokenizer, decoder, added tokens and configuration.
+The tokenizers are small (the vocabulary is bytes or characters, and few words), but made of the parts and
+flags of the published ones: model, normaliser, pre-tokenizer, decoder, added tokens and configuration.
 """
 
 import json
@@ -29,7 +30,9 @@ BYTES = [f"<0x{number:02X}>" for number in range(256)]
 
 @dataclass(frozen=True)
 class Form:
-    """A tokenizer, its configuration, its control tokens, added tokens that are ordinary, and how it spells a text back."""
+    """A tokenizer, its configuration, its control tokens, added tokens that are ordinary, and how it spells a
+    text back.
+    """
 
     make: Callable[[], Tokenizer]
     control: tuple[str, ...]
@@ -48,8 +51,12 @@ class Form:
         return folder
 
 
-def byte_level(special=(), plain=(), inside=(), words=(), normalizer=None, **model) -> Callable[[], Tokenizer]:
-    """GPT-2's kind. `inside`: names that the model's own vocabulary holds; `words`: what merges make of characters."""
+def byte_level(
+    special=(), plain=(), inside=(), words=(), normalizer=None, **model
+) -> Callable[[], Tokenizer]:
+    """GPT-2's kind. `inside`: names that the model's own vocabulary holds; `words`: what merges make of
+    characters.
+    """
 
     def make() -> Tokenizer:
         merged, merges = _merged(words)
@@ -62,14 +69,20 @@ def byte_level(special=(), plain=(), inside=(), words=(), normalizer=None, **mod
     return make
 
 
-def sentence_piece(special=(), plain=(), words=(), inside=("<unk>", "<s>", "</s>"), normalizer=None) -> Callable[[], Tokenizer]:
+def sentence_piece(
+    special=(), plain=(), words=(), inside=("<unk>", "<s>", "</s>"), normalizer=None
+) -> Callable[[], Tokenizer]:
     """Llama 2's kind: BPE over characters with U+2581 for a space, and bytes for what is unknown."""
 
     def make() -> Tokenizer:
         merged, merges = _merged(words)
         names = list(dict.fromkeys([*inside, *BYTES, "▁", *LETTERS, *merged]))
         model = models.BPE(
-            {name: n for n, name in enumerate(names)}, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True
+            {name: n for n, name in enumerate(names)},
+            merges,
+            unk_token="<unk>",
+            fuse_unk=True,
+            byte_fallback=True,
         )
         tokenizer = Tokenizer(model)
         tokenizer.decoder = decoders.Sequence(
@@ -81,7 +94,9 @@ def sentence_piece(special=(), plain=(), words=(), inside=("<unk>", "<s>", "</s>
 
 
 def unigram(special=(), plain=(), inside=()) -> Callable[[], Tokenizer]:
-    """T5's kind. Its lattice finds every piece of the vocabulary in a text, control tokens (score 0) before all others."""
+    """T5's kind. Its lattice finds every piece of the vocabulary in a text, control tokens (score 0) before
+    all others.
+    """
 
     def make() -> Tokenizer:
         pieces = [(name, 0.0) for name in inside] + [(name, -5.0) for name in ("▁", *LETTERS, *"äöüõ")]
@@ -94,15 +109,21 @@ def unigram(special=(), plain=(), inside=()) -> Callable[[], Tokenizer]:
 
 
 def word_piece(special=(), whole_words=False) -> Callable[[], Tokenizer]:
-    """BERT's kind; with `whole_words` text is cut at spaces alone, and a word "[MASK]" is looked up as it stands."""
+    """BERT's kind; with `whole_words` text is cut at spaces alone, and a word "[MASK]" is looked up as it
+    stands.
+    """
 
     def make() -> Tokenizer:
         names = [*special, *LETTERS, *("##" + letter for letter in LETTERS)]
         model = models.WordPiece({name: n for n, name in enumerate(names)}, unk_token="[UNK]")
         tokenizer = Tokenizer(model)
-        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit() if whole_words else pre_tokenizers.BertPreTokenizer()
+        tokenizer.pre_tokenizer = (
+            pre_tokenizers.WhitespaceSplit() if whole_words else pre_tokenizers.BertPreTokenizer()
+        )
         tokenizer.decoder = decoders.WordPiece(cleanup=False)
-        return _with_added(tokenizer, special, (), None if whole_words else normalizers.BertNormalizer(lowercase=True))
+        return _with_added(
+            tokenizer, special, (), None if whole_words else normalizers.BertNormalizer(lowercase=True)
+        )
 
     return make
 
@@ -232,8 +253,14 @@ FORM = pytest.mark.parametrize("form", FORMS)
 
 
 def documents(control: tuple[str, ...]) -> list[str]:
-    """Each control token within words, between spaces, on lines of its own, doubled, and all of them together."""
-    alone = [text for name in control for text in (f"enne{name}siis", f"a {name} b", f"x\n{name}\ny", name + name, name)]
+    """Each control token within words, between spaces, on lines of its own, doubled, and all of them
+    together.
+    """
+    alone = [
+        text
+        for name in control
+        for text in (f"enne{name}siis", f"a {name} b", f"x\n{name}\ny", name + name, name)
+    ]
     return [*alone, "".join(control), " ".join(control)]
 
 
@@ -275,7 +302,8 @@ def test_there_are_as_many_ends_of_text_as_documents(form, tmp_path):
             stage.counts["documents_kept"] = len(texts)
             if name == "corpus":
                 records = [
-                    {"id": str(n), "text": text, "source": "a", "metadata": {}} for n, text in enumerate(texts)
+                    {"id": str(n), "text": text, "source": "a", "metadata": {}}
+                    for n, text in enumerate(texts)
                 ]
                 write_documents(stage.folder / "documents" / "00000.jsonl.zst", records)
             else:
@@ -312,7 +340,19 @@ def test_a_run_with_a_ready_tokenizer_keeps_documents_apart(form, cleaned, tmp_p
     """From a cleaned corpus to the shards by the verb: there are as many ends of text as documents."""
     workplace = Path(shutil.copytree(cleaned, tmp_path / "workplace"))
     FORMS[form].write(workplace / "ready")
-    went_well(here(workplace, "run", "tiny.toml", "--set", "tokenizer.path=ready", "--from", "tokenizer", "--to", "pack"))
+    went_well(
+        here(
+            workplace,
+            "run",
+            "tiny.toml",
+            "--set",
+            "tokenizer.path=ready",
+            "--from",
+            "tokenizer",
+            "--to",
+            "pack",
+        )
+    )
     run = workplace / "run"
     assert any(ENDS[form] in document["text"] for document in read_documents(run / "corpus" / "documents"))
     number = end_of_text_id(load_tokenizer(run / "tokenizer"))
@@ -348,7 +388,12 @@ def test_a_tokenizer_that_cannot_tell_text_from_control_is_refused(case, packed,
     make, config, named = ODD[case]
     Form(make, (), config).write(packed / "ready")
     before = belongings(packed / "run" / "tokens")
-    refused(here(packed, "run", "tiny.toml", "--set", "tokenizer.path=ready", "--from", "tokenizer", "--to", "pack"), named)
+    refused(
+        here(
+            packed, "run", "tiny.toml", "--set", "tokenizer.path=ready", "--from", "tokenizer", "--to", "pack"
+        ),
+        named,
+    )
     assert belongings(packed / "run" / "tokens") == before
 
 

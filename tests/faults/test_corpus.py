@@ -1,6 +1,8 @@
-"""The corpus stage under bad text, odd files and lost workers: it never hangs, never drops text in silence, never bursts.
+"""The corpus stage under bad text, odd files and lost workers: it never hangs, never drops text in silence,
+never bursts.
 
-Text of the trial's own workplace: 43 lines, of which one bad one is passed over by default and two are refused.
+Text of the trial's own workplace: 43 lines, of which one bad one is passed over by default and two are
+refused.
 """
 
 import gzip
@@ -40,7 +42,14 @@ JSONL = b"\n".join(GOOD_JSON) + b"\n"
 
 def _run(here, workplace: Path, *sets: str, source: str = ""):
     sets = (f"corpus.sources={source}", *sets) if source else sets
-    return here(workplace, "run", "tiny.toml", "--only", "corpus", *(part for value in sets for part in ("--set", value)))
+    return here(
+        workplace,
+        "run",
+        "tiny.toml",
+        "--only",
+        "corpus",
+        *(part for value in sets for part in ("--set", value)),
+    )
 
 
 def _kept(workplace: Path) -> list[dict]:
@@ -67,7 +76,11 @@ BAD_LINES = {
     "not UTF-8": ("a.txt", b"halb \xf5 rida", "invalid UTF-8 (byte 0xf5"),
     "too long": ("a.txt", b"a" * 30_000, "longer than corpus.max_document_bytes"),
     "JSON not UTF-8": ("a.jsonl", b'{"text": "\xf5"}', "invalid UTF-8"),
-    "JSON too long": ("a.jsonl", b'{"text": "' + b"a" * 30_000 + b'"}', "longer than corpus.max_document_bytes"),
+    "JSON too long": (
+        "a.jsonl",
+        b'{"text": "' + b"a" * 30_000 + b'"}',
+        "longer than corpus.max_document_bytes",
+    ),
     "infinite number": ("a.jsonl", b'{"text": "a", "n": 1e999}', "not valid JSON"),
     "5000 digits": ("a.jsonl", b'{"text": "a", "n": ' + b"1" * 5000 + b"}", "not valid JSON"),
     "nested deeply": ("a.jsonl", b'{"text": ' + b"[" * 9000 + b"]" * 9000 + b"}", "not valid JSON"),
@@ -77,7 +90,11 @@ BAD_LINES = {
     "number as text": ("a.jsonl", b'{"text": 7}', "no text in the field 'text'"),
     "list as text": ("a.jsonl", b'{"text": ["a"]}', "no text in the field 'text'"),
     "field missing": ("a.jsonl", b'{"tekst": "a"}', "its fields are tekst"),
-    "many fields": ("a.jsonl", json.dumps({f"f{n}" * 9: n for n in range(300)}).encode(), "its fields are f0"),
+    "many fields": (
+        "a.jsonl",
+        json.dumps({f"f{n}" * 9: n for n in range(300)}).encode(),
+        "its fields are f0",
+    ),
 }
 
 
@@ -88,7 +105,11 @@ def test_one_bad_line_is_passed_over_and_two_are_refused(here, workplace, case):
     path, limit = workplace / name, "corpus.max_document_bytes=20000"
     path.write_bytes(b"\n".join([*good[:20], bad, *good[20:]]))
     outcome = went_well(_run(here, workplace, limit, source=name))
-    assert "passed over a: 1 of 41 records" in outcome.err and f"{name}, line 21: " in outcome.err and told in outcome.err
+    assert (
+        "passed over a: 1 of 41 records" in outcome.err
+        and f"{name}, line 21: " in outcome.err
+        and told in outcome.err
+    )
     assert len(_kept(workplace)) == 40
     funnel = _funnel(workplace)
     assert funnel["sources"][0]["bad_records"] == 1 and funnel["sources"][0]["documents_in"] == 41
@@ -97,7 +118,9 @@ def test_one_bad_line_is_passed_over_and_two_are_refused(here, workplace, case):
 
     before = belongings(workplace / "run" / "corpus")
     path.write_bytes(b"\n".join([*good[:20], bad, *good[20:], bad]))
-    refused(_run(here, workplace, limit, source=name), "2 of 42", "corpus.max_bad_share", f"{name}, line 21", told)
+    refused(
+        _run(here, workplace, limit, source=name), "2 of 42", "corpus.max_bad_share", f"{name}, line 21", told
+    )
     assert belongings(workplace / "run" / "corpus") == before
     went_well(_run(here, workplace, limit, "corpus.max_bad_share=0.05", source=name))
 
@@ -281,7 +304,9 @@ def test_a_name_that_is_not_utf8_is_refused(here, workplace):
     refused(_run(here, workplace, source="many"), r"h\xf5bu.txt", "not UTF-8")
 
 
-@pytest.mark.parametrize("name", ["two\nlines.txt", "-o.txt", "õ ä.txt", "%s{}.txt", "a'\".txt", "x" * 200 + ".txt"])
+@pytest.mark.parametrize(
+    "name", ["two\nlines.txt", "-o.txt", "õ ä.txt", "%s{}.txt", "a'\".txt", "x" * 200 + ".txt"]
+)
 def test_odd_names_are_read(here, workplace, name):
     (workplace / "many").mkdir()
     (workplace / "many" / name).write_bytes(TEXT)
@@ -369,27 +394,41 @@ def test_the_order_of_sources_decides_which_duplicate_stays(here, workplace):
 
 
 def test_a_package_with_links_gives_only_its_own_files(here, workplace, monkeypatch):
-    """A link in a Debian package that leads to a page of the machine is not followed. apt-get is a stand-in."""
+    """A link in a Debian package that leads to a page of the machine is not followed. apt-get is
+    a stand-in.
+    """
     tree, secret = workplace / "deb", workplace / "secret"
     secret.mkdir()
     (secret / "secret.html").write_text(f"<p>{LINES[39]}")
     (tree / "DEBIAN").mkdir(parents=True)
-    (tree / "DEBIAN" / "control").write_text("Package: help\nVersion: 1\nArchitecture: all\nMaintainer: x\nDescription: x\n")
+    (tree / "DEBIAN" / "control").write_text(
+        "Package: help\nVersion: 1\nArchitecture: all\nMaintainer: x\nDescription: x\n"
+    )
     (tree / "usr").mkdir()
     for number, line in enumerate(LINES[:20]):
         (tree / "usr" / f"{number}.html").write_text(f"<p>{line}")
     (tree / "usr" / "link.html").symlink_to(secret / "secret.html")
     (tree / "usr" / "folder").symlink_to(secret)
-    subprocess.run(["dpkg-deb", "--build", tree, workplace / "help_1_all.deb"], check=True, capture_output=True)
+    subprocess.run(
+        ["dpkg-deb", "--build", tree, workplace / "help_1_all.deb"], check=True, capture_output=True
+    )
     (workplace / "bin").mkdir()
     apt = workplace / "bin" / "apt-get"
-    apt.write_text(f'#!/bin/sh\n[ "$2" = update ] && exit\n[ "$*" = "-qq download -- help" ] && cp {workplace}/help_1_all.deb .\n')
+    apt.write_text(
+        f'#!/bin/sh\n[ "$2" = update ] && exit\n[ "$*" = "-qq download -- help" ] && cp {workplace}/help_1_all.deb .\n'
+    )
     apt.chmod(0o755)
     monkeypatch.setenv("PATH", f"{workplace / 'bin'}:{os.environ['PATH']}")
-    recipe = (workplace / "tiny.toml").read_text().replace('sources = "text.txt"', 'sources = [{debian_package = "help"}]')
+    recipe = (
+        (workplace / "tiny.toml")
+        .read_text()
+        .replace('sources = "text.txt"', 'sources = [{debian_package = "help"}]')
+    )
     (workplace / "tiny.toml").write_text(recipe)
     went_well(_run(here, workplace))
-    assert len(_kept(workplace)) == 20 and not any(LINES[39] in document["text"] for document in _kept(workplace))
+    assert len(_kept(workplace)) == 20 and not any(
+        LINES[39] in document["text"] for document in _kept(workplace)
+    )
 
 
 # --- Workers ---
@@ -418,14 +457,19 @@ def test_a_bug_in_a_worker_keeps_its_traceback():
     """The exception is the worker's own; a note says where in the worker it came from."""
     with pytest.raises(ZeroDivisionError, match="of our own") as caught:
         run_pipeline([Faulty("bug")], 2)
-    assert "corpus worker 1 of 2" in caught.value.__notes__[0] and "faulty_steps.py" in caught.value.__notes__[0]
+    assert (
+        "corpus worker 1 of 2" in caught.value.__notes__[0] and "faulty_steps.py" in caught.value.__notes__[0]
+    )
 
 
 @pytest.mark.parametrize("attempt", range(3))
 def test_bad_input_with_two_workers_is_refused(workplace, attempt):
     """datatrove's pool hung 3 times of 60 here, and said nothing."""
     (workplace / "text.txt").write_bytes(b"hea\nhalb \xf5\n" * 20)
-    refused(kielo(workplace, "run", "tiny.toml", "--only", "corpus", "--set", "corpus.workers=2"), "text.txt, line 2")
+    refused(
+        kielo(workplace, "run", "tiny.toml", "--only", "corpus", "--set", "corpus.workers=2"),
+        "text.txt, line 2",
+    )
     _nothing_made(workplace)
 
 
@@ -448,12 +492,23 @@ def _workers(marker: str) -> list[int]:
 
 @pytest.fixture
 def at_work(tmp_path) -> Iterator[tuple[subprocess.Popen, str, Path]]:
-    """`kielo run` with two workers in the middle of a large text, a marker of its processes, and its workplace."""
+    """`kielo run` with two workers in the middle of a large text, a marker of its processes, and its
+    workplace.
+    """
     workplace = write_workplace(tmp_path / "workplace")
-    (workplace / "text.txt").write_text("\n".join(estonian_document(n).replace("\n", " ") for n in range(100_000)))
+    (workplace / "text.txt").write_text(
+        "\n".join(estonian_document(n).replace("\n", " ") for n in range(100_000))
+    )
     marker = f"KIELO_TRIAL={tmp_path}"
     process = start(
-        workplace, "run", "tiny.toml", "--only", "corpus", "--set", "corpus.workers=2", KIELO_TRIAL=str(tmp_path)
+        workplace,
+        "run",
+        "tiny.toml",
+        "--only",
+        "corpus",
+        "--set",
+        "corpus.workers=2",
+        KIELO_TRIAL=str(tmp_path),
     )
     try:
         while len(list((workplace / "run" / ".corpus.kielo").glob("*/cleaned/.*.kielo-partial"))) < 2:
@@ -503,6 +558,9 @@ def test_a_worker_that_is_killed_is_told(at_work, sent):
     process, marker, workplace = at_work
     os.kill(_workers(marker)[0], sent)
     err = _all_end(process, marker)
-    assert process.returncode == 1 and f"of 2 was {'killed by SIGKILL' if sent == signal.SIGKILL else 'ended by SIGTERM'}" in err
+    assert (
+        process.returncode == 1
+        and f"of 2 was {'killed by SIGKILL' if sent == signal.SIGKILL else 'ended by SIGTERM'}" in err
+    )
     assert "Traceback" not in err
     _nothing_made(workplace)

@@ -1,5 +1,5 @@
-"""Damage to every file of every stage: cut short, emptied, gone, a bit turned over, or another run's. A verb that reads it names
-it, or the stage is made anew to the last byte; nothing else changes.
+"""Damage to every file of every stage: cut short, emptied, gone, a bit turned over, or another run's. A verb
+that reads it names it, or the stage is made anew to the last byte; nothing else changes.
 """
 
 import json
@@ -13,7 +13,15 @@ from tests.faults.trial import belongings, refused, went_well
 HF = ("README.md", "config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json",
       "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json")  # fmt: skip
 MADE_ANEW = {
-    "pack": ["heldout.bin", "heldout.idx", "heldout.ids.txt", "heldout.jsonl.zst", "text.bin", "text.idx", "text.ids.txt"],
+    "pack": [
+        "heldout.bin",
+        "heldout.idx",
+        "heldout.ids.txt",
+        "heldout.jsonl.zst",
+        "text.bin",
+        "text.idx",
+        "text.ids.txt",
+    ],
     "tokenizer": ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "measure.json"],
 }
 FOLDERS = {"pack": "tokens", "tokenizer": "tokenizer"}
@@ -49,7 +57,9 @@ SHORTER = (cut, empty, gone)
 
 
 @pytest.mark.parametrize("damage", SHORTER)
-@pytest.mark.parametrize(("stage", "name"), [(stage, name) for stage, names in MADE_ANEW.items() for name in names])
+@pytest.mark.parametrize(
+    ("stage", "name"), [(stage, name) for stage, names in MADE_ANEW.items() for name in names]
+)
 def test_a_stage_with_a_damaged_file_is_made_anew(here, packed, stage, name, damage):
     """The same bytes are there again, and the files of the other stages are as they were."""
     before = belongings(packed / "run" / FOLDERS[stage])
@@ -118,7 +128,9 @@ def test_a_damaged_checkpoint_is_named(here, trained, name, damage, verb):
     }[verb]  # fmt: skip
     outcome = here(trained, *arguments)
     if verb == "verify":
-        assert outcome.code == 1 and f"{checkpoint}\tdamaged: {name}" in outcome.out.replace(f"{checkpoint}/", "")
+        assert outcome.code == 1 and f"{checkpoint}\tdamaged: {name}" in outcome.out.replace(
+            f"{checkpoint}/", ""
+        )
     elif verb == "show" and name == "rank_00000.safetensors":
         went_well(outcome)  # the index tells what there is; sizes are compared, every byte is `verify`'s
         assert ("damaged: " in outcome.out) == (damage is not flip)
@@ -154,7 +166,9 @@ INDEX_EDITS = {
     "an alias of nothing": lambda index: index.update(aliases={"model/x": "model/nobody"}),
     "another step": lambda index: index.update(step=7),
     "no identity": lambda index: index["plain"].pop("identity"),
-    "a model of code": lambda index: index["plain"]["identity"]["model"].update(model_type="__import__('os')"),
+    "a model of code": lambda index: index["plain"]["identity"]["model"].update(
+        model_type="__import__('os')"
+    ),
 }
 
 
@@ -168,7 +182,9 @@ def _first_chunk(index: dict) -> dict:
 
 @pytest.mark.parametrize("what", INDEX_EDITS)
 def test_an_edited_index_is_not_believed(here, trained, what):
-    """Whatever a hand (or a stranger) wrote into index.json, the manifest does not vouch for it: export refuses."""
+    """Whatever a hand (or a stranger) wrote into index.json, the manifest does not vouch for it: export
+    refuses.
+    """
     path = trained / "run" / "train" / "checkpoints" / "step_00000020" / "index.json"
     index = json.loads(path.read_text())
     INDEX_EDITS[what](index)
@@ -178,7 +194,9 @@ def test_an_edited_index_is_not_believed(here, trained, what):
 
 
 def test_another_runs_checkpoint_under_this_runs_name(here, trained):
-    """The files of step 15 in the folder of step 20, and step 20 copied as step 40: neither is what its name says."""
+    """The files of step 15 in the folder of step 20, and step 20 copied as step 40: neither is what its name
+    says.
+    """
     checkpoints = trained / "run" / "train" / "checkpoints"
     shutil.copytree(checkpoints / "step_00000020", checkpoints / "step_00000040")
     refused(here(trained, "export", checkpoints / "step_00000040", "--to", "out"), "another checkpoint", "20")
@@ -186,7 +204,14 @@ def test_another_runs_checkpoint_under_this_runs_name(here, trained):
     assert "step_00000040 is damaged" in exported.told
 
 
-PICKLES = ("pytorch_model.bin", "optimizer.pt", "rank_00000.pkl", "__init__.py", "modeling_tiny.py", "conftest.py")
+PICKLES = (
+    "pytorch_model.bin",
+    "optimizer.pt",
+    "rank_00000.pkl",
+    "__init__.py",
+    "modeling_tiny.py",
+    "conftest.py",
+)
 
 
 @pytest.mark.parametrize("name", PICKLES)
@@ -195,7 +220,12 @@ def test_nobodys_code_runs(here, finished, name):
     owned = finished / "owned"
     code = f"import pathlib; pathlib.Path({str(owned)!r}).write_text('x')\n"
     pickle = b"cposix\nsystem\n(S'touch " + str(owned).encode() + b"'\ntR."
-    for folder in (finished, finished / "run", finished / "run" / "hf", finished / "run" / "train" / "checkpoints" / "step_00000020"):
+    for folder in (
+        finished,
+        finished / "run",
+        finished / "run" / "hf",
+        finished / "run" / "train" / "checkpoints" / "step_00000020",
+    ):
         (folder / name).write_bytes(code.encode() if name.endswith(".py") else pickle)
     went_well(here(finished, "checkpoint", "list", "run"))
     went_well(here(finished, "checkpoint", "show", "run"))
@@ -222,9 +252,16 @@ def test_a_config_that_asks_for_its_own_code(here, finished, key):
     """config.json with `auto_map` points at a module beside it; nobody imports it."""
     folder, owned = finished / "run" / "hf", finished / "owned"
     config = json.loads((folder / "config.json").read_text())
-    config |= {"auto_map": {"AutoModelForCausalLM": "evil.Evil", "AutoConfig": "evil.Evil"}, key: config.get(key, True)}
-    (folder / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModelForCausalLM": "evil.Evil"}}))
-    (folder / "evil.py").write_text(f"import pathlib; pathlib.Path({str(owned)!r}).write_text('x')\nclass Evil: pass\n")
+    config |= {
+        "auto_map": {"AutoModelForCausalLM": "evil.Evil", "AutoConfig": "evil.Evil"},
+        key: config.get(key, True),
+    }
+    (folder / "config.json").write_text(
+        json.dumps(config | {"auto_map": {"AutoModelForCausalLM": "evil.Evil"}})
+    )
+    (folder / "evil.py").write_text(
+        f"import pathlib; pathlib.Path({str(owned)!r}).write_text('x')\nclass Evil: pass\n"
+    )
     here(finished, "evaluate", "run/hf", "tiny.toml")
     here(finished, "verify", "round-trip", "run/hf")
     assert not owned.exists()

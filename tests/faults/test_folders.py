@@ -1,6 +1,8 @@
-"""Folders: what a person owns is never replaced, emptied or removed; links stay; a disk that refuses is told in a sentence.
+"""Folders: what a person owns is never replaced, emptied or removed; links stay; a disk that refuses is told
+in a sentence.
 
-A stage writes its folder anew, so whatever else lies there, or under the names that Kielo works with, is in danger.
+A stage writes its folder anew, so whatever else lies there, or under the names that Kielo works with, is in
+danger.
 """
 
 import errno
@@ -26,7 +28,9 @@ DATA_STAGES = pytest.mark.parametrize("stage", ("corpus", "tokenizer", "pack", "
 
 
 def make_stale(folder: Path) -> None:
-    """The stage has to be made again, as after a change of the recipe. Nothing is trained on it, or it would be refused."""
+    """The stage has to be made again, as after a change of the recipe. Nothing is trained on it, or it would
+    be refused.
+    """
     listed = json.loads((folder / "manifest.json").read_text())["files"]
     (folder / min(listed)).unlink()
     untrain(folder)
@@ -112,7 +116,9 @@ def test_what_a_killed_attempt_left_is_used_or_removed(finished, here, stage):
     assert not aside.exists() and (folder / "manifest.json").is_file() and not (folder / "deep").exists()
 
 
-@pytest.mark.parametrize("text", ("not JSON", "[]", '{"name": "my web application"}', '{"kind": "poem", "files": {}}'))
+@pytest.mark.parametrize(
+    "text", ("not JSON", "[]", '{"name": "my web application"}', '{"kind": "poem", "files": {}}')
+)
 def test_a_manifest_of_another_program_is_not_ours(workplace, here, text):
     mine = workplace / "run" / "corpus"
     mine.mkdir(parents=True)
@@ -134,13 +140,25 @@ def test_another_stages_folder_is_not_replaced(finished, here):
 # What the recipe names lies where a stage writes.
 
 
-@pytest.mark.parametrize("pattern", ("corpus/text.txt", "corpus", "corpus/*.txt", "./corpus/../corpus/text.txt", "tokens/text.txt"))
+@pytest.mark.parametrize(
+    "pattern", ("corpus/text.txt", "corpus", "corpus/*.txt", "./corpus/../corpus/text.txt", "tokens/text.txt")
+)
 def test_text_in_a_folder_that_a_stage_replaces(workplace, here, pattern):
     folder = workplace / Path(pattern.replace("corpus/../", "")).parts[0]
     folder.mkdir()
     (workplace / "text.txt").rename(folder / "text.txt")
     before = belongings(workplace)
-    outcome = here(workplace, "run", "tiny.toml", "--set", "folder=.", "--set", f"corpus.sources={pattern}", "--to", "corpus")
+    outcome = here(
+        workplace,
+        "run",
+        "tiny.toml",
+        "--set",
+        "folder=.",
+        "--set",
+        f"corpus.sources={pattern}",
+        "--to",
+        "corpus",
+    )
     refused(outcome, "corpus.sources", folder.name)
     assert belongings(workplace) == before
 
@@ -153,7 +171,11 @@ def test_text_behind_a_link_to_a_folder_that_a_stage_replaces(workplace, here, p
     (workplace / "run" / "corpus").symlink_to(workplace / "mine")
     before = belongings(workplace)
     source = pattern.replace("corpus", "mine")
-    refused(here(workplace, "run", "tiny.toml", "--set", f"corpus.sources={source}", "--to", "corpus"), "mine", "run/corpus")
+    refused(
+        here(workplace, "run", "tiny.toml", "--set", f"corpus.sources={source}", "--to", "corpus"),
+        "mine",
+        "run/corpus",
+    )
     assert belongings(workplace) == before
 
 
@@ -166,7 +188,11 @@ def test_a_source_that_holds_the_run_is_refused_at_once(workplace, here):
 
 def test_a_pattern_that_finds_the_runs_own_files_is_refused(packed, here):
     before = belongings(packed)
-    refused(here(packed, "run", "tiny.toml", "--set", "corpus.sources=**/*.jsonl.zst", "--to", "corpus"), "corpus.sources", "run/")
+    refused(
+        here(packed, "run", "tiny.toml", "--set", "corpus.sources=**/*.jsonl.zst", "--to", "corpus"),
+        "corpus.sources",
+        "run/",
+    )
     assert belongings(packed) == before
 
 
@@ -176,7 +202,19 @@ def test_text_in_the_run_folder_itself_or_in_raw_is_fine(workplace, here):
     (workplace / "raw" / "hashes.json").write_text('{"mine": true}')
     shutil.copy(workplace / "text.txt", workplace / "raw" / "text.txt")
     for source in ("text.txt", "raw/text.txt", "raw"):
-        went_well(here(workplace, "run", "tiny.toml", "--set", "folder=.", "--set", f"corpus.sources={source}", "--to", "corpus"))
+        went_well(
+            here(
+                workplace,
+                "run",
+                "tiny.toml",
+                "--set",
+                "folder=.",
+                "--set",
+                f"corpus.sources={source}",
+                "--to",
+                "corpus",
+            )
+        )
     assert (workplace / "raw" / "hashes.json").read_text() == '{"mine": true}'
 
 
@@ -186,13 +224,18 @@ def test_a_tokenizer_in_the_folder_of_the_tokenizer_stage(packed, here):
     (mine / "manifest.json").unlink()
     (mine / "tokenizer.model").write_text("the only copy")
     before = belongings(packed)
-    refused(here(packed, "run", "tiny.toml", "--set", "folder=.", "--set", "tokenizer.path=tokenizer"), "tokenizer.path")
+    refused(
+        here(packed, "run", "tiny.toml", "--set", "folder=.", "--set", "tokenizer.path=tokenizer"),
+        "tokenizer.path",
+    )
     assert belongings(packed) == before
 
 
 def test_weights_in_the_folder_of_the_export(finished, here):
     before = belongings(finished)
-    outcome = here(finished, "train", "tiny.toml", "--set", "model.weights=hf:run/hf", "--set", "train.tokens=5120")
+    outcome = here(
+        finished, "train", "tiny.toml", "--set", "model.weights=hf:run/hf", "--set", "train.tokens=5120"
+    )
     refused(outcome, "model.weights", "run/hf")
     assert belongings(finished) == before
 
@@ -224,7 +267,10 @@ def test_export_to_a_place_that_is_taken(trained, here, kind):
     elif kind == "other export":
         went_well(here(trained, "export", "run/train/checkpoints/step_00000015", "--to", "model"))
     before = belongings(trained)
-    refused(here(trained, "export", "run", "--to", "." if kind == "." else "model"), "" if kind == "." else "model")
+    refused(
+        here(trained, "export", "run", "--to", "." if kind == "." else "model"),
+        "" if kind == "." else "model",
+    )
     assert belongings(trained) == before
 
 
@@ -235,7 +281,9 @@ def test_export_into_an_empty_folder(trained, here, is_link):
         (trained / "model").symlink_to("scratch")
     to = "model" if is_link else "scratch"
     went_well(here(trained, "export", "run", "--to", to))
-    assert (trained / "scratch" / "model.safetensors").is_file() and (trained / "model").is_symlink() == is_link
+    assert (trained / "scratch" / "model.safetensors").is_file() and (
+        trained / "model"
+    ).is_symlink() == is_link
     went_well(here(trained, "export", "run", "--to", to))
 
 
@@ -311,7 +359,17 @@ def test_a_machines_card_replaces_only_one_of_ours(trained, here, is_ours):
 
 
 def test_a_plot_replaces_only_one_of_ours(workplace, here):
-    plot = ("plan", "compare", "estonian_llama31_70b", "tp8pp4", "tp8pp8", "--nodes", "16", "--plot", "pictures")
+    plot = (
+        "plan",
+        "compare",
+        "estonian_llama31_70b",
+        "tp8pp4",
+        "tp8pp8",
+        "--nodes",
+        "16",
+        "--plot",
+        "pictures",
+    )
     went_well(here(workplace, *plot))
     went_well(here(workplace, *plot))
     picture = workplace / "pictures" / "compared.svg"
@@ -363,7 +421,9 @@ def test_a_certificate_of_layouts_replaces_no_file_of_a_person(packed, here):
 
 @EVERY_STAGE
 def test_a_stage_folder_that_is_a_link_stays_one(finished, here, stage):
-    """Twice: where it leads is empty, and holds the stage. Nothing lies beside the link, and nothing is to do then."""
+    """Twice: where it leads is empty, and holds the stage. Nothing lies beside the link, and nothing is to do
+    then.
+    """
     folder = in_place_of(finished, stage)
     place = finished / "scratch" / "my data"
     place.mkdir(parents=True)
@@ -447,7 +507,9 @@ def test_a_file_larger_than_allowed(finished, here, stage):
 
 
 @EVERY_STAGE
-@pytest.mark.parametrize("number", (errno.EACCES, errno.EROFS, errno.EIO, errno.ESTALE, errno.EDQUOT), ids=errno.errorcode.get)
+@pytest.mark.parametrize(
+    "number", (errno.EACCES, errno.EROFS, errno.EIO, errno.ESTALE, errno.EDQUOT), ids=errno.errorcode.get
+)
 def test_a_disk_that_refuses_the_new_folder(finished, here, monkeypatch, stage, number):
     folder = finished / "run" / STAGES[stage]
     make_stale(folder)
@@ -488,7 +550,10 @@ def test_a_disk_that_fails_when_the_folder_takes_its_name(finished, here, monkey
 
 def mounted(workplace: Path, how: str, *arguments: str) -> Outcome:
     """`kielo` in a process with file systems of its own; `how` is a line of shell that mounts them."""
-    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode
+    ):
         pytest.skip("no file system may be mounted here")
     script = f'{{ {how}; }} >/dev/null 2>&1 || exit 77; exec "$0" -m kielo "$@"'
     command = ["unshare", "-rm", "sh", "-c", script, sys.executable, *arguments]

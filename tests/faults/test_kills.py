@@ -1,7 +1,8 @@
 """Killed and stopped anywhere, a run ends bitwise like one that was never disturbed.
 
-A rank is forked from a process that has torch loaded already (tests/ranks.py); it kills itself, or asks itself to stop, at the
-point that the case names; the next one goes on to the end, and the last checkpoint is compared tensor by tensor.
+A rank is forked from a process that has torch loaded already (tests/ranks.py); it kills itself, or asks
+itself to stop, at the point that the case names; the next one goes on to the end, and the last checkpoint is
+compared tensor by tensor.
 """
 
 import os
@@ -41,7 +42,9 @@ def go_on(folder: Path, train_folder: Path, max_steps: int | None = None) -> dic
     return train(resolve(folder, **RUN, train_folder=str(train_folder)), max_steps=max_steps)
 
 
-def go_on_until(folder: Path, train_folder: Path, owner: str, method: str, calls: int, is_after: bool) -> None:
+def go_on_until(
+    folder: Path, train_folder: Path, owner: str, method: str, calls: int, is_after: bool
+) -> None:
     """Train, and be killed before (or after) the call number `calls` of one part's method."""
     part = {"Feed": Feed, "Log": Log, "Checkpoints": Checkpoints, "store": store, "Store": store.Store}[owner]
     original, done = getattr(part, method), 0
@@ -63,7 +66,9 @@ def go_on_until(folder: Path, train_folder: Path, owner: str, method: str, calls
 def ends_like(undisturbed: Path, train_folder: Path) -> None:
     """The last checkpoints hold the same tensors, bit by bit."""
     name = f"step_{STEPS:08d}"
-    whole, ours = (read_tensors(folder / "checkpoints" / name) for folder in (undisturbed / "whole", train_folder))
+    whole, ours = (
+        read_tensors(folder / "checkpoints" / name) for folder in (undisturbed / "whole", train_folder)
+    )
     assert whole.keys() == ours.keys()
     for tensor in whole:
         assert torch.equal(whole[tensor], ours[tensor]), tensor
@@ -110,7 +115,9 @@ def test_killed_again_and_again(undisturbed, tmp_path):
 
 @pytest.mark.parametrize("step", [1, 2, 4, 5, 6, 8, 10, 11, 12, 13, 14, 15, 18, 19])
 def test_stopped_at_a_border(undisturbed, tmp_path, step):
-    """Saved and stopped after the first step, the last, those of log, held-out text, checkpoint, the end of warm-up and decay."""
+    """Saved and stopped after the first step, the last, those of log, held-out text, checkpoint, the end of
+    warm-up and decay.
+    """
     outcome = run_ranks(go_on, 1, undisturbed, tmp_path / "train", step)[0]
     assert outcome["outcome"] == "requeue" and outcome["step"] == step
     outcome = run_ranks(go_on, 1, undisturbed, tmp_path / "train")[0]
@@ -149,7 +156,12 @@ def test_a_run_in_progress_with_another_identity(undisturbed, tmp_path, key):
     """What is trained was changed in mid-run: refused with the key, and the checkpoint is still there."""
     run_ranks(go_on, 1, undisturbed, tmp_path / "train", 7)
     message = run_ranks(changed, 1, undisturbed, tmp_path / "train", {key: CHANGES[key]})[0]
-    named = {"learning_rate": "learning_rates", "total_steps": "phases", "warmup_steps": "learning_rates", "mixture": "phases"}
+    named = {
+        "learning_rate": "learning_rates",
+        "total_steps": "phases",
+        "warmup_steps": "learning_rates",
+        "mixture": "phases",
+    }
     assert named.get(key, key) in message and "Go back to the old values" in message
     run_ranks(go_on, 1, undisturbed, tmp_path / "train")
     ends_like(undisturbed, tmp_path / "train")
@@ -163,17 +175,25 @@ PLACEMENTS = {
 
 @pytest.mark.parametrize("key", PLACEMENTS)
 def test_a_run_in_progress_with_another_placement(undisturbed, tmp_path, key):
-    """How it is computed and watched may change in mid-run; the result differs at most by the order of additions."""
+    """How it is computed and watched may change in mid-run; the result differs at most by the order of
+    additions.
+    """
     run_ranks(go_on, 1, undisturbed, tmp_path / "train", 7)
     assert run_ranks(changed, 1, undisturbed, tmp_path / "train", {key: PLACEMENTS[key]}) == [""]
     whole, ours = (
-        read_tensors(folder / "checkpoints" / f"step_{STEPS:08d}") for folder in (undisturbed / "whole", tmp_path / "train")
+        read_tensors(folder / "checkpoints" / f"step_{STEPS:08d}")
+        for folder in (undisturbed / "whole", tmp_path / "train")
     )
     for name in whole:
         torch.testing.assert_close(whole[name], ours[name], rtol=1e-4, atol=1e-6)
 
 
-LAYOUTS = {"two shards": {"shard": 2}, "two replicas": {"replicate": 2}, "context": {"context": 2}, "tensor": {"tensor": 2}}
+LAYOUTS = {
+    "two shards": {"shard": 2},
+    "two replicas": {"replicate": 2},
+    "context": {"context": 2},
+    "tensor": {"tensor": 2},
+}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -182,7 +202,8 @@ def test_resumed_on_other_ranks(undisturbed, tmp_path, layout):
     run_ranks(go_on, 1, undisturbed, tmp_path / "train", 7)
     assert run_ranks(changed, 2, undisturbed, tmp_path / "train", LAYOUTS[layout]) == ["", ""]
     whole, ours = (
-        read_tensors(folder / "checkpoints" / f"step_{STEPS:08d}") for folder in (undisturbed / "whole", tmp_path / "train")
+        read_tensors(folder / "checkpoints" / f"step_{STEPS:08d}")
+        for folder in (undisturbed / "whole", tmp_path / "train")
     )
     for name in whole:
         torch.testing.assert_close(whole[name], ours[name], rtol=1e-3, atol=1e-5)

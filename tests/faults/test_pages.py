@@ -1,5 +1,6 @@
-"""Text that is code somewhere: in every place from which a person's or a stranger's words reach the report and the model card,
-they stay words. The page has no element that was not there before, and the card's front matter says what the recipe says.
+"""Text that is code somewhere: in every place from which a person's or a stranger's words reach the report
+and the model card, they stay words. The page has no element that was not there before, and the card's front
+matter says what the recipe says.
 """
 
 import json
@@ -14,7 +15,10 @@ from kielo.report.write import write_report
 from tests.faults.trial import refused, went_well
 
 # Fonts lack control characters, and a name of a line's length leaves a figure no room.
-pytestmark = [pytest.mark.filterwarnings("ignore:Glyph"), pytest.mark.filterwarnings("ignore:constrained_layout")]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Glyph"),
+    pytest.mark.filterwarnings("ignore:constrained_layout"),
+]
 WORDS = (
     "<script>alert(1)</script>",
     '"><img src=x onerror=alert(1)>',
@@ -46,7 +50,9 @@ class Elements(HTMLParser):
 
 
 def edit(path, *keys, words: str) -> None:
-    """Put words into a JSON file of the run, at the keys, as a stage would that had them: its manifest knows the file."""
+    """Put words into a JSON file of the run, at the keys, as a stage would that had them: its manifest knows
+    the file.
+    """
     content = json.loads(path.read_text(encoding="utf-8"))
     place = content
     for key in keys[:-1]:
@@ -86,26 +92,35 @@ def test_words_in_the_run_stay_words(finished, monkeypatch, place):
     PLACES[place](run, " ".join(WORDS))
     page = write_report(run, recipe, {}).read_text(encoding="utf-8")
     after = Elements(page)
-    assert after.tags <= before.tags | {("details", ""), ("summary", ""), ("p", "class")}, after.tags - before.tags
+    assert after.tags <= before.tags | {("details", ""), ("summary", ""), ("p", "class")}, (
+        after.tags - before.tags
+    )
     assert not after.addresses
     assert "<script" not in page.lower() and "default-src 'none'" in page
 
 
 @pytest.mark.parametrize("number", range(len(WORDS)))
 def test_words_in_the_recipe_stay_words(finished, monkeypatch, number):
-    """The same of the recipe's own text, on the page and in the card; the card's front matter is read back as it was meant."""
+    """The same of the recipe's own text, on the page and in the card; the card's front matter is read back as
+    it was meant.
+    """
     monkeypatch.chdir(finished)
     run, text = finished / "run", json.dumps(WORDS[number].replace("\u0000", ""))  # zeros are no TOML
     before = Elements((run / "report.html").read_text(encoding="utf-8"))
     (finished / "odd.toml").write_text(
-        f'extends = "tiny.toml"\ndescription = {text}\nreport = {{license = {text}, text_license = {text}}}\n', encoding="utf-8")  # fmt: skip
+        # fmt: skip
+        f'extends = "tiny.toml"\ndescription = {text}\nreport = {{license = {text}, text_license = {text}}}\n',
+        encoding="utf-8",
+    )
     recipe = read_recipe("odd.toml").recipe
     after = Elements(write_report(run, recipe, {}).read_text(encoding="utf-8"))
     assert after.tags <= before.tags | {("p", "")} and not after.addresses
     card = (run / "hf" / "README.md").read_text(encoding="utf-8")
     _, front, rest = card.split("---\n", 2)
     said = yaml.safe_load(front)
-    assert said["license"] == recipe.report.license and said["language"] == ["et"] and said["tags"] == ["kielo"]
+    assert (
+        said["license"] == recipe.report.license and said["language"] == ["et"] and said["tags"] == ["kielo"]
+    )
     bare = rest.replace("\\<", "").replace("\\[", "")
     assert "<script" not in bare and "<img" not in bare and "[x]" not in bare
 
@@ -115,13 +130,20 @@ def test_a_run_folder_that_is_a_tag(here, finished):
     name = "<img src=x onerror=alert(1)>"
     (finished / "run").rename(finished / name)
     went_well(here(finished, "run", "tiny.toml", "--only", "report", "--set", f"folder={name}"))
-    assert "img" not in {tag for tag, _ in Elements((finished / name / "report.html").read_text(encoding="utf-8")).tags}
+    assert "img" not in {
+        tag for tag, _ in Elements((finished / name / "report.html").read_text(encoding="utf-8")).tags
+    }
 
 
-@pytest.mark.parametrize("name", ["<script>alert(1)</script>", 'x" onload="x', "a&b", "javascript:x", "../../x"])
+@pytest.mark.parametrize(
+    "name", ["<script>alert(1)</script>", 'x" onload="x', "a&b", "javascript:x", "../../x"]
+)
 def test_a_source_named_like_code(here, workplace, name):
     """Names of sources become files and cells of tables: those that are more than a name are refused."""
     toml = json.dumps(name)
     (workplace / "odd.toml").write_text(
-        f'extends = "tiny.toml"\ncorpus.sources = [{{path = "text.txt", name = {toml}}}]\n', encoding="utf-8")  # fmt: skip
+        # fmt: skip
+        f'extends = "tiny.toml"\ncorpus.sources = [{{path = "text.txt", name = {toml}}}]\n',
+        encoding="utf-8",
+    )
     refused(here(workplace, "show", "odd.toml"), "name", "odd.toml")

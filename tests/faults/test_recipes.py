@@ -1,5 +1,5 @@
-"""Recipes that cannot work: every key with a value of no use, odd TOML, odd `--set`, odd names. Each is told in one message
-that names the key or the file, at once, and nothing is made.
+"""Recipes that cannot work: every key with a value of no use, odd TOML, odd `--set`, odd names. Each is told
+in one message that names the key or the file, at once, and nothing is made.
 """
 
 import os
@@ -23,7 +23,10 @@ def _numbers(model: type[BaseModel] = Recipe, prefix: str = "") -> dict[str, typ
     """Keys whose value is one number: dotted key → int or float."""
     found = {}
     for name, info in model.model_fields.items():
-        kind = next((kind for kind in (int, float) if info.annotation in (kind, kind | None) or kind in _parts(info)), None)
+        kind = next(
+            (kind for kind in (int, float) if info.annotation in (kind, kind | None) or kind in _parts(info)),
+            None,
+        )
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
             found |= _numbers(info.annotation, f"{prefix}{name}.")
         elif kind is not None:
@@ -50,7 +53,9 @@ def test_a_value_of_another_type(here, workplace, key):
     """A date, a list of lists and a table in place of what the key wants."""
     values = ["2026-11-22", "[[1], [[2]]]", '{colour = "blue"}'][: 2 if key in TAKES_ANY_TABLE else 3]
     for value in values:
-        refused(here(workplace, "show", over(workplace, f"{key} = {value}")), key.rpartition(".")[2], "odd.toml")
+        refused(
+            here(workplace, "show", over(workplace, f"{key} = {value}")), key.rpartition(".")[2], "odd.toml"
+        )
 
 
 @pytest.mark.parametrize("key", NUMBERS)
@@ -61,17 +66,26 @@ def test_a_number_that_is_none(here, workplace, key):
         refused(here(workplace, "show", over(workplace, f"{key} = {value}")), key, "odd.toml")
 
 
-@pytest.mark.parametrize("section", [key for key in _KNOWN if key not in LEAVES] + ["", "phases.1", "corpus.sources[0]"])
+@pytest.mark.parametrize(
+    "section", [key for key in _KNOWN if key not in LEAVES] + ["", "phases.1", "corpus.sources[0]"]
+)
 def test_an_unknown_key(here, workplace, section):
     """In every section a key that is not there is named, with where it stands."""
     line = {
         "": "colour = 1", "phases.1": "[[phases]]\ntokens = 2560\ncolour = 1",
         "corpus.sources[0]": 'corpus.sources = [{path = "text.txt", colour = 1}]',
     }.get(section, f"{section}.colour = 1")  # fmt: skip
-    refused(here(workplace, "show", over(workplace, line)), f"{section}.colour".lstrip("."), "odd.toml", "unknown key")
+    refused(
+        here(workplace, "show", over(workplace, line)),
+        f"{section}.colour".lstrip("."),
+        "odd.toml",
+        "unknown key",
+    )
 
 
-@pytest.mark.parametrize("section", [key for key in _KNOWN if key not in LEAVES] + ["phases", "corpus.sources"])
+@pytest.mark.parametrize(
+    "section", [key for key in _KNOWN if key not in LEAVES] + ["phases", "corpus.sources"]
+)
 def test_a_value_where_a_section_is(here, workplace, section):
     """`train = 5`: no section, no traceback."""
     refused(here(workplace, "show", over(workplace, f"{section} = 5")), section)
@@ -176,14 +190,34 @@ def test_an_odd_set(here, workplace, what):
     assert not (workplace / "run").exists()
 
 
-NAMES = ["", ".", "..", "../up", "a/b", "/abs", "-rf", " x", "x ", "x\\ny", "kõne", "x\\u0000y", "x" * 300, "~", "$HOME", "a:b", "*"]
+NAMES = [
+    "",
+    ".",
+    "..",
+    "../up",
+    "a/b",
+    "/abs",
+    "-rf",
+    " x",
+    "x ",
+    "x\\ny",
+    "kõne",
+    "x\\u0000y",
+    "x" * 300,
+    "~",
+    "$HOME",
+    "a:b",
+    "*",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("key", ["name", "corpus.sources"])
 def test_a_name_that_no_folder_has(here, workplace, key, name):
     """Names become folders and files: those that would lie elsewhere, or nowhere, are refused."""
-    line = f'name = "{name}"' if key == "name" else f'corpus.sources = [{{path = "text.txt", name = "{name}"}}]'
+    line = (
+        f'name = "{name}"' if key == "name" else f'corpus.sources = [{{path = "text.txt", name = "{name}"}}]'
+    )
     outcome = here(workplace, "show", over(workplace, line))
     if key != "name" and not name:  # an empty name of a source is none: it gets one of its own
         went_well(outcome)
@@ -273,9 +307,13 @@ def test_every_complaint_at_once(here, workplace):
 
 
 def test_a_description_is_only_text(here, workplace):
-    """TOML's and Python's own syntax, control characters and a page of text come back as they were written."""
+    """TOML's and Python's own syntax, control characters and a page of text come back as they
+    were written.
+    """
     text = '"""; import os; {os.system} %s \\u0000 {{7*7}} $(id) `id` \n' + "õ" * 5000
-    (workplace / "odd.toml").write_text(f'extends = "tiny.toml"\ndescription = {_toml_string(text)}\n', encoding="utf-8")
+    (workplace / "odd.toml").write_text(
+        f'extends = "tiny.toml"\ndescription = {_toml_string(text)}\n', encoding="utf-8"
+    )
     assert read_recipe(workplace / "odd.toml").recipe.description == text
     went_well(here(workplace, "show", "odd.toml"))
     assert set(belongings(workplace)) == {"odd.toml", "text.txt", "tiny.toml"}

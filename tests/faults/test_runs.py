@@ -1,4 +1,6 @@
-"""A run's own text, tokenizer and folder: what does not belong together is refused, and what a run needs stays."""
+"""A run's own text, tokenizer and folder: what does not belong together is refused, and what a run needs
+stays.
+"""
 
 import json
 import os
@@ -26,16 +28,23 @@ EXPORT_STEP = ["export", "run/train/checkpoints/step_00000015", "--to", "mine"]
 
 
 def absolute(workplace: Path) -> list[str]:
-    """For the corpus stage in this process: datatrove's file systems remember where a relative path led the first time."""
+    """For the corpus stage in this process: datatrove's file systems remember where a relative path led the
+    first time.
+    """
     return ["--set", f"folder={workplace / 'run'}"]
 
 
 def results(workplace: Path) -> dict[str, str]:
     """All but the cache of the sources' hashes, which is renewed where a folder was copied."""
-    return {name: content for name, content in belongings(workplace).items() if not name.endswith("raw/.kielo-hashes.json")}
+    return {
+        name: content
+        for name, content in belongings(workplace).items()
+        if not name.endswith("raw/.kielo-hashes.json")
+    }
 
 
-# --- the tokenizer and the tokens -------------------------------------------------------------------------------------
+# --- the tokenizer and the tokens
+# -------------------------------------------------------------------------------------
 
 
 def swap_two_tokens(folder: Path) -> None:
@@ -79,7 +88,9 @@ def test_another_tokenizer_than_the_tokens_is_refused(trained, here, verb, chang
 
 
 @pytest.mark.parametrize(
-    "verb", [["train", "tiny.toml"], ["verify", "parity", "tiny.toml"], ["data", "tiny.toml", "--step", "3"]], ids=" ".join
+    "verb",
+    [["train", "tiny.toml"], ["verify", "parity", "tiny.toml"], ["data", "tiny.toml", "--step", "3"]],
+    ids=" ".join,
 )
 def test_a_tokenizer_of_which_nothing_is_known_is_refused(trained, here, verb):
     """Files without the stage's manifest; an export compares the files themselves."""
@@ -96,14 +107,20 @@ def test_a_finished_run_does_not_take_another_tokenizer(finished, here):
     assert results(finished) == before
 
 
-@pytest.mark.parametrize("is_old", [False, True], ids=["checkpoint names it", "checkpoint of an earlier version"])
+@pytest.mark.parametrize(
+    "is_old", [False, True], ids=["checkpoint names it", "checkpoint of an earlier version"]
+)
 @pytest.mark.parametrize("change", [None, swap_two_tokens, another_end_of_text, "chat template"])
 def test_a_tokenizer_given_by_hand_is_the_tokens_own(trained, here, monkeypatch, change, is_old):
-    """`kielo export --tokenizer DIR`: a copy will do, also with a chat template; another tokenizer will not."""
+    """`kielo export --tokenizer DIR`: a copy will do, also with a chat template; another
+    tokenizer will not.
+    """
     given = shutil.copytree(trained / "run" / "tokenizer", trained / "given")
     if change == "chat template":
         (given / "chat_template.jinja").write_text("{{ messages }}")
-        settings = json.loads((given / "tokenizer_config.json").read_text()) | {"chat_template": "{{ messages }}"}
+        settings = json.loads((given / "tokenizer_config.json").read_text()) | {
+            "chat_template": "{{ messages }}"
+        }
         (given / "tokenizer_config.json").write_text(json.dumps(settings))
     elif change is not None:
         change(given)
@@ -123,7 +140,9 @@ def test_a_tokenizer_given_by_hand_is_the_tokens_own(trained, here, monkeypatch,
 
 def test_an_export_away_from_its_run_knows_the_tokenizer(trained, here):
     """A checkpoint alone, with its tokenizer and with another."""
-    alone = shutil.copytree(trained / "run" / "train" / "checkpoints" / "step_00000020", trained / "alone" / "step_00000020")
+    alone = shutil.copytree(
+        trained / "run" / "train" / "checkpoints" / "step_00000020", trained / "alone" / "step_00000020"
+    )
     given = shutil.copytree(trained / "run" / "tokenizer", trained / "given")
     shutil.rmtree(trained / "run")
     went_well(here(trained, "export", alone, "--to", "mine", "--tokenizer", given))
@@ -131,7 +150,9 @@ def test_an_export_away_from_its_run_knows_the_tokenizer(trained, here):
     refused(here(trained, "export", alone, "--to", "other", "--tokenizer", given), "given", "tokenizer")
 
 
-@pytest.mark.parametrize("verb", [["run", "tiny.toml", "--only", "verify"], ["evaluate", "tiny.toml"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "verb", [["run", "tiny.toml", "--only", "verify"], ["evaluate", "tiny.toml"]], ids=" ".join
+)
 def test_other_tokens_than_the_checkpoints_are_refused(trained, here, verb):
     """The tokens folder of another run in place of this one's, with the tokenizer that belongs to it."""
     manifest = trained / "run" / "tokens" / "manifest.json"
@@ -139,17 +160,24 @@ def test_other_tokens_than_the_checkpoints_are_refused(trained, here, verb):
     refused(here(trained, *verb), "other tokens")
 
 
-# --- what a run trains on stays ---------------------------------------------------------------------------------------
+# --- what a run trains on stays
+# ---------------------------------------------------------------------------------------
 
 
 def append_a_line(workplace: Path) -> None:
     with open(workplace / "text.txt", "a", encoding="utf-8") as text:
-        text.write("Üks uus rida, mis jõudis siia alles pärast seda, kui treening oli juba pooleli ja pool teed käidud.\n")
+        text.write(
+            "Üks uus rida, mis jõudis siia alles pärast seda, kui treening oli juba pooleli ja pool teed "
+            "käidud.\n"
+        )
 
 
 CHANGES = {
     "one more line": (append_a_line, []),
-    "another text": (lambda workplace: (workplace / "text.txt").write_text("Lugu jätkub siin teisiti. " * 9), []),
+    "another text": (
+        lambda workplace: (workplace / "text.txt").write_text("Lugu jätkub siin teisiti. " * 9),
+        [],
+    ),
     "language": (None, ["--set", "language=fi"]),
     "corpus settings": (None, ["--set", "corpus.min_document_characters=200"]),
     "vocabulary": (None, ["--set", "tokenizer.vocab_size=300"]),
@@ -171,7 +199,9 @@ def half_trained(workplace: Path) -> Path:
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_the_text_of_a_run_in_progress_is_not_replaced(trained, here, change):
-    """Refused before any stage begins, with what would work; the run goes on afterwards as if nothing had been."""
+    """Refused before any stage begins, with what would work; the run goes on afterwards as if nothing had
+    been.
+    """
     workplace = half_trained(trained)
     apply, arguments = CHANGES[change]
     if apply:
@@ -196,14 +226,17 @@ def test_without_checkpoints_a_changed_text_is_made_anew(packed, here, change):
 
 
 def test_what_is_missing_may_be_made_again(trained, here):
-    """Tokens that were moved away: packed again from the same corpus, they are the same, and the run goes on."""
+    """Tokens that were moved away: packed again from the same corpus, they are the same, and the
+    run goes on.
+    """
     before = read_manifest(trained / "run" / "tokens").files
     shutil.rmtree(trained / "run" / "tokens")
     went_well(here(trained, "run", "tiny.toml", "--to", "train"))
     assert read_manifest(trained / "run" / "tokens").files == before
 
 
-# --- altered token files ----------------------------------------------------------------------------------------------
+# --- altered token files
+# ----------------------------------------------------------------------------------------------
 
 
 def flip_a_bit(path: Path, keeps_times: bool = False) -> None:
@@ -240,7 +273,9 @@ def test_unchanged_tokens_are_read_once(trained, here, monkeypatch):
 
     workplace, read = half_trained(trained), []
     whole = token_check.TokenCheck._hash
-    monkeypatch.setattr(token_check.TokenCheck, "_hash", lambda self, path: (read.append(path.name), whole(self, path))[1])
+    monkeypatch.setattr(
+        token_check.TokenCheck, "_hash", lambda self, path: (read.append(path.name), whole(self, path))[1]
+    )
     went_well(here(workplace, "train", "tiny.toml"))
     first = sorted(read)
     half_trained(workplace)
@@ -318,7 +353,8 @@ def test_held_out_text_of_another_size_is_refused(trained, here):
     refused(here(trained, "evaluate", "tiny.toml"), "heldout.jsonl.zst")
 
 
-# --- one job at a time ------------------------------------------------------------------------------------------------
+# --- one job at a time
+# ------------------------------------------------------------------------------------------------
 
 WRITERS = [
     ["run", "tiny.toml"], ["run", "tiny.toml", "--only", "corpus"], ["run", "tiny.toml", "--only", "report"],
@@ -350,7 +386,9 @@ def test_a_second_job_is_refused_before_it_changes_a_file(finished, here, verb):
     """It names the process of the first and since when."""
     with held(finished / "run"), as_another_job():
         before = belongings(finished)
-        refused(here(finished, *verb), "another job works in this folder", f"process {os.getpid()} on", "since 20")
+        refused(
+            here(finished, *verb), "another job works in this folder", f"process {os.getpid()} on", "since 20"
+        )
         assert belongings(finished) == before
     assert leases(finished) == []
 
@@ -402,7 +440,8 @@ def test_sigterm_in_a_stage_gives_the_lease_back(packed, here, monkeypatch, stag
     outcome = went_well(here(packed, "run", "tiny.toml", *absolute(packed), "--again", stage), code=75)
     assert "the same command" in outcome.err
     after = results(packed / "run")
-    manifest = {"corpus": "corpus/manifest.json", "pack": "tokens/manifest.json"}[stage]  # which says that it is to be made
+    # which says that it is to be made
+    manifest = {"corpus": "corpus/manifest.json", "pack": "tokens/manifest.json"}[stage]
     assert {name for name in before | after if before.get(name) != after.get(name)} <= {manifest}
     assert leases(packed) == []
     monkeypatch.undo()
@@ -416,7 +455,9 @@ def killed_holder(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["run", "run/train"], ids=["", "of an earlier version"])
-@pytest.mark.parametrize("verb", [["run", "tiny.toml", "--to", "train"], ["train", "tiny.toml"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "verb", [["run", "tiny.toml", "--to", "train"], ["train", "tiny.toml"]], ids=" ".join
+)
 def test_a_killed_jobs_lease_keeps_nobody_out(trained, here, verb, place):
     killed_holder(trained / place)
     went_well(here(trained, *verb))
@@ -432,7 +473,11 @@ def test_a_live_job_of_an_earlier_version_is_seen(trained, here):
 def test_two_runs_started_at_once_leave_one_sound_run(workplace):
     """One works, the other is refused or comes after it; then all is as one alone would have left it."""
     processes = [start(workplace, "run", "tiny.toml", "--to", "pack") for _ in range(2)]
-    outcomes = [Outcome(process.returncode, out, err) for process in processes for out, err in [process.communicate(timeout=120)]]
+    outcomes = [
+        Outcome(process.returncode, out, err)
+        for process in processes
+        for out, err in [process.communicate(timeout=120)]
+    ]
     assert 0 in [outcome.code for outcome in outcomes]
     for outcome in outcomes:
         went_well(outcome) if outcome.code == 0 else refused(outcome, "another job works in this folder")
@@ -440,7 +485,8 @@ def test_two_runs_started_at_once_leave_one_sound_run(workplace):
     assert told.count("nothing to do") == 3 and leases(workplace) == []
 
 
-# --- what is current --------------------------------------------------------------------------------------------------
+# --- what is current
+# --------------------------------------------------------------------------------------------------
 
 
 def rewritten(path: Path, through: Callable[[Path, bytes], object]) -> None:
@@ -461,7 +507,10 @@ def replace_file(path: Path, content: bytes) -> None:
 @pytest.mark.parametrize("through", [Path.write_bytes, replace_file], ids=["in place", "put in its place"])
 def test_a_source_of_the_same_size_and_time_is_another(packed, here, through):
     """Other text under the same name, size and time of change is no reason for "nothing to do"."""
-    assert "nothing to do" in went_well(here(packed, "run", "tiny.toml", "--to", "corpus", *absolute(packed))).out
+    assert (
+        "nothing to do"
+        in went_well(here(packed, "run", "tiny.toml", "--to", "corpus", *absolute(packed))).out
+    )
     rewritten(packed / "text.txt", through)
     before = read_manifest(packed / "run" / "corpus").inputs
     went_well(here(packed, "run", "tiny.toml", "--to", "corpus", *absolute(packed)))
@@ -470,7 +519,11 @@ def test_a_source_of_the_same_size_and_time_is_another(packed, here, through):
 
 @pytest.mark.parametrize(
     ("stage", "file"),
-    [("corpus", "corpus/funnel.json"), ("tokenizer", "tokenizer/measure.json"), ("pack", "tokens/text.ids.txt")],
+    [
+        ("corpus", "corpus/funnel.json"),
+        ("tokenizer", "tokenizer/measure.json"),
+        ("pack", "tokens/text.ids.txt"),
+    ],
 )
 def test_a_small_file_of_a_stage_that_was_altered_is_made_again(packed, here, stage, file):
     """Its size says nothing."""
@@ -487,7 +540,9 @@ def test_again_makes_a_data_stage_anew(packed, here, stage):
     folder = {"pack": "tokens"}.get(stage, stage)
     place = packed / "run" / folder
     before, inode = read_manifest(place).files, place.stat().st_ino
-    told = went_well(here(packed, "run", "tiny.toml", "--to", "pack", "--again", stage, *absolute(packed))).out
+    told = went_well(
+        here(packed, "run", "tiny.toml", "--to", "pack", "--again", stage, *absolute(packed))
+    ).out
     assert told.count("nothing to do") == 2 and f"{stage} makes it anew" not in told
     assert read_manifest(place).files == before and place.stat().st_ino != inode
 
@@ -516,7 +571,8 @@ def test_again_of_a_stage_that_is_not_meant(packed, here, arguments, named):
     assert belongings(packed) == before
 
 
-# --- the recipe and what was packed -----------------------------------------------------------------------------------
+# --- the recipe and what was packed
+# -----------------------------------------------------------------------------------
 
 OTHERWISE = {
     "dataset.heldout_share": "0.3",
@@ -533,29 +589,48 @@ OTHERWISE = {
 @pytest.mark.parametrize("key", OTHERWISE)
 def test_a_recipe_that_would_have_made_another_text_does_not_train(packed, here, key):
     """`kielo train` alone: the key and both values are named; nothing was trained on held-out text."""
-    refused(here(packed, "train", "tiny.toml", "--set", f"{key}={OTHERWISE[key]}"), key, "was packed by a recipe")
+    refused(
+        here(packed, "train", "tiny.toml", "--set", f"{key}={OTHERWISE[key]}"), key, "was packed by a recipe"
+    )
     assert not (packed / "run" / "train").exists()
 
 
 @pytest.mark.parametrize(
-    "verb", [["data", "tiny.toml", "--step", "3"], ["evaluate", "tiny.toml"], ["train", "tiny.toml", "--ranks", "2"]], ids=" ".join
+    "verb",
+    [["data", "tiny.toml", "--step", "3"], ["evaluate", "tiny.toml"], ["train", "tiny.toml", "--ranks", "2"]],
+    ids=" ".join,
 )
 def test_other_verbs_ask_the_recipe_too(trained, here, verb):
     before = belongings(trained)
-    refused(here(trained, *verb, "--set", "dataset.heldout_share=0.3"), "dataset.heldout_share: was 0.2, is now 0.3")
+    refused(
+        here(trained, *verb, "--set", "dataset.heldout_share=0.3"),
+        "dataset.heldout_share: was 0.2, is now 0.3",
+    )
     assert belongings(trained) == before
 
 
 @pytest.mark.parametrize("verb", [["train", "tiny.toml"], ["data", "tiny.toml", "--step", "3"]], ids=" ".join)
 def test_a_corpus_made_anew_after_packing_is_noticed(packed, here, verb):
     """And without the corpus, which a run may do without, it trains."""
-    went_well(here(packed, "run", "tiny.toml", "--only", "corpus", *absolute(packed), "--set", "corpus.min_document_characters=200"))
+    went_well(
+        here(
+            packed,
+            "run",
+            "tiny.toml",
+            "--only",
+            "corpus",
+            *absolute(packed),
+            "--set",
+            "corpus.min_document_characters=200",
+        )
+    )
     refused(here(packed, *verb), "run/corpus", "was made anew", "--to pack")
     shutil.rmtree(packed / "run" / "corpus")
     went_well(here(packed, *verb))
 
 
-# --- refusals write nothing -------------------------------------------------------------------------------------------
+# --- refusals write nothing
+# -------------------------------------------------------------------------------------------
 
 REFUSALS = {
     "identity": (["--set", "train.learning_rate=0.5"], "learning_rate"),
@@ -569,7 +644,9 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
-@pytest.mark.parametrize("make", [lambda workplace: workplace, half_trained], ids=["finished", "half-trained"])
+@pytest.mark.parametrize(
+    "make", [lambda workplace: workplace, half_trained], ids=["finished", "half-trained"]
+)
 def test_a_refused_command_changes_no_run(trained, here, make, refusal):
     """Outcome, plan, manifest and checkpoints are byte for byte what they were."""
     workplace = make(trained)

@@ -1,4 +1,6 @@
-"""Output that fails, signals, odd files beside a run, and errors nobody thought of: what was worked on goes on, or says why."""
+"""Output that fails, signals, odd files beside a run, and errors nobody thought of: what was worked on goes
+on, or says why.
+"""
 
 import errno
 import io
@@ -34,10 +36,13 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def alerts(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "train" / "alerts.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line) for line in (run / "train" / "alerts.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
 
 
-# --- Output -----------------------------------------------------------------------------------------------------------
+# --- Output
+# -----------------------------------------------------------------------------------------------------------
 
 VERBS = {
     "show": ["show", "tiny.toml"],
@@ -86,7 +91,9 @@ def left_pipe():
 def test_a_terminal_without_unicode_gets_escapes(verb, finished, monkeypatch, capfd):
     """`PYTHONIOENCODING=ascii`: no verb fails of a letter, and JSON stays JSON."""
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    assert with_output(stream, monkeypatch, finished, VERBS[verb]) == (2 if verb == "no verb" else 0), capfd.readouterr().err
+    assert with_output(stream, monkeypatch, finished, VERBS[verb]) == (2 if verb == "no verb" else 0), (
+        capfd.readouterr().err
+    )
     told = stream.buffer.getvalue().decode("ascii")
     assert told and "Traceback" not in told
     if "JSON" in verb:
@@ -145,7 +152,12 @@ def test_two_ranks_go_on_without_their_terminal(kind, packed, request):
     stream = request.getfixturevalue(kind)
     command = [sys.executable, "-m", "kielo", "train", "tiny.toml", "--ranks", "2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    assert subprocess.run(command, cwd=packed, env=environment, stdout=stream, stderr=stream, timeout=120).returncode == 0
+    assert (
+        subprocess.run(
+            command, cwd=packed, env=environment, stdout=stream, stderr=stream, timeout=120
+        ).returncode
+        == 0
+    )
     assert weights(packed / "run") and len(alerts(packed / "run")) == 1
 
 
@@ -172,7 +184,8 @@ def test_alerts_that_cannot_be_written_end_nothing(packed, monkeypatch, full):
     assert with_output(full, monkeypatch, packed, ["train", "tiny.toml"]) == 0
 
 
-# --- Signals ----------------------------------------------------------------------------------------------------------
+# --- Signals
+# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +229,9 @@ def test_a_signal_saves_and_says_how_to_go_on(name, packed, undisturbed, here):
 
 @pytest.mark.parametrize(("name", "group"), [("SIGINT", False), ("SIGINT", True), ("SIGHUP", False)])
 def test_two_ranks_save_as_one(name, group, packed):
-    """Also where the terminal signals all of its processes; without a traceback, and the message stands once."""
+    """Also where the terminal signals all of its processes; without a traceback, and the message
+    stands once.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "kielo", "train", "tiny.toml", "--ranks", "2", *LONG],
         cwd=packed, env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True, start_new_session=True,
@@ -254,7 +269,9 @@ def test_nohup_keeps_its_promise(ranks, packed):
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_ranks_that_have_not_begun_are_stopped_too(name, packed):
-    """A signal while they import: 75 or, before ours is the handler, the usual end; nothing is made and nobody is left."""
+    """A signal while they import: 75 or, before ours is the handler, the usual end; nothing is made and
+    nobody is left.
+    """
     process = start(packed, "train", "tiny.toml", "--ranks", "2", *LONG)
     process.send_signal(signal.Signals[name])
     outcome = ended(process)
@@ -321,10 +338,14 @@ def test_ranks_that_do_not_save_in_time_are_killed(packed):
 
 
 def test_a_rank_that_is_killed_is_named(packed):
-    """As one out of memory is: the other, which waits for it, is ended, and the message says which and how."""
+    """As one out of memory is: the other, which waits for it, is ended, and the message says
+    which and how.
+    """
     process = start(packed, "train", "tiny.toml", "--ranks", "2", *LONG, "--set", "train.tokens=2560000")
     until_trained(process)
-    ranks = [int(number) for number in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    ranks = [
+        int(number) for number in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ]
     os.kill(ranks[1], signal.SIGKILL)
     outcome = ended(process)
     assert outcome.code == 1 and "training failed" in outcome.err
@@ -351,13 +372,17 @@ def test_an_odd_outcome_is_a_failure_that_names_it(content, tmp_path):
 def test_what_one_rank_fails_of_ends_all():
     """The failure names the rank and its exit code; one that stops on purpose is none."""
     failing = "import os, sys, time; sys.exit(3) if os.environ['RANK'] == '1' else time.sleep(600)"
-    for script, number, told in ((failing, 2, "rank 1 ended with exit code 3"), ("import sys; sys.exit(75)", 1, "")):
+    for script, number, told in (
+        (failing, 2, "rank 1 ended with exit code 3"),
+        ("import sys; sys.exit(75)", 1, ""),
+    ):
         ranks = Ranks(["-c", script], number, 75)
         ranks.start()
         assert ranks.wait(1) == told
 
 
-# --- Odd files beside a run -------------------------------------------------------------------------------------------
+# --- Odd files beside a run
+# -------------------------------------------------------------------------------------------
 
 ODD_ROWS = {
     "bytes": b"\xff\xfe\x00garbage",
@@ -388,10 +413,13 @@ def cut_back(workplace: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("kind", "place"), [*((kind, "in the middle") for kind in ODD_ROWS), ("bytes", "at the end"), ("a note", "at the end")]
+    ("kind", "place"),
+    [*((kind, "in the middle") for kind in ODD_ROWS), ("bytes", "at the end"), ("a note", "at the end")],
 )
 def test_odd_rows_do_not_block_a_run_and_are_kept(kind, place, trained, here, caplog):
-    """The run goes on to bitwise the same weights, the lines are moved aside with a warning, and our rows are as before."""
+    """The run goes on to bitwise the same weights, the lines are moved aside with a warning, and our rows are
+    as before.
+    """
     good, before = weights(trained / "run"), read_metrics(trained / "run" / "train" / "metrics.jsonl")
     metrics = cut_back(trained)
     lines = metrics.read_bytes().splitlines()
@@ -403,7 +431,9 @@ def test_odd_rows_do_not_block_a_run_and_are_kept(kind, place, trained, here, ca
     number = 4 if place == "in the middle" else len(lines)
     assert f"1 line is no row of a run (number {number}); moved to metrics.jsonl.odd" in caplog.text
     now = read_metrics(metrics)
-    assert [(row["step"], row.get("loss")) for row in now] == [(row["step"], row.get("loss")) for row in before]
+    assert [(row["step"], row.get("loss")) for row in now] == [
+        (row["step"], row.get("loss")) for row in before
+    ]
 
 
 @pytest.mark.parametrize("half", ['{"step": 17, "lo', '{"st', "{"])
@@ -422,7 +452,14 @@ def test_a_folder_in_place_of_the_metrics_is_named(trained, here):
     refused(here(trained, "train", "tiny.toml"), "metrics.jsonl")
 
 
-ODD_JSON = {"not JSON": "{ half", "bytes": b"\xff\xfe\x00", "a list": "[]", "a number": "7", "empty": "", "other keys": '{"a": 1}'}
+ODD_JSON = {
+    "not JSON": "{ half",
+    "bytes": b"\xff\xfe\x00",
+    "a list": "[]",
+    "a number": "7",
+    "empty": "",
+    "other keys": '{"a": 1}',
+}
 STAGE_FILES = ["corpus/funnel.json", "tokenizer/measure.json", "verify/parity.json", "evaluate/scores.json"]
 
 
@@ -441,7 +478,9 @@ def test_a_report_names_a_file_that_is_not_as_it_was_written(name, content, fini
 def test_a_report_of_a_manifest_with_other_counts(stage, finished, here):
     """`counts` that are a list: refused, not a traceback."""
     path = finished / "run" / stage / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {"counts": [1]}), encoding="utf-8")
+    path.write_text(
+        json.dumps(json.loads(path.read_text(encoding="utf-8")) | {"counts": [1]}), encoding="utf-8"
+    )
     outcome = here(finished, "run", "tiny.toml", "--only", "report")
     assert outcome.code == 0 or refused(outcome, "run")
     assert "Traceback" not in outcome.told
@@ -456,9 +495,13 @@ def test_a_summary_that_somebody_broke_is_written_anew(finished, here):
     assert json.loads((finished / "run" / "summary.json").read_text(encoding="utf-8"))["bits_per_byte"]
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"", b"identity = 3", b"[identity", b"[identity]\nname = 1"])
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe\x00", b"", b"identity = 3", b"[identity", b"[identity]\nname = 1"]
+)
 def test_an_odd_resolved_run_is_named_and_training_writes_it_again(content, trained, here):
-    """`verify parity` reads it, `train` does not. It may be a person's, and is written once that was moved away."""
+    """`verify parity` reads it, `train` does not. It may be a person's, and is written once that was moved
+    away.
+    """
     path = trained / "run" / "resolved.toml"
     path.write_bytes(content)
     refused(here(trained, "verify", "parity", "tiny.toml"), "resolved.toml")
@@ -502,7 +545,8 @@ def test_the_documents_of_a_step_before_there_are_any(workplace, here):
     refused(here(workplace, "data", "tiny.toml", "--step", "1"), "run")
 
 
-# --- Errors -----------------------------------------------------------------------------------------------------------
+# --- Errors
+# -----------------------------------------------------------------------------------------------------------
 
 
 class OutOfMemoryError(RuntimeError):
@@ -559,7 +603,10 @@ def test_an_error_of_an_expected_kind_is_a_sentence(kind, workplace, here, monke
     assert belongings(workplace) == before
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("division by zero"), KeyError("step"), AssertionError(), ValueError("õ\udc80")])
+@pytest.mark.parametrize(
+    "error",
+    [ZeroDivisionError("division by zero"), KeyError("step"), AssertionError(), ValueError("õ\udc80")],
+)
 def test_an_unexpected_error_leaves_its_traceback_in_a_file(error, workplace, here, monkeypatch):
     """In the current folder; the message names it and says what to do with it."""
     planted(error, monkeypatch)
@@ -591,7 +638,9 @@ def test_a_switch_shows_the_traceback(error, workplace, here, monkeypatch):
     planted(error, monkeypatch)
     monkeypatch.setenv("KIELO_TRACEBACK", "1")
     outcome = here(workplace, "show", "tiny.toml")
-    assert outcome.code == 1 and "Traceback (most recent call last)" in outcome.err and "kielo: " in outcome.err
+    assert (
+        outcome.code == 1 and "Traceback (most recent call last)" in outcome.err and "kielo: " in outcome.err
+    )
 
 
 def test_a_rank_says_which_it_is(workplace, here, monkeypatch):

@@ -1,5 +1,5 @@
-"""Weights and settings that come from elsewhere: damaged, odd, poisoned or hostile ones are refused by name, and what
-leaves is sound.
+"""Weights and settings that come from elsewhere: damaged, odd, poisoned or hostile ones are refused by name,
+and what leaves is sound.
 """
 
 import json
@@ -37,19 +37,28 @@ TINY = Model(
     hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=320,
     tie_word_embeddings=False, max_position_embeddings=64,
 )  # fmt: skip
-EMBEDDING, NORM, DOWN = "model.embed_tokens.weight", "model.norm.weight", "model.layers.1.mlp.down_proj.weight"
+EMBEDDING, NORM, DOWN = (
+    "model.embed_tokens.weight",
+    "model.norm.weight",
+    "model.layers.1.mlp.down_proj.weight",
+)
 
 
 def write_weights(folder: Path, dtype: torch.dtype = torch.float32) -> Path:
-    """A Llama in Hugging Face form, of the vocabulary of the suite's tokenizer: config.json and model.safetensors."""
+    """A Llama in Hugging Face form, of the vocabulary of the suite's tokenizer: config.json and
+    model.safetensors.
+    """
     model = families.complete(TINY, 64)
     torch.manual_seed(1)
     names = families.module("llama", "names")
     parameters = dict(families.build_model(model).named_parameters())
     tensors = {
-        piece.name: 0.02 * torch.randn(parameters[ours][: piece.rows].shape) for ours, piece in names.to_hugging_face(model).items()
+        piece.name: 0.02 * torch.randn(parameters[ours][: piece.rows].shape)
+        for ours, piece in names.to_hugging_face(model).items()
     }
-    tensors |= {name: torch.ones_like(value) for name, value in tensors.items() if name.endswith("norm.weight")}
+    tensors |= {
+        name: torch.ones_like(value) for name, value in tensors.items() if name.endswith("norm.weight")
+    }
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(names.hf_config(model)))
     save_file({name: value.to(dtype) for name, value in tensors.items()}, folder / "model.safetensors")
@@ -70,7 +79,9 @@ def _ready(tmp_path_factory: pytest.TempPathFactory, _packed: Path) -> Path:
     workplace.mkdir()
     for name in ("text.txt", "tiny.toml"):
         shutil.copy(_packed / name, workplace)
-    shutil.copytree(_packed / "run" / "tokenizer", workplace / "tok", ignore=shutil.ignore_patterns("manifest.json"))
+    shutil.copytree(
+        _packed / "run" / "tokenizer", workplace / "tok", ignore=shutil.ignore_patterns("manifest.json")
+    )
     recipe = workplace / "tiny.toml"
     recipe.write_text(recipe.read_text().replace("vocab_size = 320\n", 'path = "tok"\n'))
     went_well(kielo(workplace, "run", "tiny.toml", "--to", "pack", timeout=300))
@@ -127,7 +138,9 @@ WHOLE_FILES = {
 @pytest.mark.parametrize("content", WHOLE_FILES.values(), ids=WHOLE_FILES)
 def test_a_config_that_is_no_config(place: Path, here: Here, content: str | bytes) -> None:
     """The file is named, and nothing is left behind."""
-    (place / "weights" / "config.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    (place / "weights" / "config.json").write_bytes(
+        content if isinstance(content, bytes) else content.encode()
+    )
     before = belongings(place)
     refused(here(place, "verify", "round-trip", "hf:weights"), "weights/config.json")
     assert belongings(place) == before
@@ -180,7 +193,9 @@ ODD_FAMILIES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("key", "config"), ODD_FAMILIES, ids=lambda value: str(value)[:40])
-def test_a_value_of_another_kind_in_other_families(place: Path, here: Here, key: str, config: dict[str, Any]) -> None:
+def test_a_value_of_another_kind_in_other_families(
+    place: Path, here: Here, key: str, config: dict[str, Any]
+) -> None:
     """As above, of keys that a Llama does not have."""
     (place / "weights" / "config.json").write_text(json.dumps(config))
     refused(here(place, "verify", "round-trip", "hf:weights"), "weights/config.json", key)
@@ -196,7 +211,10 @@ BAD_ROPES: list[tuple[str, Any]] = [
     ("factor", {"rope_type": "yarn", "factor": "4"}),
     ("attention_factor", {"rope_type": "yarn", "factor": 4.0, "attention_factor": "much"}),
     ("beta_fast", {"rope_type": "yarn", "factor": 4.0, "beta_fast": "32"}),
-    ("original_max_position_embeddings", {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 0}),
+    (
+        "original_max_position_embeddings",
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 0},
+    ),
     ("low_freq_factor", LLAMA3 | {"low_freq_factor": 4.0}),
     ("high_freq_factor", LLAMA3 | {"high_freq_factor": "4"}),
     ("rope_type", {"rope_type": "dynamic", "factor": 2.0}),
@@ -258,7 +276,9 @@ def test_a_mistral_without_a_window_has_that_of_transformers(tmp_path: Path) -> 
     with torch.no_grad():
         for name, parameter in ours.named_parameters():
             parameter.zero_()[: pieces[name].rows] = stored[pieces[name].name]
-        torch.testing.assert_close(our_logits(ours, tokens)[:, -40:], theirs(tokens).logits[:, -40:], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            our_logits(ours, tokens)[:, -40:], theirs(tokens).logits[:, -40:], atol=1e-4, rtol=1e-4
+        )
 
 
 # Indexes and files of tensors
@@ -283,8 +303,12 @@ BAD_INDEXES: dict[str, Callable[[dict[str, str]], Any]] = {
     "the folder": lambda names: {"weight_map": names | {NORM: "."}},
     "no name": lambda names: {"weight_map": names | {NORM: ""}},
     "a file that is not there": lambda names: {"weight_map": names | {NORM: "model-9.safetensors"}},
-    "a tensor that its file lacks": lambda names: {"weight_map": names | {"model.layers.9.x": "model-0.safetensors"}},
-    "a tensor twice": lambda names: json.dumps({"weight_map": names})[:-2] + f', "{NORM}": "model-0.safetensors"}}}}',
+    "a tensor that its file lacks": lambda names: {
+        "weight_map": names | {"model.layers.9.x": "model-0.safetensors"}
+    },
+    "a tensor twice": lambda names: (
+        json.dumps({"weight_map": names})[:-2] + f', "{NORM}": "model-0.safetensors"}}}}'
+    ),
 }
 
 
@@ -305,7 +329,9 @@ def test_two_files_with_one_tensor(place: Path, here: Here) -> None:
     save_file(load_file(file) | {NORM: torch.zeros(16)}, file)
     other = place / "weights" / "model-1.safetensors"
     save_file(load_file(other) | {NORM: torch.ones(16)}, other)
-    refused(here(place, "verify", "round-trip", "hf:weights"), NORM, "model-0.safetensors", "model-1.safetensors")
+    refused(
+        here(place, "verify", "round-trip", "hf:weights"), NORM, "model-0.safetensors", "model-1.safetensors"
+    )
 
 
 def test_the_links_of_the_hubs_cache_are_followed(place: Path, here: Here) -> None:
@@ -337,26 +363,52 @@ BAD_HEADERS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "a huge header": ("header", lambda c: (2**60).to_bytes(8, "little") + c[8:]),
     "no JSON": ("header", lambda c: c[:8] + b"#" + c[9:]),
     "a list": ("header", lambda c: with_header(c, lambda header: "[]")),
-    "a tensor that is a number": ("header", lambda c: with_header(c, lambda header: header.update({NORM: 3}))),
-    "without offsets": ("header", lambda c: with_header(c, lambda header: header[NORM].pop("data_offsets") and None)),
-    "three offsets": ("header", lambda c: with_header(c, lambda header: header[NORM].update(data_offsets=[0, 1, 2]))),
-    "negative offsets": (NORM, lambda c: with_header(c, lambda header: header[NORM].update(data_offsets=[-64, 0]))),
-    "offsets as text": (NORM, lambda c: with_header(c, lambda header: header[NORM].update(data_offsets=["0", "64"]))),
-    "offsets beyond": (NORM, lambda c: with_header(c, lambda header: header[NORM].update(data_offsets=[10**9, 10**9 + 64]))),
-    "overlapping": ("overlaps", lambda c: with_header(c, lambda header: header[NORM].update(data_offsets=[0, 64]))),
+    "a tensor that is a number": (
+        "header",
+        lambda c: with_header(c, lambda header: header.update({NORM: 3})),
+    ),
+    "without offsets": (
+        "header",
+        lambda c: with_header(c, lambda header: header[NORM].pop("data_offsets") and None),
+    ),
+    "three offsets": (
+        "header",
+        lambda c: with_header(c, lambda header: header[NORM].update(data_offsets=[0, 1, 2])),
+    ),
+    "negative offsets": (
+        NORM,
+        lambda c: with_header(c, lambda header: header[NORM].update(data_offsets=[-64, 0])),
+    ),
+    "offsets as text": (
+        NORM,
+        lambda c: with_header(c, lambda header: header[NORM].update(data_offsets=["0", "64"])),
+    ),
+    "offsets beyond": (
+        NORM,
+        lambda c: with_header(c, lambda header: header[NORM].update(data_offsets=[10**9, 10**9 + 64])),
+    ),
+    "overlapping": (
+        "overlaps",
+        lambda c: with_header(c, lambda header: header[NORM].update(data_offsets=[0, 64])),
+    ),
     "unknown dtype": (NORM, lambda c: with_header(c, lambda header: header[NORM].update(dtype="F4"))),
     "a dtype of null": (NORM, lambda c: with_header(c, lambda header: header[NORM].update(dtype=None))),
     "negative shape": (NORM, lambda c: with_header(c, lambda header: header[NORM].update(shape=[-16]))),
     "a shape of true": (NORM, lambda c: with_header(c, lambda header: header[NORM].update(shape=[True, 16]))),
     "a shape as text": (NORM, lambda c: with_header(c, lambda header: header[NORM].update(shape="16"))),
-    "a tensor twice": (NORM, lambda c: with_header(c, lambda h: json.dumps(h)[:-1] + f', "{NORM}": {json.dumps(h[NORM])}' + "}")),
+    "a tensor twice": (
+        NORM,
+        lambda c: with_header(c, lambda h: json.dumps(h)[:-1] + f', "{NORM}": {json.dumps(h[NORM])}' + "}"),
+    ),
     "another shape": (NORM, lambda c: with_header(c, lambda header: header[NORM].update(shape=[4, 4]))),
     "whole numbers": (NORM, lambda c: with_header(c, lambda header: header[NORM].update(dtype="I32"))),
 }
 
 
 @pytest.mark.parametrize(("named", "damage"), BAD_HEADERS.values(), ids=BAD_HEADERS)
-def test_a_damaged_file_of_tensors(place: Path, here: Here, named: str, damage: Callable[[bytes], bytes]) -> None:
+def test_a_damaged_file_of_tensors(
+    place: Path, here: Here, named: str, damage: Callable[[bytes], bytes]
+) -> None:
     """The file and, where it can be told, the tensor are named."""
     path = place / "weights" / "model.safetensors"
     path.write_bytes(damage(path.read_bytes()))
@@ -385,7 +437,9 @@ BAD_PICKLES: dict[str, Callable[[Path], None]] = {
     "a text": lambda path: path.write_text("weights"),
     "a bare pickle": lambda path: path.write_bytes(pickle.dumps({NORM: [1.0]})),
     "a trap": lambda path: torch.save({NORM: Trap(path.with_name("mark"))}, path),
-    "a trap beside tensors": lambda path: torch.save({NORM: torch.ones(16), "x": Trap(path.with_name("mark"))}, path),
+    "a trap beside tensors": lambda path: torch.save(
+        {NORM: torch.ones(16), "x": Trap(path.with_name("mark"))}, path
+    ),
     "a bare trap": lambda path: path.write_bytes(pickle.dumps(Trap(path.with_name("mark")))),
     "an old file": zipped({NORM: torch.ones(16)}, _use_new_zipfile_serialization=False),
     "cut short": cut,
@@ -397,13 +451,17 @@ BAD_PICKLES: dict[str, Callable[[Path], None]] = {
     "a sparse tensor": zipped({NORM: torch.ones(16).to_sparse()}),
     "a tensor on meta": zipped({NORM: torch.ones(16, device="meta")}),
     "complex numbers": zipped({NORM: torch.ones(16, dtype=torch.complex64)}),
-    "a zip of something else": lambda path: shutil.move(shutil.make_archive(str(path), "zip", path.parent), path),
+    "a zip of something else": lambda path: shutil.move(
+        shutil.make_archive(str(path), "zip", path.parent), path
+    ),
 }
 
 
 @pytest.mark.parametrize("write", BAD_PICKLES.values(), ids=BAD_PICKLES)
 @pytest.mark.filterwarnings("ignore")
-def test_a_file_of_pickled_tensors_that_is_none(place: Path, here: Here, write: Callable[[Path], None]) -> None:
+def test_a_file_of_pickled_tensors_that_is_none(
+    place: Path, here: Here, write: Callable[[Path], None]
+) -> None:
     """The file is named and no code of it has run."""
     (place / "weights" / "model.safetensors").unlink()
     write(place / "weights" / "pytorch_model.bin")
@@ -442,7 +500,11 @@ def test_weights_that_are_not_finite_do_not_come_in(
     write_weights(workplace / "weights", dtype)
     change_tensor(workplace / "weights", name, lambda tensor: break_rows(tensor, value))
     counts = {EMBEDDING: "32 of 5,120", DOWN: "64 of 512", NORM: "2 of 16"}
-    words = ("train", "tiny.toml", "--set", "model.weights=hf:weights") if verb == "train" else ("verify", verb, "hf:weights")
+    words = (
+        ("train", "tiny.toml", "--set", "model.weights=hf:weights")
+        if verb == "train"
+        else ("verify", verb, "hf:weights")
+    )
     refused(here(workplace, *words), "weights/model.safetensors", name, counts[name])
     assert not list(workplace.rglob("step_*"))
 
@@ -463,7 +525,9 @@ def test_all_ranks_refuse_what_one_has_seen(tmp_path: Path) -> None:
     model = layouts_config()
     parameters = dict(families.build_model(model).named_parameters())
     pieces = families.module("llama", "names").to_hugging_face(model)
-    tensors = {piece.name: torch.zeros(parameters[ours][: piece.rows].shape) for ours, piece in pieces.items()}
+    tensors = {
+        piece.name: torch.zeros(parameters[ours][: piece.rows].shape) for ours, piece in pieces.items()
+    }
     tensors["lm_head.weight"][-1, -1] = torch.nan
     save_file(tensors, tmp_path / "model.safetensors")
     first, second = run_ranks(load_on_rank, 2, tmp_path)
@@ -474,7 +538,9 @@ def test_padding_rows_and_large_numbers_are_no_fault(ready: Path, here: Here) ->
     """320 tokens are padded to 321 rows here, and the largest numbers of bf16 are numbers."""
     write_weights(ready / "weights", torch.bfloat16)
     change_tensor(ready / "weights", EMBEDDING, lambda tensor: tensor[5].fill_(1e-30))
-    here_now = here(ready, "train", "tiny.toml", "--set", "model.weights=hf:weights", "--set", "model.vocab_multiple=107")
+    here_now = here(
+        ready, "train", "tiny.toml", "--set", "model.weights=hf:weights", "--set", "model.vocab_multiple=107"
+    )
     went_well(here_now)
     went_well(here(ready, "export", "run", "--to", "out"))
     change_tensor(ready / "weights", DOWN, lambda tensor: tensor[0].fill_(torch.finfo(torch.bfloat16).max))
@@ -482,7 +548,9 @@ def test_padding_rows_and_large_numbers_are_no_fault(ready: Path, here: Here) ->
 
 
 def poisoned(run: Path, to: Path, name: str, value: float) -> Path:
-    """A copy of the run's newest checkpoint with `value` in one parameter, as versions before could save it."""
+    """A copy of the run's newest checkpoint with `value` in one parameter, as versions before
+    could save it.
+    """
     source = newest_checkpoint(run)
     tensors = read_tensors(source, read_index(source).names())
     tensors[f"model/{name}"][0] = value
@@ -497,7 +565,9 @@ def poisoned(run: Path, to: Path, name: str, value: float) -> Path:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-def test_weights_that_are_not_finite_do_not_go_out(trained: Path, here: Here, value: float, dtype: str) -> None:
+def test_weights_that_are_not_finite_do_not_go_out(
+    trained: Path, here: Here, value: float, dtype: str
+) -> None:
     """The tensor is named in Hugging Face's words, and nothing is published or left half-written."""
     checkpoint = poisoned(trained / "run", trained / "poisoned", "layers.1.mlp.down.weight", value)
     asked = ("export", checkpoint, "--to", "out", "--tokenizer", "run/tokenizer", "--dtype", dtype)
@@ -506,9 +576,16 @@ def test_weights_that_are_not_finite_do_not_go_out(trained: Path, here: Here, va
 
 
 @pytest.mark.parametrize(
-    ("value", "dtype", "works"), [(70_000.0, "fp16", "--dtype fp32 or bf16"), (3.4e38, "bf16", "--dtype fp32"), (3.4e38, "fp16", "--dtype fp32")]
+    ("value", "dtype", "works"),
+    [
+        (70_000.0, "fp16", "--dtype fp32 or bf16"),
+        (3.4e38, "bf16", "--dtype fp32"),
+        (3.4e38, "fp16", "--dtype fp32"),
+    ],
 )
-def test_a_weight_beyond_the_dtype_does_not_go_out(trained: Path, here: Here, value: float, dtype: str, works: str) -> None:
+def test_a_weight_beyond_the_dtype_does_not_go_out(
+    trained: Path, here: Here, value: float, dtype: str, works: str
+) -> None:
     """The tensor, its largest number and the dtypes that can hold it."""
     checkpoint = poisoned(trained / "run", trained / "poisoned", "norm.weight", value)
     asked = ("export", checkpoint, "--to", "out", "--tokenizer", "run/tokenizer", "--dtype")
@@ -529,7 +606,9 @@ def test_an_average_of_a_poisoned_checkpoint_is_refused(trained: Path, here: Her
 def test_a_run_whose_weights_end_broken_is_not_finished(
     packed: Path, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The weight is named, there is no manifest, and the same command goes on from the last sound checkpoint."""
+    """The weight is named, there is no manifest, and the same command goes on from the last sound
+    checkpoint.
+    """
     with monkeypatch.context() as patch:
         patch.setattr(run_module, "fit", fit_and_break)
         refused(here(packed, "train", "tiny.toml"), "layers.0.attention.q.weight", "not finished")
@@ -597,7 +676,9 @@ ODD_TOKENS: dict[str, Any] = {
 def test_an_odd_end_of_text_is_named(trained: Path, here: Here, file: str, value: Any) -> None:
     """In either file, on the way out and, where it is read, in training."""
     path = trained / "run" / "tokenizer" / file
-    path.write_text(json.dumps((json.loads(path.read_text()) if path.is_file() else {}) | {"eos_token": value}))
+    path.write_text(
+        json.dumps((json.loads(path.read_text()) if path.is_file() else {}) | {"eos_token": value})
+    )
     refused(here(trained, "export", "run", "--to", "out"), file, "eos_token")
     assert not list(trained.glob("out*"))
     if file == "tokenizer_config.json":
@@ -653,7 +734,9 @@ SPOILED: dict[str, Callable[[Path], Any]] = {
     "a config with text for numbers": lambda folder: change_config(folder, {"hidden_size": "16"}),
     "nought heads": lambda folder: change_config(folder, {"num_attention_heads": 0}),
     "an unknown model": lambda folder: change_config(folder, {"model_type": "nothing"}),
-    "a factor of x": lambda folder: change_config(folder, {"rope_scaling": {"rope_type": "linear", "factor": "x"}}),
+    "a factor of x": lambda folder: change_config(
+        folder, {"rope_scaling": {"rope_type": "linear", "factor": "x"}}
+    ),
     "generation settings that are a list": spoil("generation_config.json", b"[1]"),
     "a tensor that is missing": drop_tensor,
     "a damaged file": spoil("model.safetensors", b"\\x10" * 100),
@@ -694,12 +777,16 @@ def test_a_spoiled_folder_is_not_evaluated(trained: Path, here: Here, damage: Ca
 
 
 def stand_in_hub(folder: Path) -> None:
-    """Two nodes of two ranks, each with an empty cache; every download leaves a line in `folder`/downloads."""
+    """Two nodes of two ranks, each with an empty cache; every download leaves a line in
+    `folder`/downloads.
+    """
     rank = int(os.environ["RANK"])
     os.environ["LOCAL_RANK"] = str(rank % 2)
     snapshot = folder / f"node {rank // 2}" / "snapshots" / "0123456789abcdef0123456789abcdef01234567"
 
-    def fetch(name: str, revision: str | None = None, local_files_only: bool = False, **patterns: object) -> str:
+    def fetch(
+        name: str, revision: str | None = None, local_files_only: bool = False, **patterns: object
+    ) -> str:
         if not local_files_only:
             with open(folder / "downloads", "a") as file:
                 file.write(f"node {rank // 2}\n")

@@ -1,8 +1,8 @@
 """What every case of the fault suite promises, checked in one place.
 
-A case plants a fault, an odd input or a careless use, runs a verb as a person would, and asserts with these functions:
-the verb was `refused` in one message that names the culprit, or it `went_well` with the right result; there is never a
-traceback; and what a person had is still there, byte for byte (`belongings`).
+A case plants a fault, an odd input or a careless use, runs a verb as a person would, and asserts with these
+functions: the verb was `refused` in one message that names the culprit, or it `went_well` with the right
+result; there is never a traceback; and what a person had is still there, byte for byte (`belongings`).
 """
 
 import hashlib
@@ -33,7 +33,9 @@ class Outcome:
 
 
 def write_workplace(folder: Path, documents: int = 40) -> Path:
-    """A folder with `tiny.toml` and `text.txt`, whose run goes to `run` in it; paths are relative, so copies of it work."""
+    """A folder with `tiny.toml` and `text.txt`, whose run goes to `run` in it; paths are relative, so copies
+    of it work.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     lines = [estonian_document(number).replace("\n", " ") for number in range(documents)] + ENGLISH
     (folder / "text.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -54,14 +56,18 @@ def start(workplace: Path, *arguments: str | Path, **environment: str) -> subpro
 
 
 def kielo(workplace: Path, *arguments: str | Path, timeout: float = 120, **environment: str) -> Outcome:
-    """The same, waited for. One that takes longer than `timeout` seconds is killed, and the case has failed."""
+    """The same, waited for. One that takes longer than `timeout` seconds is killed, and the case
+    has failed.
+    """
     process = start(workplace, *arguments, **environment)
     try:
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         process.kill()
         out, err = process.communicate()
-        raise AssertionError(f"kielo {' '.join(map(str, arguments))} hung for {timeout:g} s:\n{out}\n{err}") from None
+        raise AssertionError(
+            f"kielo {' '.join(map(str, arguments))} hung for {timeout:g} s:\n{out}\n{err}"
+        ) from None
     return Outcome(process.returncode, out, err)
 
 
@@ -73,10 +79,14 @@ def went_well(outcome: Outcome, code: int = 0) -> Outcome:
 
 
 def refused(outcome: Outcome, *named: str) -> str:
-    """The verb ended with 1 or 2 and one message, which names all of `named` and is no traceback; returns the message."""
+    """The verb ended with 1 or 2 and one message, which names all of `named` and is no traceback; returns the
+    message.
+    """
     assert "Traceback (most recent call last)" not in outcome.told, outcome.told
     assert outcome.code in (1, 2), f"exit code {outcome.code}\n{outcome.told}"
-    _, found, message = outcome.err.rpartition("kielo: ") if outcome.code == 1 else outcome.err.rpartition("error: ")
+    _, found, message = (
+        outcome.err.rpartition("kielo: ") if outcome.code == 1 else outcome.err.rpartition("error: ")
+    )
     assert found, f"no message of ours on stderr:\n{outcome.told}"
     assert message.count("\n") <= MAX_MESSAGE_LINES, message
     for word in named:
@@ -85,7 +95,9 @@ def refused(outcome: Outcome, *named: str) -> str:
 
 
 def belongings(folder: Path) -> dict[str, str]:
-    """Every file and link below `folder`, relative to it, with a hash of its bytes (of a link: where it leads)."""
+    """Every file and link below `folder`, relative to it, with a hash of its bytes (of a link: where it
+    leads).
+    """
     found = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()

@@ -1,4 +1,6 @@
-"""What the house tests look for, as functions of a source tree, so that each can also be run on a planted fault."""
+"""What the house tests look for, as functions of a source tree, so that each can also be run on a planted
+fault.
+"""
 
 import ast
 import re
@@ -16,8 +18,12 @@ FAMILY_TABLES = ("layout", "names", "count")
 def folders_without_init(package: Path) -> list[str]:
     """Folders that hold Python but are no packages: import-linter does not see what is in them."""
     folders = {path.parent for path in package.rglob("*.py")}
-    inside = {above for folder in folders for above in (folder, *folder.parents) if above.is_relative_to(package)}
-    return sorted(str(folder.relative_to(package)) for folder in inside if not (folder / "__init__.py").is_file())
+    inside = {
+        above for folder in folders for above in (folder, *folder.parents) if above.is_relative_to(package)
+    }
+    return sorted(
+        str(folder.relative_to(package)) for folder in inside if not (folder / "__init__.py").is_file()
+    )
 
 
 def models_inits_with_code(package: Path) -> list[str]:
@@ -29,7 +35,9 @@ def models_inits_with_code(package: Path) -> list[str]:
 def banned_names(package: Path) -> list[str]:
     """Rooms and files whose name does not tell what is inside."""
     return sorted(
-        str(path.relative_to(package)) for path in package.rglob("*") if BANNED_NAMES & set(path.stem.lower().split("_"))
+        str(path.relative_to(package))
+        for path in package.rglob("*")
+        if BANNED_NAMES & set(path.stem.lower().split("_"))
     )
 
 
@@ -47,9 +55,17 @@ def ranks_and_devices_in_models(package: Path) -> list[str]:
             for name in _mentioned(node, aliases):
                 if any(name == word or name.startswith(word + ".") for word in FORBIDDEN_IN_MODELS):
                     found.append(f"{path.relative_to(package)}:{node.lineno}: {name}")
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"cuda(:\d+)?", node.value):
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and re.fullmatch(r"cuda(:\d+)?", node.value)
+            ):
                 found.append(f"{path.relative_to(package)}:{node.lineno}: the device {node.value!r}")
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cuda":
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == "cuda"
+            ):
                 found.append(f"{path.relative_to(package)}:{node.lineno}: .cuda()")
     return sorted(set(found))
 
@@ -59,8 +75,10 @@ def _aliases(tree: ast.Module) -> dict[str, str]:
     aliases = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            aliases |= {name.asname or name.name.split(".")[0]: name.name if name.asname else name.name.split(".")[0]
-                        for name in node.names}
+            aliases |= {
+                name.asname or name.name.split(".")[0]: name.name if name.asname else name.name.split(".")[0]
+                for name in node.names
+            }
         elif isinstance(node, ast.ImportFrom) and node.module:
             aliases |= {name.asname or name.name: f"{node.module}.{name.name}" for name in node.names}
     return aliases
@@ -82,7 +100,8 @@ def _mentioned(node: ast.AST, aliases: dict[str, str]) -> list[str]:
 
 @cache
 def attributes_read(package: Path, leaving_out: tuple[str, ...]) -> dict[str, set[str]]:
-    """For each attribute that some file reads (`x.y.sequence_length`): what it is read of, as far as names tell.
+    """For each attribute that some file reads (`x.y.sequence_length`): what it is read of, as far as names
+    tell.
 
     Of `recipe.dataset.sequence_length` that is "dataset". A local name stands for what it was assigned from
     (`section = recipe.corpus`) and for its annotation (`def f(corpus: Corpus)`), in lower case.
@@ -120,7 +139,11 @@ def _stands_for(tree: ast.Module) -> dict[str, set[str]]:
             means(_last_name(node.target), node.annotation)
         elif isinstance(node, ast.Assign) and len(node.targets) == 1:
             names, values = node.targets[0], node.value
-            pairs = zip(names.elts, values.elts) if isinstance(names, ast.Tuple) and isinstance(values, ast.Tuple) else [(names, values)]
+            pairs = (
+                zip(names.elts, values.elts)
+                if isinstance(names, ast.Tuple) and isinstance(values, ast.Tuple)
+                else [(names, values)]
+            )
             for target, value in pairs:
                 means(_last_name(target), value)
         elif isinstance(node, ast.For | ast.comprehension):

@@ -54,25 +54,36 @@ def test_every_resolved_field_is_read():
     """And what resolving made of it is read by the rooms above resolve; mesh axes are read by name."""
     axes = {f"placement.{axis}" for axis in ("pipeline", "replicate", "shard", "context", "tensor", "expert")}
     # For people, who see them in resolved.toml and `kielo plan`; the first two also tell runs apart.
-    shown = {"identity.name", "identity.language", "placement.accelerator", "placement.tokenizer_folder",
-             "placed.micro_batches_per_step"}
+    shown = {
+        "identity.name",
+        "identity.language",
+        "placement.accelerator",
+        "placement.tokenizer_folder",
+        "placed.micro_batches_per_step",
+    }
     leaving_out = ("resolve/resolve.py", "resolve/resolved.py", *NO_USE)
     found = unread_fields(PACKAGE, Identity, "identity", leaving_out)
     found += unread_fields(PACKAGE, Placement, "placement", leaving_out)
     leaving_out = ("resolve/phases.py", "resolve/resolve.py", *NO_USE)
-    found += unread_fields(PACKAGE, Phase, "phase", leaving_out) + unread_fields(PACKAGE, RateStretch, "stretch", leaving_out)
+    found += unread_fields(PACKAGE, Phase, "phase", leaving_out) + unread_fields(
+        PACKAGE, RateStretch, "stretch", leaving_out
+    )
     found += unread_fields(PACKAGE, PhasePlacement, "placed", leaving_out)
     assert set(found) - axes - shown == set()
 
 
 def test_every_field_of_a_card_is_read():
-    """Or says to people where a figure is from. Launching, which is not built yet, will read the three that are left."""
+    """Or says to people where a figure is from. Launching, which is not built yet, will read the three that
+    are left.
+    """
     for_people = {
         "language.notes", "cluster.description", "cluster.network", "cluster.date", "cluster.notes", "accelerator.date",
         "accelerator.notes",
     }  # fmt: skip
     for_launch = {"cluster.cpu_cores_per_node", "cluster.scheduler", "cluster.internet_on_compute_nodes"}
-    found = unread_fields(PACKAGE, cards.Language, "language") + unread_fields(PACKAGE, cards.Cluster, "cluster")
+    found = unread_fields(PACKAGE, cards.Language, "language") + unread_fields(
+        PACKAGE, cards.Cluster, "cluster"
+    )
     found += unread_fields(PACKAGE, cards.Accelerator, "accelerator")
     assert set(found) == for_people | for_launch
 

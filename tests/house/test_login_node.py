@@ -1,4 +1,6 @@
-"""What runs on a login node loads neither torch nor transformers, also not through a library; by sys.modules."""
+"""What runs on a login node loads neither torch nor transformers, also not through a library; by
+sys.modules.
+"""
 
 import subprocess
 import sys
@@ -9,7 +11,9 @@ from tests.house.checks import FAMILY_TABLES, PACKAGE
 
 ROOMS = ["recipe", "artifact", "corpus", "tokenizer", "dataset", "resolve", "plan", "report", "cli"]
 TABLES = ["models.families"] + sorted(
-    f"models.{path.parent.name}.{path.stem}" for path in PACKAGE.glob("models/*/*.py") if path.stem in FAMILY_TABLES
+    f"models.{path.parent.name}.{path.stem}"
+    for path in PACKAGE.glob("models/*/*.py")
+    if path.stem in FAMILY_TABLES
 )
 
 
@@ -48,4 +52,7 @@ def test_the_command_line_loads_no_room():
 
 def test_the_check_sees_what_a_library_loads():
     """Broken on purpose: a library that loads another one in turn is noticed."""
-    assert loaded_after("import kielo.recipe.sections", ("pydantic", "pydantic_core")) == ["pydantic", "pydantic_core"]
+    assert loaded_after("import kielo.recipe.sections", ("pydantic", "pydantic_core")) == [
+        "pydantic",
+        "pydantic_core",
+    ]

@@ -1,4 +1,6 @@
-"""What import-linter cannot see: packages, names, single-device models; each check is also shown a planted fault."""
+"""What import-linter cannot see: packages, names, single-device models; each check is also shown a planted
+fault.
+"""
 
 import pytest
 

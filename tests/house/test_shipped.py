@@ -24,7 +24,8 @@ def test_every_recipe_checks_on_every_cluster(name, cluster):
     assert cards.accelerator(cards.cluster(cluster).accelerator).source
 
 
-# Ranks that each recipe's steps can be shared by, and the parameters that its paper or card prints, in billions.
+# Ranks that each recipe's steps can be shared by, and the parameters that its paper or card prints, in
+# billions.
 PUBLISHED = {
     "bloom_176b_finnish": (128, 176.2), "fingpt_13b": (64, 13.3), "poro_34b": (512, 34.2), "norwegian_7b": (512, 7.2),
     "llmjp_172b": (512, 172), "lumi_140b_scaling": (6144, 140),
@@ -33,14 +34,18 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_every_recipe_resolves_on_text_enough(name, tmp_path):
-    """With plenty of text each recipe becomes a plan: whole steps up to its budget, parameters within 2 % of the published."""
+    """With plenty of text each recipe becomes a plan: whole steps up to its budget, parameters within 2 % of
+    the published.
+    """
     recipe = read_recipe(name).recipe
     layout = recipe.layout
     smallest = layout.pipeline * layout.replicate * max(1, layout.shard) * layout.context * layout.tensor
     ranks, billions = PUBLISHED.get(name, (smallest, None))
     budget = sum(phase.tokens for phase in full_phases(recipe))
     finish_tokenizer(tmp_path / "tokenizer", 300)  # the vocabulary's size is told by the recipe
-    recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab_size": recipe.tokenizer.vocab_size})})
+    recipe = recipe.model_copy(
+        update={"model": recipe.model.model_copy(update={"vocab_size": recipe.tokenizer.vocab_size})}
+    )
     finish_pack(tmp_path / "tokens", {source.name: budget for source in recipe.corpus.sources}, heldout=10**6)
     resolved = resolve(recipe, tmp_path, ranks, "cpu")
     trained, largest_step = resolved.identity.total_tokens, recipe.train.tokens_per_step
@@ -56,13 +61,17 @@ def test_a_recipe_that_does_not_check_is_caught():
 
 def test_the_wheel_carries_every_card_and_recipe():
     """Each TOML file in the package matches a pattern of package-data."""
-    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["kielo"]
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
+        "kielo"
+    ]
     carried = {path for pattern in patterns for path in PACKAGE.glob(pattern)}
     assert set(PACKAGE.rglob("*.toml")) <= carried
 
 
 def test_the_readme_shows_the_committed_result_of_the_demo():
-    """The table in README.md is what docs/demo_table.py makes of benchmarks/results/demo_estonian.json, no hand's work."""
+    """The table in README.md is what docs/demo_table.py makes of benchmarks/results/demo_estonian.json, no
+    hand's work.
+    """
     result = json.loads((ROOT / "benchmarks" / "results" / "demo_estonian.json").read_text(encoding="utf-8"))
     table = runpy.run_path(str(ROOT / "docs" / "demo_table.py"))["table"](result)
     assert table in (ROOT / "README.md").read_text(encoding="utf-8")

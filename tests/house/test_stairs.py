@@ -18,7 +18,11 @@ LINT = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imp
 def lint(source_folder: Path) -> subprocess.CompletedProcess:
     environment = os.environ | {"PYTHONPATH": str(source_folder)}
     return subprocess.run(
-        [sys.executable, "-c", LINT, str(CONTRACTS)], cwd=source_folder, env=environment, capture_output=True, text=True
+        [sys.executable, "-c", LINT, str(CONTRACTS)],
+        cwd=source_folder,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
 
 
@@ -31,19 +35,37 @@ def test_code_imports_only_downwards_and_the_login_node_needs_no_torch():
 @pytest.mark.parametrize(
     ("file", "line", "complaint"),
     [
-        ("recipe/planted.py", "import kielo.artifact.manifest", "kielo.recipe is not allowed to import kielo.artifact"),
-        ("dataset/planted.py", "import kielo.models.families", "kielo.dataset is not allowed to import kielo.models"),
-        ("evaluate/planted.py", "import kielo.verify", "kielo.evaluate is not allowed to import kielo.verify"),
+        (
+            "recipe/planted.py",
+            "import kielo.artifact.manifest",
+            "kielo.recipe is not allowed to import kielo.artifact",
+        ),
+        (
+            "dataset/planted.py",
+            "import kielo.models.families",
+            "kielo.dataset is not allowed to import kielo.models",
+        ),
+        (
+            "evaluate/planted.py",
+            "import kielo.verify",
+            "kielo.evaluate is not allowed to import kielo.verify",
+        ),
         ("train/planted.py", "import kielo.plan.memory", "kielo.train is not allowed to import kielo.plan"),
         ("recipe/sections.py", "import kielo.recipe.read", "No cycles are allowed in kielo.recipe"),
         ("attic/__init__.py", "", "kielo.attic"),
         ("plan/planted.py", "import torch.nn", "kielo.plan is not allowed to import torch"),
-        ("models/llama/count.py", "from torch import nn", "kielo.models.llama.count is not allowed to import torch"),
+        (
+            "models/llama/count.py",
+            "from torch import nn",
+            "kielo.models.llama.count is not allowed to import torch",
+        ),
         ("report/planted.py", "import transformers", "kielo.report is not allowed to import transformers"),
     ],
 )
 def test_a_planted_import_is_caught(tmp_path, file, line, complaint):
-    """The contracts fail when broken: upwards, sideways, in a circle, a room without a step, torch on the login node."""
+    """The contracts fail when broken: upwards, sideways, in a circle, a room without a step, torch on the
+    login node.
+    """
     shutil.copytree(PACKAGE, tmp_path / "kielo", ignore=shutil.ignore_patterns("__pycache__"))
     planted = tmp_path / "kielo" / file
     planted.parent.mkdir(exist_ok=True)

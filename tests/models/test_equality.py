@@ -57,7 +57,9 @@ def test_twenty_steps_are_hugging_faces(models) -> None:
 
 
 def test_names_cover_every_tensor_and_give_it_back(models, tmp_path) -> None:
-    """The pieces of a file's tensor make up all of it: put together again they are the tensor, bit for bit."""
+    """The pieces of a file's tensor make up all of it: put together again they are the tensor,
+    bit for bit.
+    """
     ours, theirs = models
     theirs.save_pretrained(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
@@ -94,7 +96,9 @@ def test_count_is_the_models(models) -> None:
 
 
 def test_an_exported_config_is_read_back_alike(models, tmp_path) -> None:
-    """What transformers saves of our config.json, in its own spelling, is the same model; its class is the same too."""
+    """What transformers saves of our config.json, in its own spelling, is the same model; its class is the
+    same too.
+    """
     ours, theirs = models
     names = families.module(ours.config.model_type, "names")
     written = names.hf_config(ours.config, eos_token_id=0)
@@ -118,7 +122,9 @@ def test_documents_are_walls(models) -> None:
 
 
 def test_materialised_from_meta_it_is_the_same_model(models) -> None:
-    """Built on meta, filled and with its tables reset it is the model built in memory; nothing else is saved."""
+    """Built on meta, filled and with its tables reset it is the model built in memory; nothing
+    else is saved.
+    """
     ours, _ = models
     with torch.device("meta"):
         model = families.build_model(ours.config)
@@ -133,7 +139,9 @@ def test_materialised_from_meta_it_is_the_same_model(models) -> None:
 
 
 def test_first_values_are_those_of_the_rules(models) -> None:
-    """Every parameter gets finite values by name and seed alone; padding is zero; norms start as the identity."""
+    """Every parameter gets finite values by name and seed alone; padding is zero; norms start as the
+    identity.
+    """
     ours, _ = models
     initial_value = families.module(ours.config.model_type, "model").initial_value
     for name, parameter in ours.named_parameters():
@@ -143,5 +151,8 @@ def test_first_values_are_those_of_the_rules(models) -> None:
         if value.dim() == 2:
             assert not torch.equal(value, initial_value(name, parameter.shape, ours.config, 4))
             assert 0 < value[:VOCABULARY].std() < 0.5
-    for name in ("embed.weight", *(("head.weight",) if "head.weight" in dict(ours.named_parameters()) else ())):
+    for name in (
+        "embed.weight",
+        *(("head.weight",) if "head.weight" in dict(ours.named_parameters()) else ()),
+    ):
         assert not initial_value(name, (128, 32), ours.config, 3)[VOCABULARY:].any()

@@ -44,9 +44,15 @@ LLAMA_3_1_8B = {
     "torch_dtype": "bfloat16",
     "vocab_size": 128256,
 }
-SIZE_70B = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_hidden_layers": 80}
+SIZE_70B = {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 80,
+}
 
-# google/gemma-3-1b-pt and allenai/Olmo-3-1025-7B (without its list of layer types, which is the default), shortened.
+# google/gemma-3-1b-pt and allenai/Olmo-3-1025-7B (without its list of layer types, which is the default),
+# shortened.
 GEMMA_3_1B = {
     "architectures": ["Gemma3ForCausalLM"],
     "attn_logit_softcapping": None,
@@ -137,7 +143,9 @@ def test_published_sizes(tmp_path) -> None:
 
 
 def test_spellings_of_rope_mean_one_thing(tmp_path) -> None:
-    """transformers 4 (rope_scaling beside rope_theta, `type`) and 5 (rope_parameters) read as the same model."""
+    """transformers 4 (rope_scaling beside rope_theta, `type`) and 5 (rope_parameters) read as the
+    same model.
+    """
     four = read(tmp_path, LLAMA_3_1_8B)
     new = {key: value for key, value in LLAMA_3_1_8B.items() if key not in ("rope_theta", "rope_scaling")}
     five = read(tmp_path, new | {"rope_parameters": LLAMA_3_1_8B["rope_scaling"] | {"rope_theta": 500000.0}})
@@ -150,8 +158,9 @@ def test_spellings_of_rope_mean_one_thing(tmp_path) -> None:
 
 @pytest.mark.parametrize("published", [GEMMA_3_1B, OLMO_3_7B], ids=lambda config: config["model_type"])
 def test_bases_by_kind_of_layer_mean_one_thing(tmp_path, published: dict) -> None:
-    """Published files of transformers 4 and what transformers 5 makes of them are the same model: windows in all but
-    every 6th or 4th layer, two bases or stretched full layers alone."""
+    """Published files of transformers 4 and what transformers 5 makes of them are the same model: windows in
+    all but every 6th or 4th layer, two bases or stretched full layers alone.
+    """
     four = read(tmp_path, published)
     AutoConfig.for_model(**published).save_pretrained(tmp_path)
     assert "full_attention" in json.loads((tmp_path / "config.json").read_text())["rope_parameters"]
@@ -164,15 +173,21 @@ def test_bases_by_kind_of_layer_mean_one_thing(tmp_path, published: dict) -> Non
 
 
 @pytest.mark.parametrize(
-    ("published", "parameters"), [(GPT_NEOX_20B, 20_554_567_680), (BLOOM_176B, 176_247_271_424)], ids=["gpt_neox", "bloom"]
+    ("published", "parameters"),
+    [(GPT_NEOX_20B, 20_554_567_680), (BLOOM_176B, 176_247_271_424)],
+    ids=["gpt_neox", "bloom"],
 )
 def test_old_files_of_fused_families_are_read(tmp_path, published: dict, parameters: int) -> None:
-    """Published files of transformers 4 and what transformers 5 makes of them are the same model, of the known size."""
+    """Published files of transformers 4 and what transformers 5 makes of them are the same model, of the
+    known size.
+    """
     four = read(tmp_path, published)
     AutoConfig.for_model(**published).save_pretrained(tmp_path)
     assert families.read_hf_config(tmp_path) == four
     assert families.module(four.model_type, "count").parameters(four) == parameters
-    assert four.max_position_embeddings == 2048 and four.rotary_pct == (0.25 if published is GPT_NEOX_20B else 1.0)
+    assert four.max_position_embeddings == 2048 and four.rotary_pct == (
+        0.25 if published is GPT_NEOX_20B else 1.0
+    )
     assert read(tmp_path, BLOOM_176B | {"seq_length": 4096}).max_position_embeddings == 4096
     with pytest.raises(KieloError, match="apply_residual_connection_post_layernorm"):
         read(tmp_path, BLOOM_176B | {"apply_residual_connection_post_layernorm": True})
@@ -216,13 +231,15 @@ def keys_read(model_type: str) -> list[str]:
     """Every key of `_FULL` that the family looks at, and further ones that it knows."""
     config = KeysRead({"model_type": model_type} | _FULL)
     families.module(model_type, "names").from_hugging_face(config, "config.json")
-    return sorted(config.looked_at - {"model_type", "architectures", "quantization_config", "rope_parameters"})
+    return sorted(
+        config.looked_at - {"model_type", "architectures", "quantization_config", "rope_parameters"}
+    )
 
 
 @pytest.mark.parametrize("model_type", families.FAMILIES)
 def test_a_key_left_out_means_what_it_does_in_transformers(tmp_path, model_type: str) -> None:
-    """Key by key, and all together: what transformers makes of the config, written out in full, is the same model. An
-    OLMo 3 without rope_theta, which transformers 4 and 5 take for different models, is refused.
+    """Key by key, and all together: what transformers makes of the config, written out in full, is the same
+    model. An OLMo 3 without rope_theta, which transformers 4 and 5 take for different models, is refused.
     """
     known = keys_read(model_type)
     assert len(known) >= 9
@@ -235,7 +252,8 @@ def test_a_key_left_out_means_what_it_does_in_transformers(tmp_path, model_type:
                 read(tmp_path, given)
             given["rope_theta"] = 5e5
         theirs = AutoConfig.for_model(**json.loads(json.dumps(given)))
-        if model_type == "olmo3":  # transformers 5 gives windowed layers its own base where it reads the old spelling
+        # transformers 5 gives windowed layers its own base where it reads the old spelling
+        if model_type == "olmo3":
             theirs.rope_parameters["sliding_attention"]["rope_theta"] = 5e5
         written = theirs.to_dict() | {"architectures": None}
         assert read(tmp_path, given) == read(tmp_path, written), (key, given, written)
@@ -352,11 +370,22 @@ def test_tables_need_no_torch() -> None:
 
 @pytest.mark.parametrize("model_type", families.FAMILIES)
 def test_the_parts_of_a_layer_are_those_of_its_parameters(model_type):
-    """`layer_parts`, from which the planner counts, names as many matrices and norms as the layers have, and their kind."""
-    asked = Model(model_type=model_type, hidden_size=64, num_attention_heads=4, intermediate_size=96, num_hidden_layers=2, vocab_size=99)
+    """`layer_parts`, from which the planner counts, names as many matrices and norms as the layers have, and
+    their kind.
+    """
+    asked = Model(
+        model_type=model_type,
+        hidden_size=64,
+        num_attention_heads=4,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        vocab_size=99,
+    )
     config = families.complete(asked, 32)
     parts = families.module(model_type, "count").layer_parts(config)
-    names = [name.removeprefix("layers.0.") for name in parameter_shapes(config) if name.startswith("layers.0.")]
+    names = [
+        name.removeprefix("layers.0.") for name in parameter_shapes(config) if name.startswith("layers.0.")
+    ]
     weights = [name.removesuffix(".weight") for name in names if name.endswith(".weight")]
     assert parts.mlp_matrices == sum(name.startswith("mlp.") for name in weights if not name.endswith("norm"))
     assert parts.norms == sum(name.endswith("norm") and not name.startswith("attention.") for name in weights)

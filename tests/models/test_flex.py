@@ -63,9 +63,12 @@ DOCUMENTS = pytest.mark.parametrize("is_masked", [False, True], ids=["one text",
 @WINDOWS
 @DOCUMENTS
 @pytest.mark.parametrize(("groups", "head_dim"), [(4, 16), (2, 16), (1, 8)])
-def test_outputs_are_the_dense_ones(bent: str, window: int | None, is_masked: bool, groups: int, head_dim: int) -> None:
-    """Within 2e-6 for each way to bend scores, with and without window, documents, shared key heads and small heads;
-    plain causal attention gets no blocks at all."""
+def test_outputs_are_the_dense_ones(
+    bent: str, window: int | None, is_masked: bool, groups: int, head_dim: int
+) -> None:
+    """Within 2e-6 for each way to bend scores, with and without window, documents, shared key heads and small
+    heads; plain causal attention gets no blocks at all.
+    """
     mask, inner = parts(bent, window)
     numbers, cpu = documents() if is_masked else None, torch.device("cpu")
     *inputs, _ = projections(groups, head_dim)
@@ -87,7 +90,10 @@ def test_a_compiled_layer_takes_each_new_mask_as_it_is(compiled_anew, bent: str)
     *inputs, _ = projections(groups=2)
     for shift in (0, 5, 20):
         numbers = (documents() >= 1 + shift // 10).int()
-        in_blocks, dense = mask.in_blocks(numbers, LENGTH, cpu)[WINDOW], mask(numbers, None, LENGTH, cpu)[WINDOW]
+        in_blocks, dense = (
+            mask.in_blocks(numbers, LENGTH, cpu)[WINDOW],
+            mask(numbers, None, LENGTH, cpu)[WINDOW],
+        )
         with torch.no_grad():
             torch.testing.assert_close(compiled(*inputs, in_blocks), inner(*inputs, dense), atol=2e-6, rtol=0)
     assert counters["stats"]["unique_graphs"] == 1
@@ -138,8 +144,12 @@ def test_a_gpu_gives_outputs_and_gradients_of_the_dense_reference(
 @needs_gpu
 @pytest.mark.parametrize("variant", ["mistral", "gemma2", "bloom", "gpt2"])
 @pytest.mark.parametrize("is_compiled", [False, True], ids=["uncompiled", "compiled"])
-def test_models_on_a_gpu_are_those_on_the_cpu(compiled_anew, variant: str, is_compiled: bool, tmp_path) -> None:
-    """Loss within 1e-5 and gradients within 1e-4 in relative L2, inside documents: windows, caps and slopes together."""
+def test_models_on_a_gpu_are_those_on_the_cpu(
+    compiled_anew, variant: str, is_compiled: bool, tmp_path
+) -> None:
+    """Loss within 1e-5 and gradients within 1e-4 in relative L2, inside documents: windows, caps and slopes
+    together.
+    """
     settle_matrix_products("fp32")
     ours, _ = pair(TINY[variant], tmp_path)
     inputs, labels = batch()

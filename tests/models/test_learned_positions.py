@@ -58,7 +58,9 @@ def test_a_sequence_longer_than_the_table_is_refused(variant: str, tmp_path) -> 
         ("opt", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine"),
     ],
 )
-def test_configs_that_ask_for_other_maths_are_refused(variant: str, change: dict, named: str, tmp_path) -> None:
+def test_configs_that_ask_for_other_maths_are_refused(
+    variant: str, change: dict, named: str, tmp_path
+) -> None:
     """Each by file and key; dropout, which GPT-2 and OPT were trained with, is none of them."""
     assert read(tmp_path, variant, resid_pdrop=0.1, dropout=0.1).hidden_size == 32
     with pytest.raises(KieloError, match=f"config.json.*{named}"):
@@ -75,7 +77,9 @@ def test_configs_that_ask_for_other_maths_are_refused(variant: str, change: dict
         ("opt", {"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon"),
     ],
 )
-def test_recipes_that_no_export_could_hold_are_refused(variant: str, change: dict, named: str, tmp_path) -> None:
+def test_recipes_that_no_export_could_hold_are_refused(
+    variant: str, change: dict, named: str, tmp_path
+) -> None:
     """What Hugging Face's class has no key for would be lost on the way out."""
     config = read(tmp_path, variant)
     with pytest.raises(KieloError, match=named):

@@ -20,8 +20,14 @@ LLAMA3_ROPE = {
 }
 # 96 tokens in 128 rows, of which the last 32 hold what nobody must see.
 TINY = Model(
-    hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-    head_dim=8, vocab_size=96, max_position_embeddings=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    vocab_size=96,
+    max_position_embeddings=64,
 )
 VARIANTS = {
     "plain": TINY,
@@ -58,7 +64,9 @@ def pair(config: Model) -> tuple[Llama, LlamaForCausalLM]:
 
 @pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS.keys())
 def test_logits_and_gradients_equal_hugging_face(config: Model) -> None:
-    """The same weights give the same logits (≤ 1e-5) and gradients, whatever the RoPE, tying, biases and padding."""
+    """The same weights give the same logits (≤ 1e-5) and gradients, whatever the RoPE, tying, biases and
+    padding.
+    """
     ours, theirs = pair(config)
     tokens = torch.randint(0, config.vocab_size, (2, 64))
     hidden = ours(tokens)
@@ -94,7 +102,9 @@ def test_documents_are_walls() -> None:
 
 
 def test_materialised_from_meta_is_the_same_model() -> None:
-    """A model built on meta, filled and with its tables reset, is the one built in memory; values depend on name and seed."""
+    """A model built on meta, filled and with its tables reset, is the one built in memory; values depend on
+    name and seed.
+    """
     config = VARIANTS["llama3 rope, tied"]
     expected = Llama(config)
     init_weights(expected, seed=3)
@@ -124,7 +134,9 @@ def test_count_is_the_models(config: Model) -> None:
 
 
 def test_round_trip_of_config(tmp_path) -> None:
-    """What transformers saves from our export's config (in its own spelling) is read back as the same model."""
+    """What transformers saves from our export's config (in its own spelling) is read back as the
+    same model.
+    """
     for config in VARIANTS.values():
         LlamaConfig(**hf_config(config)).save_pretrained(tmp_path)
         back = read_hf_config(tmp_path)

@@ -17,7 +17,9 @@ def take(stored: torch.Tensor, piece: Piece, shape: tuple[int, ...], box=None) -
 
 
 def test_fused_heads_side_by_side_and_padding():
-    """BLOOM's [heads, 3, head_dim], GPT-2's transposed thirds and a padded vocabulary, against torch's own views."""
+    """BLOOM's [heads, 3, head_dim], GPT-2's transposed thirds and a padded vocabulary, against torch's own
+    views.
+    """
     fused = torch.randn(HEADS * 3 * HEAD_DIM, HIDDEN)
     by_head = fused.view(HEADS, 3, HEAD_DIM, HIDDEN)
     for part in range(3):

@@ -23,7 +23,11 @@ OLMO_3 = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings"
 def test_tables_are_transformers(scaling: dict) -> None:
     """To the bit at all of 65,536 positions, for numbers that are given and for those that are left out."""
     config = LlamaConfig(
-        hidden_size=256, num_attention_heads=2, max_position_embeddings=65_536, rope_theta=5e5, rope_scaling=dict(scaling)
+        hidden_size=256,
+        num_attention_heads=2,
+        max_position_embeddings=65_536,
+        rope_theta=5e5,
+        rope_scaling=dict(scaling),
     )
     frequencies, factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config)
     angles = torch.outer(torch.arange(65_536, dtype=torch.float32), frequencies)

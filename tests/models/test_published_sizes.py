@@ -10,7 +10,9 @@ from kielo.recipe.sections import Model
 
 
 class Published(NamedTuple):
-    """parameters: exact, from the model's card; or the rounded figure that was published, as text ("1.5B")."""
+    """parameters: exact, from the model's card; or the rounded figure that was published, as text
+    ("1.5B").
+    """
 
     dimensions: dict[str, Any]
     parameters: int | str
@@ -26,13 +28,22 @@ def bloom(layers: int, width: int, heads: int, rows: int, parameters: int | str)
 
 
 def llama(
-    layers: int, width: int, heads: int, groups: int, rows: int, mlp_width: int, parameters: int | str, **others: Any
+    layers: int,
+    width: int,
+    heads: int,
+    groups: int,
+    rows: int,
+    mlp_width: int,
+    parameters: int | str,
+    **others: Any,
 ) -> Published:
     section = dimensions("llama", layers, width, heads, rows, mlp_width)
     return Published(section | {"num_key_value_heads": groups} | others, parameters)
 
 
-def gpt2(layers: int, width: int, heads: int, rows: int, parameters: int | str, positions: int = 1024) -> Published:
+def gpt2(
+    layers: int, width: int, heads: int, rows: int, parameters: int | str, positions: int = 1024
+) -> Published:
     section = dimensions("gpt2", layers, width, heads, rows, 4 * width)
     return Published(section | {"max_position_embeddings": positions}, parameters)
 
@@ -58,7 +69,9 @@ def gemma(
     return Published(section | {"num_key_value_heads": heads[1], "head_dim": heads[2]}, parameters)
 
 
-def dimensions(model_type: str, layers: int, width: int, heads: int, rows: int, mlp_width: int) -> dict[str, Any]:
+def dimensions(
+    model_type: str, layers: int, width: int, heads: int, rows: int, mlp_width: int
+) -> dict[str, Any]:
     return {
         "model_type": model_type, "num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads,
         "vocab_size": rows, "intermediate_size": mlp_width,
@@ -83,15 +96,16 @@ PUBLISHED = {
     "BLOOM-3b": bloom(30, 2560, 32, 250880, 3_002_557_440),
     "BLOOM-7b1": bloom(30, 4096, 32, 250880, 7_069_016_064),
     "BLOOM-176B": bloom(70, 14336, 112, 250880, 176_247_271_424),
-    # Luukkonen et al. 2023 (arXiv:2311.05640), the table of models; 131,072 tokens. Its "8B" is left out: 32 layers
-    # of 4,096 are 7.0 B, and 7.5 B only with an input embedding and a head that are not tied.
+    # Luukkonen et al. 2023 (arXiv:2311.05640), the table of models; 131,072 tokens. Its "8B" is left out: 32
+    # layers of 4,096 are 7.0 B, and 7.5 B only with an input embedding and a head that are not tied.
     "FinGPT-small": bloom(12, 768, 12, 131072, "186M"),
     "FinGPT-medium": bloom(24, 1024, 16, 131072, "437M"),
     "FinGPT-large": bloom(24, 1536, 16, 131072, "881M"),
     "FinGPT-XL": bloom(24, 2064, 24, 131072, "1.5B"),
     "FinGPT-3B": bloom(32, 2560, 32, 131072, "2.8B"),
     "FinGPT-13B": bloom(40, 5120, 40, 131072, "13.3B"),
-    # Weight files of allenai/OLMo-2-0425-1B, OLMo-2-1124-{7B,13B}, OLMo-2-0325-32B, Olmo-3-1025-7B and Olmo-3-1125-32B.
+    # Weight files of allenai/OLMo-2-0425-1B, OLMo-2-1124-{7B,13B}, OLMo-2-0325-32B, Olmo-3-1025-7B and
+    # Olmo-3-1125-32B.
     "OLMo 2 1B": olmo("olmo2", 16, 2048, (16, 16), 100352, 8192, 1_484_916_736),
     "OLMo 2 7B": olmo("olmo2", 32, 4096, (32, 32), 100352, 11008, 7_298_617_344),
     "OLMo 2 13B": olmo("olmo2", 40, 5120, (40, 40), 100352, 13824, 13_716_198_400),
@@ -111,11 +125,11 @@ PUBLISHED = {
     "Llama-3.1-70B": llama(80, 8192, 64, 8, 128256, 28672, 70_553_706_496),
     "Llama-3.1-405B": llama(126, 16384, 128, 8, 128256, 53248, 405_853_388_800),
     "Llama-3.2-3B": llama(28, 3072, 24, 8, 128256, 8192, 3_212_749_824, tie_word_embeddings=True),
-    # Card of llm-jp/llm-jp-3-172b: 2,444,992,512 of the two embeddings and 169,947,181,056 others; the width of the
-    # MLP and the groups are in the training scripts (llm-jp/Megatron-LM, branch 172b-exp2).
+    # Card of llm-jp/llm-jp-3-172b: 2,444,992,512 of the two embeddings and 169,947,181,056 others; the width
+    # of the MLP and the groups are in the training scripts (llm-jp/Megatron-LM, branch 172b-exp2).
     "LLM-jp-172B": llama(96, 12288, 96, 16, 99487, 38464, 2_444_992_512 + 169_947_181_056),
-    # Cards of LumiOpen/Viking-*, which leave out the MLP's width: Llama 2's for the two small ones. For the large one
-    # two guesses have one count to the last digit: 8 groups with 20,480, and 56 heads with 16,384.
+    # Cards of LumiOpen/Viking-*, which leave out the MLP's width: Llama 2's for the two small ones. For the
+    # large one two guesses have one count to the last digit: 8 groups with 20,480, and 56 heads with 16,384.
     "Viking-7B": llama(32, 4096, 32, 32, 131072, 11008, "7.55B"),
     "Viking-13B": llama(40, 5120, 40, 40, 131072, 13824, "14B"),
     "Viking-33B": llama(56, 7168, 56, 8, 131072, 20480, "33B"),
@@ -124,10 +138,11 @@ PUBLISHED = {
     "GPT-2 medium": gpt2(24, 1024, 16, 50257, 354_823_168),
     "GPT-2 large": gpt2(36, 1280, 20, 50257, 774_030_080),
     "GPT-2 XL": gpt2(48, 1600, 25, 50257, 1_557_611_200),
-    # LUMI's blog post on scaling to 768 nodes names the size and 5,120 tokens, no shape: this is one that has that size
-    # and divides by its 8 tensor ranks and 8 pipeline stages.
+    # LUMI's blog post on scaling to 768 nodes names the size and 5,120 tokens, no shape: this is one that has
+    # that size and divides by its 8 tensor ranks and 8 pipeline stages.
     "140B on LUMI": gpt2(56, 14336, 112, 131072, "140B", positions=5120),
-    # Zhang et al. 2022 (arXiv:2205.01068), table 1, and weight files of facebook/opt-*. Its 350M is not done here.
+    # Zhang et al. 2022 (arXiv:2205.01068), table 1, and weight files of facebook/opt-*. Its 350M is not done
+    # here.
     "OPT-125M": opt(12, 768, 12, 125_239_296),
     "OPT-1.3B": opt(24, 2048, 32, 1_315_758_080),
     "OPT-2.7B": opt(32, 2560, 32, 2_651_596_800),
@@ -141,9 +156,13 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_count_is_the_published_one(name: str) -> None:
-    """The arithmetic count is the model's that is built (on meta), and the published figure as far as it goes."""
+    """The arithmetic count is the model's that is built (on meta), and the published figure as far as it
+    goes.
+    """
     section, published = PUBLISHED[name]
-    config = families.complete(Model(vocab_multiple=1, **section), section.get("max_position_embeddings", 2048))
+    config = families.complete(
+        Model(vocab_multiple=1, **section), section.get("max_position_embeddings", 2048)
+    )
     count = families.module(config.model_type, "count").parameters(config)
     with torch.device("meta"):
         model = families.build_model(config)

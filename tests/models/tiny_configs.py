@@ -1,4 +1,5 @@
-"""One tiny Hugging Face config for each variant of each family, chosen so that every switch shows in the numbers.
+"""One tiny Hugging Face config for each variant of each family, chosen so that every switch shows in the
+numbers.
 
 24 tokens are longer than the windows; 97 tokens pad to 128 rows.
 """

@@ -37,7 +37,9 @@ VARIANTS = [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.ful
 
 @pytest.fixture
 def traced(monkeypatch):
-    """All of torch.compile but for writing machine code, which takes most of the time; and its counters from 0."""
+    """All of torch.compile but for writing machine code, which takes most of the time; and its counters from
+    0.
+    """
     torch.set_num_threads(1)
     torch._dynamo.reset()
     counters.clear()
@@ -91,7 +93,9 @@ def test_machine_code_gives_the_numbers_of_the_uncompiled_layers(variant: str, t
 
 
 def test_layers_share_their_code_and_no_shape_is_left_uncompiled(traced) -> None:
-    """Five shapes, each trained and scored: ten versions for all layers, beyond torch's own limit of eight."""
+    """Five shapes, each trained and scored: ten versions for all layers, beyond torch's own limit
+    of eight.
+    """
     plain, compiled = both(deep())
     shapes = [(4, 16), (2, 16), (4, 12), (3, 12), (1, 8)]
     for sequences, length in [*shapes, shapes[0]]:
@@ -159,7 +163,9 @@ def laid_out(sizes: dict) -> tuple:
 
 
 def gradients(model: torch.nn.Module) -> dict:
-    return {name: p.grad.full_tensor() for name, p in model.named_parameters() if not name.startswith("head.")}
+    return {
+        name: p.grad.full_tensor() for name, p in model.named_parameters() if not name.startswith("head.")
+    }
 
 
 def on_tensor_ranks(sizes: dict) -> dict:

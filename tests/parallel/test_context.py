@@ -1,4 +1,6 @@
-"""Attention split over context ranks is attention on one rank: values, gradients, documents, and equal work."""
+"""Attention split over context ranks is attention on one rank: values, gradients, documents, and
+equal work.
+"""
 
 from types import SimpleNamespace
 
@@ -43,7 +45,10 @@ WINDOW = {"plain": None, "alibi": None, "capped": 9}
 def model(bent: str = "plain") -> nn.Module:
     """As much of a model as `lay_context` touches."""
     whole, layer = nn.Module(), nn.Module()
-    whole.mask, layer.attention = AttentionMask((None, WINDOW[bent]), needs_distance=bent == "alibi"), nn.Module()
+    whole.mask, layer.attention = (
+        AttentionMask((None, WINDOW[bent]), needs_distance=bent == "alibi"),
+        nn.Module(),
+    )
     layer.attention.inner = InnerAttention(
         softcap=2.0 if bent == "capped" else None, alibi=Alibi(HEADS) if bent == "alibi" else None
     )
@@ -52,7 +57,9 @@ def model(bent: str = "plain") -> nn.Module:
     return whole
 
 
-def attend(whole: nn.Module, tensors: list[Tensor], documents_bs: Tensor | None, positions_s: Tensor) -> list[Tensor]:
+def attend(
+    whole: nn.Module, tensors: list[Tensor], documents_bs: Tensor | None, positions_s: Tensor
+) -> list[Tensor]:
     """[output, dq, dk, dv] of the model's attention."""
     q, k, v = (tensor.detach().clone().requires_grad_() for tensor in tensors[:3])
     attention = whole.layers["0"].attention
@@ -126,14 +133,18 @@ def compare_bf16(form: str) -> tuple[bool, float, int]:
     runs = [attend(split, part, numbers[:, positions], positions) for _ in range(2)]
     F.scaled_dot_product_attention = kernel
     same = all(torch.equal(first, second) for first, second in zip(*runs))
-    exact = attend(model(), [x.float() for x in projections(4, torch.bfloat16)], numbers, torch.arange(LENGTH))
+    exact = attend(
+        model(), [x.float() for x in projections(4, torch.bfloat16)], numbers, torch.arange(LENGTH)
+    )
     worst = max((ours - theirs[:, :, positions]).abs().max().item() for ours, theirs in zip(runs[0], exact))
     return same, worst, sum(products) // 2
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_bf16_repeats_bit_by_bit_with_equal_work(form: str) -> None:
-    """bf16 goes over gloo both ways within its rounding, twice the same bits, and every rank computes as much."""
+    """bf16 goes over gloo both ways within its rounding, twice the same bits, and every rank computes as
+    much.
+    """
     same, worst, products = zip(*run_ranks(compare_bf16, 4, form))
     assert all(same)
     assert max(worst) < 0.05
@@ -176,7 +187,9 @@ def spread_of_work(split, ranks: int) -> int:
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_positions_are_a_balanced_partition(ranks: int) -> None:
-    """Every position on one rank, causal pairs equal on all (contiguous parts are not), and back to the sequence."""
+    """Every position on one rank, causal pairs equal on all (contiguous parts are not), and back to the
+    sequence.
+    """
     parts = [context_positions(LENGTH, ranks, rank) for rank in range(ranks)]
     assert torch.equal(torch.cat(parts).sort().values, torch.arange(LENGTH))
     assert {part.numel() for part in parts} == {LENGTH // ranks}

@@ -1,4 +1,6 @@
-"""FP8 products: within the formats' bounds, the same on every layout, and gone without a trace from names and checkpoints."""
+"""FP8 products: within the formats' bounds, the same on every layout, and gone without a trace from names and
+checkpoints.
+"""
 
 import runpy
 from collections.abc import Sequence
@@ -50,7 +52,11 @@ def test_errors_stay_within_the_formats_bounds(scaling, tails):
     assert [row["product"] for row in rows] == ["output", "input gradient", "weight gradient"]
     for row in rows:
         # Rounding errors are spread evenly at worst, so that the bound is no empty one either.
-        low = 0 if row["product"] == "weight gradient" and scaling == "rowwise_with_gw_hp" else 0.5 * row["bound"]
+        low = (
+            0
+            if row["product"] == "weight gradient" and scaling == "rowwise_with_gw_hp"
+            else 0.5 * row["bound"]
+        )
         assert low <= row["error"] <= row["bound"], row
 
 
@@ -63,7 +69,9 @@ def test_coarser_rounding_breaks_the_bound():
             for what in ("input", "input_for_grad_weight", "weight", "weight_for_grad_input")
         },
     )
-    rows = NUMERICS["measured"](fine, NUMERICS["SMALL"], "normal", torch.device("cpu"), torch.float32, used=coarse)
+    rows = NUMERICS["measured"](
+        fine, NUMERICS["SMALL"], "normal", torch.device("cpu"), torch.float32, used=coarse
+    )
     assert all(row["error"] > row["bound"] for row in rows if row["product"] == "output"), rows
 
 
@@ -77,7 +85,9 @@ def fill(name: str, shape: torch.Size) -> torch.Tensor:
 def build(sizes: dict, fp8: Fp8, precision: str = "fp8", between: str | None = None, is_scaled: bool = True):
     """A filled model on its mesh. between: the dtype between products, default that of `precision`."""
     world = build.world = getattr(build, "world", None) or start_world(30, "cpu")
-    placement = SimpleNamespace(**Layout(**(dict.fromkeys(AXES, 1) | sizes)).model_dump(), start_timeout_seconds=30)
+    placement = SimpleNamespace(
+        **Layout(**(dict.fromkeys(AXES, 1) | sizes)).model_dump(), start_timeout_seconds=30
+    )
     placement.compile = False
     if placement.pipeline > 1:
         placement.pipeline_layers = (1, 1)
@@ -97,7 +107,9 @@ def build(sizes: dict, fp8: Fp8, precision: str = "fp8", between: str | None = N
 
 
 def tokens() -> torch.Tensor:
-    return torch.randint(0, CONFIG.vocab_size, (SEQUENCES, LENGTH + 1), generator=torch.Generator().manual_seed(5))
+    return torch.randint(
+        0, CONFIG.vocab_size, (SEQUENCES, LENGTH + 1), generator=torch.Generator().manual_seed(5)
+    )
 
 
 def loss_of(model: nn.Module, mesh, tokens_bs: torch.Tensor) -> torch.Tensor:
@@ -123,7 +135,9 @@ def backward(model: nn.Module, mesh, micro_batches: int) -> dict:
     return {"loss": sum_over_data(loss, mesh).item(), "gradients": gradients}
 
 
-def on_ranks(sizes: dict, cases: list[Fp8], micro_batches: int, between: str | None, unscaled: Sequence[Fp8] = ()) -> list[dict]:
+def on_ranks(
+    sizes: dict, cases: list[Fp8], micro_batches: int, between: str | None, unscaled: Sequence[Fp8] = ()
+) -> list[dict]:
     """One answer for each of `cases`, and of `unscaled`, whose weights have no common scale."""
     results = [one_case(sizes, fp8, micro_batches, between, True) for fp8 in cases]
     return results + [one_case(sizes, fp8, micro_batches, between, False) for fp8 in unscaled]
@@ -145,12 +159,14 @@ def difference(ours: dict, theirs: dict) -> float:
     return max(((ours[name] - theirs[name]).norm() / theirs[name].norm()).item() for name in ours)
 
 
-CASES = [Fp8(emulate=True, scaling=scaling) for scaling in SCALINGS] + [Fp8(emulate=True, gathered_in_fp8=False)]
+CASES = [Fp8(emulate=True, scaling=scaling) for scaling in SCALINGS] + [
+    Fp8(emulate=True, gathered_in_fp8=False)
+]
 
 
 def test_sharded_ranks_equal_one():
-    """Scales are each micro-batch's own. So one rank that takes for micro-batches what two ranks take side by side rounds
-    the same numbers in the same way, and only fp32 sums of gradients may differ: 1e-6.
+    """Scales are each micro-batch's own. So one rank that takes for micro-batches what two ranks take side by
+    side rounds the same numbers in the same way, and only fp32 sums of gradients may differ: 1e-6.
     """
     (alone,) = run_ranks(on_ranks, 1, {}, CASES, SEQUENCES, None)
     for rank in run_ranks(on_ranks, 2, {"shard": 2}, CASES, SEQUENCES // 2, None):
@@ -163,10 +179,11 @@ def test_sharded_ranks_equal_one():
 def test_tensor_ranks_equal_one():
     """A scale is that of the whole tensor, over the tensor axis.
 
-    Split sums differ in their last bits, by δ ≈ 2⁻²³, and where such a number lies near the middle of two FP8 numbers (one
-    in Δ / δ, with Δ = 2⁻³ between e4m3 numbers) it is rounded to the other: an RMS of √(δ Δ), which is the δ of the next
-    rounding: 1.2e-4, 3.9e-3, 2.2e-2, towards FP8's own error of some 5 % in a deep model. Here two layers stay below
-    2 %, and scales of each rank by itself, which round differently everywhere, do not.
+    Split sums differ in their last bits, by δ ≈ 2⁻²³, and where such a number lies near the middle of two FP8
+    numbers (one in Δ / δ, with Δ = 2⁻³ between e4m3 numbers) it is rounded to the other: an RMS of √(δ Δ),
+    which is the δ of the next rounding: 1.2e-4, 3.9e-3, 2.2e-2, towards FP8's own error of some 5 % in a deep
+    model. Here two layers stay below 2 %, and scales of each rank by itself, which round differently
+    everywhere, do not.
     """
     (alone,) = run_ranks(on_ranks, 1, {}, CASES, 1, "fp32")
     for rank in run_ranks(on_ranks, 2, {"tensor": 2}, CASES, 1, "fp32", CASES[:1]):
@@ -179,7 +196,9 @@ def test_tensor_ranks_equal_one():
 def in_stages(schedule: str, fp8: Fp8) -> dict:
     model, mesh = build({"pipeline": 2, "pipeline_schedule": schedule}, fp8)
     tokens_bs = tokens()[:, :-1]
-    hidden = torch.empty(1, LENGTH, CONFIG.hidden_size, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    hidden = torch.empty(
+        1, LENGTH, CONFIG.hidden_size, device="meta", dtype=torch.bfloat16, requires_grad=True
+    )
     weights = torch.linspace(-1, 1, LENGTH * CONFIG.hidden_size).view(LENGTH, -1).sin()
     run = schedule_of(
         model, schedule, SEQUENCES, tokens_bs[:1].to("meta"), hidden, hidden,
@@ -188,12 +207,16 @@ def in_stages(schedule: str, fp8: Fp8) -> dict:
     losses = []
     run.step(*[tokens_bs] * (model.first is not None), target=tokens_bs, losses=losses, return_outputs=False)
     gradients = {n: p.grad.full_tensor().clone() for n, p in model.named_parameters() if p.grad is not None}
-    with_fp8 = [name for name, module in model.parts.named_modules() if type(module).__name__ == "Float8Linear"]
+    with_fp8 = [
+        name for name, module in model.parts.named_modules() if type(module).__name__ == "Float8Linear"
+    ]
     return {"loss": sum(losses).item() if losses else None, "gradients": gradients, "linears": with_fp8}
 
 
 def test_pipeline_stages_equal_one_rank():
-    """The same micro-batches in the same order on both stages, which have the layers' own numbers: fp32 sums, 1e-6."""
+    """The same micro-batches in the same order on both stages, which have the layers' own numbers: fp32 sums,
+    1e-6.
+    """
     fp8 = Fp8(emulate=True, kept_in_bf16=("layers.1.mlp",))
     ((one,),) = run_ranks(on_ranks, 1, {}, [fp8], SEQUENCES, None)
     stages = run_ranks(in_stages, 2, "1f1b", fp8)
@@ -208,7 +231,9 @@ def test_pipeline_stages_equal_one_rank():
 def test_names_are_those_of_bf16_and_what_is_kept_is_kept():
     (names,) = run_ranks(swapped, 1, Fp8(emulate=True, kept_in_bf16=("layers.0", "*.attention.[qk]")))
     assert names["parameters"] == names["in bf16"] and names["state"] == names["in bf16"]
-    kept = {name for name in layer_matrices(CONFIG) if name.startswith("layers.0.") or name.endswith((".q", ".k"))}
+    kept = {
+        name for name in layer_matrices(CONFIG) if name.startswith("layers.0.") or name.endswith((".q", ".k"))
+    }
     assert set(names["swapped"]) == set(layer_matrices(CONFIG)) - kept
 
 
@@ -218,12 +243,15 @@ def swapped(fp8: Fp8) -> dict[str, list[str]]:
         "parameters": [name for name, _ in model.named_parameters()],
         "state": list(model.state_dict()),
         "in bf16": [name for name, _ in Llama(CONFIG).named_parameters()],
-        "swapped": [name for name, module in model.named_modules() if type(module).__name__ == "Float8Linear"],
+        "swapped": [
+            name for name, module in model.named_modules() if type(module).__name__ == "Float8Linear"
+        ],
     }
 
 
 def test_in_bf16_is_bf16_and_leaves_no_trace():
-    """Bit for bit what a model laid out in bf16 gives, also from weights gathered in FP8; and FP8 is as it was after it.
+    """Bit for bit what a model laid out in bf16 gives, also from weights gathered in FP8; and FP8 is as it
+    was after it.
 
     FP8's gradient of the same batch points the same way: a cosine of 0.99 at least.
     """
@@ -258,7 +286,9 @@ def fp8_and_bf16(sizes: dict, fp8: Fp8) -> dict:
 
 
 def test_checkpoints_know_nothing_of_fp8(tmp_path):
-    """bf16 on two ranks → FP8, weights gathered so, on two tensor ranks → bf16 on one: every weight bit for bit."""
+    """bf16 on two ranks → FP8, weights gathered so, on two tensor ranks → bf16 on one: every weight bit for
+    bit.
+    """
     run_ranks(saved, 2, {"shard": 2}, "bf16", None, tmp_path / "a")
     run_ranks(saved, 2, {"tensor": 2}, "fp8", tmp_path / "a", tmp_path / "b")
     run_ranks(saved, 1, {}, "bf16", tmp_path / "b", tmp_path / "c")
@@ -271,7 +301,9 @@ def saved(sizes: dict, precision: str, source: Path | None, target: Path) -> Non
     """Restores `source` or trains one step, and saves to `target`."""
     model, mesh = build(sizes, Fp8(emulate=True), precision)
     parameters = dict(model.named_parameters())
-    settings = SimpleNamespace(weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, optimiser_state="fp32")
+    settings = SimpleNamespace(
+        weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, optimiser_state="fp32"
+    )
     optimiser = build_optimiser(model, settings)
     tensors = parameters | optimiser.moments()
     assert {type(local(tensor)) for tensor in tensors.values()} <= {torch.Tensor, nn.Parameter}
@@ -296,21 +328,34 @@ def step_of_adamw(model: nn.Module, mesh, optimiser) -> None:
 
 def test_a_step_moves_weights_that_are_gathered_in_fp8():
     """AdamW's fused step and clipping see plain fp32, and the next scale is that of the moved weights."""
-    assert run_ranks(moved, 2, {"shard": 2}, Fp8(emulate=True)) == [{"moved": True, "scales": True, "filled": True}] * 2
+    assert (
+        run_ranks(moved, 2, {"shard": 2}, Fp8(emulate=True))
+        == [{"moved": True, "scales": True, "filled": True}] * 2
+    )
 
 
 def moved(sizes: dict, fp8: Fp8) -> dict[str, bool]:
     model, mesh = build(sizes, fp8)
-    settings = SimpleNamespace(weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, optimiser_state="fp32")
+    settings = SimpleNamespace(
+        weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, optimiser_state="fp32"
+    )
     before = {name: local(parameter).clone() for name, parameter in model.named_parameters()}
-    filled = all(torch.equal(before[n], fill(n, p.shape)[local_slices(p)]) for n, p in model.named_parameters())
+    filled = all(
+        torch.equal(before[n], fill(n, p.shape)[local_slices(p)]) for n, p in model.named_parameters()
+    )
     step_of_adamw(model, mesh, build_optimiser(model, settings))
-    weights = {name: p for name, p in model.named_parameters() if name.removesuffix(".weight") in layer_matrices(CONFIG)}
+    weights = {
+        name: p
+        for name, p in model.named_parameters()
+        if name.removesuffix(".weight") in layer_matrices(CONFIG)
+    }
     whole = {name: parameter.full_tensor() for name, parameter in weights.items()}
     scales = {name: p._local_tensor._precomputed_scale for name, p in weights.items()}
     return {
         "moved": all(not torch.equal(local(p), before[name]) for name, p in weights.items()),
-        "scales": all(torch.isclose(scales[name] * whole[name].abs().max(), torch.tensor(448.0)) for name in whole),
+        "scales": all(
+            torch.isclose(scales[name] * whole[name].abs().max(), torch.tensor(448.0)) for name in whole
+        ),
         "filled": filled,
     }
 
@@ -321,7 +366,9 @@ def moved(sizes: dict, fp8: Fp8) -> dict[str, bool]:
 def test_devices_without_fp8_are_refused(monkeypatch):
     cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
     refuse_without_fp8(cpu, Fp8(emulate=True))
-    with pytest.raises(KieloError, match=r"the CPU does not .*8\.9 on \(H100\).*gfx942.*train.fp8.emulate = true"):
+    with pytest.raises(
+        KieloError, match=r"the CPU does not .*8\.9 on \(H100\).*gfx942.*train.fp8.emulate = true"
+    ):
         refuse_without_fp8(cpu, Fp8())
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A100")
     monkeypatch.setattr(torch.version, "hip", None)
@@ -329,7 +376,12 @@ def test_devices_without_fp8_are_refused(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
         assert refused(gpu) == is_refused
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    for architecture, is_refused in (("gfx90a:sramecc+", True), ("gfx1030", True), ("gfx942", False), ("gfx950", False)):
+    for architecture, is_refused in (
+        ("gfx90a:sramecc+", True),
+        ("gfx1030", True),
+        ("gfx942", False),
+        ("gfx950", False),
+    ):
         properties = SimpleNamespace(gcnArchName=architecture)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, p=properties: p)
         assert refused(gpu) == is_refused

@@ -1,4 +1,6 @@
-"""What one rank of each node does for all: done once a node, told alike on all ranks, and never waited for without end."""
+"""What one rank of each node does for all: done once a node, told alike on all ranks, and never waited for
+without end.
+"""
 
 import os
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""What each ZeRO degree sends: collectives of one step, counted, as the docstring of `parallel/shard.py` says."""
+"""What each ZeRO degree sends: collectives of one step, counted, as the docstring of `parallel/shard.py`
+says.
+"""
 
 from collections import Counter
 
@@ -58,7 +60,8 @@ def collectives_of_a_step(sizes: dict) -> dict[str, int]:
     [
         (1, GROUPS, GROUPS),  # once a step, however many micro-batches
         (2, GROUPS, GROUPS * MICRO_BATCHES),
-        (3, 1 + 2 * LAYERS * MICRO_BATCHES, GROUPS * MICRO_BATCHES),  # layers for forward and backward; the root once
+        # layers for forward and backward; the root once
+        (3, 1 + 2 * LAYERS * MICRO_BATCHES, GROUPS * MICRO_BATCHES),
     ],
 )
 def test_a_step_sends_what_its_zero_degree_says(zero, gathers, scatters):
@@ -69,7 +72,9 @@ def test_a_step_sends_what_its_zero_degree_says(zero, gathers, scatters):
 
 
 def test_replicas_are_summed_once_a_step():
-    """Hybrid sharding: gradients cross the replicas at the last micro-batch only, whatever was scattered before."""
+    """Hybrid sharding: gradients cross the replicas at the last micro-batch only, whatever was scattered
+    before.
+    """
     hybrid = run_ranks(collectives_of_a_step, 4, {"shard": 2, "replicate": 2, "zero": 2})[0]
     alone = run_ranks(collectives_of_a_step, 2, {"shard": 2, "zero": 2})[0]
     sums_of_the_loss = 2  # the counted tokens and the loss, over the axis `replicate` too

@@ -31,7 +31,9 @@ PIPELINE = "layout.pipeline=2"
 
 def planned(ranks: int, micro_batches: int, *sets: str) -> Resolved:
     """Without context ranks."""
-    axes = [int(word.split("=")[1]) for word in sets if word.startswith(("layout.tensor=", "layout.pipeline="))]
+    axes = [
+        int(word.split("=")[1]) for word in sets if word.startswith(("layout.tensor=", "layout.pipeline="))
+    ]
     rows = ranks // int(np.prod(axes, initial=1)) * micro_batches
     recipe = read_recipe("demo_estonian", [*SMALL, *sets, f"train.tokens_per_step={512 * rows}"]).recipe
     return resolve(recipe, "no_such_folder", ranks, "cpu", text=imagined_text(recipe))
@@ -66,7 +68,9 @@ def planned_memory(resolved: Resolved):
     ],
 )
 def test_static_bytes_are_those_counted_parameter_by_parameter(ranks, sets):
-    """At every ZeRO degree 16 bytes a parameter over the shards, of a rank with a table, within half a per cent."""
+    """At every ZeRO degree 16 bytes a parameter over the shards, of a rank with a table, within half a per
+    cent.
+    """
     resolved = planned(ranks, 4, *sets)
     placement = resolved.placement
     ends = {0, rank_of_stage(placement, placement.pipeline - 1)} if placement.pipeline > 1 else {0}
@@ -97,8 +101,8 @@ def test_peaks_are_those_of_rehearsals(ranks, micro_batches, sets):
 
 
 def test_layers_keep_what_autograd_keeps():
-    """Bytes a token and layer that were measured as the difference of two rehearsals, of 3 and of 2 layers: Llama's shape
-    of hidden 4,096, MLP 11,008, 32 heads and 8 of keys.
+    """Bytes a token and layer that were measured as the difference of two rehearsals, of 3 and of 2 layers:
+    Llama's shape of hidden 4,096, MLP 11,008, 32 heads and 8 of keys.
     """
     model = read_recipe("demo_estonian", [
         "model.vocab_size=32000", "model.hidden_size=4096", "model.intermediate_size=11008", "model.num_attention_heads=32",
@@ -117,7 +121,9 @@ def test_layers_keep_what_autograd_keeps():
 def test_columns_do_not_depend_on_what_a_search_changes():
     """A search makes a form's columns once and then puts in data-parallel ranks and micro-batches."""
     model = planned(1, 2).identity.model
-    columns = [own_columns(model, Layout(shard=shard, replicate=copies), 512) for shard, copies in ((2, 1), (16, 4))]
+    columns = [
+        own_columns(model, Layout(shard=shard, replicate=copies), 512) for shard, copies in ((2, 1), (16, 4))
+    ]
     assert columns[0] == columns[1]
 
 
@@ -130,7 +136,9 @@ def test_kielo_and_other_engines_stand_in_one_workload():
 
 
 def test_zero_degrees_of_kielo_differ_only_within_a_step():
-    """Parameters and gradients lie whole during a step, only the gradients' shards, or one layer at a time."""
+    """Parameters and gradients lie whole during a step, only the gradients' shards, or one layer
+    at a time.
+    """
     rows = [planned_memory(planned(8, 2, f"layout.zero={zero}")) for zero in (1, 2, 3)]
     assert rows[0].static == rows[1].static == rows[2].static
     assert rows[0].gathered[0] > rows[1].gathered[0] > rows[2].gathered[0]
@@ -140,8 +148,8 @@ def test_zero_degrees_of_kielo_differ_only_within_a_step():
 
 
 def test_degrees_differ_in_what_they_send():
-    """Of a parameter and step, of 1/8 less: degree 1 gathers 2 bytes and scatters 4; 2 scatters 4 for each micro-batch; 3 gathers
-    for each too (6 in all, as fitted), with a pipeline it scatters once.
+    """Of a parameter and step, of 1/8 less: degree 1 gathers 2 bytes and scatters 4; 2 scatters 4 for each
+    micro-batch; 3 gathers for each too (6 in all, as fitted), with a pipeline it scatters once.
     """
 
     model = planned(1, 1).identity.model

@@ -21,18 +21,34 @@ def stages(ranks: int, chunks: int, hop: float = 0.0, heavy_last: float = 1.0) -
 @pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
 @pytest.mark.parametrize(("ranks", "micro_batches"), SIZES)
 def test_closed_form_and_simulation_agree(schedule, chunks, ranks, micro_batches):
-    """Within 2 %: for equal stages, for hops of 2 % of a forward pass, and for a last stage that has the head."""
-    for given in (stages(ranks, chunks), stages(ranks, chunks, hop=0.02), stages(ranks, chunks, heavy_last=1.3)):
+    """Within 2 %: for equal stages, for hops of 2 % of a forward pass, and for a last stage that has the
+    head.
+    """
+    for given in (
+        stages(ranks, chunks),
+        stages(ranks, chunks, hop=0.02),
+        stages(ranks, chunks, heavy_last=1.3),
+    ):
         simulated = simulated_seconds(schedule, given, ranks, micro_batches)
-        assert closed_form_seconds(schedule, given, ranks, micro_batches) == pytest.approx(simulated, rel=0.02)
+        assert closed_form_seconds(schedule, given, ranks, micro_batches) == pytest.approx(
+            simulated, rel=0.02
+        )
 
 
 @pytest.mark.parametrize(
     ("schedule", "chunks", "bubble"),
-    [("gpipe", 1, 3 / 8), ("1f1b", 1, 3 / 8), ("interleaved_1f1b", 2, 3 / 16), ("interleaved_1f1b", 4, 3 / 32), ("zbv", 2, 1 / 16)],
+    [
+        ("gpipe", 1, 3 / 8),
+        ("1f1b", 1, 3 / 8),
+        ("interleaved_1f1b", 2, 3 / 16),
+        ("interleaved_1f1b", 4, 3 / 32),
+        ("zbv", 2, 1 / 16),
+    ],
 )
 def test_bubbles_are_those_of_the_papers(schedule, chunks, bubble):
-    """(p - 1)/m for GPipe and 1F1B, (p - 1)/(v m) interleaved; for ZB-V only the first forward's way, (p - 1)/(6 m)."""
+    """(p - 1)/m for GPipe and 1F1B, (p - 1)/(v m) interleaved; for ZB-V only the first forward's way, (p -
+    1)/(6 m).
+    """
     seconds = simulated_seconds(schedule, StageSeconds.equal(4 * chunks, 1.0 / chunks), 4, 8)
     assert seconds / (8 * 3) - 1 == pytest.approx(bubble)
 
@@ -53,7 +69,11 @@ def test_a_timeline_can_happen(schedule, chunks):
         assert all(before.end <= after.start + 1e-9 for before, after in zip(some, some[1:]))
     last = ranks * chunks - 1
     for span in spans:
-        needs = {"forward": ("forward", span.stage - 1), "backward": ("backward", span.stage + 1), "weights": ("backward", span.stage)}
+        needs = {
+            "forward": ("forward", span.stage - 1),
+            "backward": ("backward", span.stage + 1),
+            "weights": ("backward", span.stage),
+        }
         kind, stage = needs[span.kind]
         if span.kind == "backward" and span.stage == last:
             kind, stage = "forward", last
@@ -65,7 +85,11 @@ def test_a_timeline_can_happen(schedule, chunks):
 @pytest.mark.parametrize(
     ("schedule", "chunks", "ranks", "micro_batches"),
     [
-        *(("interleaved_1f1b", chunks, *size) for chunks in (2, 3) for size in ((8, 6), (8, 3), (16, 27), (8, 30), (5, 12))),
+        *(
+            ("interleaved_1f1b", chunks, *size)
+            for chunks in (2, 3)
+            for size in ((8, 6), (8, 3), (16, 27), (8, 30), (5, 12))
+        ),
         *(("interleaved_zero_bubble", 2, *size) for size in ((16, 27), (8, 30), (5, 12))),
     ],
 )
@@ -73,7 +97,9 @@ def test_rounds_of_any_size_agree(schedule, chunks, ranks, micro_batches):
     """Micro-batches that are fewer than the ranks, or no multiple of them, in rounds as torch makes them."""
     given = stages(ranks, chunks, hop=0.02)
     simulated = simulated_seconds(schedule, given, ranks, micro_batches)
-    assert simulated == pytest.approx(max(span.end for span in timeline(schedule, given, ranks, micro_batches)))
+    assert simulated == pytest.approx(
+        max(span.end for span in timeline(schedule, given, ranks, micro_batches))
+    )
     assert closed_form_seconds(schedule, given, ranks, micro_batches) == pytest.approx(simulated, rel=0.02)
 
 

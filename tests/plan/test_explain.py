@@ -97,25 +97,35 @@ def test_what_the_bubbles_sentence_promises_the_clock_keeps(schedule):
     assert float(left) / 100 == pytest.approx(idle(int(many)), abs=6e-4)
     assert idle(int(many)) == pytest.approx(idle(one.micro_batches) / 2, rel=0.1)
     # Each way to get as many: they are the same step with twice the micro-batches.
-    assert f"{2 * one.tokens_per_step:,} tokens a step, micro-batches of 1 × 4,096 tokens or 2 data-parallel ranks" in text
+    assert (
+        f"{2 * one.tokens_per_step:,} tokens a step, micro-batches of 1 × 4,096 tokens or 2 data-parallel "
+        "ranks" in text
+    )
 
 
 def test_the_other_schedules_bubble_is_as_the_planner_plans_it():
     one, other = planned(), planned(pipeline_schedule="interleaved_1f1b")
     text = sentence(why(one), "Pipeline bubble")
-    assert f"interleaved_1f1b with 2 stages a rank would have a bubble of {other.seconds['bubble']:.2f} s" in text
+    assert (
+        f"interleaved_1f1b with 2 stages a rank would have a bubble of {other.seconds['bubble']:.2f} s"
+        in text
+    )
     assert other.seconds["bubble"] < 0.6 * one.seconds["bubble"]
     assert "zbv" in text and "zbv" not in sentence(why(planned(recompute="full")), "Pipeline bubble")
 
 
-@pytest.mark.parametrize("recompute", [{"recompute": "full"}, {"recompute": "operators"}, {"recompute": "attention"}])
+@pytest.mark.parametrize(
+    "recompute", [{"recompute": "full"}, {"recompute": "operators"}, {"recompute": "attention"}]
+)
 def test_recomputation_is_what_its_absence_saves(recompute):
     with_it, without = planned(**recompute), planned()
     for part, seconds in recomputed_seconds(with_it).items():
         assert with_it.seconds[part] - seconds == pytest.approx(without.seconds[part], rel=1e-9, abs=1e-9)
     if recompute["recompute"] == "full":  # a forward pass by a pass of three, less the head's
         assert 30 <= int(re.search(r"(\d+)% more FLOPs", sentence(why(with_it), "Recomputation"))[1]) <= 33
-    assert f"Without it the step would take {without.step_seconds:.1f} s" in sentence(why(with_it), "Recomputation")
+    assert f"Without it the step would take {without.step_seconds:.1f} s" in sentence(
+        why(with_it), "Recomputation"
+    )
 
 
 def test_hidden_traffic_is_told_with_the_exposed():
@@ -125,7 +135,9 @@ def test_hidden_traffic_is_told_with_the_exposed():
     work = workload(one.job, [(one.layout, one.micro_batch, one.job.phase)])
     once, each = data_seconds(work, one.job.efficiency.of(work))
     assert hidden > 0
-    assert hidden + one.seconds["data_traffic"] == pytest.approx(float(once[0] + each[0] * one.micro_batches), rel=1e-2)
+    assert hidden + one.seconds["data_traffic"] == pytest.approx(
+        float(once[0] + each[0] * one.micro_batches), rel=1e-2
+    )
 
 
 def test_differences_between_layouts_add_up():
@@ -133,10 +145,14 @@ def test_differences_between_layouts_add_up():
     assert sum(differences(one, two).values()) == pytest.approx(one.step_seconds - two.step_seconds)
     against = [line for line in why(one, [one, two, elsewhere]) if line.startswith("Against")]
     assert len(against) == 1 and two.name in against[0]
-    numbers = [float(text.replace("−", "-")) for text in re.findall(r"(?:\(|rest )([−+][\d.]+) s", against[0])]
+    numbers = [
+        float(text.replace("−", "-")) for text in re.findall(r"(?:\(|rest )([−+][\d.]+) s", against[0])
+    ]
     # Each is rounded to the step's fourth figure.
     assert sum(numbers) == pytest.approx(one.step_seconds - two.step_seconds, abs=0.05 * len(numbers))
-    assert "faster" in against[0] and against[0].index("better in matrix products") < against[0].index("the rest")
+    assert "faster" in against[0] and against[0].index("better in matrix products") < against[0].index(
+        "the rest"
+    )
 
 
 def test_the_verdict_names_the_faster_and_why():
@@ -148,7 +164,9 @@ def test_the_verdict_names_the_faster_and_why():
         assert "mostly by matrix products (−" in verdict(several)
     large = replace(one, bytes={"weights": 1e12})
     assert verdict([large]) == f"{one.name} (1000.0 of {one.job.usable_bytes / 1e9:.1f} GB) does not fit."
-    assert verdict([large, slow]).startswith(f"{slow.name} alone fits") and "does not fit" in verdict([large, slow])
+    assert verdict([large, slow]).startswith(f"{slow.name} alone fits") and "does not fit" in verdict(
+        [large, slow]
+    )
     elsewhere = replace(slow, nodes=2 * NODES)
     assert f"than {slow.name} on {2 * NODES} nodes" in verdict([fast, elsewhere])
 
@@ -161,5 +179,7 @@ def test_the_table_has_a_column_a_layout_that_adds_up():
     assert "context traffic, s" not in table
     parts = [row for row in rows if row[0].endswith(", s") and not row[0].startswith(("step", "80%"))]
     for column, each in enumerate(several):
-        assert sum(float(row[column + 1]) for row in parts) == pytest.approx(each.step_seconds, abs=0.05 * len(parts))
+        assert sum(float(row[column + 1]) for row in parts) == pytest.approx(
+            each.step_seconds, abs=0.05 * len(parts)
+        )
         assert table["fits"][column] == ("yes" if each.fits else "no")

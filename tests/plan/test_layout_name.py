@@ -31,17 +31,23 @@ def test_names_read_as_people_say_them():
     assert layout_name(layout(recompute="full", context=1), 1) == "tp8-pp4-dp16-mb1-zero1-1f1b-full"
     assert layout_name(Layout(shard=1), 4) == "dp1-mb4-zero1"
     assert layout_name(Layout(shard=1, tensor=8, sequence_parallel=False), 4) == "tp8-nosp-mb4-zero1"
-    assert layout_name(layout(replicate=2, shard=8, pipeline_schedule="zbv"), 2) == "tp8-pp4-cp2-dp16-hsdp8-mb2-zero1-zbv"
+    assert (
+        layout_name(layout(replicate=2, shard=8, pipeline_schedule="zbv"), 2)
+        == "tp8-pp4-cp2-dp16-hsdp8-mb2-zero1-zbv"
+    )
 
 
 def test_every_field_of_a_layout_is_in_its_name():
-    """Whatever differs between two layouts that run differently gives two names, and only its own name finds it again."""
+    """Whatever differs between two layouts that run differently gives two names, and only its own name finds
+    it again.
+    """
     several = [(layout(**change), micro_batch) for change in CHANGES for micro_batch in (1, 2)]
     names = [layout_name(*each) for each in several]
     assert len(set(names)) == len(names)
     for name, each in zip(names, several):
         assert matches(name)(*each)
-        # A name that leaves the usual unsaid also lets in layouts that say more: no other field may differ unseen.
+        # A name that leaves the usual unsaid also lets in layouts that say more: no other field may differ
+        # unseen.
         for other in several:
             assert not matches(name)(*other) or set(name.split("-")) <= set(layout_name(*other).split("-"))
     assert {field for change in CHANGES for field in change} | {"expert"} == set(Layout.model_fields)
@@ -53,7 +59,8 @@ def test_the_usual_number_of_stages_may_be_said_or_not():
 
 
 @pytest.mark.parametrize(
-    "wanted", ["tp8pp4", "TP8×PP4", "tp8 x pp4", "tp8xPP4", "pp4,tp8", "tp 8 pp=4", "tp8-pp41f1b", " tp8-pp4- "]
+    "wanted",
+    ["tp8pp4", "TP8×PP4", "tp8 x pp4", "tp8xPP4", "pp4,tp8", "tp 8 pp=4", "tp8-pp41f1b", " tp8-pp4- "],
 )
 def test_a_partial_name_is_typed_in_many_ways(wanted):
     assert matches(wanted)(layout(), 1)

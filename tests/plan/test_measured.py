@@ -46,11 +46,15 @@ def _resolved(folder: Path, phases=SHAPES, ranks: int = 2, gpu: str | None = Non
         })  # fmt: skip
     recipe = type(recipe).model_validate(content)
     device = "cpu" if gpu is None else "cuda"
-    return resolve(recipe, folder, world_size=ranks, device=device, accelerator=gpu, text=imagined_text(recipe))
+    return resolve(
+        recipe, folder, world_size=ranks, device=device, accelerator=gpu, text=imagined_text(recipe)
+    )
 
 
 def _run(folder: Path, machine: Machine, resolved: Resolved, every: int = 1, noise: float = 0.0) -> Path:
-    """metrics.jsonl and resolved.toml as that machine would leave them: slow first steps, a held-out row, half a line."""
+    """metrics.jsonl and resolved.toml as that machine would leave them: slow first steps, a held-out row,
+    half a line.
+    """
     path = folder / "train" / "metrics.jsonl"
     path.parent.mkdir(parents=True)
     path.write_text("")
@@ -94,7 +98,14 @@ def _machine(changes: Mapping[str, float], name: str = "cpu") -> Machine:
     return Machine(figures, constants, spread, precision, 2, ())
 
 
-CPU = {"flops": 2.3, "bytes_a_flop": 0.9, "link_share": 1.4, "flash": 1.5, "layer_seconds": 0.7, "elementwise": 1.1}
+CPU = {
+    "flops": 2.3,
+    "bytes_a_flop": 0.9,
+    "link_share": 1.4,
+    "flash": 1.5,
+    "layer_seconds": 0.7,
+    "elementwise": 1.1,
+}
 
 
 def test_one_run_tells_other_shapes_and_layouts(tmp_path):
@@ -113,7 +124,9 @@ def test_own_rows_are_told(tmp_path):
     truth = _machine(CPU)
     path = _run(tmp_path / "own", truth, _resolved(tmp_path))
     shapes = compare(measure([path]), path)
-    assert [(shape.sequence_length, shape.micro_batch, shape.micro_batches) for shape in shapes] == [s[:3] for s in SHAPES]
+    assert [(shape.sequence_length, shape.micro_batch, shape.micro_batches) for shape in shapes] == [
+        s[:3] for s in SHAPES
+    ]
     assert all(shape.planned_seconds == pytest.approx(shape.measured_seconds, rel=0.01) for shape in shapes)
 
 
@@ -142,7 +155,12 @@ def test_a_machine_is_written_and_read(tmp_path):
     machine = measure([_run(tmp_path / "own", _machine(CPU), _resolved(tmp_path))])
     write_machine(machine, path)
     read = read_machine(path)
-    assert (read.accelerator, read.precision, read.ranks, read.runs) == (machine.accelerator, "fp32", 2, machine.runs)
+    assert (read.accelerator, read.precision, read.ranks, read.runs) == (
+        machine.accelerator,
+        "fp32",
+        2,
+        machine.runs,
+    )
     assert read.spread == pytest.approx(machine.spread, rel=1e-3)
     for name, values in machine.efficiency.values.items():
         assert read.efficiency.values[name] == pytest.approx(values, rel=1e-3)
@@ -169,7 +187,7 @@ def test_only_the_newest_attempt_counts(tmp_path):
             row[key] = row.get(key, 0.0) / 9
         row["seconds"] = row.get("seconds", 0.0) * 9
     path.write_text("".join(json.dumps(row) + "\n" for row in slower) + "\n".join(lines[24:]))
-    ((length, size, number), times), = measured._read_run(path).seconds.items()
+    (((length, size, number), times),) = measured._read_run(path).seconds.items()
     assert (length, size, number) == (256, 1, 4)
     assert np.median(times) == pytest.approx(_true_seconds(truth, resolved)[1])
 
@@ -205,7 +223,11 @@ def test_other_devices(tmp_path):
     """On a processor, other numbers of ranks are other devices too."""
     two = _run(tmp_path / "two", _machine({}), _resolved(tmp_path))
     one = _run(tmp_path / "one", _machine({}), _resolved(tmp_path, ranks=1))
-    gpu = _run(tmp_path / "gpu", _machine({}, "h100_80"), _resolved(tmp_path, gpu="h100_80", **{"train.precision": "bf16"}))
+    gpu = _run(
+        tmp_path / "gpu",
+        _machine({}, "h100_80"),
+        _resolved(tmp_path, gpu="h100_80", **{"train.precision": "bf16"}),
+    )
     with pytest.raises(KieloError, match="is of 1 ranks on a processor in fp32, .* of 2 ranks"):
         measure([two, one])
     with pytest.raises(KieloError, match="is of h100_80 in bf16, .* of 2 ranks on a processor in fp32"):

@@ -8,13 +8,23 @@ from kielo.plan.workload import ATTENTION_KERNELS
 from tests.plan.workloads import workload
 
 GIB = 2**30
-GPT_22B = {"layers": 48, "hidden": 6144, "heads": 64, "kv_heads": 64, "head_dim": 96, "ffn": 24576, "vocabulary": 51200}
+GPT_22B = {
+    "layers": 48,
+    "hidden": 6144,
+    "heads": 64,
+    "kv_heads": 64,
+    "head_dim": 96,
+    "ffn": 24576,
+    "vocabulary": 51200,
+}
 UNFUSED = ATTENTION_KERNELS.index("fused_softmax")
 
 
 @pytest.mark.parametrize(("data", "gib"), [(2, 32.05), (4, 24.04), (8, 20.03), (16, 18.03), (32, 17.03)])
 def test_static_bytes_are_those_that_lumi_logged(data, gib):
-    """175B at TP8 PP8: DeepSpeed's memory after its optimiser was made, within 1 % at every data-parallel degree."""
+    """175B at TP8 PP8: DeepSpeed's memory after its optimiser was made, within 1 % at every data-parallel
+    degree.
+    """
     shape = {"layers": 70, "hidden": 14336, "heads": 112, "kv_heads": 112, "ffn": 57344, "vocabulary": 51200}
     held = memory_bytes(workload(shape | {"tensor": 8, "pipeline": 8, "data": data, "shard": data})).static[0]
     assert held / GIB == pytest.approx(gib, rel=0.01)
@@ -30,8 +40,8 @@ def test_static_bytes_are_those_that_nemo_logged():
 
 
 def test_a_layers_activations_are_korthikantis():
-    """s b h (34 + 5 a s / h) for a GPT with dropout; over t tensor ranks s b h (10 + 24/t + 5 a s / h t); with sequence
-    parallelism all of it over t; selective recomputation leaves out the scores.
+    """s b h (34 + 5 a s / h) for a GPT with dropout; over t tensor ranks s b h (10 + 24/t + 5 a s / h t);
+    with sequence parallelism all of it over t; selective recomputation leaves out the scores.
     """
     s, h, a, t, b = 2048, 6144, 64, 8, 4
     base = GPT_22B | {"dropout": 1, "kernel": UNFUSED, "micro_batch": b}
@@ -42,12 +52,16 @@ def test_a_layers_activations_are_korthikantis():
     assert alone == pytest.approx(s * b * h * (34 + 5 * a * s / h))
     assert split == pytest.approx(s * b * h * (10 + 24 / t + 5 * a * s / h / t))
     assert sequence == pytest.approx(s * b * h * (34 + 5 * a * s / h) / t)
-    selective = kept_activation_bytes(workload(base | {"tensor": t, "sequence_parallel": 1, "attention_again": 1}))[0]
+    selective = kept_activation_bytes(
+        workload(base | {"tensor": t, "sequence_parallel": 1, "attention_again": 1})
+    )[0]
     assert selective == pytest.approx(s * b * h * 34 / t)
 
 
 def test_activations_of_the_papers_figure():
-    """Korthikanti et al. 2022, figure 1, 22B on 8 devices: 59.25 GiB without recomputation, 9.56 with both methods."""
+    """Korthikanti et al. 2022, figure 1, 22B on 8 devices: 59.25 GiB without recomputation, 9.56 with both
+    methods.
+    """
     base = GPT_22B | {"dropout": 1, "kernel": UNFUSED, "micro_batch": 4, "micro_batches": 1, "tensor": 8}
     plain, both = workload(base), workload(base | {"sequence_parallel": 1, "attention_again": 1})
     assert memory_bytes(plain).activations[0] / GIB == pytest.approx(59.25, rel=0.01)
@@ -55,7 +69,9 @@ def test_activations_of_the_papers_figure():
 
 
 def test_a_pipelines_first_rank_keeps_what_is_in_flight():
-    """1F1B keeps p passes on its first rank; interleaving over v chunks (v + 1) p - 1 chunk passes; no more than there are."""
+    """1F1B keeps p passes on its first rank; interleaving over v chunks (v + 1) p - 1 chunk passes; no more
+    than there are.
+    """
     shape = {"layers": 16, "pipeline": 4, "micro_batches": 32, "vocabulary": 128}
     kept = kept_activation_bytes(workload(shape))[0]
     plain, interleaved, few = (
@@ -74,7 +90,9 @@ def test_zero_degrees_split_one_more_kind_each():
 
 
 def test_kinds_of_memory_figures_are_ordered():
-    """What torch allocated is below what it reserved, and that below what nvidia-smi shows; a driver has 79 of "80 GB"."""
+    """What torch allocated is below what it reserved, and that below what nvidia-smi shows; a driver has 79
+    of "80 GB".
+    """
     held = memory_bytes(workload())
     assert held.static[0] < held.peak("allocated")[0] < held.peak("reserved")[0] < held.peak("device")[0]
     assert usable_bytes(80e9) / GIB == pytest.approx(79.2)

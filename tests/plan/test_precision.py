@@ -1,4 +1,6 @@
-"""FP8 and moments in bf16 in plans: what most steps have, faster products, fewer bytes, and refusals that say what works."""
+"""FP8 and moments in bf16 in plans: what most steps have, faster products, fewer bytes, and refusals that say
+what works.
+"""
 
 import numpy as np
 import pytest
@@ -42,12 +44,15 @@ def test_most_steps_say_what_a_plan_is_for():
 
 
 def test_fp8_is_for_the_products_of_layers_alone():
-    """Their seconds fall by less than the peaks do; attention and the head take what they took; a finer scaling gains less;
-    what is gathered is smaller; and model FLOPs are held against the peak in FP8.
+    """Their seconds fall by less than the peaks do; attention and the head take what they took; a finer
+    scaling gains less; what is gathered is smaller; and model FLOPs are held against the peak in FP8.
     """
     wide, narrow = planned(), planned("train.precision=fp8")
     assert 0.4 < narrow.seconds["matrix"] / wide.seconds["matrix"] < 0.9
-    assert narrow.seconds["attention"] == wide.seconds["attention"] and narrow.seconds["head"] == wide.seconds["head"]
+    assert (
+        narrow.seconds["attention"] == wide.seconds["attention"]
+        and narrow.seconds["head"] == wide.seconds["head"]
+    )
     assert narrow.seconds["elementwise"] > wide.seconds["elementwise"]
     assert narrow.bytes["gathered"] < wide.bytes["gathered"]
     assert narrow.peak_bytes < wide.peak_bytes
@@ -62,7 +67,10 @@ def test_fp8_is_for_the_products_of_layers_alone():
 
 def test_the_share_in_fp8_is_by_weights():
     model = complete(
-        Model(hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4, vocab_size=100), 128
+        Model(
+            hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4, vocab_size=100
+        ),
+        128,
     )
     attention, mlp = 4 * 64 * 64, 3 * 64 * 128
     assert fp8_share(model, Fp8()) == 1
@@ -108,7 +116,9 @@ def test_rows_of_either_stand_in_one_workload():
 
 @pytest.mark.parametrize(("key", "beta"), [("adam_beta2", 0.999), ("adam_beta1", 0.997)])
 def test_decay_rates_that_bf16_cannot_follow_are_refused(key: str, beta: float):
-    """In bf16 the step's change of a moment is rounded away; at what is advised it is not. fp32 follows any."""
+    """In bf16 the step's change of a moment is rounded away; at what is advised it is not. fp32
+    follows any.
+    """
     (complaint,) = optimiser_complaints(Train(optimiser_state="bf16", **{key: beta}))
     assert f"train.{key} = {beta:g}" in complaint and "what would work" in complaint
     assert not list(optimiser_complaints(Train(optimiser_state="bf16", **{key: 0.99})))

@@ -24,14 +24,18 @@ def scored(runs):
 
 
 def test_step_times_are_within_the_bars(scored):
-    """Over families of dense runs with a complete layout: median error ≤ 10 %, 90th percentile ≤ 30 % (5.7 and 11.9)."""
+    """Over families of dense runs with a complete layout: median error ≤ 10 %, 90th percentile ≤ 30 % (5.7
+    and 11.9).
+    """
     summary = planner.score(scored, fitted()[0])["summary"]
     assert summary["rows"] > 1000 and summary["families"] >= 35
     assert summary["median_absolute_error"] < 0.07 and summary["p90_absolute_error"] < 0.18
 
 
 def test_a_planner_that_knows_no_bubbles_is_caught(scored):
-    """Broken on purpose: with every pipeline's stages run at once, families with pipelines are off by more than the bar."""
+    """Broken on purpose: with every pipeline's stages run at once, families with pipelines are off by more
+    than the bar.
+    """
     deep = [run for run in scored if run.columns["pipeline"] >= 8 and run.columns["micro_batches"] <= 16]
     blind = [run.__class__(**{**vars(run), "columns": run.columns | {"chunks": 10_000}}) for run in deep]
     score, efficiency = planner.score, fitted()[0]
@@ -40,7 +44,9 @@ def test_a_planner_that_knows_no_bubbles_is_caught(scored):
 
 
 def test_memory_is_told_right(runs):
-    """At least 95 % of the rows that fit or do not, static bytes within 1 %, peaks within 12 % at the median."""
+    """At least 95 % of the rows that fit or do not, static bytes within 1 %, peaks within 12 % at
+    the median.
+    """
     memory = planner.memory(runs)
     assert memory["verdicts"] > 800 and memory["verdicts_right"] >= 0.95
     assert len(memory["static"]) >= 3 and all(abs(row["error"]) < 0.01 for row in memory["static"])
@@ -48,22 +54,31 @@ def test_memory_is_told_right(runs):
 
 
 def test_layouts_of_one_model_are_ranked(scored):
-    """Kendall's τ ≥ 0.75 and a choice that loses at most 5 %; of vtrain-39.1, the rows that nothing disturbed."""
+    """Kendall's τ ≥ 0.75 and a choice that loses at most 5 %; of vtrain-39.1, the rows that nothing
+    disturbed.
+    """
     sweeps = planner.sweeps(scored, fitted()[0])
     assert all(sweeps[name]["kendall_tau"] >= 0.75 for name in ("vtrain-3.6", "aa-13B", "aa-65B", "bs-a100"))
-    assert all(sweeps[name]["regret"] <= 0.05 for name in ("vtrain-3.6", "vtrain-39.1", "aa-13B", "aa-65B", "bs-a100"))
+    assert all(
+        sweeps[name]["regret"] <= 0.05
+        for name in ("vtrain-3.6", "vtrain-39.1", "aa-13B", "aa-65B", "bs-a100")
+    )
     calm = [run for run in scored if run.family == "vtrain-39.1" and run.columns["tensor"] == 8]
     assert len(calm) > 25 and planner.sweeps(calm, fitted()[0])["vtrain-39.1"]["kendall_tau"] >= 0.75
 
 
 def test_as_near_as_calculon(scored):
-    """On the eight runs that Calculon (Isaev et al. 2023) was compared with, as small a mean error: 3.65 %."""
+    """On the eight runs that Calculon (Isaev et al. 2023) was compared with, as small a mean
+    error: 3.65 %.
+    """
     found = planner.calculon(scored, step_seconds(planner.columns(scored)[0], fitted()[0]).total, None)
     assert len(found["fitted"]["errors"]) == 8 and found["fitted"]["mean_absolute_error"] <= 0.0365
 
 
 def test_mixtures_of_experts_are_predicted(runs):
-    """By constants that no mixture took part in: median error of families below 30 %, over a hundred runs and more."""
+    """By constants that no mixture took part in: median error of families below 30 %, over a hundred runs and
+    more.
+    """
     timed = planner.one_time_each(runs)
     rows = planner.apart(timed, fitted()[0])["mixtures of experts"]
     summary = planner._summary(rows)
@@ -71,7 +86,9 @@ def test_mixtures_of_experts_are_predicted(runs):
 
 
 def test_the_shipped_interval_holds_most_runs(scored):
-    """An 80 % interval is made for runs that the fit has not seen; of those it has seen it holds at least as many."""
+    """An 80 % interval is made for runs that the fit has not seen; of those it has seen it holds at least as
+    many.
+    """
     efficiency, figures = fitted()
     rows = planner.score(scored, efficiency)["rows"]
     logs = np.log([row["published"] / row["predicted"] for row in rows])

@@ -1,4 +1,6 @@
-"""The planner's search: what it lists can run and fits, what it refuses cannot, and its clock is the simulated one."""
+"""The planner's search: what it lists can run and fits, what it refuses cannot, and its clock is the
+simulated one.
+"""
 
 import numpy as np
 import pytest
@@ -19,7 +21,9 @@ from kielo.resolve.resolve import imagined_text, resolve
 
 def job_of(name: str, *sets: str) -> Job:
     recipe = read_recipe(name, list(sets)).recipe
-    model = recipe.model.model_copy(update={"vocab_size": recipe.model.vocab_size or recipe.tokenizer.vocab_size})
+    model = recipe.model.model_copy(
+        update={"vocab_size": recipe.model.vocab_size or recipe.tokenizer.vocab_size}
+    )
     return Job.of(recipe, complete(model, longest_sequence_length(recipe)))
 
 
@@ -44,14 +48,18 @@ def test_what_is_listed_can_run_and_fits(estonian: Found) -> None:
 
 
 def test_what_is_refused_cannot_run(estonian: Found) -> None:
-    """The first layout under each reason is refused by the resolver too, or needs more memory than there is."""
+    """The first layout under each reason is refused by the resolver too, or needs more memory
+    than there is.
+    """
     recipe = job_of(ESTONIAN).recipe
     checked = 0
     for nodes, reasons in estonian.refused.items():
         for why, choices in reasons.items():
             choice = choices[0]
             if why.startswith("needs more"):
-                assert not plan_layouts(job_of(ESTONIAN), [(choice.layout, nodes, choice.micro_batch)])[0].fits
+                assert not plan_layouts(job_of(ESTONIAN), [(choice.layout, nodes, choice.micro_batch)])[
+                    0
+                ].fits
                 continue
             changed = recipe.model_copy(
                 update={
@@ -61,8 +69,11 @@ def test_what_is_refused_cannot_run(estonian: Found) -> None:
             )
             if "nothing to fill" in why:
                 continue  # it could run; nobody would want it
-            if "does not divide" in why:  # the resolver would lower it, and that layout is another one of the list
-                size = resolve(changed, "", nodes * 8, "cuda", text=imagined_text(changed)).placement.phases[0]
+            # the resolver would lower it, and that layout is another one of the list
+            if "does not divide" in why:
+                size = resolve(changed, "", nodes * 8, "cuda", text=imagined_text(changed)).placement.phases[
+                    0
+                ]
                 assert size.micro_batch_sequences < choice.micro_batch
             else:
                 with pytest.raises(KieloError):
@@ -87,10 +98,26 @@ def test_closed_forms_are_the_clock(estonian: Found) -> None:
         for planned in ranked:
             if planned.layout.pipeline == 1:
                 continue
-            clock = (planned.layout.pipeline_schedule, planned.stages, planned.layout.pipeline, planned.micro_batches)
+            clock = (
+                planned.layout.pipeline_schedule,
+                planned.stages,
+                planned.layout.pipeline,
+                planned.micro_batches,
+            )
             assert closed_form_seconds(*clock) == pytest.approx(simulated_seconds(*clock), rel=0.02)
-            parts = ("matrix", "attention", "elementwise", "launch", "head", "tensor_traffic", "pipeline_traffic", "bubble")
-            assert sum(planned.seconds[part] for part in parts) == pytest.approx(simulated_seconds(*clock), rel=0.005)
+            parts = (
+                "matrix",
+                "attention",
+                "elementwise",
+                "launch",
+                "head",
+                "tensor_traffic",
+                "pipeline_traffic",
+                "bubble",
+            )
+            assert sum(planned.seconds[part] for part in parts) == pytest.approx(
+                simulated_seconds(*clock), rel=0.005
+            )
             checked += 1
     assert checked > 20
 
@@ -116,21 +143,30 @@ def test_70b_on_four_nodes_and_on_two() -> None:
 
 
 def test_tensor_ranks_that_do_not_divide_are_told() -> None:
-    found = search(job_of(ESTONIAN, "model.num_attention_heads=62", "model.num_key_value_heads=62", "model.head_dim=128"), [16])
+    found = search(
+        job_of(
+            ESTONIAN, "model.num_attention_heads=62", "model.num_key_value_heads=62", "model.head_dim=128"
+        ),
+        [16],
+    )
     complaint = next(why for why in found.impossible if "num_attention_heads = 62" in why)
     assert "layout.tensor of 1, 2" in complaint and found.ranked[16]
     assert all(planned.layout.tensor <= 2 for planned in found.ranked[16])
 
 
 def test_cost_adds_up() -> None:
-    """Hours are steps, stops, starts and held-out text; a shorter job means more of them; too short a job is refused."""
+    """Hours are steps, stops, starts and held-out text; a shorter job means more of them; too short a job is
+    refused.
+    """
     job = job_of(ESTONIAN)
     planned = search(job, [64]).ranked[64][0]
     whole = cost(planned)
     assert whole.training_seconds == pytest.approx(whole.steps * planned.step_seconds, rel=1e-6)
     assert whole.steps == job.recipe.train.tokens // job.recipe.train.tokens_per_step
     parts = whole.training_seconds + whole.heldout_seconds + whole.checkpoints * whole.stop_seconds
-    assert whole.wall_seconds == pytest.approx(parts + whole.jobs * (START_SECONDS + whole.checkpoint_seconds))
+    assert whole.wall_seconds == pytest.approx(
+        parts + whole.jobs * (START_SECONDS + whole.checkpoint_seconds)
+    )
     assert whole.device_hours == pytest.approx(whole.wall_seconds * 512 / 3600)
     assert whole.checkpoint_bytes == 12 * resolved_of(planned).placement.parameters
     short = cost(planned, wall_hours=1)
@@ -151,7 +187,9 @@ def test_cost_of_phases_is_the_sum_of_its_phases() -> None:
 
 
 def test_a_run_is_told_what_is_planned_for_it() -> None:
-    """What its log prints beside the measured speed is the ranking's; on a machine that no card knows it is left out."""
+    """What its log prints beside the measured speed is the ranking's; on a machine that no card knows it is
+    left out.
+    """
     planned = search(job_of(ESTONIAN), [16], matches("tp8pp4-1f1b")).ranked[16][0]
     recipe = with_layout(planned.job.recipe, planned)
     told = with_expectation(resolved_of(planned), recipe).placement.phases[0].planned_tokens_per_second
@@ -163,7 +201,9 @@ def test_a_run_is_told_what_is_planned_for_it() -> None:
 
 @pytest.mark.parametrize("name", sorted(shipped_recipes()))
 def test_every_recipe_is_planned_on_its_cluster(name: str) -> None:
-    """Some number of nodes of its own machine holds each; the laptop's demo says what is missing to plan it."""
+    """Some number of nodes of its own machine holds each; the laptop's demo says what is missing
+    to plan it.
+    """
     if name == "demo_estonian":
         with pytest.raises(KieloError, match="kielo plan calibrate"):
             job_of(name)

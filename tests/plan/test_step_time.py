@@ -33,7 +33,9 @@ def test_the_sum_is_its_parts():
 
 
 def test_matrix_flops_are_the_familys_count():
-    """Forward FLOPs of all layers and the head, three times over, are what `count.flops_per_token` says less attention."""
+    """Forward FLOPs of all layers and the head, three times over, are what `count.flops_per_token` says less
+    attention.
+    """
     model = complete(
         Model(
             model_type="llama", num_hidden_layers=4, hidden_size=512, num_attention_heads=8, num_key_value_heads=2,
@@ -43,18 +45,31 @@ def test_matrix_flops_are_the_familys_count():
     )  # fmt: skip
     layout = Layout(shard=8, tensor=1)
     row = candidate_columns(
-        model, layout, accelerator("h100_80"), cluster("dgx_h100"), sequence_length=2048, micro_batch=2, micro_batches=4
+        model,
+        layout,
+        accelerator("h100_80"),
+        cluster("dgx_h100"),
+        sequence_length=2048,
+        micro_batch=2,
+        micro_batches=4,
     )
     work = Workload.of([row])
-    flops = 3 * float((matrix_flops(work) * work.layers / work.tokens)[0]) + 6 * model.vocab_rows * model.hidden_size
+    flops = (
+        3 * float((matrix_flops(work) * work.layers / work.tokens)[0])
+        + 6 * model.vocab_rows * model.hidden_size
+    )
     attention = 6 * 512 * 2048 * 4
     assert flops + attention == pytest.approx(module("llama", "count").flops_per_token(model, 2048), rel=1e-3)
     assert work.tokens_per_step[0] == 2 * 4 * 8 * 2048 and work.devices[0] == 8
 
 
 def test_an_all_reduce_moves_twice_the_bytes_once_round():
-    """Four a layer of 2 (t - 1)/t × tokens × hidden × 2 bytes, over the node's links; six with full recomputation."""
-    flat = Efficiency({**Efficiency.start().values, "latency_seconds": np.array([1e-12]), "tensor_exposed": np.ones(4)})
+    """Four a layer of 2 (t - 1)/t × tokens × hidden × 2 bytes, over the node's links; six with full
+    recomputation.
+    """
+    flat = Efficiency(
+        {**Efficiency.start().values, "latency_seconds": np.array([1e-12]), "tensor_exposed": np.ones(4)}
+    )
     work = workload({"tensor": 8}, {"tensor": 8, "layers_again": 1})
     rates = flat.of(work)
     expected = 4 * 2 * 7 / 8 * 2048 * 1024 * 2 / (450e9 * rates.node)
@@ -62,7 +77,9 @@ def test_an_all_reduce_moves_twice_the_bytes_once_round():
 
 
 def test_one_expert_is_the_dense_model():
-    """Each token's only expert, as wide as the MLP: every part and every parameter count is the dense model's."""
+    """Each token's only expert, as wide as the MLP: every part and every parameter count is the dense
+    model's.
+    """
     layouts = [
         {"tensor": 4, "pipeline": 2, "data": 8}, {"data": 16, "zero": 3, "shard": 16}, {"recipe": 1, "layers_again": 1},
     ]  # fmt: skip
@@ -76,7 +93,9 @@ def test_one_expert_is_the_dense_model():
 
 
 def test_experts_do_what_they_are_known_for():
-    """A mixture computes what is active and holds what is there; its ranks share out weights, and over nodes take time."""
+    """A mixture computes what is active and holds what is there; its ranks share out weights, and over nodes
+    take time.
+    """
     mixture = {"experts": 64, "experts_each": 4, "expert_ffn": 1024, "expert_layers": 1, "data": 64}
     mixture |= {"network_bandwidth": 12.5e9}
     one, eight, many = (workload(mixture | {"expert_ranks": ranks}) for ranks in (1, 8, 64))
@@ -91,7 +110,9 @@ def test_experts_do_what_they_are_known_for():
 
 
 def test_a_ring_goes_as_fast_as_was_measured():
-    """Where somebody measured a fabric's rings, data-parallel traffic takes that; hops between stages do not."""
+    """Where somebody measured a fabric's rings, data-parallel traffic takes that; hops between
+    stages do not.
+    """
     shape = {"data": 4, "pipeline": 2, "node_devices": 1, "network_bandwidth": 12.5e9}
     work = workload(shape, shape | {"ring_share": 0.2})
     rates = Efficiency.start().of(work)
@@ -108,12 +129,24 @@ def test_data_parallel_traffic_by_zero_degree():
 
 
 def test_layouts_do_what_they_are_known_for():
-    """Tensor parallelism over nodes costs more than within; interleaving shrinks the bubble; recomputing costs a forward."""
-    shape = {"layers": 32, "hidden": 8192, "heads": 64, "kv_heads": 64, "ffn": 32768, "data": 2, "network_bandwidth": 12.5e9}
+    """Tensor parallelism over nodes costs more than within; interleaving shrinks the bubble; recomputing
+    costs a forward.
+    """
+    shape = {
+        "layers": 32,
+        "hidden": 8192,
+        "heads": 64,
+        "kv_heads": 64,
+        "ffn": 32768,
+        "data": 2,
+        "network_bandwidth": 12.5e9,
+    }
     inside, across = seconds(shape | {"tensor": 8}, shape | {"tensor": 16}).tensor_traffic
     assert across > inside * 1.5
     plain, interleaved, split = seconds(
-        shape | {"pipeline": 4}, shape | {"pipeline": 4, "chunks": 4}, shape | {"pipeline": 4, "splits_backward": 1}
+        shape | {"pipeline": 4},
+        shape | {"pipeline": 4, "chunks": 4},
+        shape | {"pipeline": 4, "splits_backward": 1},
     ).bubble
     assert interleaved == pytest.approx(plain / 4) and split == pytest.approx(plain / 3)
     none, full = seconds(shape, shape | {"layers_again": 1}).matrix
@@ -135,7 +168,9 @@ def test_a_card_is_read_as_it_was_written(tmp_path):
     path = tmp_path / "card.toml"
     path.write_text(card_text(Efficiency.start(), {"lower": -0.1, "upper": 0.2}, "for a test"))
     read, figures = read_card(path)
-    assert all(np.allclose(read.values[name], Efficiency.start().values[name], rtol=1e-3) for name in CONSTANTS)
+    assert all(
+        np.allclose(read.values[name], Efficiency.start().values[name], rtol=1e-3) for name in CONSTANTS
+    )
     assert figures == {"lower": -0.1, "upper": 0.2}
     path.write_text(path.read_text().replace("[tile]", "[tiles]"))
     with pytest.raises(KieloError, match="tile"):
@@ -149,7 +184,12 @@ def test_the_fit_finds_the_constants_that_made_the_times():
         for h in (2048, 4096, 8192) for t in (1, 2, 8) for b in (1, 4)
     ]  # fmt: skip
     work = Workload.of(rows)
-    truth = Efficiency({name: values * (0.8 if name == "matrix" else 1.2) for name, values in Efficiency.start().values.items()})
+    truth = Efficiency(
+        {
+            name: values * (0.8 if name == "matrix" else 1.2)
+            for name, values in Efficiency.start().values.items()
+        }
+    )
     measured = step_seconds(work, truth).total
     found = [fit(work, measured, [str(i) for i in range(len(rows))]) for _ in range(2)]
     assert np.max(np.abs(step_seconds(work, found[0]).total / measured - 1)) < 0.03
@@ -158,7 +198,10 @@ def test_the_fit_finds_the_constants_that_made_the_times():
 
 def test_one_wrong_row_does_not_pull_the_fit():
     """A time printed tenfold moves the others by less than 2 %."""
-    rows = [columns(hidden=h, heads=h // 128, kv_heads=h // 128, ffn=4 * h) for h in (2048, 3072, 4096, 6144, 8192)] * 2
+    rows = [
+        columns(hidden=h, heads=h // 128, kv_heads=h // 128, ffn=4 * h)
+        for h in (2048, 3072, 4096, 6144, 8192)
+    ] * 2
     work = Workload.of(rows)
     measured = step_seconds(work, Efficiency.start()).total
     wrong = measured * np.where(np.arange(len(rows)) == 3, 10.0, 1.0)
@@ -167,7 +210,9 @@ def test_one_wrong_row_does_not_pull_the_fit():
 
 
 def test_a_family_left_out_is_forgotten():
-    """A fit that goes on from one with wrong times, without them, ends where one does that never saw them: within 1 %."""
+    """A fit that goes on from one with wrong times, without them, ends where one does that never saw them:
+    within 1 %.
+    """
     rows = [
         columns(hidden=h, heads=h // 128, kv_heads=h // 128, ffn=4 * h, data=64, shard=64, zero=z, engine=2, micro_batch=b)
         for h in (1024, 2048, 4096) for z in (1, 3) for b in (1, 4)
@@ -201,7 +246,8 @@ def test_noise_bounds_rankings():
     """Rates that differ by far more than they are uncertain keep their order; equal ones are a coin's."""
     assert expected_tau([np.log([1.0, 2.0, 4.0])], 0.01) == pytest.approx(1)
     assert expected_tau([np.log([1.0, 1.0])], 0.01) == 0
-    assert expected_tau([np.log([1.0, 1.01])], 0.01) == pytest.approx(2 * 0.759 - 1, abs=2e-3)  # Φ(ln 1.01 / (0.01 √2))
+    # Φ(ln 1.01 / (0.01 √2))
+    assert expected_tau([np.log([1.0, 1.01])], 0.01) == pytest.approx(2 * 0.759 - 1, abs=2e-3)
 
 
 def test_a_machine_without_figures_is_refused():

@@ -12,9 +12,13 @@ from kielo.recipe.sections import Recipe
 
 @pytest.mark.parametrize("code", cards.languages())
 def test_a_language_card_serves_every_identifier(code):
-    """Each identifier has codes and thresholds, and none asks for more certainty than short lines can give."""
+    """Each identifier has codes and thresholds, and none asks for more certainty than short lines
+    can give.
+    """
     card = cards.language(code)
-    identifiers = set(Recipe.model_fields["corpus"].annotation.model_fields["language_identifier"].annotation.__args__)
+    identifiers = set(
+        Recipe.model_fields["corpus"].annotation.model_fields["language_identifier"].annotation.__args__
+    )
     assert card.code == code
     for table in (card.identifier_codes, card.line_language_threshold, card.document_language_threshold):
         assert set(table) == identifiers
@@ -80,5 +84,8 @@ def test_the_schema_knows_every_key():
     schema = json_schema()
     json.dumps(schema)
     assert set(schema["properties"]) == set(Recipe.model_fields) | {"extends"}
-    assert schema["additionalProperties"] is False and "tokens_per_step" in schema["$defs"]["Train"]["properties"]
+    assert (
+        schema["additionalProperties"] is False
+        and "tokens_per_step" in schema["$defs"]["Train"]["properties"]
+    )
     assert schema["then"] == {"required": ["name", "language", "corpus"]}

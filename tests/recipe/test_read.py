@@ -42,7 +42,9 @@ def test_every_value_has_an_origin(small):
     dumped = read.recipe.model_dump()
     leaves = {f"{key}.{inner}" for key, value in dumped.items() if isinstance(value, dict) for inner in value}
     leaves |= {f"train.fp8.{key}" for key in dumped["train"]["fp8"]}  # a section within a section
-    assert set(read.origins) == leaves - {"train.fp8"} | {key for key in dumped if not isinstance(dumped[key], dict)}
+    assert set(read.origins) == leaves - {"train.fp8"} | {
+        key for key in dumped if not isinstance(dumped[key], dict)
+    }
     assert read_recipe("demo_estonian").origins["language"] == "demo_estonian.toml"
 
 
@@ -72,7 +74,12 @@ def test_set_sources(small, text, value):
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("name=2024", "2024"), ('name="x"', "x"), ("folder=/tmp/my run", "/tmp/my run"), ("folder=true", "true")],
+    [
+        ("name=2024", "2024"),
+        ('name="x"', "x"),
+        ("folder=/tmp/my run", "/tmp/my run"),
+        ("folder=true", "true"),
+    ],
 )
 def test_set_text_as_it_stands(small, text, value):
     """Where text is wanted, 2024 and true are text; where TOML does not parse, the value is text."""
@@ -90,7 +97,11 @@ def test_extends_one_level(tmp_path, small):
     child = tmp_path / "child.toml"
     child.write_text('extends = "small.toml"\nname = "child"\n[train]\nz_loss = 1e-4\n', encoding="utf-8")
     read = read_recipe(child)
-    assert (read.recipe.name, read.recipe.train.tokens, read.recipe.train.z_loss) == ("child", 1_000_000, 1e-4)
+    assert (read.recipe.name, read.recipe.train.tokens, read.recipe.train.z_loss) == (
+        "child",
+        1_000_000,
+        1e-4,
+    )
     assert (read.origins["train.z_loss"], read.origins["train.tokens"]) == (str(child), str(small))
     grandchild = tmp_path / "grandchild.toml"
     grandchild.write_text('extends = "child.toml"\nname = "grandchild"\n', encoding="utf-8")
@@ -101,17 +112,25 @@ def test_extends_one_level(tmp_path, small):
 
 
 def test_all_complaints_at_once(small):
-    """Unknown keys, wrong types and contradictions in one message, each with file, key, value and what would work."""
-    small.write_text(SMALL.replace("tokens = 1_000_000", 'tokns = 1\nschedule = "cosin"\nhidden_size = 8\nprecision = 16'))
-    text = message(small, ["model.num_key_value_heads=3", "trane.x=1", "train.z_loss=-1", "dataset.mixture.b=1", "seed"])
+    """Unknown keys, wrong types and contradictions in one message, each with file, key, value and what would
+    work.
+    """
+    small.write_text(
+        SMALL.replace("tokens = 1_000_000", 'tokns = 1\nschedule = "cosin"\nhidden_size = 8\nprecision = 16')
+    )
+    text = message(
+        small, ["model.num_key_value_heads=3", "trane.x=1", "train.z_loss=-1", "dataset.mixture.b=1", "seed"]
+    )
     for part in (
         f"{small}: unknown key train.tokns; the nearest known key is train.tokens",
         f"{small}: unknown key train.hidden_size; the nearest known key is model.hidden_size",
         f"{small}: train.schedule = 'cosin' does not fit; what would work: 'cosine', 'linear' or 'wsd'",
-        f"{small}: train.precision = 16 does not fit; what would work: 'fp32', 'bf16' or 'fp8' (default: 'bf16')",
+        f"{small}: train.precision = 16 does not fit; what would work: 'fp32', 'bf16' or 'fp8' (default: "
+        "'bf16')",
         "--set: unknown key trane; the nearest known key is train",
         "--set: train.z_loss = -1 does not fit; what would work: greater than or equal to 0",
-        "--set: model.num_key_value_heads = 3 does not divide model.num_attention_heads = 8; what would work: 1, 2, 4, 8",
+        "--set: model.num_key_value_heads = 3 does not divide model.num_attention_heads = 8; what would "
+        "work: 1, 2, 4, 8",
         "--set: dataset.mixture.b: no source has this name; the sources are a",
         "--set seed: give section.key=value",
     ):
@@ -125,9 +144,18 @@ def test_all_complaints_at_once(small):
         ('name = "x"\nlanguage = "et"\n', "corpus is missing"),
         ("name = \n", "not valid TOML: Invalid value (at line 1, column 8)"),
         (SMALL + "[model]\nlayers = 3\n", "the nearest known key is model.num_hidden_layers"),
-        (SMALL.replace('"a.txt"', '{path = "a.txt", nam = "b"}'), "unknown key corpus.sources[0].nam; the nearest known key is corpus.sources[0].name"),
-        (SMALL.replace('"a.txt"', '{name = "a"}'), "corpus.sources[0] does not fit; say where the text is: path, debian_package"),
-        (SMALL.replace('"a.txt"', '{path = "a.txt", debian_package = "bc"}'), "give either path, or debian_package"),
+        (
+            SMALL.replace('"a.txt"', '{path = "a.txt", nam = "b"}'),
+            "unknown key corpus.sources[0].nam; the nearest known key is corpus.sources[0].name",
+        ),
+        (
+            SMALL.replace('"a.txt"', '{name = "a"}'),
+            "corpus.sources[0] does not fit; say where the text is: path, debian_package",
+        ),
+        (
+            SMALL.replace('"a.txt"', '{path = "a.txt", debian_package = "bc"}'),
+            "give either path, or debian_package",
+        ),
         (SMALL + "[train.tokens]\nx = 1\n", "not valid TOML"),
         (SMALL + '[model]\nweights = "llama"\n', "what would work: hf:FOLDER"),
         (SMALL + '[tokenizer]\npath = "nowhere"\n', "no tokenizer.json in this folder"),

@@ -134,7 +134,10 @@ def evaluate(folder: Path, model: float = 1.413) -> None:
         "model": "step_00000732",
         "bits_per_byte": {"model": model, "unigram": 2.301, "xz": 1.612, "ngram": 1.552},
         "samples": [
-            {"prompt": "Avab dialoogi, milles saab valida", "text": " faili vormingu ja asukoha.\nKlõpsa nupul."},
+            {
+                "prompt": "Avab dialoogi, milles saab valida",
+                "text": " faili vormingu ja asukoha.\nKlõpsa nupul.",
+            },
             {"prompt": "Vali käsk", "text": " Vormindus - Lehekülg - kaart Päis."},
             {"prompt": HOSTILE, "text": HOSTILE},
         ],

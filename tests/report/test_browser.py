@@ -14,10 +14,22 @@ from tests.report import synthetic_run
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 BROWSER = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-SECTIONS = ("verdict", "bits-per-byte", "samples", "parity", "training", "corpus", "tokenizer", "export", "stages")
+SECTIONS = (
+    "verdict",
+    "bits-per-byte",
+    "samples",
+    "parity",
+    "training",
+    "corpus",
+    "tokenizer",
+    "export",
+    "stages",
+)
 WIDTH, HEIGHT = 1000, 2400
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed (Debian: apt-get install chromium)")
+pytestmark = pytest.mark.skipif(
+    BROWSER is None, reason="no Chromium is installed (Debian: apt-get install chromium)"
+)
 
 
 def browse(page: Path, profile: Path, *flags: str) -> str:
@@ -70,7 +82,9 @@ def test_the_page_is_seen(page: Path, tmp_path: Path, flags: tuple, paper: tuple
 
 
 def test_the_browser_keeps_every_section(page: Path, tmp_path: Path) -> None:
-    """All sections and five figures are in the document as the browser built it; hostile text became no script."""
+    """All sections and five figures are in the document as the browser built it; hostile text became no
+    script.
+    """
     document = browse(page, tmp_path / "profile", "--dump-dom")
     for name in SECTIONS:
         assert f'id="{name}"' in document, name

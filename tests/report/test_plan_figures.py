@@ -51,14 +51,20 @@ def test_a_timeline_has_a_bar_for_every_piece_of_work(schedule, tmp_path):
     assert 2 * one.layout.pipeline <= drawn <= 2 * one.layout.pipeline + 4 < one.micro_batches
     spans = timeline(schedule, one.stages, one.layout.pipeline, drawn)
     (axes,) = timeline_figure(one).axes
-    bars = [path for found in axes.collections if isinstance(found, PolyCollection) for path in found.get_paths()]
+    bars = [
+        path for found in axes.collections if isinstance(found, PolyCollection) for path in found.get_paths()
+    ]
     assert len(bars) == len(spans)
-    assert sum(bar.get_extents().width for bar in bars) == pytest.approx(sum(span.end - span.start for span in spans))
+    assert sum(bar.get_extents().width for bar in bars) == pytest.approx(
+        sum(span.end - span.start for span in spans)
+    )
     assert len(axes.get_legend().get_texts()) == len({span.kind for span in spans})
     timeline_svg(one, tmp_path / "timeline.svg")
     written = texts(tmp_path / "timeline.svg")
     assert f"{one.name}: bubble {one.seconds['bubble'] / one.step_seconds:.1%} of the step" in written
-    assert any(f"a step of {drawn} micro-batches" in text and f"has {one.micro_batches} " in text for text in written)
+    assert any(
+        f"a step of {drawn} micro-batches" in text and f"has {one.micro_batches} " in text for text in written
+    )
     assert {"1", "8"} <= set(written)
     assert [path.name for path in tmp_path.iterdir()] == ["timeline.svg"]
 
@@ -66,7 +72,9 @@ def test_a_timeline_has_a_bar_for_every_piece_of_work(schedule, tmp_path):
 def test_a_short_step_is_drawn_whole():
     one = planned(sequences=32)
     assert drawn_micro_batches(one) == one.micro_batches == 8
-    rounds_of_five = replace(one, layout=planned(pipeline_schedule="interleaved_1f1b").layout, micro_batches=15)
+    rounds_of_five = replace(
+        one, layout=planned(pipeline_schedule="interleaved_1f1b").layout, micro_batches=15
+    )
     assert drawn_micro_batches(rounds_of_five) == 10
     assert timeline_figure(one).axes[0].get_xlabel() == "seconds"
 
@@ -103,7 +111,9 @@ def test_scaling_has_a_point_for_each_number_of_nodes(tmp_path):
     assert list(fixed.get_ydata()) == [one.tokens_per_second for one in best]
     assert list(grown.get_ydata()) == [one.tokens_per_second for one in reversed(weak)]
     assert ideal.get_ydata()[2] == pytest.approx(4 * best[0].tokens_per_second)
-    assert share.lines[0].get_ydata()[2] == pytest.approx(25 * best[2].tokens_per_second / best[0].tokens_per_second)
+    assert share.lines[0].get_ydata()[2] == pytest.approx(
+        25 * best[2].tokens_per_second / best[0].tokens_per_second
+    )
     bands = [found.get_paths()[0].get_extents() for found in speed.collections]
     assert bands[0].y1 == pytest.approx(best[2].tokens_per_step / best[2].low_seconds)
     assert bands[0].y0 == pytest.approx(best[0].tokens_per_step / best[0].high_seconds)

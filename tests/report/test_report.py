@@ -66,7 +66,12 @@ def test_summary_has_just_the_promised_keys(run_folder: Path) -> None:
     assert summary.pop("kielo_version")
     assert summary == {
         "stages": STAGES,
-        "corpus": {"bytes_in": 4_620_000, "documents_in": 2550, "bytes_kept": 2_185_000, "documents_kept": 1905},
+        "corpus": {
+            "bytes_in": 4_620_000,
+            "documents_in": 2550,
+            "bytes_kept": 2_185_000,
+            "documents_kept": 1905,
+        },
         "bits_per_byte": {"model": 1.413, "unigram": 2.301, "xz": 1.612, "ngram": 1.552},
         "parity": {"max_relative_loss_difference": 4e-7, "steps": 20, "passed": True},
         "tokens_per_second": 12_000.0,
@@ -75,7 +80,9 @@ def test_summary_has_just_the_promised_keys(run_folder: Path) -> None:
 
 
 def test_page_asks_nothing_of_the_network_and_runs_nothing(run_folder: Path) -> None:
-    """No element loads anything, no script, no handler; hostile text from every stage stands there as text."""
+    """No element loads anything, no script, no handler; hostile text from every stage stands
+    there as text.
+    """
     html = (run_folder / "report.html").read_text(encoding="utf-8")
     page = Page(html)
     assert not {"script", "link", "img", "iframe", "object", "embed"} & {tag for tag, _ in page.tags}
@@ -91,7 +98,9 @@ def test_page_asks_nothing_of_the_network_and_runs_nothing(run_folder: Path) -> 
 
 
 def test_page_says_what_the_run_showed(run_folder: Path, tmp_path: Path) -> None:
-    """Every figure that a reader comes for; and a run that failed is told to have failed, with the setting named."""
+    """Every figure that a reader comes for; and a run that failed is told to have failed, with the setting
+    named.
+    """
     text = Page((run_folder / "report.html").read_text(encoding="utf-8")).text
     for told in ("beats all three baselines", "1.413", "1.552", "byte 6-gram", "line in another language", "1.70 MB",
                  "2.310", "12,000", "4.0e-07", "tolerance", "RoPE base", "held-out 2.9", "from_pretrained",
@@ -128,7 +137,9 @@ def test_a_damaged_file_is_named(run_folder: Path, tmp_path: Path) -> None:
 
 
 def test_model_card(run_folder: Path) -> None:
-    """Front matter that YAML reads as meant (Norwegian is not false); bits per byte, parity, how to load it."""
+    """Front matter that YAML reads as meant (Norwegian is not false); bits per byte, parity, how
+    to load it.
+    """
     card = (run_folder / "hf" / "README.md").read_text(encoding="utf-8")
     _, front, body = card.split("---\n", 2)
     assert yaml.safe_load(front) == {
@@ -138,8 +149,16 @@ def test_model_card(run_folder: Path) -> None:
         "pipeline_tag": "text-generation",
         "tags": ["kielo"],
     }
-    for told in ("| **this model** | 1.413 |", "| Interpolated byte 6-gram | 1.552 |", "Passed", "4.0e-07",
-                 "AutoModelForCausalLM.from_pretrained", "libreoffice-help-et", "MPL-2.0 (LibreOffice help)"):  # fmt: skip
+    for told in (
+        "| **this model** | 1.413 |",
+        "| Interpolated byte 6-gram | 1.552 |",
+        "Passed",
+        "4.0e-07",
+        # fmt: skip
+        "AutoModelForCausalLM.from_pretrained",
+        "libreoffice-help-et",
+        "MPL-2.0 (LibreOffice help)",
+    ):
         assert told in body, told
     assert "<script>" not in re.sub(r"\\.", "", body)
     code = re.search(r"```python\n(.*?)```", body, re.DOTALL).group(1)
@@ -170,7 +189,14 @@ def test_terminal_table(run_folder: Path) -> None:
     console = Console(record=True, width=100)
     print_summary(summary, console)
     text = console.export_text()
-    for told in ("1.552  (beaten)", "1.200  (not beaten)", "passed: largest", "[red]x", "5 min 34 s", "1 of 8 stages"):
+    for told in (
+        "1.552  (beaten)",
+        "1.200  (not beaten)",
+        "passed: largest",
+        "[red]x",
+        "5 min 34 s",
+        "1 of 8 stages",
+    ):
         assert told in text, told
 
 

@@ -43,7 +43,10 @@ def test_what_does_not_fit_is_named_with_what_would(model, layout, fp8, named):
 
 @pytest.mark.parametrize(
     ("model", "kept"),
-    [(changed(intermediate_size=5640), "layers.*.mlp"), (changed(num_key_value_heads=1, head_dim=136), "layers.*.attention")],
+    [
+        (changed(intermediate_size=5640), "layers.*.mlp"),
+        (changed(num_key_value_heads=1, head_dim=136), "layers.*.attention"),
+    ],
 )
 def test_matrices_kept_in_bf16_may_have_any_size(model, kept):
     assert fp8_complaints(model, Layout(), Fp8()) != []
@@ -68,5 +71,9 @@ def test_the_matrices_are_all_linears_of_the_layers(model_type):
     )  # fmt: skip
     with torch.device("meta"):
         modules = dict(families.build_model(model).named_modules())
-    linears = [name for name, module in modules.items() if isinstance(module, torch.nn.Linear) and name.startswith("layers.")]
+    linears = [
+        name
+        for name, module in modules.items()
+        if isinstance(module, torch.nn.Linear) and name.startswith("layers.")
+    ]
     assert linears and sorted(linears) == sorted(layer_matrices(model))

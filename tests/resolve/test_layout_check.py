@@ -1,4 +1,6 @@
-"""Layouts that cannot run are refused before anything starts; what a machine likes is said and never blocks."""
+"""Layouts that cannot run are refused before anything starts; what a machine likes is said and
+never blocks.
+"""
 
 import pytest
 
@@ -15,9 +17,17 @@ MODEL = Model(
     ("layout", "length", "named"),
     [
         (Layout(tensor=5), 4096, ["32064 rows (model.vocab_size = 32001", "model.vocab_multiple = 320"]),
-        (Layout(tensor=8), 4096, ["num_attention_heads = 12", "num_key_value_heads = 4", "layout.tensor of 1"]),
+        (
+            Layout(tensor=8),
+            4096,
+            ["num_attention_heads = 12", "num_key_value_heads = 4", "layout.tensor of 1"],
+        ),
         (Layout(context=4), 4100, ["2 × layout.context = 8", "4096 or 4104"]),
-        (Layout(context=8, context_attention="ulysses"), 4096, ["key-value heads", 'context_attention = "all_gather"']),
+        (
+            Layout(context=8, context_attention="ulysses"),
+            4096,
+            ["key-value heads", 'context_attention = "all_gather"'],
+        ),
         (Layout(tensor=3, context=2), 4096, ["dataset.sequence_length = 4096", "4092 or 4098"]),
     ],
 )
@@ -40,8 +50,13 @@ def test_a_layout_that_fits_has_no_complaints():
 
 
 def test_advice_is_for_the_machine():
-    """MI250X likes a hidden size in multiples of 1,024 and 1,280 columns a tensor rank; others are not told so."""
+    """MI250X likes a hidden size in multiples of 1,024 and 1,280 columns a tensor rank; others are not told
+    so.
+    """
     assert shape_advice(MODEL, Layout(tensor=1), "mi250x_gcd") == []
     assert "less than 1,280" in shape_advice(MODEL, Layout(tensor=2), "mi250x_gcd")[0]
     assert shape_advice(MODEL, Layout(tensor=2), "h100_sxm") == []
-    assert "multiples of 1,024" in shape_advice(MODEL.model_copy(update={"hidden_size": 2560}), Layout(), "mi250x_gcd")[0]
+    assert (
+        "multiples of 1,024"
+        in shape_advice(MODEL.model_copy(update={"hidden_size": 2560}), Layout(), "mi250x_gcd")[0]
+    )

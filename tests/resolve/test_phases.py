@@ -1,4 +1,6 @@
-"""The arithmetic of phases: Megatron's batch ramp, ranges of skipped steps, and every complaint with what would work."""
+"""The arithmetic of phases: Megatron's batch ramp, ranges of skipped steps, and every complaint with what
+would work.
+"""
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +24,9 @@ train = { tokens_per_step = 1536 }
 
 
 def megatron(first: int, increment: int, ramp_samples: int, full: int, samples: int) -> list[int]:
-    """Batch sizes until `samples`, step by step, as RampupBatchsizeNumMicroBatchesCalculator.update has them."""
+    """Batch sizes until `samples`, step by step, as
+    RampupBatchsizeNumMicroBatchesCalculator.update has them.
+    """
     per_increment = ramp_samples / ((full - first) // increment)
     sizes, consumed = [], 0
     while consumed < samples:
@@ -41,7 +45,9 @@ def megatron(first: int, increment: int, ramp_samples: int, full: int, samples: 
 )
 def test_the_batch_ramp_is_megatrons(first: int, increment: int, ramp_samples: int, full: int) -> None:
     """Step for step the sizes that Megatron-LM trains with, past the ramp's end."""
-    ramp = BatchRamp(first_tokens_per_step=first * 2048, step_tokens=increment * 2048, tokens=ramp_samples * 2048)
+    ramp = BatchRamp(
+        first_tokens_per_step=first * 2048, step_tokens=increment * 2048, tokens=ramp_samples * 2048
+    )
     levels = ramp_steps(ramp, full * 2048)
     ours = [size // 2048 for size, steps in levels for _ in range(steps)]
     theirs = megatron(first, increment, ramp_samples, full, ramp_samples + 10 * full)
@@ -57,7 +63,9 @@ def test_the_batch_ramp_is_megatrons(first: int, increment: int, ramp_samples: i
     st.integers(0, 40),
 )
 def test_ranges_are_the_steps_that_they_hold(starts, others, last_step):
-    """Merging keeps the set of steps and leaves no two that touch; the first difference is that of the sets."""
+    """Merging keeps the set of steps and leaves no two that touch; the first difference is that
+    of the sets.
+    """
     ranges = [[(first, first + more) for first, more in pairs] for pairs in (starts, others)]
     held = [{step for first, last in some for step in range(first, last + 1)} for some in ranges]
     joined = [merged(some) for some in ranges]
@@ -95,7 +103,8 @@ def test_complaints_of_the_recipe_name_the_phase(tmp_path) -> None:
         (two % "sequence_length=64", "train.tokens=1000000"): [
             "train.tokens = 1000000 is not the sum of the phases' tokens, 30720; leave train.tokens out"],
         ("train.batch_ramp={first_tokens_per_step=512, step_tokens=100, tokens=3072}",): [
-            "train.batch_ramp.step_tokens = 100 is no multiple of dataset.sequence_length = 64; what would work: 64 or 128"],
+            "train.batch_ramp.step_tokens = 100 is no multiple of dataset.sequence_length = 64; what would "
+            "work: 64 or 128"],
         ("train.batch_ramp={first_tokens_per_step=512, step_tokens=640, tokens=3072}",): [
             "does not arrive at train.tokens_per_step = 1536; what would work: train.tokens_per_step = 1152"],
         ("train.batch_ramp={first_tokens_per_step=512, step_tokens=512, tokens=15360}", two % "sequence_length=64"): [
@@ -109,8 +118,9 @@ def test_complaints_of_the_recipe_name_the_phase(tmp_path) -> None:
 
 
 def test_complaints_of_the_plan_name_the_phase(tmp_path) -> None:
-    """Ranks that cannot share a phase's or the ramp's steps, lengths that do not split, text read too often over all
-    phases together, ranges beyond the end."""
+    """Ranks that cannot share a phase's or the ramp's steps, lengths that do not split, text read too often
+    over all phases together, ranges beyond the end.
+    """
     finish_tokenizer(tmp_path / "tokenizer", 300)
     finish_pack(tmp_path / "tokens", {"a": 64 * 300 + 1, "b": 64 * 100 + 1}, heldout=640)
     step = 64 * 24
@@ -119,21 +129,38 @@ def test_complaints_of_the_plan_name_the_phase(tmp_path) -> None:
         return {"phases": [{"tokens": step * 10}, {"tokens": step * 10} | second]}
 
     text = refusal(recipe(**phases(tokens_per_step=64 * 30)), tmp_path, 4, "cpu")
-    assert "phases.2.tokens_per_step = 1920 is 30 sequences of dataset.sequence_length = 64, which 4 ranks" in text
+    assert (
+        "phases.2.tokens_per_step = 1920 is 30 sequences of dataset.sequence_length = 64, which 4 ranks"
+        in text
+    )
     assert "what would work: tokens_per_step 1792 or 2048, or this many ranks: 1, 2, 3, 5, 6" in text
     ramp = {"first_tokens_per_step": 64 * 6, "step_tokens": 64 * 6, "tokens": step * 2}
     text = refusal(recipe(train={"batch_ramp": ramp}), tmp_path, 4, "cpu")
-    assert "train.batch_ramp: tokens_per_step = 384" in text and "in multiples of 256" in text and "\n" not in text
+    assert (
+        "train.batch_ramp: tokens_per_step = 384" in text
+        and "in multiples of 256" in text
+        and "\n" not in text
+    )
     resolve(recipe(train={"batch_ramp": ramp}), tmp_path, 3, "cpu")
-    text = refusal(recipe(layout={"context": 4}, **phases(sequence_length=4, tokens_per_step=96)), tmp_path, 4, "cpu")
+    text = refusal(
+        recipe(layout={"context": 4}, **phases(sequence_length=4, tokens_per_step=96)), tmp_path, 4, "cpu"
+    )
     assert "phases.2.sequence_length = 4 does not split into 2 × layout.context = 8" in text
     # 400 sequences in all; each phase alone passes, both together read them 4.8 times.
     thousand = {"phases": [{"tokens": step * 40}, {"tokens": step * 40}]}
     assert resolve(recipe(phases=thousand["phases"][:1]), tmp_path, 1, "cpu").identity.total_steps == 40
     text = refusal(recipe(**thousand), tmp_path, 1, "cpu")
-    assert "the phases' tokens = 122880 would read the source a 4.80 times" in text and "source b 4.80 times" in text
-    assert resolve(recipe(dataset={"max_epochs": 4.8}, **thousand), tmp_path, 1, "cpu").identity.total_steps == 80
+    assert (
+        "the phases' tokens = 122880 would read the source a 4.80 times" in text
+        and "source b 4.80 times" in text
+    )
+    assert (
+        resolve(recipe(dataset={"max_epochs": 4.8}, **thousand), tmp_path, 1, "cpu").identity.total_steps
+        == 80
+    )
     text = refusal(recipe(train={"skip_steps": [(3, 5), (9, 11)]}), tmp_path, 1, "cpu")
-    assert text.startswith("train.skip_steps: [9, 11] goes beyond the run's last step; what would work: steps up to 10")
+    assert text.startswith(
+        "train.skip_steps: [9, 11] goes beyond the run's last step; what would work: steps up to 10"
+    )
     resolved = resolve(recipe(train={"skip_steps": [(7, 9), (3, 5), (6, 6)]}), tmp_path, 1, "cpu")
     assert resolved.identity.skip_steps == ((3, 9),)

@@ -1,4 +1,6 @@
-"""resolve: every derived number once; impossible ones refused with those that work; identity apart from placement."""
+"""resolve: every derived number once; impossible ones refused with those that work; identity apart from
+placement.
+"""
 
 import json
 import math
@@ -24,7 +26,12 @@ def recipe(**sections) -> Recipe:
         "language": "et",
         "corpus": {"sources": ["a.txt"]},
         "dataset": {"sequence_length": 64, "max_epochs": 4},
-        "model": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
+        "model": {
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+        },
         "train": {"tokens": 64 * 24 * 10, "tokens_per_step": 64 * 24, "micro_batch_sequences": 5},
     }
     for name, values in sections.items():
@@ -34,7 +41,9 @@ def recipe(**sections) -> Recipe:
 
 def finish_pack(folder, sources: dict[str, int], heldout: int) -> None:
     with write_stage(folder, "tokens", 1, {}, {}) as stage:
-        stage.counts["sources"] = {name: {"tokens": n, "documents": 1, "bytes": n} for name, n in sources.items()}
+        stage.counts["sources"] = {
+            name: {"tokens": n, "documents": 1, "bytes": n} for name, n in sources.items()
+        }
         stage.counts["heldout"] = {"tokens": heldout, "documents": 1, "bytes": heldout}
 
 
@@ -61,7 +70,9 @@ def refusal(*arguments, **keywords) -> str:
 
 def test_every_derived_number(run_folder):
     """Steps, micro-batches, schedule, the complete model, mixture by tokens, FLOPs."""
-    resolved = resolve(recipe(train={"schedule": "wsd", "warmup_share": 0.2, "decay_share": 0.3}), run_folder, 4, "cpu")
+    resolved = resolve(
+        recipe(train={"schedule": "wsd", "warmup_share": 0.2, "decay_share": 0.3}), run_folder, 4, "cpu"
+    )
     identity, placement = resolved.identity, resolved.placement
     (phase,), (rate,), (placed,) = identity.phases, identity.learning_rates, placement.phases
     assert (identity.total_steps, phase.sequences_per_step, phase.tokens_per_step) == (10, 24, 1536)
@@ -70,7 +81,12 @@ def test_every_derived_number(run_folder):
     assert phase.mixture == {"a": 64 * 300 + 1, "b": 64 * 100 + 1}
     assert identity.heldout_sequences == 10 and identity.tokens_hash == hash_manifest(run_folder / "tokens")
     model = identity.model
-    assert (model.vocab_size, model.max_position_embeddings, model.num_key_value_heads, model.head_dim) == (300, 64, 4, 16)
+    assert (model.vocab_size, model.max_position_embeddings, model.num_key_value_heads, model.head_dim) == (
+        300,
+        64,
+        4,
+        16,
+    )
     # 6 sequences a rank; 5 asked for do not divide them, 3 do.
     assert (placed.micro_batch_sequences, placed.micro_batches_per_step) == (3, 2)
     assert (placement.replicate, placement.shard, placement.end_of_text_id) == (1, 4, 0)
@@ -109,7 +125,9 @@ def test_the_vocabulary_is_the_tokenizers_and_its_rows_are_padded(run_folder, tm
 def test_the_file_reads_back(run_folder, tmp_path):
     """resolved.toml is TOML that any reader takes, and gives the same values, odd names included."""
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    resolved = resolve(recipe(model={"rope_scaling": scaling}, train={"adam_epsilon": 1e-12}), run_folder, 2, "cpu")
+    resolved = resolve(
+        recipe(model={"rope_scaling": scaling}, train={"adam_epsilon": 1e-12}), run_folder, 2, "cpu"
+    )
     mixture = {'uudised "2024"\n': 0.1, "b.c": 1e-7, "õ": 3.0}
     phase = resolved.identity.phases[0].model_copy(update={"mixture": mixture})
     identity = resolved.identity.model_copy(update={"phases": (phase, phase), "skip_steps": ((2, 3), (5, 5))})
@@ -125,7 +143,9 @@ def test_the_file_reads_back(run_folder, tmp_path):
 
 
 def test_another_world_is_the_same_run(run_folder):
-    """Ranks, layout and log intervals are placement; a learning rate is identity, and its change is refused by name."""
+    """Ranks, layout and log intervals are placement; a learning rate is identity, and its change is refused
+    by name.
+    """
     alone = resolve(recipe(), run_folder, 1, "cpu")
     many = resolve(recipe(layout={"replicate": 2}, train={"log_every_steps": 3}), run_folder, 8, "cpu")
     assert identity_hash(alone.identity) == identity_hash(many.identity)
@@ -139,14 +159,18 @@ def test_another_world_is_the_same_run(run_folder):
 
 
 def test_precisions_may_change_later_and_only_where_they_can_be(run_folder):
-    """Other precisions are no other run; steps beyond the end, twice, or on a device without FP8 are refused."""
+    """Other precisions are no other run; steps beyond the end, twice, or on a device without FP8
+    are refused.
+    """
     alone = resolve(recipe(), run_folder, 1, "cpu")
     changed = {"train": {"precision_changes": [[8, "bf16"], [4, "fp8"]], "fp8": {"emulate": True}}}
     later = resolve(recipe(**changed), run_folder, 1, "cpu")
     consent(alone.identity, later)
     identity = later.identity
     assert [identity.stretch(step)[1] for step in (1, 4, 8)] == [3, 7, identity.phases[0].last_step]
-    beyond = refusal(recipe(train={"precision_changes": [[10**6, "bf16"], [3, "fp32"], [3, "bf16"]]}), run_folder, 1, "cpu")
+    beyond = refusal(
+        recipe(train={"precision_changes": [[10**6, "bf16"], [3, "fp32"], [3, "bf16"]]}), run_folder, 1, "cpu"
+    )
     assert "step 1000000 is beyond the run's last step" in beyond and "step 3 is there 2 times" in beyond
     without = refusal(recipe(train={"precision": "fp8"}), run_folder, 1, "cuda", "a100_80")
     assert '"fp8" on a100_80: its card has no fp8 peak' in without
@@ -157,18 +181,29 @@ def test_precisions_may_change_later_and_only_where_they_can_be(run_folder):
 
 
 def test_layers_are_compiled_on_gpus_where_they_can_be(run_folder):
-    """Unset: on GPUs, but not recomputed layers that tensor ranks share, which torch fails on; asked for, they are refused."""
+    """Unset: on GPUs, but not recomputed layers that tensor ranks share, which torch fails on; asked for,
+    they are refused.
+    """
     shared = {"tensor": 2, "recompute": "full"}
-    for layout, device, compiles in (({}, "cuda", True), ({}, "cpu", False), ({"compile": True}, "cpu", True), (shared, "cuda", False)):
+    for layout, device, compiles in (
+        ({}, "cuda", True),
+        ({}, "cpu", False),
+        ({"compile": True}, "cpu", True),
+        (shared, "cuda", False),
+    ):
         assert resolve(recipe(layout=layout), run_folder, 2, device, "h200").placement.compile == compiles
-    assert "layout.compile = false" in refusal(recipe(layout=shared | {"compile": True}), run_folder, 2, "cuda", "h200")
+    assert "layout.compile = false" in refusal(
+        recipe(layout=shared | {"compile": True}), run_folder, 2, "cuda", "h200"
+    )
 
 
 @settings(max_examples=60, deadline=None)
 @given(sequences=st.integers(1, 96), ranks=st.integers(1, 16), asked=st.integers(1, 12))
 def test_micro_batches_make_up_the_step(run_folder, sequences, ranks, asked):
     """micro_batch × micro_batches × ranks is the step, for all sizes; what cannot be shared is refused."""
-    asked_recipe = recipe(train={"tokens": 64 * sequences, "tokens_per_step": 64 * sequences, "micro_batch_sequences": asked})
+    asked_recipe = recipe(
+        train={"tokens": 64 * sequences, "tokens_per_step": 64 * sequences, "micro_batch_sequences": asked}
+    )
     if sequences % ranks:
         assert "ranks cannot share evenly" in refusal(asked_recipe, run_folder, ranks, "cpu")
         return
@@ -180,7 +215,12 @@ def test_micro_batches_make_up_the_step(run_folder, sequences, ranks, asked):
 
 def test_impossible_numbers_come_with_those_that_work(run_folder):
     """All at once; each suggestion is tried."""
-    text = refusal(recipe(layout={"replicate": 3}, model={"vocab_size": 256}, train={"tokens": 64 * 24 * 100}), run_folder, 5, "cpu")
+    text = refusal(
+        recipe(layout={"replicate": 3}, model={"vocab_size": 256}, train={"tokens": 64 * 24 * 100}),
+        run_folder,
+        5,
+        "cpu",
+    )
     assert text.startswith("5 things to put right in small")
     assert "tokens_per_step 1280 or 1600, or this many ranks: 1, 2, 3, 4" in text
     assert "layout.replicate = 3 does not make up 5 ranks" in text and "one of 1, 5" in text
@@ -209,7 +249,9 @@ def test_sequences_of_a_stream(tokens, sequences):
 
 
 def test_the_peak_comes_from_the_card(run_folder):
-    """MFU is measured against the device that runs, not the one that the recipe hoped for; unknown peaks stay open."""
+    """MFU is measured against the device that runs, not the one that the recipe hoped for; unknown peaks stay
+    open.
+    """
     on_lumi, bf16 = {"cluster": "lumi_g"}, {"train": {"precision": "bf16"}}
     found = {
         key: resolve(recipe(**sections), run_folder, 1, device, accelerator).placement
@@ -222,7 +264,9 @@ def test_the_peak_comes_from_the_card(run_folder):
             ("by driver", bf16, "cuda", "NVIDIA H100 80GB HBM3"),
         ]
     }
-    assert {key: (placement.accelerator, placement.peak_tflops.get("bf16")) for key, placement in found.items()} == {
+    assert {
+        key: (placement.accelerator, placement.peak_tflops.get("bf16")) for key, placement in found.items()
+    } == {
         "lumi": ("mi250x_gcd", 191.5),
         "lumi fp32": ("mi250x_gcd", 191.5),
         "lumi login": ("cpu", None),
@@ -234,11 +278,22 @@ def test_the_peak_comes_from_the_card(run_folder):
 
 
 def test_weights_bring_their_model(run_folder, tmp_path):
-    """config.json of the weights replaces the model's keys; a folder without one, or too small a vocabulary, is refused."""
+    """config.json of the weights replaces the model's keys; a folder without one, or too small a vocabulary,
+    is refused.
+    """
     config = {
-        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 48, "intermediate_size": 96,
-        "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 1000,
-        "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_theta": 5e5, "tie_word_embeddings": True,
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "vocab_size": 1000,
+        "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 5e5,
+        "tie_word_embeddings": True,
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     weights = {"model": {"weights": f"hf:{tmp_path}"}}
@@ -247,11 +302,18 @@ def test_weights_bring_their_model(run_folder, tmp_path):
         key: value for key, value in config.items() if key in type(model).model_fields
     }
     assert (model.head_dim, model.weights) == (8, f"hf:{tmp_path}")
-    text = refusal(recipe(**weights, dataset={"sequence_length": 256}, train={"tokens_per_step": 1024}), run_folder, 1, "cpu")
+    text = refusal(
+        recipe(**weights, dataset={"sequence_length": 256}, train={"tokens_per_step": 1024}),
+        run_folder,
+        1,
+        "cpu",
+    )
     assert "a sequence_length of at most 128" in text
     (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 256}))
     assert "less than the tokenizer's 300 tokens" in refusal(recipe(**weights), run_folder, 1, "cpu")
-    assert "what would work: hf:FOLDER" in refusal(recipe(model={"weights": "hf:nowhere"}), run_folder, 1, "cpu")
+    assert "what would work: hf:FOLDER" in refusal(
+        recipe(model={"weights": "hf:nowhere"}), run_folder, 1, "cpu"
+    )
 
 
 def test_weights_of_the_hub_are_kept_by_their_commit(run_folder, tmp_path, monkeypatch):
@@ -275,7 +337,9 @@ def test_weights_of_the_hub_are_kept_by_their_commit(run_folder, tmp_path, monke
 
 def test_unfinished_or_empty_stages_are_named(run_folder, tmp_path):
     """What is missing, and the command that makes it."""
-    assert "tokens: the pack stage is not finished; `kielo run RECIPE --to pack`" in refusal(recipe(), tmp_path, 1, "cpu")
+    assert "tokens: the pack stage is not finished; `kielo run RECIPE --to pack`" in refusal(
+        recipe(), tmp_path, 1, "cpu"
+    )
     (tmp_path / "tokenizer").symlink_to(run_folder / "tokenizer")
     finish_pack(tmp_path / "tokens", {"a": 64 * 300, "b": 1}, heldout=0)
     text = refusal(recipe(dataset={"mixture": {"a": 1, "b": 1}}), tmp_path, 1, "cpu")

@@ -1,4 +1,6 @@
-"""Stages: which rank has which, which layers each has, and that whatever cannot run is refused with what can."""
+"""Stages: which rank has which, which layers each has, and that whatever cannot run is refused
+with what can.
+"""
 
 import re
 from itertools import product
@@ -58,10 +60,13 @@ def test_no_other_split_has_a_lighter_heaviest_stage(head_cost):
 
 
 def test_layers_are_split_by_flops():
-    """Attention counts by the sequence's length and the head by the vocabulary: by hand, and for the model at hand."""
+    """Attention counts by the sequence's length and the head by the vocabulary: by hand, and for the model at
+    hand.
+    """
     assert layers_of_stages(MODEL, 1024, Layout()) == (8,)
     assert layers_of_stages(MODEL, 1024, Layout(pipeline=2, pipeline_layers=(8, 0))) == (8, 0)
-    # A layer: 3.0M matrix parameters × 6 + attention 6 × 512 × 1024; the head: 16.4M × 6, as much as five layers.
+    # A layer: 3.0M matrix parameters × 6 + attention 6 × 512 × 1024; the head: 16.4M × 6, as much as five
+    # layers.
     assert layers_of_stages(MODEL, 1024, Layout(pipeline=2)) == (6, 2)
     assert layers_of_stages(MODEL, 65536, Layout(pipeline=2)) == (4, 4)
     small = MODEL.model_copy(update={"vocab_size": 100})
@@ -102,7 +107,9 @@ def test_what_cannot_run_is_refused_with_what_can(refused, named, works):
 
 
 def torch_takes(name: str, micro_batches: int, ranks: int) -> bool:
-    """Does torch's own schedule say that it can run so many? Those of several stages are made and checked in full."""
+    """Does torch's own schedule say that it can run so many? Those of several stages are made and checked in
+    full.
+    """
     layout = Layout(pipeline=ranks, pipeline_schedule=name)
     stages = num_stages(layout)
     numbers = stages_of_rank(name, ranks, 0, stages // ranks)
@@ -124,12 +131,20 @@ def torch_takes(name: str, micro_batches: int, ranks: int) -> bool:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_micro_batches_are_refused_where_torch_would(name):
-    """For every number of them and of ranks, before anything starts; the numbers that a complaint names do work."""
+    """For every number of them and of ranks, before anything starts; the numbers that a complaint names do
+    work.
+    """
     for ranks, micro_batches in product((2, 3, 4), range(1, 18)):
         stages = num_stages(Layout(pipeline=ranks, pipeline_schedule=name))
         complaint = micro_batch_complaint(name, micro_batches, ranks, stages)
-        assert (complaint is None) == torch_takes(name, micro_batches, ranks), (ranks, micro_batches, complaint)
+        assert (complaint is None) == torch_takes(name, micro_batches, ranks), (
+            ranks,
+            micro_batches,
+            complaint,
+        )
         if complaint:
-            named = [int(number) for number in re.findall(r"\d+", complaint.partition("what would work: ")[2])]
+            named = [
+                int(number) for number in re.findall(r"\d+", complaint.partition("what would work: ")[2])
+            ]
             assert named and micro_batches not in named
             assert all(micro_batch_complaint(name, number, ranks, stages) is None for number in named)

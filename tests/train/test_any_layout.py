@@ -1,4 +1,6 @@
-"""A checkpoint of one layout goes on in any other: the same state bit for bit, the same text, the same losses."""
+"""A checkpoint of one layout goes on in any other: the same state bit for bit, the same text, the same
+losses.
+"""
 
 import shutil
 from collections.abc import Callable
@@ -20,7 +22,8 @@ from tests.train.tiny_run import SEQUENCES, resolve, write_tokens
 HALF, LATER, END = (f"train/checkpoints/step_000000{step}" for step in (10, 15, 20))
 
 
-# What a rank found: tensors and counts that are not those saved, the names of the tensors that it has, samples by step.
+# What a rank found: tensors and counts that are not those saved, the names of the tensors that it has,
+# samples by step.
 Found = tuple[list[str], set[str], dict[int, tuple[int, ...]]]
 
 
@@ -32,13 +35,18 @@ def resolved_for(folder: Path, tied: bool = False, **layout: Any) -> Resolved:
 
 
 def on_rank(resolved: Resolved, half: Path | None = None) -> Found:
-    """Train to the end, and see what the run holds after restoring and before its first step that `half` does not say.
-    Without `half`, from the start: the loss of step 4 is no number, so that there is a skip to count.
+    """Train to the end, and see what the run holds after restoring and before its first step that `half` does
+    not say. Without `half`, from the start: the loss of step 4 is no number, so that there is a skip to
+    count.
     """
     differing: list[str] = []
     names: set[str] = set()
     samples: dict[int, tuple[int, ...]] = {}
-    original_restore, original_take, original_loss = Checkpoints.restore, build.Feed.take, next_token.chunked_loss
+    original_restore, original_take, original_loss = (
+        Checkpoints.restore,
+        build.Feed.take,
+        next_token.chunked_loss,
+    )
 
     def restore(self: Checkpoints) -> None:
         original_restore(self)
@@ -72,7 +80,9 @@ def samples_of(results: list[Found]) -> dict[int, list[int]]:
 
 def rows(folder: Path, *keys: str) -> torch.Tensor:
     """Of the last ten steps."""
-    return torch.tensor([[row[key] for key in keys] for row in logged(folder, "loss")[-10:]], dtype=torch.float64)
+    return torch.tensor(
+        [[row[key] for key in keys] for row in logged(folder, "loss")[-10:]], dtype=torch.float64
+    )
 
 
 def logged(folder: Path, key: str) -> list[dict[str, Any]]:
@@ -84,8 +94,12 @@ WITH_STAGES = {"shard": 2, "tensor": 2, "pipeline": 2, "micro_batch": 1, "pipeli
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict], tuple[Path, dict[int, list[int]]]]:
-    """Layout → the folder of twenty steps on eight ranks, a checkpoint after ten, and the samples of each step."""
+def undisturbed(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[dict], tuple[Path, dict[int, list[int]]]]:
+    """Layout → the folder of twenty steps on eight ranks, a checkpoint after ten, and the samples of each
+    step.
+    """
     made: dict[bool, tuple[Path, dict[int, list[int]]]] = {}
 
     def run(layout: dict[str, Any]) -> tuple[Path, dict[int, list[int]]]:
@@ -93,7 +107,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict], tu
         if has_stages not in made:
             folder = tmp_path_factory.mktemp("eight")
             write_tokens(folder / "tokens")
-            results = run_ranks(on_rank, 8, resolved_for(folder, **layout, checkpoint_every_steps=10), timeout_seconds=160)
+            results = run_ranks(
+                on_rank, 8, resolved_for(folder, **layout, checkpoint_every_steps=10), timeout_seconds=160
+            )
             made[has_stages] = folder, samples_of(results)
         return made[has_stages]
 
@@ -115,8 +131,8 @@ def copy(whole: Path, to: Path, checkpoint: str = HALF) -> None:
 
 
 def assert_equal_runs(folder: Path, whole: Path) -> None:
-    """The last ten steps, and how held-out text scores at their end: it comes in pieces of unequal sizes, which depend
-    on the layout.
+    """The last ten steps, and how held-out text scores at their end: it comes in pieces of unequal sizes,
+    which depend on the layout.
     """
     exact = ("step", "samples", "tokens", "learning_rate", "skipped")
     assert torch.equal(rows(folder, *exact), rows(whole, *exact))
@@ -138,8 +154,8 @@ def assert_equal_runs(folder: Path, whole: Path) -> None:
     pytest.param(WITH_STAGES, {"shard": 2, "tensor": 2}, marks=pytest.mark.full),
 ], ids="-".join)  # fmt: skip
 def test_saved_on_eight_ranks_it_goes_on_in_any_layout(tmp_path, undisturbed, saved_on, layout):
-    """Weights, moments, guard and counts are those saved, bit for bit; the next ten steps see the same samples at the same
-    learning rates, and their losses and the held-out score are within 1e-5.
+    """Weights, moments, guard and counts are those saved, bit for bit; the next ten steps see the same
+    samples at the same learning rates, and their losses and the held-out score are within 1e-5.
     """
     whole, samples = undisturbed(saved_on)
     copy(whole, tmp_path)
@@ -154,8 +170,9 @@ def test_saved_on_eight_ranks_it_goes_on_in_any_layout(tmp_path, undisturbed, sa
 
 
 def test_one_rank_goes_on_as_a_v_and_that_resumes_to_the_bit(tmp_path):
-    """Saved on one rank with tied embeddings, continued on two pipeline ranks, the first with both ends: the same run. Stopped
-    there and started again, the pipeline's weights and moments are those of the one that never stopped, bit for bit.
+    """Saved on one rank with tied embeddings, continued on two pipeline ranks, the first with both ends: the
+    same run. Stopped there and started again, the pipeline's weights and moments are those of the one that
+    never stopped, bit for bit.
     """
     one, stages, again = (tmp_path / name for name in ("one", "stages", "again"))
     write_tokens(one / "tokens")

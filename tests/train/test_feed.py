@@ -1,4 +1,6 @@
-"""Promises of the feed: the right step in any order, read one step ahead, cut into micro-batches without copies."""
+"""Promises of the feed: the right step in any order, read one step ahead, cut into micro-batches without
+copies.
+"""
 
 import threading
 
@@ -27,29 +29,39 @@ def read_step(step: int, has_documents: bool = True) -> Batch:
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize("positions", [None, [0, 1, 6, 7]], ids=["all columns", "a context rank's columns"])
 def test_steps_are_right_in_any_order(device, positions):
-    """A step taken twice, steps left out, one gone back to: each gives its own samples, columns and count, in micro-batches
-    of four and the two that are left."""
+    """A step taken twice, steps left out, one gone back to: each gives its own samples, columns and count, in
+    micro-batches of four and the two that are left.
+    """
     columns = list(range(LENGTH)) if positions is None else positions
     feed = Feed(read_step, 4, LAST_STEP, device, None if positions is None else torch.tensor(positions))
     for step in (1, 2, 2, 5, 3, 4, 5):
         expected, found = read_step(step), feed.take(step)
         if device.type == "cuda":
-            torch.cuda._sleep(10_000_000)  # the next step's copy overtakes this; what was given must not change
+            # the next step's copy overtakes this; what was given must not change
+            torch.cuda._sleep(10_000_000)
         pieces = found.micro_batches
         assert found.step == step and found.samples == tuple(expected.samples.tolist())
         assert [len(piece.inputs_bs) for piece in pieces] == [4, 2]
-        for name, array in (("inputs_bs", expected.inputs), ("labels_bs", expected.labels), ("documents_bs", expected.documents)):
+        for name, array in (
+            ("inputs_bs", expected.inputs),
+            ("labels_bs", expected.labels),
+            ("documents_bs", expected.documents),
+        ):
             tensor = torch.cat([getattr(piece, name) for piece in pieces])
             assert tensor.device == device and torch.equal(tensor.cpu(), torch.from_numpy(array[:, columns]))
         assert found.counted_tokens.dtype == torch.int64 and found.counted_tokens.device == device
         assert found.counted_tokens.item() == (expected.labels[:, columns] != NOT_COUNTED).sum()
         for piece in pieces:
-            assert (piece.positions_s is None) if positions is None else piece.positions_s.tolist() == positions
+            assert (
+                (piece.positions_s is None) if positions is None else piece.positions_s.tolist() == positions
+            )
     feed.close()
 
 
 def test_one_step_is_read_ahead_in_another_thread():
-    """After `take(n)` step n + 1 is read without being asked for, n + 2 is not, and nothing beyond the last."""
+    """After `take(n)` step n + 1 is read without being asked for, n + 2 is not, and nothing
+    beyond the last.
+    """
     read, threads = [], set()
     came = threading.Condition()
 
@@ -91,4 +103,6 @@ def test_cutting_copies_nothing_but_chosen_columns():
         assert np.shares_memory(piece.inputs_bs.numpy(), batch.inputs) and piece.inputs_bs.is_contiguous()
         assert np.shares_memory(piece.documents_bs.numpy(), batch.documents)
     for piece in cut(batch.inputs, batch.labels, None, 4, torch.tensor([0, 7])):
-        assert piece.labels_bs.is_contiguous() and piece.labels_bs.shape[1] == 2 and piece.documents_bs is None
+        assert (
+            piece.labels_bs.is_contiguous() and piece.labels_bs.shape[1] == 2 and piece.documents_bs is None
+        )

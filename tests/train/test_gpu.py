@@ -14,13 +14,16 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 def losses(folder: Path) -> torch.Tensor:
-    return torch.tensor([row["loss"] for row in read_metrics(folder / "train" / "metrics.jsonl") if "loss" in row])
+    return torch.tensor(
+        [row["loss"] for row in read_metrics(folder / "train" / "metrics.jsonl") if "loss" in row]
+    )
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 5e-3)])
 def test_a_gpu_trains_as_the_cpu_does(tmp_path, precision, tolerance):
-    """20 losses on NCCL against 20 on gloo, fp32 on the CPU. fp32: sums in another order, grown over 20 steps; bf16: 8
-    bits of mantissa."""
+    """20 losses on NCCL against 20 on gloo, fp32 on the CPU. fp32: sums in another order, grown over 20
+    steps; bf16: 8 bits of mantissa.
+    """
     write_tokens(tmp_path / "tokens")
     run_ranks(on_rank, 1, resolve(tmp_path))
     truth = losses(tmp_path)

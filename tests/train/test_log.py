@@ -36,7 +36,11 @@ def test_rows_beyond_the_restored_step_are_dropped(tmp_path: Path) -> None:
     log.write(row(20, float("nan")))
     log.write({"step": 20, "heldout_loss": 1.5})
     log.close()
-    assert [json.loads(line).get("loss", "held-out") for line in path.read_text().splitlines()] == [2.0, None, "held-out"]
+    assert [json.loads(line).get("loss", "held-out") for line in path.read_text().splitlines()] == [
+        2.0,
+        None,
+        "held-out",
+    ]
     assert [step for step in range(1, 26) if log.due(step)] == [1, 10, 20, 25]
     assert stream.getvalue().splitlines()[-3:] == [
         "going on after step 10 of 25",
@@ -46,7 +50,9 @@ def test_rows_beyond_the_restored_step_are_dropped(tmp_path: Path) -> None:
 
 
 def test_speed_leaves_out_what_is_not_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens a second over all ranks, TFLOP/s of one, MFU against one peak, time left; pauses do not count."""
+    """Tokens a second over all ranks, TFLOP/s of one, MFU against one peak, time left; pauses do
+    not count.
+    """
     clock = [100.0]
     monkeypatch.setattr(meter_module.time, "perf_counter", lambda: clock[0])
     meter = Meter(ranks=2, total_tokens=10_000, device=torch.device("cpu"))
@@ -57,18 +63,29 @@ def test_speed_leaves_out_what_is_not_training(monkeypatch: pytest.MonkeyPatch) 
         clock[0] += 60
     clock[0] += 0.5
     assert meter.lap(3000) == pytest.approx(
-        {"tokens_per_second": 2000, "planned_tokens_per_second": 2100, "tflops_per_second": 2.0, "mfu": 0.5, "seconds": 1.0, "seconds_left": 3.5}
+        {
+            "tokens_per_second": 2000,
+            "planned_tokens_per_second": 2100,
+            "tflops_per_second": 2.0,
+            "mfu": 0.5,
+            "seconds": 1.0,
+            "seconds_left": 3.5,
+        }
     )
     # A phase of other FLOPs from token 4,000 on, after 500 tokens that were passed over.
     meter.pass_over(3500, 4000)
     meter.use(4e9, 4000, 4.0)  # of which nobody planned the speed
     clock[0] += 1.0
     row = meter.lap(4500)
-    assert (row["tokens_per_second"], row["tflops_per_second"]) == pytest.approx((1000, (500 * 2e-3 + 500 * 4e-3) / 2))
+    assert (row["tokens_per_second"], row["tflops_per_second"]) == pytest.approx(
+        (1000, (500 * 2e-3 + 500 * 4e-3) / 2)
+    )
 
 
 def test_the_manifest_counts_attempts_apart() -> None:
-    """The first row of each attempt warms up and is left out of the usual speed; seconds add up over attempts."""
+    """The first row of each attempt warms up and is left out of the usual speed; seconds add up over
+    attempts.
+    """
     rows = [
         {"seconds": seconds, "tokens_per_second": speed}
         for seconds, speed in ((5.0, 1), (6.0, 100), (7.0, 102), (4.0, 2), (5.0, 104))

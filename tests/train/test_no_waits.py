@@ -1,6 +1,8 @@
-"""A normal step never makes the host wait for the device: the real loop, watched; on a CPU by the operators that would.
+"""A normal step never makes the host wait for the device: the real loop, watched; on a CPU by the operators
+that would.
 
-Places where the loop says that it waits (rows of the log, held-out text, checkpoints), and the late reader, are let pass.
+Places where the loop says that it waits (rows of the log, held-out text, checkpoints), and the late reader,
+are let pass.
 """
 
 import math
@@ -31,7 +33,8 @@ WAITING_OPERATORS = {
 WAITING_FUNCTIONS = {
     # These read memory without an operator.
     Tensor.tolist, Tensor.item, Tensor.numpy, Tensor.cpu, Tensor.__bool__, Tensor.__int__, Tensor.__float__,
-    # And these make tensors of the host's numbers; to bring them to a device from ordinary memory stops the host.
+    # And these make tensors of the host's numbers; to bring them to a device from ordinary memory stops the
+    # host.
     torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy,
 }  # fmt: skip
 # Asked of a CPU alone, where it costs nothing.
@@ -120,8 +123,9 @@ class WatchedFunctions(TorchFunctionMode):
 
 
 def _is_by_mask(function: Any, args: tuple) -> bool:
-    """Whether elements on the device decide how many are read or written; one number for all is written without (DTensor's
-    embedding does it: torch turns it into masked_fill)."""
+    """Whether elements on the device decide how many are read or written; one number for all is written
+    without (DTensor's embedding does it: torch turns it into masked_fill).
+    """
     if function.overloadpacket not in (aten.index, aten.index_put, aten.index_put_):
         return False
     if function.overloadpacket != aten.index and args[2].numel() == 1:
@@ -153,7 +157,11 @@ def train_watched(resolved: Any) -> tuple[int, list[str]]:
 def test_a_step_does_not_wait(tmp_path, layout):
     """Eight steps with clipping, guard, optimiser and a documents mask; a row every fifth."""
     write_tokens(tmp_path / "tokens")
-    for steps, found in run_ranks(train_watched, math.prod(layout.values()), resolve(tmp_path, total_steps=8, log_every_steps=5, **layout)):
+    for steps, found in run_ranks(
+        train_watched,
+        math.prod(layout.values()),
+        resolve(tmp_path, total_steps=8, log_every_steps=5, **layout),
+    ):
         assert (steps, "\n".join(found)) == (8, "")
 
 

@@ -1,4 +1,6 @@
-"""The chunked loss against plain cross-entropy on full logits, and over ranks against itself on one process."""
+"""The chunked loss against plain cross-entropy on full logits, and over ranks against itself on
+one process.
+"""
 
 import shutil
 
@@ -64,7 +66,9 @@ def tensors(dtype=torch.float32, vocabulary=50, vocab_size=None):
 @pytest.mark.parametrize("z_loss", [0.0, 1e-3])
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 64])
 def test_equals_plain_cross_entropy(z_loss: float, chunk_tokens: int) -> None:
-    """Loss and both gradients equal the unchunked formula to 1e-6, for chunks that divide the tokens or do not."""
+    """Loss and both gradients equal the unchunked formula to 1e-6, for chunks that divide the tokens or do
+    not.
+    """
     hidden, weight, labels, divisor = tensors()
     loss = chunked_loss(hidden, weight, labels, divisor, z_loss, chunk_tokens)
     ours = torch.autograd.grad(3 * loss, (hidden, weight))
@@ -100,7 +104,9 @@ def test_full_logits_never_exist() -> None:
 
 
 def test_without_gradients_and_without_labels() -> None:
-    """Under no_grad the same loss comes out; a batch with nothing to count gives 0 and zero gradients, not NaN."""
+    """Under no_grad the same loss comes out; a batch with nothing to count gives 0 and zero gradients, not
+    NaN.
+    """
     hidden, weight, labels, divisor = tensors()
     with torch.no_grad():
         silent = chunked_loss(hidden, weight, labels, divisor, 0.0, 5)
@@ -117,10 +123,13 @@ def without_padding(weight, vocab_size):
 @pytest.mark.parametrize("z_loss", [0.0, 1e-2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_padding_rows_are_as_if_they_were_not_there(dtype: torch.dtype, z_loss: float) -> None:
-    """67 tokens in 128 rows: loss and gradients are those of 67 rows, padding's exactly 0, whatever its rows hold;
-    with a frozen head and under no_grad too. A label that is padding makes the loss infinite."""
+    """67 tokens in 128 rows: loss and gradients are those of 67 rows, padding's exactly 0, whatever its rows
+    hold; with a frozen head and under no_grad too. A label that is padding makes the loss infinite.
+    """
     hidden, weight, labels, divisor = tensors(dtype, 128, 67)
-    loss, hidden_gradient, weight_gradient = loss_and_gradients(hidden, weight, labels, divisor, z_loss, 7, vocab_size=67)
+    loss, hidden_gradient, weight_gradient = loss_and_gradients(
+        hidden, weight, labels, divisor, z_loss, 7, vocab_size=67
+    )
     alone = without_padding(weight, 67)
     expected = loss_and_gradients(hidden, alone, labels, divisor, z_loss, 7, vocab_size=67)
     torch.testing.assert_close(loss, expected[0], rtol=1e-7, atol=0)
@@ -158,12 +167,16 @@ def capped_over_ranks(softcap):
 
 @pytest.mark.parametrize("softcap", [0.5, 30.0])
 def test_capped_logits_are_plain_autograds(softcap: float) -> None:
-    """A cap that bends most logits, or hardly one, on one process and over two ranks, with z-loss and padding: loss and
-    gradients are those of plain autograd to 1e-6, in bf16 to its rounding, and padding's gradient is exactly 0."""
+    """A cap that bends most logits, or hardly one, on one process and over two ranks, with z-loss and
+    padding: loss and gradients are those of plain autograd to 1e-6, in bf16 to its rounding, and padding's
+    gradient is exactly 0.
+    """
     ranks = run_ranks(capped_over_ranks, 2, softcap)
     for dtype, close in ((torch.float32, 1e-6), (torch.bfloat16, 1e-2)):
         hidden, weight, labels, divisor = tensors(dtype, 48, 41)
-        truth = capped_loss(hidden.float(), without_padding(weight, 41).float(), labels, divisor, 1e-2, softcap)
+        truth = capped_loss(
+            hidden.float(), without_padding(weight, 41).float(), labels, divisor, 1e-2, softcap
+        )
         loss = chunked_loss(hidden, weight, labels, divisor, 1e-2, 7, None, 41, softcap)
         one = loss.detach(), *torch.autograd.grad(3 * loss, (hidden, weight))
         losses, hidden_gradients, row_gradients = zip(*(rank[dtype] for rank in ranks), strict=True)
@@ -173,7 +186,9 @@ def test_capped_logits_are_plain_autograds(softcap: float) -> None:
             for mine, theirs in zip((ours[0], ours[1], ours[2][:41]), truth, strict=True):
                 assert (mine.float() - theirs).norm() / theirs.norm() < close
         with torch.no_grad():
-            assert torch.equal(chunked_loss(hidden, weight, labels, divisor, 1e-2, 7, None, 41, softcap), one[0])
+            assert torch.equal(
+                chunked_loss(hidden, weight, labels, divisor, 1e-2, 7, None, 41, softcap), one[0]
+            )
 
 
 CASES = [(0.0, 1), (0.0, 7), (1e-2, 7), (1e-2, 64)]  # (z_loss, chunk_tokens); there are 38 tokens
@@ -208,7 +223,9 @@ def parallel_losses(vocab_size):
             for one, other in zip(plain, (loss, hidden_gradient, weight_gradient.to_local()), strict=True):
                 assert torch.equal(one, other)
             with torch.no_grad():
-                assert torch.equal(chunked_loss(hidden, laid_out, labels, divisor, *case, group, vocab_size), loss)
+                assert torch.equal(
+                    chunked_loss(hidden, laid_out, labels, divisor, *case, group, vocab_size), loss
+                )
             results[dtype, case] = plain
     return results
 
@@ -216,8 +233,10 @@ def parallel_losses(vocab_size):
 @pytest.mark.parametrize(("num_ranks", "vocab_size"), [(2, 48), (4, 48), (2, 41), (4, 29)])
 def test_vocabulary_over_ranks_equals_one_process(num_ranks: int, vocab_size: int) -> None:
     """Over 2 and 4 ranks the loss (the same bits on each), hidden's gradient (summed over the ranks) and the
-    rows' gradients are those of one process to 1e-6, with z-loss and ignored labels; in bf16 to its rounding. Of 48
-    rows some may be padding (41 tokens), on one of 4 ranks all of them (29 tokens): as if they were not there."""
+    rows' gradients are those of one process to 1e-6, with z-loss and ignored labels; in bf16 to its rounding.
+    Of 48 rows some may be padding (41 tokens), on one of 4 ranks all of them (29 tokens): as if they were not
+    there.
+    """
     ranks = run_ranks(parallel_losses, num_ranks, vocab_size)
     for dtype, case in ranks[0]:
         losses, hidden_gradients, row_gradients = zip(*(rank[dtype, case] for rank in ranks), strict=True)
@@ -268,8 +287,9 @@ def parallel_corners():
 
 def test_corners_over_ranks() -> None:
     """Over ranks no tensor is as wide as the vocabulary nor has all tokens' logits; nothing counted gives 0,
-    not NaN; a frozen head leaves hidden's gradient as it is; a label outside the vocabulary is loud; a group of one
-    rank is one process to the bit."""
+    not NaN; a frozen head leaves hidden's gradient as it is; a label outside the vocabulary is loud; a group
+    of one rank is one process to the bit.
+    """
     hidden, weight, labels, divisor = tensors(vocabulary=48)
     for found in run_ranks(parallel_corners, 2):
         assert 24 in found["lengths"] and 48 not in found["lengths"]

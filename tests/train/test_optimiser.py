@@ -1,4 +1,6 @@
-"""AdamW is torch's, a flag undoes a step completely, and moments in bf16 take steps that differ by their rounding alone."""
+"""AdamW is torch's, a flag undoes a step completely, and moments in bf16 take steps that differ by their
+rounding alone.
+"""
 
 import copy
 from types import SimpleNamespace
@@ -66,8 +68,8 @@ def assert_same_bits(mine: list[Tensor], others: list[Tensor]) -> None:
 
 @pytest.mark.parametrize("settings", [FP32, BF16])
 def test_a_skipped_step_leaves_no_trace(settings: Any) -> None:
-    """With the flag set, NaN gradients touch neither weights nor moments nor the count of updates, and the steps after
-    it are those of a run that never saw it.
+    """With the flag set, NaN gradients touch neither weights nor moments nor the count of updates, and the
+    steps after it are those of a run that never saw it.
     """
     ours, undisturbed = model(), model()
     optimiser, other = build_optimiser(ours, settings), build_optimiser(undisturbed, settings)
@@ -106,7 +108,10 @@ def test_steps_are_those_of_plain_adamw() -> None:
     for mine, other in zip(ours.parameters(), theirs.parameters()):
         torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-7)
         torch.testing.assert_close(
-            optimiser.adamw.state[mine]["exp_avg_sq"], reference.state[other]["exp_avg_sq"], rtol=1e-6, atol=1e-9
+            optimiser.adamw.state[mine]["exp_avg_sq"],
+            reference.state[other]["exp_avg_sq"],
+            rtol=1e-6,
+            atol=1e-9,
         )
 
 
@@ -127,39 +132,51 @@ def test_moments_are_there_before_the_first_step_and_have_names() -> None:
 def test_moments_in_bf16_are_widened_and_rounded_and_nothing_else(
     widened_elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit for bit the weights and moments of a twin: each parameter alone, its moments as fp32 through torch's fused step
-    and back. With few elements at a time matrices are cut within rows, whose sums of the same operations may end in
-    another bit where vector instructions end, so there to within fp32's rounding and one bf16 step.
+    """Bit for bit the weights and moments of a twin: each parameter alone, its moments as fp32 through
+    torch's fused step and back. With few elements at a time matrices are cut within rows, whose sums of the
+    same operations may end in another bit where vector instructions end, so there to within fp32's rounding
+    and one bf16 step.
     """
     monkeypatch.setattr(module, "WIDENED_ELEMENTS", widened_elements)
     ours, twin = wider_model(), wider_model()
     optimiser = build_optimiser(ours, BF16)
-    moments = {name: [torch.zeros_like(p, dtype=torch.bfloat16) for _ in MOMENTS] for name, p in twin.named_parameters()}
+    moments = {
+        name: [torch.zeros_like(p, dtype=torch.bfloat16) for _ in MOMENTS]
+        for name, p in twin.named_parameters()
+    }
     for step in range(6):
         lr = 0.01 * (step + 1)
         set_gradients(ours, step)
         set_gradients(twin, step)
         optimiser.step(lr)
         for name, parameter in twin.named_parameters():
-            alone = torch.optim.AdamW([parameter], lr, (0.9, 0.95), 1e-8, 0.1 * (parameter.ndim > 1), fused=True)
+            alone = torch.optim.AdamW(
+                [parameter], lr, (0.9, 0.95), 1e-8, 0.1 * (parameter.ndim > 1), fused=True
+            )
             wide = [moment.float() for moment in moments[name]]
             alone.state[parameter] = {"step": torch.tensor(float(step)), **dict(zip(MOMENTS, wide))}
             alone.step()
             moments[name] = [moment.to(torch.bfloat16) for moment in wide]
     mine = state_of(ours, optimiser)
-    theirs = [*(p.detach() for p in twin.parameters()), *(moment for both in moments.values() for moment in both)]
+    theirs = [
+        *(p.detach() for p in twin.parameters()),
+        *(moment for both in moments.values() for moment in both),
+    ]
     if widened_elements == 64:
         for one, other in zip(mine, theirs, strict=True):
-            torch.testing.assert_close(one, other, rtol=2 * BF16_ROUNDING if one.dtype == torch.bfloat16 else 1e-6, atol=1e-7)
+            torch.testing.assert_close(
+                one, other, rtol=2 * BF16_ROUNDING if one.dtype == torch.bfloat16 else 1e-6, atol=1e-7
+            )
     else:
         assert_same_bits(mine, theirs)
     assert optimiser.updates == 6
 
 
 def test_updates_with_moments_in_bf16_point_where_those_in_fp32_do() -> None:
-    """Over 50 steps of equal gradients. A moment is rounded once a step, by at most 2^-8 of itself, and forgets at the rate
-    1 - β: what has gathered is at most 2^-8 / (1 - β) of it, of exp_avg_sq half of that under its root. At β 0.9 and 0.95
-    that is 7.8 % if all roundings went one way; as they fall, an eighth of it in the mean at most.
+    """Over 50 steps of equal gradients. A moment is rounded once a step, by at most 2^-8 of itself, and
+    forgets at the rate 1 - β: what has gathered is at most 2^-8 / (1 - β) of it, of exp_avg_sq half of that
+    under its root. At β 0.9 and 0.95 that is 7.8 % if all roundings went one way; as they fall, an eighth of
+    it in the mean at most.
     """
     bound = BF16_ROUNDING / (1 - 0.9) + BF16_ROUNDING / (1 - 0.95) / 2
     narrow, wide = wider_model(), wider_model()
@@ -181,7 +198,9 @@ def test_updates_with_moments_in_bf16_point_where_those_in_fp32_do() -> None:
 
 
 def test_moments_in_bf16_of_any_layout() -> None:
-    """Three ranks, of which one has nothing of the last matrix: equal to one process, but for bits that rounding turns over."""
+    """Three ranks, of which one has nothing of the last matrix: equal to one process, but for bits that
+    rounding turns over.
+    """
     whole = wider_model()
     optimiser = build_optimiser(whole, BF16)
     for step in range(5):
@@ -208,5 +227,8 @@ def _sharded_steps() -> tuple[list[list], int]:
     for step in range(5):
         set_gradients(network, step)
         optimiser.step(0.01, torch.tensor(float(step == 2)))
-    assert all(isinstance(moment, DTensor) and moment.dtype == torch.bfloat16 for moment in optimiser.moments().values())
+    assert all(
+        isinstance(moment, DTensor) and moment.dtype == torch.bfloat16
+        for moment in optimiser.moments().values()
+    )
     return [tensor.float().tolist() for tensor in state_of(network, optimiser)], optimiser.updates

@@ -60,12 +60,16 @@ def loss_and_gradients(
 def test_a_step_is_that_of_the_unpadded_model(
     tied: bool, dtype: torch.dtype, z_loss: float, is_head_frozen: bool
 ) -> None:
-    """67 tokens in 128 rows and in 67: the same loss and gradients from the same seed; padding's gradient is 0."""
+    """67 tokens in 128 rows and in 67: the same loss and gradients from the same seed; padding's gradient is
+    0.
+    """
     torch.set_num_threads(1)
     loss, gradients = loss_and_gradients(config(tied, 64), dtype, z_loss, is_head_frozen)
     expected_loss, expected = loss_and_gradients(config(tied, 1), dtype, z_loss, is_head_frozen)
     torch.testing.assert_close(loss, expected_loss, rtol=1e-7, atol=0)
-    assert gradients.keys() == expected.keys() and ("head.weight" in gradients) == (not tied and not is_head_frozen)
+    assert gradients.keys() == expected.keys() and ("head.weight" in gradients) == (
+        not tied and not is_head_frozen
+    )
     for name, gradient in gradients.items():
         if name in VOCABULARY_WEIGHTS:
             assert len(gradient) == 128 and not gradient[67:].any()
@@ -75,7 +79,9 @@ def test_a_step_is_that_of_the_unpadded_model(
 
 
 def padded_subject(tied: bool) -> Subject:
-    """Of `kielo verify layouts`: 90 tokens in 128 rows, so that the last of four tensor ranks has only padding."""
+    """Of `kielo verify layouts`: 90 tokens in 128 rows, so that the last of four tensor ranks has only
+    padding.
+    """
     return subject(read_recipe("demo_estonian").recipe, {"tied": tied, "z_loss": 1e-3})
 
 
@@ -100,12 +106,19 @@ def ten_laid_out_steps(layout: dict, tied: bool) -> Outcome:
 
 @pytest.mark.parametrize(
     ("layout", "tied"),
-    [({}, True), ({"tensor": 2}, False), ({"tensor": 4}, True), ({"tensor": 4}, False), ({"shard": 2, "tensor": 2}, True)],
+    [
+        ({}, True),
+        ({"tensor": 2}, False),
+        ({"tensor": 4}, True),
+        ({"tensor": 4}, False),
+        ({"shard": 2, "tensor": 2}, True),
+    ],
     ids=str,
 )
 def test_ten_steps_are_those_of_the_unpadded_model(layout: dict, tied: bool) -> None:
-    """Losses, norms, gradients and weights of ten steps, on one rank and with padding anywhere on the tensor axis,
-    against a plain process whose model has no row of padding; padding is still zero at the end."""
+    """Losses, norms, gradients and weights of ten steps, on one rank and with padding anywhere on the tensor
+    axis, against a plain process whose model has no row of padding; padding is still zero at the end.
+    """
     torch.set_num_threads(1)
     of = padded_subject(tied)
     bare = Subject(**(vars(of) | {"model": of.model.model_copy(update={"vocab_multiple": 1})}))

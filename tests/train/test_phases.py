@@ -1,4 +1,6 @@
-"""The run of docs/phases.md: a batch ramp, longer sequences, another mixture, rewarming and steps passed over."""
+"""The run of docs/phases.md: a batch ramp, longer sequences, another mixture, rewarming and steps passed
+over.
+"""
 
 import re
 import shutil
@@ -30,7 +32,12 @@ from tests.house.checks import ROOT
 from tests.ranks import run_ranks
 
 VOCABULARY = 67
-SETS = ["checkpoint.keep_newest=50", "train.log_every_steps=1", "train.heldout_every_steps=13", "train.tensorboard=false"]
+SETS = [
+    "checkpoint.keep_newest=50",
+    "train.log_every_steps=1",
+    "train.heldout_every_steps=13",
+    "train.tensorboard=false",
+]
 # (recipe's phase, first step, steps, first sample, sequence length, tokens per step), by hand.
 PHASES = [
     (1, 1, 4, 0, 64, 256), (1, 5, 2, 16, 64, 512), (1, 7, 2, 32, 64, 768), (1, 9, 6, 56, 64, 1024),
@@ -97,21 +104,33 @@ def checkpoint(folder: Path, step: int) -> Path:
 def texts_by_hand(resolved: Resolved) -> dict[int, dict[int, tuple[np.ndarray, np.ndarray]]]:
     """Step → {sample: (inputs, labels)}, straight from the order and the shards."""
     folder, seed = Path(resolved.placement.tokens_folder), resolved.identity.seed
-    mixtures = {1: {"books": 1, "web": 3}, 2: {"books": 1, "web": 3}, 3: {"books": 3, "web": 1}, 4: {"books": 1}}
+    mixtures = {
+        1: {"books": 1, "web": 3},
+        2: {"books": 1, "web": 3},
+        3: {"books": 3, "web": 1},
+        4: {"books": 1},
+    }
     shards = {name: TokenShard(folder / name) for name in ("books", "web")}
     steps, offsets, order = {}, {}, None
     for number, first_step, num_steps, first_sample, length, tokens in PHASES:
         if order is None or order.phase.number != number:
             offsets = order.offsets_at(first_sample) if order else {}
-            sources = [OrderSource(name, shards[name].num_tokens - 1, mixtures[number][name]) for name in mixtures[number]]
+            sources = [
+                OrderSource(name, shards[name].num_tokens - 1, mixtures[number][name])
+                for name in mixtures[number]
+            ]
             order = Order(seed, Phase(number, first_sample, length, 128, offsets), sources)
         for step in range(first_step, first_step + num_steps):
             first = first_sample + (step - first_step) * (tokens // length)
             samples = np.arange(first, first + tokens // length)
             located, steps[step] = order.locate(samples), {}
-            for sample, source, sequence, seen in zip(samples, located.source, located.sequence, located.seen_tokens):
+            for sample, source, sequence, seen in zip(
+                samples, located.source, located.sequence, located.seen_tokens
+            ):
                 text = shards[order.sources[source].name]
-                piece = text.read(sequence * length, min(length + 1, text.num_tokens - sequence * length)).astype(np.int64)
+                piece = text.read(
+                    sequence * length, min(length + 1, text.num_tokens - sequence * length)
+                ).astype(np.int64)
                 inputs, labels = np.zeros(length, np.int64), np.full(length, NOT_COUNTED)
                 inputs[: len(piece) - 1], labels[: len(piece) - 1] = piece[:-1], piece[1:]
                 labels[:seen] = NOT_COUNTED
@@ -124,7 +143,13 @@ def rate_by_hand(tokens: int) -> float:
     if tokens <= 17920:
         return min(tokens / 1792, 1) * 3e-3 if tokens <= 14336 else 3e-4 + 2.7e-3 * (17920 - tokens) / 3584
     tokens -= 17920
-    return 3e-4 + 7e-4 * tokens / 2048 if tokens <= 2048 else 1e-3 if tokens <= 5120 else 1e-4 + 9e-4 * (6144 - tokens) / 1024
+    return (
+        3e-4 + 7e-4 * tokens / 2048
+        if tokens <= 2048
+        else 1e-3
+        if tokens <= 5120
+        else 1e-4 + 9e-4 * (6144 - tokens) / 1024
+    )
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +165,14 @@ def test_every_number_of_the_docs_recipe(tmp_path: Path) -> None:
     """Ramp, phases, steps, samples and stretches are those made by hand, and resolved.toml reads back."""
     resolved = resolved_in(tmp_path)
     found = [
-        (phase.number, phase.first_step, phase.steps, phase.first_sample, phase.sequence_length, phase.tokens_per_step)
+        (
+            phase.number,
+            phase.first_step,
+            phase.steps,
+            phase.first_sample,
+            phase.sequence_length,
+            phase.tokens_per_step,
+        )
         for phase in resolved.identity.phases
     ]
     assert found == PHASES and resolved.identity.total_steps == 28 and resolved.identity.total_tokens == 24064
@@ -150,14 +182,22 @@ def test_every_number_of_the_docs_recipe(tmp_path: Path) -> None:
     assert resolved.identity.model.max_position_embeddings == 128
     flops = [placed.flops_per_token for placed in resolved.placement.phases]
     assert flops[4] - flops[0] == 6 * 2 * 32 * 64 and set(flops[:4]) == {flops[0]}
-    assert [resolved.identity.tokens_after(step) for step in (0, 4, 5, 14, 28)] == [0, 1024, 1536, 9728, 24064]
+    assert [resolved.identity.tokens_after(step) for step in (0, 4, 5, 14, 28)] == [
+        0,
+        1024,
+        1536,
+        9728,
+        24064,
+    ]
     train_folder = Path(resolved.placement.train_folder)
     assert train(resolved, max_steps=1)["step"] == 1
     assert read(train_folder.parent / "resolved.toml") == resolved
 
 
 def test_the_text_of_every_step_is_the_orders(undisturbed: tuple[Path, dict[int, dict[int, Any]]]) -> None:
-    """Every step but those passed over has the samples and labels made by hand; the query names documents of all."""
+    """Every step but those passed over has the samples and labels made by hand; the query names documents of
+    all.
+    """
     folder, steps = undisturbed
     resolved = resolved_in(folder)
     by_hand = texts_by_hand(resolved)
@@ -169,13 +209,17 @@ def test_the_text_of_every_step_is_the_orders(undisturbed: tuple[Path, dict[int,
     assert samples == list(range(248 + 6 * 16))
     for step in (2, 16, 18, 20, 28):
         phase = resolved.identity.phases[resolved.identity.phase_index(step)]
-        found = documents_of_step(Path(resolved.placement.tokens_folder), resolved.identity.seed, phase, 128, 0, step)
+        found = documents_of_step(
+            Path(resolved.placement.tokens_folder), resolved.identity.seed, phase, 128, 0, step
+        )
         assert {row["sample"] for row in found} == by_hand[step].keys()
 
 
-def test_losses_and_rates_are_those_of_plain_training(undisturbed: tuple[Path, dict[int, dict[int, Any]]]) -> None:
-    """torch's own cross-entropy, clipping and AdamW on the text by hand, at the rates by hand: losses within 1e-5; rates
-    go on without a jump at each border, and the new stretch begins where the old one ended.
+def test_losses_and_rates_are_those_of_plain_training(
+    undisturbed: tuple[Path, dict[int, dict[int, Any]]],
+) -> None:
+    """torch's own cross-entropy, clipping and AdamW on the text by hand, at the rates by hand: losses within
+    1e-5; rates go on without a jump at each border, and the new stretch begins where the old one ended.
     """
     folder, steps = undisturbed
     resolved = resolved_in(folder)
@@ -188,7 +232,9 @@ def test_losses_and_rates_are_those_of_plain_training(undisturbed: tuple[Path, d
         {"params": [p for p in model.parameters() if is_decayed(p)], "weight_decay": identity.weight_decay},
         {"params": [p for p in model.parameters() if not is_decayed(p)], "weight_decay": 0.0},
     ]
-    adamw = torch.optim.AdamW(groups, betas=(identity.adam_beta1, identity.adam_beta2), eps=identity.adam_epsilon, fused=True)
+    adamw = torch.optim.AdamW(
+        groups, betas=(identity.adam_beta1, identity.adam_beta2), eps=identity.adam_epsilon, fused=True
+    )
     by_hand, losses, learning_rates = texts_by_hand(resolved), [], []
     for step in steps:
         inputs, labels = (torch.from_numpy(np.stack(side)) for side in zip(*by_hand[step].values()))
@@ -204,17 +250,26 @@ def test_losses_and_rates_are_those_of_plain_training(undisturbed: tuple[Path, d
         losses.append(loss.item())
     found = torch.tensor(rows(folder, "loss", "learning_rate"), dtype=torch.float64)
     torch.testing.assert_close(found[:, 0], torch.tensor(losses, dtype=torch.float64), rtol=1e-5, atol=0)
-    torch.testing.assert_close(found[:, 1], torch.tensor(learning_rates, dtype=torch.float64), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        found[:, 1], torch.tensor(learning_rates, dtype=torch.float64), rtol=1e-12, atol=0
+    )
     assert [number for (number,) in rows(folder, "phase")] == [1] * 12 + [2] * 3 + [3] * 3 + [4] * 6
-    passed_over = [row for row in read_metrics(folder / "train" / "metrics.jsonl") if "passed_over_from" in row]
-    assert [(row["passed_over_from"], row["step"], row["phase"]) for row in passed_over] == [(9, 10, 1), (18, 18, 2), (19, 19, 3)]
+    passed_over = [
+        row for row in read_metrics(folder / "train" / "metrics.jsonl") if "passed_over_from" in row
+    ]
+    assert [(row["passed_over_from"], row["step"], row["phase"]) for row in passed_over] == [
+        (9, 10, 1),
+        (18, 18, 2),
+        (19, 19, 3),
+    ]
 
 
 def test_stopped_in_every_phase_and_at_every_border(
     tmp_path: Path, undisturbed: tuple[Path, dict[int, dict[int, Any]]]
 ) -> None:
-    """Twelve stops in one run: the same text, bitwise the same weights, each row once. What is passed over changes no
-    weight and is recorded."""
+    """Twelve stops in one run: the same text, bitwise the same weights, each row once. What is passed over
+    changes no weight and is recorded.
+    """
     whole, steps = undisturbed
     seen: dict[int, dict[int, Any]] = {}
     stops = (2, 4, 7, 8, 9, 12, 14, 16, 17, 18, 22, 25)
@@ -226,9 +281,13 @@ def test_stopped_in_every_phase_and_at_every_border(
     assert outcome == "finished"
     seen |= done
     assert seen.keys() == steps.keys()
-    assert all(np.array_equal(seen[step][sample], steps[step][sample]) for step in steps for sample in steps[step])
+    assert all(
+        np.array_equal(seen[step][sample], steps[step][sample]) for step in steps for sample in steps[step]
+    )
     expected, found = read_tensors(checkpoint(whole, 28)), read_tensors(checkpoint(tmp_path, 28))
-    assert expected.keys() == found.keys() and all(torch.equal(expected[name], found[name]) for name in expected)
+    assert expected.keys() == found.keys() and all(
+        torch.equal(expected[name], found[name]) for name in expected
+    )
     exact = ("step", "tokens", "samples", "phase", "loss", "gradient_norm", "learning_rate")
     assert rows(tmp_path, *exact) == rows(whole, *exact)
 
@@ -242,8 +301,8 @@ def test_stopped_in_every_phase_and_at_every_border(
 def test_another_number_of_ranks_goes_on_in_the_next_phase(
     tmp_path: Path, undisturbed: tuple[Path, dict[int, dict[int, Any]]], layout: tuple[str, ...]
 ) -> None:
-    """Stopped on one rank in the first phase, it goes on over all borders on two, which share samples or the columns of
-    each: the same text, losses within 1e-5.
+    """Stopped on one rank in the first phase, it goes on over all borders on two, which share samples or the
+    columns of each: the same text, losses within 1e-5.
     """
     whole, steps = undisturbed
     _, seen = on_rank(resolved_in(tmp_path), max_steps=13)
@@ -257,8 +316,10 @@ def test_another_number_of_ranks_goes_on_in_the_next_phase(
 
 
 def test_skips_may_change_for_steps_to_come(tmp_path: Path) -> None:
-    """A later range is taken; one that the newest checkpoint lies behind is refused and names the folders to move; with
-    these away the run goes on without those steps. Skipping up to the end still ends with a checkpoint."""
+    """A later range is taken; one that the newest checkpoint lies behind is refused and names the folders to
+    move; with these away the run goes on without those steps. Skipping up to the end still ends with a
+    checkpoint.
+    """
     for stop in (11, 12, 13):
         train(resolved_in(tmp_path), max_steps=stop)
     assert train(resolved_in(tmp_path, "train.skip_steps=[[9, 10], [16, 17]]"), max_steps=14)["step"] == 14

@@ -1,4 +1,6 @@
-"""A change of precision inside a run is a restart that nobody notices, and one to fp8 that does harm is taken back."""
+"""A change of precision inside a run is a restart that nobody notices, and one to fp8 that does harm is taken
+back.
+"""
 
 import json
 import weakref
@@ -49,7 +51,12 @@ def assert_same_end(one: Path, other: Path) -> None:
 
 def test_which_change_a_step_is_of(folder: Path) -> None:
     identity = resolve(folder, precision="bf16", precision_changes=((4, "fp8"), (8, "fp32"))).identity
-    assert [change_before(identity, step, ()) for step in (1, 4, 7, 8)] == [(1, "bf16"), (4, "fp8"), (4, "fp8"), (8, "fp32")]
+    assert [change_before(identity, step, ()) for step in (1, 4, 7, 8)] == [
+        (1, "bf16"),
+        (4, "fp8"),
+        (4, "fp8"),
+        (8, "fp32"),
+    ]
     assert change_before(identity, 6, [4]) == change_before(identity, 6, [1, 4]) == (1, "bf16")
 
 
@@ -115,19 +122,28 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda lay_fp8: monkeypatch.setattr(apply, "lay_fp8", lay_fp8)
 
 
-WATCHED = {"precision": "bf16", "precision_changes": ((9, "fp8"),), "learning_rate": 1e-4, "final_learning_rate": 1e-4}
+WATCHED = {
+    "precision": "bf16",
+    "precision_changes": ((9, "fp8"),),
+    "learning_rate": 1e-4,
+    "final_learning_rate": 1e-4,
+}
 
 
 @pytest.mark.parametrize("stop_at", [None, 10], ids=["at once", "over a stop"])
 def test_harm_is_taken_back(folder: Path, pretended: Any, stop_at: int | None) -> None:
-    """The run ends bitwise as if it had never changed, says why, and does not try again when it is resumed."""
+    """The run ends bitwise as if it had never changed, says why, and does not try again when it
+    is resumed.
+    """
     pretended(harmful)
     changes = WATCHED | {"fp8": Fp8(watch_steps=6, max_loss_rise=0.2)}
     if stop_at:
         run_in(folder, "watched", max_steps=stop_at, **changes)
         assert read_plain(checkpoint(folder / "watched" / "train", stop_at))["precisions"][-1] == [9, "fp8"]
     watched = run_in(folder, "watched", **changes)
-    assert_same_end(watched, run_in(folder, "never", precision="bf16", learning_rate=1e-4, final_learning_rate=1e-4))
+    assert_same_end(
+        watched, run_in(folder, "never", precision="bf16", learning_rate=1e-4, final_learning_rate=1e-4)
+    )
     plain = read_plain(checkpoint(watched, 20))
     assert (plain["precisions"], plain["refused_changes"], plain["watch"]) == ([[1, "bf16"]], [9], None)
     alert = json.loads((watched / "alerts.jsonl").read_text(encoding="utf-8"))
@@ -142,7 +158,11 @@ def test_what_does_no_harm_stays(folder: Path, pretended: Any) -> None:
     pretended(harmless)
     watched = run_in(folder, "watched", **WATCHED | {"fp8": Fp8(watch_steps=6, max_loss_rise=0.3)})
     plain = read_plain(checkpoint(watched, 20))
-    assert (plain["precisions"], plain["refused_changes"], plain["watch"]) == ([[1, "bf16"], [9, "fp8"]], [], None)
+    assert (plain["precisions"], plain["refused_changes"], plain["watch"]) == (
+        [[1, "bf16"], [9, "fp8"]],
+        [],
+        None,
+    )
     kept = next(row for row in read_metrics(watched / "metrics.jsonl") if row.get("outcome") == "kept")
     assert kept["step"] == 14 and abs(kept["loss_rise"]) < 0.3
     assert not (watched / "alerts.jsonl").exists()
@@ -159,21 +179,36 @@ def test_a_change_ends_the_watch_of_the_one_before(folder: Path, pretended: Any)
 
 def test_a_loss_that_is_no_number_is_taken_back(folder: Path, pretended: Any) -> None:
     def broken(model: nn.Module, mesh: object, fp8: Fp8) -> None:
-        list(model.layers.values())[-1].register_forward_hook(lambda module, inputs, output: output * torch.nan)
+        list(model.layers.values())[-1].register_forward_hook(
+            lambda module, inputs, output: output * torch.nan
+        )
 
     pretended(broken)
     watched = run_in(folder, "watched", **WATCHED | {"fp8": Fp8(watch_steps=2)})
-    assert_same_end(watched, run_in(folder, "never", precision="bf16", learning_rate=1e-4, final_learning_rate=1e-4))
+    assert_same_end(
+        watched, run_in(folder, "never", precision="bf16", learning_rate=1e-4, final_learning_rate=1e-4)
+    )
 
 
 def test_fp8_itself_comes_and_goes(folder: Path) -> None:
-    """torchao's, emulated: the run changes to it and back, keeps what does no harm, and looks at its gradients."""
+    """torchao's, emulated: the run changes to it and back, keeps what does no harm, and looks at its
+    gradients.
+    """
     fp8 = Fp8(emulate=True, watch_steps=5, probe_every_steps=4, max_loss_rise=1.0, max_gradient_norm_rise=9)
-    changes = {"precision": "bf16", "precision_changes": ((7, "fp8"), (17, "bf16")), "optimiser_state": "bf16"}
+    changes = {
+        "precision": "bf16",
+        "precision_changes": ((7, "fp8"), (17, "bf16")),
+        "optimiser_state": "bf16",
+    }
     trained = run_in(folder, "fp8", fp8=fp8, **changes)
     assert read_plain(checkpoint(trained, 20))["precisions"] == [[1, "bf16"], [7, "fp8"], [17, "bf16"]]
-    cosines = {row["step"]: row["fp8_gradient_cosine"] for row in read_metrics(trained / "metrics.jsonl") if "fp8_gradient_cosine" in row}
+    cosines = {
+        row["step"]: row["fp8_gradient_cosine"]
+        for row in read_metrics(trained / "metrics.jsonl")
+        if "fp8_gradient_cosine" in row
+    }
     assert list(cosines) == [8, 12, 16]
-    # Below 1, for 8 bits are seen, and above what matrices 16 wide leave of them: each entry is a few per cent off.
+    # Below 1, for 8 bits are seen, and above what matrices 16 wide leave of them: each entry is a few per
+    # cent off.
     assert all(0.9 < cosine < 0.9999 for cosine in cosines.values())
     assert read_tensors(checkpoint(trained, 20))["optimiser/embed.weight/exp_avg"].dtype == torch.bfloat16

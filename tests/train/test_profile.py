@@ -14,10 +14,27 @@ MAIN, AUTOGRAD = 1, 2
 
 
 def event(category: str, name: str, start: float, end: float, thread: int = MAIN, **args) -> dict:
-    return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": end - start, "pid": 7, "tid": thread, "args": args}
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "ts": start,
+        "dur": end - start,
+        "pid": 7,
+        "tid": thread,
+        "args": args,
+    }
 
 
-def launched(number: int, launch: float, name: str, start: float, end: float, thread: int = MAIN, category: str = "kernel") -> list:
+def launched(
+    number: int,
+    launch: float,
+    name: str,
+    start: float,
+    end: float,
+    thread: int = MAIN,
+    category: str = "kernel",
+) -> list:
     """A launch on the host at `launch` and what it started on the GPU."""
     return [
         event("cuda_runtime", "cudaLaunchKernel", launch, launch + 1, thread, correlation=number),
@@ -47,7 +64,8 @@ def gpu_trace() -> dict:
         # The autograd thread is in no range, though the time is that of one.
         *launched(7, 170, "void cutlass::device_kernel<Sm90ScaledMm>", 1250, 1350, AUTOGRAD),
         *launched(8, 310, "multi_tensor_apply_kernel", 1350, 1400),  # the optimiser
-        *launched(9, 320, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 1400, 1450),  # launched there, but no work of its own
+        # launched there, but no work of its own
+        *launched(9, 320, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 1400, 1450),
         *launched(10, 700, "Memcpy DtoD (Device -> Device)", 1450, 1475, category="gpu_memcpy"),
         *launched(11, 710, "triton_tem_fused_flex_attention_0", 2300, 2500),
     ]
@@ -55,8 +73,9 @@ def gpu_trace() -> dict:
 
 
 def test_the_parts_of_a_gpu_trace_are_exact():
-    """Streams that overlap, launches in ranges and out of them, gaps, and a kernel from before: microseconds over both
-    steps, halved."""
+    """Streams that overlap, launches in ranges and out of them, gaps, and a kernel from before: microseconds
+    over both steps, halved.
+    """
     expected = {
         HEAD_AND_LOSS: 200, OPTIMISER: 50, "attention": 150 + 200, "matrices": 200 + 100, "memory_bound": 50 + 25,
         "communication": 100 + 50, "idle": 50 + 825, "step": 2000,
@@ -120,8 +139,9 @@ def test_parts_of_a_recorded_step_add_up():
 
 @pytest.mark.parametrize(("first_call", "first_step"), [(1, 4), (6, 8)])
 def test_a_profile_is_written_when_asked_for(tmp_path, first_call, first_step):
-    """Three steps from the fourth, or, where the fourth is over, from the first that can be: the trace, the parts and the
-    line; nothing else is left in the folder."""
+    """Three steps from the fourth, or, where the fourth is over, from the first that can be: the trace, the
+    parts and the line; nothing else is left in the folder.
+    """
     told, run = [], a_step()
     profiles = Profile(tmp_path, 4, 3, CPU, told.append)
     for step in range(first_call, 12):
@@ -131,11 +151,20 @@ def test_a_profile_is_written_when_asked_for(tmp_path, first_call, first_step):
     assert {file.name for file in (tmp_path / "profile").iterdir()} == {"trace_rank0.json.gz", "profile.json"}
     with gzip.open(tmp_path / "profile" / "trace_rank0.json.gz", "rt") as stream:
         trace = json.load(stream)
-    steps = [e for e in trace["traceEvents"] if e.get("cat") == "user_annotation" and e["name"].startswith("ProfilerStep#")]
+    steps = [
+        e
+        for e in trace["traceEvents"]
+        if e.get("cat") == "user_annotation" and e["name"].startswith("ProfilerStep#")
+    ]
     written = json.loads((tmp_path / "profile" / "profile.json").read_text())
     assert len(steps) == 3 and (written["first_step"], written["steps"]) == (first_step, 3)
     assert written["seconds_per_step"] == pytest.approx(parts_of(trace))
-    assert len(told) == 1 and told[0].startswith("3 steps: ") and "idle" in told[0] and "trace_rank0.json.gz" in told[0]
+    assert (
+        len(told) == 1
+        and told[0].startswith("3 steps: ")
+        and "idle" in told[0]
+        and "trace_rank0.json.gz" in told[0]
+    )
 
 
 def test_no_profile_is_no_work(tmp_path, monkeypatch):
@@ -155,5 +184,14 @@ def test_no_profile_is_no_work(tmp_path, monkeypatch):
 
 
 def test_the_line_names_shares_from_the_largest():
-    parts = dict.fromkeys(PARTS, 0.0) | {"matrices": 0.75, "attention": 0.25, OPTIMISER: 0.2, "idle": 0.03, "step": 1.23}
-    assert profile.line(parts, 10) == "10 steps: 1.23 s each: matrices 61 %, attention 20 %, optimiser 16 %, idle 2.4 %"
+    parts = dict.fromkeys(PARTS, 0.0) | {
+        "matrices": 0.75,
+        "attention": 0.25,
+        OPTIMISER: 0.2,
+        "idle": 0.03,
+        "step": 1.23,
+    }
+    assert (
+        profile.line(parts, 10)
+        == "10 steps: 1.23 s each: matrices 61 %, attention 20 %, optimiser 16 %, idle 2.4 %"
+    )

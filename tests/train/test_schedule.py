@@ -11,12 +11,21 @@ from kielo.train.schedule import learning_rate
 
 
 def stretch(schedule: str, **changes: object) -> SimpleNamespace:
-    values = {"first_token": 0, "tokens": 110, "peak": 1.0, "final": 0.1, "warmup_tokens": 10, "decay_tokens": 20}
+    values = {
+        "first_token": 0,
+        "tokens": 110,
+        "peak": 1.0,
+        "final": 0.1,
+        "warmup_tokens": 10,
+        "decay_tokens": 20,
+    }
     return SimpleNamespace(schedule=schedule, **(values | changes))
 
 
 def rates(*stretches: SimpleNamespace, tokens_per_step: int = 1):
-    return learning_rate(SimpleNamespace(learning_rates=stretches, phases=[SimpleNamespace(tokens_per_step=tokens_per_step)]))
+    return learning_rate(
+        SimpleNamespace(learning_rates=stretches, phases=[SimpleNamespace(tokens_per_step=tokens_per_step)])
+    )
 
 
 @pytest.mark.parametrize(
@@ -29,7 +38,9 @@ def rates(*stretches: SimpleNamespace, tokens_per_step: int = 1):
     ],
 )
 def test_five_steps_and_the_ends(schedule: str, expected: list[float]) -> None:
-    """Warm-up to the peak, the shape at half and near its end, the final rate at the last step and after it."""
+    """Warm-up to the peak, the shape at half and near its end, the final rate at the last step
+    and after it.
+    """
     rate = rates(stretch(schedule))
     assert [rate(tokens) for tokens in (1, 5, 10, 60, 100)] == pytest.approx(expected, rel=1e-9)
     assert rate(110) == rate(500) == pytest.approx(0.1)
@@ -37,7 +48,9 @@ def test_five_steps_and_the_ends(schedule: str, expected: list[float]) -> None:
 
 @pytest.mark.parametrize("schedule", LEARNING_RATE_SCHEDULES)
 def test_every_schedule_ends_at_the_final_rate(schedule: str) -> None:
-    """Whatever is in the table comes down from the peak to the final rate, and never leaves what lies between."""
+    """Whatever is in the table comes down from the peak to the final rate, and never leaves what lies
+    between.
+    """
     rate = rates(stretch(schedule))
     after_warmup = [rate(tokens) for tokens in range(10, 111)]
     assert after_warmup[0] == 1.0 and after_warmup[-1] == pytest.approx(0.1)
@@ -45,7 +58,9 @@ def test_every_schedule_ends_at_the_final_rate(schedule: str) -> None:
 
 
 def test_edges() -> None:
-    """No warm-up begins just below the peak, one step is enough, an unknown word is refused with the known ones."""
+    """No warm-up begins just below the peak, one step is enough, an unknown word is refused with the known
+    ones.
+    """
     assert rates(stretch("linear", warmup_tokens=0))(1) == pytest.approx(1 - 0.9 / 110)
     assert rates(stretch("wsd", decay_tokens=0))(110) == 1.0
     assert rates(stretch("cosine", tokens=1, warmup_tokens=0))(1) == pytest.approx(0.1)
@@ -66,6 +81,8 @@ def test_steps_of_one_size_have_bitwise_the_rates_of_counting_steps() -> None:
 
 def test_a_later_stretch_warms_up_from_where_the_one_before_ended() -> None:
     """Rewarming: continuous at the border, to the new peak, and down again; by its own shares."""
-    rate = rates(stretch("cosine"), stretch("linear", first_token=110, tokens=50, peak=0.5, final=0.0, warmup_tokens=5))
+    rate = rates(
+        stretch("cosine"), stretch("linear", first_token=110, tokens=50, peak=0.5, final=0.0, warmup_tokens=5)
+    )
     assert rate(110) == pytest.approx(0.1)
     assert [rate(110 + tokens) for tokens in (1, 5, 50, 80)] == pytest.approx([0.1 + 0.4 / 5, 0.5, 0.0, 0.0])

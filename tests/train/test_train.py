@@ -1,4 +1,6 @@
-"""Whole runs on real ranks: the same losses on any, the same run through a stop, and no step that is not finite."""
+"""Whole runs on real ranks: the same losses on any, the same run through a stop, and no step that is not
+finite.
+"""
 
 import errno
 import json
@@ -35,7 +37,8 @@ def on_rank(
 ) -> dict[str, Any]:
     """Train as one rank and record the samples of each step.
 
-    At step `stop_at` SIGTERM reaches one rank alone; at `bad_steps` one rank alone has a loss that is no number.
+    At step `stop_at` SIGTERM reaches one rank alone; at `bad_steps` one rank alone has a loss that is no
+    number.
     """
     is_chosen = int(os.environ["RANK"]) == resolved.placement.world_size - 1
     samples: dict[int, tuple[int, ...]] = {}
@@ -61,7 +64,11 @@ def step_rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def heldout_losses(folder: Path) -> list[float]:
-    return [row["heldout_loss"] for row in read_metrics(folder / "train" / "metrics.jsonl") if "heldout_loss" in row]
+    return [
+        row["heldout_loss"]
+        for row in read_metrics(folder / "train" / "metrics.jsonl")
+        if "heldout_loss" in row
+    ]
 
 
 def samples_of_steps(results: list[dict[str, Any]]) -> dict[int, list[int]]:
@@ -75,7 +82,9 @@ def weights(folder: Path, step: int = 20) -> dict[str, torch.Tensor]:
 
 
 def test_losses_and_norms_do_not_depend_on_layout_or_micro_batches(tmp_path: Path) -> None:
-    """20 losses, gradient norms and the held-out losses are the same within 1e-5 on 1, 2 and 4 ranks of any axes."""
+    """20 losses, gradient norms and the held-out losses are the same within 1e-5 on 1, 2 and 4 ranks of any
+    axes.
+    """
     layouts = [
         {"micro_batch": 8},
         {"micro_batch": 3},  # 3 + 3 + 2
@@ -104,8 +113,8 @@ def test_losses_and_norms_do_not_depend_on_layout_or_micro_batches(tmp_path: Pat
 
 
 def test_a_stopped_run_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
-    """SIGTERM to one rank at a random step: exit code 75; on as many ranks bitwise the same weights, on others the same
-    samples, and metrics with each step once.
+    """SIGTERM to one rank at a random step: exit code 75; on as many ranks bitwise the same weights, on
+    others the same samples, and metrics with each step once.
     """
     stop_at = random.randint(2, 18)
     print("stop at", stop_at)
@@ -149,17 +158,25 @@ def test_a_step_that_is_not_finite_is_skipped_by_all(folder: Path) -> None:
     assert [row["skipped"] for row in rows] == [0, 0, 1, 1, 2, 3, 3, 3]
     assert [row["step"] for row in rows if row["loss"] is None] == [3, 5, 6]
     assert all(tensor.isfinite().all() for tensor in weights(folder, 8).values())
-    assert samples_of_steps(results)[4] == list(range(3 * SEQUENCES, 4 * SEQUENCES)), "a skipped step's data are behind us"
+    assert samples_of_steps(results)[4] == list(range(3 * SEQUENCES, 4 * SEQUENCES)), (
+        "a skipped step's data are behind us"
+    )
 
 
-def test_a_stop_among_bad_steps_saves_and_removes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checkpoint is there beside all earlier ones, which is told; it counts on where it was; later ones are pruned again."""
+def test_a_stop_among_bad_steps_saves_and_removes_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint is there beside all earlier ones, which is told; it counts on where it was; later ones
+    are pruned again.
+    """
     torch.set_num_threads(1)
     bad_steps, original, now = {12, 13}, next_token.chunked_loss, [0]
     original_take = build.Feed.take
     monkeypatch.setattr(build.Feed, "take", lambda feed, step: now.append(step) or original_take(feed, step))
     monkeypatch.setattr(
-        next_token, "chunked_loss", lambda *args: original(*args) * (float("nan") if now[-1] in bad_steps else 1.0)
+        next_token,
+        "chunked_loss",
+        lambda *args: original(*args) * (float("nan") if now[-1] in bad_steps else 1.0),
     )
     resolved = resolve(folder, checkpoint_every_steps=5, heldout_every_steps=100)
     checkpoints = folder / "train" / "checkpoints"
@@ -178,32 +195,52 @@ def test_a_stop_among_bad_steps_saves_and_removes_nothing(folder: Path, monkeypa
 def test_three_such_steps_in_a_row_end_the_run(folder: Path) -> None:
     """The error names the step and what helps, on every rank; outcome.json says failed."""
     resolved = resolve(folder, shard=2)
-    with pytest.raises(RuntimeError, match="(?s)rank 0.*KieloError: step 6: .*not finite 3 steps in a row.*rank 1.*KieloError"):
+    with pytest.raises(
+        RuntimeError,
+        match="(?s)rank 0.*KieloError: step 6: .*not finite 3 steps in a row.*rank 1.*KieloError",
+    ):
         run_ranks(on_rank, 2, resolved, None, (4, 5, 6))
     outcome = json.loads((folder / "train" / "outcome.json").read_text())
     assert (outcome["outcome"], outcome["exit_code"], outcome["step"]) == ("failed", 1, 6)
-    assert "train.learning_rate" in outcome["message"] and "No checkpoint had been saved before step 4" in outcome["message"]
+    assert (
+        "train.learning_rate" in outcome["message"]
+        and "No checkpoint had been saved before step 4" in outcome["message"]
+    )
 
 
 def test_one_process_needs_no_launcher_and_another_identity_is_refused(folder: Path) -> None:
-    """max_steps stops and saves; the same run goes on; a changed learning rate is refused by name, unharmed."""
+    """max_steps stops and saves; the same run goes on; a changed learning rate is refused by
+    name, unharmed.
+    """
     torch.set_num_threads(1)
     assert train(resolve(folder, total_steps=6), max_steps=4)["outcome"] == "requeue"
     with pytest.raises(KieloError, match=r"learning_rates.1.peak: was 0.005, is now 0.1"):
         train(resolve(folder, total_steps=6, learning_rate=0.1))
     assert json.loads((folder / "train" / "outcome.json").read_text())["exit_code"] == 75
     resolved = resolve(folder, total_steps=6, tensorboard=True)
-    assert train(resolved) == {"outcome": "finished", "step": 6, "tokens": 6 * 128, "exit_code": 0, "message": ""}
+    assert train(resolved) == {
+        "outcome": "finished",
+        "step": 6,
+        "tokens": 6 * 128,
+        "exit_code": 0,
+        "message": "",
+    }
     assert any((folder / "train" / "tensorboard").iterdir())
     manifest = json.loads((folder / "train" / "manifest.json").read_text())
-    assert manifest["counts"]["steps"] == 6 and manifest["counts"]["heldout_loss"] == heldout_losses(folder)[-1]
+    assert (
+        manifest["counts"]["steps"] == 6 and manifest["counts"]["heldout_loss"] == heldout_losses(folder)[-1]
+    )
     before = (folder / "train" / "manifest.json").stat().st_mtime_ns
     assert train(resolved)["message"].startswith("nothing to do")
     assert (folder / "train" / "manifest.json").stat().st_mtime_ns == before
 
 
-def test_a_checkpoint_that_cannot_be_saved_stops_no_training(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk at one save is told in alerts.jsonl and the next save succeeds; at the last save it ends the run."""
+def test_a_checkpoint_that_cannot_be_saved_stops_no_training(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk at one save is told in alerts.jsonl and the next save succeeds; at the last save it ends
+    the run.
+    """
     torch.set_num_threads(1)
     full_at = {4, 8}
     original = CheckpointWriter.prepare_global_plan
@@ -218,7 +255,9 @@ def test_a_checkpoint_that_cannot_be_saved_stops_no_training(folder: Path, monke
     with pytest.raises(KieloError, match="step_00000008 was not saved .*disk full"):
         train(resolved)
     alerts = [json.loads(line) for line in (folder / "train" / "alerts.jsonl").read_text().splitlines()]
-    assert [alert["step"] for alert in alerts] == [4, 8] and "step_00000004 was not saved" in alerts[0]["message"]
+    assert [alert["step"] for alert in alerts] == [4, 8] and "step_00000004 was not saved" in alerts[0][
+        "message"
+    ]
     assert json.loads((folder / "train" / "outcome.json").read_text())["outcome"] == "failed"
     rows = list_checkpoints(folder / "train" / "checkpoints", checksums=True)
     assert [(row["step"], row["state"]) for row in rows] == [(6, "verified"), (2, "verified")]

@@ -1,4 +1,6 @@
-"""A run small enough for a test: random tokens in a packed folder, a two-layer model, a resolved plan for any ranks."""
+"""A run small enough for a test: random tokens in a packed folder, a two-layer model, a resolved plan for any
+ranks.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,9 @@ VOCABULARY, LENGTH, SEQUENCES = 67, 16, 8
 
 
 def write_tokens(folder: Path) -> None:
-    """Two sources whose last sequence is short, so that ranks count different numbers of tokens, and held-out text."""
+    """Two sources whose last sequence is short, so that ranks count different numbers of tokens, and held-out
+    text.
+    """
     generator = np.random.default_rng(7)
     with write_stage(folder, "tokens", 1, {}, {}) as stage:
         counts = {}
@@ -23,14 +27,21 @@ def write_tokens(folder: Path) -> None:
             with TokenShardWriter(stage.folder / name, VOCABULARY) as writer:
                 lengths = generator.integers(5, 60, documents)
                 for length in lengths:
-                    row = np.sort(generator.integers(1, VOCABULARY, length))  # sorted: there is something to learn
+                    # sorted: there is something to learn
+                    row = np.sort(generator.integers(1, VOCABULARY, length))
                     writer.add(np.append(row, 0))
             counts[name] = {"tokens": int(lengths.sum()) + documents, "documents": documents, "bytes": 1}
         stage.counts.update({"heldout": counts.pop("heldout"), "sources": counts})
 
 
 def resolve(
-    folder: Path, shard: int = 1, replicate: int = 1, context: int = 1, tensor: int = 1, pipeline: int = 1, micro_batch: int = 2,
+    folder: Path,
+    shard: int = 1,
+    replicate: int = 1,
+    context: int = 1,
+    tensor: int = 1,
+    pipeline: int = 1,
+    micro_batch: int = 2,
     **changes: Any,
 ) -> Resolved:
     """The same run for any layout, of one phase; `changes` are to identity, placement, phase or rates by key.

@@ -1,4 +1,6 @@
-"""Every family and variant over two ranks, along each axis, and in the night over all layouts, against one process."""
+"""Every family and variant over two ranks, along each axis, and in the night over all layouts, against one
+process.
+"""
 
 import copy
 import logging
@@ -32,7 +34,9 @@ def recipe_of(variant: str, folder) -> Recipe:
 
 
 def cases_of(number: int, is_first: bool) -> list[Case]:
-    """Tensor and pipeline for every variant, both ways of context for the first of each kind; the rest in turn."""
+    """Tensor and pipeline for every variant, both ways of context for the first of each kind; the rest in
+    turn.
+    """
     is_even = number % 2 == 0
     contexts = [
         Case({"context": 2}, switches={"documents": is_even}),
@@ -74,8 +78,8 @@ def found(tmp_path_factory) -> Found:
 
 @pytest.mark.parametrize("variant", TINY)
 def test_two_ranks_train_as_one(found: Found, variant: str) -> None:
-    """Windows, ALiBi, learned positions, caps, biases and norms hold along tensor, context (both attentions), pipeline and
-    shard: losses, norms, gradients and weights within the bars of `kielo verify layouts`.
+    """Windows, ALiBi, learned positions, caps, biases and norms hold along tensor, context (both attentions),
+    pipeline and shard: losses, norms, gradients and weights within the bars of `kielo verify layouts`.
     """
     for case, difference in found[variant].items():
         for what, bar in BARS.items():

@@ -27,7 +27,8 @@ from kielo.verify.layouts_cases import AXES, INNER_AXES, Case, all_cases
 from kielo.verify.layouts_subject import LENGTH, subject
 from kielo.verify.layouts_table import misses, table, verdict
 
-# A handful that touches every axis, ZeRO degree and recompute policy, tied and untied; the rest is in make test-full.
+# A handful that touches every axis, ZeRO degree and recompute policy, tied and untied; the rest is in make
+# test-full.
 FEW = [
     "one_rank-micro4", "replicate2-micro4", "shard2-zero2-micro4", "shard2-zero3-recompute_operators",
     "tensor2-tied", "tensor2-untied", "tensor2-no_sequence-micro4", "shard2-cpu_offload", "tensor2-recompute_full-every2", "context2-all_gather-documents",
@@ -44,7 +45,9 @@ def recipe(*sets: str) -> Recipe:
 
 
 def test_a_few_layouts_hold_the_bars(tmp_path: Path) -> None:
-    """Each axis, ZeRO degree and recompute policy within the bars; bf16 is shown and has none; all is on disk."""
+    """Each axis, ZeRO degree and recompute policy within the bars; bf16 is shown and has none; all is on
+    disk.
+    """
     certificate = verify_layouts(recipe("train.z_loss=1e-4"), tmp_path, FEW, steps=4)
     assert certificate["passed"], verdict(certificate)
     assert sorted(entry["name"] for entry in certificate["cases"]) == sorted(FEW)
@@ -65,8 +68,8 @@ def test_every_layout_holds_the_bars(tmp_path: Path) -> None:
 
 
 def test_the_list_has_every_product() -> None:
-    """Each axis, pair and three of axes has an fp32 case, and each schedule every pair that it can have; names are unique,
-    as --case needs them.
+    """Each axis, pair and three of axes has an fp32 case, and each schedule every pair that it can have;
+    names are unique, as --case needs them.
     """
     cases = all_cases()
     assert len({case.name for case in cases}) == len(cases)
@@ -131,7 +134,9 @@ def drop_the_last_micro_batch() -> None:
     whole_call = PlainForwardBackward.__call__
 
     def call(self: Any, batch: StepBatch) -> torch.Tensor:
-        return whole_call(self, StepBatch(batch.step, batch.samples, batch.micro_batches[:-1], batch.counted_tokens))
+        return whole_call(
+            self, StepBatch(batch.step, batch.samples, batch.micro_batches[:-1], batch.counted_tokens)
+        )
 
     PlainForwardBackward.__call__ = call
 
@@ -157,7 +162,9 @@ def count_a_stage_for_every_pipeline_rank() -> None:
 
 
 def split_parameters_under_zero_bubbles() -> None:
-    """What `plan` refuses: a schedule that takes the backward pass apart, over layers that give up their parameters."""
+    """What `plan` refuses: a schedule that takes the backward pass apart, over layers that give up their
+    parameters.
+    """
     whole_shard = apply.shard
 
     def shard(model: Any, mesh: Any, placement: Any, precision: Any) -> None:
@@ -188,8 +195,8 @@ def refuse_replicas() -> None:
     ids=lambda value: value.__name__ if callable(value) else "",
 )
 def test_a_planted_fault_misses_the_bars(mutation: Any, case: str, where: str, tmp_path: Path) -> None:
-    """A missing reduction, a wrong divisor, an unsynchronised norm, a dropped micro-batch, and in pipelines scaled
-    gradients, a tied head's lost one and a wrong norm: each is caught and named.
+    """A missing reduction, a wrong divisor, an unsynchronised norm, a dropped micro-batch, and in pipelines
+    scaled gradients, a tied head's lost one and a wrong norm: each is caught and named.
     """
     certificate = verify_layouts(recipe(), tmp_path, [case], f"{__name__}.{mutation.__name__}", steps=2)
     assert not certificate["passed"]
@@ -200,8 +207,8 @@ def test_a_planted_fault_misses_the_bars(mutation: Any, case: str, where: str, t
 
 
 def test_what_torch_does_wrong_is_refused(tmp_path: Path) -> None:
-    """A zero bubble over split parameters loses gradients without a word from torch 2.13: of a whole layer in this case, so
-    nothing is left to compare. The plan refuses it by name.
+    """A zero bubble over split parameters loses gradients without a word from torch 2.13: of a whole layer in
+    this case, so nothing is left to compare. The plan refuses it by name.
     """
     mutation = f"{__name__}.{split_parameters_under_zero_bubbles.__name__}"
     certificate = verify_layouts(recipe(), tmp_path, ["pipeline2-zbv-shard2-micro4"], mutation, steps=1)
@@ -213,7 +220,9 @@ def test_what_torch_does_wrong_is_refused(tmp_path: Path) -> None:
 
 def test_a_case_that_raises_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     """The certificate says why; ranks are started anew for the cases after it."""
-    certificate = verify_layouts(recipe(), tmp_path, ["replicate2", "shard2"], f"{__name__}.refuse_replicas", steps=1)
+    certificate = verify_layouts(
+        recipe(), tmp_path, ["replicate2", "shard2"], f"{__name__}.refuse_replicas", steps=1
+    )
     refused, other = certificate["cases"]
     assert refused["passed"] is False and "planted: it cannot be laid out" in refused["error"]
     assert other["passed"] and not certificate["passed"]

@@ -36,7 +36,9 @@ def check(resolved: Any, folder: Path, **keywords: Any) -> tuple[dict[str, Any],
     """The certificate, and what was printed."""
     printed = io.StringIO()
     console = Console(file=printed, width=140)
-    return verify_parity(resolved, folder, sequence_length=16, console=console, **keywords), printed.getvalue()
+    return verify_parity(
+        resolved, folder, sequence_length=16, console=console, **keywords
+    ), printed.getvalue()
 
 
 def with_model(resolved: Any, **changes: Any) -> Any:
@@ -45,8 +47,9 @@ def with_model(resolved: Any, **changes: Any) -> Any:
 
 
 def test_twenty_steps_agree(run_folder: Path) -> None:
-    """20 fp32 steps from the initial values, documents masked, z-loss, clipping: losses within 1e-5 at every step,
-    settings equal, and the certificate is on disk with a manifest."""
+    """20 fp32 steps from the initial values, documents masked, z-loss, clipping: losses within 1e-5 at every
+    step, settings equal, and the certificate is on disk with a manifest.
+    """
     certificate, printed = check(resolve(run_folder), run_folder / "verify")
     assert certificate["passed"], printed
     assert certificate["max_relative_loss_difference"] <= 1e-5
@@ -79,7 +82,9 @@ def test_twenty_steps_agree(run_folder: Path) -> None:
 def test_a_wrong_setting_is_named(
     run_folder: Path, tmp_path: Path, overrides: dict[str, Any], setting: str | None, layer: str | None
 ) -> None:
-    """One thing set wrong on one side: the check fails and names just that setting and the layer where it starts."""
+    """One thing set wrong on one side: the check fails and names just that setting and the layer where it
+    starts.
+    """
     certificate, printed = check(
         resolve(run_folder), tmp_path / "verify", steps=3, hugging_face_overrides=overrides
     )
@@ -93,8 +98,9 @@ def test_a_wrong_setting_is_named(
 
 @pytest.mark.parametrize("variant", ["bloom", "gpt2", "gemma2", "gpt_neox"])
 def test_other_families_agree(run_folder: Path, tmp_path: Path, variant: str) -> None:
-    """Fused and transposed tensors, windows, ALiBi, learned positions, dropout in the config; documents masked; random
-    weights, biases too, that each side reads from Hugging Face's files by its own code."""
+    """Fused and transposed tensors, windows, ALiBi, learned positions, dropout in the config; documents
+    masked; random weights, biases too, that each side reads from Hugging Face's files by its own code.
+    """
     ours, _ = pair(TINY[variant], tmp_path / "hf")
     model = ours.config.model_dump() | {"weights": f"hf:{tmp_path / 'hf'}"}
     resolved = with_model(resolve(run_folder), **model)
@@ -119,8 +125,9 @@ def test_other_families_agree(run_folder: Path, tmp_path: Path, variant: str) ->
 def test_a_wrong_setting_is_named_in_other_families(
     run_folder: Path, tmp_path: Path, variant: str, overrides: dict[str, Any], setting: str | None, layer: str
 ) -> None:
-    """From initial values, with a border of documents in what is traced: modules that are fused on the other side do
-    not hide where it starts, nor does another arrangement of the documents."""
+    """From initial values, with a border of documents in what is traced: modules that are fused on the other
+    side do not hide where it starts, nor does another arrangement of the documents.
+    """
     ours, _ = pair(TINY[variant], tmp_path / "hf")
     resolved = with_model(resolve(run_folder, seed=SEED_WITH_BORDER), **ours.config.model_dump())
     assert len(first_documents(resolved).unique()) > 1
@@ -145,9 +152,14 @@ def test_checkpoint_tied_and_stretched(run_folder: Path, tmp_path: Path) -> None
     """From a checkpoint's weights, with tied embeddings and Llama-3 RoPE scaling; plain causal attention."""
     rope = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8}  # fmt: skip
-    resolved = with_model(resolve(run_folder, mask_documents=False), tie_word_embeddings=True, rope_scaling=rope)
+    resolved = with_model(
+        resolve(run_folder, mask_documents=False), tie_word_embeddings=True, rope_scaling=rope
+    )
     model = resolved.identity.model
-    weights = {f"model/{name}": initial_value(name, p.shape, model, 11) for name, p in Llama(model).named_parameters()}
+    weights = {
+        f"model/{name}": initial_value(name, p.shape, model, 11)
+        for name, p in Llama(model).named_parameters()
+    }
     store = Store(tmp_path / "checkpoints")
     store.save(5, weights, {})
     checkpoint = store.settle()

@@ -35,10 +35,22 @@ TINY = [
 ]  # fmt: skip
 TWO_RANKS = {
     "tensor, bf16": ("layout.tensor=2", "train.precision=bf16", "train.tokens_per_step=256"),
-    "shard, unequal rows": ("layout.zero=3", "layout.recompute=full", "model.vocab_size=4097", "model.vocab_multiple=1"),
+    "shard, unequal rows": (
+        "layout.zero=3",
+        "layout.recompute=full",
+        "model.vocab_size=4097",
+        "model.vocab_multiple=1",
+    ),
 }
 STEPS = 6
-FOUR_RANKS = {"tensor x pipeline": ("layout.tensor=2", "layout.pipeline=2", "layout.recompute=attention", "train.tokens_per_step=384")}
+FOUR_RANKS = {
+    "tensor x pipeline": (
+        "layout.tensor=2",
+        "layout.pipeline=2",
+        "layout.recompute=attention",
+        "train.tokens_per_step=384",
+    )
+}
 
 
 def planned(ranks: int, *sets: str) -> Resolved:
@@ -47,10 +59,12 @@ def planned(ranks: int, *sets: str) -> Resolved:
 
 
 def real_rank(jobs: list[Resolved]) -> list[tuple[dict, int]]:
-    """Of each job on a rank that is there: what its step counts, and its peak by the memory events of torch's profiler.
+    """Of each job on a rank that is there: what its step counts, and its peak by the memory events of torch's
+    profiler.
 
-    A thread of gloo lets go of a gathered tensor when it next gets to run, after the wait for it has returned: up to a
-    sixth of the peak would outlive its last use. So it is given time to run after each wait, and the lowest step counts.
+    A thread of gloo lets go of a gathered tensor when it next gets to run, after the wait for it has
+    returned: up to a sixth of the peak would outlive its last use. So it is given time to run after each
+    wait, and the lowest step counts.
     """
     wait = torch.distributed.Work.wait
 
@@ -81,9 +95,14 @@ def real_rank(jobs: list[Resolved]) -> list[tuple[dict, int]]:
 
 
 def _peak(events) -> int:
-    begins = [next(event.start_ns() for event in events if event.name() == f"step {number}") for number in range(STEPS)]
+    begins = [
+        next(event.start_ns() for event in events if event.name() == f"step {number}")
+        for number in range(STEPS)
+    ]
     held, peaks = 0, [0] * STEPS
-    for event in sorted((event for event in events if event.name() == "[memory]"), key=lambda event: event.start_ns()):
+    for event in sorted(
+        (event for event in events if event.name() == "[memory]"), key=lambda event: event.start_ns()
+    ):
         held += event.nbytes()
         step = bisect_right(begins, event.start_ns()) - 1
         if step >= 0:
@@ -91,10 +110,12 @@ def _peak(events) -> int:
     return min(peaks)
 
 
-@pytest.mark.parametrize(("ranks", "layouts"), [(2, TWO_RANKS), pytest.param(4, FOUR_RANKS, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("ranks", "layouts"), [(2, TWO_RANKS), pytest.param(4, FOUR_RANKS, marks=pytest.mark.full)]
+)
 def test_a_rehearsal_holds_and_sends_what_real_ranks_do(ranks, layouts):
-    """Peak memory within 10 % of torch's profiler on gloo ranks; collectives and FLOPs the same to the last byte; and
-    parameters, gradients and optimiser state are what `resolve/state_bytes.py` computes, exactly.
+    """Peak memory within 10 % of torch's profiler on gloo ranks; collectives and FLOPs the same to the last
+    byte; and parameters, gradients and optimiser state are what `resolve/state_bytes.py` computes, exactly.
     """
     jobs = [planned(ranks, *sets) for sets in layouts.values()]
     found = run_ranks(real_rank, ranks, jobs)
@@ -105,9 +126,16 @@ def test_a_rehearsal_holds_and_sends_what_real_ranks_do(ranks, layouts):
             assert rehearsal["rehearsed_micro_batches"] == rehearsal["micro_batches_per_step"] > 1
             assert rehearsal["state_bytes"] == rehearsal["computed_state_bytes"]
             assert rehearsal["peak_bytes"] == pytest.approx(peak, rel=0.1)
-            sent = {(row["axis"], row["operation"]): (row["count"], row["bytes"]) for row in rehearsal["collectives"]}
-            assert sent == {what: (counts[kind, what], counts["bytes", what]) for kind, what in counts if kind == "calls"}
-            assert rehearsal["flops"] == {what: counts[kind, what] for kind, what in counts if kind == "flops"}
+            sent = {
+                (row["axis"], row["operation"]): (row["count"], row["bytes"])
+                for row in rehearsal["collectives"]
+            }
+            assert sent == {
+                what: (counts[kind, what], counts["bytes", what]) for kind, what in counts if kind == "calls"
+            }
+            assert rehearsal["flops"] == {
+                what: counts[kind, what] for kind, what in counts if kind == "flops"
+            }
 
 
 @pytest.mark.parametrize(
@@ -117,13 +145,22 @@ def test_a_rehearsal_holds_and_sends_what_real_ranks_do(ranks, layouts):
         (4, ("layout.pipeline=2", "model.tie_word_embeddings=true", "layout.zero=2")),
         (6, ("layout.shard=3", "layout.context=2", "train.tokens_per_step=1536")),
         pytest.param(
-            4, ("layout.replicate=2", "layout.tensor=2", "model.model_type=qwen3", "model.vocab_size=4097", "model.vocab_multiple=8"),
+            4,
+            (
+                "layout.replicate=2",
+                "layout.tensor=2",
+                "model.model_type=qwen3",
+                "model.vocab_size=4097",
+                "model.vocab_multiple=8",
+            ),
             marks=pytest.mark.full,
         ),
     ],
 )
 def test_bytes_of_the_state_are_computed_exactly(ranks, sets):
-    """Also for stages in a V, tied embeddings on two stages, three shards of unequal rows, and padded vocabularies."""
+    """Also for stages in a V, tied embeddings on two stages, three shards of unequal rows, and padded
+    vocabularies.
+    """
     resolved = planned(ranks, *sets)
     for rank in (0, ranks - 1):
         rehearsal = rehearse(resolved, rank)
@@ -131,9 +168,17 @@ def test_bytes_of_the_state_are_computed_exactly(ranks, sets):
         assert all(rehearsal["state_bytes"].values())
 
 
-@pytest.mark.parametrize("sets", [pytest.param(("layout.pipeline=2", "layout.tensor=2"), marks=pytest.mark.full), ("layout.shard=4", "layout.zero=2")])
+@pytest.mark.parametrize(
+    "sets",
+    [
+        pytest.param(("layout.pipeline=2", "layout.tensor=2"), marks=pytest.mark.full),
+        ("layout.shard=4", "layout.zero=2"),
+    ],
+)
 def test_a_long_schedule_counts_as_if_it_were_run_whole(sets, monkeypatch):
-    """Eight micro-batches of which two or three were run, and all of them: the same collectives, FLOPs and peak."""
+    """Eight micro-batches of which two or three were run, and all of them: the same collectives, FLOPs and
+    peak.
+    """
     resolved = planned(4, *sets, f"train.tokens_per_step={128 * 8 * (4 if 'layout.shard=4' in sets else 1)}")
     short = rehearse(resolved, 1)
     assert short["rehearsed_micro_batches"] < short["micro_batches_per_step"] == 8
@@ -165,13 +210,18 @@ def test_a_torch_that_cannot_rehearse_is_refused_by_name(monkeypatch):
 
 
 def test_70b_fits_four_lumi_nodes_and_not_two():
-    """State alone: at TP8 × PP4 a rank has room left for activations, at TP8 × PP2 it has not even room for itself."""
+    """State alone: at TP8 × PP4 a rank has room left for activations, at TP8 × PP2 it has not even room for
+    itself.
+    """
     recipe = read_recipe("estonian_llama31_70b", ["layout.shard=1"]).recipe
     held = {}
     for nodes, pipeline in ((4, 4), (2, 2)):
         wide = recipe.model_copy(update={"layout": recipe.layout.model_copy(update={"pipeline": pipeline})})
         resolved = resolve(wide, "no_such_folder", 8 * nodes, "cuda", text=imagined_text(wide))
-        held[nodes] = max(state_bytes(resolved.identity.model, resolved.placement, 8 * stage).total for stage in range(pipeline))
+        held[nodes] = max(
+            state_bytes(resolved.identity.model, resolved.placement, 8 * stage).total
+            for stage in range(pipeline)
+        )
     assert held[4] < 40e9 < 64e9 < held[2]
 
 
@@ -193,19 +243,26 @@ def test_the_words_print_a_rank_and_refuse_what_cannot_be(capsys):
 
 
 def test_fp8_and_moments_in_bf16_are_rehearsed():
-    """Multiplied natively, which no processor can: FLOPs are those of bf16; each weight of the layers is gathered, and held
-    whole, in one byte instead of two; its scale is one collective more; and moments take half. FP8 makes copies beside them.
+    """Multiplied natively, which no processor can: FLOPs are those of bf16; each weight of the layers is
+    gathered, and held whole, in one byte instead of two; its scale is one collective more; and moments take
+    half. FP8 makes copies beside them.
     """
     few = ("layout.shard=2", "train.precision=bf16")
     wide = rehearse(planned(2, *few), 0)
     narrow = rehearse(planned(2, *few, "train.precision=fp8", "train.optimiser_state=bf16"), 0)
     assert narrow["flops"] == wide["flops"]
     matrices = 3 * (64 * (64 + 2 * 32 + 64) + 3 * 64 * 160)
-    sent = [sum(row["bytes"] for row in one["collectives"] if row["operation"] == "all-gather") for one in (wide, narrow)]
+    sent = [
+        sum(row["bytes"] for row in one["collectives"] if row["operation"] == "all-gather")
+        for one in (wide, narrow)
+    ]
     assert sent[0] - sent[1] == matrices
     assert narrow["state_bytes"] == narrow["computed_state_bytes"]
     assert narrow["state_bytes"]["optimiser"] == pytest.approx(wide["state_bytes"]["optimiser"] / 2, rel=1e-3)
     gathered = [one["peaks"]["forward"]["kinds"]["gathered parameters"] for one in (wide, narrow)]
     assert gathered[0] - gathered[1] == pytest.approx(matrices, rel=0.01)
-    calls = [sum(row["count"] for row in one["collectives"] if row["operation"] == "all-reduce") for one in (wide, narrow)]
+    calls = [
+        sum(row["count"] for row in one["collectives"] if row["operation"] == "all-reduce")
+        for one in (wide, narrow)
+    ]
     assert calls[1] == calls[0] + 1

@@ -6,9 +6,9 @@
         manifest.json                size and checksums of each file above, and of itself; written last
     checkpoints/newest               a symbolic link, for people and scripts: readers choose by step and checksums
 
-Every save has an id, which stands in each of its files: a file of another save is known as such. A file is checked
-by blocks of 64 MiB, so that damage has a place. A folder without manifest is not a checkpoint. Nothing here is ever
-pickled.
+Every save has an id, which stands in each of its files: a file of another save is known as such. A file is
+checked by blocks of 64 MiB, so that damage has a place. A folder without manifest is not a checkpoint.
+Nothing here is ever pickled.
 """
 
 import dataclasses
@@ -68,7 +68,9 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class CheckpointIndex:
-    """`save_id`: the same in all files of one save. `aliases`: a tied tensor's name → the name it is stored under."""
+    """`save_id`: the same in all files of one save. `aliases`: a tied tensor's name → the name it is stored
+    under.
+    """
 
     save_id: str
     step: int
@@ -90,9 +92,9 @@ class CheckpointIndex:
 class Fault:
     """Why a checkpoint cannot be used.
 
-    kind: "damaged" (a file is missing, or is not what was written), "unreadable" (the file system did not give a file,
-    which says nothing about the file) or "of another version" (of this format). Only damage may be passed over for an
-    older checkpoint; the others are refused, and nothing is renamed for them.
+    kind: "damaged" (a file is missing, or is not what was written), "unreadable" (the file system did not
+    give a file, which says nothing about the file) or "of another version" (of this format). Only damage may
+    be passed over for an older checkpoint; the others are refused, and nothing is renamed for them.
     """
 
     kind: Literal["damaged", "unreadable", "of another version"]
@@ -126,8 +128,8 @@ def _in_words(error: OSError) -> str:
 def _another_version(name: str, version: Any, written_by: str = "") -> Fault:
     return Fault(
         "of another version",
-        f"{name} is of version {version}{written_by}, and this Kielo reads version {VERSION}; go on with the Kielo "
-        "that wrote it",
+        f"{name} is of version {version}{written_by}, and this Kielo reads version {VERSION}; go on with "
+        "the Kielo that wrote it",
     )
 
 
@@ -263,7 +265,8 @@ def rank_of(file_name: str) -> int | None:
 
 
 def step_folders(folder: Path) -> list[Path]:
-    """The folders named as checkpoints inside `folder`, newest first; whether they are whole is not looked at.
+    """The folders named as checkpoints inside `folder`, newest first; whether they are whole is not looked
+    at.
 
     Raises KieloError where the file system does not say what is there: that is not an empty folder.
     """
@@ -279,7 +282,8 @@ def step_folders(folder: Path) -> list[Path]:
 
 
 def read_checkpoint_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint. FaultyCheckpoint where there is none, or one that is not as it was written.
+    """The manifest of a checkpoint. FaultyCheckpoint where there is none, or one that is not as it was
+    written.
 
     It must be of the step that the folder's name says, or a whole checkpoint could be taken for another.
     """
@@ -300,16 +304,21 @@ def read_checkpoint_manifest(folder: Path) -> Manifest:
     manifest = Manifest(**content)
     step = step_of(folder.resolve())
     if step not in (None, manifest.counts["step"]):
-        reason = f"{MANIFEST_NAME} is the manifest of another checkpoint, that of step {manifest.counts['step']}"
+        reason = (
+            f"{MANIFEST_NAME} is the manifest of another checkpoint, that of step {manifest.counts['step']}"
+        )
         raise FaultyCheckpoint(folder, Fault("damaged", reason))
     return manifest
 
 
 def _manifest_fault(text: str) -> Fault | None:
-    """Another version keeps its own digest as it likes; a version that the digest does not know is a flipped bit."""
+    """Another version keeps its own digest as it likes; a version that the digest does not know is a flipped
+    bit.
+    """
     altered = Fault(
         "damaged",
-        f"{MANIFEST_NAME} is not what was written (its own checksum differs), so nothing vouches for the files beside it",
+        f"{MANIFEST_NAME} is not what was written (its own checksum differs), so nothing vouches for the "
+        "files beside it",
     )
     try:
         content = json.loads(text)
@@ -317,7 +326,9 @@ def _manifest_fault(text: str) -> Fault | None:
         kind, version = content["kind"], content["version"]
         is_ours = digest == hash_json(content | {"version": VERSION})
         if kind == "checkpoint" and isinstance(version, int) and version != VERSION and not is_ours:
-            return _another_version(MANIFEST_NAME, version, f", written by kielo {content['versions']['kielo']}")
+            return _another_version(
+                MANIFEST_NAME, version, f", written by kielo {content['versions']['kielo']}"
+            )
         if version != VERSION or not is_ours or text != _manifest_text(content | {_OWN_DIGEST: digest}):
             return altered
         manifest = Manifest(**content)
@@ -329,14 +340,17 @@ def _manifest_fault(text: str) -> Fault | None:
 
 
 def listed_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """name → {"bytes", "xxh3_64_blocks", "save_id"} of the files that the manifest vouches for; raises as it does."""
+    """name → {"bytes", "xxh3_64_blocks", "save_id"} of the files that the manifest vouches for; raises as it
+    does.
+    """
     return read_checkpoint_manifest(folder).files
 
 
 def find_fault(
     folder: Path, names: Iterable[str], files: dict[str, dict[str, Any]], checksums: bool = True
 ) -> Fault | None:
-    """The first of `names` that is missing, cut short, altered, of another save or unreadable; None if all are sound.
+    """The first of `names` that is missing, cut short, altered, of another save or unreadable; None if all
+    are sound.
 
     Without `checksums` only sizes and save ids are compared, which reads little.
     """
@@ -380,7 +394,9 @@ def _first_wrong_block(path: Path, expected: list[str]) -> int | None:
 
 
 def _save_id_inside(path: Path) -> str | None:
-    """What a file says of itself: the index in its JSON, a safetensors file in its header; None where it is unreadable."""
+    """What a file says of itself: the index in its JSON, a safetensors file in its header; None where it is
+    unreadable.
+    """
     try:
         if path.name == INDEX_NAME:
             return json.loads(path.read_bytes())["save_id"]
@@ -403,11 +419,12 @@ def check_checkpoint(folder: Path, checksums: bool = True) -> Fault | None:
 
 
 def list_checkpoints(folder: Path, checksums: bool = False) -> list[dict[str, Any]]:
-    """The checkpoints in `folder`, newest first, as rows {"name", "step", "tokens", "loss", "bytes", "written_at", "state"}.
+    """The checkpoints in `folder`, newest first, as rows {"name", "step", "tokens", "loss", "bytes",
+    "written_at", "state"}.
 
-    state: "verified" (every byte was read and compared), "complete" (without `checksums`: sizes and save ids only), or a
-    fault: "damaged: …", "unreadable: …", "of another version: …". tokens, loss, written_at and bytes are None where the
-    checkpoint does not say them or cannot be read.
+    state: "verified" (every byte was read and compared), "complete" (without `checksums`: sizes and save ids
+    only), or a fault: "damaged: …", "unreadable: …", "of another version: …". tokens, loss, written_at and
+    bytes are None where the checkpoint does not say them or cannot be read.
     """
     rows = []
     for path in step_folders(folder):
@@ -444,7 +461,8 @@ def _folder_bytes(path: Path) -> int | None:
 
 
 def newest_complete(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest whole checkpoint in `folder`, and a warning for each newer one that is damaged. Changes nothing.
+    """The newest whole checkpoint in `folder`, and a warning for each newer one that is damaged. Changes
+    nothing.
 
     Raises FaultyCheckpoint for a newer one that is unreadable or of another version: it may well be whole.
     """

@@ -21,7 +21,8 @@ from kielo.recipe.errors import KieloError
 
 SUFFIX = ".jsonl.zst"
 READ_BYTES = 1 << 18
-# A decompressor gives all that its input stands for, up to 128 KiB of text for 4 bytes: so this makes 16 MiB at most.
+# A decompressor gives all that its input stands for, up to 128 KiB of text for 4 bytes: so this makes 16 MiB
+# at most.
 ZSTD_READ_BYTES = 1 << 9
 COMPRESSION_LEVEL = 6
 
@@ -94,8 +95,9 @@ def read_documents(folder_or_file: Path | str) -> Iterator[dict[str, Any]]:
 def read_lines(path: Path | str, max_bytes: int | None = None) -> Iterator[tuple[int, bytes | None]]:
     """(line number from 1, bytes without the line end) of a plain, .gz or .zst file.
 
-    A line longer than `max_bytes` comes as None, and is never held as a whole. A byte-order mark is no part of a line.
-    Raises KieloError when a compressed file is damaged or cut short, and for text that is not UTF-8 but UTF-16 or 32.
+    A line longer than `max_bytes` comes as None, and is never held as a whole. A byte-order mark is no part
+    of a line. Raises KieloError when a compressed file is damaged or cut short, and for text that is not
+    UTF-8 but UTF-16 or 32.
     """
     path = Path(path)
     decompress = {".zst": _decompress_zstd, ".gz": _decompress_gzip}.get(path.suffix.lower(), _read_blocks)
@@ -129,7 +131,9 @@ def decode_text(path: Path, number: int, line: bytes) -> str:
 
 
 def other_encoding(start: bytes) -> str | None:
-    """The name of the encoding when text begins like UTF-16 or UTF-32: by its mark, or by where its zero bytes are."""
+    """The name of the encoding when text begins like UTF-16 or UTF-32: by its mark, or by where its zero
+    bytes are.
+    """
     for mark, name in _OTHER_MARKS:
         if start.startswith(mark):
             return name
@@ -151,7 +155,8 @@ def _check_encoding(path: Path, blocks: Iterable[bytes]) -> Iterator[bytes]:
             is_first = False
             if encoding := other_encoding(block[:4096]):
                 raise KieloError(
-                    f"{path}: {encoding} text, and UTF-8 is expected; convert it with `iconv -f {encoding} -t UTF-8`"
+                    f"{path}: {encoding} text, and UTF-8 is expected; convert it with `iconv -f {encoding} "
+                    "-t UTF-8`"
                 )
         yield block
 
@@ -184,7 +189,9 @@ def _decompress_zstd(path: Path) -> Iterator[bytes]:
             try:
                 yield frame.decompress(block)
             except zstandard.ZstdError as problem:
-                raise KieloError(f"{path}: damaged or not zstd ({problem}); copy or download it again") from None
+                raise KieloError(
+                    f"{path}: damaged or not zstd ({problem}); copy or download it again"
+                ) from None
             is_cut_short = not frame.eof
             block = frame.unused_data if frame.eof else b""
             frame = None if frame.eof else frame
@@ -193,7 +200,9 @@ def _decompress_zstd(path: Path) -> Iterator[bytes]:
 
 
 def _split_lines(blocks: Iterable[bytes], max_bytes: int | None = None) -> Iterator[bytes | None]:
-    """The lines; None for one of more than `max_bytes`, of which no more than that and a block is ever held."""
+    """The lines; None for one of more than `max_bytes`, of which no more than that and a block is
+    ever held.
+    """
     limit = math.inf if max_bytes is None else max_bytes
     # The end of an unfinished line is kept in parts: joining at every block would be quadratic in a long
     # line.

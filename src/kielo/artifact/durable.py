@@ -1,8 +1,8 @@
 """Durable writes: what a finished file or folder needs so that a power cut does not undo it.
 
-A rename is durable once the folder that holds the name is on the disk, and a file's content once the file itself is.
-`DurableFile` does all of it for one file. For files that another program wrote: `bring_to_disk` the file, `name_durably`
-it, or `bring_tree_to_disk` a whole folder; only then may a manifest vouch for them.
+A rename is durable once the folder that holds the name is on the disk, and a file's content once the file
+itself is. `DurableFile` does all of it for one file. For files that another program wrote: `bring_to_disk`
+the file, `name_durably` it, or `bring_tree_to_disk` a whole folder; only then may a manifest vouch for them.
 """
 
 import errno
@@ -17,7 +17,8 @@ from types import TracebackType
 from kielo.recipe.errors import KieloError
 
 _ASIDE = re.compile(r"\..*\.\d+\.kielo-partial")
-_SYNC_THREADS = 16  # file systems bring many files to the disk at once: 2,500 small ones took a fifth of the time
+# file systems bring many files to the disk at once: 2,500 small ones took a fifth of the time
+_SYNC_THREADS = 16
 
 _ADVICE = {
     errno.ENOSPC: "free some space, or set `folder` in the recipe to a larger disk",
@@ -29,9 +30,11 @@ _ADVICE = {
 
 
 class DurableFile:
-    """A new file of bytes, written aside: after `close` a reader, and a power cut, finds the whole file or the one before.
+    """A new file of bytes, written aside: after `close` a reader, and a power cut, finds the whole file or
+    the one before.
 
-    Folders that are missing are made. As a context manager it is abandoned at an exception. OSError passes through.
+    Folders that are missing are made. As a context manager it is abandoned at an exception. OSError passes
+    through.
     """
 
     def __init__(self, path: Path | str):
@@ -91,7 +94,9 @@ def disk_problems_told(what: str) -> Iterator[None]:
 
 
 def bring_to_disk(path: Path | str) -> None:
-    """Wait until the content of a closed file, or the entries of a folder, are on the disk. OSError where it fails."""
+    """Wait until the content of a closed file, or the entries of a folder, are on the disk. OSError where it
+    fails.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -109,7 +114,9 @@ def bring_tree_to_disk(folder: Path | str) -> None:
 
 
 def name_durably(aside: Path, path: Path) -> None:
-    """Give a file or folder that is on the disk its name, in place of an older file or an empty folder there."""
+    """Give a file or folder that is on the disk its name, in place of an older file or an empty
+    folder there.
+    """
     os.replace(aside, path)
     bring_to_disk(path.parent)
 

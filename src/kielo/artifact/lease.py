@@ -2,13 +2,14 @@
 
     RUN/lease.00000003.json     who holds it; its modification time is the beat, moved every few seconds
 
-`kielo run` holds it for all its stages and hands it down to the training that it starts; rank 0 of `kielo train` and
-the verbs that write a stage alone hold it themselves (`held`). Verbs that only read need none.
+`kielo run` holds it for all its stages and hands it down to the training that it starts; rank 0 of `kielo
+train` and the verbs that write a stage alone hold it themselves (`held`). Verbs that only read need none.
 
-Leases are numbered. Who finds none makes number 1; who finds that the holder of the newest is dead makes the next number,
-exclusively, so that of many takers one wins, and a holder that was only frozen sees that it has lost. No lease is ever
-written over, no clocks of two machines are compared, and flock, which cluster file systems often lack, is not needed.
-The beat is a file time and not a counter in the file because a full disk must not stop it.
+Leases are numbered. Who finds none makes number 1; who finds that the holder of the newest is dead makes the
+next number, exclusively, so that of many takers one wins, and a holder that was only frozen sees that it has
+lost. No lease is ever written over, no clocks of two machines are compared, and flock, which cluster file
+systems often lack, is not needed. The beat is a file time and not a counter in the file because a full disk
+must not stop it.
 """
 
 import json
@@ -29,16 +30,20 @@ from kielo.recipe.errors import KieloError
 
 logger = logging.getLogger(__name__)
 BEAT_SECONDS = 10.0
-# A holder on another machine is taken for dead after so many beats that did not come, looked for so often each.
-# Looks are counted, not seconds: while the file system hangs for everyone, no look ends and nobody is declared dead.
+# A holder on another machine is taken for dead after so many beats that did not come, looked for so often
+# each. Looks are counted, not seconds: while the file system hangs for everyone, no look ends and nobody is
+# declared dead.
 QUIET_BEATS, LOOKS_PER_BEAT = 3, 5
-HANDED_DOWN = "KIELO_LEASE"  # environment variable: token of the lease that this process or the one that started it holds
+# environment variable: token of the lease that this process or the one that started it holds
+HANDED_DOWN = "KIELO_LEASE"
 _LEASE_FILE = re.compile(r"lease\.(\d{8,})\.json")
 
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that holds a lease. process_started: clock ticks from boot, None where there is no /proc."""
+    """The process that holds a lease. process_started: clock ticks from boot, None where there is
+    no /proc.
+    """
 
     token: str
     host: str
@@ -57,7 +62,9 @@ class Holder:
         return (self.host, self.machine) == (socket.gethostname(), _machine())
 
     def is_running(self) -> bool:
-        """Of a holder that `is_here`. A later process with the same number is another; a zombie holds nothing."""
+        """Of a holder that `is_here`. A later process with the same number is another; a zombie holds
+        nothing.
+        """
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -75,8 +82,9 @@ class Holder:
 def held(folder: Path | str) -> Iterator["Lease"]:
     """Hold the lease of the run folder `folder` for as long as the block lasts.
 
-    Inside a block of the same folder, also that of the process that started this one, it is the same lease: who took it
-    keeps it beating and gives it back. Raises KieloError, naming the holder, while another job has it.
+    Inside a block of the same folder, also that of the process that started this one, it is the same lease:
+    who took it keeps it beating and gives it back. Raises KieloError, naming the holder, while another job
+    has it.
     """
     handed_down = os.environ.get(HANDED_DOWN, "")
     lease = Lease.with_token(folder, handed_down) if handed_down else None
@@ -92,7 +100,9 @@ def held(folder: Path | str) -> Iterator["Lease"]:
 
 
 class Lease:
-    """The right to change a run's folder. Any rank of the job may `check` it; who took it keeps it `beating`."""
+    """The right to change a run's folder. Any rank of the job may `check` it; who took it keeps
+    it `beating`.
+    """
 
     def __init__(self, path: Path, text: str, beat_seconds: float):
         self.path, self._text, self._beat_seconds = path, text, beat_seconds
@@ -105,7 +115,9 @@ class Lease:
 
     @classmethod
     def with_token(cls, folder: Path | str, token: str) -> "Lease | None":
-        """The newest lease of `folder` if it is the one with this token. It is not ours to beat or to give back."""
+        """The newest lease of `folder` if it is the one with this token. It is not ours to beat or to give
+        back.
+        """
         folder = Path(folder)
         try:
             last = max(_numbers(folder), default=0)
@@ -121,8 +133,9 @@ class Lease:
     def take(cls, folder: Path | str, beat_seconds: float = BEAT_SECONDS) -> "Lease":
         """Take the lease of `folder`, which is made where it is missing; nothing else in it is changed.
 
-        That of a dead process of this machine is taken over at once; one from another machine (or one that cannot be read)
-        after `QUIET_BEATS` beats that did not come. Raises KieloError, naming the holder, while it is alive.
+        That of a dead process of this machine is taken over at once; one from another machine (or one that
+        cannot be read) after `QUIET_BEATS` beats that did not come. Raises KieloError, naming the holder,
+        while it is alive.
         """
         folder = Path(folder)
         try:
@@ -146,11 +159,13 @@ class Lease:
                         _lease_path(folder, number).unlink(missing_ok=True)
                 return cls(path, text, beat_seconds)
         except OSError as error:
-            raise KieloError(f"{folder}: no lease can be taken there ({error}); is it writable, and the disk not full?") from error
+            raise KieloError(
+                f"{folder}: no lease can be taken there ({error}); is it writable, and the disk not full?"
+            ) from error
 
     def check(self) -> None:
-        """Call before anything is published. Raises KieloError when the lease was lost, now or ever before; OSError when
-        it cannot be read.
+        """Call before anything is published. Raises KieloError when the lease was lost, now or ever before;
+        OSError when it cannot be read.
         """
         if self._lost is None:
             self._look()
@@ -159,7 +174,9 @@ class Lease:
 
     @contextmanager
     def beating(self) -> Iterator["Lease"]:
-        """Show others that this process lives, from a thread; at the end give the lease back, if it is still ours."""
+        """Show others that this process lives, from a thread; at the end give the lease back, if it is still
+        ours.
+        """
         over = threading.Event()
         thread = threading.Thread(target=self._beat, args=(over,), name="lease", daemon=True)
         thread.start()
@@ -212,7 +229,9 @@ class _Seen:
 
 
 def _end_earlier_leases(train_folder: Path, beat_seconds: float) -> None:
-    """Versions before kept the lease in RUN/train: that of a live job refuses, those of dead ones are removed."""
+    """Versions before kept the lease in RUN/train: that of a live job refuses, those of dead ones are
+    removed.
+    """
     if train_folder.is_dir():
         for number in sorted(_numbers(train_folder)):
             path = _lease_path(train_folder, number)
@@ -221,7 +240,9 @@ def _end_earlier_leases(train_folder: Path, beat_seconds: float) -> None:
 
 
 def _dead_lease(path: Path, beat_seconds: float) -> _Seen | None:
-    """What lies in the lease of a dead holder; None if it went away. Raises KieloError when the holder is alive."""
+    """What lies in the lease of a dead holder; None if it went away. Raises KieloError when the holder is
+    alive.
+    """
     seen = _read(path)
     for _ in range(QUIET_BEATS * LOOKS_PER_BEAT):
         if seen is None:
@@ -237,15 +258,18 @@ def _dead_lease(path: Path, beat_seconds: float) -> _Seen | None:
             raise _refusal(path, holder)
         seen = again
     whose = seen and (seen.holder() or "an unknown holder")
-    logger.warning("%s: %s gave no sign of life for %g s; taken over", path, whose, QUIET_BEATS * beat_seconds)
+    logger.warning(
+        "%s: %s gave no sign of life for %g s; taken over", path, whose, QUIET_BEATS * beat_seconds
+    )
     return seen
 
 
 def _refusal(path: Path, holder: Holder) -> KieloError:
     stop = f" (scancel {holder.slurm_job_id})" if holder.slurm_job_id else ""
     return KieloError(
-        f"{path.parent}: another job works in this folder: {holder}. This one has changed nothing. Wait for its end or stop"
-        f" it{stop}, or give this run another `folder`. A job that has died is noticed by itself"
+        f"{path.parent}: another job works in this folder: {holder}. This one has changed nothing. Wait for "
+        f"its end or stop it{stop}, or give this run another `folder`. A job that has died is noticed by "
+        "itself"
     )
 
 
@@ -267,7 +291,9 @@ def _own_text() -> str:
 
 
 def _machine() -> str:
-    """This boot and this set of process numbers (containers have their own); empty where there is no /proc."""
+    """This boot and this set of process numbers (containers have their own); empty where there is
+    no /proc.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
@@ -276,9 +302,13 @@ def _machine() -> str:
 
 
 def _process_state(pid: int) -> tuple[str, int]:
-    """State letter and start in clock ticks from boot (proc(5), fields 3 and 22). OSError where they cannot be read."""
+    """State letter and start in clock ticks from boot (proc(5), fields 3 and 22). OSError where they cannot
+    be read.
+    """
     # The second field is the program's name in parentheses, and may hold spaces and parentheses itself.
-    after_name = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    after_name = (
+        Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    )
     return after_name[0], int(after_name[19])
 
 

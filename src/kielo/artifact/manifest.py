@@ -1,9 +1,9 @@
 """The manifest: the file that says a stage's folder is finished, and from what it was made.
 
-A stage writes into a folder aside (`stage_folder.py`); at the end every file is hashed and brought to the disk,
-`manifest.json` is written last, and the folder takes its name. So a folder with a manifest is complete, and one without
-is not finished. What no manifest lists is not Kielo's: a stage never replaces it.
-Inputs by hash + recipe section -> folder with files and manifest.json.
+A stage writes into a folder aside (`stage_folder.py`); at the end every file is hashed and brought to the
+disk, `manifest.json` is written last, and the folder takes its name. So a folder with a manifest is complete,
+and one without is not finished. What no manifest lists is not Kielo's: a stage never replaces it. Inputs by
+hash + recipe section -> folder with files and manifest.json.
 """
 
 import json
@@ -28,7 +28,8 @@ from kielo.recipe.errors import KieloError
 MANIFEST_NAME = "manifest.json"
 READ_BYTES = 1 << 20
 DAMAGED_FILE = "file"  # the first word of such a difference
-HASHED_BYTES = 1 << 20  # files up to this size are hashed, not only measured, to tell whether a stage is current
+# files up to this size are hashed, not only measured, to tell whether a stage is current
+HASHED_BYTES = 1 << 20
 PACKAGES = ("kielo", "numpy", "tokenizers", "torch", "transformers", "datatrove")
 
 
@@ -74,8 +75,8 @@ def read_manifest(folder: Path | str) -> Manifest | None:
         raise KieloError(f"{path}: cannot be read ({problem.strerror})") from problem
     except (ValueError, KeyError, TypeError) as problem:
         raise KieloError(
-            f"{path}: not a readable manifest of Kielo's ({type(problem).__name__}: {problem}); move {path.parent} away, "
-            "and the stage makes it again"
+            f"{path}: not a readable manifest of Kielo's ({type(problem).__name__}: {problem}); move "
+            f"{path.parent} away, and the stage makes it again"
         ) from None
 
 
@@ -84,8 +85,8 @@ def is_current(
 ) -> bool:
     """Whether `folder` already holds what these inputs and this section would make again.
 
-    Small files are compared by hash, larger ones by size only: reading terabytes to decide that nothing is to do would
-    be worse.
+    Small files are compared by hash, larger ones by size only: reading terabytes to decide that nothing is to
+    do would be worse.
     """
     return read_manifest(folder) is not None and not differences(folder, kind, version, inputs, section)
 
@@ -93,8 +94,9 @@ def is_current(
 def differences(
     folder: Path | str, kind: str, version: int, inputs: Mapping[str, str], section: Mapping[str, Any]
 ) -> list[str]:
-    """Why the finished stage in `folder` is not what these inputs and this section would make: what changed, in words;
-    empty when it is current, or when there is no finished stage. A file that is not as listed begins with DAMAGED_FILE.
+    """Why the finished stage in `folder` is not what these inputs and this section would make: what changed,
+    in words; empty when it is current, or when there is no finished stage. A file that is not as listed
+    begins with DAMAGED_FILE.
     """
     manifest = read_manifest(folder)
     if manifest is None:
@@ -104,14 +106,19 @@ def differences(
     now = as_json(section)
     found = [f"input {name}" for name in _changed_keys(manifest.inputs, dict(inputs))]
     found += [
-        f"{name} (was {manifest.section.get(name)!r}, is {now.get(name)!r})" for name in _changed_keys(manifest.section, now)
+        f"{name} (was {manifest.section.get(name)!r}, is {now.get(name)!r})"
+        for name in _changed_keys(manifest.section, now)
     ]
-    return found + [f"{DAMAGED_FILE} {name}" for name, entry in manifest.files.items() if not _is_as_listed(Path(folder) / name, entry)]
+    return found + [
+        f"{DAMAGED_FILE} {name}"
+        for name, entry in manifest.files.items()
+        if not _is_as_listed(Path(folder) / name, entry)
+    ]
 
 
 def expire(folder: Path | str) -> None:
-    """Let a finished stage be made again by the next run: its manifest names an input that nothing has. Its files stay
-    until then. Does nothing where no stage is finished.
+    """Let a finished stage be made again by the next run: its manifest names an input that nothing has. Its
+    files stay until then. Does nothing where no stage is finished.
     """
     manifest = read_manifest(folder)
     if manifest is not None:
@@ -120,17 +127,21 @@ def expire(folder: Path | str) -> None:
 
 
 def check_sizes(folder: Path | str, manifest: Manifest, names: Iterable[str]) -> None:
-    """Raise KieloError unless the files `names` of `folder` are there, with the sizes that its manifest lists."""
+    """Raise KieloError unless the files `names` of `folder` are there, with the sizes that its manifest
+    lists.
+    """
     for name in names:
         path, listed = Path(folder) / name, manifest.files.get(name)
         if listed is None:
-            raise KieloError(f"{path}: is not listed in {MANIFEST_NAME}, so the stage did not write it; move it away")
+            raise KieloError(
+                f"{path}: is not listed in {MANIFEST_NAME}, so the stage did not write it; move it away"
+            )
         size = path.stat().st_size if path.is_file() else None
         if size != listed["bytes"]:
             found = "it is missing" if size is None else f"it has {size:,} bytes"
             raise KieloError(
-                f"{path}: {found}, and the stage wrote {listed['bytes']:,}; put the file back, or move {folder} away and "
-                "run the stage again"
+                f"{path}: {found}, and the stage wrote {listed['bytes']:,}; put the file back, or move "
+                f"{folder} away and run the stage again"
             )
 
 
@@ -175,10 +186,10 @@ def write_stage(
 ) -> Iterator[Stage]:
     """Write a whole stage folder or nothing.
 
-    Yields a `Stage` whose `folder` lies aside. At a clean exit the files are hashed and brought to the disk, the
-    manifest is written and the folder takes its name, replacing an older one. At an exception nothing of it is left, and
-    `folder` stays as it was. A disk that is full, read-only or gone becomes a KieloError, and so does, before anything
-    is done, a `folder` that holds what this stage did not write.
+    Yields a `Stage` whose `folder` lies aside. At a clean exit the files are hashed and brought to the disk,
+    the manifest is written and the folder takes its name, replacing an older one. At an exception nothing of
+    it is left, and `folder` stays as it was. A disk that is full, read-only or gone becomes a KieloError, and
+    so does, before anything is done, a `folder` that holds what this stage did not write.
     """
     started = time.monotonic()
     made = StageFolder(folder, kind, hash_json([kind, version, dict(inputs), as_json(section)]))
@@ -198,8 +209,8 @@ def write_stage(
 
 
 def refuse_foreign(folder: Path | str, kind: str) -> None:
-    """KieloError, naming a file, where `folder` holds anything but what a `kind` stage wrote: a stage would replace it. And
-    where no stage folder can be. Call it before a stage begins its work; it changes nothing.
+    """KieloError, naming a file, where `folder` holds anything but what a `kind` stage wrote: a stage would
+    replace it. And where no stage folder can be. Call it before a stage begins its work; it changes nothing.
 
     What Kielo adds to a finished folder bears its mark (`own_text.py`).
     """
@@ -207,8 +218,9 @@ def refuse_foreign(folder: Path | str, kind: str) -> None:
     foreign = _foreign(Path(folder), kind)
     if foreign is not None:
         raise KieloError(
-            f"{folder}: holds {foreign}, which Kielo's {kind} stage did not write or which was changed since, and would "
-            "replace with the whole folder. Move it away, or set `folder` in the recipe to another one; nothing was changed"
+            f"{folder}: holds {foreign}, which Kielo's {kind} stage did not write or which was changed "
+            "since, and would replace with the whole folder. Move it away, or set `folder` in the recipe "
+            "to another one; nothing was changed"
         )
 
 
@@ -286,7 +298,9 @@ def _changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
 
 
 def _foreign(folder: Path, kind: str) -> str | None:
-    """The first file in `folder`, relative to it, that a `kind` stage did not write; None where there is none."""
+    """The first file in `folder`, relative to it, that a `kind` stage did not write; None where there is
+    none.
+    """
     names = sorted(os.listdir(folder)) if folder.is_dir() else []
     if not names:
         return None

@@ -1,6 +1,8 @@
-"""`metrics.jsonl`: the rows that a run logs, one JSON object a line; `train/log.py` says what is in them. Torch-free.
+"""`metrics.jsonl`: the rows that a run logs, one JSON object a line; `train/log.py` says what is in them.
+Torch-free.
 
-A person may have edited the file, and a killed attempt leaves half a line: what is no row is passed over, never an error.
+A person may have edited the file, and a killed attempt leaves half a line: what is no row is passed over,
+never an error.
 """
 
 import json
@@ -28,7 +30,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def split_metrics(path: Path) -> tuple[list[dict[str, Any]], list[tuple[int, bytes]]]:
-    """(rows, (line number, line) of all that is no row), less the half line that a killed attempt left at the end."""
+    """(rows, (line number, line) of all that is no row), less the half line that a killed attempt left at the
+    end.
+    """
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -38,7 +42,9 @@ def split_metrics(path: Path) -> tuple[list[dict[str, Any]], list[tuple[int, byt
         row = _row(line)
         if row is not None:
             rows.append(row)
-        elif line.strip() and not (number == len(lines) and line[: len(_BEGINNING)] == _BEGINNING[: len(line)]):
+        elif line.strip() and not (
+            number == len(lines) and line[: len(_BEGINNING)] == _BEGINNING[: len(line)]
+        ):
             odd.append((number, line))
     return rows, odd
 

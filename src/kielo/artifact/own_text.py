@@ -1,7 +1,8 @@
-"""Texts that Kielo writes where people keep theirs, such as a model card: their last line tells them from a person's.
+"""Texts that Kielo writes where people keep theirs, such as a model card: their last line tells them from a
+person's.
 
-That line is a comment with a checksum of all before it. So a text is Kielo's own, and may be replaced, as long as nobody
-has changed it; anything else under its name is refused.
+That line is a comment with a checksum of all before it. So a text is Kielo's own, and may be replaced, as
+long as nobody has changed it; anything else under its name is refused.
 """
 
 import json
@@ -43,19 +44,24 @@ def refuse_other_text(path: Path | str) -> None:
         raise KieloError(f"{path}: a symbolic link that leads nowhere; remove it, nothing was written")
     if path.exists() and not (path.is_file() and is_own_text(path)):
         raise KieloError(
-            f"{path}: is there already, and Kielo did not write it or it was changed since; move it away, nothing was written"
+            f"{path}: is there already, and Kielo did not write it or it was changed since; move it away, "
+            "nothing was written"
         )
 
 
 def refuse_other_json(path: Path | str, key: str) -> None:
-    """Raise KieloError where something else than Kielo's own JSON, an object with `key`, has that name: JSON has no comments."""
+    """Raise KieloError where something else than Kielo's own JSON, an object with `key`, has that name: JSON
+    has no comments.
+    """
     path = Path(path)
     try:
         is_own = key in json.loads(path.read_text(encoding="utf-8")) if os.path.lexists(path) else True
     except (OSError, ValueError, TypeError):
         is_own = False
     if not is_own:
-        raise KieloError(f"{path}: is there already, and Kielo did not write it; move it away, nothing was written")
+        raise KieloError(
+            f"{path}: is there already, and Kielo did not write it; move it away, nothing was written"
+        )
 
 
 def write_own_text(path: Path | str, text: str, comment: str = HTML_COMMENT) -> None:

@@ -1,8 +1,8 @@
 """A stage folder whose files take hours: what was finished before a crash is kept, and not written again.
 
-Like `manifest.write_stage` it is whole or not at all: files go into the folder aside (`stage_folder.py`), the manifest is
-written last and the folder takes its name. Besides, the journal aside holds, after the line with the identity of the
-stage, one for every large file that is finished and on the disk, with its checksums.
+Like `manifest.write_stage` it is whole or not at all: files go into the folder aside (`stage_folder.py`), the
+manifest is written last and the folder takes its name. Besides, the journal aside holds, after the line with
+the identity of the stage, one for every large file that is finished and on the disk, with its checksums.
 """
 
 import errno
@@ -39,9 +39,9 @@ _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 class ResumableStage:
     """The stage folder `folder` in the making; `kind` … `section` are its identity, as in `is_current`.
 
-    Order of use, unless `is_done`: `refuse`; `begin`, the files and `finish`, unless `is_written`; then `publish`. Files are
-    written into `new`. A file's record for `add` is {"bytes", "sha256", …}: what is not its sha256 goes into the manifest's
-    files.
+    Order of use, unless `is_done`: `refuse`; `begin`, the files and `finish`, unless `is_written`; then
+    `publish`. Files are written into `new`. A file's record for `add` is {"bytes", "sha256", …}: what is not
+    its sha256 goes into the manifest's files.
     """
 
     def __init__(
@@ -68,7 +68,9 @@ class ResumableStage:
         return is_current(self.new, *self._identity)
 
     def refuse(self) -> None:
-        """KieloError where `folder` holds what such a stage did not write, or cannot be one. Changes nothing."""
+        """KieloError where `folder` holds what such a stage did not write, or cannot be one.
+        Changes nothing.
+        """
         refuse_foreign(self.folder, self._identity[0])
 
     def begin(self) -> None:
@@ -154,12 +156,14 @@ class ResumableStage:
             free = shutil.disk_usage(next(folder for folder in self.new.parents if folder.exists())).free
             why = f"disk full: {self._missing_bytes:,} more bytes are needed, {free:,} are free"
         return KieloError(
-            f"{self.folder}: the {self._identity[0]} was not finished: {why}. {len(self.finished)} finished files "
-            f"stay in {self.new}; the same command goes on from there"
+            f"{self.folder}: the {self._identity[0]} was not finished: {why}. {len(self.finished)} finished "
+            f"files stay in {self.new}; the same command goes on from there"
         )
 
     def _read_journal(self, content: bytes) -> tuple[int, dict[str, dict[str, Any]]]:
-        """(bytes of the lines that can be trusted, the finished files by name); a kill may tear the last line."""
+        """(bytes of the lines that can be trusted, the finished files by name); a kill may tear the last
+        line.
+        """
         sound, finished = 0, {}
         for line in content[: content.rfind(b"\n") + 1].splitlines(keepends=True):
             try:

@@ -1,4 +1,5 @@
-"""The folder of a stage in its place: where a link leads, what is made aside, and how the new takes the old one's name.
+"""The folder of a stage in its place: where a link leads, what is made aside, and how the new takes the old
+one's name.
 
     RUN/corpus              the stage's folder; where it is a symbolic link, the link stays and PLACE is where it leads
     PLACE/../.corpus.kielo/ beside it, while the stage works
@@ -6,8 +7,8 @@
         new/                the next content, which takes the place when it is finished
         old/                the content before, for the moment of the exchange
 
-A kill at any moment leaves the old content or the new one, in the place or in the folder aside; `begin` puts it back.
-Whose the content of the place is, `manifest.refuse_foreign` knows.
+A kill at any moment leaves the old content or the new one, in the place or in the folder aside; `begin` puts
+it back. Whose the content of the place is, `manifest.refuse_foreign` knows.
 """
 
 import fcntl
@@ -22,41 +23,53 @@ from kielo.recipe.errors import KieloError
 
 
 class StageFolder:
-    """The folder `folder` of a `kind` stage. Order of use: `refuse`, `begin`, files into `new`, `publish`; last `close`.
+    """The folder `folder` of a `kind` stage. Order of use: `refuse`, `begin`, files into `new`, `publish`;
+    last `close`.
 
-    identity: hash of what is made. The first line of the journal is `head`, with it; `journal` is open from `begin` on.
+    identity: hash of what is made. The first line of the journal is `head`, with it; `journal` is open from
+    `begin` on.
     """
 
     def __init__(self, folder: Path | str, kind: str, identity: str):
         self.folder, self.kind = Path(folder), kind
         self.place = Path(os.path.realpath(self.folder))
         self._aside = self.place.parent / f".{self.place.name}.kielo"
-        self.new, self._old, self.journal_path = (self._aside / name for name in ("new", "old", "journal.jsonl"))
-        self.head = json.dumps({"stage": kind, "folder": self.place.name, "identity": identity}).encode() + b"\n"
+        self.new, self._old, self.journal_path = (
+            self._aside / name for name in ("new", "old", "journal.jsonl")
+        )
+        self.head = (
+            json.dumps({"stage": kind, "folder": self.place.name, "identity": identity}).encode() + b"\n"
+        )
         self.journal = None
 
     def refuse(self) -> None:
-        """KieloError where no stage folder can be, or where the folder aside is not of our making. Changes nothing."""
+        """KieloError where no stage folder can be, or where the folder aside is not of our making. Changes
+        nothing.
+        """
         if not os.path.isdir(self.place):
             if self.folder.is_symlink():
                 raise KieloError(
-                    f"{self.folder}: a symbolic link to {os.readlink(self.folder)}, where there is no folder; is its disk "
-                    "mounted? Make that folder, or remove the link"
+                    f"{self.folder}: a symbolic link to {os.readlink(self.folder)}, where there is no "
+                    "folder; is its disk mounted? Make that folder, or remove the link"
                 )
             if os.path.lexists(self.place):
-                raise KieloError(f"{self.folder}: a file, where the {self.kind} stage makes a folder; move it away")
+                raise KieloError(
+                    f"{self.folder}: a file, where the {self.kind} stage makes a folder; move it away"
+                )
         elif os.path.ismount(self.place):
             raise KieloError(
-                f"{self.folder}: the root of a file system, whose name no finished {self.kind} folder can take; let it be a "
-                "symbolic link to a folder in there"
+                f"{self.folder}: the root of a file system, whose name no finished {self.kind} folder can "
+                "take; let it be a symbolic link to a folder in there"
             )
         if os.path.lexists(self._aside) and not self._is_ours():
             raise KieloError(
-                f"{self._aside} was not made by Kielo, which would work there; move it away, nothing was changed"
+                f"{self._aside} was not made by Kielo, which would work there; move it away, nothing was "
+                "changed"
             )
 
     def begin(self, is_resumed: bool = False) -> None:
-        """Make the folder aside, or open the one that a killed attempt left; `new` is empty unless `is_resumed`.
+        """Make the folder aside, or open the one that a killed attempt left; `new` is empty unless
+        `is_resumed`.
 
         KieloError while another process works there.
         """
@@ -74,7 +87,9 @@ class StageFolder:
         self.new.mkdir(exist_ok=True)
 
     def settle(self) -> None:
-        """End an exchange that was killed: the old content goes back into an empty place, else it is removed."""
+        """End an exchange that was killed: the old content goes back into an empty place, else it
+        is removed.
+        """
         if self.journal_path.exists() and self._old.exists():
             if self.place.exists() and os.listdir(self.place):
                 shutil.rmtree(self._old, ignore_errors=True)
@@ -82,7 +97,9 @@ class StageFolder:
                 name_durably(self._old, self.place)
 
     def publish(self) -> None:
-        """Give `new`, whose files are on the disk, the place; then remove the folder aside with the content before."""
+        """Give `new`, whose files are on the disk, the place; then remove the folder aside with the content
+        before.
+        """
         bring_to_disk(self.new)
         if self.place.exists():
             os.rename(self.place, self._old)
@@ -95,7 +112,9 @@ class StageFolder:
         self.close()
 
     def remove(self) -> None:
-        """Remove the folder aside if it is ours, as far as it goes: the journal last, so that the rest is known as ours."""
+        """Remove the folder aside if it is ours, as far as it goes: the journal last, so that the rest is
+        known as ours.
+        """
         if not self._is_ours():
             return
         with suppress(OSError):

@@ -156,8 +156,8 @@ class TokenShard:
         if expected != found:
             raise KieloError(
                 f"{self._index_path} does not match {self._data_path.name}: the index describes "
-                f"{expected:,} bytes ({self.num_tokens:,} tokens of {self.dtype.itemsize} bytes), the data has {found:,}; "
-                "copy both files again, or run the pack stage again"
+                f"{expected:,} bytes ({self.num_tokens:,} tokens of {self.dtype.itemsize} bytes), the data "
+                f"has {found:,}; copy both files again, or run the pack stage again"
             )
 
 

@@ -17,7 +17,8 @@ NAMED_DIFFERENCES = 4
 def refuse_to_replace(
     folder: Path | str, kind: str, version: int, inputs: Mapping[str, str], section: Mapping[str, Any]
 ) -> None:
-    """Raise KieloError if the finished data stage in `folder` would be made otherwise and the run has checkpoints.
+    """Raise KieloError if the finished data stage in `folder` would be made otherwise and the run has
+    checkpoints.
 
     kind … section: as in `manifest.is_current`. A folder that is missing may be made: nothing is replaced.
     """
@@ -31,7 +32,8 @@ def refuse_to_replace(
 
 
 def refuse_while_trained_on(folder: Path | str, why: str, advice: str = "") -> None:
-    """Raise KieloError, saying `why` the data stage in `folder` would be made again, if the run has checkpoints.
+    """Raise KieloError, saying `why` the data stage in `folder` would be made again, if the run has
+    checkpoints.
 
     advice: what would work first of all.
     """
@@ -41,7 +43,8 @@ def refuse_while_trained_on(folder: Path | str, why: str, advice: str = "") -> N
     if not kept:
         return
     raise KieloError(
-        f"{folder}: would be made again ({why}), and {checkpoints} holds {kept[0].name}, which was trained on it. Nothing "
-        f"was changed. What would work: {advice}--set name=… or another `folder` for the changed text; the old text and "
-        f"values; --from train to go on with the text as it is; or move {checkpoints.parent} away to start anew"
+        f"{folder}: would be made again ({why}), and {checkpoints} holds {kept[0].name}, which was trained "
+        f"on it. Nothing was changed. What would work: {advice}--set name=… or another `folder` for the "
+        "changed text; the old text and values; --from train to go on with the text as it is; or move "
+        f"{checkpoints.parent} away to start anew"
     )

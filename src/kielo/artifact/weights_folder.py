@@ -1,7 +1,7 @@
 """A folder of Hugging Face weights, without torch: where it is, and which of its files hold tensors.
 
-In: `hf:FOLDER`, or `hf:OWNER/NAME[@REVISION]` on the Hugging Face hub; out: a folder with a config.json and weights,
-for a repository its snapshot in the local cache. Files: `model.safetensors`, or shards that
+In: `hf:FOLDER`, or `hf:OWNER/NAME[@REVISION]` on the Hugging Face hub; out: a folder with a config.json and
+weights, for a repository its snapshot in the local cache. Files: `model.safetensors`, or shards that
 `model.safetensors.index.json` names; failing these, the same of `pytorch_model.bin`.
 """
 
@@ -25,10 +25,12 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def resolve_weights(reference: str) -> Path:
-    """The local folder of `reference`; what the hub has is fetched into its cache unless it lies there already.
+    """The local folder of `reference`; what the hub has is fetched into its cache unless it lies there
+    already.
 
-    A name without revision is asked of the cache first too: a repository that moved on does not change what is
-    trained. Raises KieloError, with what would work, for a folder that is not there and a hub that does not answer.
+    A name without revision is asked of the cache first too: a repository that moved on does not change what
+    is trained. Raises KieloError, with what would work, for a folder that is not there and a hub that does
+    not answer.
     """
     where = reference.removeprefix("hf:")
     folder = Path(where).expanduser()
@@ -36,15 +38,18 @@ def resolve_weights(reference: str) -> Path:
         return folder
     if where.startswith(("/", ".", "~")) or where.count("/") != 1:
         raise KieloError(
-            f"model.weights = {reference!r}: there is no folder {where}; what would work: hf:FOLDER, a folder with a "
-            "Hugging Face config.json and its safetensors files, or hf:OWNER/NAME of the Hugging Face hub"
+            f"model.weights = {reference!r}: there is no folder {where}; what would work: hf:FOLDER, a "
+            "folder with a Hugging Face config.json and its safetensors files, or hf:OWNER/NAME of the "
+            "Hugging Face hub"
         )
     name, _, revision = where.partition("@")
     return _cached(name, revision or None) or _fetched(reference, name, revision or None)
 
 
 def pinned(reference: str, folder: Path) -> str:
-    """`reference`, which was resolved to `folder`, with the commit if it is a repository: its snapshot's name."""
+    """`reference`, which was resolved to `folder`, with the commit if it is a repository: its snapshot's
+    name.
+    """
     where = reference.removeprefix("hf:")
     if Path(where).expanduser().is_dir() or not _COMMIT.fullmatch(folder.name):
         return reference
@@ -54,8 +59,8 @@ def pinned(reference: str, folder: Path) -> str:
 def weight_files(folder: Path) -> dict[Path, list[str] | None]:
     """Each file of weights in `folder` → the tensors that an index says it holds, None for a single file.
 
-    Raises KieloError for a folder without weights, and for an index that is damaged, or names files that are not
-    there or would lie in another folder.
+    Raises KieloError for a folder without weights, and for an index that is damaged, or names files that are
+    not there or would lie in another folder.
     """
     folder = Path(folder)
     for single, index in _WEIGHTS:
@@ -77,11 +82,15 @@ def _indexed(folder: Path, index: str) -> dict[Path, list[str] | None]:
         raise KieloError(f"{path}: not a weight index: not valid JSON ({error})") from error
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
-        raise KieloError(f"{path}: not a weight index: it has no weight_map that says which file holds which tensor")
+        raise KieloError(
+            f"{path}: not a weight index: it has no weight_map that says which file holds which tensor"
+        )
     files: dict[Path, list[str] | None] = {}
     for tensor, name in weight_map.items():
         if not isinstance(name, str) or name in ("", ".", "..") or re.search(r"[/\\\0]", name):
-            raise KieloError(f"{path}: {tensor} is said to be in {name!r}, which is no name of a file in that folder")
+            raise KieloError(
+                f"{path}: {tensor} is said to be in {name!r}, which is no name of a file in that folder"
+            )
         files.setdefault(folder / name, []).append(tensor)
     files = dict(sorted(files.items()))
     absent = [path.name for path in files if not path.is_file()]
@@ -100,7 +109,9 @@ def unique_keys(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _cached(name: str, revision: str | None) -> Path | None:
-    """The snapshot in the cache if everything of it is there, without asking the hub: so thousands of ranks can."""
+    """The snapshot in the cache if everything of it is there, without asking the hub: so thousands of ranks
+    can.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -129,8 +140,8 @@ def _fetched(reference: str, name: str, revision: str | None) -> Path:
             folder = fetch("*.bin")
     except Exception as error:  # the hub's client has a dozen kinds of error for "not there" and "no network"
         raise KieloError(
-            f"model.weights = {reference!r}: there is no folder {name}, and it could not be fetched from the Hugging "
-            f"Face hub ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})"
+            f"model.weights = {reference!r}: there is no folder {name}, and it could not be fetched from "
+            f"the Hugging Face hub ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})"
         ) from error
     weight_files(folder)
     return folder

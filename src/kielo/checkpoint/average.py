@@ -1,7 +1,7 @@
 """The weights of several checkpoints of one run, averaged: a checkpoint of its own, without optimiser state.
 
-An average of the last checkpoints often scores better than each of them (Izmailov et al. 2018, arXiv:1803.05407).
-Read and written by blocks of rows, so that memory does not grow with the model.
+An average of the last checkpoints often scores better than each of them (Izmailov et al. 2018,
+arXiv:1803.05407). Read and written by blocks of rows, so that memory does not grow with the model.
 """
 
 import os
@@ -42,12 +42,13 @@ _DESCRIPTION_BYTES = 1024  # of one tensor, in the file's header and in the inde
 
 
 def average(checkpoints: Sequence[Path], to: Path) -> Path:
-    """Write the mean of the model weights of at least two checkpoints as the folder `to`, whole or not at all; returns it.
+    """Write the mean of the model weights of at least two checkpoints as the folder `to`, whole or not at
+    all; returns it.
 
-    Sums are in fp64, where those of fp32 weights lose nothing that the result could show; reading is slower than adding.
-    The result keeps each tensor's dtype, and the plain state of the newest checkpoint with `averaged_from`.
-    The files that are read are verified first. Raises KieloError for damage, a full disk, a `to` that exists, and for
-    checkpoints that differ in what they train or in their tensors.
+    Sums are in fp64, where those of fp32 weights lose nothing that the result could show; reading is slower
+    than adding. The result keeps each tensor's dtype, and the plain state of the newest checkpoint with
+    `averaged_from`. The files that are read are verified first. Raises KieloError for damage, a full disk, a
+    `to` that exists, and for checkpoints that differ in what they train or in their tensors.
     """
     began = time.monotonic()
     to = Path(to)
@@ -77,7 +78,9 @@ def average(checkpoints: Sequence[Path], to: Path) -> Path:
     return to
 
 
-def _write_means(partial: Path, index: CheckpointIndex, indexes: Mapping[Path, CheckpointIndex]) -> dict[str, Any]:
+def _write_means(
+    partial: Path, index: CheckpointIndex, indexes: Mapping[Path, CheckpointIndex]
+) -> dict[str, Any]:
     sources = [CheckpointRows(path, source) for path, source in indexes.items()]
     # Wide dtypes first, so that every tensor starts aligned.
     entries = sorted(index.tensors.items(), key=lambda named: -DTYPES[named[1].dtype].itemsize)
@@ -114,7 +117,9 @@ def _averaged_index(
     newest: CheckpointIndex, indexes: Mapping[Path, CheckpointIndex], save_id: str
 ) -> CheckpointIndex:
     by_step = sorted(indexes.items(), key=lambda item: item[1].step)
-    averaged_from = [{"name": path.name, "step": index.step, "save_id": index.save_id} for path, index in by_step]
+    averaged_from = [
+        {"name": path.name, "step": index.step, "save_id": index.save_id} for path, index in by_step
+    ]
     plain = {key: value for key, value in newest.plain.items() if key not in _OF_A_MOMENT}
     tensors = {}
     for name in filter(_is_of_model, newest.tensors):
@@ -143,7 +148,8 @@ def _refuse_place(to: Path) -> None:
         raise KieloError(f"{to}: exists already; name a new folder, nothing was written")
     if step_of(to) is not None:
         raise KieloError(
-            f"{to}: step_… is what a run's own checkpoints are called, and an average cannot be gone on from; name it otherwise"
+            f"{to}: step_… is what a run's own checkpoints are called, and an average cannot be gone on "
+            "from; name it otherwise"
         )
 
 
@@ -159,8 +165,8 @@ def _refuse_misfit(indexes: Mapping[Path, CheckpointIndex], num_given: int) -> N
         changed = _changed_keys(first.plain.get("identity"), other.plain.get("identity"))
         if changed:
             raise KieloError(
-                f"{path}: trains something else than {first_path} (identity differs in {some_names(changed)}); "
-                "only checkpoints of one run are averaged"
+                f"{path}: trains something else than {first_path} (identity differs in "
+                f"{some_names(changed)}); only checkpoints of one run are averaged"
             )
         if _described(first) != _described(other):
             differing = sorted({name for name, _ in _described(first).items() ^ _described(other).items()})
@@ -170,7 +176,9 @@ def _refuse_misfit(indexes: Mapping[Path, CheckpointIndex], num_given: int) -> N
             )
     odd = [name for name in _model_names(first) if not DTYPES[first.entry(name).dtype].is_floating_point]
     if odd:
-        raise KieloError(f"{first_path}: a mean of whole numbers or switches means nothing: {some_names(odd)}")
+        raise KieloError(
+            f"{first_path}: a mean of whole numbers or switches means nothing: {some_names(odd)}"
+        )
 
 
 def _described(index: CheckpointIndex) -> dict[str, tuple[str, tuple[int, ...], str]]:
@@ -185,4 +193,6 @@ def _changed_keys(before: Any, after: Any, prefix: str = "") -> list[str]:
     if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
         return [] if before == after else [prefix.rstrip(".") or "identity"]
     keys = sorted(before.keys() | after.keys())
-    return [found for key in keys for found in _changed_keys(before.get(key), after.get(key), f"{prefix}{key}.")]
+    return [
+        found for key in keys for found in _changed_keys(before.get(key), after.get(key), f"{prefix}{key}.")
+    ]

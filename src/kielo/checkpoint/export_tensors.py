@@ -1,7 +1,7 @@
 """The tensors of an export, block by block: a checkpoint and a family's pieces in, file tensors out.
 
-A tensor is read by blocks of rows, and of each block only the boxes that our parameters lie in; so memory does
-not grow with the model, whatever is fused, transposed or padded.
+A tensor is read by blocks of rows, and of each block only the boxes that our parameters lie in; so memory
+does not grow with the model, whatever is fused, transposed or padded.
 """
 
 import math
@@ -44,8 +44,8 @@ class FileTensor:
 def file_tensors(index: CheckpointIndex, model: Model, dtype: str) -> list[FileTensor]:
     """What an export of the checkpoint holds, in the model's order; the checkpoint has every parameter.
 
-    dtype: a word of EXPORT_DTYPES, or "source": names and dtypes of the weights that training began from, which
-    the checkpoint keeps as `source_tensors`. KieloError where that record does not fit the model.
+    dtype: a word of EXPORT_DTYPES, or "source": names and dtypes of the weights that training began from,
+    which the checkpoint keeps as `source_tensors`. KieloError where that record does not fit the model.
     """
     names = families.module(model.model_type, "names")
     grouped = by_stored_name(names.to_hugging_face(model))
@@ -81,7 +81,9 @@ def _in_source(name: str, source: Mapping[str, str], prefix: str) -> tuple[str, 
 
 
 def row_boxes(shape: Sequence[int]) -> Iterator[Box]:
-    """Boxes that make up the whole tensor, in order: rows (dim 0), at most BLOCK_BYTES of fp32 but for a longer row."""
+    """Boxes that make up the whole tensor, in order: rows (dim 0), at most BLOCK_BYTES of fp32 but for a
+    longer row.
+    """
     if not shape:
         yield ()
         return
@@ -109,7 +111,9 @@ class CheckpointRows:
         self._tables: dict[str, dict[str, StoredTensor]] = {}
 
     def read(self, tensor: FileTensor, rows: slice) -> Tensor:
-        """`rows` of the file's tensor in its dtype, on the CPU. NotFiniteError where one of them is not finite there."""
+        """`rows` of the file's tensor in its dtype, on the CPU. NotFiniteError where one of them is not
+        finite there.
+        """
         block = self._filled(tensor, rows, tensor.dtype)
         if not is_finite(block):
             raise NotFiniteError(self._not_finite(tensor))
@@ -125,8 +129,9 @@ class CheckpointRows:
             largest = max(largest, finite.abs().max().item() if finite.numel() else 0.0)
         if num_bad:
             return (
-                f"{self._folder}: {tensor.name} holds {num_bad:,} of {math.prod(tensor.shape):,} numbers that are NaN or "
-                "infinite; what would work: an earlier checkpoint (`kielo checkpoint list RUN`)"
+                f"{self._folder}: {tensor.name} holds {num_bad:,} of {math.prod(tensor.shape):,} numbers "
+                "that are NaN or infinite; what would work: an earlier checkpoint (`kielo checkpoint list "
+                "RUN`)"
             )
         word = next(word for word, dtype in EXPORT_DTYPES.items() if dtype == tensor.dtype)
         fits = [word for word, dtype in EXPORT_DTYPES.items() if torch.tensor(largest).to(dtype).isfinite()]
@@ -169,7 +174,9 @@ class CheckpointRows:
 
 
 def _in_rows(box: Box, stored: Box, rows: slice, is_transposed: bool) -> Iterator[tuple[Box, Box]]:
-    """What of a parameter's `box`, kept at `stored` in the file, lies in those rows: (box, where in the block)."""
+    """What of a parameter's `box`, kept at `stored` in the file, lies in those rows: (box, where in the
+    block).
+    """
     if not stored:
         yield box, stored
         return

@@ -1,7 +1,7 @@
 """A checkpoint out as a Hugging Face folder: safetensors shards, index, configs, tokenizer, a short README.
 
-Streamed by blocks of rows, so that memory does not grow with the model, and resumable: the record of a finished
-shard is a line of the journal beside it, and the same command writes only what is missing.
+Streamed by blocks of rows, so that memory does not grow with the model, and resumable: the record of a
+finished shard is a line of the journal beside it, and the same command writes only what is missing.
 """
 
 import json
@@ -62,13 +62,14 @@ def export(
     """Write the model of a checkpoint as the Hugging Face folder `to`, whole or not at all; returns `to`.
 
     model: complete (as resolved). tokenizer_folder: None leaves the tokenizer out. dtype: "fp32", "bf16",
-    "fp16", or "source" for names and dtypes of the weights that training began from; None is "source" where the
-    checkpoint knows them, else "fp32". generation: further keys of generation_config.json.
+    "fp16", or "source" for names and dtypes of the weights that training began from; None is "source" where
+    the checkpoint knows them, else "fp32". generation: further keys of generation_config.json.
 
     Does nothing when `to` holds just that already; another export there is replaced, or refused without
-    `is_replacing`, and anything else is refused. What is cut short stays aside, and the same call writes only the
-    shards that are missing there. `manifest.json` holds each file's checksum, and its sha256 in `counts`; the README is
-    not listed, for the report puts its own in place of it. Raises KieloError for bad input, damage, a full disk.
+    `is_replacing`, and anything else is refused. What is cut short stays aside, and the same call writes only
+    the shards that are missing there. `manifest.json` holds each file's checksum, and its sha256 in `counts`;
+    the README is not listed, for the report puts its own in place of it. Raises KieloError for bad input,
+    damage, a full disk.
     """
     checkpoint = Path(checkpoint)
     index = read_index(checkpoint)
@@ -181,7 +182,9 @@ def _shards(tensors: Sequence[FileTensor], max_shard_bytes: int) -> dict[str, li
 
 
 def _aligned(shard: list[FileTensor]) -> list[FileTensor]:
-    """Wide dtypes first: readers map tensors in place, and fp32 must not begin after an odd number of bf16."""
+    """Wide dtypes first: readers map tensors in place, and fp32 must not begin after an odd
+    number of bf16.
+    """
     return sorted(shard, key=lambda tensor: -tensor.dtype.itemsize)
 
 
@@ -274,7 +277,10 @@ def _special_token_ids(folder: Path | None) -> dict[str, int | None]:
         return found
     tokenizer = load_tokenizer(folder)
     for role in ("bos", "eos", "pad"):
-        names = (special_token(Path(folder) / file, f"{role}_token") for file in ("special_tokens_map.json", CONFIG_FILE))
+        names = (
+            special_token(Path(folder) / file, f"{role}_token")
+            for file in ("special_tokens_map.json", CONFIG_FILE)
+        )
         name = next(filter(None, names), None)
         found[f"{role}_token_id"] = None if name is None else tokenizer.whole.token_to_id(name)
     return found

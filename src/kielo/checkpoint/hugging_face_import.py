@@ -1,7 +1,9 @@
-"""Hugging Face weights in: a folder's files → parameters in memory, whatever their layout, cast to their dtype.
+"""Hugging Face weights in: a folder's files → parameters in memory, whatever their layout, cast to their
+dtype.
 
-A rank reads only the bytes of its own shards, through two buffers of 32 MiB, so there is no conversion step to run
-out of memory. Rank 0 alone reads the files' tables; all ranks judge by them before a byte of any parameter changes.
+A rank reads only the bytes of its own shards, through two buffers of 32 MiB, so there is no conversion step
+to run out of memory. Rank 0 alone reads the files' tables; all ranks judge by them before a byte of any
+parameter changes.
 """
 
 import math
@@ -33,7 +35,9 @@ StoredTensors = dict[str, tuple[Path, StoredTensor]]
 def load_model_weights(
     parameters: Mapping[str, Tensor], source: Path, model: Model, group: Any = None
 ) -> dict[str, str]:
-    """`load_weights` along the family's names: those of its bare base model too, and without buffers of old files."""
+    """`load_weights` along the family's names: those of its bare base model too, and without buffers of old
+    files.
+    """
     names = families.module(model.model_type, "names")
     pieces = names.to_hugging_face(model)
     untied = names.to_hugging_face(model.model_copy(update={"tie_word_embeddings": False}))
@@ -58,16 +62,17 @@ def load_weights(
     not_read: Sequence[str] = (),
     ignored: Sequence[str] = (),
 ) -> dict[str, str]:
-    """Fill `parameters` (our name → Tensor or DTensor, any layout and device) in place from the folder `source`.
+    """Fill `parameters` (our name → Tensor or DTensor, any layout and device) in place from the folder
+    `source`.
 
-    pieces: where each parameter of the model lies in the files (a family's `to_hugging_face`). Rows that only pad a
-    parameter become zero. A tied parameter needs no tensor of its own. base_prefix: what names lack in files of the
-    bare base model. not_read: tensors that may be there and say nothing new (a tied head). ignored: patterns of
-    names that are nothing to us.
+    pieces: where each parameter of the model lies in the files (a family's `to_hugging_face`). Rows that only
+    pad a parameter become zero. A tied parameter needs no tensor of its own. base_prefix: what names lack in
+    files of the bare base model. not_read: tensors that may be there and say nothing new (a tied head).
+    ignored: patterns of names that are nothing to us.
 
-    Returns what the source calls each tensor that is a weight and its dtype there, {"lm_head.weight": "BF16"}, the
-    same on all ranks. Called by all ranks of `group`; raises KieloError on all of them, naming tensors that are
-    missing, not expected, of another shape or not finite, and damaged files.
+    Returns what the source calls each tensor that is a weight and its dtype there, {"lm_head.weight":
+    "BF16"}, the same on all ranks. Called by all ranks of `group`; raises KieloError on all of them, naming
+    tensors that are missing, not expected, of another shape or not finite, and damaged files.
     """
     ranks = Agreement(group)
     found: StoredTensors = ranks.on_first(lambda: read_tables(Path(source)))
@@ -95,7 +100,8 @@ def load_weights(
 def read_tables(source: Path) -> StoredTensors:
     """The tensors of all files of a folder, in the order of the files.
 
-    KieloError for a damaged table, for a file that lacks what an index says, and for a tensor that two files hold.
+    KieloError for a damaged table, for a file that lacks what an index says, and for a tensor that two files
+    hold.
     """
     found: StoredTensors = {}
     for path, indexed in weight_files(source).items():
@@ -104,7 +110,9 @@ def read_tables(source: Path) -> StoredTensors:
         if absent:
             raise KieloError(f"{path}: the index says that it holds {some_names(absent)}, and it does not")
         for name in table.keys() & found.keys():
-            raise KieloError(f"{path}: holds {name}, and so does {found[name][0].name}; which one is meant is not known")
+            raise KieloError(
+                f"{path}: holds {name}, and so does {found[name][0].name}; which one is meant is not known"
+            )
         found |= {name: (path, stored) for name, stored in table.items()}
     return found
 
@@ -146,8 +154,8 @@ def _misfit(
             if expected not in map(tuple, shapes.values()):
                 ours += f", for which it should be {list(expected)}"
             return (
-                f"{path}: {names[name]} has the shape {list(stored.shape)}, but {ours}; is the [model] section "
-                "that of this folder's config.json?"
+                f"{path}: {names[name]} has the shape {list(stored.shape)}, but {ours}; is the [model] "
+                "section that of this folder's config.json?"
             )
         if stored.dtype not in _FLOATS:
             return f"{path}: {names[name]} is stored as {stored.dtype}; known: {', '.join(_FLOATS)}"
@@ -191,6 +199,7 @@ def _not_finite(names: Sequence[str], found: StoredTensors) -> str:
             num_bad += block.numel() - int(block.isfinite().sum())
     others = f"; so do {len(names) - 1} more, such as {names[1]}" if len(names) > 1 else ""
     return (
-        f"{path}: {names[0]} holds {num_bad:,} of {math.prod(stored.shape):,} numbers that are NaN, infinite or beyond "
-        f"fp32{others}. What would work: the file as it was published, fetched anew, or weights from before they broke"
+        f"{path}: {names[0]} holds {num_bad:,} of {math.prod(stored.shape):,} numbers that are NaN, "
+        f"infinite or beyond fp32{others}. What would work: the file as it was published, fetched anew, or "
+        "weights from before they broke"
     )

@@ -1,4 +1,6 @@
-"""Parameters cut out of Hugging Face's tensors, and put back: whole tensors in memory, along a family's `Piece`s."""
+"""Parameters cut out of Hugging Face's tensors, and put back: whole tensors in memory, along a family's
+`Piece`s.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,7 +20,9 @@ def cut(stored: Tensor, piece: Piece, shape: Sequence[int]) -> Tensor:
 
 
 def join(pieces: Mapping[str, Piece], values: Mapping[str, Tensor]) -> Tensor:
-    """The file's whole tensor from our parameters in it (`pieces`: our name → its piece, all of one tensor)."""
+    """The file's whole tensor from our parameters in it (`pieces`: our name → its piece, all of
+    one tensor).
+    """
     first = next(iter(values.values()))
     stored = first.new_empty(stored_shape(pieces, {ours: values[ours].shape for ours in pieces}))
     for ours, piece in pieces.items():
@@ -30,7 +34,8 @@ def join(pieces: Mapping[str, Piece], values: Mapping[str, Tensor]) -> Tensor:
 
 def is_finite(values: Tensor) -> bool:
     """True for a tensor without NaN and infinities. Takes no memory for a mask; waits for the device."""
-    return not values.numel() or bool(torch.stack(values.detach().aminmax()).isfinite().all())  # NaN is both ends
+    # NaN is both ends
+    return not values.numel() or bool(torch.stack(values.detach().aminmax()).isfinite().all())
 
 
 def whole_box(shape: Sequence[int]) -> Box:

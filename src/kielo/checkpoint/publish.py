@@ -1,9 +1,9 @@
-"""What rank 0 does in the folder of a run's checkpoints, around the writing: room foreseen, a written one published,
-old ones and leftovers removed. Torch-free, and alone: nothing here talks to other ranks.
+"""What rank 0 does in the folder of a run's checkpoints, around the writing: room foreseen, a written one
+published, old ones and leftovers removed. Torch-free, and alone: nothing here talks to other ranks.
 
-`NAME.ID.partial` is being written, `NAME.ID.replaced` was moved away by another save of the same step, `NAME.ID.removed` is
-going; ID is random. `NAME.damaged`, `NAME.damaged.2`, … were set aside. At any moment a kill leaves whole checkpoints whole.
-Whatever has another name was put there by a person, and is not touched.
+`NAME.ID.partial` is being written, `NAME.ID.replaced` was moved away by another save of the same step,
+`NAME.ID.removed` is going; ID is random. `NAME.damaged`, `NAME.damaged.2`, … were set aside. At any moment a
+kill leaves whole checkpoints whole. Whatever has another name was put there by a person, and is not touched.
 """
 
 import errno
@@ -22,30 +22,38 @@ _LEFTOVER = re.compile(r"(step_\d{8,})\.[0-9a-f]{16}\.(partial|replaced|removed)
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FILE_SYSTEM_BLOCK_BYTES = 4096  # the end of each file takes a whole one
 
-_MORE_ROOM = (
-    "Free space or raise the quota, lower checkpoint.keep_newest, or set `folder` to another disk"
-)
+_MORE_ROOM = "Free space or raise the quota, lower checkpoint.keep_newest, or set `folder` to another disk"
 
 
 def refuse_if_too_full(folder: Path, num_bytes: int, num_files: int) -> None:
-    """KieloError if `folder`'s file system has no room for so much. A quota is not seen here; writing meets it."""
+    """KieloError if `folder`'s file system has no room for so much. A quota is not seen here; writing meets
+    it.
+    """
     system = os.statvfs(folder)
     needed_bytes = num_bytes + num_files * _FILE_SYSTEM_BLOCK_BYTES
     free_bytes = system.f_bavail * system.f_frsize
     if needed_bytes > free_bytes:
-        raise KieloError(f"disk full: it needs about {needed_bytes:,} bytes, {free_bytes:,} are free. {_MORE_ROOM}")
+        raise KieloError(
+            f"disk full: it needs about {needed_bytes:,} bytes, {free_bytes:,} are free. {_MORE_ROOM}"
+        )
     # Some file systems do not count inodes and say 0.
     if system.f_files and num_files > system.f_favail:
-        raise KieloError(f"too few inodes: it needs {num_files:,}, {system.f_favail:,} are free. {_MORE_ROOM}")
+        raise KieloError(
+            f"too few inodes: it needs {num_files:,}, {system.f_favail:,} are free. {_MORE_ROOM}"
+        )
 
 
 def aside_name(path: Path, save_id: str, what: str) -> Path:
-    """Name the folder in which the checkpoint `path` lies while it is "partial", "replaced" or "removed": `remove_leftovers` finds it."""
+    """Name the folder in which the checkpoint `path` lies while it is "partial", "replaced" or "removed":
+    `remove_leftovers` finds it.
+    """
     return path.with_name(f"{path.name}.{save_id}.{what}")
 
 
 def publish(partial: Path, final: Path) -> None:
-    """Give a whole folder, its files on the disk, its name. One of the same name is moved away, not mixed into."""
+    """Give a whole folder, its files on the disk, its name. One of the same name is moved away, not mixed
+    into.
+    """
     bring_to_disk(partial)
     replaced = _replaced(partial)
     if final.exists():
@@ -56,7 +64,9 @@ def publish(partial: Path, final: Path) -> None:
 
 
 def discard(partial: Path, final: Path) -> None:
-    """Leave nothing of a save that failed; another job's, which may have taken the folder, are not looked at."""
+    """Leave nothing of a save that failed; another job's, which may have taken the folder, are
+    not looked at.
+    """
     shutil.rmtree(partial, ignore_errors=True)
     if _replaced(partial).exists() and not final.exists():
         _replaced(partial).rename(final)
@@ -67,7 +77,9 @@ def _replaced(partial: Path) -> Path:
 
 
 def point_newest(path: Path) -> None:
-    """Let the symbolic link `newest` beside `path` lead to it; where none can be made, nobody misses it but people."""
+    """Let the symbolic link `newest` beside `path` lead to it; where none can be made, nobody misses it but
+    people.
+    """
     link, aside = path.with_name(NEWEST_NAME), path.with_name(NEWEST_NAME + ".partial")
     if link.exists() and not link.is_symlink():
         return  # a person's copy
@@ -102,7 +114,8 @@ def remove_later(path: Path) -> None:
 
 def prune(newest: Path, keep_newest: int, keep_every_steps: int, kept_step: int | None = None) -> None:
     """Remove what is older than the `keep_newest` newest up to `newest`, except steps that are multiples of
-    `keep_every_steps` (0: none), and the newest up to `kept_step`. A symbolic link was made by a person, and stays.
+    `keep_every_steps` (0: none), and the newest up to `kept_step`. A symbolic link was made by a person, and
+    stays.
     """
     up_to_newest = [path for path in step_folders(newest.parent) if step_of(path) <= step_of(newest)]
     kept = [path for path in up_to_newest if kept_step is not None and step_of(path) <= kept_step][:1]
@@ -120,7 +133,9 @@ def _remove(path: Path) -> None:
 
 
 def set_aside(path: Path, damage: str) -> str:
-    """Rename a damaged checkpoint, for people to look at; returns the warning. What was set aside before stays."""
+    """Rename a damaged checkpoint, for people to look at; returns the warning. What was set aside before
+    stays.
+    """
     aside, number = path.with_name(path.name + ".damaged"), 1
     while os.path.lexists(aside):
         number += 1
@@ -140,7 +155,7 @@ def failure(final: Path, tensor_bytes: int, error: BaseException) -> str:
     if getattr(cause, "errno", None) in _DISK_FULL:
         system = os.statvfs(next(folder for folder in final.parents if folder.exists()))
         reason = (
-            f"disk full: its tensors need {tensor_bytes:,} bytes, {system.f_bavail * system.f_frsize:,} bytes and "
-            f"{system.f_favail:,} inodes are free ({reason}). {_MORE_ROOM}"
+            f"disk full: its tensors need {tensor_bytes:,} bytes, {system.f_bavail * system.f_frsize:,} "
+            f"bytes and {system.f_favail:,} inodes are free ({reason}). {_MORE_ROOM}"
         )
     return f"checkpoint {final.name} was not saved in {final.parent}, earlier ones are untouched: {reason}"

@@ -15,8 +15,8 @@ class Staging:
         self._copies: dict[str, Tensor] = {}
 
     def reserve(self, tensors: Mapping[str, Tensor]) -> None:
-        """Make the memory before it is needed. Fresh memory costs several times what copying into it does, so it is
-        touched here as well.
+        """Make the memory before it is needed. Fresh memory costs several times what copying into it does, so
+        it is touched here as well.
         """
         for name, tensor in tensors.items():
             shard, copy = local(tensor), self._copies.get(name)

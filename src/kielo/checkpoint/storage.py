@@ -1,8 +1,8 @@
 """Storage for torch's distributed checkpoint (DCP) planner: plans in, safetensors files and a JSON index out.
 
-DCP's own storage keeps its metadata as a pickle and notices no flipped bit; this one has neither fault. DCP calls,
-in order: every rank `prepare_local_plan`, rank 0 `prepare_global_plan`, every rank `write_data`, rank 0 `finish`;
-an error on any rank reaches all of them.
+DCP's own storage keeps its metadata as a pickle and notices no flipped bit; this one has neither fault. DCP
+calls, in order: every rank `prepare_local_plan`, rank 0 `prepare_global_plan`, every rank `write_data`, rank
+0 `finish`; an error on any rank reaches all of them.
 """
 
 import math
@@ -43,11 +43,12 @@ _DESCRIPTION_BYTES = 512  # of one piece, in its file's header and in the index 
 
 
 class CheckpointWriter(StorageWriter):
-    """Writes one checkpoint into `folder`, which rank 0 makes: a file for each rank that has pieces, and the index.
+    """Writes one checkpoint into `folder`, which rank 0 makes: a file for each rank that has pieces, and the
+    index.
 
-    index: what is known of it before the tensors are. copies: name → this rank's shard, which is written in place of
-    the live one. After `finish`, rank 0 has the whole `index`, the record of each of the `files` for the manifest, and
-    `tensor_bytes`.
+    index: what is known of it before the tensors are. copies: name → this rank's shard, which is written in
+    place of the live one. After `finish`, rank 0 has the whole `index`, the record of each of the `files` for
+    the manifest, and `tensor_bytes`.
     """
 
     def __init__(self, folder: Path, index: CheckpointIndex, rank: int, copies: Mapping[str, torch.Tensor]):
@@ -69,7 +70,9 @@ class CheckpointWriter(StorageWriter):
         """Rank 0 alone: foresee a full disk before a byte is written, and make the folder."""
         items = [item for plan in plans for item in plan.items]
         self.tensor_bytes = sum(map(_piece_bytes, items))
-        described = sum(_DESCRIPTION_BYTES + 3 * len(item.index.fqn) for item in items) + len(self.index.to_json())
+        described = sum(_DESCRIPTION_BYTES + 3 * len(item.index.fqn) for item in items) + len(
+            self.index.to_json()
+        )
         refuse_if_too_full(
             self.folder.parent,
             num_bytes=self.tensor_bytes + described,

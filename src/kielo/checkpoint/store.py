@@ -1,9 +1,10 @@
 """Checkpoints of a run: named tensors and plain JSON state in, one folder a step out, and back on any layout.
 
-Saving stops training only while this rank's shards are copied to the host. A thread writes them beside their place
-(`step_00000100.ID.partial`), brings them to the disk, and rank 0 renames the folder when every rank has finished, its
-manifest last. So a kill at any moment leaves a folder that is whole or one that no one takes for a checkpoint; and a
-save that fails is told and tried again when the next is due. Every byte read back is checked against the manifest.
+Saving stops training only while this rank's shards are copied to the host. A thread writes them beside their
+place (`step_00000100.ID.partial`), brings them to the disk, and rank 0 renames the folder when every rank has
+finished, its manifest last. So a kill at any moment leaves a folder that is whole or one that no one takes
+for a checkpoint; and a save that fails is told and tried again when the next is due. Every byte read back is
+checked against the manifest.
 """
 
 import json
@@ -81,13 +82,12 @@ class Retention:
 class Store:
     """The checkpoints in `folder`; all ranks of `group` call each method together, and agree on the outcome.
 
-    group: of the CPU (gloo) and used by nothing else, for its collectives run in a thread beside the training. Works
-    without a process group too.
-    keep_every_steps: checkpoints of its multiples stay whatever `keep_newest` says; 0: none.
-    on_alert(step, message): told on rank 0, mostly in the writing thread, of a save that failed, of old checkpoints that
-    could not be removed or had to be kept, and of damaged ones. permit: asked on rank 0 before a save and again before
-    it is published; its KieloError refuses (another job has taken the folder).
-    `warnings` lists what the last `newest` passed over.
+    group: of the CPU (gloo) and used by nothing else, for its collectives run in a thread beside the
+    training. Works without a process group too. keep_every_steps: checkpoints of its multiples stay whatever
+    `keep_newest` says; 0: none. on_alert(step, message): told on rank 0, mostly in the writing thread, of a
+    save that failed, of old checkpoints that could not be removed or had to be kept, and of damaged ones.
+    permit: asked on rank 0 before a save and again before it is published; its KieloError refuses (another
+    job has taken the folder). `warnings` lists what the last `newest` passed over.
     """
 
     def __init__(
@@ -110,7 +110,9 @@ class Store:
         self._failure: str | None = None
 
     def reserve(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Make the host memory for saves of these tensors; otherwise the first save does, and takes longer."""
+        """Make the host memory for saves of these tensors; otherwise the first save does, and
+        takes longer.
+        """
         self._staging.reserve(_untied(tensors))
 
     def save(
@@ -121,13 +123,15 @@ class Store:
         kept_step: int | None = None,
         keep_all: str | None = None,
     ) -> None:
-        """Begin to write `step_{step:08d}`; returns when the tensors may change. Waits for a save under way first.
+        """Begin to write `step_{step:08d}`; returns when the tensors may change. Waits for a save under way
+        first.
 
         tensors: name → Tensor (equal on all ranks) or DTensor; names of one tied tensor are stored once.
-        plain: JSON state, rank 0's is kept. When it is published, older checkpoints are pruned, but not the newest of
-        those up to `kept_step`; none where `keep_all` says why not, which `on_alert` is told. When it fails (disk full,
-        I/O error, a tensor that is not finite), nothing of it stays, earlier ones are untouched, `on_alert` is told, and
-        only `settle` raises. Raises KieloError on every rank when it is not permitted.
+        plain: JSON state, rank 0's is kept. When it is published, older checkpoints are pruned, but not the
+        newest of those up to `kept_step`; none where `keep_all` says why not, which `on_alert` is told. When
+        it fails (disk full, I/O error, a tensor that is not finite), nothing of it stays, earlier ones are
+        untouched, `on_alert` is told, and only `settle` raises. Raises KieloError on every rank when it is
+        not permitted.
         """
         self._wait()
         self._ranks.on_first(self._ask_permission)
@@ -135,10 +139,13 @@ class Store:
         plain = json.loads(json.dumps(plain))  # as it is now, and nothing that JSON cannot hold
         device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         retention = Retention(kept_step, keep_all)
-        self._under_way = self._writer.submit(self._write, step, dict(tensors), copies, plain, retention, device)
+        self._under_way = self._writer.submit(
+            self._write, step, dict(tensors), copies, plain, retention, device
+        )
 
     def settle(self) -> Path | None:
-        """Wait until the save under way is published; returns the newest that this store has, None before any.
+        """Wait until the save under way is published; returns the newest that this store has, None before
+        any.
 
         Raises KieloError on every rank when the last save failed.
         """
@@ -148,7 +155,8 @@ class Store:
         return self._published
 
     def go_back_to(self, step: int) -> Path | None:
-        """The checkpoint of this step, all later ones removed; None, and nothing removed, where there is none that is whole.
+        """The checkpoint of this step, all later ones removed; None, and nothing removed, where there is none
+        that is whole.
 
         Raises FaultyCheckpoint on every rank for one that is unreadable or of another version.
         """
@@ -171,12 +179,14 @@ class Store:
         self._writer.shutdown(wait=True)
 
     def newest(self) -> Path | None:
-        """The newest checkpoint that is whole, every file read and compared with its checksums; None if there is none at all.
+        """The newest checkpoint that is whole, every file read and compared with its checksums; None if there
+        is none at all.
 
-        Damaged ones that are newer are renamed to `NAME.damaged` and told in `warnings`. What killed saves left is
-        removed: only for the job that saves here (others: `newest_complete`). The ranks share the reading; rank 0
-        decides. Raises KieloError on every rank, and renames nothing, where there are checkpoints and none is whole,
-        and for one that is unreadable or of another version before a whole one was found.
+        Damaged ones that are newer are renamed to `NAME.damaged` and told in `warnings`. What killed saves
+        left is removed: only for the job that saves here (others: `newest_complete`). The ranks share the
+        reading; rank 0 decides. Raises KieloError on every rank, and renames nothing, where there are
+        checkpoints and none is whole, and for one that is unreadable or of another version before a whole one
+        was found.
         """
         self._wait()
         self.warnings = []
@@ -192,9 +202,9 @@ class Store:
         if damaged:
             found = "; ".join(f"{path.name}: {fault.reason}" for path, fault in damaged.items())
             raise KieloError(
-                f"no checkpoint in {self.folder} is whole, and training does not begin anew over them ({found}); "
-                f"put a whole one there from a backup, or move {self.folder.parent} away or give the recipe another "
-                "folder to begin at step 0"
+                f"no checkpoint in {self.folder} is whole, and training does not begin anew over them "
+                f"({found}); put a whole one there from a backup, or move {self.folder.parent} away or give "
+                "the recipe another folder to begin at step 0"
             )
         return None
 
@@ -203,7 +213,8 @@ class Store:
         return self._ranks.on_first(lambda: read_plain(path))
 
     def restore(self, path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-        """Fill `tensors` in place from the checkpoint `path`, whatever layout wrote it; returns its plain state.
+        """Fill `tensors` in place from the checkpoint `path`, whatever layout wrote it; returns its plain
+        state.
 
         Raises KieloError on every rank, before any tensor changes, for a damaged checkpoint, and for names,
         shapes or dtypes that the checkpoint cannot fill. A wider dtype may be filled from a narrower one.
@@ -249,7 +260,8 @@ class Store:
     ) -> tuple[Path | None, str | None]:
         """In the thread: the published path, or why there is none; the same on every rank.
 
-        Of `tensors`, which training changes meanwhile, only the layout is looked at; `copies` are their values.
+        Of `tensors`, which training changes meanwhile, only the layout is looked at; `copies` are their
+        values.
         """
         if device is not None:
             torch.cuda.set_device(device)  # the current device belongs to the thread
@@ -271,7 +283,9 @@ class Store:
         return final, None
 
     def _all_tied(self, tensors: dict[str, torch.Tensor]) -> dict[str, str]:
-        return {alias: name for tied in self._ranks.gather(tied_names(tensors)) for alias, name in tied.items()}
+        return {
+            alias: name for tied in self._ranks.gather(tied_names(tensors)) for alias, name in tied.items()
+        }
 
     def _write_files(self, writer: CheckpointWriter, stored: dict[str, torch.Tensor]) -> None:
         planner = dist_cp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -285,7 +299,8 @@ class Store:
             )
 
     def _ask_permission(self) -> None:
-        with suppress(OSError):  # cannot be known just now, which alone stops no training; asked again in `_publish`
+        # cannot be known just now, which alone stops no training; asked again in `_publish`
+        with suppress(OSError):
             self._permit()
 
     def _make_room(self) -> None:
@@ -295,7 +310,9 @@ class Store:
 
     def _publish(self, writer: CheckpointWriter, final: Path, wall_seconds: float) -> None:
         """Rank 0, when all files are on the disk."""
-        write_checkpoint_manifest(writer.folder, writer.index, writer.files, writer.tensor_bytes, wall_seconds)
+        write_checkpoint_manifest(
+            writer.folder, writer.index, writer.files, writer.tensor_bytes, wall_seconds
+        )
         self._permit()
         publish(writer.folder, final)
 
@@ -321,7 +338,9 @@ class Store:
     def _set_aside(self, damaged: dict[Path, Fault], newest: Path) -> None:
         for path, fault in damaged.items():
             reason = fault.reason
-            self.warnings.append(self._ranks.on_first(lambda path=path, reason=reason: set_aside(path, reason)))
+            self.warnings.append(
+                self._ranks.on_first(lambda path=path, reason=reason: set_aside(path, reason))
+            )
             if self._ranks.rank == 0:
                 self._on_alert(step_of(path), self.warnings[-1])
         if damaged:
@@ -334,7 +353,8 @@ class Store:
         return step_folders(self.folder)
 
     def _find_fault(self, path: Path) -> Fault | None:
-        """The same answer on every rank; each rank has read its share of the files, its own (maybe cached) first.
+        """The same answer on every rank; each rank has read its share of the files, its own (maybe cached)
+        first.
 
         A file that one rank could not read outweighs damage that another saw.
         """
@@ -363,7 +383,12 @@ def _listed_files(path: Path) -> dict[str, dict[str, Any]] | Fault:
 def _complaint_unless_finite(copies: dict[str, torch.Tensor]) -> str | None:
     """In the writing thread, which reads all of it anyway: one more pass, as fast as memory gives it."""
     for name, copy in copies.items():
-        if copy.numel() and copy.is_floating_point() and copy.itemsize > 1 and not all(map(torch.isfinite, torch.aminmax(copy))):
+        if (
+            copy.numel()
+            and copy.is_floating_point()
+            and copy.itemsize > 1
+            and not all(map(torch.isfinite, torch.aminmax(copy)))
+        ):
             return f"{name} holds values that are not finite; whatever went on from them would have no finite loss"
     return None
 
@@ -371,7 +396,8 @@ def _complaint_unless_finite(copies: dict[str, torch.Tensor]) -> str | None:
 def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, torch.Tensor]:
     """Whole tensors on the CPU from a checkpoint, without a process group: all of them, or those named.
 
-    The files that hold them are verified first. Raises KieloError for damage and for names that are not there.
+    The files that hold them are verified first. Raises KieloError for damage and for names that are not
+    there.
     """
     path = Path(path)
     index = read_index(path)
@@ -402,7 +428,9 @@ def verify(path: Path, index: CheckpointIndex, names: Iterable[str]) -> None:
 
 @contextmanager
 def _plain_errors() -> Iterator[None]:
-    """DCP wraps every rank's error in one CheckpointException (a BaseException): let out the first, with its rank."""
+    """DCP wraps every rank's error in one CheckpointException (a BaseException): let out the first, with its
+    rank.
+    """
     try:
         yield
     except CheckpointException as wrapped:
@@ -413,7 +441,9 @@ def _plain_errors() -> Iterator[None]:
 
 
 def tied_names(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
-    """Names of tensors that share all their memory with one named before: alias → name. Empty shards tell nothing."""
+    """Names of tensors that share all their memory with one named before: alias → name. Empty shards tell
+    nothing.
+    """
     first: dict[tuple, str] = {}
     tied = {}
     for name, tensor in tensors.items():

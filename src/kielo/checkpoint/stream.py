@@ -1,8 +1,8 @@
 """A safetensors file written one tensor at a time: tensors in, file and its checksums out.
 
-`safetensors.torch.save_file` wants all tensors in host memory at once; here only one is, and the checksums are
-taken on the way, so that nothing is read back. Format: 8 bytes header length (little endian), JSON header, data
-(https://github.com/huggingface/safetensors, format section).
+`safetensors.torch.save_file` wants all tensors in host memory at once; here only one is, and the checksums
+are taken on the way, so that nothing is read back. Format: 8 bytes header length (little endian), JSON
+header, data (https://github.com/huggingface/safetensors, format section).
 """
 
 import hashlib
@@ -39,7 +39,8 @@ _PIECE_BYTES = 16 * 2**20
 class SafetensorsStream:
     """`entries`: (key, dtype, shape) of every tensor, in the order in which `write` will be given them.
 
-    Wide dtypes should come first, so that every tensor starts aligned. OSError passes through (disk full, ...).
+    Wide dtypes should come first, so that every tensor starts aligned. OSError passes through (disk full,
+    ...).
     """
 
     def __init__(
@@ -75,7 +76,8 @@ class SafetensorsStream:
         due = shape[0] if shape else 1
         if (rows.dtype, tuple(rows.shape[1:])) != (dtype, tuple(shape[1:])) or self._rows > due:
             raise ValueError(
-                f"{key}: got {rows.dtype} {tuple(rows.shape)} up to row {self._rows}, announced {dtype} {tuple(shape)}"
+                f"{key}: got {rows.dtype} {tuple(rows.shape)} up to row {self._rows}, announced {dtype} "
+                f"{tuple(shape)}"
             )
         flat = rows.detach().cpu().contiguous().reshape(-1)
         self._put(memoryview(flat.view(torch.uint8).numpy()))

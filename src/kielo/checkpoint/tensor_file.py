@@ -1,9 +1,10 @@
-"""Tensors in files, read by boxes: the bytes of a box → part of a tensor, in memory that does not grow with either.
+"""Tensors in files, read by boxes: the bytes of a box → part of a tensor, in memory that does not grow with
+either.
 
-Two kinds of file: safetensors, and the zip that `torch.save` writes (`pytorch_model.bin`), of which nothing but its
-table of tensors is unpickled, and that only as far as tensors go. Bytes are read with preadv into two buffers,
-one being read while the other is cast into its targets. Not by mapping the file: mapped pages count as resident
-memory, and nobody but the kernel says when they go.
+Two kinds of file: safetensors, and the zip that `torch.save` writes (`pytorch_model.bin`), of which nothing
+but its table of tensors is unpickled, and that only as far as tensors go. Bytes are read with preadv into two
+buffers, one being read while the other is cast into its targets. Not by mapping the file: mapped pages count
+as resident memory, and nobody but the kernel says when they go.
 """
 
 import itertools
@@ -28,14 +29,15 @@ from kielo.checkpoint.stream import DTYPE_NAMES, DTYPES
 from kielo.models.piece import Box
 from kielo.recipe.errors import KieloError
 
-# Of each of the two buffers. Smaller ones would stay in the processor's cache, but each costs a change of threads, and
-# on a busy machine a wait for all of torch's: 8 MiB took two to three times the processor time of 32.
+# Of each of the two buffers. Smaller ones would stay in the processor's cache, but each costs a change of
+# threads, and on a busy machine a wait for all of torch's: 8 MiB took two to three times the processor time
+# of 32.
 BUFFER_BYTES = 32 * 2**20
-# Between two wanted runs of bytes this much is read along rather than skipped: the disk brings whole pages anyway,
-# and copying it out of the page cache takes no longer than another system call.
+# Between two wanted runs of bytes this much is read along rather than skipped: the disk brings whole pages
+# anyway, and copying it out of the page cache takes no longer than another system call.
 READ_THROUGH_BYTES = 8192
-# Up to this the kernel is told to bring what lies between as well: it then streams instead of seeking, for the ranks
-# that want the rest too. Linux' default read-ahead, the most that it takes in one call.
+# Up to this the kernel is told to bring what lies between as well: it then streams instead of seeking, for
+# the ranks that want the rest too. Linux' default read-ahead, the most that it takes in one call.
 _READ_AHEAD_BYTES = 128 * 1024
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _MAX_RUNS_PER_CALL = 1024  # Linux' IOV_MAX
@@ -44,7 +46,9 @@ _ALIGNMENT_BYTES = 64
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """dtype: a safetensors name ("BF16"). begin: where element 0 lies, in bytes of the file. strides: in elements."""
+    """dtype: a safetensors name ("BF16"). begin: where element 0 lies, in bytes of the file. strides: in
+    elements.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -54,7 +58,9 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A box (a slice with bounds for each dim) of a stored tensor, and the part of a tensor of its shape to fill."""
+    """A box (a slice with bounds for each dim) of a stored tensor, and the part of a tensor of its shape to
+    fill.
+    """
 
     stored: StoredTensor
     box: Box
@@ -79,8 +85,9 @@ class Staging:
 class TensorFile:
     """One file of tensors, open for reading until `close` or the end of a `with`.
 
-    tensors: its table, where that is known already (`read_table`). staging: buffers to share with other files.
-    Raises KieloError, naming the file and where it can the tensor, for a damaged file and for one cut short.
+    tensors: its table, where that is known already (`read_table`). staging: buffers to share with other
+    files. Raises KieloError, naming the file and where it can the tensor, for a damaged file and for one cut
+    short.
     """
 
     def __init__(
@@ -108,7 +115,9 @@ class TensorFile:
         os.close(self._descriptor)
 
     def read_into(self, target: Tensor, name: str, box: Box) -> None:
-        """Fill `target` (any dtype, device and strides, of the box's shape) with a box of the tensor `name`."""
+        """Fill `target` (any dtype, device and strides, of the box's shape) with a box of the
+        tensor `name`.
+        """
         self.read([Wanted(self.tensors[name], box, target)])
 
     def read(self, wanted: Iterable[Wanted]) -> None:
@@ -177,8 +186,8 @@ class TensorFile:
 def read_table(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a file by name: a safetensors header, or the table of a file that `torch.save` wrote.
 
-    Nothing is believed before it is checked: each tensor lies inside the file, is as long as dtype and shape say,
-    and (safetensors) overlaps no other. KieloError names the file and the tensor.
+    Nothing is believed before it is checked: each tensor lies inside the file, is as long as dtype and shape
+    say, and (safetensors) overlaps no other. KieloError names the file and the tensor.
     """
     path = Path(path)
     try:
@@ -195,8 +204,8 @@ def _safetensors_table(path: Path) -> dict[str, StoredTensor]:
         first = 8 + header_bytes
         if file_bytes < 8 or header_bytes > _MAX_HEADER_BYTES or first > file_bytes:
             raise KieloError(
-                f"{path}: cannot be read as safetensors: it has {file_bytes} bytes, of which the header would be "
-                f"{header_bytes}; cut short or damaged"
+                f"{path}: cannot be read as safetensors: it has {file_bytes} bytes, of which the header "
+                f"would be {header_bytes}; cut short or damaged"
             )
         text = file.read(header_bytes)
     try:
@@ -243,7 +252,8 @@ def _torch_table(path: Path) -> dict[str, StoredTensor]:
     resave = "; transformers' save_pretrained writes it anew as safetensors"
     if not zipfile.is_zipfile(path):
         raise KieloError(
-            f"{path}: not a zip: cut short, or saved by a torch before 1.6, and then no part of it can be read alone{resave}"
+            f"{path}: not a zip: cut short, or saved by a torch before 1.6, and then no part of it can be "
+            f"read alone{resave}"
         )
     try:
         with zipfile.ZipFile(path) as archive:
@@ -295,7 +305,9 @@ def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Tile:
-    """Rows of equal length that lie `row_stride_bytes` apart from byte `begin` on, and their target [rows, columns]."""
+    """Rows of equal length that lie `row_stride_bytes` apart from byte `begin` on, and their target [rows,
+    columns].
+    """
 
     begin: int
     row_stride_bytes: int

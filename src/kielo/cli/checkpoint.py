@@ -39,14 +39,30 @@ _ONE_OR_ALL = "a checkpoint, or the folder of a run"
 def checkpoint_flags(parser: argparse.ArgumentParser) -> None:
     examples(parser, "kielo checkpoint list runs/demo_estonian")
     words = parser.add_subparsers(dest="word", metavar="WORD", required=True, parser_class=VerbParser)
-    add_verb(words, "list", "checkpoint:list_", "a run's checkpoints: step, tokens, loss, size, complete or damaged")
+    add_verb(
+        words,
+        "list",
+        "checkpoint:list_",
+        "a run's checkpoints: step, tokens, loss, size, complete or damaged",
+    )
     add_verb(words, "show", "checkpoint:show", "what a checkpoint holds; of a run, the newest")
-    add_verb(words, "verify", "checkpoint:verify", "read every byte and compare it with its checksum; changes nothing")
-    add_verb(words, "average", "checkpoint:average", "the mean of the weights of several checkpoints of one run")
+    add_verb(
+        words,
+        "verify",
+        "checkpoint:verify",
+        "read every byte and compare it with its checksum; changes nothing",
+    )
+    add_verb(
+        words, "average", "checkpoint:average", "the mean of the weights of several checkpoints of one run"
+    )
 
 
 def list__flags(parser: argparse.ArgumentParser) -> None:
-    examples(parser, "kielo checkpoint list runs/demo_estonian", "kielo checkpoint list runs/demo_estonian --verify")
+    examples(
+        parser,
+        "kielo checkpoint list runs/demo_estonian",
+        "kielo checkpoint list runs/demo_estonian --verify",
+    )
     parser.add_argument("run", metavar="RUN", help="run folder")
     parser.add_argument("--verify", action="store_true", help="read every byte, not only sizes")
     parser.add_argument("--json", action="store_true")
@@ -55,7 +71,9 @@ def list__flags(parser: argparse.ArgumentParser) -> None:
 def list_(options: argparse.Namespace) -> None:
     folder = _checkpoints_folder(Path(options.run))
     if folder is None:
-        raise KieloError(f"{options.run}: no checkpoints there; RUN is a run folder such as runs/demo_estonian")
+        raise KieloError(
+            f"{options.run}: no checkpoints there; RUN is a run folder such as runs/demo_estonian"
+        )
     rows = list_checkpoints(folder)
     if options.verify:
         faults = _faults([folder / row["name"] for row in rows])
@@ -69,8 +87,15 @@ def list_(options: argparse.Namespace) -> None:
     print_table(
         ["checkpoint", "step", "tokens", "loss", "size", "written", "state"],
         [
-            (row["name"], row["step"], _count(row["tokens"]), _loss(row["loss"]), _size(row["bytes"]),
-             _time(row["written_at"]), row["state"] + (", newest" if row["newest"] else ""))
+            (
+                row["name"],
+                row["step"],
+                _count(row["tokens"]),
+                _loss(row["loss"]),
+                _size(row["bytes"]),
+                _time(row["written_at"]),
+                row["state"] + (", newest" if row["newest"] else ""),
+            )
             for row in rows
         ],
     )
@@ -82,7 +107,9 @@ def show_flags(parser: argparse.ArgumentParser) -> None:
         "kielo checkpoint show runs/demo_estonian/train/checkpoints/newest --tensors",
     )  # fmt: skip
     parser.add_argument("checkpoint", metavar="RUN_OR_CHECKPOINT", help=_ONE_OR_ALL)
-    parser.add_argument("--tensors", action="store_true", help="every tensor with its dtype, shape and number of pieces")
+    parser.add_argument(
+        "--tensors", action="store_true", help="every tensor with its dtype, shape and number of pieces"
+    )
     parser.add_argument("--json", action="store_true")
 
 
@@ -115,8 +142,16 @@ def show(options: argparse.Namespace) -> None:
     print()
     print_table(
         ["part", "dtype", "tensors", "elements", "size"],
-        [(part["part"], part["dtype"], part["tensors"], _count(part["elements"]), format_bytes(part["bytes"]))
-         for part in facts["parts"]],
+        [
+            (
+                part["part"],
+                part["dtype"],
+                part["tensors"],
+                _count(part["elements"]),
+                format_bytes(part["bytes"]),
+            )
+            for part in facts["parts"]
+        ],
     )
     print()
     print_table(["file", "size"], [(name, format_bytes(size)) for name, size in files.items()])
@@ -135,10 +170,12 @@ def verify(options: argparse.Namespace) -> int:
     with keep_stdout_for_json(options.json):
         faults = _faults(_checkpoints(options.checkpoint))
     if options.json:
-        print_json([
-            {"checkpoint": str(path), "state": _state(found), "damage": [fault.reason for fault in found]}
-            for path, found in faults.items()
-        ])
+        print_json(
+            [
+                {"checkpoint": str(path), "state": _state(found), "damage": [fault.reason for fault in found]}
+                for path, found in faults.items()
+            ]
+        )
     else:
         for path, found in faults.items():
             print(f"{path}\t{_state(found)}")
@@ -146,9 +183,19 @@ def verify(options: argparse.Namespace) -> int:
 
 
 def average_flags(parser: argparse.ArgumentParser) -> None:
-    examples(parser, "cd runs/demo_estonian/train && kielo checkpoint average checkpoints/step_* --to averages/last")
-    parser.add_argument("checkpoints", metavar="CHECKPOINT", nargs="+", help="folder of a checkpoint; at least two")
-    parser.add_argument("--to", required=True, metavar="DIR", help="folder to make; inside the run's, `kielo export` finds the tokenizer")
+    examples(
+        parser,
+        "cd runs/demo_estonian/train && kielo checkpoint average checkpoints/step_* --to averages/last",
+    )
+    parser.add_argument(
+        "checkpoints", metavar="CHECKPOINT", nargs="+", help="folder of a checkpoint; at least two"
+    )
+    parser.add_argument(
+        "--to",
+        required=True,
+        metavar="DIR",
+        help="folder to make; inside the run's, `kielo export` finds the tokenizer",
+    )
 
 
 def average(options: argparse.Namespace) -> None:
@@ -158,16 +205,23 @@ def average(options: argparse.Namespace) -> None:
     if Path(options.to).name in ("", ".."):
         raise KieloError(f"--to {options.to}: give the name of a folder to make")
     to = average(sources, Path(options.to))
-    print(f"wrote {to}, the mean of {len(sources)} checkpoints; `kielo export {to} --to DIR` makes a model of it")
+    print(
+        f"wrote {to}, the mean of {len(sources)} checkpoints; `kielo export {to} --to DIR` makes a model of "
+        "it"
+    )
 
 
 def newest_checkpoint(run_folder: Path) -> Path:
-    """The newest whole checkpoint of the run; prints a warning for each newer one that is damaged. KieloError if none is whole."""
+    """The newest whole checkpoint of the run; prints a warning for each newer one that is damaged. KieloError
+    if none is whole.
+    """
     return checkpoint_index.newest_checkpoint(run_folder, warn=lambda warning: print(f"warning: {warning}"))
 
 
 def _checkpoints_folder(run: Path) -> Path | None:
-    """The folder of checkpoints of a run folder, of its train folder, or that folder itself; None where there is none."""
+    """The folder of checkpoints of a run folder, of its train folder, or that folder itself; None where there
+    is none.
+    """
     for folder in (run / "train" / "checkpoints", run / "checkpoints", run):
         if step_folders(folder):
             return folder
@@ -187,15 +241,17 @@ def _checkpoints(name: str) -> list[Path]:
     folder = _checkpoints_folder(path)
     if folder is None:
         raise KieloError(
-            f"{path}: neither a checkpoint nor a run folder with checkpoints; give a folder such as runs/demo_estonian or "
-            "runs/demo_estonian/train/checkpoints/newest"
+            f"{path}: neither a checkpoint nor a run folder with checkpoints; give a folder such as "
+            "runs/demo_estonian or runs/demo_estonian/train/checkpoints/newest"
         )
     return step_folders(folder)
 
 
 def _one_checkpoint(path: Path) -> Path:
     if not _is_checkpoint(path):
-        raise KieloError(f"{path}: not the folder of a checkpoint; `kielo checkpoint list RUN` names those of a run")
+        raise KieloError(
+            f"{path}: not the folder of a checkpoint; `kielo checkpoint list RUN` names those of a run"
+        )
     return path
 
 
@@ -224,7 +280,9 @@ def _faults(paths: Iterable[Path]) -> dict[Path, list[Fault]]:
 
 
 def _state(faults: list[Fault]) -> str:
-    """Choose the fault to show: a file that is known to be damaged tells more than one that could not be read."""
+    """Choose the fault to show: a file that is known to be damaged tells more than one that could not be
+    read.
+    """
     faults = sorted(faults, key=lambda fault: fault.kind != "damaged")
     return f"{faults[0].kind}: {'; '.join(fault.reason for fault in faults)}" if faults else "verified"
 
@@ -267,8 +325,15 @@ def _show_tensors(index: CheckpointIndex, is_json: bool) -> None:
         return print_json(rows)
     print_table(
         ["tensor", "dtype", "shape", "pieces"],
-        [(row["name"], row["dtype"], "×".join(map(str, row["shape"])) or "scalar",
-          f"tied to {row['tied_to']}" if row["tied_to"] else row["pieces"]) for row in rows],
+        [
+            (
+                row["name"],
+                row["dtype"],
+                "×".join(map(str, row["shape"])) or "scalar",
+                f"tied to {row['tied_to']}" if row["tied_to"] else row["pieces"],
+            )
+            for row in rows
+        ],
     )
 
 

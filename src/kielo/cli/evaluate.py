@@ -1,4 +1,6 @@
-"""`kielo evaluate`: a run's newest checkpoint, another checkpoint of it, or any Hugging Face folder on its text."""
+"""`kielo evaluate`: a run's newest checkpoint, another checkpoint of it, or any Hugging Face folder on its
+text.
+"""
 
 import argparse
 from pathlib import Path
@@ -11,7 +13,9 @@ from kielo.recipe.read import read_recipe, run_folder
 
 def evaluate_flags(parser: argparse.ArgumentParser) -> None:
     examples(parser, "kielo evaluate demo_estonian", "kielo evaluate runs/demo_estonian/hf demo_estonian")
-    parser.add_argument("model", metavar="MODEL", help="a recipe (its newest checkpoint) or a Hugging Face folder")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a recipe (its newest checkpoint) or a Hugging Face folder"
+    )
     takes_recipe(parser, nargs="?")
     parser.add_argument("--json", action="store_true")
 
@@ -22,7 +26,8 @@ def evaluate(options: argparse.Namespace) -> None:
     if model.is_dir() and options.recipe is None:
         what = "Hugging Face folder" if is_hugging_face else "folder"
         raise KieloError(
-            f"{model} is a {what}; name the recipe whose held-out text should judge it: kielo evaluate {model} RECIPE"
+            f"{model} is a {what}; name the recipe whose held-out text should judge it: kielo evaluate "
+            f"{model} RECIPE"
         )
     if options.recipe is not None and not model.is_dir():
         raise KieloError(f"{model}: no such folder; MODEL is a recipe, a checkpoint or a Hugging Face folder")

@@ -17,12 +17,21 @@ def export_flags(parser: argparse.ArgumentParser) -> None:
         parser, "kielo export runs/demo_estonian --to my_model",
         "kielo export runs/demo_estonian/train/checkpoints/step_00000732 --to my_model --dtype bf16",
     )  # fmt: skip
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder of a checkpoint, or of a run (its newest whole one)")
-    parser.add_argument("--to", required=True, metavar="DIR", help="folder to make; cut short, the same command goes on")
-    parser.add_argument("--dtype", choices=("source", "fp32", "bf16", "fp16"),
-                        help="source: names and dtypes of the weights that training began from; default: source where "
-                             "there were any, else fp32")
-    parser.add_argument("--max-shard-gb", type=float, default=5.0, metavar="GB", help="size of a file of weights; default: 5")
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="folder of a checkpoint, or of a run (its newest whole one)"
+    )
+    parser.add_argument(
+        "--to", required=True, metavar="DIR", help="folder to make; cut short, the same command goes on"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("source", "fp32", "bf16", "fp16"),
+        help="source: names and dtypes of the weights that training began from; default: source where "
+        "there were any, else fp32",
+    )
+    parser.add_argument(
+        "--max-shard-gb", type=float, default=5.0, metavar="GB", help="size of a file of weights; default: 5"
+    )
     parser.add_argument("--tokenizer", metavar="DIR", help="folder with a tokenizer.json; default: the run's")
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
 
@@ -48,15 +57,16 @@ def export(options: argparse.Namespace) -> None:
     if options.json:
         return print_json(_summary(checkpoint, to))
     print(
-        f"wrote {to}; load it with "
-        f"transformers.AutoModelForCausalLM.from_pretrained({str(to)!r}, dtype='auto')"
+        f"wrote {to}; load it with transformers.AutoModelForCausalLM.from_pretrained({str(to)!r}, "
+        "dtype='auto')"
     )
 
 
 def export_checkpoint(checkpoint: Path, to: Path, tokenizer_folder: Path, **how: Any) -> None:
     """The model's settings come from the checkpoint itself. Does nothing when `to` holds just that already.
 
-    how: as in `hugging_face_export.export`. Raises KieloError for another tokenizer than the one that made the tokens.
+    how: as in `hugging_face_export.export`. Raises KieloError for another tokenizer than the one that made
+    the tokens.
     """
     from kielo.checkpoint.hugging_face_export import export
     from kielo.checkpoint.store import read_plain
@@ -71,7 +81,9 @@ def export_checkpoint(checkpoint: Path, to: Path, tokenizer_folder: Path, **how:
     try:
         model = Model.model_validate(identity["model"])
     except (KeyError, TypeError, ValidationError) as error:
-        raise KieloError(f"{checkpoint}: what it says of its model is none that this kielo knows ({error})") from None
+        raise KieloError(
+            f"{checkpoint}: what it says of its model is none that this kielo knows ({error})"
+        ) from None
     export(checkpoint, to, model, tokenizer_folder, **how)
 
 
@@ -103,7 +115,10 @@ def _tokenizer_folder(checkpoint: Path, given: str | None) -> Path:
 
 def _run_folder(checkpoint: Path) -> Path | None:
     """The run in whose folder the checkpoint lies."""
-    return next((parent for parent in checkpoint.resolve().parents if (parent / "train" / "checkpoints").is_dir()), None)
+    return next(
+        (parent for parent in checkpoint.resolve().parents if (parent / "train" / "checkpoints").is_dir()),
+        None,
+    )
 
 
 def _summary(checkpoint: Path, to: Path) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""What a verb says when it cannot go on: an exception -> one sentence; of an unexpected one, where its traceback lies."""
+"""What a verb says when it cannot go on: an exception -> one sentence; of an unexpected one, where its
+traceback lies.
+"""
 
 import errno
 import json
@@ -40,7 +42,11 @@ def sentence(error: BaseException) -> str | None:
         return str(error)
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").split(".")[0]
-        return f"this verb needs {package}; install it with: pip install 'kielo[train]'" if package in _EXTRAS else None
+        return (
+            f"this verb needs {package}; install it with: pip install 'kielo[train]'"
+            if package in _EXTRAS
+            else None
+        )
     if _is_out_of_memory(error):
         return f"{_rank()}out of memory ({_first_line(error) or 'of the processor'}); smaller batches or a larger machine work"
     if isinstance(error, RecursionError):

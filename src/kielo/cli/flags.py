@@ -11,7 +11,8 @@ _RECIPE_HELP = "path of a recipe, or the name of a shipped one (see `kielo recip
 class VerbParser(argparse.ArgumentParser):
     """The parser of one verb. `handler` is "module:function" below kielo.cli.
 
-    Its flags are declared beside the handler, by a function of its name and "_flags", which takes this parser.
+    Its flags are declared beside the handler, by a function of its name and "_flags", which takes this
+    parser.
     """
 
     def __init__(self, *, handler: str, **options: Any) -> None:
@@ -21,7 +22,8 @@ class VerbParser(argparse.ArgumentParser):
         self._first_words: dict[str, VerbParser] = {}
 
     def may_begin_with(self, words: Mapping[str, tuple[str, str]]) -> None:
-        """Let the verb's first argument be one of these words, each with a parser of its own: word → (handler, summary).
+        """Let the verb's first argument be one of these words, each with a parser of its own: word →
+        (handler, summary).
 
         An argument that is spelled like one is given as a path: `kielo plan ./compare`.
         """
@@ -29,7 +31,9 @@ class VerbParser(argparse.ArgumentParser):
         listed = "\n".join(f"{word:{width}}  {summary}" for word, (_, summary) in words.items())
         self.add_argument_group(f"words that may come first (see {self.prog} WORD --help)", listed)
         for word, (handler, summary) in words.items():
-            self._first_words[word] = VerbParser(handler=handler, prog=f"{self.prog} {word}", description=_sentence(summary))
+            self._first_words[word] = VerbParser(
+                handler=handler, prog=f"{self.prog} {word}", description=_sentence(summary)
+            )
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         module, function = self._handler.split(":")
@@ -56,6 +60,10 @@ def examples(parser: argparse.ArgumentParser, *commands: str) -> None:
 def takes_recipe(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
     parser.add_argument("recipe", metavar="RECIPE", help=_RECIPE_HELP, nargs=nargs)
     parser.add_argument(
-        "--set", dest="sets", action="append", default=[], metavar="KEY=VALUE",
+        "--set",
+        dest="sets",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
         help="change one value, e.g. --set train.tokens=1000000 (may be given often)",
     )

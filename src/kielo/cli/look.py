@@ -23,7 +23,9 @@ def show(options: argparse.Namespace) -> None:
     read = read_recipe(options.recipe, options.sets)
     values = {key: _value(read.recipe.model_dump(mode="json"), key) for key in read.origins}
     if options.json:
-        return print_json({key: {"value": value, "origin": read.origins[key]} for key, value in values.items()})
+        return print_json(
+            {key: {"value": value, "origin": read.origins[key]} for key, value in values.items()}
+        )
     rows = [(key, json.dumps(value, ensure_ascii=False), read.origins[key]) for key, value in values.items()]
     print_table(["key", "value", "from"], rows)
 
@@ -51,7 +53,9 @@ def recipes(options: argparse.Namespace) -> None:
         write_text_atomically(target, shipped[options.copy].read_text(encoding="utf-8"))
         print(f"wrote {target}; start it with: kielo run {target}")
         return
-    rows = [(name, read_recipe(name).recipe.language, read_recipe(name).recipe.description) for name in shipped]
+    rows = [
+        (name, read_recipe(name).recipe.language, read_recipe(name).recipe.description) for name in shipped
+    ]
     if options.json:
         return print_json([dict(zip(("name", "language", "description"), row)) for row in rows])
     print_table(["recipe", "language", "what it makes"], rows)
@@ -79,7 +83,13 @@ def clusters(options: argparse.Namespace) -> None:
     if options.json:
         return print_json([card.model_dump(mode="json") for card in cards])
     rows = [
-        (card.name, card.accelerator, card.devices_per_node, card.nodes, accelerator(card.accelerator).peak_tflops.get("bf16"))
+        (
+            card.name,
+            card.accelerator,
+            card.devices_per_node,
+            card.nodes,
+            accelerator(card.accelerator).peak_tflops.get("bf16"),
+        )
         for card in cards
     ]
     print_table(["cluster", "accelerator", "devices a node", "nodes", "peak bf16 TFLOP/s a device"], rows)
@@ -97,8 +107,12 @@ def languages(options: argparse.Namespace) -> None:
     if options.json:
         return print_json([card.model_dump(mode="json") for card in cards])
     rows = [
-        (card.code, card.name, card.script,
-         ", ".join(f"{name} ≥ {value:g}" for name, value in card.document_language_threshold.items()))
+        (
+            card.code,
+            card.name,
+            card.script,
+            ", ".join(f"{name} ≥ {value:g}" for name, value in card.document_language_threshold.items()),
+        )
         for card in cards
     ]
     print_table(["code", "language", "script", "document threshold"], rows)
@@ -107,7 +121,12 @@ def languages(options: argparse.Namespace) -> None:
 def tokenizer_flags(parser: argparse.ArgumentParser) -> None:
     examples(parser, "kielo tokenizer measure A B --text file.txt")
     words = parser.add_subparsers(dest="word", metavar="WORD", required=True, parser_class=VerbParser)
-    add_verb(words, "measure", "look:measure", "tokens per word, bytes per token, exact round trip, Rényi efficiency")
+    add_verb(
+        words,
+        "measure",
+        "look:measure",
+        "tokens per word, bytes per token, exact round trip, Rényi efficiency",
+    )
 
 
 def measure_flags(parser: argparse.ArgumentParser) -> None:
@@ -127,14 +146,19 @@ def measure(options: argparse.Namespace) -> None:
     try:
         texts = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
-        raise KieloError(f"--text {path}: byte {error.start} is not UTF-8; convert it with iconv first") from None
+        raise KieloError(
+            f"--text {path}: byte {error.start} is not UTF-8; convert it with iconv first"
+        ) from None
     if not any(texts):
         raise KieloError(f"--text {path}: no text in it; give a plain text file, one document a line")
     figures = {folder: measure(load_tokenizer(Path(folder)), texts) for folder in options.tokenizers}
     if options.json:
         return print_json(figures)
     names = list(next(iter(figures.values())))
-    print_table(["figure", *figures], [(name, *(_short(figures[folder][name]) for folder in figures)) for name in names])
+    print_table(
+        ["figure", *figures],
+        [(name, *(_short(figures[folder][name]) for folder in figures)) for name in names],
+    )
 
 
 def _short(value: Any) -> str:
@@ -161,7 +185,11 @@ def data(options: argparse.Namespace) -> None:
     index, _, is_skipped = identity.stretch(options.step)
     phase = identity.phases[index]
     rows = documents_of_step(
-        folder / "tokens", identity.seed, phase, identity.longest_sequence_length, resolved.placement.end_of_text_id,
+        folder / "tokens",
+        identity.seed,
+        phase,
+        identity.longest_sequence_length,
+        resolved.placement.end_of_text_id,
         options.step,
     )
     if options.json:

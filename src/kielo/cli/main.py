@@ -1,7 +1,8 @@
-"""The words: parse, then call one verb. A room is imported only when its verb is used, so `--help` stays quick.
+"""The words: parse, then call one verb. A room is imported only when its verb is used, so `--help` stays
+quick.
 
-Exit codes: 0 done, 1 failed with a message that says what would work, 2 usage, 75 stopped on purpose (requeue), 130
-interrupted. With KIELO_TRACEBACK=1 in the environment a failure shows its traceback as well.
+Exit codes: 0 done, 1 failed with a message that says what would work, 2 usage, 75 stopped on purpose
+(requeue), 130 interrupted. With KIELO_TRACEBACK=1 in the environment a failure shows its traceback as well.
 """
 
 import argparse
@@ -21,14 +22,21 @@ STAGES = ("corpus", "tokenizer", "pack", "train", "verify", "evaluate", "export"
 REQUEUE = 75
 _WORKS_ON = ("run", "train")  # their exit code is that of the work, whatever becomes of the output
 
-# Verb → its handler, "module:function" below kielo.cli, and what it does. Its flags are declared beside the handler.
+# Verb → its handler, "module:function" below kielo.cli, and what it does. Its flags are declared beside the
+# handler.
 _VERBS = {
     "run": ("run:run", "every stage that is not done yet, in order"),
     "train": ("train:train", "the training stage alone"),
     "plan": ("plan:plan", "which layouts fit a machine, how fast, at what cost, and why"),
-    "rehearse": ("rehearse:rehearse", "one rank of the real job on this machine: memory, FLOPs and collectives"),
+    "rehearse": (
+        "rehearse:rehearse",
+        "one rank of the real job on this machine: memory, FLOPs and collectives",
+    ),
     "verify": ("verify:verify", "is it the same model?"),
-    "evaluate": ("evaluate:evaluate", "bits per byte, baselines and samples; or samples of any Hugging Face folder"),
+    "evaluate": (
+        "evaluate:evaluate",
+        "bits per byte, baselines and samples; or samples of any Hugging Face folder",
+    ),
     "export": ("export:export", "a checkpoint as a Hugging Face folder"),
     "tokenizer": ("look:tokenizer", "measure tokenizers"),
     "checkpoint": ("checkpoint:checkpoint", "list, show, verify and average checkpoints"),

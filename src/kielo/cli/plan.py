@@ -1,4 +1,5 @@
-"""`kielo plan`: which layouts fit a machine, how fast, at what cost and why; or one layout's numbers, for `train`. No torch.
+"""`kielo plan`: which layouts fit a machine, how fast, at what cost and why; or one layout's numbers, for
+`train`. No torch.
 
 The first argument is a recipe, or one of `WORDS`, each of which is a question of its own.
 """
@@ -49,8 +50,12 @@ def compare_flags(parser: argparse.ArgumentParser) -> None:
         "kielo plan compare estonian_llama31_70b tp8pp4 tp8pp8 --nodes 16,128,256 --plot pictures",
     )  # fmt: skip
     _takes_machine(parser)
-    parser.add_argument("layouts", nargs="+", metavar="LAYOUT", help="(a part of) a layout's name, such as tp8pp4")
-    parser.add_argument("--plot", metavar="DIR", help="draw the parts of their steps into this folder, as SVG")
+    parser.add_argument(
+        "layouts", nargs="+", metavar="LAYOUT", help="(a part of) a layout's name, such as tp8pp4"
+    )
+    parser.add_argument(
+        "--plot", metavar="DIR", help="draw the parts of their steps into this folder, as SVG"
+    )
     _takes_wall_hours(parser)
 
 
@@ -67,7 +72,9 @@ def explain_flags(parser: argparse.ArgumentParser) -> None:
 
 def calibrate_flags(parser: argparse.ArgumentParser) -> None:
     examples(parser, "kielo plan calibrate runs/demo_estonian/train/metrics.jsonl --to my_machine.toml")
-    parser.add_argument("metrics", nargs="+", metavar="METRICS", help="metrics.jsonl of your own runs, all on one machine")
+    parser.add_argument(
+        "metrics", nargs="+", metavar="METRICS", help="metrics.jsonl of your own runs, all on one machine"
+    )
     parser.add_argument("--to", required=True, metavar="CARD", help="file to write, for `--machine`")
 
 
@@ -84,8 +91,12 @@ def resolve_flags(parser: argparse.ArgumentParser) -> None:
 def _takes_machine(parser: argparse.ArgumentParser) -> None:
     takes_recipe(parser)
     parser.add_argument("--cluster", help="cluster card (see `kielo clusters`); default: the recipe's")
-    parser.add_argument("--nodes", metavar="N", help="16, or 4,8,12, or 4..256 (doubled from the first to the last)")
-    parser.add_argument("--machine", metavar="CARD", help="a card of your own machine, by `kielo plan calibrate`")
+    parser.add_argument(
+        "--nodes", metavar="N", help="16, or 4,8,12, or 4..256 (doubled from the first to the last)"
+    )
+    parser.add_argument(
+        "--machine", metavar="CARD", help="a card of your own machine, by `kielo plan calibrate`"
+    )
     parser.add_argument("--json", action="store_true", help="print all figures as JSON, in seconds and bytes")
 
 
@@ -138,7 +149,12 @@ def compare(options: argparse.Namespace) -> int:
         plots.append(str(_new_file(options.plot, "compared.svg")))
         parts_svg(several, Path(plots[0]))
     if options.json:
-        print_json({"compared": [planned_json(planned, cost(planned, options.wall_hours)) for planned in several], "plots": plots})
+        print_json(
+            {
+                "compared": [planned_json(planned, cost(planned, options.wall_hours)) for planned in several],
+                "plots": plots,
+            }
+        )
         return 0
     print_table(*compare(several))
     for number in nodes:
@@ -168,7 +184,13 @@ def explain(options: argparse.Namespace) -> int:
         plots.append(str(_new_file(options.plot, f"timeline_{planned.name.replace('/', '_')}.svg")))
         timeline_svg(planned, Path(plots[0]))
     if options.json:
-        print_json({"planned": planned_json(planned, cost(planned, options.wall_hours)), "why": lines, "plots": plots})
+        print_json(
+            {
+                "planned": planned_json(planned, cost(planned, options.wall_hours)),
+                "why": lines,
+                "plots": plots,
+            }
+        )
         return 0
     for line in lines:
         print(line)
@@ -245,24 +267,35 @@ def _job_and_nodes(options: argparse.Namespace) -> tuple["Job", list[int]]:
 
 
 def _nodes(text: str | None, site: "Cluster") -> list[int]:
-    """"16", "4,8,12", or "4..256": doubled from the first to the last."""
+    """ "16", "4,8,12", or "4..256": doubled from the first to the last."""
     if text is None:
         if site.nodes == 1:
             return [1]
-        raise KieloError(f"on how many nodes of {site.name}? For example --nodes 16 or --nodes 4..256; it has {site.nodes}")
+        raise KieloError(
+            f"on how many nodes of {site.name}? For example --nodes 16 or --nodes 4..256; it has {site.nodes}"
+        )
     try:
         if ".." in text:
             first, last = (int(part) for part in text.split(".."))
             if first > last:
-                raise KieloError(f"--nodes {text}: begin with the smaller number; what would work: {last}..{first}")
-            numbers = [first * 2**power for power in range(20) if first >= 1 and first * 2**power < last] + [last]
+                raise KieloError(
+                    f"--nodes {text}: begin with the smaller number; what would work: {last}..{first}"
+                )
+            numbers = [first * 2**power for power in range(20) if first >= 1 and first * 2**power < last] + [
+                last
+            ]
         else:
             numbers = sorted({int(part) for part in text.split(",")})
     except ValueError:
-        raise KieloError(f"--nodes {text}: not understood; what would work: 16, or 4,8,12, or 4..256") from None
+        raise KieloError(
+            f"--nodes {text}: not understood; what would work: 16, or 4,8,12, or 4..256"
+        ) from None
     for number in (min(numbers), max(numbers)):
         if not 1 <= number <= site.nodes:
-            raise KieloError(f"--nodes {text}: {site.name} has 1 to {site.nodes} nodes; what would work: {min(max(number, 1), site.nodes)}")
+            raise KieloError(
+                f"--nodes {text}: {site.name} has 1 to {site.nodes} nodes; what would work: "
+                f"{min(max(number, 1), site.nodes)}"
+            )
     if len(numbers) > _MOST_NODE_COUNTS or numbers != sorted(numbers):
         raise KieloError(f"--nodes {text}: give at most {_MOST_NODE_COUNTS} numbers, from few to many nodes")
     return numbers

@@ -22,9 +22,9 @@ def heading(job: Job, found: Found) -> str:
     tokens = sum(each.tokens for each in job.phases)
     of_phase = f" (phase {phase.number})" if len(job.phases) > 1 else ""
     return (
-        f"{recipe.name} on {job.site.name}: {tokens / _GIGA:,.1f} billion tokens, {phase.tokens_per_step:,} a step{of_phase}, "
-        f"sequences of {phase.sequence_length:,}, {job.precision}; {found.looked_at:,} layouts looked at, the fastest of "
-        "each tensor × pipeline × context"
+        f"{recipe.name} on {job.site.name}: {tokens / _GIGA:,.1f} billion tokens, {phase.tokens_per_step:,} "
+        f"a step{of_phase}, sequences of {phase.sequence_length:,}, {job.precision}; {found.looked_at:,} "
+        "layouts looked at, the fastest of each tensor × pipeline × context"
     )
 
 
@@ -50,7 +50,12 @@ def part_rows(listed: Sequence[Planned]) -> Table:
     """Seconds of a step by part; parts that no layout has are left out."""
     parts = [part for part in listed[0].seconds if any(planned.seconds[part] >= 5e-7 for planned in listed)]
     rows = [
-        (planned.nodes, planned.name, *(f"{planned.seconds[part]:.3g}" for part in parts), f"{planned.hidden_data_seconds:.3g}")
+        (
+            planned.nodes,
+            planned.name,
+            *(f"{planned.seconds[part]:.3g}" for part in parts),
+            f"{planned.hidden_data_seconds:.3g}",
+        )
         for planned in listed
     ]
     return ("nodes", "layout", *(SECONDS.get(part, part) for part in parts), "data traffic hidden"), rows
@@ -61,7 +66,11 @@ def refusal_rows(found: Found, is_all: bool) -> Table:
     rows: list[tuple[Any, ...]] = []
     for nodes, reasons in {**{"any": found.impossible}, **found.refused}.items():
         for why, layouts in sorted(reasons.items(), key=lambda item: -len(item[1])):
-            rows += [(nodes, 1, name(one), why) for one in layouts] if is_all else [(nodes, len(layouts), name(layouts[0]), why)]
+            rows += (
+                [(nodes, 1, name(one), why) for one in layouts]
+                if is_all
+                else [(nodes, len(layouts), name(layouts[0]), why)]
+            )
     return ("nodes", "layouts", "not listed" if is_all else "not listed, for example", "why not"), rows
 
 
@@ -84,22 +93,32 @@ def notes(
             lines.append(f"{nodes} nodes, the recipe's own layout: {planned}")
             continue
         best = found.ranked[nodes][0] if found.ranked[nodes] else None
-        behind = f", {1 - planned.tokens_per_second / best.tokens_per_second:.0%} slower than the best" if best else ""
+        behind = (
+            f", {1 - planned.tokens_per_second / best.tokens_per_second:.0%} slower than the best"
+            if best
+            else ""
+        )
         gb = f"{planned.peak_bytes / _GIGA:.1f} of {job.usable_bytes / _GIGA:.1f} GB"
         fits = f"{gb}{behind}" if planned.fits else f"does not fit, {gb}"
         lines.append(
-            f"{nodes} nodes, the recipe's own layout: {planned.name}, {planned.tokens_per_second:,.0f} tokens/s, {fits}"
+            f"{nodes} nodes, the recipe's own layout: {planned.name}, {planned.tokens_per_second:,.0f} "
+            f"tokens/s, {fits}"
         )
     first = listed[0]
     wall = f"jobs of at most {job.site.max_wall_hours:g} hours, " if job.site.max_wall_hours else ""
     lines.append(
-        f"{job.usable_bytes / _GIGA:.1f} GB a device are usable. Hours are of {wall}{START_SECONDS / 60:.0f} minutes to start "
-        f"each, a save every {job.recipe.checkpoint.every_steps} steps and held-out text; no queue, no failures. MFU is of model "
-        f"FLOPs at {job.peak_tflops:g} TFLOP/s. `kielo plan explain` tells why '{first.name}' is so fast; `kielo rehearse` measures the bytes."
+        f"{job.usable_bytes / _GIGA:.1f} GB a device are usable. Hours are of "
+        f"{wall}{START_SECONDS / 60:.0f} minutes to start each, a save every "
+        f"{job.recipe.checkpoint.every_steps} steps and held-out text; no queue, no failures. MFU is of "
+        f"model FLOPs at {job.peak_tflops:g} TFLOP/s. `kielo plan explain` tells why '{first.name}' is so "
+        "fast; `kielo rehearse` measures the bytes."
     )
     most = job.site.max_nodes_per_job
     if most and max(own) > most:
-        lines.append(f"{job.site.name} lets a job have {most} nodes in its usual queue; more need an agreement with the site.")
+        lines.append(
+            f"{job.site.name} lets a job have {most} nodes in its usual queue; more need an agreement with "
+            "the site."
+        )
     return lines
 
 
@@ -118,11 +137,19 @@ def planned_json(planned: Planned, cost: Cost) -> dict[str, Any]:
 
 
 def plan_json(
-    job: Job, found: Found, listed: Sequence[Planned], costs: Sequence[Cost], own: Mapping[int, Planned | str], is_all: bool
+    job: Job,
+    found: Found,
+    listed: Sequence[Planned],
+    costs: Sequence[Cost],
+    own: Mapping[int, Planned | str],
+    is_all: bool,
 ) -> dict[str, Any]:
     def reasons(of: Mapping[str, Sequence[Choice]]) -> list[dict[str, Any]]:
         most = None if is_all else _NAMES_IN_JSON
-        return [{"why": why, "layouts": len(some), "names": [name(one) for one in some[:most]]} for why, some in of.items()]
+        return [
+            {"why": why, "layouts": len(some), "names": [name(one) for one in some[:most]]}
+            for why, some in of.items()
+        ]
 
     return {
         "recipe": job.recipe.name, "cluster": job.site.name, "looked_at": found.looked_at,
@@ -141,26 +168,40 @@ def layout_toml(planned: Planned) -> str:
 
 
 def _toml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f'"{value}"'
+        if isinstance(value, str)
+        else str(value)
+    )
 
 
 def identity_and_placement(resolved: Resolved) -> list[Table]:
-    """Every number of a resolved run: what is trained, how it is placed, its phases, and its learning rates."""
+    """Every number of a resolved run: what is trained, how it is placed, its phases, and its
+    learning rates.
+    """
     tables: list[Table] = []
     for title, part in (("identity", resolved.identity), ("placement", resolved.placement)):
         values = part.model_dump(mode="json", exclude={"phases", "learning_rates"})
-        tables.append(((title, "value"), [(key, json.dumps(value, ensure_ascii=False)) for key, value in flat(values)]))
+        tables.append(
+            ((title, "value"), [(key, json.dumps(value, ensure_ascii=False)) for key, value in flat(values)])
+        )
     phases = [
         (phase.number, f"{phase.first_step}–{phase.last_step}", phase.tokens_per_step, phase.sequence_length,
          f"{placed.micro_batches_per_step} × {placed.micro_batch_sequences}",
          ", ".join(f"{name} {weight:g}" for name, weight in phase.mixture.items()))
         for phase, placed in zip(resolved.identity.phases, resolved.placement.phases)
     ]  # fmt: skip
-    tables.append((("phase", "steps", "tokens a step", "sequence", "micro-batches × sequences", "mixture"), phases))
+    tables.append(
+        (("phase", "steps", "tokens a step", "sequence", "micro-batches × sequences", "mixture"), phases)
+    )
     rates = [
         (f"{rate.first_token:,}", f"{rate.tokens:,}", rate.schedule, f"{rate.peak:g}", f"{rate.final:g}",
          f"{rate.warmup_tokens:,}", f"{rate.decay_tokens:,}")
         for rate in resolved.identity.learning_rates
     ]  # fmt: skip
-    tables.append((("learning rate after token", "tokens", "schedule", "peak", "final", "warm-up", "decay"), rates))
+    tables.append(
+        (("learning rate after token", "tokens", "schedule", "peak", "final", "warm-up", "decay"), rates)
+    )
     return tables

@@ -23,7 +23,9 @@ def rehearse_flags(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--rank", type=int, help="the rank to be; default: 0")
     which.add_argument("--stage", type=int, help="the first rank with this pipeline stage")
-    which.add_argument("--all-stages", action="store_true", help="the first rank of each pipeline rank, one after another")
+    which.add_argument(
+        "--all-stages", action="store_true", help="the first rank of each pipeline rank, one after another"
+    )
     parser.add_argument("--json", action="store_true", help="print all figures, in bytes, as JSON")
 
 

@@ -1,4 +1,6 @@
-"""`kielo run`: every stage that is not done yet, in order. Each stage meets the next one in a folder on disk."""
+"""`kielo run`: every stage that is not done yet, in order. Each stage meets the next one in a
+folder on disk.
+"""
 
 import argparse
 import json
@@ -42,7 +44,9 @@ def run_flags(parser: argparse.ArgumentParser) -> None:
     takes_recipe(parser)
     parser.add_argument("--from", dest="first", choices=STAGES, metavar="STAGE", help="begin with this stage")
     parser.add_argument("--to", dest="last", choices=STAGES, metavar="STAGE", help="end with this stage")
-    parser.add_argument("--only", choices=STAGES, metavar="STAGE", help="this stage alone; one of " + ", ".join(STAGES))
+    parser.add_argument(
+        "--only", choices=STAGES, metavar="STAGE", help="this stage alone; one of " + ", ".join(STAGES)
+    )
     parser.add_argument(
         "--again", choices=[stage for stage in STAGES if stage not in ("train", "report")], metavar="STAGE",
         help="make this stage anew though its inputs and settings did not change",
@@ -67,13 +71,16 @@ def run(options: argparse.Namespace) -> int:
             return REQUEUE
     if options.json:
         summary = job.folder / "summary.json"
-        print_json(json.loads(summary.read_text(encoding="utf-8")) if "report" in chosen else {"stages": job.stages})
+        print_json(
+            json.loads(summary.read_text(encoding="utf-8")) if "report" in chosen else {"stages": job.stages}
+        )
     return 0
 
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end a stage as an exception does, so that what it began is cleared away and the lease given back.
+    """Let SIGTERM end a stage as an exception does, so that what it began is cleared away and the lease given
+    back.
 
     Training takes the signal over while it runs.
     """
@@ -88,7 +95,9 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 def _make_again(name: str | None, job: Job, chosen: tuple[str, ...]) -> None:
-    """Let the stage `name` be made anew though nothing changed. Those after it are, where what they read is another then."""
+    """Let the stage `name` be made anew though nothing changed. Those after it are, where what they read is
+    another then.
+    """
     if name is None:
         return
     if name not in chosen:
@@ -100,7 +109,9 @@ def _make_again(name: str | None, job: Job, chosen: tuple[str, ...]) -> None:
 
 
 def _do(name: str, job: Job, is_chosen: bool) -> None:
-    """Make the stage if it was chosen, and note its seconds; those of a stage that was made before, if it was not."""
+    """Make the stage if it was chosen, and note its seconds; those of a stage that was made before, if it was
+    not.
+    """
     folder, make = _STAGES[name]
     before = read_manifest(job.folder / folder) if folder else None
     if not is_chosen:
@@ -126,7 +137,9 @@ def _chosen(options: argparse.Namespace) -> tuple[str, ...]:
     first = STAGES.index(options.first) if options.first else 0
     last = STAGES.index(options.last) if options.last else len(STAGES) - 1
     if first > last:
-        raise KieloError(f"--from {options.first} comes after --to {options.last}; the order is: {', '.join(STAGES)}")
+        raise KieloError(
+            f"--from {options.first} comes after --to {options.last}; the order is: {', '.join(STAGES)}"
+        )
     return STAGES[first : last + 1]
 
 
@@ -170,8 +183,10 @@ def _verify(job: Job) -> None:
     _need(job, "tokens", "train")
     certificate = certify(job.recipe, job.folder)
     if not certificate["passed"]:
-        raise KieloError(f"parity with Hugging Face failed: {certificate['first_difference']}; "
-                         f"see {job.folder / 'verify' / 'parity.json'}")
+        raise KieloError(
+            f"parity with Hugging Face failed: {certificate['first_difference']}; "
+            f"see {job.folder / 'verify' / 'parity.json'}"
+        )
 
 
 def _evaluate(job: Job) -> None:
@@ -204,8 +219,10 @@ def _report(job: Job) -> None:
 def _need(job: Job, *folders: str) -> None:
     for folder in folders:
         if read_manifest(job.folder / folder) is None:
-            raise KieloError(f"{job.folder / folder} is not finished, and this stage needs it; "
-                             f"run `kielo run {job.reference}` without --from and --only")
+            raise KieloError(
+                f"{job.folder / folder} is not finished, and this stage needs it; "
+                f"run `kielo run {job.reference}` without --from and --only"
+            )
 
 
 _STAGES: dict[str, tuple[str, Callable[[Job], None]]] = {

@@ -12,8 +12,8 @@ from kielo.train.lasting_stream import LastingStream
 
 
 def open_standard_streams() -> None:
-    """Where stdin, stdout or stderr is closed, let it lead nowhere: else the next file that is opened takes its number, and
-    gets what libraries print.
+    """Where stdin, stdout or stderr is closed, let it lead nowhere: else the next file that is opened takes
+    its number, and gets what libraries print.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
@@ -26,8 +26,8 @@ def open_standard_streams() -> None:
 
 @contextmanager
 def lasting_output() -> Iterator[LastingStream]:
-    """While it lasts, stdout and stderr raise nothing, whatever becomes of them, and write characters that their encoding lacks
-    as \\u and \\x. Yields stdout, which knows whether it failed.
+    """While it lasts, stdout and stderr raise nothing, whatever becomes of them, and write characters that
+    their encoding lacks as \\u and \\x. Yields stdout, which knows whether it failed.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
@@ -38,7 +38,9 @@ def lasting_output() -> Iterator[LastingStream]:
 
 
 def keep_stdout_for_json(is_json: bool) -> AbstractContextManager:
-    """While it lasts, what the rooms tell a person goes to stderr, so that stdout holds one JSON value alone."""
+    """While it lasts, what the rooms tell a person goes to stderr, so that stdout holds one JSON
+    value alone.
+    """
     return redirect_stdout(sys.stderr) if is_json else nullcontext()
 
 
@@ -48,7 +50,9 @@ def print_json(value: Any) -> None:
 
 
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """On a terminal a table as wide as it; in a pipe or log, lines whose columns are tabs apart and never cut."""
+    """On a terminal a table as wide as it; in a pipe or log, lines whose columns are tabs apart and never
+    cut.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -1,7 +1,7 @@
 """`kielo train`: one rank of a run, or the parent of all ranks on this machine.
 
-A rank is started by torchrun, by srun, or alone. With `--ranks N` this process starts the ranks, passes signals
-on, gives them time to save, and turns the outcome file into the exit code.
+A rank is started by torchrun, by srun, or alone. With `--ranks N` this process starts the ranks, passes
+signals on, gives them time to save, and turns the outcome file into the exit code.
 """
 
 import argparse
@@ -23,7 +23,8 @@ from kielo.recipe.sections import Recipe
 from kielo.train.signals import Presses, give_signals_back, take_over_signals
 
 FETCH_LIMIT_SECONDS = 4 * 3600  # 1.4 TB at 100 MB/s
-REFUSAL_FILE = "KIELO_REFUSAL_FILE"  # environment variable: where ranks tell their parent why they did not begin
+# environment variable: where ranks tell their parent why they did not begin
+REFUSAL_FILE = "KIELO_REFUSAL_FILE"
 
 
 def train_flags(parser: argparse.ArgumentParser) -> None:
@@ -33,9 +34,17 @@ def train_flags(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     takes_recipe(parser)
     parser.add_argument("--ranks", type=int, default=None, help="start so many processes on this machine")
-    parser.add_argument("--shutdown-seconds", type=int, default=600, help="time to save after a stop signal (with --ranks)")
-    parser.add_argument("--profile", type=int, nargs="?", const=10, metavar="STEPS",
-                        help="from the third step on, record so many (default: 10): where their time goes, and a trace")
+    parser.add_argument(
+        "--shutdown-seconds", type=int, default=600, help="time to save after a stop signal (with --ranks)"
+    )
+    parser.add_argument(
+        "--profile",
+        type=int,
+        nargs="?",
+        const=10,
+        metavar="STEPS",
+        help="from the third step on, record so many (default: 10): where their time goes, and a trace",
+    )
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
 
 
@@ -49,7 +58,9 @@ def train(options: argparse.Namespace) -> int:
     profile_steps = options.profile or 0
     with keep_stdout_for_json(options.json):
         if ranks > 1:
-            outcome = start_ranks(recipe, options.recipe, options.sets, ranks, options.shutdown_seconds, profile_steps)
+            outcome = start_ranks(
+                recipe, options.recipe, options.sets, ranks, options.shutdown_seconds, profile_steps
+            )
         else:
             outcome = train_here(recipe, profile_steps)
     if options.json:
@@ -109,9 +120,15 @@ def train_here(recipe: Recipe, profile_steps: int = 0) -> dict[str, Any]:
 
 
 def start_ranks(
-    recipe: Recipe, reference: str, sets: Sequence[str], ranks: int, shutdown_seconds: int = 600, profile_steps: int = 0
+    recipe: Recipe,
+    reference: str,
+    sets: Sequence[str],
+    ranks: int,
+    shutdown_seconds: int = 600,
+    profile_steps: int = 0,
 ) -> dict[str, Any]:
-    """Start `ranks` processes of `kielo train` on this machine, wait, and return what they wrote as their outcome.
+    """Start `ranks` processes of `kielo train` on this machine, wait, and return what they wrote as their
+    outcome.
 
     Raises KieloError for numbers that so many ranks cannot run, before any of them is started.
     """
@@ -126,7 +143,9 @@ def start_ranks(
     from kielo.parallel.local_ranks import Ranks
 
     refusal = tempfile.NamedTemporaryFile("r", prefix="kielo_", encoding="utf-8")  # noqa: SIM115 - until it was read, below
-    started = Ranks(["-m", "kielo", "train", reference, *arguments], ranks, REQUEUE, {REFUSAL_FILE: refusal.name})
+    started = Ranks(
+        ["-m", "kielo", "train", reference, *arguments], ranks, REQUEUE, {REFUSAL_FILE: refusal.name}
+    )
     presses = Presses()
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -148,12 +167,18 @@ def start_ranks(
 
 
 def read_outcome(
-    outcome_file: Path, failure: str, outcome_before: tuple[int, int] | None, is_stopping: bool, refusal: str = ""
+    outcome_file: Path,
+    failure: str,
+    outcome_before: tuple[int, int] | None,
+    is_stopping: bool,
+    refusal: str = "",
 ) -> dict[str, Any]:
-    """What the ranks wrote; when they could not, what became of them: `failure`, or a stop before they had begun.
+    """What the ranks wrote; when they could not, what became of them: `failure`, or a stop before they had
+    begun.
 
-    outcome_before: the file's state before they were started. Ranks that were refused leave it alone, so what lies there
-    then is another job's, or an earlier attempt's. refusal: why they did not begin, if they said so.
+    outcome_before: the file's state before they were started. Ranks that were refused leave it alone, so what
+    lies there then is another job's, or an earlier attempt's. refusal: why they did not begin, if they said
+    so.
     """
     try:
         outcome = json.loads(outcome_file.read_text(encoding="utf-8"))
@@ -162,14 +187,21 @@ def read_outcome(
     except (OSError, ValueError, KeyError, TypeError):
         pass
     if is_stopping:
-        message = f"stopped before training began ({failure}); nothing was changed, the same command starts it"
+        message = (
+            f"stopped before training began ({failure}); nothing was changed, the same command starts it"
+        )
         return {"outcome": "requeue", "exit_code": REQUEUE, "message": message}
-    message = refusal or f"{failure or 'the ranks ended'}, without {outcome_file}; the first error above is the cause"
+    message = (
+        refusal
+        or f"{failure or 'the ranks ended'}, without {outcome_file}; the first error above is the cause"
+    )
     return {"outcome": "failed", "exit_code": 1, "message": message}
 
 
 def _state_of(file: Path) -> tuple[int, int] | None:
-    """Inode and time of change, which tell a rewritten file from the one before; None where there is no file."""
+    """Inode and time of change, which tell a rewritten file from the one before; None where there
+    is no file.
+    """
     try:
         found = file.stat()
     except OSError:

@@ -15,9 +15,24 @@ from kielo.recipe.sections import Recipe
 def verify_flags(parser: argparse.ArgumentParser) -> None:
     examples(parser, "kielo verify parity demo_estonian")
     proofs = parser.add_subparsers(dest="proof", metavar="PROOF", required=True, parser_class=VerbParser)
-    add_verb(proofs, "parity", "verify:parity", "Kielo against Hugging Face: logits, loss, gradients, optimiser steps")
-    add_verb(proofs, "layouts", "verify:layouts", "every layout against one process: loss, gradient norm, gradients, weights")
-    add_verb(proofs, "round-trip", "verify:round_trip", "Hugging Face weights imported and exported again: every tensor the same")
+    add_verb(
+        proofs,
+        "parity",
+        "verify:parity",
+        "Kielo against Hugging Face: logits, loss, gradients, optimiser steps",
+    )
+    add_verb(
+        proofs,
+        "layouts",
+        "verify:layouts",
+        "every layout against one process: loss, gradient norm, gradients, weights",
+    )
+    add_verb(
+        proofs,
+        "round-trip",
+        "verify:round_trip",
+        "Hugging Face weights imported and exported again: every tensor the same",
+    )
 
 
 def parity_flags(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +47,9 @@ def parity(options: argparse.Namespace) -> int:
     recipe = read_recipe(options.recipe, options.sets).recipe
     folder = run_folder(recipe)
     if not (folder / "resolved.toml").is_file():
-        raise KieloError(f"{folder} has no resolved.toml yet; run `kielo run {options.recipe} --to train` first")
+        raise KieloError(
+            f"{folder} has no resolved.toml yet; run `kielo run {options.recipe} --to train` first"
+        )
     with held(folder):
         certificate = certify(recipe, folder, options.steps, is_quiet=options.json)
     if options.json:
@@ -54,9 +71,13 @@ def certify(recipe: Recipe, folder: Path, steps: int | None = None, is_quiet: bo
     from kielo.verify.parity import print_parity, verify_parity
 
     certificate = verify_parity(
-        read(folder / "resolved.toml"), folder / "verify", checkpoint=checkpoint,
-        steps=steps or section.parity_steps, sequences_per_step=section.parity_sequences_per_step,
-        sequence_length=section.parity_sequence_length, tolerance=section.tolerance,
+        read(folder / "resolved.toml"),
+        folder / "verify",
+        checkpoint=checkpoint,
+        steps=steps or section.parity_steps,
+        sequences_per_step=section.parity_sequences_per_step,
+        sequence_length=section.parity_sequence_length,
+        tolerance=section.tolerance,
     )
     if not is_quiet:
         print_parity(certificate)
@@ -69,10 +90,17 @@ def _check_steps(steps: int | None) -> None:
 
 
 def layouts_flags(parser: argparse.ArgumentParser) -> None:
-    examples(parser, "kielo verify layouts demo_estonian", "kielo verify layouts demo_estonian --case 'tensor2*'")
+    examples(
+        parser, "kielo verify layouts demo_estonian", "kielo verify layouts demo_estonian --case 'tensor2*'"
+    )
     takes_recipe(parser)
-    parser.add_argument("--case", dest="cases", action="append", metavar="NAME",
-                        help="this case, or those that a shell pattern fits (may be given often); default: all")
+    parser.add_argument(
+        "--case",
+        dest="cases",
+        action="append",
+        metavar="NAME",
+        help="this case, or those that a shell pattern fits (may be given often); default: all",
+    )
     parser.add_argument("--steps", type=int, default=10, help="optimiser steps of each case; default: 10")
     parser.add_argument("--json", action="store_true", help="print the certificate as JSON")
 
@@ -97,9 +125,15 @@ def layouts(options: argparse.Namespace) -> int:
 
 def round_trip_flags(parser: argparse.ArgumentParser) -> None:
     examples(parser, "kielo verify round-trip runs/demo_estonian/hf", "kielo verify round-trip hf:OWNER/NAME")
-    parser.add_argument("weights", metavar="WEIGHTS", help="a Hugging Face folder, or hf:OWNER/NAME on the hub")
-    parser.add_argument("--keep", metavar="DIR", help="leave the export in this new folder; default: all is removed")
-    parser.add_argument("--json", action="store_true", help="print every tensor's dtype, shape and sha256 as JSON")
+    parser.add_argument(
+        "weights", metavar="WEIGHTS", help="a Hugging Face folder, or hf:OWNER/NAME on the hub"
+    )
+    parser.add_argument(
+        "--keep", metavar="DIR", help="leave the export in this new folder; default: all is removed"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print every tensor's dtype, shape and sha256 as JSON"
+    )
 
 
 def round_trip(options: argparse.Namespace) -> int:

@@ -1,9 +1,9 @@
 """Runs datatrove steps on processes of this machine, each of them watched.
 
-Steps and a number of workers -> what each step counted, summed over the workers. datatrove's own local executor is not
-used: its pool waits for ever for a worker that was killed, may lock up when an error ends it, and outlives a signal to
-its parent. Here a worker is a process with a pipe. The first error, or the first pipe that closes without an answer, ends
-all workers; and a worker whose parent is gone ends itself.
+Steps and a number of workers -> what each step counted, summed over the workers. datatrove's own local
+executor is not used: its pool waits for ever for a worker that was killed, may lock up when an error ends it,
+and outlives a signal to its parent. Here a worker is a process with a pipe. The first error, or the first
+pipe that closes without an answer, ends all workers; and a worker whose parent is gone ends itself.
 """
 
 import multiprocessing
@@ -32,8 +32,8 @@ END_SECONDS = 10
 def run_pipeline(steps: Sequence[CorpusStep], workers: int) -> list[dict[str, int]]:
     """Run the steps over all ranks; returns for each step its counts by label.
 
-    With one worker everything happens in this process. The first exception of a worker ends the others and is raised
-    here. Raises KieloError for a worker that was killed or ran out of memory.
+    With one worker everything happens in this process. The first exception of a worker ends the others and is
+    raised here. Raises KieloError for a worker that was killed or ran out of memory.
     """
     if workers == 1:
         return _run_rank(steps, 0, 1)
@@ -49,7 +49,9 @@ def run_pipeline(steps: Sequence[CorpusStep], workers: int) -> list[dict[str, in
         while answers:
             for answer in wait(list(answers)):
                 rank = answers.pop(answer)
-                for total, counts in zip(totals, _receive(answer, processes[rank], rank, workers), strict=True):
+                for total, counts in zip(
+                    totals, _receive(answer, processes[rank], rank, workers), strict=True
+                ):
                     total.update(counts)
     finally:
         for process in processes:
@@ -108,13 +110,17 @@ def _end_with_parent() -> None:
 
 
 def _as_sent(problem: Exception, rank: int, workers: int) -> Exception:
-    """The exception as it is where it can be sent; what nobody expected keeps the worker's traceback as a note."""
+    """The exception as it is where it can be sent; what nobody expected keeps the worker's traceback as a
+    note.
+    """
     if not isinstance(problem, KieloError | OSError):
         problem.add_note(f"In corpus worker {rank} of {workers}:\n{traceback.format_exc()}")
     try:
         pickle.loads(pickle.dumps(problem))
     except Exception:
-        return RuntimeError(f"corpus worker {rank} of {workers}:\n{''.join(traceback.format_exception(problem))}")
+        return RuntimeError(
+            f"corpus worker {rank} of {workers}:\n{''.join(traceback.format_exception(problem))}"
+        )
     return problem
 
 
@@ -149,7 +155,9 @@ def _without_main_file() -> Iterator[None]:
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Processes started here never see Ctrl-C: it goes to all of a terminal's processes, and ours ends the others."""
+    """Processes started here never see Ctrl-C: it goes to all of a terminal's processes, and ours ends the
+    others.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

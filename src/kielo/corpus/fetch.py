@@ -128,19 +128,21 @@ def _local_files(name: str, pattern: str) -> tuple[Path, list[str]]:
 
 
 def _refuse_own_files(name: str, place: Path, root: Path, files: list[str], run_folder: Path) -> None:
-    """KieloError for a file in a folder that a stage of this run replaces: it would be lost, or be text made from text."""
+    """KieloError for a file in a folder that a stage of this run replaces: it would be lost, or be text made
+    from text.
+    """
     if place.is_dir() and run_folder.resolve().is_relative_to(place.resolve()):
         raise KieloError(
-            f"corpus.sources, {name}: {place} holds the run's own folder {run_folder}, whose files would become text; name a "
-            "folder or a pattern without it, or give the run another `folder`"
+            f"corpus.sources, {name}: {place} holds the run's own folder {run_folder}, whose files would "
+            "become text; name a folder or a pattern without it, or give the run another `folder`"
         )
     for file in files:
         path = (root / file).resolve()
         for stage in REPLACED_FOLDERS:
             if path.is_relative_to((run_folder / stage).resolve()):
                 raise KieloError(
-                    f"corpus.sources, {name}: {root / file} lies in {run_folder / stage}, which Kielo writes and replaces; "
-                    "name a source outside of it, or give the run another `folder`"
+                    f"corpus.sources, {name}: {root / file} lies in {run_folder / stage}, which Kielo "
+                    "writes and replaces; name a source outside of it, or give the run another `folder`"
                 )
 
 
@@ -161,7 +163,9 @@ def _files_below(name: str, folder: Path) -> Iterator[Path]:
 
 
 def _is_file(name: str, path: Path) -> bool:
-    """False for a folder. KieloError for what has a text's name and cannot be read as one: better than to go without."""
+    """False for a folder. KieloError for what has a text's name and cannot be read as one: better than to go
+    without.
+    """
     if path.is_dir():
         return False
     if not path.is_file():
@@ -179,8 +183,9 @@ def _is_file(name: str, path: Path) -> bool:
 
 
 def _hash_files(root: Path, files: list[str], raw_folder: Path) -> str:
-    """Hash of the files' names and contents. Contents are read again when size, times or inode differ: a file put in
-    place of another has another inode, and one written with its old time set back another time of status change.
+    """Hash of the files' names and contents. Contents are read again when size, times or inode differ: a file
+    put in place of another has another inode, and one written with its old time set back another time of
+    status change.
     """
     cache_path = raw_folder / HASHES_NAME
     known = _read_cache(cache_path)

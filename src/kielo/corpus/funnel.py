@@ -1,8 +1,8 @@
 """The funnel: what each step dropped and why, and what was left; and the sentence for when nothing was.
 
 The steps' counts -> rows for people. A row is {"name", "reason", "documents", "lines", "bytes",
-"documents_left", "bytes_left"}; documents, lines and bytes are those that the step dropped for that reason. A record
-that could not be read is a document without bytes.
+"documents_left", "bytes_left"}; documents, lines and bytes are those that the step dropped for that reason. A
+record that could not be read is a document without bytes.
 """
 
 from collections import Counter, defaultdict
@@ -52,7 +52,9 @@ def threshold_table(steps: Sequence[CorpusStep], counts: Sequence[dict[str, int]
 
 
 def by_source(labels: dict[str, int]) -> dict[str, dict[str, int]]:
-    """Source name -> {"documents", "bytes"} of the step's counts; of the reader's also {"bad", "damaged_bytes"}."""
+    """Source name -> {"documents", "bytes"} of the step's counts; of the reader's also {"bad",
+    "damaged_bytes"}.
+    """
     sources: dict[str, dict[str, int]] = defaultdict(dict)
     for label, amount in labels.items():
         what, _, name = label.partition(SEPARATOR)

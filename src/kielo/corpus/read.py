@@ -2,8 +2,8 @@
 .parquet; .html.
 
 A source's files -> split documents. Worker r of n takes documents r, r+n, … of each source, so one big file
-keeps all workers busy, and `place` says where each belongs. A record that cannot be read is passed over and counted;
-`run` refuses the corpus when there are too many of them.
+keeps all workers busy, and `place` says where each belongs. A record that cannot be read is passed over and
+counted; `run` refuses the corpus when there are too many of them.
 """
 
 import codecs
@@ -41,7 +41,9 @@ DAMAGED_FILE = "file damaged or not of its format"
 
 
 class BadRecord(KieloError):
-    """A record that is passed over; `reason` is the same for all of a kind, the message names file and line."""
+    """A record that is passed over; `reason` is the same for all of a kind, the message names
+    file and line.
+    """
 
     def __init__(self, reason: str, message: str):
         super().__init__(message)
@@ -52,8 +54,8 @@ class BadRecord(KieloError):
 class RawSource:
     """A source whose files are on this disk: what `fetch` gives and the reader needs.
 
-    `root` is the folder that file names are told from; `stamps` are (bytes, time of change in ns) of the files before
-    they were hashed; `origin` says in words where the text came from.
+    `root` is the folder that file names are told from; `stamps` are (bytes, time of change in ns) of the
+    files before they were hashed; `origin` says in words where the text came from.
     """
 
     name: str
@@ -70,8 +72,8 @@ class RawSource:
 class Record:
     """One raw document before anything is decoded: cheap to pass over when another worker takes it.
 
-    `number` is that of its line or row; 0 stands for the rest of a file that is damaged. `problem` is what is known to
-    be wrong already.
+    `number` is that of its line or row; 0 stands for the rest of a file that is damaged. `problem` is what is
+    known to be wrong already.
     """
 
     path: Path
@@ -142,8 +144,8 @@ def bad_examples(labels: dict[str, int]) -> dict[str, list[str]]:
 def records(source: RawSource, max_bytes: int) -> Iterator[Record]:
     """Every document of the source in the order of its files, undecoded; empty lines are none.
 
-    A file that is damaged or not of its format ends with a bad record. Raises KieloError for one that cannot be opened
-    or read: that is no fault of the text.
+    A file that is damaged or not of its format ends with a bad record. Raises KieloError for one that cannot
+    be opened or read: that is no fault of the text.
     """
     for name in source.files:
         path = Path(source.root) / name
@@ -215,7 +217,9 @@ def _kind(path: Path) -> str:
 
 
 def _too_long(place: str, max_bytes: int) -> BadRecord:
-    return BadRecord(TOO_LONG, f"{place}: longer than corpus.max_document_bytes = {max_bytes}; cut it, or set more")
+    return BadRecord(
+        TOO_LONG, f"{place}: longer than corpus.max_document_bytes = {max_bytes}; cut it, or set more"
+    )
 
 
 def _unreadable(path: Path, problem: OSError) -> KieloError:
@@ -233,7 +237,8 @@ def _page_text(path: Path, max_bytes: int) -> str:
     html = _decode_page(path, content)
     try:
         return page_text(html)
-    # Python's parser has no error of its own: it asserts what it takes for granted, and turns any digits to a number.
+    # Python's parser has no error of its own: it asserts what it takes for granted, and turns any digits to a
+    # number.
     except (AssertionError, ValueError, RecursionError) as problem:
         raise BadRecord("HTML that cannot be parsed", f"{path}: not parsed as HTML ({problem})") from None
 
@@ -271,14 +276,17 @@ def _parquet_records(path: Path, text_field: str) -> Iterator[Record]:
         file = pyarrow.parquet.ParquetFile(path, buffer_size=PARQUET_BATCH_BYTES // 16)
         if text_field not in file.schema_arrow.names:
             raise KieloError(
-                f"{path}: no column {text_field!r}; its columns are {', '.join(file.schema_arrow.names)[:200]}. "
+                f"{path}: no column {text_field!r}; its columns are "
+                f"{', '.join(file.schema_arrow.names)[:200]}. "
                 "Set the source's text_field"
             )
         kind = file.schema_arrow.field(text_field).type
         if pyarrow.types.is_dictionary(kind):
             kind = kind.value_type
         if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-            raise KieloError(f"{path}: column {text_field!r} holds {kind} and no text; set the source's text_field")
+            raise KieloError(
+                f"{path}: column {text_field!r} holds {kind} and no text; set the source's text_field"
+            )
         number = 0
         for batch in file.iter_batches(_batch_rows(file), columns=[text_field]):
             for value in batch.column(0):
@@ -310,5 +318,6 @@ def _parquet_text(record: Record, max_bytes: int) -> str:
         return value.as_py()
     except UnicodeDecodeError:
         raise BadRecord(
-            NOT_UTF8, f"{record.path}, row {record.number}: invalid UTF-8; write the file again from clean text"
+            NOT_UTF8,
+            f"{record.path}, row {record.number}: invalid UTF-8; write the file again from clean text",
         ) from None

@@ -46,8 +46,8 @@ def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = 
 
     Does nothing when `folder` already holds the outcome for this text and these settings (its manifest is
     returned as it was). Counts: bytes_in, documents_in, bytes_kept, documents_kept, words_kept, sources.
-    Raises KieloError for text that cannot be fetched or read, of which too much is bad (corpus.max_bad_share), and when
-    nothing is left of it; `folder` is then as it was before.
+    Raises KieloError for text that cannot be fetched or read, of which too much is bad
+    (corpus.max_bad_share), and when nothing is left of it; `folder` is then as it was before.
     """
     folder = Path(folder)
     refuse_foreign(folder, KIND)  # before hours of fetching
@@ -85,7 +85,8 @@ def effective_settings(corpus: Corpus, card: Language) -> dict[str, Any]:
         return defaults.get(identifier, 0.5) if chosen is None else chosen
 
     return {
-        "sources": [source.name for source in corpus.sources],  # of two duplicates, the earlier source's stays
+        # of two duplicates, the earlier source's stays
+        "sources": [source.name for source in corpus.sources],
         "max_document_bytes": corpus.max_document_bytes,
         "language": card.code,
         "scripts": list(card.unicode_scripts),
@@ -165,10 +166,13 @@ def _describe_read(sources: tuple[RawSource, ...], labels: dict[str, int]) -> li
     read, examples = by_source(labels), bad_examples(labels)
     described = []
     for source in sources:
-        for file, before, now in zip(source.files, source.stamps, file_stamps(source.root, source.files), strict=True):
+        for file, before, now in zip(
+            source.files, source.stamps, file_stamps(source.root, source.files), strict=True
+        ):
             if before != now:
                 raise KieloError(
-                    f"{Path(source.root) / file}: changed while the corpus was read; run again once nobody writes to it"
+                    f"{Path(source.root) / file}: changed while the corpus was read; run again once nobody "
+                    "writes to it"
                 )
         if source.name not in read:
             raise KieloError(
@@ -192,7 +196,8 @@ def _describe_read(sources: tuple[RawSource, ...], labels: dict[str, int]) -> li
 
 
 def _refuse_bad_sources(described: Sequence[dict[str, Any]], max_bad_share: float) -> None:
-    """KieloError for a source of which too many records are bad, or whose damaged files are too large a share of it.
+    """KieloError for a source of which too many records are bad, or whose damaged files are too large a share
+    of it.
 
     How much a damaged file would have held is not known, so it counts with all its bytes.
     """
@@ -202,9 +207,9 @@ def _refuse_bad_sources(described: Sequence[dict[str, Any]], max_bad_share: floa
         allowed = min(max(math.floor(max_bad_share * records), one), records - 1)
         if bad > allowed or source["damaged_file_bytes"] > max_bad_share * source["file_bytes"]:
             raise KieloError(
-                f"corpus.sources, {_bad_records(source)}. corpus.max_bad_share = {max_bad_share:g} allows {allowed} "
-                "and damaged files of that share of the bytes; mend the text, or set more. The first:\n  "
-                + "\n  ".join(source["bad_examples"])
+                f"corpus.sources, {_bad_records(source)}. corpus.max_bad_share = {max_bad_share:g} allows "
+                f"{allowed} and damaged files of that share of the bytes; mend the text, or set more. The "
+                "first:\n  " + "\n  ".join(source["bad_examples"])
             )
 
 

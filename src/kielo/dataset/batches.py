@@ -1,8 +1,8 @@
 """Batches: token shards + order + (step, data rank, data ranks) -> its inputs and labels.
 
-A step of G sequences in a phase is G global samples in a row; rank r of n takes samples r, r+n, … of the step,
-so every number of ranks sees the same samples in the same step. A sequence is tokens i*s .. i*s+s of its source's
-stream; the last, shorter one is filled up with end-of-text and labels that do not count.
+A step of G sequences in a phase is G global samples in a row; rank r of n takes samples r, r+n, … of the
+step, so every number of ranks sees the same samples in the same step. A sequence is tokens i*s .. i*s+s of
+its source's stream; the last, shorter one is filled up with end-of-text and labels that do not count.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,8 +51,8 @@ class PhaseSteps(Protocol):
 class Batches:
     """Every step of a phase, computed when asked for: nothing is prefetched, nothing has to be restored.
 
-    folder: of the pack stage. longest_sequence_length: of the whole run. Raises KieloError for a folder that is
-    not packed or a mixture with an unknown source.
+    folder: of the pack stage. longest_sequence_length: of the whole run. Raises KieloError for a folder that
+    is not packed or a mixture with an unknown source.
     """
 
     def __init__(
@@ -126,7 +126,9 @@ def heldout_batch(
     chosen = min(num_sequences, max_sequences)
     sequences = np.arange(chosen, dtype=np.int64) * num_sequences // chosen
     end = int(shard.read(shard.num_tokens - 1, 1)[0])  # every document ends with it
-    return _Reader([shard], sequence_length, end, mask_documents).read(sequences, np.zeros_like(sequences), sequences)
+    return _Reader([shard], sequence_length, end, mask_documents).read(
+        sequences, np.zeros_like(sequences), sequences
+    )
 
 
 def document_numbers(shard: TokenShard, start_token: int, count: int) -> np.ndarray:
@@ -148,7 +150,9 @@ def packed_manifest(folder: Path | str) -> Manifest:
 
 
 def open_shard(folder: Path | str, name: str) -> TokenShard:
-    """A source's shard of a tokens folder. Raises KieloError when its files have other sizes than the pack stage wrote."""
+    """A source's shard of a tokens folder. Raises KieloError when its files have other sizes than the pack
+    stage wrote.
+    """
     check_sizes(folder, packed_manifest(folder), [f"{name}.bin", f"{name}.idx"])
     return TokenShard(Path(folder) / name)
 
@@ -174,7 +178,8 @@ class _Reader:
             self._gather(tokens, counts, number, rows, sequence[rows])
             if documents is not None:
                 _mark_borders(documents, shard, rows, sequence[rows] * self._length, counts[rows])
-        # Narrow until here: the gathering moves a quarter of the bytes, and its widening is done in one sweep.
+        # Narrow until here: the gathering moves a quarter of the bytes, and its widening is done in one
+        # sweep.
         inputs, labels = tokens[:, :-1].astype(np.int64), tokens[:, 1:].astype(np.int64)
         for row in np.flatnonzero(counts < self._length):
             inputs[row, counts[row] :], labels[row, counts[row] :] = self._end, NOT_COUNTED

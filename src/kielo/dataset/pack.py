@@ -41,8 +41,8 @@ def pack(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Pa
 
     counts: {"sources": {name: {"tokens", "documents", "bytes"}}, "heldout": {same}, "round_trip": {"checked",
     "exact"}}; tokens include end-of-text, bytes are the text's UTF-8. Raises KieloError for a source without
-    training text, for no held-out text, where our own tokenizer does not give a text back, and where a checkpoint was
-    trained on shards that would be replaced.
+    training text, for no held-out text, where our own tokenizer does not give a text back, and where a
+    checkpoint was trained on shards that would be replaced.
     """
     inputs = {"corpus": hash_manifest(corpus_folder), "tokenizer": hash_manifest(tokenizer_folder)}
     section = {"heldout_share": recipe.dataset.heldout_share}

@@ -1,7 +1,8 @@
-"""What a run's tokens were made of, compared with what lies beside them now: one place, for every verb that uses both.
+"""What a run's tokens were made of, compared with what lies beside them now: one place, for every verb that
+uses both.
 
-The manifest of RUN/tokens has the hashes of the corpus and the tokenizer that it was packed from, and theirs have what the
-recipe said then. A checkpoint says of which tokens and which tokenizer it is.
+The manifest of RUN/tokens has the hashes of the corpus and the tokenizer that it was packed from, and theirs
+have what the recipe said then. A checkpoint says of which tokens and which tokenizer it is.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,54 +27,75 @@ def check_tokenizer(run_folder: Path | str) -> None:
         return  # packed by another program: nothing is known
     manifest = read_manifest(folder)
     if manifest is None:
-        raise _another_tokenizer(folder, tokens_folder, made_with, "one without manifest.json, which could tell")
+        raise _another_tokenizer(
+            folder, tokens_folder, made_with, "one without manifest.json, which could tell"
+        )
     if hash_manifest(folder) != made_with:
         raise _another_tokenizer(folder, tokens_folder, made_with, hash_manifest(folder)[:SHOWN_DIGITS])
     tokenizer = load_tokenizer(folder)
     is_as_written = hash_file(folder / TOKENIZER_FILE) == manifest.files[TOKENIZER_FILE]["xxh3_128"]
-    if not is_as_written or end_of_text_id(tokenizer) != manifest.counts.get("end_of_text_id", end_of_text_id(tokenizer)):
-        raise _another_tokenizer(folder, tokens_folder, made_with, "one whose files were changed after it was made")
+    if not is_as_written or end_of_text_id(tokenizer) != manifest.counts.get(
+        "end_of_text_id", end_of_text_id(tokenizer)
+    ):
+        raise _another_tokenizer(
+            folder, tokens_folder, made_with, "one whose files were changed after it was made"
+        )
 
 
 def check_recipe(recipe: Recipe, run_folder: Path | str) -> None:
-    """Raise KieloError, naming the keys, where the recipe asks for another text than RUN/tokens holds, and where RUN/corpus
-    was made anew since. A corpus that is no longer there is not asked.
+    """Raise KieloError, naming the keys, where the recipe asks for another text than RUN/tokens holds, and
+    where RUN/corpus was made anew since. A corpus that is no longer there is not asked.
     """
     run_folder = Path(run_folder)
     tokens = packed_manifest(run_folder / "tokens")
     corpus, tokenizer = read_manifest(run_folder / "corpus"), read_manifest(run_folder / "tokenizer")
     packed_corpus = tokens.inputs.get("corpus")
-    if corpus is not None and packed_corpus is not None and hash_manifest(run_folder / "corpus") != packed_corpus:
+    if (
+        corpus is not None
+        and packed_corpus is not None
+        and hash_manifest(run_folder / "corpus") != packed_corpus
+    ):
         raise KieloError(
-            f"{run_folder / 'corpus'}: was made anew after {run_folder / 'tokens'} was packed from it. What would work: `kielo "
-            f"run RECIPE --to pack` packs it; or move {run_folder / 'corpus'} away to go on with the tokens that there are"
+            f"{run_folder / 'corpus'}: was made anew after {run_folder / 'tokens'} was packed from it. What "
+            f"would work: `kielo run RECIPE --to pack` packs it; or move {run_folder / 'corpus'} away to go "
+            "on with the tokens that there are"
         )
-    changed = [*_changes_of_tokens(recipe, tokens), *_changes_of_tokenizer(recipe, tokenizer), *_changes_of_corpus(recipe, corpus)]
+    changed = [
+        *_changes_of_tokens(recipe, tokens),
+        *_changes_of_tokenizer(recipe, tokenizer),
+        *_changes_of_corpus(recipe, corpus),
+    ]
     if changed:
         lines = "\n".join(f"  - {change}" for change in dict.fromkeys(changed))
         raise KieloError(
-            f"{run_folder / 'tokens'}: was packed by a recipe that said otherwise:\n{lines}\nWhat would work: the old values; "
-            "`kielo run RECIPE --to pack`, which makes the text anew; or --set name=… where the run has checkpoints"
+            f"{run_folder / 'tokens'}: was packed by a recipe that said otherwise:\n{lines}\nWhat would "
+            "work: the old values; `kielo run RECIPE --to pack`, which makes the text anew; or --set "
+            "name=… where the run has checkpoints"
         )
 
 
 def check_tokens(plain: Mapping[str, Any], run_folder: Path | str) -> None:
-    """Raise KieloError unless a checkpoint was trained on RUN/tokens, with RUN/tokenizer. plain: its plain state."""
+    """Raise KieloError unless a checkpoint was trained on RUN/tokens, with RUN/tokenizer. plain: its plain
+    state.
+    """
     folder = Path(run_folder) / "tokens"
     check_tokenizer(run_folder)
     trained_on, found = _tokens_hash(plain), hash_manifest(folder)
     if trained_on and trained_on != found:
         raise KieloError(
-            f"{folder}: are other tokens ({found[:SHOWN_DIGITS]}) than the checkpoint was trained on ({trained_on[:SHOWN_DIGITS]}). "
-            f"What would work: the tokens of that run in their place, or a checkpoint that was trained on these"
+            f"{folder}: are other tokens ({found[:SHOWN_DIGITS]}) than the checkpoint was trained on "
+            f"({trained_on[:SHOWN_DIGITS]}). "
+            "What would work: the tokens of that run in their place, or a checkpoint that was trained on "
+            "these"
         )
 
 
 def check_tokenizer_of_checkpoint(plain: Mapping[str, Any], run_folder: Path | None, folder: Path) -> None:
-    """Raise KieloError if `folder` is known to hold another tokenizer than the one that a checkpoint was trained with.
+    """Raise KieloError if `folder` is known to hold another tokenizer than the one that a checkpoint was
+    trained with.
 
-    plain: the checkpoint's plain state, which names it; those of versions before do not, and then RUN/tokens is asked, if
-    the run's folder is known and its tokens are those of the checkpoint.
+    plain: the checkpoint's plain state, which names it; those of versions before do not, and then RUN/tokens
+    is asked, if the run's folder is known and its tokens are those of the checkpoint.
     """
     found, made_with = tokenizer_hash(folder), plain.get("tokenizer_hash")
     if not made_with and run_folder is not None and _has_tokens_of(plain, run_folder):
@@ -85,9 +107,10 @@ def check_tokenizer_of_checkpoint(plain: Mapping[str, Any], run_folder: Path | N
 
 def _another_tokenizer(folder: Path, what: Path | str, made_with: str, found: str) -> KieloError:
     return KieloError(
-        f"{folder}: is not the tokenizer that made {what}: that was {made_with[:SHOWN_DIGITS]}, there is {found}. What would "
-        "work: the tokenizer that made them in its place (the run's own, where --tokenizer named another); for another "
-        "tokenizer --set name=…; or, where nothing was trained yet, `kielo run RECIPE --to pack`"
+        f"{folder}: is not the tokenizer that made {what}: that was {made_with[:SHOWN_DIGITS]}, there is "
+        f"{found}. What would work: the tokenizer that made them in its place (the run's own, where "
+        "--tokenizer named another); for another tokenizer --set name=…; or, where nothing was trained "
+        "yet, `kielo run RECIPE --to pack`"
     )
 
 
@@ -105,7 +128,9 @@ def _changes_of_tokens(recipe: Recipe, tokens: Manifest) -> Iterator[str]:
 
 
 def _changes_of_tokenizer(recipe: Recipe, tokenizer: Manifest | None) -> Iterator[str]:
-    return _changes("tokenizer.", tokenizer.section if tokenizer else {}, recipe.tokenizer.model_dump(mode="json"))
+    return _changes(
+        "tokenizer.", tokenizer.section if tokenizer else {}, recipe.tokenizer.model_dump(mode="json")
+    )
 
 
 def _changes_of_corpus(recipe: Recipe, corpus: Manifest | None) -> Iterator[str]:

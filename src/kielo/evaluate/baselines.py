@@ -89,7 +89,8 @@ class ByteNgram:
         for length, table in enumerate(self._tables, start=1):
             if len(stream) < length:
                 break
-            # The n-gram that ends at byte i starts at i - length + 1; the border before the text is never predicted.
+            # The n-gram that ends at byte i starts at i - length + 1; the border before the text is never
+            # predicted.
             first = max(length - 1, 1)
             keys = _ngram_keys(stream, length)[first - length + 1 :]
             probability[first - 1 :] = table.interpolate(keys, probability[first - 1 :])
@@ -148,7 +149,9 @@ def _discounts(counts: np.ndarray) -> np.ndarray:
 
 
 def _ngram_keys(stream: np.ndarray, length: int) -> np.ndarray:
-    """Key of the n-gram that starts at each byte [len(stream) - length + 1]: its bytes, big-endian, in a uint64."""
+    """Key of the n-gram that starts at each byte [len(stream) - length + 1]: its bytes, big-endian, in a
+    uint64.
+    """
     num_ngrams = len(stream) - length + 1
     keys = np.zeros(num_ngrams, dtype=np.uint64)
     for position in range(length):

@@ -1,12 +1,14 @@
 """How many bits a model needs for each byte of held-out text.
 
 The measure that no tokenizer can bend: losses per token cannot be compared across tokenizers, bits per byte
-can. The convention: the held-out documents form one stream, each closed by the end-of-text token, as in training; every
-token's cost is counted exactly once, end-of-text included; the bits are divided by the documents' UTF-8 bytes
-plus one byte for each border. Contenders of every kind are measured so (see `baselines.py`).
+can. The convention: the held-out documents form one stream, each closed by the end-of-text token, as in
+training; every token's cost is counted exactly once, end-of-text included; the bits are divided by the
+documents' UTF-8 bytes plus one byte for each border. Contenders of every kind are measured so (see
+`baselines.py`).
 
 Windows overlap by default: they are one training sequence long and advance by half of it, and only tokens
-that no earlier window counted are counted, so all but the first tokens have at least half a sequence of context.
+that no earlier window counted are counted, so all but the first tokens have at least half a sequence of
+context.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,7 +40,9 @@ def counted_bytes(texts: Sequence[str]) -> int:
 
 
 def windows(num_tokens: int, length: int, stride: int) -> Iterator[Window]:
-    """Windows of one length (num_tokens where that is less) that count each of the predictions exactly once."""
+    """Windows of one length (num_tokens where that is less) that count each of the predictions
+    exactly once.
+    """
     if not 1 <= stride <= length:
         raise KieloError(f"stride is {stride}; it must be between 1 and the sequence length, {length}")
     length = min(length, num_tokens)
@@ -51,7 +55,9 @@ def windows(num_tokens: int, length: int, stride: int) -> Iterator[Window]:
 
 @torch.inference_mode()
 def token_stream_bits(contender: Contender, tokens: np.ndarray, stride: int | None = None) -> float:
-    """Total bits of the stream of tokens [n], which starts a document. `stride` defaults to half a sequence."""
+    """Total bits of the stream of tokens [n], which starts a document. `stride` defaults to half
+    a sequence.
+    """
     length = min(contender.sequence_length, len(tokens))
     stream = torch.from_numpy(np.concatenate([[contender.start_id], tokens])).to(torch.int64)
     stride = max(1, length // 2) if stride is None else min(stride, length)

@@ -23,7 +23,9 @@ Logits = Callable[[Tensor, Tensor | None], Tensor]
 
 @dataclass(frozen=True)
 class Contender:
-    """`logits(tokens_bs, documents_bs | None) -> logits_bsv`; `start_id` is what precedes the first document."""
+    """`logits(tokens_bs, documents_bs | None) -> logits_bsv`; `start_id` is what precedes the
+    first document.
+    """
 
     name: str
     logits: Logits
@@ -97,20 +99,24 @@ def load_hugging_face(folder: Path, sequence_length: int | None = None) -> Conte
             folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
         )
         model = model.to(device).eval()
-    except Exception as error:  # transformers' readers and models have a dozen kinds of error for what does not fit
+    # transformers' readers and models have a dozen kinds of error for what does not fit
+    except Exception as error:
         if isinstance(error, ModuleNotFoundError):
             raise
         reason = (str(error).splitlines() or [""])[0]
         raise KieloError(
-            f"{folder}: not a causal language model that transformers can load ({type(error).__name__}: {reason})"
+            f"{folder}: not a causal language model that transformers can load ({type(error).__name__}: "
+            f"{reason})"
         ) from error
     if loading["missing_keys"]:  # transformers would fill them with random numbers
-        raise KieloError(f"{folder}: tensors of the model are missing: {', '.join(sorted(loading['missing_keys'])[:8])}")
+        raise KieloError(
+            f"{folder}: tensors of the model are missing: {', '.join(sorted(loading['missing_keys'])[:8])}"
+        )
     rows = model.get_input_embeddings().weight.shape[0]
     if rows < vocabulary_size(tokenizer):
         raise KieloError(
-            f"{folder}: the tokenizer has {vocabulary_size(tokenizer)} tokens, and the model's vocabulary {rows} rows; "
-            "they do not belong together"
+            f"{folder}: the tokenizer has {vocabulary_size(tokenizer)} tokens, and the model's vocabulary "
+            f"{rows} rows; they do not belong together"
         )
     start_id = model.config.bos_token_id
     start_id = start_id if isinstance(start_id, int) and 0 <= start_id < rows else None

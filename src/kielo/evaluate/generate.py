@@ -18,7 +18,9 @@ NUM_SAMPLES = 3
 
 
 def default_prompts(texts: Sequence[str], num_prompts: int = NUM_SAMPLES) -> list[str]:
-    """The openings (first words) of held-out documents, spread evenly over them; long enough ones are preferred."""
+    """The openings (first words) of held-out documents, spread evenly over them; long enough ones are
+    preferred.
+    """
     long_enough = [text for text in texts if len(text) > 2 * PROMPT_MOST_CHARACTERS] or texts
     openings = list(dict.fromkeys(filter(None, map(opening, long_enough))))
     if not openings:
@@ -66,5 +68,6 @@ def pick(logits: Tensor, temperature: float, top_k: int, generator: torch.Genera
 
 def _decode_continuation(contender: Contender, prompt: str, prompt_ids: list[int], new_ids: list[int]) -> str:
     whole, new = decode(contender.tokenizer, [prompt_ids + new_ids, new_ids])
-    # A tokenizer that strips or normalises does not give the prompt back exactly; then the new tokens stand alone.
+    # A tokenizer that strips or normalises does not give the prompt back exactly; then the new tokens stand
+    # alone.
     return whole[len(prompt) :] if whole.startswith(prompt) else new

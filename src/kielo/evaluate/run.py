@@ -1,4 +1,5 @@
-"""The evaluate stage: a run's checkpoint and texts -> `evaluate/scores.json`; and the scores of any other model.
+"""The evaluate stage: a run's checkpoint and texts -> `evaluate/scores.json`; and the scores of any other
+model.
 
 Every contender scores the same held-out documents under the convention of `bits_per_byte.py`.
 """
@@ -27,17 +28,18 @@ from kielo.tokenizer.load import end_of_text_id, load_tokenizer, vocabulary_size
 KIND, VERSION = "scores", 1
 SCORES_NAME = "scores.json"
 CONVENTION = (
-    "bits of all tokens, end-of-text included, divided by the UTF-8 bytes of the held-out documents plus one byte "
-    "for each document; windows of sequence_length tokens advance by stride"
+    "bits of all tokens, end-of-text included, divided by the UTF-8 bytes of the held-out documents plus "
+    "one byte for each document; windows of sequence_length tokens advance by stride"
 )
 
 
 def evaluate(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -> dict[str, Any]:
     """Score the run's checkpoint (default: the newest whole one) beside three baselines given the same text.
 
-    Writes `run_folder/evaluate` and returns what scores.json holds: {"bits_per_byte": {"model", "unigram", "xz",
-    "ngram"}, "samples": [{"prompt", "text"}], "heldout_bytes", …}. A current folder is read back instead. Raises
-    KieloError when a stage that it needs is not finished, and when text, tokenizer and checkpoint do not belong together.
+    Writes `run_folder/evaluate` and returns what scores.json holds: {"bits_per_byte": {"model", "unigram",
+    "xz", "ngram"}, "samples": [{"prompt", "text"}], "heldout_bytes", …}. A current folder is read back
+    instead. Raises KieloError when a stage that it needs is not finished, and when text, tokenizer and
+    checkpoint do not belong together.
     """
     run_folder = Path(run_folder)
     folder = run_folder / "evaluate"
@@ -84,7 +86,9 @@ def score(contender: Contender, recipe: Recipe, texts: Sequence[str]) -> dict[st
     num_bytes = counted_bytes(texts)
     bits_per_byte = token_stream_bits(contender, tokens, stride) / num_bytes
     if not math.isfinite(bits_per_byte):
-        raise KieloError(f"{contender.name}: the model's loss is {bits_per_byte}: its weights are damaged, or overflow")
+        raise KieloError(
+            f"{contender.name}: the model's loss is {bits_per_byte}: its weights are damaged, or overflow"
+        )
     samples = [
         {"prompt": prompt, "text": _continue(contender, recipe, prompt, recipe.seed + number)}
         for number, prompt in enumerate(recipe.evaluate.prompts or default_prompts(texts))

@@ -47,9 +47,13 @@ def training_texts(recipe: Recipe, corpus_folder: Path) -> tuple[list[str], dict
 
 
 def training_token_counts(tokens_folder: Path, vocab_size: int) -> np.ndarray:
-    """How often each token [vocab_size] stands in the training shards (of very many tokens, an even sample)."""
+    """How often each token [vocab_size] stands in the training shards (of very many tokens, an
+    even sample).
+    """
     counts = np.zeros(vocab_size, dtype=np.int64)
-    shards = [open_shard(tokens_folder, name) for name in sorted(packed_manifest(tokens_folder).counts["sources"])]
+    shards = [
+        open_shard(tokens_folder, name) for name in sorted(packed_manifest(tokens_folder).counts["sources"])
+    ]
     share = min(1.0, MOST_UNIGRAM_TOKENS / max(1, sum(shard.num_tokens for shard in shards)))
     for shard in shards:
         for start, count in _spread_pieces(shard.num_tokens, share):
@@ -58,7 +62,9 @@ def training_token_counts(tokens_folder: Path, vocab_size: int) -> np.ndarray:
 
 
 def evenly(items: Iterable[Any], share: float) -> Iterator[Any]:
-    """Every item for a share of 1 and above, else that share of them at even distances, the first included."""
+    """Every item for a share of 1 and above, else that share of them at even distances, the first
+    included.
+    """
     for number, item in enumerate(items):
         if share >= 1 or number == 0 or int((number + 1) * share) > int(number * share):
             yield item

@@ -1,7 +1,7 @@
 """Parameters and FLOPs of the parts that decoders share, by arithmetic on a `[model]` section; torch-free.
 
-A family's `count.py` adds up what its layers have. Rows that pad the vocabulary do not count: they are neither
-trained nor published.
+A family's `count.py` adds up what its layers have. Rows that pad the vocabulary do not count: they are
+neither trained nor published.
 """
 
 from collections.abc import Iterable
@@ -26,9 +26,9 @@ _RARE_KEYS = (
 class LayerParts:
     """What a layer of a family is made of; its checks, and the planner's bytes and seconds, follow from it.
 
-    mlp_matrices: 3 for a gated MLP, else 2. norms: those of whole hidden states. norm: "layer" is torch's LayerNorm; "rms"
-    is RMSNorm, whose result is rounded before it is weighted; "rms_fp32" rounds after that. has_head_norms: are queries and
-    keys normed too?
+    mlp_matrices: 3 for a gated MLP, else 2. norms: those of whole hidden states. norm: "layer" is torch's
+    LayerNorm; "rms" is RMSNorm, whose result is rounded before it is weighted; "rms_fp32" rounds after that.
+    has_head_norms: are queries and keys normed too?
     """
 
     mlp_matrices: Literal[2, 3]
@@ -73,7 +73,9 @@ def check(config: Model, parts: LayerParts, reads: Iterable[str] = (), others: I
 
 
 def only_all_heads(config: Model) -> Iterable[str]:
-    """The complaints of a family that has heads of one kind: no groups, hidden_size wide together, no windows."""
+    """The complaints of a family that has heads of one kind: no groups, hidden_size wide together, no
+    windows.
+    """
     heads, kind = config.num_attention_heads, config.model_type
     if config.num_key_value_heads not in (None, heads):
         yield (
@@ -106,11 +108,17 @@ def attention_parameters(config: Model, bias: bool, output_bias: bool) -> int:
 
 
 def gated_mlp_parameters(config: Model, bias: bool) -> int:
-    return 3 * config.hidden_size * config.intermediate_size + (2 * config.intermediate_size + config.hidden_size) * bias
+    return (
+        3 * config.hidden_size * config.intermediate_size
+        + (2 * config.intermediate_size + config.hidden_size) * bias
+    )
 
 
 def plain_mlp_parameters(config: Model, bias: bool) -> int:
-    return 2 * config.hidden_size * config.intermediate_size + (config.intermediate_size + config.hidden_size) * bias
+    return (
+        2 * config.hidden_size * config.intermediate_size
+        + (config.intermediate_size + config.hidden_size) * bias
+    )
 
 
 def embedding_parameters(config: Model) -> int:
@@ -119,7 +127,7 @@ def embedding_parameters(config: Model) -> int:
 
 
 def layer_types(config: Model) -> tuple[str, ...]:
-    """"full_attention" or "sliding_attention" for each layer; a window without types is every layer's."""
+    """ "full_attention" or "sliding_attention" for each layer; a window without types is every layer's."""
     kind = "full_attention" if config.sliding_window is None else "sliding_attention"
     return config.layer_types or (kind,) * config.num_hidden_layers
 
@@ -127,9 +135,9 @@ def layer_types(config: Model) -> tuple[str, ...]:
 def flops_per_token(config: Model, multiplied_parameters: int, sequence_length: int) -> int:
     """Model FLOPs of one trained token, forward and backward, no recomputation.
 
-    6 for each parameter that a token is multiplied with (Kaplan et al. 2020, arXiv:2001.08361) and, for causal
-    attention, 12 × width × the keys that a query sees on average: half a sequence, or of a window w in a sequence s
-    w - w²/2s (Chowdhery et al. 2022, arXiv:2204.02311, appendix B, counts all s).
+    6 for each parameter that a token is multiplied with (Kaplan et al. 2020, arXiv:2001.08361) and, for
+    causal attention, 12 × width × the keys that a query sees on average: half a sequence, or of a window w in
+    a sequence s w - w²/2s (Chowdhery et al. 2022, arXiv:2204.02311, appendix B, counts all s).
     """
     width = config.num_attention_heads * config.head_dim
     attention = 0

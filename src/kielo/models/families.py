@@ -23,9 +23,13 @@ _REFUSED = {
 
 
 def module(model_type: str, part: Literal["count", "layout", "names", "model"]) -> ModuleType:
-    """One of the four files of a family; only `model` imports torch. KieloError for a family that is not here."""
+    """One of the four files of a family; only `model` imports torch. KieloError for a family that is not
+    here.
+    """
     if model_type not in FAMILIES:
-        raise KieloError(f"model.model_type = {model_type!r} is not a family here; known: {', '.join(FAMILIES)}")
+        raise KieloError(
+            f"model.model_type = {model_type!r} is not a family here; known: {', '.join(FAMILIES)}"
+        )
     return importlib.import_module(f"kielo.models.{FAMILIES[model_type][0]}.{part}")
 
 
@@ -35,7 +39,8 @@ def build_model(config: Model) -> Any:
 
 
 def complete(model: Model, max_position_embeddings: int) -> Model:
-    """`model` with every key set that follows from others or is its family's default; vocab_size is the caller's.
+    """`model` with every key set that follows from others or is its family's default; vocab_size is the
+    caller's.
 
     KieloError for a model.rope_scaling that does not fit.
     """
@@ -63,14 +68,18 @@ def read_hf_config(path: str | Path) -> Model:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise KieloError(f"{path}: cannot be read ({error.strerror}); expected a Hugging Face config.json") from None
+        raise KieloError(
+            f"{path}: cannot be read ({error.strerror}); expected a Hugging Face config.json"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise KieloError(f"{path}: not valid JSON ({error})") from None
     if not isinstance(config, dict):
         raise KieloError(f"{path}: holds a {type(config).__name__}, and not the keys and values of a model")
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in {*FAMILIES, *_REFUSED}:
-        raise KieloError(f"{path}: model_type = {model_type!r} is not a family here; known: {', '.join(FAMILIES)}")
+        raise KieloError(
+            f"{path}: model_type = {model_type!r} is not a family here; known: {', '.join(FAMILIES)}"
+        )
     if model_type in _REFUSED:
         raise KieloError(f"{path}: a model of model_type = {model_type!r} {_REFUSED[model_type]}")
     model = module(model_type, "names").from_hugging_face(config, str(path))

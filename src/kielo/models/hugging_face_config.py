@@ -1,8 +1,8 @@
 """What every family needs to read a Hugging Face `config.json`; torch-free.
 
-Data in: the file's dict; data out: values under our keys. A key that is left out means what it means to transformers.
-Keys that do not change the maths are ignored; a value of another kind than the key's, and one that asks for something
-that Kielo does not do, is refused by name.
+Data in: the file's dict; data out: values under our keys. A key that is left out means what it means to
+transformers. Keys that do not change the maths are ignored; a value of another kind than the key's, and one
+that asks for something that Kielo does not do, is refused by name.
 """
 
 import math
@@ -28,8 +28,8 @@ _NO_NULL = object()
 class ConfigReader:
     """Reads keys off one config and collects what stands against it; `done` raises it all at once.
 
-    default: what transformers takes for a key that is not there. null: what null means, where it may be given.
-    A value that is complained about is replaced by the default, so that reading can go on.
+    default: what transformers takes for a key that is not there. null: what null means, where it may be
+    given. A value that is complained about is replaced by the default, so that reading can go on.
     """
 
     def __init__(self, config: Mapping[str, Any], where: str):
@@ -49,7 +49,9 @@ class ConfigReader:
 
     def whole(self, name: str, default: int) -> int:
         """A whole number from 0 on."""
-        return self._value((name,), default, _NO_NULL, lambda value: type(value) is int and value >= 0, "a whole number")
+        return self._value(
+            (name,), default, _NO_NULL, lambda value: type(value) is int and value >= 0, "a whole number"
+        )
 
     def number(self, *names: str, default: float | None, null: Any = _NO_NULL) -> Any:
         """A finite number above 0."""
@@ -65,7 +67,8 @@ class ConfigReader:
             return known[0]
         if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in known):
             self._complaints.append(
-                f"asks for what Kielo does not do: {name} = {_short(value)} (known: {', '.join(map(repr, known))})"
+                f"asks for what Kielo does not do: {name} = {_short(value)} (known: "
+                f"{', '.join(map(repr, known))})"
             )
             return known[0]
         return value
@@ -74,14 +77,23 @@ class ConfigReader:
         """One for each layer; `without` where the key is not there or null."""
 
         def fits(value: Any) -> bool:
-            return isinstance(value, list) and len(value) == len(without) and all(v in LAYER_KINDS for v in value)
+            return (
+                isinstance(value, list)
+                and len(value) == len(without)
+                and all(v in LAYER_KINDS for v in value)
+            )
 
         expected = f"a list of {len(without)} of {' or '.join(LAYER_KINDS)}, one for each layer"
         return tuple(self._value(("layer_types",), without, without, fits, expected))
 
     def windows(self, layers: int, full_every: int) -> dict[str, Any]:
-        """layer_types and sliding_window where every `full_every`-th layer sees all unless the config says otherwise."""
-        kinds = ["sliding_attention" if number % full_every else "full_attention" for number in range(1, layers + 1)]
+        """layer_types and sliding_window where every `full_every`-th layer sees all unless the config says
+        otherwise.
+        """
+        kinds = [
+            "sliding_attention" if number % full_every else "full_attention"
+            for number in range(1, layers + 1)
+        ]
         window, kinds = self.size("sliding_window", default=4096, null=None), self.layer_types(kinds)
         if "sliding_attention" not in kinds:
             return {"layer_types": kinds}
@@ -106,17 +118,25 @@ class ConfigReader:
         return normalise_rope(theta, self.rope_section(), max_position_embeddings, f"{self.where}: ")
 
     def rope_section(self) -> Any:
-        """The dict that says how positions are stretched: transformers 4's before transformers 5's, as there."""
+        """The dict that says how positions are stretched: transformers 4's before transformers
+        5's, as there.
+        """
         return self._config.get("rope_scaling") or self._config.get("rope_parameters")
 
     def ropes(
-        self, theta_key: str, default_theta: float | None, windowed_key: str, default_windowed: float | None, positions: int
+        self,
+        theta_key: str,
+        default_theta: float | None,
+        windowed_key: str,
+        default_windowed: float | None,
+        positions: int,
     ) -> tuple[float, dict[str, Any] | None, float]:
-        """(base, scaling, base of windowed layers), of families whose windowed layers turn otherwise than the full ones.
+        """(base, scaling, base of windowed layers), of families whose windowed layers turn otherwise than the
+        full ones.
 
         transformers 5 writes `rope_parameters` with a dict for each kind of layer; transformers 4 writes the
-        `rope_scaling` of the full ones, beside a base each. A default of None: the key must be there. Windowed layers
-        are not stretched: a config that asks for that is refused.
+        `rope_scaling` of the full ones, beside a base each. A default of None: the key must be there.
+        Windowed layers are not stretched: a config that asks for that is refused.
         """
         by_kind, where = self._config.get("rope_parameters"), f"{self.where}: "
         if by_kind is None:
@@ -151,18 +171,23 @@ class ConfigReader:
             raise KieloError(f"{self.where}: " + "; ".join(dict.fromkeys(self._complaints)))
 
     def _found(self, names: Sequence[str]) -> tuple[str, Any]:
-        """The first of `names` that is there, and its value; a complaint where two of them say different things."""
+        """The first of `names` that is there, and its value; a complaint where two of them say different
+        things.
+        """
         there = [name for name in names if name in self._config]
         there = [name for name in there if self._config[name] is not None] or there
         for other in there[1:]:
             if self._config[other] != self._config[there[0]]:
                 self._complaints.append(
-                    f"{there[0]} = {_short(self._config[there[0]])} and {other} = {_short(self._config[other])} "
+                    f"{there[0]} = {_short(self._config[there[0]])} and {other} = "
+                    f"{_short(self._config[other])} "
                     "mean the same and differ"
                 )
         return (there[0], self._config[there[0]]) if there else (names[0], _NOT_THERE)
 
-    def _value(self, names: Sequence[str], default: Any, null: Any, fits: Callable[[Any], bool], expected: str) -> Any:
+    def _value(
+        self, names: Sequence[str], default: Any, null: Any, fits: Callable[[Any], bool], expected: str
+    ) -> Any:
         name, value = self._found(names)
         if value is _NOT_THERE:
             return default
@@ -186,11 +211,13 @@ def normalise_rope(
 
     transformers 4 writes `rope_theta` beside `rope_scaling` {"type" or "rope_type", …}; transformers 5 writes
     `rope_parameters` with both inside. Out comes the base, and None ("default") or a dict of "rope_type" and
-    just the numbers that type uses. rotary_share: what part of each head turns, where a family has a say in it.
-    KieloError for other types, for missing numbers and for what is no number.
+    just the numbers that type uses. rotary_share: what part of each head turns, where a family has a say in
+    it. KieloError for other types, for missing numbers and for what is no number.
     """
     if not isinstance(scaling, Mapping | None):
-        raise KieloError(f"{where}rope_scaling = {_short(scaling)} does not fit; expected a table of rope_type and numbers")
+        raise KieloError(
+            f"{where}rope_scaling = {_short(scaling)} does not fit; expected a table of rope_type and numbers"
+        )
     scaling = dict(scaling or {})
     inner_theta = scaling.pop("rope_theta", None)
     base = DEFAULT_ROPE_THETA if rope_theta is None else rope_theta
@@ -201,7 +228,8 @@ def normalise_rope(
     rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
     if not isinstance(rope_type, str) or rope_type not in _ROPE_KEYS:
         raise KieloError(
-            f"{where}rope_scaling.rope_type = {_short(rope_type)} is not supported; known: {', '.join(_ROPE_KEYS)}"
+            f"{where}rope_scaling.rope_type = {_short(rope_type)} is not supported; known: "
+            f"{', '.join(_ROPE_KEYS)}"
         )
     if scaling.get("partial_rotary_factor", rotary_share) != rotary_share:
         raise KieloError(
@@ -213,7 +241,9 @@ def normalise_rope(
     if rope_type in ("llama3", "yarn"):
         scaling.setdefault("original_max_position_embeddings", max_position_embeddings)
     if rope_type == "yarn" and scaling.get("truncate", True) is not True:
-        raise KieloError(f"{where}rope_scaling.truncate = {_short(scaling['truncate'])} is not supported; only true")
+        raise KieloError(
+            f"{where}rope_scaling.truncate = {_short(scaling['truncate'])} is not supported; only true"
+        )
     _refuse_unlike_numbers(scaling, where)
     if rope_type == "yarn":
         scaling = _with_yarn_defaults(scaling)
@@ -222,8 +252,8 @@ def normalise_rope(
         raise KieloError(f"{where}rope_scaling of type {rope_type!r} lacks {', '.join(missing)}")
     if rope_type == "llama3" and scaling["low_freq_factor"] >= scaling["high_freq_factor"]:
         raise KieloError(
-            f"{where}rope_scaling.low_freq_factor = {scaling['low_freq_factor']} does not fit; expected less than "
-            f"high_freq_factor = {scaling['high_freq_factor']}"
+            f"{where}rope_scaling.low_freq_factor = {scaling['low_freq_factor']} does not fit; expected "
+            f"less than high_freq_factor = {scaling['high_freq_factor']}"
         )
     if rope_type == "yarn" and base <= 1:
         raise KieloError(f"{where}rope_theta = {base:g} does not fit; yarn needs one above 1")
@@ -232,7 +262,11 @@ def normalise_rope(
 
 def _refuse_unlike_numbers(scaling: Mapping[str, Any], where: str) -> None:
     """KieloError for a value of `scaling` that should be a number above 0, or null, and is not."""
-    for key in (*dict.fromkeys(key for keys in _ROPE_KEYS.values() for key in keys), "mscale", "mscale_all_dim"):
+    for key in (
+        *dict.fromkeys(key for keys in _ROPE_KEYS.values() for key in keys),
+        "mscale",
+        "mscale_all_dim",
+    ):
         value, is_length = scaling.get(key), key == "original_max_position_embeddings"
         may_be_zero = key.startswith(("mscale", "beta"))  # transformers takes 0 for not given
         if value is None or (may_be_zero and value == 0) or (_is_size if is_length else _is_positive)(value):
@@ -242,12 +276,17 @@ def _refuse_unlike_numbers(scaling: Mapping[str, Any], where: str) -> None:
 
 
 def _with_yarn_defaults(scaling: dict[str, Any]) -> dict[str, Any]:
-    """What transformers takes for the numbers that are not there (Peng et al. 2023, arXiv:2309.00071, equation 22)."""
+    """What transformers takes for the numbers that are not there (Peng et al. 2023, arXiv:2309.00071,
+    equation 22).
+    """
 
     def sharpness(mscale: float) -> float:
         return 1.0 if scaling["factor"] <= 1 else 0.1 * mscale * math.log(scaling["factor"]) + 1.0
 
-    scaling = scaling | {"beta_fast": scaling.get("beta_fast") or 32, "beta_slow": scaling.get("beta_slow") or 1}
+    scaling = scaling | {
+        "beta_fast": scaling.get("beta_fast") or 32,
+        "beta_slow": scaling.get("beta_slow") or 1,
+    }
     if scaling.get("attention_factor") is None and scaling.get("factor") is not None:
         mscale, mscale_all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
         scaling["attention_factor"] = (
@@ -271,7 +310,9 @@ def _is_size(value: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    """`repr`, cut: a damaged file may hold anything. An int of any length has one, which Python refuses to write out."""
+    """`repr`, cut: a damaged file may hold anything. An int of any length has one, which Python refuses to
+    write out.
+    """
     try:
         text = repr(value)
     except ValueError:

@@ -1,8 +1,9 @@
 """Where a parameter lies in a Hugging Face file, when it is not simply a tensor of its own; torch-free.
 
-Kielo's attention has a matrix each for queries, keys and values; BLOOM and GPT-NeoX store the three fused, head by
-head, and GPT-2 side by side and transposed. A family's `names.py` says so with a `Piece` for each parameter; reading,
-writing and comparing weights follow it, for the whole parameter or the box of it that a rank owns.
+Kielo's attention has a matrix each for queries, keys and values; BLOOM and GPT-NeoX store the three fused,
+head by head, and GPT-2 side by side and transposed. A family's `names.py` says so with a `Piece` for each
+parameter; reading, writing and comparing weights follow it, for the whole parameter or the box of it that a
+rank owns.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,10 +14,11 @@ Box = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows `first_row …` of the tensor `name`, in blocks of `block_rows` of which one begins every `stride_rows`.
+    """Rows `first_row …` of the tensor `name`, in blocks of `block_rows` of which one begins every
+    `stride_rows`.
 
-    Without `block_rows` all rows lie together. transposed: the file holds [columns, rows]. rows: how many of the
-    parameter's rows the file has, None for all; those beyond are padding, zero here and left out there.
+    Without `block_rows` all rows lie together. transposed: the file holds [columns, rows]. rows: how many of
+    the parameter's rows the file has, None for all; those beyond are padding, zero here and left out there.
     """
 
     name: str
@@ -27,7 +29,8 @@ class Piece:
     rows: int | None = None
 
     def boxes(self, box: Sequence[slice]) -> Iterator[tuple[Box, Box]]:
-        """The parts that a box of the parameter is stored in: (box of the parameter, the same box in the file).
+        """The parts that a box of the parameter is stored in: (box of the parameter, the same box in the
+        file).
 
         `box` is a slice with bounds for each dim; padding rows and empty parts are left out.
         """
@@ -49,7 +52,9 @@ class Piece:
 
 
 def fused_by_head(name: str, head_dim: int) -> dict[str, Piece]:
-    """"q", "k" and "v" out of one tensor that holds, head after head, its queries, keys and values (Megatron-LM)."""
+    """ "q", "k" and "v" out of one tensor that holds, head after head, its queries, keys and
+    values (Megatron-LM).
+    """
     return {part: Piece(name, number * head_dim, head_dim, 3 * head_dim) for number, part in enumerate("qkv")}
 
 

@@ -1,10 +1,11 @@
 """The order in which parallelism is put on a model, stated once. Model on meta → the same model, laid out.
 
-pipeline → FP8 → tensor → context → recomputation → compile → shard. Stages are cut first, so that no rank lays out what
-others have, and the rest is done to each of them as to a whole model. FP8 puts other modules in the place of matrices,
-so it comes before whatever wraps them. The tensor axis splits parameters, so it comes before FSDP2, which splits what is
-left; recomputation must wrap what attention became, compilation takes all that a layer computes, and FSDP2 must see
-all. Each step changes modules in place; only `materialise` gives memory.
+pipeline → FP8 → tensor → context → recomputation → compile → shard. Stages are cut first, so that no rank
+lays out what others have, and the rest is done to each of them as to a whole model. FP8 puts other modules in
+the place of matrices, so it comes before whatever wraps them. The tensor axis splits parameters, so it comes
+before FSDP2, which splits what is left; recomputation must wrap what attention became, compilation takes all
+that a layer computes, and FSDP2 must see all. Each step changes modules in place; only `materialise` gives
+memory.
 """
 
 from typing import TYPE_CHECKING
@@ -36,7 +37,9 @@ def lay_out(
     fp8: how, where `precision` is fp8.
     """
     if placement.pipeline > 1:
-        return into_stages(model, mesh, placement, lambda part: _lay_out_part(part, mesh, placement, precision, fp8))
+        return into_stages(
+            model, mesh, placement, lambda part: _lay_out_part(part, mesh, placement, precision, fp8)
+        )
     return _lay_out_part(model, mesh, placement, precision, fp8)
 
 

@@ -1,9 +1,9 @@
 """One communicator at a time: make it, use it once, and know by name who did not come.
 
 Process groups that are made together, or first used in the middle of a step, hang without a word (on LUMI a
-second process group hung in 13 of 17 four-node starts: laifs-container-recipes#44). So each is made and warmed
-in turn, in a thread that the caller waits for no longer than its time limit; every rank leaves a mark in the
-store when it arrives, and when the limit strikes the missing marks are the missing ranks.
+second process group hung in 13 of 17 four-node starts: laifs-container-recipes#44). So each is made and
+warmed in turn, in a thread that the caller waits for no longer than its time limit; every rank leaves a mark
+in the store when it arrives, and when the limit strikes the missing marks are the missing ranks.
 """
 
 import threading
@@ -26,9 +26,9 @@ def raise_communicator(
 ) -> dist.ProcessGroup:
     """Call `make`, sum a one over the new group, and return the group.
 
-    Args: `name` is the mesh axis (or "world") for messages and marks; `ranks` are the global ranks of the group;
-    `store` is seen by all of them. Raises KieloError naming the axis and the ranks that did not arrive within
-    `timeout_seconds`, on every rank that did.
+    Args: `name` is the mesh axis (or "world") for messages and marks; `ranks` are the global ranks of the
+    group; `store` is seen by all of them. Raises KieloError naming the axis and the ranks that did not arrive
+    within `timeout_seconds`, on every rank that did.
     """
     outcome: dict[str, dist.ProcessGroup | BaseException] = {}
     marks = store.clone()  # a store serves one thread at a time, and `make` may be waiting in the other one
@@ -79,7 +79,8 @@ def who_is_missing(name: str, ranks: Sequence[int], store: dist.Store) -> str:
     )
     plural = "ranks" if len(missing) > 1 else "rank"
     return (
-        f"{plural} {shown} did not arrive, {len(ranks) - len(missing)} of {len(ranks)} did; look at the log of {plural} {shown}, or raise "
+        f"{plural} {shown} did not arrive, {len(ranks) - len(missing)} of {len(ranks)} did; look at the log "
+        f"of {plural} {shown}, or raise "
         "train.start_timeout_seconds if they are merely slow"
     )
 

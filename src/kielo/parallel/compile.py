@@ -1,8 +1,9 @@
-"""Compilation of each layer by torch.compile (Ansel et al. 2024, doi:10.1145/3620665.3640366). Model → the same, in place.
+"""Compilation of each layer by torch.compile (Ansel et al. 2024, doi:10.1145/3620665.3640366). Model → the
+same, in place.
 
-Layer by layer, because layers of one kind then share their code: it is made once, however many layers there are, and
-FSDP2 gathers and scatters between them. What wraps a layer's forward before, recomputation above all, is compiled
-with it, and what comes after (FSDP2's hooks) stays outside.
+Layer by layer, because layers of one kind then share their code: it is made once, however many layers there
+are, and FSDP2 gathers and scatters between them. What wraps a layer's forward before, recomputation above
+all, is compiled with it, and what comes after (FSDP2's hooks) stays outside.
 """
 
 import os
@@ -17,8 +18,9 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from kielo.recipe.errors import KieloError
 
-# Of one layer's code. torch's own limit of 8 is soon met, and beyond it layers would run uncompiled: each shape of a
-# micro-batch (of phases, of held-out text), each kind of mask, and evaluation beside training, has a version.
+# Of one layer's code. torch's own limit of 8 is soon met, and beyond it layers would run uncompiled: each
+# shape of a micro-batch (of phases, of held-out text), each kind of mask, and evaluation beside training, has
+# a version.
 _VERSIONS = 64
 
 
@@ -32,14 +34,17 @@ def lay_compile(model: nn.Module) -> None:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _VERSIONS)
     layers = list(model.layers.values())
     for layer in layers:
-        # Not layer.compile(): it takes a module's hooks into the code, and passes over a forward that was replaced.
+        # Not layer.compile(): it takes a module's hooks into the code, and passes over a forward that was
+        # replaced.
         layer.forward = torch.compile(layer.forward, dynamic=False)
     for layer in layers[:1]:
         layer.register_forward_pre_hook(_wait)
 
 
 def check_compiler() -> None:
-    """Raises KieloError where there is no compiler, or are no headers of Python, for the code that torch writes."""
+    """Raises KieloError where there is no compiler, or are no headers of Python, for the code that torch
+    writes.
+    """
     has_gpu = torch.cuda.is_available()
     names = [os.environ.get("CC"), "gcc", "clang"] if has_gpu else [os.environ.get("CXX", "g++")]
     if not any(name and shutil.which(name.split()[0]) for name in names):
@@ -57,8 +62,8 @@ def check_compiler() -> None:
 def _wait(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """A tensor-parallel embedding hands on a sum that is still under way, as a tensor of a class of its own.
 
-    Compiled code takes the tensor inside, without its history (torch 2.13), so that no gradient would reach the
-    embedding; earlier versions differ, none is right. A copy waits, and is a plain tensor.
+    Compiled code takes the tensor inside, without its history (torch 2.13), so that no gradient would reach
+    the embedding; earlier versions differ, none is right. A copy waits, and is a plain tensor.
     """
     first, *others = inputs
     return (first.clone() if isinstance(first, AsyncCollectiveTensor) else first, *others)

@@ -1,15 +1,17 @@
-"""Context parallelism: each rank of the context axis holds a part of every sequence. Model → the same, swapped.
+"""Context parallelism: each rank of the context axis holds a part of every sequence. Model → the same,
+swapped.
 
-Only attention sees other positions, so only its inner product and its mask change. The sequence is cut into 2c
-blocks and rank r holds blocks r and 2c-1-r, one early and one late: causal attention is the same work on every
-rank (the head-tail split of Llama 3's context parallelism; Dubey et al. 2024, arXiv:2407.21783, section 3.3.2).
+Only attention sees other positions, so only its inner product and its mask change. The sequence is cut into
+2c blocks and rank r holds blocks r and 2c-1-r, one early and one late: causal attention is the same work on
+every rank (the head-tail split of Llama 3's context parallelism; Dubey et al. 2024, arXiv:2407.21783, section
+3.3.2).
 
 Two forms, for the same numbers:
 all_gather   queries stay, keys and values come from all ranks (the same paper); any number of heads
 ulysses      heads are exchanged for sequence (Jacobs et al. 2023, arXiv:2309.14509); heads must divide
 
-Sums over ranks are taken in the order of the ranks, so results repeat bit by bit where the kernels' do.
-Shape letters: b = batch, s = whole sequence, c = ranks, h = heads, g = key and value heads, k = head_dim; q, k and
+Sums over ranks are taken in the order of the ranks, so results repeat bit by bit where the kernels' do. Shape
+letters: b = batch, s = whole sequence, c = ranks, h = heads, g = key and value heads, k = head_dim; q, k and
 v are [b, h or g, s/c, k]. Under tensor parallelism h and g are those of one tensor rank.
 """
 
@@ -40,15 +42,17 @@ def context_positions(sequence_length: int, ranks: int, rank: int) -> Tensor:
     if sequence_length % (2 * ranks):
         lengths = " or ".join(str(length) for length in lengths_that_split(sequence_length, ranks))
         raise KieloError(
-            f"a sequence of {sequence_length} tokens does not split into {2 * ranks} equal blocks, two for each of "
-            f"layout.context = {ranks} ranks; what would work: a sequence_length of {lengths}"
+            f"a sequence of {sequence_length} tokens does not split into {2 * ranks} equal blocks, two for "
+            f"each of layout.context = {ranks} ranks; what would work: a sequence_length of {lengths}"
         )
     blocks = torch.arange(sequence_length).view(2 * ranks, -1)
     return torch.cat((blocks[rank], blocks[-1 - rank]))
 
 
 def lay_context(model: nn.Module, mesh: "Mesh", placement: "Placement") -> None:
-    """Swap `model.mask` and each layer's `attention.inner` for those of `placement.context_attention`, in place."""
+    """Swap `model.mask` and each layer's `attention.inner` for those of `placement.context_attention`, in
+    place.
+    """
     if placement.context == 1:
         return
     group = mesh["context"].get_group()
@@ -59,7 +63,9 @@ def lay_context(model: nn.Module, mesh: "Mesh", placement: "Placement") -> None:
 
 
 class ContextMask(AttentionMask):
-    """What both forms share: the document numbers of whole sequences, and a check that positions are as split."""
+    """What both forms share: the document numbers of whole sequences, and a check that positions are as
+    split.
+    """
 
     def __init__(self, group: dist.ProcessGroup, whole: AttentionMask) -> None:
         super().__init__(whole.windows, whole.needs_distance)
@@ -91,7 +97,11 @@ class GatherMask(ContextMask):
     """This rank's queries against all keys. Dense: O(s²/c) memory, also without documents."""
 
     def forward(
-        self, documents_bs: Tensor | None, positions_s: Tensor | None, sequence_length: int, device: torch.device
+        self,
+        documents_bs: Tensor | None,
+        positions_s: Tensor | None,
+        sequence_length: int,
+        device: torch.device,
     ) -> dict[int | None, Sight]:
         """`visible` [b or 1, 1, s/c, s] bool is always there, keys in the order of the sequence."""
         self.check_positions(positions_s)
@@ -117,7 +127,10 @@ class GatherAttention(InnerAttention):
         parts = _GatherParts.apply(torch.stack((k_bgsk, v_bgsk)), self.group)
         keys, values = in_sequence_order(parts, dim=3).unbind()
         block = q_bhsk.shape[2] // 2
-        halves = (slice(0, block), (self.rank + 1) * block), (slice(block, 2 * block), (2 * self.ranks - self.rank) * block)
+        halves = (
+            (slice(0, block), (self.rank + 1) * block),
+            (slice(block, 2 * block), (2 * self.ranks - self.rank) * block),
+        )
         outputs = []
         for rows, end in halves:
             part = sight.part(rows, slice(0, end))
@@ -129,7 +142,11 @@ class UlyssesMask(ContextMask):
     """Of whole sequences, as on one device. Dense with documents: O(s²) memory; none at all without."""
 
     def forward(
-        self, documents_bs: Tensor | None, positions_s: Tensor | None, sequence_length: int, device: torch.device
+        self,
+        documents_bs: Tensor | None,
+        positions_s: Tensor | None,
+        sequence_length: int,
+        device: torch.device,
     ) -> dict[int | None, Sight]:
         self.check_positions(positions_s)
         all_documents = None if documents_bs is None else self.whole_documents(documents_bs)
@@ -137,7 +154,8 @@ class UlyssesMask(ContextMask):
 
 
 class UlyssesAttention(InnerAttention):
-    """All heads of a part of the sequence ↔ a part of the heads of the whole sequence, by one all-to-all each way.
+    """All heads of a part of the sequence ↔ a part of the heads of the whole sequence, by one all-to-all each
+    way.
 
     The number of heads, and that of key and value heads, must be multiples of the ranks (`check_context`).
     """
@@ -180,7 +198,9 @@ def in_rank_order(whole: Tensor, ranks: int, dim: int) -> Tensor:
 
 
 class _Exchange(torch.autograd.Function):
-    """[c, ...]: slice i goes to rank i, and slice i of the result came from rank i. Its transpose is itself."""
+    """[c, ...]: slice i goes to rank i, and slice i of the result came from rank i. Its transpose
+    is itself.
+    """
 
     @staticmethod
     def forward(ctx, slices: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -196,8 +216,8 @@ class _Exchange(torch.autograd.Function):
 class _GatherParts(torch.autograd.Function):
     """A rank's part → the parts of all ranks, [c, ...]; backward sums each part's gradients from all ranks.
 
-    The sum is an all-to-all and a local sum: a reduce-scatter's traffic, but in the order of the ranks whatever
-    the library and its algorithm, and bf16 is added up in fp32 and rounded once.
+    The sum is an all-to-all and a local sum: a reduce-scatter's traffic, but in the order of the ranks
+    whatever the library and its algorithm, and bf16 is added up in fp32 and rounded once.
     """
 
     @staticmethod

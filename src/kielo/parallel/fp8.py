@@ -1,13 +1,14 @@
-"""Matrix products of the layers in 8 bits (Micikevicius et al. 2022, arXiv:2209.05433), by torchao's Float8Linear.
+"""Matrix products of the layers in 8 bits (Micikevicius et al. 2022, arXiv:2209.05433), by torchao's
+Float8Linear.
 
-Weights stay fp32 parameters of the same names: inputs, weights and output gradients are scaled and rounded to FP8 just
-before they are multiplied. What torchao is relied on for: `convert_to_float8_training`, `Float8LinearConfig` with
-`from_recipe_name`, `enable_fsdp_float8_all_gather` and `emulate`, and `precompute_float8_dynamic_scale_for_fsdp` (all in
-torchao.float8, 0.15 and later).
+Weights stay fp32 parameters of the same names: inputs, weights and output gradients are scaled and rounded to
+FP8 just before they are multiplied. What torchao is relied on for: `convert_to_float8_training`,
+`Float8LinearConfig` with `from_recipe_name`, `enable_fsdp_float8_all_gather` and `emulate`, and
+`precompute_float8_dynamic_scale_for_fsdp` (all in torchao.float8, 0.15 and later).
 
-A weight that is gathered in FP8 is, in its shard, a tensor around a tensor; `materialise.local` takes it out. Its scale is
-that of the whole weight, over the shard and the tensor axis, and belongs to the values it was taken from: whoever
-changes weights calls `scale_weights` before the next forward.
+A weight that is gathered in FP8 is, in its shard, a tensor around a tensor; `materialise.local` takes it out.
+Its scale is that of the whole weight, over the shard and the tensor axis, and belongs to the values it was
+taken from: whoever changes weights calls `scale_weights` before the next forward.
 """
 
 import logging
@@ -40,7 +41,8 @@ _AMD_ARCHITECTURES = ("gfx94", "gfx95", "gfx12")  # MI300, MI350, RDNA 4
 
 
 def lay_fp8(model: nn.Module, mesh: Mesh, fp8: Fp8) -> None:
-    """Put float8 linears in the place of the layers' matrices, in place (model on meta); all but `fp8.kept_in_bf16`.
+    """Put float8 linears in the place of the layers' matrices, in place (model on meta); all but
+    `fp8.kept_in_bf16`.
 
     The head stays: the loss multiplies it by chunks, and its products decide the logits.
     Raises KieloError where torchao is not installed.
@@ -52,7 +54,9 @@ def lay_fp8(model: nn.Module, mesh: Mesh, fp8: Fp8) -> None:
         for name, module in model.named_modules()
         if name.startswith("layers.") and type(module) is nn.Linear and not is_kept(name, fp8.kept_in_bf16)
     }
-    gathered = {name for name, module in chosen.items() if _is_gathered_in_fp8(model, name, module, mesh, fp8)}
+    gathered = {
+        name for name, module in chosen.items() if _is_gathered_in_fp8(model, name, module, mesh, fp8)
+    }
     _swap(float8, model, chosen.keys() - gathered, config)
     if gathered:
         _swap(float8, model, gathered, replace(config, enable_fsdp_float8_all_gather=True))
@@ -68,7 +72,8 @@ def import_float8() -> "ModuleType":
             import torchao.float8
         except ImportError as error:
             raise KieloError(
-                f'train.precision = "fp8" needs torchao ({error}); what would work: pip install \'kielo[fp8]\''
+                f'train.precision = "fp8" needs torchao ({error}); what would work: pip install '
+                "'kielo[fp8]'"
             ) from error
     return torchao.float8
 
@@ -86,10 +91,11 @@ def refuse_without_fp8(device: torch.device, fp8: Fp8) -> None:
 
 
 def scale_weights(model: nn.Module) -> None:
-    """Take the scales of all weights that are gathered in FP8, in one all-reduce for each axis that splits them.
+    """Take the scales of all weights that are gathered in FP8, in one all-reduce for each axis that splits
+    them.
 
-    To be called by all ranks whenever weights have changed: after they are filled or restored, and after each optimiser
-    step. Without any such weights it does nothing.
+    To be called by all ranks whenever weights have changed: after they are filled or restored, and after each
+    optimiser step. Without any such weights it does nothing.
     """
     linears = _fp8_linears(model)
     if not any(linear.config.enable_fsdp_float8_all_gather for linear in linears):
@@ -102,10 +108,11 @@ def scale_weights(model: nn.Module) -> None:
 
 @contextmanager
 def in_bf16(model: nn.Module, mesh: Mesh) -> Iterator[None]:
-    """Forward and backward passes inside multiply in bf16, as nn.Linear does, with the same weights and gradients.
+    """Forward and backward passes inside multiply in bf16, as nn.Linear does, with the same weights and
+    gradients.
 
-    For comparing gradients of the same batch, not for training: compiled layers run uncompiled, and weights that FSDP
-    gathers in FP8 are gathered once more, for each product. Enter and leave it between steps.
+    For comparing gradients of the same batch, not for training: compiled layers run uncompiled, and weights
+    that FSDP gathers in FP8 are gathered once more, for each product. Enter and leave it between steps.
     """
     linears = _fp8_linears(model)
     if not linears:
@@ -115,7 +122,9 @@ def in_bf16(model: nn.Module, mesh: Mesh) -> Iterator[None]:
     try:
         for linear in linears:
             is_gathered_in_fp8 = linear.config.enable_fsdp_float8_all_gather
-            linear.forward = partial(_multiply_wide, linear, linear.weight if is_gathered_in_fp8 else None, mesh)
+            linear.forward = partial(
+                _multiply_wide, linear, linear.weight if is_gathered_in_fp8 else None, mesh
+            )
         with torch.compiler.set_stance("force_eager"):
             yield
     finally:
@@ -135,11 +144,14 @@ def _multiply_wide(linear: nn.Linear, shard: DTensor | None, mesh: Mesh, x: Tens
 
 
 class _WideWeight(torch.autograd.Function):
-    """The values of a weight before it was rounded to FP8, gathered in its compute dtype; the gradient is the weight's."""
+    """The values of a weight before it was rounded to FP8, gathered in its compute dtype; the gradient is the
+    weight's.
+    """
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, shard: DTensor, axis: DeviceMesh) -> Tensor:
-        part = DTensor.from_local(local(shard).to(weight.dtype), axis, [Shard(0)], run_check=False)  # even, as gathered
+        # even, as gathered
+        part = DTensor.from_local(local(shard).to(weight.dtype), axis, [Shard(0)], run_check=False)
         whole = part.full_tensor()
         if isinstance(weight, DTensor):  # split over the tensor axis
             whole = DTensor.from_local(whole, weight.device_mesh, weight.placements, run_check=False)
@@ -151,7 +163,9 @@ class _WideWeight(torch.autograd.Function):
 
 
 def _is_gathered_in_fp8(model: nn.Module, name: str, module: nn.Linear, mesh: Mesh, fp8: Fp8) -> bool:
-    """torchao pads no shards (pytorch/ao#3982), so the rows of a tensor rank must divide by the ranks that share them."""
+    """torchao pads no shards (pytorch/ao#3982), so the rows of a tensor rank must divide by the ranks that
+    share them.
+    """
     if not fp8.gathered_in_fp8 or fp8.scaling != "tensorwise":
         return False
     rows = module.out_features
@@ -171,7 +185,9 @@ def _has_fp8(device: torch.device) -> bool:
 
 def _fp8_linears(model: nn.Module) -> list[nn.Linear]:
     """Those that `lay_fp8` made, also of all stages of a rank."""
-    return [linear for part in getattr(model, "parts", [model]) for linear in getattr(part, "fp8_linears", ())]
+    return [
+        linear for part in getattr(model, "parts", [model]) for linear in getattr(part, "fp8_linears", ())
+    ]
 
 
 def _reshard(model: nn.Module) -> None:

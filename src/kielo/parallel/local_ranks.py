@@ -1,8 +1,8 @@
 """Processes of `kielo train` on this machine, one a rank: started, signals passed on, watched to their end.
 
-The processes are torch's own (`torch.distributed.elastic.multiprocessing`, what torchrun stands on), with the variables
-that torchrun would give them. torchrun itself is left out: it turns every exit code into 1, and a stop on purpose into a
-page of traceback.
+The processes are torch's own (`torch.distributed.elastic.multiprocessing`, what torchrun stands on), with the
+variables that torchrun would give them. torchrun itself is left out: it turns every exit code into 1, and a
+stop on purpose into a page of traceback.
 """
 
 import logging
@@ -21,16 +21,23 @@ _SIGNALS_VARIABLE, _UNUSED_SIGNAL = "TORCHELASTIC_SIGNALS_TO_HANDLE", signal.SIG
 
 
 class Ranks:
-    """`arguments` given to this Python in `number` processes. Each has a session of its own, so that Ctrl-C at a terminal
-    reaches it once, through its parent. stop_code: exit code of a rank that stopped on purpose, which is no failure.
+    """`arguments` given to this Python in `number` processes. Each has a session of its own, so that Ctrl-C
+    at a terminal reaches it once, through its parent. stop_code: exit code of a rank that stopped on purpose,
+    which is no failure.
     """
 
     def __init__(
-        self, arguments: Sequence[str], number: int, stop_code: int, variables: Mapping[str, str] | None = None
+        self,
+        arguments: Sequence[str],
+        number: int,
+        stop_code: int,
+        variables: Mapping[str, str] | None = None,
     ):
         self._arguments, self._number, self._stop_code = tuple(arguments), number, stop_code
         self._everyone = {
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // number))),
+            "OMP_NUM_THREADS": os.environ.get(
+                "OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // number))
+            ),
             "WORLD_SIZE": str(number),
             "LOCAL_WORLD_SIZE": str(number),
             "MASTER_ADDR": "127.0.0.1",
@@ -49,12 +56,16 @@ class Ranks:
                 "kielo",
                 sys.executable,
                 args=dict.fromkeys(everyone, self._arguments),
-                envs={rank: self._everyone | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in everyone},
+                envs={
+                    rank: self._everyone | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in everyone
+                },
                 logs_specs=DefaultLogsSpecs(),
             )
 
     def stop(self, number: int) -> None:
-        """Have `wait` pass the signal `number` on to all ranks. A signal handler may call it, at any moment."""
+        """Have `wait` pass the signal `number` on to all ranks. A signal handler may call it, at
+        any moment.
+        """
         self._stop_signal = signal.Signals(number)
 
     @property
@@ -64,7 +75,8 @@ class Ranks:
     def wait(self, shutdown_seconds: int) -> str:
         """Until all have ended; "" if none failed, else which did and how.
 
-        Once one has failed, torch ends the others. Ranks that are still there so long after a stop are killed.
+        Once one has failed, torch ends the others. Ranks that are still there so long after a stop are
+        killed.
         """
         while (ended := self._processes.wait(_LOOK_SECONDS, _LOOK_SECONDS)) is None:
             if self._stop_signal is not None:

@@ -19,9 +19,10 @@ def materialise(
 
     is_offloaded: parameters wait on the CPU, as FSDP2 wants them there under its offload policy.
 
-    `fill` returns the whole parameter (fp32, CPU); with the same answers on all ranks the model is the same for
-    every layout. It is asked once for each parameter, tied ones once together; None leaves the memory as it comes,
-    untouched, for values that are then read into it. Buffers are set by `model.reset_buffers(device)`.
+    `fill` returns the whole parameter (fp32, CPU); with the same answers on all ranks the model is the same
+    for every layout. It is asked once for each parameter, tied ones once together; None leaves the memory as
+    it comes, untouched, for values that are then read into it. Buffers are set by
+    `model.reset_buffers(device)`.
     """
     model.to_empty(device="cpu" if is_offloaded else device)
     model.tie()  # to_empty gives a tied head memory of its own
@@ -38,23 +39,27 @@ def materialise(
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a DTensor, sharing its memory; a plain tensor is its own part.
 
-    FSDP2 lets a tensor class say how it is gathered (weights in FP8, by torchao); the values are in the one inside.
+    FSDP2 lets a tensor class say how it is gathered (weights in FP8, by torchao); the values are in the one
+    inside.
     """
     part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return part._tensor if hasattr(part, "fsdp_pre_all_gather") else part
 
 
 def local_slices(tensor: torch.Tensor) -> tuple[slice, ...]:
-    """Which part of the whole tensor `local(tensor)` is: one slice for each dim, empty where a rank has nothing.
+    """Which part of the whole tensor `local(tensor)` is: one slice for each dim, empty where a rank has
+    nothing.
 
-    A sharded dim is cut as torch.chunk cuts it: equal pieces rounded up, the last ranks with less or none. A dim
-    that both `tensor` and FSDP2 split is cut by `tensor` first, though it is the later axis of the mesh: FSDP2
-    got the pieces of the tensor axis to split, and says so by a strided placement.
+    A sharded dim is cut as torch.chunk cuts it: equal pieces rounded up, the last ranks with less or none. A
+    dim that both `tensor` and FSDP2 split is cut by `tensor` first, though it is the later axis of the mesh:
+    FSDP2 got the pieces of the tensor axis to split, and says so by a strided placement.
     """
     slices = [slice(0, size) for size in tensor.shape]
     if not isinstance(tensor, DTensor):
         return tuple(slices)
-    cuts = [(axis, placement) for axis, placement in enumerate(tensor.placements) if not placement.is_replicate()]
+    cuts = [
+        (axis, placement) for axis, placement in enumerate(tensor.placements) if not placement.is_replicate()
+    ]
     for axis, placement in sorted(cuts, key=lambda cut: hasattr(cut[1], "split_factor")):
         if type(placement) is not Shard and not hasattr(placement, "split_factor"):
             raise NotImplementedError(f"{placement} on mesh axis {tensor.device_mesh.mesh_dim_names[axis]}")

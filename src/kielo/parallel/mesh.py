@@ -1,7 +1,7 @@
 """The mesh: ranks on six named axes, each with its communicator. `World` and placement → `Mesh`.
 
-Ranks next to each other differ first in the last axis, so the axes that talk most (tensor, context) stay within
-a node and `replicate` goes across nodes.
+Ranks next to each other differ first in the last axis, so the axes that talk most (tensor, context) stay
+within a node and `replicate` goes across nodes.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,8 @@ UNBUILT_AXES = ("expert",)
 
 @dataclass(frozen=True)
 class Mesh:
-    """`mesh["tensor"]` is one axis (or several) of the ranks as they compute; `parameters` is how weights lie on them.
+    """`mesh["tensor"]` is one axis (or several) of the ranks as they compute; `parameters` is how weights lie
+    on them.
 
     Ranks along `context` see different tokens through the same weights, so that FSDP may split weights over
     them too: in `parameters`, `shard` is shard × context, and there is no axis `context`.
@@ -43,11 +44,11 @@ class Mesh:
 def build_mesh(world: World, placement: "Placement") -> Mesh:
     """Lay the world's ranks out as `placement` says, making and warming one communicator after another.
 
-    Groups are made here rather than by `init_device_mesh`, which makes all at once without a time limit, and for
-    an axis of size 1 makes one group for every rank of the world on every rank.
+    Groups are made here rather than by `init_device_mesh`, which makes all at once without a time limit, and
+    for an axis of size 1 makes one group for every rank of the world on every rank.
 
-    Raises KieloError when the sizes do not fit the world, an axis is not supported yet, or ranks do not arrive
-    within placement.start_timeout_seconds (for each communicator).
+    Raises KieloError when the sizes do not fit the world, an axis is not supported yet, or ranks do not
+    arrive within placement.start_timeout_seconds (for each communicator).
     """
     sizes = [getattr(placement, axis) for axis in AXES]
     _check(world, sizes)
@@ -140,6 +141,6 @@ def _check(world: World, sizes: Sequence[int]) -> None:
     product = torch.tensor(sizes).prod().item()
     if product != world.size:
         raise KieloError(
-            f"the layout ({layout}) needs {product} ranks but {world.size} are running; layout.shard = 0 takes "
-            "all that are left"
+            f"the layout ({layout}) needs {product} ranks but {world.size} are running; layout.shard = 0 "
+            "takes all that are left"
         )

@@ -14,7 +14,8 @@ def gradient_norm(model: nn.Module, mesh: Mesh) -> torch.Tensor:
     A non-finite gradient on any rank makes it non-finite on every rank. Tied parameters count once.
     """
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    device = torch.device(mesh.parameters.device_type)  # where communicators work; offloaded gradients are elsewhere
+    # where communicators work; offloaded gradients are elsewhere
+    device = torch.device(mesh.parameters.device_type)
     if gradients:
         norms = torch._foreach_norm([local(gradient) for gradient in gradients])
         torch._foreach_mul_(norms, [_copies(gradient, mesh) ** -0.5 for gradient in gradients])

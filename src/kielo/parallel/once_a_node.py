@@ -1,4 +1,5 @@
-"""Something that one rank of each node does for all of its node: an action in, and the same end on every rank.
+"""Something that one rank of each node does for all of its node: an action in, and the same end on every
+rank.
 
 It needs no process group, only the store in which the ranks meet: so it can come before the run is resolved.
 """
@@ -18,8 +19,8 @@ def once_a_node(
 ) -> None:
     """`action()` on the ranks of local rank 0; the others wait for all of these, at most `limit_seconds`.
 
-    Called by all ranks with the same `name`, once an attempt. Raises KieloError on every rank, with the same message,
-    where an action raised one, and on a rank that has waited too long.
+    Called by all ranks with the same `name`, once an attempt. Raises KieloError on every rank, with the same
+    message, where an action raised one, and on a rank that has waited too long.
     """
     if place.size == 1:
         action()
@@ -36,8 +37,8 @@ def once_a_node(
         verdict = store.get("verdict").decode()
     except RuntimeError as error:
         raise KieloError(
-            f"rank {place.rank}: waited {limit_seconds:g} s for one rank of each node to {name}, and not all have come to "
-            "an end"
+            f"rank {place.rank}: waited {limit_seconds:g} s for one rank of each node to {name}, and not "
+            "all have come to an end"
         ) from error
     if verdict:
         linger(place)

@@ -1,9 +1,9 @@
 """Pipeline parallelism: each rank of the pipeline axis has one or more stages, runs of consecutive layers.
 
-Schedules and the sending of activations are torch's own (torch.distributed.pipelining): GPipe (Huang et al. 2018,
-arXiv:1811.06965), 1F1B and its interleaved form (Narayanan et al. 2021, arXiv:2104.04473), zero bubble and ZB-V (Qi et
-al. 2023, arXiv:2401.10241), DualPipeV (DeepSeek-AI 2024, arXiv:2412.19437). Here a model is cut, on the meta device,
-into stages that are laid out like whole models, and tied embeddings are kept one.
+Schedules and the sending of activations are torch's own (torch.distributed.pipelining): GPipe (Huang et al.
+2018, arXiv:1811.06965), 1F1B and its interleaved form (Narayanan et al. 2021, arXiv:2104.04473), zero bubble
+and ZB-V (Qi et al. 2023, arXiv:2401.10241), DualPipeV (DeepSeek-AI 2024, arXiv:2412.19437). Here a model is
+cut, on the meta device, into stages that are laid out like whole models, and tied embeddings are kept one.
 
 Shape letters: b = batch, s = this rank's part of the sequence, d = hidden size.
 """
@@ -29,11 +29,14 @@ if TYPE_CHECKING:
 class Stages(nn.Module):
     """The stages of one rank as one model: `parts[i]` is stage `numbers[i]` of `num_stages`.
 
-    Names are those of the whole model. With tied embeddings the last stage's head is a copy that no one optimises,
-    saves or counts: `copy_tied` takes the embedding's values, `add_tied_gradient` gives it the gradient back.
+    Names are those of the whole model. With tied embeddings the last stage's head is a copy that no one
+    optimises, saves or counts: `copy_tied` takes the embedding's values, `add_tied_gradient` gives it the
+    gradient back.
     """
 
-    def __init__(self, parts: Sequence[nn.Module], numbers: Sequence[int], num_stages: int, axis: DeviceMesh) -> None:
+    def __init__(
+        self, parts: Sequence[nn.Module], numbers: Sequence[int], num_stages: int, axis: DeviceMesh
+    ) -> None:
         super().__init__()
         self.parts, self.numbers, self.num_stages = nn.ModuleList(parts), tuple(numbers), num_stages
         self.axis, self.config = axis, parts[0].config
@@ -71,7 +74,9 @@ class Stages(nn.Module):
 
     @torch.no_grad()
     def add_tied_gradient(self) -> None:
-        """After the last backward of a step: the embedding has the gradient of both uses, unless it is frozen."""
+        """After the last backward of a step: the embedding has the gradient of both uses, unless it is
+        frozen.
+        """
         if not self._is_tied:
             return
         embed, head = (None if weight is None else weight.grad for weight in self._vocabulary())
@@ -84,8 +89,12 @@ class Stages(nn.Module):
         embed = None if self.first is None else self.first.embed.weight
         return embed, None if self.last is None else self.last.head.weight
 
-    def _pass_on(self, source: Tensor | None, target: Tensor | None, put: Callable[[Tensor, Tensor], Any]) -> None:
-        """`put(target, values of source)`. They are on the first and the last rank of the axis; of a V both on the first."""
+    def _pass_on(
+        self, source: Tensor | None, target: Tensor | None, put: Callable[[Tensor, Tensor], Any]
+    ) -> None:
+        """`put(target, values of source)`. They are on the first and the last rank of the axis; of a V both
+        on the first.
+        """
         source, target = (None if tensor is None else local(tensor) for tensor in (source, target))
         group, other = self.axis.get_group(), self.axis.size() - 1 - self.axis.get_local_rank()
         device = self.axis.device_type  # where communicators work; offloaded weights are elsewhere
@@ -120,7 +129,9 @@ def into_stages(
     numbers = stages_of_rank(
         placement.pipeline_schedule, axis.size(), axis.get_local_rank(), len(ranges) // axis.size()
     )
-    parts = [lay_out_part(cut(copy.deepcopy(model), number, len(ranges), ranges[number])) for number in numbers]
+    parts = [
+        lay_out_part(cut(copy.deepcopy(model), number, len(ranges), ranges[number])) for number in numbers
+    ]
     return Stages(parts, numbers, len(ranges), axis)
 
 
@@ -136,8 +147,8 @@ def schedule_of(
 ) -> Schedule:
     """torch's schedule `name` over this rank's stages, for that many micro-batches a step.
 
-    For one micro-batch, on meta: the first stage takes `tokens_bs`, stages hand on `hidden_bsd`, the last one gives
-    `output_bsd`, and `loss(output, labels)` is a scalar. Stages compute on `device`.
+    For one micro-batch, on meta: the first stage takes `tokens_bs`, stages hand on `hidden_bsd`, the last one
+    gives `output_bsd`, and `loss(output, labels)` is a scalar. Stages compute on `device`.
     """
     examples = [
         (

@@ -1,8 +1,10 @@
-"""Activation recomputation: what the backward needs is made again instead of kept (Chen et al. 2016, arXiv:1604.06174).
+"""Activation recomputation: what the backward needs is made again instead of kept (Chen et al. 2016,
+arXiv:1604.06174).
 
-`attention` recomputes what lies between queries, keys, values and the output: much memory, little arithmetic (the
-selective recomputation of Korthikanti et al. 2022, arXiv:2205.05198). `operators` recomputes a layer but for the
-outputs of the operators named in the recipe. `full` keeps a layer's input only. torch's checkpointing does the work.
+`attention` recomputes what lies between queries, keys, values and the output: much memory, little arithmetic
+(the selective recomputation of Korthikanti et al. 2022, arXiv:2205.05198). `operators` recomputes a layer but
+for the outputs of the operators named in the recipe. `full` keeps a layer's input only. torch's checkpointing
+does the work.
 """
 
 from collections.abc import Callable
@@ -28,7 +30,9 @@ _ATTENTION_KERNELS = (
 
 
 def lay_recompute(model: nn.Module, placement: "Placement") -> None:
-    """Recompute in every n-th layer, in place. `forward` is replaced and no module added, so names stay as they are."""
+    """Recompute in every n-th layer, in place. `forward` is replaced and no module added, so names stay as
+    they are.
+    """
     policy = placement.recompute
     if policy == "none":
         return
@@ -46,13 +50,15 @@ def lay_recompute(model: nn.Module, placement: "Placement") -> None:
 
 def _recompute(module: nn.Module, **options: Any) -> None:
     # No dropout anywhere, so there is no random state to bring back.
-    module.forward = partial(checkpoint, module.forward, use_reentrant=False, preserve_rng_state=False, **options)
+    module.forward = partial(
+        checkpoint, module.forward, use_reentrant=False, preserve_rng_state=False, **options
+    )
 
 
 @cache
 def _recomputed(kind: type[nn.Module]) -> type[nn.Module]:
-    """`kind`, computed again in the backward. A class, where a forward of each module's own would do uncompiled: compiled
-    layers share their code only as long as their parts are of one kind.
+    """`kind`, computed again in the backward. A class, where a forward of each module's own would do
+    uncompiled: compiled layers share their code only as long as their parts are of one kind.
     """
 
     class Recomputed(kind):
@@ -78,12 +84,16 @@ def _operators(names: tuple[str, ...]) -> set[Any]:
     found = set()
     for name in names:
         if name == "scaled_dot_product_attention":
-            found |= {getattr(torch.ops.aten, kernel) for kernel in _ATTENTION_KERNELS if hasattr(torch.ops.aten, kernel)}
+            found |= {
+                getattr(torch.ops.aten, kernel)
+                for kernel in _ATTENTION_KERNELS
+                if hasattr(torch.ops.aten, kernel)
+            }
         elif hasattr(torch.ops.aten, name):
             found.add(getattr(torch.ops.aten, name))
         else:
             raise KieloError(
-                f"layout.recompute_saved_operators: torch.ops.aten has no {name!r}; what would work: mm, addmm, "
-                "scaled_dot_product_attention, …"
+                f"layout.recompute_saved_operators: torch.ops.aten has no {name!r}; what would work: mm, "
+                "addmm, scaled_dot_product_attention, …"
             )
     return found

@@ -74,18 +74,24 @@ def first_host(nodelist: str) -> str:
 
 
 def _place(environment: Mapping[str, str], rank_key: str, size_key: str) -> dict[str, int]:
-    """`rank` and `size`, which must fit each other: a rank that nobody expects would wait for the others, and they for it."""
+    """`rank` and `size`, which must fit each other: a rank that nobody expects would wait for the others, and
+    they for it.
+    """
     rank, size = _number(environment, rank_key), _number(environment, size_key)
     if rank >= size:
-        raise KieloError(f"environment variables {rank_key}={rank} and {size_key}={size}: ranks count from 0, so there is none")
+        raise KieloError(
+            f"environment variables {rank_key}={rank} and {size_key}={size}: ranks count from 0, so there is "
+            "none"
+        )
     return {"rank": rank, "size": size}
 
 
 def _text(environment: Mapping[str, str], key: str) -> str:
     if not environment.get(key):
         raise KieloError(
-            f"environment variable {key} is not set, although others of its launcher are: start every rank with "
-            "`torchrun ... --no-python kielo train RECIPE` or `srun kielo train RECIPE`, or unset RANK and WORLD_SIZE"
+            f"environment variable {key} is not set, although others of its launcher are: start every rank "
+            "with `torchrun ... --no-python kielo train RECIPE` or `srun kielo train RECIPE`, or unset "
+            "RANK and WORLD_SIZE"
         )
     return environment[key]
 

@@ -1,7 +1,8 @@
-"""Data parallelism by FSDP2: parameters, gradients and optimiser state split over the `shard` (and `context`) axis.
+"""Data parallelism by FSDP2: parameters, gradients and optimiser state split over the `shard` (and `context`)
+axis.
 
-How much stays split through a step goes by the ZeRO degrees of Rajbhandari et al. 2020 (arXiv:1910.02054). With P
-parameters and m micro-batches a step, each rank sends and receives about
+How much stays split through a step goes by the ZeRO degrees of Rajbhandari et al. 2020 (arXiv:1910.02054).
+With P parameters and m micro-batches a step, each rank sends and receives about
 
     zero 1   P (gathered once)      + P (gradients scattered once)     whole parameters and gradients are held
     zero 2   P                      + m P                              whole parameters are held
@@ -37,25 +38,32 @@ if TYPE_CHECKING:
     from kielo.recipe.sections import Precision
     from kielo.resolve.resolved import Placement
 
-COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}  # fp8: what lies between products
+# fp8: what lies between products
+COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 
 
-def shard(
-    model: nn.Module, mesh: Mesh, placement: "Placement", precision: "Precision"
-) -> None:
+def shard(model: nn.Module, mesh: Mesh, placement: "Placement", precision: "Precision") -> None:
     """Wrap each layer of `model.layers`, then the root, in place.
 
     Ranks along `replicate` hold equal shards (hybrid sharding: reduce-scatter along `shard`, then all-reduce
     along `replicate`). The same path serves one rank.
     """
-    offload = CPUOffloadPolicy(pin_memory=mesh.parameters.device_type == "cuda") if placement.cpu_offload else OffloadPolicy()
+    offload = (
+        CPUOffloadPolicy(pin_memory=mesh.parameters.device_type == "cuda")
+        if placement.cpu_offload
+        else OffloadPolicy()
+    )
     is_hybrid = mesh["replicate"].size() > 1
     data_mesh = mesh.parameters["replicate", "shard"] if is_hybrid else mesh.parameters["shard"]
     gives_up_parameters = placement.zero == 3
     policy = MixedPrecisionPolicy(param_dtype=COMPUTE_DTYPES[precision], reduce_dtype=torch.float32)
     for layer in model.layers.values():
         fully_shard(
-            layer, mesh=data_mesh, mp_policy=policy, reshard_after_forward=gives_up_parameters, offload_policy=offload
+            layer,
+            mesh=data_mesh,
+            mp_policy=policy,
+            reshard_after_forward=gives_up_parameters,
+            offload_policy=offload,
         )
     fully_shard(model, mesh=data_mesh, mp_policy=policy, reshard_after_forward=False, offload_policy=offload)
     model.zero = placement.zero  # set_last_micro_batch asks
@@ -68,7 +76,8 @@ def shard(
 
 
 def set_last_micro_batch(model: nn.Module, is_last: bool) -> None:
-    """Say before each micro-batch whether it is the step's last: what waits until then depends on the ZeRO degree.
+    """Say before each micro-batch whether it is the step's last: what waits until then depends on the ZeRO
+    degree.
 
     At degree 1 each rank keeps whole gradients and parameters until then, and a step costs one all-gather and
     one reduce-scatter a layer however many micro-batches it has.
@@ -85,8 +94,8 @@ def set_last_micro_batch(model: nn.Module, is_last: bool) -> None:
 def forward_only(model: nn.Module) -> Iterator[None]:
     """Evaluate without gradients and leave the model sharded.
 
-    Without the reshard at the end, whole parameters would outlive the next optimiser step and the next forward
-    would silently use the old values (FSDP2 gathers only what is not whole).
+    Without the reshard at the end, whole parameters would outlive the next optimiser step and the next
+    forward would silently use the old values (FSDP2 gathers only what is not whole).
     """
     was_training = model.training
     model.eval()

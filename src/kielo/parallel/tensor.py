@@ -1,8 +1,9 @@
-"""Tensor and sequence parallelism: matrices split over the `tensor` axis, everything between them along the sequence.
+"""Tensor and sequence parallelism: matrices split over the `tensor` axis, everything between them along the
+sequence.
 
-Shoeybi et al. 2019 (arXiv:1909.08053) with the sequence parallelism of Korthikanti et al. 2022 (arXiv:2205.05198),
-which can be left out: it costs the same traffic and divides the activations. Which module lies how is a word in the
-family's `layout.py`; here each word becomes one of torch's own parallel styles.
+Shoeybi et al. 2019 (arXiv:1909.08053) with the sequence parallelism of Korthikanti et al. 2022
+(arXiv:2205.05198), which can be left out: it costs the same traffic and divides the activations. Which module
+lies how is a word in the family's `layout.py`; here each word becomes one of torch's own parallel styles.
 """
 
 import inspect
@@ -33,11 +34,12 @@ ALONG_SEQUENCE = ("sequence", "residual", "positions")
 
 
 def lay_tensor(model: nn.Module, mesh: Mesh, placement: "Placement") -> None:
-    """Split the parameters of `model` (best on meta) in place by its family's table; nothing on one tensor rank.
+    """Split the parameters of `model` (best on meta) in place by its family's table; nothing on one tensor
+    rank.
 
-    Inputs stay whole token ids. The hidden states that come out are a DTensor split along the sequence, or whole on
-    every rank without sequence parallelism; `head.weight` holds this rank's rows of the vocabulary. Sizes were
-    checked by `resolve/layout_check.py`.
+    Inputs stay whole token ids. The hidden states that come out are a DTensor split along the sequence, or
+    whole on every rank without sequence parallelism; `head.weight` holds this rank's rows of the vocabulary.
+    Sizes were checked by `resolve/layout_check.py`.
     """
     if placement.tensor == 1:
         return
@@ -74,13 +76,17 @@ def _style(word: str, module: nn.Module, between: DTensorPlacement) -> ParallelS
         others = (None,) * (len(inspect.signature(module.forward).parameters) - 1)
         # As a DTensor, so that the gradients of all matrices inside are added up before they are sent, once.
         return PrepareModuleInput(
-            input_layouts=(between, *others), desired_input_layouts=(Replicate(), *others), use_local_output=False
+            input_layouts=(between, *others),
+            desired_input_layouts=(Replicate(), *others),
+            use_local_output=False,
         )
     raise ValueError(f"{word!r} is no word of a layout table")
 
 
 class PositionTable(ParallelStyle):
-    """A whole table of vectors, looked up by each rank for its part of the sequence: [1, s] ids → [1, s/t, d]."""
+    """A whole table of vectors, looked up by each rank for its part of the sequence: [1, s] ids → [1, s/t,
+    d].
+    """
 
     def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
         def part(_: nn.Module, inputs: tuple, axis: DeviceMesh) -> DTensor:
@@ -91,14 +97,18 @@ class PositionTable(ParallelStyle):
 
 
 class EachHead(ParallelStyle):
-    """A norm of each head by itself, [b, s, h/t, k] on a rank: the weight is whole, its gradients are summed."""
+    """A norm of each head by itself, [b, s, h/t, k] on a rank: the weight is whole, its gradients
+    are summed.
+    """
 
     def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
         return distribute_module(module, axis, None, _split_along(2), _to_local)
 
 
 class AllHeads(ParallelStyle):
-    """A norm over all heads together, [b, s, hk/t] on a rank: weights go with their heads, the mean is over all ranks."""
+    """A norm over all heads together, [b, s, hk/t] on a rank: weights go with their heads, the mean is over
+    all ranks.
+    """
 
     def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
         def split(_: str, norm: nn.Module, axis: DeviceMesh) -> None:

@@ -1,7 +1,7 @@
 """All that Kielo needs of torch.distributed.pipelining beyond its documented surface, by version.
 
-Tested with torch 2.13. Stages are made static: shapes are given, and no forward is run to find them out, which torch
-does since 2.12 when both input and output examples are there.
+Tested with torch 2.13. Stages are made static: shapes are given, and no forward is run to find them out,
+which torch does since 2.12 when both input and output examples are there.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -58,19 +58,24 @@ def make_schedule(
     ]
     made = getattr(torch_schedules, _CLASSES[name])
     is_single = issubclass(made, torch_schedules.PipelineScheduleSingle)
-    # Losses are divided by the global count of tokens already; torch's default would divide gradients once more.
-    return made(stages[0] if is_single else stages, n_microbatches=micro_batches, loss_fn=loss, scale_grads=False)
+    # Losses are divided by the global count of tokens already; torch's default would divide gradients once
+    # more.
+    return made(
+        stages[0] if is_single else stages, n_microbatches=micro_batches, loss_fn=loss, scale_grads=False
+    )
 
 
 @contextmanager
 def without_peers() -> Iterator[None]:
-    """While it lasts, schedules begin without the messages by which neighbours agree on shapes: a rehearsed rank has
-    no neighbours, and all shapes are given. KieloError, naming the version, where torch begins in another way.
+    """While it lasts, schedules begin without the messages by which neighbours agree on shapes: a rehearsed
+    rank has no neighbours, and all shapes are given. KieloError, naming the version, where torch begins in
+    another way.
     """
     base = torch_schedules._PipelineSchedule
     if not hasattr(base, "_warmup_p2p"):
         raise KieloError(
-            f"torch {torch.__version__} cannot rehearse layout.pipeline > 1; what would work: torch 2.13, or layout.pipeline = 1"
+            f"torch {torch.__version__} cannot rehearse layout.pipeline > 1; what would work: torch 2.13, or "
+            "layout.pipeline = 1"
         )
     from torch.distributed.pipelining._utils import InferenceMode
 

@@ -62,7 +62,9 @@ def start_world(timeout_seconds: float, device: str | None = None) -> World:
 
 
 def meet(place: Rendezvous, timeout_seconds: float) -> dist.Store:
-    """The store in which the ranks of this attempt meet, made once a process; KieloError where there is no meeting."""
+    """The store in which the ranks of this attempt meet, made once a process; KieloError where there is no
+    meeting.
+    """
     global _meeting
     if _meeting is None or _meeting[0] != place:
         _meeting = place, dist.PrefixStore(f"kielo/{place.attempt}", _store(place, timeout_seconds))
@@ -70,10 +72,11 @@ def meet(place: Rendezvous, timeout_seconds: float) -> dist.Store:
 
 
 def make_host_group(world: World, name: str, timeout_seconds: float) -> dist.ProcessGroup | None:
-    """A group of all ranks over the CPU (gloo), for a thread beside the training: collectives of one group must come
-    from one thread, in one order. None in a world of one rank, which has nobody to talk to.
+    """A group of all ranks over the CPU (gloo), for a thread beside the training: collectives of one group
+    must come from one thread, in one order. None in a world of one rank, which has nobody to talk to.
 
-    All ranks call it together. Raises KieloError naming the ranks that did not arrive within `timeout_seconds`.
+    All ranks call it together. Raises KieloError naming the ranks that did not arrive within
+    `timeout_seconds`.
     """
     if world.size == 1:
         return None
@@ -82,7 +85,9 @@ def make_host_group(world: World, name: str, timeout_seconds: float) -> dist.Pro
     def make() -> dist.ProcessGroup:
         return dist.new_group(list(ranks), backend="gloo", group_desc=name)
 
-    return raise_communicator(name, ranks, world.rank, world.store, torch.device("cpu"), timeout_seconds, make)
+    return raise_communicator(
+        name, ranks, world.rank, world.store, torch.device("cpu"), timeout_seconds, make
+    )
 
 
 def end_world(wait_seconds: float = 10.0) -> None:
@@ -139,8 +144,8 @@ def _store(place: Rendezvous, timeout_seconds: float) -> dist.Store:
         )
     except RuntimeError as error:
         raise KieloError(
-            f"rank {place.rank}: no meeting at {place.host}:{place.port} within {timeout_seconds:g} s; is rank 0 "
-            f"running there, and the port free and open? ({error})"
+            f"rank {place.rank}: no meeting at {place.host}:{place.port} within {timeout_seconds:g} s; is "
+            f"rank 0 running there, and the port free and open? ({error})"
         ) from error
 
 

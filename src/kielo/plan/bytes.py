@@ -1,7 +1,7 @@
 """Bytes that a rank of Kielo adds within a step; arithmetic, no torch.
 
-These are what `memory.memory_bytes` needs to know of how Kielo keeps activations, counted tensor by tensor from the code
-of `models/blocks`.
+These are what `memory.memory_bytes` needs to know of how Kielo keeps activations, counted tensor by tensor
+from the code of `models/blocks`.
 """
 
 from kielo.models.decoder_count import LayerParts
@@ -10,7 +10,8 @@ from kielo.recipe.sections import Layout, Model, Precision
 from kielo.resolve.stages import SCHEDULES, layers_of_stages, stages_of_rank
 
 _FP32 = 4
-_PRECISION_BYTES = {"fp32": 4, "bf16": 2, "fp8": 2}  # fp8: of what lies between matrix products, and autograd keeps
+# fp8: of what lies between matrix products, and autograd keeps
+_PRECISION_BYTES = {"fp32": 4, "bf16": 2, "fp8": 2}
 # A pass whose weights wait for their gradients: its activations, and the gradients of its matrices' results.
 _WAITING_PASS = 1.4
 
@@ -23,9 +24,11 @@ def own_columns(
     loss_chunk_tokens: int = 2048,
     on_processor: bool = False,
 ) -> dict[str, float]:
-    """Columns of a `Workload` that only Kielo's own training has. `layout` is one that `stage_complaints` has passed.
+    """Columns of a `Workload` that only Kielo's own training has. `layout` is one that `stage_complaints` has
+    passed.
 
-    on_processor: as a rehearsal counts, whose attention copies its output and whose softmax copies the logits.
+    on_processor: as a rehearsal counts, whose attention copies its output and whose softmax copies the
+    logits.
     """
     number = _PRECISION_BYTES[precision]
     chunks, _ = _chunks(layout)
@@ -37,7 +40,9 @@ def own_columns(
     )  # fmt: skip
     kept, again = layer_bytes(model, layout, sequence_length, number, on_processor)
     table = model.vocab_rows * model.hidden_size / layout.tensor
-    first_tables = table * (2 if _has_both_ends(layout) and (layout.pipeline > 1 or not model.tie_word_embeddings) else 1)
+    first_tables = table * (
+        2 if _has_both_ends(layout) and (layout.pipeline > 1 or not model.tie_word_embeddings) else 1
+    )
     return {
         "compute_bytes": number,
         "gathered_bytes": number,
@@ -62,8 +67,8 @@ def layer_parts(model: Model) -> LayerParts:
 def layer_bytes(
     model: Model, layout: Layout, sequence_length: int, number: int, on_processor: bool = False
 ) -> tuple[float, float]:
-    """(kept from forward to backward, what stands beside that while the layer is made anew), both of a token and layer on
-    a device; `number` bytes each number that is computed with.
+    """(kept from forward to backward, what stands beside that while the layer is made anew), both of a token
+    and layer on a device; `number` bytes each number that is computed with.
     """
     parts = _kept_parts(model, layout, sequence_length, number, on_processor)
     whole = sum(parts.values())
@@ -84,9 +89,11 @@ def layer_bytes(
     return recomputed * kept + (1 - recomputed) * whole, whole - kept
 
 
-def _kept_parts(model: Model, layout: Layout, sequence_length: int, number: int, on_processor: bool) -> dict[str, float]:
-    """What autograd keeps of a layer, of a token on a device. Tensor ranks keep the inputs of their matrices whole, as
-    they were gathered; everything between is split along the sequence.
+def _kept_parts(
+    model: Model, layout: Layout, sequence_length: int, number: int, on_processor: bool
+) -> dict[str, float]:
+    """What autograd keeps of a layer, of a token on a device. Tensor ranks keep the inputs of their matrices
+    whole, as they were gathered; everything between is split along the sequence.
     """
     hidden, tensor, context = model.hidden_size, layout.tensor, layout.context
     family = layer_parts(model)
@@ -99,7 +106,8 @@ def _kept_parts(model: Model, layout: Layout, sequence_length: int, number: int,
     # Only causal attention needs no mask: that of gathered keys is one number for each pair within reach.
     mask = number * (2 * context + 1) * sequence_length / context / 4 if is_gathered else 0.0
     copied = number * queries if on_processor and family.is_rotary else 0.0
-    angles = 2 * model.head_dim if family.is_rotary and number < _FP32 else 0  # rounded, for the backward pass
+    # rounded, for the backward pass
+    angles = 2 * model.head_dim if family.is_rotary and number < _FP32 else 0
     is_relu = model.hidden_act == "relu"
     widths = 4 if family.mlp_matrices == 3 else 1 if is_relu else 2
     return {
@@ -123,7 +131,9 @@ def _heads(model: Model, layout: Layout) -> tuple[float, float]:
 def _layer_elements(model: Model, layout: Layout) -> float:
     """Matrices of one layer on a tensor rank, without norms and biases (below 0.1 % from hidden 1,024 on)."""
     queries, groups = _heads(model, layout)
-    return model.hidden_size * (2 * (queries + groups) + layer_parts(model).mlp_matrices * model.intermediate_size / layout.tensor)
+    return model.hidden_size * (
+        2 * (queries + groups) + layer_parts(model).mlp_matrices * model.intermediate_size / layout.tensor
+    )
 
 
 def _position_elements(model: Model) -> float:
@@ -146,8 +156,9 @@ def _has_both_ends(layout: Layout) -> bool:
 
 
 def _passes(layout: Layout, rank: int) -> float:
-    """Passes through one of its stages that a pipeline rank keeps at once, by the orders of torch's schedules: forward
-    passes before the first backward, one more, and, where the backward is split, those whose weights wait.
+    """Passes through one of its stages that a pipeline rank keeps at once, by the orders of torch's
+    schedules: forward passes before the first backward, one more, and, where the backward is split, those
+    whose weights wait.
     """
     ranks, name = layout.pipeline, layout.pipeline_schedule
     chunks, is_v = _chunks(layout)

@@ -1,4 +1,6 @@
-"""Layouts of one recipe on one machine, as rows of a `Workload`: the way from Kielo's words to the planner's columns."""
+"""Layouts of one recipe on one machine, as rows of a `Workload`: the way from Kielo's words to the planner's
+columns.
+"""
 
 from typing import Any, Literal
 
@@ -35,8 +37,8 @@ def candidate_columns(
     """A row for `Workload.of`, of a complete `model` trained by Kielo (FSDP2, fp32 weights).
 
     `layout` is one that `stage_complaints` has passed, `layout.shard` a number, not 0. `precision`, `fp8`,
-    `optimiser_state` and `loss_chunk_tokens` as in the recipe's [train]. fp32 changes bytes alone: the card's bf16 peak is
-    to be that of the precision. on_processor: bytes as a rehearsal counts them.
+    `optimiser_state` and `loss_chunk_tokens` as in the recipe's [train]. fp32 changes bytes alone: the card's
+    bf16 peak is to be that of the precision. on_processor: bytes as a rehearsal counts them.
     """
     schedule = SCHEDULES[layout.pipeline_schedule]
     layers_again, attention_again, operators_again = _RECOMPUTE[layout.recompute]

@@ -1,4 +1,6 @@
-"""What a planned layout makes of the recipe's token budget: hours, devices' hours, jobs in a chain, checkpoints; no torch."""
+"""What a planned layout makes of the recipe's token budget: hours, devices' hours, jobs in a chain,
+checkpoints; no torch.
+"""
 
 import math
 from dataclasses import dataclass
@@ -11,10 +13,11 @@ from kielo.resolve.resolve import imagined_text, resolve
 from kielo.resolve.resolved import Resolved
 from kielo.resolve.state_bytes import STATE_BYTES
 
-# A job's way to its first step: containers and imports on all nodes, communicators, the checkpoint read again. OpenEuroLLM
-# saw 330 s for reading replicas alone (2026); communicators are given 300 s each here.
+# A job's way to its first step: containers and imports on all nodes, communicators, the checkpoint read
+# again. OpenEuroLLM saw 330 s for reading replicas alone (2026); communicators are given 300 s each here.
 START_SECONDS = 600.0
-# Kielo's store stops training for 0.2 s and the copying of a rank's bytes to host memory (benchmarks/checkpoint.py).
+# Kielo's store stops training for 0.2 s and the copying of a rank's bytes to host memory
+# (benchmarks/checkpoint.py).
 _STOP_SECONDS, _COPY_BYTES_PER_SECOND = 0.2, 1e9
 # What a rank writes; a job of many ranks is bound by the file system, of which it gets half on a good day.
 _RANK_BYTES_PER_SECOND, _FILE_SYSTEM_SHARE = 1e9, 0.5
@@ -24,7 +27,8 @@ _FORWARD_SHARE = 1 / 3  # of a trained token's work, for one of held-out text
 
 @dataclass(frozen=True)
 class Cost:
-    """Of the whole run. `training_seconds` are steps alone; `wall_seconds` also jobs' starts, saves and held-out text.
+    """Of the whole run. `training_seconds` are steps alone; `wall_seconds` also jobs' starts, saves and
+    held-out text.
 
     `checkpoint_seconds`: until it is safe on disk, while training goes on; `stop_seconds`: what it stops for.
     """
@@ -54,8 +58,10 @@ def cost(planned: Planned, wall_hours: float | None = None) -> Cost:
     resolved = resolved_of(planned)
     training = _training_seconds(planned, resolved)
     identity, placement = resolved.identity, resolved.placement
-    heldout = identity.heldout_sequences * identity.phases[0].sequence_length * (
-        identity.total_steps // placement.heldout_every_steps
+    heldout = (
+        identity.heldout_sequences
+        * identity.phases[0].sequence_length
+        * (identity.total_steps // placement.heldout_every_steps)
     )
     heldout_seconds = heldout / planned.tokens_per_second * _FORWARD_SHARE
     bytes_ = placement.parameters * (_WEIGHT_BYTES + 2 * STATE_BYTES[identity.optimiser_state])
@@ -71,9 +77,10 @@ def cost(planned: Planned, wall_hours: float | None = None) -> Cost:
         useful = wall * 3600 - START_SECONDS - safe
         if useful < planned.step_seconds:
             raise KieloError(
-                f"a job of {wall:g} hours ends before its first save: {START_SECONDS:.0f} s to start, a step of "
-                f"{planned.step_seconds:.0f} s and {safe:.0f} s to write {bytes_ / 1e9:.0f} GB; what would work: "
-                f"--wall-hours {math.ceil((START_SECONDS + safe + planned.step_seconds) / 360) / 10:g} or more"
+                f"a job of {wall:g} hours ends before its first save: {START_SECONDS:.0f} s to start, a "
+                f"step of {planned.step_seconds:.0f} s and {safe:.0f} s to write {bytes_ / 1e9:.0f} GB; "
+                "what would work: --wall-hours "
+                f"{math.ceil((START_SECONDS + safe + planned.step_seconds) / 360) / 10:g} or more"
             )
         jobs = math.ceil(work / useful)
     whole = work + jobs * (START_SECONDS + safe)
@@ -99,12 +106,14 @@ def resolved_of(planned: Planned) -> Resolved:
 
 def _training_seconds(planned: Planned, resolved: Resolved) -> float:
     per_second = tokens_per_second(planned.job, resolved)
-    # The phase that layouts are ranked by was planned with its clock; the others are taken by how they compare with it.
+    # The phase that layouts are ranked by was planned with its clock; the others are taken by how they
+    # compare with it.
     kinds = [(phase.sequence_length, phase.tokens_per_step) for phase in resolved.identity.phases]
     usual = kinds.index((planned.sequence_length, planned.tokens_per_step))
     clock = per_second[usual] / planned.tokens_per_second
     seconds = sum(
-        phase.steps * phase.tokens_per_step / speed * clock for phase, speed in zip(resolved.identity.phases, per_second)
+        phase.steps * phase.tokens_per_step / speed * clock
+        for phase, speed in zip(resolved.identity.phases, per_second)
     )
     skipped = sum(last - first + 1 for first, last in resolved.identity.skip_steps)
     return seconds * (1 - skipped / resolved.identity.total_steps)

@@ -1,7 +1,8 @@
-"""What machines and engines reach of what they could: the fitted constants, in one TOML card; arithmetic, no torch.
+"""What machines and engines reach of what they could: the fitted constants, in one TOML card; arithmetic, no
+torch.
 
-`benchmarks/planner.py --fit` writes `cards/efficiency/published_runs.toml` from published runs. Every constant has a
-physical meaning; none belongs to a source or a row.
+`benchmarks/planner.py --fit` writes `cards/efficiency/published_runs.toml` from published runs. Every
+constant has a physical meaning; none belongs to a source or a row.
 """
 
 import tomllib
@@ -22,8 +23,8 @@ _CARD = Path(__file__).resolve().parent.parent / "cards" / "efficiency" / "publi
 
 @dataclass(frozen=True)
 class Constant:
-    """`start` is where the fit starts and what it is drawn to; `spread` how far (standard deviation of the logarithm)
-    single members may move; `by` is what it belongs to: "all", "architecture" or "engine".
+    """`start` is where the fit starts and what it is drawn to; `spread` how far (standard deviation of the
+    logarithm) single members may move; `by` is what it belongs to: "all", "architecture" or "engine".
     """
 
     by: str
@@ -39,18 +40,35 @@ class Constant:
 CONSTANTS: dict[str, Constant] = {
     "matrix": Constant("architecture", 0.80, 0.30, "share of bf16 peak that a large matrix product reaches"),
     "matrix_fp8": Constant("architecture", 0.62, 0.30, "share of the 8-bit (4-bit) peak of a large product"),
-    "flash": Constant("architecture", 0.50, 0.35, "share of bf16 peak that fused attention reaches at head size 128"),
-    "matrix_engine": Constant("engine", 1.0, 0.12, "an engine's part in that: kernels chosen, clocks under load"),
-    "elementwise": Constant("engine", 1.3, 0.5, "passes over memory by norms, activations, residuals; 1 is the fewest"),
-    "accumulate": Constant("engine", 1.0, 0.6, "passes over memory to add a micro-batch's gradients; 1 is unfused"),
-    "layer_seconds": Constant("engine", 1.2e-3, 0.7, "seconds to launch a layer's kernels, forward and backward"),
+    "flash": Constant(
+        "architecture", 0.50, 0.35, "share of bf16 peak that fused attention reaches at head size 128"
+    ),
+    "matrix_engine": Constant(
+        "engine", 1.0, 0.12, "an engine's part in that: kernels chosen, clocks under load"
+    ),
+    "elementwise": Constant(
+        "engine", 1.3, 0.5, "passes over memory by norms, activations, residuals; 1 is the fewest"
+    ),
+    "accumulate": Constant(
+        "engine", 1.0, 0.6, "passes over memory to add a micro-batch's gradients; 1 is unfused"
+    ),
+    "layer_seconds": Constant(
+        "engine", 1.2e-3, 0.7, "seconds to launch a layer's kernels, forward and backward"
+    ),
     "tensor_exposed": Constant(
-        "engine", 0.8, 0.4, "share of tensor-parallel traffic that is not hidden",
+        "engine",
+        0.8,
+        0.4,
+        "share of tensor-parallel traffic that is not hidden",
         starts=(("megatron_deepspeed", 1.0), ("unfused", 1.0)),  # both wait for each all-reduce
     ),
     "data_hidden": Constant(
-        "engine", 0.5, 0.7, "share of a backward pass that can hide data-parallel traffic",
-        starts=(("megatron_deepspeed", 0.05), ("unfused", 0.05)),  # both reduce gradients after the last backward pass
+        "engine",
+        0.5,
+        0.7,
+        "share of a backward pass that can hide data-parallel traffic",
+        # both reduce gradients after the last backward pass
+        starts=(("megatron_deepspeed", 0.05), ("unfused", 0.05)),
     ),
     "gather": Constant("engine", 0.6, 0.4, "bandwidth of ZeRO-3's small collectives by that of large ones"),
     "pipeline_exposed": Constant("engine", 0.7, 0.7, "share of stage-to-stage traffic that is not hidden"),
@@ -59,21 +77,33 @@ CONSTANTS: dict[str, Constant] = {
     "network": Constant("all", 0.7, 0.1, "share of the network's bandwidth that collectives reach"),
     "node": Constant("all", 0.65, 0.3, "share of the node's link bandwidth that collectives reach"),
     "latency_seconds": Constant("all", 2e-5, 0.7, "seconds that a collective takes beyond its bytes"),
-    "tensor_launch": Constant("all", 1.4, 0.3, "seconds to launch a layer with tensor parallelism by one without"),
+    "tensor_launch": Constant(
+        "all", 1.4, 0.3, "seconds to launch a layer with tensor parallelism by one without"
+    ),
     "tile": Constant("all", 40.0, 0.7, "products that a tile could make while it begins and ends"),
     "wave_elements": Constant("all", 0.8e6, 0.4, "elements of a result that half a wave of tiles makes"),
     "misaligned": Constant("all", 1.2, 0.2, "slowdown of matrices whose sides are no multiple of 64"),
     "flash_1": Constant("all", 0.65, 0.25, "rate of the first flash attention by the second's"),
-    "softmax_bytes": Constant("all", 25.0, 0.4, "bytes an entry of the scores that unfused attention moves, both ways"),
+    "softmax_bytes": Constant(
+        "all", 25.0, 0.4, "bytes an entry of the scores that unfused attention moves, both ways"
+    ),
     "unfused_attention": Constant("all", 2.0, 0.4, "the same of eager attention, by fused softmax"),
     "small_heads": Constant("all", 0.3, 0.5, "loss of fused attention per halving of the head from 128"),
     "quantise": Constant("all", 4.0, 0.7, "passes over memory to make 8-bit inputs"),
-    "odd_heads": Constant("all", 5.0, 0.4, "slowdown of unfused attention whose head size is no multiple of 8"),
-    "fp8_rowwise": Constant("all", 0.8, 0.2, "rate of products with a scale a row or block by one scale a tensor"),
-    "mxfp8": Constant("all", 0.95, 0.1, "rate of products with scales for each 32 values by one scale a tensor"),
+    "odd_heads": Constant(
+        "all", 5.0, 0.4, "slowdown of unfused attention whose head size is no multiple of 8"
+    ),
+    "fp8_rowwise": Constant(
+        "all", 0.8, 0.2, "rate of products with a scale a row or block by one scale a tensor"
+    ),
+    "mxfp8": Constant(
+        "all", 0.95, 0.1, "rate of products with scales for each 32 values by one scale a tensor"
+    ),
     "nvfp4": Constant("all", 0.7, 0.3, "share of what 8-bit products reach that 4-bit ones do of their peak"),
     "power": Constant("all", 0.5, 0.3, "exponent of a part's power by the full part's in its matrix rate"),
-    "jitter": Constant("all", 0.01, 0.5, "slowdown by the slowest device, for each standard deviation of the largest of n"),
+    "jitter": Constant(
+        "all", 0.01, 0.5, "slowdown by the slowest device, for each standard deviation of the largest of n"
+    ),
 }
 
 
@@ -85,9 +115,12 @@ class Efficiency:
 
     @staticmethod
     def start() -> "Efficiency":
-        return Efficiency({
-            name: np.array([constant.start_of(member) for member in members(name)]) for name, constant in CONSTANTS.items()
-        })
+        return Efficiency(
+            {
+                name: np.array([constant.start_of(member) for member in members(name)])
+                for name, constant in CONSTANTS.items()
+            }
+        )
 
     def of(self, workload: Any) -> SimpleNamespace:
         """Each constant as a column [n] for the workload's architectures and engines, or a number."""
@@ -115,10 +148,13 @@ def read_card(path: Path) -> tuple[Efficiency, dict[str, float]]:
     card = tomllib.loads(path.read_text(encoding="utf-8"))
     try:
         values = {
-            name: np.array([card[name][member] for member in members(name)], dtype=float) for name in CONSTANTS
+            name: np.array([card[name][member] for member in members(name)], dtype=float)
+            for name in CONSTANTS
         }
     except KeyError as error:
-        raise KieloError(f"{path}: no {error.args[0]}; `benchmarks/planner.py --fit` writes the whole card") from None
+        raise KieloError(
+            f"{path}: no {error.args[0]}; `benchmarks/planner.py --fit` writes the whole card"
+        ) from None
     return Efficiency(values), card.get("interval", {})
 
 

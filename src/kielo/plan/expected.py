@@ -1,4 +1,6 @@
-"""What the planner expects of a resolved run: tokens a second in each phase, to be printed beside what is measured; no torch."""
+"""What the planner expects of a resolved run: tokens a second in each phase, to be printed beside what is
+measured; no torch.
+"""
 
 from dataclasses import replace
 
@@ -12,8 +14,8 @@ from kielo.resolve.resolved import Resolved
 
 
 def tokens_per_second(job: Job, resolved: Resolved) -> list[float]:
-    """Of each of the resolved phases, over all ranks, by the closed form, in the job's precision. `resolved` is of `job`'s
-    recipe.
+    """Of each of the resolved phases, over all ranks, by the closed form, in the job's precision. `resolved`
+    is of `job`'s recipe.
     """
     asked = {phase.number: phase for phase in job.phases}
     placement = resolved.placement
@@ -28,8 +30,8 @@ def tokens_per_second(job: Job, resolved: Resolved) -> list[float]:
 
 
 def with_expectation(resolved: Resolved, recipe: Recipe) -> Resolved:
-    """`resolved` with what is planned for each phase in the run's first precision; as it is, where no card tells how fast its
-    devices are, and for FP8 that is only emulated.
+    """`resolved` with what is planned for each phase in the run's first precision; as it is, where no card
+    tells how fast its devices are, and for FP8 that is only emulated.
     """
     precision = resolved.identity.precision
     if precision == "fp8" and resolved.identity.fp8.emulate:

@@ -1,6 +1,7 @@
 """Why a layout is as fast as it is, in plain sentences with numbers; no torch.
 
-Every number is a `Planned`'s own, or what the same formulas give for the layout with one thing changed. GB are 1e9 bytes.
+Every number is a `Planned`'s own, or what the same formulas give for the layout with one thing changed. GB
+are 1e9 bytes.
 """
 
 import math
@@ -34,8 +35,8 @@ _INTERLEAVED = (2, 3, 4, 5, 6, 8)  # stages a rank
 
 
 def why(planned: Planned, others: Sequence[Planned] = ()) -> list[str]:
-    """Sentences for the person who must defend the layout: speed, memory, where the seconds go, and against `others` of the
-    same step on as many nodes (the rest of them is passed over).
+    """Sentences for the person who must defend the layout: speed, memory, where the seconds go, and against
+    `others` of the same step on as many nodes (the rest of them is passed over).
     """
     rivals = [other for other in others if other is not planned and is_comparable(planned, other)]
     return [
@@ -51,9 +52,9 @@ def why(planned: Planned, others: Sequence[Planned] = ()) -> list[str]:
 
 
 def bubble_share(schedule: str, ranks: int, stages_per_rank: int, micro_batches: int) -> float:
-    """Idle seconds by a rank's work, for equal stages, whose backward pass takes twice the forward, and no hops: (p - 1)/m
-    for GPipe and 1F1B, over v of interleaving (Narayanan et al. 2021, arXiv:2104.04473); a third of it where the backward
-    pass is split (Qi et al. 2024, arXiv:2401.10241).
+    """Idle seconds by a rank's work, for equal stages, whose backward pass takes twice the forward, and no
+    hops: (p - 1)/m for GPipe and 1F1B, over v of interleaving (Narayanan et al. 2021, arXiv:2104.04473); a
+    third of it where the backward pass is split (Qi et al. 2024, arXiv:2401.10241).
     """
     return (ranks - 1) / (micro_batches * _bubble_divisor(schedule, stages_per_rank))
 
@@ -66,10 +67,11 @@ def _headline(planned: Planned) -> str:
     copies = planned.layout.replicate * planned.layout.shard
     size = f"{planned.micro_batch} × {planned.sequence_length:,} tokens"
     return (
-        f"{planned.name} on {count_text(planned.nodes, 'node')} ({count_text(planned.devices, 'device')}): a step of "
-        f"{planned.tokens_per_step:,} tokens takes {seconds_text(planned, planned.step_seconds)}, which is "
-        f"{planned.tokens_per_second:,.0f} tokens/s, {planned.tflops_per_device:.1f} TFLOP/s a device (model FLOPs) and "
-        f"{planned.mfu:.1%} of its peak. {'Each of ' * (copies > 1)}{count_text(copies, 'data-parallel rank')} takes "
+        f"{planned.name} on {count_text(planned.nodes, 'node')} ({count_text(planned.devices, 'device')}): "
+        f"a step of {planned.tokens_per_step:,} tokens takes {seconds_text(planned, planned.step_seconds)}, "
+        f"which is {planned.tokens_per_second:,.0f} tokens/s, {planned.tflops_per_device:.1f} TFLOP/s a "
+        f"device (model FLOPs) and {planned.mfu:.1%} of its peak. "
+        f"{'Each of ' * (copies > 1)}{count_text(copies, 'data-parallel rank')} takes "
         f"{count_text(planned.micro_batches, 'micro-batch')} of {size} a step."
     )
 
@@ -79,9 +81,12 @@ def _precision(planned: Planned) -> Iterator[str]:
     job, fp8 = planned.job, planned.job.recipe.train.fp8
     steps = steps_by_precision(job.recipe)
     if len(steps) > 1:
-        others = listed([f"{number:,} in {name}" for name, number in steps.items() if name != job.precision], "and")
+        others = listed(
+            [f"{number:,} in {name}" for name, number in steps.items() if name != job.precision], "and"
+        )
         yield (
-            f"The plan is for {job.precision}, which {steps.get(job.precision, 0):,} of {sum(steps.values()):,} steps are "
+            f"The plan is for {job.precision}, which {steps.get(job.precision, 0):,} of "
+            f"{sum(steps.values()):,} steps are "
             f"computed in ({others})."
         )
     if job.precision == "fp8":
@@ -89,8 +94,8 @@ def _precision(planned: Planned) -> Iterator[str]:
         gathered = ", which are also gathered in 8 bits" * is_gathered
         products = "; products for weights' gradients are in bf16" * (fp8.scaling == "rowwise_with_gw_hp")
         yield (
-            f"FP8 ({fp8.scaling}) is for {share:.0%} of the layers' matrices{gathered}{products}; the head, attention and what "
-            "is kept for the backward pass are in bf16."
+            f"FP8 ({fp8.scaling}) is for {share:.0%} of the layers' matrices{gathered}{products}; the head, "
+            "attention and what is kept for the backward pass are in bf16."
         )
 
 
@@ -99,10 +104,14 @@ def _memory(planned: Planned) -> str:
     usable, peak = planned.job.usable_bytes, planned.peak_bytes
     left, largest_first = usable - peak, sorted(planned.bytes.items(), key=lambda each: -each[1])
     parts = ", ".join(f"{BYTES.get(part, part)} {gb_text(size)}" for part, size in largest_first if size > 0)
-    room = f"{gb_text(left)} GB ({left / usable:.0%}) are left" if planned.fits else f"{gb_text(-left)} GB too much"
+    room = (
+        f"{gb_text(left)} GB ({left / usable:.0%}) are left"
+        if planned.fits
+        else f"{gb_text(-left)} GB too much"
+    )
     return (
-        f"Memory {'fits' if planned.fits else 'does not fit'}: {gb_text(peak)} GB on the fullest device, of {gb_text(usable)} GB "
-        f"that it has to give; {room}. In GB of 1e9 bytes: {parts}."
+        f"Memory {'fits' if planned.fits else 'does not fit'}: {gb_text(peak)} GB on the fullest device, of "
+        f"{gb_text(usable)} GB that it has to give; {room}. In GB of 1e9 bytes: {parts}."
     )
 
 
@@ -118,7 +127,9 @@ def _parts(planned: Planned) -> Iterator[str]:
 
 
 class _Facts:
-    """What sentences about one layout need: its row of the planner's columns, and the same with something changed."""
+    """What sentences about one layout need: its row of the planner's columns, and the same with something
+    changed.
+    """
 
     def __init__(self, planned: Planned) -> None:
         self.planned, self.layout, self.job = planned, planned.layout, planned.job
@@ -127,9 +138,13 @@ class _Facts:
     @cached_property
     def work(self) -> Workload:
         planned = self.planned
-        return Workload.of([
-            self.job.columns(self.layout, planned.sequence_length, planned.micro_batch, planned.micro_batches)
-        ])
+        return Workload.of(
+            [
+                self.job.columns(
+                    self.layout, planned.sequence_length, planned.micro_batch, planned.micro_batches
+                )
+            ]
+        )
 
     def number(self, name: str) -> float:
         """A fitted constant, for this machine and engine."""
@@ -161,7 +176,8 @@ def _matrix(facts: _Facts) -> str:
     large *= float(work.power_share[0]) ** facts.number("power")
     anew = f" ({2 * float(again[0]):.2g} more for what is computed anew)" if again > 0 else ""
     return (
-        f"2 FLOPs a weight and token forward{anew} and 4 backward, at {rate:.1%} of the device's peak{' in FP8' * is_fp8}, of "
+        f"2 FLOPs a weight and token forward{anew} and 4 backward, at {rate:.1%} of the device's "
+        f"peak{' in FP8' * is_fp8}, of "
         f"which products of any size reach at most {large:.1%}; larger micro-batches make larger products."
     )
 
@@ -176,20 +192,26 @@ def _elementwise(facts: _Facts) -> str:
     if facts.layout.zero < 3 and facts.planned.micro_batches > 1:
         text += f", and of gradients, added up {facts.planned.micro_batches} times a step (of larger micro-batches, fewer)"
     if facts.layout.tensor > 1 and not facts.layout.sequence_parallel:
-        text += f"; sequence parallelism would split norms and residuals over {facts.layout.tensor} tensor ranks"
+        text += (
+            f"; sequence parallelism would split norms and residuals over {facts.layout.tensor} tensor ranks"
+        )
     return text + "."
 
 
 def _launch(facts: _Facts) -> str:
     least = 1e3 * facts.number("layer_seconds")
     return (
-        f"The device waits for the host to launch kernels, {least:.2f} ms a layer and micro-batch at least; larger "
-        "micro-batches give it more to do meanwhile."
+        f"The device waits for the host to launch kernels, {least:.2f} ms a layer and micro-batch at least; "
+        "larger micro-batches give it more to do meanwhile."
     )
 
 
 def _head(facts: _Facts) -> str:
-    where = f" on the last of {facts.layout.pipeline} pipeline ranks, beside its layers" if facts.layout.pipeline > 1 else ""
+    where = (
+        f" on the last of {facts.layout.pipeline} pipeline ranks, beside its layers"
+        if facts.layout.pipeline > 1
+        else ""
+    )
     split = f", split over {facts.layout.tensor} tensor ranks" if facts.layout.tensor > 1 else ""
     return f"The output matrix and the loss over {facts.job.model.vocab_size:,} words{where}{split}."
 
@@ -201,8 +223,9 @@ def _bubble(facts: _Facts) -> str:
     divisor = _bubble_divisor(schedule, each)
     formula = f"(p − 1)/{f'({divisor} m)' if divisor > 1 else 'm'} = {ranks - 1}/{divisor * many}"
     text = (
-        f"{ranks} pipeline ranks wait while {count_text(many, 'micro-batch')} fill and empty the pipeline. For {schedule} and "
-        f"equal stages the wait is {formula} = {bubble_share(schedule, ranks, each, many):.1%} of a rank's work"
+        f"{ranks} pipeline ranks wait while {count_text(many, 'micro-batch')} fill and empty the pipeline. "
+        f"For {schedule} and equal stages the wait is {formula} = "
+        f"{bubble_share(schedule, ranks, each, many):.1%} of a rank's work"
     )
     if planned.stages is not None:
         text += f"; by the clock, with these stages and hops, {_clocked_share(planned, many):.1%}"
@@ -236,7 +259,9 @@ def _more_micro_batches(facts: _Facts, stages_per_rank: int) -> str:
 
 
 def _other_schedules(facts: _Facts, divisor: int) -> Iterator[str]:
-    """The first interleaving that halves the bubble by its formula, and the V that does, as the planner plans them."""
+    """The first interleaving that halves the bubble by its formula, and the V that does, as the planner plans
+    them.
+    """
     layout, planned = facts.layout, facts.planned
     tried = [("interleaved_1f1b", each) for each in _INTERLEAVED if each >= 2 * divisor][:1]
     tried += [("zbv", 2)] if _bubble_divisor("zbv", 2) >= 2 * divisor else []
@@ -245,13 +270,18 @@ def _other_schedules(facts: _Facts, divisor: int) -> Iterator[str]:
         changed = layout.model_copy(update=changes)
         if any(stage_complaints(facts.job.model, changed)):
             continue
-        if micro_batch_complaint(schedule, planned.micro_batches, layout.pipeline, num_stages(changed)) is not None:
+        if (
+            micro_batch_complaint(schedule, planned.micro_batches, layout.pipeline, num_stages(changed))
+            is not None
+        ):
             continue
         other = facts.with_layout(**changes)
         if other is not None:
             yield (
-                f"{schedule} with {each} stages a rank would have a bubble of {seconds_text(planned, other.seconds['bubble'])}, "
-                f"a step of {seconds_text(planned, other.step_seconds)} and {gb_text(other.peak_bytes)} GB{unfit(other)}."
+                f"{schedule} with {each} stages a rank would have a bubble of "
+                f"{seconds_text(planned, other.seconds['bubble'])}, "
+                f"a step of {seconds_text(planned, other.step_seconds)} and {gb_text(other.peak_bytes)} "
+                f"GB{unfit(other)}."
             )
 
 
@@ -266,8 +296,8 @@ def _tensor(facts: _Facts) -> str:
     more = f", {2 * again:g} of them for what is computed anew" if again else ""
     more += ", two halves of one to gather inputs again for the gradients of weights" if is_split else ""
     return (
-        f"{where}. {times:g} all-reduces a layer and micro-batch{more}, each of 2 (t − 1)/t × the hidden states; "
-        f"{facts.number('tensor_exposed'):.0%} of it are not hidden."
+        f"{where}. {times:g} all-reduces a layer and micro-batch{more}, each of 2 (t − 1)/t × the hidden "
+        f"states; {facts.number('tensor_exposed'):.0%} of it are not hidden."
     )
 
 
@@ -280,8 +310,9 @@ def _pipeline(facts: _Facts) -> str:
     where = "inside a node" if facts.planned.devices <= facts.inside else "over the network"
     each = num_stages(layout) // layout.pipeline
     return (
-        f"Hidden states and their gradients go from stage to stage {where}, {2 * each} times a micro-batch on each rank"
-        f"{f' ({each} stages)' * (each > 1)}; {facts.number('pipeline_exposed'):.0%} of it are not hidden."
+        f"Hidden states and their gradients go from stage to stage {where}, {2 * each} times a micro-batch "
+        f"on each rank{f' ({each} stages)' * (each > 1)}; {facts.number('pipeline_exposed'):.0%} of it are "
+        "not hidden."
     )
 
 
@@ -296,18 +327,22 @@ def _data(facts: _Facts) -> str:
     elif layout.zero == 2 and layout.pipeline == 1:
         how = f"parameters are gathered once a step, and gradients scattered for each of {times}"
     else:
-        how = "gradients and parameters go round once a step, so that more tokens a step make its share smaller"
+        how = (
+            "gradients and parameters go round once a step, so that more tokens a step make its share smaller"
+        )
         behind = "a backward pass"
     return (
-        f"Between {ranks} ranks {how}. Another {seconds_text(planned, planned.hidden_data_seconds)} are hidden: "
-        f"{facts.number('data_hidden'):.0%} of {behind} can hide traffic."
+        f"Between {ranks} ranks {how}. Another {seconds_text(planned, planned.hidden_data_seconds)} are "
+        f"hidden: {facts.number('data_hidden'):.0%} of {behind} can hide traffic."
     )
 
 
 def _optimiser(facts: _Facts) -> str:
     shard = facts.layout.shard * facts.layout.context
     share = f"its share of 1/{shard} of the rank's parameters" if shard > 1 else "all parameters of the rank"
-    return f"{float(optimiser_bytes(facts.work)[0]):g} bytes a parameter through memory once a step, of {share}."
+    return (
+        f"{float(optimiser_bytes(facts.work)[0]):g} bytes a parameter through memory once a step, of {share}."
+    )
 
 
 def _fixed(facts: _Facts) -> str:
@@ -318,8 +353,8 @@ def _slowest(facts: _Facts) -> str:
     devices = facts.planned.devices
     spreads = math.sqrt(2 * math.log(devices))
     return (
-        f"The slowest of {count_text(devices, 'device')} is expected √(2 ln {devices:,}) = {spreads:.1f} spreads of "
-        f"{facts.number('jitter'):.2%} behind their mean, and all wait for it."
+        f"The slowest of {count_text(devices, 'device')} is expected √(2 ln {devices:,}) = {spreads:.1f} "
+        f"spreads of {facts.number('jitter'):.2%} behind their mean, and all wait for it."
     )
 
 
@@ -331,15 +366,20 @@ _TOLD: dict[str, Callable[[_Facts], str]] = {
 
 
 def _recomputation(planned: Planned) -> Iterator[str]:
-    """What of the parts above is there because activations are made again, and what its absence would need."""
+    """What of the parts above is there because activations are made again, and what its absence
+    would need.
+    """
     if planned.layout.recompute == "none":
         return
     facts = _Facts(planned)
     again, every = recomputed_seconds(planned), planned.layout.recompute_every_layers
-    parts = ", ".join(f"{SECONDS[part]} {seconds_text(planned, seconds)}" for part, seconds in again.items() if seconds)
+    parts = ", ".join(
+        f"{SECONDS[part]} {seconds_text(planned, seconds)}" for part, seconds in again.items() if seconds
+    )
     text = (
         f"Recomputation ({planned.layout.recompute}{f' in one layer of {every}' * (every > 1)}) is "
-        f"{seconds_text(planned, sum(again.values()))} of these ({parts or 'nothing'}): {_recomputed_flops(facts):.0%} more "
+        f"{seconds_text(planned, sum(again.values()))} of these ({parts or 'nothing'}): "
+        f"{_recomputed_flops(facts):.0%} more "
         "FLOPs than the model's."
     )
     other = facts.with_layout(recompute="none", recompute_every_layers=1)
@@ -350,7 +390,9 @@ def _recomputation(planned: Planned) -> Iterator[str]:
 
 
 def recomputed_seconds(planned: Planned) -> dict[str, float]:
-    """Part → seconds of it that are there only because activations are made again, by the planner's formulas."""
+    """Part → seconds of it that are there only because activations are made again, by the
+    planner's formulas.
+    """
     work = _Facts(planned).work
     none = np.zeros(1)
     plain = replace(work, layers_again=none, attention_again=none, operators_again=none)
@@ -365,15 +407,24 @@ def _layer_parts(work: Workload, rates: Any) -> dict[str, float]:
     device = layer.matrix + layer.attention + layer.elementwise + tensor
     traffic = tensor + context_layer_seconds(work, rates)
     launch = layer.total(traffic) - (device + traffic - tensor)
-    columns = {"matrix": layer.matrix, "attention": layer.attention, "elementwise": layer.elementwise, "launch": launch}
+    columns = {
+        "matrix": layer.matrix,
+        "attention": layer.attention,
+        "elementwise": layer.elementwise,
+        "launch": launch,
+    }
     return {part: float(column[0]) for part, column in (columns | {"tensor_traffic": tensor}).items()}
 
 
 def _recomputed_flops(facts: _Facts) -> float:
-    """FLOPs computed anew by the model's: a layer's products are 2 a weight forward, attention 2 × width × sequence."""
+    """FLOPs computed anew by the model's: a layer's products are 2 a weight forward, attention 2 × width ×
+    sequence.
+    """
     work, planned = facts.work, facts.planned
     matrix = work.layers_again + (1 - work.layers_again) * work.operators_again * 0.5
-    attention = np.maximum(work.layers_again, work.attention_again) * 2 * work.heads * work.head_dim * work.sequence
+    attention = (
+        np.maximum(work.layers_again, work.attention_again) * 2 * work.heads * work.head_dim * work.sequence
+    )
     anew = work.layers * (2 * work.layer_parameters * matrix + attention)
     return float(anew[0]) / facts.job.flops_per_token(planned.sequence_length)
 
@@ -384,15 +435,15 @@ def _bound(planned: Planned) -> str:
     part = max(rest, key=rest.get)
     products = sum(planned.seconds.get(name, 0.0) for name in _MATRIX_WORK) / planned.step_seconds
     return (
-        f"What bounds it: beside matrix work ({products:.1%} with the head), {SECONDS.get(part, part)} takes most, "
-        f"{seconds_text(planned, rest[part])} or {rest[part] / planned.step_seconds:.1%} of the step."
+        f"What bounds it: beside matrix work ({products:.1%} with the head), {SECONDS.get(part, part)} "
+        f"takes most, {seconds_text(planned, rest[part])} or {rest[part] / planned.step_seconds:.1%} of the "
+        "step."
     )
 
 
 def _interval(planned: Planned) -> str:
     return (
-        f"How sure that is: {SHARE:.0%} of measured steps are expected between {seconds_text(planned, planned.low_seconds)} and "
+        f"How sure that is: {SHARE:.0%} of measured steps are expected between "
+        f"{seconds_text(planned, planned.low_seconds)} and "
         f"{seconds_text(planned, planned.high_seconds)}."
     )
-
-

@@ -1,8 +1,8 @@
 """Fits figures of a machine to measured step times; no torch, one thread, no randomness.
 
-Damped Gauss-Newton (Levenberg 1944, Marquardt 1963) on the logarithms of all figures. A measurement's residual is the
-logarithm of predicted by measured seconds, bent beyond `_BEND` so that a wrong row does not pull (pseudo-Huber, Charbonnier
-et al. 1997). A figure is drawn to its prior by its spread.
+Damped Gauss-Newton (Levenberg 1944, Marquardt 1963) on the logarithms of all figures. A measurement's
+residual is the logarithm of predicted by measured seconds, bent beyond `_BEND` so that a wrong row does not
+pull (pseudo-Huber, Charbonnier et al. 1997). A figure is drawn to its prior by its spread.
 """
 
 from collections.abc import Callable
@@ -23,8 +23,9 @@ def drawn_to_prior(
     rounds: int,
     least_gain: float = 1e-4,
 ) -> Column:
-    """Parameters [k] from `start` on for which `errors` [n], bent and times `weights`, and the parameters' distance from
-    `mean` by `spread`, are least in squares. Stops after `rounds`, or when a round gains less than `least_gain` of what is left.
+    """Parameters [k] from `start` on for which `errors` [n], bent and times `weights`, and the parameters'
+    distance from `mean` by `spread`, are least in squares. Stops after `rounds`, or when a round gains less
+    than `least_gain` of what is left.
     """
 
     def residuals(parameters: Column) -> Column:
@@ -35,9 +36,13 @@ def drawn_to_prior(
     parameters, damping = start, 1e-2
     current = residuals(parameters)
     for _ in range(rounds):
-        jacobian = np.stack([
-            (residuals(parameters + _STEP * direction) - current) / _STEP for direction in np.eye(len(parameters))
-        ], axis=1)
+        jacobian = np.stack(
+            [
+                (residuals(parameters + _STEP * direction) - current) / _STEP
+                for direction in np.eye(len(parameters))
+            ],
+            axis=1,
+        )
         normal, gradient = jacobian.T @ jacobian, jacobian.T @ current
         improved = 0.0
         while damping < 1e6:

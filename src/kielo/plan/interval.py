@@ -9,5 +9,7 @@ SHARE = 0.8  # of new measurements that should lie inside
 
 
 def interval(seconds: Column, figures: Mapping[str, float]) -> tuple[Column, Column]:
-    """(low, high): `SHARE` of measured seconds are expected between them. `figures` are a card's [interval]."""
+    """(low, high): `SHARE` of measured seconds are expected between them. `figures` are a card's
+    [interval].
+    """
     return seconds * np.exp(figures["lower"]), seconds * np.exp(figures["upper"])

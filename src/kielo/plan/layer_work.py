@@ -1,7 +1,9 @@
-"""Seconds of one layer's kernels, and of the head's, for a micro-batch: matrix products, attention, memory-bound work.
+"""Seconds of one layer's kernels, and of the head's, for a micro-batch: matrix products, attention,
+memory-bound work.
 
-FLOPs: 2 a weight and token forward, 4 backward (Narayanan et al. 2021, arXiv:2104.04473, appendix), 4 × width × keys a
-query for attention, and fused attention's backward 2.5 times its forward (Dao 2023, arXiv:2307.08691, section 4.1).
+FLOPs: 2 a weight and token forward, 4 backward (Narayanan et al. 2021, arXiv:2104.04473, appendix), 4 × width
+× keys a query for attention, and fused attention's backward 2.5 times its forward (Dao 2023,
+arXiv:2307.08691, section 4.1).
 """
 
 from dataclasses import dataclass
@@ -16,16 +18,20 @@ from kielo.plan.workload import Workload
 Column = np.ndarray
 _TILE = 64
 _BF16_BYTES = 2
-# An element, each step through memory: to fp32, squared, averaged, scaled, back, times the weight; less what a fused norm moves.
+# An element, each step through memory: to fp32, squared, averaged, scaled, back, times the weight; less what
+# a fused norm moves.
 _EAGER_NORM_BYTES = 36
 
 _EXPERT_LAUNCHES = 1.0  # kernels of routing, sorting and exchange, by those of a dense layer
-_COPIED_GRADIENT_BYTES = 10  # DeepSpeed makes an fp32 copy of a bf16 gradient before it adds it, and clears the bf16 one
+# DeepSpeed makes an fp32 copy of a bf16 gradient before it adds it, and clears the bf16 one
+_COPIED_GRADIENT_BYTES = 10
 
 
 @dataclass(frozen=True)
 class LayerSeconds:
-    """Columns [n], seconds of a micro-batch on one device: forward plus backward, with what is computed anew."""
+    """Columns [n], seconds of a micro-batch on one device: forward plus backward, with what is
+    computed anew.
+    """
 
     matrix: Column
     attention: Column
@@ -34,9 +40,9 @@ class LayerSeconds:
     is_processor: Column
 
     def total(self, traffic: Column) -> Column:
-        """With `traffic` between its kernels. A layer is not faster than its kernels are launched; the square root of the
-        sum of squares, because near that both wait for each other now and then. On a processor nothing runs beside the
-        launching: there both add up.
+        """With `traffic` between its kernels. A layer is not faster than its kernels are launched; the square
+        root of the sum of squares, because near that both wait for each other now and then. On a processor
+        nothing runs beside the launching: there both add up.
         """
         device = self.matrix + self.attention + self.elementwise + traffic
         return np.where(self.is_processor, device + self.launch, np.hypot(device, self.launch))
@@ -72,12 +78,16 @@ def head_seconds(work: Workload, rates: Any) -> Column:
 
 def matrix_flops(work: Workload) -> Column:
     """FLOPs of one layer's matrix products for a micro-batch on a device, forward."""
-    return sum(2 * part.times * part.groups * part.rows * part.columns * part.inner for part in _matrices(work))
+    return sum(
+        2 * part.times * part.groups * part.rows * part.columns * part.inner for part in _matrices(work)
+    )
 
 
 @dataclass(frozen=True)
 class _Product:
-    """A forward product [rows, inner] × [inner, columns] on a device: `groups` at once, in the share `times` of layers."""
+    """A forward product [rows, inner] × [inner, columns] on a device: `groups` at once, in the share `times`
+    of layers.
+    """
 
     rows: Column
     columns: Column
@@ -89,15 +99,22 @@ class _Product:
 def _matrices(work: Workload) -> list[_Product]:
     """Queries with keys and values, output, MLP in, MLP out; the MLP's also of shared and of routed experts.
 
-    An expert's rows are the tokens that come to it if all experts get as many (as benchmarks enforce, and losses aim at).
+    An expert's rows are the tokens that come to it if all experts get as many (as benchmarks enforce, and
+    losses aim at).
     """
-    q, kv = work.heads * work.head_dim, np.maximum(work.kv_heads, np.minimum(work.tensor, work.heads)) * work.head_dim
+    q, kv = (
+        work.heads * work.head_dim,
+        np.maximum(work.kv_heads, np.minimum(work.tensor, work.heads)) * work.head_dim,
+    )
     tokens, gates = work.tokens, work.mlp_matrices - 1
     products = [
         _Product(tokens, (q + 2 * kv) / work.tensor, work.hidden, times=work.projection_share),
         _Product(tokens, work.hidden, q / work.tensor, times=work.projection_share),
     ]
-    for width, share in ((work.ffn, 1 - work.expert_layers), (work.shared_ffn, work.expert_layers * (work.shared_ffn > 0))):
+    for width, share in (
+        (work.ffn, 1 - work.expert_layers),
+        (work.shared_ffn, work.expert_layers * (work.shared_ffn > 0)),
+    ):
         width = np.maximum(width, 1) / work.tensor
         products += [
             _Product(tokens, gates * width, work.hidden, times=share), _Product(tokens, work.hidden, width, times=share)
@@ -120,7 +137,10 @@ def _is_routed(work: Workload) -> Column:
 def _matrix_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
     """(forward, backward)."""
     in_recipe, wide = work.recipe > 0, np.zeros(len(work), bool)
-    share, has_wide_last = np.where(in_recipe, work.recipe_share, 1.0), in_recipe & (work.wide_weight_gradients > 0)
+    share, has_wide_last = (
+        np.where(in_recipe, work.recipe_share, 1.0),
+        in_recipe & (work.wide_weight_gradients > 0),
+    )
     forward = backward = 0.0
     for part in _matrices(work):
         rows, columns, inner = part.rows, part.columns, part.inner
@@ -139,12 +159,19 @@ def _matrix_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
 
 
 def _product_seconds(
-    work: Workload, rates: Any, rows: Column, columns: Column, inner: Column, in_recipe: Column, groups: Column | float = 1.0
+    work: Workload,
+    rates: Any,
+    rows: Column,
+    columns: Column,
+    inner: Column,
+    in_recipe: Column,
+    groups: Column | float = 1.0,
 ) -> Column:
-    """Of `groups` products [rows, inner] × [inner, columns]: what the units take, or the operands' way through memory, which
-    go on at once.
+    """Of `groups` products [rows, inner] × [inner, columns]: what the units take, or the operands' way
+    through memory, which go on at once.
 
-    The results are made in waves of tiles, of which the last is on average half empty; each tile takes a while to begin.
+    The results are made in waves of tiles, of which the last is on average half empty; each tile takes a
+    while to begin.
     """
     scales = np.choose(work.recipe.astype(int), [1.0, 1.0, rates.fp8_rowwise, rates.mxfp8, rates.nvfp4])
     rate = np.where(in_recipe, work.peak_recipe * rates.matrix_fp8 * scales, work.peak * rates.matrix)
@@ -175,19 +202,31 @@ def _attention_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
 
 
 def _elementwise_seconds(work: Workload, rates: Any) -> Column:
-    """Forward and backward. Fewest bytes a token, forward: two norms (read, write), two additions (two reads, a write),
-    queries, keys and values turned (read, write), and the activation. Once a micro-batch: gradients of the weights are
-    added to those before.
+    """Forward and backward. Fewest bytes a token, forward: two norms (read, write), two additions (two reads,
+    a write), queries, keys and values turned (read, write), and the activation. Once a micro-batch: gradients
+    of the weights are added to those before.
     """
     # Below 1, `unfused_norms` is what one kernel keeps of its steps: it moves no more for that.
     norms = 2 * (2 * _BF16_BYTES + _EAGER_NORM_BYTES * (work.unfused_norms >= 1))
-    whole = np.where(work.sequence_parallel > 0, 1 / work.tensor, 1.0) * work.hidden * (norms + 2 * 3 * _BF16_BYTES)
+    whole = (
+        np.where(work.sequence_parallel > 0, 1 / work.tensor, 1.0)
+        * work.hidden
+        * (norms + 2 * 3 * _BF16_BYTES)
+    )
     heads = (work.heads + 2 * work.kv_heads) * work.head_dim * 2
     active = work.shared_ffn + work.experts_each * work.expert_ffn
     widths = (1 - work.expert_layers) * work.ffn + work.expert_layers * active
     split = _BF16_BYTES * (heads + widths * work.mlp_matrices) / work.tensor
     # Each copy of a token is written in its expert's order and read, and the same way back.
-    sorted_ = _is_routed(work) * work.expert_layers * work.experts_each * 4 * _BF16_BYTES * work.hidden / work.tensor
+    sorted_ = (
+        _is_routed(work)
+        * work.expert_layers
+        * work.experts_each
+        * 4
+        * _BF16_BYTES
+        * work.hidden
+        / work.tensor
+    )
     inputs = sum(part.times * part.groups * part.rows / work.tokens * part.inner for part in _matrices(work))
     quantised = np.where(work.recipe > 0, rates.quantise, 0.0) * inputs
     passing = 3 * work.tokens * (rates.elementwise * (whole + split + sorted_) + quantised)
@@ -196,5 +235,3 @@ def _elementwise_seconds(work: Workload, rates: Any) -> Column:
     bytes_each = 2 + 2 * work.gradient_bytes + np.where(is_copied, _COPIED_GRADIENT_BYTES, 0.0)
     added = np.where(is_added, rates.accumulate * bytes_each * work.layer_parameters_of_rank, 0.0)
     return (passing + added) / (work.memory_bandwidth * rates.memory)
-
-

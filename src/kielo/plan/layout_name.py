@@ -1,7 +1,9 @@
-"""A layout's name, short enough to type ("tp8-pp4-dp16-mb1-zero1-1f1b-full"), and what parts of such a name match.
+"""A layout's name, short enough to type ("tp8-pp4-dp16-mb1-zero1-1f1b-full"), and what parts of such a name
+match.
 
-Words: tp8, pp4, cp2, dp16 (replicas × shards), hsdp8 (ranks that hold one copy, where there are several copies), mb1
-(sequences of a micro-batch), zero1, the schedule, and what is computed anew; and rarer things, each only where it is so.
+Words: tp8, pp4, cp2, dp16 (replicas × shards), hsdp8 (ranks that hold one copy, where there are several
+copies), mb1 (sequences of a micro-batch), zero1, the schedule, and what is computed anew; and rarer things,
+each only where it is so.
 """
 
 import re
@@ -14,15 +16,16 @@ from kielo.resolve.stages import num_stages
 
 _USUAL_OPERATORS = Layout.model_fields["recompute_saved_operators"].default
 _KNOWN = (
-    "tp8, pp4, cp2, dp16, hsdp8, mb1, zero1, zero2, zero3, gpipe, 1f1b, interleaved2, zb2, zbv, dualpipev, full, full/2, "
-    "attention, operators, norecompute, sp, nosp, allgather, ulysses, offload, compile, nocompile, layers20+20+19, "
-    "saved_mm+addmm"
+    "tp8, pp4, cp2, dp16, hsdp8, mb1, zero1, zero2, zero3, gpipe, 1f1b, interleaved2, zb2, zbv, dualpipev, "
+    "full, full/2, attention, operators, norecompute, sp, nosp, allgather, ulysses, offload, compile, "
+    "nocompile, layers20+20+19, saved_mm+addmm"
 )
 # A number that stands right before 1f1b leaves it its 1: "pp41f1b" is pp4 and 1f1b.
 _WORD = re.compile(
     r"(?:tp|pp|cp|hsdp|dp|mb)[ =]?(?:\d+|all)(?!f1b)"
     r"|zero ?[123]"
-    r"|interleaved[_ -]?1f1b|interleaved_zero_bubble"  # as recipes name them, with any number of stages a rank
+    # as recipes name them, with any number of stages a rank
+    r"|interleaved[_ -]?1f1b|interleaved_zero_bubble"
     r"|(?:interleaved|zb)(?!v)(?:\d+(?!f1b))?"
     r"|gpipe|1f1b|zbv|dualpipev"
     r"|norecompute|(?:full|attention|operators)(?:/\d+(?!f1b))?"
@@ -39,15 +42,18 @@ class _Word(NamedTuple):
 
 
 def layout_name(layout: Layout, micro_batch: int) -> str:
-    """`micro_batch`: sequences. What is as it usually is goes unsaid: axes of one rank, sequence parallelism."""
+    """`micro_batch`: sequences. What is as it usually is goes unsaid: axes of one rank, sequence
+    parallelism.
+    """
     return "-".join(word.text for word in _words(layout, micro_batch) if word.is_told)
 
 
 def matches(wanted: str) -> Callable[[Layout, int], bool]:
-    """Whether a layout with its micro-batch has every word of `wanted`; what `wanted` does not name may be anything.
+    """Whether a layout with its micro-batch has every word of `wanted`; what `wanted` does not name may be
+    anything.
 
-    Words may stand close ("tp8pp4") or apart by hyphens, ×, x, spaces or commas, in either case. "interleaved" and "zb"
-    without a number match any. Raises KieloError for a word that is none.
+    Words may stand close ("tp8pp4") or apart by hyphens, ×, x, spaces or commas, in either case.
+    "interleaved" and "zb" without a number match any. Raises KieloError for a word that is none.
     """
     asked = _asked(wanted)
 
@@ -108,7 +114,9 @@ def _asked(wanted: str) -> set[str]:
     while at < len(text):
         found = _WORD.match(text, at)
         if found is None:
-            raise KieloError(f"{text[at:]!r} in {wanted!r} is no word of a layout's name; what would work: {_KNOWN}")
+            raise KieloError(
+                f"{text[at:]!r} in {wanted!r} is no word of a layout's name; what would work: {_KNOWN}"
+            )
         word = re.sub(r"[ =_-]", "", found[0]) if not found[0].startswith("saved") else found[0]
         words.add(_SYNONYMS.get(word, word))
         at = _BETWEEN.match(text, found.end()).end()

@@ -1,12 +1,15 @@
-"""A machine as a person's own runs show it: metrics.jsonl and resolved.toml → a card that plans use; arithmetic, no torch.
+"""A machine as a person's own runs show it: metrics.jsonl and resolved.toml → a card that plans use;
+arithmetic, no torch.
 
-A run is cut into stretches of steps of one shape (sequence length, micro-batch, micro-batches); the median step of each
-is a measurement. Constants of `efficiency.py` are fitted to them as `fit.py` does, but few: only those that a run of
-Kielo can tell, each drawn to what is usual for such a device, so that what the runs do not tell keeps that.
+A run is cut into stretches of steps of one shape (sequence length, micro-batch, micro-batches); the median
+step of each is a measurement. Constants of `efficiency.py` are fitted to them as `fit.py` does, but few: only
+those that a run of Kielo can tell, each drawn to what is usual for such a device, so that what the runs do
+not tell keeps that.
 
-A GPU keeps the peaks of its card. A processor's card has none: its peak, memory bandwidth and the bandwidth between
-ranks are fitted too. There a rank is a process with its share of the cores, so a card of two ranks with a thread each
-says nothing of one rank with two threads, and runs of different numbers of ranks are refused.
+A GPU keeps the peaks of its card. A processor's card has none: its peak, memory bandwidth and the bandwidth
+between ranks are fitted too. There a rank is a process with its share of the cores, so a card of two ranks
+with a thread each says nothing of one rank with two threads, and runs of different numbers of ranks are
+refused.
 """
 
 import json
@@ -39,7 +42,8 @@ MIN_ROWS = 3  # of a stretch, after its warm-up
 _WARM_UP_STEPS = 2  # of a stretch: memory is taken, kernels are chosen, schedules are made
 _NOISE = 0.02  # of a median step: what the spreads below are weighed against
 _ROUNDS, _LEAST_GAIN = 60, 1e-6  # few figures, quickly fitted
-_NARROWEST = 0.08  # of the interval, either way: residuals of the runs themselves know nothing of other shapes
+# of the interval, either way: residuals of the runs themselves know nothing of other shapes
+_NARROWEST = 0.08
 _NORMAL_TAIL = 1.28  # standard deviations, either way, that hold 80 % of a normal distribution
 
 
@@ -77,19 +81,23 @@ class Comparison:
 class _Run:
     path: Path
     resolved: Resolved
-    seconds: dict[tuple[int, int, int], list[float]]  # of a step, by (sequence length, micro-batch, micro-batches)
+    # of a step, by (sequence length, micro-batch, micro-batches)
+    seconds: dict[tuple[int, int, int], list[float]]
 
 
 @dataclass(frozen=True)
 class _Prior:
-    """A figure that is fitted: its start, and how far (standard deviation of the logarithm) it may move from it."""
+    """A figure that is fitted: its start, and how far (standard deviation of the logarithm) it may move from
+    it.
+    """
 
     start: float
     spread: float
 
 
-# A processor's: found by trial on two cores of an EPYC 7003 (2026-11, torch 2.13, fp32, gloo over loopback), with models
-# other than those of benchmarks/planner_measured.py. Nothing is hidden there: whoever sends holds the core that computes.
+# A processor's: found by trial on two cores of an EPYC 7003 (2026-11, torch 2.13, fp32, gloo over loopback),
+# with models other than those of benchmarks/planner_measured.py. Nothing is hidden there: whoever sends holds
+# the core that computes.
 _CPU = {
     "flash": _Prior(0.25, 0.5), "elementwise": _Prior(2.5, 0.4), "accumulate": _Prior(1.0, 0.4),
     "layer_seconds": _Prior(2.5e-3, 0.35), "step_seconds": _Prior(2.5e-2, 0.6), "tensor_exposed": _Prior(1.0, 0.3),
@@ -101,7 +109,8 @@ _CPU = {
 _CPU_MACHINE = {
     "flops": _Prior(8e10, 2.0),  # peak of a rank, a second: anything from half a core to a socket
     "bytes_a_flop": _Prior(0.12, 0.4),  # memory bandwidth by that peak
-    "link_share": _Prior(0.15, 0.5),  # bandwidth between ranks by memory bandwidth: each byte is copied several times
+    # bandwidth between ranks by memory bandwidth: each byte is copied several times
+    "link_share": _Prior(0.15, 0.5),
 }
 # A GPU's start is the shipped card; these may move, by the spreads of `CONSTANTS`.
 _GPU = (
@@ -111,14 +120,18 @@ _GPU = (
 
 
 def measure(paths: Sequence[Path | str], site: Cluster | None = None) -> Machine:
-    """The machine that the runs with these metrics.jsonl were on; `resolved.toml` lies beside each or one folder up.
+    """The machine that the runs with these metrics.jsonl were on; `resolved.toml` lies beside each or one
+    folder up.
 
-    site: what nodes are made of; default: for GPUs the first cluster card that has them, and one node for processors.
-    Raises KieloError for files that are not there or hold too little, and for runs that were not on one kind of device.
+    site: what nodes are made of; default: for GPUs the first cluster card that has them, and one node for
+    processors. Raises KieloError for files that are not there or hold too little, and for runs that were not
+    on one kind of device.
     """
     runs = [_read_run(Path(path)) for path in paths]
     if not runs:
-        raise KieloError("no metrics.jsonl was given; what would work: runs/NAME/train/metrics.jsonl of a run of your own")
+        raise KieloError(
+            "no metrics.jsonl was given; what would work: runs/NAME/train/metrics.jsonl of a run of your own"
+        )
     _refuse_mixed(runs)
     placement, precision = runs[0].resolved.placement, runs[0].resolved.identity.precision
     ranks = max(run.resolved.placement.world_size for run in runs)
@@ -145,33 +158,40 @@ def compare(machine: Machine, path: Path | str, site: Cluster | None = None) -> 
     is_same = placement.device == machine.accelerator.device and precision == machine.precision
     if not is_same or (placement.device == "cpu" and placement.world_size != machine.ranks):
         raise KieloError(
-            f"{path} is of {_device(run)}, the card of {machine.ranks} ranks on {machine.accelerator.name!r} in "
-            f"{machine.precision}; what would work: a run like those that the card was made from"
+            f"{path} is of {_device(run)}, the card of {machine.ranks} ranks on "
+            f"{machine.accelerator.name!r} in {machine.precision}; what would work: a run like those that "
+            "the card was made from"
         )
     parts = step_seconds(_work([run], machine.accelerator, site), machine.efficiency)
     return [
-        Comparison(*shape, float(np.median(times)), {name: float(part[index]) for name, part in vars(parts).items()})
+        Comparison(
+            *shape, float(np.median(times)), {name: float(part[index]) for name, part in vars(parts).items()}
+        )
         for index, (shape, times) in enumerate(run.seconds.items())
     ]
 
 
 def write_machine(machine: Machine, path: Path | str) -> None:
-    """As TOML: the constants as in the shipped card of them, then what the machine is. Replaces only a card that
-    nobody has changed; raises KieloError for another file.
+    """As TOML: the constants as in the shipped card of them, then what the machine is. Replaces only a card
+    that nobody has changed; raises KieloError for another file.
     """
     runs = "\n".join(f"  {run}" for run in machine.runs)
     header = (
-        "A machine as its own runs showed it, by `kielo plan calibrate`; `kielo plan RECIPE --machine` takes it.\n"
-        f"Measured in {machine.precision} on {machine.ranks} ranks, from\n{runs}\n"
-        "What those runs could not tell has the value that is usual. [interval] is how far a prediction may be off."
+        "A machine as its own runs showed it, by `kielo plan calibrate`; `kielo plan RECIPE --machine` "
+        f"takes it.\nMeasured in {machine.precision} on {machine.ranks} ranks, from\n{runs}\nWhat those "
+        "runs could not tell has the value that is usual. [interval] is how far a prediction may be off."
     )
     measured = {"precision": machine.precision, "ranks": machine.ranks, "runs": list(machine.runs)}
     card = machine.accelerator.model_dump(mode="json", exclude_none=True)
     peaks = card.pop("peak_tflops")
     text = card_text(machine.efficiency, machine.spread, header)
     text += _table("measured", measured, "what the runs were: on a processor the ranks shared its cores")
-    text += _table("accelerator", card, "of one rank; a processor's bandwidths count fp32 as two bytes, like the planner")
-    text += _table("accelerator.peak_tflops", peaks, "dense; a processor's from the rate of its large products")
+    text += _table(
+        "accelerator", card, "of one rank; a processor's bandwidths count fp32 as two bytes, like the planner"
+    )
+    text += _table(
+        "accelerator.peak_tflops", peaks, "dense; a processor's from the rate of its large products"
+    )
     write_own_text(path, text, HASH_COMMENT)
 
 
@@ -190,7 +210,12 @@ def read_machine(path: Path | str) -> Machine:
         efficiency, spread = read_card(path)
         interval = {"lower": float(spread["lower"]), "upper": float(spread["upper"])}
         return Machine(
-            card, efficiency, interval, measured["precision"], int(measured["ranks"]), tuple(map(str, measured["runs"]))
+            card,
+            efficiency,
+            interval,
+            measured["precision"],
+            int(measured["ranks"]),
+            tuple(map(str, measured["runs"])),
         )
     except (KeyError, TypeError, ValueError) as error:  # pydantic's is a ValueError
         raise KieloError(f"{path}: not the card of a machine ({error!r}); {hint}") from None
@@ -198,25 +223,34 @@ def read_machine(path: Path | str) -> Machine:
 
 def _read_run(path: Path) -> _Run:
     if not path.is_file():
-        raise KieloError(f"{path}: no such file; what would work: runs/NAME/train/metrics.jsonl of a run of your own")
+        raise KieloError(
+            f"{path}: no such file; what would work: runs/NAME/train/metrics.jsonl of a run of your own"
+        )
     plans = [folder / "resolved.toml" for folder in (path.parent, path.parent.parent)]
     plan = next((plan for plan in plans if plan.is_file()), None)
     if plan is None:
         raise KieloError(
-            f"{path}: neither {plans[0]} nor {plans[1]} is there, so the shape of this run is not known; what would work: "
-            "the file where the run left it, or its resolved.toml copied beside it"
+            f"{path}: neither {plans[0]} nor {plans[1]} is there, so the shape of this run is not known; "
+            "what would work: the file where the run left it, or its resolved.toml copied beside it"
         )
     resolved, rows = read_resolved(plan), _last_attempt(_rows(path))
     if resolved.identity.precision == "fp8" and resolved.identity.fp8.emulate:
-        raise KieloError(f"{path}: FP8 was emulated, which tells nothing of a machine; what would work: a run in fp32 or bf16")
+        raise KieloError(
+            f"{path}: FP8 was emulated, which tells nothing of a machine; what would work: a run in fp32 or "
+            "bf16"
+        )
     if not rows:
-        raise KieloError(f"{path}: no row of a training step; what would work: the metrics.jsonl of a run that has trained")
+        raise KieloError(
+            f"{path}: no row of a training step; what would work: the metrics.jsonl of a run that has trained"
+        )
     _refuse_other_ranks(path, rows, resolved)
-    seconds = {shape: times for shape, times in _seconds_by_shape(rows, resolved).items() if len(times) >= MIN_ROWS}
+    seconds = {
+        shape: times for shape, times in _seconds_by_shape(rows, resolved).items() if len(times) >= MIN_ROWS
+    }
     if not seconds:
         raise KieloError(
-            f"{path}: no stretch of steps of one size has {MIN_ROWS} rows after its first {_WARM_UP_STEPS} steps; what "
-            "would work: a longer run, or train.log_every_steps=1"
+            f"{path}: no stretch of steps of one size has {MIN_ROWS} rows after its first {_WARM_UP_STEPS} "
+            "steps; what would work: a longer run, or train.log_every_steps=1"
         )
     return _Run(path, resolved, seconds)
 
@@ -239,22 +273,26 @@ def _last_attempt(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _refuse_other_ranks(path: Path, rows: Sequence[dict[str, Any]], resolved: Resolved) -> None:
-    """A finished run that is started again on other ranks trains nothing and leaves a resolved.toml of those."""
+    """A finished run that is started again on other ranks trains nothing and leaves a
+    resolved.toml of those.
+    """
     row, placement = next(row for row in reversed(rows) if "tokens_per_second" in row), resolved.placement
     per_token = placement.phases[resolved.identity.phase_index(row["step"])].flops_per_token
     ranks = row["tokens_per_second"] * per_token / (row.get("tflops_per_second") or np.nan) / 1e12
     # A row across two phases has tokens of both; between numbers of ranks lies more than that.
     if ranks / placement.world_size > 1.4 or placement.world_size / ranks > 1.4:
         raise KieloError(
-            f"{path}: its rows are of {ranks:.0f} ranks, its resolved.toml of {placement.world_size}; what would work: a "
-            "run that was not started again on other ranks after its end"
+            f"{path}: its rows are of {ranks:.0f} ranks, its resolved.toml of {placement.world_size}; what "
+            "would work: a run that was not started again on other ranks after its end"
         )
 
 
-def _seconds_by_shape(rows: Sequence[dict[str, Any]], resolved: Resolved) -> dict[tuple[int, int, int], list[float]]:
-    """Seconds of a step, one figure a row, by (sequence length, micro-batch, micro-batches). A row counts the steps since
-    the one before it; rows with the first steps of a phase or of the attempt do not count, nor those across two phases,
-    nor those from the first change of precision on.
+def _seconds_by_shape(
+    rows: Sequence[dict[str, Any]], resolved: Resolved
+) -> dict[tuple[int, int, int], list[float]]:
+    """Seconds of a step, one figure a row, by (sequence length, micro-batch, micro-batches). A row counts the
+    steps since the one before it; rows with the first steps of a phase or of the attempt do not count, nor
+    those across two phases, nor those from the first change of precision on.
     """
     identity, found, before = resolved.identity, {}, None
     for row in rows:
@@ -278,8 +316,8 @@ def _refuse_mixed(runs: Sequence[_Run]) -> None:
     for run in runs[1:]:
         if _device(run) != first:
             raise KieloError(
-                f"{run.path} is of {_device(run)}, {runs[0].path} of {first}; what would work: runs of one kind of device "
-                "in one precision, and on a processor with as many ranks"
+                f"{run.path} is of {_device(run)}, {runs[0].path} of {first}; what would work: runs of one "
+                "kind of device in one precision, and on a processor with as many ranks"
             )
 
 
@@ -295,8 +333,9 @@ def _gpu_card(run: _Run) -> Accelerator:
     card = accelerator_card(name) if name in accelerators() else None
     if card is None or precision not in card.peak_tflops or card.memory_bandwidth_tb_per_second is None:
         raise KieloError(
-            f"{run.path}: was trained in {precision} on {name!r}, for which no card has a peak and a memory bandwidth; what "
-            f"would work: a card of it in kielo/cards/accelerators, beside {', '.join(accelerators())}"
+            f"{run.path}: was trained in {precision} on {name!r}, for which no card has a peak and a memory "
+            "bandwidth; what would work: a card of it in kielo/cards/accelerators, beside "
+            f"{', '.join(accelerators())}"
         )
     return card
 
@@ -308,7 +347,9 @@ def _work(runs: Sequence[_Run], card: Accelerator, site: Cluster | None) -> Work
     precision = runs[0].resolved.identity.precision
     if precision != "fp8":
         # Bytes count as in bf16: a processor's bandwidths are fitted to that.
-        card = card.model_copy(update={"peak_tflops": card.peak_tflops | {"bf16": card.peak_tflops[precision]}})
+        card = card.model_copy(
+            update={"peak_tflops": card.peak_tflops | {"bf16": card.peak_tflops[precision]}}
+        )
         precision = "bf16"
     return Workload.of([
         candidate_columns(
@@ -322,7 +363,9 @@ def _work(runs: Sequence[_Run], card: Accelerator, site: Cluster | None) -> Work
 
 
 def _site_of(card: Accelerator, ranks: int) -> Cluster:
-    """A cluster of such devices; where no card has them, one node with all ranks, whose network is as fast as its links."""
+    """A cluster of such devices; where no card has them, one node with all ranks, whose network is as fast as
+    its links.
+    """
     found = [site for site in map(cluster_card, clusters()) if site.accelerator == card.name]
     if found and card.device == "cuda":
         return found[0]
@@ -342,12 +385,16 @@ def _layout(placement: Placement) -> Layout:
 
 def _gpu_priors(card: Accelerator) -> dict[str, _Prior]:
     start, _ = fitted()
-    return {name: _Prior(float(start.values[name][_member(name, card)]), CONSTANTS[name].spread) for name in _GPU}
+    return {
+        name: _Prior(float(start.values[name][_member(name, card)]), CONSTANTS[name].spread) for name in _GPU
+    }
 
 
 def _member(name: str, card: Accelerator) -> int:
     """Which entry of a constant is this device's, trained by Kielo."""
-    return members(name).index({"architecture": card.architecture, "engine": "fsdp", "all": "all"}[CONSTANTS[name].by])
+    return members(name).index(
+        {"architecture": card.architecture, "engine": "fsdp", "all": "all"}[CONSTANTS[name].by]
+    )
 
 
 def _efficiency(card: Accelerator, values: Mapping[str, float]) -> Efficiency:

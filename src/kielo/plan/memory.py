@@ -1,7 +1,9 @@
-"""Bytes of a device while it trains: what is held between steps, exactly, and what a step adds; arithmetic, no torch.
+"""Bytes of a device while it trains: what is held between steps, exactly, and what a step adds; arithmetic,
+no torch.
 
-Activations by Korthikanti et al. 2022 (arXiv:2205.05198, section 4, equations 1 to 6), written out for any widths of
-queries, keys and MLP. That is any engine's training; what Kielo's own keeps is told by `bytes.own_columns`.
+Activations by Korthikanti et al. 2022 (arXiv:2205.05198, section 4, equations 1 to 6), written out for any
+widths of queries, keys and MLP. That is any engine's training; what Kielo's own keeps is told by
+`bytes.own_columns`.
 """
 
 from dataclasses import dataclass
@@ -17,23 +19,26 @@ from kielo.resolve.state_bytes import WIDENED_BYTES
 Column = np.ndarray
 Kind = Literal["rehearsed", "allocated", "reserved", "device"]
 _BF16_BYTES, _FP32_BYTES = 2, 4
-# Of a logit: bf16 and fp32, where one kernel makes its gradient in place; with that apart, where none does; and with
-# copies, where tensor ranks gather all of the vocabulary.
+# Of a logit: bf16 and fp32, where one kernel makes its gradient in place; with that apart, where none does;
+# and with copies, where tensor ranks gather all of the vocabulary.
 _LOGIT_BYTES, _PLAIN_LOGIT_BYTES, _WHOLE_LOGIT_BYTES = 6, 10, 20
 _OPERATORS_KEPT = 0.55  # of a layer's activations, where every second matrix product is kept
-# What a step holds beside what the formulas count: workspaces of kernels and of collectives, gathered gradients.
+# What a step holds beside what the formulas count: workspaces of kernels and of collectives, gathered
+# gradients.
 WORKSPACE_BYTES = 1.5e9
 # Over what is allocated: what comes and goes leaves pieces; the driver's context and communicators.
 RESERVED_SHARE, CONTEXT_BYTES = 0.06, 2.5e9
-# Devices are sold by powers of ten and made by powers of two: of "80 GB", a driver has 79 × 2^30 bytes to give.
+# Devices are sold by powers of ten and made by powers of two: of "80 GB", a driver has 79 × 2^30 bytes to
+# give.
 _DRIVER_SHARE = 0.99 * 2**30 / 1e9
 _UNFUSED_NORM_BYTES = 10  # an element: fp32 copies of a norm's input and result that eager PyTorch keeps
 
 
 @dataclass(frozen=True)
 class MemoryBytes:
-    """Columns [n], bytes of the rank that has most: parts of its peak. `weights`, `gradients` and `optimiser` are as they
-    are between steps; `gathered` is what a step makes whole of other ranks' parameters, and gradients that wait for that.
+    """Columns [n], bytes of the rank that has most: parts of its peak. `weights`, `gradients` and `optimiser`
+    are as they are between steps; `gathered` is what a step makes whole of other ranks' parameters, and
+    gradients that wait for that.
     """
 
     weights: Column
@@ -94,9 +99,12 @@ def _by_formulas(work: Workload) -> MemoryBytes:
         chunks > 1, np.minimum(work.micro_batches * chunks, (chunks + 1) * work.pipeline - 1) / chunks,
         np.minimum(work.micro_batches, work.pipeline),
     )  # fmt: skip
-    recomputed = np.where(work.layers_again > 0, layer, 0.0)  # one layer stands whole while its gradients are made
+    # one layer stands whole while its gradients are made
+    recomputed = np.where(work.layers_again > 0, layer, 0.0)
     first = passes * layers * kept + recomputed
-    last_passes = np.where(chunks > 1, (np.minimum(work.micro_batches, work.pipeline) * (chunks - 1) + 1) / chunks, 1.0)
+    last_passes = np.where(
+        chunks > 1, (np.minimum(work.micro_batches, work.pipeline) * (chunks - 1) + 1) / chunks, 1.0
+    )
     last = last_passes * layers * kept + recomputed
     each = np.where(work.engine == ENGINES.index("megatron_te"), _LOGIT_BYTES, _PLAIN_LOGIT_BYTES)
     each = np.where(work.whole_logits > 0, _WHOLE_LOGIT_BYTES, each / work.tensor)
@@ -105,23 +113,30 @@ def _by_formulas(work: Workload) -> MemoryBytes:
     first_peaks = (work.pipeline > 1) & (first >= last + logits)
     layer_bytes = work.layer_parameters / work.tensor * (_BF16_BYTES + work.gradient_bytes)
     gathered = np.where(
-        (work.zero == 3) & (work.shard > 1), 2 * layer_bytes + _BF16_BYTES * work.vocabulary * work.hidden / work.tensor, 0.0
+        (work.zero == 3) & (work.shard > 1),
+        2 * layer_bytes + _BF16_BYTES * work.vocabulary * work.hidden / work.tensor,
+        0.0,
     )
     activations = np.where(first_peaks, first, last)
     return MemoryBytes(*state, activations, np.where(first_peaks, 0.0, logits), gathered)
 
 
 def _of_kielo(work: Workload) -> MemoryBytes:
-    """Of Kielo: fp32 parameters, and moments, split by FSDP2 whatever the ZeRO degree, which says what a step has whole."""
+    """Of Kielo: fp32 parameters, and moments, split by FSDP2 whatever the ZeRO degree, which says what a step
+    has whole.
+    """
     is_last_too = work.last_parameters == 0
-    first = _Rank(work, work.first_parameters, work.first_layers, work.first_passes, is_last_too, True).bytes()
+    first = _Rank(
+        work, work.first_parameters, work.first_layers, work.first_passes, is_last_too, True
+    ).bytes()
     last = _Rank(work, work.last_parameters, work.last_layers, work.last_passes, ~is_last_too, False).bytes()
     return _chosen(~is_last_too & (last.peak("rehearsed") > first.peak("rehearsed")), last, first)
 
 
 @dataclass(frozen=True)
 class _Rank:
-    """A pipeline rank of Kielo: `parameters` and `layers` on it, `passes` through one of its stages under way at once.
+    """A pipeline rank of Kielo: `parameters` and `layers` on it, `passes` through one of its stages under way
+    at once.
 
     Held against rehearsals by benchmarks/planner_memory.py.
     """
@@ -135,13 +150,19 @@ class _Rank:
 
     def bytes(self) -> MemoryBytes:
         work, parameters, shard = self.work, self.parameters, self.shard
-        copy = self.head * (self.is_pipeline & (work.tied > 0))  # of a tied look-up table, which no one optimises
-        weights, optimiser = _FP32_BYTES * parameters / shard, work.optimiser_bytes * (parameters - copy) / shard
+        # of a tied look-up table, which no one optimises
+        copy = self.head * (self.is_pipeline & (work.tied > 0))
+        weights, optimiser = (
+            _FP32_BYTES * parameters / shard,
+            work.optimiser_bytes * (parameters - copy) / shard,
+        )
         moments = self.moments()
         at = np.argmax([sum(moment) for moment in moments], axis=0)
-        gradients, gathered, activations, logits = (np.choose(at, [moment[part] for moment in moments]) for part in range(4))
-        # Shards of gradients count as held between steps; where they are made after the peak, what is there in their place
-        # does not come on top of them.
+        gradients, gathered, activations, logits = (
+            np.choose(at, [moment[part] for moment in moments]) for part in range(4)
+        )
+        # Shards of gradients count as held between steps; where they are made after the peak, what is there
+        # in their place does not come on top of them.
         whole = gathered + np.maximum(gradients - weights, 0.0)
         missing, passing = np.maximum(weights - gradients, 0.0), whole + activations + logits
         share = np.maximum(passing - missing, 0.0) / np.maximum(passing, 1.0)
@@ -153,7 +174,9 @@ class _Rank:
         waiting, kept = self.waiting, self.activations
         gathered = work.gathered_bytes
         two_layers = np.where(work.zero == 3, 2 * gathered * self.layer, 0.0)  # one and the next
-        parameters = self.root * number + np.where(work.zero == 3, 0.0, gathered * (self.parameters - self.root))
+        parameters = self.root * number + np.where(
+            work.zero == 3, 0.0, gathered * (self.parameters - self.root)
+        )
         # Made by the layer at hand and by the head, and not yet added to those in fp32.
         mlp = number * work.mlp_matrices * work.hidden * work.ffn / work.tensor
         made = mlp + np.where(number < _FP32_BYTES, number * self.head, 0.0)
@@ -162,12 +185,14 @@ class _Rank:
         # Where all passes are under way before the first gradients are there, one is over when they are.
         all_first = self.passes >= work.micro_batches * work.chunks
         none_yet = np.where(all_first, 0.0, waiting)
-        # When the last micro-batch is reduced: a layer's gradients, whole and once more to reduce from, while the layer
-        # before it makes its own. Pipelines reduce when all passes are done.
+        # When the last micro-batch is reduced: a layer's gradients, whole and once more to reduce from, while
+        # the layer before it makes its own. Pipelines reduce when all passes are done.
         wait_whole = self.waits_whole & (work.micro_batches > 1)
         reduced_late = np.where(wait_whole, waiting, self.shards * (work.micro_batches > 1))
-        reduced_late = reduced_late + _FP32_BYTES * self.layer + np.where(
-            self.is_pipeline, 0.0, number * self.head + np.where(wait_whole, 0.0, mlp)
+        reduced_late = (
+            reduced_late
+            + _FP32_BYTES * self.layer
+            + np.where(self.is_pipeline, 0.0, number * self.head + np.where(wait_whole, 0.0, mlp))
         )
         rest = np.where(self.is_pipeline, 0.0, a_pass - a_layer + np.where(wait_whole, 0.0, again))
         tables = number * (self.table_gradient + self.head)
@@ -176,8 +201,18 @@ class _Rank:
             (none_yet + made, parameters + two_layers, kept + again, zero),
             (waiting + made, parameters + two_layers, kept - all_first * a_pass + again, zero),
             (waiting + number * self.table_gradient, parameters, kept - a_pass, zero),
-            (reduced_late, parameters + np.where(work.zero == 3, two_layers, -gathered * self.layer), rest, zero),
-            (_FP32_BYTES * (self.layers / self.shard + 1) * self.layer + tables, number * self.root, zero, zero),
+            (
+                reduced_late,
+                parameters + np.where(work.zero == 3, two_layers, -gathered * self.layer),
+                rest,
+                zero,
+            ),
+            (
+                _FP32_BYTES * (self.layers / self.shard + 1) * self.layer + tables,
+                number * self.root,
+                zero,
+                zero,
+            ),
             (self.shards + _FP32_BYTES * self.root * (self.shard == 1), self.widened, zero, zero),
         ]
 
@@ -205,8 +240,8 @@ class _Rank:
 
     @cached_property
     def table_gradient(self) -> Column:
-        """Elements: torch's DTensor gives each tensor rank the gradient of the whole look-up table, cut when it is reduced
-        or, where head and table are one, added to that of the head.
+        """Elements: torch's DTensor gives each tensor rank the gradient of the whole look-up table, cut when
+        it is reduced or, where head and table are one, added to that of the head.
         """
         parts = np.where((self.work.tied > 0) & ~self.is_pipeline, self.work.tensor, 1)
         return self.has_embed * self.work.vocabulary * self.work.hidden / parts
@@ -220,7 +255,11 @@ class _Rank:
     def widened(self) -> Column:
         """Moments that the optimiser's step has in fp32 beside those that are kept in bf16."""
         wide = 2 * _FP32_BYTES
-        return np.where(self.work.optimiser_bytes < wide, np.minimum(wide * self.parameters / self.shard, WIDENED_BYTES), 0.0)
+        return np.where(
+            self.work.optimiser_bytes < wide,
+            np.minimum(wide * self.parameters / self.shard, WIDENED_BYTES),
+            0.0,
+        )
 
     @cached_property
     def waits_whole(self) -> Column:
@@ -229,21 +268,27 @@ class _Rank:
 
     @cached_property
     def waiting(self) -> Column:
-        """Gradients of earlier micro-batches. Of shards the buffer of the last reduction, the root's, lives until the next.
+        """Gradients of earlier micro-batches. Of shards the buffer of the last reduction, the root's, lives
+        until the next.
 
-        A backward pass that is taken apart leaves a stage's gradients, and the head's, as they were made until both parts
-        are done.
+        A backward pass that is taken apart leaves a stage's gradients, and the head's, as they were made
+        until both parts are done.
         """
         work = self.work
         table = work.vocabulary * work.hidden / work.tensor * self.has_embed
         whole = _FP32_BYTES * (self.parameters + self.table_gradient - table)
-        waiting = np.where(self.waits_whole, whole, self.shards + _FP32_BYTES * self.root) * (work.micro_batches > 1)
-        return waiting + work.splits_backward * work.compute_bytes * (self.layers / work.chunks * self.layer + self.head)
+        waiting = np.where(self.waits_whole, whole, self.shards + _FP32_BYTES * self.root) * (
+            work.micro_batches > 1
+        )
+        return waiting + work.splits_backward * work.compute_bytes * (
+            self.layers / work.chunks * self.layer + self.head
+        )
 
     @cached_property
     def activations(self) -> Column:
-        """Of passes under way, hidden states at the end (the last norm's and, whole, before and after the head), and buffers
-        for what neighbours send, of which torch makes one for each micro-batch when the schedule is made.
+        """Of passes under way, hidden states at the end (the last norm's and, whole, before and after the
+        head), and buffers for what neighbours send, of which torch makes one for each micro-batch when the
+        schedule is made.
         """
         work = self.work
         elements, parts = work.tokens * work.hidden, np.where(work.sequence_parallel > 0, work.tensor, 1)
@@ -259,13 +304,17 @@ class _Rank:
 
     @cached_property
     def losses(self) -> Column:
-        """Logits of a chunk of tokens, and the head's gradient: summed in fp32 over the chunks, and one product of it."""
+        """Logits of a chunk of tokens, and the head's gradient: summed in fp32 over the chunks, and one
+        product of it.
+        """
         work, number = self.work, self.work.compute_bytes
         tokens = np.minimum(work.tokens, np.where(work.loss_tokens > 0, work.loss_tokens, np.inf))
         logit = work.logit_bytes + number * (work.tokens > tokens)  # the chunk's before
         columns = tokens * work.vocabulary / work.tensor
         product = np.where(number < _FP32_BYTES, number * self.head, 0.0)
-        return _FP32_BYTES * self.head + self.has_head * np.maximum(logit * columns, product + number * columns)
+        return _FP32_BYTES * self.head + self.has_head * np.maximum(
+            logit * columns, product + number * columns
+        )
 
 
 def _chosen(condition: Column, one: MemoryBytes, other: MemoryBytes) -> MemoryBytes:
@@ -274,8 +323,8 @@ def _chosen(condition: Column, one: MemoryBytes, other: MemoryBytes) -> MemoryBy
 
 
 def state_columns(work: Workload, parameters: Column) -> tuple[Column, Column, Column]:
-    """(weights, gradients, optimiser) of `parameters` [n] on a device: (w + g + o / shard) bytes each, by ZeRO degree
-    (Rajbhandari et al. 2020, arXiv:1910.02054, figure 1).
+    """(weights, gradients, optimiser) of `parameters` [n] on a device: (w + g + o / shard) bytes each, by
+    ZeRO degree (Rajbhandari et al. 2020, arXiv:1910.02054, figure 1).
     """
     shard = np.maximum(work.shard, 1)
     return (
@@ -286,7 +335,9 @@ def state_columns(work: Workload, parameters: Column) -> tuple[Column, Column, C
 
 
 def layer_activation_bytes(work: Workload) -> Column:
-    """Of one layer and micro-batch on a device, nothing computed anew: s b h (10 + 24/t + 5 a s / h t) for a GPT."""
+    """Of one layer and micro-batch on a device, nothing computed anew: s b h (10 + 24/t + 5 a s / h t) for a
+    GPT.
+    """
     whole = np.where(work.sequence_parallel > 0, 1 / work.tensor, 1.0)
     q, kv = work.heads * work.head_dim, np.maximum(work.kv_heads, work.tensor) * work.head_dim
     eight = work.recipe > 0  # the inputs of matrices are kept as one byte
@@ -305,4 +356,3 @@ def kept_activation_bytes(work: Workload) -> Column:
     all_of_it = all_of_it * np.where(work.operators_again > 0, _OPERATORS_KEPT, 1.0)
     inputs = _BF16_BYTES * work.tokens * work.hidden * whole
     return work.layers_again * inputs + (1 - work.layers_again) * all_of_it
-

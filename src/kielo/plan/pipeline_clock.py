@@ -1,4 +1,6 @@
-"""A layout's pipeline by its clock: seconds of each stage that Kielo would make, and a step's parts with what idles; no torch."""
+"""A layout's pipeline by its clock: seconds of each stage that Kielo would make, and a step's parts with what
+idles; no torch.
+"""
 
 from dataclasses import dataclass
 
@@ -17,8 +19,8 @@ _OF_LAYERS = ("matrix", "attention", "elementwise", "launch", "tensor_traffic", 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """`stages`: seconds of each with a micro-batch, in the model's order, of which `exposed` (each) wait for a neighbour and
-    `head` (the last's) are the head's. `layers`: of each stage.
+    """`stages`: seconds of each with a micro-batch, in the model's order, of which `exposed` (each) wait for
+    a neighbour and `head` (the last's) are the head's. `layers`: of each stage.
     """
 
     schedule: str
@@ -42,9 +44,12 @@ class Pipeline:
         return max(owned, key=lambda some: sum(whole[stage] for stage in some))
 
 
-def pipeline(model: Model, layout: Layout, work: Workload, efficiency: Efficiency, sequence_length: int) -> Pipeline:
-    """Of a `work` of one entry. Forward, gradients of inputs and gradients of weights take a third of a layer each; what
-    is computed anew comes before the gradients of inputs. What of a hop is not hidden keeps its rank busy.
+def pipeline(
+    model: Model, layout: Layout, work: Workload, efficiency: Efficiency, sequence_length: int
+) -> Pipeline:
+    """Of a `work` of one entry. Forward, gradients of inputs and gradients of weights take a third of a layer
+    each; what is computed anew comes before the gradients of inputs. What of a hop is not hidden keeps its
+    rank busy.
     """
     rates = efficiency.of(work)
     traffic = tensor_layer_seconds(work, rates) + context_layer_seconds(work, rates)
@@ -66,7 +71,8 @@ def pipeline(model: Model, layout: Layout, work: Workload, efficiency: Efficienc
 
 
 def with_clock(parts: dict[str, float], line: Pipeline, layers_assumed: float) -> dict[str, float]:
-    """`parts` as those of the rank that really has most to do, and as "bubble" what the clock takes beyond its work.
+    """`parts` as those of the rank that really has most to do, and as "bubble" what the clock takes beyond
+    its work.
 
     `layers_assumed`: of the heaviest rank, in `parts`.
     """

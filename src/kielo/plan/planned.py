@@ -1,4 +1,6 @@
-"""A recipe on a machine, laid out in one way: seconds of a step by part, bytes by part, and what follows; no torch."""
+"""A recipe on a machine, laid out in one way: seconds of a step by part, bytes by part, and what follows; no
+torch.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,8 +38,8 @@ from kielo.resolve.resolve import complete_model, imagined_text
 class Job:
     """What is planned: a recipe with a complete model on a machine, and what that machine and Kielo reach.
 
-    `precision` is what is planned for; `card`'s bf16 peak is that of it, or, for fp8, of what is not in fp8. `spread` is
-    the interval's figures.
+    `precision` is what is planned for; `card`'s bf16 peak is that of it, or, for fp8, of what is not in fp8.
+    `spread` is the interval's figures.
     """
 
     recipe: Recipe
@@ -50,8 +52,9 @@ class Job:
 
     @staticmethod
     def of(recipe: Recipe, model: Model, precision: Precision | None = None) -> "Job":
-        """On the recipe's cluster, by its `machine` where it names one. precision: default, what most steps have. Raises
-        KieloError where nothing tells how fast the devices are, and for FP8 on those that have none.
+        """On the recipe's cluster, by its `machine` where it names one. precision: default, what most steps
+        have. Raises KieloError where nothing tells how fast the devices are, and for FP8 on those that have
+        none.
         """
         precision = precision or main_precision(recipe)
         site = cluster_card(recipe.cluster)
@@ -60,8 +63,9 @@ class Job:
             card, efficiency, spread = machine.accelerator, machine.efficiency, machine.spread
             if card.device == "cpu" and machine.ranks != site.devices_per_node:
                 raise KieloError(
-                    f"{recipe.machine}: its runs shared the processor among {machine.ranks} ranks, and {site.name} has "
-                    f"{site.devices_per_node} devices a node; what would work: a card of runs with --ranks {site.devices_per_node}"
+                    f"{recipe.machine}: its runs shared the processor among {machine.ranks} ranks, and "
+                    f"{site.name} has {site.devices_per_node} devices a node; what would work: a card of "
+                    f"runs with --ranks {site.devices_per_node}"
                 )
         else:
             card, (efficiency, spread) = accelerator_card(site.accelerator), fitted()
@@ -118,7 +122,9 @@ class Job:
         """Of a device, in the precision that is planned for."""
         return self.card.peak_tflops["fp8" if self.precision == "fp8" else "bf16"]
 
-    def columns(self, layout: Layout, sequence_length: int, micro_batch: int, micro_batches: int) -> dict[str, Any]:
+    def columns(
+        self, layout: Layout, sequence_length: int, micro_batch: int, micro_batches: int
+    ) -> dict[str, Any]:
         """A row of `Workload.of` for the job laid out so."""
         train = self.recipe.train
         return candidate_columns(
@@ -135,10 +141,11 @@ class Job:
 class Planned:
     """One layout of a job on `nodes` nodes. `layout.shard` is a number, not 0.
 
-    `seconds`: part → seconds of an optimiser step, as the fields of `StepSeconds`; they add up to `step_seconds`.
-    `bytes`: part → bytes of the fullest device; they add up to `peak_bytes` (as torch's max_memory_reserved counts).
-    `hidden_data_seconds`: of data-parallel traffic, what backward passes hide: it is in no part.
-    `stages`: what each stage takes with a micro-batch, where the pipeline was simulated; else None.
+    `seconds`: part → seconds of an optimiser step, as the fields of `StepSeconds`; they add up to
+    `step_seconds`. `bytes`: part → bytes of the fullest device; they add up to `peak_bytes` (as torch's
+    max_memory_reserved counts). `hidden_data_seconds`: of data-parallel traffic, what backward passes hide:
+    it is in no part. `stages`: what each stage takes with a micro-batch, where the pipeline was simulated;
+    else None.
     """
 
     job: Job
@@ -187,9 +194,13 @@ class Planned:
 
 
 def plan_layouts(
-    job: Job, layouts: Sequence[tuple[Layout, int, int]], phase: FullPhase | None = None, simulate: bool = True
+    job: Job,
+    layouts: Sequence[tuple[Layout, int, int]],
+    phase: FullPhase | None = None,
+    simulate: bool = True,
 ) -> list[Planned]:
-    """Of (layout, nodes, sequences of a micro-batch) each, in the same order; what cannot run is the caller's to know.
+    """Of (layout, nodes, sequences of a micro-batch) each, in the same order; what cannot run is the caller's
+    to know.
 
     simulate: pipelines by their clock, stage by stage, in place of the closed form.
     """

@@ -1,4 +1,6 @@
-"""What a run is computed in, as plans need it: which precision most steps have, and what of a model is in FP8; no torch."""
+"""What a run is computed in, as plans need it: which precision most steps have, and what of a model is in
+FP8; no torch.
+"""
 
 from math import prod
 
@@ -14,7 +16,11 @@ def steps_by_precision(recipe: Recipe) -> dict[Precision, int]:
     asked = full_phases(recipe)
     phases = plan_phases(asked, [{}] * len(asked), recipe.train.batch_ramp, recipe.seed, {})
     after = phases[-1].last_step + 1
-    begins = [(1, recipe.train.precision), *sorted(recipe.train.precision_changes), (after, recipe.train.precision)]
+    begins = [
+        (1, recipe.train.precision),
+        *sorted(recipe.train.precision_changes),
+        (after, recipe.train.precision),
+    ]
     steps: dict[Precision, int] = {}
     for (first, precision), (following, _) in zip(begins, begins[1:]):
         steps[precision] = steps.get(precision, 0) + max(0, min(following, after) - first)
@@ -40,7 +46,11 @@ def is_gathered_in_fp8(fp8: Fp8, device: str) -> bool:
 
 
 def fp8_share(model: Model, fp8: Fp8) -> float:
-    """Of the layers' matrices in FP8, by weights, for a complete `model`: all but those in modules that `kept_in_bf16` names."""
+    """Of the layers' matrices in FP8, by weights, for a complete `model`: all but those in modules that
+    `kept_in_bf16` names.
+    """
     shapes = parameter_shapes(model)
     sizes = {name: prod(shapes[f"{name}.weight"]) for name in layer_matrices(model)}
-    return sum(size for name, size in sizes.items() if not is_kept(name, fp8.kept_in_bf16)) / sum(sizes.values())
+    return sum(size for name, size in sizes.items() if not is_kept(name, fp8.kept_in_bf16)) / sum(
+        sizes.values()
+    )

@@ -1,7 +1,9 @@
-"""Every layout that a job could have on so many nodes: those that can run, ranked, and why the others cannot; no torch.
+"""Every layout that a job could have on so many nodes: those that can run, ranked, and why the others cannot;
+no torch.
 
-A form is what does not depend on the number of nodes (tensor, pipeline, context, schedule, recomputation, ZeRO degree,
-micro-batch); its columns are made once. With a number of nodes it becomes a layout, or falls out with a reason.
+A form is what does not depend on the number of nodes (tensor, pipeline, context, schedule, recomputation,
+ZeRO degree, micro-batch); its columns are made once. With a number of nodes it becomes a layout, or falls out
+with a reason.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +26,8 @@ _MICRO_BATCHES = (1, 2, 4, 8)
 _CONTEXTS = (1, 2, 4, 8, 16)
 _SHORTEST_PIECE = 4096  # tokens of a sequence on a context rank, below which nobody gains by splitting it
 _RECOMPUTATION = (("none", 1), ("operators", 1), ("full", 4), ("full", 2), ("full", 1))
-# (degree, is it split within nodes and copied between them); of replicas degree 2 has nothing that 1 and 3 have not.
+# (degree, is it split within nodes and copied between them); of replicas degree 2 has nothing that 1 and 3
+# have not.
 _ZERO = ((1, False), (2, False), (3, False), (1, True), (3, True))
 _INTERLEAVED = (2, 3, 4, 5)  # stages a rank
 _SIMULATED = 50  # of the best, over all numbers of nodes
@@ -51,9 +54,9 @@ class Choice(NamedTuple):
 
 @dataclass
 class Found:
-    """`ranked`: number of nodes → the best of the layouts that run and fit, fastest first. `refused`: number of nodes →
-    reason → layouts. `impossible`: reason that no number of nodes changes → layouts. `nearest`: number of nodes → the
-    layout that needs least memory of those that could run. `looked_at`: layouts in all.
+    """`ranked`: number of nodes → the best of the layouts that run and fit, fastest first. `refused`: number
+    of nodes → reason → layouts. `impossible`: reason that no number of nodes changes → layouts. `nearest`:
+    number of nodes → the layout that needs least memory of those that could run. `looked_at`: layouts in all.
     """
 
     ranked: dict[int, list[Planned]] = field(default_factory=dict)
@@ -77,7 +80,9 @@ class _Forms:
 
 
 def search(job: Job, nodes: Sequence[int], wanted: Callable[[Layout, int], bool] | None = None) -> Found:
-    """Over every form on each number of nodes; only the layouts that are `wanted`, given with their micro-batch."""
+    """Over every form on each number of nodes; only the layouts that are `wanted`, given with their
+    micro-batch.
+    """
     found = Found()
     forms = _forms(job, [number * job.site.devices_per_node for number in nodes], found)
     keep = max(_FEWEST, _SIMULATED // len(nodes)) if wanted is None else _FEWEST
@@ -107,7 +112,9 @@ def _on_nodes(
     if not layouts:
         return
     micro_batches, reason = _micro_batches(job, work, layouts, shard * copies)
-    work = replace(work, data=shard * copies, shard=shard * work.context, micro_batches=np.maximum(1, micro_batches))
+    work = replace(
+        work, data=shard * copies, shard=shard * work.context, micro_batches=np.maximum(1, micro_batches)
+    )
     refused = found.refused.setdefault(nodes, {})
     for why in sorted(set(reason) - {""}):
         refused[why] = [layouts[number] for number in np.flatnonzero(reason == why)]
@@ -117,7 +124,9 @@ def _on_nodes(
     peak = memory_bytes(work.take(runs)).peak("reserved")
     fits = peak <= job.usable_bytes
     if not fits.all():
-        refused[f"needs more than {job.usable_bytes / 1e9:.1f} GB a device"] = [layouts[number] for number in runs[~fits]]
+        refused[f"needs more than {job.usable_bytes / 1e9:.1f} GB a device"] = [
+            layouts[number] for number in runs[~fits]
+        ]
     least = layouts[runs[np.argmin(peak)]]
     found.nearest[nodes] = plan_layouts(job, [(least.layout, nodes, least.micro_batch)])[0]
     runs = runs[fits]
@@ -129,20 +138,28 @@ def _on_nodes(
 
 
 def _best_of_each_kind(order: Sequence[Choice], seconds: Column, keep: int) -> list[Choice]:
-    """The first `keep` in `order`, fastest first, of different axes or schedules; then others as there is room. `seconds`
-    of each: kinds that are far slower than the best come last.
+    """The first `keep` in `order`, fastest first, of different axes or schedules; then others as there is
+    room. `seconds` of each: kinds that are far slower than the best come last.
     """
     first, rest, seen = [], [], set()
     for one, time in zip(order, seconds):
         form = one.form
-        kind = (form.tensor, form.pipeline, form.context, form.pipeline_schedule, form.pipeline_stages_per_rank)
+        kind = (
+            form.tensor,
+            form.pipeline,
+            form.context,
+            form.pipeline_schedule,
+            form.pipeline_stages_per_rank,
+        )
         (rest if kind in seen or time > _FAR_SLOWER * seconds[0] else first).append(one)
         seen.add(kind)
     return (first + rest)[:keep]
 
 
 def _data_ranks(job: Job, forms: _Forms, nodes: int) -> tuple[Column, Column]:
-    """(ranks that split, copies of those) of each form; 0 where it is no layout of so many nodes, or one like another."""
+    """(ranks that split, copies of those) of each form; 0 where it is no layout of so many nodes, or one like
+    another.
+    """
     data, left = np.divmod(nodes * job.site.devices_per_node, forms.ranks)
     in_node = job.site.devices_per_node / (forms.work.tensor * forms.work.context)
     is_split_by_node = (in_node > 1) & (in_node % 1 == 0) & (data % in_node == 0) & (data > in_node)
@@ -158,7 +175,10 @@ def _micro_batches(job: Job, work: Workload, layouts: list[Choice], data: Column
     key = job.phase.key("tokens_per_step")
     reasons = [
         (sequences < data, f"fewer sequences a step ({sequences}, by {key}) than data-parallel ranks"),
-        (sequences % data > 0, f"{sequences} sequences a step cannot be shared evenly by its data-parallel ranks"),
+        (
+            sequences % data > 0,
+            f"{sequences} sequences a step cannot be shared evenly by its data-parallel ranks",
+        ),
         (number % 1 > 0, "its micro-batch does not divide the sequences of a data-parallel rank"),
         *_schedule_reasons(work, layouts, number, ""),
     ]
@@ -166,13 +186,17 @@ def _micro_batches(job: Job, work: Workload, layouts: list[Choice], data: Column
         if others != sequences:
             where = f" in steps of {others} sequences, of the batch ramp or another phase"
             each = _largest_divisor(others / data, work.micro_batch)
-            reasons.append((others % data > 0, "its data-parallel ranks cannot share evenly what they have" + where))
+            reasons.append(
+                (others % data > 0, "its data-parallel ranks cannot share evenly what they have" + where)
+            )
             reasons += _schedule_reasons(work, layouts, others / (data * each), where)
     why = np.select([is_so for is_so, _ in reasons], [reason for _, reason in reasons], default="")
     return number, why
 
 
-def _schedule_reasons(work: Workload, layouts: list[Choice], number: Column, where: str) -> list[tuple[Column, str]]:
+def _schedule_reasons(
+    work: Workload, layouts: list[Choice], number: Column, where: str
+) -> list[tuple[Column, str]]:
     """As `stages.micro_batch_complaint`, for many layouts at once."""
     schedule = np.array([one.form.pipeline_schedule for one in layouts])
     is_pipeline = work.pipeline > 1
@@ -181,7 +205,10 @@ def _schedule_reasons(work: Workload, layouts: list[Choice], number: Column, whe
     is_uneven = np.char.startswith(schedule, "interleaved") & is_pipeline & (number % rounds > 0)
     splits = np.array([SCHEDULES[name].splits_backward for name in schedule]) & is_pipeline
     return [
-        (splits & (number < work.pipeline), "fewer micro-batches than ranks, which leave a split backward pass nothing to fill" + where),
+        (
+            splits & (number < work.pipeline),
+            "fewer micro-batches than ranks, which leave a split backward pass nothing to fill" + where,
+        ),
         (number < needed, "fewer micro-batches than the schedule's stages" + where),
         (is_uneven, "micro-batches do not make equal rounds over the pipeline's ranks" + where),
     ]
@@ -199,7 +226,9 @@ def _forms(job: Job, devices: Sequence[int], found: Found) -> _Forms:
     layouts, is_hybrid, rows = [], [], []
     sizes = _MICRO_BATCHES
     for layout in _layouts(job, devices, found):
-        row = job.columns(layout.model_copy(update={"shard": 2}), job.phase.sequence_length, micro_batch=1, micro_batches=2)
+        row = job.columns(
+            layout.model_copy(update={"shard": 2}), job.phase.sequence_length, micro_batch=1, micro_batches=2
+        )
         splits = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
         for zero, hybrid in _ZERO:
             if not (splits and zero == 3):
@@ -210,7 +239,9 @@ def _forms(job: Job, devices: Sequence[int], found: Found) -> _Forms:
     if rows:
         work = work.take(np.repeat(np.arange(len(rows)), len(sizes)))
         work = replace(work, micro_batch=np.tile(np.array(sizes, float), len(rows)))
-    return _Forms([layout for layout in layouts for _ in sizes], np.repeat(np.array(is_hybrid, bool), len(sizes)), work)
+    return _Forms(
+        [layout for layout in layouts for _ in sizes], np.repeat(np.array(is_hybrid, bool), len(sizes)), work
+    )
 
 
 def _layouts(job: Job, devices: Sequence[int], found: Found) -> Iterator[Layout]:
@@ -227,7 +258,11 @@ def _axes(job: Job, devices: Sequence[int], found: Found) -> Iterator[Layout]:
     length, node = job.phase.sequence_length, job.site.devices_per_node
     for tensor in _powers_of_two(max(2 * node, 16)):
         if tensor > node:
-            _refuse(found, f"tensor ranks beyond the {node} devices of a node: each layer would wait for the network", tensor=tensor)
+            _refuse(
+                found,
+                f"tensor ranks beyond the {node} devices of a node: each layer would wait for the network",
+                tensor=tensor,
+            )
             continue
         for context in _CONTEXTS:
             if context > 1 and length < context * _SHORTEST_PIECE:
@@ -235,14 +270,18 @@ def _axes(job: Job, devices: Sequence[int], found: Found) -> Iterator[Layout]:
                 _refuse(found, why, tensor=tensor, context=context)
                 continue
             for pipeline in _pipelines(devices, tensor * context):
-                yield from _schedules(job, Layout(tensor=tensor, context=context, pipeline=pipeline, shard=1), found)
+                yield from _schedules(
+                    job, Layout(tensor=tensor, context=context, pipeline=pipeline, shard=1), found
+                )
 
 
 def _schedules(job: Job, layout: Layout, found: Found) -> Iterator[Layout]:
     """The same layout under each schedule that has room for it."""
     choices: list[dict] = [{}]
     if layout.pipeline > 1:
-        choices = [{"pipeline_schedule": name} for name in ("1f1b", "interleaved_zero_bubble", "zbv", "dualpipev")]
+        choices = [
+            {"pipeline_schedule": name} for name in ("1f1b", "interleaved_zero_bubble", "zbv", "dualpipev")
+        ]
         choices += [
             {"pipeline_schedule": "interleaved_1f1b", "pipeline_stages_per_rank": stages}
             for stages in _INTERLEAVED
@@ -250,7 +289,9 @@ def _schedules(job: Job, layout: Layout, found: Found) -> Iterator[Layout]:
         ]
     for choice in choices:
         one = layout.model_copy(update=choice)
-        complaints = layout_complaints(job.model, job.phase.sequence_length, one, job.phase.key("sequence_length"))
+        complaints = layout_complaints(
+            job.model, job.phase.sequence_length, one, job.phase.key("sequence_length")
+        )
         for complaint in complaints[:1]:
             found.impossible.setdefault(complaint, []).append(Choice(one, 1, 1, 1))
         if not complaints:
@@ -269,7 +310,11 @@ def _is_near_even(layers: int, stages: int) -> bool:
 def _pipelines(devices: Sequence[int], others: int) -> list[int]:
     """Pipeline ranks that leave whole data-parallel ranks on one of the numbers of devices."""
     largest = max(devices) // others
-    return [ranks for ranks in range(1, min(largest, 128) + 1) if any(some % (ranks * others) == 0 for some in devices)]
+    return [
+        ranks
+        for ranks in range(1, min(largest, 128) + 1)
+        if any(some % (ranks * others) == 0 for some in devices)
+    ]
 
 
 def _powers_of_two(limit: int) -> list[int]:

@@ -1,4 +1,6 @@
-"""Planned layouts side by side: a table, a verdict, and in what one is better and worse than another; no torch."""
+"""Planned layouts side by side: a table, a verdict, and in what one is better and worse than another; no
+torch.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -31,12 +33,18 @@ def compare(several: Sequence[Planned]) -> tuple[tuple[str, ...], list[tuple[str
 
     rows = [row("nodes", lambda planned: f"{planned.nodes:,}")]
     rows += [
-        row(f"{SECONDS.get(part, part)}, s", lambda planned, part=part: seconds(planned.seconds.get(part, 0.0)))
+        row(
+            f"{SECONDS.get(part, part)}, s",
+            lambda planned, part=part: seconds(planned.seconds.get(part, 0.0)),
+        )
         for part in parts_of([planned.seconds for planned in several], SECONDS)
     ]
     rows += [
         row("step, s", lambda planned: seconds(planned.step_seconds)),
-        row(f"{SHARE:.0%} interval, s", lambda planned: f"{seconds(planned.low_seconds)}–{seconds(planned.high_seconds)}"),
+        row(
+            f"{SHARE:.0%} interval, s",
+            lambda planned: f"{seconds(planned.low_seconds)}–{seconds(planned.high_seconds)}",
+        ),
         row("tokens/s", lambda planned: f"{planned.tokens_per_second:,.0f}"),
         row("TFLOP/s a device", lambda planned: f"{planned.tflops_per_device:.1f}"),
         row("MFU", lambda planned: f"{planned.mfu:.1%}"),
@@ -54,8 +62,12 @@ def compare(several: Sequence[Planned]) -> tuple[tuple[str, ...], list[tuple[str
 
 
 def verdict(several: Sequence[Planned]) -> str:
-    """One or two sentences: the fastest that fits, by how much before the next, by what; and what does not fit."""
-    fitting = sorted((planned for planned in several if planned.fits), key=lambda planned: -planned.tokens_per_second)
+    """One or two sentences: the fastest that fits, by how much before the next, by what; and what does not
+    fit.
+    """
+    fitting = sorted(
+        (planned for planned in several if planned.fits), key=lambda planned: -planned.tokens_per_second
+    )
     sentences = []
     if len(fitting) > 1:
         sentences.append(_faster(*fitting[:2]))
@@ -65,7 +77,8 @@ def verdict(several: Sequence[Planned]) -> str:
     missed = [planned for planned in several if not planned.fits]
     if missed:
         lacks = [
-            f"{_called(planned, several)} ({gb_text(planned.peak_bytes)} of {gb_text(planned.job.usable_bytes)} GB)"
+            f"{_called(planned, several)} ({gb_text(planned.peak_bytes)} of "
+            f"{gb_text(planned.job.usable_bytes)} GB)"
             for planned in missed
         ]
         sentences.append(f"{listed(lacks, 'and')} {'do' if len(missed) > 1 else 'does'} not fit.")
@@ -73,7 +86,9 @@ def verdict(several: Sequence[Planned]) -> str:
 
 
 def differences(planned: Planned, other: Planned, scale: float = 1.0) -> dict[str, float]:
-    """Part → seconds that `planned` takes more than `other` (× scale), largest first; they add up to the steps'."""
+    """Part → seconds that `planned` takes more than `other` (× scale), largest first; they add up to the
+    steps'.
+    """
     parts = dict.fromkeys([*planned.seconds, *other.seconds])
     found = {part: planned.seconds.get(part, 0.0) - scale * other.seconds.get(part, 0.0) for part in parts}
     return dict(sorted(found.items(), key=lambda each: -abs(each[1])))
@@ -88,7 +103,11 @@ def is_comparable(one: Planned, other: Planned) -> bool:
 def against(planned: Planned, other: Planned) -> str:
     """In what it is better and worse than `other`: the differences add up to that of the steps."""
     gain = planned.tokens_per_second / other.tokens_per_second - 1
-    speed = f"{abs(gain):.1%} {'faster' if gain >= 0 else 'slower'}" if gain < 1 else f"{1 + gain:.1f} times as fast"
+    speed = (
+        f"{abs(gain):.1%} {'faster' if gain >= 0 else 'slower'}"
+        if gain < 1
+        else f"{1 + gain:.1f} times as fast"
+    )
     steps = f"{seconds_text(planned, planned.step_seconds)} instead of {seconds_text(planned, other.step_seconds)}"
     text = f"Against {other.name} it is {speed} ({steps})"
     less = planned.peak_bytes - other.peak_bytes
@@ -103,7 +122,9 @@ def unfit(planned: Planned) -> str:
 def _told_differences(planned: Planned, other: Planned) -> str:
     """'better in pipeline bubble (−1.20 s)' and so on; small ones added up."""
     found, places = differences(planned, other), decimals(planned)
-    told = {part: seconds for part, seconds in found.items() if abs(seconds) >= _TOLD_SHARE * planned.step_seconds}
+    told = {
+        part: seconds for part, seconds in found.items() if abs(seconds) >= _TOLD_SHARE * planned.step_seconds
+    }
     texts = []
     for word, sign in (("better in", -1), ("worse in", 1)):
         some = {part: seconds for part, seconds in told.items() if seconds * sign > 0}
@@ -114,7 +135,9 @@ def _told_differences(planned: Planned, other: Planned) -> str:
 
 
 def _with_seconds(parts: Mapping[str, float], places: int, of: str = "") -> str:
-    return ", ".join(f"{SECONDS.get(part, part)} ({signed_text(seconds, places)}{of})" for part, seconds in parts.items())
+    return ", ".join(
+        f"{SECONDS.get(part, part)} ({signed_text(seconds, places)}{of})" for part, seconds in parts.items()
+    )
 
 
 def _faster(first: Planned, second: Planned) -> str:
@@ -140,4 +163,6 @@ def _faster(first: Planned, second: Planned) -> str:
 
 def _called(planned: Planned, several: Sequence[Planned]) -> str:
     """Its name, with the nodes where they differ."""
-    return planned.name + (f" on {count_text(planned.nodes, 'node')}" if len({each.nodes for each in several}) > 1 else "")
+    return planned.name + (
+        f" on {count_text(planned.nodes, 'node')}" if len({each.nodes for each in several}) > 1 else ""
+    )

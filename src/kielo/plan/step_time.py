@@ -17,17 +17,18 @@ from kielo.plan.workload import Workload
 
 Column = np.ndarray
 _OVERLAP_SHARPNESS = 4
-# A parameter: its gradient read for the norm, read and written to be clipped, read and cleared; master weight and two
-# moments read and written; the bf16 weight written, and moved once more as it is gathered or copied.
+# A parameter: its gradient read for the norm, read and written to be clipped, read and cleared; master weight
+# and two moments read and written; the bf16 weight written, and moved once more as it is gathered or copied.
 OPTIMISER_BYTES = 46
-# More of it where moments are kept in bf16: Kielo reads them, writes them as fp32, and back, around the same step.
+# More of it where moments are kept in bf16: Kielo reads them, writes them as fp32, and back, around the same
+# step.
 WIDENING_BYTES = 24
 
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """Columns [n]; their sum is the step. Parts of work and traffic are those of the heaviest pipeline rank. What tokens
-    take to the ranks of their experts is with `tensor_traffic`.
+    """Columns [n]; their sum is the step. Parts of work and traffic are those of the heaviest pipeline rank.
+    What tokens take to the ranks of their experts is with `tensor_traffic`.
     """
 
     matrix: Column
@@ -72,7 +73,9 @@ def step_seconds(work: Workload, efficiency: Efficiency) -> StepSeconds:
     backward = heaviest * 2 / 3
     data = _exposed(each, rates.data_hidden * heaviest) * m + _exposed(once, rates.data_hidden * backward)
     optimiser = (
-        work.parameters_of_heaviest_rank / np.where(work.zero > 0, work.shard, 1) * optimiser_bytes(work)
+        work.parameters_of_heaviest_rank
+        / np.where(work.zero > 0, work.shard, 1)
+        * optimiser_bytes(work)
         / (work.memory_bandwidth * rates.memory)
     )
     busy = m * heaviest + bubble
@@ -101,8 +104,8 @@ def optimiser_bytes(work: Workload) -> Column:
 
 
 def _exposed(traffic: Column, hides: Column) -> Column:
-    """Seconds of `traffic` that stay in sight beside work that can hide `hides`: all but the smaller of the two, rounded off
-    where they are alike, for then neither begins nor ends when the other does.
+    """Seconds of `traffic` that stay in sight beside work that can hide `hides`: all but the smaller of the
+    two, rounded off where they are alike, for then neither begins nor ends when the other does.
     """
     smaller, larger = np.minimum(traffic, hides), np.maximum(np.maximum(traffic, hides), 1e-12)
     return traffic - smaller / (1 + (smaller / larger) ** _OVERLAP_SHARPNESS) ** (1 / _OVERLAP_SHARPNESS)

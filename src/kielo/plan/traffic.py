@@ -1,6 +1,8 @@
-"""Seconds of collectives: α–β models on the levels of a machine (Thakur et al. 2005, doi:10.1177/1094342005051521).
+"""Seconds of collectives: α–β models on the levels of a machine (Thakur et al. 2005,
+doi:10.1177/1094342005051521).
 
-A ring of t devices moves 2(t - 1)/t of the bytes to add up and share out (all-reduce), (t - 1)/t to do either.
+A ring of t devices moves 2(t - 1)/t of the bytes to add up and share out (all-reduce), (t - 1)/t to do
+either.
 """
 
 from typing import Any
@@ -17,8 +19,8 @@ _BF16_BYTES, _FP32_BYTES = 2, 4
 def ring_bandwidth(work: Workload, rates: Any, neighbours: Column, group: Column) -> Column:
     """Bytes/s of a device in a ring over `group` devices of which `neighbours` are in its node.
 
-    Within a node it is the link's. Across nodes, the rings of a node share its network: each of g neighbours brings its
-    own share, and one ring can use all of them.
+    Within a node it is the link's. Across nodes, the rings of a node share its network: each of g neighbours
+    brings its own share, and one ring can use all of them.
     """
     inside = work.node_bandwidth * rates.node
     reached = np.where(work.ring_share > 0, work.ring_share, rates.network)
@@ -27,12 +29,14 @@ def ring_bandwidth(work: Workload, rates: Any, neighbours: Column, group: Column
 
 
 def tensor_layer_seconds(work: Workload, rates: Any) -> Column:
-    """Exposed seconds a layer and micro-batch: an all-reduce (or its two halves) after attention and after the MLP, forward
-    and backward, and again for a layer that is computed anew; with sequence parallelism, inputs are gathered once more for
-    the gradients of weights (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2).
+    """Exposed seconds a layer and micro-batch: an all-reduce (or its two halves) after attention and after
+    the MLP, forward and backward, and again for a layer that is computed anew; with sequence parallelism,
+    inputs are gathered once more for the gradients of weights (Korthikanti et al. 2022, arXiv:2205.05198,
+    section 4.2).
     """
     routed = work.expert_layers * (work.experts > 1)
-    # Experts split over tensor ranks meet each copy of a token; whole ones are reached by `expert_layer_seconds` alone.
+    # Experts split over tensor ranks meet each copy of a token; whole ones are reached by
+    # `expert_layer_seconds` alone.
     copies = np.where(work.expert_tensor >= work.tensor, work.experts_each, 0) + (work.shared_ffn > 0)
     halves = 1 + (1 - routed) + routed * copies  # attention, and the MLP or what is in its place
     times = halves * (2 + work.layers_again + work.sequence_parallel / 2)
@@ -44,20 +48,25 @@ def tensor_layer_seconds(work: Workload, rates: Any) -> Column:
 
 
 def expert_layer_seconds(work: Workload, rates: Any) -> Column:
-    """Exposed seconds a layer and micro-batch: copies of tokens to the ranks of their experts and back, forward and
-    backward, and again for a layer that is computed anew. Within a node and between nodes at once, each over its links.
+    """Exposed seconds a layer and micro-batch: copies of tokens to the ranks of their experts and back,
+    forward and backward, and again for a layer that is computed anew. Within a node and between nodes at
+    once, each over its links.
     """
     times = work.expert_layers * (4 + 2 * work.layers_again)
     bytes_each = work.tokens / work.tensor * work.experts_each * work.hidden * _BF16_BYTES
     near = np.clip(work.node_devices / work.expert_tensor, 1, work.expert_ranks)
     inside = (near - 1) / work.expert_ranks * bytes_each / (work.node_bandwidth * rates.node)
-    outside = (work.expert_ranks - near) / work.expert_ranks * bytes_each / (work.network_bandwidth * rates.network)
+    outside = (
+        (work.expert_ranks - near) / work.expert_ranks * bytes_each / (work.network_bandwidth * rates.network)
+    )
     seconds = np.maximum(inside, outside) + rates.latency_seconds * np.sqrt(work.expert_ranks)
     return np.where(work.expert_ranks > 1, times * seconds * rates.tensor_exposed, 0.0)
 
 
 def gather_logits_seconds(work: Workload, rates: Any) -> Column:
-    """Seconds a micro-batch where each tensor rank takes the loss of the whole vocabulary: logits in bf16, once round."""
+    """Seconds a micro-batch where each tensor rank takes the loss of the whole vocabulary: logits in bf16,
+    once round.
+    """
     bytes_all = work.tokens * work.vocabulary * _BF16_BYTES
     bandwidth = ring_bandwidth(work, rates, np.minimum(work.tensor, work.node_devices), work.tensor)
     return (work.tensor - 1) / work.tensor * bytes_all / bandwidth
@@ -83,13 +92,19 @@ def stage_seconds(work: Workload, rates: Any) -> Column:
 def data_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
     """(a step, a micro-batch): gradients and parameters between replicas, nothing hidden yet.
 
-    ZeRO 0 adds up gradients once a step; 1 and 2 scatter them and gather parameters, which moves as much; 3 (and FSDP)
-    gathers parameters for each forward and backward pass of a micro-batch and scatters gradients after it. On a GPU the
-    collectives of layers wait in line without a gap; on a processor each layer's, and those of the rest, begin anew.
+    ZeRO 0 adds up gradients once a step; 1 and 2 scatter them and gather parameters, which moves as much; 3
+    (and FSDP) gathers parameters for each forward and backward pass of a micro-batch and scatters gradients
+    after it. On a GPU the collectives of layers wait in line without a gap; on a processor each layer's, and
+    those of the rest, begin anew.
     """
     ranks = work.data * work.context
     is_processor = work.architecture == ARCHITECTURES.index("cpu")
-    routed = work.layers_of_heaviest_rank * work.experts * work.expert_parameters / (work.expert_ranks * work.expert_tensor)
+    routed = (
+        work.layers_of_heaviest_rank
+        * work.experts
+        * work.expert_parameters
+        / (work.expert_ranks * work.expert_tensor)
+    )
     once, each = _replica_seconds(work, rates, work.parameters_of_heaviest_rank - routed, ranks, work.tensor)
     # Replicas of an expert are as many ranks apart as share out the experts.
     stride = work.expert_ranks * work.expert_tensor
@@ -101,8 +116,12 @@ def data_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
     return np.where(ranks > 1, once + once_routed + units * latency, 0.0), each
 
 
-def _replica_seconds(work: Workload, rates: Any, parameters: Column, ranks: Column, stride: Column) -> tuple[Column, Column]:
-    """(a step, a micro-batch) for `parameters` a device that `ranks` devices, `stride` apart, have replicas of."""
+def _replica_seconds(
+    work: Workload, rates: Any, parameters: Column, ranks: Column, stride: Column
+) -> tuple[Column, Column]:
+    """(a step, a micro-batch) for `parameters` a device that `ranks` devices, `stride` apart, have replicas
+    of.
+    """
     ranks = np.maximum(ranks, 1)
     bytes_all = parameters * _BF16_BYTES
     neighbours = np.clip(work.node_devices / stride, 1, ranks)
@@ -110,19 +129,24 @@ def _replica_seconds(work: Workload, rates: Any, parameters: Column, ranks: Colu
     shard = np.minimum(work.shard, ranks)
     shard_bandwidth = ring_bandwidth(work, rates, np.minimum(neighbours, shard), shard) * rates.gather
     copies = ranks / shard
-    # Kielo gathers parameters in the precision that it computes in, or matrices in 8 bits, and adds gradients up in fp32. With pipeline stages it
-    # scatters them once a step; without, at degree 2 after each micro-batch.
+    # Kielo gathers parameters in the precision that it computes in, or matrices in 8 bits, and adds gradients
+    # up in fp32. With pipeline stages it scatters them once a step; without, at degree 2 after each
+    # micro-batch.
     is_own = work.compute_bytes > 0
     half = (ranks - 1) / ranks * parameters / bandwidth  # seconds for a byte of each parameter
-    layers = np.minimum(work.layers_of_heaviest_rank * work.layer_parameters_of_rank / np.maximum(parameters, 1), 1.0)
+    layers = np.minimum(
+        work.layers_of_heaviest_rank * work.layer_parameters_of_rank / np.maximum(parameters, 1), 1.0
+    )
     mean_bytes = layers * work.gathered_bytes + (1 - layers) * work.compute_bytes
     gathered = half * np.where(is_own, mean_bytes, _BF16_BYTES)
-    narrowed = np.where(is_own, mean_bytes / np.maximum(work.compute_bytes, 1), 1.0)  # by what is gathered in FP8
+    # by what is gathered in FP8
+    narrowed = np.where(is_own, mean_bytes / np.maximum(work.compute_bytes, 1), 1.0)
     scattered = half * np.where(is_own, _FP32_BYTES, _BF16_BYTES)
     is_each = is_own & (work.zero == 2) & (work.pipeline == 1)
     between_copies = 2 * (copies - 1) / copies * bytes_all / shard / (work.network_bandwidth * rates.network)
     once = np.where(work.zero < 3, gathered + np.where(is_each, 0.0, scattered), between_copies)
-    whole = 3 * (shard - 1) / shard * bytes_all / shard_bandwidth  # as fitted to engines whose gradients are fp32 too
+    # as fitted to engines whose gradients are fp32 too
+    whole = 3 * (shard - 1) / shard * bytes_all / shard_bandwidth
     is_late = is_own & (work.zero == 3) & (work.pipeline > 1)
     once = once + np.where(is_late, whole / 3, 0.0)
     each = np.where(work.zero == 3, whole * (2 * narrowed + np.where(is_late, 0.0, 1.0)) / 3, 0.0)

@@ -1,6 +1,8 @@
-"""Many trainings at once, as columns of numbers: shapes of models, layouts and machines; arithmetic, no torch.
+"""Many trainings at once, as columns of numbers: shapes of models, layouts and machines; arithmetic, no
+torch.
 
-The planner's formulas take and give columns (one entry a training), so that ten thousand layouts cost what one does.
+The planner's formulas take and give columns (one entry a training), so that ten thousand layouts cost what
+one does.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,14 +24,16 @@ _ONE: Column = np.float64(1)
 
 @dataclass(frozen=True)
 class Workload:
-    """n trainings. Every field is a column [n]; sizes are whole numbers in floats, so that products cannot overflow.
+    """n trainings. Every field is a column [n]; sizes are whole numbers in floats, so that products cannot
+    overflow.
 
-    Sizes of the model: `mlp_matrices` is 3 for a gated MLP, else 2. `sequence` is tokens a sample.
-    Layout: `chunks` are pipeline stages a rank, `shard` the ranks that ZeRO splits over (at most `data`), `zero` 0 to 3.
-    `layers_again` and `attention_again` are the shares of layers, and of attention alone, that the backward pass
-    computes anew; `operators_again` of the matrix products by op-wise checkpointing.
-    Mixtures of experts: of `experts` routed ones a token goes to `experts_each`; `shared_ffn` is the width of all shared
-    ones; `expert_layers` is the share of layers that have experts, the others have the dense MLP of width `ffn`.
+    Sizes of the model: `mlp_matrices` is 3 for a gated MLP, else 2. `sequence` is tokens a sample. Layout:
+    `chunks` are pipeline stages a rank, `shard` the ranks that ZeRO splits over (at most `data`), `zero` 0 to
+    3. `layers_again` and `attention_again` are the shares of layers, and of attention alone, that the
+    backward pass computes anew; `operators_again` of the matrix products by op-wise checkpointing. Mixtures
+    of experts: of `experts` routed ones a token goes to `experts_each`; `shared_ffn` is the width of all
+    shared ones; `expert_layers` is the share of layers that have experts, the others have the dense MLP of
+    width `ffn`.
     """
 
     layers: Column
@@ -55,7 +59,8 @@ class Workload:
     attention_again: Column
     operators_again: Column
     splits_backward: Column  # 1 for the schedules that do
-    weight_bytes: Column  # a parameter's, as held between steps; likewise gradients, and the optimiser with master weights
+    # a parameter's, as held between steps; likewise gradients, and the optimiser with master weights
+    weight_bytes: Column
     gradient_bytes: Column
     optimiser_bytes: Column
     dropout: Column  # 1 where masks are kept
@@ -80,20 +85,27 @@ class Workload:
     shared_ffn: Column = _ZERO
     expert_layers: Column = _ZERO
     expert_ranks: Column = _ONE  # that share out the experts of a layer
-    projection_share: Column = _ONE  # weights of attention's projections by those of full rank; below 1 where low-rank
+    # weights of attention's projections by those of full rank; below 1 where low-rank
+    projection_share: Column = _ONE
     recipe_share: Column = _ONE  # of the layers' matrices that are in the recipe's precision
-    wide_weight_gradients: Column = _ZERO  # 1 where the products for weights' gradients are in bf16 whatever the recipe
-    ring_share: Column = _ZERO  # of the network's bandwidth that rings were measured to reach; 0 where nobody measured it
+    # 1 where the products for weights' gradients are in bf16 whatever the recipe
+    wide_weight_gradients: Column = _ZERO
+    # of the network's bandwidth that rings were measured to reach; 0 where nobody measured it
+    ring_share: Column = _ZERO
     # Counted for training as Kielo does it (`bytes.own_columns`), 0 where `memory` goes by formulas.
-    compute_bytes: Column = _ZERO  # of a parameter in the precision that is computed in, gathered from fp32 shards
+    # of a parameter in the precision that is computed in, gathered from fp32 shards
+    compute_bytes: Column = _ZERO
     gathered_bytes: Column = _ZERO  # the same of a layer's parameter; 1 where matrices are sent in 8 bits
-    first_parameters: Column = _ZERO  # of the first pipeline rank, and of the last where that is another with the head
+    # of the first pipeline rank, and of the last where that is another with the head
+    first_parameters: Column = _ZERO
     last_parameters: Column = _ZERO
     first_layers: Column = _ZERO
     last_layers: Column = _ZERO
-    first_passes: Column = _ZERO  # of chunks under way at once on these ranks, where there are micro-batches enough
+    # of chunks under way at once on these ranks, where there are micro-batches enough
+    first_passes: Column = _ZERO
     last_passes: Column = _ZERO
-    kept_bytes: Column = _ZERO  # a token and layer, forward to backward; and what stands beside while one is made anew
+    # a token and layer, forward to backward; and what stands beside while one is made anew
+    kept_bytes: Column = _ZERO
     again_bytes: Column = _ZERO
     logit_bytes: Column = _ZERO
     loss_tokens: Column = _ZERO  # whose logits exist at one time
@@ -102,13 +114,18 @@ class Workload:
     def of(rows: Iterable[Mapping[str, Any]]) -> "Workload":
         """From rows that have a number for each field without a default."""
         rows = list(rows)
-        return Workload(**{
-            field.name: np.array(
-                [row[field.name] if field.default is MISSING else row.get(field.name, field.default) for row in rows],
-                dtype=float,
-            )
-            for field in fields(Workload)
-        })
+        return Workload(
+            **{
+                field.name: np.array(
+                    [
+                        row[field.name] if field.default is MISSING else row.get(field.name, field.default)
+                        for row in rows
+                    ],
+                    dtype=float,
+                )
+                for field in fields(Workload)
+            }
+        )
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -132,7 +149,9 @@ class Workload:
 
     @property
     def layer_parameters(self) -> Column:
-        """Weights of one layer, whole, mean over layers; without norms and biases (below 0.1 % from hidden 1,024 on)."""
+        """Weights of one layer, whole, mean over layers; without norms and biases (below 0.1 % from hidden
+        1,024 on).
+        """
         return self.shared_layer_parameters + self.experts * self.expert_parameters
 
     @property
@@ -142,7 +161,9 @@ class Workload:
 
     @property
     def shared_layer_parameters(self) -> Column:
-        """The weights that every token meets: of projections, of the dense MLP, of shared experts and of the router."""
+        """The weights that every token meets: of projections, of the dense MLP, of shared experts and of the
+        router.
+        """
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         dense = (1 - self.expert_layers) * self.ffn + self.expert_layers * self.shared_ffn
         router = self.expert_layers * self.experts * (self.experts > 1)
@@ -155,7 +176,9 @@ class Workload:
 
     @property
     def expert_tensor(self) -> Column:
-        """Ranks that split one expert: tensor ranks, where there are as many replicas as expert ranks; else none."""
+        """Ranks that split one expert: tensor ranks, where there are as many replicas as expert ranks; else
+        none.
+        """
         return np.where(self.expert_ranks <= self.data * self.context, self.tensor, 1)
 
     @property
@@ -166,7 +189,9 @@ class Workload:
 
     @property
     def layers_of_heaviest_rank(self) -> Column:
-        """Layers that do not make equal stages leave room for embedding and head, as Megatron's users lay them."""
+        """Layers that do not make equal stages leave room for embedding and head, as Megatron's users lay
+        them.
+        """
         stages = self.pipeline * self.chunks
         return np.minimum(np.ceil(self.layers / stages) * self.chunks, self.layers)
 
@@ -177,15 +202,17 @@ class Workload:
         return self.layers_of_heaviest_rank * self.layer_parameters_of_rank + tables / self.tensor
 
 
-def machine_columns(card: Accelerator, network_bytes_per_second: float, node_devices: float, recipe: str) -> dict[str, Any]:
+def machine_columns(
+    card: Accelerator, network_bytes_per_second: float, node_devices: float, recipe: str
+) -> dict[str, Any]:
     """The machine's fields of a row of `Workload.of`: of an accelerator's card and its node's network.
 
     Raises KieloError for a card that has no bf16 peak or no memory bandwidth.
     """
     if "bf16" not in card.peak_tflops or card.memory_bandwidth_tb_per_second is None:
         raise KieloError(
-            f"the card of {card.name!r} has no bf16 peak or no memory bandwidth, so nothing can be planned for it; what "
-            "would work: a card with both, measured or from the maker"
+            f"the card of {card.name!r} has no bf16 peak or no memory bandwidth, so nothing can be planned "
+            "for it; what would work: a card with both, measured or from the maker"
         )
     bf16 = card.peak_tflops["bf16"]
     eight = card.peak_tflops.get("fp8") or bf16

@@ -1,7 +1,7 @@
 """Cards: what Kielo knows of languages, clusters and accelerators. A name → a frozen, typed card.
 
-Cards are TOML files inside the package (kielo/cards), so a new language or machine is a file, not a patch; each
-figure has its source and date in the card.
+Cards are TOML files inside the package (kielo/cards), so a new language or machine is a file, not a patch;
+each figure has its source and date in the card.
 """
 
 import tomllib
@@ -24,7 +24,9 @@ class Language(Section):
     code: str
     name: str
     script: str = Field(description="Latin, Japanese, …: for people")
-    unicode_scripts: tuple[str, ...] = Field((), description="scripts its letters are in; default: `script` alone")
+    unicode_scripts: tuple[str, ...] = Field(
+        (), description="scripts its letters are in; default: `script` alone"
+    )
     letters: str = Field("", description="lower-case letters; empty: every letter of its scripts")
     identifier_codes: dict[str, tuple[str, ...]]
     line_language_threshold: dict[str, float]
@@ -40,16 +42,24 @@ class Language(Section):
 
 
 class Accelerator(Section):
-    """A device as PyTorch sees it. `peak_tflops` maps a precision to dense TFLOP/s; unknown ones are left out."""
+    """A device as PyTorch sees it. `peak_tflops` maps a precision to dense TFLOP/s; unknown ones are left
+    out.
+    """
 
     name: str
     device: Literal["cpu", "cuda"]
     device_names: tuple[str, ...] = Field((), description="parts of the name that the driver gives it")
-    memory_bytes: int | None = Field(None, gt=0, description="that a job may use; left out where it is the machine's")
-    peak_tflops: dict[Literal["bf16", "fp32", "fp8", "fp4"], float] = Field(description="bf16 is fp16's rate too")
+    memory_bytes: int | None = Field(
+        None, gt=0, description="that a job may use; left out where it is the machine's"
+    )
+    peak_tflops: dict[Literal["bf16", "fp32", "fp8", "fp4"], float] = Field(
+        description="bf16 is fp16's rate too"
+    )
     architecture: str = Field("cpu", description="whose fitted constants it has")
     memory_bandwidth_tb_per_second: float | None = None
-    link_gb_per_second: float = Field(0.0, description="to the other devices of a node, one way, in 10^9 bytes")
+    link_gb_per_second: float = Field(
+        0.0, description="to the other devices of a node, one way, in 10^9 bytes"
+    )
     power_share: float = Field(1.0, description="its power limit by that of its architecture's full part")
     source: str
     date: str
@@ -68,11 +78,17 @@ class Cluster(Section):
     cpu_cores_per_node: int = Field(gt=0)
     network: str
     network_gbit_per_second_per_node: float = Field(ge=0)
-    ring_share: float | None = Field(None, gt=0, le=1, description="of the network's rate that rings in training were measured to reach")
+    ring_share: float | None = Field(
+        None, gt=0, le=1, description="of the network's rate that rings in training were measured to reach"
+    )
     scheduler: Literal["slurm", "none"]
     max_wall_hours: float | None = None
-    max_nodes_per_job: int | None = Field(None, gt=0, description="in its usual queue; left out where it is not known")
-    file_system_gb_per_second: float | None = Field(None, gt=0, description="writing, of the file system for checkpoints")
+    max_nodes_per_job: int | None = Field(
+        None, gt=0, description="in its usual queue; left out where it is not known"
+    )
+    file_system_gb_per_second: float | None = Field(
+        None, gt=0, description="writing, of the file system for checkpoints"
+    )
     internet_on_compute_nodes: bool
     source: str
     date: str
@@ -95,7 +111,9 @@ def accelerator(name: str) -> Accelerator:
 
 
 def accelerator_of_device(device_name: str) -> Accelerator | None:
-    """The card for the name that a driver gives a device ("NVIDIA H100 80GB HBM3"); None where no card fits."""
+    """The card for the name that a driver gives a device ("NVIDIA H100 80GB HBM3"); None where no
+    card fits.
+    """
     cards = [accelerator(name) for name in accelerators()]
     return next((card for card in cards if any(part in device_name for part in card.device_names)), None)
 

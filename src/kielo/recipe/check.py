@@ -47,7 +47,10 @@ def _names(recipe: Recipe) -> Found:
 def _sources(recipe: Recipe) -> Found:
     names = [source.name for source in recipe.corpus.sources]
     for name in sorted({name for name in names if names.count(name) > 1}):
-        yield ("corpus.sources",), f"corpus.sources: {name!r} names {names.count(name)} sources; give each its own name"
+        yield (
+            ("corpus.sources",),
+            f"corpus.sources: {name!r} names {names.count(name)} sources; give each its own name",
+        )
     for name in recipe.dataset.mixture:
         if name not in names:
             yield (
@@ -71,16 +74,23 @@ def _model(recipe: Recipe) -> Found:
             f"{max(1, model.hidden_size // (pair * heads)) * pair * heads}, or model.head_dim set to one",
         )
     if model.head_dim is not None and model.head_dim % pair:
-        yield ("model.head_dim",), f"model.head_dim = {model.head_dim} is odd, but rotary positions turn pairs; make it even"
+        yield (
+            ("model.head_dim",),
+            f"model.head_dim = {model.head_dim} is odd, but rotary positions turn pairs; make it even",
+        )
     if key_value_heads is not None and heads % key_value_heads:
         fit = ", ".join(str(number) for number in range(1, heads + 1) if heads % number == 0)
         yield (
             ("model.num_key_value_heads", "model.num_attention_heads"),
-            f"model.num_key_value_heads = {key_value_heads} does not divide model.num_attention_heads = {heads}; "
-            f"what would work: {fit}",
+            f"model.num_key_value_heads = {key_value_heads} does not divide model.num_attention_heads = "
+            f"{heads}; what would work: {fit}",
         )
     longest = max(full_phases(recipe), key=lambda phase: phase.sequence_length)
-    length, positions, key = longest.sequence_length, model.max_position_embeddings, longest.key("sequence_length")
+    length, positions, key = (
+        longest.sequence_length,
+        model.max_position_embeddings,
+        longest.key("sequence_length"),
+    )
     if positions is not None and positions < length:
         yield (
             ("model.max_position_embeddings", key),
@@ -91,8 +101,8 @@ def _model(recipe: Recipe) -> Found:
     if size is not None and recipe.tokenizer.path is None and size < learnt:
         yield (
             ("model.vocab_size", "tokenizer.vocab_size"),
-            f"model.vocab_size = {size} cannot hold tokenizer.vocab_size = {learnt}; leave it out, or make it "
-            f"{learnt} or more",
+            f"model.vocab_size = {size} cannot hold tokenizer.vocab_size = {learnt}; leave it out, or make "
+            f"it {learnt} or more",
         )
 
 
@@ -107,8 +117,8 @@ def _weights(recipe: Recipe) -> Found:
     if tokenizer.path is not None and not (Path(tokenizer.path) / "tokenizer.json").is_file():
         yield (
             ("tokenizer.path",),
-            f"tokenizer.path = {tokenizer.path!r}: no tokenizer.json in this folder; give a Hugging Face tokenizer's "
-            "folder, or leave the key out to train one",
+            f"tokenizer.path = {tokenizer.path!r}: no tokenizer.json in this folder; give a Hugging Face "
+            "tokenizer's folder, or leave the key out to train one",
         )
     if weights is None:
         return
@@ -117,27 +127,30 @@ def _weights(recipe: Recipe) -> Found:
     elif tokenizer.path is None:
         yield (
             ("model.weights", "tokenizer.path"),
-            f"model.weights = {weights!r} come with their own vocabulary; set tokenizer.path to the folder of their "
-            f"tokenizer.json (often {weights.removeprefix('hf:')})",
+            f"model.weights = {weights!r} come with their own vocabulary; set tokenizer.path to the folder "
+            f"of their tokenizer.json (often {weights.removeprefix('hf:')})",
         )
 
 
 def _steps(recipe: Recipe) -> Found:
     for phase in full_phases(recipe):
         asked, length = phase.tokens_per_step, phase.sequence_length
-        step_key, length_key, tokens_key = (phase.key(name) for name in ("tokens_per_step", "sequence_length", "tokens"))
+        step_key, length_key, tokens_key = (
+            phase.key(name) for name in ("tokens_per_step", "sequence_length", "tokens")
+        )
         if asked % length:
             below = asked // length * length
             fit = [str(number) for number in (below, below + length) if number]
             yield (
                 (step_key, length_key),
-                f"{step_key} = {asked} is no multiple of {length_key} = {length}; what would work: {' or '.join(fit)}",
+                f"{step_key} = {asked} is no multiple of {length_key} = {length}; what would work: "
+                f"{' or '.join(fit)}",
             )
         if phase.tokens < asked:
             yield (
                 (tokens_key, step_key),
-                f"{tokens_key} = {phase.tokens} is less than one step of {step_key} = {asked}; what would work: {asked} "
-                "or more",
+                f"{tokens_key} = {phase.tokens} is less than one step of {step_key} = {asked}; what would "
+                f"work: {asked} or more",
             )
 
 
@@ -148,7 +161,8 @@ def _phases(recipe: Recipe) -> Found:
     if recipe.phases and "tokens" in train.model_fields_set and train.tokens != total:
         yield (
             ("train.tokens", "phases"),
-            f"train.tokens = {train.tokens} is not the sum of the phases' tokens, {total}; leave train.tokens out",
+            f"train.tokens = {train.tokens} is not the sum of the phases' tokens, {total}; leave "
+            "train.tokens out",
         )
     for phase in full_phases(recipe):
         key, length = phase.key("sequence_length"), phase.sequence_length
@@ -157,7 +171,8 @@ def _phases(recipe: Recipe) -> Found:
             yield (
                 (key, longest_key),
                 f"{key} = {length} does not divide the longest of the run, {longest_key} = "
-                f"{longest.sequence_length}, so that text would be lost between phases; what would work: {longest_key} = {below} or {below + length}",
+                f"{longest.sequence_length}, so that text would be lost between phases; what would work: "
+                f"{longest_key} = {below} or {below + length}",
             )
         for name in set(phase.mixture) - set(names) if "mixture" in phase.given else ():
             yield (
@@ -168,7 +183,8 @@ def _phases(recipe: Recipe) -> Found:
         if phase.learning_rate is None and of_a_stretch:
             yield (
                 (phase.key(of_a_stretch[0]), "phases"),
-                f"{phase.key(of_a_stretch[0])} is of a new stretch of the learning rate, and phases.{phase.number} begins "
+                f"{phase.key(of_a_stretch[0])} is of a new stretch of the learning rate, and "
+                f"phases.{phase.number} begins "
                 f"none; set phases.{phase.number}.learning_rate too, or leave it out",
             )
         rate = phase.learning_rate
@@ -190,22 +206,28 @@ def _batch_ramp(recipe: Recipe) -> Found:
     for name in ("first_tokens_per_step", "step_tokens"):
         key, size = f"train.batch_ramp.{name}", getattr(ramp, name)
         if size % length:
-            fit = " or ".join(str(number) for number in (size // length * length, (size // length + 1) * length) if number)
+            fit = " or ".join(
+                str(number) for number in (size // length * length, (size // length + 1) * length) if number
+            )
             length_key = phase.key("sequence_length")
-            yield (key, length_key), f"{key} = {size} is no multiple of {length_key} = {length}; what would work: {fit}"
+            yield (
+                (key, length_key),
+                f"{key} = {size} is no multiple of {length_key} = {length}; what would work: {fit}",
+            )
     full_key, growth = phase.key("tokens_per_step"), phase.tokens_per_step - ramp.first_tokens_per_step
     if growth <= 0 or growth % ramp.step_tokens and not ramp.step_tokens % length:
         last = ramp.first_tokens_per_step + max(1, growth // ramp.step_tokens) * ramp.step_tokens
         yield (
             ("train.batch_ramp.step_tokens", full_key),
-            f"train.batch_ramp grows from {ramp.first_tokens_per_step} by {ramp.step_tokens} tokens a step and does not "
-            f"arrive at {full_key} = {phase.tokens_per_step}; what would work: {full_key} = {last}",
+            f"train.batch_ramp grows from {ramp.first_tokens_per_step} by {ramp.step_tokens} tokens a step "
+            f"and does not arrive at {full_key} = {phase.tokens_per_step}; what would work: {full_key} = "
+            f"{last}",
         )
     if ramp.tokens >= phase.tokens:
         yield (
             ("train.batch_ramp.tokens", phase.key("tokens")),
-            f"train.batch_ramp.tokens = {ramp.tokens} does not end before {phase.key('tokens')} = {phase.tokens} does; "
-            "what would work: fewer tokens of the ramp, or more of the phase",
+            f"train.batch_ramp.tokens = {ramp.tokens} does not end before {phase.key('tokens')} = "
+            f"{phase.tokens} does; what would work: fewer tokens of the ramp, or more of the phase",
         )
 
 
@@ -214,5 +236,6 @@ def _skip_steps(recipe: Recipe) -> Found:
         if last < first:
             yield (
                 ("train.skip_steps",),
-                f"train.skip_steps: [{first}, {last}] ends before it begins; what would work: [{last}, {first}]",
+                f"train.skip_steps: [{first}, {last}] ends before it begins; what would work: [{last}, "
+                f"{first}]",
             )

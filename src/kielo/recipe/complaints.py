@@ -23,7 +23,9 @@ class Complaint:
 
 
 def dotted(location: Sequence[str | int]) -> str:
-    """("corpus", "sources", 0, "path") → "corpus.sources[0].path"; phases have numbers: "phases.1.tokens" is of the first."""
+    """("corpus", "sources", 0, "path") → "corpus.sources[0].path"; phases have numbers: "phases.1.tokens" is
+    of the first.
+    """
     key = ""
     for part in location:
         if key == "phases" and isinstance(part, int):
@@ -48,14 +50,22 @@ def nearest_key(unknown: str, model: type[BaseModel]) -> str | None:
     siblings = [key for key in known if key.rpartition(".")[0] == parent]
     words = set(leaf.split("_"))
     sharing = [key for key in siblings if words & set(key.rpartition(".")[2].split("_"))]
-    for candidates, cutoff in ((siblings, 0.75), (known, 0.85), (sharing, 0.0), (siblings, 0.6), (known, 0.65)):
+    for candidates, cutoff in (
+        (siblings, 0.75),
+        (known, 0.85),
+        (sharing, 0.0),
+        (siblings, 0.6),
+        (known, 0.65),
+    ):
         by_leaf = {key.rpartition(".")[2]: key for key in reversed(candidates)}
         if close := difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=cutoff):
             return by_leaf[close[0]]
     return None
 
 
-def from_validation(error: ValidationError, model: type[BaseModel], origin: Callable[[str], str]) -> list[Complaint]:
+def from_validation(
+    error: ValidationError, model: type[BaseModel], origin: Callable[[str], str]
+) -> list[Complaint]:
     """One complaint for each of pydantic's; `origin` says which file (or --set) a dotted key came from."""
     entries = error.errors(include_url=False)
     parents = {entry["loc"][:length] for entry in entries for length in range(len(entry["loc"]))}
@@ -70,7 +80,9 @@ def refuse(subject: str, complaints: Sequence[Complaint]) -> None:
     if len(lines) == 1:
         raise KieloError(lines[0])
     if lines:
-        raise KieloError(f"{len(lines)} things to put right in {subject}:\n" + "\n".join(f"  - {line}" for line in lines))
+        raise KieloError(
+            f"{len(lines)} things to put right in {subject}:\n" + "\n".join(f"  - {line}" for line in lines)
+        )
 
 
 def _explain(entry: Any, model: type[BaseModel], origin: Callable[[str], str]) -> Complaint:
@@ -99,7 +111,9 @@ def _nearest_of_list_item(location: Sequence[str | int], model: type[BaseModel])
         return None
     from kielo.recipe.sections import Phase, Source
 
-    close = difflib.get_close_matches(str(leaf), (Phase if parents[0] == "phases" else Source).model_fields, n=1)
+    close = difflib.get_close_matches(
+        str(leaf), (Phase if parents[0] == "phases" else Source).model_fields, n=1
+    )
     return dotted((*parents, close[0])) if close else None
 
 

@@ -1,4 +1,6 @@
-"""The schedules of the learning rate, in one table: the shape after the warm-up, and whether `decay_share` is a part of it."""
+"""The schedules of the learning rate, in one table: the shape after the warm-up, and whether `decay_share` is
+a part of it.
+"""
 
 import math
 from collections.abc import Callable
@@ -6,10 +8,11 @@ from typing import NamedTuple
 
 
 class LearningRateSchedule(NamedTuple):
-    """height: (tokens since the warm-up, tokens from there to the end, tokens of the decay), in any one unit → the rate
-    above the final one by that of the peak, from 1 down to 0.
+    """height: (tokens since the warm-up, tokens from there to the end, tokens of the decay), in any one unit
+    → the rate above the final one by that of the peak, from 1 down to 0.
 
-    has_decay_share: does only the end decay, for `decay_share` of the tokens? Without, all after the warm-up is decay.
+    has_decay_share: does only the end decay, for `decay_share` of the tokens? Without, all after the warm-up
+    is decay.
     """
 
     height: Callable[[int, int, int], float]
@@ -41,6 +44,7 @@ LEARNING_RATE_SCHEDULES = {
     "cosine": LearningRateSchedule(_cosine, has_decay_share=False),
     # A straight line from the peak to the final rate at the end.
     "linear": LearningRateSchedule(_linear, has_decay_share=False),
-    # Warm-up, stable, decay (Hu et al. 2024): the peak, then a straight line to the final rate over the decay.
+    # Warm-up, stable, decay (Hu et al. 2024): the peak, then a straight line to the final rate over the
+    # decay.
     "wsd": LearningRateSchedule(_stable_then_linear, has_decay_share=True),
 }

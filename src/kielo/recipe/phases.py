@@ -1,4 +1,6 @@
-"""The phases of a recipe with what they leave out filled in from [train] and [dataset]. A `Recipe` → `FullPhase`s."""
+"""The phases of a recipe with what they leave out filled in from [train] and [dataset]. A `Recipe` →
+`FullPhase`s.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +8,8 @@ from typing import Any
 
 from kielo.recipe.sections import Phase, Recipe
 
-_SECTION = {"sequence_length": "dataset", "mixture": "dataset"}  # of the keys that a phase shares; all others: train
+# of the keys that a phase shares; all others: train
+_SECTION = {"sequence_length": "dataset", "mixture": "dataset"}
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,9 @@ class LearningRate:
 
 @dataclass(frozen=True)
 class FullPhase:
-    """`number` counts from 1. `learning_rate`: of the stretch that begins with it; None: the one before goes on."""
+    """`number` counts from 1. `learning_rate`: of the stretch that begins with it; None: the one before goes
+    on.
+    """
 
     number: int
     tokens: int
@@ -34,8 +39,12 @@ class FullPhase:
     given: frozenset[str]
 
     def key(self, name: str) -> str:
-        """Where the user changes the value: "phases.2.sequence_length", or "dataset.sequence_length" where left out."""
-        return f"phases.{self.number}.{name}" if name in self.given else f"{_SECTION.get(name, 'train')}.{name}"
+        """Where the user changes the value: "phases.2.sequence_length", or "dataset.sequence_length" where
+        left out.
+        """
+        return (
+            f"phases.{self.number}.{name}" if name in self.given else f"{_SECTION.get(name, 'train')}.{name}"
+        )
 
 
 def full_phases(recipe: Recipe) -> tuple[FullPhase, ...]:
@@ -43,7 +52,11 @@ def full_phases(recipe: Recipe) -> tuple[FullPhase, ...]:
     train, dataset = recipe.train, recipe.dataset
     if not recipe.phases:
         rate = LearningRate(
-            train.learning_rate, train.final_learning_rate_ratio, train.schedule, train.warmup_share, train.decay_share
+            train.learning_rate,
+            train.final_learning_rate_ratio,
+            train.schedule,
+            train.warmup_share,
+            train.decay_share,
         )
         return (FullPhase(
             1, train.tokens, train.tokens_per_step, dataset.sequence_length, dataset.mixture, train.micro_batch_sequences,

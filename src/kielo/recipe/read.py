@@ -1,4 +1,5 @@
-"""Reading a recipe: TOML, one level of `extends`, and `--set`. A path or shipped name → a checked, frozen `Recipe`.
+"""Reading a recipe: TOML, one level of `extends`, and `--set`. A path or shipped name → a checked, frozen
+`Recipe`.
 
 Relative paths inside a recipe start at the folder that `kielo` is started in, as on the command line.
 """
@@ -22,7 +23,8 @@ from kielo.recipe.complaints import Complaint, dotted, from_validation, keys_of,
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 
-# The folders of a run that stages replace as a whole. `train` is filled in place, and `raw` may hold a person's text.
+# The folders of a run that stages replace as a whole. `train` is filled in place, and `raw` may hold a
+# person's text.
 REPLACED_FOLDERS = ("corpus", "tokenizer", "tokens", "verify", "evaluate", "hf")
 _SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
 # In place of required values that are missing or broken, so that the rest can still be checked.
@@ -40,8 +42,9 @@ class Read:
 def read_recipe(reference: str | Path, sets: Sequence[str] = ()) -> Read:
     """Read, overlay and check a recipe.
 
-    reference: a path, or the name of a shipped recipe. sets: "section.key=value" each, the value in TOML or, where
-    that does not parse or the key wants text, as it stands. Raises KieloError with every complaint at once.
+    reference: a path, or the name of a shipped recipe. sets: "section.key=value" each, the value in TOML or,
+    where that does not parse or the key wants text, as it stands. Raises KieloError with every complaint at
+    once.
     """
     path = find_recipe(str(reference))
     try:
@@ -49,7 +52,9 @@ def read_recipe(reference: str | Path, sets: Sequence[str] = ()) -> Read:
         complaints = [complaint for text in sets if (complaint := _apply_set(text, data, origins))]
         recipe, found = _validate(data, origins, default_origin=_label(path))
     except RecursionError:
-        raise KieloError(f"{_label(path)} or --set: tables are nested too deep; recipes have two levels") from None
+        raise KieloError(
+            f"{_label(path)} or --set: tables are nested too deep; recipes have two levels"
+        ) from None
     refuse(_label(path), complaints + found)
     assert recipe is not None
     known = list(keys_of(Recipe))
@@ -65,19 +70,21 @@ def shipped_recipes() -> dict[str, Path]:
 def run_folder(recipe: Recipe) -> Path:
     """Where everything of this run lies; it need not be there yet.
 
-    Raises KieloError where it cannot be a folder, and where text, a tokenizer or weights that the recipe names lie in a
-    folder of the run that a stage replaces.
+    Raises KieloError where it cannot be a folder, and where text, a tokenizer or weights that the recipe
+    names lie in a folder of the run that a stage replaces.
     """
     folder = Path(recipe.folder or f"runs/{recipe.name}")
     for place in (folder, *folder.parents):
         if place.is_symlink() and not os.path.exists(place):
             raise KieloError(
-                f"folder = {str(folder)!r}: {place} is a symbolic link to {os.readlink(place)}, which is not there; is its "
-                "disk mounted? Make that folder, or remove the link"
+                f"folder = {str(folder)!r}: {place} is a symbolic link to {os.readlink(place)}, which is "
+                "not there; is its disk mounted? Make that folder, or remove the link"
             )
         if os.path.exists(place):
             if not os.path.isdir(place):
-                raise KieloError(f"folder = {str(folder)!r}: {place} is a file; move it away, or name another folder")
+                raise KieloError(
+                    f"folder = {str(folder)!r}: {place} is a file; move it away, or name another folder"
+                )
             break
     given = {f"corpus.sources, {source.name}": source.path for source in recipe.corpus.sources}
     given |= {"tokenizer.path": recipe.tokenizer.path, "model.weights": recipe.model.weights}
@@ -86,8 +93,9 @@ def run_folder(recipe: Recipe) -> Path:
         for stage in REPLACED_FOLDERS:
             if path and Path(path).is_relative_to(os.path.realpath(folder / stage)):
                 raise KieloError(
-                    f"{key} = {value!r}: lies in {folder / stage}, a folder of this run that Kielo writes and replaces; move it "
-                    "out of there, or give the run another `folder`; nothing was changed"
+                    f"{key} = {value!r}: lies in {folder / stage}, a folder of this run that Kielo writes "
+                    "and replaces; move it out of there, or give the run another `folder`; nothing was "
+                    "changed"
                 )
     return folder
 
@@ -100,12 +108,16 @@ def _without_pattern(path: str) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """The file's content. Raises KieloError naming the file, and the line and column where TOML breaks."""
     try:
-        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))  # editors on Windows begin files with a mark
+        # editors on Windows begin files with a mark
+        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise KieloError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
-        raise KieloError(f"{path}: byte {error.start} is not UTF-8; TOML files are UTF-8, convert it first") from None
-    except (ValueError, RecursionError) as error:  # ValueError: TOMLDecodeError, and numbers of thousands of digits
+        raise KieloError(
+            f"{path}: byte {error.start} is not UTF-8; TOML files are UTF-8, convert it first"
+        ) from None
+    # ValueError: TOMLDecodeError, and numbers of thousands of digits
+    except (ValueError, RecursionError) as error:
         raise KieloError(f"{path}: not valid TOML: {error}") from None
 
 
@@ -120,7 +132,9 @@ def find_recipe(reference: str, beside: Path | None = None) -> Path:
         return path
     near = difflib.get_close_matches(Path(reference).stem, shipped, n=1)
     meant = f"; did you mean {near[0]}?" if near else ""
-    raise KieloError(f"{path}: no such recipe file, and none of that name is shipped ({', '.join(shipped)}){meant}")
+    raise KieloError(
+        f"{path}: no such recipe file, and none of that name is shipped ({', '.join(shipped)}){meant}"
+    )
 
 
 def _label(path: Path) -> str:
@@ -140,8 +154,8 @@ def _with_base(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     base = read_toml(base_path)
     if "extends" in base:
         raise KieloError(
-            f"{path}: extends {base_path}, which itself extends {base['extends']!r}; only one level is allowed, so "
-            f"extend {base['extends']!r} directly or copy the values"
+            f"{path}: extends {base_path}, which itself extends {base['extends']!r}; only one level is "
+            f"allowed, so extend {base['extends']!r} directly or copy the values"
         )
     own = dict.fromkeys(_leaves(data), _label(path))
     above = {leaf.rsplit(".", depth)[0] for leaf in own for depth in range(1, leaf.count(".") + 1)}
@@ -162,7 +176,8 @@ def _apply_set(text: str, data: dict[str, Any], origins: dict[str, str]) -> Comp
     key, equals, raw = text.partition("=")
     key = key.strip()
     parts = key.split(".")
-    if not text.isprintable() and "\udc80" <= max(text) <= "\udcff":  # how Python stands for bytes that are no text
+    # how Python stands for bytes that are no text
+    if not text.isprintable() and "\udc80" <= max(text) <= "\udcff":
         return Complaint((key,), f"--set {text!a}: is not UTF-8; type it on a terminal with a UTF-8 locale")
     if not equals or not all(parts):
         return Complaint((key,), f"--set {text}: give section.key=value, e.g. --set train.tokens=1000000")
@@ -192,7 +207,9 @@ def _accepted(parts: Sequence[str]) -> tuple[Any, ...]:
     """The types that the key takes; empty for a key that is not known."""
     model: Any = Recipe
     for part in parts:
-        info = model.model_fields.get(part) if isinstance(model, type) and issubclass(model, BaseModel) else None
+        info = (
+            model.model_fields.get(part) if isinstance(model, type) and issubclass(model, BaseModel) else None
+        )
         if info is None:
             return ()
         model = info.annotation
@@ -204,9 +221,10 @@ def _validate(
 ) -> tuple[Recipe | None, list[Complaint]]:
     """The recipe and what is wrong with it.
 
-    Values that do not fit by themselves are left out and the rest is checked again, so that a wrong type in one
-    section does not hide two keys that contradict each other in another.
+    Values that do not fit by themselves are left out and the rest is checked again, so that a wrong type in
+    one section does not hide two keys that contradict each other in another.
     """
+
     def origin(key: str) -> str:
         return _origin(key, origins, default_origin)
 
@@ -239,7 +257,9 @@ def _leave_out(data: dict[str, Any], location: Sequence[str | int]) -> None:
 
 
 def _origin(key: str, origins: dict[str, str], otherwise: str) -> str:
-    """Of the key itself or the table above it; of a value inside it (dataset.mixture.NAME) where there is none."""
+    """Of the key itself or the table above it; of a value inside it (dataset.mixture.NAME) where there is
+    none.
+    """
     key = key.split("[")[0]
     above = key
     while above:

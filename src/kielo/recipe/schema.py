@@ -12,7 +12,10 @@ def json_schema() -> dict[str, Any]:
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "Kielo recipe"
     properties = schema["properties"]
-    properties["extends"] = {"type": "string", "description": "a recipe (path or shipped name) to start from; one level"}
+    properties["extends"] = {
+        "type": "string",
+        "description": "a recipe (path or shipped name) to start from; one level",
+    }
     properties["language"]["enum"] = languages()
     properties["cluster"]["enum"] = clusters()
     required = schema.pop("required", [])

@@ -36,7 +36,8 @@ class Section(BaseModel):
 
 
 class Source(Section):
-    """One body of raw text. Exactly one of `path` and `debian_package`/`huggingface_dataset` says where it is.
+    """One body of raw text. Exactly one of `path` and `debian_package`/`huggingface_dataset` says where it
+    is.
 
     `debian_package` is fetched with apt-get into the run folder; where apt is missing, `huggingface_dataset`
     is used instead.
@@ -48,7 +49,10 @@ class Source(Section):
         max_length=100,
         description="short name, also of its token files; default: the file's stem or the package's name",
     )
-    path: str | None = Field(None, description="file, folder or glob: .txt (one document a line), .jsonl[.gz|.zst], .parquet, .html")
+    path: str | None = Field(
+        None,
+        description="file, folder or glob: .txt (one document a line), .jsonl[.gz|.zst], .parquet, .html",
+    )
     debian_package: str | None = Field(
         None,
         pattern=r"^[a-z0-9][a-z0-9+.-]+$",  # Debian policy 5.6.1
@@ -80,7 +84,9 @@ class Source(Section):
 
 
 def _sources(value: Any) -> Any:
-    """`--set corpus.sources=a.txt,b.jsonl.zst` and plain strings mean paths; each source gets a name of its own."""
+    """`--set corpus.sources=a.txt,b.jsonl.zst` and plain strings mean paths; each source gets a name of its
+    own.
+    """
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
     if isinstance(value, tuple):
@@ -104,7 +110,9 @@ def _sources(value: Any) -> Any:
 
 
 def _source_name(entry: dict[str, Any]) -> str:
-    place = str(entry.get("path") or entry.get("debian_package") or entry.get("huggingface_dataset") or "text")
+    place = str(
+        entry.get("path") or entry.get("debian_package") or entry.get("huggingface_dataset") or "text"
+    )
     parts = [part for part in re.split(r"[/\\]", place) if part and not re.search(r"[*?\[]", part)]
     last = re.sub(r"(\.(txt|jsonl?|parquet|html?|gz|zst))+$", "", parts[-1] if parts else "text")
     return re.sub(r"[^A-Za-z0-9_-]+", "_", last).strip("_-")[:90] or "text"
@@ -119,15 +127,22 @@ _Sources = Annotated[
 class Corpus(Section):
     sources: _Sources = Field(min_length=1, description="bodies of raw text; a plain string is a path")
     language_identifier: Literal["py3langid", "lid176"] = "py3langid"
-    line_language_threshold: float | None = Field(None, ge=0, le=1, description="default: from the language card")
-    document_language_threshold: float | None = Field(None, ge=0, le=1, description="default: from the language card")
-    max_foreign_character_share: float = Field(0.01, ge=0, le=1, description="letters outside the language's script, per line")
+    line_language_threshold: float | None = Field(
+        None, ge=0, le=1, description="default: from the language card"
+    )
+    document_language_threshold: float | None = Field(
+        None, ge=0, le=1, description="default: from the language card"
+    )
+    max_foreign_character_share: float = Field(
+        0.01, ge=0, le=1, description="letters outside the language's script, per line"
+    )
     min_line_characters: int = Field(10, ge=0)
     min_document_characters: int = Field(100, ge=0)
     deduplicate_lines: bool = True
     deduplicate_documents: bool = True
     max_document_bytes: PositiveInt = Field(
-        10_000_000, description="a longer line, page or cell (as it is stored, decompressed) counts as a bad record"
+        10_000_000,
+        description="a longer line, page or cell (as it is stored, decompressed) counts as a bad record",
     )
     max_bad_share: float = Field(
         0.01,
@@ -142,19 +157,27 @@ class Tokenizer(Section):
     vocab_size: PositiveInt = 8192
     min_frequency: PositiveInt = 2
     max_sample_bytes: PositiveInt = Field(200_000_000, description="text that the vocabulary is learned from")
-    path: str | None = Field(None, description="folder with a ready tokenizer.json: used as it is, nothing is trained")
+    path: str | None = Field(
+        None, description="folder with a ready tokenizer.json: used as it is, nothing is trained"
+    )
 
 
 class Dataset(Section):
     sequence_length: PositiveInt = 512
     heldout_share: float = Field(0.02, gt=0, lt=0.5, description="share of documents, by hash of the text")
-    mixture: dict[str, PositiveFloat] = Field(default_factory=dict, description="source name → weight; default: by tokens")
-    max_epochs: PositiveFloat = Field(4.0, description="refuse to repeat a source more often (Muennighoff et al. 2023)")
+    mixture: dict[str, PositiveFloat] = Field(
+        default_factory=dict, description="source name → weight; default: by tokens"
+    )
+    max_epochs: PositiveFloat = Field(
+        4.0, description="refuse to repeat a source more often (Muennighoff et al. 2023)"
+    )
     mask_documents: bool = Field(False, description="attention does not cross document borders")
 
 
 class Model(Section):
-    """Keys as in Hugging Face `config.json`; keys there that do not change the maths are ignored on import."""
+    """Keys as in Hugging Face `config.json`; keys there that do not change the maths are ignored
+    on import.
+    """
 
     model_type: Literal[tuple(FAMILIES)] = "llama"
     hidden_size: PositiveInt = 256
@@ -163,14 +186,24 @@ class Model(Section):
     num_attention_heads: PositiveInt = 8
     num_key_value_heads: PositiveInt | None = None
     head_dim: PositiveInt | None = None
-    vocab_size: PositiveInt | None = Field(None, description="tokens that there are; default: the tokenizer's")
-    vocab_multiple: PositiveInt = Field(64, description="rows of the vocabulary's matrices are padded to a multiple of this")
-    max_position_embeddings: PositiveInt | None = Field(None, description="default: the longest sequence_length")
+    vocab_size: PositiveInt | None = Field(
+        None, description="tokens that there are; default: the tokenizer's"
+    )
+    vocab_multiple: PositiveInt = Field(
+        64, description="rows of the vocabulary's matrices are padded to a multiple of this"
+    )
+    max_position_embeddings: PositiveInt | None = Field(
+        None, description="default: the longest sequence_length"
+    )
     rms_norm_eps: PositiveFloat = 1e-5
     rope_theta: PositiveFloat = 10_000.0
     rope_scaling: dict[str, Any] | None = None
-    rope_local_base_freq: PositiveFloat = Field(10_000.0, description="RoPE's base in the windowed layers of a gemma3_text")
-    rotary_pct: float = Field(1.0, gt=0, le=1, description="share of each head that positions turn, in a gpt_neox")
+    rope_local_base_freq: PositiveFloat = Field(
+        10_000.0, description="RoPE's base in the windowed layers of a gemma3_text"
+    )
+    rotary_pct: float = Field(
+        1.0, gt=0, le=1, description="share of each head that positions turn, in a gpt_neox"
+    )
     layer_norm_epsilon: PositiveFloat = Field(1e-5, description="of families with LayerNorm")
     tie_word_embeddings: bool | None = Field(None, description="default: the family's")
     attention_bias: bool | None = Field(None, description="default: the family's")
@@ -178,14 +211,20 @@ class Model(Section):
     hidden_act: Literal["silu", "relu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"] | None = Field(
         None, description="default: the family's"
     )
-    sliding_window: PositiveInt | None = Field(None, description="tokens back that windowed layers see, itself included")
+    sliding_window: PositiveInt | None = Field(
+        None, description="tokens back that windowed layers see, itself included"
+    )
     layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] | None = Field(
         None, description="of each layer; default: all windowed where there is a window"
     )
-    query_pre_attn_scalar: PositiveFloat | None = Field(None, description="scores are divided by its root; default: head_dim")
+    query_pre_attn_scalar: PositiveFloat | None = Field(
+        None, description="scores are divided by its root; default: head_dim"
+    )
     attn_logit_softcapping: PositiveFloat | None = Field(None, description="cap of a gemma2's scores")
     final_logit_softcapping: PositiveFloat | None = Field(None, description="cap of a gemma's logits")
-    use_parallel_residual: bool = Field(True, description="attention and MLP of a gpt_neox layer read the same input")
+    use_parallel_residual: bool = Field(
+        True, description="attention and MLP of a gpt_neox layer read the same input"
+    )
     initializer_range: PositiveFloat = 0.02
     weights: str | None = Field(
         None,
@@ -195,9 +234,11 @@ class Model(Section):
 
     @property
     def vocab_rows(self) -> int:
-        """Rows of the look-up table and the head: vocab_size, which must be set, up to a multiple of vocab_multiple.
+        """Rows of the look-up table and the head: vocab_size, which must be set, up to a multiple of
+        vocab_multiple.
 
-        Those beyond vocab_size are padding: zero, never trained, in no logits that anyone reads and in no export.
+        Those beyond vocab_size are padding: zero, never trained, in no logits that anyone reads and in no
+        export.
         """
         assert self.vocab_size is not None
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
@@ -207,38 +248,54 @@ class Layout(Section):
     """Ranks along each mesh axis, and what is traded for memory. The expert axis is not in use yet."""
 
     pipeline: PositiveInt = Field(1, description="ranks that split the layers into stages")
-    pipeline_schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev"] = Field(
-        "1f1b", description="in which order stages work on micro-batches"
+    pipeline_schedule: Literal[
+        "gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev"
+    ] = Field("1f1b", description="in which order stages work on micro-batches")
+    pipeline_stages_per_rank: PositiveInt | None = Field(
+        None, description="default: 1, 2 in schedules that interleave"
     )
-    pipeline_stages_per_rank: PositiveInt | None = Field(None, description="default: 1, 2 in schedules that interleave")
     pipeline_layers: tuple[int, ...] | None = Field(
         None, description="layers of each stage, in the order of the model; default: split by cost"
     )
-    replicate: PositiveInt = Field(1, description="groups that hold whole copies of what `shard` splits (hybrid sharding)")
-    shard: int = Field(0, ge=0, description="ranks that split parameters, gradients and optimiser state; 0: all left")
+    replicate: PositiveInt = Field(
+        1, description="groups that hold whole copies of what `shard` splits (hybrid sharding)"
+    )
+    shard: int = Field(
+        0, ge=0, description="ranks that split parameters, gradients and optimiser state; 0: all left"
+    )
     context: PositiveInt = Field(1, description="ranks that split each sequence")
-    tensor: PositiveInt = Field(1, description="ranks that split each matrix, and activations along the sequence")
+    tensor: PositiveInt = Field(
+        1, description="ranks that split each matrix, and activations along the sequence"
+    )
     expert: Literal[1] = 1
-    sequence_parallel: bool = Field(True, description="tensor ranks also split what lies between their matrices")
+    sequence_parallel: bool = Field(
+        True, description="tensor ranks also split what lies between their matrices"
+    )
     zero: Literal[1, 2, 3] = Field(
         1, description="1: optimiser state stays split through a step; 2: gradients too; 3: parameters too"
     )
-    cpu_offload: bool = Field(False, description="parameters, gradients and optimiser state wait, and step, on the CPU")
+    cpu_offload: bool = Field(
+        False, description="parameters, gradients and optimiser state wait, and step, on the CPU"
+    )
     context_attention: Literal["all_gather", "ulysses"] = Field(
         "all_gather", description="gather keys and values, or swap the split of sequences for one of heads"
     )
     compile: bool | None = Field(None, description="layers by torch.compile; default: on GPUs")
     recompute: Literal["none", "attention", "operators", "full"] = Field(
-        "none", description="activations made again in the backward: none, of attention, all but saved operators, all"
+        "none",
+        description="activations made again in the backward: none, of attention, all but saved operators, all",
     )
     recompute_every_layers: PositiveInt = Field(1, description="recompute in every n-th layer")
     recompute_saved_operators: tuple[str, ...] = Field(
-        ("mm", "addmm", "scaled_dot_product_attention"), description="what `operators` keeps: names in torch.ops.aten"
+        ("mm", "addmm", "scaled_dot_product_attention"),
+        description="what `operators` keeps: names in torch.ops.aten",
     )
 
 
 class BatchRamp(Section):
-    """Steps that begin small and grow by equal amounts, evenly over `tokens` (Megatron's --rampup-batch-size)."""
+    """Steps that begin small and grow by equal amounts, evenly over `tokens` (Megatron's
+    --rampup-batch-size).
+    """
 
     first_tokens_per_step: PositiveInt = Field(description="of the first step")
     step_tokens: PositiveInt = Field(description="what tokens_per_step grows by each time")
@@ -246,40 +303,61 @@ class BatchRamp(Section):
 
 
 ScheduleName = Literal[tuple(LEARNING_RATE_SCHEDULES)]
-_WITH_DECAY_SHARE = ", ".join(name for name, schedule in LEARNING_RATE_SCHEDULES.items() if schedule.has_decay_share)
+_WITH_DECAY_SHARE = ", ".join(
+    name for name, schedule in LEARNING_RATE_SCHEDULES.items() if schedule.has_decay_share
+)
 Precision = Literal["fp32", "bf16", "fp8"]
 
 
 class Fp8(Section):
-    """How layers multiply matrices where the precision is fp8 (Micikevicius et al. 2022, arXiv:2209.05433). The rest is as in
-    bf16, the head too.
+    """How layers multiply matrices where the precision is fp8 (Micikevicius et al. 2022, arXiv:2209.05433).
+    The rest is as in bf16, the head too.
     """
 
     scaling: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] = Field(
-        "tensorwise", description="a scale for each tensor, for each row, or for each row with the weights' gradients in bf16"
+        "tensorwise",
+        description="a scale for each tensor, for each row, or for each row with the weights' gradients in bf16",
     )
-    kept_in_bf16: tuple[str, ...] = Field((), description='modules that stay in bf16: "layers.0", "layers.*.attention"')
-    gathered_in_fp8: bool = Field(True, description="send and hold weights in 8 bits, where scaling is tensorwise")
-    emulate: bool = Field(False, description="round to 8 bits but multiply wide: slow, for devices that lack FP8")
-    watch_steps: PositiveInt = Field(50, le=100_000, description="steps after a change to fp8 in which a rise leads back to bf16")
-    max_loss_rise: PositiveFloat = Field(0.02, description="relative, of ten steps' mean over that of watch_steps before")
+    kept_in_bf16: tuple[str, ...] = Field(
+        (), description='modules that stay in bf16: "layers.0", "layers.*.attention"'
+    )
+    gathered_in_fp8: bool = Field(
+        True, description="send and hold weights in 8 bits, where scaling is tensorwise"
+    )
+    emulate: bool = Field(
+        False, description="round to 8 bits but multiply wide: slow, for devices that lack FP8"
+    )
+    watch_steps: PositiveInt = Field(
+        50, le=100_000, description="steps after a change to fp8 in which a rise leads back to bf16"
+    )
+    max_loss_rise: PositiveFloat = Field(
+        0.02, description="relative, of ten steps' mean over that of watch_steps before"
+    )
     max_gradient_norm_rise: PositiveFloat = Field(1.0, description="the same of the gradient norm")
-    probe_every_steps: int = Field(0, ge=0, description="compare gradients with those in bf16, of the same batch; 0: never")
+    probe_every_steps: int = Field(
+        0, ge=0, description="compare gradients with those in bf16, of the same batch; 0: never"
+    )
 
 
 class Train(Section):
-    tokens: PositiveInt = Field(10_000_000, description="token budget of the run; with phases: left out, or their sum")
+    tokens: PositiveInt = Field(
+        10_000_000, description="token budget of the run; with phases: left out, or their sum"
+    )
     tokens_per_step: PositiveInt = Field(16_384, description="one optimiser step, over all ranks")
     batch_ramp: BatchRamp | None = Field(None, description="smaller steps at the start; of the first phase")
     skip_steps: tuple[tuple[PositiveInt, PositiveInt], ...] = Field(
         (), description="[first, last] steps whose text is passed over without training on it"
     )
-    micro_batch_sequences: PositiveInt = Field(4, description="sequences per forward on one rank (lowered to what divides)")
+    micro_batch_sequences: PositiveInt = Field(
+        4, description="sequences per forward on one rank (lowered to what divides)"
+    )
     learning_rate: PositiveFloat = 1e-3
     final_learning_rate_ratio: float = Field(0.1, ge=0, le=1)
     schedule: ScheduleName = "cosine"
     warmup_share: float = Field(0.02, ge=0, lt=1, description="share of the tokens")
-    decay_share: float = Field(0.2, ge=0, le=1, description=f"share of the tokens that {_WITH_DECAY_SHARE} spends decaying")
+    decay_share: float = Field(
+        0.2, ge=0, le=1, description=f"share of the tokens that {_WITH_DECAY_SHARE} spends decaying"
+    )
     weight_decay: float = Field(0.1, ge=0)
     adam_beta1: float = Field(0.9, gt=0, lt=1)
     adam_beta2: float = Field(0.95, gt=0, lt=1)
@@ -291,7 +369,9 @@ class Train(Section):
         (), description="[step, precision]: what is computed in from that step on"
     )
     fp8: Fp8 = Fp8()
-    optimiser_state: Literal["fp32", "bf16"] = Field("fp32", description="precision in which moments are kept")
+    optimiser_state: Literal["fp32", "bf16"] = Field(
+        "fp32", description="precision in which moments are kept"
+    )
     loss_chunk_tokens: PositiveInt = Field(2048, description="tokens whose logits exist at one time")
     max_skipped_steps_in_a_row: PositiveInt = 3
     log_every_steps: PositiveInt = 10
@@ -302,10 +382,12 @@ class Train(Section):
 
 
 class Phase(Section):
-    """A part of the run with its own steps, sequences or text. What it leaves out is [train]'s and [dataset]'s.
+    """A part of the run with its own steps, sequences or text. What it leaves out is [train]'s and
+    [dataset]'s.
 
-    A `learning_rate` begins a new stretch of the learning rate, which lasts until a later phase begins one and warms up
-    from the rate that was reached. The shares are of that stretch; what they leave out is [train]'s.
+    A `learning_rate` begins a new stretch of the learning rate, which lasts until a later phase begins one
+    and warms up from the rate that was reached. The shares are of that stretch; what they leave out is
+    [train]'s.
     """
 
     tokens: PositiveInt = Field(description="token budget of the phase")
@@ -323,10 +405,14 @@ class Phase(Section):
 class Checkpoint(Section):
     every_steps: PositiveInt = 500
     keep_newest: int = Field(
-        2, ge=2, description="older ones are removed; two, for only the next step shows whether the newest is sound"
+        2,
+        ge=2,
+        description="older ones are removed; two, for only the next step shows whether the newest is sound",
     )
     keep_every_steps: int | None = Field(
-        None, ge=0, description="checkpoints of its multiples are kept for good; 0: none; default: at most ten of a run"
+        None,
+        ge=0,
+        description="checkpoints of its multiples are kept for good; 0: none; default: at most ten of a run",
     )
 
 
@@ -356,7 +442,9 @@ class Recipe(Section):
     seed: int = Field(1, ge=0)
     description: str = ""
     folder: str = Field("", description="run folder; default: runs/NAME")
-    cluster: str = Field("laptop", description="cluster card: its accelerator's peak, and what plans count with")
+    cluster: str = Field(
+        "laptop", description="cluster card: its accelerator's peak, and what plans count with"
+    )
     machine: str = Field("", description="card of your own machine for plans, made by kielo plan calibrate")
     corpus: Corpus
     tokenizer: Tokenizer = Tokenizer()

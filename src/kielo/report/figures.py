@@ -1,4 +1,5 @@
-"""The page's figures: numbers -> inline SVG that takes its colours from the page, so light and dark both read.
+"""The page's figures: numbers -> inline SVG that takes its colours from the page, so light and dark both
+read.
 
 matplotlib draws with placeholder colours; afterwards each becomes a CSS variable. Text stays text: it can be
 selected, and takes the page's font.
@@ -105,14 +106,23 @@ def speed_curve(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def parity_curves(ours: Sequence[float], theirs: Sequence[float], tolerance: float | None) -> str:
-    """Above: both losses at each step. Below: their relative difference on a log scale, beside the tolerance."""
+    """Above: both losses at each step. Below: their relative difference on a log scale, beside
+    the tolerance.
+    """
     with _style():
         figure = Figure(figsize=(WIDTH_INCHES, 4.4), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
         steps = range(1, len(ours) + 1)
         above.plot(steps, ours, color=OURS, linewidth=4, alpha=0.45, solid_capstyle="round")
         above.plot(steps, theirs, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
-        above.legend(above.lines, ["Kielo", "Hugging Face transformers"], frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
+        above.legend(
+            above.lines,
+            ["Kielo", "Hugging Face transformers"],
+            frameon=False,
+            ncols=2,
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+        )
         above.set_ylabel("loss")
         _grid(above)
         smallest = 1e-10  # equal losses have no logarithm: they are drawn at the floor
@@ -188,7 +198,9 @@ def _finite(rows: Sequence[dict[str, Any]], key: str) -> tuple[list[int], list[f
 
 
 def _svg(figure: Figure, name: str) -> str:
-    """The figure as an <svg> element: no prologue or metadata, ids made unique on the page, colours as variables."""
+    """The figure as an <svg> element: no prologue or metadata, ids made unique on the page, colours as
+    variables.
+    """
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)

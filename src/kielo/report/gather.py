@@ -1,7 +1,7 @@
 """Everything that a run folder says about itself, as one plain dict for the page, the card and the summary.
 
-Run folder (manifests, funnel.json, measure.json, metrics.jsonl, parity.json, scores.json) -> dict. Torch-free.
-A stage that has not run yet is None in the dict: the page says so instead of failing.
+Run folder (manifests, funnel.json, measure.json, metrics.jsonl, parity.json, scores.json) -> dict.
+Torch-free. A stage that has not run yet is None in the dict: the page says so instead of failing.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,9 @@ BASELINES = ("unigram", "xz", "ngram")
 
 
 def gather(run_folder: Path, recipe: Recipe, stages: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """`stages` is name -> {"seconds", "skipped"} of the run that asks; manifests know how long skipped ones took."""
+    """`stages` is name -> {"seconds", "skipped"} of the run that asks; manifests know how long skipped ones
+    took.
+    """
     run_folder = Path(run_folder)
     manifests = {stage: read_manifest(run_folder / folder) for stage, folder in STAGE_FOLDERS.items()}
     return {
@@ -83,7 +85,9 @@ def _pick(content: dict[str, Any] | None, keys: Sequence[str]) -> dict[str, Any]
 
 
 def _training(folder: Path, manifest: Manifest | None) -> dict[str, Any] | None:
-    """Curves of metrics.jsonl, {"rows", "heldout", "passed_over", "precisions"} by step; the usual tokens per second; the stage's counts."""
+    """Curves of metrics.jsonl, {"rows", "heldout", "passed_over", "precisions"} by step; the usual tokens per
+    second; the stage's counts.
+    """
     path = folder / "metrics.jsonl"
     if not path.is_file():
         return None
@@ -93,7 +97,12 @@ def _training(folder: Path, manifest: Manifest | None) -> dict[str, Any] | None:
     precisions: dict[int, dict] = {}
     for row in read_metrics(path):
         # A resumed run writes steps again; the later row is the one that led to the model.
-        kinds = {"heldout_loss": heldout, "passed_over_from": passed_over, "precision": precisions, "loss": rows}
+        kinds = {
+            "heldout_loss": heldout,
+            "passed_over_from": passed_over,
+            "precision": precisions,
+            "loss": rows,
+        }
         for key, kind in kinds.items():
             if key in row:
                 kind[row["step"]] = row

@@ -1,4 +1,6 @@
-"""The model card: what `gather` found -> `hf/README.md`, with the front matter that the Hugging Face hub reads."""
+"""The model card: what `gather` found -> `hf/README.md`, with the front matter that the Hugging Face hub
+reads.
+"""
 
 import json
 import sys
@@ -13,7 +15,9 @@ from kielo.report.units import format_bytes
 
 
 def write_model_card(gathered: dict[str, Any]) -> Path | None:
-    """Write the card into the exported folder; None when nothing has been exported yet, or a person has written there."""
+    """Write the card into the exported folder; None when nothing has been exported yet, or a person has
+    written there.
+    """
     if not gathered["export"]:
         return None
     path = Path(gathered["export"]) / "README.md"
@@ -31,12 +35,12 @@ def render(gathered: dict[str, Any]) -> str:
         _front_matter(recipe),
         f"# {_plain(recipe.name)}",
         _plain(recipe.description),
-        f"A causal language model for the language `{_plain(recipe.language)}`, made with Kielo {gathered['kielo_version']}.",
+        f"A causal language model for the language `{_plain(recipe.language)}`, made with Kielo "
+        f"{gathered['kielo_version']}.",
         _bits_per_byte(gathered["scores"]),
         _parity(gathered["parity"]),
         "## How to load it",
-        "```python\n"
-        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         'folder = "."  # this folder, or its name on the hub\n'
         "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
         "model = AutoModelForCausalLM.from_pretrained(folder)\n"
@@ -59,7 +63,8 @@ def _front_matter(recipe: Recipe) -> str:
         "library_name: transformers",
         "pipeline_tag: text-generation",
     ]
-    # Only text that certainly came from the hub; a Debian package may have been used in place of its fallback.
+    # Only text that certainly came from the hub; a Debian package may have been used in place of its
+    # fallback.
     datasets = [source.huggingface_dataset for source in recipe.corpus.sources if _is_from_hub(source)]
     if datasets:
         lines += ["datasets:", *(f"- {json.dumps(name)}" for name in dict.fromkeys(datasets))]
@@ -77,11 +82,10 @@ def _bits_per_byte(scores: dict[str, Any] | None) -> str:
     names = {"model": "**this model**"} | {name: baseline_name(name, scores) for name in BASELINES}
     rows = "\n".join(f"| {words} | {bits[name]:.3f} |" for name, words in names.items())
     return (
-        "## Held-out bits per byte\n\n"
-        f"On {scores['heldout_documents']:,} held-out documents ({format_bytes(scores['heldout_bytes'])}); fewer is "
-        "better. The baselines were given the same training text.\n\n"
-        f"| | bits per byte |\n|---|--:|\n{rows}\n\n"
-        f"Convention: {scores['convention']}; sequence_length {scores['sequence_length']}, stride {scores['stride']}."
+        f"## Held-out bits per byte\n\nOn {scores['heldout_documents']:,} held-out documents "
+        f"({format_bytes(scores['heldout_bytes'])}); fewer is better. The baselines were given the same "
+        f"training text.\n\n| | bits per byte |\n|---|--:|\n{rows}\n\nConvention: {scores['convention']}; "
+        f"sequence_length {scores['sequence_length']}, stride {scores['stride']}."
     )
 
 
@@ -90,10 +94,10 @@ def _parity(parity: dict[str, Any] | None) -> str:
         return ""
     verdict = "Passed" if parity["passed"] else "Not passed"
     return (
-        "## Parity\n\n"
-        f"{verdict}: this architecture was trained in Kielo and in Hugging Face transformers, from the same weights on "
-        f"the same samples with the same settings. Over {parity['steps']} optimiser steps the losses differ by at most "
-        f"{parity['max_relative_loss_difference']:.1e} (relative); the tolerance is {parity['tolerance']:.0e}."
+        f"## Parity\n\n{verdict}: this architecture was trained in Kielo and in Hugging Face transformers, "
+        f"from the same weights on the same samples with the same settings. Over {parity['steps']} "
+        f"optimiser steps the losses differ by at most {parity['max_relative_loss_difference']:.1e} "
+        f"(relative); the tolerance is {parity['tolerance']:.0e}."
     )
 
 
@@ -106,8 +110,8 @@ def _training(gathered: dict[str, Any]) -> str:
         lines.append(f"- Licence of the text: {_plain(recipe.report.text_license)}")
     if corpus:
         lines.append(
-            f"- After cleaning: {format_bytes(corpus['bytes_kept'])} in {corpus['documents_kept']:,} documents, "
-            f"of {format_bytes(corpus['bytes_in'])} in {corpus['documents_in']:,}"
+            f"- After cleaning: {format_bytes(corpus['bytes_kept'])} in {corpus['documents_kept']:,} "
+            f"documents, of {format_bytes(corpus['bytes_in'])} in {corpus['documents_in']:,}"
         )
     if training and training["rows"]:
         last = training["rows"][-1]
@@ -131,9 +135,8 @@ def _source(source: Source) -> str:
 
 def _limits() -> str:
     return (
-        "## Limits\n\n"
-        "The model continues text; it has not been taught to follow instructions, and what it writes may be false or "
-        "repeat what its training text holds."
+        "## Limits\n\nThe model continues text; it has not been taught to follow instructions, and what it "
+        "writes may be false or repeat what its training text holds."
     )
 
 
@@ -143,5 +146,7 @@ def _first_prompt(gathered: dict[str, Any]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that Markdown and HTML take literally: what would begin a tag, a link or a code span is escaped."""
+    """Text that Markdown and HTML take literally: what would begin a tag, a link or a code span
+    is escaped.
+    """
     return "".join("\\" + char if char in "\\`*_[]<>|" else char for char in text)

@@ -121,7 +121,8 @@ def _bits_per_byte(gathered: dict[str, Any]) -> str:
     names = ["This model", *(baseline_name(name, scores) for name in BASELINES)]
     values = [bits["model"], *(bits[name] for name in BASELINES)]
     facts = (
-        f"Fewer is better. {scores['heldout_documents']:,} held-out documents, {format_bytes(scores['heldout_bytes'])}: "
+        f"Fewer is better. {scores['heldout_documents']:,} held-out documents, "
+        f"{format_bytes(scores['heldout_bytes'])}: "
         f"{scores['convention']} (sequence_length {scores['sequence_length']}, stride {scores['stride']}). "
         "The baselines were given the same training text."
     )
@@ -207,7 +208,9 @@ def _training(gathered: dict[str, Any]) -> str:
         ranges = ", ".join(f"{row['passed_over_from']:,}–{row['step']:,}" for row in training["passed_over"])
         sentence += f"; steps passed over, as the recipe asks: {ranges}"
     for row in training["precisions"]:
-        taken_back = " again: the loss or the gradient norm had risen" if row.get("outcome") == "taken back" else ""
+        taken_back = (
+            " again: the loss or the gradient norm had risen" if row.get("outcome") == "taken back" else ""
+        )
         # Of a change that was kept only the change itself is told.
         if row.get("outcome") != "kept":
             sentence += f"; {row['precision'] if not taken_back else 'the precision before'} after step {row['step']:,}{taken_back}"
@@ -323,7 +326,9 @@ def _figure(svg: str, caption: str) -> str:
 def _table(
     header: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1, marked: Iterable[int] = ()
 ) -> str:
-    """A table whose first `words` columns are words, the others figures; `marked` rows differ and are said so."""
+    """A table whose first `words` columns are words, the others figures; `marked` rows differ and are said
+    so.
+    """
     marked = set(marked)
     kinds = ["words" if column < words else "number" for column in range(len(header))]
     head = "".join(

@@ -55,14 +55,18 @@ _NUMBER_SIZE = 7
 
 
 def timeline_svg(planned: Planned, path: Path | str) -> None:
-    """Its pipeline's ranks over time, idle left blank; without a simulated pipeline, a bar of the step's parts."""
+    """Its pipeline's ranks over time, idle left blank; without a simulated pipeline, a bar of the step's
+    parts.
+    """
     with matplotlib.rc_context(STYLE):
         figure = timeline_figure(planned) if planned.stages is not None else parts_figure([planned])
         _write(figure, path)
 
 
 def scaling_svg(strong: Sequence[Planned], weak: Sequence[Planned], path: Path | str) -> None:
-    """Tokens a second and efficiency over nodes. `strong`: one batch on all numbers of nodes; `weak`: it grows with them."""
+    """Tokens a second and efficiency over nodes. `strong`: one batch on all numbers of nodes; `weak`: it
+    grows with them.
+    """
     with matplotlib.rc_context(STYLE):
         _write(scaling_figure(strong, weak), path)
 
@@ -103,7 +107,9 @@ def timeline_figure(planned: Planned) -> Figure:
 
 
 def drawn_micro_batches(planned: Planned) -> int:
-    """As many as show how the pipeline fills, runs and empties; of schedules that run in rounds, two of the step's."""
+    """As many as show how the pipeline fills, runs and empties; of schedules that run in rounds, two of the
+    step's.
+    """
     ranks, many = planned.layout.pipeline, planned.micro_batches
     if planned.layout.pipeline_schedule.startswith("interleaved"):
         return min(many, 2 * (many // max(1, many // ranks)))
@@ -117,7 +123,11 @@ def scaling_figure(strong: Sequence[Planned], weak: Sequence[Planned]) -> Figure
     lines = 0.21 * (len(all_nodes) + 1)
     figure = Figure(figsize=(_WIDTH_INCHES, 3.9 + lines), layout="constrained")
     grid = figure.add_gridspec(2, 2, height_ratios=[3.9, lines])
-    speed, share, names = figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[0, 1]), figure.add_subplot(grid[1, :])
+    speed, share, names = (
+        figure.add_subplot(grid[0, 0]),
+        figure.add_subplot(grid[0, 1]),
+        figure.add_subplot(grid[1, :]),
+    )
     for number, (name, colour, points) in enumerate(curves):
         nodes = [planned.nodes for planned in points]
         speeds = [planned.tokens_per_second for planned in points]
@@ -126,7 +136,14 @@ def scaling_figure(strong: Sequence[Planned], weak: Sequence[Planned]) -> Figure
         fastest = [planned.tokens_per_step / planned.low_seconds for planned in points]
         speed.fill_between(nodes, slowest, fastest, color=colour, alpha=0.14, linewidth=0)
         ideal = [first * count for count in nodes]
-        speed.plot(nodes, ideal, color=QUIET, linewidth=1, linestyle=(0, (4, 3)), label="ideal" if number == 0 else None)
+        speed.plot(
+            nodes,
+            ideal,
+            color=QUIET,
+            linewidth=1,
+            linestyle=(0, (4, 3)),
+            label="ideal" if number == 0 else None,
+        )
         speed.plot(nodes, speeds, color=colour, linewidth=1.8, marker="o", markersize=4, label=name)
         share.plot(
             nodes, [100 * each / (first * count) for each, count in zip(speeds, nodes)], color=colour, linewidth=1.8,
@@ -171,7 +188,13 @@ def parts_figure(several: Sequence[Planned]) -> Figure:
             axes.barh(position, seconds, left=start, height=0.6, color=colour, edgecolor=PAPER, linewidth=0.6)
             if seconds > 0.055 * longest:
                 axes.text(
-                    start + seconds / 2, position, f"{seconds:.3g}", ha="center", va="center", size=8, color=_on(colour)
+                    start + seconds / 2,
+                    position,
+                    f"{seconds:.3g}",
+                    ha="center",
+                    va="center",
+                    size=8,
+                    color=_on(colour),
                 )
             start += seconds
         unfit = "" if planned.fits else ", does not fit"
@@ -199,7 +222,9 @@ def _bars(axes: Axes, spans: Sequence[Span], ranks: int) -> None:
     chunks = 1 + max(span.stage for span in spans) // ranks
     groups: dict[tuple[int, str, int], list[tuple[float, float]]] = {}
     for span in spans:
-        groups.setdefault((span.rank, span.kind, span.stage // ranks), []).append((span.start, span.end - span.start))
+        groups.setdefault((span.rank, span.kind, span.stage // ranks), []).append(
+            (span.start, span.end - span.start)
+        )
     for (rank, kind, chunk), pieces in groups.items():
         colour = _paler(KINDS[kind], 0.55 * chunk / chunks)
         axes.broken_barh(pieces, (rank - 0.42, 0.84), facecolors=colour, edgecolors=PAPER, linewidth=0.4)
@@ -253,7 +278,9 @@ def _nodes_axis(axes: Axes, nodes: Sequence[int]) -> None:
     axes.spines["left"].set_visible(False)
 
 
-def _name_list(axes: Axes, curves: Sequence[tuple[str, str, Sequence[Planned]]], nodes: Sequence[int]) -> None:
+def _name_list(
+    axes: Axes, curves: Sequence[tuple[str, str, Sequence[Planned]]], nodes: Sequence[int]
+) -> None:
     """The best layout of each curve on each number of nodes, as lines of text."""
     axes.set_axis_off()
     axes.set_xlim(0, 1)

@@ -1,4 +1,6 @@
-"""The report page's style sheet, and the colours that `figures` names: light, and dark where the reader's system is."""
+"""The report page's style sheet, and the colours that `figures` names: light, and dark where the reader's
+system is.
+"""
 
 CSS = """\
 :root {

@@ -16,8 +16,8 @@ from kielo.report.gather import gather, summarise
 def write_report(run_folder: Path, recipe: Recipe, stages: dict[str, dict[str, Any]] | None = None) -> Path:
     """Write the three files, each whole or not at all; returns the page's path.
 
-    `stages` is name -> {"seconds", "skipped"} of this run; the report's own seconds are measured here.
-    Stages that have not run are shown as such; a damaged file of theirs is a KieloError that names it. So is, before
+    `stages` is name -> {"seconds", "skipped"} of this run; the report's own seconds are measured here. Stages
+    that have not run are shown as such; a damaged file of theirs is a KieloError that names it. So is, before
     anything is written, a file under one of those names that is a person's; a person's model card stays.
     """
     started = time.monotonic()
@@ -31,8 +31,8 @@ def write_report(run_folder: Path, recipe: Recipe, stages: dict[str, dict[str, A
         html = page.render(gathered)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise KieloError(
-            f"{run_folder}: a file of a stage there is not as Kielo writes it ({type(error).__name__}: {error}), so no "
-            "report can be made of it; run that stage again"
+            f"{run_folder}: a file of a stage there is not as Kielo writes it ({type(error).__name__}: "
+            f"{error}), so no report can be made of it; run that stage again"
         ) from error
     with disk_problems_told(f"{run_folder}: the report"):
         model_card.write_model_card(gathered)

@@ -17,14 +17,20 @@ def check_context(
         return []
     complaints = []
     if sequence_length % (2 * ranks):
-        sizes = [size for size in range(1, min(ranks, sequence_length + 1)) if size == 1 or sequence_length % (2 * size) == 0]
+        sizes = [
+            size
+            for size in range(1, min(ranks, sequence_length + 1))
+            if size == 1 or sequence_length % (2 * size) == 0
+        ]
         complaints.append(
             f"{length_key} = {sequence_length} does not split into 2 × layout.context = {2 * ranks} equal "
-            f"blocks; what would work: sequence_length {_listed(lengths_that_split(sequence_length, ranks))}, or "
+            "blocks; what would work: sequence_length "
+            f"{_listed(lengths_that_split(sequence_length, ranks))}, or "
             f"layout.context {_listed(sizes)}"
         )
     if layout.context_attention == "ulysses":
-        # Where layout.tensor itself does not fit the heads, `layout_check` says so; here it must not divide by zero.
+        # Where layout.tensor itself does not fit the heads, `layout_check` says so; here it must not divide
+        # by zero.
         heads = max(1, model.num_attention_heads // layout.tensor)
         kv_heads = max(1, (model.num_key_value_heads or model.num_attention_heads) // layout.tensor)
         common = math.gcd(heads, kv_heads)
@@ -32,7 +38,8 @@ def check_context(
             sizes = [size for size in range(1, common + 1) if common % size == 0]
             complaints.append(
                 f'layout.context = {ranks} with layout.context_attention = "ulysses" splits the {heads} heads and '
-                f"{kv_heads} key-value heads of each tensor rank, which must both be multiples of it; what would "
+                f"{kv_heads} key-value heads of each tensor rank, which must both be multiples of it; what "
+                "would "
                 f'work: layout.context {_listed(sizes)}, or context_attention = "all_gather"'
             )
     return complaints

@@ -1,4 +1,6 @@
-"""Which models and devices can multiply in FP8, and which matrices are: arithmetic on the recipe, torch-free."""
+"""Which models and devices can multiply in FP8, and which matrices are: arithmetic on the recipe,
+torch-free.
+"""
 
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
@@ -18,7 +20,8 @@ _HEAD_WIDTHS = {
 
 
 def fp8_complaints(model: Model, layout: Layout, fp8: Fp8) -> list[str]:
-    """What in `fp8` does not fit `model` (complete), and sizes that FP8 kernels cannot multiply, each with what works.
+    """What in `fp8` does not fit `model` (complete), and sizes that FP8 kernels cannot multiply, each with
+    what works.
 
     Emulation multiplies any size. Whether `layout.tensor` divides at all is `layout_check`'s to say.
     """
@@ -27,7 +30,8 @@ def fp8_complaints(model: Model, layout: Layout, fp8: Fp8) -> list[str]:
     in_fp8 = [name for name in matrices if not is_kept(name, fp8.kept_in_bf16)]
     if not in_fp8:
         complaints.append(
-            f"train.fp8.kept_in_bf16 = {list(fp8.kept_in_bf16)} leaves no matrix in FP8; what would work: fewer "
+            f"train.fp8.kept_in_bf16 = {list(fp8.kept_in_bf16)} leaves no matrix in FP8; what would work: "
+            "fewer "
             'patterns, or train.precision = "bf16"'
         )
     if not fp8.emulate:
@@ -49,12 +53,18 @@ def layer_matrices(model: Model) -> list[str]:
     """The names of all modules in the layers that are one matrix, of the whole model."""
     words = families.module(model.model_type, "layout").TENSOR_AXIS
     weights = families.module(model.model_type, "names").to_hugging_face(model)
-    modules = (name.removesuffix(".weight") for name in weights if name.startswith("layers.") and name.endswith(".weight"))
+    modules = (
+        name.removesuffix(".weight")
+        for name in weights
+        if name.startswith("layers.") and name.endswith(".weight")
+    )
     return [name for name in modules if layout_word(words, name) in _MATRIX_WORDS]
 
 
 def is_kept(module_name: str, patterns: Iterable[str]) -> bool:
-    """Whether a pattern of shell wildcards (`*` takes dots too) is the module's name or that of a module around it."""
+    """Whether a pattern of shell wildcards (`*` takes dots too) is the module's name or that of a module
+    around it.
+    """
     parts = module_name.split(".")
     around = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
     return any(fnmatchcase(name, pattern) for pattern in patterns for name in around)
@@ -75,8 +85,9 @@ def _size_complaints(model: Model, tensor: int, kinds: set[str]) -> Iterator[str
     """kinds: the last parts of the names of the matrices in FP8."""
     if model.hidden_size % MULTIPLE:
         yield (
-            f"model.hidden_size = {model.hidden_size}: FP8 kernels multiply sizes in multiples of {MULTIPLE}; what would "
-            f"work: model.hidden_size of {_listed(_neighbours(model.hidden_size, MULTIPLE))}{_ELSE}"
+            f"model.hidden_size = {model.hidden_size}: FP8 kernels multiply sizes in multiples of "
+            f"{MULTIPLE}; what would work: model.hidden_size of "
+            f"{_listed(_neighbours(model.hidden_size, MULTIPLE))}{_ELSE}"
         )
     for key in dict.fromkeys(_HEAD_WIDTHS[kind] for kind in sorted(kinds & _HEAD_WIDTHS.keys())):
         heads = getattr(model, key)
@@ -96,8 +107,8 @@ def _width_complaint(what: str, width: int, tensor: int, larger: str) -> Iterato
     ranks = [number for number in range(1, tensor) if width % number == 0 and width // number % MULTIPLE == 0]
     fewer = f"layout.tensor of {_listed(ranks)}, or " if ranks else ""
     yield (
-        f"{what} over layout.tensor = {tensor} is {width // tensor} a rank: FP8 kernels multiply sizes in multiples of "
-        f"{MULTIPLE}; what would work: {fewer}{larger}{_ELSE}"
+        f"{what} over layout.tensor = {tensor} is {width // tensor} a rank: FP8 kernels multiply sizes in "
+        f"multiples of {MULTIPLE}; what would work: {fewer}{larger}{_ELSE}"
     )
 
 

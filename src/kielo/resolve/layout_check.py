@@ -1,6 +1,8 @@
-"""Which layouts a model can have, and which a machine likes: arithmetic on the recipe, before anything starts.
+"""Which layouts a model can have, and which a machine likes: arithmetic on the recipe, before anything
+starts.
 
-A complaint is about a layout that cannot run and names the numbers that can. Advice never blocks and changes nothing.
+A complaint is about a layout that cannot run and names the numbers that can. Advice never blocks and changes
+nothing.
 """
 
 import math
@@ -14,8 +16,8 @@ from kielo.resolve.stages import stage_complaints
 def layout_complaints(
     model: Model, sequence_length: int, layout: Layout, length_key: str = "dataset.sequence_length"
 ) -> list[str]:
-    """What of `model` (complete) and `sequence_length`, which the recipe has as `length_key`, does not divide by the
-    ranks of an axis.
+    """What of `model` (complete) and `sequence_length`, which the recipe has as `length_key`, does not divide
+    by the ranks of an axis.
     """
     complaints = list(_tensor_complaints(model, layout.tensor))
     if layout.compile and fails_compiled(layout):
@@ -31,11 +33,17 @@ def layout_complaints(
             f"{length_key} = {sequence_length} is split over layout.tensor × layout.context = {parts} ranks "
             f"and does not divide; what would work: {lengths}"
         )
-    return complaints + check_context(model, sequence_length, layout, length_key) + list(stage_complaints(model, layout))
+    return (
+        complaints
+        + check_context(model, sequence_length, layout, length_key)
+        + list(stage_complaints(model, layout))
+    )
 
 
 def fails_compiled(layout: Layout) -> bool:
-    """torch 2.13 compiles neither: "expected all tensors_saved_with_vc_check to be Tensors", one being a DeviceMesh."""
+    """torch 2.13 compiles neither: "expected all tensors_saved_with_vc_check to be Tensors", one being a
+    DeviceMesh.
+    """
     return layout.tensor > 1 and layout.recompute != "none"
 
 
@@ -45,8 +53,8 @@ def _tensor_complaints(model: Model, ranks: int) -> Iterator[str]:
         size = getattr(model, key)
         split[f"model.{key} = {size}"] = (size, f"model.{key} = {-(-size // ranks) * ranks}")
     rows = (
-        f"the vocabulary's {model.vocab_rows} rows (model.vocab_size = {model.vocab_size} up to a multiple of "
-        f"model.vocab_multiple = {model.vocab_multiple})"
+        f"the vocabulary's {model.vocab_rows} rows (model.vocab_size = {model.vocab_size} up to a multiple "
+        f"of model.vocab_multiple = {model.vocab_multiple})"
     )
     # Padding changes no result, so it is what grows.
     split[rows] = (model.vocab_rows, f"model.vocab_multiple = {math.lcm(model.vocab_multiple, ranks)}")
@@ -61,22 +69,23 @@ def _tensor_complaints(model: Model, ranks: int) -> Iterator[str]:
 
 
 def shape_advice(model: Model, layout: Layout, accelerator: str) -> list[str]:
-    """What the machine would like better. On MI250X matrices want a hidden size in multiples of 1,024 and at least
-    1,280 columns a tensor rank (LUMI's blog post "Scaling the pre-training of large language models of >100B parameters
-    to thousands of AMD MI250X GPUs", section on tensor parallelism).
+    """What the machine would like better. On MI250X matrices want a hidden size in multiples of 1,024 and at
+    least 1,280 columns a tensor rank (LUMI's blog post "Scaling the pre-training of large language models of
+    >100B parameters to thousands of AMD MI250X GPUs", section on tensor parallelism).
     """
     advice = []
     if layout.tensor > 1 and model.hidden_size % (64 * layout.tensor):
         advice.append(
-            f"model.hidden_size = {model.hidden_size} over layout.tensor = {layout.tensor} is no multiple of 64 a rank: "
-            "matrix units work on tiles of 64 or more"
+            f"model.hidden_size = {model.hidden_size} over layout.tensor = {layout.tensor} is no multiple "
+            "of 64 a rank: matrix units work on tiles of 64 or more"
         )
     if "mi250x" in accelerator:
         if model.hidden_size % 1024:
             advice.append(f"model.hidden_size = {model.hidden_size}: MI250X is fastest at multiples of 1,024")
         if layout.tensor > 1 and model.hidden_size / layout.tensor < 1280:
             advice.append(
-                f"model.hidden_size / layout.tensor = {model.hidden_size / layout.tensor:g} is less than 1,280: on MI250X "
-                f"the matrices are then too small; fewer tensor ranks and more shard ranks are usually faster"
+                f"model.hidden_size / layout.tensor = {model.hidden_size / layout.tensor:g} is less than "
+                "1,280: on MI250X the matrices are then too small; fewer tensor ranks and more shard ranks "
+                "are usually faster"
             )
     return advice

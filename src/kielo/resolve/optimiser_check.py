@@ -11,8 +11,8 @@ _LOST_SHARE = 2.0**-8
 def optimiser_complaints(train: Train) -> Iterator[str]:
     """One for each decay rate at which moments in bf16 would stand still.
 
-    A moment forgets 1 - β of itself a step. Where that is no more than rounding to nearest takes back, exp_avg_sq keeps
-    the largest gradient that it ever saw, and the parameter's steps stay small for good.
+    A moment forgets 1 - β of itself a step. Where that is no more than rounding to nearest takes back,
+    exp_avg_sq keeps the largest gradient that it ever saw, and the parameter's steps stay small for good.
     """
     if train.optimiser_state != "bf16":
         return
@@ -21,6 +21,7 @@ def optimiser_complaints(train: Train) -> Iterator[str]:
         if 1 - beta <= _LOST_SHARE:
             yield (
                 f'train.{key} = {beta:g} with train.optimiser_state = "bf16": a step would change a moment by {1 - beta:.2g} of '
-                f"itself, which rounding to bf16 takes back (up to {_LOST_SHARE:.2g}); what would work: train.{key} of at most "
+                f"itself, which rounding to bf16 takes back (up to {_LOST_SHARE:.2g}); what would work: "
+                f"train.{key} of at most "
                 '0.99, or train.optimiser_state = "fp32"'
             )

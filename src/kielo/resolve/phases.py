@@ -1,7 +1,8 @@
-"""The recipe's phases in numbers: steps, samples, text drawn before each, and the stretches of the learning rate.
+"""The recipe's phases in numbers: steps, samples, text drawn before each, and the stretches of the learning
+rate.
 
-In: a recipe, and the tokens that each source has to predict. Out: `Phase`s and `RateStretch`es, and how often each
-source is read. Pure arithmetic; numbers that cannot be had are `resolve`'s complaints.
+In: a recipe, and the tokens that each source has to predict. Out: `Phase`s and `RateStretch`es, and how often
+each source is read. Pure arithmetic; numbers that cannot be had are `resolve`'s complaints.
 """
 
 import math
@@ -19,14 +20,15 @@ from kielo.resolve.resolved import Phase, RateStretch
 def ramp_steps(ramp: BatchRamp, tokens_per_step: int) -> list[tuple[int, int]]:
     """(tokens per step, steps of it) of a batch ramp, in order, up to where steps have `tokens_per_step`.
 
-    Megatron-LM's rule (`RampupBatchsizeNumMicroBatchesCalculator`): ramp.tokens are shared out evenly over the sizes
-    below the full one, and a step has the size in whose share the tokens before it end. A size whose share is
-    overshot by the steps before it has none.
+    Megatron-LM's rule (`RampupBatchsizeNumMicroBatchesCalculator`): ramp.tokens are shared out evenly over
+    the sizes below the full one, and a step has the size in whose share the tokens before it end. A size
+    whose share is overshot by the steps before it has none.
     """
     sizes = range(ramp.first_tokens_per_step, tokens_per_step, ramp.step_tokens)
     levels, done = [], 0
     for number, size in enumerate(sizes, start=1):
-        # The smallest n with done + n * size at or beyond the end of the share, ramp.tokens * number / len(sizes).
+        # The smallest n with done + n * size at or beyond the end of the share, ramp.tokens * number /
+        # len(sizes).
         steps = -((done * len(sizes) - ramp.tokens * number) // (len(sizes) * size))
         if steps > 0:
             levels.append((size, steps))
@@ -41,10 +43,11 @@ def plan_phases(
     seed: int,
     num_tokens: Mapping[str, int],
 ) -> tuple[Phase, ...]:
-    """Every phase, complete. mixtures: of each of `asked`. num_tokens: source → tokens to predict in one epoch.
+    """Every phase, complete. mixtures: of each of `asked`. num_tokens: source → tokens to predict in one
+    epoch.
 
-    What is left of a phase's tokens after whole steps is not trained. Mixtures may be empty while there are complaints
-    to be made; offsets are then left out.
+    What is left of a phase's tokens after whole steps is not trained. Mixtures may be empty while there are
+    complaints to be made; offsets are then left out.
     """
     phases: list[Phase] = []
     step, sample, offsets = 1, 0, {}
@@ -68,7 +71,9 @@ def plan_phases(
 
 
 def plan_learning_rates(asked: Sequence[FullPhase], phases: Sequence[Phase]) -> tuple[RateStretch, ...]:
-    """The stretches in tokens; warm-up and decay are whole multiples of what all steps of the stretch are multiples of."""
+    """The stretches in tokens; warm-up and decay are whole multiples of what all steps of the stretch are
+    multiples of.
+    """
     begins = [phase for phase in asked if phase.learning_rate is not None]
     ends = [phase.number for phase in begins[1:]] + [len(asked) + 1]
     stretches, first_token = [], 0
@@ -88,7 +93,9 @@ def plan_learning_rates(asked: Sequence[FullPhase], phases: Sequence[Phase]) -> 
 
 
 def epochs(phases: Sequence[Phase], num_tokens: Mapping[str, int]) -> dict[str, tuple[Fraction, Fraction]]:
-    """Source → how often all phases together read it, and how much of that may come of quotas being whole numbers."""
+    """Source → how often all phases together read it, and how much of that may come of quotas being whole
+    numbers.
+    """
     found: dict[str, tuple[Fraction, Fraction]] = {}
     numbers_seen: set[int] = set()
     for phase in phases:
@@ -113,7 +120,9 @@ def merged(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(joined)
 
 
-def first_difference(ranges: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]], last_step: int) -> int | None:
+def first_difference(
+    ranges: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]], last_step: int
+) -> int | None:
     """The first step, up to `last_step`, that is in one of two lists of ranges and not in the other."""
     # A step at which just one list has a border is where they part.
     borders = [{border for first, last in some for border in (first, last + 1)} for some in (ranges, others)]
@@ -124,4 +133,8 @@ def first_difference(ranges: Sequence[tuple[int, int]], others: Sequence[tuple[i
 def _steps(phase: FullPhase, ramp: BatchRamp | None) -> list[tuple[int, int]]:
     levels = ramp_steps(ramp, phase.tokens_per_step) if ramp else []
     full_steps = (phase.tokens - sum(size * steps for size, steps in levels)) // phase.tokens_per_step
-    return [*levels, (phase.tokens_per_step, full_steps)] if full_steps > 0 else levels or [(phase.tokens_per_step, 1)]
+    return (
+        [*levels, (phase.tokens_per_step, full_steps)]
+        if full_steps > 0
+        else levels or [(phase.tokens_per_step, 1)]
+    )

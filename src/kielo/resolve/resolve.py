@@ -1,7 +1,7 @@
 """Recipe + machine → `Resolved`: every derived number of a run, computed here once; torch-free.
 
-Reads the manifests of the run folder's tokens and the tokenizer; refuses numbers that cannot be had, all of them
-at once, each with one that can.
+Reads the manifests of the run folder's tokens and the tokenizer; refuses numbers that cannot be had, all of
+them at once, each with one that can.
 """
 
 import math
@@ -34,7 +34,9 @@ _MOST_RANKS = 1_000_000  # more than any machine has; what would work is counted
 
 @dataclass(frozen=True)
 class Text:
-    """What resolving reads of the stages before. tokens: source → its number of them; tokenizer_hash: "" where unknown."""
+    """What resolving reads of the stages before. tokens: source → its number of them; tokenizer_hash: ""
+    where unknown.
+    """
 
     tokens: Mapping[str, int]
     heldout_tokens: int
@@ -45,7 +47,9 @@ class Text:
 
 
 def text_of_run(run_folder: Path) -> Text:
-    """KieloError for a stage that is not finished, and for another tokenizer than the one that made the tokens."""
+    """KieloError for a stage that is not finished, and for another tokenizer than the one that made the
+    tokens.
+    """
     tokens = packed_manifest(run_folder / "tokens")
     check_tokenizer(run_folder)
     tokenizer = load_tokenizer(run_folder / "tokenizer")
@@ -60,13 +64,16 @@ def text_of_run(run_folder: Path) -> Text:
 
 
 def imagined_text(recipe: Recipe) -> Text:
-    """As much text as the recipe asks for, for plans that need no corpus. Its vocabulary is of `model.vocab_size` tokens, of
-    those of the ready tokenizer, or of as many as one is to learn.
+    """As much text as the recipe asks for, for plans that need no corpus. Its vocabulary is of
+    `model.vocab_size` tokens, of those of the ready tokenizer, or of as many as one is to learn.
     """
     tokenizer = recipe.tokenizer
-    size = recipe.model.vocab_size or (1 if recipe.model.weights else None)  # what comes with weights is read with them
+    # what comes with weights is read with them
+    size = recipe.model.vocab_size or (1 if recipe.model.weights else None)
     if size is None:
-        size = vocabulary_size(load_tokenizer(Path(tokenizer.path))) if tokenizer.path else tokenizer.vocab_size
+        size = (
+            vocabulary_size(load_tokenizer(Path(tokenizer.path))) if tokenizer.path else tokenizer.vocab_size
+        )
     enough = 2 * sum(phase.tokens for phase in full_phases(recipe)) + longest_sequence_length(recipe)
     return Text({source.name: enough for source in recipe.corpus.sources}, enough, "", size, 0)
 
@@ -81,9 +88,9 @@ def resolve(
 ) -> Resolved:
     """The whole run in numbers.
 
-    world_size: ranks. device: "cpu" or "cuda". accelerator: a card's name or the name that the driver gives the
-    device; default: the cluster card's. text: default, that in the run folder. Raises KieloError for missing stages,
-    for a text that this recipe would not have made, and with every impossible number.
+    world_size: ranks. device: "cpu" or "cuda". accelerator: a card's name or the name that the driver gives
+    the device; default: the cluster card's. text: default, that in the run folder. Raises KieloError for
+    missing stages, for a text that this recipe would not have made, and with every impossible number.
     """
     run_folder = Path(run_folder)
     if not 1 <= world_size <= _MOST_RANKS:
@@ -99,7 +106,9 @@ def resolve(
     data_ranks = replicate * shard
     model = complete_model(recipe, asked, text.vocabulary_size, complaints)
     for phase in asked:
-        complaints += layout_complaints(model, phase.sequence_length, recipe.layout, phase.key("sequence_length"))
+        complaints += layout_complaints(
+            model, phase.sequence_length, recipe.layout, phase.key("sequence_length")
+        )
     mixtures = [_mixture(phase, text.tokens, run_folder / "tokens", complaints) for phase in asked]
     num_tokens = {name: number - 1 for name, number in text.tokens.items()}
     phases = plan_phases(asked, mixtures, train.batch_ramp, recipe.seed, num_tokens)
@@ -120,8 +129,8 @@ def resolve(
     heldout_available = num_sequences(text.heldout_tokens, phases[0].sequence_length)
     if heldout_available == 0:
         complaints.append(
-            f"{run_folder / 'tokens'}: no held-out text; what would work: a larger dataset.heldout_share than "
-            f"{data.heldout_share}, or more text"
+            f"{run_folder / 'tokens'}: no held-out text; what would work: a larger dataset.heldout_share "
+            f"than {data.heldout_share}, or more text"
         )
     if complaints:
         complaints = list(dict.fromkeys(complaints))  # phases may have the same
@@ -207,20 +216,23 @@ def _keep_every_steps(checkpoint: Checkpoint, total_steps: int) -> int:
 
 
 def consent(old: Identity, new: Resolved) -> None:
-    """Go on only with the same identity. Raises KieloError listing the keys that changed; placement may change.
+    """Go on only with the same identity. Raises KieloError listing the keys that changed; placement may
+    change.
 
-    Which steps are skipped, and what is computed in which precision, is not looked at: that may change for steps that are
-    still to come.
+    Which steps are skipped, and what is computed in which precision, is not looked at: that may change for
+    steps that are still to come.
     """
     later = {"skip_steps", "precision", "precision_changes", "fp8"}
-    before, after = (_flat(identity.model_dump(mode="json", exclude=later)) for identity in (old, new.identity))
+    before, after = (
+        _flat(identity.model_dump(mode="json", exclude=later)) for identity in (old, new.identity)
+    )
     changed = [key for key in before | after if before.get(key) != after.get(key)]
     if changed:
         lines = "\n".join(f"  - {key}: was {before.get(key)!r}, is now {after.get(key)!r}" for key in changed)
         raise KieloError(
-            f"{new.placement.train_folder}: holds a run of something else; {len(changed)} keys of what is trained "
-            f"changed:\n{lines}\nGo back to the old values, give the recipe another name or folder, or move this "
-            "folder away to start anew"
+            f"{new.placement.train_folder}: holds a run of something else; {len(changed)} keys of what is "
+            f"trained changed:\n{lines}\nGo back to the old values, give the recipe another name or folder, "
+            "or move this folder away to start anew"
         )
 
 
@@ -234,14 +246,20 @@ def _axes(recipe: Recipe, world_size: int, complaints: list[str]) -> tuple[int, 
     layout = recipe.layout
     others = layout.pipeline * layout.replicate * layout.context * layout.tensor
     if world_size % others or (layout.shard and others * layout.shard != world_size):
-        sizes = {axis: getattr(layout, axis) for axis in ("pipeline", "replicate", "shard", "context", "tensor")}
-        asked = " × ".join(f"layout.{axis} = {size}" for axis, size in sizes.items() if size > 1) or "the layout"
+        sizes = {
+            axis: getattr(layout, axis) for axis in ("pipeline", "replicate", "shard", "context", "tensor")
+        }
+        asked = (
+            " × ".join(f"layout.{axis} = {size}" for axis, size in sizes.items() if size > 1) or "the layout"
+        )
         inner = layout.pipeline * layout.context * layout.tensor
         divisors = [str(number) for number in range(1, world_size + 1) if world_size % (number * inner) == 0]
         ways = [f"{others * (layout.shard or 1)} ranks, or a multiple with layout.shard = 0"]
         if divisors:
             ways.append(f"layout.shard = 0 with layout.replicate one of {', '.join(divisors)}")
-        complaints.append(f"{asked} does not make up {world_size} ranks; what would work: {'; or '.join(ways)}")
+        complaints.append(
+            f"{asked} does not make up {world_size} ranks; what would work: {'; or '.join(ways)}"
+        )
         return 1, max(1, world_size // inner)
     return layout.replicate, world_size // others
 
@@ -263,12 +281,11 @@ def _unshared(asked: Sequence[FullPhase], phases: Sequence[Phase], data_ranks: i
         if is_ramp:
             in_ramp.add(phase.number)
             key = "train.batch_ramp: tokens_per_step"
-            would_work = (
-                f"train.batch_ramp.first_tokens_per_step and step_tokens in multiples of {length * data_ranks}"
-            )
+            would_work = f"train.batch_ramp.first_tokens_per_step and step_tokens in multiples of {length * data_ranks}"
         yield (
-            f"{key} = {tokens} is {sequences} sequences of {of.key('sequence_length')} = {length}, which {data_ranks} "
-            f"ranks cannot share evenly; what would work: {would_work}, or this many ranks: {ranks or 1}"
+            f"{key} = {tokens} is {sequences} sequences of {of.key('sequence_length')} = {length}, which "
+            f"{data_ranks} ranks cannot share evenly; what would work: {would_work}, or this many ranks: "
+            f"{ranks or 1}"
         )
 
 
@@ -286,8 +303,8 @@ def _largest_divisor(number: int, at_most: int) -> int:
 def complete_model(
     recipe: Recipe, asked: Sequence[FullPhase], tokenizer_vocab_size: int, complaints: list[str]
 ) -> Model:
-    """The model section with every derived key set, from the weights' config.json where there are weights; what does not
-    fit goes to `complaints`.
+    """The model section with every derived key set, from the weights' config.json where there are weights;
+    what does not fit goes to `complaints`.
     """
     model, longest = recipe.model, max(asked, key=lambda phase: phase.sequence_length)
     length = longest.sequence_length
@@ -296,14 +313,15 @@ def complete_model(
     vocab_size = model.vocab_size or tokenizer_vocab_size
     if vocab_size < tokenizer_vocab_size:
         complaints.append(
-            f"model.vocab_size = {vocab_size} is less than the tokenizer's {tokenizer_vocab_size} tokens; what would "
-            f"work: {tokenizer_vocab_size} or more, or the tokenizer that belongs to model.weights"
+            f"model.vocab_size = {vocab_size} is less than the tokenizer's {tokenizer_vocab_size} tokens; "
+            f"what would work: {tokenizer_vocab_size} or more, or the tokenizer that belongs to "
+            "model.weights"
         )
     positions = model.max_position_embeddings or length
     if positions < length:
         complaints.append(
-            f"{longest.key('sequence_length')} = {length} is more than model.max_position_embeddings = {positions}; what would "
-            f"work: a sequence_length of at most {positions}"
+            f"{longest.key('sequence_length')} = {length} is more than model.max_position_embeddings = "
+            f"{positions}; what would work: a sequence_length of at most {positions}"
         )
     return complete(model.model_copy(update={"vocab_size": vocab_size}), positions)
 
@@ -316,8 +334,12 @@ def _model_of_weights(model: Model) -> Model:
     return read_hf_config(folder).model_copy(update=kept)
 
 
-def _mixture(phase: FullPhase, tokens: Mapping[str, int], folder: Path, complaints: list[str]) -> dict[str, float]:
-    """Source → weight; by tokens where the recipe says nothing. Sources without a sequence of text fall out."""
+def _mixture(
+    phase: FullPhase, tokens: Mapping[str, int], folder: Path, complaints: list[str]
+) -> dict[str, float]:
+    """Source → weight; by tokens where the recipe says nothing. Sources without a sequence of
+    text fall out.
+    """
     filled = [name for name, number in tokens.items() if num_sequences(number, phase.sequence_length)]
     if not filled:
         complaints.append(f"{folder}: no source has any text left to train on")
@@ -341,10 +363,14 @@ def _repeated_too_often(
         what, fewer = f"the phases' tokens = {tokens}", f"fewer tokens in a phase with {name} in its mixture"
         if len(asked) == 1:
             key, size = asked[0].key("tokens"), asked[0].tokens_per_step
-            what, fewer = f"{key} = {tokens}", f"{key} of at most {int(tokens * allowed / read) // size * size}"
+            what, fewer = (
+                f"{key} = {tokens}",
+                f"{key} of at most {int(tokens * allowed / read) // size * size}",
+            )
         yield (
-            f"{what} would read the source {name} {float(read):.2f} times, more than dataset.max_epochs = {allowed:g}; "
-            f"what would work: {fewer}, max_epochs of {math.ceil(read)}, a smaller weight of {name} in the mixture, or more text"
+            f"{what} would read the source {name} {float(read):.2f} times, more than dataset.max_epochs = "
+            f"{allowed:g}; what would work: {fewer}, max_epochs of {math.ceil(read)}, a smaller weight of "
+            f"{name} in the mixture, or more text"
         )
 
 
@@ -352,8 +378,8 @@ def _skipped_beyond(skip_steps: Sequence[tuple[int, int]], total_steps: int) -> 
     for first, last in skip_steps:
         if last > total_steps:
             yield (
-                f"train.skip_steps: [{first}, {last}] goes beyond the run's last step; what would work: steps up to "
-                f"{total_steps}"
+                f"train.skip_steps: [{first}, {last}] goes beyond the run's last step; what would work: "
+                f"steps up to {total_steps}"
             )
 
 
@@ -369,17 +395,22 @@ def _computes_in_fp8(recipe: Recipe) -> bool:
 
 
 def _fp8_token_complaints(
-    recipe: Recipe, asked: Sequence[FullPhase], phases: Sequence[Phase], micro_batches: Sequence[tuple[int, int]]
+    recipe: Recipe,
+    asked: Sequence[FullPhase],
+    phases: Sequence[Phase],
+    micro_batches: Sequence[tuple[int, int]],
 ) -> Iterator[str]:
-    """The gradient of a weight is a product over a micro-batch's tokens, and FP8 units take 16 numbers at a time."""
+    """The gradient of a weight is a product over a micro-batch's tokens, and FP8 units take 16 numbers at a
+    time.
+    """
     context = recipe.layout.context
     for phase, (sequences, _) in zip(phases, micro_batches):
         tokens = sequences * phase.sequence_length // context
         if tokens % 16:
             key = asked[phase.number - 1].key("sequence_length")
             yield (
-                f"{key} = {phase.sequence_length} makes micro-batches of {tokens} tokens on a rank, and FP8 multiplies 16 at a "
-                f"time; what would work: a sequence_length in multiples of {16 * context}"
+                f"{key} = {phase.sequence_length} makes micro-batches of {tokens} tokens on a rank, and FP8 "
+                f"multiplies 16 at a time; what would work: a sequence_length in multiples of {16 * context}"
             )
 
 

@@ -25,8 +25,9 @@ class _Frozen(BaseModel):
 class Phase(_Frozen):
     """Steps `first_step` … `last_step` (from 1) of one size, from sample `first_sample` on.
 
-    `number` is the recipe's phase; those of a batch ramp share it, and with it their order of the data, which begins at
-    `order_first_sample` with `offsets` tokens drawn from each source before it. `mixture`: source → weight.
+    `number` is the recipe's phase; those of a batch ramp share it, and with it their order of the data, which
+    begins at `order_first_sample` with `offsets` tokens drawn from each source before it. `mixture`: source →
+    weight.
     """
 
     number: PositiveInt
@@ -46,8 +47,9 @@ class Phase(_Frozen):
 
 
 class RateStretch(_Frozen):
-    """Learning rates over `tokens` tokens after the first `first_token` of the run: from the rate before it (0 at the
-    start) to `peak` in `warmup_tokens`, then down to `final`; `decay_tokens` of the end are the schedule's decay.
+    """Learning rates over `tokens` tokens after the first `first_token` of the run: from the rate before it
+    (0 at the start) to `peak` in `warmup_tokens`, then down to `final`; `decay_tokens` of the end are the
+    schedule's decay.
     """
 
     first_token: int
@@ -101,11 +103,13 @@ class Identity(_Frozen):
 
     def phase_index(self, step: int) -> int:
         """Which of `phases` step `step` is in; the last one's for later steps."""
-        return next((i for i, phase in enumerate(self.phases) if step <= phase.last_step), len(self.phases) - 1)
+        return next(
+            (i for i, phase in enumerate(self.phases) if step <= phase.last_step), len(self.phases) - 1
+        )
 
     def stretch(self, step: int) -> tuple[int, int, bool]:
-        """What step `step` begins when the steps before it are done: which of `phases`, its last step in one go, and
-        whether its steps are passed over. A change of precision begins another stretch.
+        """What step `step` begins when the steps before it are done: which of `phases`, its last step in one
+        go, and whether its steps are passed over. A change of precision begins another stretch.
         """
         index = self.phase_index(step)
         changes = [first_step - 1 for first_step, _ in self.precision_changes if first_step > step]
@@ -118,7 +122,9 @@ class Identity(_Frozen):
         return index, last, False
 
     def tokens_after(self, step: int) -> int:
-        """Tokens of the first `step` steps, passed-over ones included; steps after the last are of its size."""
+        """Tokens of the first `step` steps, passed-over ones included; steps after the last are
+        of its size.
+        """
         within = sum(
             phase.tokens_per_step * (min(step, phase.last_step) - phase.first_step + 1)
             for phase in self.phases
@@ -137,8 +143,8 @@ class PhasePlacement(_Frozen):
 
 
 class Placement(_Frozen):
-    """Where and how it runs. Axis sizes multiply to world_size; `phases` are in the order of the identity's; peak_tflops:
-    precision → TFLOP/s of one accelerator, as far as its card knows them.
+    """Where and how it runs. Axis sizes multiply to world_size; `phases` are in the order of the identity's;
+    peak_tflops: precision → TFLOP/s of one accelerator, as far as its card knows them.
     """
 
     world_size: PositiveInt
@@ -189,13 +195,17 @@ def identity_hash(identity: Identity) -> str:
 
 
 def write(resolved: Resolved, path: Path | str) -> None:
-    """Write as TOML, aside and renamed. Values that are None are left out. KieloError where another file has the name."""
+    """Write as TOML, aside and renamed. Values that are None are left out. KieloError where another file has
+    the name.
+    """
     try:
         is_own = not os.path.lexists(path) or Path(path).read_text(encoding="utf-8").startswith(_HEADER)
     except (OSError, ValueError):
         is_own = False
     if not is_own:
-        raise KieloError(f"{path}: is there already, and Kielo did not write it; move it away, nothing was written")
+        raise KieloError(
+            f"{path}: is there already, and Kielo did not write it; move it away, nothing was written"
+        )
     text = _HEADER
     for name, part in resolved.model_dump(mode="json").items():
         text += _table(name, part)
@@ -207,14 +217,20 @@ def read(path: Path | str) -> Resolved:
     try:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise KieloError(f"{path}: cannot be read ({error.strerror}); `kielo plan resolve RECIPE` writes it") from None
+        raise KieloError(
+            f"{path}: cannot be read ({error.strerror}); `kielo plan resolve RECIPE` writes it"
+        ) from None
     except ValueError as error:
-        raise KieloError(f"{path}: not valid TOML ({error}); delete it, `kielo train` writes it again") from None
+        raise KieloError(
+            f"{path}: not valid TOML ({error}); delete it, `kielo train` writes it again"
+        ) from None
     try:
         return Resolved.model_validate(content)
     except ValidationError as error:
         keys = ", ".join(".".join(map(str, entry["loc"])) for entry in error.errors())
-        raise KieloError(f"{path}: does not fit this version of kielo ({keys}); delete it and resolve again") from None
+        raise KieloError(
+            f"{path}: does not fit this version of kielo ({keys}); delete it and resolve again"
+        ) from None
 
 
 def _table(name: str, content: dict[str, Any], brackets: tuple[str, str] = ("[", "]")) -> str:

@@ -1,8 +1,8 @@
 """Which layers each pipeline stage has, and which stages each pipeline rank: arithmetic, no torch.
 
-A stage's cost is its model FLOPs; the head counts with the last one, the look-up table costs nothing. Stages lie on
-ranks in a loop (rank r has r, r + p, …: Narayanan et al. 2021, arXiv:2104.04473) or in a V (rank r has r and
-2p - 1 - r: Qi et al. 2023, arXiv:2401.10241), so that a V's first and last stage share a rank.
+A stage's cost is its model FLOPs; the head counts with the last one, the look-up table costs nothing. Stages
+lie on ranks in a loop (rank r has r, r + p, …: Narayanan et al. 2021, arXiv:2104.04473) or in a V (rank r has
+r and 2p - 1 - r: Qi et al. 2023, arXiv:2401.10241), so that a V's first and last stage share a rank.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,11 +31,15 @@ SCHEDULES = {
 
 
 def num_stages(layout: Layout) -> int:
-    return layout.pipeline * (layout.pipeline_stages_per_rank or SCHEDULES[layout.pipeline_schedule].stages_per_rank)
+    return layout.pipeline * (
+        layout.pipeline_stages_per_rank or SCHEDULES[layout.pipeline_schedule].stages_per_rank
+    )
 
 
 def layers_of_stages(model: Model, sequence_length: int, layout: Layout) -> tuple[int, ...]:
-    """Layers of each stage, as the recipe lists them or by cost; of a layout that `stage_complaints` has passed."""
+    """Layers of each stage, as the recipe lists them or by cost; of a layout that `stage_complaints` has
+    passed.
+    """
     if layout.pipeline == 1:
         return (model.num_hidden_layers,)
     if layout.pipeline_layers is not None:
@@ -64,23 +68,28 @@ def stage_complaints(model: Model, layout: Layout) -> Iterator[str]:
         yield f"layout.pipeline_schedule = {schedule!r} needs layout.pipeline_stages_per_rank of 2 or more"
     if splits_backward and layout.zero == 3:
         yield (
-            f"layout.pipeline_schedule = {schedule!r} with layout.zero = 3 gives wrong gradients without an error in "
-            "torch 2.13; what would work: layout.zero = 1 or 2, or a schedule of 1f1b, interleaved_1f1b or gpipe"
+            f"layout.pipeline_schedule = {schedule!r} with layout.zero = 3 gives wrong gradients without an "
+            "error in torch 2.13; what would work: layout.zero = 1 or 2, or a schedule of 1f1b, "
+            "interleaved_1f1b or gpipe"
         )
     if splits_backward and layout.recompute != "none":
         yield (
-            f"layout.pipeline_schedule = {schedule!r} takes the backward pass apart, which recomputation (layout.recompute "
-            f"= {layout.recompute!r}) does not allow; what would work: layout.recompute = \"none\", or interleaved_1f1b"
+            f"layout.pipeline_schedule = {schedule!r} takes the backward pass apart, which recomputation "
+            "(layout.recompute "
+            f'= {layout.recompute!r}) does not allow; what would work: layout.recompute = "none", or interleaved_1f1b'
         )
     layers = layout.pipeline_layers
     total = model.num_hidden_layers
     is_enough = total >= stages - 1
     if not is_enough:
         yield (
-            f"model.num_hidden_layers = {total} are too few for {stages} stages (layout.pipeline = {layout.pipeline} × "
-            f"{given} stages a rank), of which only the last may have none; what would work: at most {total + 1} stages"
+            f"model.num_hidden_layers = {total} are too few for {stages} stages (layout.pipeline = "
+            f"{layout.pipeline} × {given} stages a rank), of which only the last may have none; what would "
+            f"work: at most {total + 1} stages"
         )
-    elif layers is not None and (len(layers) != stages or sum(layers) != total or min(layers[:-1]) < 1 or layers[-1] < 0):
+    elif layers is not None and (
+        len(layers) != stages or sum(layers) != total or min(layers[:-1]) < 1 or layers[-1] < 0
+    ):
         yield (
             f"layout.pipeline_layers = {list(layers)}: {stages} stages need as many numbers, which make up "
             f"model.num_hidden_layers = {total}, and only the last may be 0; what would work: "
@@ -98,17 +107,20 @@ def stages_of_rank(schedule: str, ranks: int, rank: int, stages_per_rank: int) -
 def rank_of_each_stage(schedule: str, ranks: int, stages_per_rank: int) -> list[int]:
     """The pipeline rank that has each stage, in the order of the model."""
     owner = {
-        stage: rank for rank in range(ranks) for stage in stages_of_rank(schedule, ranks, rank, stages_per_rank)
+        stage: rank
+        for rank in range(ranks)
+        for stage in stages_of_rank(schedule, ranks, rank, stages_per_rank)
     }
     return [owner[stage] for stage in range(len(owner))]
 
 
 def split_by_cost(num_layers: int, stages: int, layer_cost: float, head_cost: float) -> tuple[int, ...]:
-    """Layers of each stage, in order, such that the heaviest stage is as light as can be; at least one each but the last.
+    """Layers of each stage, in order, such that the heaviest stage is as light as can be; at least one each
+    but the last.
 
-    The last stage has the head, and may have no layer at all where the head outweighs one. Of equal splits the one
-    with fewer layers on later stages is taken, for they hold the logits too. Raises ValueError when there are fewer
-    layers than stages less one.
+    The last stage has the head, and may have no layer at all where the head outweighs one. Of equal splits
+    the one with fewer layers on later stages is taken, for they hold the logits too. Raises ValueError when
+    there are fewer layers than stages less one.
     """
     if num_layers < stages - 1 or stages < 1:
         raise ValueError(f"{num_layers} layers do not make {stages} stages")
@@ -134,12 +146,16 @@ def micro_batch_complaint(schedule: str, micro_batches: int, ranks: int, stages:
     """Why torch's schedule cannot run so many micro-batches, with numbers that would work; None if it can."""
     if schedule in ("1f1b", "dualpipev") and micro_batches < stages:
         return (
-            f"{schedule} needs at least as many micro-batches a step as stages, and there are {micro_batches} for {stages}; "
-            f"what would work: {stages} micro-batches a step, by a smaller train.micro_batch_sequences or more tokens a step"
+            f"{schedule} needs at least as many micro-batches a step as stages, and there are "
+            f"{micro_batches} for {stages}; "
+            f"what would work: {stages} micro-batches a step, by a smaller train.micro_batch_sequences or "
+            "more tokens a step"
         )
     if schedule.startswith("interleaved") and not _makes_rounds(micro_batches, ranks):
         below = next(number for number in range(micro_batches, 0, -1) if _makes_rounds(number, ranks))
-        above = next(number for number in range(micro_batches, 2 * micro_batches + 1) if _makes_rounds(number, ranks))
+        above = next(
+            number for number in range(micro_batches, 2 * micro_batches + 1) if _makes_rounds(number, ranks)
+        )
         return (
             f"{schedule} takes its micro-batches in equal rounds over layout.pipeline = {ranks} ranks, and "
             f"{micro_batches} do not make them; what would work: {below} or {above} micro-batches a step"

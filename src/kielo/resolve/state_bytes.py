@@ -1,7 +1,8 @@
-"""Bytes that a rank of Kielo holds between steps: parameters, gradients and optimiser state; arithmetic, no torch.
+"""Bytes that a rank of Kielo holds between steps: parameters, gradients and optimiser state; arithmetic, no
+torch.
 
-They follow from the shapes of the parameters, the words of the family's layout table and the placement. They are exact:
-`kielo rehearse` measures the same numbers.
+They follow from the shapes of the parameters, the words of the family's layout table and the placement. They
+are exact: `kielo rehearse` measures the same numbers.
 """
 
 from collections.abc import Iterator
@@ -21,15 +22,17 @@ if TYPE_CHECKING:
 _FP32 = 4
 _MOMENTS = 2
 STATE_BYTES = {"fp32": 4, "bf16": 2}  # of a moment
-# Moments kept in bf16 are fp32 for the optimiser's step, so many bytes of them at a time (`train/optimiser.py`).
+# Moments kept in bf16 are fp32 for the optimiser's step, so many bytes of them at a time
+# (`train/optimiser.py`).
 WIDENED_BYTES = 2**28
-_SPLIT_DIM = {"vocabulary": 0, "column": 0, "all_heads": 0, "row": 1}  # word → dim of the weight on the tensor axis
+# word → dim of the weight on the tensor axis
+_SPLIT_DIM = {"vocabulary": 0, "column": 0, "all_heads": 0, "row": 1}
 
 
 @dataclass(frozen=True)
 class StateBytes:
-    """parameters: fp32, with what FSDP2 pads them by. gradients: fp32, as they are before the optimiser's step.
-    optimiser: two moments, and a count of steps in fp32 for each parameter.
+    """parameters: fp32, with what FSDP2 pads them by. gradients: fp32, as they are before the optimiser's
+    step. optimiser: two moments, and a count of steps in fp32 for each parameter.
     """
 
     parameters: int
@@ -46,15 +49,17 @@ def state_bytes(
 ) -> StateBytes:
     """Of rank `rank`. `model` is complete, and the layout one that `resolve` has passed.
 
-    With tied embeddings the last pipeline stage has a copy of the embedding as its head, with a gradient (which lies
-    in one buffer with that of the last norm, though it is used up before the step) and no optimiser state.
+    With tied embeddings the last pipeline stage has a copy of the embedding as its head, with a gradient
+    (which lies in one buffer with that of the last norm, though it is used up before the step) and no
+    optimiser state.
     """
     place = coordinates(placement, rank)
     ranks, number = placement.shard * placement.context, place["shard"] * placement.context + place["context"]
     padded = exact = steps = 0
     for shape, is_copy in _shapes_of_rank(model, placement, place["pipeline"]):
         row, rows = prod(shape[1:]), shape[0]
-        piece = -(-rows // ranks)  # as torch.chunk cuts: equal pieces rounded up, the last ranks with less or none
+        # as torch.chunk cuts: equal pieces rounded up, the last ranks with less or none
+        piece = -(-rows // ranks)
         padded += piece * row
         if not is_copy:
             exact += max(0, min(piece, rows - piece * number)) * row
@@ -66,7 +71,9 @@ def state_bytes(
 def _shapes_of_rank(
     model: Model, placement: "Placement", pipeline_rank: int
 ) -> Iterator[tuple[tuple[int, ...], bool]]:
-    """(shape on this rank of the tensor axis, is it the copy of a tied embedding) of each parameter of its stages."""
+    """(shape on this rank of the tensor axis, is it the copy of a tied embedding) of each parameter of its
+    stages.
+    """
     words = module(model.model_type, "layout").TENSOR_AXIS
     shapes = parameter_shapes(model)
     layers, is_last = _layers_of_rank(model, placement, pipeline_rank)

@@ -1,9 +1,11 @@
-"""Control tokens: which tokens of a ready tokenizer are no text, and the tokenizer in which no text reaches them.
+"""Control tokens: which tokens of a ready tokenizer are no text, and the tokenizer in which no text reaches
+them.
 
-Libraries read a control token wherever a text spells it: as an added token, after a normaliser has made it of other
-characters, or because the vocabulary of the model itself holds it (Unigram and WordPiece look words up in it). So the
-tokenizer that encodes documents has every control token under a name that nobody can have written: a random one. Ids
-stay as they are, and all other added tokens (words of a domain, runs of spaces) keep working.
+Libraries read a control token wherever a text spells it: as an added token, after a normaliser has made it of
+other characters, or because the vocabulary of the model itself holds it (Unigram and WordPiece look words up
+in it). So the tokenizer that encodes documents has every control token under a name that nobody can have
+written: a random one. Ids stay as they are, and all other added tokens (words of a domain, runs of spaces)
+keep working.
 """
 
 import json
@@ -19,15 +21,17 @@ from kielo.recipe.errors import KieloError
 
 CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 _CHAT_TEMPLATE_FILE = "chat_template.jinja"
-_ALWAYS_CONTROL = re.compile(r"<\|.*\|>|<｜.*｜>", re.DOTALL)  # whatever their flags say, nobody spells a word so
+# whatever their flags say, nobody spells a word so
+_ALWAYS_CONTROL = re.compile(r"<\|.*\|>|<｜.*｜>", re.DOTALL)
 _MARKUP = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 _BYTE_OR_CHARACTER = re.compile(r".|<0x[0-9A-Fa-f]{2}>", re.DOTALL)
 
 
 def control_tokens(folder: Path, end_of_text: str) -> frozenset[str]:
-    """The tokens of the tokenizer in `folder` that are no text: its special tokens, those that its configuration gives a
-    role (`eos_token`, `additional_special_tokens`, …), added ones in the form of a control token, and those that its
-    chat template writes. A byte or a single character is always text, whatever its role.
+    """The tokens of the tokenizer in `folder` that are no text: its special tokens, those that its
+    configuration gives a role (`eos_token`, `additional_special_tokens`, …), added ones in the form of a
+    control token, and those that its chat template writes. A byte or a single character is always text,
+    whatever its role.
     """
     configs = [read_object(folder / name) for name in CONFIG_FILES]
     template = _chat_template(folder, configs)
@@ -45,16 +49,17 @@ def control_tokens(folder: Path, end_of_text: str) -> frozenset[str]:
 def without_control_tokens(
     whole: Tokenizer, folder: Path, end_of_text: str
 ) -> tuple[Tokenizer, dict[int, str]]:
-    """The tokenizer `whole`, which lies in `folder`, with the same ids, for text alone; and its control tokens by id, less
-    the token for unknown characters (unless that ends documents too). It cuts and pads nothing.
+    """The tokenizer `whole`, which lies in `folder`, with the same ids, for text alone; and its control
+    tokens by id, less the token for unknown characters (unless that ends documents too). It cuts and pads
+    nothing.
 
     Raises KieloError where what ends a document is an ordinary character, which texts cannot do without.
     """
     control = control_tokens(folder, end_of_text)
     if end_of_text not in control:
         raise KieloError(
-            f"{folder}: the token {end_of_text!r}, which ends documents, is an ordinary character of texts; name another "
-            "one as eos_token in tokenizer_config.json"
+            f"{folder}: the token {end_of_text!r}, which ends documents, is an ordinary character of texts; "
+            "name another one as eos_token in tokenizer_config.json"
         )
     content = json.loads(whole.to_str())  # in one form, whatever version wrote the file
     model = content["model"]
@@ -79,7 +84,9 @@ def without_control_tokens(
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in the file; empty where there is no file. KieloError names a file that holds no object."""
+    """The JSON object in the file; empty where there is no file. KieloError names a file that holds no
+    object.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -95,11 +102,15 @@ def _named_in(config: dict[str, Any]) -> Iterator[str]:
     """Names that a configuration gives a role, as text or spelled out as an AddedToken."""
     for key, value in config.items():
         if key == "added_tokens_decoder" and isinstance(value, dict):
-            yield from _names(token for token in value.values() if isinstance(token, dict) and token.get("special"))
+            yield from _names(
+                token for token in value.values() if isinstance(token, dict) and token.get("special")
+            )
         elif key.endswith("_token"):
             yield from _names([value])
         elif key.endswith("_special_tokens") or key == "extra_special_tokens":
-            yield from _names(value.values() if isinstance(value, dict) else value if isinstance(value, list) else [])
+            yield from _names(
+                value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+            )
 
 
 def _names(values: Any) -> Iterator[str]:

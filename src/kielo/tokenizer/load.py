@@ -19,8 +19,9 @@ CONFIG_FILE = "tokenizer_config.json"
 
 
 class TextTokenizer:
-    """`whole` is the tokenizer as it is read: it has every token's id, and decodes. `for_text` is (one with the same ids in
-    which no text reaches a control token, those tokens by id). `end_of_text` is the token that ends a document.
+    """`whole` is the tokenizer as it is read: it has every token's id, and decodes. `for_text` is (one with
+    the same ids in which no text reaches a control token, those tokens by id). `end_of_text` is the token
+    that ends a document.
     """
 
     def __init__(self, whole: Tokenizer, folder: Path, end_of_text: str):
@@ -61,20 +62,23 @@ def end_of_text_id(tokenizer: TextTokenizer) -> int:
     number = tokenizer.whole.token_to_id(tokenizer.end_of_text)
     if number is None:
         raise KieloError(
-            f"the tokenizer has no token {tokenizer.end_of_text!r} to end documents with; name one of its special "
-            f"tokens as eos_token in its {CONFIG_FILE}"
+            f"the tokenizer has no token {tokenizer.end_of_text!r} to end documents with; name one of its "
+            f"special tokens as eos_token in its {CONFIG_FILE}"
         )
     return number
 
 
 def tokenizer_hash(folder: Path | str) -> str:
-    """Hash of what decides a text's ids: tokenizer.json and the name of end-of-text. Chat templates and the like are left out.
+    """Hash of what decides a text's ids: tokenizer.json and the name of end-of-text. Chat templates and the
+    like are left out.
 
     Raises KieloError where there is no tokenizer.json.
     """
     path = Path(folder) / TOKENIZER_FILE
     if not path.is_file():
-        raise KieloError(f"{path}: no such file; a tokenizer folder in Hugging Face form has a tokenizer.json")
+        raise KieloError(
+            f"{path}: no such file; a tokenizer folder in Hugging Face form has a tokenizer.json"
+        )
     return hash_json([hash_file(path), _end_of_text_in(path.parent)])
 
 
@@ -94,8 +98,9 @@ def encode(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]]:
         if not forbidden.keys().isdisjoint(row):
             name = next(forbidden[number] for number in row if number in forbidden)
             raise KieloError(
-                f"{tokenizer.folder}: this tokenizer writes its control token {name!r} within a text, which begins "
-                f"{text[:40]!r}; it probably stands for unknown characters too: use a tokenizer that keeps them apart"
+                f"{tokenizer.folder}: this tokenizer writes its control token {name!r} within a text, which "
+                f"begins {text[:40]!r}; it probably stands for unknown characters too: use a tokenizer that "
+                "keeps them apart"
             )
     return rows
 
@@ -106,14 +111,17 @@ def decode(tokenizer: TextTokenizer, rows: Sequence[Sequence[int]]) -> list[str]
 
 
 def special_token(path: Path, key: str) -> str | None:
-    """What tokenizer_config.json or special_tokens_map.json calls a token such as `eos_token`; None where it does not say.
+    """What tokenizer_config.json or special_tokens_map.json calls a token such as `eos_token`; None where it
+    does not say.
 
     Raises KieloError naming file and key for what is no name.
     """
     value = read_object(path).get(key)
     name = value.get("content") if isinstance(value, dict) else value  # older files spell out an AddedToken
     if value is not None and not isinstance(name, str):
-        raise KieloError(f"{path}: {key} = {str(value)[:60]} does not fit; expected the text of one token, or null")
+        raise KieloError(
+            f"{path}: {key} = {str(value)[:60]} does not fit; expected the text of one token, or null"
+        )
     return name or None
 
 

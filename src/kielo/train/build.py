@@ -1,4 +1,5 @@
-"""Assembles a run: the resolved numbers and a world of ranks → the parts that the loop calls, in the order they need.
+"""Assembles a run: the resolved numbers and a world of ranks → the parts that the loop calls, in the order
+they need.
 
 All choices that depend on layout, device or recipe are made here, once.
 """
@@ -97,8 +98,8 @@ def assemble(
 
     permit: raises KieloError when this job may no longer save checkpoints. profile_steps: how many to record.
 
-    Raises KieloError for whatever the parts refuse: tokens that are missing, a layout that does not fit the world,
-    a checkpoint of another run.
+    Raises KieloError for whatever the parts refuse: tokens that are missing, a layout that does not fit the
+    world, a checkpoint of another run.
     """
     identity, placement = resolved.identity, resolved.placement
     device = world.device
@@ -120,15 +121,18 @@ def assemble(
         checkpoints=checkpoints,
         alert=_alert(placement) if world.rank == 0 else lambda step, message: None,
         # By then all is compiled and warm.
-        profile=Profile(placement.train_folder, checkpoints.found.step + 3, profile_steps, device, paused=meter.paused),
+        profile=Profile(
+            placement.train_folder, checkpoints.found.step + 3, profile_steps, device, paused=meter.paused
+        ),
     )
     compute_in(run, resolved, next_precision(identity, checkpoints.found))
     return run
 
 
 def compute_in(run: Run, resolved: Resolved, precision: Precision) -> None:
-    """Make `run` one that computes in `precision`: the model and all that holds it, anew, without its weights' values where
-    there is a checkpoint to restore. Modules cannot be changed once FSDP2 or a compiler has seen them.
+    """Make `run` one that computes in `precision`: the model and all that holds it, anew, without its
+    weights' values where there is a checkpoint to restore. Modules cannot be changed once FSDP2 or a compiler
+    has seen them.
     """
     identity, placement = resolved.identity, resolved.placement
     run.forget_model()
@@ -156,12 +160,19 @@ def compute_in(run: Run, resolved: Resolved, precision: Precision) -> None:
         optimiser.adamw.register_step_post_hook(lambda *_: scale_weights(model))
         if identity.fp8.probe_every_steps:
             run.forward_backward = Fp8Probe(
-                forward_backward, model, run.mesh, identity.fp8.probe_every_steps, identity.total_steps, run.log.write
+                forward_backward,
+                model,
+                run.mesh,
+                identity.fp8.probe_every_steps,
+                identity.total_steps,
+                run.log.write,
             )
 
 
 def enter(run: Run, resolved: Resolved, index: int, last_step: int) -> None:
-    """Make `run` one of phase `index` of the resolved run, up to `last_step`: all that a phase changes, and no more."""
+    """Make `run` one of phase `index` of the resolved run, up to `last_step`: all that a phase changes, and
+    no more.
+    """
     phase, placement = resolved.identity.phases[index], resolved.placement.phases[index]
     run.close_feed()
     run.feed = _feed(resolved, index, last_step, run.mesh, run.device)
@@ -193,7 +204,9 @@ def _alert(placement: Placement) -> Callable[[int, str], None]:
 
 
 def laid_out(identity: Identity, placement: Placement, mesh: Mesh, precision: Precision) -> nn.Module:
-    """The model over the mesh, on meta: no rank ever holds more than its shards of a model too large for it."""
+    """The model over the mesh, on meta: no rank ever holds more than its shards of a model too
+    large for it.
+    """
     with torch.device("meta"):
         model = families.build_model(identity.model)
     return lay_out(model, mesh, placement, precision, identity.fp8)
@@ -266,7 +279,10 @@ def _sinks(identity: Identity, placement: Placement, world: World) -> list[Sink]
     if world.rank != 0:
         return []
     folder = Path(placement.train_folder)
-    sinks: list[Sink] = [Terminal(identity.total_steps, _alert(placement)), MetricsFile(folder / "metrics.jsonl")]
+    sinks: list[Sink] = [
+        Terminal(identity.total_steps, _alert(placement)),
+        MetricsFile(folder / "metrics.jsonl"),
+    ]
     if placement.tensorboard:
         sinks.append(TensorBoard(folder / "tensorboard"))
     return sinks

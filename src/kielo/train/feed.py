@@ -1,8 +1,9 @@
-"""Numpy batches from `dataset` as torch micro-batches on the device, the next step's while this one is worked on.
+"""Numpy batches from `dataset` as torch micro-batches on the device, the next step's while this one is worked
+on.
 
-In: the step number. Out: this rank's share of the step, cut into micro-batches on the device. A thread reads one step
-ahead; on a GPU it also pins what it read and starts its copy, on a stream of its own, so that neither the host nor the
-arithmetic waits for data.
+In: the step number. Out: this rank's share of the step, cut into micro-batches on the device. A thread reads
+one step ahead; on a GPU it also pins what it read and starts its copy, on a stream of its own, so that
+neither the host nor the arithmetic waits for data.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,8 @@ from kielo.dataset.batches import NOT_COUNTED, Batch
 class MicroBatch:
     """What one forward takes: token ids, labels (-100: not counted) and document numbers, each [b, s].
 
-    positions_s: which columns of their sequences these are, int64 [s]; None where the rank holds whole sequences.
+    positions_s: which columns of their sequences these are, int64 [s]; None where the rank holds whole
+    sequences.
     """
 
     inputs_bs: Tensor
@@ -55,8 +57,8 @@ _Tensors = tuple[Tensor, Tensor, Tensor | None]  # inputs, labels and document n
 class Feed:
     """`take(step)` gives the batch of that step; reading, cutting and copying run one step ahead in a thread.
 
-    read_step: from the step (1-based) to this rank's sequences of it. positions_s: the columns that this rank takes of
-    each sequence; None: all. On the device lies at most one step more than the one that was taken.
+    read_step: from the step (1-based) to this rank's sequences of it. positions_s: the columns that this rank
+    takes of each sequence; None: all. On the device lies at most one step more than the one that was taken.
     """
 
     def __init__(
@@ -75,7 +77,9 @@ class Feed:
         self._positions_s = None if positions_s is None else positions_s.to(device)
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         # One thread: it only hides the reading; more would only compete with the arithmetic.
-        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed", initializer=self._choose_device)
+        self._reader = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix="feed", initializer=self._choose_device
+        )
         self._ahead: tuple[int, Future[_Arriving]] | None = None
 
     def take(self, step: int) -> StepBatch:
@@ -85,8 +89,8 @@ class Feed:
         arriving = self._ahead[1].result()
         self._ahead = self._begin(step + 1) if step < self._last_step else None
         if arriving.arrived is not None:
-            # The device waits here, not the host: what is queued from now on comes after the copies. And as the memory
-            # is the copying stream's, its allocator must be told who else uses it.
+            # The device waits here, not the host: what is queued from now on comes after the copies. And as
+            # the memory is the copying stream's, its allocator must be told who else uses it.
             stream = torch.cuda.current_stream(self._device)
             stream.wait_event(arriving.arrived)
             for tensor in arriving.tensors:
@@ -134,15 +138,21 @@ def cut(
     micro_batch_sequences: int,
     positions_s: Tensor | None = None,
 ) -> list[MicroBatch]:
-    """Arrays [n, s] as micro-batches of up to `micro_batch_sequences` sequences and the columns `positions_s`, on the CPU."""
+    """Arrays [n, s] as micro-batches of up to `micro_batch_sequences` sequences and the columns
+    `positions_s`, on the CPU.
+    """
     return _split(_on_host(inputs, labels, documents, positions_s), micro_batch_sequences, positions_s)
 
 
 def to_device(piece: MicroBatch, device: torch.device) -> MicroBatch:
-    return MicroBatch(*(None if tensor is None else tensor.to(device, non_blocking=True) for tensor in _fields(piece)))
+    return MicroBatch(
+        *(None if tensor is None else tensor.to(device, non_blocking=True) for tensor in _fields(piece))
+    )
 
 
-def _on_host(inputs: np.ndarray, labels: np.ndarray, documents: np.ndarray | None, positions_s: Tensor | None) -> _Tensors:
+def _on_host(
+    inputs: np.ndarray, labels: np.ndarray, documents: np.ndarray | None, positions_s: Tensor | None
+) -> _Tensors:
     """The columns `positions_s` of each array as tensors; all columns without a copy."""
     arrays: tuple[np.ndarray | None, ...] = (inputs, labels, documents)
     if positions_s is not None:
@@ -152,7 +162,9 @@ def _on_host(inputs: np.ndarray, labels: np.ndarray, documents: np.ndarray | Non
 
 def _split(tensors: _Tensors, micro_batch_sequences: int, positions_s: Tensor | None) -> list[MicroBatch]:
     """Tensors [n, s] as micro-batches, views of them."""
-    inputs, labels, documents = (repeat(None) if tensor is None else tensor.split(micro_batch_sequences) for tensor in tensors)
+    inputs, labels, documents = (
+        repeat(None) if tensor is None else tensor.split(micro_batch_sequences) for tensor in tensors
+    )
     return [MicroBatch(*piece, positions_s) for piece in zip(inputs, labels, documents)]
 
 

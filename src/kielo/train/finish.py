@@ -22,7 +22,10 @@ def refuse_unsound_end(run: Run) -> None:
     refuse_unsound_weights(run.model, run.device)
     loss = run.heldout.loss_at(run.state)
     if not math.isfinite(loss):
-        raise KieloError(f"step {run.state.step}, the last: the held-out loss is {loss}, so the run is not finished{_WAY_BACK}")
+        raise KieloError(
+            f"step {run.state.step}, the last: the held-out loss is {loss}, so the run is not "
+            f"finished{_WAY_BACK}"
+        )
 
 
 @torch.no_grad()
@@ -33,8 +36,11 @@ def refuse_unsound_weights(model: nn.Module, device: torch.device) -> None:
     """
     shards = {name: local(parameter).detach() for name, parameter in model.named_parameters()}
     shards = {name: shard for name, shard in shards.items() if shard.numel()}
-    ends = [torch.stack(shard.aminmax()).float().to(device) for shard in shards.values()]  # NaN is smallest and largest
-    bad = ~torch.stack(ends).isfinite().all(dim=1) if ends else torch.zeros(0, dtype=torch.bool, device=device)
+    # NaN is smallest and largest
+    ends = [torch.stack(shard.aminmax()).float().to(device) for shard in shards.values()]
+    bad = (
+        ~torch.stack(ends).isfinite().all(dim=1) if ends else torch.zeros(0, dtype=torch.bool, device=device)
+    )
     num_bad = bad.sum().float()
     if dist.is_initialized():
         dist.all_reduce(num_bad)
@@ -43,4 +49,6 @@ def refuse_unsound_weights(model: nn.Module, device: torch.device) -> None:
     ours = [name for name, is_bad in zip(shards, bad.tolist()) if is_bad]
     names = list(dict.fromkeys(name for of_rank in Agreement().gather(ours) for name in of_rank))
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    raise KieloError(f"the weights hold NaN or infinities: {names[0]}{more}; so the run is not finished{_WAY_BACK}")
+    raise KieloError(
+        f"the weights hold NaN or infinities: {names[0]}{more}; so the run is not finished{_WAY_BACK}"
+    )

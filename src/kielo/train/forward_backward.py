@@ -1,8 +1,9 @@
 """One step's forward and backward passes: a batch → the step's loss, its gradients left on the parameters.
 
-The loss is the sum over counted tokens divided by their number in the whole step, over all ranks and micro-batches,
-and that number is known *before* the first backward. So gradients need only be summed, and loss and gradients are the
-same for every layout and micro-batch size, however unevenly the counted tokens lie.
+The loss is the sum over counted tokens divided by their number in the whole step, over all ranks and
+micro-batches, and that number is known *before* the first backward. So gradients need only be summed, and
+loss and gradients are the same for every layout and micro-batch size, however unevenly the counted tokens
+lie.
 """
 
 from collections.abc import Callable
@@ -37,7 +38,9 @@ class PlainForwardBackward:
         self._sum_over_data = sum_over_data
 
     def __call__(self, batch: StepBatch) -> Tensor:
-        """float32 scalar on the device: nats per counted token over all ranks, plus the z-loss where there is one."""
+        """float32 scalar on the device: nats per counted token over all ranks, plus the z-loss where there is
+        one.
+        """
         # A step of nothing but padding has loss 0 and no gradient; dividing by 0 would make it look broken.
         divisor = self._sum_over_data(batch.counted_tokens).clamp(min=1).to(torch.float32)
         loss = torch.zeros((), device=divisor.device)
@@ -72,5 +75,11 @@ def forward_backward_of(
         return PlainForwardBackward(model, objective, sum_over_ranks)
     splits_sequence = placement.tensor > 1 and placement.sequence_parallel
     return PipelineForwardBackward(
-        model, objective, sum_over_ranks, mesh, placement.pipeline_schedule, splits_sequence, COMPUTE_DTYPES[precision]
+        model,
+        objective,
+        sum_over_ranks,
+        mesh,
+        placement.pipeline_schedule,
+        splits_sequence,
+        COMPUTE_DTYPES[precision],
     )

@@ -13,8 +13,9 @@ from kielo.train.forward_backward import ForwardBackward
 
 
 class Fp8Probe:
-    """A `ForwardBackward` that now and then goes through a batch once more, in bf16, and writes the cosine between the two
-    gradients down. The step itself is as it would be without. Costs a second copy of the gradients while it looks.
+    """A `ForwardBackward` that now and then goes through a batch once more, in bf16, and writes the cosine
+    between the two gradients down. The step itself is as it would be without. Costs a second copy of the
+    gradients while it looks.
     """
 
     def __init__(
@@ -39,9 +40,14 @@ class Fp8Probe:
         return self._forward_backward.score(piece, divisor, z_loss)
 
     def cosine(self, batch: StepBatch) -> float:
-        """Between the gradients that lie on the parameters, of `batch` in FP8, and those in bf16. Waits for the device."""
+        """Between the gradients that lie on the parameters, of `batch` in FP8, and those in bf16. Waits for
+        the device.
+        """
         parameters = [parameter for parameter in self._model.parameters() if parameter.grad is not None]
-        in_fp8, norm_fp8 = [parameter.grad for parameter in parameters], gradient_norm(self._model, self._mesh)
+        in_fp8, norm_fp8 = (
+            [parameter.grad for parameter in parameters],
+            gradient_norm(self._model, self._mesh),
+        )
         try:
             for parameter in parameters:
                 parameter.grad = None

@@ -1,8 +1,9 @@
-"""Keeps a run sane: a step whose loss or gradient norm is not finite is not taken, and a run of them ends the run.
+"""Keeps a run sane: a step whose loss or gradient norm is not finite is not taken, and a run of them ends the
+run.
 
 In: the loss and the global gradient norm of a step, the same on every rank. Out: a flag on the device for the
-optimiser, counts for the log, KieloError once too many steps in a row were bad, and, for whoever watches a change,
-the losses and norms of the last steps.
+optimiser, counts for the log, KieloError once too many steps in a row were bad, and, for whoever watches a
+change, the losses and norms of the last steps.
 """
 
 import math
@@ -16,21 +17,28 @@ from kielo.train.late import LateReader
 
 
 class Guard:
-    """Counts on the device, so that a sound step costs no wait; the host looks at them late (see `late.py`)."""
+    """Counts on the device, so that a sound step costs no wait; the host looks at them late (see
+    `late.py`).
+    """
 
     def __init__(self, device: torch.device, max_in_a_row: int, remembered_steps: int = 50):
         self._max_in_a_row = max_in_a_row
-        self._remembered = torch.full((remembered_steps, 2), math.nan, device=device)  # a ring of (loss, norm)
+        # a ring of (loss, norm)
+        self._remembered = torch.full((remembered_steps, 2), math.nan, device=device)
         self._steps = 0  # of which the ring holds the last
         self._counts = torch.zeros(2, dtype=torch.int64, device=device)  # bad in a row up to now, bad in all
         self._late = LateReader(device)
 
     def check(self, loss: Tensor, gradient_norm: Tensor) -> Tensor:
-        """float32 scalar on the device: 1 where this step must be skipped. All ranks get the same, as both inputs do."""
+        """float32 scalar on the device: 1 where this step must be skipped. All ranks get the same, as both
+        inputs do.
+        """
         bad = ~(torch.isfinite(loss) & torch.isfinite(gradient_norm))
         self._counts[0] = (self._counts[0] + 1) * bad
         self._counts[1] += bad
-        self._remembered[self._steps % len(self._remembered)] = torch.stack((loss.float(), gradient_norm.float()))
+        self._remembered[self._steps % len(self._remembered)] = torch.stack(
+            (loss.float(), gradient_norm.float())
+        )
         self._steps += 1
         return bad.to(torch.float32)
 
@@ -44,10 +52,11 @@ class Guard:
             return
         first_bad_step = max(1, step - self._late.steps_behind - int(counts[0]) + 1)
         raise KieloError(
-            f"step {step}: the loss or the gradient norm was not finite {int(counts[0])} steps in a row"
-            f" (train.max_skipped_steps_in_a_row = {self._max_in_a_row}), so the run stops. {way_on(first_bad_step)}"
-            f"What helps: train.skip_steps = [[{first_bad_step}, {step}]] where the text is at fault (see `kielo data RECIPE"
-            f" --step {first_bad_step}`), or, in a new run, a lower train.learning_rate or a longer train.warmup_share"
+            f"step {step}: the loss or the gradient norm was not finite {int(counts[0])} steps in a row "
+            f"(train.max_skipped_steps_in_a_row = {self._max_in_a_row}), so the run stops. "
+            f"{way_on(first_bad_step)}What helps: train.skip_steps = [[{first_bad_step}, {step}]] where the "
+            f"text is at fault (see `kielo data RECIPE --step {first_bad_step}`), or, in a new run, a lower "
+            "train.learning_rate or a longer train.warmup_share"
         )
 
     @property
@@ -61,19 +70,26 @@ class Guard:
         return int(self._counts[1].item())
 
     def last(self, steps: int) -> list[tuple[float, float]]:
-        """Loss and gradient norm of the last steps, oldest first, of as many as are remembered. Waits for the device."""
+        """Loss and gradient norm of the last steps, oldest first, of as many as are remembered. Waits for the
+        device.
+        """
         size = len(self._remembered)
         rows = self._remembered.tolist()
-        return [tuple(rows[step % size]) for step in range(max(0, self._steps - min(steps, size)), self._steps)]
+        return [
+            tuple(rows[step % size]) for step in range(max(0, self._steps - min(steps, size)), self._steps)
+        ]
 
     def plain_state(self) -> dict[str, object]:
         in_a_row, skipped = self._counts.tolist()
-        last = [[value if math.isfinite(value) else None for value in row] for row in self.last(len(self._remembered))]
+        last = [
+            [value if math.isfinite(value) else None for value in row]
+            for row in self.last(len(self._remembered))
+        ]
         return {"in_a_row": in_a_row, "skipped": skipped, "last": last}
 
     def restore(self, state: dict[str, object]) -> None:
         self._counts.copy_(torch.tensor([state["in_a_row"], state["skipped"]]))
-        last = state.get("last", [])[-len(self._remembered):]
+        last = state.get("last", [])[-len(self._remembered) :]
         for number, row in enumerate(last):
             self._remembered[number] = torch.tensor([math.nan if value is None else value for value in row])
         self._steps = len(last)

@@ -1,7 +1,7 @@
 """Loss on held-out text: the same sequences every time, shared out over the data ranks.
 
-In: the held-out sequences of a token folder. Out: nats per counted token, the same number on every rank, and the
-same (to rounding) on any number of ranks.
+In: the held-out sequences of a token folder. Out: nats per counted token, the same number on every rank, and
+the same (to rounding) on any number of ranks.
 """
 
 from collections.abc import Callable
@@ -73,7 +73,9 @@ class HeldOut:
 
 
 def _share(array: np.ndarray, data_rank: int, data_ranks: int, padding: int) -> np.ndarray:
-    """Every rank gets the same number of rows, if need be some that do not count: a forward is a collective act."""
+    """Every rank gets the same number of rows, if need be some that do not count: a forward is a collective
+    act.
+    """
     missing = -len(array) % data_ranks
     filled = np.concatenate([array, np.full((missing, *array.shape[1:]), padding, dtype=array.dtype)])
     return filled[data_rank::data_ranks]

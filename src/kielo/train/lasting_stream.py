@@ -7,7 +7,9 @@ from typing import Any, TextIO
 
 
 class LastingStream:
-    """A text stream that raises nothing. Its first failure is kept in `failure`; from then on what is written goes nowhere."""
+    """A text stream that raises nothing. Its first failure is kept in `failure`; from then on what is written
+    goes nowhere.
+    """
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -29,7 +31,8 @@ class LastingStream:
             return function(*arguments)
         except (OSError, ValueError) as error:  # ValueError: it was closed
             self.failure = error
-        # What waits in its buffer could not be written at the end either, nor what processes of ours print there.
+        # What waits in its buffer could not be written at the end either, nor what processes of ours print
+        # there.
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())

@@ -1,15 +1,18 @@
-"""What the world sees of a run: rows of numbers, on rank 0 only, to the terminal, `metrics.jsonl` and TensorBoard.
+"""What the world sees of a run: rows of numbers, on rank 0 only, to the terminal, `metrics.jsonl` and
+TensorBoard.
 
 In: settled rows (plain numbers). Out: lines. Sinks change nothing in the run.
 
-A row of `metrics.jsonl` is of held-out text ("step", "tokens", "heldout_loss"), of steps that were passed over up to
-its "step" ("tokens", "samples", "phase", "passed_over_from": the first of them), of a change of "precision" after its
-"step" ("tokens"; once it was watched also "precision_from", "loss_rise", "gradient_norm_rise" and the "outcome": kept or taken
-back), of FP8's gradients beside those in bf16 ("fp8_gradient_cosine") or of a training step: "step",
-"tokens", "samples" (both since step 1), "phase" (its number in the recipe), "loss" (of that step, in nats per counted
-token over all ranks, the z-loss included where the recipe has one; null where it was not finite), "gradient_norm" (before clipping), "learning_rate",
-"tokens_per_second", "planned_tokens_per_second" (null where no card knows the machine), "tflops_per_second" (of one rank), "mfu", "seconds" (of training, from this attempt's start),
-"seconds_left", "skipped" (steps, since step 1).
+A row of `metrics.jsonl` is of held-out text ("step", "tokens", "heldout_loss"), of steps that were passed
+over up to its "step" ("tokens", "samples", "phase", "passed_over_from": the first of them), of a change of
+"precision" after its "step" ("tokens"; once it was watched also "precision_from", "loss_rise",
+"gradient_norm_rise" and the "outcome": kept or taken back), of FP8's gradients beside those in bf16
+("fp8_gradient_cosine") or of a training step: "step", "tokens", "samples" (both since step 1), "phase" (its
+number in the recipe), "loss" (of that step, in nats per counted token over all ranks, the z-loss included
+where the recipe has one; null where it was not finite), "gradient_norm" (before clipping), "learning_rate",
+"tokens_per_second", "planned_tokens_per_second" (null where no card knows the machine), "tflops_per_second"
+(of one rank), "mfu", "seconds" (of training, from this attempt's start), "seconds_left", "skipped" (steps,
+since step 1).
 """
 
 import json
@@ -71,7 +74,9 @@ class Log:
 
 
 class MetricsFile:
-    """`metrics.jsonl`: one JSON object a line, appended. Numbers that JSON lacks (NaN, infinity) are written as null."""
+    """`metrics.jsonl`: one JSON object a line, appended. Numbers that JSON lacks (NaN, infinity) are written
+    as null.
+    """
 
     def __init__(self, path: Path):
         self._path = path
@@ -99,8 +104,8 @@ class MetricsFile:
             self._file.write(_as_line(row))
         except OSError as error:
             raise KieloError(
-                f"{self._path}: cannot be written ({error.strerror}); free some space, then the same command goes on"
-                " from the newest checkpoint"
+                f"{self._path}: cannot be written ({error.strerror}); free some space, then the same "
+                "command goes on from the newest checkpoint"
             ) from error
 
     def close(self) -> None:
@@ -110,7 +115,10 @@ class MetricsFile:
 
 
 def _as_line(row: Row) -> str:
-    finite = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
+    finite = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in row.items()
+    }
     return json.dumps(finite) + "\n"
 
 
@@ -196,7 +204,9 @@ class ProgressBar:
 
 
 class Terminal:
-    """A bar where somebody looks, else plain lines. `alert` is told once when they can no longer be written."""
+    """A bar where somebody looks, else plain lines. `alert` is told once when they can no longer
+    be written.
+    """
 
     def __init__(self, total_steps: int, alert: Callable[[int, str], None], stream: TextIO | None = None):
         stream = sys.stdout if stream is None else stream
@@ -218,7 +228,10 @@ class Terminal:
     def _look(self, step: int) -> None:
         if self._stream.failure is not None and not self._is_told:
             self._is_told = True
-            self._alert(step, f"the terminal takes no more output ({self._stream.failure}); training goes on without it")
+            self._alert(
+                step,
+                f"the terminal takes no more output ({self._stream.failure}); training goes on without it",
+            )
 
 
 def describe(row: Row) -> str:
@@ -231,8 +244,8 @@ def describe(row: Row) -> str:
         return f"gradients in fp8 and in bf16: cosine {row['fp8_gradient_cosine']:.5f}"
     if "outcome" in row:
         return (
-            f"{row['precision']} since step {row['precision_from']} {row['outcome']}: loss {row['loss_rise']:+.2%}, "
-            f"gradient norm {row['gradient_norm_rise']:+.1%} at most"
+            f"{row['precision']} since step {row['precision_from']} {row['outcome']}: loss "
+            f"{row['loss_rise']:+.2%}, gradient norm {row['gradient_norm_rise']:+.1%} at most"
         )
     if "precision" in row:
         return f"from here on in {row['precision']}"

@@ -1,8 +1,9 @@
-"""The training loop: one turn is one optimiser step over the recipe's tokens per step, on any number of ranks.
+"""The training loop: one turn is one optimiser step over the recipe's tokens per step, on any number of
+ranks.
 
-Begin reading Kielo here; whatever this page calls stands in the file of its name. How the model lies on the ranks, in
-which precision it computes and what started the process were all decided in `build.py`, before the first turn.
-A turn makes the host wait for the device only where it says so.
+Begin reading Kielo here; whatever this page calls stands in the file of its name. How the model lies on the
+ranks, in which precision it computes and what started the process were all decided in `build.py`, before the
+first turn. A turn makes the host wait for the device only where it says so.
 """
 
 from kielo.train.build import Run
@@ -34,7 +35,8 @@ def fit(run: Run) -> bool:
         stopping = run.stop.agreed(state.step)
         if stopping or run.checkpoints.due(state.step):
             with run.meter.paused():
-                run.checkpoints.save(loss)  # the copy waits for the device; writing goes on beside the next steps
+                # the copy waits for the device; writing goes on beside the next steps
+                run.checkpoints.save(loss)
         if stopping:
             return True
     return False

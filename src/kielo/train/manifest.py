@@ -1,7 +1,8 @@
-"""The training stage's own papers: `outcome.json` of every attempt, `manifest.json` of a finished run. Torch-free.
+"""The training stage's own papers: `outcome.json` of every attempt, `manifest.json` of a finished run.
+Torch-free.
 
-The folder is filled in place over many attempts. The manifest lists only the last checkpoint's manifest, which
-lists and checksums the rest: reading terabytes of weights once more would say nothing new.
+The folder is filled in place over many attempts. The manifest lists only the last checkpoint's manifest,
+which lists and checksums the rest: reading terabytes of weights once more would say nothing new.
 """
 
 import json
@@ -29,7 +30,8 @@ from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Resolved
 
 KIND, VERSION = "train", 1
-EXIT_CODES = {"finished": 0, "failed": 1, "requeue": 75}  # 75: EX_TEMPFAIL, "stopped on purpose, start me again"
+# 75: EX_TEMPFAIL, "stopped on purpose, start me again"
+EXIT_CODES = {"finished": 0, "failed": 1, "requeue": 75}
 
 
 def is_finished(resolved: Resolved) -> bool:
@@ -46,7 +48,8 @@ def withdraw_manifest(resolved: Resolved) -> None:
 
 
 def refuse_lost_checkpoints(resolved: Resolved) -> None:
-    """Raise KieloError where training had saved and no checkpoint is left: it does not begin anew unasked. Changes nothing.
+    """Raise KieloError where training had saved and no checkpoint is left: it does not begin anew unasked.
+    Changes nothing.
 
     A job that was killed before its first save leaves metrics of few steps and no more, and may begin anew.
     """
@@ -56,17 +59,23 @@ def refuse_lost_checkpoints(resolved: Resolved) -> None:
     signs = [*_traces(folder / "checkpoints"), *_signs(resolved)]
     if signs:
         raise KieloError(
-            f"{folder / 'checkpoints'} holds no checkpoint to go on from, but training had saved there ({', '.join(signs)}); "
-            f"put a checkpoint back, from a backup or under its first name, or move {folder} away or give the recipe "
-            "another folder to begin at step 0"
+            f"{folder / 'checkpoints'} holds no checkpoint to go on from, but training had saved there "
+            f"({', '.join(signs)}); put a checkpoint back, from a backup or under its first name, or move "
+            f"{folder} away or give the recipe another folder to begin at step 0"
         )
 
 
 def _traces(checkpoints: Path) -> list[str]:
-    """What is left of checkpoints: set aside, half removed, or links that lead nowhere. A save that was killed is no trace."""
+    """What is left of checkpoints: set aside, half removed, or links that lead nowhere. A save that was
+    killed is no trace.
+    """
     with suppress(FileNotFoundError, NotADirectoryError):
         names = sorted(os.listdir(checkpoints))
-        return [name for name in names if name.startswith(("step_", NEWEST_NAME)) and not name.endswith(".partial")]
+        return [
+            name
+            for name in names
+            if name.startswith(("step_", NEWEST_NAME)) and not name.endswith(".partial")
+        ]
     return []
 
 
@@ -87,7 +96,9 @@ def _signs(resolved: Resolved) -> list[str]:
     return signs
 
 
-def write_outcome(resolved: Resolved, outcome: str, step: int, tokens: int, message: str = "") -> dict[str, Any]:
+def write_outcome(
+    resolved: Resolved, outcome: str, step: int, tokens: int, message: str = ""
+) -> dict[str, Any]:
     """`outcome.json`: what became of this attempt. torchrun flattens exit codes, so this file says them."""
     content = {
         "outcome": outcome,
@@ -150,7 +161,9 @@ def usual_tokens_per_second(step_rows: list[dict[str, Any]]) -> float | None:
 
 def wall_seconds(step_rows: list[dict[str, Any]]) -> float:
     """Seconds of training over all attempts: each begins again at zero."""
-    ends = [row["seconds"] for row, after in zip(step_rows, step_rows[1:]) if after["seconds"] < row["seconds"]]
+    ends = [
+        row["seconds"] for row, after in zip(step_rows, step_rows[1:]) if after["seconds"] < row["seconds"]
+    ]
     return sum(ends) + (step_rows[-1]["seconds"] if step_rows else 0.0)
 
 

@@ -1,7 +1,7 @@
 """Speed: tokens per second, TFLOP/s, share of the accelerator's peak, and the time left.
 
-In: the number of tokens done, at moments when the device has caught up with the host. Out: the figures since the
-last such moment. Time spent on held-out text and checkpoints is left out.
+In: the number of tokens done, at moments when the device has caught up with the host. Out: the figures since
+the last such moment. Time spent on held-out text and checkpoints is left out.
 """
 
 import time
@@ -37,8 +37,9 @@ class Meter:
         peak_tflops: float | None,
         planned_tokens_per_second: float | None = None,
     ) -> None:
-        """Of each token after the first `tokens`: model FLOPs, forward and backward (recomputation does not count), the peak
-        of one accelerator (None where no card gives one; then MFU is None), and the speed that the planner expects.
+        """Of each token after the first `tokens`: model FLOPs, forward and backward (recomputation does not
+        count), the peak of one accelerator (None where no card gives one; then MFU is None), and the speed
+        that the planner expects.
         """
         self._count_flops(tokens)
         self._flops_per_token = flops_per_token
@@ -56,10 +57,12 @@ class Meter:
         self._tokens_counted = after
 
     def lap(self, tokens: int) -> dict[str, float | None]:
-        """Figures since the last lap; call it right after the host has read a number of this step from the device.
+        """Figures since the last lap; call it right after the host has read a number of this step from the
+        device.
 
-        tokens_per_second, and as planned (None: nobody planned), over all ranks; tflops_per_second of one rank; mfu 0..1 (Chowdhery et al. 2022); seconds of
-        training in this process so far; seconds_left at this speed.
+        tokens_per_second, and as planned (None: nobody planned), over all ranks; tflops_per_second of one
+        rank; mfu 0..1 (Chowdhery et al. 2022); seconds of training in this process so far; seconds_left at
+        this speed.
         """
         now = time.perf_counter()
         elapsed = max(now - self._since, 1e-9)

@@ -15,10 +15,12 @@ from kielo.train.profile import HEAD_AND_LOSS
 
 @dataclass(frozen=True)
 class NextToken:
-    """`objective(model, piece, divisor)` is this rank's share of the loss, a scalar in fp32 (see `chunked_loss`).
+    """`objective(model, piece, divisor)` is this rank's share of the loss, a scalar in fp32 (see
+    `chunked_loss`).
 
-    tensor_axis: the ranks that each hold a part of the vocabulary; None: this one holds it all. keeps_gradients: for
-    schedules that go backward twice; compiles: fuse what is done to logits (see there for both).
+    tensor_axis: the ranks that each hold a part of the vocabulary; None: this one holds it all.
+    keeps_gradients: for schedules that go backward twice; compiles: fuse what is done to logits (see there
+    for both).
     """
 
     z_loss: float
@@ -32,7 +34,9 @@ class NextToken:
         return self.of_hidden(model, hidden_bsd, piece.labels_bs, divisor)
 
     def gathered(self, hidden_bsd: Tensor) -> Tensor:
-        """What a model returned, whole along the sequence and a plain tensor on each rank of the tensor axis."""
+        """What a model returned, whole along the sequence and a plain tensor on each rank of the
+        tensor axis.
+        """
         return hidden_bsd if self.tensor_axis is None else gather_sequence(hidden_bsd, self.tensor_axis)
 
     def of_hidden(self, model: nn.Module, hidden_bsd: Tensor, labels_bs: Tensor, divisor: Tensor) -> Tensor:

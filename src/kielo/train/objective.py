@@ -1,14 +1,14 @@
 """The language-model loss: head, cross-entropy and z-loss in one autograd function: no full logits.
 
 Data in: hidden states [n, d], the head's weight [v, d], labels [n]; data out: one fp32 number, the sum over
-counted labels divided by a divisor that the caller has counted over all ranks and micro-batches. Gradients are
-made chunk by chunk in the forward pass, while a chunk's logits are there (the idea of Liger Kernel, Hsu et al.
-2024, arXiv:2410.10989).
+counted labels divided by a divisor that the caller has counted over all ranks and micro-batches. Gradients
+are made chunk by chunk in the forward pass, while a chunk's logits are there (the idea of Liger Kernel, Hsu
+et al. 2024, arXiv:2410.10989).
 
-Where the head's rows lie on several ranks of the tensor axis, each rank makes only its own rows' logits, and a
-chunk's softmax is put together from three numbers a token and rank (the idea of Megatron-LM, Shoeybi et al.
-2019, arXiv:1909.08053, section 3). Shape letters: n = tokens, d = hidden size, v = vocabulary (this rank's rows
-of it), c = tokens of one chunk, t = ranks of the tensor axis.
+Where the head's rows lie on several ranks of the tensor axis, each rank makes only its own rows' logits, and
+a chunk's softmax is put together from three numbers a token and rank (the idea of Megatron-LM, Shoeybi et al.
+2019, arXiv:1909.08053, section 3). Shape letters: n = tokens, d = hidden size, v = vocabulary (this rank's
+rows of it), c = tokens of one chunk, t = ranks of the tensor axis.
 """
 
 from collections.abc import Callable
@@ -39,28 +39,30 @@ def chunked_loss(
     """Σ over counted labels of (cross-entropy + z_loss × log² Z) / divisor, in nats, a scalar in fp32.
 
     hidden [..., d], head_weight [v, d] (any one precision), labels [...] with -100 where nothing is counted,
-    divisor a scalar tensor (the global count of counted labels, so that gradients are equal for every layout).
-    At most `chunk_tokens` × v logits exist at one time. log Z is the log of the softmax's sum; its square keeps
-    logits from drifting (PaLM, Chowdhery et al. 2022, arXiv:2204.02311, section 5). The softmax is in fp32; the
-    weight's gradient is summed over the chunks in fp32. Can be differentiated once; with keeps_gradients more often,
-    always by the same factor, as schedules do that take the gradients of inputs and of weights one after the other.
+    divisor a scalar tensor (the global count of counted labels, so that gradients are equal for every
+    layout). At most `chunk_tokens` × v logits exist at one time. log Z is the log of the softmax's sum; its
+    square keeps logits from drifting (PaLM, Chowdhery et al. 2022, arXiv:2204.02311, section 5). The softmax
+    is in fp32; the weight's gradient is summed over the chunks in fp32. Can be differentiated once; with
+    keeps_gradients more often, always by the same factor, as schedules do that take the gradients of inputs
+    and of weights one after the other.
 
-    vocab_size: how many tokens there are, None for one a row. Rows of the head beyond that (over all ranks) only pad
-    it: they have no share in log Z and their gradient is exactly 0, as if they were not there. A label that is
-    padding makes the loss infinite.
+    vocab_size: how many tokens there are, None for one a row. Rows of the head beyond that (over all ranks)
+    only pad it: they have no share in log Z and their gradient is exactly 0, as if they were not there. A
+    label that is padding makes the loss infinite.
 
-    softcap: logits become cap × tanh(logit / cap) first, in their own precision as in Hugging Face's Gemma (Gemma 2,
-    Gemma Team 2024, arXiv:2408.00118, section 2); None for none.
+    softcap: logits become cap × tanh(logit / cap) first, in their own precision as in Hugging Face's Gemma
+    (Gemma 2, Gemma Team 2024, arXiv:2408.00118, section 2); None for none.
 
-    compiles: what happens to the logits of one rank is fused by torch.compile, which halves its memory traffic on a GPU.
+    compiles: what happens to the logits of one rank is fused by torch.compile, which halves its memory
+    traffic on a GPU.
 
-    group: the tensor axis, where it has more than one rank. head_weight is then this rank's rows, plain [v, d]
-    or a DTensor with Shard(0) on that axis alone: rank r has ids r × v … (r + 1) × v - 1, as many on each.
+    group: the tensor axis, where it has more than one rank. head_weight is then this rank's rows, plain [v,
+    d] or a DTensor with Shard(0) on that axis alone: rank r has ids r × v … (r + 1) × v - 1, as many on each.
     hidden, labels (ids of the whole vocabulary) and divisor are the same on all ranks of the group. So is the
     loss, to the bit; call backward on each rank's own, not on a sum over the ranks. The weight's gradient is
     that of this rank's rows. The gradient to hidden is only this rank's rows' part of it: the caller, who
-    gathered hidden along the sequence, sums and scatters the parts in one collective. A label that is no id of
-    the vocabulary makes the loss infinite. Raises ValueError for a DTensor that is laid out otherwise.
+    gathered hidden along the sequence, sums and scatters the parts in one collective. A label that is no id
+    of the vocabulary makes the loss infinite. Raises ValueError for a DTensor that is laid out otherwise.
     """
     if group is not None and group.size() == 1:
         group = None
@@ -119,7 +121,8 @@ class _ChunkedLoss(torch.autograd.Function):
     ) -> Tensor:
         chunk_on_one_rank = _compiled_chunk() if compiles else _chunk
         loss = torch.zeros((), dtype=torch.float32, device=hidden_nd.device)
-        # needs_input_grad does not know of no_grad. Whatever is frozen costs neither its matmul nor its memory.
+        # needs_input_grad does not know of no_grad. Whatever is frozen costs neither its matmul nor its
+        # memory.
         needs_hidden, needs_weight = (needs_gradients and needs for needs in ctx.needs_input_grad[:2])
         hidden_gradient = torch.empty_like(hidden_nd) if needs_hidden else None
         weight_gradient = torch.zeros_like(weight_vd, dtype=torch.float32) if needs_weight else None
@@ -154,7 +157,9 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Scales what the forward pass left. In place: a copy of a 128k vocabulary's gradient is gigabytes."""
+        """Scales what the forward pass left. In place: a copy of a 128k vocabulary's gradient is
+        gigabytes.
+        """
         if ctx.gradients is None:
             raise RuntimeError("chunked_loss can be differentiated once; its gradients are already used up")
         hidden_gradient, weight_gradient = ctx.gradients
@@ -211,8 +216,9 @@ def _chunk_over_ranks(
     # Finite where all of this rank's rows are padding: −∞ − −∞ is not a number.
     own_maxima_c = logits_cv.amax(1).float().clamp(min=torch.finfo(torch.float32).min)
     exponentials_cv = logits_cv.float().sub_(own_maxima_c.unsqueeze(1)).exp_()
-    # One collective a chunk, of 12 bytes a token and rank: small beside the chunk's matmuls. One for all chunks
-    # could only come when each chunk has had its logits, which would then have to be made a second time.
+    # One collective a chunk, of 12 bytes a token and rank: small beside the chunk's matmuls. One for all
+    # chunks could only come when each chunk has had its logits, which would then have to be made a second
+    # time.
     own_3c = torch.stack([own_maxima_c, exponentials_cv.sum(1), target_logits_c])
     all_t3c = own_3c.new_empty(group.size(), *own_3c.shape)
     dist.all_gather(list(all_t3c.unbind(0)), own_3c, group=group)

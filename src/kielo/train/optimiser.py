@@ -1,11 +1,11 @@
 """AdamW over the sharded parameters of a model, with a step that a flag on the device can undo.
 
-In: gradients on the parameters, the learning rate of the step, optionally a flag. Out: parameters and moments moved,
-or, where the flag is set, left bit for bit as they were. The moments have names ("<parameter>/exp_avg"), so that a
-checkpoint knows no order of parameters and no layout.
+In: gradients on the parameters, the learning rate of the step, optionally a flag. Out: parameters and moments
+moved, or, where the flag is set, left bit for bit as they were. The moments have names
+("<parameter>/exp_avg"), so that a checkpoint knows no order of parameters and no layout.
 
-Moments may be kept in bf16, as DeepSeek-V3 was trained (arXiv:2412.19437, section 3.3.1): 4 bytes a parameter less. A
-step widens them to fp32, a bounded part at a time, is torch's own, and rounds them to nearest.
+Moments may be kept in bf16, as DeepSeek-V3 was trained (arXiv:2412.19437, section 3.3.1): 4 bytes a parameter
+less. A step widens them to fp32, a bounded part at a time, is torch's own, and rounds them to nearest.
 """
 
 from collections.abc import Iterable, Iterator
@@ -39,14 +39,17 @@ class OptimiserSettings(Protocol):
 class Optimiser:
     """torch's fused AdamW (Loshchilov and Hutter 2019), its state made at once instead of at the first step.
 
-    The state must exist before the first step for a checkpoint to be restored into it in place, and so that the
-    first step needs no more memory than the others.
+    The state must exist before the first step for a checkpoint to be restored into it in place, and so that
+    the first step needs no more memory than the others.
     """
 
     def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], settings: OptimiserSettings):
         self.parameters = {name: p for name, p in named_parameters if p.requires_grad}
         groups = [
-            {"params": [p for p in self.parameters.values() if is_decayed(p)], "weight_decay": settings.weight_decay},
+            {
+                "params": [p for p in self.parameters.values() if is_decayed(p)],
+                "weight_decay": settings.weight_decay,
+            },
             {"params": [p for p in self.parameters.values() if not is_decayed(p)], "weight_decay": 0.0},
         ]
         # Stages may train nothing, and torch refuses an empty list, though not an empty group.
@@ -61,14 +64,19 @@ class Optimiser:
         for parameter in self.parameters.values():
             state = self.adamw.state[parameter]
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state.update({moment: torch.zeros_like(parameter, dtype=STATE_DTYPES[settings.optimiser_state]) for moment in MOMENTS})
+            state.update(
+                {
+                    moment: torch.zeros_like(parameter, dtype=STATE_DTYPES[settings.optimiser_state])
+                    for moment in MOMENTS
+                }
+            )
 
     def step(self, lr: float, skip: Tensor | None = None) -> None:
         """One update at learning rate `lr`. `skip`: a float32 scalar on the device, 1 leaves all as it was.
 
-        torch's fused kernels read the flag on the device (it is what gradient scalers use), also for DTensors and on
-        the CPU, so that the host need not wait to learn whether the step was sound. A skipped step does not count in
-        the bias correction either.
+        torch's fused kernels read the flag on the device (it is what gradient scalers use), also for DTensors
+        and on the CPU, so that the host need not wait to learn whether the step was sound. A skipped step
+        does not count in the bias correction either.
         """
         for group in self.adamw.param_groups:
             group["lr"] = lr
@@ -103,8 +111,9 @@ class Optimiser:
 class NarrowAdamW(torch.optim.AdamW):
     """With moments narrower than the parameters, which whoever makes it puts into its state.
 
-    torch's fused kernel wants them as wide (on the CPU in torch 2.13, everywhere in 2.11). Each rank works on the elements
-    that lie on it, for AdamW knows no neighbours. What a skipped step gives back is what was widened, bit for bit.
+    torch's fused kernel wants them as wide (on the CPU in torch 2.13, everywhere in 2.11). Each rank works on
+    the elements that lie on it, for AdamW knows no neighbours. What a skipped step gives back is what was
+    widened, bit for bit.
     """
 
     @torch.no_grad()
@@ -112,7 +121,9 @@ class NarrowAdamW(torch.optim.AdamW):
         for group in self.param_groups:
             for bucket in _buckets([p for p in group["params"] if p.grad is not None], WIDENED_ELEMENTS):
                 states = [self.state[piece.parameter] for piece in bucket]
-                narrow = [piece.of(state[moment]) for moment in MOMENTS for piece, state in zip(bucket, states)]
+                narrow = [
+                    piece.of(state[moment]) for moment in MOMENTS for piece, state in zip(bucket, states)
+                ]
                 wide = [torch.empty_like(moment, dtype=torch.float32) for moment in narrow]
                 torch._foreach_copy_(wide, narrow)
                 adamw_step(
@@ -122,7 +133,10 @@ class NarrowAdamW(torch.optim.AdamW):
                     wide[len(bucket) :],
                     [],
                     # Of a parameter in several pieces the update counts with the last.
-                    [state["step"] if piece.is_last else state["step"].clone() for piece, state in zip(bucket, states)],
+                    [
+                        state["step"] if piece.is_last else state["step"].clone()
+                        for piece, state in zip(bucket, states)
+                    ],
                     fused=True,
                     found_inf=self.found_inf,
                     amsgrad=False,
@@ -146,7 +160,9 @@ class _Piece:
     is_last: bool
 
     def of(self, tensor: Tensor) -> Tensor:
-        """A flat view of these elements of the parameter, its gradient or a moment; FSDP2's shards are contiguous."""
+        """A flat view of these elements of the parameter, its gradient or a moment; FSDP2's shards are
+        contiguous.
+        """
         return local(tensor).view(-1)[self.first : self.last]
 
 
@@ -176,5 +192,7 @@ def is_decayed(parameter: Tensor) -> bool:
 
 
 def build_optimiser(model: nn.Module, settings: OptimiserSettings) -> Optimiser:
-    """An optimiser for the trainable parameters of `model`; a tied weight counts once, under its first name."""
+    """An optimiser for the trainable parameters of `model`; a tied weight counts once, under its
+    first name.
+    """
     return Optimiser(model.named_parameters(), settings)

@@ -1,7 +1,8 @@
-"""One step's forward and backward passes through pipeline stages: a batch → the step's loss, gradients left behind.
+"""One step's forward and backward passes through pipeline stages: a batch → the step's loss, gradients left
+behind.
 
-The same sum over counted tokens divided by their global number as in `forward_backward.py`; torch's schedule decides
-when which micro-batch goes through which stage, and what FSDP2 gathers and reduces meanwhile.
+The same sum over counted tokens divided by their global number as in `forward_backward.py`; torch's schedule
+decides when which micro-batch goes through which stage, and what FSDP2 gathers and reduces meanwhile.
 """
 
 from collections.abc import Callable
@@ -23,8 +24,8 @@ from kielo.train.next_token import NextToken
 class PipelineForwardBackward:
     """As `PlainForwardBackward`, and every pipeline rank gets the same numbers.
 
-    schedule: a word of `resolve/stages.py`. splits_sequence: does the tensor axis split hidden states along the sequence;
-    what stages hand on then has fewer columns than the tokens.
+    schedule: a word of `resolve/stages.py`. splits_sequence: does the tensor axis split hidden states along
+    the sequence; what stages hand on then has fewer columns than the tokens.
     """
 
     def __init__(
@@ -76,8 +77,8 @@ class PipelineForwardBackward:
     def score(self, piece: MicroBatch, divisor: Tensor, z_loss: float) -> Tensor:
         """This data rank's share of the loss, with another z-loss; no gradients.
 
-        Stage after stage, each rank waiting for the one before: held-out text comes in pieces of any size, which
-        torch's schedules do not take.
+        Stage after stage, each rank waiting for the one before: held-out text comes in pieces of any size,
+        which torch's schedules do not take.
         """
         self._place(piece)
         self._model.copy_tied()
@@ -85,18 +86,24 @@ class PipelineForwardBackward:
         hidden_bsd = None
         for part, number in zip(model.parts, model.numbers):
             if number > 0 and ranks[number - 1] != group.rank():
-                hidden_bsd = torch.empty(self._hidden_shape(piece), dtype=self._compute_dtype, device=divisor.device)
+                hidden_bsd = torch.empty(
+                    self._hidden_shape(piece), dtype=self._compute_dtype, device=divisor.device
+                )
                 dist.recv(hidden_bsd, group=group, group_src=ranks[number - 1])
             hidden_bsd = part(piece.inputs_bs if number == 0 else hidden_bsd, documents_bs=piece.documents_bs)
             if number + 1 < model.num_stages and ranks[number + 1] != group.rank():
                 dist.send(hidden_bsd.contiguous(), group=group, group_dst=ranks[number + 1])
         loss = torch.zeros((), device=divisor.device)
         if model.last is not None:
-            loss = replace(self._objective, z_loss=z_loss).of_hidden(model.last, hidden_bsd, piece.labels_bs, divisor)
+            loss = replace(self._objective, z_loss=z_loss).of_hidden(
+                model.last, hidden_bsd, piece.labels_bs, divisor
+            )
         return sum_over(loss, [self._axis])
 
     def _place(self, piece: MicroBatch) -> None:
-        """Stages are told the places of their columns: their hidden states may hold fewer than the tokens had."""
+        """Stages are told the places of their columns: their hidden states may hold fewer than the tokens
+        had.
+        """
         self._positions_s = piece.positions_s
         if self._positions_s is None:
             self._positions_s = torch.arange(piece.inputs_bs.shape[1], device=piece.inputs_bs.device)

@@ -1,9 +1,11 @@
-"""A change of precision inside a run: save, build the model anew, restore; and a watch that takes a change to fp8 back.
+"""A change of precision inside a run: save, build the model anew, restore; and a watch that takes a change to
+fp8 back.
 
-Modules cannot be swapped under FSDP2 or a compiler, so a change goes through a checkpoint, like a restart, but inside the
-job. After a change to fp8 the mean loss and gradient norm of every ten steps are compared with those of the steps before
-it. Where one has risen too far, the run goes back to the checkpoint at the change and on in the precision before. What was
-computed in which precision stands in every checkpoint, and in the metrics.
+Modules cannot be swapped under FSDP2 or a compiler, so a change goes through a checkpoint, like a restart,
+but inside the job. After a change to fp8 the mean loss and gradient norm of every ten steps are compared with
+those of the steps before it. Where one has risen too far, the run goes back to the checkpoint at the change
+and on in the precision before. What was computed in which precision stands in every checkpoint, and in the
+metrics.
 """
 
 import math
@@ -19,7 +21,9 @@ LOOK_STEPS = 10  # one step's loss is noise
 
 
 def settle_precision(run: Run, resolved: Resolved) -> None:
-    """Compute the next step in what the recipe says. All ranks call it together, before each stretch of steps."""
+    """Compute the next step in what the recipe says. All ranks call it together, before each stretch of
+    steps.
+    """
     state, wanted = run.state, next_precision(resolved.identity, run.state)
     if wanted != run.precision:
         with run.meter.paused():
@@ -46,7 +50,9 @@ def next_look(run: Run, fp8: Fp8) -> float:
 
 
 def look(run: Run, resolved: Resolved) -> None:
-    """Judge the steps since the last look, where a change is watched. All ranks call it together and decide the same."""
+    """Judge the steps since the last look, where a change is watched. All ranks call it together and decide
+    the same.
+    """
     state, watch, fp8 = run.state, run.state.watch, resolved.identity.fp8
     if watch is None:
         return
@@ -57,7 +63,9 @@ def look(run: Run, resolved: Resolved) -> None:
     # Not `max`, which a NaN would slip through.
     watch["loss_rise"] = _larger(watch["loss_rise"], loss / watch["loss"] - 1)
     watch["gradient_norm_rise"] = _larger(watch["gradient_norm_rise"], norm / watch["gradient_norm"] - 1)
-    if not (watch["loss_rise"] <= fp8.max_loss_rise and watch["gradient_norm_rise"] <= fp8.max_gradient_norm_rise):
+    if not (
+        watch["loss_rise"] <= fp8.max_loss_rise and watch["gradient_norm_rise"] <= fp8.max_gradient_norm_rise
+    ):
         _take_back(run, resolved)
     elif done >= fp8.watch_steps:
         run.log.write(_verdict(run, "kept"))
@@ -65,7 +73,11 @@ def look(run: Run, resolved: Resolved) -> None:
 
 
 def _begin_watch(run: Run, fp8: Fp8) -> None:
-    before = [row for row in run.guard.last(fp8.watch_steps) if all(math.isfinite(value) and value > 0 for value in row)]
+    before = [
+        row
+        for row in run.guard.last(fp8.watch_steps)
+        if all(math.isfinite(value) and value > 0 for value in row)
+    ]
     if run.precision != "fp8" or not before:
         return
     loss, norm = _means(before)
@@ -76,7 +88,9 @@ def _begin_watch(run: Run, fp8: Fp8) -> None:
 
 
 def _take_back(run: Run, resolved: Resolved) -> None:
-    """Compute in what the recipe had before the change, from the checkpoint at the change where there still is one."""
+    """Compute in what the recipe had before the change, from the checkpoint at the change where there still
+    is one.
+    """
     state, identity, verdict = run.state, resolved.identity, _verdict(run, "taken back")
     first_step = verdict["precision_from"]
     asked_from, _ = change_before(identity, first_step, state.refused_changes)
@@ -93,9 +107,10 @@ def _take_back(run: Run, resolved: Resolved) -> None:
     run.log.write(verdict | {"step": state.step, "tokens": state.tokens})
     run.alert(
         state.step,
-        f"fp8 from step {first_step} on made the loss rise by {verdict['loss_rise']:.1%} and the gradient norm by "
-        f"{verdict['gradient_norm_rise']:.0%} (train.fp8.max_loss_rise = {identity.fp8.max_loss_rise}, "
-        f"max_gradient_norm_rise = {identity.fp8.max_gradient_norm_rise}), so the run goes on in {precision} after step "
+        f"fp8 from step {first_step} on made the loss rise by {verdict['loss_rise']:.1%} and the gradient "
+        f"norm by {verdict['gradient_norm_rise']:.0%} (train.fp8.max_loss_rise = "
+        f"{identity.fp8.max_loss_rise}, max_gradient_norm_rise = {identity.fp8.max_gradient_norm_rise}), so "
+        f"the run goes on in {precision} after step "
         f'{state.step}. What may help: train.fp8.scaling = "rowwise", more in train.fp8.kept_in_bf16, or a later change',
     )
 

@@ -1,8 +1,10 @@
-"""Where the time of a step goes: a torch.profiler trace → seconds of attention, matrices, the rest, and of doing nothing.
+"""Where the time of a step goes: a torch.profiler trace → seconds of attention, matrices, the rest, and of
+doing nothing.
 
-In: a trace of some steps (Chrome's trace format, as torch.profiler exports it). Out: seconds per step of each part.
-What runs at the same time is never counted twice: parts are differences of unions of intervals, in the order of `PARTS`,
-so that a collective counts only where nothing else ran beside it, and all parts add up to the step.
+In: a trace of some steps (Chrome's trace format, as torch.profiler exports it). Out: seconds per step of each
+part. What runs at the same time is never counted twice: parts are differences of unions of intervals, in the
+order of `PARTS`, so that a collective counts only where nothing else ran beside it, and all parts add up to
+the step.
 
 The loop marks two ranges with `torch.profiler.record_function`: HEAD_AND_LOSS and OPTIMISER.
 """
@@ -33,13 +35,19 @@ FOLDER = "profile"  # in the train stage's folder
 _STEP = "ProfilerStep#"  # torch.profiler's own name for a step's range
 
 _COMMUNICATION = re.compile(r"nccl|rccl|gloo|c10d", re.IGNORECASE)
-# Kernels of Inductor bear the names of the operators that they were fused from, so that their prefix decides: only
-# templates (tem) are attention or products of matrices.
+# Kernels of Inductor bear the names of the operators that they were fused from, so that their prefix decides:
+# only templates (tem) are attention or products of matrices.
 _FUSED = re.compile(r"triton_(?!tem)")
-_ATTENTION_KERNEL = re.compile(r"flash|fmha|sdpa|flex_|attention|attn_|bwd_kernel_(dk|dq|fuse)|bwd_preprocess", re.IGNORECASE)
-_MATRIX_KERNEL = re.compile(r"gemm|gemv|cutlass|nvjet|xmma|cublas|wgmma|scaled_mm|splitk|Cijk_|triton_tem", re.IGNORECASE)
+_ATTENTION_KERNEL = re.compile(
+    r"flash|fmha|sdpa|flex_|attention|attn_|bwd_kernel_(dk|dq|fuse)|bwd_preprocess", re.IGNORECASE
+)
+_MATRIX_KERNEL = re.compile(
+    r"gemm|gemv|cutlass|nvjet|xmma|cublas|wgmma|scaled_mm|splitk|Cijk_|triton_tem", re.IGNORECASE
+)
 _ATTENTION_OPERATOR = re.compile(r"scaled_dot_product|flash_attention|flex_attention|varlen_attn")
-_MATRIX_OPERATOR = re.compile(r"::_?(scaled_)?(add|b|baddb)?(mm|mv)(_|$)|::(_?mkl\w*_linear|_linear_pointwise|dot$)")
+_MATRIX_OPERATOR = re.compile(
+    r"::_?(scaled_)?(add|b|baddb)?(mm|mv)(_|$)|::(_?mkl\w*_linear|_linear_pointwise|dot$)"
+)
 # They hold the Python between operators, during which nothing is computed.
 _NOT_WORK = re.compile(r"ProfilerStep#|Torch-Compiled Region|TorchDynamo")
 
@@ -49,12 +57,17 @@ _Interval = tuple[float, float]  # from, to; microseconds
 def parts_of(trace: dict[str, Any]) -> dict[str, float]:
     """Seconds per step of each of `PARTS`, of "idle" and of the whole "step", from a parsed trace.
 
-    With events of a GPU: what it did, from the first kernel that the traced steps launched to the end of the last; a
-    kernel launched inside one of the two ranges is of that range, others are told by their names. Without: the operators
-    on the CPU, from the first step's begin to the last one's end. Raises ValueError where no step was traced.
+    With events of a GPU: what it did, from the first kernel that the traced steps launched to the end of the
+    last; a kernel launched inside one of the two ranges is of that range, others are told by their names.
+    Without: the operators on the CPU, from the first step's begin to the last one's end. Raises ValueError
+    where no step was traced.
     """
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X" and "dur" in event]
-    steps = [_span(event) for event in events if event.get("cat") == "user_annotation" and event["name"].startswith(_STEP)]
+    steps = [
+        _span(event)
+        for event in events
+        if event.get("cat") == "user_annotation" and event["name"].startswith(_STEP)
+    ]
     if not steps:
         raise ValueError(f"the trace has no ranges {_STEP}N: it was made without steps")
     host = min(steps)[0], max(end for _, end in steps)
@@ -88,7 +101,9 @@ def _on_gpu(
 
 
 def _on_cpu(events: list[dict], ranges: "_Ranges") -> dict[str, list[_Interval]]:
-    """Each part's intervals. An operator lies inside those that called it: the part that comes first in `PARTS` counts."""
+    """Each part's intervals. An operator lies inside those that called it: the part that comes first in
+    `PARTS` counts.
+    """
     work = defaultdict(list)
     for event in events:
         if event.get("cat") == "cpu_op" and not _NOT_WORK.match(event["name"]):
@@ -172,11 +187,12 @@ def step_parts(run_one_step: Callable[[], object], steps: int, device: torch.dev
 
 
 class Profile:
-    """Records steps `first_step` … of a run on request and writes `profile/trace_rankN.json.gz`, by each rank, and
-    `profile/profile.json`, by rank 0, into `folder` (the train stage's).
+    """Records steps `first_step` … of a run on request and writes `profile/trace_rankN.json.gz`, by each
+    rank, and `profile/profile.json`, by rank 0, into `folder` (the train stage's).
 
     steps: how many, 0 for none: then nothing is ever done. tell: takes the line for people. paused: entered
-    while the profiler starts and while files are written, so that the speed of the run is not measured through it.
+    while the profiler starts and while files are written, so that the speed of the run is not measured
+    through it.
     """
 
     def __init__(
@@ -194,8 +210,8 @@ class Profile:
         self._recording: _Recording | None = None
 
     def step(self, step: int) -> None:
-        """Called after every step. The step before `first_step` warms the profiler up; where that is over already,
-        recording begins two steps from now.
+        """Called after every step. The step before `first_step` warms the profiler up; where that is over
+        already, recording begins two steps from now.
         """
         if not self._left or step < self._first_step - 2:
             return
@@ -228,7 +244,8 @@ class Profile:
     def _write(self, profiler: torch.profiler.profile) -> None:
         make_folder(self._folder)
         trace_file = self._folder / f"trace_rank{self._rank}.json.gz"
-        # Aside first: a name without end is never taken for a whole trace. The ending tells torch to compress.
+        # Aside first: a name without end is never taken for a whole trace. The ending tells torch to
+        # compress.
         aside = trace_file.with_name(f".{os.getpid()}.{trace_file.name}")
         try:
             profiler.export_chrome_trace(str(aside))
@@ -240,13 +257,20 @@ class Profile:
             return
         with gzip.open(trace_file, "rt", encoding="utf-8") as stream:
             parts = parts_of(json.load(stream, strict=False))
-        about = {"first_step": self._first_step, "steps": self._steps, "device": self._device.type, "torch": torch.__version__}
+        about = {
+            "first_step": self._first_step,
+            "steps": self._steps,
+            "device": self._device.type,
+            "torch": torch.__version__,
+        }
         write_json_atomically(self._folder / "profile.json", about | {"seconds_per_step": parts})
         self._tell(line(parts, self._steps) + f"; trace: {trace_file} (open in https://ui.perfetto.dev)")
 
 
 def line(parts: dict[str, float], steps: int) -> str:
-    """For people: "10 steps: 1.23 s each: matrices 61 %, attention 20 %, …, idle 2.1 %"; what is nothing is left out."""
+    """For people: "10 steps: 1.23 s each: matrices 61 %, attention 20 %, …, idle 2.1 %"; what is nothing is
+    left out.
+    """
     step = max(parts["step"], 1e-12)
     busy = sorted((part for part in PARTS if parts[part] / step >= 5e-4), key=lambda part: -parts[part])
     shares = [f"{part.replace('_', ' ')} {_per_cent(parts[part] / step)}" for part in (*busy, "idle")]
@@ -258,13 +282,17 @@ def _per_cent(share: float) -> str:
 
 
 class _Recording:
-    """torch's profiler over one step that warms it up and `steps` that count; the device is idle at both borders."""
+    """torch's profiler over one step that warms it up and `steps` that count; the device is idle at both
+    borders.
+    """
 
     def __init__(self, steps: int, device: torch.device, on_trace: Callable[[torch.profiler.profile], None]):
         self._steps, self._device, self._on_trace, self._done = steps, device, on_trace, -1
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
         schedule = torch.profiler.schedule(wait=0, warmup=1, active=steps, repeat=1)
-        self._profiler = torch.profiler.profile(activities=activities, schedule=schedule, on_trace_ready=self._ready)
+        self._profiler = torch.profiler.profile(
+            activities=activities, schedule=schedule, on_trace_ready=self._ready
+        )
 
     def begin(self) -> None:
         self._profiler.start()

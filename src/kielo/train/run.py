@@ -1,4 +1,5 @@
-"""The training stage on one rank: a resolved run → checkpoints, metrics, `outcome.json` and, at the end, a manifest.
+"""The training stage on one rank: a resolved run → checkpoints, metrics, `outcome.json` and, at the end, a
+manifest.
 
 `kielo train` calls `train` on every rank; launchers meet it only here.
 """
@@ -36,13 +37,15 @@ from kielo.train.token_check import TokenCheck
 
 
 def train(resolved: Resolved, max_steps: int | None = None, profile_steps: int = 0) -> dict[str, Any]:
-    """Start or go on with the run; the same answer on every rank: {"outcome", "step", "tokens", "exit_code", "message"}.
+    """Start or go on with the run; the same answer on every rank: {"outcome", "step", "tokens", "exit_code",
+    "message"}.
 
     outcome is "finished" (exit code 0) or "requeue" (75: stopped by a signal or at step `max_steps`, saved,
-    and to be started again). A run that was finished before is left as it is. `resolved.toml` in the run's folder is
-    written anew. An error is written down as "failed" and raised; a refusal before training begins (KieloError: another
-    job works in the folder, another identity, tokens that were altered) is only raised, and outcome, plan and manifest
-    stay as they are. profile_steps: how many steps to record, from the third on.
+    and to be started again). A run that was finished before is left as it is. `resolved.toml` in the run's
+    folder is written anew. An error is written down as "failed" and raised; a refusal before training begins
+    (KieloError: another job works in the folder, another identity, tokens that were altered) is only raised,
+    and outcome, plan and manifest stay as they are. profile_steps: how many steps to record, from the third
+    on.
     """
     is_first = find_rendezvous().rank == 0
     if is_finished(resolved):
@@ -78,7 +81,8 @@ def _attempt(
     resolved: Resolved, world: World, stop: Stop, lease: Lease, profile_steps: int
 ) -> dict[str, Any]:
     is_first, state, has_begun = world.rank == 0, State(), False
-    Agreement().on_first(lambda: refuse_lost_checkpoints(resolved))  # before the papers that tell of them are touched
+    # before the papers that tell of them are touched
+    Agreement().on_first(lambda: refuse_lost_checkpoints(resolved))
     try:
         with TokenCheck(resolved, Agreement()) as tokens:  # they are read while the model is built
             run = assemble(resolved, world, stop, lease.check, profile_steps)
@@ -94,7 +98,9 @@ def _attempt(
             lease.check()
             if outcome == "finished":
                 write_train_manifest(resolved, run.checkpoints.newest)
-        return _settle(resolved, outcome, state, is_first, "" if outcome == "finished" else _how_to_go_on(run, resolved))
+        return _settle(
+            resolved, outcome, state, is_first, "" if outcome == "finished" else _how_to_go_on(run, resolved)
+        )
     except Exception as error:
         if has_begun or not isinstance(error, KieloError):
             _note_failure(resolved, error, state, is_first, lease)
@@ -108,8 +114,8 @@ def _run_folder(resolved: Resolved) -> Path:
 def _how_to_go_on(run: Run, resolved: Resolved) -> str:
     step, newest = run.state.step, run.checkpoints.newest
     return (
-        f"stopped after step {step:,} of {resolved.identity.total_steps:,} and saved as {newest}; the same command goes on"
-        " from there"
+        f"stopped after step {step:,} of {resolved.identity.total_steps:,} and saved as {newest}; the same "
+        "command goes on from there"
     )
 
 
@@ -130,8 +136,8 @@ def _fit_and_close(run: Run, resolved: Resolved) -> str:
 def _fit_phases(run: Run, resolved: Resolved) -> str:
     """Train from the newest checkpoint through all phases, or until a signal: "finished" or "requeue".
 
-    Raises KieloError when too many steps in a row were not finite, when the last checkpoint cannot be saved, and for an
-    end that is not sound.
+    Raises KieloError when too many steps in a row were not finite, when the last checkpoint cannot be saved,
+    and for an end that is not sound.
     """
     state, identity = run.state, resolved.identity
     run.restore()
@@ -148,7 +154,8 @@ def _fit_phases(run: Run, resolved: Resolved) -> str:
             is_stopped = fit(run)
             if not is_stopped:
                 look(run, resolved)
-    run.checkpoints.settle()  # the last save must succeed; one before it that failed was told, and tried again
+    # the last save must succeed; one before it that failed was told, and tried again
+    run.checkpoints.settle()
     if state.step < identity.total_steps:
         return "requeue"
     refuse_unsound_end(run)
@@ -156,8 +163,15 @@ def _fit_phases(run: Run, resolved: Resolved) -> str:
 
 
 def _pass_over(run: Run, identity: Identity, index: int, last_step: int) -> bool:
-    """Leave the text up to `last_step` behind without training on it: whether a signal came, the same on every rank."""
-    state, phase, tokens_before, first_step = run.state, identity.phases[index], run.state.tokens, run.state.step + 1
+    """Leave the text up to `last_step` behind without training on it: whether a signal came, the same on
+    every rank.
+    """
+    state, phase, tokens_before, first_step = (
+        run.state,
+        identity.phases[index],
+        run.state.tokens,
+        run.state.step + 1,
+    )
     state.pass_over(last_step, phase.tokens_per_step, phase.sequences_per_step)
     run.meter.pass_over(tokens_before, state.tokens)
     run.log.write(passed_over_row(state, phase.number, first_step))
@@ -172,13 +186,16 @@ def _note_failure(resolved: Resolved, error: Exception, state: State, is_first: 
     if not is_first and (not isinstance(error, KieloError) or has_outcome(resolved)):
         return
     message = str(error) if isinstance(error, KieloError) else f"{type(error).__name__}: {error}"
-    # A full disk may be the very failure, and must not hide behind this one; nor must a job that took the folder over.
+    # A full disk may be the very failure, and must not hide behind this one; nor must a job that took the
+    # folder over.
     with suppress(OSError, KieloError):
         lease.check()
         write_outcome(resolved, "failed", state.step, state.tokens, message)
 
 
-def _settle(resolved: Resolved, outcome: str, state: State, is_first: bool, message: str = "") -> dict[str, Any]:
+def _settle(
+    resolved: Resolved, outcome: str, state: State, is_first: bool, message: str = ""
+) -> dict[str, Any]:
     if is_first:
         return write_outcome(resolved, outcome, state.step, state.tokens, message)
     return {

@@ -1,5 +1,5 @@
-"""The signals that mean stop: SIGTERM and SIGUSR1 (what Slurm, torchrun and people send), SIGINT (Ctrl-C) and SIGHUP (a
-terminal that was closed). Torch-free: whoever starts the ranks uses it as well.
+"""The signals that mean stop: SIGTERM and SIGUSR1 (what Slurm, torchrun and people send), SIGINT (Ctrl-C) and
+SIGHUP (a terminal that was closed). Torch-free: whoever starts the ranks uses it as well.
 """
 
 import signal
@@ -18,7 +18,9 @@ def take_over_signals(note: Callable[[int, FrameType | None], None]) -> dict[int
     SIGINT and SIGHUP that are ignored, as under nohup or in the background of a script, stay so.
     """
     taken = [signal.SIGTERM, signal.SIGUSR1]
-    taken += [number for number in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    taken += [
+        number for number in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN
+    ]
     return {number: signal.signal(number, note) for number in taken}
 
 

@@ -1,9 +1,9 @@
 """Where a run stands, and how that becomes a checkpoint and comes back.
 
-A checkpoint holds the weights, both moments, the number of updates, step, tokens and samples (all that the data
-order needs), the steps that were passed over, what was computed in which precision, the guard's counts, the step's loss
-and the identity of the run. Nothing in it depends on the layout, so any number of ranks restores it; on the same number the run ends with bitwise the
-weights of one that was never stopped.
+A checkpoint holds the weights, both moments, the number of updates, step, tokens and samples (all that the
+data order needs), the steps that were passed over, what was computed in which precision, the guard's counts,
+the step's loss and the identity of the run. Nothing in it depends on the layout, so any number of ranks
+restores it; on the same number the run ends with bitwise the weights of one that was never stopped.
 """
 
 import json
@@ -34,11 +34,12 @@ logger = logging.getLogger(__name__)
 class State:
     """Steps done, and with them tokens and samples: a skipped step counts too, for its text is behind us.
 
-    skipped_steps: the [first, last] steps that the recipe passed over so far. precisions: [first step, precision] of each
-    stretch, as it was computed. refused_changes: first steps of the recipe's changes of precision that were taken back.
-    watch: of the change that is being watched (see `precision_change.py`), None when none is.
-    trouble: since steps were not finite: {"sound_step": of the last save before them, "unsound_step": of the last save
-    that followed one}. None where none were, or where enough sound steps have followed.
+    skipped_steps: the [first, last] steps that the recipe passed over so far. precisions: [first step,
+    precision] of each stretch, as it was computed. refused_changes: first steps of the recipe's changes of
+    precision that were taken back. watch: of the change that is being watched (see `precision_change.py`),
+    None when none is. trouble: since steps were not finite: {"sound_step": of the last save before them,
+    "unsound_step": of the last save that followed one}. None where none were, or where enough sound steps
+    have followed.
     """
 
     step: int = 0
@@ -66,7 +67,9 @@ class State:
             self.skipped_steps.append([first_step, last_step])
 
     def restore(self, plain: Mapping[str, object]) -> None:
-        """Become what a checkpoint's plain state says; what versions before did not know keeps its first value."""
+        """Become what a checkpoint's plain state says; what versions before did not know keeps its first
+        value.
+        """
         for name, first in asdict(State()).items():
             setattr(self, name, plain.get(name, first))
 
@@ -75,8 +78,8 @@ class Checkpoints:
     """Saves and restores the parts of a run that move. All ranks call each method together."""
 
     def __init__(self, store: Store, resolved: Resolved):
-        """Finds the newest whole checkpoint (the store says which it passed over). Raises KieloError, naming the keys,
-        where it is of a run with another identity: before a model is built that it would not fit.
+        """Finds the newest whole checkpoint (the store says which it passed over). Raises KieloError, naming
+        the keys, where it is of a run with another identity: before a model is built that it would not fit.
         """
         self._store = store
         self._resolved = resolved
@@ -100,8 +103,8 @@ class Checkpoints:
     ) -> None:
         """Say what moves, and make the memory that saving takes. parameters: our name → DTensor.
 
-        source_tensors: what the weights that the run begins from call their tensors, and their dtypes; an export
-        gives them back.
+        source_tensors: what the weights that the run begins from call their tensors, and their dtypes; an
+        export gives them back.
         """
         self._optimiser, self._guard, self._state = optimiser, guard, state
         self._source_tensors = dict(source_tensors or {})
@@ -114,8 +117,8 @@ class Checkpoints:
         self._optimiser, self._tensors = None, {}
 
     def due(self, step: int) -> bool:
-        """Not while a change of precision is watched, which may lead back to the checkpoint before it, and not after a step
-        that was not finite: then after the next that is. Asked after every step.
+        """Not while a change of precision is watched, which may lead back to the checkpoint before it, and
+        not after a step that was not finite: then after the next that is. Asked after every step.
         """
         if step == self._resolved.identity.total_steps:
             return True
@@ -128,12 +131,14 @@ class Checkpoints:
         return None if self.newest is None else step_of(self.newest)
 
     def save(self, loss: Tensor | float | None) -> None:
-        """Copy what moves, and have it written while training goes on; a failure is told and tried again when next due.
+        """Copy what moves, and have it written while training goes on; a failure is told and tried again when
+        next due.
 
-        loss: of this step, over all ranks, for people who look at checkpoints; None where the step was passed over.
+        loss: of this step, over all ranks, for people who look at checkpoints; None where the step was passed
+        over.
 
-        The newest checkpoint from before steps that were not finite is kept until `checkpoint_every_steps` sound ones have
-        followed; a save right after such a step (a signal, the last step) removes no other.
+        The newest checkpoint from before steps that were not finite is kept until `checkpoint_every_steps`
+        sound ones have followed; a save right after such a step (a signal, the last step) removes no other.
         """
         settled_loss = math.nan if loss is None else float(loss)  # waits for the device, as the copy does
         guard = self._guard.plain_state()
@@ -151,7 +156,8 @@ class Checkpoints:
         if guard["in_a_row"]:
             keep_all = (
                 f"the last {guard['in_a_row']} steps were not finite, so no older checkpoint was removed for "
-                f"{step_folder_name(self._state.step)}; where training fails from there, move it away to go on from an older one"
+                f"{step_folder_name(self._state.step)}; where training fails from there, move it away to go "
+                "on from an older one"
             )
         self._store.save(self._state.step, self._tensors, plain, trouble and trouble["sound_step"], keep_all)
 
@@ -161,12 +167,16 @@ class Checkpoints:
         if skipped > skipped_before:
             sound_step = state.trouble["sound_step"] if state.trouble else last_step
             state.trouble = {"sound_step": sound_step, "unsound_step": state.step}
-        elif state.trouble and state.step - state.trouble["unsound_step"] >= self._resolved.placement.checkpoint_every_steps:
+        elif (
+            state.trouble
+            and state.step - state.trouble["unsound_step"] >= self._resolved.placement.checkpoint_every_steps
+        ):
             state.trouble = None
         self._last_save = (state.step, skipped)
 
     def way_on(self, first_bad_step: int) -> str:
-        """How a run that ends because of steps that were not finite, from `first_bad_step` on, can go on: a sentence.
+        """How a run that ends because of steps that were not finite, from `first_bad_step` on, can go on: a
+        sentence.
 
         The checkpoint of the step just before is suspect: that step's own update may have spoilt the weights.
         """
@@ -185,16 +195,19 @@ class Checkpoints:
             return f"No sound step followed the only checkpoint in {folder}, {suspects[0]}, so its weights may be spoilt. "
         if not suspects:
             return (
-                f"{sound} is the newest checkpoint, from before the first of them, step {first_bad_step}; the same "
-                "command goes on from it. "
+                f"{sound} is the newest checkpoint, from before the first of them, step {first_bad_step}; "
+                "the same command goes on from it. "
             )
         return (
-            f"{sound} is the newest checkpoint that a sound step followed, before the first bad one, step {first_bad_step}; "
-            f"move {', '.join(suspects)} out of {folder}, and the same command goes on from it. "
+            f"{sound} is the newest checkpoint that a sound step followed, before the first bad one, step "
+            f"{first_bad_step}; move {', '.join(suspects)} out of {folder}, and the same command goes on "
+            "from it. "
         )
 
     def settle(self) -> None:
-        """Wait for the last save. Raises KieloError where it failed: there is no next one to make up for it."""
+        """Wait for the last save. Raises KieloError where it failed: there is no next one to make
+        up for it.
+        """
         self.newest = self._store.settle() or self.newest
 
     def close(self) -> None:
@@ -213,7 +226,9 @@ class Checkpoints:
         self._last_save, self._is_due = (self._state.step, plain["guard"]["skipped"]), False
 
     def go_back_to(self, step: int) -> bool:
-        """Whether there is a checkpoint of this step; then later ones are removed and `restore` restores this one."""
+        """Whether there is a checkpoint of this step; then later ones are removed and `restore` restores this
+        one.
+        """
         found = self._store.go_back_to(step)
         self.newest = found or self.newest
         return found is not None
@@ -224,13 +239,15 @@ class Checkpoints:
         except ValidationError as error:
             keys = ", ".join(".".join(map(str, entry["loc"])) for entry in error.errors())
             raise KieloError(
-                f"{self.newest}: was written by another version of kielo, whose runs are described otherwise ({keys});"
-                " go on with that version, or give the recipe another folder"
+                f"{self.newest}: was written by another version of kielo, whose runs are described "
+                f"otherwise ({keys}); go on with that version, or give the recipe another folder"
             ) from None
         consent(identity, self._resolved)
 
     def _refuse_other_skips(self, skipped_steps: list[list[int]], step: int) -> None:
-        """Which steps are skipped may change for those to come, and for others by going back to an earlier checkpoint."""
+        """Which steps are skipped may change for those to come, and for others by going back to an earlier
+        checkpoint.
+        """
         asked = self._resolved.identity.skip_steps
         parting_step = first_difference([(first, last) for first, last in skipped_steps], asked, step)
         if parting_step is None:
@@ -244,17 +261,18 @@ class Checkpoints:
             else f"move {folder.parent} away and the run begins at step 0"
         )  # fmt: skip
         raise KieloError(
-            f"{self.newest}: was trained with other steps skipped, from step {parting_step} on: it passed over "
-            f"{skipped_steps or 'none'}, and train.skip_steps = {[list(entry) for entry in asked]}; {way_on}, or give "
-            "train.skip_steps as it was"
+            f"{self.newest}: was trained with other steps skipped, from step {parting_step} on: it passed "
+            f"over {skipped_steps or 'none'}, and train.skip_steps = {[list(entry) for entry in asked]}; "
+            f"{way_on}, or give train.skip_steps as it was"
         )
 
 
 def note_alert(path: Path, step: int, message: str) -> None:
-    """Warn on the terminal, and append {"time", "step", "message"} to `path` (`train/alerts.jsonl`): for what went wrong
-    without stopping the run.
+    """Warn on the terminal, and append {"time", "step", "message"} to `path` (`train/alerts.jsonl`): for what
+    went wrong without stopping the run.
     """
     logger.warning("step %d: %s", step, message)
     row = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "step": step, "message": message}
-    with suppress(OSError), open(path, "a", encoding="utf-8") as file:  # a full disk may be the very thing told
+    # a full disk may be the very thing told
+    with suppress(OSError), open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -17,7 +17,9 @@ class StepRow:
         self._meter = meter
         self._guard = guard
 
-    def __call__(self, state: State, loss: Tensor, gradient_norm: Tensor, learning_rate: float) -> dict[str, Any]:
+    def __call__(
+        self, state: State, loss: Tensor, gradient_norm: Tensor, learning_rate: float
+    ) -> dict[str, Any]:
         """The row that `log.py` describes: loss and norm of this one step, speed since the last row."""
         row = {
             "step": state.step,

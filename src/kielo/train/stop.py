@@ -1,4 +1,5 @@
-"""Stopping on purpose: a signal to any rank, or a step limit, ends the run after a step that all ranks agree on.
+"""Stopping on purpose: a signal to any rank, or a step limit, ends the run after a step that all ranks agree
+on.
 
 In: the signals of `signals.py`. Out: `agreed(step)`, the same answer on every rank.
 """
@@ -16,10 +17,11 @@ from kielo.train.signals import INTERRUPTED, Presses, give_signals_back, take_ov
 
 
 class Stop:
-    """Remembers that a signal came. As a context it takes over the signals, from before the world is up (that can
-    take minutes) to the end, and then gives them back. A second Ctrl-C ends the process at once.
+    """Remembers that a signal came. As a context it takes over the signals, from before the world is up (that
+    can take minutes) to the end, and then gives them back. A second Ctrl-C ends the process at once.
 
-    step_limit: stop after this step as if a signal had come. is_telling: whether this rank says that a signal came.
+    step_limit: stop after this step as if a signal had come. is_telling: whether this rank says that a signal
+    came.
     """
 
     def __init__(self, step_limit: int | None = None, is_telling: bool = False):
@@ -60,7 +62,8 @@ class Stop:
     def agreed(self, step: int) -> bool:
         """Whether to stop after `step`: at once on the CPU, one step later on a GPU (see `late.py`).
 
-        Called by all ranks. A signal reaches them at different times, and a rank that left alone would hang the rest.
+        Called by all ranks. A signal reaches them at different times, and a rank that left alone would hang
+        the rest.
         """
         # Made on the device: copying a number there from ordinary memory would make the host wait.
         ranks_that_want = torch.full((1,), float(self.wanted), device=self._device)

@@ -1,7 +1,8 @@
 """Token files against the checksums in their manifest, read in a thread while the model is built.
 
-Files that an earlier attempt found sound, and whose size, times and inode are as they were then, are not read again:
-`train/tokens_verified.json` remembers them, so that a job that is requeued reads nothing. The ranks share the files.
+Files that an earlier attempt found sound, and whose size, times and inode are as they were then, are not read
+again: `train/tokens_verified.json` remembers them, so that a job that is requeued reads nothing. The ranks
+share the files.
 """
 
 import json
@@ -20,14 +21,15 @@ from kielo.resolve.resolved import Resolved
 
 RECORD_NAME = "tokens_verified.json"
 SUFFIXES = (".bin", ".idx")
-WAIT_SECONDS = 10.0  # between two looks at all ranks: a collective must not wait for as long as terabytes take to read
+# between two looks at all ranks: a collective must not wait for as long as terabytes take to read
+WAIT_SECONDS = 10.0
 
 
 class TokenCheck:
     """Verifies the files of the tokens folder. All ranks make it, `finish` it and leave it together.
 
-    ranks: used by the calling thread only. Raises KieloError on every rank for a file of another size than listed, and for
-    a folder that was replaced after the run was resolved.
+    ranks: used by the calling thread only. Raises KieloError on every rank for a file of another size than
+    listed, and for a folder that was replaced after the run was resolved.
     """
 
     def __init__(self, resolved: Resolved, ranks: Agreement):
@@ -38,7 +40,9 @@ class TokenCheck:
         self._stopped = Event()
         self._listed, self._unread = ranks.on_first(self._look)
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokens")
-        self._reading: Future[str | None] = self._reader.submit(self._read, self._unread[ranks.rank :: ranks.size])
+        self._reading: Future[str | None] = self._reader.submit(
+            self._read, self._unread[ranks.rank :: ranks.size]
+        )
 
     def __enter__(self) -> "TokenCheck":
         return self
@@ -48,7 +52,9 @@ class TokenCheck:
         self._reader.shutdown()
 
     def finish(self) -> None:
-        """Wait until every rank has read its share. Raises KieloError on every rank if any file is not what was packed."""
+        """Wait until every rank has read its share. Raises KieloError on every rank if any file is not what
+        was packed.
+        """
         while not all(self._ranks.gather(self._is_read())):
             pass
         self._ranks.refuse_together(self._reading.result())
@@ -64,7 +70,9 @@ class TokenCheck:
         check_sizes(self._folder, manifest, names)
         self._listed = {name: manifest.files[name]["xxh3_128"] for name in names}
         # As they are before the reading: a file that changes during it is read again next time.
-        self._states = {name: [checksum, *_state(self._folder / name)] for name, checksum in self._listed.items()}
+        self._states = {
+            name: [checksum, *_state(self._folder / name)] for name, checksum in self._listed.items()
+        }
         verified = _read_record(self._record_path)
         unread = [name for name in names if verified.get(name) != self._states[name]]
         return self._listed, sorted(unread, key=lambda name: -manifest.files[name]["bytes"])
@@ -82,9 +90,10 @@ class TokenCheck:
                 return f"{path}: cannot be read ({error.strerror})"
             if checksum not in (None, self._listed[name]):
                 return (
-                    f"{path}: is not what the pack stage wrote, its checksum differs from {self._folder / 'manifest.json'}: it was "
-                    f"altered or damaged since. No step was taken. What would work: a whole copy of the file in its "
-                    f"place; or move {self._folder} away, and `kielo run RECIPE --to pack` packs the same corpus again"
+                    f"{path}: is not what the pack stage wrote, its checksum differs from "
+                    f"{self._folder / 'manifest.json'}: it was altered or damaged since. No step was taken. "
+                    f"What would work: a whole copy of the file in its place; or move {self._folder} away, "
+                    "and `kielo run RECIPE --to pack` packs the same corpus again"
                 )
         return None
 

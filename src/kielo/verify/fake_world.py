@@ -1,4 +1,6 @@
-"""A world of any size with one rank in it: for rehearsals. Rank and size → a `World` whose collectives do nothing."""
+"""A world of any size with one rank in it: for rehearsals. Rank and size → a `World` whose collectives do
+nothing.
+"""
 
 import logging
 from collections.abc import Iterator
@@ -17,7 +19,9 @@ from kielo.verify.torch_fakes import check_version, end_fake_group, start_fake_g
 
 @contextmanager
 def fake_world(rank: int, size: int, has_pipeline: bool) -> Iterator[World]:
-    """This process as rank `rank` of `size`. KieloError where this process is in another world, or torch cannot."""
+    """This process as rank `rank` of `size`. KieloError where this process is in another world, or torch
+    cannot.
+    """
     check_version()
     if dist.is_initialized():
         raise KieloError("a rehearsal needs a process of its own, and this one has a process group already")

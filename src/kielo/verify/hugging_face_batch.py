@@ -1,7 +1,7 @@
 """A micro-batch as transformers' models take it, who sees whom in their own words.
 
-Data in: token ids, labels and document numbers, each [b, s]; data out: arguments of a model's forward, and the labels
-that belong to its logits. Shape letters: b = sequences, s = tokens of one, n = documents.
+Data in: token ids, labels and document numbers, each [b, s]; data out: arguments of a model's forward, and
+the labels that belong to its logits. Shape letters: b = sequences, s = tokens of one, n = documents.
 """
 
 import inspect
@@ -20,7 +20,9 @@ _TAKE_NO_PAIRS = ("bloom",)
 
 @dataclass(frozen=True)
 class HuggingFaceBatch:
-    """is_token [n, longest]: of documents each in a row of its own, which columns are not filling; None: rows as given."""
+    """is_token [n, longest]: of documents each in a row of its own, which columns are not filling; None: rows
+    as given.
+    """
 
     arguments: dict[str, Any]
     labels: Tensor
@@ -46,11 +48,13 @@ def hugging_face_batch(piece: MicroBatch, model: PreTrainedModel) -> HuggingFace
 
 
 def _masks(documents_bs: Tensor, config: PretrainedConfig) -> Tensor | dict[str, Tensor]:
-    """[b, 1, s, s] to add to scores; where layers differ in how far they see, one for each kind. A model takes such a
-    mask as it is, so that windows must be in it.
+    """[b, 1, s, s] to add to scores; where layers differ in how far they see, one for each kind. A model
+    takes such a mask as it is, so that windows must be in it.
     """
     window = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None) or ["full_attention" if window is None else "sliding_attention"]
+    kinds = getattr(config, "layer_types", None) or [
+        "full_attention" if window is None else "sliding_attention"
+    ]
     places_s = torch.arange(documents_bs.shape[1], device=documents_bs.device)
     distance_ss = places_s[:, None] - places_s
     seen = (documents_bs[:, None, :, None] == documents_bs[:, None, None, :]) & (distance_ss >= 0)
@@ -62,8 +66,8 @@ def _masks(documents_bs: Tensor, config: PretrainedConfig) -> Tensor | dict[str,
 
 
 def _documents_apart(piece: MicroBatch) -> HuggingFaceBatch:
-    """Each document in a row of its own, filled up at its end, which what comes before does not see. Distances are
-    all that such a model knows of places.
+    """Each document in a row of its own, filled up at its end, which what comes before does not see.
+    Distances are all that such a model knows of places.
     """
     documents_bs = piece.documents_bs
     begins = torch.ones_like(documents_bs, dtype=torch.bool)

@@ -1,7 +1,8 @@
-"""The other side of the parity check: transformers' own model under accelerate, as a careful user would write it.
+"""The other side of the parity check: transformers' own model under accelerate, as a careful user would write
+it.
 
-Nothing of Kielo's maths, loss, weight-decay rule or clipping is used here. Dropout is off, for Kielo has none. Data in:
-the resolved run, in fp32, and weights; data out: as from `kielo_side`, by our names.
+Nothing of Kielo's maths, loss, weight-decay rule or clipping is used here. Dropout is off, for Kielo has
+none. Data in: the resolved run, in fp32, and weights; data out: as from `kielo_side`, by our names.
 """
 
 import inspect
@@ -31,7 +32,14 @@ if TYPE_CHECKING:
 
 # What transformers' Trainer leaves without weight decay.
 _NOT_DECAYED = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
-OPTIMISER_KEYS = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_gradient_norm")
+OPTIMISER_KEYS = (
+    "learning_rate",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "max_gradient_norm",
+)
 
 
 class HuggingFaceSide:
@@ -43,8 +51,8 @@ class HuggingFaceSide:
         overrides: dict[str, Any],
         reads_own_files: bool = False,
     ):
-        """`weights`: our name → values (no padding rows) to copy; with reads_own_files only their shapes count, and
-        transformers loads identity.model.weights itself.
+        """`weights`: our name → values (no padding rows) to copy; with reads_own_files only their shapes
+        count, and transformers loads identity.model.weights itself.
         """
         identity = _overridden(identity, overrides)
         self._pieces = families.module(identity.model.model_type, "names").to_hugging_face(identity.model)
@@ -52,7 +60,9 @@ class HuggingFaceSide:
         self._max_gradient_norm = identity.max_gradient_norm
         self._z_loss = identity.z_loss
         self._accelerator = Accelerator(cpu=device == "cpu", mixed_precision="no")
-        model = _model(identity, reads_own_files, {key: overrides[key] for key in overrides if key not in OPTIMISER_KEYS})
+        model = _model(
+            identity, reads_own_files, {key: overrides[key] for key in overrides if key not in OPTIMISER_KEYS}
+        )
         if not reads_own_files:
             _fill(model, self._pieces, weights)
         model.eval()
@@ -65,7 +75,8 @@ class HuggingFaceSide:
             fused=True,  # transformers' Trainer's own default
         )
         scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimiser, lambda steps_done: rate(identity.tokens_after(steps_done + 1)) / identity.learning_rates[0].peak
+            optimiser,
+            lambda steps_done: rate(identity.tokens_after(steps_done + 1)) / identity.learning_rates[0].peak,
         )
         self.model, self._optimiser, self._scheduler = self._accelerator.prepare(model, optimiser, scheduler)
 
@@ -87,7 +98,9 @@ class HuggingFaceSide:
         return cut(stored, self._pieces[name], self._shapes[name])
 
     def modules(self) -> dict[str, nn.Module]:
-        """Our module name → theirs, where they are one to one: what is fused there shows in what comes after it."""
+        """Our module name → theirs, where they are one to one: what is fused there shows in what comes after
+        it.
+        """
         model, owners = self._unwrapped(), {}
         for module in self._unwrapped().modules():
             owners |= {id(parameter): module for parameter in module.parameters(recurse=False)}
@@ -100,12 +113,16 @@ class HuggingFaceSide:
         """What goes in and out of `modules`, for the first micro-batch of the step."""
         piece = self._batch(batch.micro_batches[0])
         with torch.no_grad():
-            trace = trace_forward(self.modules(), lambda: self.model(**piece.arguments, use_cache=False).logits)
+            trace = trace_forward(
+                self.modules(), lambda: self.model(**piece.arguments, use_cache=False).logits
+            )
         passed = {name: (piece.as_given(x), piece.as_given(out)) for name, (x, out) in trace.passed.items()}
         return Trace(passed, piece.as_given(trace.logits))
 
     def backward(self, batch: StepBatch) -> float:
-        """The step's loss, by transformers' own function: `num_items_in_batch` makes it a sum over counted tokens."""
+        """The step's loss, by transformers' own function: `num_items_in_batch` makes it a sum over counted
+        tokens.
+        """
         counted = int(batch.counted_tokens)
         total = 0.0
         for micro_batch in batch.micro_batches:
@@ -170,7 +187,9 @@ def _overridden(identity: "Identity", overrides: dict[str, Any]) -> "Identity":
 
 
 def _model(identity: "Identity", reads_own_files: bool, overrides: dict[str, Any]) -> PreTrainedModel:
-    """With attention written out ("eager"): not every family's bends of the scores are in the faster forms."""
+    """With attention written out ("eager"): not every family's bends of the scores are in the
+    faster forms.
+    """
     names = families.module(identity.model.model_type, "names")
     if reads_own_files:
         folder = resolve_weights(identity.model.weights)
@@ -202,7 +221,8 @@ def _override(config: PretrainedConfig, key: str, value: Any) -> None:
     else:
         known = ", ".join(OPTIMISER_KEYS)
         raise KieloError(
-            f"hugging_face_overrides: {key!r} is no key of a {config.model_type} config.json, nor one of {known}"
+            f"hugging_face_overrides: {key!r} is no key of a {config.model_type} config.json, nor one of "
+            f"{known}"
         )
 
 
@@ -217,7 +237,9 @@ def _groups(model: PreTrainedModel, weight_decay: float) -> list[dict[str, Any]]
 
 
 def _rope_tables(model: PreTrainedModel) -> Iterable[tuple[Tensor, Tensor]]:
-    """Of the first two positions, (cosines, sines) [2, r/2]: of full and then of windowed layers, where they differ."""
+    """Of the first two positions, (cosines, sines) [2, r/2]: of full and then of windowed layers, where they
+    differ.
+    """
     rotary = getattr(model.base_model, "rotary_emb", None)
     if rotary is None:
         return

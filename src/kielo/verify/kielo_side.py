@@ -1,7 +1,8 @@
-"""Kielo's side of the parity check: the training path itself (laid out, chunked loss, optimiser, schedule), on one rank.
+"""Kielo's side of the parity check: the training path itself (laid out, chunked loss, optimiser, schedule),
+on one rank.
 
-Data in: the resolved run, in fp32, and the weights to start from; data out: traces, losses, gradients, updates and
-the settings that the live objects hold.
+Data in: the resolved run, in fp32, and the weights to start from; data out: traces, losses, gradients,
+updates and the settings that the live objects hold.
 """
 
 from collections.abc import Iterable, Iterator
@@ -44,7 +45,9 @@ def world_of_one(timeout_seconds: float, device: str) -> Iterator[World]:
     world = start_world(timeout_seconds, device)
     try:
         if world.size != 1:
-            raise KieloError(f"parity is checked by one process, and {world.size} were started; start it without torchrun")
+            raise KieloError(
+                f"parity is checked by one process, and {world.size} were started; start it without torchrun"
+            )
         settle_matrix_products("fp32")
         yield world
     finally:
@@ -138,7 +141,9 @@ class KieloSide:
         }  # fmt: skip
 
     def _rope_tables(self) -> Iterable[tuple[Tensor, Tensor]]:
-        """As `hugging_face_side` has them: one for all layers where all that are in use are the same module."""
+        """As `hugging_face_side` has them: one for all layers where all that are in use are the
+        same module.
+        """
         kinds = sorted({layer.kind for layer in self.model.layers.values()})
         rotaries = (getattr(self.model, self.model.kinds[kind].rotary) for kind in kinds)
         return [rotary(2) for rotary in dict.fromkeys(rotaries) if rotary is not None]

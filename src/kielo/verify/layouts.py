@@ -1,8 +1,10 @@
-"""Do layouts leave the model as it is? Every axis, and products of them, against one process, number by number.
+"""Do layouts leave the model as it is? Every axis, and products of them, against one process, number by
+number.
 
-In: a recipe (only its family and switches; the model is tiny, and no stage of a run is needed). Out: `layouts.json`,
-the certificate: for each case how far ten steps' losses and gradient norms, each tensor's gradient and each tensor's
-final weights are from those of one plain process. gloo ranks on this machine's CPU, one thread each.
+In: a recipe (only its family and switches; the model is tiny, and no stage of a run is needed). Out:
+`layouts.json`, the certificate: for each case how far ten steps' losses and gradient norms, each tensor's
+gradient and each tensor's final weights are from those of one plain process. gloo ranks on this machine's
+CPU, one thread each.
 """
 
 import json
@@ -34,13 +36,17 @@ _PRELOADED = ["kielo.verify.layouts_rank", "torch._dynamo", "torch.distributed.c
 
 
 def verify_layouts(
-    recipe: Recipe, folder: Path, cases: Sequence[str] | None = None, mutation: str | None = None, steps: int = 10
+    recipe: Recipe,
+    folder: Path,
+    cases: Sequence[str] | None = None,
+    mutation: str | None = None,
+    steps: int = 10,
 ) -> dict[str, Any]:
     """The certificate, also written to `folder`/layouts.json; `["passed"]` is the answer.
 
-    `cases`: names or shell patterns of those to run, default all. `mutation`: dotted name of a function that every
-    rank calls before its cases, to break something on purpose. bf16 is compared with bf16 on one rank and has no bar.
-    Raises KieloError for a pattern that no case fits. Progress goes to stderr.
+    `cases`: names or shell patterns of those to run, default all. `mutation`: dotted name of a function that
+    every rank calls before its cases, to break something on purpose. bf16 is compared with bf16 on one rank
+    and has no bar. Raises KieloError for a pattern that no case fits. Progress goes to stderr.
     """
     if steps < 1:
         raise KieloError(f"{steps} steps show nothing; give 1 or more")
@@ -71,7 +77,9 @@ def verify_layouts(
 def _run(
     recipe: Recipe, cases: list[Case], steps: int, scratch: Path, mutation: str | None
 ) -> dict[str, dict[str, Any]]:
-    """Differences by case name. A case that raises is noted, and ranks are started anew for those after it."""
+    """Differences by case name. A case that raises is noted, and ranks are started anew for those
+    after it.
+    """
     found: dict[str, dict[str, Any]] = {}
     results = scratch / f"results_{cases[0].ranks}.jsonl"
     left = cases
@@ -99,7 +107,9 @@ def _entry(recipe: Recipe, case: Case, found: dict[str, Any]) -> dict[str, Any]:
     of = subject(recipe, case.switches)
     return {
         "name": case.name,
-        "layout": {key: value for key, value in case.section.model_dump(mode="json").items() if key in case.layout},
+        "layout": {
+            key: value for key, value in case.section.model_dump(mode="json").items() if key in case.layout
+        },
         "ranks": case.ranks,
         "tied": of.model.tie_word_embeddings,
         "documents": of.mask_documents,

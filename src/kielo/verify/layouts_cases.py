@@ -1,4 +1,5 @@
-"""Which layouts `kielo verify layouts` tries, as data: axes alone, in pairs and threes, with what crosses them.
+"""Which layouts `kielo verify layouts` tries, as data: axes alone, in pairs and threes, with what crosses
+them.
 
 A case is a layout section, a number of micro-batches, a precision, and switches of the recipe that it turns.
 """
@@ -20,8 +21,9 @@ SWITCHES = ("tied", "documents", "z_loss", "frozen")
 
 @dataclass(frozen=True)
 class Case:
-    """`layout` has keys of the recipe's [layout], axes that it leaves out being 1; `switches` keys of SWITCHES, and
-    what it leaves out is as in the recipe. `micro_batches` is a rank's number of them in one step.
+    """`layout` has keys of the recipe's [layout], axes that it leaves out being 1; `switches` keys of
+    SWITCHES, and what it leaves out is as in the recipe. `micro_batches` is a rank's number of them in one
+    step.
     """
 
     layout: Mapping[str, Any]
@@ -43,7 +45,9 @@ class Case:
     def name(self) -> str:
         """Whatever sets the case apart, in few letters: `shard2-tensor2-zero3-full-micro2-tied`."""
         section, switches = self.section, self.switches
-        words = [f"{axis}{getattr(section, axis)}" for axis in AXES if getattr(section, axis) > 1] or ["one_rank"]
+        words = [f"{axis}{getattr(section, axis)}" for axis in AXES if getattr(section, axis) > 1] or [
+            "one_rank"
+        ]
         if section.pipeline > 1:
             words.insert(1, section.pipeline_schedule)
         if section.pipeline_layers is not None:
@@ -76,13 +80,17 @@ class Case:
 
 
 def all_cases() -> list[Case]:
-    """Every case, those on few ranks first. Four axes at 2 would need 16 ranks, so they cross in threes on 8."""
+    """Every case, those on few ranks first. Four axes at 2 would need 16 ranks, so they cross in
+    threes on 8.
+    """
     cases = [*_one_axis(), *_recomputation(), *_pairs(), *_threes(), *_pipelines()]
     return sorted(cases, key=lambda case: case.ranks)
 
 
 def chosen_cases(patterns: Sequence[str] | None) -> list[Case]:
-    """The cases with these names (shell patterns, `tensor2*`); all without patterns. KieloError for one that fits none."""
+    """The cases with these names (shell patterns, `tensor2*`); all without patterns. KieloError for one that
+    fits none.
+    """
     cases = all_cases()
     if not patterns:
         return cases
@@ -96,16 +104,26 @@ def chosen_cases(patterns: Sequence[str] | None) -> list[Case]:
 def _one_axis() -> list[Case]:
     cases = [Case({}, micro_batches=4)]
     cases += [Case({"replicate": 2}, micro_batches) for micro_batches in (1, 4)]
-    cases += [Case({"shard": 2, "zero": zero}, micro_batches) for zero in (1, 2, 3) for micro_batches in (1, 4)]
+    cases += [
+        Case({"shard": 2, "zero": zero}, micro_batches) for zero in (1, 2, 3) for micro_batches in (1, 4)
+    ]
     cases += [Case({"tensor": 2}, micro_batches) for micro_batches in (1, 4)]
     cases += [Case({"tensor": 2, "sequence_parallel": False}, micro_batches) for micro_batches in (1, 4)]
     cases += [Case({"tensor": 2}, switches={"z_loss": 1e-3}), Case({"shard": 2, "cpu_offload": True})]
     contexts = [{"context": 2, "context_attention": form} for form in ("all_gather", "ulysses")]
     # With documents and without, attention takes two different ways.
-    cases += [Case(context, switches={"documents": documents}) for context in contexts for documents in (True, False)]
+    cases += [
+        Case(context, switches={"documents": documents})
+        for context in contexts
+        for documents in (True, False)
+    ]
     cases += [Case(context, 4, {"documents": True}) for context in contexts]
     tyings = ({"tied": True}, {"tied": False})
-    cases += [Case(layout, switches=tying) for layout in ({"shard": 2, "zero": 3}, {"tensor": 2}) for tying in tyings]
+    cases += [
+        Case(layout, switches=tying)
+        for layout in ({"shard": 2, "zero": 3}, {"tensor": 2})
+        for tying in tyings
+    ]
     alone = ({"replicate": 2}, {"shard": 2}, {"shard": 2, "zero": 3}, {"tensor": 2})
     cases += [Case(layout, precision="bf16") for layout in alone]
     return cases + [Case(context, switches={"documents": True}, precision="bf16") for context in contexts]
@@ -127,7 +145,10 @@ def _pairs() -> list[Case]:
             cases += [Case(layout | {"zero": zero}, 2) for zero in (1, 2, 3)]
         if "context" in layout:
             cases += [Case(layout | {"context_attention": "ulysses"}, 2, {"documents": True})]
-    cases += [Case({"shard": 2, "tensor": 2, "zero": 3, "recompute": "full"}, 2, {"tied": tied}) for tied in (True, False)]
+    cases += [
+        Case({"shard": 2, "tensor": 2, "zero": 3, "recompute": "full"}, 2, {"tied": tied})
+        for tied in (True, False)
+    ]
     cases += [Case({"shard": 2, "tensor": 2, "sequence_parallel": False, "zero": 3}, 2)]
     return cases + [Case({"tensor": 4}), Case({"context": 4}), Case({"shard": 4, "zero": 3})]
 
@@ -138,7 +159,9 @@ def _threes() -> list[Case]:
     cases += [Case(splitting, switches={"tied": tied}) for tied in (True, False)]
     cases.append(Case(splitting, precision="bf16"))
     most = splitting | {"zero": 3, "recompute": "full"}
-    cases += [Case(most | {"context_attention": form}, 4, {"documents": True}) for form in ("all_gather", "ulysses")]
+    cases += [
+        Case(most | {"context_attention": form}, 4, {"documents": True}) for form in ("all_gather", "ulysses")
+    ]
     return cases
 
 
@@ -154,10 +177,18 @@ def _pipelines() -> list[Case]:
     cases += [Case(layout, 4, {"frozen": True}) for layout in alone]
     cases += [Case(alone[1] | {"pipeline": 4}, 4, {"frozen": True}), Case({"shard": 2}, 2, {"frozen": True})]
     # The last stage has nothing but the norm and the head.
-    cases += [Case(alone[1] | {"pipeline_layers": (4, 0)}, 4), Case(alone[4] | {"pipeline_layers": (2, 1, 1, 0)}, 4)]
-    whole_backward = [layout for layout in alone if not SCHEDULES[layout["pipeline_schedule"]].splits_backward]
+    cases += [
+        Case(alone[1] | {"pipeline_layers": (4, 0)}, 4),
+        Case(alone[4] | {"pipeline_layers": (2, 1, 1, 0)}, 4),
+    ]
+    whole_backward = [
+        layout for layout in alone if not SCHEDULES[layout["pipeline_schedule"]].splits_backward
+    ]
     cases += [Case(layout | {"recompute": "full"}, 4) for layout in whole_backward]
     cases += [Case(layout | {"shard": 2, "zero": 3}, 4) for layout in whole_backward]
     cases += [Case(layout | {"tensor": 2, "shard": 2}, 4) for layout in alone]
-    cases += [Case(layout | {"tensor": 2, "shard": 2}, 4, {"tied": True, "documents": True}) for layout in alone[1::2]]
+    cases += [
+        Case(layout | {"tensor": 2, "shard": 2}, 4, {"tied": True, "documents": True})
+        for layout in alone[1::2]
+    ]
     return cases + [Case(layout, 4, precision="bf16") for layout in alone]

@@ -1,7 +1,9 @@
-"""What one rank of `kielo verify layouts` does: train a subject laid out, by training's own parts, and compare.
+"""What one rank of `kielo verify layouts` does: train a subject laid out, by training's own parts, and
+compare.
 
-In: cases and the folder with the reference outcomes; out: a line of JSON for each case (rank 0), saying how far loss,
-norm, gradients and weights are from the reference. Every rank compares what it holds, and the farthest counts.
+In: cases and the folder with the reference outcomes; out: a line of JSON for each case (rank 0), saying how
+far loss, norm, gradients and weights are from the reference. Every rank compares what it holds, and the
+farthest counts.
 """
 
 import importlib
@@ -53,8 +55,8 @@ from kielo.verify.layouts_subject import (
 
 LOSS_CHUNK_TOKENS = 48  # divides neither a sequence nor a step
 
-# A tensor whose true gradient is nothing, as a key's bias has it without RoPE, is all rounding: it is measured against
-# these root mean squares. Those of all other tensors are larger, in every family.
+# A tensor whose true gradient is nothing, as a key's bias has it without RoPE, is all rounding: it is
+# measured against these root mean squares. Those of all other tensors are larger, in every family.
 GRADIENT_FLOOR = 1e-4
 WEIGHT_FLOOR = 1e-3
 
@@ -62,7 +64,8 @@ WEIGHT_FLOOR = 1e-3
 def make_references(recipe: Recipe, cases: Sequence[Case], steps: int, folder: Path) -> None:
     """On one rank: train each subject of `cases` and write its outcome into `folder`.
 
-    For fp32 that is plain training; for bf16 the laid-out code on this one rank, whose rounding is what is asked about.
+    For fp32 that is plain training; for bf16 the laid-out code on this one rank, whose rounding is what is
+    asked about.
     """
     with _world(recipe) as world:
         for case in cases:
@@ -75,7 +78,9 @@ def make_references(recipe: Recipe, cases: Sequence[Case], steps: int, folder: P
                 outcome = train_plainly(of, steps)
             else:
                 alone = Case({}, switches=case.switches, precision=case.precision)
-                outcome = train_laid_out(of, alone, steps, world, build_mesh(world, _placement(recipe, alone)), recipe)
+                outcome = train_laid_out(
+                    of, alone, steps, world, build_mesh(world, _placement(recipe, alone)), recipe
+                )
             save_file({name: tensor.contiguous() for name, tensor in outcome.items()}, path)
 
 
@@ -84,8 +89,8 @@ def run_cases(
 ) -> None:
     """On each of a case's ranks: run `cases` (all of one number of ranks), in order.
 
-    Rank 0 appends a line to `results` when a case is done. `mutation` is the dotted name of a function that is called
-    first and may break anything (the check of the check).
+    Rank 0 appends a line to `results` when a case is done. `mutation` is the dotted name of a function that
+    is called first and may break anything (the check of the check).
     """
     with _world(recipe) as world:
         if mutation is not None:
@@ -120,10 +125,10 @@ def compare(
     return _worst_of_all_ranks(differences(outcome, truth))
 
 
-def train_laid_out(
-    of: Subject, case: Case, steps: int, world: World, mesh: Mesh, recipe: Recipe
-) -> Outcome:
-    """`steps` optimiser steps by the parts that `train/build.py` assembles. Whole tensors come back, on every rank."""
+def train_laid_out(of: Subject, case: Case, steps: int, world: World, mesh: Mesh, recipe: Recipe) -> Outcome:
+    """`steps` optimiser steps by the parts that `train/build.py` assembles. Whole tensors come back, on every
+    rank.
+    """
     placement = _placement(recipe, case)
     with torch.device("meta"):
         model = families.build_model(of.model)
@@ -132,7 +137,9 @@ def train_laid_out(
     materialise(model, world.device, partial(first_value, of), placement.cpu_offload)
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     optimiser = build_optimiser(model, of)
-    forward_backward = forward_backward_of(model, of.z_loss, LOSS_CHUNK_TOKENS, mesh, placement, case.precision)
+    forward_backward = forward_backward_of(
+        model, of.z_loss, LOSS_CHUNK_TOKENS, mesh, placement, case.precision
+    )
     feed = _feed(of, case, steps, world, mesh)
     losses, norms, outcome = [], [], {}
     try:
@@ -150,17 +157,22 @@ def train_laid_out(
 
 
 def differences(ours: Outcome, theirs: Outcome) -> dict[str, dict[str, Any]]:
-    """For loss, norm, gradient and weight the largest difference, {"value", "at"}; `at` names the step or tensor.
+    """For loss, norm, gradient and weight the largest difference, {"value", "at"}; `at` names the step or
+    tensor.
 
-    Tensors by the root mean square of their difference over that of `theirs`, or over the floor where that is more. A
-    pipeline rank has only the tensors of its stages.
+    Tensors by the root mean square of their difference over that of `theirs`, or over the floor where that is
+    more. A pipeline rank has only the tensors of its stages.
     """
     if ours.keys() - theirs.keys():
         raise ValueError(f"other tensors than in the reference: {sorted(ours.keys() - theirs.keys())}")
     found = {}
     for what, key in (("loss", "losses"), ("norm", "norms")):
-        relative = (ours[key].double() - theirs[key].double()).abs() / theirs[key].double().abs().clamp(min=1e-12)
-        found[what] = _largest({f"step {step}": value for step, value in enumerate(relative.tolist(), start=1)})
+        relative = (ours[key].double() - theirs[key].double()).abs() / theirs[key].double().abs().clamp(
+            min=1e-12
+        )
+        found[what] = _largest(
+            {f"step {step}": value for step, value in enumerate(relative.tolist(), start=1)}
+        )
     for what, floor in (("gradient", GRADIENT_FLOOR), ("weight", WEIGHT_FLOOR)):
         names = [name for name in ours if name.startswith(what + "/")]
         found[what] = _largest({

@@ -1,7 +1,8 @@
-"""What every layout must train alike: a tiny model of the recipe's kind, random text, and the truth of one process.
+"""What every layout must train alike: a tiny model of the recipe's kind, random text, and the truth of one
+process.
 
-In: a recipe and switches; out: a `Subject`, the arrays of its steps, and the `Outcome` of training it plainly, without
-mesh, FSDP, chunked loss or micro-batches. Shape letters: b = sequences, s = tokens of one.
+In: a recipe and switches; out: a `Subject`, the arrays of its steps, and the `Outcome` of training it
+plainly, without mesh, FSDP, chunked loss or micro-batches. Shape letters: b = sequences, s = tokens of one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,13 +37,16 @@ _OF_FAMILY = {
 }  # fmt: skip
 WINDOW = 9  # shorter than a sequence, and than the half of one
 
-# "losses" and "norms" [steps], "gradient/NAME" after the first step's backward, "weight/NAME" after the last step.
+# "losses" and "norms" [steps], "gradient/NAME" after the first step's backward, "weight/NAME" after the last
+# step.
 Outcome = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The tiny model and how it is trained; the numbers that the recipe does not give are chosen to show faults."""
+    """The tiny model and how it is trained; the numbers that the recipe does not give are chosen to show
+    faults.
+    """
 
     model: Model
     seed: int
@@ -60,7 +64,8 @@ class Subject:
 
 
 def subject(recipe: Recipe, switches: Mapping[str, Any]) -> Subject:
-    """The recipe's family and switches (RoPE, windows, caps, tying, biases, document masks, z-loss) at tiny dimensions.
+    """The recipe's family and switches (RoPE, windows, caps, tying, biases, document masks, z-loss) at tiny
+    dimensions.
 
     KieloError where the family cannot have these together.
     """
@@ -79,7 +84,9 @@ def subject(recipe: Recipe, switches: Mapping[str, Any]) -> Subject:
 
 
 def _tiny(model: Model, tied: bool | None) -> Model:
-    """`model` with all that has a size made small; what is more than a size (wide heads, windows, scales) stays."""
+    """`model` with all that has a size made small; what is more than a size (wide heads, windows, scales)
+    stays.
+    """
     sizes = TINY | _OF_FAMILY.get(model.model_type, {}) | {"tie_word_embeddings": tied}
     if model.head_dim is not None and model.head_dim * model.num_attention_heads != model.hidden_size:
         sizes["head_dim"] = 16
@@ -87,7 +94,9 @@ def _tiny(model: Model, tied: bool | None) -> Model:
         sizes["sliding_window"] = WINDOW
     if model.layer_types is not None:
         kinds = sorted(set(model.layer_types))
-        sizes["layer_types"] = tuple(kinds[number % len(kinds)] for number in range(TINY["num_hidden_layers"]))
+        sizes["layer_types"] = tuple(
+            kinds[number % len(kinds)] for number in range(TINY["num_hidden_layers"])
+        )
     if model.query_pre_attn_scalar is not None:
         sizes["query_pre_attn_scalar"] = 12.0  # another number than head_dim
     return families.complete(model.model_copy(update=sizes), LENGTH)
@@ -111,8 +120,8 @@ def step_arrays(of: Subject, step: int) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def first_value(of: Subject, name: str, shape: Sequence[int]) -> Tensor:
-    """The family's own, fp32 on the CPU. Vectors are spread: among equal ones or zeros a shard in the wrong place hides,
-    and a bias that ten steps have made from nothing is too small to be measured against itself.
+    """The family's own, fp32 on the CPU. Vectors are spread: among equal ones or zeros a shard in the wrong
+    place hides, and a bias that ten steps have made from nothing is too small to be measured against itself.
     """
     value = families.module(of.model.model_type, "model").initial_value(name, shape, of.model, of.seed)
     return value + seeded_normal(f"spread of {name}", shape, 0.1, of.seed) if len(shape) == 1 else value
@@ -155,7 +164,9 @@ def train_plainly(of: Subject, steps: int) -> Outcome:
 
 
 def _plain_loss(model: nn.Module, of: Subject, step: int) -> Tensor:
-    inputs, labels, documents = (None if a is None else torch.from_numpy(a) for a in step_arrays(of, step)[1:])
+    inputs, labels, documents = (
+        None if a is None else torch.from_numpy(a) for a in step_arrays(of, step)[1:]
+    )
     logits = model.logits(model(inputs, documents))
     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=NOT_COUNTED)
     if of.z_loss:

@@ -1,4 +1,6 @@
-"""The certificate of layouts in words: a row for each case, and which bar was missed where. Needs no torch."""
+"""The certificate of layouts in words: a row for each case, and which bar was missed where. Needs
+no torch.
+"""
 
 from typing import Any
 
@@ -6,22 +8,33 @@ TITLES = ("case", "ranks", "tied", "loss", "gradient norm", "worst gradient", "w
 
 
 def table(certificate: dict[str, Any]) -> tuple[tuple[str, ...], list[list[str]]]:
-    """(titles, rows) of layouts.json: relative differences from one process; the same case in bf16 is a column."""
+    """(titles, rows) of layouts.json: relative differences from one process; the same case in bf16 is a
+    column.
+    """
     in_bf16 = {_name_in_fp32(entry): entry for entry in certificate["cases"] if entry["precision"] == "bf16"}
-    rows = [_row(entry, in_bf16.pop(entry["name"], None)) for entry in certificate["cases"] if entry["precision"] == "fp32"]
+    rows = [
+        _row(entry, in_bf16.pop(entry["name"], None))
+        for entry in certificate["cases"]
+        if entry["precision"] == "fp32"
+    ]
     # A choice of cases may leave fp32 out.
-    return TITLES, rows + [[name, *_what(entry), "", "", "", "", *_bf16(entry)] for name, entry in in_bf16.items()]
+    return TITLES, rows + [
+        [name, *_what(entry), "", "", "", "", *_bf16(entry)] for name, entry in in_bf16.items()
+    ]
 
 
 def verdict(certificate: dict[str, Any]) -> str:
     """Passed, with the bars; or every bar that was missed, with case and tensor."""
     bars = certificate["bars"]
     asked = (
-        f"bars in fp32: loss {bars['loss']:.0e} and gradient norm {bars['norm']:.0e} at each of {certificate['steps']} steps, "
+        f"bars in fp32: loss {bars['loss']:.0e} and gradient norm {bars['norm']:.0e} at each of "
+        f"{certificate['steps']} steps, "
         f"each tensor's gradient {bars['gradient']:.0e} and final weights {bars['weight']:.0e}"
     )
     lines = [
-        f"MISSED by {entry['name']}: {miss}" for entry in certificate["cases"] for miss in misses(entry, certificate["bars"])
+        f"MISSED by {entry['name']}: {miss}"
+        for entry in certificate["cases"]
+        for miss in misses(entry, certificate["bars"])
     ]
     if lines:
         return "\n".join([*lines, f"Layouts change the model ({asked})."])

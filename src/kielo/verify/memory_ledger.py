@@ -1,7 +1,9 @@
-"""What memory is held for, from birth to end: tensors seen by an observer → bytes now, and peaks by phase and kind.
+"""What memory is held for, from birth to end: tensors seen by an observer → bytes now, and peaks by phase and
+kind.
 
-A storage counts once, with its whole size, however many tensors look into it. Its kind may become known late (that a
-buffer was a gradient shows when backward is over), so peaks are made by going through the whole record again.
+A storage counts once, with its whole size, however many tensors look into it. Its kind may become known late
+(that a buffer was a gradient shows when backward is over), so peaks are made by going through the whole
+record again.
 """
 
 import weakref

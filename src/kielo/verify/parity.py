@@ -1,8 +1,9 @@
 """Is it the same model, trained the same way? Kielo against Hugging Face's transformers under accelerate.
 
-Same weights, same samples in the same order, same settings, fp32, one process: logits, loss, gradients, then optimiser
-steps. Data in: a resolved run and perhaps a checkpoint; data out: `parity.json` (the certificate; `print_parity` makes
-a table of it), which names, where the two differ, the setting or the first layer that does.
+Same weights, same samples in the same order, same settings, fp32, one process: logits, loss, gradients, then
+optimiser steps. Data in: a resolved run and perhaps a checkpoint; data out: `parity.json` (the certificate;
+`print_parity` makes a table of it), which names, where the two differ, the setting or the first layer that
+does.
 """
 
 from dataclasses import asdict
@@ -43,11 +44,11 @@ def verify_parity(
 ) -> dict[str, Any]:
     """The certificate, also written to `folder`/parity.json with a manifest; `["passed"]` is the answer.
 
-    It passes when at every step the losses differ by at most `tolerance` (relative), no setting differs, and the
-    first step's gradients agree. Starts from `checkpoint`'s weights, else from those that the run starts from
-    (`model.weights`, or the seeded initial values). `hugging_face_overrides` sets keys of the Hugging Face side
-    wrong on purpose (`rope_theta`, `rms_norm_eps`, `weight_decay`, …): the check of the check. The table goes to
-    `console` where one is given.
+    It passes when at every step the losses differ by at most `tolerance` (relative), no setting differs, and
+    the first step's gradients agree. Starts from `checkpoint`'s weights, else from those that the run starts
+    from (`model.weights`, or the seeded initial values). `hugging_face_overrides` sets keys of the Hugging
+    Face side wrong on purpose (`rope_theta`, `rms_norm_eps`, `weight_decay`, …): the check of the check. The
+    table goes to `console` where one is given.
     """
     overrides = hugging_face_overrides or {}
     identity, placement = _scaled(resolved)
@@ -60,12 +61,15 @@ def verify_parity(
     section = settings | {"identity": resolved.identity.model_dump(mode="json")}
     if is_current(folder, KIND, VERSION, inputs, section):
         certificate = read_stage_json(folder, CERTIFICATE_NAME)
-        if certificate["passed"]:  # one that failed is looked at again: the cause may have been outside the recipe
+        # one that failed is looked at again: the cause may have been outside the recipe
+        if certificate["passed"]:
             return certificate
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
         with world_of_one(placement.start_timeout_seconds, placement.device) as world:
             certificate = _compare(identity, placement, phase, world, checkpoint, tolerance, overrides)
-        certificate |= {"weights": str(checkpoint or identity.model.weights or f"initial values of seed {identity.seed}")}
+        certificate |= {
+            "weights": str(checkpoint or identity.model.weights or f"initial values of seed {identity.seed}")
+        }
         certificate |= settings
         write_json_atomically(stage.folder / CERTIFICATE_NAME, certificate)
         stage.counts.update(
@@ -121,7 +125,9 @@ def _compare(
     ours = KieloSide(identity, placement, world, checkpoint)
     # Weights in Hugging Face's own files are loaded by Hugging Face's own code, which checks our import too.
     own_files = checkpoint is None and identity.model.weights is not None
-    theirs = HuggingFaceSide(identity, placement.device, ours.parameters(), overrides, reads_own_files=own_files)
+    theirs = HuggingFaceSide(
+        identity, placement.device, ours.parameters(), overrides, reads_own_files=own_files
+    )
     steps = phase.last_step
     feed = _feed(identity, placement, phase, world.device)
     try:
@@ -136,7 +142,9 @@ def _compare(
     their_settings = theirs.settings() | _run_settings(records["theirs"], their_trace)
     wrong_settings = differing(our_settings, their_settings)
     losses = {side: [record["loss"] for record in records[side]] for side in records}
-    differences = [_relative(mine, their) for mine, their in zip(losses["ours"], losses["theirs"], strict=True)]
+    differences = [
+        _relative(mine, their) for mine, their in zip(losses["ours"], losses["theirs"], strict=True)
+    ]
     parting_step = next((step for step, value in enumerate(differences, 1) if not value <= tolerance), None)
     passed = parting_step is None and not wrong_settings and gradient[1] <= GRADIENT_TOLERANCE
     parting = None if passed else first_parting(our_trace, their_trace, tolerance)
@@ -164,7 +172,9 @@ def _compare(
 def _train(
     ours: KieloSide, theirs: HuggingFaceSide, feed: Feed, first_batch: StepBatch, steps: int
 ) -> tuple[dict[str, list[dict[str, float]]], tuple[str, float], tuple[str, float]]:
-    """(what each side measured at each step, largest gradient difference and largest weight difference of step 1)."""
+    """(what each side measured at each step, largest gradient difference and largest weight difference of
+    step 1).
+    """
     records: dict[str, list[dict[str, float]]] = {"ours": [], "theirs": []}
     for step in range(1, steps + 1):
         batch = first_batch if step == 1 else feed.take(step)
@@ -184,7 +194,9 @@ def _train(
 
 
 def _run_settings(records: list[dict[str, float]], trace: Any) -> dict[str, Any]:
-    """Settings that only show in a run: what the optimiser was given, what the embedding saw, what came out."""
+    """Settings that only show in a run: what the optimiser was given, what the embedding saw,
+    what came out.
+    """
     tokens = trace.passed["embed"][0]
     return {
         "learning rate of each step": [record["learning_rate"] for record in records],
@@ -195,7 +207,9 @@ def _run_settings(records: list[dict[str, float]], trace: Any) -> dict[str, Any]
 
 
 def _norm_let_through(records: list[dict[str, float]]) -> float | str:
-    """The norm that gradients had after the first clipping, measured: it tells a clipping that does not clip."""
+    """The norm that gradients had after the first clipping, measured: it tells a clipping that
+    does not clip.
+    """
     for record in records:
         if record["clipped_gradient_norm"] < 0.999 * record["gradient_norm"]:
             return record["clipped_gradient_norm"]

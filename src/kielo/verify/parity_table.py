@@ -32,7 +32,9 @@ def print_parity(certificate: dict[str, Any], console: Console | None = None) ->
         style = "bold red" if not difference <= certificate["tolerance"] else None
         curves.add_row(str(step), f"{our_loss:.7f}", f"{their_loss:.7f}", f"{difference:.1e}", style=style)
     console.print(curves)
-    console.print(verdict(certificate), style="green" if certificate["passed"] else "bold red", highlight=False)
+    console.print(
+        verdict(certificate), style="green" if certificate["passed"] else "bold red", highlight=False
+    )
 
 
 def verdict(certificate: dict[str, Any]) -> str:
@@ -40,7 +42,8 @@ def verdict(certificate: dict[str, Any]) -> str:
     figures = (
         f"largest relative loss difference {certificate['max_relative_loss_difference']:.1e} over "
         f"{certificate['steps']} steps (tolerance {certificate['tolerance']:.0e}); logits differ by at most "
-        f"{certificate['logits_max_difference']:.1e}, gradients by {certificate['gradient_max_relative_difference']:.1e}"
+        f"{certificate['logits_max_difference']:.1e}, gradients by "
+        f"{certificate['gradient_max_relative_difference']:.1e}"
     )
     if certificate["passed"]:
         return f"Parity with Hugging Face holds: {figures}."
@@ -48,10 +51,14 @@ def verdict(certificate: dict[str, Any]) -> str:
     lines = [f"NO parity with Hugging Face: {figures}."]
     if first["settings"]:
         ours, theirs = certificate["settings"]["ours"], certificate["settings"]["theirs"]
-        lines += [f"Setting: {name}: {in_words(ours[name])} here, {in_words(theirs[name])} there." for name in first["settings"]]
+        lines += [
+            f"Setting: {name}: {in_words(ours[name])} here, {in_words(theirs[name])} there."
+            for name in first["settings"]
+        ]
     if first["layer"]:
         lines.append(
-            f"First layer that differs: {first['layer']} ({first['where']}; relative {first['relative_difference']:.1e})."
+            f"First layer that differs: {first['layer']} ({first['where']}; relative "
+            f"{first['relative_difference']:.1e})."
         )
     for key, label in (("weight", "Starting weight that differs"), ("gradient", "Gradient that differs most"),
                        ("update", "Weight that differs most after step 1")):  # fmt: skip

@@ -1,7 +1,9 @@
-"""One rank's operators, watched as they come: memory, floating-point operations and collectives of local tensors.
+"""One rank's operators, watched as they come: memory, floating-point operations and collectives of local
+tensors.
 
-DTensors, and weights in FP8, are taken apart by torch first, so that sizes are those of this rank and not of the whole model. A fake tensor
-has no value to tell: whoever asks for one gets 1, and whoever compares two hears that they are equal.
+DTensors, and weights in FP8, are taken apart by torch first, so that sizes are those of this rank and not of
+the whole model. A fake tensor has no value to tell: whoever asks for one gets 1, and whoever compares two
+hears that they are equal.
 """
 
 from collections import Counter
@@ -38,7 +40,8 @@ _COLLECTIVES = {
 
 
 class RankWatch(TorchDispatchMode):
-    """axes: a communicator's name → its axis of the mesh. weights_group: the name of the one that FSDP2 talks over.
+    """axes: a communicator's name → its axis of the mesh. weights_group: the name of the one that FSDP2 talks
+    over.
 
     flops: "matrix products" and "attention" → operations; the causal half of attention's scores counts, as in
     `models/decoder_count.py`. collectives: (axis, operation) → (how often, bytes of the whole buffers).
@@ -142,7 +145,9 @@ class RankWatch(TorchDispatchMode):
         axis = self._axes.get(name, "world")
         buffers = [[leaf for leaf in tree_leaves(arg) if isinstance(leaf, Tensor)] for arg in (*args, made)]
         self.calls[axis, operation] += 1
-        self.bytes[axis, operation] += max(sum(t.numel() * t.element_size() for t in tensors) for tensors in buffers)
+        self.bytes[axis, operation] += max(
+            sum(t.numel() * t.element_size() for t in tensors) for tensors in buffers
+        )
         if operation == "receive" and axis == "pipeline":
             self.ledger.name(buffers[0], "receive buffers")
         if name == self._weights_group and operator.namespace == "c10d" and self.section == "passes":

@@ -1,9 +1,10 @@
-"""One rank of the real job, at its real size, on this machine: resolved numbers and a rank → bytes, FLOPs, collectives.
+"""One rank of the real job, at its real size, on this machine: resolved numbers and a rank → bytes, FLOPs,
+collectives.
 
-The ranks beside it are imagined and tensors have no memory (torch's fake process group and fake tensors), but all that
-runs is training's own: the model is laid out, goes forward, backward and takes an optimiser step, and each operator of
-the rank is watched. Two steps are run, one to warm up and one that counts: the first asks torch how DTensors split,
-which looks like operators at the size of the whole model.
+The ranks beside it are imagined and tensors have no memory (torch's fake process group and fake tensors), but
+all that runs is training's own: the model is laid out, goes forward, backward and takes an optimiser step,
+and each operator of the rank is watched. Two steps are run, one to warm up and one that counts: the first
+asks torch how DTensors split, which looks like operators at the size of the whole model.
 """
 
 import time
@@ -41,10 +42,10 @@ from kielo.verify.torch_fakes import fake_tensors
 def rehearse(resolved: Resolved, rank: int) -> dict[str, Any]:
     """What rank `rank` holds, computes and sends in one step of the phase whose micro-batches are largest.
 
-    Of a step's micro-batches no more than 2p + 2 are run over p pipeline ranks (of gpipe all), by when as many are under
-    way at once as ever will be; counts go on as with the last of them. Layers are not compiled, and the precision is the
-    run's first. KieloError for a rank that is not there and for
-    what cannot be rehearsed.
+    Of a step's micro-batches no more than 2p + 2 are run over p pipeline ranks (of gpipe all), by when as
+    many are under way at once as ever will be; counts go on as with the last of them. Layers are not
+    compiled, and the precision is the run's first. KieloError for a rank that is not there and for what
+    cannot be rehearsed.
     """
     # A compiler would ask for values; what it fuses is counted as if it were not.
     placement = resolved.placement.model_copy(update={"compile": False})
@@ -53,8 +54,8 @@ def rehearse(resolved: Resolved, rank: int) -> dict[str, Any]:
         raise KieloError(f"rank {rank}: the job has ranks 0 to {placement.world_size - 1}")
     if placement.cpu_offload:
         raise KieloError(
-            "layout.cpu_offload = true cannot be rehearsed: the CPU stands in for the device here, so memory of the two "
-            "could not be told apart; what would work: layout.cpu_offload = false"
+            "layout.cpu_offload = true cannot be rehearsed: the CPU stands in for the device here, so "
+            "memory of the two could not be told apart; what would work: layout.cpu_offload = false"
         )
     started = time.monotonic()
     index = heaviest_phase(resolved)
@@ -111,10 +112,18 @@ def rehearse(resolved: Resolved, rank: int) -> dict[str, Any]:
 
 
 class Job:
-    """The parts of a rank's step, with memory, and the step itself. `watch` may be None, for ranks that are there."""
+    """The parts of a rank's step, with memory, and the step itself. `watch` may be None, for ranks that are
+    there.
+    """
 
     def __init__(
-        self, resolved: Resolved, index: int, mesh: Mesh, model: nn.Module, world: World, watch: RankWatch | None = None
+        self,
+        resolved: Resolved,
+        index: int,
+        mesh: Mesh,
+        model: nn.Module,
+        world: World,
+        watch: RankWatch | None = None,
     ) -> None:
         identity, placement = resolved.identity, resolved.placement
         self._resolved, self._index, self._mesh, self._watch = resolved, index, mesh, watch
@@ -132,8 +141,8 @@ class Job:
         self.held = StateBytes(0, 0, 0)
 
     def step(self, micro_batches: int) -> dict[tuple[str, Any], int]:
-        """One optimiser step of so many micro-batches, as in `train/loop.py`; ("flops", what), ("calls", what) and
-        ("bytes", what) → how many of it there were.
+        """One optimiser step of so many micro-batches, as in `train/loop.py`; ("flops", what), ("calls",
+        what) and ("bytes", what) → how many of it there were.
         """
         batch = self._batch(micro_batches)
         self._section("passes")
@@ -154,7 +163,10 @@ class Job:
 
     def _batch(self, micro_batches: int) -> StepBatch:
         identity, placement = self._resolved.identity, self._resolved.placement
-        length, rows = identity.phases[self._index].sequence_length, placement.phases[self._index].micro_batch_sequences
+        length, rows = (
+            identity.phases[self._index].sequence_length,
+            placement.phases[self._index].micro_batch_sequences,
+        )
         axis = self._mesh["context"]
         positions = context_positions(length, axis.size(), axis.get_local_rank()) if axis.size() > 1 else None
         shape = rows, length // axis.size()
@@ -179,7 +191,9 @@ class Job:
             self._name(parameters, "parameters")
             ledger = self._watch.ledger
             state = list(_state(self._optimiser))
-            self.held = StateBytes(*(ledger.bytes_of(map(local, some)) for some in (parameters, gradients, state)))
+            self.held = StateBytes(
+                *(ledger.bytes_of(map(local, some)) for some in (parameters, gradients, state))
+            )
 
     def _name(self, tensors: Iterator[Tensor] | list[Tensor], kind: str) -> None:
         if self._watch is not None:
@@ -196,7 +210,9 @@ def heaviest_phase(resolved: Resolved) -> int:
 
     def weight(index: int) -> tuple[int, int]:
         phase = placement.phases[index]
-        return phase.micro_batch_sequences * identity.phases[index].sequence_length, phase.micro_batches_per_step
+        return phase.micro_batch_sequences * identity.phases[
+            index
+        ].sequence_length, phase.micro_batches_per_step
 
     return max(range(len(placement.phases)), key=weight)
 
@@ -205,8 +221,8 @@ def rehearsed_micro_batches(resolved: Resolved, phase: PhasePlacement) -> tuple[
     """(of the step that warms up, of the step that counts)."""
     placement, all_of_them = resolved.placement, phase.micro_batches_per_step
     ranks, schedule, stages = placement.pipeline, placement.pipeline_schedule, len(placement.pipeline_layers)
-    # With 1F1B p are under way at once, or fewer, and with the next all ranks are at work; schedules with more stages a
-    # rank need a second round to show all.
+    # With 1F1B p are under way at once, or fewer, and with the next all ranks are at work; schedules with
+    # more stages a rank need a second round to show all.
     longest = {"gpipe": all_of_them, "1f1b": ranks + 1}.get(schedule, 2 * ranks + 2)
     most = min(all_of_them, longest if ranks > 1 else 2)
     fitting = [
@@ -228,8 +244,8 @@ def _extended(
 
 
 def _with_all_buffers(peak: Peak, wanted: int, many: int) -> Peak:
-    """The peak of `wanted` micro-batches: all of them lie there from the beginning, and torch's stages have a buffer to
-    receive each of them.
+    """The peak of `wanted` micro-batches: all of them lie there from the beginning, and torch's stages have a
+    buffer to receive each of them.
     """
     more = {kind: peak.kinds.get(kind, 0) * (wanted - many) // many for kind in ("batch", "receive buffers")}
     kinds = {kind: size + more.get(kind, 0) for kind, size in peak.kinds.items()}
@@ -245,7 +261,9 @@ def _stages(resolved: Resolved, pipeline_rank: int) -> dict[str, list[int]]:
     numbers = stages_of_rank(
         placement.pipeline_schedule, placement.pipeline, pipeline_rank, len(ranges) // placement.pipeline
     )
-    return {str(number): [ranges[number][0], ranges[number][-1]] if ranges[number] else [] for number in numbers}
+    return {
+        str(number): [ranges[number][0], ranges[number][-1]] if ranges[number] else [] for number in numbers
+    }
 
 
 def _state(optimiser: Optimiser) -> Iterator[Tensor]:

@@ -20,17 +20,19 @@ def headline(rehearsal: dict[str, Any]) -> str:
     wanted, run = rehearsal["micro_batches_per_step"], rehearsal["rehearsed_micro_batches"]
     shortened = "" if wanted == run else f", {run} of them run"
     return (
-        f"{rehearsal['name']}: rank {rehearsal['rank']} of {rehearsal['world_size']:,} ({place}) of {layout}; {stages}\n"
-        f"{wanted} micro-batches of {rehearsal['micro_batch_sequences']} × {rehearsal['sequence_length']} tokens a step"
-        f"{shortened}; recompute {rehearsal['recompute']}, zero {rehearsal['zero']}; torch {rehearsal['torch']}, "
-        f"{rehearsal['seconds']:.0f} s"
+        f"{rehearsal['name']}: rank {rehearsal['rank']} of {rehearsal['world_size']:,} ({place}) of "
+        f"{layout}; {stages}\n{wanted} micro-batches of {rehearsal['micro_batch_sequences']} × "
+        f"{rehearsal['sequence_length']} tokens a step{shortened}; recompute {rehearsal['recompute']}, zero "
+        f"{rehearsal['zero']}; torch {rehearsal['torch']}, {rehearsal['seconds']:.0f} s"
     )
 
 
 def memory(rehearsal: dict[str, Any]) -> tuple[Sequence[str], list[tuple]]:
     """Most bytes at one time of each phase of the step, and what for."""
     peaks = rehearsal["peaks"]
-    kinds = sorted({kind for peak in peaks.values() for kind in peak["kinds"]}, key=lambda kind: -_largest(peaks, kind))
+    kinds = sorted(
+        {kind for peak in peaks.values() for kind in peak["kinds"]}, key=lambda kind: -_largest(peaks, kind)
+    )
     shown = [kind for kind in kinds if _largest(peaks, kind) >= 1e6] or kinds
     phases = [phase for phase in _PHASES if phase in peaks]
     rows = [(kind, *(_gigabytes(peaks[phase]["kinds"].get(kind, 0)) for phase in phases)) for kind in shown]
@@ -40,7 +42,9 @@ def memory(rehearsal: dict[str, Any]) -> tuple[Sequence[str], list[tuple]]:
 
 def summary(rehearsal: dict[str, Any]) -> str:
     held, computed = rehearsal["state_bytes"], rehearsal["computed_state_bytes"]
-    said = "the same" if held == computed else ", ".join(f"{what} {size:,}" for what, size in computed.items())
+    said = (
+        "the same" if held == computed else ", ".join(f"{what} {size:,}" for what, size in computed.items())
+    )
     flops = ", ".join(f"{count:.4g} of {what}" for what, count in rehearsal["flops"].items())
     return (
         "bytes between steps: " + ", ".join(f"{what} {size:,}" for what, size in held.items())
@@ -51,7 +55,8 @@ def summary(rehearsal: dict[str, Any]) -> str:
 
 def collectives(rehearsal: dict[str, Any]) -> tuple[Sequence[str], list[tuple]]:
     rows = [
-        (row["axis"], row["operation"], f"{row['count']:,}", _gigabytes(row["bytes"])) for row in rehearsal["collectives"]
+        (row["axis"], row["operation"], f"{row['count']:,}", _gigabytes(row["bytes"]))
+        for row in rehearsal["collectives"]
     ]
     return ("axis", "collective", "times a step", "GB of whole buffers"), rows
 

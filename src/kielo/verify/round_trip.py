@@ -1,9 +1,9 @@
-"""Hugging Face weights in and out again: folder → parameters → checkpoint → export, and every tensor compared.
+"""Hugging Face weights in and out again: folder → parameters → checkpoint → export, and every tensor
+compared.
 
-Nothing is trained in between, so names, dtypes, shapes and bytes must be the source's own. Weights that are not finite
-are refused, as by training. All runs through the
-code that training and export use; the host holds one rank's fp32 weights, and a copy of them while the checkpoint
-is written.
+Nothing is trained in between, so names, dtypes, shapes and bytes must be the source's own. Weights that are
+not finite are refused, as by training. All runs through the code that training and export use; the host holds
+one rank's fp32 weights, and a copy of them while the checkpoint is written.
 """
 
 import hashlib
@@ -96,7 +96,9 @@ def _in_words(what: dict[str, Any] | None) -> str:
 
 
 def _in_and_out(source: Path, checkpoints: Path, to: Path) -> dict[str, str]:
-    """Export to `to` what was imported from `source`; returns what was taken for weights, and their dtypes."""
+    """Export to `to` what was imported from `source`; returns what was taken for weights, and
+    their dtypes.
+    """
     model = read_hf_config(source)
     store = Store(checkpoints)
     try:

@@ -1,6 +1,8 @@
-"""Effective settings of a training run, read off live objects, in words that both sides of a comparison share.
+"""Effective settings of a training run, read off live objects, in words that both sides of a comparison
+share.
 
-Data in: an optimiser, RoPE tables, parameters; data out: plain values under setting names, and which of two differ.
+Data in: an optimiser, RoPE tables, parameters; data out: plain values under setting names, and which of two
+differ.
 """
 
 import math
@@ -17,7 +19,9 @@ def optimiser_settings(optimiser: torch.optim.AdamW, named: dict[str, torch.nn.P
     """`named`: our parameter name → the parameter as the optimiser holds it."""
     group_of = {id(parameter): group for group in optimiser.param_groups for parameter in group["params"]}
     groups = {name: group_of[id(parameter)] for name, parameter in named.items() if id(parameter) in group_of}
-    moments = [optimiser.state[parameter]["exp_avg"] for parameter in named.values() if parameter in optimiser.state]
+    moments = [
+        optimiser.state[parameter]["exp_avg"] for parameter in named.values() if parameter in optimiser.state
+    ]
     return {
         "optimiser": type(optimiser).__name__ + (", amsgrad" if optimiser.defaults["amsgrad"] else ""),
         "Adam betas": sorted({tuple(float(beta) for beta in group["betas"]) for group in groups.values()}),
@@ -29,7 +33,9 @@ def optimiser_settings(optimiser: torch.optim.AdamW, named: dict[str, torch.nn.P
 
 
 def rope_settings(tables: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Any]:
-    """Of (cosines, sines) in use: those of all layers, or of full layers and then windowed ones; none without RoPE."""
+    """Of (cosines, sines) in use: those of all layers, or of full layers and then windowed ones; none without
+    RoPE.
+    """
     settings: dict[str, Any] = {}
     for (cos, sin), which in zip(tables, ("", " of windowed layers")):
         frequencies = frequencies_at_position_1(cos, sin)
@@ -39,7 +45,9 @@ def rope_settings(tables: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Any]:
 
 
 def frequencies_at_position_1(cos: Tensor, sin: Tensor) -> list[float]:
-    """Radians per position of each pair, from the tables in use ([≥ 2, head_dim / 2]): position 1's angles."""
+    """Radians per position of each pair, from the tables in use ([≥ 2, head_dim / 2]): position
+    1's angles.
+    """
     return torch.atan2(sin[1].double(), cos[1].double()).abs().tolist()
 
 
@@ -72,7 +80,9 @@ def _same(ours: Any, theirs: Any) -> bool:
 def in_words(value: Any) -> str:
     """A setting for a table's cell: long lists by their ends, weight decay by its groups."""
     if isinstance(value, dict):
-        groups = {decay: sum(other == decay for other in value.values()) for decay in sorted(set(value.values()))}
+        groups = {
+            decay: sum(other == decay for other in value.values()) for decay in sorted(set(value.values()))
+        }
         return "; ".join(f"{decay:g}: {count} tensors" for decay, count in groups.items())
     if isinstance(value, (list, tuple)):
         if len(value) > 4:

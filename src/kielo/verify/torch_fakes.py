@@ -1,5 +1,5 @@
-"""All that rehearsing needs of torch beyond its documented surface, by version: fake ranks, fake tensors, and the two
-questions that only the inside of torch answers.
+"""All that rehearsing needs of torch beyond its documented surface, by version: fake ranks, fake tensors, and
+the two questions that only the inside of torch answers.
 
 Tested with torch 2.13.
 """
@@ -28,20 +28,25 @@ def check_version() -> None:
     missing = [name for owner, name in _NEEDED if not hasattr(owner, name)]
     if missing:
         raise KieloError(
-            f"kielo rehearse does not know the inside of torch {torch.__version__} (no {', '.join(missing)}); what would "
+            f"kielo rehearse does not know the inside of torch {torch.__version__} (no "
+            f"{', '.join(missing)}); what would "
             "work: torch 2.13. A rehearsal needs no GPU, so any machine with that version will do"
         )
 
 
 def start_fake_group(rank: int, size: int) -> dist.Store:
-    """The default process group of `size` ranks of which only this one is there; collectives return at once."""
+    """The default process group of `size` ranks of which only this one is there; collectives
+    return at once.
+    """
     store = FakeStore()
     dist.init_process_group("fake", rank=rank, world_size=size, store=store)
     return store
 
 
 def end_fake_group() -> None:
-    """DTensor's plans are forgotten too: they would be taken for those of another rank, with communicators of this one."""
+    """DTensor's plans are forgotten too: they would be taken for those of another rank, with communicators of
+    this one.
+    """
     dist.destroy_process_group()
     debug._clear_sharding_prop_cache()
 
@@ -58,7 +63,9 @@ def is_in_backward() -> bool:
 
 @contextmanager
 def storages_watched(resized: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
-    """`resized(storage)` after each change of a storage's size: so FSDP2 gives memory back, and no operator tells."""
+    """`resized(storage)` after each change of a storage's size: so FSDP2 gives memory back, and no operator
+    tells.
+    """
     before = torch.UntypedStorage.resize_
 
     def resize(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
@@ -80,7 +87,9 @@ def storage_key(storage: torch.UntypedStorage) -> int:
 
 
 def plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors with memory that it is made of: itself, or what DTensors and weights in FP8 are wrapped around."""
+    """The tensors with memory that it is made of: itself, or what DTensors and weights in FP8 are wrapped
+    around.
+    """
     # Not `materialise.local`: that is an operator, which what is gathered in FP8 does not know.
     part = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     part = part._tensor if hasattr(part, "fsdp_pre_all_gather") else part
@@ -113,8 +122,8 @@ def group_name(argument: object) -> str | None:
 
 @contextmanager
 def sharding_watched(entered: Callable[[bool], None]) -> Iterator[None]:
-    """`entered(True)` when torch begins to ask how a DTensor operator changes shapes, `entered(False)` when it knows: what
-    runs between the two is of the size of the whole model, and not the rank's work.
+    """`entered(True)` when torch begins to ask how a DTensor operator changes shapes, `entered(False)` when
+    it knows: what runs between the two is of the size of the whole model, and not the rank's work.
     """
     before = ShardingPropagator._propagate_tensor_meta_non_cached
 

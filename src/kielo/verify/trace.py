@@ -1,7 +1,7 @@
 """What passes through the modules of two models, and where they part first.
 
-Data in: modules under common names, a forward pass; data out: for each module in the order of running, its input
-and output; and the first place where two such traces differ.
+Data in: modules under common names, a forward pass; data out: for each module in the order of running, its
+input and output; and the first place where two such traces differ.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,8 @@ def trace_forward(modules: dict[str, nn.Module], forward: Callable[[], Tensor]) 
 
 
 def relative_difference(ours: Tensor, theirs: Tensor, floor: float = 0.0) -> float:
-    """‖ours − theirs‖ / ‖theirs‖; infinite where one is not finite or the sizes differ (some models flatten tokens).
+    """‖ours − theirs‖ / ‖theirs‖; infinite where one is not finite or the sizes differ (some models flatten
+    tokens).
 
     floor: lesser norms of theirs are taken for this.
     """
@@ -62,10 +63,12 @@ def relative_difference(ours: Tensor, theirs: Tensor, floor: float = 0.0) -> flo
 
 
 def first_parting(ours: Trace, theirs: Trace, limit: float) -> Parting | None:
-    """The first module, in our order of running, whose input or output differs by more than `limit` (relative).
+    """The first module, in our order of running, whose input or output differs by more than `limit`
+    (relative).
 
     An input that differs, while all before it agreed, puts the cause between modules: it is then the parent
-    (attention or MLP, say) that is named. An output that differs for an equal input is that module's own doing.
+    (attention or MLP, say) that is named. An output that differs for an equal input is that module's own
+    doing.
     """
     before: list[str] = []
     for name, (our_input, our_output) in ours.passed.items():
@@ -86,7 +89,9 @@ def first_parting(ours: Trace, theirs: Trace, limit: float) -> Parting | None:
     return None
 
 
-def largest_difference(ours: dict[str, Tensor], theirs: dict[str, Tensor], floor: float = 0.0) -> tuple[str, float]:
+def largest_difference(
+    ours: dict[str, Tensor], theirs: dict[str, Tensor], floor: float = 0.0
+) -> tuple[str, float]:
     """(name, relative difference) of the pair of tensors that differ most; `floor` as above."""
     differences = {name: relative_difference(tensor, theirs[name], floor) for name, tensor in ours.items()}
     name = max(differences, key=differences.__getitem__)

@@ -35,7 +35,9 @@ class Alibi(nn.Module):
 
 
 def slopes(num_heads: int) -> list[float]:
-    """2^(-8 i / h) for powers of two; for other numbers every second slope of the next power fills up (the authors' code)."""
+    """2^(-8 i / h) for powers of two; for other numbers every second slope of the next power fills up (the
+    authors' code).
+    """
     power = 2 ** math.floor(math.log2(num_heads))
     first = [2.0 ** (-8 * i / power) for i in range(1, power + 1)]
     between = [2.0 ** (-4 * i / power) for i in range(1, 2 * (num_heads - power), 2)]

@@ -1,7 +1,7 @@
 """Causal attention with grouped key and value heads (GQA, Ainslie et al. 2023, arXiv:2305.13245).
 
-Data in and out: [b, s, d]. Shape letters: b = batch, s = sequence, d = hidden size, h = heads, g = key and value
-heads, k = head_dim, q = queries, n = keys.
+Data in and out: [b, s, d]. Shape letters: b = batch, s = sequence, d = hidden size, h = heads, g = key and
+value heads, k = head_dim, q = queries, n = keys.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,13 @@ from kielo.models.blocks.position import rotate
 
 @dataclass(frozen=True)
 class Sight:
-    """Who looks at whom: `visible` is [b or 1, 1, q, n] bool, None where every query sees all keys up to its own.
+    """Who looks at whom: `visible` is [b or 1, 1, q, n] bool, None where every query sees all keys up to its
+    own.
 
-    distance [q, n]: how far each key lies before the query (negative: ahead), where attention asks for it. A visible
-    mask is dense, so O(s²) memory: None is the fast one. Every position sees itself, so no softmax divides by zero.
-    blocks: instead of both, for whole sequences on a GPU, where a mask or bent scores need more than plain attention.
+    distance [q, n]: how far each key lies before the query (negative: ahead), where attention asks for it. A
+    visible mask is dense, so O(s²) memory: None is the fast one. Every position sees itself, so no softmax
+    divides by zero. blocks: instead of both, for whole sequences on a GPU, where a mask or bent scores need
+    more than plain attention.
     """
 
     visible: Tensor | None
@@ -38,11 +40,12 @@ class Sight:
 
 
 class AttentionMask(nn.Module):
-    """One `Sight` for each window, made once a forward: a module of its own, because context parallelism replaces it.
+    """One `Sight` for each window, made once a forward: a module of its own, because context parallelism
+    replaces it.
 
-    windows: how many tokens back, itself included, a layer's queries see (Beltagy et al. 2020, arXiv:2004.05150);
-    None for all. Each layer names its own by `layer.window`. needs_distance: scores fall with distance (ALiBi).
-    is_capped: they are capped, which plain attention on a GPU cannot do.
+    windows: how many tokens back, itself included, a layer's queries see (Beltagy et al. 2020,
+    arXiv:2004.05150); None for all. Each layer names its own by `layer.window`. needs_distance: scores fall
+    with distance (ALiBi). is_capped: they are capped, which plain attention on a GPU cannot do.
     """
 
     def __init__(
@@ -53,9 +56,15 @@ class AttentionMask(nn.Module):
         self.needs_distance, self.is_capped = needs_distance, is_capped
 
     def forward(
-        self, documents_bs: Tensor | None, positions_s: Tensor | None, sequence_length: int, device: torch.device
+        self,
+        documents_bs: Tensor | None,
+        positions_s: Tensor | None,
+        sequence_length: int,
+        device: torch.device,
     ) -> dict[int | None, Sight]:
-        """`positions_s` is for the version that replaces this one: here all columns are present, in their order."""
+        """`positions_s` is for the version that replaces this one: here all columns are present, in their
+        order.
+        """
         make = self.dense if device.type == "cpu" else self.in_blocks
         return make(documents_bs, sequence_length, device)
 
@@ -69,7 +78,9 @@ class AttentionMask(nn.Module):
     def in_blocks(
         self, documents_bs: Tensor | None, sequence_length: int, device: torch.device
     ) -> dict[int | None, Sight]:
-        """Of whole sequences, for FlexAttention; plain causal attention has kernels of its own, and needs no mask."""
+        """Of whole sequences, for FlexAttention; plain causal attention has kernels of its own, and needs no
+        mask.
+        """
         is_plain = documents_bs is None and not self.needs_distance and not self.is_capped
         sights = {}
         for window in self.windows:
@@ -89,7 +100,9 @@ class AttentionMask(nn.Module):
         key_documents_bn: Tensor | None,
         is_causal_enough: bool = True,
     ) -> dict[int | None, Sight]:
-        """is_causal_enough: queries and keys are the same columns, so that plain causal attention needs no mask."""
+        """is_causal_enough: queries and keys are the same columns, so that plain causal attention needs no
+        mask.
+        """
         num_keys = key_positions_n.numel()
         needs_none = [
             is_causal_enough and query_documents_bq is None and (window is None or window >= num_keys)
@@ -112,11 +125,14 @@ class AttentionMask(nn.Module):
 class InnerAttention(nn.Module):
     """Queries, keys and values to outputs: a module of its own, because context parallelism replaces it.
 
-    scale: what scores are multiplied with, default 1/√k. softcap: scores become cap × tanh(score / cap) (Gemma 2,
-    Gemma Team 2024, arXiv:2408.00118, section 2). alibi: a slope per head that scores fall with distance.
+    scale: what scores are multiplied with, default 1/√k. softcap: scores become cap × tanh(score / cap)
+    (Gemma 2, Gemma Team 2024, arXiv:2408.00118, section 2). alibi: a slope per head that scores fall with
+    distance.
     """
 
-    def __init__(self, scale: float | None = None, softcap: float | None = None, alibi: Alibi | None = None) -> None:
+    def __init__(
+        self, scale: float | None = None, softcap: float | None = None, alibi: Alibi | None = None
+    ) -> None:
         super().__init__()
         self.scale, self.softcap, self.alibi = scale, softcap, alibi
 
@@ -133,7 +149,12 @@ class InnerAttention(nn.Module):
         if self.alibi is not None:
             mask = self.alibi(sight.distance, heads).to(q_bhsk.dtype).masked_fill(~mask, -torch.inf)
         return F.scaled_dot_product_attention(
-            q_bhsk, k_bgsk, v_bgsk, attn_mask=mask, is_causal=mask is None, scale=self.scale,
+            q_bhsk,
+            k_bgsk,
+            v_bgsk,
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=self.scale,
             enable_gqa=q_bhsk.shape[1] != k_bgsk.shape[1],
         )
 
@@ -152,8 +173,8 @@ class InnerAttention(nn.Module):
 
 
 class Attention(nn.Module):
-    """norms: RMSNorm of queries and keys, "head": each head by itself (Qwen3, Gemma 3), "width": all heads together
-    (OLMo 2); made by `make_norm(size)`. output_bias: default as `bias`.
+    """norms: RMSNorm of queries and keys, "head": each head by itself (Qwen3, Gemma 3), "width": all heads
+    together (OLMo 2); made by `make_norm(size)`. output_bias: default as `bias`.
     """
 
     def __init__(
@@ -173,7 +194,9 @@ class Attention(nn.Module):
         self.q = nn.Linear(hidden_size, num_heads * head_dim, bias=bias)
         self.k = nn.Linear(hidden_size, num_key_value_heads * head_dim, bias=bias)
         self.v = nn.Linear(hidden_size, num_key_value_heads * head_dim, bias=bias)
-        self.o = nn.Linear(num_heads * head_dim, hidden_size, bias=bias if output_bias is None else output_bias)
+        self.o = nn.Linear(
+            num_heads * head_dim, hidden_size, bias=bias if output_bias is None else output_bias
+        )
         if norms is not None:
             wide = norms == "width"
             self.q_norm = make_norm(num_heads * head_dim if wide else head_dim)

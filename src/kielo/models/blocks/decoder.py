@@ -1,8 +1,9 @@
-"""The frame of every decoder: embeddings, layers by number, last norm and head. A family says what a layer is.
+"""The frame of every decoder: embeddings, layers by number, last norm and head. A family says what a layer
+is.
 
-Data in: token ids [b, s]; data out: hidden states [b, s, d] after the last norm. The head is applied by whoever
-needs logits, so that a loss can do it in chunks; of its config.vocab_rows columns the first config.vocab_size are
-tokens, the others padding. Shape letters: b = batch, s = sequence, d = hidden size.
+Data in: token ids [b, s]; data out: hidden states [b, s, d] after the last norm. The head is applied by
+whoever needs logits, so that a loss can do it in chunks; of its config.vocab_rows columns the first
+config.vocab_size are tokens, the others padding. Shape letters: b = batch, s = sequence, d = hidden size.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,9 @@ from kielo.recipe.sections import Model
 
 @dataclass(frozen=True)
 class Kind:
-    """What layers of one kind share: how far back they see, and which of the model's RoPE tables turns their heads."""
+    """What layers of one kind share: how far back they see, and which of the model's RoPE tables turns their
+    heads.
+    """
 
     window: int | None = None
     rotary: str = "rotary"
@@ -29,10 +32,10 @@ class Kind:
 class Decoder(nn.Module):
     """`config` must be complete (vocab_size, num_key_value_heads, head_dim, max_position_embeddings set).
 
-    kinds: kind → what its layers share; `make_layer(number)` makes a layer, whose `kind` is one of them and whose
-    forward is `layer(x_bsd, cos, sin, sight)`. rotary turns heads by position, local_rotary those of kinds that
-    name it; layers get None, None without. learned_positions: rows of a table of position vectors, position 0
-    being row `first_position`. `embed_scale` multiplies embeddings, `embed_norm` norms them.
+    kinds: kind → what its layers share; `make_layer(number)` makes a layer, whose `kind` is one of them and
+    whose forward is `layer(x_bsd, cos, sin, sight)`. rotary turns heads by position, local_rotary those of
+    kinds that name it; layers get None, None without. learned_positions: rows of a table of position vectors,
+    position 0 being row `first_position`. `embed_scale` multiplies embeddings, `embed_norm` norms them.
 
     `embed`, `norm` and `head` may be set to None and entries of `layers` deleted: a pipeline stage keeps only
     what it runs, and layer 1 stays "1" when layer 0 is gone.
@@ -60,22 +63,31 @@ class Decoder(nn.Module):
         if learned_positions is not None:
             self.position_table = nn.Embedding(learned_positions, config.hidden_size)
         self.first_position, self.embed_scale, self.embed_norm = first_position, embed_scale, embed_norm
-        self.layers = nn.ModuleDict({str(number): make_layer(number) for number in range(config.num_hidden_layers)})
+        self.layers = nn.ModuleDict(
+            {str(number): make_layer(number) for number in range(config.num_hidden_layers)}
+        )
         self.norm: nn.Module | None = norm
         self.head: nn.Linear | None = nn.Linear(config.hidden_size, config.vocab_rows, bias=False)
         self.rotary, self.local_rotary = rotary, local_rotary
         self.kinds = kinds
-        windows, is_capped = [kind.window for kind in kinds.values()], config.attn_logit_softcapping is not None
+        windows, is_capped = (
+            [kind.window for kind in kinds.values()],
+            config.attn_logit_softcapping is not None,
+        )
         self.mask = AttentionMask(windows, needs_distance, is_capped)
         self.tie()
 
     def tie(self) -> None:
-        """Makes head and look-up table one tensor where the config says so; again after `to_empty` parts them."""
+        """Makes head and look-up table one tensor where the config says so; again after `to_empty` parts
+        them.
+        """
         if self.config.tie_word_embeddings and self.embed is not None and self.head is not None:
             self.head.weight = self.embed.weight
 
     def reset_buffers(self, device: torch.device | str) -> None:
-        """Refills what is computed and never saved (RoPE tables, ALiBi slopes), once the model has left meta."""
+        """Refills what is computed and never saved (RoPE tables, ALiBi slopes), once the model
+        has left meta.
+        """
         for module in self.modules():
             if module is not self and hasattr(module, "reset_buffers"):
                 module.reset_buffers(device)
@@ -85,9 +97,9 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Hidden states [b, s, d] after the last norm: `logits` makes logits of them.
 
-        `documents_bs` numbers the document of each token; attention then stays inside documents. `positions_s` is
-        the place of each column in its sequence, for ranks that hold a part of it; None: 0 … s - 1. A stage
-        without `embed` takes hidden states [b, s, d] in place of tokens.
+        `documents_bs` numbers the document of each token; attention then stays inside documents.
+        `positions_s` is the place of each column in its sequence, for ranks that hold a part of it; None: 0 …
+        s - 1. A stage without `embed` takes hidden states [b, s, d] in place of tokens.
         """
         # Not a stage's hidden states': those of a tensor rank are shorter.
         length = tokens_bs.shape[1] if positions_s is None else positions_s.numel()
@@ -98,7 +110,9 @@ class Decoder(nn.Module):
         turns = {
             name: (None, None)
             if rotary is None
-            else tuple(table.to(x_bsd.dtype) for table in rotary(length if positions_s is None else positions_s))
+            else tuple(
+                table.to(x_bsd.dtype) for table in rotary(length if positions_s is None else positions_s)
+            )
             for name, rotary in (("rotary", self.rotary), ("local_rotary", self.local_rotary))
         }
         for layer in self.layers.values():
@@ -107,7 +121,9 @@ class Decoder(nn.Module):
         return x_bsd if self.norm is None else self.norm(x_bsd)
 
     def logits(self, hidden_bsd: Tensor) -> Tensor:
-        """[b, s, v] of the tokens that there are, from what `forward` returned on one device, capped where they are."""
+        """[b, s, v] of the tokens that there are, from what `forward` returned on one device, capped where
+        they are.
+        """
         logits = self.head(hidden_bsd)[..., : self.config.vocab_size]
         cap = self.config.final_logit_softcapping
         return logits if cap is None else cap * torch.tanh(logits / cap)
@@ -123,8 +139,8 @@ class Decoder(nn.Module):
                 length, places = tokens_bs.shape[1], self.position_table.num_embeddings - self.first_position
                 if length > places:
                     raise KieloError(
-                        f"a sequence of {length} tokens is longer than model.max_position_embeddings = {places}: "
-                        f"shorten it or raise that key"
+                        f"a sequence of {length} tokens is longer than model.max_position_embeddings = "
+                        f"{places}: shorten it or raise that key"
                     )
                 positions_s = torch.arange(length, device=tokens_bs.device)
             x_bsd = x_bsd + self.position_table((positions_s + self.first_position)[None])
@@ -133,7 +149,9 @@ class Decoder(nn.Module):
 
 @torch.no_grad()
 def init_weights(model: Decoder, seed: int) -> None:
-    """Fills a model that is whole on one device; a sharded one is filled by `parallel`, with the same values."""
+    """Fills a model that is whole on one device; a sharded one is filled by `parallel`, with the
+    same values.
+    """
     initial_value = families.module(model.config.model_type, "model").initial_value
     for name, parameter in model.named_parameters():
         parameter.copy_(initial_value(name, parameter.shape, model.config, seed))

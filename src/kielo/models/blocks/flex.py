@@ -17,8 +17,12 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 _SMALLEST_HEAD = 16  # of the kernel; smaller heads are padded
 
 
-def block_mask(window: int | None, documents_bs: Tensor | None, length: int, device: torch.device) -> BlockMask:
-    """Which of the blocks of queries and keys are looked at: causal, within window and document where there are any."""
+def block_mask(
+    window: int | None, documents_bs: Tensor | None, length: int, device: torch.device
+) -> BlockMask:
+    """Which of the blocks of queries and keys are looked at: causal, within window and document where there
+    are any.
+    """
 
     def is_visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         visible = query >= key

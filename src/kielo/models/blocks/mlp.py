@@ -6,7 +6,8 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-# By Hugging Face's names (`hidden_act`). Those called new, fast and tanh are one formula there too, in other words.
+# By Hugging Face's names (`hidden_act`). Those called new, fast and tanh are one formula there too, in other
+# words.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "relu": F.relu,
@@ -20,7 +21,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class GatedMLP(nn.Module):
     """SwiGLU and its like (Shazeer 2020, arXiv:2002.05202)."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, bias: bool, activation: str = "silu") -> None:
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, bias: bool, activation: str = "silu"
+    ) -> None:
         super().__init__()
         self.gate = nn.Linear(hidden_size, intermediate_size, bias=bias)
         self.up = nn.Linear(hidden_size, intermediate_size, bias=bias)

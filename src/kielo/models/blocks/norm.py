@@ -1,7 +1,8 @@
-"""Norms: activations brought to one size. Data in: [..., d] in any precision; data out: the same shape and precision.
+"""Norms: activations brought to one size. Data in: [..., d] in any precision; data out: the same shape and
+precision.
 
-RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) divides by the root mean square, LayerNorm (Ba et al. 2016,
-arXiv:1607.06450) takes the mean off first.
+RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) divides by the root mean square, LayerNorm (Ba et al.
+2016, arXiv:1607.06450) takes the mean off first.
 """
 
 import torch
@@ -9,7 +10,9 @@ from torch import Tensor, nn
 
 
 class RMSNorm(nn.Module):
-    """Computed in fp32 inside. is_zero_centred: the factor is 1 + weight, applied before the cast back (Gemma)."""
+    """Computed in fp32 inside. is_zero_centred: the factor is 1 + weight, applied before the cast back
+    (Gemma).
+    """
 
     def __init__(self, size: int, epsilon: float, is_zero_centred: bool = False) -> None:
         super().__init__()

@@ -1,10 +1,9 @@
 """Rotary position embedding (RoPE): positions turn each pair of query and key numbers by an angle.
 
-Su et al. 2021, arXiv:2104.09864, with the halves of a head as the pairs (as in Hugging Face's Llama weights), and
-its stretched forms "linear" (Chen et al. 2023, arXiv:2306.15595), "llama3" (Dubey et al. 2024, arXiv:2407.21783) and
-"yarn" (Peng et al. 2023, arXiv:2309.00071).
-Data in: query or key [b, h, s, k]; data out: the same shape, turned.
-Shape letters: b = batch, h = heads, s = sequence, k = head_dim.
+Su et al. 2021, arXiv:2104.09864, with the halves of a head as the pairs (as in Hugging Face's Llama weights),
+and its stretched forms "linear" (Chen et al. 2023, arXiv:2306.15595), "llama3" (Dubey et al. 2024,
+arXiv:2407.21783) and "yarn" (Peng et al. 2023, arXiv:2309.00071). Data in: query or key [b, h, s, k]; data
+out: the same shape, turned. Shape letters: b = batch, h = heads, s = sequence, k = head_dim.
 """
 
 import math
@@ -45,9 +44,11 @@ def _llama3_frequencies(frequencies: Tensor, scaling: dict[str, Any]) -> Tensor:
 
 
 def _yarn_frequencies(base: float, exponents: Tensor, scaling: dict[str, Any]) -> Tensor:
-    """Pairs that turn often in the original length are kept, those that hardly turn stretched, with a ramp between.
+    """Pairs that turn often in the original length are kept, those that hardly turn stretched, with a ramp
+    between.
 
-    The ramp runs over the pairs' numbers, between whole ones (the paper's section 3.2, and the authors' code).
+    The ramp runs over the pairs' numbers, between whole ones (the paper's section 3.2, and the authors'
+    code).
     """
     size, original_length = 2 * len(exponents), scaling["original_max_position_embeddings"]
 
@@ -65,15 +66,20 @@ def _yarn_frequencies(base: float, exponents: Tensor, scaling: dict[str, Any]) -
 class RotaryPositions(nn.Module):
     """Tables of cosines and sines for every position up to `max_position_embeddings`.
 
-    The length comes from the configuration, never from an input: a pipeline or context rank sees only a part of
-    the sequence. The tables are not saved; `reset_buffers` fills them after a model leaves the meta device.
+    The length comes from the configuration, never from an input: a pipeline or context rank sees only a part
+    of the sequence. The tables are not saved; `reset_buffers` fills them after a model leaves the meta
+    device.
     """
 
     cos: Tensor
     sin: Tensor
 
     def __init__(
-        self, rope_theta: float, head_dim: int, rope_scaling: dict[str, Any] | None, max_position_embeddings: int
+        self,
+        rope_theta: float,
+        head_dim: int,
+        rope_scaling: dict[str, Any] | None,
+        max_position_embeddings: int,
     ) -> None:
         super().__init__()
         self.rope_theta, self.rope_scaling = normalise_rope(rope_theta, rope_scaling, max_position_embeddings)
@@ -89,7 +95,9 @@ class RotaryPositions(nn.Module):
         )
 
     def reset_buffers(self, device: torch.device | str) -> None:
-        """Computes the tables on the CPU in fp32 (so that every kind of device gets the same) and moves them."""
+        """Computes the tables on the CPU in fp32 (so that every kind of device gets the same) and
+        moves them.
+        """
         positions = torch.arange(self.max_position_embeddings, dtype=torch.float32, device="cpu")
         if torch.device(device).type == "meta":
             cos = sin = torch.empty(self.max_position_embeddings, self.head_dim // 2, device="meta")
@@ -102,7 +110,8 @@ class RotaryPositions(nn.Module):
         self.register_buffer("sin", sin.to(device), persistent=False)
 
     def forward(self, positions: int | Tensor) -> tuple[Tensor, Tensor]:
-        """(cosines, sines), each [s, head_dim / 2], of the positions 0 … s - 1 for a length s, or of those in int64 [s].
+        """(cosines, sines), each [s, head_dim / 2], of the positions 0 … s - 1 for a length s, or of those in
+        int64 [s].
 
         Positions in a tensor are not looked at: on a GPU that would wait for it.
         """
@@ -118,11 +127,14 @@ class RotaryPositions(nn.Module):
 
 
 def rotate(x_bhsk: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns the pair (i, i + r/2) of each head by its position's angle. cos, sin: [s, r/2]; r may be less than k."""
+    """Turns the pair (i, i + r/2) of each head by its position's angle. cos, sin: [s, r/2]; r may be less
+    than k.
+    """
     size = 2 * cos.shape[-1]
     if size < x_bhsk.shape[-1]:
         return torch.cat((rotate(x_bhsk[..., :size], cos, sin), x_bhsk[..., size:]), dim=-1)
     cos_sk = torch.cat((cos, cos), dim=-1).to(x_bhsk.dtype)
     sin_sk = torch.cat((-sin, sin), dim=-1).to(x_bhsk.dtype)
-    # The other half of each pair by one operator, without halves to put together again: three passes over memory.
+    # The other half of each pair by one operator, without halves to put together again: three passes over
+    # memory.
     return x_bhsk * cos_sk + x_bhsk.roll(size // 2, dims=-1) * sin_sk

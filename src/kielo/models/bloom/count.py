@@ -1,4 +1,6 @@
-"""Parameters and FLOPs of a BLOOM (and FinGPT, Poro-34B), by arithmetic on its `[model]` section; torch-free."""
+"""Parameters and FLOPs of a BLOOM (and FinGPT, Poro-34B), by arithmetic on its `[model]` section;
+torch-free.
+"""
 
 from collections.abc import Iterable
 
@@ -24,8 +26,8 @@ def _complaints(config: Model) -> Iterable[str]:
     yield from decoder_count.only(config, attention_bias=True, mlp_bias=True)
     if config.intermediate_size != 4 * config.hidden_size:
         yield (
-            f"model.intermediate_size = {config.intermediate_size}: in a bloom it is four times model.hidden_size, "
-            f"{4 * config.hidden_size}"
+            f"model.intermediate_size = {config.intermediate_size}: in a bloom it is four times "
+            f"model.hidden_size, {4 * config.hidden_size}"
         )
     if config.hidden_act not in (None, *TANH_GELUS):
         yield f"model.hidden_act = {config.hidden_act!r}: a bloom has {' or '.join(TANH_GELUS)}, which are the same"
@@ -37,7 +39,9 @@ def layer_parts(config: Model) -> LayerParts:
 
 def layer_parameters(config: Model) -> int:
     """Of one layer: attention, MLP, and the weights and biases of two norms."""
-    return attention_parameters(config, True, True) + plain_mlp_parameters(config, True) + 4 * config.hidden_size
+    return (
+        attention_parameters(config, True, True) + plain_mlp_parameters(config, True) + 4 * config.hidden_size
+    )
 
 
 def parameters(config: Model) -> int:
@@ -47,7 +51,9 @@ def parameters(config: Model) -> int:
 
 
 def parameters_without_embedding(config: Model) -> int:
-    """Parameters that each token is multiplied with: all but the look-up table; the head counts, tied or not."""
+    """Parameters that each token is multiplied with: all but the look-up table; the head counts,
+    tied or not.
+    """
     layers = config.num_hidden_layers * layer_parameters(config)
     return layers + 4 * config.hidden_size + embedding_parameters(config)
 

@@ -1,7 +1,7 @@
 """BLOOM (Le Scao et al. 2022, arXiv:2211.05100) on one device; FinGPT and Poro-34B have its architecture.
 
-Positions are told by distance alone (ALiBi), and the embeddings have a norm of their own. Data in and out: as of
-every `blocks.decoder.Decoder`. Shape letters: b = batch, s = sequence, d = hidden size.
+Positions are told by distance alone (ALiBi), and the embeddings have a norm of their own. Data in and out: as
+of every `blocks.decoder.Decoder`. Shape letters: b = batch, s = sequence, d = hidden size.
 """
 
 import math
@@ -31,7 +31,9 @@ class Layer(nn.Module):
         self.attention_norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
         self.attention = Attention(config.hidden_size, heads, heads, config.head_dim, bias=True, inner=inner)
         self.mlp_norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-        self.mlp = PlainMLP(config.hidden_size, config.intermediate_size, bias=True, activation=config.hidden_act)
+        self.mlp = PlainMLP(
+            config.hidden_size, config.intermediate_size, bias=True, activation=config.hidden_act
+        )
 
     def forward(self, x_bsd: Tensor, cos: None, sin: None, sight: Sight) -> Tensor:
         x_bsd = x_bsd + self.attention(self.attention_norm(x_bsd), cos, sin, sight)
@@ -43,15 +45,17 @@ class Bloom(Decoder):
         check(config)
         norm, embed_norm = (LayerNorm(config.hidden_size, config.layer_norm_epsilon) for _ in range(2))
         kinds = {"full_attention": Kind()}
-        super().__init__(config, partial(Layer, config), norm, kinds, embed_norm=embed_norm, needs_distance=True)
+        super().__init__(
+            config, partial(Layer, config), norm, kinds, embed_norm=embed_norm, needs_distance=True
+        )
 
 
 def initial_value(name: str, shape: Sequence[int], config: Model, seed: int) -> Tensor:
     """First value of one parameter, fp32 on the CPU, from nothing but seed, name, whole shape and config.
 
-    Megatron-LM's rule (Shoeybi et al. 2019, arXiv:1909.08053, section 4), by which BLOOM was trained: norms are 1,
-    biases 0, matrices normal with `initializer_range`; the two matrices of each layer that write to the residual
-    stream are divided by √(2 × layers). Rows that pad the vocabulary are 0.
+    Megatron-LM's rule (Shoeybi et al. 2019, arXiv:1909.08053, section 4), by which BLOOM was trained: norms
+    are 1, biases 0, matrices normal with `initializer_range`; the two matrices of each layer that write to
+    the residual stream are divided by √(2 × layers). Rows that pad the vocabulary are 0.
     """
     if name.endswith(".bias"):
         return torch.zeros(tuple(shape), dtype=torch.float32, device="cpu")

@@ -1,7 +1,7 @@
 """BLOOM in Hugging Face's words: parameter names, and `config.json` in and out; torch-free.
 
-Dropout, which is 0 in published files, is not done and its keys are ignored. Distances have no bound, so the config
-has none: max_position_embeddings is `seq_length`, the length of training, where a file has it.
+Dropout, which is 0 in published files, is not done and its keys are ignored. Distances have no bound, so the
+config has none: max_position_embeddings is `seq_length`, the length of training, where a file has it.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,9 @@ _MODULES = {
 
 
 def to_hugging_face(config: Model) -> dict[str, Piece]:
-    """Our parameter name → its place in Hugging Face's files, in the model's order; no head where it is tied."""
+    """Our parameter name → its place in Hugging Face's files, in the model's order; no head where
+    it is tied.
+    """
     pieces = {"embed.weight": Piece("transformer.word_embeddings.weight", rows=config.vocab_size)}
     for kind in ("weight", "bias"):
         pieces[f"embed_norm.{kind}"] = Piece(f"transformer.word_embeddings_layernorm.{kind}")
@@ -43,7 +45,9 @@ def to_hugging_face(config: Model) -> dict[str, Piece]:
             for kind in ("weight", "bias"):
                 stored = f"transformer.h.{layer}.{theirs}.{kind}"
                 fused = fused_by_head(stored, config.head_dim)
-                pieces[f"layers.{layer}.{ours}.{kind}"] = fused.get(ours.removeprefix("attention."), Piece(stored))
+                pieces[f"layers.{layer}.{ours}.{kind}"] = fused.get(
+                    ours.removeprefix("attention."), Piece(stored)
+                )
     for kind in ("weight", "bias"):
         pieces[f"norm.{kind}"] = Piece(f"transformer.ln_f.{kind}")
     if not config.tie_word_embeddings:
@@ -56,7 +60,10 @@ def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
     read = ConfigReader(config, where)
     read.only("architectures", ["BloomForCausalLM"])
     read.only("apply_residual_connection_post_layernorm", False)
-    hidden, heads = read.size("n_embed", "hidden_size", default=64), read.size("n_head", "num_attention_heads", default=8)
+    hidden, heads = (
+        read.size("n_embed", "hidden_size", default=64),
+        read.size("n_head", "num_attention_heads", default=8),
+    )
     values = {
         "model_type": "bloom",
         "hidden_size": hidden,

@@ -54,8 +54,14 @@ def parameters(config: Model) -> int:
 
 
 def parameters_without_embedding(config: Model) -> int:
-    """Parameters that each token is multiplied with: all but the look-up table; the head counts, tied or not."""
-    return config.num_hidden_layers * layer_parameters(config) + config.hidden_size + embedding_parameters(config)
+    """Parameters that each token is multiplied with: all but the look-up table; the head counts,
+    tied or not.
+    """
+    return (
+        config.num_hidden_layers * layer_parameters(config)
+        + config.hidden_size
+        + embedding_parameters(config)
+    )
 
 
 def flops_per_token(config: Model, sequence_length: int) -> int:

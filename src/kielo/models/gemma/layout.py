@@ -1,7 +1,7 @@
 """How each parameter of a Gemma 2 or 3 lies on the tensor axis: one word a module.
 
-`*` stands for a layer's number; what the words mean is in `models/layout_words.py`. Modules that a variant lacks
-are passed over.
+`*` stands for a layer's number; what the words mean is in `models/layout_words.py`. Modules that a variant
+lacks are passed over.
 """
 
 TENSOR_AXIS: dict[str, str] = {

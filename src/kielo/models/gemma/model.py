@@ -1,10 +1,11 @@
 """Gemma 2 (Gemma Team 2024, arXiv:2408.00118) and Gemma 3 (Gemma Team 2025, arXiv:2503.19786) on one device.
 
-Norms stand before and after attention and the MLP, and multiply by 1 + weight; embeddings are multiplied by √d.
-Gemma 2 caps attention scores and logits; Gemma 3 norms the queries and keys of each head instead, and its windowed
-layers turn them by a RoPE base of their own.
+Norms stand before and after attention and the MLP, and multiply by 1 + weight; embeddings are multiplied by
+√d. Gemma 2 caps attention scores and logits; Gemma 3 norms the queries and keys of each head instead, and its
+windowed layers turn them by a RoPE base of their own.
 
-Data in and out: as of every `blocks.decoder.Decoder`. Shape letters: b = batch, s = sequence, d = hidden size.
+Data in and out: as of every `blocks.decoder.Decoder`. Shape letters: b = batch, s = sequence, d = hidden
+size.
 """
 
 import math
@@ -44,7 +45,9 @@ class Layer(nn.Module):
         )
         self.attention_post_norm = make_norm(config.hidden_size)
         self.mlp_norm = make_norm(config.hidden_size)
-        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, bias=False, activation="gelu_pytorch_tanh")
+        self.mlp = GatedMLP(
+            config.hidden_size, config.intermediate_size, bias=False, activation="gelu_pytorch_tanh"
+        )
         self.mlp_post_norm = make_norm(config.hidden_size)
 
     def forward(self, x_bsd: Tensor, cos: Tensor, sin: Tensor, sight: Sight) -> Tensor:
@@ -56,7 +59,10 @@ class Gemma(Decoder):
     def __init__(self, config: Model) -> None:
         check(config)
         head_dim, positions = config.head_dim, config.max_position_embeddings
-        rotary, local_rotary = RotaryPositions(config.rope_theta, head_dim, config.rope_scaling, positions), None
+        rotary, local_rotary = (
+            RotaryPositions(config.rope_theta, head_dim, config.rope_scaling, positions),
+            None,
+        )
         windowed = Kind(config.sliding_window)
         if config.model_type == "gemma3_text":
             local_rotary = RotaryPositions(config.rope_local_base_freq, head_dim, None, positions)
@@ -75,9 +81,10 @@ class Gemma(Decoder):
 def initial_value(name: str, shape: Sequence[int], config: Model, seed: int) -> Tensor:
     """First value of one parameter, fp32 on the CPU, from nothing but seed, name, whole shape and config.
 
-    Gemma's reports do not say how they began. Here, as in Hugging Face's Gemma: norm weights, to which 1 is added, and
-    biases 0, matrices normal with `initializer_range`; a norm follows each layer's two matrices that write to the
-    residual stream, so that they need no division by depth. Rows that pad the vocabulary are 0.
+    Gemma's reports do not say how they began. Here, as in Hugging Face's Gemma: norm weights, to which 1 is
+    added, and biases 0, matrices normal with `initializer_range`; a norm follows each layer's two matrices
+    that write to the residual stream, so that they need no division by depth. Rows that pad the vocabulary
+    are 0.
     """
     if name.endswith((".bias", "norm.weight")):
         return torch.zeros(tuple(shape), dtype=torch.float32, device="cpu")

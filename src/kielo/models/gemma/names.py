@@ -48,7 +48,9 @@ _HEAD_NORMS = ("attention.q_norm", "attention.k_norm")
 
 
 def to_hugging_face(config: Model) -> dict[str, Piece]:
-    """Our parameter name → its place in Hugging Face's files, in the model's order; no head where it is tied."""
+    """Our parameter name → its place in Hugging Face's files, in the model's order; no head where
+    it is tied.
+    """
     names = {"embed.weight": "model.embed_tokens.weight"}
     for layer in range(config.num_hidden_layers):
         for ours, theirs in _LAYER_MODULES.items():

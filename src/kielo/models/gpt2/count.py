@@ -36,8 +36,14 @@ def parameters(config: Model) -> int:
 
 
 def parameters_without_embedding(config: Model) -> int:
-    """Parameters that each token is multiplied with: all but the two look-up tables; the head counts, tied or not."""
-    return config.num_hidden_layers * layer_parameters(config) + 2 * config.hidden_size + embedding_parameters(config)
+    """Parameters that each token is multiplied with: all but the two look-up tables; the head counts, tied or
+    not.
+    """
+    return (
+        config.num_hidden_layers * layer_parameters(config)
+        + 2 * config.hidden_size
+        + embedding_parameters(config)
+    )
 
 
 def flops_per_token(config: Model, sequence_length: int) -> int:

@@ -3,7 +3,8 @@
 And what Megatron-LM calls GPT (Shoeybi et al. 2019, arXiv:1909.08053), whose head may be a matrix of its own.
 Positions go on through a packed sequence, also where attention stays inside documents.
 
-Data in and out: as of every `blocks.decoder.Decoder`. Shape letters: b = batch, s = sequence, d = hidden size.
+Data in and out: as of every `blocks.decoder.Decoder`. Shape letters: b = batch, s = sequence, d = hidden
+size.
 """
 
 import math
@@ -43,17 +44,21 @@ class GPT2(Decoder):
         check(config)
         norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
         super().__init__(
-            config, partial(Layer, config), norm, {Layer.kind: Kind()}, learned_positions=config.max_position_embeddings
+            config,
+            partial(Layer, config),
+            norm,
+            {Layer.kind: Kind()},
+            learned_positions=config.max_position_embeddings,
         )
 
 
 def initial_value(name: str, shape: Sequence[int], config: Model, seed: int) -> Tensor:
     """First value of one parameter, fp32 on the CPU, from nothing but seed, name, whole shape and config.
 
-    Norms are 1, biases 0, matrices and both tables normal with `initializer_range`; the two matrices of each layer
-    that write to the residual stream are divided by √(2 × layers) (the paper's section 2.3; Megatron-LM's and Hugging
-    Face's code, which agree; OpenAI's own code has half the deviation for positions). Rows that pad the vocabulary
-    are 0.
+    Norms are 1, biases 0, matrices and both tables normal with `initializer_range`; the two matrices of each
+    layer that write to the residual stream are divided by √(2 × layers) (the paper's section 2.3;
+    Megatron-LM's and Hugging Face's code, which agree; OpenAI's own code has half the deviation for
+    positions). Rows that pad the vocabulary are 0.
     """
     if name.endswith(".bias"):
         return torch.zeros(tuple(shape), dtype=torch.float32, device="cpu")

@@ -66,7 +66,10 @@ def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
     read.only("scale_attn_weights", True)
     for key in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"):
         read.only(key, False)
-    hidden, heads = read.size("n_embd", "hidden_size", default=768), read.size("n_head", "num_attention_heads", default=12)
+    hidden, heads = (
+        read.size("n_embd", "hidden_size", default=768),
+        read.size("n_head", "num_attention_heads", default=12),
+    )
     values = {
         "model_type": "gpt2",
         "hidden_size": hidden,

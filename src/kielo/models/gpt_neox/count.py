@@ -23,8 +23,8 @@ def _complaints(config: Model) -> Iterable[str]:
     yield from decoder_count.only(config, mlp_bias=True)
     if config.head_dim and (rotary_size(config) < 2 or rotary_size(config) % 2):
         yield (
-            f"model.rotary_pct = {config.rotary_pct} of model.head_dim = {config.head_dim} is {rotary_size(config)} "
-            "numbers; rotary positions need pairs"
+            f"model.rotary_pct = {config.rotary_pct} of model.head_dim = {config.head_dim} is "
+            f"{rotary_size(config)} numbers; rotary positions need pairs"
         )
 
 
@@ -40,7 +40,9 @@ def layer_parts(config: Model) -> LayerParts:
 def layer_parameters(config: Model) -> int:
     """Of one layer: attention, MLP, and the weights and biases of two norms."""
     bias = bool(config.attention_bias)
-    return attention_parameters(config, bias, bias) + plain_mlp_parameters(config, True) + 4 * config.hidden_size
+    return (
+        attention_parameters(config, bias, bias) + plain_mlp_parameters(config, True) + 4 * config.hidden_size
+    )
 
 
 def parameters(config: Model) -> int:
@@ -50,7 +52,9 @@ def parameters(config: Model) -> int:
 
 
 def parameters_without_embedding(config: Model) -> int:
-    """Parameters that each token is multiplied with: all but the look-up table; the head counts, tied or not."""
+    """Parameters that each token is multiplied with: all but the look-up table; the head counts,
+    tied or not.
+    """
     layers = config.num_hidden_layers * layer_parameters(config)
     return layers + 2 * config.hidden_size + embedding_parameters(config)
 

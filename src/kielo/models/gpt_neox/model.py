@@ -1,8 +1,9 @@
-"""GPT-NeoX (Black et al. 2022, arXiv:2204.06745) and Pythia (Biderman et al. 2023, arXiv:2304.01373) on one device.
+"""GPT-NeoX (Black et al. 2022, arXiv:2204.06745) and Pythia (Biderman et al. 2023, arXiv:2304.01373) on one
+device.
 
-Attention and MLP read the same input, each through a norm of its own, or follow each other; positions turn a part of
-each head. Data in and out: as of every `blocks.decoder.Decoder`. Shape letters: b = batch, s = sequence,
-d = hidden size.
+Attention and MLP read the same input, each through a norm of its own, or follow each other; positions turn a
+part of each head. Data in and out: as of every `blocks.decoder.Decoder`. Shape letters: b = batch, s =
+sequence, d = hidden size.
 """
 
 import math
@@ -32,7 +33,9 @@ class Layer(nn.Module):
         self.attention_norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
         self.attention = Attention(config.hidden_size, heads, heads, config.head_dim, bias)
         self.mlp_norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-        self.mlp = PlainMLP(config.hidden_size, config.intermediate_size, bias=True, activation=config.hidden_act)
+        self.mlp = PlainMLP(
+            config.hidden_size, config.intermediate_size, bias=True, activation=config.hidden_act
+        )
 
     def forward(self, x_bsd: Tensor, cos: Tensor, sin: Tensor, sight: Sight) -> Tensor:
         attended_bsd = x_bsd + self.attention(self.attention_norm(x_bsd), cos, sin, sight)
@@ -52,10 +55,10 @@ class GPTNeoX(Decoder):
 def initial_value(name: str, shape: Sequence[int], config: Model, seed: int) -> Tensor:
     """First value of one parameter, fp32 on the CPU, from nothing but seed, name, whole shape and config.
 
-    GPT-NeoX-20B's rule (Black et al. 2022, section 2.3, and its training code): norms are 1, biases 0; the two
-    matrices of each layer that write to the residual stream are normal with 2 / (layers × √d) (Wang and Komatsuzaki
-    2021), all others with √(2 / 5d) (Nguyen and Salazar 2019, arXiv:1910.05895). `initializer_range` has no part in
-    it. Rows that pad the vocabulary are 0.
+    GPT-NeoX-20B's rule (Black et al. 2022, section 2.3, and its training code): norms are 1, biases 0; the
+    two matrices of each layer that write to the residual stream are normal with 2 / (layers × √d) (Wang and
+    Komatsuzaki 2021), all others with √(2 / 5d) (Nguyen and Salazar 2019, arXiv:1910.05895).
+    `initializer_range` has no part in it. Rows that pad the vocabulary are 0.
     """
     if name.endswith(".bias"):
         return torch.zeros(tuple(shape), dtype=torch.float32, device="cpu")

@@ -34,7 +34,9 @@ _LAYER_MODULES = {
 
 
 def to_hugging_face(config: Model) -> dict[str, Piece]:
-    """Our parameter name → its place in Hugging Face's files, in the model's order; no head where it is tied."""
+    """Our parameter name → its place in Hugging Face's files, in the model's order; no head where
+    it is tied.
+    """
     pieces = {"embed.weight": Piece("gpt_neox.embed_in.weight", rows=config.vocab_size)}
     for layer in range(config.num_hidden_layers):
         for ours, theirs in _LAYER_MODULES.items():
@@ -42,7 +44,9 @@ def to_hugging_face(config: Model) -> dict[str, Piece]:
             for kind in ("weight",) if unbiased else ("weight", "bias"):
                 stored = f"gpt_neox.layers.{layer}.{theirs}.{kind}"
                 fused = fused_by_head(stored, config.head_dim)
-                pieces[f"layers.{layer}.{ours}.{kind}"] = fused.get(ours.removeprefix("attention."), Piece(stored))
+                pieces[f"layers.{layer}.{ours}.{kind}"] = fused.get(
+                    ours.removeprefix("attention."), Piece(stored)
+                )
     pieces["norm.weight"] = Piece("gpt_neox.final_layer_norm.weight")
     pieces["norm.bias"] = Piece("gpt_neox.final_layer_norm.bias")
     if not config.tie_word_embeddings:
@@ -57,7 +61,10 @@ def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
     read.only("architectures", ["GPTNeoXForCausalLM"])
     hidden, heads = read.size("hidden_size", default=6144), read.size("num_attention_heads", default=64)
     positions = read.size("max_position_embeddings", default=2048)
-    rotary_pct, theta = read.number("rotary_pct", default=0.25), read.number("rotary_emb_base", default=DEFAULT_ROPE_THETA)
+    rotary_pct, theta = (
+        read.number("rotary_pct", default=0.25),
+        read.number("rotary_emb_base", default=DEFAULT_ROPE_THETA),
+    )
     rope = read.rope_section()
     if isinstance(rope, Mapping) and rope.get("partial_rotary_factor") is not None:
         rotary_pct = rope["partial_rotary_factor"]
@@ -83,7 +90,9 @@ def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
         "initializer_range": read.number("initializer_range", default=0.02),
     }
     read.done()
-    values["rope_theta"], values["rope_scaling"] = normalise_rope(theta, rope, positions, f"{where}: ", rotary_pct)
+    values["rope_theta"], values["rope_scaling"] = normalise_rope(
+        theta, rope, positions, f"{where}: ", rotary_pct
+    )
     return Model(**values)
 
 

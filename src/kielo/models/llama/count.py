@@ -1,4 +1,5 @@
-"""Parameters and FLOPs of a Llama (and Mistral, Qwen2, Qwen3), by arithmetic on its `[model]` section; torch-free.
+"""Parameters and FLOPs of a Llama (and Mistral, Qwen2, Qwen3), by arithmetic on its `[model]` section;
+torch-free.
 
 The one home of the model FLOPs that the meter and the planner report.
 """
@@ -48,8 +49,14 @@ def parameters(config: Model) -> int:
 
 
 def parameters_without_embedding(config: Model) -> int:
-    """Parameters that each token is multiplied with: all but the look-up table; the head counts, tied or not."""
-    return config.num_hidden_layers * layer_parameters(config) + config.hidden_size + embedding_parameters(config)
+    """Parameters that each token is multiplied with: all but the look-up table; the head counts,
+    tied or not.
+    """
+    return (
+        config.num_hidden_layers * layer_parameters(config)
+        + config.hidden_size
+        + embedding_parameters(config)
+    )
 
 
 def flops_per_token(config: Model, sequence_length: int) -> int:

@@ -1,10 +1,11 @@
 """Llama (Touvron et al. 2023, arXiv:2302.13971; Dubey et al. 2024, arXiv:2407.21783) on one device.
 
-And what differs from it by a switch: Mistral (Jiang et al. 2023, arXiv:2310.06825) by its window, Qwen2 (Yang et al.
-2024, arXiv:2407.10671) by biases of queries, keys and values, Qwen3 (Yang et al. 2025, arXiv:2505.09388) by norms of
-queries and keys.
+And what differs from it by a switch: Mistral (Jiang et al. 2023, arXiv:2310.06825) by its window, Qwen2 (Yang
+et al. 2024, arXiv:2407.10671) by biases of queries, keys and values, Qwen3 (Yang et al. 2025,
+arXiv:2505.09388) by norms of queries and keys.
 
-Data in and out: as of every `blocks.decoder.Decoder`. Shape letters: b = batch, s = sequence, d = hidden size.
+Data in and out: as of every `blocks.decoder.Decoder`. Shape letters: b = batch, s = sequence, d = hidden
+size.
 """
 
 import math
@@ -64,9 +65,10 @@ class Llama(Decoder):
 def initial_value(name: str, shape: Sequence[int], config: Model, seed: int) -> Tensor:
     """First value of one parameter, fp32 on the CPU, from nothing but seed, name, whole shape and config.
 
-    Norms are 1, biases 0, matrices normal with `initializer_range`; the two matrices of each layer that write to
-    the residual stream are divided by √(2 × layers), so that its variance does not grow with depth (Radford et
-    al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3). Rows that pad the vocabulary are 0.
+    Norms are 1, biases 0, matrices normal with `initializer_range`; the two matrices of each layer that write
+    to the residual stream are divided by √(2 × layers), so that its variance does not grow with depth
+    (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3). Rows that pad
+    the vocabulary are 0.
     """
     if name.endswith(".bias"):
         return torch.zeros(tuple(shape), dtype=torch.float32, device="cpu")

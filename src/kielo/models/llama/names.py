@@ -1,4 +1,6 @@
-"""Llama, Mistral, Qwen2 and Qwen3 in Hugging Face's words: parameter names, and `config.json` in and out; torch-free."""
+"""Llama, Mistral, Qwen2 and Qwen3 in Hugging Face's words: parameter names, and `config.json` in and out;
+torch-free.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -48,7 +50,9 @@ _LAYER_MODULES = {
 
 
 def to_hugging_face(config: Model) -> dict[str, Piece]:
-    """Our parameter name → its place in Hugging Face's files, in the model's order; no head where it is tied."""
+    """Our parameter name → its place in Hugging Face's files, in the model's order; no head where
+    it is tied.
+    """
     bias, output_bias = attention_biases(config)
     biased = {
         "attention.q": bias, "attention.k": bias, "attention.v": bias, "attention.o": output_bias,
@@ -88,7 +92,9 @@ def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
         "intermediate_size": read.size("intermediate_size", default=left_out["intermediate_size"]),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": read.size("num_key_value_heads", default=left_out["key_heads"] or heads, null=heads),
+        "num_key_value_heads": read.size(
+            "num_key_value_heads", default=left_out["key_heads"] or heads, null=heads
+        ),
         "head_dim": read.size("head_dim", **head_dim) or read.head_dim(hidden, heads),
         "max_position_embeddings": positions,
         "rms_norm_eps": read.number("rms_norm_eps", default=1e-6),
@@ -104,7 +110,9 @@ def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
 
 
 def _windows(read: ConfigReader, model_type: str, layers: int) -> dict[str, Any]:
-    """Mistral's window is every layer's, null is none; Qwen's begins at layer max_window_layers, where it is in use."""
+    """Mistral's window is every layer's, null is none; Qwen's begins at layer max_window_layers, where it is
+    in use.
+    """
     if model_type == "llama":
         return {}
     window = read.size("sliding_window", default=4096, null=None)
@@ -116,7 +124,9 @@ def _windows(read: ConfigReader, model_type: str, layers: int) -> dict[str, Any]
     full = layers if window is None else min(first, layers)
     kinds = read.layer_types(["full_attention"] * full + ["sliding_attention"] * (layers - full))
     if window is None and "sliding_attention" in kinds:
-        read.complain("layer_types has sliding_attention, but use_sliding_window or sliding_window does not allow any")
+        read.complain(
+            "layer_types has sliding_attention, but use_sliding_window or sliding_window does not allow any"
+        )
     return {} if window is None else {"sliding_window": window, "layer_types": kinds}
 
 
@@ -165,6 +175,9 @@ def hf_config(
     if config.model_type == "mistral":
         written["sliding_window"] = config.sliding_window
     if config.model_type.startswith("qwen"):
-        written |= {"use_sliding_window": config.sliding_window is not None, "sliding_window": config.sliding_window}
+        written |= {
+            "use_sliding_window": config.sliding_window is not None,
+            "sliding_window": config.sliding_window,
+        }
         written["layer_types"] = list(layer_types(config))
     return written

@@ -31,7 +31,9 @@ def layer_parts(config: Model) -> LayerParts:
 
 def layer_parameters(config: Model) -> int:
     """Of one layer: attention, MLP, two norms after them, and the norms of all queries and of all keys."""
-    norms = 2 * config.hidden_size + (config.num_attention_heads + config.num_key_value_heads) * config.head_dim
+    norms = (
+        2 * config.hidden_size + (config.num_attention_heads + config.num_key_value_heads) * config.head_dim
+    )
     bias = bool(config.attention_bias)
     return attention_parameters(config, bias, bias) + gated_mlp_parameters(config, False) + norms
 
@@ -43,8 +45,14 @@ def parameters(config: Model) -> int:
 
 
 def parameters_without_embedding(config: Model) -> int:
-    """Parameters that each token is multiplied with: all but the look-up table; the head counts, tied or not."""
-    return config.num_hidden_layers * layer_parameters(config) + config.hidden_size + embedding_parameters(config)
+    """Parameters that each token is multiplied with: all but the look-up table; the head counts,
+    tied or not.
+    """
+    return (
+        config.num_hidden_layers * layer_parameters(config)
+        + config.hidden_size
+        + embedding_parameters(config)
+    )
 
 
 def flops_per_token(config: Model, sequence_length: int) -> int:

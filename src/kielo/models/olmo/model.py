@@ -1,9 +1,10 @@
 """OLMo 2 (OLMo Team 2025, arXiv:2501.00656) and OLMo 3 (OLMo Team 2025, arXiv:2512.13961) on one device.
 
-What attention and the MLP give back is normed, not what they read; queries are normed all heads together, and so are
-keys. OLMo 3 has windows in most layers, and stretches RoPE only in those without.
+What attention and the MLP give back is normed, not what they read; queries are normed all heads together, and
+so are keys. OLMo 3 has windows in most layers, and stretches RoPE only in those without.
 
-Data in and out: as of every `blocks.decoder.Decoder`. Shape letters: b = batch, s = sequence, d = hidden size.
+Data in and out: as of every `blocks.decoder.Decoder`. Shape letters: b = batch, s = sequence, d = hidden
+size.
 """
 
 from collections.abc import Sequence
@@ -64,9 +65,9 @@ class Olmo(Decoder):
 def initial_value(name: str, shape: Sequence[int], config: Model, seed: int) -> Tensor:
     """First value of one parameter, fp32 on the CPU, from nothing but seed, name, whole shape and config.
 
-    Norms are 1, biases 0, matrices normal with `initializer_range` in every layer alike, none of them beyond three
-    standard deviations (OLMo 2's paper, and `init_cutoff_factor` in configs/official-1124 of github.com/allenai/OLMo).
-    Rows that pad the vocabulary are 0.
+    Norms are 1, biases 0, matrices normal with `initializer_range` in every layer alike, none of them beyond
+    three standard deviations (OLMo 2's paper, and `init_cutoff_factor` in configs/official-1124 of
+    github.com/allenai/OLMo). Rows that pad the vocabulary are 0.
     """
     if name.endswith(".bias"):
         return torch.zeros(tuple(shape), dtype=torch.float32, device="cpu")

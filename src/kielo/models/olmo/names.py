@@ -36,7 +36,9 @@ _LAYER_MODULES = {
 
 
 def to_hugging_face(config: Model) -> dict[str, Piece]:
-    """Our parameter name → its place in Hugging Face's files, in the model's order; no head where it is tied."""
+    """Our parameter name → its place in Hugging Face's files, in the model's order; no head where
+    it is tied.
+    """
     names = {"embed.weight": "model.embed_tokens.weight"}
     for layer in range(config.num_hidden_layers):
         for ours, theirs in _LAYER_MODULES.items():
@@ -87,8 +89,8 @@ def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
     base, scaling, windowed_base = read.ropes("rope_theta", None, "rope_theta", None, positions)
     if windowed_base != base:
         raise KieloError(
-            f"{where}: rope_parameters has a rope_theta of {base:g} for full and {windowed_base:g} for sliding "
-            "attention; only one for both is supported"
+            f"{where}: rope_parameters has a rope_theta of {base:g} for full and {windowed_base:g} for "
+            "sliding attention; only one for both is supported"
         )
     return Model(**values, rope_theta=base, rope_scaling=scaling)
 
@@ -102,8 +104,8 @@ def hf_config(
 ) -> dict[str, Any]:
     """The `config.json` of an export. `dtype` is what the weights are stored in.
 
-    RoPE and the dtype are in transformers 4's spelling, which transformers 4 and 5 both read; of an OLMo 3 also in
-    transformers 5's, which takes 500,000 as the base of windowed layers where it reads the old one.
+    RoPE and the dtype are in transformers 4's spelling, which transformers 4 and 5 both read; of an OLMo 3
+    also in transformers 5's, which takes 500,000 as the base of windowed layers where it reads the old one.
     """
     base, scaling = normalise_rope(config.rope_theta, config.rope_scaling, config.max_position_embeddings)
     written = {

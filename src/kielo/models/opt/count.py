@@ -9,7 +9,14 @@ from kielo.models.gpt2 import count as gpt2
 from kielo.models.gpt2.count import flops_per_token, layer_parts, parameters_without_embedding
 from kielo.recipe.sections import Model
 
-__all__ = ["FIRST_POSITION", "check", "flops_per_token", "layer_parts", "parameters", "parameters_without_embedding"]
+__all__ = [
+    "FIRST_POSITION",
+    "check",
+    "flops_per_token",
+    "layer_parts",
+    "parameters",
+    "parameters_without_embedding",
+]
 
 FIRST_POSITION = 2  # row of the position table that position 0 looks up
 EPSILON = 1e-5  # of every norm: transformers has no key for it

@@ -1,4 +1,5 @@
-"""OPT (Zhang et al. 2022, arXiv:2205.01068) on one device: a GPT-2 with ReLU and positions that begin at row 2.
+"""OPT (Zhang et al. 2022, arXiv:2205.01068) on one device: a GPT-2 with ReLU and positions that begin at row
+2.
 
 Data in and out: as of every `blocks.decoder.Decoder`.
 """
@@ -30,5 +31,7 @@ class OPT(Decoder):
 
 
 def initial_value(name: str, shape: Sequence[int], config: Model, seed: int) -> Tensor:
-    """As of a GPT-2: the paper follows Megatron-LM, with `initializer_range` = 0.006 in its models (section 2.2)."""
+    """As of a GPT-2: the paper follows Megatron-LM, with `initializer_range` = 0.006 in its models (section
+    2.2).
+    """
     return gpt2.initial_value(name, shape, config, seed)

@@ -35,7 +35,9 @@ _LAYER_MODULES = {
 
 
 def to_hugging_face(config: Model) -> dict[str, Piece]:
-    """Our parameter name → its place in Hugging Face's files, in the model's order; no head where it is tied."""
+    """Our parameter name → its place in Hugging Face's files, in the model's order; no head where
+    it is tied.
+    """
     names = {
         "embed.weight": "model.decoder.embed_tokens.weight",
         "position_table.weight": "model.decoder.embed_positions.weight",
@@ -56,7 +58,8 @@ def to_hugging_face(config: Model) -> dict[str, Piece]:
 def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
     """A complete `Model` from the content of the `config.json` at `where`.
 
-    OPT-350m, alone among the published sizes, norms after each block and embeds in another width: refused by both keys.
+    OPT-350m, alone among the published sizes, norms after each block and embeds in another width: refused by
+    both keys.
     """
     read = ConfigReader(config, where)
     read.only("architectures", ["OPTForCausalLM"])
