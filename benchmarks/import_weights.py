@@ -38,9 +38,9 @@ from kielo.checkpoint.hugging_face_import import load_model_weights
 from kielo.checkpoint.stream import SafetensorsStream
 from kielo.models.llama.model import Llama
 from kielo.models.llama.names import hf_config, to_hugging_face
-from kielo.parallel.apply import lay_out
 from kielo.parallel.materialise import local, local_slices, materialise
 from kielo.parallel.mesh import AXES, Mesh
+from kielo.parallel.parallelise import lay_out
 from kielo.recipe.sections import Model
 
 SHARD_BYTES = 5_000_000_000

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from kielo.models.llama.model import Llama, initial_value
-from kielo.parallel.apply import lay_out
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import AXES, build_mesh
+from kielo.parallel.parallelise import lay_out
 from kielo.parallel.world import start_world
 from kielo.recipe.sections import Layout, Model
 

@@ -11,7 +11,7 @@ from kielo.checkpoint.pieces import join
 from kielo.models import families
 from kielo.models.layout_words import WORDS
 from kielo.models.piece import by_stored_name
-from kielo.parallel.tensor import _word
+from kielo.parallel.tensor_parallel import _word
 from tests.models.equality import batch, mean_loss, our_logits, pair, their_gradients, train
 from tests.models.tiny_configs import LENGTH, TINY, VOCABULARY
 

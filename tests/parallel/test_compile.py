@@ -12,13 +12,13 @@ from kielo.models import families
 from kielo.models.blocks.decoder import init_weights
 from kielo.models.llama.model import Llama, initial_value
 from kielo.parallel import compile as compile_
-from kielo.parallel.apply import lay_out
 from kielo.parallel.compile import lay_compile
+from kielo.parallel.fsdp import set_last_micro_batch
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import build_mesh
+from kielo.parallel.parallelise import lay_out
 from kielo.parallel.recompute import lay_recompute
-from kielo.parallel.shard import set_last_micro_batch
-from kielo.parallel.tensor import gather_sequence
+from kielo.parallel.tensor_parallel import gather_sequence
 from kielo.parallel.world import start_world
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout, Model

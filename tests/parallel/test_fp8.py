@@ -15,14 +15,14 @@ from torch import nn
 
 from kielo.checkpoint.store import Store, read_tensors, tied_names
 from kielo.models.llama.model import Llama, initial_value
-from kielo.parallel.apply import lay_out
 from kielo.parallel.fp8 import import_float8, in_bf16, lay_fp8, refuse_without_fp8, scale_weights
+from kielo.parallel.fsdp import set_last_micro_batch, shard
 from kielo.parallel.gradient_clipping import clip_gradients
 from kielo.parallel.materialise import local, local_slices, materialise
 from kielo.parallel.mesh import AXES, build_mesh, data_rank, data_ranks, sum_over_data
-from kielo.parallel.pipeline import schedule_of
-from kielo.parallel.shard import set_last_micro_batch, shard
-from kielo.parallel.tensor import lay_tensor
+from kielo.parallel.parallelise import lay_out
+from kielo.parallel.pipeline_parallel import schedule_of
+from kielo.parallel.tensor_parallel import lay_tensor
 from kielo.parallel.world import start_world
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Fp8, Layout, Model

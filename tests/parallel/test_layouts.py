@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from kielo.models.llama.model import Llama, initial_value
-from kielo.parallel.apply import lay_out
+from kielo.parallel.fsdp import forward_only, set_last_micro_batch
 from kielo.parallel.gradient_clipping import clip_gradients
 from kielo.parallel.materialise import local_slices, materialise
 from kielo.parallel.mesh import AXES, build_mesh, data_rank, data_ranks, sum_over_data
-from kielo.parallel.shard import forward_only, set_last_micro_batch
+from kielo.parallel.parallelise import lay_out
 from kielo.parallel.world import start_world
 from kielo.recipe.sections import Model
 from tests.ranks import run_ranks

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from kielo.parallel.torch_pipelining import _CLASSES
+from kielo.parallel.pipeline_schedule import _CLASSES
 from kielo.recipe.sections import Layout, Model
 from kielo.resolve.layout_check import layout_complaints
 from kielo.resolve.stages import (

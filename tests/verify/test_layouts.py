@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from kielo.cli.main import main
 from kielo.models.blocks.norm import RMSNorm
 from kielo.parallel import apply, norm
-from kielo.parallel.pipeline import Stages
+from kielo.parallel.pipeline_parallel import Stages
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Layout, Recipe

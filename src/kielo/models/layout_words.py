@@ -1,6 +1,6 @@
 """The words of a family's layout table: how a module's parameters lie on the tensor axis; torch-free.
 
-`parallel/tensor.py` turns each into one of torch's parallel styles, and `plan` predicts from the same table.
+`parallel/tensor_parallel.py` turns each into one of torch's parallel styles, and `plan` predicts from the same table.
 """
 
 WORDS: dict[str, str] = {

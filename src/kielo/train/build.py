@@ -18,12 +18,12 @@ from kielo.checkpoint.hugging_face_import import load_model_weights
 from kielo.checkpoint.store import Store
 from kielo.dataset.batches import Batches, heldout_batch
 from kielo.models import families
-from kielo.parallel.apply import lay_out
-from kielo.parallel.context import context_positions
+from kielo.parallel.context_parallel import context_positions
 from kielo.parallel.fp8 import refuse_without_fp8, scale_weights
 from kielo.parallel.gradient_clipping import clip_gradients
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import Mesh, build_mesh, data_rank, data_ranks, sum_over_data
+from kielo.parallel.parallelise import lay_out
 from kielo.parallel.world import World, make_host_group
 from kielo.recipe.sections import Precision
 from kielo.resolve.resolved import Identity, Placement, Resolved

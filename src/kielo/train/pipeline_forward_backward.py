@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from kielo.parallel.mesh import Mesh, sum_over
-from kielo.parallel.pipeline import Stages, schedule_of
-from kielo.parallel.torch_pipelining import Schedule
+from kielo.parallel.pipeline_parallel import Stages, schedule_of
+from kielo.parallel.pipeline_schedule import Schedule
 from kielo.resolve.stages import rank_of_each_stage
 from kielo.train.feed import MicroBatch, StepBatch
 from kielo.train.next_token import NextToken

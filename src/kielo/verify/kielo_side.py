@@ -18,11 +18,11 @@ from kielo.artifact.weights_folder import resolve_weights
 from kielo.checkpoint.hugging_face_import import load_model_weights
 from kielo.checkpoint.store import read_tensors
 from kielo.models import families
-from kielo.parallel.apply import lay_out
+from kielo.parallel.fsdp import forward_only
 from kielo.parallel.gradient_clipping import clip_gradients, gradient_norm
 from kielo.parallel.materialise import local, materialise
 from kielo.parallel.mesh import build_mesh, sum_over_data
-from kielo.parallel.shard import forward_only
+from kielo.parallel.parallelise import lay_out
 from kielo.parallel.world import World, end_world, start_world
 from kielo.recipe.errors import KieloError
 from kielo.train.feed import StepBatch

@@ -28,11 +28,11 @@ from torch.distributed.tensor import DTensor
 from kielo.checkpoint.store import some_names
 from kielo.dataset.batches import Batch
 from kielo.models import families
-from kielo.parallel.apply import lay_out
-from kielo.parallel.context import context_positions
+from kielo.parallel.context_parallel import context_positions
 from kielo.parallel.gradient_clipping import clip_gradients
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import Mesh, build_mesh, data_rank, data_ranks
+from kielo.parallel.parallelise import lay_out
 from kielo.parallel.world import World, end_world, start_world
 from kielo.recipe.sections import Recipe
 from kielo.resolve.stages import layers_of_stages

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kielo.parallel.context import context_positions
+from kielo.parallel.context_parallel import context_positions
 from kielo.parallel.fp8 import scale_weights
 from kielo.parallel.gradient_clipping import clip_gradients
 from kielo.parallel.materialise import local, materialise

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from kielo.parallel.compile import lay_compile
-from kielo.parallel.context import lay_context
+from kielo.parallel.context_parallel import lay_context
 from kielo.parallel.fp8 import lay_fp8
+from kielo.parallel.fsdp import shard
 from kielo.parallel.mesh import Mesh
-from kielo.parallel.pipeline import into_stages
+from kielo.parallel.pipeline_parallel import into_stages
 from kielo.parallel.recompute import lay_recompute
-from kielo.parallel.shard import shard
-from kielo.parallel.tensor import lay_tensor
+from kielo.parallel.tensor_parallel import lay_tensor
 from kielo.recipe.sections import Fp8
 
 if TYPE_CHECKING:

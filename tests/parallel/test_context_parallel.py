@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from kielo.models.blocks.alibi import Alibi
 from kielo.models.blocks.attention import AttentionMask, InnerAttention
 from kielo.parallel import context
-from kielo.parallel.context import context_positions, in_rank_order, in_sequence_order, lay_context
+from kielo.parallel.context_parallel import context_positions, in_rank_order, in_sequence_order, lay_context
 from kielo.parallel.world import start_world
 from kielo.recipe.errors import KieloError
 from tests.ranks import run_ranks

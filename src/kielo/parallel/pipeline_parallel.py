@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from kielo.parallel.materialise import local
-from kielo.parallel.torch_pipelining import Schedule, make_schedule
+from kielo.parallel.pipeline_schedule import Schedule, make_schedule
 from kielo.resolve.stages import layer_numbers, stages_of_rank
 
 if TYPE_CHECKING:
