@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional as F
 
 from kielo.models import families
-from kielo.models.parameter_shapes import layout_word
+from kielo.models.tensor_parallel_styles import style_of
 from kielo.parallel.materialise import local
 from kielo.parallel.mesh import Mesh
 from kielo.recipe.errors import KieloError
@@ -169,8 +169,8 @@ def _is_gathered_in_fp8(model: nn.Module, name: str, module: nn.Linear, mesh: Me
     if not fp8.gathered_in_fp8 or fp8.scaling != "tensorwise":
         return False
     rows = module.out_features
-    table = families.module(model.config.model_type, "layout").TENSOR_AXIS
-    if layout_word(table, name) == "column":
+    plan = families.module(model.config.model_type, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN
+    if style_of(plan, name) == "column":
         rows //= mesh.parameters["tensor"].size()
     return rows % mesh.parameters["shard"].size() == 0
 

@@ -2,8 +2,8 @@
 sequence.
 
 Shoeybi et al. 2019 (arXiv:1909.08053) with the sequence parallelism of Korthikanti et al. 2022
-(arXiv:2205.05198), which can be left out: it costs the same traffic and divides the activations. Which module
-lies how is a word in the family's `layout.py`; here each word becomes one of torch's own parallel styles.
+(arXiv:2205.05198), which can be left out: it costs the same traffic and divides the activations. The family's
+`tensor_parallel_plan.py` names a style for each module; here each becomes one of torch's own parallel styles.
 """
 
 import inspect
@@ -24,6 +24,7 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.placement_types import Placement as DTensorPlacement
 
 from kielo.models import families
+from kielo.models.tensor_parallel_styles import style_of
 from kielo.parallel.mesh import Mesh
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ ALONG_SEQUENCE = ("sequence", "residual", "positions")
 
 
 def lay_tensor(model: nn.Module, mesh: Mesh, placement: "Placement") -> None:
-    """Split the parameters of `model` (best on meta) in place by its family's table; nothing on one tensor
+    """Split the parameters of `model` (best on meta) in place by its family's plan; nothing on one tensor
     rank.
 
     Inputs stay whole token ids. The hidden states that come out are a DTensor split along the sequence, or
@@ -43,36 +44,31 @@ def lay_tensor(model: nn.Module, mesh: Mesh, placement: "Placement") -> None:
     """
     if placement.tensor == 1:
         return
-    table = families.module(model.config.model_type, "layout").TENSOR_AXIS
+    plan = families.module(model.config.model_type, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN
     between = Shard(SEQUENCE_DIM) if placement.sequence_parallel else Replicate()
     styles = {}
     for name, module in model.named_modules():
-        word = _word(table, name)
+        style = style_of(plan, name)
         # Without sequence parallelism every rank computes these whole, from the same numbers.
-        if word is not None and (word not in ALONG_SEQUENCE or placement.sequence_parallel):
-            styles[name] = _style(word, module, between)
+        if style is not None and (style not in ALONG_SEQUENCE or placement.sequence_parallel):
+            styles[name] = _torch_style(style, module, between)
     parallelize_module(model, mesh.parameters["tensor"], styles)
     model.tie()  # each of the two got a tensor of its own
 
 
-def _word(table: dict[str, str], name: str) -> str | None:
-    parts = ["*" if part.isdigit() else part for part in name.split(".")]
-    return table.get(".".join(parts))
-
-
-def _style(word: str, module: nn.Module, between: DTensorPlacement) -> ParallelStyle:
+def _torch_style(style: str, module: nn.Module, between: DTensorPlacement) -> ParallelStyle:
     """`between`: how activations lie outside of the split matrices."""
-    if word == "vocabulary":
+    if style == "vocabulary":
         return RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
-    if word == "column":
+    if style == "column":
         return ColwiseParallel()
-    if word == "row":
+    if style == "row":
         return RowwiseParallel(output_layouts=between)
-    if word in ("sequence", "residual"):
-        return SequenceParallel(sequence_dim=SEQUENCE_DIM, use_local_output=word == "residual")
-    if word in _OWN_STYLES:
-        return _OWN_STYLES[word]()
-    if word == "gather":
+    if style in ("sequence", "residual"):
+        return SequenceParallel(sequence_dim=SEQUENCE_DIM, use_local_output=style == "residual")
+    if style in _OWN_STYLES:
+        return _OWN_STYLES[style]()
+    if style == "gather":
         others = (None,) * (len(inspect.signature(module.forward).parameters) - 1)
         # As a DTensor, so that the gradients of all matrices inside are added up before they are sent, once.
         return PrepareModuleInput(
@@ -80,7 +76,7 @@ def _style(word: str, module: nn.Module, between: DTensorPlacement) -> ParallelS
             desired_input_layouts=(Replicate(), *others),
             use_local_output=False,
         )
-    raise ValueError(f"{word!r} is no word of a layout table")
+    raise ValueError(f"{style!r} is no tensor-parallel style")
 
 
 class PositionTable(ParallelStyle):

@@ -138,7 +138,7 @@ def _layer_elements(model: Model, layout: Layout) -> float:
 
 def _position_elements(model: Model) -> float:
     """A table of positions lies whole on every tensor rank of the first stage."""
-    if "position_table" not in module(model.model_type, "layout").TENSOR_AXIS:
+    if "position_table" not in module(model.model_type, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN:
         return 0.0
     first = getattr(module(model.model_type, "count"), "FIRST_POSITION", 0)
     return (first + model.max_position_embeddings) * model.hidden_size

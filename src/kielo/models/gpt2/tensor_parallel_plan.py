@@ -1,10 +1,11 @@
-"""How each parameter of a GPT-NeoX lies on the tensor axis: one word a module.
+"""Tensor-parallel plan of a GPT-2: module name → tensor-parallel style.
 
-`*` stands for a layer's number; what the words mean is in `models/layout_words.py`.
+`*` stands for a layer's number; `models/tensor_parallel_styles.py` says what the styles mean.
 """
 
-TENSOR_AXIS: dict[str, str] = {
+TENSOR_PARALLEL_PLAN: dict[str, str] = {
     "embed": "vocabulary",
+    "position_table": "positions",
     "layers.*.attention_norm": "sequence",
     "layers.*.attention": "gather",
     "layers.*.attention.q": "column",

@@ -1,17 +1,15 @@
-"""How each parameter of a BLOOM lies on the tensor axis: one word a module.
+"""Tensor-parallel plan of a GPT-NeoX: module name → tensor-parallel style.
 
-`*` stands for a layer's number; what the words mean is in `models/layout_words.py`.
+`*` stands for a layer's number; `models/tensor_parallel_styles.py` says what the styles mean.
 """
 
-TENSOR_AXIS: dict[str, str] = {
+TENSOR_PARALLEL_PLAN: dict[str, str] = {
     "embed": "vocabulary",
-    "embed_norm": "residual",
     "layers.*.attention_norm": "sequence",
     "layers.*.attention": "gather",
     "layers.*.attention.q": "column",
     "layers.*.attention.k": "column",
     "layers.*.attention.v": "column",
-    "layers.*.attention.inner.alibi": "slopes",
     "layers.*.attention.o": "row",
     "layers.*.mlp_norm": "sequence",
     "layers.*.mlp": "gather",

@@ -1,22 +1,20 @@
-"""How each parameter of a Llama (Mistral, Qwen2, Qwen3) lies on the tensor axis: one word a module.
+"""Tensor-parallel plan of a BLOOM: module name → tensor-parallel style.
 
-`*` stands for a layer's number; what the words mean is in `models/layout_words.py`. Modules that a variant
-lacks are passed over.
+`*` stands for a layer's number; `models/tensor_parallel_styles.py` says what the styles mean.
 """
 
-TENSOR_AXIS: dict[str, str] = {
+TENSOR_PARALLEL_PLAN: dict[str, str] = {
     "embed": "vocabulary",
+    "embed_norm": "residual",
     "layers.*.attention_norm": "sequence",
     "layers.*.attention": "gather",
     "layers.*.attention.q": "column",
     "layers.*.attention.k": "column",
     "layers.*.attention.v": "column",
-    "layers.*.attention.q_norm": "each_head",
-    "layers.*.attention.k_norm": "each_head",
+    "layers.*.attention.inner.alibi": "slopes",
     "layers.*.attention.o": "row",
     "layers.*.mlp_norm": "sequence",
     "layers.*.mlp": "gather",
-    "layers.*.mlp.gate": "column",
     "layers.*.mlp.up": "column",
     "layers.*.mlp.down": "row",
     "norm": "sequence",

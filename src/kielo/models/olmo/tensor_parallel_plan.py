@@ -1,21 +1,18 @@
-"""How each parameter of a Gemma 2 or 3 lies on the tensor axis: one word a module.
+"""Tensor-parallel plan of an OLMo 2 or 3: module name → tensor-parallel style.
 
-`*` stands for a layer's number; what the words mean is in `models/layout_words.py`. Modules that a variant
-lacks are passed over.
+`*` stands for a layer's number; `models/tensor_parallel_styles.py` says what the styles mean.
 """
 
-TENSOR_AXIS: dict[str, str] = {
+TENSOR_PARALLEL_PLAN: dict[str, str] = {
     "embed": "vocabulary",
-    "layers.*.attention_norm": "sequence",
     "layers.*.attention": "gather",
     "layers.*.attention.q": "column",
     "layers.*.attention.k": "column",
     "layers.*.attention.v": "column",
-    "layers.*.attention.q_norm": "each_head",
-    "layers.*.attention.k_norm": "each_head",
+    "layers.*.attention.q_norm": "all_heads",
+    "layers.*.attention.k_norm": "all_heads",
     "layers.*.attention.o": "row",
     "layers.*.attention_post_norm": "residual",
-    "layers.*.mlp_norm": "sequence",
     "layers.*.mlp": "gather",
     "layers.*.mlp.gate": "column",
     "layers.*.mlp.up": "column",
