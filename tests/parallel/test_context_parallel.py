@@ -10,9 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kielo.models.blocks.alibi import Alibi
-from kielo.models.blocks.attention import AttentionMask, InnerAttention
-from kielo.parallel import context
-from kielo.parallel.context_parallel import context_positions, in_rank_order, in_sequence_order, lay_context
+from kielo.models.blocks.attention import InnerAttention, MaskMaker
+from kielo.parallel.context_parallel import (
+    ATTENTION_FORMS,
+    apply_context_parallel,
+    context_positions,
+    in_rank_order,
+    in_sequence_order,
+)
 from kielo.parallel.world import start_world
 from kielo.recipe.errors import KieloError
 from tests.ranks import run_ranks
@@ -43,10 +48,10 @@ WINDOW = {"plain": None, "alibi": None, "capped": 9}
 
 
 def model(bent: str = "plain") -> nn.Module:
-    """As much of a model as `lay_context` touches."""
+    """As much of a model as `apply_context_parallel` touches."""
     whole, layer = nn.Module(), nn.Module()
-    whole.mask, layer.attention = (
-        AttentionMask((None, WINDOW[bent]), needs_distance=bent == "alibi"),
+    whole.make_masks, layer.attention = (
+        MaskMaker((None, WINDOW[bent]), needs_distance=bent == "alibi"),
         nn.Module(),
     )
     layer.attention.inner = InnerAttention(
@@ -63,8 +68,8 @@ def attend(
     """[output, dq, dk, dv] of the model's attention."""
     q, k, v = (tensor.detach().clone().requires_grad_() for tensor in tensors[:3])
     attention = whole.layers["0"].attention
-    sights = whole.mask(documents_bs, positions_s, len(positions_s), positions_s.device)
-    out = attention.inner(q, k, v, sights[attention.window])
+    masks = whole.make_masks(documents_bs, positions_s, len(positions_s), positions_s.device)
+    out = attention.inner(q, k, v, masks[attention.window])
     out.backward(tensors[3])
     return [out.detach(), q.grad, k.grad, v.grad]
 
@@ -72,7 +77,7 @@ def attend(
 def laid(form: str, ranks: int, bent: str = "plain") -> nn.Module:
     split = model(bent)
     axis = SimpleNamespace(get_group=lambda: torch.distributed.group.WORLD)
-    lay_context(split, {"context": axis}, SimpleNamespace(context=ranks, context_attention=form))
+    apply_context_parallel(split, {"context": axis}, SimpleNamespace(context=ranks, context_attention=form))
     return split
 
 
@@ -207,7 +212,7 @@ def test_lengths_that_do_not_split_are_refused() -> None:
     assert [context_positions(length, 4, 3).numel() for length in (24, 32)] == [6, 8]
     assert context_positions(31, 1, 0).numel() == 31
     untouched = model()
-    lay_context(untouched, {}, SimpleNamespace(context=1, context_attention="ulysses"))
-    assert type(untouched.mask) is AttentionMask
+    apply_context_parallel(untouched, {}, SimpleNamespace(context=1, context_attention="ulysses"))
+    assert type(untouched.make_masks) is MaskMaker
     assert type(untouched.layers["0"].attention.inner) is InnerAttention
-    assert set(context._FORMS) == set(FORMS)
+    assert set(ATTENTION_FORMS) == set(FORMS)

@@ -16,20 +16,17 @@ v are [b, h or g, s/c, k]. Under tensor parallelism h and g are those of one ten
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from kielo.models.blocks.attention import AttentionMask, InnerAttention, Sight
+from kielo.models.blocks.attention import InnerAttention, Mask, MaskMaker
+from kielo.parallel.mesh import Mesh
 from kielo.recipe.errors import KieloError
 from kielo.resolve.context_check import lengths_that_split
-
-if TYPE_CHECKING:
-    from kielo.parallel.mesh import Mesh
-    from kielo.resolve.resolved import Placement
+from kielo.resolve.resolved import Placement
 
 
 def context_positions(sequence_length: int, ranks: int, rank: int) -> Tensor:
@@ -49,25 +46,25 @@ def context_positions(sequence_length: int, ranks: int, rank: int) -> Tensor:
     return torch.cat((blocks[rank], blocks[-1 - rank]))
 
 
-def lay_context(model: nn.Module, mesh: "Mesh", placement: "Placement") -> None:
-    """Swap `model.mask` and each layer's `attention.inner` for those of `placement.context_attention`, in
+def apply_context_parallel(model: nn.Module, mesh: Mesh, placement: Placement) -> None:
+    """Swap `model.make_masks` and each layer's `attention.inner` for those of `placement.context_attention`, in
     place.
     """
     if placement.context == 1:
         return
     group = mesh["context"].get_group()
-    mask, inner = _FORMS[placement.context_attention]
-    model.mask = mask(group, model.mask)
+    mask_maker, inner = ATTENTION_FORMS[placement.context_attention]
+    model.make_masks = mask_maker(group, model.make_masks)
     for layer in model.layers.values():
         layer.attention.inner = inner(group, layer.attention.inner)
 
 
-class ContextMask(AttentionMask):
+class ContextMaskMaker(MaskMaker):
     """What both forms share: the document numbers of whole sequences, and a check that positions are as
     split.
     """
 
-    def __init__(self, group: dist.ProcessGroup, whole: AttentionMask) -> None:
+    def __init__(self, group: dist.ProcessGroup, whole: MaskMaker) -> None:
         super().__init__(whole.windows, whole.needs_distance)
         self.group = group
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
@@ -93,7 +90,7 @@ class ContextMask(AttentionMask):
         self._lengths_checked.add(length)
 
 
-class GatherMask(ContextMask):
+class GatherMaskMaker(ContextMaskMaker):
     """This rank's queries against all keys. Dense: O(s²/c) memory, also without documents."""
 
     def forward(
@@ -102,12 +99,12 @@ class GatherMask(ContextMask):
         positions_s: Tensor | None,
         sequence_length: int,
         device: torch.device,
-    ) -> dict[int | None, Sight]:
+    ) -> dict[int | None, Mask]:
         """`visible` [b or 1, 1, s/c, s] bool is always there, keys in the order of the sequence."""
         self.check_positions(positions_s)
         keys_s = torch.arange(sequence_length * self.ranks, device=device)
         all_documents = None if documents_bs is None else self.whole_documents(documents_bs)
-        return self.sights(positions_s, keys_s, documents_bs, all_documents, is_causal_enough=False)
+        return self.masks(positions_s, keys_s, documents_bs, all_documents, is_causal_enough=False)
 
 
 class GatherAttention(InnerAttention):
@@ -122,8 +119,8 @@ class GatherAttention(InnerAttention):
         self.group = group
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
 
-    def forward(self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, sight: Sight) -> Tensor:
-        """[b, h, s/c, k]. `sight` as from GatherMask."""
+    def forward(self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask) -> Tensor:
+        """[b, h, s/c, k]. `mask` as from GatherMaskMaker."""
         parts = _GatherParts.apply(torch.stack((k_bgsk, v_bgsk)), self.group)
         keys, values = in_sequence_order(parts, dim=3).unbind()
         block = q_bhsk.shape[2] // 2
@@ -133,12 +130,12 @@ class GatherAttention(InnerAttention):
         )
         outputs = []
         for rows, end in halves:
-            part = sight.part(rows, slice(0, end))
+            part = mask.part(rows, slice(0, end))
             outputs.append(super().forward(q_bhsk[:, :, rows], keys[:, :, :end], values[:, :, :end], part))
         return torch.cat(outputs, dim=2)
 
 
-class UlyssesMask(ContextMask):
+class UlyssesMaskMaker(ContextMaskMaker):
     """Of whole sequences, as on one device. Dense with documents: O(s²) memory; none at all without."""
 
     def forward(
@@ -147,7 +144,7 @@ class UlyssesMask(ContextMask):
         positions_s: Tensor | None,
         sequence_length: int,
         device: torch.device,
-    ) -> dict[int | None, Sight]:
+    ) -> dict[int | None, Mask]:
         self.check_positions(positions_s)
         all_documents = None if documents_bs is None else self.whole_documents(documents_bs)
         return self.dense(all_documents, sequence_length * self.ranks, device)
@@ -165,15 +162,15 @@ class UlyssesAttention(InnerAttention):
         self.group = group
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
 
-    def forward(self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, sight: Sight) -> Tensor:
-        """[b, h, s/c, k]. `sight` as from UlyssesMask."""
+    def forward(self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask) -> Tensor:
+        """[b, h, s/c, k]. `mask` as from UlyssesMaskMaker."""
         # Consecutive heads go together, so queries meet the keys that they share.
         by_rank = [heads.unflatten(1, (self.ranks, -1)) for heads in (q_bhsk, k_bgsk, v_bgsk)]
         sizes = [heads.shape[2] for heads in by_rank]
         parts_cbhsk = _Exchange.apply(torch.cat(by_rank, dim=2).movedim(1, 0), self.group)
         q, k, v = in_sequence_order(parts_cbhsk, dim=2).split(sizes, dim=1)
         heads = slice(self.rank * q.shape[1], (self.rank + 1) * q.shape[1])
-        out_bhsk = super().forward(q, k, v, sight, heads)
+        out_bhsk = super().forward(q, k, v, mask, heads)
         heads_cbhsk = _Exchange.apply(in_rank_order(out_bhsk, self.ranks, dim=2), self.group)
         return heads_cbhsk.movedim(0, 1).flatten(1, 2)
 
@@ -181,7 +178,10 @@ class UlyssesAttention(InnerAttention):
 # torch 2.13 warns of the name that 2.10 has.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
-_FORMS = {"all_gather": (GatherMask, GatherAttention), "ulysses": (UlyssesMask, UlyssesAttention)}
+ATTENTION_FORMS = {
+    "all_gather": (GatherMaskMaker, GatherAttention),
+    "ulysses": (UlyssesMaskMaker, UlyssesAttention),
+}
 
 
 def in_sequence_order(parts: Tensor | Sequence[Tensor], dim: int) -> Tensor:

@@ -20,7 +20,6 @@ resharded after forward, and FSDP2 reduces the root's gradients after all others
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -33,16 +32,14 @@ from torch.distributed.fsdp import (
 )
 
 from kielo.parallel.mesh import Mesh
-
-if TYPE_CHECKING:
-    from kielo.recipe.sections import Precision
-    from kielo.resolve.resolved import Placement
+from kielo.recipe.sections import Precision
+from kielo.resolve.resolved import Placement
 
 # fp8: what lies between products
 COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 
 
-def shard(model: nn.Module, mesh: Mesh, placement: "Placement", precision: "Precision") -> None:
+def apply_fsdp(model: nn.Module, mesh: Mesh, placement: Placement, precision: Precision) -> None:
     """Wrap each layer of `model.layers`, then the root, in place.
 
     Ranks along `replicate` hold equal shards (hybrid sharding: reduce-scatter along `shard`, then all-reduce

@@ -8,29 +8,24 @@ that a layer computes, and FSDP2 must see all. Each step changes modules in plac
 memory.
 """
 
-from typing import TYPE_CHECKING
-
 from torch import nn
 
-from kielo.parallel.compile import lay_compile
-from kielo.parallel.context_parallel import lay_context
-from kielo.parallel.fp8 import lay_fp8
-from kielo.parallel.fsdp import shard
+from kielo.parallel.compile import apply_compile
+from kielo.parallel.context_parallel import apply_context_parallel
+from kielo.parallel.fp8 import apply_fp8
+from kielo.parallel.fsdp import apply_fsdp
 from kielo.parallel.mesh import Mesh
 from kielo.parallel.pipeline_parallel import into_stages
-from kielo.parallel.recompute import lay_recompute
-from kielo.parallel.tensor_parallel import lay_tensor
-from kielo.recipe.sections import Fp8
-
-if TYPE_CHECKING:
-    from kielo.recipe.sections import Precision
-    from kielo.resolve.resolved import Placement
+from kielo.parallel.recompute import apply_recompute
+from kielo.parallel.tensor_parallel import apply_tensor_parallel
+from kielo.recipe.sections import Fp8, Precision
+from kielo.resolve.resolved import Placement
 
 _NO_FP8 = Fp8()
 
 
-def lay_out(
-    model: nn.Module, mesh: Mesh, placement: "Placement", precision: "Precision", fp8: Fp8 = _NO_FP8
+def parallelise(
+    model: nn.Module, mesh: Mesh, placement: Placement, precision: Precision, fp8: Fp8 = _NO_FP8
 ) -> nn.Module:
     """Lay `model` (fp32 parameters, on the meta device) over `mesh`; returns it, or this rank's stages of it.
 
@@ -38,20 +33,20 @@ def lay_out(
     """
     if placement.pipeline > 1:
         return into_stages(
-            model, mesh, placement, lambda part: _lay_out_part(part, mesh, placement, precision, fp8)
+            model, mesh, placement, lambda part: _parallelise_part(part, mesh, placement, precision, fp8)
         )
-    return _lay_out_part(model, mesh, placement, precision, fp8)
+    return _parallelise_part(model, mesh, placement, precision, fp8)
 
 
-def _lay_out_part(
-    model: nn.Module, mesh: Mesh, placement: "Placement", precision: "Precision", fp8: Fp8
+def _parallelise_part(
+    model: nn.Module, mesh: Mesh, placement: Placement, precision: Precision, fp8: Fp8
 ) -> nn.Module:
     if precision == "fp8":
-        lay_fp8(model, mesh, fp8)
-    lay_tensor(model, mesh, placement)
-    lay_context(model, mesh, placement)
-    lay_recompute(model, placement)
+        apply_fp8(model, mesh, fp8)
+    apply_tensor_parallel(model, mesh, placement)
+    apply_context_parallel(model, mesh, placement)
+    apply_recompute(model, placement)
     if placement.compile:
-        lay_compile(model)
-    shard(model, mesh, placement, precision)
+        apply_compile(model)
+    apply_fsdp(model, mesh, placement, precision)
     return model

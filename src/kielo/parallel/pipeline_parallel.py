@@ -10,7 +10,8 @@ Shape letters: b = batch, s = this rank's part of the sequence, d = hidden size.
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,12 +19,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from kielo.parallel.materialise import local
-from kielo.parallel.pipeline_schedule import Schedule, make_schedule
+from kielo.parallel.mesh import Mesh
+from kielo.parallel.pipeline_schedule import Schedule, ScheduleOptions, make_schedule
+from kielo.resolve.resolved import Placement
 from kielo.resolve.stages import layer_numbers, stages_of_rank
-
-if TYPE_CHECKING:
-    from kielo.parallel.mesh import Mesh
-    from kielo.resolve.resolved import Placement
 
 
 class Stages(nn.Module):
@@ -121,43 +120,40 @@ def cut(model: nn.Module, stage: int, num_stages: int, layers: range) -> nn.Modu
 
 
 def into_stages(
-    model: nn.Module, mesh: "Mesh", placement: "Placement", lay_out_part: Callable[[nn.Module], nn.Module]
+    model: nn.Module, mesh: Mesh, placement: Placement, parallelise_part: Callable[[nn.Module], nn.Module]
 ) -> nn.Module:
-    """`model` (on meta) → this rank's stages, each laid out by `lay_out_part`."""
+    """`model` (on meta) → this rank's stages, each laid out by `parallelise_part`."""
     axis = mesh["pipeline"]
     ranges = layer_numbers(placement.pipeline_layers)
     numbers = stages_of_rank(
         placement.pipeline_schedule, axis.size(), axis.get_local_rank(), len(ranges) // axis.size()
     )
     parts = [
-        lay_out_part(cut(copy.deepcopy(model), number, len(ranges), ranges[number])) for number in numbers
+        parallelise_part(cut(copy.deepcopy(model), number, len(ranges), ranges[number])) for number in numbers
     ]
     return Stages(parts, numbers, len(ranges), axis)
 
 
-def schedule_of(
-    stages: Stages,
-    name: str,
-    micro_batches: int,
-    tokens_bs: Tensor,
-    hidden_bsd: Tensor,
-    output_bsd: Tensor,
-    loss: Callable[[Tensor, Tensor], Tensor],
-    device: torch.device,
-) -> Schedule:
-    """torch's schedule `name` over this rank's stages, for that many micro-batches a step.
-
-    For one micro-batch, on meta: the first stage takes `tokens_bs`, stages hand on `hidden_bsd`, the last one
-    gives `output_bsd`, and `loss(output, labels)` is a scalar. Stages compute on `device`.
+@dataclass(frozen=True)
+class ExampleTensors:
+    """Tensors of one micro-batch, on meta: the first stage takes `tokens_bs`, each stage sends `hidden_bsd` to
+    the next one, and the last one returns `output_bsd`.
     """
-    examples = [
+
+    tokens_bs: Tensor
+    hidden_bsd: Tensor
+    output_bsd: Tensor
+
+
+def schedule_of(stages: Stages, options: ScheduleOptions, examples: ExampleTensors) -> Schedule:
+    """Makes torch's schedule over this rank's stages."""
+    inputs_and_outputs = [
         (
-            tokens_bs if number == 0 else hidden_bsd,
-            output_bsd if number == stages.num_stages - 1 else hidden_bsd,
+            examples.tokens_bs if number == 0 else examples.hidden_bsd,
+            examples.output_bsd if number == stages.num_stages - 1 else examples.hidden_bsd,
         )
         for number in stages.numbers
     ]
-    group = stages.axis.get_group()
     return make_schedule(
-        name, stages.parts, stages.numbers, stages.num_stages, examples, micro_batches, loss, group, device
+        options, stages.parts, stages.numbers, stages.num_stages, inputs_and_outputs, stages.axis.get_group()
     )

@@ -6,6 +6,7 @@ which torch does since 2.12 when both input and output examples are there.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -34,34 +35,54 @@ class Schedule(Protocol):
     def step(self, *args: Any, target: Tensor | None, losses: list[Tensor], **kwargs: Any) -> Any: ...
 
 
+@dataclass(frozen=True)
+class ScheduleOptions:
+    """Options of a pipeline schedule.
+
+    name: a key of `SCHEDULE_CLASSES`. micro_batches: their number in a step. loss: `loss(output, labels)` is a
+    scalar. device: where the stages compute.
+    """
+
+    name: str
+    micro_batches: int
+    loss: Callable[[Tensor, Tensor], Tensor]
+    device: torch.device
+
+
 def make_schedule(
-    name: str,
+    options: ScheduleOptions,
     parts: Sequence[nn.Module],
     numbers: Sequence[int],
     num_stages: int,
     examples: Sequence[tuple[Tensor, Tensor]],
-    micro_batches: int,
-    loss: Callable[[Tensor, Tensor], Tensor],
     group: dist.ProcessGroup,
-    device: torch.device,
 ) -> Schedule:
-    """KieloError, naming the version, for a schedule that this torch does not run."""
-    needed = _NEEDS_VERSION.get(name)
+    """Makes torch's schedule over `parts`, which are the stages `numbers` of `num_stages`.
+
+    examples: (input, output) of each part for one micro-batch, on meta. Raises KieloError, naming the version,
+    for a schedule that this torch does not run.
+    """
+    needed = _NEEDS_VERSION.get(options.name)
     if needed is not None and needed > VERSION:
         raise KieloError(
-            f"layout.pipeline_schedule = {name!r} needs torch {'.'.join(map(str, needed))} or newer; this is "
+            f"layout.pipeline_schedule = {options.name!r} needs torch {'.'.join(map(str, needed))} or newer; this is "
             f"{torch.__version__}. What would work: 1f1b, interleaved_1f1b or interleaved_zero_bubble"
         )
     stages = [
-        PipelineStage(part, number, num_stages, device, input_args=given, output_args=made, group=group)
+        PipelineStage(
+            part, number, num_stages, options.device, input_args=given, output_args=made, group=group
+        )
         for part, number, (given, made) in zip(parts, numbers, examples)
     ]
-    made = getattr(torch_schedules, SCHEDULE_CLASSES[name])
-    is_single = issubclass(made, torch_schedules.PipelineScheduleSingle)
+    schedule_class = getattr(torch_schedules, SCHEDULE_CLASSES[options.name])
+    is_single = issubclass(schedule_class, torch_schedules.PipelineScheduleSingle)
     # Losses are divided by the global count of tokens already; torch's default would divide gradients once
     # more.
-    return made(
-        stages[0] if is_single else stages, n_microbatches=micro_batches, loss_fn=loss, scale_grads=False
+    return schedule_class(
+        stages[0] if is_single else stages,
+        n_microbatches=options.micro_batches,
+        loss_fn=options.loss,
+        scale_grads=False,
     )
 
 

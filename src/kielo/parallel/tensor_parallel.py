@@ -8,7 +8,6 @@ Shoeybi et al. 2019 (arXiv:1909.08053) with the sequence parallelism of Korthika
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -26,15 +25,13 @@ from torch.distributed.tensor.placement_types import Placement as DTensorPlaceme
 from kielo.models import families
 from kielo.models.tensor_parallel_styles import style_of
 from kielo.parallel.mesh import Mesh
-
-if TYPE_CHECKING:
-    from kielo.resolve.resolved import Placement
+from kielo.resolve.resolved import Placement
 
 SEQUENCE_DIM = 1  # of activations [b, s, d]
 ALONG_SEQUENCE = ("sequence", "residual", "positions")
 
 
-def lay_tensor(model: nn.Module, mesh: Mesh, placement: "Placement") -> None:
+def apply_tensor_parallel(model: nn.Module, mesh: Mesh, placement: Placement) -> None:
     """Split the parameters of `model` (best on meta) in place by its family's plan; nothing on one tensor
     rank.
 

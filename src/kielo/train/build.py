@@ -23,7 +23,7 @@ from kielo.parallel.fp8 import refuse_without_fp8, scale_weights
 from kielo.parallel.gradient_clipping import clip_gradients
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import Mesh, build_mesh, data_rank, data_ranks, sum_over_data
-from kielo.parallel.parallelise import lay_out
+from kielo.parallel.parallelise import parallelise
 from kielo.parallel.world import World, make_host_group
 from kielo.recipe.sections import Precision
 from kielo.resolve.resolved import Identity, Placement, Resolved
@@ -209,7 +209,7 @@ def laid_out(identity: Identity, placement: Placement, mesh: Mesh, precision: Pr
     """
     with torch.device("meta"):
         model = families.build_model(identity.model)
-    return lay_out(model, mesh, placement, precision, identity.fp8)
+    return parallelise(model, mesh, placement, precision, identity.fp8)
 
 
 def _fill(

@@ -32,7 +32,7 @@ from kielo.parallel.context_parallel import context_positions
 from kielo.parallel.gradient_clipping import clip_gradients
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import Mesh, build_mesh, data_rank, data_ranks
-from kielo.parallel.parallelise import lay_out
+from kielo.parallel.parallelise import parallelise
 from kielo.parallel.world import World, end_world, start_world
 from kielo.recipe.sections import Recipe
 from kielo.resolve.stages import layers_of_stages
@@ -133,7 +133,7 @@ def train_laid_out(of: Subject, case: Case, steps: int, world: World, mesh: Mesh
     with torch.device("meta"):
         model = families.build_model(of.model)
     freeze(of, model)
-    model = lay_out(model, mesh, placement, case.precision)
+    model = parallelise(model, mesh, placement, case.precision)
     materialise(model, world.device, partial(first_value, of), placement.cpu_offload)
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     optimiser = build_optimiser(model, of)

@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from kielo.models.blocks.position import RotaryPositions
+from kielo.models.blocks.rope import RotaryEmbedding
 
 OLMO_3 = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
 
@@ -31,5 +31,5 @@ def test_tables_are_transformers(scaling: dict) -> None:
     )
     frequencies, factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config)
     angles = torch.outer(torch.arange(65_536, dtype=torch.float32), frequencies)
-    rotary = RotaryPositions(5e5, 128, scaling, 65_536)
-    assert torch.equal(rotary.cos, angles.cos() * factor) and torch.equal(rotary.sin, angles.sin() * factor)
+    rope = RotaryEmbedding(5e5, 128, scaling, 65_536)
+    assert torch.equal(rope.cos, angles.cos() * factor) and torch.equal(rope.sin, angles.sin() * factor)

@@ -63,7 +63,7 @@ def _yarn_frequencies(base: float, exponents: Tensor, scaling: dict[str, Any]) -
     return 1.0 / (scaling["factor"] * periods) * (1 - kept_share) + 1.0 / periods * kept_share
 
 
-class RotaryPositions(nn.Module):
+class RotaryEmbedding(nn.Module):
     """Tables of cosines and sines for every position up to `max_position_embeddings`.
 
     The length comes from the configuration, never from an input: a pipeline or context rank sees only a part
