@@ -20,10 +20,10 @@ from kielo.artifact.manifest import read_manifest
 from kielo.artifact.own_text import marked
 from kielo.artifact.resumable_stage import ResumableStage
 from kielo.checkpoint import export_tensors
+from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.hugging_face_export import export
 from kielo.checkpoint.pieces import cut, join
-from kielo.checkpoint.store import Store
-from kielo.checkpoint.stream import SafetensorsStream
+from kielo.checkpoint.safetensors_stream import SafetensorsStream
 from kielo.checkpoint.tensor_file import read_table
 from kielo.models import families
 from kielo.models.llama.model import Llama
@@ -47,9 +47,9 @@ def plain_model(model_config, seed: int = 5) -> Llama:
 
 
 def saved(folder: Path, tensors: dict[str, torch.Tensor], plain: dict[str, Any] | None = None) -> Path:
-    store = Store(folder)
-    store.save(3, {f"model/{name}": value for name, value in tensors.items()}, plain or {})
-    return store.settle()
+    checkpointer = Checkpointer(folder)
+    checkpointer.save(3, {f"model/{name}": value for name, value in tensors.items()}, plain or {})
+    return checkpointer.settle()
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -201,7 +201,7 @@ def test_the_layout_that_saved_it_does_not_show(tmp_path, monkeypatch):
     for sizes in ((1, 3, 1), (2, 1, 2), (1, 2, 2)):
         folder = tmp_path / "_".join(map(str, sizes))
         run_ranks(save_on_ranks, sizes[0] * sizes[1] * sizes[2], folder, *sizes)
-        stored = weights_of(export(Store(folder).newest(), folder / "hf", config(), None))
+        stored = weights_of(export(Checkpointer(folder).newest(), folder / "hf", config(), None))
         for name, piece in to_hugging_face(config()).items():
             shape = stored[piece.name].shape
             assert torch.equal(stored[piece.name], values(config(), 5)(name, shape)), (sizes, name)

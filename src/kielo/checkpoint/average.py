@@ -28,10 +28,10 @@ from kielo.artifact.checkpoint_index import (
     write_index,
 )
 from kielo.artifact.durable import bring_to_disk, make_folder, name_durably
+from kielo.checkpoint.checkpointer import some_names, verify
 from kielo.checkpoint.export_tensors import CheckpointRows, FileTensor, row_blocks
 from kielo.checkpoint.publish import failure, refuse_if_too_full
-from kielo.checkpoint.store import some_names, verify
-from kielo.checkpoint.stream import DTYPES, SafetensorsStream, nbytes
+from kielo.checkpoint.safetensors_stream import DTYPES, SafetensorsStream, nbytes
 from kielo.models.piece import Piece
 from kielo.recipe.errors import KieloError
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from kielo.artifact.checkpoint_index import CheckpointIndex, TensorEntry
 from kielo.checkpoint.pieces import is_finite, whole_box
-from kielo.checkpoint.stream import DTYPES, nbytes
-from kielo.checkpoint.tensor_file import Staging, StoredTensor, TensorFile, Wanted, read_table
+from kielo.checkpoint.safetensors_stream import DTYPES, nbytes
+from kielo.checkpoint.tensor_file import ReadBuffers, StoredTensor, TensorFile, Wanted, read_table
 from kielo.models import families
 from kielo.models.piece import Box, Piece, by_stored_name, stored_shape
 from kielo.recipe.errors import KieloError
@@ -107,7 +107,7 @@ class CheckpointRows:
 
     def __init__(self, folder: Path, index: CheckpointIndex):
         self._folder, self._index = folder, index
-        self._staging = Staging()
+        self._buffers = ReadBuffers()
         self._tables: dict[str, dict[str, StoredTensor]] = {}
 
     def read(self, tensor: FileTensor, rows: slice) -> Tensor:
@@ -154,7 +154,7 @@ class CheckpointRows:
         if filled != block.numel():
             raise ValueError(f"{tensor.name}: its pieces fill {filled} of {block.numel()} elements in {rows}")
         for name, of_file in wanted.items():
-            with TensorFile(self._folder / name, self._tables[name], self._staging) as file:
+            with TensorFile(self._folder / name, self._tables[name], self._buffers) as file:
                 file.read(of_file)
         return block
 

@@ -17,6 +17,7 @@ from kielo.artifact.checkpoint_index import CheckpointIndex, read_index
 from kielo.artifact.manifest import hash_file, hash_json, hash_manifest
 from kielo.artifact.own_text import marked
 from kielo.artifact.resumable_stage import ResumableStage
+from kielo.checkpoint.checkpointer import verify
 from kielo.checkpoint.export_tensors import (
     EXPORT_DTYPES,
     SOURCE,
@@ -26,8 +27,7 @@ from kielo.checkpoint.export_tensors import (
     file_tensors,
     row_blocks,
 )
-from kielo.checkpoint.store import verify
-from kielo.checkpoint.stream import SafetensorsStream
+from kielo.checkpoint.safetensors_stream import SafetensorsStream
 from kielo.models import families
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from kielo.artifact.weights_folder import weight_files
 from kielo.checkpoint.agreement import Agreement
+from kielo.checkpoint.checkpointer import some_names, tied_names
 from kielo.checkpoint.export_tensors import row_boxes
 from kielo.checkpoint.pieces import is_finite
-from kielo.checkpoint.store import some_names, tied_names
-from kielo.checkpoint.tensor_file import Staging, StoredTensor, TensorFile, Wanted, read_table
+from kielo.checkpoint.tensor_file import ReadBuffers, StoredTensor, TensorFile, Wanted, read_table
 from kielo.models import families
 from kielo.models.piece import Piece, by_stored_name, stored_shape
 from kielo.parallel.materialise import local, local_slices
@@ -180,9 +180,9 @@ def _fill(
             target = shard[tuple(slice(p.start - b.start, p.stop - b.start) for p, b in zip(part, box))]
             wanted_part = Wanted(stored, in_file, target.mT if piece.transposed else target)
             by_file.setdefault(path, []).append((names[piece.name], wanted_part))
-    staging = Staging()
+    buffers = ReadBuffers()
     for path, of_file in sorted(by_file.items()):
-        with TensorFile(path, {}, staging) as file:
+        with TensorFile(path, {}, buffers) as file:
             file.read(wanted_part for _, wanted_part in of_file)
         not_finite |= {name for name, wanted_part in of_file if not is_finite(wanted_part.target)}
     return not_finite

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from kielo.artifact.weights_folder import unique_keys
-from kielo.checkpoint.stream import DTYPE_NAMES, DTYPES
+from kielo.checkpoint.safetensors_stream import DTYPE_NAMES, DTYPES
 from kielo.models.piece import Box
 from kielo.recipe.errors import KieloError
 
@@ -67,7 +67,7 @@ class Wanted:
     target: Tensor
 
 
-class Staging:
+class ReadBuffers:
     """The two buffers that bytes pass through, made when first needed; pinned when they feed a GPU."""
 
     def __init__(self, buffer_bytes: int = BUFFER_BYTES):
@@ -85,17 +85,17 @@ class Staging:
 class TensorFile:
     """One file of tensors, open for reading until `close` or the end of a `with`.
 
-    tensors: its table, where that is known already (`read_table`). staging: buffers to share with other
+    tensors: its table, where that is known already (`read_table`). buffers: shared with other
     files. Raises KieloError, naming the file and where it can the tensor, for a damaged file and for one cut
     short.
     """
 
     def __init__(
-        self, path: Path, tensors: dict[str, StoredTensor] | None = None, staging: Staging | None = None
+        self, path: Path, tensors: dict[str, StoredTensor] | None = None, buffers: ReadBuffers | None = None
     ):
         self.path = Path(path)
         self.tensors = read_table(self.path) if tensors is None else tensors
-        self._staging = staging or Staging()
+        self._buffers = buffers or ReadBuffers()
         try:
             self._descriptor = os.open(self.path, os.O_RDONLY)
         except OSError as error:
@@ -123,14 +123,14 @@ class TensorFile:
     def read(self, wanted: Iterable[Wanted]) -> None:
         """Fill every target, in the order in which the bytes lie in the file."""
         tiles = sorted(
-            (tile for one in wanted for tile in _tiles(one, self._staging.buffer_bytes)),
+            (tile for one in wanted for tile in _tiles(one, self._buffers.buffer_bytes)),
             key=lambda tile: tile.begin,
         )
-        batches = list(_batches(tiles, self._staging.buffer_bytes))
+        batches = list(_batches(tiles, self._buffers.buffer_bytes))
         if not batches:
             return
         pinned = any(tile.target.is_cuda for tile in tiles)
-        buffers = [self._staging.buffer(number, pinned) for number in range(min(2, len(batches)))]
+        buffers = [self._buffers.buffer(number, pinned) for number in range(min(2, len(batches)))]
         if len(batches) == 1:
             self._read_batch(batches[0], buffers[0])
             _cast_batch(batches[0], buffers[0])

@@ -52,9 +52,9 @@ from kielo.checkpoint.publish import (
     remove_leftovers,
     set_aside,
 )
+from kielo.checkpoint.safetensors_storage import SafetensorsStorageReader, SafetensorsStorageWriter, assemble
+from kielo.checkpoint.safetensors_stream import DTYPES
 from kielo.checkpoint.staging import Staging
-from kielo.checkpoint.storage import CheckpointReader, CheckpointWriter, assemble
-from kielo.checkpoint.stream import DTYPES
 from kielo.parallel.materialise import local
 from kielo.recipe.errors import KieloError
 
@@ -73,13 +73,13 @@ def _always() -> None:
 
 @dataclass(frozen=True)
 class Retention:
-    """Names the checkpoints that a save keeps beside those that the store always keeps: see `Store.save`."""
+    """Names the checkpoints that a save keeps beside those that every save keeps: see `Checkpointer.save`."""
 
     kept_step: int | None
     keep_all: str | None
 
 
-class Store:
+class Checkpointer:
     """The checkpoints in `folder`; all ranks of `group` call each method together, and agree on the outcome.
 
     group: of the CPU (gloo) and used by nothing else, for its collectives run in a thread beside the
@@ -144,7 +144,7 @@ class Store:
         )
 
     def settle(self) -> Path | None:
-        """Wait until the save under way is published; returns the newest that this store has, None before
+        """Wait until the save under way is published; returns the newest that this object has saved, None before
         any.
 
         Raises KieloError on every rank when the last save failed.
@@ -233,7 +233,7 @@ class Store:
             with _plain_errors():
                 dist_cp.load(
                     dict(tensors),
-                    storage_reader=CheckpointReader(path, index),
+                    storage_reader=SafetensorsStorageReader(path, index),
                     planner=planner,
                     process_group=self._ranks.group,
                     no_dist=self._ranks.size == 1,
@@ -270,7 +270,7 @@ class Store:
         index = CheckpointIndex("", step, {}, self._all_tied(tensors), plain)
         index = replace(index, save_id=self._ranks.on_first(lambda: secrets.token_hex(8)))
         partial = aside_name(final, index.save_id, "partial")
-        writer = CheckpointWriter(partial, index, self._ranks.rank, copies)
+        writer = SafetensorsStorageWriter(partial, index, self._ranks.rank, copies)
         try:
             self._ranks.refuse_together(_complaint_unless_finite(copies))
             self._ranks.on_first(self._make_room)
@@ -287,7 +287,7 @@ class Store:
             alias: name for tied in self._ranks.gather(tied_names(tensors)) for alias, name in tied.items()
         }
 
-    def _write_files(self, writer: CheckpointWriter, stored: dict[str, torch.Tensor]) -> None:
+    def _write_files(self, writer: SafetensorsStorageWriter, stored: dict[str, torch.Tensor]) -> None:
         planner = dist_cp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         with _plain_errors(), torch.no_grad():
             dist_cp.save(
@@ -308,7 +308,7 @@ class Store:
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.folder)
 
-    def _publish(self, writer: CheckpointWriter, final: Path, wall_seconds: float) -> None:
+    def _publish(self, writer: SafetensorsStorageWriter, final: Path, wall_seconds: float) -> None:
         """Rank 0, when all files are on the disk."""
         write_checkpoint_manifest(
             writer.folder, writer.index, writer.files, writer.tensor_bytes, wall_seconds
@@ -316,7 +316,7 @@ class Store:
         self._permit()
         publish(writer.folder, final)
 
-    def _give_up(self, writer: CheckpointWriter, final: Path, error: Exception) -> str:
+    def _give_up(self, writer: SafetensorsStorageWriter, final: Path, error: Exception) -> str:
         """Rank 0: leave nothing of the failed checkpoint, and say why."""
         with suppress(OSError):
             discard(writer.folder, final)

@@ -37,12 +37,12 @@ from kielo.artifact.checkpoint_index import (
     write_index,
 )
 from kielo.checkpoint.publish import refuse_if_too_full
-from kielo.checkpoint.stream import DTYPE_NAMES, DTYPES, SafetensorsStream
+from kielo.checkpoint.safetensors_stream import DTYPE_NAMES, DTYPES, SafetensorsStream
 
 _DESCRIPTION_BYTES = 512  # of one piece, in its file's header and in the index together, beside its name
 
 
-class CheckpointWriter(StorageWriter):
+class SafetensorsStorageWriter(StorageWriter):
     """Writes one checkpoint into `folder`, which rank 0 makes: a file for each rank that has pieces, and the
     index.
 
@@ -126,7 +126,7 @@ class CheckpointWriter(StorageWriter):
         return True
 
 
-class CheckpointReader(StorageReader):
+class SafetensorsStorageReader(StorageReader):
     """Reads pieces of a checkpoint whose index is at hand; a tied name reads what it is tied to."""
 
     def __init__(self, folder: Path, index: CheckpointIndex):
