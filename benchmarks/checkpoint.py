@@ -25,7 +25,7 @@ import torch
 import torch.multiprocessing
 from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
-from kielo.artifact.checkpoint_index import newest_complete
+from kielo.artifact.whole_checkpoints import newest_complete
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.parallel.world import World, end_world, make_host_group, start_world
 

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from kielo.artifact.checkpoint_index import check_checkpoint, read_index, step_folder_name
+from kielo.artifact.checkpoint_folder import step_folder_name
+from kielo.artifact.checkpoint_index import read_index
+from kielo.artifact.whole_checkpoints import check_checkpoint
 from kielo.checkpoint import export_tensors
 from kielo.checkpoint.average import average
 from kielo.checkpoint.checkpointer import Checkpointer, read_plain, read_tensors

@@ -20,16 +20,16 @@ import torch.distributed as dist
 from safetensors import safe_open
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from kielo.artifact import checkpoint_index
-from kielo.artifact.checkpoint_index import (
-    FaultyCheckpoint,
+from kielo.artifact import block_digests
+from kielo.artifact.checkpoint_faults import FaultyCheckpoint
+from kielo.artifact.checkpoint_index import read_index
+from kielo.artifact.manifest import hash_json
+from kielo.artifact.whole_checkpoints import (
     check_checkpoint,
     list_checkpoints,
     newest_checkpoint,
     newest_complete,
-    read_index,
 )
-from kielo.artifact.manifest import hash_json
 from kielo.checkpoint.checkpointer import Checkpointer, read_plain, read_tensors
 from kielo.checkpoint.safetensors_storage import SafetensorsStorageWriter
 from kielo.parallel.world import make_host_group, start_world
@@ -299,7 +299,7 @@ def test_every_file_names_its_save_and_damage_has_a_place(tmp_path, monkeypatch)
     """One id in tensors, index and manifest; of a flipped bit the block and its bytes are told; a stale file
     as such.
     """
-    monkeypatch.setattr(checkpoint_index, "BLOCK_BYTES", 256)
+    monkeypatch.setattr(block_digests, "BLOCK_BYTES", 256)
     newest = filled_checkpointer(tmp_path).settle()
     tensors = newest / "rank_00000.safetensors"
     manifest = json.loads((newest / "manifest.json").read_text())
@@ -380,7 +380,7 @@ def test_going_back_removes_later_ones_only_once_its_target_is_known_to_be_whole
     assert checkpointer.go_back_to(100) is None and "is damaged: rank_00000.safetensors" in alerts[0]
     tensors.write_bytes(whole)
     with monkeypatch.context() as patch, pytest.raises(FaultyCheckpoint, match="unreadable.*EIO.*try again"):
-        patch.setattr(checkpoint_index, "_first_wrong_block", _io_error)
+        patch.setattr(block_digests, "first_wrong_block", _io_error)
         checkpointer.go_back_to(100)
     assert sorted(path.name for path in tmp_path.iterdir()) == later
     assert checkpointer.go_back_to(150) is None and checkpointer.go_back_to(100) == tmp_path / "step_00000100"
@@ -396,9 +396,9 @@ def unreadable_on_one_rank(folder: Path, is_other_damaged: bool) -> list[str]:
     world = start_world(30, "cpu")
     checkpointer = Checkpointer(folder, group=make_host_group(world, "checkpoint", 30))
     if world.rank == 1:
-        checkpoint_index._first_wrong_block = _io_error
+        block_digests.first_wrong_block = _io_error
     elif is_other_damaged:
-        checkpoint_index._first_wrong_block = lambda path, expected: 0
+        block_digests.first_wrong_block = lambda path, expected: 0
     messages = []
     for read in (checkpointer.newest, lambda: checkpointer.restore(folder / "step_00000200", small(0.0))):
         with pytest.raises(FaultyCheckpoint) as refusal:

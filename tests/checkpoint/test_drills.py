@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kielo.artifact import checkpoint_index
-from kielo.artifact.checkpoint_index import list_checkpoints, newest_complete
+from kielo.artifact import block_digests
+from kielo.artifact.whole_checkpoints import list_checkpoints, newest_complete
 from kielo.checkpoint.checkpointer import Checkpointer, read_plain, read_tensors
 from kielo.parallel.world import make_host_group, start_world
 from kielo.recipe.errors import KieloError
@@ -189,7 +189,7 @@ def test_five_hundred_damages_are_noticed_and_named(tmp_path, monkeypatch):
     """Any damage to any file of the newest checkpoint: every reader names the file, and the older one is
     used.
     """
-    monkeypatch.setattr(checkpoint_index, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(block_digests, "BLOCK_BYTES", 1000)
     before, run = tmp_path / "before", tmp_path / "run"
     save(before, 100, 200)
     names = sorted(path.name for path in (before / "step_00000200").iterdir())

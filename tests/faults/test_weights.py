@@ -16,7 +16,7 @@ import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
-from kielo.artifact.checkpoint_index import newest_checkpoint
+from kielo.artifact.whole_checkpoints import newest_checkpoint
 from kielo.checkpoint import checkpointer as checkpointer_module
 from kielo.checkpoint.checkpointer import Checkpointer, read_index, read_plain, read_tensors
 from kielo.cli.train import train_here

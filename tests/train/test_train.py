@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from kielo.artifact.checkpoint_index import list_checkpoints
 from kielo.artifact.metrics import read_metrics
+from kielo.artifact.whole_checkpoints import list_checkpoints
 from kielo.checkpoint.checkpointer import read_plain, read_tensors
 from kielo.checkpoint.safetensors_storage import SafetensorsStorageWriter
 from kielo.recipe.errors import KieloError

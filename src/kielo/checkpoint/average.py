@@ -15,18 +15,16 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from kielo.artifact.checkpoint_folder import INDEX_NAME, rank_file_name, step_of
 from kielo.artifact.checkpoint_index import (
-    INDEX_NAME,
     CheckpointIndex,
     Chunk,
     TensorEntry,
     chunk_key,
-    rank_file_name,
     read_index,
-    step_of,
-    write_checkpoint_manifest,
     write_index,
 )
+from kielo.artifact.checkpoint_manifest import write_checkpoint_manifest
 from kielo.artifact.durable import bring_to_disk, make_folder, name_durably
 from kielo.checkpoint.checkpointer import some_names, verify
 from kielo.checkpoint.export_tensors import CheckpointRows, FileTensor, row_blocks

@@ -25,21 +25,10 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dist_cp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from kielo.artifact.checkpoint_index import (
-    INDEX_NAME,
-    CheckpointIndex,
-    Fault,
-    FaultyCheckpoint,
-    find_fault,
-    listed_files,
-    parse_index,
-    rank_of,
-    read_index,
-    step_folder_name,
-    step_folders,
-    step_of,
-    write_checkpoint_manifest,
-)
+from kielo.artifact.checkpoint_faults import Fault, FaultyCheckpoint, find_fault
+from kielo.artifact.checkpoint_folder import INDEX_NAME, rank_of, step_folder_name, step_folders, step_of
+from kielo.artifact.checkpoint_index import CheckpointIndex, parse_index, read_index
+from kielo.artifact.checkpoint_manifest import listed_files, write_checkpoint_manifest
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.publish import (
     aside_name,

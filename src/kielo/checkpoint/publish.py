@@ -14,7 +14,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from kielo.artifact.checkpoint_index import NEWEST_NAME, step_folders, step_of
+from kielo.artifact.checkpoint_folder import NEWEST_NAME, step_folders, step_of
 from kielo.artifact.durable import bring_to_disk
 from kielo.recipe.errors import KieloError
 

@@ -27,15 +27,8 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from kielo.artifact.checkpoint_index import (
-    INDEX_NAME,
-    CheckpointIndex,
-    Chunk,
-    TensorEntry,
-    chunk_key,
-    rank_file_name,
-    write_index,
-)
+from kielo.artifact.checkpoint_folder import INDEX_NAME, rank_file_name
+from kielo.artifact.checkpoint_index import CheckpointIndex, Chunk, TensorEntry, chunk_key, write_index
 from kielo.checkpoint.publish import refuse_if_too_full
 from kielo.checkpoint.safetensors_stream import DTYPE_NAMES, DTYPES, SafetensorsStream
 

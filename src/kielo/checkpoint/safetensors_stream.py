@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from kielo.artifact.checkpoint_index import BlockDigests
+from kielo.artifact.block_digests import BlockDigests
 
 DTYPE_NAMES = {
     torch.float64: "F64",

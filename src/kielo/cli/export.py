@@ -89,7 +89,7 @@ def export_checkpoint(checkpoint: Path, to: Path, tokenizer_folder: Path, **how:
 
 def _checkpoint(path: Path) -> Path:
     """The checkpoint folder itself, or the newest whole one of a run folder."""
-    from kielo.artifact.checkpoint_index import INDEX_NAME
+    from kielo.artifact.checkpoint_folder import INDEX_NAME
     from kielo.cli.checkpoint import newest_checkpoint
 
     if (path / INDEX_NAME).is_file():

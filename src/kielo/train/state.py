@@ -18,7 +18,7 @@ from pathlib import Path
 from pydantic import ValidationError
 from torch import Tensor
 
-from kielo.artifact.checkpoint_index import step_folder_name, step_folders, step_of
+from kielo.artifact.checkpoint_folder import step_folder_name, step_folders, step_of
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.recipe.errors import KieloError
 from kielo.resolve.phases import first_difference
