@@ -11,7 +11,8 @@ from kielo.artifact.checkpoint_index import read_index
 from kielo.artifact.whole_checkpoints import check_checkpoint
 from kielo.checkpoint import export_tensors
 from kielo.checkpoint.average import average
-from kielo.checkpoint.checkpointer import Checkpointer, read_plain, read_tensors
+from kielo.checkpoint.checkpointer import Checkpointer
+from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
 from kielo.checkpoint.safetensors_stream import SafetensorsStream
 from kielo.recipe.errors import KieloError
 from tests.checkpoint.layouts import config, model_on_ranks, values

@@ -30,7 +30,8 @@ from kielo.artifact.whole_checkpoints import (
     newest_checkpoint,
     newest_complete,
 )
-from kielo.checkpoint.checkpointer import Checkpointer, read_plain, read_tensors
+from kielo.checkpoint.checkpointer import Checkpointer
+from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
 from kielo.checkpoint.safetensors_storage import SafetensorsStorageWriter
 from kielo.parallel.world import make_host_group, start_world
 from kielo.recipe.errors import KieloError
@@ -99,12 +100,12 @@ def test_saved_on_four_ranks_it_comes_back_bit_for_bit_on_any_layout(tmp_path):
         index = read_index(path)
         assert index.aliases == {"model/head.weight": "model/embed.weight"}
         stored_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-        assert stored_bytes < sum(map(len, saved.values())) + 4 * 16_384, "each piece is stored once"
+        assert stored_bytes < sum(map(len, saved.values())) + 4 * 16_384, "each chunk is stored once"
         whole_tensors = read_tensors(path)
         assert whole(whole_tensors) == saved and whole_tensors["few"].dtype == torch.bfloat16
     for folder, *sizes in [
-        ("four", 1, 1), ("four", 1, 2), ("hybrid", 1, 3), ("four", 2, 1), ("tensor", 1, 3), ("tensor", 1, 1, 2, 1),
-        ("four", 1, 2, 1, 2), ("context", 2, 1, 1, 2),
+        ("four", 1, 1), ("four", 1, 2), ("hybrid", 1, 3), ("four", 2, 1), ("tensor", 1, 3),
+        ("tensor", 1, 1, 2, 1), ("four", 1, 2, 1, 2), ("context", 2, 1, 1, 2),
     ]:  # fmt: skip
         for restored in run_ranks(restore_on_ranks, math.prod(sizes), tmp_path / folder, *sizes):
             assert restored == saved

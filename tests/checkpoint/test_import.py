@@ -18,9 +18,10 @@ from safetensors.torch import save_file
 
 from kielo.artifact.weights_folder import pinned, resolve_weights
 from kielo.checkpoint import tensor_file
-from kielo.checkpoint.checkpointer import Checkpointer, read_plain
+from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.hugging_face_import import load_model_weights, load_weights
 from kielo.checkpoint.pieces import join
+from kielo.checkpoint.read_checkpoint import read_plain
 from kielo.checkpoint.tensor_file import ReadBuffers, TensorFile, Wanted, read_table
 from kielo.models.llama.model import Llama
 from kielo.models.llama.names import to_hugging_face

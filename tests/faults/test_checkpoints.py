@@ -422,7 +422,7 @@ def saved_steps(workplace: Path) -> list[int]:
 
 
 def every_weight_is_finite(workplace: Path) -> bool:
-    from kielo.checkpoint.checkpointer import read_tensors
+    from kielo.checkpoint.read_checkpoint import read_tensors
 
     paths = checkpoints(workplace).glob("step_*")
     return all(tensor.isfinite().all() for path in paths for tensor in read_tensors(path).values())

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kielo.checkpoint import checkpointer
-from kielo.checkpoint.checkpointer import read_tensors
+from kielo.checkpoint import saving
+from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.recipe.errors import KieloError
 from kielo.train.feed import Feed
 from kielo.train.log import Log
@@ -46,7 +46,7 @@ def go_on_until(
     folder: Path, train_folder: Path, owner: str, method: str, calls: int, is_after: bool
 ) -> None:
     """Train, and be killed before (or after) the call number `calls` of one part's method."""
-    part = {"Feed": Feed, "Log": Log, "RunCheckpoints": RunCheckpoints, "checkpointer": checkpointer}[owner]
+    part = {"Feed": Feed, "Log": Log, "RunCheckpoints": RunCheckpoints, "saving": saving}[owner]
     original, done = getattr(part, method), 0
 
     def counted(*args, **kwargs):
@@ -81,17 +81,17 @@ KILLS = {
     "in the step of a checkpoint": ("Feed", "take", 5, True),
     "as the first save begins": ("RunCheckpoints", "save", 1, False),
     "while the first save is written": ("RunCheckpoints", "save", 1, True),
-    "before the first is published": ("checkpointer", "publish", 1, False),
-    "after the first is published": ("checkpointer", "publish", 1, True),
+    "before the first is published": ("saving", "publish", 1, False),
+    "after the first is published": ("saving", "publish", 1, True),
     "in step 6, at held-out text": ("Feed", "take", 6, True),
     "in step 9": ("Feed", "take", 9, True),
     "as the second save begins": ("RunCheckpoints", "save", 2, False),
-    "before the second is published": ("checkpointer", "publish", 2, False),
-    "while old ones are pruned": ("checkpointer", "prune", 3, False),
-    "after old ones are pruned": ("checkpointer", "prune", 3, True),
+    "before the second is published": ("saving", "publish", 2, False),
+    "while old ones are pruned": ("saving", "prune", 3, False),
+    "after old ones are pruned": ("saving", "prune", 3, True),
     "in step 14": ("Feed", "take", 14, False),
     "in the last step": ("Feed", "take", 20, True),
-    "before the last is published": ("checkpointer", "publish", 4, False),
+    "before the last is published": ("saving", "publish", 4, False),
 }
 
 

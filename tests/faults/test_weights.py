@@ -16,9 +16,11 @@ import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
+from kielo.artifact.checkpoint_index import read_index
 from kielo.artifact.whole_checkpoints import newest_checkpoint
-from kielo.checkpoint import checkpointer as checkpointer_module
-from kielo.checkpoint.checkpointer import Checkpointer, read_index, read_plain, read_tensors
+from kielo.checkpoint import saving
+from kielo.checkpoint.checkpointer import Checkpointer
+from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
 from kielo.cli.train import train_here
 from kielo.models import families
 from kielo.recipe.errors import KieloError
@@ -556,7 +558,7 @@ def poisoned(run: Path, to: Path, name: str, value: float) -> Path:
     tensors[f"model/{name}"][0] = value
     checkpointer = Checkpointer(to)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpointer_module, "_complaint_unless_finite", lambda copies: None)
+        patch.setattr(saving, "complaint_unless_finite", lambda copies: None)
         checkpointer.save(20, tensors, read_plain(source))
         checkpoint = checkpointer.settle()
     checkpointer.close()

@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from kielo.checkpoint.checkpointer import Checkpointer, read_tensors, tied_names
+from kielo.checkpoint.checkpointer import Checkpointer
+from kielo.checkpoint.read_checkpoint import read_tensors
+from kielo.checkpoint.tied_tensors import tied_names
 from kielo.models.llama.model import Llama, initial_value
 from kielo.parallel.apply import lay_out
 from kielo.parallel.fp8 import import_float8, in_bf16, lay_fp8, refuse_without_fp8, scale_weights

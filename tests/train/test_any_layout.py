@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kielo.artifact.metrics import read_metrics
-from kielo.checkpoint.checkpointer import read_plain, read_tensors
+from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
 from kielo.resolve.resolved import Resolved
 from kielo.train import build, next_token
 from kielo.train.run import train

@@ -15,7 +15,7 @@ import torch
 
 from kielo.artifact.metrics import read_metrics
 from kielo.artifact.whole_checkpoints import list_checkpoints
-from kielo.checkpoint.checkpointer import read_plain, read_tensors
+from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
 from kielo.checkpoint.safetensors_storage import SafetensorsStorageWriter
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Resolved

@@ -26,10 +26,11 @@ from kielo.artifact.checkpoint_index import (
 )
 from kielo.artifact.checkpoint_manifest import write_checkpoint_manifest
 from kielo.artifact.durable import bring_to_disk, make_folder, name_durably
-from kielo.checkpoint.checkpointer import some_names, verify
 from kielo.checkpoint.export_tensors import CheckpointRows, FileTensor, row_blocks
 from kielo.checkpoint.publish import failure, refuse_if_too_full
-from kielo.checkpoint.safetensors_stream import DTYPES, SafetensorsStream, nbytes
+from kielo.checkpoint.read_checkpoint import some_names, verify
+from kielo.checkpoint.safetensors_dtypes import DTYPES, nbytes
+from kielo.checkpoint.safetensors_stream import SafetensorsStream
 from kielo.models.piece import Piece
 from kielo.recipe.errors import KieloError
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kielo.artifact.checkpoint_index import CheckpointIndex, TensorEntry
 from kielo.checkpoint.pieces import is_finite, whole_box
-from kielo.checkpoint.safetensors_stream import DTYPES, nbytes
+from kielo.checkpoint.safetensors_dtypes import DTYPES, nbytes
 from kielo.checkpoint.tensor_file import ReadBuffers, StoredTensor, TensorFile, Wanted, read_table
 from kielo.models import families
 from kielo.models.piece import Box, Piece, by_stored_name, stored_shape

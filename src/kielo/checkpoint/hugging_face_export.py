@@ -17,7 +17,6 @@ from kielo.artifact.checkpoint_index import CheckpointIndex, read_index
 from kielo.artifact.manifest import hash_file, hash_json, hash_manifest
 from kielo.artifact.own_text import marked
 from kielo.artifact.resumable_stage import ResumableStage
-from kielo.checkpoint.checkpointer import verify
 from kielo.checkpoint.export_tensors import (
     EXPORT_DTYPES,
     SOURCE,
@@ -27,6 +26,7 @@ from kielo.checkpoint.export_tensors import (
     file_tensors,
     row_blocks,
 )
+from kielo.checkpoint.read_checkpoint import verify
 from kielo.checkpoint.safetensors_stream import SafetensorsStream
 from kielo.models import families
 from kielo.recipe.errors import KieloError

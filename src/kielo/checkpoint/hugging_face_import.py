@@ -17,10 +17,11 @@ from torch import Tensor
 
 from kielo.artifact.weights_folder import weight_files
 from kielo.checkpoint.agreement import Agreement
-from kielo.checkpoint.checkpointer import some_names, tied_names
 from kielo.checkpoint.export_tensors import row_boxes
 from kielo.checkpoint.pieces import is_finite
+from kielo.checkpoint.read_checkpoint import some_names
 from kielo.checkpoint.tensor_file import ReadBuffers, StoredTensor, TensorFile, Wanted, read_table
+from kielo.checkpoint.tied_tensors import tied_names
 from kielo.models import families
 from kielo.models.piece import Piece, by_stored_name, stored_shape
 from kielo.parallel.materialise import local, local_slices

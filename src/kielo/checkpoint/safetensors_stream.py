@@ -7,7 +7,6 @@ header, data (https://github.com/huggingface/safetensors, format section).
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,23 +16,9 @@ from typing import Any
 import torch
 
 from kielo.artifact.block_digests import BlockDigests
+from kielo.checkpoint.safetensors_dtypes import DTYPE_NAMES, nbytes
 
-DTYPE_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-_PIECE_BYTES = 16 * 2**20
+_WRITE_BYTES = 16 * 2**20
 
 
 class SafetensorsStream:
@@ -100,17 +85,13 @@ class SafetensorsStream:
             self._file.close()
 
     def _put(self, data: bytes | memoryview) -> None:
-        for start in range(0, len(data), _PIECE_BYTES):
-            piece = data[start : start + _PIECE_BYTES]
-            self._blocks.update(piece)
+        for start in range(0, len(data), _WRITE_BYTES):
+            part = data[start : start + _WRITE_BYTES]
+            self._blocks.update(part)
             if self._sha256:
-                self._sha256.update(piece)
-            self._file.write(piece)
-            self.bytes += len(piece)
-
-
-def nbytes(dtype: torch.dtype, shape: Sequence[int]) -> int:
-    return math.prod(shape) * dtype.itemsize
+                self._sha256.update(part)
+            self._file.write(part)
+            self.bytes += len(part)
 
 
 def _header(

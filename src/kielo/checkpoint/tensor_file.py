@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from kielo.artifact.weights_folder import unique_keys
-from kielo.checkpoint.safetensors_stream import DTYPE_NAMES, DTYPES
+from kielo.checkpoint.safetensors_dtypes import DTYPE_NAMES, DTYPES
 from kielo.models.piece import Box
 from kielo.recipe.errors import KieloError
 

@@ -68,8 +68,8 @@ def export_checkpoint(checkpoint: Path, to: Path, tokenizer_folder: Path, **how:
     how: as in `hugging_face_export.export`. Raises KieloError for another tokenizer than the one that made
     the tokens.
     """
-    from kielo.checkpoint.checkpointer import read_plain
     from kielo.checkpoint.hugging_face_export import export
+    from kielo.checkpoint.read_checkpoint import read_plain
     from kielo.dataset.provenance import check_tokenizer_of_checkpoint
     from kielo.recipe.sections import Model
 

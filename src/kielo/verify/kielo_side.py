@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from kielo.artifact.weights_folder import resolve_weights
-from kielo.checkpoint.checkpointer import read_tensors
 from kielo.checkpoint.hugging_face_import import load_model_weights
+from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.models import families
 from kielo.parallel.apply import lay_out
 from kielo.parallel.materialise import local, materialise

@@ -20,7 +20,7 @@ from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.export_tensors import row_boxes
 from kielo.checkpoint.hugging_face_export import export
 from kielo.checkpoint.hugging_face_import import load_model_weights, read_tables
-from kielo.checkpoint.safetensors_stream import DTYPES, nbytes
+from kielo.checkpoint.safetensors_dtypes import DTYPES, nbytes
 from kielo.checkpoint.tensor_file import StoredTensor, TensorFile, Wanted
 from kielo.models import families
 from kielo.models.families import read_hf_config
