@@ -22,7 +22,8 @@ from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.hugging_face_import import load_model_weights, load_weights
 from kielo.checkpoint.pieces import join
 from kielo.checkpoint.read_checkpoint import read_plain
-from kielo.checkpoint.tensor_file import ReadBuffers, TensorFile, Wanted, read_table
+from kielo.checkpoint.tensor_file import ReadBuffers, TensorFile, Wanted
+from kielo.checkpoint.tensor_table import read_table
 from kielo.models.llama.model import Llama
 from kielo.models.llama.names import to_hugging_face
 from kielo.models.piece import Piece, by_stored_name

@@ -73,7 +73,7 @@ class Checkpointer:
         self._failure: str | None = None
 
     def reserve(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Allocate the host memory for saves of these tensors; otherwise the first save does it, slower."""
+        """Allocate the host memory for saves of these tensors; otherwise the first save does it."""
         self._staging.reserve(untied(tensors))
 
     def save(
@@ -104,7 +104,8 @@ class Checkpointer:
     def settle(self) -> Path | None:
         """Wait for the save under way; returns the newest checkpoint that was published here.
 
-        It may be the one of `go_back_to`; None before any. Raises KieloError on every rank when the last save failed.
+        It may be the one of `go_back_to`; None before any. Raises KieloError on every rank when the last save
+        failed.
         """
         self._wait()
         if self._failure is not None:

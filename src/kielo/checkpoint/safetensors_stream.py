@@ -1,7 +1,7 @@
-"""A safetensors file written one tensor at a time: tensors in, file and its checksums out.
+"""A stream of tensors into a safetensors file, one at a time: tensors in, file and its checksums out.
 
 `safetensors.torch.save_file` wants all tensors in host memory at once; here only one is, and the checksums
-are taken on the way, so that nothing is read back. Format: 8 bytes header length (little endian), JSON
+are computed while writing, so that nothing is read back. Format: 8 bytes header length (little endian), JSON
 header, data (https://github.com/huggingface/safetensors, format section).
 """
 
@@ -22,10 +22,10 @@ _WRITE_BYTES = 16 * 2**20
 
 
 class SafetensorsStream:
-    """`entries`: (key, dtype, shape) of every tensor, in the order in which `write` will be given them.
+    """Writes one safetensors file.
 
-    Wide dtypes should come first, so that every tensor starts aligned. OSError passes through (disk full,
-    ...).
+    entries: (key, dtype, shape) of every tensor, in the order of the calls of `write`. Wide dtypes should
+    come first, so that every tensor starts aligned. OSError passes through (disk full, ...).
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class SafetensorsStream:
         sha256: bool = False,
     ):
         self.path, self._entries, self._written, self.bytes = Path(path), list(entries), 0, 0
-        self._rows = 0  # written of the tensor whose turn it is
+        self._rows = 0  # rows of the current tensor that are written
         self._blocks = BlockDigests()
         self._sha256 = hashlib.sha256() if sha256 else None
         self._file = open(path, "wb")  # noqa: SIM115 (closed by `close`)
@@ -55,7 +55,7 @@ class SafetensorsStream:
         self.write_rows(tensor)
 
     def write_rows(self, rows: torch.Tensor) -> None:
-        """The next rows (dim 0) of the tensor whose turn it is; its last ones end its turn."""
+        """Write the next rows (dim 0) of the current tensor; after its last row the next is current."""
         key, dtype, shape = self._entries[self._written]
         self._rows += len(rows) if shape else 1
         due = shape[0] if shape else 1
@@ -70,7 +70,7 @@ class SafetensorsStream:
             self._written, self._rows = self._written + 1, 0
 
     def close(self) -> dict[str, Any]:
-        """Bring the file to the disk; its record for a manifest: {"bytes", "xxh3_64_blocks"[, "sha256"]}."""
+        """Bring the file to the disk; returns its manifest record {"bytes", "xxh3_64_blocks"[, "sha256"]}."""
         if self._written != len(self._entries):
             raise ValueError(f"{self.path}: {self._written} of {len(self._entries)} tensors were written")
         self._file.flush()
@@ -80,7 +80,7 @@ class SafetensorsStream:
         return record | ({"sha256": self._sha256.hexdigest()} if self._sha256 else {})
 
     def abandon(self) -> None:
-        """Close after an error; on a full disk closing fails too, which is no news."""
+        """Close after an error; an error in closing is ignored, for a full disk gives one here too."""
         with suppress(OSError):
             self._file.close()
 

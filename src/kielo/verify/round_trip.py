@@ -18,10 +18,11 @@ import torch
 from kielo.artifact.weights_folder import resolve_weights
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.export_tensors import row_boxes
-from kielo.checkpoint.hugging_face_export import export
+from kielo.checkpoint.hugging_face_export import ExportOptions, export
 from kielo.checkpoint.hugging_face_import import load_model_weights, read_tables
 from kielo.checkpoint.safetensors_dtypes import DTYPES, nbytes
-from kielo.checkpoint.tensor_file import StoredTensor, TensorFile, Wanted
+from kielo.checkpoint.tensor_file import TensorFile, Wanted
+from kielo.checkpoint.tensor_table import StoredTensor
 from kielo.models import families
 from kielo.models.families import read_hf_config
 from kielo.parallel.materialise import materialise
@@ -107,7 +108,7 @@ def _in_and_out(source: Path, checkpoints: Path, to: Path) -> dict[str, str]:
     finally:
         checkpointer.close()
     tokenizer_folder = source if (source / "tokenizer.json").is_file() else None
-    export(checkpoint, to, model, tokenizer_folder, is_replacing=False)
+    export(checkpoint, to, model, tokenizer_folder, ExportOptions(is_replacing=False))
     return weights
 
 
