@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from kielo.checkpoint.hugging_face_import import load_model_weights
-from kielo.checkpoint.stream import SafetensorsStream
+from kielo.checkpoint.safetensors_stream import SafetensorsStream
 from kielo.models.llama.model import Llama
 from kielo.models.llama.names import hf_config, to_hugging_face
 from kielo.parallel.materialise import local, local_slices, materialise

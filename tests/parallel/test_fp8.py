@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from kielo.checkpoint.store import Store, read_tensors, tied_names
+from kielo.checkpoint.checkpointer import Checkpointer
+from kielo.checkpoint.read_checkpoint import read_tensors
+from kielo.checkpoint.tied_tensors import tied_names
 from kielo.models.llama.model import Llama, initial_value
 from kielo.parallel.fp8 import apply_fp8, import_float8, in_bf16, refuse_without_fp8, scale_weights
 from kielo.parallel.fsdp import apply_fsdp, set_last_micro_batch
@@ -313,14 +315,14 @@ def saved(sizes: dict, precision: str, source: Path | None, target: Path) -> Non
     assert {type(local(tensor)) for tensor in tensors.values()} <= {torch.Tensor, nn.Parameter}
     assert tied_names(tensors) == {}
     if source is not None:
-        Store(source).restore(next(source.glob("step_*")), tensors)
+        Checkpointer(source).restore(next(source.glob("step_*")), tensors)
         scale_weights(model)
     else:
         step_of_adamw(model, mesh, optimiser)
-    store = Store(target)
-    store.save(1, tensors, {})
-    store.settle()
-    store.close()
+    checkpointer = Checkpointer(target)
+    checkpointer.save(1, tensors, {})
+    checkpointer.settle()
+    checkpointer.close()
 
 
 def step_of_adamw(model: nn.Module, mesh, optimiser) -> None:

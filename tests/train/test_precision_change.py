@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from kielo.artifact.metrics import read_metrics
-from kielo.checkpoint.store import read_plain, read_tensors
+from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
 from kielo.parallel import parallelise
 from kielo.recipe.sections import Fp8
 from kielo.train import build

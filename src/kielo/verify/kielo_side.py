@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kielo.artifact.weights_folder import resolve_weights
 from kielo.checkpoint.hugging_face_import import load_model_weights
-from kielo.checkpoint.store import read_tensors
+from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.models import families
 from kielo.parallel.fsdp import forward_only
 from kielo.parallel.gradient_clipping import clip_gradients, gradient_norm

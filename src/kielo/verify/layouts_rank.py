@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from kielo.checkpoint.store import some_names
+from kielo.checkpoint.read_checkpoint import some_names
 from kielo.dataset.batches import Batch
 from kielo.models import families
 from kielo.parallel.context_parallel import context_positions

@@ -1,13 +1,12 @@
-"""A safetensors file written one tensor at a time: tensors in, file and its checksums out.
+"""A stream of tensors into a safetensors file, one at a time: tensors in, file and its checksums out.
 
 `safetensors.torch.save_file` wants all tensors in host memory at once; here only one is, and the checksums
-are taken on the way, so that nothing is read back. Format: 8 bytes header length (little endian), JSON
+are computed while writing, so that nothing is read back. Format: 8 bytes header length (little endian), JSON
 header, data (https://github.com/huggingface/safetensors, format section).
 """
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,31 +15,17 @@ from typing import Any
 
 import torch
 
-from kielo.artifact.checkpoint_index import BlockDigests
+from kielo.artifact.block_digests import BlockDigests
+from kielo.checkpoint.safetensors_dtypes import DTYPE_NAMES, nbytes
 
-DTYPE_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-_PIECE_BYTES = 16 * 2**20
+_WRITE_BYTES = 16 * 2**20
 
 
 class SafetensorsStream:
-    """`entries`: (key, dtype, shape) of every tensor, in the order in which `write` will be given them.
+    """Writes one safetensors file.
 
-    Wide dtypes should come first, so that every tensor starts aligned. OSError passes through (disk full,
-    ...).
+    entries: (key, dtype, shape) of every tensor, in the order of the calls of `write`. Wide dtypes should
+    come first, so that every tensor starts aligned. OSError passes through (disk full, ...).
     """
 
     def __init__(
@@ -51,7 +36,7 @@ class SafetensorsStream:
         sha256: bool = False,
     ):
         self.path, self._entries, self._written, self.bytes = Path(path), list(entries), 0, 0
-        self._rows = 0  # written of the tensor whose turn it is
+        self._rows = 0  # rows of the current tensor that are written
         self._blocks = BlockDigests()
         self._sha256 = hashlib.sha256() if sha256 else None
         self._file = open(path, "wb")  # noqa: SIM115 (closed by `close`)
@@ -70,7 +55,7 @@ class SafetensorsStream:
         self.write_rows(tensor)
 
     def write_rows(self, rows: torch.Tensor) -> None:
-        """The next rows (dim 0) of the tensor whose turn it is; its last ones end its turn."""
+        """Write the next rows (dim 0) of the current tensor; after its last row the next is current."""
         key, dtype, shape = self._entries[self._written]
         self._rows += len(rows) if shape else 1
         due = shape[0] if shape else 1
@@ -85,7 +70,7 @@ class SafetensorsStream:
             self._written, self._rows = self._written + 1, 0
 
     def close(self) -> dict[str, Any]:
-        """Bring the file to the disk; its record for a manifest: {"bytes", "xxh3_64_blocks"[, "sha256"]}."""
+        """Bring the file to the disk; returns its manifest record {"bytes", "xxh3_64_blocks"[, "sha256"]}."""
         if self._written != len(self._entries):
             raise ValueError(f"{self.path}: {self._written} of {len(self._entries)} tensors were written")
         self._file.flush()
@@ -95,22 +80,18 @@ class SafetensorsStream:
         return record | ({"sha256": self._sha256.hexdigest()} if self._sha256 else {})
 
     def abandon(self) -> None:
-        """Close after an error; on a full disk closing fails too, which is no news."""
+        """Close after an error; an error in closing is ignored, for a full disk gives one here too."""
         with suppress(OSError):
             self._file.close()
 
     def _put(self, data: bytes | memoryview) -> None:
-        for start in range(0, len(data), _PIECE_BYTES):
-            piece = data[start : start + _PIECE_BYTES]
-            self._blocks.update(piece)
+        for start in range(0, len(data), _WRITE_BYTES):
+            part = data[start : start + _WRITE_BYTES]
+            self._blocks.update(part)
             if self._sha256:
-                self._sha256.update(piece)
-            self._file.write(piece)
-            self.bytes += len(piece)
-
-
-def nbytes(dtype: torch.dtype, shape: Sequence[int]) -> int:
-    return math.prod(shape) * dtype.itemsize
+                self._sha256.update(part)
+            self._file.write(part)
+            self.bytes += len(part)
 
 
 def _header(

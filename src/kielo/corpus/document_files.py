@@ -10,8 +10,8 @@ from pathlib import Path
 from datatrove.data import DocumentsPipeline
 
 from kielo.artifact.documents import SUFFIX, DocumentWriter, read_documents
-from kielo.corpus.split import SplitDocument, split_document
-from kielo.corpus.steps import CorpusStep
+from kielo.corpus.split_document import SplitDocument, split_document
+from kielo.corpus.step import CorpusStep
 
 # Text bytes of one file of the corpus: small enough to hand to many readers, large enough to be few.
 BYTES_PER_FILE = 512 << 20

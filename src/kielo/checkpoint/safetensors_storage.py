@@ -1,8 +1,8 @@
-"""Storage for torch's distributed checkpoint (DCP) planner: plans in, safetensors files and a JSON index out.
+"""Storage of torch's distributed checkpoint (DCP): its plans in, safetensors files and a JSON index out.
 
-DCP's own storage keeps its metadata as a pickle and notices no flipped bit; this one has neither fault. DCP
-calls, in order: every rank `prepare_local_plan`, rank 0 `prepare_global_plan`, every rank `write_data`, rank
-0 `finish`; an error on any rank reaches all of them.
+DCP's own storage pickles its metadata and notices no flipped bit; this one does neither. DCP calls, in order:
+every rank `prepare_local_plan`, rank 0 `prepare_global_plan`, every rank `write_data`, rank 0 `finish`; an
+error on any rank reaches all of them.
 """
 
 import math
@@ -27,27 +27,20 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from kielo.artifact.checkpoint_index import (
-    INDEX_NAME,
-    CheckpointIndex,
-    Chunk,
-    TensorEntry,
-    chunk_key,
-    rank_file_name,
-    write_index,
-)
+from kielo.artifact.checkpoint_folder import INDEX_NAME, rank_file_name
+from kielo.artifact.checkpoint_index import CheckpointIndex, Chunk, TensorEntry, chunk_key, write_index
 from kielo.checkpoint.publish import refuse_if_too_full
-from kielo.checkpoint.stream import DTYPE_NAMES, DTYPES, SafetensorsStream
+from kielo.checkpoint.safetensors_dtypes import DTYPE_NAMES, DTYPES
+from kielo.checkpoint.safetensors_stream import SafetensorsStream
 
-_DESCRIPTION_BYTES = 512  # of one piece, in its file's header and in the index together, beside its name
+_DESCRIPTION_BYTES = 512  # of one chunk, in its file's header and in the index together, beside its name
 
 
-class CheckpointWriter(StorageWriter):
-    """Writes one checkpoint into `folder`, which rank 0 makes: a file for each rank that has pieces, and the
-    index.
+class SafetensorsStorageWriter(StorageWriter):
+    """Writes one checkpoint into `folder`, which rank 0 makes: the index, and a file a rank with chunks.
 
-    index: what is known of it before the tensors are. copies: name → this rank's shard, which is written in
-    place of the live one. After `finish`, rank 0 has the whole `index`, the record of each of the `files` for
+    index: without tensors, which `finish` adds. copies: name → this rank's shard, which is written instead of
+    the live one. After `finish`, rank 0 has the whole `index`, the record of each of the `files` for
     the manifest, and `tensor_bytes`.
     """
 
@@ -63,13 +56,13 @@ class CheckpointWriter(StorageWriter):
         pass
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Leave out the empty pieces that ranks hold of a tensor with fewer rows than ranks."""
-        return replace(plan, items=[item for item in plan.items if not _is_empty_piece(item)])
+        """Leave out the empty chunks that ranks hold of a tensor with fewer rows than ranks."""
+        return replace(plan, items=[item for item in plan.items if not _is_empty_chunk(item)])
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Rank 0 alone: foresee a full disk before a byte is written, and make the folder."""
         items = [item for plan in plans for item in plan.items]
-        self.tensor_bytes = sum(map(_piece_bytes, items))
+        self.tensor_bytes = sum(map(_chunk_bytes, items))
         described = sum(_DESCRIPTION_BYTES + 3 * len(item.index.fqn) for item in items) + len(
             self.index.to_json()
         )
@@ -83,7 +76,7 @@ class CheckpointWriter(StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """This rank's pieces into this rank's file, one at a time. Each result carries the file's record."""
+        """Write this rank's chunks into its file, one at a time. Each result carries the file's record."""
         done: Future[list[WriteResult]] = Future()
         if not plan.items:
             done.set_result([])
@@ -99,11 +92,11 @@ class CheckpointWriter(StorageWriter):
         except BaseException:
             stream.abandon()
             raise
-        done.set_result([WriteResult(item.index, _piece_bytes(item), (name, record)) for item in items])
+        done.set_result([WriteResult(item.index, _chunk_bytes(item), (name, record)) for item in items])
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Rank 0 alone, when every rank has written: the index."""
+        """Rank 0 alone, when every rank has written: write the index."""
         home = {}
         for result in (result for of_rank in results for result in of_rank):
             name, record = result.storage_data
@@ -126,8 +119,8 @@ class CheckpointWriter(StorageWriter):
         return True
 
 
-class CheckpointReader(StorageReader):
-    """Reads pieces of a checkpoint whose index is at hand; a tied name reads what it is tied to."""
+class SafetensorsStorageReader(StorageReader):
+    """Reads chunks of a checkpoint by its index; a tied name reads the tensor that it is tied to."""
 
     def __init__(self, folder: Path, index: CheckpointIndex):
         self.folder, self.index = Path(folder), index
@@ -137,7 +130,7 @@ class CheckpointReader(StorageReader):
         pass
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The index in DCP's own words, a tied name as an entry of its own."""
+        """Converts the index to DCP's metadata; a tied name becomes an entry of its own."""
         described = {}
         for name in self.index.names():
             entry = self.index.entry(name)
@@ -180,29 +173,20 @@ class CheckpointReader(StorageReader):
 
 
 def read_box(file: Any, key: str, box: tuple[slice, ...]) -> torch.Tensor:
-    """The box of a tensor in an open safetensors file; only its bytes are read. No box: a scalar."""
+    """Reads a box of a tensor in an open safetensors file, and only its bytes. Empty box: a scalar."""
     return file.get_slice(key)[box] if box else file.get_tensor(key)
-
-
-def assemble(folder: Path, entry: TensorEntry) -> torch.Tensor:
-    """The whole tensor on the CPU, shape `entry.shape`, from its pieces."""
-    whole = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
-    for chunk in entry.chunks:
-        with safe_open(Path(folder) / chunk.file, framework="pt") as file:
-            whole[tuple(map(_span, chunk.offset, chunk.shape))] = file.get_tensor(chunk.key)
-    return whole
 
 
 def _span(start: int, length: int) -> slice:
     return slice(start, start + length)
 
 
-def _piece_bytes(item: WriteItem) -> int:
+def _chunk_bytes(item: WriteItem) -> int:
     return math.prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize
 
 
-def _is_empty_piece(item: WriteItem) -> bool:
-    return _piece_bytes(item) == 0 and math.prod(item.tensor_data.size) > 0
+def _is_empty_chunk(item: WriteItem) -> bool:
+    return _chunk_bytes(item) == 0 and math.prod(item.tensor_data.size) > 0
 
 
 def _stream_entry(item: WriteItem) -> tuple[str, torch.dtype, tuple[int, ...]]:

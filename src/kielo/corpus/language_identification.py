@@ -11,8 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
-from kielo.corpus.split import SplitDocument
-from kielo.corpus.steps import CorpusStep, DocumentFilter, LineFilter
+from kielo.corpus.step import CorpusStep
 from kielo.recipe.errors import KieloError
 
 THRESHOLDS = (0.5, 0.65, 0.8, 0.9, 0.95)
@@ -76,7 +75,7 @@ def load_identifier(name: str) -> Identifier:
     return IDENTIFIERS[name]()
 
 
-class _Identified(CorpusStep):
+class LanguageFilter(CorpusStep):
     """What the line and the document filter share: the model, the threshold, and the table of other
     thresholds."""
 
@@ -110,19 +109,3 @@ class _Identified(CorpusStep):
         if probability >= self.threshold:
             return None
         return "not sure enough" if best in self.codes else f"looks like {best}"
-
-
-class LineLanguage(_Identified, LineFilter):
-    name = "line language"
-
-    def judge(self, document: SplitDocument) -> list[str | None]:
-        return [
-            self.verdict(line, size) for line, size in zip(document.lines, document.line_bytes, strict=True)
-        ]
-
-
-class DocumentLanguage(_Identified, DocumentFilter):
-    name = "document language"
-
-    def judge(self, document: SplitDocument) -> str | None:
-        return self.verdict("\n".join(document.lines), document.num_bytes)

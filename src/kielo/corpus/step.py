@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datatrove.data import DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
 
-from kielo.corpus.split import SplitDocument
+from kielo.corpus.split_document import SplitDocument
 
 # One label of a count: what was counted, and for which reason.
 SEPARATOR = "/"

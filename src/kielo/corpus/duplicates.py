@@ -8,8 +8,8 @@ probability of 3 %.
 
 import xxhash
 
-from kielo.corpus.split import SplitDocument
-from kielo.corpus.steps import DocumentFilter, LineFilter
+from kielo.corpus.split_document import SplitDocument
+from kielo.corpus.step import DocumentFilter, LineFilter
 
 SEEN = "seen before"
 

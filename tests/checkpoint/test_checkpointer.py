@@ -20,18 +20,19 @@ import torch.distributed as dist
 from safetensors import safe_open
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from kielo.artifact import checkpoint_index
-from kielo.artifact.checkpoint_index import (
-    FaultyCheckpoint,
+from kielo.artifact import block_digests
+from kielo.artifact.checkpoint_faults import FaultyCheckpoint
+from kielo.artifact.checkpoint_index import read_index
+from kielo.artifact.manifest import hash_json
+from kielo.artifact.whole_checkpoints import (
     check_checkpoint,
     list_checkpoints,
     newest_checkpoint,
     newest_complete,
-    read_index,
 )
-from kielo.artifact.manifest import hash_json
-from kielo.checkpoint.storage import CheckpointWriter
-from kielo.checkpoint.store import Store, read_plain, read_tensors
+from kielo.checkpoint.checkpointer import Checkpointer
+from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
+from kielo.checkpoint.safetensors_storage import SafetensorsStorageWriter
 from kielo.parallel.world import make_host_group, start_world
 from kielo.recipe.errors import KieloError
 from tests.checkpoint.layouts import config, model_on_ranks, values
@@ -74,17 +75,17 @@ def whole(tensors: dict) -> dict[str, bytes]:
 
 def save_on_ranks(folder: Path, *sizes: int) -> dict[str, bytes]:
     tensors = state_on_ranks(*sizes, seed=5)
-    store = Store(folder)
-    store.save(7, tensors, PLAIN)
-    store.settle()
+    checkpointer = Checkpointer(folder)
+    checkpointer.save(7, tensors, PLAIN)
+    checkpointer.settle()
     return whole(tensors)
 
 
 def restore_on_ranks(folder: Path, *sizes: int) -> dict[str, bytes]:
     tensors = state_on_ranks(*sizes, seed=None)
-    store = Store(folder)
-    path = store.newest()
-    assert store.restore(path, tensors) == PLAIN
+    checkpointer = Checkpointer(folder)
+    path = checkpointer.newest()
+    assert checkpointer.restore(path, tensors) == PLAIN
     return whole(tensors)
 
 
@@ -99,12 +100,12 @@ def test_saved_on_four_ranks_it_comes_back_bit_for_bit_on_any_layout(tmp_path):
         index = read_index(path)
         assert index.aliases == {"model/head.weight": "model/embed.weight"}
         stored_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-        assert stored_bytes < sum(map(len, saved.values())) + 4 * 16_384, "each piece is stored once"
+        assert stored_bytes < sum(map(len, saved.values())) + 4 * 16_384, "each chunk is stored once"
         whole_tensors = read_tensors(path)
         assert whole(whole_tensors) == saved and whole_tensors["few"].dtype == torch.bfloat16
     for folder, *sizes in [
-        ("four", 1, 1), ("four", 1, 2), ("hybrid", 1, 3), ("four", 2, 1), ("tensor", 1, 3), ("tensor", 1, 1, 2, 1),
-        ("four", 1, 2, 1, 2), ("context", 2, 1, 1, 2),
+        ("four", 1, 1), ("four", 1, 2), ("hybrid", 1, 3), ("four", 2, 1), ("tensor", 1, 3),
+        ("tensor", 1, 1, 2, 1), ("four", 1, 2, 1, 2), ("context", 2, 1, 1, 2),
     ]:  # fmt: skip
         for restored in run_ranks(restore_on_ranks, math.prod(sizes), tmp_path / folder, *sizes):
             assert restored == saved
@@ -117,12 +118,12 @@ def small(value: float, **more: torch.Tensor) -> dict[str, torch.Tensor]:
     } | more
 
 
-def filled_store(folder: Path) -> Store:
-    store = Store(folder, keep_newest=2)
-    store.save(100, small(1.0), {"step": 100})
-    store.save(200, small(2.0), {"step": 200})
-    store.settle()
-    return store
+def filled_checkpointer(folder: Path) -> Checkpointer:
+    checkpointer = Checkpointer(folder, keep_newest=2)
+    checkpointer.save(100, small(1.0), {"step": 100})
+    checkpointer.save(200, small(2.0), {"step": 200})
+    checkpointer.settle()
+    return checkpointer
 
 
 def test_nothing_is_pickled_or_unpickled(tmp_path, monkeypatch):
@@ -137,11 +138,11 @@ def test_nothing_is_pickled_or_unpickled(tmp_path, monkeypatch):
     ):
         for name in names:
             monkeypatch.setattr(module, name, refuse)
-    store = Store(tmp_path)
-    store.save(1, small(1.0), PLAIN)
-    path = store.settle()
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, small(1.0), PLAIN)
+    path = checkpointer.settle()
     tensors = small(0.0)
-    assert Store(tmp_path).restore(path, tensors) == PLAIN
+    assert Checkpointer(tmp_path).restore(path, tensors) == PLAIN
     assert tensors["model/a"].eq(1).all() and tensors["model/b"].eq(1).all()
     assert sorted(file.name for file in path.iterdir()) == [
         "index.json",
@@ -154,17 +155,17 @@ def test_nothing_is_pickled_or_unpickled(tmp_path, monkeypatch):
 @contextmanager
 def writing_waits_for(event: threading.Event) -> Iterator[None]:
     """Every save inside has been planned, and writes nothing before `event` is set."""
-    original = CheckpointWriter.write_data
+    original = SafetensorsStorageWriter.write_data
 
     def write_data(self, plan, planner):
         assert event.wait(30)
         return original(self, plan, planner)
 
-    CheckpointWriter.write_data = write_data
+    SafetensorsStorageWriter.write_data = write_data
     try:
         yield
     finally:
-        CheckpointWriter.write_data = original
+        SafetensorsStorageWriter.write_data = original
 
 
 def test_tensors_and_state_may_change_while_they_are_written(tmp_path):
@@ -172,18 +173,18 @@ def test_tensors_and_state_may_change_while_they_are_written(tmp_path):
     waits.
     """
     tensors, plain, go = small(1.0), {"guard": [1]}, threading.Event()
-    store = Store(tmp_path)
+    checkpointer = Checkpointer(tmp_path)
     with writing_waits_for(go):
-        store.save(100, tensors, plain)
+        checkpointer.save(100, tensors, plain)
         for tensor in tensors.values():
             tensor.fill_(2.0)
         plain["guard"].append(2)
         assert newest_complete(tmp_path)[0] is None
         threading.Timer(0.1, go.set).start()
-        store.save(200, tensors, plain)
+        checkpointer.save(200, tensors, plain)
         assert newest_complete(tmp_path)[0] == tmp_path / "step_00000100"
         tensors["model/a"].fill_(3.0)
-        assert store.settle() == tmp_path / "step_00000200"
+        assert checkpointer.settle() == tmp_path / "step_00000200"
     for step, value, guard in ((100, 1.0, [1]), (200, 2.0, [1, 2])):
         path = tmp_path / f"step_{step:08d}"
         assert all(tensor.eq(value).all() for tensor in read_tensors(path).values())
@@ -192,17 +193,17 @@ def test_tensors_and_state_may_change_while_they_are_written(tmp_path):
 
 def train_while_saving(folder: Path) -> list[float]:
     world = start_world(30, "cpu")
-    store = Store(folder, group=make_host_group(world, "checkpoint", 30))
+    checkpointer = Checkpointer(folder, group=make_host_group(world, "checkpoint", 30))
     sums, done = [], threading.Event()
     with writing_waits_for(done):
-        store.save(100, small(1.0), {})
+        checkpointer.save(100, small(1.0), {})
         for step in range(100):
             total = torch.full((), float(step * (world.rank + 1)))
             dist.all_reduce(total)
             sums.append(total.item())
         done.set()
-        store.save(200, small(2.0), {})
-        assert store.settle().name == "step_00000200"
+        checkpointer.save(200, small(2.0), {})
+        assert checkpointer.settle().name == "step_00000200"
     return sums
 
 
@@ -219,23 +220,23 @@ def failing_saves_on_ranks(folder: Path) -> tuple[list[str], str, str]:
     world = start_world(30, "cpu")
     alerts = []
     group = make_host_group(world, "checkpoint", 30)
-    store = Store(folder, group=group, on_alert=lambda step, message: alerts.append(message))
+    checkpointer = Checkpointer(folder, group=group, on_alert=lambda step, message: alerts.append(message))
     tensors = {"model/a": torch.ones(64, 64), "model/b": torch.ones(64, 64)}
-    store.save(100, tensors, {})
-    store.settle()
+    checkpointer.save(100, tensors, {})
+    checkpointer.settle()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     if world.rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
-    store.save(200, tensors, {})
-    store.save(300, tensors, {})  # the failure of 200 does not stop it, nor does its own
+    checkpointer.save(200, tensors, {})
+    checkpointer.save(300, tensors, {})  # the failure of 200 does not stop it, nor does its own
     with pytest.raises(KieloError) as last:
-        store.settle()
+        checkpointer.settle()
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     left = sorted(path.name for path in folder.iterdir())
     dist.barrier()
-    store.save(400, tensors, {})
+    checkpointer.save(400, tensors, {})
     assert left == ["newest", "step_00000100"]
-    return alerts, str(last.value), store.settle().name
+    return alerts, str(last.value), checkpointer.settle().name
 
 
 def test_a_full_disk_on_one_rank_fails_the_save_on_all_and_spoils_nothing(tmp_path):
@@ -262,18 +263,18 @@ def test_a_full_disk_on_one_rank_fails_the_save_on_all_and_spoils_nothing(tmp_pa
 
 def test_other_errors_are_told_as_they_are(tmp_path, monkeypatch):
     """An I/O error fails the save alone; what is no fault of the disk is raised; nothing stays of either."""
-    store = filled_store(tmp_path)
+    checkpointer = filled_checkpointer(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(errno.EIO, "I/O error")))
-        store.save(300, small(3.0), {})
+        checkpointer.save(300, small(3.0), {})
         with pytest.raises(KieloError, match="step_00000300 was not saved .*untouched: .*I/O error"):
-            store.settle()
+            checkpointer.settle()
     with pytest.raises(TypeError):
-        store.save(300, small(3.0), {"not JSON": object()})
+        checkpointer.save(300, small(3.0), {"not JSON": object()})
     assert [row["state"] for row in list_checkpoints(tmp_path, checksums=True)] == ["verified"] * 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["newest", "step_00000100", "step_00000200"]
-    store.save(300, small(3.0), {})
-    assert store.settle() == tmp_path / "step_00000300"
+    checkpointer.save(300, small(3.0), {})
+    assert checkpointer.settle() == tmp_path / "step_00000300"
 
 
 def test_a_job_that_lost_its_folder_publishes_nothing(tmp_path):
@@ -286,12 +287,12 @@ def test_a_job_that_lost_its_folder_publishes_nothing(tmp_path):
         if (answer := answers.pop(0)) is not None:
             raise answer
 
-    store = Store(tmp_path, permit=permit)
-    store.save(100, small(1.0), {})
+    checkpointer = Checkpointer(tmp_path, permit=permit)
+    checkpointer.save(100, small(1.0), {})
     with pytest.raises(KieloError, match="step_00000100 was not saved .*the lease is lost"):
-        store.settle()
+        checkpointer.settle()
     with pytest.raises(KieloError, match="the lease is lost"):
-        store.save(200, small(1.0), {})
+        checkpointer.save(200, small(1.0), {})
     assert list(tmp_path.iterdir()) == [] and answers == []
 
 
@@ -299,8 +300,8 @@ def test_every_file_names_its_save_and_damage_has_a_place(tmp_path, monkeypatch)
     """One id in tensors, index and manifest; of a flipped bit the block and its bytes are told; a stale file
     as such.
     """
-    monkeypatch.setattr(checkpoint_index, "BLOCK_BYTES", 256)
-    newest = filled_store(tmp_path).settle()
+    monkeypatch.setattr(block_digests, "BLOCK_BYTES", 256)
+    newest = filled_checkpointer(tmp_path).settle()
     tensors = newest / "rank_00000.safetensors"
     manifest = json.loads((newest / "manifest.json").read_text())
     with safe_open(tensors, framework="pt") as file:
@@ -330,18 +331,18 @@ def test_the_newest_and_the_milestones_are_kept(tmp_path):
     """keep_newest counts up to the step just saved, multiples of keep_every_steps stay, `newest` leads to the
     newest.
     """
-    store = filled_store(tmp_path)
-    store.save(300, small(3.0), {"tokens": 30, "loss": 0.5})
-    assert store.settle() == (tmp_path / "newest").resolve()
+    checkpointer = filled_checkpointer(tmp_path)
+    checkpointer.save(300, small(3.0), {"tokens": 30, "loss": 0.5})
+    assert checkpointer.settle() == (tmp_path / "newest").resolve()
     assert os.readlink(tmp_path / "newest") == "step_00000300"
     rows = list_checkpoints(tmp_path)
     assert [(row["step"], row["tokens"], row["loss"], row["state"]) for row in rows] == [
         (300, 30, 0.5, "complete"), (200, None, None, "complete")
     ]  # fmt: skip
-    store = Store(tmp_path, keep_newest=1, keep_every_steps=200)
+    checkpointer = Checkpointer(tmp_path, keep_newest=1, keep_every_steps=200)
     for step in (250, 400, 500, 600, 700):  # an older start never loses what it has just written
-        store.save(step, small(2.5), {})
-        store.settle()
+        checkpointer.save(step, small(2.5), {})
+        checkpointer.settle()
         assert list_checkpoints(tmp_path)[0]["step"] == max(step, 300)
     assert [row["step"] for row in list_checkpoints(tmp_path)] == [700, 600, 400, 200]
 
@@ -349,16 +350,16 @@ def test_the_newest_and_the_milestones_are_kept(tmp_path):
 def test_the_last_sound_checkpoint_is_kept_as_long_as_it_is_asked_for(tmp_path):
     """Besides the newest: the newest up to `kept_step`, or all of them, which is told with its reason."""
     alerts = []
-    store = Store(tmp_path, on_alert=lambda step, message: alerts.append((step, message)))
+    checkpointer = Checkpointer(tmp_path, on_alert=lambda step, message: alerts.append((step, message)))
     for step in (100, 200, 300, 400, 500):
-        store.save(step, small(1.0), {}, kept_step=250)
-    store.save(600, small(1.0), {}, kept_step=50, keep_all="bad steps")
-    store.settle()
+        checkpointer.save(step, small(1.0), {}, kept_step=250)
+    checkpointer.save(600, small(1.0), {}, kept_step=50, keep_all="bad steps")
+    checkpointer.settle()
     assert [row["step"] for row in list_checkpoints(tmp_path)] == [600, 500, 400, 200] and alerts == [
         (600, "bad steps")
     ]
-    store.save(700, small(1.0), {}, kept_step=0)
-    store.settle()
+    checkpointer.save(700, small(1.0), {}, kept_step=0)
+    checkpointer.settle()
     assert [row["step"] for row in list_checkpoints(tmp_path)] == [700, 600]
 
 
@@ -367,21 +368,23 @@ def test_going_back_removes_later_ones_only_once_its_target_is_known_to_be_whole
     gone back to.
     """
     alerts = []
-    store = Store(tmp_path, keep_newest=3, on_alert=lambda step, message: alerts.append(message))
+    checkpointer = Checkpointer(
+        tmp_path, keep_newest=3, on_alert=lambda step, message: alerts.append(message)
+    )
     for step in (100, 200, 300):
-        store.save(step, small(float(step)), {})
-    store.settle()
+        checkpointer.save(step, small(float(step)), {})
+    checkpointer.settle()
     later = sorted(path.name for path in tmp_path.iterdir())
     tensors = tmp_path / "step_00000100" / "rank_00000.safetensors"
     whole = tensors.read_bytes()
     tensors.write_bytes(whole[:-1])
-    assert store.go_back_to(100) is None and "is damaged: rank_00000.safetensors" in alerts[0]
+    assert checkpointer.go_back_to(100) is None and "is damaged: rank_00000.safetensors" in alerts[0]
     tensors.write_bytes(whole)
     with monkeypatch.context() as patch, pytest.raises(FaultyCheckpoint, match="unreadable.*EIO.*try again"):
-        patch.setattr(checkpoint_index, "_first_wrong_block", _io_error)
-        store.go_back_to(100)
+        patch.setattr(block_digests, "first_wrong_block", _io_error)
+        checkpointer.go_back_to(100)
     assert sorted(path.name for path in tmp_path.iterdir()) == later
-    assert store.go_back_to(150) is None and store.go_back_to(100) == tmp_path / "step_00000100"
+    assert checkpointer.go_back_to(150) is None and checkpointer.go_back_to(100) == tmp_path / "step_00000100"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["newest", "step_00000100"]
 
 
@@ -392,13 +395,13 @@ def _io_error(path: Path, expected: list[str]) -> None:
 def unreadable_on_one_rank(folder: Path, is_other_damaged: bool) -> list[str]:
     """What `newest` and `restore` say where rank 1 alone gets I/O errors; rank 0 may see damage meanwhile."""
     world = start_world(30, "cpu")
-    store = Store(folder, group=make_host_group(world, "checkpoint", 30))
+    checkpointer = Checkpointer(folder, group=make_host_group(world, "checkpoint", 30))
     if world.rank == 1:
-        checkpoint_index._first_wrong_block = _io_error
+        block_digests.first_wrong_block = _io_error
     elif is_other_damaged:
-        checkpoint_index._first_wrong_block = lambda path, expected: 0
+        block_digests.first_wrong_block = lambda path, expected: 0
     messages = []
-    for read in (store.newest, lambda: store.restore(folder / "step_00000200", small(0.0))):
+    for read in (checkpointer.newest, lambda: checkpointer.restore(folder / "step_00000200", small(0.0))):
         with pytest.raises(FaultyCheckpoint) as refusal:
             read()
         messages.append(str(refusal.value))
@@ -438,7 +441,7 @@ def restamp(folder: Path, step: int) -> None:
 def overflowed_on_one_rank(folder: Path) -> tuple[list[str], str]:
     world = start_world(30, "cpu")
     alerts = []
-    store = Store(
+    checkpointer = Checkpointer(
         folder,
         group=make_host_group(world, "checkpoint", 30),
         on_alert=lambda step, text: alerts.append(text),
@@ -448,13 +451,13 @@ def overflowed_on_one_rank(folder: Path) -> tuple[list[str], str]:
         "model/b": torch.ones(64, 64, dtype=torch.bfloat16),
         "few": torch.zeros(0),
     }
-    store.save(100, tensors, {})
-    store.settle()
+    checkpointer.save(100, tensors, {})
+    checkpointer.settle()
     if world.rank == 1:
         tensors["model/b"][3, 5] = -math.inf
-    store.save(200, tensors, {})
+    checkpointer.save(200, tensors, {})
     with pytest.raises(KieloError, match="not finite") as last:
-        store.settle()
+        checkpointer.settle()
     return alerts, str(last.value)
 
 
@@ -470,7 +473,7 @@ def test_the_newest_whole_checkpoint_of_a_run_is_found_or_named(tmp_path):
     """newest_checkpoint tells of the damaged one that it passes over, and names what is wrong when none is
     whole.
     """
-    filled_store(tmp_path / "train" / "checkpoints")
+    filled_checkpointer(tmp_path / "train" / "checkpoints")
     warnings = []
     (tmp_path / "train/checkpoints/step_00000200/index.json").unlink()
     assert newest_checkpoint(tmp_path, warnings.append).name == "step_00000100"
@@ -481,8 +484,8 @@ def test_the_newest_whole_checkpoint_of_a_run_is_found_or_named(tmp_path):
 
 
 def refusals_on_ranks(folder: Path) -> list[str]:
-    store = Store(folder)
-    path = store.newest()
+    checkpointer = Checkpointer(folder)
+    path = checkpointer.newest()
     messages = []
     for more in (
         {"model/c": torch.zeros(2), "model/d": torch.zeros(2)},
@@ -491,7 +494,7 @@ def refusals_on_ranks(folder: Path) -> list[str]:
     ):
         tensors = small(0.0) | (more if torch.distributed.get_rank() == 1 else {})
         try:
-            store.restore(path, tensors)
+            checkpointer.restore(path, tensors)
         except KieloError as error:
             messages.append(str(error))
         assert not any(tensor.any() for tensor in tensors.values()), "nothing changes before the refusal"
@@ -507,7 +510,7 @@ def test_what_a_checkpoint_cannot_fill_is_refused_on_all_ranks(tmp_path):
     """Missing names, other shapes and lossy dtypes, seen by one rank, are named on both; and no
     rank hangs.
     """
-    filled_store(tmp_path)
+    filled_checkpointer(tmp_path)
     first, second = run_ranks(start_and_refuse, 2, tmp_path, timeout_seconds=60)
     assert first == second and len(first) == 3
     assert "model/c, model/d" in first[0] and "rank 1" in first[0]
