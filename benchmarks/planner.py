@@ -29,9 +29,9 @@ from planner_ranking import agreeing_pairs, expected_tau, regret
 from published_runs import PublishedRun, read_published_runs
 
 from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, members, read_card
-from kielo.plan.interval import interval
 from kielo.plan.memory import memory_bytes, usable_bytes
-from kielo.plan.step_time import step_seconds
+from kielo.plan.prediction_interval import interval
+from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
 
 HERE = Path(__file__).resolve().parent

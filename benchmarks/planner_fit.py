@@ -1,7 +1,7 @@
 """The fit of all constants of `kielo/plan/efficiency.py` to published runs, and the spread of what it had not
 seen; no torch.
 
-The method is that of `kielo/plan/fit.py`. Every family weighs the same, whatever its rows.
+The method is that of `kielo/plan/least_squares.py`. Every family weighs the same, whatever its rows.
 """
 
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from kielo.plan.efficiency import CONSTANTS, Efficiency, members
-from kielo.plan.fit import drawn_to_prior
-from kielo.plan.interval import SHARE
-from kielo.plan.step_time import step_seconds
+from kielo.plan.least_squares import drawn_to_prior
+from kielo.plan.prediction_interval import SHARE
+from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
 
 Column = np.ndarray

@@ -35,7 +35,7 @@ from tokenizers.models import WordLevel
 
 from kielo.artifact.manifest import write_stage
 from kielo.artifact.token_shards import TokenShardWriter
-from kielo.plan.measured import Comparison, Machine, compare, measure, read_machine, write_machine
+from kielo.plan.calibrate import Comparison, Machine, compare, measure, read_machine, write_machine
 from kielo.recipe.errors import KieloError
 
 RESULTS = Path(__file__).parent / "results" / "planner_measured_cpu.json"

@@ -4,7 +4,7 @@
     python benchmarks/planner_memory.py --long     # the shipped 70B on 4 and on 2 LUMI nodes too, a minute each
 
 Writes results/planner_memory.json; --json prints it. Both sides count tensors alone, with a processor's
-attention (`candidate_columns(on_processor=True)`, `MemoryBytes.peak("rehearsed")`). Of a pipeline the first
+attention (`workload_row(on_processor=True)`, `MemoryBytes.peak("rehearsed")`). Of a pipeline the first
 and the last rank are rehearsed and the higher peak counts. One thread; zero-bubble schedules vary by some per
 cent.
 """
@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from kielo.plan.candidates import candidate_columns
 from kielo.plan.memory import MemoryBytes, memory_bytes
 from kielo.plan.workload import Workload
+from kielo.plan.workload_row import workload_row
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Layout
@@ -146,7 +146,7 @@ def planned_bytes(resolved: Resolved, on_processor: bool = True) -> MemoryBytes:
         said["pipeline_stages_per_rank"] = len(placement.pipeline_layers) // placement.pipeline
     else:
         said["pipeline_layers"] = None
-    columns = candidate_columns(
+    columns = workload_row(
         identity.model, Layout(**said), accelerator("mi250x_gcd"), cluster("lumi_g"),
         sequence_length=identity.phases[index].sequence_length, micro_batch=phase.micro_batch_sequences,
         micro_batches=phase.micro_batches_per_step, precision=identity.precision,

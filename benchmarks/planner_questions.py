@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from kielo.plan.efficiency import ENGINES, Efficiency, fitted
-from kielo.plan.interval import interval
 from kielo.plan.memory import memory_bytes, usable_bytes
-from kielo.plan.step_time import step_seconds
+from kielo.plan.prediction_interval import interval
+from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import ATTENTION_KERNELS, RECIPES, Workload, machine_columns
 from kielo.recipe.cards import accelerator, cluster
 

@@ -2,7 +2,7 @@
 
     python benchmarks/planner_search.py          # one core; prints, and writes results/planner_search_cpu.json
 
-Three figures: seconds for 10,000 layouts of one job (bar: 2 s on one core) with the best 50 simulated; how
+Three figures: seconds for 10,000 layouts of one run (bar: 2 s on one core) with the best 50 simulated; how
 far their closed forms are from the clock (bar: 2 %); and seconds of the whole command `kielo plan` as a user
 types it (bar: 1 s), which must not load torch. Each time is the median of five.
 """
@@ -20,8 +20,8 @@ from pathlib import Path
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
 
 from kielo.models.families import complete
-from kielo.plan.clock import closed_form_seconds, simulated_seconds
-from kielo.plan.planned import Job
+from kielo.plan.pipeline_simulation import closed_form_seconds, simulated_seconds
+from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import search
 from kielo.recipe.read import read_recipe
 
@@ -47,12 +47,12 @@ TIMES = 5
 
 def main() -> None:
     found = {
-        "searches": [searched(name, *job) for name, job in JOBS.items()],
+        "searches": [searched(name, *run) for name, run in JOBS.items()],
         "commands": [typed(words) for words in COMMANDS],
     }
     for row in found["searches"]:
         print(
-            f"{row['job']}: {row['layouts']:,} layouts in {row['seconds']:.2f} s "
+            f"{row['run']}: {row['layouts']:,} layouts in {row['seconds']:.2f} s "
             f"({row['seconds_per_10000']:.2f} s for 10,000), {row['simulated']} simulated, "
             f"{row['within_two_per_cent']:.0%} of closed forms within 2 %, all within "
             f"{row['largest_difference']:.2%}"
@@ -69,11 +69,11 @@ def main() -> None:
 
 def searched(name: str, recipe_name: str, sets: list[str], nodes: list[int]) -> dict:
     recipe = read_recipe(recipe_name, sets).recipe
-    job = Job.of(recipe, complete(recipe.model, recipe.dataset.sequence_length))
+    run = RunToPlan.of(recipe, complete(recipe.model, recipe.dataset.sequence_length))
     seconds = []
     for _ in range(TIMES):
         begin = time.perf_counter()
-        found = search(job, nodes)
+        found = search(run, nodes)
         seconds.append(time.perf_counter() - begin)
     differences = [
         abs(closed_form_seconds(*clock) / simulated_seconds(*clock) - 1)
@@ -86,7 +86,7 @@ def searched(name: str, recipe_name: str, sets: list[str], nodes: list[int]) -> 
     ]
     middle = statistics.median(seconds)
     return {
-        "job": name, "layouts": found.looked_at, "seconds": middle, "seconds_per_10000": middle / found.looked_at * 1e4,
+        "run": name, "layouts": found.looked_at, "seconds": middle, "seconds_per_10000": middle / found.looked_at * 1e4,
         "simulated": sum(map(len, found.ranked.values())), "largest_difference": max(differences, default=0.0),
         "within_two_per_cent": sum(difference <= 0.02 for difference in differences) / max(1, len(differences)),
     }  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kielo.models.families import module
-from kielo.plan.bytes import layer_bytes
+from kielo.plan.activation_bytes import layer_bytes
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Model, Recipe

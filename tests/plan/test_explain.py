@@ -7,13 +7,14 @@ from functools import cache
 import pytest
 
 from kielo.models.families import complete
-from kielo.plan.clock import StageSeconds, simulated_seconds
+from kielo.plan.collective_seconds import data_seconds
+from kielo.plan.compare import compare, differences, verdict
 from kielo.plan.explain import bubble_share, recomputed_seconds, why
 from kielo.plan.part_names import BYTES, SECONDS
-from kielo.plan.planned import Job, Planned, plan_layouts, workload
-from kielo.plan.side_by_side import compare, differences, verdict
-from kielo.plan.step_time import StepSeconds
-from kielo.plan.traffic import data_seconds
+from kielo.plan.pipeline_simulation import StageSeconds, simulated_seconds
+from kielo.plan.planned_layout import PlannedLayout, plan_layouts, workload
+from kielo.plan.run_to_plan import RunToPlan
+from kielo.plan.step_seconds import StepSeconds
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Layout
 
@@ -21,17 +22,17 @@ NODES = 16  # of 8 devices
 
 
 @cache
-def job() -> Job:
+def run() -> RunToPlan:
     """Llama-3.1-70B on LUMI, 512 sequences of 4,096 a step."""
     recipe = read_recipe("estonian_llama31_70b", ["train.tokens_per_step=2097152"]).recipe
-    return Job.of(recipe, complete(recipe.model, 4096))
+    return RunToPlan.of(recipe, complete(recipe.model, 4096))
 
 
-def planned(micro_batch: int = 1, simulate: bool = True, **layout) -> Planned:
+def planned(micro_batch: int = 1, simulate: bool = True, **layout) -> PlannedLayout:
     shape = {"tensor": 8, "pipeline": 4} | layout
     model_ranks = shape["tensor"] * shape["pipeline"] * shape.get("context", 1) * shape.get("replicate", 1)
     full = Layout(**{"shard": NODES * 8 // model_ranks} | shape)
-    return plan_layouts(job(), [(full, NODES, micro_batch)], simulate=simulate)[0]
+    return plan_layouts(run(), [(full, NODES, micro_batch)], simulate=simulate)[0]
 
 
 LAYOUTS = [
@@ -132,8 +133,8 @@ def test_hidden_traffic_is_told_with_the_exposed():
     """Both together are all the traffic that there is."""
     one = planned(tensor=1, pipeline=1, zero=3)
     hidden = float(re.search(r"Another ([\d.]+) s are hidden", sentence(why(one), "Data traffic"))[1])
-    work = workload(one.job, [(one.layout, one.micro_batch, one.job.phase)])
-    once, each = data_seconds(work, one.job.efficiency.of(work))
+    work = workload(one.run, [(one.layout, one.micro_batch, one.run.phase)])
+    once, each = data_seconds(work, one.run.efficiency.of(work))
     assert hidden > 0
     assert hidden + one.seconds["data_traffic"] == pytest.approx(
         float(once[0] + each[0] * one.micro_batches), rel=1e-2
@@ -163,7 +164,7 @@ def test_the_verdict_names_the_faster_and_why():
         assert verdict(several).startswith(f"{fast.name} is {gain} than {slow.name} (")
         assert "mostly by matrix products (−" in verdict(several)
     large = replace(one, bytes={"weights": 1e12})
-    assert verdict([large]) == f"{one.name} (1000.0 of {one.job.usable_bytes / 1e9:.1f} GB) does not fit."
+    assert verdict([large]) == f"{one.name} (1000.0 of {one.run.usable_bytes / 1e9:.1f} GB) does not fit."
     assert verdict([large, slow]).startswith(f"{slow.name} alone fits") and "does not fit" in verdict(
         [large, slow]
     )

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from kielo.models.families import complete
-from kielo.plan.candidates import candidate_columns
 from kielo.plan.explain import why
 from kielo.plan.memory import memory_bytes
-from kielo.plan.planned import Job, plan_layouts
+from kielo.plan.planned_layout import plan_layouts
 from kielo.plan.precision import fp8_share, main_precision, steps_by_precision
-from kielo.plan.step_time import step_seconds
+from kielo.plan.run_to_plan import RunToPlan
+from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
+from kielo.plan.workload_row import workload_row
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
@@ -23,21 +24,21 @@ SETS = ["cluster=dgx_h100", "train.tokens=41943040"]  # ten steps
 SHARDED = Layout(shard=32, zero=3, recompute="full")
 
 
-def job_of(*sets: str) -> Job:
+def run_of(*sets: str) -> RunToPlan:
     recipe = read_recipe("estonian_llama31_70b", [*SETS, *sets]).recipe
-    return Job.of(recipe, complete(recipe.model, 4096))
+    return RunToPlan.of(recipe, complete(recipe.model, 4096))
 
 
 def planned(*sets: str):
-    return plan_layouts(job_of(*sets), [(SHARDED, 4, 1)])[0]
+    return plan_layouts(run_of(*sets), [(SHARDED, 4, 1)])[0]
 
 
 def test_most_steps_say_what_a_plan_is_for():
     """Ten steps of the 70B: changes count from their first step, and what comes after the end does not."""
-    changed = job_of('train.precision_changes=[[4, "fp8"], [9, "bf16"], [99, "fp32"]]')
+    changed = run_of('train.precision_changes=[[4, "fp8"], [9, "bf16"], [99, "fp32"]]')
     assert steps_by_precision(changed.recipe) == {"bf16": 5, "fp8": 5, "fp32": 0}
     assert changed.precision == main_precision(changed.recipe) == "bf16"
-    late = job_of('train.precision_changes=[[4, "fp8"]]')
+    late = run_of('train.precision_changes=[[4, "fp8"]]')
     assert late.precision == "fp8"
     words = why(plan_layouts(late, [(SHARDED, 4, 1)])[0])
     assert any("7 of 10 steps" in sentence and "3 in bf16" in sentence for sentence in words)
@@ -81,7 +82,7 @@ def test_the_share_in_fp8_is_by_weights():
 
 def test_a_card_without_fp8_is_refused():
     with pytest.raises(KieloError, match='a100_80.*what would work: train.precision = "bf16"'):
-        job_of("cluster=dgx_a100", "train.precision=fp8")
+        run_of("cluster=dgx_a100", "train.precision=fp8")
 
 
 def test_moments_in_bf16_halve_the_optimiser_and_cost_time():
@@ -98,13 +99,13 @@ def test_rows_of_either_stand_in_one_workload():
     recipe = read_recipe("estonian_llama31_70b", SETS).recipe
     model, of = complete(recipe.model, 4096), {"sequence_length": 4096, "micro_batch": 1, "micro_batches": 8}
     rows = [
-        candidate_columns(model, SHARDED, accelerator("h100_80"), cluster("dgx_h100"), **of, **said)
+        workload_row(model, SHARDED, accelerator("h100_80"), cluster("dgx_h100"), **of, **said)
         for said in (
             {}, {"precision": "fp8"}, {"precision": "fp8", "fp8": Fp8(scaling="rowwise_with_gw_hp")},
             {"precision": "fp8", "fp8": Fp8(kept_in_bf16=("layers.0",))}, {"optimiser_state": "bf16"},
         )
     ]  # fmt: skip
-    efficiency = job_of().efficiency
+    efficiency = run_of().efficiency
     together, apart = Workload.of(rows), [Workload.of([row]) for row in rows]
     assert step_seconds(together, efficiency).total == pytest.approx(
         np.concatenate([step_seconds(one, efficiency).total for one in apart])

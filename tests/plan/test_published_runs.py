@@ -6,7 +6,7 @@ import pytest
 from published_runs import read_published_runs
 
 from kielo.plan.efficiency import fitted
-from kielo.plan.step_time import step_seconds
+from kielo.plan.step_seconds import step_seconds
 from kielo.recipe.errors import KieloError
 from tests.house.checks import ROOT
 

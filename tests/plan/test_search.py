@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from kielo.models.families import complete
-from kielo.plan.clock import closed_form_seconds, simulated_seconds
 from kielo.plan.cost import START_SECONDS, cost, resolved_of, with_layout
-from kielo.plan.expected import with_expectation
+from kielo.plan.expected_speed import with_expectation
 from kielo.plan.layout_name import matches
-from kielo.plan.planned import Job, plan_layouts
+from kielo.plan.pipeline_simulation import closed_form_seconds, simulated_seconds
+from kielo.plan.planned_layout import plan_layouts
+from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import Choice, Found, search
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases, longest_sequence_length
@@ -19,12 +20,12 @@ from kielo.recipe.sections import Layout
 from kielo.resolve.resolve import imagined_text, resolve
 
 
-def job_of(name: str, *sets: str) -> Job:
+def run_of(name: str, *sets: str) -> RunToPlan:
     recipe = read_recipe(name, list(sets)).recipe
     model = recipe.model.model_copy(
         update={"vocab_size": recipe.model.vocab_size or recipe.tokenizer.vocab_size}
     )
-    return Job.of(recipe, complete(model, longest_sequence_length(recipe)))
+    return RunToPlan.of(recipe, complete(model, longest_sequence_length(recipe)))
 
 
 ESTONIAN = "estonian_llama31_70b"
@@ -32,7 +33,7 @@ ESTONIAN = "estonian_llama31_70b"
 
 @pytest.fixture(scope="module")
 def estonian() -> Found:
-    return search(job_of(ESTONIAN), [4, 16, 128])
+    return search(run_of(ESTONIAN), [4, 16, 128])
 
 
 def test_what_is_listed_can_run_and_fits(estonian: Found) -> None:
@@ -51,13 +52,13 @@ def test_what_is_refused_cannot_run(estonian: Found) -> None:
     """The first layout under each reason is refused by the resolver too, or needs more memory
     than there is.
     """
-    recipe = job_of(ESTONIAN).recipe
+    recipe = run_of(ESTONIAN).recipe
     checked = 0
     for nodes, reasons in estonian.refused.items():
         for why, choices in reasons.items():
             choice = choices[0]
             if why.startswith("needs more"):
-                assert not plan_layouts(job_of(ESTONIAN), [(choice.layout, nodes, choice.micro_batch)])[
+                assert not plan_layouts(run_of(ESTONIAN), [(choice.layout, nodes, choice.micro_batch)])[
                     0
                 ].fits
                 continue
@@ -84,11 +85,11 @@ def test_what_is_refused_cannot_run(estonian: Found) -> None:
 
 def test_none_is_lost() -> None:
     """Layouts by ZeRO degree, and by what is computed anew, are all the layouts that there are."""
-    job, nodes = job_of(ESTONIAN), 16
-    every = search(job, [nodes]).looked_at
+    run, nodes = run_of(ESTONIAN), 16
+    every = search(run, [nodes]).looked_at
     assert every > 4000
     for words in (("zero1", "zero2", "zero3"), ("norecompute", "operators", "full", "full/2", "full/4")):
-        assert sum(search(job, [nodes], matches(word)).looked_at for word in words) == every
+        assert sum(search(run, [nodes], matches(word)).looked_at for word in words) == every
 
 
 def test_closed_forms_are_the_clock(estonian: Found) -> None:
@@ -124,27 +125,27 @@ def test_closed_forms_are_the_clock(estonian: Found) -> None:
 
 def test_the_screening_does_not_miss_the_best() -> None:
     """The fastest by simulation of every layout that fits is among those that the closed form let through."""
-    job = job_of(ESTONIAN, "train.tokens_per_step=524288")
+    run = run_of(ESTONIAN, "train.tokens_per_step=524288")
     nodes = 8
-    listed = search(job, [nodes])
+    listed = search(run, [nodes])
     axes = {(p.layout.tensor, p.layout.pipeline) for p in listed.ranked[nodes]}
     best = listed.ranked[nodes][0].step_seconds
     for tensor, pipeline in sorted(axes):
-        everything = search(job, [nodes], matches(f"tp{tensor}-pp{pipeline}"))
+        everything = search(run, [nodes], matches(f"tp{tensor}-pp{pipeline}"))
         assert everything.ranked[nodes][0].step_seconds >= best * 0.98
 
 
 def test_70b_on_four_nodes_and_on_two() -> None:
     """Seed 000's finding: TP8 × PP4 holds the 70B on 4 nodes; 2 nodes hold it in no way."""
-    four = search(job_of(ESTONIAN), [4], matches("tp8pp4"))
+    four = search(run_of(ESTONIAN), [4], matches("tp8pp4"))
     assert four.ranked[4]
-    two = search(job_of(ESTONIAN), [2], matches("tp8pp2-mb1"))
-    assert not two.ranked[2] and two.nearest[2].peak_bytes > two.nearest[2].job.usable_bytes
+    two = search(run_of(ESTONIAN), [2], matches("tp8pp2-mb1"))
+    assert not two.ranked[2] and two.nearest[2].peak_bytes > two.nearest[2].run.usable_bytes
 
 
 def test_tensor_ranks_that_do_not_divide_are_told() -> None:
     found = search(
-        job_of(
+        run_of(
             ESTONIAN, "model.num_attention_heads=62", "model.num_key_value_heads=62", "model.head_dim=128"
         ),
         [16],
@@ -158,11 +159,11 @@ def test_cost_adds_up() -> None:
     """Hours are steps, stops, starts and held-out text; a shorter job means more of them; too short a job is
     refused.
     """
-    job = job_of(ESTONIAN)
-    planned = search(job, [64]).ranked[64][0]
+    run = run_of(ESTONIAN)
+    planned = search(run, [64]).ranked[64][0]
     whole = cost(planned)
     assert whole.training_seconds == pytest.approx(whole.steps * planned.step_seconds, rel=1e-6)
-    assert whole.steps == job.recipe.train.tokens // job.recipe.train.tokens_per_step
+    assert whole.steps == run.recipe.train.tokens // run.recipe.train.tokens_per_step
     parts = whole.training_seconds + whole.heldout_seconds + whole.checkpoints * whole.stop_seconds
     assert whole.wall_seconds == pytest.approx(
         parts + whole.jobs * (START_SECONDS + whole.checkpoint_seconds)
@@ -178,10 +179,10 @@ def test_cost_adds_up() -> None:
 def test_cost_of_phases_is_the_sum_of_its_phases() -> None:
     """A recipe of a batch ramp and phases of other lengths: each is planned with its own steps."""
     name = next(name for name in shipped_recipes() if read_recipe(name).recipe.train.batch_ramp)
-    job = job_of(name)
-    planned = search(job, [48]).ranked[48][0]
+    run = run_of(name)
+    planned = search(run, [48]).ranked[48][0]
     resolved = resolved_of(planned)
-    assert len(resolved.identity.phases) > len(full_phases(job.recipe))
+    assert len(resolved.identity.phases) > len(full_phases(run.recipe))
     slow_start = cost(planned).training_seconds / (resolved.identity.total_tokens / planned.tokens_per_second)
     assert 1 < slow_start < 1.2  # small steps fill a pipeline worse
 
@@ -190,8 +191,8 @@ def test_a_run_is_told_what_is_planned_for_it() -> None:
     """What its log prints beside the measured speed is the ranking's; on a machine that no card knows it is
     left out.
     """
-    planned = search(job_of(ESTONIAN), [16], matches("tp8pp4-1f1b")).ranked[16][0]
-    recipe = with_layout(planned.job.recipe, planned)
+    planned = search(run_of(ESTONIAN), [16], matches("tp8pp4-1f1b")).ranked[16][0]
+    recipe = with_layout(planned.run.recipe, planned)
     told = with_expectation(resolved_of(planned), recipe).placement.phases[0].planned_tokens_per_second
     assert told == pytest.approx(planned.tokens_per_second, rel=0.03)  # by the closed form, not the clock
     demo = read_recipe("demo_estonian").recipe
@@ -206,13 +207,13 @@ def test_every_recipe_is_planned_on_its_cluster(name: str) -> None:
     """
     if name == "demo_estonian":
         with pytest.raises(KieloError, match="kielo plan calibrate"):
-            job_of(name)
+            run_of(name)
         return
-    job = job_of(name)
-    found = search(job, [64])
+    run = run_of(name)
+    found = search(run, [64])
     best = found.ranked[64][0]
     assert 0.15 < best.mfu < 0.75 and cost(best).days > 0
-    assert with_layout(job.recipe, best).layout == best.layout
+    assert with_layout(run.recipe, best).layout == best.layout
 
 
 def test_a_choice_is_the_layout_it_names() -> None:

@@ -8,9 +8,10 @@ import pytest
 from matplotlib.collections import PolyCollection
 
 from kielo.models.families import complete
-from kielo.plan.clock import timeline
 from kielo.plan.part_names import SECONDS
-from kielo.plan.planned import Job, Planned, plan_layouts
+from kielo.plan.pipeline_simulation import timeline
+from kielo.plan.planned_layout import PlannedLayout, plan_layouts
+from kielo.plan.run_to_plan import RunToPlan
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Layout
 from kielo.report.plan_figures import (
@@ -27,15 +28,15 @@ from kielo.report.plan_figures import (
 
 
 @cache
-def job(sequences: int) -> Job:
+def run(sequences: int) -> RunToPlan:
     recipe = read_recipe("estonian_llama31_70b", [f"train.tokens_per_step={4096 * sequences}"]).recipe
-    return Job.of(recipe, complete(recipe.model, 4096))
+    return RunToPlan.of(recipe, complete(recipe.model, 4096))
 
 
-def planned(nodes: int = 16, sequences: int = 512, **layout) -> Planned:
+def planned(nodes: int = 16, sequences: int = 512, **layout) -> PlannedLayout:
     shape = {"tensor": 8, "pipeline": 4} | layout
     shard = nodes * 8 // (shape["tensor"] * shape["pipeline"])
-    return plan_layouts(job(sequences), [(Layout(shard=shard, **shape), nodes, 1)])[0]
+    return plan_layouts(run(sequences), [(Layout(shard=shard, **shape), nodes, 1)])[0]
 
 
 def texts(path) -> list[str]:

@@ -15,7 +15,7 @@ from kielo.cli.terminal import print_json, print_table
 from kielo.recipe.errors import KieloError
 
 if TYPE_CHECKING:  # `kielo plan --help` loads none of it
-    from kielo.plan.planned import Job
+    from kielo.plan.run_to_plan import RunToPlan
     from kielo.plan.search import Found
     from kielo.recipe.cards import Cluster
     from kielo.recipe.sections import Recipe
@@ -106,42 +106,42 @@ def _takes_wall_hours(parser: argparse.ArgumentParser) -> None:
 
 def plan(options: argparse.Namespace) -> int:
     from kielo.cli.plan_tables import heading, notes, part_rows, plan_json, ranking_rows, refusal_rows
-    from kielo.plan.choose import different_axes, nothing_runs, own
+    from kielo.plan.choose_layout import different_axes, nothing_runs, own
     from kielo.plan.cost import cost
     from kielo.plan.search import search
 
     if options.top is not None and options.top < 1:
         raise KieloError(f"--top {options.top}: give 1 layout or more")
-    job, nodes = _job_and_nodes(options)
-    found = search(job, nodes)
+    run, nodes = _run_and_nodes(options)
+    found = search(run, nodes)
     if not any(found.ranked.values()):
-        raise nothing_runs(job, nodes, found)
+        raise nothing_runs(run, nodes, found)
     many = options.top or (_LISTED if len(nodes) == 1 else _LISTED_OF_EACH)
     listed = [planned for number in nodes for planned in different_axes(found.ranked[number])[:many]]
     costs = [cost(planned, options.wall_hours) for planned in listed]
-    owns = {number: own(job, number) for number in nodes}
-    plots = [_plot_scaling(options.plot, job, nodes, found)] if options.plot else []
+    owns = {number: own(run, number) for number in nodes}
+    plots = [_plot_scaling(options.plot, run, nodes, found)] if options.plot else []
     if options.json:
-        print_json(plan_json(job, found, listed, costs, owns, options.all) | {"plots": plots})
+        print_json(plan_json(run, found, listed, costs, owns, options.all) | {"plots": plots})
         return 0
-    print(heading(job, found))
+    print(heading(run, found))
     print_table(*ranking_rows(listed, costs))
     print("seconds of a step by part")
     print_table(*part_rows(listed))
     print_table(*refusal_rows(found, options.all))
-    for line in [*notes(job, listed, costs, owns, found), *(f"wrote {path}" for path in plots)]:
+    for line in [*notes(run, listed, costs, owns, found), *(f"wrote {path}" for path in plots)]:
         print(line)
     return 0
 
 
 def compare(options: argparse.Namespace) -> int:
     from kielo.cli.plan_tables import planned_json
-    from kielo.plan.choose import named
+    from kielo.plan.choose_layout import named
+    from kielo.plan.compare import compare, verdict
     from kielo.plan.cost import cost
-    from kielo.plan.side_by_side import compare, verdict
 
-    job, nodes = _job_and_nodes(options)
-    several = [named(job, number, name, or_nearest=True) for number in nodes for name in options.layouts]
+    run, nodes = _run_and_nodes(options)
+    several = [named(run, number, name, or_nearest=True) for number in nodes for name in options.layouts]
     plots = []
     if options.plot:
         from kielo.report.plan_figures import parts_svg
@@ -166,16 +166,16 @@ def compare(options: argparse.Namespace) -> int:
 
 def explain(options: argparse.Namespace) -> int:
     from kielo.cli.plan_tables import layout_toml, planned_json
-    from kielo.plan.choose import different_axes, named
+    from kielo.plan.choose_layout import different_axes, named
     from kielo.plan.cost import cost
     from kielo.plan.explain import why
     from kielo.plan.search import search
 
-    job, nodes = _job_and_nodes(options)
+    run, nodes = _run_and_nodes(options)
     if len(nodes) != 1:
         raise KieloError("`kielo plan explain` tells of one number of nodes: give --nodes one number")
-    planned = named(job, nodes[0], options.layout)
-    best = search(job, nodes).ranked[nodes[0]]
+    planned = named(run, nodes[0], options.layout)
+    best = search(run, nodes).ranked[nodes[0]]
     lines = why(planned, [other for other in different_axes(best)[:3] if other.name != planned.name])
     plots = []
     if options.plot:
@@ -201,7 +201,7 @@ def explain(options: argparse.Namespace) -> int:
 
 
 def calibrate(options: argparse.Namespace) -> int:
-    from kielo.plan.measured import measure, write_machine
+    from kielo.plan.calibrate import measure, write_machine
 
     machine = measure([Path(path) for path in options.metrics])
     write_machine(machine, Path(options.to))
@@ -212,10 +212,10 @@ def calibrate(options: argparse.Namespace) -> int:
 def resolve(options: argparse.Namespace) -> int:
     """The recipe's own layout, or --layout's, in numbers for `train`, written into the run folder."""
     from kielo.cli.plan_tables import identity_and_placement, layout_toml
-    from kielo.plan.choose import named
+    from kielo.plan.choose_layout import named
     from kielo.plan.cost import with_layout
-    from kielo.plan.expected import with_expectation
-    from kielo.plan.planned import Job
+    from kielo.plan.expected_speed import with_expectation
+    from kielo.plan.run_to_plan import RunToPlan
     from kielo.recipe.cards import accelerator, cluster
     from kielo.recipe.read import run_folder
     from kielo.resolve.layout_check import shape_advice
@@ -228,7 +228,7 @@ def resolve(options: argparse.Namespace) -> int:
     if options.layout:
         if ranks is not None:
             raise KieloError("--layout is chosen for --nodes; leave --ranks out")
-        chosen = named(Job.of_recipe(recipe), _nodes(options.nodes, site)[0], options.layout)
+        chosen = named(RunToPlan.of_recipe(recipe), _nodes(options.nodes, site)[0], options.layout)
         recipe = with_layout(recipe, chosen)
     if ranks is None:
         ranks = _nodes(options.nodes, site)[0] * site.devices_per_node if options.nodes else 1
@@ -257,13 +257,13 @@ def _recipe(options: argparse.Namespace) -> "Recipe":
     return read_recipe(options.recipe, sets).recipe
 
 
-def _job_and_nodes(options: argparse.Namespace) -> tuple["Job", list[int]]:
-    from kielo.plan.planned import Job
+def _run_and_nodes(options: argparse.Namespace) -> tuple["RunToPlan", list[int]]:
+    from kielo.plan.run_to_plan import RunToPlan
 
     if options.wall_hours is not None and not 0 < options.wall_hours < math.inf:
         raise KieloError(f"--wall-hours {options.wall_hours:g}: give a number above 0")
-    job = Job.of_recipe(_recipe(options))
-    return job, _nodes(options.nodes, job.site)
+    run = RunToPlan.of_recipe(_recipe(options))
+    return run, _nodes(options.nodes, run.site)
 
 
 def _nodes(text: str | None, site: "Cluster") -> list[int]:
@@ -301,14 +301,14 @@ def _nodes(text: str | None, site: "Cluster") -> list[int]:
     return numbers
 
 
-def _plot_scaling(folder: str, job: "Job", nodes: list[int], found: "Found") -> str:
+def _plot_scaling(folder: str, run: "RunToPlan", nodes: list[int], found: "Found") -> str:
     from kielo.plan.scaling import strong_and_weak
     from kielo.report.plan_figures import scaling_svg
 
     if len(nodes) < 2:
         raise KieloError("--plot draws scaling over several numbers of nodes: give --nodes 4..256")
-    path = _new_file(folder, f"scaling_{job.recipe.name}_{job.site.name}.svg")
-    scaling_svg(*strong_and_weak(job, nodes, found), path)
+    path = _new_file(folder, f"scaling_{run.recipe.name}_{run.site.name}.svg")
+    scaling_svg(*strong_and_weak(run, nodes, found), path)
     return str(path)
 
 

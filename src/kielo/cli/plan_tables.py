@@ -6,9 +6,10 @@ from typing import Any
 
 from kielo.cli.terminal import flat
 from kielo.plan.cost import START_SECONDS, Cost
-from kielo.plan.interval import SHARE
 from kielo.plan.part_names import SECONDS
-from kielo.plan.planned import Job, Planned
+from kielo.plan.planned_layout import PlannedLayout
+from kielo.plan.prediction_interval import SHARE
+from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import Choice, Found
 from kielo.resolve.resolved import Resolved
 
@@ -17,18 +18,18 @@ _GIGA = 1e9
 _NAMES_IN_JSON = 3  # of refused layouts for a reason, unless all are asked for
 
 
-def heading(job: Job, found: Found) -> str:
-    phase, recipe = job.phase, job.recipe
-    tokens = sum(each.tokens for each in job.phases)
-    of_phase = f" (phase {phase.number})" if len(job.phases) > 1 else ""
+def heading(run: RunToPlan, found: Found) -> str:
+    phase, recipe = run.phase, run.recipe
+    tokens = sum(each.tokens for each in run.phases)
+    of_phase = f" (phase {phase.number})" if len(run.phases) > 1 else ""
     return (
-        f"{recipe.name} on {job.site.name}: {tokens / _GIGA:,.1f} billion tokens, {phase.tokens_per_step:,} "
-        f"a step{of_phase}, sequences of {phase.sequence_length:,}, {job.precision}; {found.looked_at:,} "
+        f"{recipe.name} on {run.site.name}: {tokens / _GIGA:,.1f} billion tokens, {phase.tokens_per_step:,} "
+        f"a step{of_phase}, sequences of {phase.sequence_length:,}, {run.precision}; {found.looked_at:,} "
         "layouts looked at, the fastest of each tensor × pipeline × context"
     )
 
 
-def ranking_rows(listed: Sequence[Planned], costs: Sequence[Cost]) -> Table:
+def ranking_rows(listed: Sequence[PlannedLayout], costs: Sequence[Cost]) -> Table:
     titles = (
         "nodes", "layout", "tokens/s", "s a step", f"{SHARE:.0%} interval", "TFLOP/s a device", "MFU", "GB a device", "bubble",
         "device hours", "days", "jobs", "checkpoint",
@@ -46,7 +47,7 @@ def ranking_rows(listed: Sequence[Planned], costs: Sequence[Cost]) -> Table:
     return titles, rows
 
 
-def part_rows(listed: Sequence[Planned]) -> Table:
+def part_rows(listed: Sequence[PlannedLayout]) -> Table:
     """Seconds of a step by part; parts that no layout has are left out."""
     parts = [part for part in listed[0].seconds if any(planned.seconds[part] >= 5e-7 for planned in listed)]
     rows = [
@@ -84,7 +85,11 @@ def name(choice: Choice) -> str:
 
 
 def notes(
-    job: Job, listed: Sequence[Planned], costs: Sequence[Cost], own: Mapping[int, Planned | str], found: Found
+    run: RunToPlan,
+    listed: Sequence[PlannedLayout],
+    costs: Sequence[Cost],
+    own: Mapping[int, PlannedLayout | str],
+    found: Found,
 ) -> list[str]:
     """Where the recipe's own layout stands, and what the figures take for granted."""
     lines = []
@@ -98,37 +103,37 @@ def notes(
             if best
             else ""
         )
-        gb = f"{planned.peak_bytes / _GIGA:.1f} of {job.usable_bytes / _GIGA:.1f} GB"
+        gb = f"{planned.peak_bytes / _GIGA:.1f} of {run.usable_bytes / _GIGA:.1f} GB"
         fits = f"{gb}{behind}" if planned.fits else f"does not fit, {gb}"
         lines.append(
             f"{nodes} nodes, the recipe's own layout: {planned.name}, {planned.tokens_per_second:,.0f} "
             f"tokens/s, {fits}"
         )
     first = listed[0]
-    wall = f"jobs of at most {job.site.max_wall_hours:g} hours, " if job.site.max_wall_hours else ""
+    wall = f"jobs of at most {run.site.max_wall_hours:g} hours, " if run.site.max_wall_hours else ""
     lines.append(
-        f"{job.usable_bytes / _GIGA:.1f} GB a device are usable. Hours are of "
+        f"{run.usable_bytes / _GIGA:.1f} GB a device are usable. Hours are of "
         f"{wall}{START_SECONDS / 60:.0f} minutes to start each, a save every "
-        f"{job.recipe.checkpoint.every_steps} steps and held-out text; no queue, no failures. MFU is of "
-        f"model FLOPs at {job.peak_tflops:g} TFLOP/s. `kielo plan explain` tells why '{first.name}' is so "
+        f"{run.recipe.checkpoint.every_steps} steps and held-out text; no queue, no failures. MFU is of "
+        f"model FLOPs at {run.peak_tflops:g} TFLOP/s. `kielo plan explain` tells why '{first.name}' is so "
         "fast; `kielo rehearse` measures the bytes."
     )
-    most = job.site.max_nodes_per_job
+    most = run.site.max_nodes_per_job
     if most and max(own) > most:
         lines.append(
-            f"{job.site.name} lets a job have {most} nodes in its usual queue; more need an agreement with "
+            f"{run.site.name} lets a job have {most} nodes in its usual queue; more need an agreement with "
             "the site."
         )
     return lines
 
 
-def planned_json(planned: Planned, cost: Cost) -> dict[str, Any]:
+def planned_json(planned: PlannedLayout, cost: Cost) -> dict[str, Any]:
     return {
         "name": planned.name, "nodes": planned.nodes, "devices": planned.devices,
         "layout": planned.layout.model_dump(mode="json"), "micro_batch_sequences": planned.micro_batch,
         "micro_batches_per_step": planned.micro_batches, "sequence_length": planned.sequence_length,
         "tokens_per_step": planned.tokens_per_step, "fits": planned.fits, "bytes": planned.bytes,
-        "peak_bytes": planned.peak_bytes, "usable_bytes": planned.job.usable_bytes, "seconds": planned.seconds,
+        "peak_bytes": planned.peak_bytes, "usable_bytes": planned.run.usable_bytes, "seconds": planned.seconds,
         "hidden_data_seconds": planned.hidden_data_seconds,
         "step_seconds": planned.step_seconds, "interval_seconds": [planned.low_seconds, planned.high_seconds],
         "tokens_per_second": planned.tokens_per_second, "tflops_per_device": planned.tflops_per_device, "mfu": planned.mfu,
@@ -137,11 +142,11 @@ def planned_json(planned: Planned, cost: Cost) -> dict[str, Any]:
 
 
 def plan_json(
-    job: Job,
+    run: RunToPlan,
     found: Found,
-    listed: Sequence[Planned],
+    listed: Sequence[PlannedLayout],
     costs: Sequence[Cost],
-    own: Mapping[int, Planned | str],
+    own: Mapping[int, PlannedLayout | str],
     is_all: bool,
 ) -> dict[str, Any]:
     def reasons(of: Mapping[str, Sequence[Choice]]) -> list[dict[str, Any]]:
@@ -152,7 +157,7 @@ def plan_json(
         ]
 
     return {
-        "recipe": job.recipe.name, "cluster": job.site.name, "looked_at": found.looked_at,
+        "recipe": run.recipe.name, "cluster": run.site.name, "looked_at": found.looked_at,
         "layouts": [planned_json(planned, cost) for planned, cost in zip(listed, costs)],
         "own": {nodes: each if isinstance(each, str) else {"name": each.name, "tokens_per_second": each.tokens_per_second,
                 "step_seconds": each.step_seconds, "peak_bytes": each.peak_bytes, "fits": each.fits} for nodes, each in own.items()},
@@ -160,7 +165,7 @@ def plan_json(
     }  # fmt: skip
 
 
-def layout_toml(planned: Planned) -> str:
+def layout_toml(planned: PlannedLayout) -> str:
     """What to put into a recipe for this layout."""
     chosen = planned.layout.model_dump(mode="json", exclude_defaults=True, exclude={"shard"})
     lines = [f"{key} = {_toml(value)}" for key, value in chosen.items()]

@@ -93,7 +93,7 @@ def train_here(recipe: Recipe, profile_steps: int = 0) -> dict[str, Any]:
     from kielo.artifact.weights_folder import resolve_weights
     from kielo.parallel.once_a_node import once_a_node
     from kielo.parallel.rendezvous import find_rendezvous
-    from kielo.plan.expected import with_expectation
+    from kielo.plan.expected_speed import with_expectation
     from kielo.resolve.resolve import resolve
     from kielo.train.run import train
 

@@ -5,8 +5,8 @@ checkpoints; no torch.
 import math
 from dataclasses import dataclass
 
-from kielo.plan.expected import tokens_per_second
-from kielo.plan.planned import Planned
+from kielo.plan.expected_speed import tokens_per_second
+from kielo.plan.planned_layout import PlannedLayout
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.resolve.resolve import imagined_text, resolve
@@ -49,12 +49,12 @@ class Cost:
         return self.wall_seconds / 86400
 
 
-def cost(planned: Planned, wall_hours: float | None = None) -> Cost:
+def cost(planned: PlannedLayout, wall_hours: float | None = None) -> Cost:
     """Of all phases on `planned`'s layout, in jobs of at most `wall_hours` (default: the site's longest).
 
     Raises KieloError for what `resolve` refuses, and when a job would end before its first save.
     """
-    job = planned.job
+    run = planned.run
     resolved = resolved_of(planned)
     training = _training_seconds(planned, resolved)
     identity, placement = resolved.identity, resolved.placement
@@ -66,12 +66,12 @@ def cost(planned: Planned, wall_hours: float | None = None) -> Cost:
     heldout_seconds = heldout / planned.tokens_per_second * _FORWARD_SHARE
     bytes_ = placement.parameters * (_WEIGHT_BYTES + 2 * STATE_BYTES[identity.optimiser_state])
     safe = bytes_ / planned.devices / _RANK_BYTES_PER_SECOND
-    if job.site.file_system_gb_per_second:
-        safe = max(safe, bytes_ / (job.site.file_system_gb_per_second * 1e9 * _FILE_SYSTEM_SHARE))
+    if run.site.file_system_gb_per_second:
+        safe = max(safe, bytes_ / (run.site.file_system_gb_per_second * 1e9 * _FILE_SYSTEM_SHARE))
     stop = _STOP_SECONDS + bytes_ / planned.devices / _COPY_BYTES_PER_SECOND
     saves = max(1, identity.total_steps // placement.checkpoint_every_steps)
     work = training + heldout_seconds + saves * stop
-    wall = wall_hours or job.site.max_wall_hours
+    wall = wall_hours or run.site.max_wall_hours
     jobs = 1
     if wall is not None:
         useful = wall * 3600 - START_SECONDS - safe
@@ -90,7 +90,7 @@ def cost(planned: Planned, wall_hours: float | None = None) -> Cost:
     )  # fmt: skip
 
 
-def with_layout(recipe: Recipe, planned: Planned) -> Recipe:
+def with_layout(recipe: Recipe, planned: PlannedLayout) -> Recipe:
     """`recipe` with the planned layout and micro-batch."""
     size = {"micro_batch_sequences": planned.micro_batch}
     phases = tuple(phase.model_copy(update=size) for phase in recipe.phases)
@@ -98,14 +98,14 @@ def with_layout(recipe: Recipe, planned: Planned) -> Recipe:
     return recipe.model_copy(update={"layout": planned.layout, "train": train, "phases": phases})
 
 
-def resolved_of(planned: Planned) -> Resolved:
+def resolved_of(planned: PlannedLayout) -> Resolved:
     """The run as `kielo train` would resolve it on this layout, with as much text as it asks for."""
-    job, recipe = planned.job, with_layout(planned.job.recipe, planned)
-    return resolve(recipe, "", planned.devices, job.card.device, job.card.name, text=imagined_text(recipe))
+    run, recipe = planned.run, with_layout(planned.run.recipe, planned)
+    return resolve(recipe, "", planned.devices, run.card.device, run.card.name, text=imagined_text(recipe))
 
 
-def _training_seconds(planned: Planned, resolved: Resolved) -> float:
-    per_second = tokens_per_second(planned.job, resolved)
+def _training_seconds(planned: PlannedLayout, resolved: Resolved) -> float:
+    per_second = tokens_per_second(planned.run, resolved)
     # The phase that layouts are ranked by was planned with its clock; the others are taken by how they
     # compare with it.
     kinds = [(phase.sequence_length, phase.tokens_per_step) for phase in resolved.identity.phases]

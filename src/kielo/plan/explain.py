@@ -1,6 +1,6 @@
 """Why a layout is as fast as it is, in plain sentences with numbers; no torch.
 
-Every number is a `Planned`'s own, or what the same formulas give for the layout with one thing changed. GB
+Every number is a `PlannedLayout`'s own, or what the same formulas give for the layout with one thing changed. GB
 are 1e9 bytes.
 """
 
@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from kielo.plan.clock import simulated_seconds
-from kielo.plan.interval import SHARE
-from kielo.plan.layer_work import layer_seconds, matrix_flops
+from kielo.plan.collective_seconds import context_layer_seconds, tensor_layer_seconds
+from kielo.plan.compare import against, is_comparable, unfit
+from kielo.plan.layer_seconds import layer_seconds, matrix_flops
 from kielo.plan.part_names import BYTES, SECONDS, capital, count_text, gb_text, listed, seconds_text
-from kielo.plan.planned import Planned, plan_layouts
+from kielo.plan.pipeline_simulation import simulated_seconds
+from kielo.plan.planned_layout import PlannedLayout, plan_layouts
 from kielo.plan.precision import fp8_share, is_gathered_in_fp8, steps_by_precision
-from kielo.plan.side_by_side import against, is_comparable, unfit
-from kielo.plan.step_time import optimiser_bytes
-from kielo.plan.traffic import context_layer_seconds, tensor_layer_seconds
+from kielo.plan.prediction_interval import SHARE
+from kielo.plan.step_seconds import optimiser_bytes
 from kielo.plan.workload import Workload
 from kielo.resolve.stages import (
     SCHEDULES,
@@ -34,7 +34,7 @@ _MATRIX_WORK = ("matrix", "head")
 _INTERLEAVED = (2, 3, 4, 5, 6, 8)  # stages a rank
 
 
-def why(planned: Planned, others: Sequence[Planned] = ()) -> list[str]:
+def why(planned: PlannedLayout, others: Sequence[PlannedLayout] = ()) -> list[str]:
     """Sentences for the person who must defend the layout: speed, memory, where the seconds go, and against
     `others` of the same step on as many nodes (the rest of them is passed over).
     """
@@ -63,7 +63,7 @@ def _bubble_divisor(schedule: str, stages_per_rank: int) -> int:
     return stages_per_rank * (3 if SCHEDULES[schedule].splits_backward else 1)
 
 
-def _headline(planned: Planned) -> str:
+def _headline(planned: PlannedLayout) -> str:
     copies = planned.layout.replicate * planned.layout.shard
     size = f"{planned.micro_batch} × {planned.sequence_length:,} tokens"
     return (
@@ -76,21 +76,21 @@ def _headline(planned: Planned) -> str:
     )
 
 
-def _precision(planned: Planned) -> Iterator[str]:
+def _precision(planned: PlannedLayout) -> Iterator[str]:
     """What the plan is for, where not all is one precision."""
-    job, fp8 = planned.job, planned.job.recipe.train.fp8
-    steps = steps_by_precision(job.recipe)
+    run, fp8 = planned.run, planned.run.recipe.train.fp8
+    steps = steps_by_precision(run.recipe)
     if len(steps) > 1:
         others = listed(
-            [f"{number:,} in {name}" for name, number in steps.items() if name != job.precision], "and"
+            [f"{number:,} in {name}" for name, number in steps.items() if name != run.precision], "and"
         )
         yield (
-            f"The plan is for {job.precision}, which {steps.get(job.precision, 0):,} of "
+            f"The plan is for {run.precision}, which {steps.get(run.precision, 0):,} of "
             f"{sum(steps.values()):,} steps are "
             f"computed in ({others})."
         )
-    if job.precision == "fp8":
-        share, is_gathered = fp8_share(job.model, fp8), is_gathered_in_fp8(fp8, job.card.device)
+    if run.precision == "fp8":
+        share, is_gathered = fp8_share(run.model, fp8), is_gathered_in_fp8(fp8, run.card.device)
         gathered = ", which are also gathered in 8 bits" * is_gathered
         products = "; products for weights' gradients are in bf16" * (fp8.scaling == "rowwise_with_gw_hp")
         yield (
@@ -99,9 +99,9 @@ def _precision(planned: Planned) -> Iterator[str]:
         )
 
 
-def _memory(planned: Planned) -> str:
+def _memory(planned: PlannedLayout) -> str:
     """GB = 1e9 bytes, as `kielo rehearse` prints them."""
-    usable, peak = planned.job.usable_bytes, planned.peak_bytes
+    usable, peak = planned.run.usable_bytes, planned.peak_bytes
     left, largest_first = usable - peak, sorted(planned.bytes.items(), key=lambda each: -each[1])
     parts = ", ".join(f"{BYTES.get(part, part)} {gb_text(size)}" for part, size in largest_first if size > 0)
     room = (
@@ -115,7 +115,7 @@ def _memory(planned: Planned) -> str:
     )
 
 
-def _parts(planned: Planned) -> Iterator[str]:
+def _parts(planned: PlannedLayout) -> Iterator[str]:
     """A sentence or two for each part of the step, largest first."""
     facts = _Facts(planned)
     has_copies = planned.layout.replicate * planned.layout.shard * planned.layout.context > 1
@@ -131,16 +131,16 @@ class _Facts:
     changed.
     """
 
-    def __init__(self, planned: Planned) -> None:
-        self.planned, self.layout, self.job = planned, planned.layout, planned.job
-        self.inside = planned.job.site.devices_per_node
+    def __init__(self, planned: PlannedLayout) -> None:
+        self.planned, self.layout, self.run = planned, planned.layout, planned.run
+        self.inside = planned.run.site.devices_per_node
 
     @cached_property
     def work(self) -> Workload:
         planned = self.planned
         return Workload.of(
             [
-                self.job.columns(
+                self.run.columns(
                     self.layout, planned.sequence_length, planned.micro_batch, planned.micro_batches
                 )
             ]
@@ -148,14 +148,14 @@ class _Facts:
 
     def number(self, name: str) -> float:
         """A fitted constant, for this machine and engine."""
-        return float(np.ravel(getattr(self.job.efficiency.of(self.work), name))[0])
+        return float(np.ravel(getattr(self.run.efficiency.of(self.work), name))[0])
 
-    def with_layout(self, **changes: object) -> Planned | None:
+    def with_layout(self, **changes: object) -> PlannedLayout | None:
         """The same step with the layout changed, by the planner; None where the planner has no such phase."""
         planned = self.planned
         phase = next(
             (
-                phase for phase in self.job.phases
+                phase for phase in self.run.phases
                 if (phase.sequence_length, phase.tokens_per_step) == (planned.sequence_length, planned.tokens_per_step)
             ),
             None,
@@ -163,13 +163,13 @@ class _Facts:
         if phase is None:
             return None
         layout = self.layout.model_copy(update=changes)
-        return plan_layouts(self.job, [(layout, planned.nodes, planned.micro_batch)], phase)[0]
+        return plan_layouts(self.run, [(layout, planned.nodes, planned.micro_batch)], phase)[0]
 
 
 def _matrix(facts: _Facts) -> str:
-    work, rates = facts.work, facts.job.efficiency.of(facts.work)
+    work, rates = facts.work, facts.run.efficiency.of(facts.work)
     again = work.layers_again + (1 - work.layers_again) * work.operators_again * 0.5
-    is_fp8 = facts.job.precision == "fp8"
+    is_fp8 = facts.run.precision == "fp8"
     peak = work.peak_recipe if is_fp8 else work.peak
     rate = float((matrix_flops(work) * (3 + again) / layer_seconds(work, rates).matrix / peak)[0])
     large = facts.number("matrix_fp8" if is_fp8 else "matrix") * facts.number("matrix_engine")
@@ -213,7 +213,7 @@ def _head(facts: _Facts) -> str:
         else ""
     )
     split = f", split over {facts.layout.tensor} tensor ranks" if facts.layout.tensor > 1 else ""
-    return f"The output matrix and the loss over {facts.job.model.vocab_size:,} words{where}{split}."
+    return f"The output matrix and the loss over {facts.run.model.vocab_size:,} words{where}{split}."
 
 
 def _bubble(facts: _Facts) -> str:
@@ -232,7 +232,7 @@ def _bubble(facts: _Facts) -> str:
     return " ".join([f"{text}.", _more_micro_batches(facts, each), *_other_schedules(facts, divisor)])
 
 
-def _clocked_share(planned: Planned, micro_batches: int) -> float:
+def _clocked_share(planned: PlannedLayout, micro_batches: int) -> float:
     """What the clock takes beyond the heaviest rank's work, by that work."""
     layout, whole = planned.layout, planned.stages.whole()
     ranks, schedule = layout.pipeline, layout.pipeline_schedule
@@ -268,7 +268,7 @@ def _other_schedules(facts: _Facts, divisor: int) -> Iterator[str]:
     for schedule, each in tried:
         changes = {"pipeline_schedule": schedule, "pipeline_stages_per_rank": each, "pipeline_layers": None}
         changed = layout.model_copy(update=changes)
-        if any(stage_complaints(facts.job.model, changed)):
+        if any(stage_complaints(facts.run.model, changed)):
             continue
         if (
             micro_batch_complaint(schedule, planned.micro_batches, layout.pipeline, num_stages(changed))
@@ -365,7 +365,7 @@ _TOLD: dict[str, Callable[[_Facts], str]] = {
 }  # fmt: skip
 
 
-def _recomputation(planned: Planned) -> Iterator[str]:
+def _recomputation(planned: PlannedLayout) -> Iterator[str]:
     """What of the parts above is there because activations are made again, and what its absence
     would need.
     """
@@ -389,14 +389,14 @@ def _recomputation(planned: Planned) -> Iterator[str]:
     yield text
 
 
-def recomputed_seconds(planned: Planned) -> dict[str, float]:
+def recomputed_seconds(planned: PlannedLayout) -> dict[str, float]:
     """Part → seconds of it that are there only because activations are made again, by the
     planner's formulas.
     """
     work = _Facts(planned).work
     none = np.zeros(1)
     plain = replace(work, layers_again=none, attention_again=none, operators_again=none)
-    rates = planned.job.efficiency.of(work)
+    rates = planned.run.efficiency.of(work)
     now, then = _layer_parts(work, rates), _layer_parts(plain, rates)
     return {part: planned.seconds[part] * (1 - then[part] / now[part]) if now[part] else 0.0 for part in now}
 
@@ -426,10 +426,10 @@ def _recomputed_flops(facts: _Facts) -> float:
         np.maximum(work.layers_again, work.attention_again) * 2 * work.heads * work.head_dim * work.sequence
     )
     anew = work.layers * (2 * work.layer_parameters * matrix + attention)
-    return float(anew[0]) / facts.job.flops_per_token(planned.sequence_length)
+    return float(anew[0]) / facts.run.flops_per_token(planned.sequence_length)
 
 
-def _bound(planned: Planned) -> str:
+def _bound(planned: PlannedLayout) -> str:
     """The largest part beside the products that the model is made of."""
     rest = {part: seconds for part, seconds in planned.seconds.items() if part not in _MATRIX_WORK}
     part = max(rest, key=rest.get)
@@ -441,7 +441,7 @@ def _bound(planned: Planned) -> str:
     )
 
 
-def _interval(planned: Planned) -> str:
+def _interval(planned: PlannedLayout) -> str:
     return (
         f"How sure that is: {SHARE:.0%} of measured steps are expected between "
         f"{seconds_text(planned, planned.low_seconds)} and "

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from kielo.plan.planned import Planned
+from kielo.plan.planned_layout import PlannedLayout
 
 SECONDS = {  # part of a step → how it is called
     "matrix": "matrix products", "attention": "attention", "elementwise": "norms and activations",
@@ -23,12 +23,12 @@ def parts_of(several: Sequence[Mapping[str, float]], names: Mapping[str, str]) -
     return [part for part in known if any(each.get(part, 0.0) > 0 for each in several)]
 
 
-def decimals(planned: Planned) -> int:
+def decimals(planned: PlannedLayout) -> int:
     """Four figures of a step."""
     return max(0, 3 - math.floor(math.log10(planned.step_seconds)))
 
 
-def seconds_text(planned: Planned, seconds: float) -> str:
+def seconds_text(planned: PlannedLayout, seconds: float) -> str:
     """To the step's fourth figure, or what is smaller to two of its own."""
     own = 1 - math.floor(math.log10(abs(seconds))) if seconds else 0
     return f"{seconds:.{max(decimals(planned), own)}f} s".replace("-", "−")

@@ -1,13 +1,16 @@
-"""How a job scales over numbers of nodes; no torch."""
+"""How a run scales over numbers of nodes; no torch."""
 
 from collections.abc import Sequence
 
-from kielo.plan.planned import Job, Planned
+from kielo.plan.planned_layout import PlannedLayout
+from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import Found, search
 
 
-def strong_and_weak(job: Job, nodes: Sequence[int], found: Found) -> tuple[list[Planned], list[Planned]]:
-    """The fastest layout on each number of nodes: with the job's own batch, and with one that grows with the
+def strong_and_weak(
+    run: RunToPlan, nodes: Sequence[int], found: Found
+) -> tuple[list[PlannedLayout], list[PlannedLayout]]:
+    """The fastest layout on each number of nodes: with the run's own batch, and with one that grows with the
     nodes.
 
     `found` is of a search over `nodes`. Numbers on which nothing runs are left out.
@@ -16,9 +19,9 @@ def strong_and_weak(job: Job, nodes: Sequence[int], found: Found) -> tuple[list[
     first = strong[0].nodes
     weak = []
     for planned in strong:
-        train = job.recipe.train.model_copy(
-            update={"tokens_per_step": job.recipe.train.tokens_per_step * planned.nodes // first}
+        train = run.recipe.train.model_copy(
+            update={"tokens_per_step": run.recipe.train.tokens_per_step * planned.nodes // first}
         )
-        grown = Job.of(job.recipe.model_copy(update={"train": train}), job.model)
+        grown = RunToPlan.of(run.recipe.model_copy(update={"train": train}), run.model)
         weak += search(grown, [planned.nodes]).ranked[planned.nodes][:1]
     return strong, weak

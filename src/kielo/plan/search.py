@@ -1,4 +1,4 @@
-"""Every layout that a job could have on so many nodes: those that can run, ranked, and why the others cannot;
+"""Every layout that a run could have on so many nodes: those that can run, ranked, and why the others cannot;
 no torch.
 
 A form is what does not depend on the number of nodes (tensor, pipeline, context, schedule, recomputation,
@@ -14,8 +14,9 @@ import numpy as np
 
 from kielo.plan.layout_name import layout_name
 from kielo.plan.memory import memory_bytes
-from kielo.plan.planned import Job, Planned, plan_layouts
-from kielo.plan.step_time import step_seconds
+from kielo.plan.planned_layout import PlannedLayout, plan_layouts
+from kielo.plan.run_to_plan import RunToPlan
+from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
 from kielo.recipe.sections import Layout
 from kielo.resolve.layout_check import layout_complaints
@@ -59,10 +60,10 @@ class Found:
     number of nodes → the layout that needs least memory of those that could run. `looked_at`: layouts in all.
     """
 
-    ranked: dict[int, list[Planned]] = field(default_factory=dict)
+    ranked: dict[int, list[PlannedLayout]] = field(default_factory=dict)
     refused: dict[int, dict[str, list[Choice]]] = field(default_factory=dict)
     impossible: dict[str, list[Choice]] = field(default_factory=dict)
-    nearest: dict[int, Planned] = field(default_factory=dict)
+    nearest: dict[int, PlannedLayout] = field(default_factory=dict)
     looked_at: int = 0
 
 
@@ -79,23 +80,30 @@ class _Forms:
         return self.work.tensor * self.work.pipeline * self.work.context
 
 
-def search(job: Job, nodes: Sequence[int], wanted: Callable[[Layout, int], bool] | None = None) -> Found:
+def search(
+    run: RunToPlan, nodes: Sequence[int], wanted: Callable[[Layout, int], bool] | None = None
+) -> Found:
     """Over every form on each number of nodes; only the layouts that are `wanted`, given with their
     micro-batch.
     """
     found = Found()
-    forms = _forms(job, [number * job.site.devices_per_node for number in nodes], found)
+    forms = _forms(run, [number * run.site.devices_per_node for number in nodes], found)
     keep = max(_FEWEST, _SIMULATED // len(nodes)) if wanted is None else _FEWEST
     for number in nodes:
         if forms.layouts:
-            _on_nodes(job, forms, number, keep, wanted, found)
+            _on_nodes(run, forms, number, keep, wanted, found)
     return found
 
 
 def _on_nodes(
-    job: Job, forms: _Forms, nodes: int, keep: int, wanted: Callable[[Layout, int], bool] | None, found: Found
+    run: RunToPlan,
+    forms: _Forms,
+    nodes: int,
+    keep: int,
+    wanted: Callable[[Layout, int], bool] | None,
+    found: Found,
 ) -> None:
-    shard, copies = _data_ranks(job, forms, nodes)
+    shard, copies = _data_ranks(run, forms, nodes)
     index = np.flatnonzero(shard)
     shard, copies = shard[index].astype(int), copies[index].astype(int)
     work = forms.work.take(index)
@@ -111,7 +119,7 @@ def _on_nodes(
     found.ranked[nodes] = []
     if not layouts:
         return
-    micro_batches, reason = _micro_batches(job, work, layouts, shard * copies)
+    micro_batches, reason = _micro_batches(run, work, layouts, shard * copies)
     work = replace(
         work, data=shard * copies, shard=shard * work.context, micro_batches=np.maximum(1, micro_batches)
     )
@@ -122,18 +130,18 @@ def _on_nodes(
     if not len(runs):
         return
     peak = memory_bytes(work.take(runs)).peak("reserved")
-    fits = peak <= job.usable_bytes
+    fits = peak <= run.usable_bytes
     if not fits.all():
-        refused[f"needs more than {job.usable_bytes / 1e9:.1f} GB a device"] = [
+        refused[f"needs more than {run.usable_bytes / 1e9:.1f} GB a device"] = [
             layouts[number] for number in runs[~fits]
         ]
     least = layouts[runs[np.argmin(peak)]]
-    found.nearest[nodes] = plan_layouts(job, [(least.layout, nodes, least.micro_batch)])[0]
+    found.nearest[nodes] = plan_layouts(run, [(least.layout, nodes, least.micro_batch)])[0]
     runs = runs[fits]
-    seconds = step_seconds(work.take(runs), job.efficiency).total
+    seconds = step_seconds(work.take(runs), run.efficiency).total
     fastest = np.argsort(seconds, kind="stable")
     best = _best_of_each_kind([layouts[number] for number in runs[fastest]], seconds[fastest], keep)
-    planned = plan_layouts(job, [(one.layout, nodes, one.micro_batch) for one in best])
+    planned = plan_layouts(run, [(one.layout, nodes, one.micro_batch) for one in best])
     found.ranked[nodes] = sorted(planned, key=lambda plan: plan.step_seconds)
 
 
@@ -156,23 +164,25 @@ def _best_of_each_kind(order: Sequence[Choice], seconds: Column, keep: int) -> l
     return (first + rest)[:keep]
 
 
-def _data_ranks(job: Job, forms: _Forms, nodes: int) -> tuple[Column, Column]:
+def _data_ranks(run: RunToPlan, forms: _Forms, nodes: int) -> tuple[Column, Column]:
     """(ranks that split, copies of those) of each form; 0 where it is no layout of so many nodes, or one like
     another.
     """
-    data, left = np.divmod(nodes * job.site.devices_per_node, forms.ranks)
-    in_node = job.site.devices_per_node / (forms.work.tensor * forms.work.context)
+    data, left = np.divmod(nodes * run.site.devices_per_node, forms.ranks)
+    in_node = run.site.devices_per_node / (forms.work.tensor * forms.work.context)
     is_split_by_node = (in_node > 1) & (in_node % 1 == 0) & (data % in_node == 0) & (data > in_node)
     shard = np.where(forms.is_hybrid, np.where(is_split_by_node, in_node, 0), data)
     shard = np.where((left > 0) | ((data == 1) & (forms.work.zero > 1)), 0, shard)
     return shard, np.where(shard > 0, data / np.maximum(shard, 1), 0)
 
 
-def _micro_batches(job: Job, work: Workload, layouts: list[Choice], data: Column) -> tuple[Column, Column]:
+def _micro_batches(
+    run: RunToPlan, work: Workload, layouts: list[Choice], data: Column
+) -> tuple[Column, Column]:
     """(micro-batches of a step, "" or why there cannot be so many)."""
-    sequences = job.phase.tokens_per_step // job.phase.sequence_length
+    sequences = run.phase.tokens_per_step // run.phase.sequence_length
     number = sequences / (data * work.micro_batch)
-    key = job.phase.key("tokens_per_step")
+    key = run.phase.key("tokens_per_step")
     reasons = [
         (sequences < data, f"fewer sequences a step ({sequences}, by {key}) than data-parallel ranks"),
         (
@@ -182,7 +192,7 @@ def _micro_batches(job: Job, work: Workload, layouts: list[Choice], data: Column
         (number % 1 > 0, "its micro-batch does not divide the sequences of a data-parallel rank"),
         *_schedule_reasons(work, layouts, number, ""),
     ]
-    for others in job.sequences_of_steps:
+    for others in run.sequences_of_steps:
         if others != sequences:
             where = f" in steps of {others} sequences, of the batch ramp or another phase"
             each = _largest_divisor(others / data, work.micro_batch)
@@ -222,12 +232,12 @@ def _largest_divisor(numbers: Column, at_most: Column) -> Column:
     return found
 
 
-def _forms(job: Job, devices: Sequence[int], found: Found) -> _Forms:
+def _forms(run: RunToPlan, devices: Sequence[int], found: Found) -> _Forms:
     layouts, is_hybrid, rows = [], [], []
     sizes = _MICRO_BATCHES
-    for layout in _layouts(job, devices, found):
-        row = job.columns(
-            layout.model_copy(update={"shard": 2}), job.phase.sequence_length, micro_batch=1, micro_batches=2
+    for layout in _layouts(run, devices, found):
+        row = run.columns(
+            layout.model_copy(update={"shard": 2}), run.phase.sequence_length, micro_batch=1, micro_batches=2
         )
         splits = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
         for zero, hybrid in _ZERO:
@@ -244,18 +254,18 @@ def _forms(job: Job, devices: Sequence[int], found: Found) -> _Forms:
     )
 
 
-def _layouts(job: Job, devices: Sequence[int], found: Found) -> Iterator[Layout]:
+def _layouts(run: RunToPlan, devices: Sequence[int], found: Found) -> Iterator[Layout]:
     """With one data-parallel rank and ZeRO 1."""
-    usual = {key: getattr(job.recipe.layout, key) for key in ("context_attention", "compile")}
-    for layout in _axes(job, devices, found):
+    usual = {key: getattr(run.recipe.layout, key) for key in ("context_attention", "compile")}
+    for layout in _axes(run, devices, found):
         splits = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
         for again, every in _RECOMPUTATION[:1] if splits else _RECOMPUTATION:
             yield layout.model_copy(update=usual | {"recompute": again, "recompute_every_layers": every})
 
 
-def _axes(job: Job, devices: Sequence[int], found: Found) -> Iterator[Layout]:
+def _axes(run: RunToPlan, devices: Sequence[int], found: Found) -> Iterator[Layout]:
     """Tensor, pipeline and context ranks with a schedule, as far as the model and a node allow."""
-    length, node = job.phase.sequence_length, job.site.devices_per_node
+    length, node = run.phase.sequence_length, run.site.devices_per_node
     for tensor in _powers_of_two(max(2 * node, 16)):
         if tensor > node:
             _refuse(
@@ -271,11 +281,11 @@ def _axes(job: Job, devices: Sequence[int], found: Found) -> Iterator[Layout]:
                 continue
             for pipeline in _pipelines(devices, tensor * context):
                 yield from _schedules(
-                    job, Layout(tensor=tensor, context=context, pipeline=pipeline, shard=1), found
+                    run, Layout(tensor=tensor, context=context, pipeline=pipeline, shard=1), found
                 )
 
 
-def _schedules(job: Job, layout: Layout, found: Found) -> Iterator[Layout]:
+def _schedules(run: RunToPlan, layout: Layout, found: Found) -> Iterator[Layout]:
     """The same layout under each schedule that has room for it."""
     choices: list[dict] = [{}]
     if layout.pipeline > 1:
@@ -285,12 +295,12 @@ def _schedules(job: Job, layout: Layout, found: Found) -> Iterator[Layout]:
         choices += [
             {"pipeline_schedule": "interleaved_1f1b", "pipeline_stages_per_rank": stages}
             for stages in _INTERLEAVED
-            if _is_near_even(job.model.num_hidden_layers, layout.pipeline * stages)
+            if _is_near_even(run.model.num_hidden_layers, layout.pipeline * stages)
         ]
     for choice in choices:
         one = layout.model_copy(update=choice)
         complaints = layout_complaints(
-            job.model, job.phase.sequence_length, one, job.phase.key("sequence_length")
+            run.model, run.phase.sequence_length, one, run.phase.key("sequence_length")
         )
         for complaint in complaints[:1]:
             found.impossible.setdefault(complaint, []).append(Choice(one, 1, 1, 1))

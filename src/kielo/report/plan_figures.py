@@ -16,10 +16,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from kielo.artifact.own_text import write_own_text
-from kielo.plan.clock import Span, timeline
-from kielo.plan.interval import SHARE
 from kielo.plan.part_names import SECONDS, parts_of
-from kielo.plan.planned import Planned
+from kielo.plan.pipeline_simulation import Span, timeline
+from kielo.plan.planned_layout import PlannedLayout
+from kielo.plan.prediction_interval import SHARE
 
 PAPER, INK, QUIET, RULE = "#ffffff", "#1b211d", "#5a645d", "#d9ded5"
 STRONG, WEAK = "#2f7d4f", "#b8651b"
@@ -54,7 +54,7 @@ _POINTS_OF_DIGIT = 4.6  # a digit's width at the size of the micro-batches' numb
 _NUMBER_SIZE = 7
 
 
-def timeline_svg(planned: Planned, path: Path | str) -> None:
+def timeline_svg(planned: PlannedLayout, path: Path | str) -> None:
     """Its pipeline's ranks over time, idle left blank; without a simulated pipeline, a bar of the step's
     parts.
     """
@@ -63,7 +63,7 @@ def timeline_svg(planned: Planned, path: Path | str) -> None:
         _write(figure, path)
 
 
-def scaling_svg(strong: Sequence[Planned], weak: Sequence[Planned], path: Path | str) -> None:
+def scaling_svg(strong: Sequence[PlannedLayout], weak: Sequence[PlannedLayout], path: Path | str) -> None:
     """Tokens a second and efficiency over nodes. `strong`: one batch on all numbers of nodes; `weak`: it
     grows with them.
     """
@@ -71,13 +71,13 @@ def scaling_svg(strong: Sequence[Planned], weak: Sequence[Planned], path: Path |
         _write(scaling_figure(strong, weak), path)
 
 
-def parts_svg(several: Sequence[Planned], path: Path | str) -> None:
+def parts_svg(several: Sequence[PlannedLayout], path: Path | str) -> None:
     """Seconds of a step by part, a bar a layout."""
     with matplotlib.rc_context(STYLE):
         _write(parts_figure(several), path)
 
 
-def timeline_figure(planned: Planned) -> Figure:
+def timeline_figure(planned: PlannedLayout) -> Figure:
     ranks, drawn = planned.layout.pipeline, drawn_micro_batches(planned)
     spans = timeline(planned.layout.pipeline_schedule, planned.stages, ranks, drawn)
     row = min(0.34, 12 / ranks)
@@ -106,7 +106,7 @@ def timeline_figure(planned: Planned) -> Figure:
     return figure
 
 
-def drawn_micro_batches(planned: Planned) -> int:
+def drawn_micro_batches(planned: PlannedLayout) -> int:
     """As many as show how the pipeline fills, runs and empties; of schedules that run in rounds, two of the
     step's.
     """
@@ -116,7 +116,7 @@ def drawn_micro_batches(planned: Planned) -> int:
     return min(many, 2 * ranks + 4)
 
 
-def scaling_figure(strong: Sequence[Planned], weak: Sequence[Planned]) -> Figure:
+def scaling_figure(strong: Sequence[PlannedLayout], weak: Sequence[PlannedLayout]) -> Figure:
     curves = [("fixed batch", STRONG, by_nodes(strong)), ("batch grows with the nodes", WEAK, by_nodes(weak))]
     curves = [(name, colour, points) for name, colour, points in curves if points]
     all_nodes = sorted({planned.nodes for _, _, points in curves for planned in points})
@@ -166,16 +166,16 @@ def scaling_figure(strong: Sequence[Planned], weak: Sequence[Planned]) -> Figure
     return figure
 
 
-def by_nodes(several: Sequence[Planned]) -> list[Planned]:
+def by_nodes(several: Sequence[PlannedLayout]) -> list[PlannedLayout]:
     """The fastest on each number of nodes, fewest nodes first."""
-    best: dict[int, Planned] = {}
+    best: dict[int, PlannedLayout] = {}
     for planned in several:
         if planned.nodes not in best or planned.tokens_per_second > best[planned.nodes].tokens_per_second:
             best[planned.nodes] = planned
     return [best[nodes] for nodes in sorted(best)]
 
 
-def parts_figure(several: Sequence[Planned]) -> Figure:
+def parts_figure(several: Sequence[PlannedLayout]) -> Figure:
     parts = parts_of([planned.seconds for planned in several], PARTS)
     figure = Figure(figsize=(_WIDTH_INCHES, 0.62 * len(several) + 1.45), layout="constrained")
     axes = figure.subplots()
@@ -247,7 +247,7 @@ def _ranks(spans: Sequence[Span]) -> int:
     return 1 + max(span.rank for span in spans)
 
 
-def _caption(planned: Planned, spans: Sequence[Span], drawn: int) -> str:
+def _caption(planned: PlannedLayout, spans: Sequence[Span], drawn: int) -> str:
     """What the axis is, how much of the step is drawn, and what the shades mean."""
     text = "seconds"
     if drawn < planned.micro_batches:
@@ -279,7 +279,7 @@ def _nodes_axis(axes: Axes, nodes: Sequence[int]) -> None:
 
 
 def _name_list(
-    axes: Axes, curves: Sequence[tuple[str, str, Sequence[Planned]]], nodes: Sequence[int]
+    axes: Axes, curves: Sequence[tuple[str, str, Sequence[PlannedLayout]]], nodes: Sequence[int]
 ) -> None:
     """The best layout of each curve on each number of nodes, as lines of text."""
     axes.set_axis_off()
@@ -295,7 +295,7 @@ def _name_list(
             axes.text(left, 1 + nodes.index(planned.nodes), planned.name, va="center", size=9)
 
 
-def _titled(planned: Planned, several: Sequence[Planned]) -> str:
+def _titled(planned: PlannedLayout, several: Sequence[PlannedLayout]) -> str:
     nodes = f"\n{planned.nodes:,} nodes" if len({each.nodes for each in several}) > 1 else ""
     return planned.name + nodes
 

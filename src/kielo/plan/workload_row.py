@@ -4,7 +4,7 @@ columns.
 
 from typing import Any, Literal
 
-from kielo.plan.bytes import layer_parts, own_columns
+from kielo.plan.activation_bytes import layer_parts, own_columns
 from kielo.plan.efficiency import ENGINES
 from kielo.plan.precision import fp8_share, is_gathered_in_fp8, matrix_recipe
 from kielo.plan.workload import ATTENTION_KERNELS, RECIPES, machine_columns
@@ -19,7 +19,7 @@ _RECOMPUTE = {  # Kielo's word → shares of (layers, attention, operators) comp
 _USUAL_FP8 = Fp8()
 
 
-def candidate_columns(
+def workload_row(
     model: Model,
     layout: Layout,
     card: Accelerator,

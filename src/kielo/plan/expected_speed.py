@@ -6,27 +6,28 @@ from dataclasses import replace
 
 import numpy as np
 
-from kielo.plan.planned import Job, workload
-from kielo.plan.step_time import step_seconds
+from kielo.plan.planned_layout import workload
+from kielo.plan.run_to_plan import RunToPlan
+from kielo.plan.step_seconds import step_seconds
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.resolve.resolved import Resolved
 
 
-def tokens_per_second(job: Job, resolved: Resolved) -> list[float]:
-    """Of each of the resolved phases, over all ranks, by the closed form, in the job's precision. `resolved`
-    is of `job`'s recipe.
+def tokens_per_second(run: RunToPlan, resolved: Resolved) -> list[float]:
+    """Of each of the resolved phases, over all ranks, by the closed form, in the run's precision. `resolved`
+    is of `run`'s recipe.
     """
-    asked = {phase.number: phase for phase in job.phases}
+    asked = {phase.number: phase for phase in run.phases}
     placement = resolved.placement
-    layout = job.recipe.layout.model_copy(update={"replicate": placement.replicate, "shard": placement.shard})
-    work = workload(job, [
+    layout = run.recipe.layout.model_copy(update={"replicate": placement.replicate, "shard": placement.shard})
+    work = workload(run, [
         (layout, placed.micro_batch_sequences,
          replace(asked[phase.number], sequence_length=phase.sequence_length, tokens_per_step=phase.tokens_per_step))
         for phase, placed in zip(resolved.identity.phases, placement.phases)
     ])  # fmt: skip
     tokens = np.array([phase.tokens_per_step for phase in resolved.identity.phases], dtype=float)
-    return [float(speed) for speed in tokens / step_seconds(work, job.efficiency).total]
+    return [float(speed) for speed in tokens / step_seconds(work, run.efficiency).total]
 
 
 def with_expectation(resolved: Resolved, recipe: Recipe) -> Resolved:
@@ -37,16 +38,16 @@ def with_expectation(resolved: Resolved, recipe: Recipe) -> Resolved:
     if precision == "fp8" and resolved.identity.fp8.emulate:
         return resolved
     try:
-        job = Job.of(recipe, resolved.identity.model, precision)
+        run = RunToPlan.of(recipe, resolved.identity.model, precision)
     except KieloError:
         if recipe.machine:
             raise
         return resolved
     placement = resolved.placement
-    if placement.device != job.card.device or (placement.accelerator != job.card.name and not recipe.machine):
+    if placement.device != run.card.device or (placement.accelerator != run.card.name and not recipe.machine):
         return resolved
     phases = tuple(
         placed.model_copy(update={"planned_tokens_per_second": round(speed, 1)})
-        for placed, speed in zip(placement.phases, tokens_per_second(job, resolved))
+        for placed, speed in zip(placement.phases, tokens_per_second(run, resolved))
     )
     return resolved.model_copy(update={"placement": placement.model_copy(update={"phases": phases})})

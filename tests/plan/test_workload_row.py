@@ -5,12 +5,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from kielo.plan.bytes import layer_bytes, own_columns
-from kielo.plan.candidates import candidate_columns
+from kielo.plan.activation_bytes import layer_bytes, own_columns
+from kielo.plan.collective_seconds import data_seconds, ring_bandwidth
 from kielo.plan.efficiency import fitted
 from kielo.plan.memory import memory_bytes
-from kielo.plan.traffic import data_seconds, ring_bandwidth
 from kielo.plan.workload import Workload
+from kielo.plan.workload_row import workload_row
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Layout
@@ -45,7 +45,7 @@ def planned_memory(resolved: Resolved):
     stages = {"pipeline_stages_per_rank": len(placement.pipeline_layers) // placement.pipeline}
     said |= stages if placement.pipeline > 1 else {"pipeline_layers": None}
     return memory_bytes(Workload.of([
-        candidate_columns(
+        workload_row(
             resolved.identity.model, Layout(**said), accelerator("h100_80"), cluster("dgx_h100"), sequence_length=512,
             micro_batch=phase.micro_batch_sequences, micro_batches=phase.micro_batches_per_step,
             precision=resolved.identity.precision, on_processor=True,
@@ -157,7 +157,7 @@ def test_degrees_differ_in_what_they_send():
     def sent(zero: int, pipeline: int = 1) -> float:
         layout = Layout(shard=8, zero=zero, pipeline=pipeline)
         work = Workload.of([
-            candidate_columns(
+            workload_row(
                 model, layout, accelerator("h100_80"), cluster("dgx_h100"), sequence_length=512, micro_batch=1, micro_batches=4
             )
         ])  # fmt: skip

@@ -1,10 +1,9 @@
-"""Planned layouts side by side: a table, a verdict, and in what one is better and worse than another; no
+"""PlannedLayout layouts side by side: a table, a verdict, and in what one is better and worse than another; no
 torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 
-from kielo.plan.interval import SHARE
 from kielo.plan.part_names import (
     BYTES,
     SECONDS,
@@ -16,16 +15,17 @@ from kielo.plan.part_names import (
     seconds_text,
     signed_text,
 )
-from kielo.plan.planned import Planned
+from kielo.plan.planned_layout import PlannedLayout
+from kielo.plan.prediction_interval import SHARE
 
 _TOLD_SHARE = 0.005  # of a step: smaller differences between layouts are added up
 
 
-def compare(several: Sequence[Planned]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def compare(several: Sequence[PlannedLayout]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """(titles, rows) of a table: a column a layout; parts that none of them has are left out."""
     places = max(decimals(planned) for planned in several)
 
-    def row(title: str, cell: Callable[[Planned], str]) -> tuple[str, ...]:
+    def row(title: str, cell: Callable[[PlannedLayout], str]) -> tuple[str, ...]:
         return (title, *(cell(planned) for planned in several))
 
     def seconds(number: float) -> str:
@@ -55,13 +55,13 @@ def compare(several: Sequence[Planned]) -> tuple[tuple[str, ...], list[tuple[str
     ]
     rows += [
         row("memory in all, GB", lambda planned: gb_text(planned.peak_bytes)),
-        row("of usable, GB", lambda planned: gb_text(planned.job.usable_bytes)),
+        row("of usable, GB", lambda planned: gb_text(planned.run.usable_bytes)),
         row("fits", lambda planned: "yes" if planned.fits else "no"),
     ]
     return ("", *(planned.name for planned in several)), rows
 
 
-def verdict(several: Sequence[Planned]) -> str:
+def verdict(several: Sequence[PlannedLayout]) -> str:
     """One or two sentences: the fastest that fits, by how much before the next, by what; and what does not
     fit.
     """
@@ -78,14 +78,14 @@ def verdict(several: Sequence[Planned]) -> str:
     if missed:
         lacks = [
             f"{_called(planned, several)} ({gb_text(planned.peak_bytes)} of "
-            f"{gb_text(planned.job.usable_bytes)} GB)"
+            f"{gb_text(planned.run.usable_bytes)} GB)"
             for planned in missed
         ]
         sentences.append(f"{listed(lacks, 'and')} {'do' if len(missed) > 1 else 'does'} not fit.")
     return " ".join(sentences)
 
 
-def differences(planned: Planned, other: Planned, scale: float = 1.0) -> dict[str, float]:
+def differences(planned: PlannedLayout, other: PlannedLayout, scale: float = 1.0) -> dict[str, float]:
     """Part → seconds that `planned` takes more than `other` (× scale), largest first; they add up to the
     steps'.
     """
@@ -94,13 +94,13 @@ def differences(planned: Planned, other: Planned, scale: float = 1.0) -> dict[st
     return dict(sorted(found.items(), key=lambda each: -abs(each[1])))
 
 
-def is_comparable(one: Planned, other: Planned) -> bool:
-    return (one.nodes, one.tokens_per_step, one.sequence_length, one.job.site.name, one.job.model) == (
-        other.nodes, other.tokens_per_step, other.sequence_length, other.job.site.name, other.job.model
+def is_comparable(one: PlannedLayout, other: PlannedLayout) -> bool:
+    return (one.nodes, one.tokens_per_step, one.sequence_length, one.run.site.name, one.run.model) == (
+        other.nodes, other.tokens_per_step, other.sequence_length, other.run.site.name, other.run.model
     )  # fmt: skip
 
 
-def against(planned: Planned, other: Planned) -> str:
+def against(planned: PlannedLayout, other: PlannedLayout) -> str:
     """In what it is better and worse than `other`: the differences add up to that of the steps."""
     gain = planned.tokens_per_second / other.tokens_per_second - 1
     speed = (
@@ -115,11 +115,11 @@ def against(planned: Planned, other: Planned) -> str:
     return f"{text}: {_told_differences(planned, other)}. {memory}"
 
 
-def unfit(planned: Planned) -> str:
-    return "" if planned.fits else f", which does not fit into {gb_text(planned.job.usable_bytes)} GB"
+def unfit(planned: PlannedLayout) -> str:
+    return "" if planned.fits else f", which does not fit into {gb_text(planned.run.usable_bytes)} GB"
 
 
-def _told_differences(planned: Planned, other: Planned) -> str:
+def _told_differences(planned: PlannedLayout, other: PlannedLayout) -> str:
     """'better in pipeline bubble (−1.20 s)' and so on; small ones added up."""
     found, places = differences(planned, other), decimals(planned)
     told = {
@@ -140,7 +140,7 @@ def _with_seconds(parts: Mapping[str, float], places: int, of: str = "") -> str:
     )
 
 
-def _faster(first: Planned, second: Planned) -> str:
+def _faster(first: PlannedLayout, second: PlannedLayout) -> str:
     """Steps of different size are compared by the seconds of as many tokens."""
     gain = first.tokens_per_second / second.tokens_per_second - 1
     found = differences(first, second, first.tokens_per_step / second.tokens_per_step)
@@ -161,7 +161,7 @@ def _faster(first: Planned, second: Planned) -> str:
     return f"{text}."
 
 
-def _called(planned: Planned, several: Sequence[Planned]) -> str:
+def _called(planned: PlannedLayout, several: Sequence[PlannedLayout]) -> str:
     """Its name, with the nodes where they differ."""
     return planned.name + (
         f" on {count_text(planned.nodes, 'node')}" if len({each.nodes for each in several}) > 1 else ""

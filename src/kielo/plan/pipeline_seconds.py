@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kielo.plan.clock import StageSeconds, closed_form_seconds, simulated_seconds
+from kielo.plan.collective_seconds import context_layer_seconds, stage_seconds, tensor_layer_seconds
 from kielo.plan.efficiency import Efficiency
-from kielo.plan.layer_work import head_seconds, layer_seconds
-from kielo.plan.traffic import context_layer_seconds, stage_seconds, tensor_layer_seconds
+from kielo.plan.layer_seconds import head_seconds, layer_seconds
+from kielo.plan.pipeline_simulation import StageSeconds, closed_form_seconds, simulated_seconds
 from kielo.plan.workload import Workload
 from kielo.recipe.sections import Layout, Model
 from kielo.resolve.stages import layers_of_stages, stages_of_rank

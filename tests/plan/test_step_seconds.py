@@ -8,13 +8,18 @@ from planner_fit import fit, spread
 from planner_ranking import agreeing_pairs, expected_tau, regret
 
 from kielo.models.families import complete, module
-from kielo.plan.candidates import candidate_columns
+from kielo.plan.collective_seconds import (
+    data_seconds,
+    expert_layer_seconds,
+    stage_seconds,
+    tensor_layer_seconds,
+)
 from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, read_card
-from kielo.plan.interval import interval
-from kielo.plan.layer_work import matrix_flops
-from kielo.plan.step_time import step_seconds
-from kielo.plan.traffic import data_seconds, expert_layer_seconds, stage_seconds, tensor_layer_seconds
+from kielo.plan.layer_seconds import matrix_flops
+from kielo.plan.prediction_interval import interval
+from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload, machine_columns
+from kielo.plan.workload_row import workload_row
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout, Model
@@ -44,7 +49,7 @@ def test_matrix_flops_are_the_familys_count():
         2048,
     )  # fmt: skip
     layout = Layout(shard=8, tensor=1)
-    row = candidate_columns(
+    row = workload_row(
         model,
         layout,
         accelerator("h100_80"),

@@ -1,28 +1,16 @@
-"""A recipe on a machine, laid out in one way: seconds of a step by part, bytes by part, and what follows; no
-torch.
-"""
+"""A run to plan: a recipe with a complete model on a machine; no torch."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from kielo.models.families import module
-from kielo.plan.candidates import candidate_columns
-from kielo.plan.clock import StageSeconds
+from kielo.plan.calibrate import read_machine
 from kielo.plan.efficiency import Efficiency, fitted
-from kielo.plan.interval import interval
-from kielo.plan.layout_name import layout_name
-from kielo.plan.measured import read_machine
-from kielo.plan.memory import memory_bytes, usable_bytes
-from kielo.plan.pipeline_clock import pipeline, with_clock
+from kielo.plan.memory import usable_bytes
 from kielo.plan.precision import main_precision
-from kielo.plan.step_time import step_seconds
-from kielo.plan.traffic import data_seconds
-from kielo.plan.workload import Workload
+from kielo.plan.workload_row import workload_row
 from kielo.recipe.cards import Accelerator, Cluster
 from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.cards import cluster as cluster_card
@@ -35,7 +23,7 @@ from kielo.resolve.resolve import complete_model, imagined_text
 
 
 @dataclass(frozen=True)
-class Job:
+class RunToPlan:
     """What is planned: a recipe with a complete model on a machine, and what that machine and Kielo reach.
 
     `precision` is what is planned for; `card`'s bf16 peak is that of it, or, for fp8, of what is not in fp8.
@@ -51,7 +39,7 @@ class Job:
     precision: Precision
 
     @staticmethod
-    def of(recipe: Recipe, model: Model, precision: Precision | None = None) -> "Job":
+    def of(recipe: Recipe, model: Model, precision: Precision | None = None) -> "RunToPlan":
         """On the recipe's cluster, by its `machine` where it names one. precision: default, what most steps
         have. Raises KieloError where nothing tells how fast the devices are, and for FP8 on those that have
         none.
@@ -81,16 +69,16 @@ class Job:
                 "RUN/train/metrics.jsonl --to my_machine.toml`, and then --machine my_machine.toml"
             )
         card = card.model_copy(update={"peak_tflops": {**card.peak_tflops, "bf16": peak}})
-        return Job(recipe, model, site, card, efficiency, spread, precision)
+        return RunToPlan(recipe, model, site, card, efficiency, spread, precision)
 
     @staticmethod
-    def of_recipe(recipe: Recipe) -> "Job":
+    def of_recipe(recipe: Recipe) -> "RunToPlan":
         """Before there is text or a tokenizer: the vocabulary is as large as the recipe asks."""
         complaints: list[str] = []
         model = complete_model(recipe, full_phases(recipe), imagined_text(recipe).vocabulary_size, complaints)
         if complaints:
             raise KieloError("; ".join(complaints))
-        return Job.of(recipe, model)
+        return RunToPlan.of(recipe, model)
 
     @cached_property
     def phases(self) -> tuple[FullPhase, ...]:
@@ -125,9 +113,9 @@ class Job:
     def columns(
         self, layout: Layout, sequence_length: int, micro_batch: int, micro_batches: int
     ) -> dict[str, Any]:
-        """A row of `Workload.of` for the job laid out so."""
+        """A row of `Workload.of` for the run laid out so."""
         train = self.recipe.train
-        return candidate_columns(
+        return workload_row(
             self.model, layout, self.card, self.site, sequence_length=sequence_length, micro_batch=micro_batch,
             micro_batches=micro_batches, precision=self.precision, fp8=train.fp8, optimiser_state=train.optimiser_state,
             loss_chunk_tokens=train.loss_chunk_tokens,
@@ -135,106 +123,3 @@ class Job:
 
     def flops_per_token(self, sequence_length: int) -> int:
         return module(self.model.model_type, "count").flops_per_token(self.model, sequence_length)
-
-
-@dataclass(frozen=True)
-class Planned:
-    """One layout of a job on `nodes` nodes. `layout.shard` is a number, not 0.
-
-    `seconds`: part → seconds of an optimiser step, as the fields of `StepSeconds`; they add up to
-    `step_seconds`. `bytes`: part → bytes of the fullest device; they add up to `peak_bytes` (as torch's
-    max_memory_reserved counts). `hidden_data_seconds`: of data-parallel traffic, what backward passes hide:
-    it is in no part. `stages`: what each stage takes with a micro-batch, where the pipeline was simulated;
-    else None.
-    """
-
-    job: Job
-    layout: Layout
-    nodes: int
-    devices: int
-    sequence_length: int
-    micro_batch: int
-    micro_batches: int
-    tokens_per_step: int
-    seconds: dict[str, float]
-    low_seconds: float
-    high_seconds: float
-    bytes: dict[str, float]
-    hidden_data_seconds: float = 0.0
-    stages: StageSeconds | None = None
-
-    @property
-    def name(self) -> str:
-        return layout_name(self.layout, self.micro_batch)
-
-    @property
-    def step_seconds(self) -> float:
-        return sum(self.seconds.values())
-
-    @property
-    def peak_bytes(self) -> float:
-        return sum(self.bytes.values())
-
-    @property
-    def fits(self) -> bool:
-        return self.peak_bytes <= self.job.usable_bytes
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens_per_step / self.step_seconds
-
-    @property
-    def tflops_per_device(self) -> float:
-        """Model FLOPs, causal attention, nothing for recomputation."""
-        return self.tokens_per_second * self.job.flops_per_token(self.sequence_length) / self.devices / 1e12
-
-    @property
-    def mfu(self) -> float:
-        return self.tflops_per_device / self.job.peak_tflops
-
-
-def plan_layouts(
-    job: Job,
-    layouts: Sequence[tuple[Layout, int, int]],
-    phase: FullPhase | None = None,
-    simulate: bool = True,
-) -> list[Planned]:
-    """Of (layout, nodes, sequences of a micro-batch) each, in the same order; what cannot run is the caller's
-    to know.
-
-    simulate: pipelines by their clock, stage by stage, in place of the closed form.
-    """
-    if not layouts:
-        return []
-    phase = phase or job.phase
-    work = workload(job, [(layout, micro_batch, phase) for layout, _, micro_batch in layouts])
-    seconds, memory = vars(step_seconds(work, job.efficiency)), memory_bytes(work).parts()
-    once, each = data_seconds(work, job.efficiency.of(work))
-    hidden = np.maximum(0.0, once + each * work.micro_batches - seconds["data_traffic"])
-    found = []
-    for index, (layout, nodes, size) in enumerate(layouts):
-        parts, stages = {name: float(column[index]) for name, column in seconds.items()}, None
-        if simulate and layout.pipeline > 1:
-            one = work.take(np.array([index]))
-            line = pipeline(job.model, layout, one, job.efficiency, phase.sequence_length)
-            parts, stages = with_clock(parts, line, float(one.layers_of_heaviest_rank[0])), line.stages
-        low, high = interval(np.array(sum(parts.values())), job.spread)
-        found.append(
-            Planned(
-                job, layout, nodes, int(work.devices[index]), phase.sequence_length, size,
-                int(work.micro_batches[index]), phase.tokens_per_step,
-                parts, float(low), float(high), {name: float(column[index]) for name, column in memory.items()},
-                float(hidden[index]), stages,
-            )
-        )  # fmt: skip
-    return found
-
-
-def workload(job: Job, shapes: Sequence[tuple[Layout, int, FullPhase]]) -> Workload:
-    """Of (layout, sequences of a micro-batch, phase) each."""
-    rows = []
-    for layout, size, phase in shapes:
-        sequences = phase.tokens_per_step // phase.sequence_length
-        micro_batches = sequences // (layout.replicate * layout.shard * size)
-        rows.append(job.columns(layout, phase.sequence_length, size, micro_batches))
-    return Workload.of(rows)

@@ -4,15 +4,15 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from kielo.plan.efficiency import Efficiency
-from kielo.plan.layer_work import head_seconds, layer_seconds
-from kielo.plan.traffic import (
+from kielo.plan.collective_seconds import (
     context_layer_seconds,
     data_seconds,
     expert_layer_seconds,
     stage_seconds,
     tensor_layer_seconds,
 )  # fmt: skip
+from kielo.plan.efficiency import Efficiency
+from kielo.plan.layer_seconds import head_seconds, layer_seconds
 from kielo.plan.workload import Workload
 
 Column = np.ndarray

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import pytest
 
-from kielo.plan.clock import StageSeconds, closed_form_seconds, simulated_seconds, timeline
+from kielo.plan.pipeline_simulation import StageSeconds, closed_form_seconds, simulated_seconds, timeline
 
 SCHEDULES = [
     ("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2), ("interleaved_1f1b", 4), ("interleaved_zero_bubble", 2), ("zbv", 2),

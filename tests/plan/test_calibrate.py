@@ -1,4 +1,4 @@
-"""A machine that is made up, runs on it that are made up too, and what `measured.py` finds out about it."""
+"""A machine that is made up, runs on it that are made up too, and what `calibrate.py` finds out about it."""
 
 import json
 import subprocess
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kielo.plan import measured
-from kielo.plan.measured import Machine, compare, measure, read_machine, write_machine
+from kielo.plan import calibrate
+from kielo.plan.calibrate import Machine, compare, measure, read_machine, write_machine
 from kielo.recipe.cards import accelerator
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
@@ -82,19 +82,19 @@ def _true_seconds(machine: Machine, resolved: Resolved) -> list[float]:
         (phase.sequence_length, placed.micro_batch_sequences, placed.micro_batches_per_step): [1.0]
         for phase, placed in zip(resolved.identity.phases, resolved.placement.phases)
     }
-    run = measured._Run(Path("none"), resolved, shapes)
-    work = measured._work([run], machine.accelerator, None)
-    return measured.step_seconds(work, machine.efficiency).total.tolist()
+    run = calibrate._Run(Path("none"), resolved, shapes)
+    work = calibrate._work([run], machine.accelerator, None)
+    return calibrate.step_seconds(work, machine.efficiency).total.tolist()
 
 
 def _machine(changes: Mapping[str, float], name: str = "cpu") -> Machine:
     """Whose figures are those that the fit starts from, times `changes`."""
     card = accelerator(name)
-    priors = measured._CPU | measured._CPU_MACHINE if name == "cpu" else measured._gpu_priors(card)
+    priors = calibrate._CPU | calibrate._CPU_MACHINE if name == "cpu" else calibrate._gpu_priors(card)
     values = {key: prior.start * changes.get(key, 1.0) for key, prior in priors.items()}
     precision = "fp32" if name == "cpu" else "bf16"
     spread = {"lower": -0.06, "upper": 0.06}
-    figures, constants = measured._with_figures(card, precision, values), measured._efficiency(card, values)
+    figures, constants = calibrate._with_figures(card, precision, values), calibrate._efficiency(card, values)
     return Machine(figures, constants, spread, precision, 2, ())
 
 
@@ -144,8 +144,8 @@ def test_a_gpu_keeps_its_peaks(tmp_path):
     other = _resolved(tmp_path, [(4096, 2, 2, 8)], gpu="h100_80", **big | {"model.num_hidden_layers": 12})
     (shape,) = compare(found, _run(tmp_path / "other", truth, other))
     assert shape.planned_seconds == pytest.approx(shape.measured_seconds, rel=0.03)
-    shipped = measured.fitted()[0].values["layer_seconds"]
-    at = measured.members("layer_seconds").index("fsdp")
+    shipped = calibrate.fitted()[0].values["layer_seconds"]
+    at = calibrate.members("layer_seconds").index("fsdp")
     assert found.efficiency.values["layer_seconds"][at] > shipped[at]
     assert np.delete(found.efficiency.values["layer_seconds"], at).tolist() == np.delete(shipped, at).tolist()
 
@@ -187,7 +187,7 @@ def test_only_the_newest_attempt_counts(tmp_path):
             row[key] = row.get(key, 0.0) / 9
         row["seconds"] = row.get("seconds", 0.0) * 9
     path.write_text("".join(json.dumps(row) + "\n" for row in slower) + "\n".join(lines[24:]))
-    (((length, size, number), times),) = measured._read_run(path).seconds.items()
+    (((length, size, number), times),) = calibrate._read_run(path).seconds.items()
     assert (length, size, number) == (256, 1, 4)
     assert np.median(times) == pytest.approx(_true_seconds(truth, resolved)[1])
 
@@ -264,5 +264,5 @@ def test_another_file_is_no_machine(tmp_path, content):
 
 
 def test_needs_no_torch():
-    check = "import sys, kielo.plan.measured; assert 'torch' not in sys.modules"
+    check = "import sys, kielo.plan.calibrate; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", check], check=True)

@@ -24,11 +24,11 @@ import numpy as np
 
 from kielo.artifact.metrics import read_metrics
 from kielo.artifact.own_text import HASH_COMMENT, write_own_text
-from kielo.plan.candidates import candidate_columns
 from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, members, read_card
-from kielo.plan.fit import drawn_to_prior
-from kielo.plan.step_time import step_seconds
+from kielo.plan.least_squares import drawn_to_prior
+from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
+from kielo.plan.workload_row import workload_row
 from kielo.recipe.cards import Accelerator, Cluster, accelerators, clusters
 from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.cards import cluster as cluster_card
@@ -352,7 +352,7 @@ def _work(runs: Sequence[_Run], card: Accelerator, site: Cluster | None) -> Work
         )
         precision = "bf16"
     return Workload.of([
-        candidate_columns(
+        workload_row(
             run.resolved.identity.model, _layout(run.resolved.placement), card, site,
             sequence_length=length, micro_batch=micro_batch, micro_batches=micro_batches, precision=precision,
             fp8=run.resolved.identity.fp8, optimiser_state=run.resolved.identity.optimiser_state,

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from kielo.plan.collective_seconds import gather_logits_seconds
 from kielo.plan.efficiency import ARCHITECTURES, ENGINES
-from kielo.plan.traffic import gather_logits_seconds
 from kielo.plan.workload import Workload
 
 Column = np.ndarray

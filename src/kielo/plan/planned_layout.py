@@ -1,0 +1,121 @@
+"""A run laid out in one way: seconds of a step by part, bytes by part, and what follows from them; no torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kielo.plan.collective_seconds import data_seconds
+from kielo.plan.layout_name import layout_name
+from kielo.plan.memory import memory_bytes
+from kielo.plan.pipeline_seconds import pipeline, with_clock
+from kielo.plan.pipeline_simulation import StageSeconds
+from kielo.plan.prediction_interval import interval
+from kielo.plan.run_to_plan import RunToPlan
+from kielo.plan.step_seconds import step_seconds
+from kielo.plan.workload import Workload
+from kielo.recipe.phases import FullPhase
+from kielo.recipe.sections import Layout
+
+
+@dataclass(frozen=True)
+class PlannedLayout:
+    """One layout of a run on `nodes` nodes. `layout.shard` is a number, not 0.
+
+    `seconds`: part → seconds of an optimiser step, as the fields of `StepSeconds`; they add up to
+    `step_seconds`. `bytes`: part → bytes of the fullest device; they add up to `peak_bytes` (as torch's
+    max_memory_reserved counts). `hidden_data_seconds`: of data-parallel traffic, what backward passes hide:
+    it is in no part. `stages`: what each stage takes with a micro-batch, where the pipeline was simulated;
+    else None.
+    """
+
+    run: RunToPlan
+    layout: Layout
+    nodes: int
+    devices: int
+    sequence_length: int
+    micro_batch: int
+    micro_batches: int
+    tokens_per_step: int
+    seconds: dict[str, float]
+    low_seconds: float
+    high_seconds: float
+    bytes: dict[str, float]
+    hidden_data_seconds: float = 0.0
+    stages: StageSeconds | None = None
+
+    @property
+    def name(self) -> str:
+        return layout_name(self.layout, self.micro_batch)
+
+    @property
+    def step_seconds(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def peak_bytes(self) -> float:
+        return sum(self.bytes.values())
+
+    @property
+    def fits(self) -> bool:
+        return self.peak_bytes <= self.run.usable_bytes
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens_per_step / self.step_seconds
+
+    @property
+    def tflops_per_device(self) -> float:
+        """Model FLOPs, causal attention, nothing for recomputation."""
+        return self.tokens_per_second * self.run.flops_per_token(self.sequence_length) / self.devices / 1e12
+
+    @property
+    def mfu(self) -> float:
+        return self.tflops_per_device / self.run.peak_tflops
+
+
+def plan_layouts(
+    run: RunToPlan,
+    layouts: Sequence[tuple[Layout, int, int]],
+    phase: FullPhase | None = None,
+    simulate: bool = True,
+) -> list[PlannedLayout]:
+    """Of (layout, nodes, sequences of a micro-batch) each, in the same order; what cannot run is the caller's
+    to know.
+
+    simulate: pipelines by their clock, stage by stage, in place of the closed form.
+    """
+    if not layouts:
+        return []
+    phase = phase or run.phase
+    work = workload(run, [(layout, micro_batch, phase) for layout, _, micro_batch in layouts])
+    seconds, memory = vars(step_seconds(work, run.efficiency)), memory_bytes(work).parts()
+    once, each = data_seconds(work, run.efficiency.of(work))
+    hidden = np.maximum(0.0, once + each * work.micro_batches - seconds["data_traffic"])
+    found = []
+    for index, (layout, nodes, size) in enumerate(layouts):
+        parts, stages = {name: float(column[index]) for name, column in seconds.items()}, None
+        if simulate and layout.pipeline > 1:
+            one = work.take(np.array([index]))
+            line = pipeline(run.model, layout, one, run.efficiency, phase.sequence_length)
+            parts, stages = with_clock(parts, line, float(one.layers_of_heaviest_rank[0])), line.stages
+        low, high = interval(np.array(sum(parts.values())), run.spread)
+        found.append(
+            PlannedLayout(
+                run, layout, nodes, int(work.devices[index]), phase.sequence_length, size,
+                int(work.micro_batches[index]), phase.tokens_per_step,
+                parts, float(low), float(high), {name: float(column[index]) for name, column in memory.items()},
+                float(hidden[index]), stages,
+            )
+        )  # fmt: skip
+    return found
+
+
+def workload(run: RunToPlan, shapes: Sequence[tuple[Layout, int, FullPhase]]) -> Workload:
+    """Of (layout, sequences of a micro-batch, phase) each."""
+    rows = []
+    for layout, size, phase in shapes:
+        sequences = phase.tokens_per_step // phase.sequence_length
+        micro_batches = sequences // (layout.replicate * layout.shard * size)
+        rows.append(run.columns(layout, phase.sequence_length, size, micro_batches))
+    return Workload.of(rows)
