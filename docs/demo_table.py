@@ -23,7 +23,7 @@ def table(result: dict) -> str:
     rows = [
         ("text read", f"{corpus['documents_in']:,} documents, {corpus['bytes_in'] / 1e6:.2f} MB"),
         (
-            "kept as Estonian, once",
+            "kept as Estonian, deduplicated",
             f"{corpus['documents_kept']:,} documents, {corpus['bytes_kept'] / 1e6:.2f} MB",
         ),
         ("training speed", f"{summary['tokens_per_second']:,.0f} tokens/s"),
