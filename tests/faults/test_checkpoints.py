@@ -1,5 +1,5 @@
-"""Checkpoints: what cannot be read is not damaged, training never begins anew over what was there, and bad
-steps cost no good checkpoint.
+"""Checkpoints: an unreadable file does not count as damaged, training never restarts over existing work, and
+bad steps remove no good checkpoint.
 
 `trained` has 20 steps, checkpoints 15 and 20, and a save every 5 steps.
 """

@@ -1,4 +1,4 @@
-"""Killed and stopped anywhere, a run ends bitwise like one that was never disturbed.
+"""A run that is killed or stopped at any point ends bitwise equal to an undisturbed run.
 
 A rank is forked from a process that has torch loaded already (tests/ranks.py); it kills itself, or asks
 itself to stop, at the point that the case names; the next one goes on to the end, and the last checkpoint is

@@ -1,6 +1,4 @@
-"""A run's own text, tokenizer and folder: what does not belong together is refused, and what a run needs
-stays.
-"""
+"""A run's own text, tokenizer and folder: a mismatch is refused, and everything that a run needs is kept."""
 
 import json
 import os

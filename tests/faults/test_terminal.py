@@ -1,5 +1,5 @@
-"""Output that fails, signals, odd files beside a run, and errors nobody thought of: what was worked on goes
-on, or says why.
+"""Output that fails, signals, odd files beside a run, and unexpected errors: the work continues, or the
+reason is reported.
 """
 
 import errno

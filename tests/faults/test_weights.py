@@ -1,5 +1,5 @@
-"""Weights and settings that come from elsewhere: damaged, odd, poisoned or hostile ones are refused by name,
-and what leaves is sound.
+"""Weights and settings from elsewhere: damaged, odd, poisoned or hostile ones are refused by name, and every
+export is valid.
 """
 
 import json
