@@ -44,9 +44,10 @@ def average(checkpoints: Sequence[Path], to: Path) -> Path:
     """Write the mean of the model weights of at least two checkpoints as the folder `to`; returns it.
 
     The folder is written whole or not at all. Sums are in fp64, where those of fp32 weights lose nothing that
-    the result could show; reading is slower than adding. The result keeps each tensor's dtype, and the plain state of the newest checkpoint with
-    `averaged_from`. The files that are read are verified first. Raises KieloError for damage, a full disk, a
-    `to` that exists, and for checkpoints that differ in what they train or in their tensors.
+    the result could show; reading is slower than adding. The result keeps each tensor's dtype, and the plain
+    state of the newest checkpoint with `averaged_from`. The files that are read are verified first. Raises
+    KieloError for damage, a full disk, a `to` that exists, and for checkpoints that differ in what they train
+    or in their tensors.
     """
     began = time.monotonic()
     to = Path(to)

@@ -1,9 +1,8 @@
-"""Raw text in the formats that people have: .txt (one document a line), .jsonl, plain, .gz or .zst;
-.parquet; .html.
+"""Reader of raw text: .txt (a document a line), .jsonl, plain, .gz or .zst; .parquet; .html.
 
 A source's files -> split documents. Worker r of n takes documents r, r+n, … of each source, so one big file
-keeps all workers busy, and `place` says where each belongs. A record that cannot be read is passed over and
-counted; `run` refuses the corpus when there are too many of them.
+keeps all workers busy, and `place` is its position in the corpus. A record that cannot be read is passed over
+and counted; `run` refuses the corpus when there are too many of them.
 """
 
 import codecs
@@ -41,9 +40,7 @@ DAMAGED_FILE = "file damaged or not of its format"
 
 
 class BadRecord(KieloError):
-    """A record that is passed over; `reason` is the same for all of a kind, the message names
-    file and line.
-    """
+    """A record that is passed over; `reason` is the same for all of a kind, the message names the file."""
 
     def __init__(self, reason: str, message: str):
         super().__init__(message)
@@ -52,10 +49,10 @@ class BadRecord(KieloError):
 
 @dataclass(frozen=True)
 class RawSource:
-    """A source whose files are on this disk: what `fetch` gives and the reader needs.
+    """A source whose files are on this disk: the output of `fetch`.
 
-    `root` is the folder that file names are told from; `stamps` are (bytes, time of change in ns) of the
-    files before they were hashed; `origin` says in words where the text came from.
+    `root` is the folder that file names are relative to; `stamps` are (bytes, time of change in ns) of the
+    files before they were hashed; `origin` is a text on where the files came from.
     """
 
     name: str
@@ -70,10 +67,10 @@ class RawSource:
 
 @dataclass(frozen=True)
 class Record:
-    """One raw document before anything is decoded: cheap to pass over when another worker takes it.
+    """One raw document, not yet decoded: cheap to skip when another worker takes it.
 
-    `number` is that of its line or row; 0 stands for the rest of a file that is damaged. `problem` is what is
-    known to be wrong already.
+    `number` is that of its line or row; 0 is the rest of a file that is damaged. `problem` is a fault that is
+    known already.
     """
 
     path: Path
@@ -132,7 +129,7 @@ class ReadSources(CorpusStep):
 
 
 def bad_examples(labels: dict[str, int]) -> dict[str, list[str]]:
-    """Source name -> its first bad records in the order of the corpus, from the counts of `ReadSources`."""
+    """Returns source name -> its first bad records in the order of the corpus, from `ReadSources`' counts."""
     found = sorted(
         json.loads(label.partition("/")[2]) for label in labels if label.startswith("bad_example/")
     )
@@ -142,7 +139,7 @@ def bad_examples(labels: dict[str, int]) -> dict[str, list[str]]:
 
 
 def records(source: RawSource, max_bytes: int) -> Iterator[Record]:
-    """Every document of the source in the order of its files, undecoded; empty lines are none.
+    """Yields every document of the source in the order of its files, undecoded; empty lines are none.
 
     A file that is damaged or not of its format ends with a bad record. Raises KieloError for one that cannot
     be opened or read: that is no fault of the text.
@@ -158,7 +155,7 @@ def records(source: RawSource, max_bytes: int) -> Iterator[Record]:
 
 
 def parse(record: Record, source: RawSource, max_bytes: int) -> tuple[str, str]:
-    """(id, text) of a record. Raises BadRecord naming the file, and the line or row where there is one."""
+    """Decodes a record: (id, text). Raises BadRecord naming the file, and the line or row if any."""
     if record.problem is not None:
         raise record.problem
     kind = _kind(record.path)
@@ -192,7 +189,7 @@ def parse(record: Record, source: RawSource, max_bytes: int) -> tuple[str, str]:
 
 
 def is_readable(path: Path) -> bool:
-    """Whether the file's name ends in a format that is read here; hidden files are left alone."""
+    """Returns True if the file's name ends in a known format and does not begin with a dot."""
     return bool(KNOWN.search(path.name)) and not path.name.startswith(".")
 
 
@@ -237,21 +234,20 @@ def _page_text(path: Path, max_bytes: int) -> str:
     html = _decode_page(path, content)
     try:
         return page_text(html)
-    # Python's parser has no error of its own: it asserts what it takes for granted, and turns any digits to a
-    # number.
+    # Python's parser has no error of its own: it asserts its assumptions, and converts any digits.
     except (AssertionError, ValueError, RecursionError) as problem:
         raise BadRecord("HTML that cannot be parsed", f"{path}: not parsed as HTML ({problem})") from None
 
 
 def _decode_page(path: Path, content: bytes) -> str:
-    """By its mark, else by its charset, else as UTF-8."""
+    """Decodes a page by its byte-order mark, else by its charset, else as UTF-8."""
     declared = CHARSET.search(content[:4096])
     charset = declared.group(1).decode() if declared else "utf-8"
     try:
         encoding = other_encoding(content[:4096]) or codecs.lookup(charset).name
         if encoding in NO_CHARSETS:
             raise LookupError
-        # What was found byte by byte is no UTF-16, whatever it says.
+        # A charset that was found byte by byte cannot be UTF-16.
         if declared and encoding.startswith(("utf-16", "utf-32")):
             encoding = "utf-8"
         return content.decode(encoding).removeprefix("\ufeff")
@@ -301,7 +297,7 @@ def _parquet_records(path: Path, text_field: str) -> Iterator[Record]:
 
 
 def _batch_rows(file: Any) -> int:
-    """Rows that make about PARQUET_BATCH_BYTES at most, by the size of the group with the largest rows."""
+    """Returns the number of rows of about PARQUET_BATCH_BYTES, by the group with the largest rows."""
     groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
     largest = max((group.total_byte_size / max(group.num_rows, 1) for group in groups), default=0)
     return max(1, min(PARQUET_BATCH_ROWS, int(PARQUET_BATCH_BYTES / max(largest, 1))))

@@ -1,4 +1,4 @@
-"""The corpus stage: raw text -> clean documents in one language, and the funnel that tells what was dropped.
+"""The corpus stage: raw text -> clean documents in one language, and the funnel of what was dropped.
 
 Two passes of datatrove steps. The first works on each document alone, on all workers; the second knows the
 whole corpus (duplicates) and runs in this process, in the order of the sources. So the outcome is the same,
@@ -26,9 +26,9 @@ from kielo.corpus.fetch import fetch_sources, file_stamps
 from kielo.corpus.funnel import build_funnel, by_source, empty_message, threshold_table
 from kielo.corpus.pipeline import first_pass, second_pass
 from kielo.corpus.read import RawSource, bad_examples
-from kielo.corpus.settings import effective_settings
+from kielo.corpus.settings import complete, effective_settings
 from kielo.corpus.step import CorpusStep
-from kielo.recipe.cards import language
+from kielo.recipe.cards import Language, language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Corpus, Recipe
 
@@ -59,26 +59,27 @@ def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = 
         return manifest
     refuse_to_replace(folder, KIND, VERSION, inputs, section)
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
-        _clean(sources, section, recipe.corpus, stage.folder, stage.counts, say)
+        _clean(sources, recipe.corpus, card, stage.folder, stage.counts, say)
     return read_manifest(folder)
 
 
 def _clean(
     sources: tuple[RawSource, ...],
-    settings: dict[str, Any],
     corpus: Corpus,
+    card: Language,
     folder: Path,
     counts: dict[str, Any],
     say: Callable[[str], None],
 ) -> None:
-    """Both passes inside the stage's partial folder; fills `counts` and leaves documents/ and funnel.json."""
+    """Run both passes in the stage's partial folder; fill `counts`, write documents/ and funnel.json."""
+    corpus, settings = complete(corpus, card), effective_settings(corpus, card)
     cleaned = folder / "cleaned"
     say(f"cleaning {sum(len(source.files) for source in sources):,} files with {corpus.workers} workers")
-    steps = first_pass(sources, settings, cleaned)
+    steps = first_pass(sources, corpus, card, cleaned)
     tallies = run_pipeline(steps, corpus.workers)
     read = _describe_read(sources, tallies[0])
     _refuse_bad_sources(read, corpus.max_bad_share)
-    final_steps = second_pass(settings, cleaned, folder / "documents")
+    final_steps = second_pass(corpus, cleaned, folder / "documents")
     steps, tallies = steps + final_steps, tallies + run_pipeline(final_steps, 1)
     shutil.rmtree(cleaned)
     _conclude(read, settings, steps, tallies, folder, counts)
@@ -92,7 +93,7 @@ def _clean(
 
 
 def _describe_read(sources: tuple[RawSource, ...], labels: dict[str, int]) -> list[dict[str, Any]]:
-    """What was read of each source. KieloError when one was empty, or changed since it was hashed."""
+    """Describes what was read of each source. KieloError for one that was empty, or changed meanwhile."""
     read, examples = by_source(labels), bad_examples(labels)
     described = []
     for source in sources:
@@ -126,8 +127,7 @@ def _describe_read(sources: tuple[RawSource, ...], labels: dict[str, int]) -> li
 
 
 def _refuse_bad_sources(described: Sequence[dict[str, Any]], max_bad_share: float) -> None:
-    """KieloError for a source of which too many records are bad, or whose damaged files are too large a share
-    of it.
+    """Raises KieloError for a source with too many bad records or too large a share of damaged files.
 
     How much a damaged file would have held is not known, so it counts with all its bytes.
     """
@@ -182,7 +182,7 @@ def _conclude(
 
 
 def _speaker(progress: bool) -> Callable[[str], None]:
-    """Lines of progress on standard error, the same on a terminal and in a log; or silence."""
+    """Returns a function that prints lines of progress on standard error, or nothing."""
 
     def say(line: str) -> None:
         if progress:
