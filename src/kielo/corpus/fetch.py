@@ -21,7 +21,7 @@ from kielo.artifact.manifest import (
     write_stage,
 )
 from kielo.corpus.download import FetchProblem, fetch_debian_package, fetch_huggingface_dataset
-from kielo.corpus.read import FORMATS, RawSource, is_readable
+from kielo.corpus.raw_formats import FORMATS, RawSource, is_readable
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import REPLACED_FOLDERS
 from kielo.recipe.sections import Recipe, Source

@@ -12,17 +12,17 @@ from typing import Any
 from kielo.corpus.language_identification import THRESHOLDS
 from kielo.corpus.step import SEPARATOR, CorpusStep
 
-# Reasons told apart in one step; the smaller ones are added up.
+# Reasons shown for one step; the smaller ones are added up.
 MAX_REASONS = 6
 OTHERS = "other reasons"
-UNTOLD = ("write cleaned", "merge cleaned", "write")
+NOT_SHOWN = ("write cleaned", "merge cleaned", "write")
 
 
 def build_funnel(steps: Sequence[CorpusStep], counts: Sequence[dict[str, int]]) -> list[dict[str, Any]]:
     """Returns rows in the order of the steps, each step's largest reason first; at least one row a step."""
     rows: list[dict[str, Any]] = []
     for step, labels in zip(steps, counts, strict=True):
-        if step.name in UNTOLD:
+        if step.name in NOT_SHOWN:
             continue
         left = {
             "documents_left": labels.get("documents_left/", 0),
@@ -90,11 +90,11 @@ def _largest_reasons(labels: dict[str, int]) -> dict[str, dict[str, int]]:
     order = sorted(
         dropped, key=lambda reason: (-dropped[reason]["bytes"], -dropped[reason]["documents"], reason)
     )
-    told = {reason: dropped[reason] for reason in order[:MAX_REASONS]}
+    shown = {reason: dropped[reason] for reason in order[:MAX_REASONS]}
     if rest := order[MAX_REASONS:]:
-        told[OTHERS] = sum((dropped[reason] for reason in rest), Counter())
-    told = told or {"": Counter()}
+        shown[OTHERS] = sum((dropped[reason] for reason in rest), Counter())
+    shown = shown or {"": Counter()}
     return {
         reason: {"documents": count["documents"], "lines": count["lines"], "bytes": count["bytes"]}
-        for reason, count in told.items()
+        for reason, count in shown.items()
     }

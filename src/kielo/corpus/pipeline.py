@@ -7,7 +7,8 @@ from kielo.corpus.document_filters import DocumentLength, document_filters
 from kielo.corpus.duplicates import DocumentDuplicates, LineDuplicates
 from kielo.corpus.line_filters import line_filters
 from kielo.corpus.normalise import Normalise
-from kielo.corpus.read import RawSource, ReadSources
+from kielo.corpus.raw_formats import RawSource
+from kielo.corpus.read_sources import ReadSources
 from kielo.corpus.step import CorpusStep
 from kielo.recipe.cards import Language
 from kielo.recipe.sections import Corpus

@@ -25,7 +25,8 @@ from kielo.corpus.executor import run_pipeline
 from kielo.corpus.fetch import fetch_sources, file_stamps
 from kielo.corpus.funnel import build_funnel, by_source, empty_message, threshold_table
 from kielo.corpus.pipeline import first_pass, second_pass
-from kielo.corpus.read import RawSource, bad_examples
+from kielo.corpus.raw_formats import RawSource
+from kielo.corpus.read_sources import bad_examples
 from kielo.corpus.settings import complete, effective_settings
 from kielo.corpus.step import CorpusStep
 from kielo.recipe.cards import Language, language
@@ -145,10 +146,10 @@ def _refuse_bad_sources(described: Sequence[dict[str, Any]], max_bad_share: floa
 
 def _bad_records(source: dict[str, Any]) -> str:
     bad, records = source["bad_records"], source["documents_in"]
-    told = f"{source['name']}: {bad:,} of {records:,} records that cannot be read ({bad / records:.2%})"
+    text = f"{source['name']}: {bad:,} of {records:,} records that cannot be read ({bad / records:.2%})"
     if size := source["damaged_file_bytes"]:
-        told += f", with damaged files of {size:,} of {source['file_bytes']:,} bytes"
-    return told
+        text += f", with damaged files of {size:,} of {source['file_bytes']:,} bytes"
+    return text
 
 
 def _conclude(
@@ -163,9 +164,9 @@ def _conclude(
     rows, table = build_funnel(steps, tallies), threshold_table(steps, tallies)
     kept = by_source(tallies[-1])
     if not kept:
-        told = f"{settings['language_identifier']}, line threshold {settings['line_language_threshold']}, "
-        told += f"document threshold {settings['document_language_threshold']}"
-        raise KieloError(empty_message(settings["language"], rows, table, told))
+        shown = f"{settings['language_identifier']}, line threshold {settings['line_language_threshold']}, "
+        shown += f"document threshold {settings['document_language_threshold']}"
+        raise KieloError(empty_message(settings["language"], rows, table, shown))
     none = {"documents": 0, "bytes": 0}
     described = [
         source | {f"{what}_kept": amount for what, amount in kept.get(source["name"], none).items()}

@@ -1,6 +1,6 @@
 """A document in the corpus steps, split into lines and words once, for all of them.
 
-datatrove's own filters split the text anew at every step, which costs more than all else they do (measured:
+datatrove's own filters split the text again at every step, which costs more than all else they do (measured:
 about 0.2 MB/s a core for its full chain). Here a step reads `lines` or `words()` and drops lines with
 `keep`; the text is joined again once, at the end. datatrove `Document` -> the same with its split.
 """

@@ -1,25 +1,18 @@
-"""Reader of raw text: .txt (a document a line), .jsonl, plain, .gz or .zst; .parquet; .html.
+"""Formats of raw text: .txt (a document a line), .jsonl, plain, .gz or .zst; .parquet; .html.
 
-A source's files -> split documents. Worker r of n takes documents r, r+n, … of each source, so one big file
-keeps all workers busy, and `place` is its position in the corpus. A record that cannot be read is passed over
-and counted; `run` refuses the corpus when there are too many of them.
+A source's files -> records in their order -> (id, text) of each. A format is a branch of `parse`, and of
+`_file_records`, which divides a file into records.
 """
 
 import codecs
-import json
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datatrove.data import DocumentsPipeline
-
 from kielo.artifact.documents import decode_text, other_encoding, parse_record, read_lines
 from kielo.corpus.html_text import page_text
-from kielo.corpus.split_document import SplitDocument, split_document
-from kielo.corpus.step import CorpusStep
 from kielo.recipe.errors import KieloError
 
 FORMATS = ".txt, .jsonl (either also .gz or .zst), .parquet, .html"
@@ -29,9 +22,6 @@ CHARSET = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([A-Za-z0-9_.:-]+)",
 NO_CHARSETS = frozenset({"utf-7", "idna", "punycode", "unicode-escape", "raw-unicode-escape", "undefined"})
 PARQUET_BATCH_ROWS = 1024
 PARQUET_BATCH_BYTES = 1 << 26
-# Bad records of each source that are shown.
-MAX_EXAMPLES = 5
-MAX_EXAMPLE_CHARACTERS = 300
 
 TOO_LONG = "over max_document_bytes"
 NOT_UTF8 = "not UTF-8"
@@ -79,65 +69,6 @@ class Record:
     problem: BadRecord | None = None
 
 
-class ReadSources(CorpusStep):
-    name = "read"
-
-    def __init__(self, sources: tuple[RawSource, ...], max_document_bytes: int):
-        super().__init__()
-        self.sources = sources
-        self.max_document_bytes = max_document_bytes
-        self.num_examples: Counter[str] = Counter()
-
-    def work(self, document: SplitDocument) -> bool:
-        self.count("source_documents", document.source)
-        self.count("source_bytes", document.source, document.num_bytes)
-        return True
-
-    def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
-        return super().run(self.documents(rank, world_size), rank, world_size)
-
-    def documents(self, rank: int, world_size: int) -> Iterator[SplitDocument]:
-        for source_number, source in enumerate(self.sources):
-            for number, record in enumerate(records(source, self.max_document_bytes)):
-                if number == source.max_documents:
-                    break
-                if number % world_size != rank:
-                    continue
-                file = record.path.relative_to(source.root).as_posix()
-                try:
-                    id, text = parse(record, source, self.max_document_bytes)
-                except BadRecord as problem:
-                    self.pass_over(source, number, record, problem)
-                    continue
-                except OSError as problem:
-                    raise _unreadable(record.path, problem) from None
-                metadata = {"file": file, "number": record.number}
-                yield split_document(text, id, source.name, (source_number, number), metadata)
-
-    def pass_over(self, source: RawSource, number: int, record: Record, problem: BadRecord) -> None:
-        """Count a bad record, and keep the first ones as examples (see `bad_examples`)."""
-        self.count("source_documents", source.name)
-        self.count("source_bad", source.name)
-        self.count("documents", problem.reason)
-        if record.number == 0:
-            self.count("source_damaged_bytes", source.name, record.path.stat().st_size)
-        if self.num_examples[source.name] < MAX_EXAMPLES:
-            self.num_examples[source.name] += 1
-            told = str(problem).replace(f"{Path(source.root)}/", "", 1)[:MAX_EXAMPLE_CHARACTERS]
-            # Examples are labels, since counts are what every executor of datatrove brings home.
-            self.count("bad_example", json.dumps([source.name, number, told]))
-
-
-def bad_examples(labels: dict[str, int]) -> dict[str, list[str]]:
-    """Returns source name -> its first bad records in the order of the corpus, from `ReadSources`' counts."""
-    found = sorted(
-        json.loads(label.partition("/")[2]) for label in labels if label.startswith("bad_example/")
-    )
-    return {
-        name: [told for source, _, told in found if source == name][:MAX_EXAMPLES] for name, _, _ in found
-    }
-
-
 def records(source: RawSource, max_bytes: int) -> Iterator[Record]:
     """Yields every document of the source in the order of its files, undecoded; empty lines are none.
 
@@ -149,7 +80,7 @@ def records(source: RawSource, max_bytes: int) -> Iterator[Record]:
         try:
             yield from _file_records(path, source.text_field, max_bytes)
         except OSError as problem:
-            raise _unreadable(path, problem) from None
+            raise unreadable(path, problem) from None
         except KieloError as problem:
             yield Record(path, 0, None, BadRecord(DAMAGED_FILE, str(problem)))
 
@@ -219,7 +150,7 @@ def _too_long(place: str, max_bytes: int) -> BadRecord:
     )
 
 
-def _unreadable(path: Path, problem: OSError) -> KieloError:
+def unreadable(path: Path, problem: OSError) -> KieloError:
     return KieloError(
         f"{path}: cannot be read ({problem.strerror or problem}), though it was there at the start; "
         "the same command tries again"
