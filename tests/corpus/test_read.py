@@ -72,8 +72,7 @@ def test_every_format_gives_the_same_documents_to_any_number_of_workers(tmp_path
 
 
 def test_article_of_a_page(tmp_path):
-    """The marked article alone; code, scripts and buttons are left out; one line a block; inline tags do not
-    cut words."""
+    """The marked article alone, a line a block, without code, scripts, buttons; inline tags cut no words."""
     page = """<html><head><style>p {}</style><script>var a = "<p>x</p>";</script></head><body><nav>Menu</nav>
       <h1>Outside</h1><div id="DisplayArea"><h2>Pealkiri</h2><p>Esimene <b>lõi</b>k
       siin &amp; seal.<br>Teine</p><div>Sees<pre>code</pre></div><ul><li>üks<li>kaks</ul>
