@@ -98,7 +98,7 @@ def test_what_does_not_fit_together_is_refused_by_name(tmp_path):
     with pytest.raises(KieloError, match="model/n"):
         average(counts, tmp_path / "to")
     two = save(tmp_path / "run", 2, small(2.0))
-    with pytest.raises(KieloError, match="step_00000009.*name it otherwise"):
+    with pytest.raises(KieloError, match="step_00000009.*give it another name"):
         average([one, two], tmp_path / "run" / "step_00000009")
     assert not (tmp_path / "to").exists()
     average([one, two], tmp_path / "to")

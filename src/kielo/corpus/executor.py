@@ -88,7 +88,7 @@ def _receive(answer: Connection, process: BaseProcess, rank: int, workers: int) 
 
 def _ending(exit_code: int | None) -> str:
     if exit_code == -signal.SIGKILL:
-        return f"was killed by SIGKILL, mostly by the kernel for want of memory; {LESS_MEMORY}"
+        return f"was killed by SIGKILL, mostly by the kernel because memory ran out; {LESS_MEMORY}"
     if exit_code is not None and exit_code < 0:
         return f"was ended by {signal.Signals(-exit_code).name}; the same command begins the corpus again"
     return f"ended without an answer (exit code {exit_code}); its own message is above"

@@ -141,7 +141,7 @@ def _refuse_own_files(name: str, place: Path, root: Path, files: list[str], run_
         for stage in REPLACED_FOLDERS:
             if path.is_relative_to((run_folder / stage).resolve()):
                 raise KieloError(
-                    f"corpus.sources, {name}: {root / file} lies in {run_folder / stage}, which Kielo "
+                    f"corpus.sources, {name}: {root / file} is in {run_folder / stage}, which Kielo "
                     "writes and replaces; name a source outside of it, or give the run another `folder`"
                 )
 
@@ -171,7 +171,7 @@ def _is_file(name: str, path: Path) -> bool:
         return False
     if not path.is_file():
         what = "a link that leads nowhere" if path.is_symlink() else "neither a file nor a folder"
-        raise KieloError(f"corpus.sources, {name}: {path}: {what}; mend or remove it")
+        raise KieloError(f"corpus.sources, {name}: {path}: {what}; repair or remove it")
     if not os.access(path, os.R_OK):
         raise KieloError(f"corpus.sources, {name}: {path}: no permission to read it; `chmod +r` gives it")
     try:

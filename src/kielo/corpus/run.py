@@ -139,7 +139,7 @@ def _refuse_bad_sources(described: Sequence[dict[str, Any]], max_bad_share: floa
         if bad > allowed or source["damaged_file_bytes"] > max_bad_share * source["file_bytes"]:
             raise KieloError(
                 f"corpus.sources, {_bad_records(source)}. corpus.max_bad_share = {max_bad_share:g} allows "
-                f"{allowed} and damaged files of that share of the bytes; mend the text, or set more. The "
+                f"{allowed} and damaged files of that share of the bytes; correct the text, or set more. The "
                 "first:\n  " + "\n  ".join(source["bad_examples"])
             )
 
