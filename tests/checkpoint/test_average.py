@@ -44,9 +44,7 @@ def small(value: float, shape: tuple[int, ...] = (4, 3), **more: torch.Tensor) -
 
 
 def test_it_is_the_mean_whatever_layout_saved_the_sources(tmp_path, monkeypatch):
-    """Three checkpoints of 1 and 2 ranks, many small blocks: within one ulp of the mean; ties and dtypes
-    stay.
-    """
+    """Three checkpoints of 1 and 2 ranks, small blocks: within one ulp of the mean; same ties, dtypes."""
     for step, ranks in ((3, 1), (7, 2), (5, 2)):
         run_ranks(save_on_ranks, ranks, tmp_path / "checkpoints", step, ranks)
     sources = sorted((tmp_path / "checkpoints").glob("step_*"))
@@ -100,7 +98,7 @@ def test_what_does_not_fit_together_is_refused_by_name(tmp_path):
     with pytest.raises(KieloError, match="model/n"):
         average(counts, tmp_path / "to")
     two = save(tmp_path / "run", 2, small(2.0))
-    with pytest.raises(KieloError, match="step_00000009.*name it otherwise"):
+    with pytest.raises(KieloError, match="step_00000009.*give it another name"):
         average([one, two], tmp_path / "run" / "step_00000009")
     assert not (tmp_path / "to").exists()
     average([one, two], tmp_path / "to")
@@ -110,9 +108,7 @@ def test_what_does_not_fit_together_is_refused_by_name(tmp_path):
 
 
 def test_a_damaged_source_or_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
-    """The damaged file is named before anything is written; what was begun when the disk filled
-    is removed.
-    """
+    """The damaged file is named before anything is written; a partial result on a full disk is removed."""
     sources = [save(tmp_path / "run", step, small(float(step))) for step in (1, 2)]
     file = next(sources[0].glob("*.safetensors"))
     sound = file.read_bytes()
