@@ -26,9 +26,9 @@ _RARE_KEYS = (
 class LayerParts:
     """The parts of a family's layer, from which its checks and the planner's bytes and seconds follow.
 
-    mlp_matrices: 3 for a gated MLP, else 2. norms: number of norms of whole hidden states. norm: "layer" is
-    torch's LayerNorm; "rms" is RMSNorm, whose result is rounded before it is weighted; "rms_fp32" rounds
-    after that. has_head_norms: are queries and keys normed too?
+    mlp_matrices: 3 for a gated MLP, else 2. norms: those of whole hidden states. norm: "layer" is torch's
+    LayerNorm; "rms" is RMSNorm, whose result is rounded before it is weighted; "rms_fp32" rounds after that.
+    has_head_norms: are queries and keys normed too?
     """
 
     mlp_matrices: Literal[2, 3]
