@@ -160,8 +160,8 @@ def with_layers(model: Model, layers: int) -> Model:
 
 
 def flops_of(name: str, layers: int) -> dict[str, float]:
-    """Model FLOPs of a token, by the one formula for all contenders: 6 for each parameter but the look-up
-    table's, and 6 × layers × width × sequence for causal attention; nothing for recomputation.
+    """Model FLOPs of a token, by the one formula for all contenders: 6 for each parameter but the
+    embedding's, and 6 × layers × width × sequence for causal attention; nothing for recomputation.
     """
     shape, whole = SHAPES[name], whole_model(name)
     model = with_layers(whole, layers)

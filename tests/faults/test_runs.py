@@ -622,7 +622,7 @@ def test_a_corpus_made_anew_after_packing_is_noticed(packed, here, verb):
             "corpus.min_document_characters=200",
         )
     )
-    refused(here(packed, *verb), "run/corpus", "was made anew", "--to pack")
+    refused(here(packed, *verb), "run/corpus", "was made again", "--to pack")
     shutil.rmtree(packed / "run" / "corpus")
     went_well(here(packed, *verb))
 

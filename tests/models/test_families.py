@@ -159,7 +159,7 @@ def test_spellings_of_rope_mean_one_thing(tmp_path) -> None:
 @pytest.mark.parametrize("published", [GEMMA_3_1B, OLMO_3_7B], ids=lambda config: config["model_type"])
 def test_bases_by_kind_of_layer_mean_one_thing(tmp_path, published: dict) -> None:
     """Published files of transformers 4 and what transformers 5 makes of them are the same model: windows in
-    all but every 6th or 4th layer, two bases or stretched full layers alone.
+    all but every 6th or 4th layer, two bases or scaled full layers alone.
     """
     four = read(tmp_path, published)
     AutoConfig.for_model(**published).save_pretrained(tmp_path)
@@ -310,7 +310,7 @@ def test_a_cap_left_out_is_the_familys_and_null_is_none(tmp_path) -> None:
             {"rope_parameters": dict.fromkeys(
                 ("full_attention", "sliding_attention"), {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}
             )},
-            "stretched",
+            "sliding_attention has a scaling",
         ),
     ],
 )  # fmt: skip

@@ -103,7 +103,7 @@ def test_inside_compiled_code_the_kernel_is_not_compiled_by_itself() -> None:
     gpu = torch.device("cuda")
 
     def is_itself() -> bool:
-        return flex._on(gpu, flex.flex_attention) is flex.flex_attention
+        return flex.compiled_on(gpu, flex.flex_attention) is flex.flex_attention
 
     inside = torch.compile(lambda x: x + is_itself(), backend="eager", fullgraph=True)
     assert not is_itself() and inside(torch.zeros(1)) == 1

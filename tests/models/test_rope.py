@@ -1,4 +1,4 @@
-"""RoPE's stretched forms against transformers' own."""
+"""RoPE's scaled forms against transformers' own."""
 
 import pytest
 import torch

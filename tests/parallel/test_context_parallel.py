@@ -3,6 +3,7 @@ equal work.
 """
 
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from torch.nn import functional as F
 from kielo.models.blocks.alibi import Alibi
 from kielo.models.blocks.attention import InnerAttention, MaskMaker
 from kielo.parallel.context_parallel import (
-    ATTENTION_FORMS,
     apply_context_parallel,
     context_positions,
     in_rank_order,
@@ -20,10 +20,11 @@ from kielo.parallel.context_parallel import (
 )
 from kielo.parallel.world import start_world
 from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Layout
 from tests.ranks import run_ranks
 
 BATCH, LENGTH, HEADS, HEAD_DIM = 2, 32, 8, 4
-FORMS = ("all_gather", "ulysses")
+FORMS = get_args(Layout.model_fields["context_attention"].annotation)
 
 
 def projections(kv_heads: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -215,4 +216,3 @@ def test_lengths_that_do_not_split_are_refused() -> None:
     apply_context_parallel(untouched, {}, SimpleNamespace(context=1, context_attention="ulysses"))
     assert type(untouched.make_masks) is MaskMaker
     assert type(untouched.layers["0"].attention.inner) is InnerAttention
-    assert set(ATTENTION_FORMS) == set(FORMS)

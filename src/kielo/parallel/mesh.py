@@ -1,7 +1,7 @@
 """The mesh: ranks on six named axes, each with its communicator. `World` and placement → `Mesh`.
 
-Ranks next to each other differ first in the last axis, so the axes that talk most (tensor, context) stay
-within a node and `replicate` goes across nodes.
+Neighbouring ranks differ first in the last axis, so the axes with the most communication (tensor, context)
+stay within a node and `replicate` goes across nodes.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,8 +24,7 @@ UNBUILT_AXES = ("expert",)
 
 @dataclass(frozen=True)
 class Mesh:
-    """`mesh["tensor"]` is one axis (or several) of the ranks as they compute; `parameters` is how weights lie
-    on them.
+    """The ranks in two views: `mesh["tensor"]` is an axis (or several) of computing, `parameters` of weights.
 
     Ranks along `context` see different tokens through the same weights, so that FSDP may split weights over
     them too: in `parameters`, `shard` is shard × context, and there is no axis `context`.
@@ -39,7 +38,7 @@ class Mesh:
 
 
 def build_mesh(world: World, placement: Placement) -> Mesh:
-    """Lay the world's ranks out as `placement` says, making and warming one communicator after another.
+    """Arranges the world's ranks as in `placement`; communicators are made and warmed one after another.
 
     Groups are made here rather than by `init_device_mesh`, which makes all at once without a time limit, and
     for an axis of size 1 makes one group for every rank of the world on every rank.
@@ -64,7 +63,7 @@ class _Communicators:
     def __init__(self, world: World, timeout_seconds: float):
         self._world = world
         self._timeout_seconds = timeout_seconds
-        # The world's is made and warmed already; a second one would only be a second risk.
+        # The world's group is made and warmed already; a second one would only be a second risk.
         self._made: dict[tuple[int, ...], dist.ProcessGroup] = {tuple(range(world.size)): dist.group.WORLD}
 
     def mesh(self, ranks: torch.Tensor, names: Sequence[str]) -> DeviceMesh:
@@ -75,7 +74,7 @@ class _Communicators:
         rows = ranks.movedim(dim, -1).reshape(-1, ranks.shape[dim]).tolist()
         mine = next(row for row in rows if self._world.rank in row)
         if tuple(mine) not in self._made:
-            # One group of this rank alone serves every axis of size 1; a rehearsed rank has nobody to meet.
+            # One group of this rank alone serves every axis of size 1; a rehearsed rank has no others.
             if len(mine) == 1 or self._world.is_rehearsed:
                 group = dist.new_group(mine, use_local_synchronization=True)
             else:
@@ -89,7 +88,7 @@ class _Communicators:
 
 
 def data_ranks(mesh: Mesh) -> int:
-    """How many ranks see different samples."""
+    """Returns the number of ranks that see different samples."""
     count = 1
     for axis in SAMPLE_AXES:
         count *= mesh[axis].size()
@@ -97,7 +96,7 @@ def data_ranks(mesh: Mesh) -> int:
 
 
 def data_rank(mesh: Mesh) -> int:
-    """This rank's number among `data_ranks`."""
+    """Returns this rank's number among `data_ranks`."""
     number = 0
     for axis in SAMPLE_AXES:
         number = number * mesh[axis].size() + mesh[axis].get_local_rank()
@@ -105,12 +104,12 @@ def data_rank(mesh: Mesh) -> int:
 
 
 def sum_over_data(tensor: torch.Tensor, mesh: Mesh) -> torch.Tensor:
-    """A new tensor: the sum over all ranks that see different tokens, the same on each of them."""
+    """Returns a new tensor, the sum over all ranks that see different tokens, the same on each of them."""
     return sum_over(tensor, [mesh[axis] for axis in TOKEN_AXES])
 
 
 def sum_over(tensor: torch.Tensor, axes: Sequence[DeviceMesh]) -> torch.Tensor:
-    """A new tensor: the sum over all ranks of these axes, the same on each of them.
+    """Returns a new tensor, the sum over all ranks of these axes, the same on each of them.
 
     The last axis comes first, so that ranks holding the same shard add the same numbers in the same order.
     """

@@ -1,11 +1,11 @@
-"""The order in which parallelism is put on a model, stated once. Model on meta → the same model, laid out.
+"""Parallelism applied to a model, in the one order that is right. Model on meta → the same model, parallel.
 
-pipeline → FP8 → tensor → context → recomputation → compile → shard. Stages are cut first, so that no rank
-lays out what others have, and the rest is done to each of them as to a whole model. FP8 puts other modules in
-the place of matrices, so it comes before whatever wraps them. The tensor axis splits parameters, so it comes
-before FSDP2, which splits what is left; recomputation must wrap what attention became, compilation takes all
-that a layer computes, and FSDP2 must see all. Each step changes modules in place; only `materialise` gives
-memory.
+pipeline → FP8 → tensor → context → recomputation → compile → FSDP2. Stages are cut first, so that each rank
+works on its own stages only, and the rest is applied to each of them as to a whole model. FP8 replaces
+matrices by other modules, so it comes before all that wraps them. The tensor axis splits parameters, so it
+comes before FSDP2, which splits the rest; recomputation must wrap the modules that context parallelism has
+put into attention, compilation takes all that a layer computes, and FSDP2 must see everything. Each step
+changes modules in place; only `materialise` allocates memory.
 """
 
 from torch import nn
@@ -27,9 +27,9 @@ _NO_FP8 = Fp8()
 def parallelise(
     model: nn.Module, mesh: Mesh, placement: Placement, precision: Precision, fp8: Fp8 = _NO_FP8
 ) -> nn.Module:
-    """Lay `model` (fp32 parameters, on the meta device) over `mesh`; returns it, or this rank's stages of it.
+    """Applies all axes of `mesh` to `model` (fp32 parameters, on meta); returns it, or this rank's stages.
 
-    fp8: how, where `precision` is fp8.
+    fp8: the settings where `precision` is fp8.
     """
     if placement.pipeline > 1:
         return into_stages(

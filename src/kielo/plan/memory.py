@@ -150,7 +150,7 @@ class _Rank:
 
     def bytes(self) -> MemoryBytes:
         work, parameters, shard = self.work, self.parameters, self.shard
-        # of a tied look-up table, which no one optimises
+        # of a tied embedding, which no one optimises
         copy = self.head * (self.is_pipeline & (work.tied > 0))
         weights, optimiser = (
             _FP32_BYTES * parameters / shard,
@@ -231,7 +231,7 @@ class _Rank:
 
     @cached_property
     def root(self) -> Column:
-        """Those of look-up table and head, which are whole from the first forward to the last backward."""
+        """Those of embedding and head, which are whole from the first forward to the last backward."""
         return self.parameters - self.layers * self.layer
 
     @cached_property
@@ -240,7 +240,7 @@ class _Rank:
 
     @cached_property
     def table_gradient(self) -> Column:
-        """Elements: torch's DTensor gives each tensor rank the gradient of the whole look-up table, cut when
+        """Elements: torch's DTensor gives each tensor rank the gradient of the whole embedding, cut when
         it is reduced or, where head and table are one, added to that of the head.
         """
         parts = np.where((self.work.tied > 0) & ~self.is_pipeline, self.work.tensor, 1)

@@ -313,7 +313,7 @@ def _refuse(found: Found, why: str, **axes: int) -> None:
 
 
 def _is_near_even(layers: int, stages: int) -> bool:
-    """Could each stage have as many layers, with room left for the head or the look-up table."""
+    """Could each stage have as many layers, with room left for the head or the embedding."""
     return layers >= stages - 1 and -layers % stages <= 2
 
 

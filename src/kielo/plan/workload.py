@@ -66,7 +66,7 @@ class Workload:
     dropout: Column  # 1 where masks are kept
     unfused_norms: Column  # share of a norm's steps that are kept apart: 1 in eager PyTorch, else 0
     whole_logits: Column  # 1 where each tensor rank has those of the whole vocabulary
-    tied: Column  # 1 where the head is the look-up table
+    tied: Column  # 1 where the head is the embedding
     recipe: Column  # number in RECIPES
     kernel: Column  # number in ATTENTION_KERNELS
     engine: Column  # number in efficiency.ENGINES
@@ -197,7 +197,7 @@ class Workload:
 
     @property
     def parameters_of_heaviest_rank(self) -> Column:
-        """On the first rank of the pipeline, which has the look-up table; with one rank the head too."""
+        """On the first rank of the pipeline, which has the embedding; with one rank the head too."""
         tables = self.vocabulary * self.hidden * np.where((self.pipeline > 1) | (self.tied > 0), 1, 2)
         return self.layers_of_heaviest_rank * self.layer_parameters_of_rank + tables / self.tensor
 

@@ -234,7 +234,7 @@ class Model(Section):
 
     @property
     def vocab_rows(self) -> int:
-        """Rows of the look-up table and the head: vocab_size, which must be set, up to a multiple of
+        """Rows of the embedding and the head: vocab_size, which must be set, up to a multiple of
         vocab_multiple.
 
         Those beyond vocab_size are padding: zero, never trained, in no logits that anyone reads and in no

@@ -1,6 +1,6 @@
 """Which layers each pipeline stage has, and which stages each pipeline rank: arithmetic, no torch.
 
-A stage's cost is its model FLOPs; the head counts with the last one, the look-up table costs nothing. Stages
+A stage's cost is its model FLOPs; the head counts with the last one, the embedding costs nothing. Stages
 lie on ranks in a loop (rank r has r, r + p, …: Narayanan et al. 2021, arXiv:2104.04473) or in a V (rank r has
 r and 2p - 1 - r: Qi et al. 2023, arXiv:2401.10241), so that a V's first and last stage share a rank.
 """

@@ -111,7 +111,7 @@ class KieloSide:
         trace = trace_forward({name: self.model.get_submodule(name) for name in modules}, forward)
         into, out = trace.passed["head"]
         trace.passed["head"] = (into, out[..., : self._vocab_size])
-        if self.model.embed_scale is not None:  # transformers' look-up tables multiply inside
+        if self.model.embed_scale is not None:  # transformers' embeddings multiply inside
             tokens, out = trace.passed["embed"]
             trace.passed["embed"] = (tokens, out * self.model.embed_scale)
         return trace
