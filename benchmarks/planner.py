@@ -26,10 +26,11 @@ from typing import Any
 import numpy as np
 from planner_fit import fit, spread
 from planner_ranking import agreeing_pairs, expected_tau, regret
+from published_memory import formula_memory_bytes
 from published_runs import PublishedRun, read_published_runs
 
 from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, members, read_card
-from kielo.plan.memory import memory_bytes, usable_bytes
+from kielo.plan.memory import usable_bytes
 from kielo.plan.prediction_interval import interval
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
@@ -252,7 +253,7 @@ def _question(run: PublishedRun) -> tuple:
 
 
 def _fits(runs: list[PublishedRun]) -> np.ndarray:
-    peak = memory_bytes(Workload.of([run.columns for run in runs])).peak("reserved")
+    peak = formula_memory_bytes(Workload.of([run.columns for run in runs])).peak("reserved")
     return peak <= usable_bytes(np.array([run.card.memory_bytes for run in runs]))
 
 
@@ -273,7 +274,7 @@ def memory(runs: list[PublishedRun]) -> dict[str, Any]:
         kind = memory_kind(run.notes)
         if run.metric != "mem_gib_per_gpu" or kind == "analytic" or run.missing or run.trust == "C":
             continue
-        bytes_ = memory_bytes(Workload.of([run.columns]))
+        bytes_ = formula_memory_bytes(Workload.of([run.columns]))
         predicted = float((bytes_.static if kind == "static" else bytes_.peak(kind))[0]) / GIB
         peaks["static" if kind == "static" else "peak"].append(
             _row(run, run.value, predicted) | {"kind": kind}

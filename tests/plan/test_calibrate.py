@@ -12,6 +12,7 @@ import pytest
 
 from kielo.plan import calibrate
 from kielo.plan.calibrate import Machine, compare, measure, read_machine, write_machine
+from kielo.plan.workload_row import StepSize
 from kielo.recipe.cards import accelerator
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
@@ -78,11 +79,11 @@ def _run(folder: Path, machine: Machine, resolved: Resolved, every: int = 1, noi
 
 
 def _true_seconds(machine: Machine, resolved: Resolved) -> list[float]:
-    shapes = {
-        (phase.sequence_length, placed.micro_batch_sequences, placed.micro_batches_per_step): [1.0]
+    sizes = {
+        StepSize(phase.sequence_length, placed.micro_batch_sequences, placed.micro_batches_per_step): [1.0]
         for phase, placed in zip(resolved.identity.phases, resolved.placement.phases)
     }
-    run = calibrate._Run(Path("none"), resolved, shapes)
+    run = calibrate._Run(Path("none"), resolved, sizes)
     work = calibrate._work([run], machine.accelerator, None)
     return calibrate.step_seconds(work, machine.efficiency).total.tolist()
 
