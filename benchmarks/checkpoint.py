@@ -25,8 +25,8 @@ import torch
 import torch.multiprocessing
 from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
-from kielo.artifact.checkpoint_index import newest_complete
-from kielo.checkpoint.store import Store
+from kielo.artifact.whole_checkpoints import newest_complete
+from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.parallel.world import World, end_world, make_host_group, start_world
 
 TENSORS, COLUMNS = 300, 1024
@@ -86,13 +86,13 @@ def _rank(rank: int, ranks: int, port: int, folder: Path, options: argparse.Name
     world = start_world(60, "cpu")
     tensors = _tensors(world, options.gb)
     alerts: list[str] = []
-    store = Store(
+    checkpointer = Checkpointer(
         folder / "checkpoints",
         group=make_host_group(world, "checkpoint", 60),
         on_alert=lambda step, message: alerts.append(message),
     )
     began = time.perf_counter()
-    store.reserve(tensors)
+    checkpointer.reserve(tensors)
     row: dict = {
         "reserve_seconds": time.perf_counter() - began,
         "bytes": sum(tensor.to_local().nbytes for tensor in tensors.values()),
@@ -108,15 +108,15 @@ def _rank(rank: int, ranks: int, port: int, folder: Path, options: argparse.Name
                 tensor.to_local().fill_(float(save))
         torch.distributed.barrier()
         began = time.perf_counter()
-        store.save(save, tensors, {})
+        checkpointer.save(save, tensors, {})
         row["blocked_seconds"].append(round(time.perf_counter() - began, 4))
         manifest = folder / "checkpoints" / f"step_{save:08d}" / "manifest.json"
         steps, seconds = _steps(lambda manifest=manifest: manifest.exists() or bool(alerts))
         row["published_after_seconds"].append(round(time.perf_counter() - began, 3))
         row["steps_meanwhile"].append(steps)
         row["step_seconds_meanwhile"].append(round(seconds, 5))
-        store.settle()
-    store.close()
+        checkpointer.settle()
+    checkpointer.close()
     if rank == 0 and newest_complete(folder / "checkpoints")[0] is None:
         raise RuntimeError("the last checkpoint is not whole")
     (folder / f"{rank}.json").write_text(json.dumps(row))

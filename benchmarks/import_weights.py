@@ -35,12 +35,12 @@ import torch
 from torch import Tensor, nn
 
 from kielo.checkpoint.hugging_face_import import load_model_weights
-from kielo.checkpoint.stream import SafetensorsStream
+from kielo.checkpoint.safetensors_stream import SafetensorsStream
 from kielo.models.llama.model import Llama
 from kielo.models.llama.names import hf_config, to_hugging_face
-from kielo.parallel.apply import lay_out
 from kielo.parallel.materialise import local, local_slices, materialise
 from kielo.parallel.mesh import AXES, Mesh
+from kielo.parallel.parallelise import parallelise
 from kielo.recipe.sections import Model
 
 SHARD_BYTES = 5_000_000_000
@@ -252,7 +252,7 @@ def _laid_out(job: Job) -> nn.Module:
         model.embed = None
     if rank.stage < rank.stages - 1:
         model.norm = model.head = None
-    return lay_out(model, Mesh(device_mesh, device_mesh), placement, "fp32")
+    return parallelise(model, Mesh(device_mesh, device_mesh), placement, "fp32")
 
 
 def _bare_loop(parameters: dict[str, Tensor], folder: Path, model: Model) -> int:

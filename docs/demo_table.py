@@ -1,7 +1,7 @@
-"""Writes the demo's figures into README.md: `python docs/demo_table.py [RUN_FOLDER]`.
+"""Writes the demo's figures into README.md, by `python docs/demo_table.py [RUN_FOLDER]`.
 
-With a run folder its summary.json becomes benchmarks/results/demo_estonian.json first. Summary -> Markdown
-table.
+In: the summary of a run; with a run folder, its summary.json first becomes
+benchmarks/results/demo_estonian.json. Out: a Markdown table.
 """
 
 import json
@@ -16,14 +16,14 @@ BEGIN, END = "<!-- demo: written by docs/demo_table.py", "<!-- /demo -->"
 
 
 def table(result: dict) -> str:
-    """Markdown of one summary."""
+    """Returns the Markdown table of one summary."""
     summary = result["summary"]
     corpus, bits, parity = summary["corpus"], summary["bits_per_byte"], summary["parity"]
     seconds = sum(stage["seconds"] for stage in summary["stages"].values())
     rows = [
         ("text read", f"{corpus['documents_in']:,} documents, {corpus['bytes_in'] / 1e6:.2f} MB"),
         (
-            "kept as Estonian, once",
+            "kept as Estonian, deduplicated",
             f"{corpus['documents_kept']:,} documents, {corpus['bytes_kept'] / 1e6:.2f} MB",
         ),
         ("training speed", f"{summary['tokens_per_second']:,.0f} tokens/s"),

@@ -1,5 +1,6 @@
-"""Writes the table of docs/faults.md: `python docs/faults_table.py`. Collected cases of the fault suite ->
-Markdown table.
+"""Writes the table of docs/faults.md, by `python docs/faults_table.py`.
+
+In: the collected cases of the fault suite. Out: a Markdown table.
 """
 
 import ast
@@ -14,7 +15,7 @@ BEGIN, END = "<!-- cases: written by docs/faults_table.py; do not edit by hand -
 
 
 def table() -> str:
-    """Cases of each file, with the first sentence of its docstring."""
+    """Returns the table: the first sentence of each test file's docstring and its number of cases."""
     command = [
         sys.executable,
         "-m",

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from contenders.contender import OPTIMISER, Contender, LeftOut, Work, learning_rate, next_tokens
+from kielo.parallel.gradient_clipping import clip_gradients
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import build_mesh
-from kielo.parallel.norm import clip_gradients
 from kielo.resolve.resolved import Resolved
 from kielo.train.build import laid_out
 from kielo.train.feed import MicroBatch, StepBatch

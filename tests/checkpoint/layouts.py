@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from kielo.models.llama.model import Llama, initial_value
-from kielo.parallel.apply import lay_out
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import AXES, build_mesh
+from kielo.parallel.parallelise import parallelise
 from kielo.parallel.world import start_world
 from kielo.recipe.sections import Layout, Model
 
@@ -46,7 +46,7 @@ def model_on_ranks(
     mesh = build_mesh(world, placement)
     with torch.device("meta"):
         whole = Llama(model)
-    laid_out = lay_out(whole, mesh, placement, "fp32")
+    laid_out = parallelise(whole, mesh, placement, "fp32")
     return materialise(laid_out, world.device, fill or (lambda name, shape: torch.zeros(shape))), mesh
 
 

@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from kielo.artifact.checkpoint_index import check_checkpoint, read_index, step_folder_name
+from kielo.artifact.checkpoint_folder import step_folder_name
+from kielo.artifact.checkpoint_index import read_index
+from kielo.artifact.whole_checkpoints import check_checkpoint
 from kielo.checkpoint import export_tensors
 from kielo.checkpoint.average import average
-from kielo.checkpoint.store import Store, read_plain, read_tensors
-from kielo.checkpoint.stream import SafetensorsStream
+from kielo.checkpoint.checkpointer import Checkpointer
+from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
+from kielo.checkpoint.safetensors_stream import SafetensorsStream
 from kielo.recipe.errors import KieloError
 from tests.checkpoint.layouts import config, model_on_ranks, values
 from tests.ranks import run_ranks
@@ -30,9 +33,9 @@ def save_on_ranks(folder: Path, step: int, tensor: int) -> None:
 
 def save(folder: Path, step: int, tensors: dict[str, torch.Tensor], **identity: object) -> Path:
     plain = {"step": step, "tokens": 10 * step, "loss": 2.5, "guard": {}, "identity": IDENTITY | identity}
-    store = Store(folder, keep_newest=9)
-    store.save(step, tensors, plain)
-    store.settle()
+    checkpointer = Checkpointer(folder, keep_newest=9)
+    checkpointer.save(step, tensors, plain)
+    checkpointer.settle()
     return folder / step_folder_name(step)
 
 

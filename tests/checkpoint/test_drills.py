@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from kielo.artifact import checkpoint_index
-from kielo.artifact.checkpoint_index import list_checkpoints, newest_complete
-from kielo.checkpoint.store import Store, read_plain, read_tensors
+from kielo.artifact import block_digests
+from kielo.artifact.whole_checkpoints import list_checkpoints, newest_complete
+from kielo.checkpoint.checkpointer import Checkpointer
+from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
 from kielo.parallel.world import make_host_group, start_world
 from kielo.recipe.errors import KieloError
 from tests.ranks import run_ranks
@@ -34,10 +35,10 @@ def state(value: float) -> dict[str, torch.Tensor]:
 
 def save(folder: Path, *steps: int, keep_newest: int = 2) -> Path:
     """Checkpoints whose tensors are full of their step's number."""
-    store = Store(folder, keep_newest)
+    checkpointer = Checkpointer(folder, keep_newest)
     for step in steps:
-        store.save(step, state(float(step)), {"step": step})
-    return store.settle()
+        checkpointer.save(step, state(float(step)), {"step": step})
+    return checkpointer.settle()
 
 
 class Killer:
@@ -105,11 +106,11 @@ def survivors(folder: Path, *steps: int) -> int:
     """The step that comes back after a kill: one of `steps`, with its own tensors; a next save then leaves no
     litter.
     """
-    store = Store(folder)
-    path = store.newest()
-    assert store.warnings == [] and newest_complete(folder) == (path, [])
+    checkpointer = Checkpointer(folder)
+    path = checkpointer.newest()
+    assert checkpointer.warnings == [] and newest_complete(folder) == (path, [])
     tensors = state(0.0)
-    step = store.restore(path, tensors)["step"]
+    step = checkpointer.restore(path, tensors)["step"]
     assert step in steps and all(tensor.eq(step).all() for tensor in tensors.values())
     save(folder, 900)
     assert sorted(entry.name for entry in folder.iterdir()) == ["newest", path.name, "step_00000900"]
@@ -141,11 +142,11 @@ def test_a_kill_anywhere_in_a_save_leaves_a_whole_checkpoint(tmp_path, step, poi
 
 def save_together_and_die(folder: Path, victim: int, at: int) -> None:
     world = start_world(30, "cpu")
-    store = Store(folder, group=make_host_group(world, "checkpoint", 30))
+    checkpointer = Checkpointer(folder, group=make_host_group(world, "checkpoint", 30))
     if world.rank == victim:
         Killer(at)
-    store.save(300, state(300.0), {"step": 300})
-    store.settle()
+    checkpointer.save(300, state(300.0), {"step": 300})
+    checkpointer.settle()
 
 
 @pytest.mark.parametrize(("victim", "at"), [(0, 1), (0, 12), (0, 22), (1, 0), (1, 6), (1, 13)])
@@ -189,7 +190,7 @@ def test_five_hundred_damages_are_noticed_and_named(tmp_path, monkeypatch):
     """Any damage to any file of the newest checkpoint: every reader names the file, and the older one is
     used.
     """
-    monkeypatch.setattr(checkpoint_index, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(block_digests, "BLOCK_BYTES", 1000)
     before, run = tmp_path / "before", tmp_path / "run"
     save(before, 100, 200)
     names = sorted(path.name for path in (before / "step_00000200").iterdir())
@@ -208,20 +209,28 @@ def test_five_hundred_damages_are_noticed_and_named(tmp_path, monkeypatch):
             assert content != whole
             path.write_bytes(content)
 
-        for read in (read_tensors, lambda path: Store(run).restore(path, state(0.0))):
+        for read in (read_tensors, lambda path: Checkpointer(run).restore(path, state(0.0))):
             with pytest.raises(KieloError, match=name):
                 read(path.parent)
         found, warnings = newest_complete(run)
         assert found == run / "step_00000100" and len(warnings) == 1 and name in warnings[0]
-        store = Store(run)
-        assert store.newest() == found and read_plain(found) == {"step": 100}
-        assert len(store.warnings) == 1 and name in store.warnings[0] and "step_00000200" in store.warnings[0]
+        checkpointer = Checkpointer(run)
+        assert checkpointer.newest() == found and read_plain(found) == {"step": 100}
+        assert (
+            len(checkpointer.warnings) == 1
+            and name in checkpointer.warnings[0]
+            and "step_00000200" in checkpointer.warnings[0]
+        )
         assert sorted(entry.name for entry in run.iterdir()) == [
             "newest",
             "step_00000100",
             "step_00000200.damaged",
         ]
-        assert (run / "newest").resolve() == found and store.newest() == found and not store.warnings
+        assert (
+            (run / "newest").resolve() == found
+            and checkpointer.newest() == found
+            and not checkpointer.warnings
+        )
         done[damage, name] += 1
     assert len(done) == len(DAMAGES) * len(names) and done.total() == 500
 
@@ -245,14 +254,14 @@ def fill(folder: Path) -> None:
     again.
     """
     alerts: dict[int, str] = {}
-    store = Store(folder, keep_newest=100, on_alert=alerts.__setitem__)
+    checkpointer = Checkpointer(folder, keep_newest=100, on_alert=alerts.__setitem__)
     tensor, steps = torch.zeros(200_000), 0
     for step in range(1, 13):
         tensor += 1  # training
         steps += 1
-        store.save(step, {"model/a": tensor}, {"step": step})
+        checkpointer.save(step, {"model/a": tensor}, {"step": step})
     with pytest.raises(KieloError) as last:
-        store.settle()
+        checkpointer.settle()
     assert steps == 12 and alerts[12] == str(last.value)
     saved = [row["step"] for row in list_checkpoints(folder, checksums=True) if row["state"] == "verified"]
     assert saved == sorted(set(range(1, 13)) - set(alerts), reverse=True) and 1 < len(saved) < 12
@@ -261,8 +270,8 @@ def fill(folder: Path) -> None:
         *(f"step_{step:08d}" for step in saved[::-1]),
     ]
     shutil.rmtree(folder / "step_00000001")
-    store.save(13, {"model/a": tensor}, {"step": 13})
-    assert read_tensors(store.settle())["model/a"].eq(12).all()
+    checkpointer.save(13, {"model/a": tensor}, {"step": 13})
+    assert read_tensors(checkpointer.settle())["model/a"].eq(12).all()
     print(alerts[12])
 
 

@@ -20,11 +20,11 @@ from kielo.artifact.manifest import read_manifest
 from kielo.artifact.own_text import marked
 from kielo.artifact.resumable_stage import ResumableStage
 from kielo.checkpoint import export_tensors
-from kielo.checkpoint.hugging_face_export import export
+from kielo.checkpoint.checkpointer import Checkpointer
+from kielo.checkpoint.hugging_face_export import ExportOptions, export
 from kielo.checkpoint.pieces import cut, join
-from kielo.checkpoint.store import Store
-from kielo.checkpoint.stream import SafetensorsStream
-from kielo.checkpoint.tensor_file import read_table
+from kielo.checkpoint.safetensors_stream import SafetensorsStream
+from kielo.checkpoint.tensor_table import read_table
 from kielo.models import families
 from kielo.models.llama.model import Llama
 from kielo.models.llama.names import to_hugging_face
@@ -47,9 +47,9 @@ def plain_model(model_config, seed: int = 5) -> Llama:
 
 
 def saved(folder: Path, tensors: dict[str, torch.Tensor], plain: dict[str, Any] | None = None) -> Path:
-    store = Store(folder)
-    store.save(3, {f"model/{name}": value for name, value in tensors.items()}, plain or {})
-    return store.settle()
+    checkpointer = Checkpointer(folder)
+    checkpointer.save(3, {f"model/{name}": value for name, value in tensors.items()}, plain or {})
+    return checkpointer.settle()
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -93,7 +93,7 @@ def test_an_export_is_the_same_model_in_transformers(tmp_path, tokenizer_folder,
     model = plain_model(config(tied))
     path = saved(tmp_path / "checkpoints", model.state_dict(), {"identity": {"name": "tiny run"}})
     options = {"max_shard_bytes": SHARD_BYTES, "generation": {"do_sample": True, "top_k": 50}}
-    folder = export(path, tmp_path / "hf", config(tied), tokenizer_folder, **options)
+    folder = export(path, tmp_path / "hf", config(tied), tokenizer_folder, ExportOptions(**options))
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     shards = sorted(set(index["weight_map"].values()))
     assert len(shards) > 2 and all((folder / shard).stat().st_size < 10_000 for shard in shards)
@@ -127,7 +127,7 @@ def test_the_dtype_is_as_asked_and_what_is_refused_leaves_nothing(tmp_path, toke
     with torch.no_grad():
         model.head.weight[3, 2] = -70_000.0
     path = saved(tmp_path / "checkpoints", model.state_dict())
-    folder = export(path, tmp_path / "hf", config(), tokenizer_folder, dtype="bf16")
+    folder = export(path, tmp_path / "hf", config(), tokenizer_folder, ExportOptions(dtype="bf16"))
     stored = load_file(folder / "model.safetensors")
     assert torch.equal(stored["lm_head.weight"], model.head.weight.detach().bfloat16())
     assert json.loads((folder / "config.json").read_text())["torch_dtype"] == "bfloat16"
@@ -135,7 +135,7 @@ def test_the_dtype_is_as_asked_and_what_is_refused_leaves_nothing(tmp_path, toke
     def refusal(to=tmp_path / "other", layers=2, **options) -> str:
         with pytest.raises(KieloError) as caught:
             asked = config().model_copy(update={"num_hidden_layers": layers})
-            export(path, to, asked, tokenizer_folder, **options)
+            export(path, to, asked, tokenizer_folder, ExportOptions(**options))
         return str(caught.value)
 
     assert "fp8" in refusal(dtype="fp8") and "fp32, bf16, fp16" in refusal(dtype="fp8")
@@ -155,14 +155,14 @@ def test_what_is_there_already_is_not_written_again(tmp_path, checkpoint, tokeni
     folder = export(*arguments)
     (folder / "README.md").write_text(marked("a model card, which is longer\n"))
     before = {path: path.stat() for path in folder.iterdir()}
-    export(*arguments, is_replacing=False)
+    export(*arguments, ExportOptions(is_replacing=False))
     assert {path: path.stat() for path in folder.iterdir()} == before
-    export(*arguments, dtype="fp16")
+    export(*arguments, ExportOptions(dtype="fp16"))
     assert load_file(folder / "model.safetensors")["lm_head.weight"].dtype == torch.float16
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
     (folder / "README.md").write_text("a person's card")
     with pytest.raises(KieloError, match="holds README.md"):
-        export(*arguments, dtype="bf16")
+        export(*arguments, ExportOptions(dtype="bf16"))
     assert (folder / "README.md").read_text() == "a person's card"
 
 
@@ -170,7 +170,7 @@ def test_no_block_is_larger_than_allowed_and_many_give_the_same_bytes(tmp_path, 
     """Memory does not grow with the model: nothing larger than a block is made or written, and blocks leave
     no seam.
     """
-    whole = contents(export(checkpoint, tmp_path / "whole", config(), None, dtype="bf16"))
+    whole = contents(export(checkpoint, tmp_path / "whole", config(), None, ExportOptions(dtype="bf16")))
     made, written = [], []
     empty, write_rows = torch.empty, SafetensorsStream.write_rows
 
@@ -185,7 +185,10 @@ def test_no_block_is_larger_than_allowed_and_many_give_the_same_bytes(tmp_path, 
     monkeypatch.setattr(export_tensors, "BLOCK_BYTES", 200)  # three rows of 16 and a bit
     monkeypatch.setattr(torch, "empty", counted_empty)
     monkeypatch.setattr(SafetensorsStream, "write_rows", counted_rows)
-    assert contents(export(checkpoint, tmp_path / "blocks", config(), None, dtype="bf16")) == whole
+    assert (
+        contents(export(checkpoint, tmp_path / "blocks", config(), None, ExportOptions(dtype="bf16")))
+        == whole
+    )
     assert len(written) > 100 and max(written) <= 100
     assert max(value.nbytes for value in made if value.dtype != torch.uint8) <= 200
 
@@ -201,7 +204,7 @@ def test_the_layout_that_saved_it_does_not_show(tmp_path, monkeypatch):
     for sizes in ((1, 3, 1), (2, 1, 2), (1, 2, 2)):
         folder = tmp_path / "_".join(map(str, sizes))
         run_ranks(save_on_ranks, sizes[0] * sizes[1] * sizes[2], folder, *sizes)
-        stored = weights_of(export(Store(folder).newest(), folder / "hf", config(), None))
+        stored = weights_of(export(Checkpointer(folder).newest(), folder / "hf", config(), None))
         for name, piece in to_hugging_face(config()).items():
             shape = stored[piece.name].shape
             assert torch.equal(stored[piece.name], values(config(), 5)(name, shape)), (sizes, name)
@@ -282,7 +285,9 @@ def test_names_and_dtypes_of_the_source_come_back(tmp_path, monkeypatch):
     stored = weights_of(export(path, tmp_path / "headed_hf", config(tied=True), None))
     assert set(stored) == set(headed)
     assert torch.equal(stored["lm_head.weight"], stored["model.embed_tokens.weight"])
-    plain = weights_of(export(path, tmp_path / "headed_hf", config(tied=True), None, dtype="fp32"))
+    plain = weights_of(
+        export(path, tmp_path / "headed_hf", config(tied=True), None, ExportOptions(dtype="fp32"))
+    )
     assert set(plain) == {piece.name for piece in pieces.values()}
 
     path = saved(tmp_path / "other", model.state_dict(), {"source_tensors": {"model.norm.weight": "BF16"}})
@@ -296,7 +301,7 @@ def export_and_die(checkpoint: Path, to: Path, at: int | None) -> int:
     """
     killer = Killer(at)
     export_tensors.BLOCK_BYTES = 2000
-    export(checkpoint, to, config(), None, max_shard_bytes=SHARD_BYTES)
+    export(checkpoint, to, config(), None, ExportOptions(max_shard_bytes=SHARD_BYTES))
     return killer.calls
 
 
@@ -311,8 +316,10 @@ def test_killed_at_any_moment_it_goes_on_and_rewrites_nothing(tmp_path, checkpoi
     of an undisturbed one, and finished shards are the files that they were. Where one is replaced: at each of
     the last calls.
     """
-    expected = contents(export(checkpoint, tmp_path / "whole", config(), None, max_shard_bytes=SHARD_BYTES))
-    older = export(checkpoint, tmp_path / "older", config(), None, dtype="bf16")
+    expected = contents(
+        export(checkpoint, tmp_path / "whole", config(), None, ExportOptions(max_shard_bytes=SHARD_BYTES))
+    )
+    older = export(checkpoint, tmp_path / "older", config(), None, ExportOptions(dtype="bf16"))
 
     def place(name: str) -> Path:
         if is_replacing:
@@ -335,7 +342,7 @@ def test_killed_at_any_moment_it_goes_on_and_rewrites_nothing(tmp_path, checkpoi
             finished = {
                 line["file"]: (aside / "new" / line["file"]).stat() for line in lines if "file" in line
             }
-        export(checkpoint, to, config(), None, max_shard_bytes=SHARD_BYTES)
+        export(checkpoint, to, config(), None, ExportOptions(max_shard_bytes=SHARD_BYTES))
         assert contents(to) == expected
         for name, before in finished.items():
             after = (to / name).stat()
@@ -354,7 +361,7 @@ def add_and_die(checkpoint: Path, to: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     ResumableStage.add = add_once
-    export(checkpoint, to, config(), None, max_shard_bytes=SHARD_BYTES)
+    export(checkpoint, to, config(), None, ExportOptions(max_shard_bytes=SHARD_BYTES))
 
 
 def test_a_partial_folder_is_trusted_as_far_as_it_can_be(tmp_path, checkpoint):
@@ -364,7 +371,13 @@ def test_a_partial_folder_is_trusted_as_far_as_it_can_be(tmp_path, checkpoint):
     arguments = (checkpoint, tmp_path / "hf", config(), None)
     whole = {
         dtype: contents(
-            export(checkpoint, tmp_path / dtype, config(), None, dtype=dtype, max_shard_bytes=SHARD_BYTES)
+            export(
+                checkpoint,
+                tmp_path / dtype,
+                config(),
+                None,
+                ExportOptions(dtype=dtype, max_shard_bytes=SHARD_BYTES),
+            )
         )
         for dtype in ("fp32", "bf16")
     }
@@ -380,7 +393,7 @@ def test_a_partial_folder_is_trusted_as_far_as_it_can_be(tmp_path, checkpoint):
     cut_short()
     with open(min(partial.glob("*.safetensors")), "r+b") as file:
         file.truncate(100)
-    assert contents(export(*arguments, **options)) == whole["fp32"]
+    assert contents(export(*arguments, ExportOptions(**options))) == whole["fp32"]
     shutil.rmtree(tmp_path / "hf")
 
     cut_short()
@@ -389,20 +402,20 @@ def test_a_partial_folder_is_trusted_as_far_as_it_can_be(tmp_path, checkpoint):
         with pytest.raises(RuntimeError, match="killed"):
             run_ranks(add_and_die, 1, checkpoint, tmp_path / "hf")
         assert all(json.loads(line) for line in journal.read_text().splitlines()), "what was torn is gone"
-    assert contents(export(*arguments, **options)) == whole["fp32"]
+    assert contents(export(*arguments, ExportOptions(**options))) == whole["fp32"]
     shutil.rmtree(tmp_path / "hf")
 
     cut_short()
-    assert contents(export(*arguments, dtype="bf16", **options)) == whole["bf16"]
+    assert contents(export(*arguments, ExportOptions(dtype="bf16", **options))) == whole["bf16"]
     shutil.rmtree(tmp_path / "hf")
 
     other = ResumableStage(tmp_path / "hf", "export", 0, {}, {})
     other.begin()
     with pytest.raises(KieloError, match="another process is writing"):
-        export(*arguments, **options)
+        export(*arguments, ExportOptions(**options))
     assert partial.is_dir()
     other.close()
-    assert contents(export(*arguments, **options)) == whole["fp32"]
+    assert contents(export(*arguments, ExportOptions(**options))) == whole["fp32"]
 
 
 def test_a_full_disk_is_told_and_what_is_finished_stays(tmp_path, checkpoint, monkeypatch):
@@ -423,7 +436,7 @@ def test_a_full_disk_is_told_and_what_is_finished_stays(tmp_path, checkpoint, mo
         with pytest.raises(
             KieloError, match=r"disk full: .* more bytes.* free.* 1 finished files stay in .*\.hf\.kielo/new"
         ):
-            export(*arguments, **options)
+            export(*arguments, ExportOptions(**options))
     assert [path.name for path in tmp_path.iterdir()] == [".hf.kielo"]
     assert [path.name[:11] for path in (tmp_path / ".hf.kielo" / "new").glob("*.safetensors")] == [
         "model-00001"
@@ -432,7 +445,7 @@ def test_a_full_disk_is_told_and_what_is_finished_stays(tmp_path, checkpoint, mo
         usage = shutil.disk_usage(tmp_path)._replace(free=100)
         patch.setattr(shutil, "disk_usage", lambda _: usage)
         with pytest.raises(KieloError, match="more bytes are needed, 100 are free"):
-            export(*arguments, **options)
+            export(*arguments, ExportOptions(**options))
     first = next((tmp_path / ".hf.kielo" / "new").glob("*.safetensors"))
     before = first.stat().st_ino
-    assert (export(*arguments, **options) / first.name).stat().st_ino == before
+    assert (export(*arguments, ExportOptions(**options)) / first.name).stat().st_ino == before

@@ -18,10 +18,12 @@ from safetensors.torch import save_file
 
 from kielo.artifact.weights_folder import pinned, resolve_weights
 from kielo.checkpoint import tensor_file
+from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.hugging_face_import import load_model_weights, load_weights
 from kielo.checkpoint.pieces import join
-from kielo.checkpoint.store import Store, read_plain
-from kielo.checkpoint.tensor_file import Staging, TensorFile, Wanted, read_table
+from kielo.checkpoint.read_checkpoint import read_plain
+from kielo.checkpoint.tensor_file import ReadBuffers, TensorFile, Wanted
+from kielo.checkpoint.tensor_table import read_table
 from kielo.models.llama.model import Llama
 from kielo.models.llama.names import to_hugging_face
 from kielo.models.piece import Piece, by_stored_name
@@ -336,7 +338,7 @@ def test_little_is_read_and_little_is_held(tmp_path, monkeypatch):
 
     calls.clear()
     halves = [torch.empty(40, 15_000), torch.empty(40, 15_000)]
-    with TensorFile(tmp_path / "x.safetensors", staging=Staging(buffer_bytes=4096)) as file:
+    with TensorFile(tmp_path / "x.safetensors", buffers=ReadBuffers(buffer_bytes=4096)) as file:
         stored = file.tensors["m"]
         boxes = [(slice(0, 40), slice(0, 15_000)), (slice(0, 40), slice(15_000, 30_000))]
         file.read(Wanted(stored, box, half) for box, half in zip(boxes[::-1], halves[::-1]))
@@ -421,7 +423,7 @@ def test_a_run_starts_from_weights_and_keeps_their_record(tmp_path):
     )
     assert run_ranks(train_on_rank, 2, resolved, 1) == ["requeue", "requeue"]
     record = dict.fromkeys(tensors, "BF16")
-    checkpoints = Store(tmp_path / "train" / "checkpoints")
+    checkpoints = Checkpointer(tmp_path / "train" / "checkpoints")
     assert read_plain(checkpoints.newest())["source_tensors"] == record
     shutil.rmtree(source)
     assert run_ranks(train_on_rank, 2, resolved, None) == ["finished", "finished"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kielo.checkpoint.hugging_face_export import export
-from kielo.checkpoint.store import read_plain, read_tensors
+from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
 from kielo.cli.main import main
 from kielo.recipe.sections import Model
 from kielo.train.run import train

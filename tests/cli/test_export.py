@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from kielo.checkpoint.average import average
-from kielo.checkpoint.store import Store
+from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.cli.main import main
 from kielo.models.llama.model import Llama
 from tests.checkpoint.layouts import config
@@ -21,13 +21,13 @@ def run(tmp_path) -> Path:
     """A run folder with two checkpoints and a tokenizer that names one token."""
     folder = tmp_path / "run"
     plain = {"identity": {"name": "tiny", "model": config().model_dump(mode="json")}}
-    store = Store(folder / "train" / "checkpoints")
+    checkpointer = Checkpointer(folder / "train" / "checkpoints")
     for step in (1, 2):
-        store.save(
+        checkpointer.save(
             step, {f"model/{name}": value for name, value in Llama(config()).state_dict().items()}, plain
         )
-    store.settle()
-    store.close()
+    checkpointer.settle()
+    checkpointer.close()
     (folder / "tokenizer").mkdir()
     Tokenizer(WordLevel({"<s>": 7}, unk_token="<s>")).save(str(folder / "tokenizer" / "tokenizer.json"))
     (folder / "tokenizer" / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kielo.checkpoint.store import read_tensors
+from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.cli.main import STAGES, main
 from kielo.evaluate.contender import load_checkpoint
 from kielo.resolve.resolved import read

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from kielo.corpus.dedup import DocumentDuplicates, LineDuplicates
-from kielo.corpus.language import THRESHOLDS, DocumentLanguage, LineLanguage
-from kielo.corpus.length import DocumentLength, LineLength
+from kielo.corpus.document_filters import DocumentLanguage, DocumentLength
+from kielo.corpus.duplicates import DocumentDuplicates, LineDuplicates
+from kielo.corpus.language_identification import THRESHOLDS
+from kielo.corpus.line_filters import LineLanguage, LineLength, ScriptFilter
 from kielo.corpus.normalise import Normalise, normalise_line
-from kielo.corpus.run import effective_settings
-from kielo.corpus.script import ScriptFilter
-from kielo.corpus.split import split_document
+from kielo.corpus.settings import effective_settings
+from kielo.corpus.split_document import split_document
 from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Corpus
@@ -79,7 +79,7 @@ def test_long_texts_are_not_remembered(kind, monkeypatch):
     all).
     """
     fixed = SimpleNamespace(probabilities=lambda text: {"et": 1.0})
-    monkeypatch.setattr("kielo.corpus.language.load_identifier", lambda name: fixed)
+    monkeypatch.setattr("kielo.corpus.language_identification.load_identifier", lambda name: fixed)
     documents = kind("fixed", ["et"], 0.5).run(
         _document(f"{number} " + "a" * 100_000) for number in range(200)
     )

@@ -12,8 +12,8 @@ import torch
 from kielo.artifact.documents import write_documents
 from kielo.artifact.manifest import read_manifest, write_stage
 from kielo.artifact.token_shards import TokenShard
+from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.hugging_face_export import export
-from kielo.checkpoint.store import Store
 from kielo.dataset.pack import pack
 from kielo.evaluate.contender import load_checkpoint
 from kielo.evaluate.run import evaluate, evaluate_hugging_face
@@ -66,9 +66,9 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = Llama(resolved.identity.model)
     init_weights(model, seed=1)
     tensors = {f"model/{name}": parameter.detach() for name, parameter in model.named_parameters()}
-    store = Store(folder / "train" / "checkpoints")
-    store.save(8, tensors, {})
-    store.settle()
+    checkpointer = Checkpointer(folder / "train" / "checkpoints")
+    checkpointer.save(8, tensors, {})
+    checkpointer.settle()
     return folder
 
 

@@ -1,6 +1,6 @@
-"""Careless uses: the wrong folder, the wrong order, numbers out of range, a recipe changed in mid-run, a run
-folder moved, copied or renamed, and a machine whose surroundings are not as they should be. Each ends well
-with the right result, or is refused in one message; what a person had is still there.
+"""Careless uses: the wrong folder, the wrong order, numbers out of range, a recipe changed during a run, a
+run folder moved, copied or renamed, and an unusual machine environment. Each ends well with the right result,
+or is refused in one message; what a person had is still there.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Checkpoints: what cannot be read is not damaged, training never begins anew over what was there, and bad
-steps cost no good checkpoint.
+"""Checkpoints: an unreadable file does not count as damaged, training never restarts over existing work, and
+bad steps remove no good checkpoint.
 
 `trained` has 20 steps, checkpoints 15 and 20, and a save every 5 steps.
 """
@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kielo.artifact.checkpoint_index import check_checkpoint
 from kielo.artifact.manifest import hash_json
+from kielo.artifact.whole_checkpoints import check_checkpoint
 from kielo.train import next_token
 from kielo.train.optimiser import Optimiser
 from tests.faults.trial import belongings, refused, went_well
@@ -422,7 +422,7 @@ def saved_steps(workplace: Path) -> list[int]:
 
 
 def every_weight_is_finite(workplace: Path) -> bool:
-    from kielo.checkpoint.store import read_tensors
+    from kielo.checkpoint.read_checkpoint import read_tensors
 
     paths = checkpoints(workplace).glob("step_*")
     return all(tensor.isfinite().all() for path in paths for tensor in read_tensors(path).values())

@@ -1,5 +1,5 @@
-"""Text is text: in the forms of published tokenizers, no document writes a control token, and ordinary added
-tokens work.
+"""Text stays text: with the formats of published tokenizers no document produces a control token, and
+ordinary added tokens work.
 
 The tokenizers are small (the vocabulary is bytes or characters, and few words), but made of the parts and
 flags of the published ones: model, normaliser, pre-tokenizer, decoder, added tokens and configuration.

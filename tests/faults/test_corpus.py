@@ -1,5 +1,5 @@
-"""The corpus stage under bad text, odd files and lost workers: it never hangs, never drops text in silence,
-never bursts.
+"""The corpus stage with bad text, odd files and lost workers: it never hangs, never drops text silently,
+and its memory stays bounded.
 
 Text of the trial's own workplace: 43 lines, of which one bad one is passed over by default and two are
 refused.

@@ -1,5 +1,5 @@
-"""Damage to every file of every stage: cut short, emptied, gone, a bit turned over, or another run's. A verb
-that reads it names it, or the stage is made anew to the last byte; nothing else changes.
+"""Damage to every file of every stage: truncated, emptied, deleted, one bit flipped, or replaced by another
+run's. A verb that reads it names it, or the stage is rebuilt to the last byte; nothing else changes.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Folders: what a person owns is never replaced, emptied or removed; links stay; a disk that refuses is told
-in a sentence.
+"""Folders: a user's files are never replaced, emptied or removed; links are kept; a disk error is reported in
+a sentence.
 
 A stage writes its folder anew, so whatever else lies there, or under the names that Kielo works with, is in
 danger.

@@ -1,4 +1,4 @@
-"""Killed and stopped anywhere, a run ends bitwise like one that was never disturbed.
+"""A run that is killed or stopped at any point ends bitwise equal to an undisturbed run.
 
 A rank is forked from a process that has torch loaded already (tests/ranks.py); it kills itself, or asks
 itself to stop, at the point that the case names; the next one goes on to the end, and the last checkpoint is
@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from kielo.checkpoint import store
-from kielo.checkpoint.store import read_tensors
+from kielo.checkpoint import saving
+from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.recipe.errors import KieloError
 from kielo.train.feed import Feed
 from kielo.train.log import Log
 from kielo.train.run import train
-from kielo.train.state import Checkpoints
+from kielo.train.state import RunCheckpoints
 from tests.ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
@@ -46,7 +46,7 @@ def go_on_until(
     folder: Path, train_folder: Path, owner: str, method: str, calls: int, is_after: bool
 ) -> None:
     """Train, and be killed before (or after) the call number `calls` of one part's method."""
-    part = {"Feed": Feed, "Log": Log, "Checkpoints": Checkpoints, "store": store, "Store": store.Store}[owner]
+    part = {"Feed": Feed, "Log": Log, "RunCheckpoints": RunCheckpoints, "saving": saving}[owner]
     original, done = getattr(part, method), 0
 
     def counted(*args, **kwargs):
@@ -79,19 +79,19 @@ KILLS = {
     "in step 2": ("Feed", "take", 2, True),
     "in step 4, with a log row": ("Feed", "take", 4, True),
     "in the step of a checkpoint": ("Feed", "take", 5, True),
-    "as the first save begins": ("Checkpoints", "save", 1, False),
-    "while the first save is written": ("Checkpoints", "save", 1, True),
-    "before the first is published": ("store", "publish", 1, False),
-    "after the first is published": ("store", "publish", 1, True),
+    "as the first save begins": ("RunCheckpoints", "save", 1, False),
+    "while the first save is written": ("RunCheckpoints", "save", 1, True),
+    "before the first is published": ("saving", "publish", 1, False),
+    "after the first is published": ("saving", "publish", 1, True),
     "in step 6, at held-out text": ("Feed", "take", 6, True),
     "in step 9": ("Feed", "take", 9, True),
-    "as the second save begins": ("Checkpoints", "save", 2, False),
-    "before the second is published": ("store", "publish", 2, False),
-    "while old ones are pruned": ("store", "prune", 3, False),
-    "after old ones are pruned": ("store", "prune", 3, True),
+    "as the second save begins": ("RunCheckpoints", "save", 2, False),
+    "before the second is published": ("saving", "publish", 2, False),
+    "while old ones are pruned": ("saving", "prune", 3, False),
+    "after old ones are pruned": ("saving", "prune", 3, True),
     "in step 14": ("Feed", "take", 14, False),
     "in the last step": ("Feed", "take", 20, True),
-    "before the last is published": ("store", "publish", 4, False),
+    "before the last is published": ("saving", "publish", 4, False),
 }
 
 

@@ -1,6 +1,5 @@
-"""Text that is code somewhere: in every place from which a person's or a stranger's words reach the report
-and the model card, they stay words. The page has no element that was not there before, and the card's front
-matter says what the recipe says.
+"""Text with markup or code: text of the user or a stranger stays text in the report and the model card.
+The page has no element that was not there before, and the card's front matter says what the recipe says.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The suite's own ground: an undisturbed run goes well, and the checks bite."""
+"""The suite itself: an undisturbed run passes, and the checks detect violations."""
 
 import pytest
 

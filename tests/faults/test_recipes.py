@@ -1,4 +1,4 @@
-"""Recipes that cannot work: every key with a value of no use, odd TOML, odd `--set`, odd names. Each is told
+"""Recipes that cannot work: every key with an invalid value, odd TOML, odd `--set`, odd names. Each is told
 in one message that names the key or the file, at once, and nothing is made.
 """
 

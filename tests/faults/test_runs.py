@@ -1,6 +1,4 @@
-"""A run's own text, tokenizer and folder: what does not belong together is refused, and what a run needs
-stays.
-"""
+"""A run's own text, tokenizer and folder: a mismatch is refused, and everything that a run needs is kept."""
 
 import json
 import os
@@ -125,10 +123,10 @@ def test_a_tokenizer_given_by_hand_is_the_tokens_own(trained, here, monkeypatch,
     elif change is not None:
         change(given)
     if is_old:
-        from kielo.checkpoint import store
+        from kielo.checkpoint import read_checkpoint
 
-        whole = store.read_plain
-        monkeypatch.setattr(store, "read_plain", lambda path: whole(path) | {"tokenizer_hash": ""})
+        whole = read_checkpoint.read_plain
+        monkeypatch.setattr(read_checkpoint, "read_plain", lambda path: whole(path) | {"tokenizer_hash": ""})
     outcome = here(trained, *EXPORT_NEWEST, "--tokenizer", given)
     if callable(change):
         refused(outcome, str(given), "the run's own")

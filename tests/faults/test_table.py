@@ -1,4 +1,4 @@
-"""The page about this suite says what there is."""
+"""The table of docs/faults.md lists the cases of this suite."""
 
 import runpy
 

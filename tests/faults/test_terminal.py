@@ -1,5 +1,5 @@
-"""Output that fails, signals, odd files beside a run, and errors nobody thought of: what was worked on goes
-on, or says why.
+"""Output that fails, signals, odd files beside a run, and unexpected errors: the work continues, or the
+reason is reported.
 """
 
 import errno
@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from kielo.artifact.metrics import read_metrics
-from kielo.checkpoint.store import read_tensors
+from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.cli import look, train
 from kielo.cli.main import main
 from kielo.parallel.local_ranks import Ranks

@@ -1,5 +1,5 @@
-"""Weights and settings that come from elsewhere: damaged, odd, poisoned or hostile ones are refused by name,
-and what leaves is sound.
+"""Weights and settings from elsewhere: damaged, odd, poisoned or hostile ones are refused by name, and every
+export is valid.
 """
 
 import json
@@ -16,9 +16,11 @@ import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
-from kielo.artifact.checkpoint_index import newest_checkpoint
-from kielo.checkpoint import store as store_module
-from kielo.checkpoint.store import Store, read_index, read_plain, read_tensors
+from kielo.artifact.checkpoint_index import read_index
+from kielo.artifact.whole_checkpoints import newest_checkpoint
+from kielo.checkpoint import saving
+from kielo.checkpoint.checkpointer import Checkpointer
+from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
 from kielo.cli.train import train_here
 from kielo.models import families
 from kielo.recipe.errors import KieloError
@@ -554,12 +556,12 @@ def poisoned(run: Path, to: Path, name: str, value: float) -> Path:
     source = newest_checkpoint(run)
     tensors = read_tensors(source, read_index(source).names())
     tensors[f"model/{name}"][0] = value
-    store = Store(to)
+    checkpointer = Checkpointer(to)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store_module, "_complaint_unless_finite", lambda copies: None)
-        store.save(20, tensors, read_plain(source))
-        checkpoint = store.settle()
-    store.close()
+        patch.setattr(saving, "complaint_unless_finite", lambda copies: None)
+        checkpointer.save(20, tensors, read_plain(source))
+        checkpoint = checkpointer.settle()
+    checkpointer.close()
     return checkpoint
 
 

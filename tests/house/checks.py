@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "kielo"
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "core", "base", "tools", "manager"}
 FORBIDDEN_IN_MODELS = ("torch.distributed", "torch.cuda", "os", "kielo.parallel")
-FAMILY_TABLES = ("layout", "names", "count")
+FAMILY_TABLES = ("tensor_parallel_plan", "names", "count")
 
 
 def folders_without_init(package: Path) -> list[str]:

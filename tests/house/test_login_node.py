@@ -38,7 +38,7 @@ def test_the_room_loads_no_torch(room):
 
 
 def test_the_families_tables_load_no_torch():
-    """The registry and each family's layout, names and count are plain tables."""
+    """The registry and each family's tensor-parallel plan, names and count are plain tables."""
     assert loaded_after("\n".join(f"import kielo.{name}" for name in TABLES), ("torch", "transformers")) == []
 
 

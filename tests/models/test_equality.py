@@ -9,9 +9,8 @@ from transformers import AutoConfig
 
 from kielo.checkpoint.pieces import join
 from kielo.models import families
-from kielo.models.layout_words import WORDS
 from kielo.models.piece import by_stored_name
-from kielo.parallel.tensor import _word
+from kielo.models.tensor_parallel_styles import STYLES, style_of
 from tests.models.equality import batch, mean_loss, our_logits, pair, their_gradients, train
 from tests.models.tiny_configs import LENGTH, TINY, VOCABULARY
 
@@ -73,18 +72,18 @@ def test_names_cover_every_tensor_and_give_it_back(models, tmp_path) -> None:
         assert torch.equal(back, stored[name]), name
 
 
-def test_the_layout_table_covers_every_parameter_once(models) -> None:
-    """One known word for each module with parameters, and no word that no module of any variant has."""
+def test_the_tensor_parallel_plan_covers_every_parameter_once(models) -> None:
+    """One known style for each module with parameters, and no style that no module of any variant has."""
     ours, _ = models
-    table = families.module(ours.config.model_type, "layout").TENSOR_AXIS
-    assert set(table.values()) <= set(WORDS)
-    words = Counter()
+    plan = families.module(ours.config.model_type, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN
+    assert set(plan.values()) <= set(STYLES)
+    styles = Counter()
     for name, module in ours.named_modules():
         owns = any(True for _ in module.parameters(recurse=False))
-        word = _word(table, name)
-        assert not owns or (word is not None and word != "gather"), f"{name} has parameters and no word"
-        words[name] += word is not None
-    assert max(words.values()) == 1
+        style = style_of(plan, name)
+        assert not owns or (style is not None and style != "gather"), f"{name} has parameters and no style"
+        styles[name] += style is not None
+    assert max(styles.values()) == 1
 
 
 def test_count_is_the_models(models) -> None:

@@ -359,10 +359,10 @@ def test_refusals_name_file_and_key(tmp_path, change: dict, named: str) -> None:
 
 
 def test_tables_need_no_torch() -> None:
-    """A login node reads families, counts, names and layouts without torch."""
+    """A login node reads families, counts, names and tensor-parallel plans without torch."""
     program = (
         "import sys; from kielo.models import families; "
-        "[families.module('llama', part) for part in ('count', 'layout', 'names')]; "
+        "[families.module('llama', part) for part in ('count', 'tensor_parallel_plan', 'names')]; "
         "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -8,8 +8,8 @@ from torch._dynamo.utils import counters
 from kielo.models import families
 from kielo.models.blocks import flex
 from kielo.models.blocks.alibi import Alibi
-from kielo.models.blocks.attention import AttentionMask, InnerAttention
-from kielo.parallel.compile import lay_compile
+from kielo.models.blocks.attention import InnerAttention, MaskMaker
+from kielo.parallel.compile import apply_compile
 from kielo.train.precision import settle_matrix_products
 from tests.models.equality import batch, mean_loss, our_logits, pair
 from tests.models.tiny_configs import LENGTH as TINY_LENGTH
@@ -47,11 +47,11 @@ def projections(groups: int, head_dim: int = HEAD_DIM) -> list[Tensor]:
     ]
 
 
-def parts(bent: str, window: int | None) -> tuple[AttentionMask, InnerAttention]:
+def parts(bent: str, window: int | None) -> tuple[MaskMaker, InnerAttention]:
     options = dict(BENT[bent])
     has_alibi = options.pop("alibi", False)
-    mask = AttentionMask([window], needs_distance=has_alibi, is_capped="softcap" in options)
-    return mask, InnerAttention(**options, alibi=Alibi(HEADS) if has_alibi else None)
+    make_masks = MaskMaker([window], needs_distance=has_alibi, is_capped="softcap" in options)
+    return make_masks, InnerAttention(**options, alibi=Alibi(HEADS) if has_alibi else None)
 
 
 CASES = pytest.mark.parametrize("bent", BENT)
@@ -69,13 +69,13 @@ def test_outputs_are_the_dense_ones(
     """Within 2e-6 for each way to bend scores, with and without window, documents, shared key heads and small
     heads; plain causal attention gets no blocks at all.
     """
-    mask, inner = parts(bent, window)
+    make_masks, inner = parts(bent, window)
     numbers, cpu = documents() if is_masked else None, torch.device("cpu")
     *inputs, _ = projections(groups, head_dim)
-    in_blocks = mask.in_blocks(numbers, LENGTH, cpu)[window]
+    in_blocks = make_masks.in_blocks(numbers, LENGTH, cpu)[window]
     needs_blocks = is_masked or window is not None or bent in ("ALiBi", "cap")
     assert (in_blocks.blocks is not None) == needs_blocks and in_blocks.visible is None
-    dense = mask(numbers, None, LENGTH, cpu)[window]
+    dense = make_masks(numbers, None, LENGTH, cpu)[window]
     assert dense.blocks is None, "the CPU keeps the dense reference"
     with torch.no_grad():
         torch.testing.assert_close(inner(*inputs, in_blocks), inner(*inputs, dense), atol=2e-6, rtol=0)
@@ -85,14 +85,14 @@ def test_outputs_are_the_dense_ones(
 def test_a_compiled_layer_takes_each_new_mask_as_it_is(compiled_anew, bent: str) -> None:
     """One graph for the masks of three batches, whole (no break), within 2e-6 of the dense code."""
     counters.clear()
-    mask, inner = parts(bent, WINDOW)
+    make_masks, inner = parts(bent, WINDOW)
     cpu, compiled = torch.device("cpu"), torch.compile(inner.forward, backend="eager", fullgraph=True)
     *inputs, _ = projections(groups=2)
     for shift in (0, 5, 20):
         numbers = (documents() >= 1 + shift // 10).int()
         in_blocks, dense = (
-            mask.in_blocks(numbers, LENGTH, cpu)[WINDOW],
-            mask(numbers, None, LENGTH, cpu)[WINDOW],
+            make_masks.in_blocks(numbers, LENGTH, cpu)[WINDOW],
+            make_masks(numbers, None, LENGTH, cpu)[WINDOW],
         )
         with torch.no_grad():
             torch.testing.assert_close(compiled(*inputs, in_blocks), inner(*inputs, dense), atol=2e-6, rtol=0)
@@ -112,14 +112,14 @@ def test_inside_compiled_code_the_kernel_is_not_compiled_by_itself() -> None:
 def with_gradients(
     bent: str, window: int | None, is_masked: bool, device: str, dtype: torch.dtype
 ) -> list[Tensor]:
-    """[output, dq, dk, dv] in fp32 on the CPU, by what `AttentionMask` chooses for the device."""
-    mask, inner = parts(bent, window)
+    """[output, dq, dk, dv] in fp32 on the CPU, by what `MaskMaker` chooses for the device."""
+    make_masks, inner = parts(bent, window)
     if inner.alibi is not None:
         inner.alibi.reset_buffers(device)
     numbers = documents().to(device) if is_masked else None
     *inputs, gradient = (tensor.to(device, dtype) for tensor in projections(groups=2))
     inputs = [tensor.detach().requires_grad_() for tensor in inputs]
-    out = inner(*inputs, mask(numbers, None, LENGTH, torch.device(device))[window])
+    out = inner(*inputs, make_masks(numbers, None, LENGTH, torch.device(device))[window])
     out.backward(gradient)
     return [tensor.detach().float().cpu() for tensor in (out, *(tensor.grad for tensor in inputs))]
 
@@ -160,7 +160,7 @@ def test_models_on_a_gpu_are_those_on_the_cpu(
     there.load_state_dict(ours.state_dict())
     there.to("cuda")
     if is_compiled:
-        lay_compile(there)
+        apply_compile(there)
     loss_there = mean_loss(our_logits(there, inputs.cuda(), numbers.cuda()), labels.cuda())
     loss_there.backward()
     assert abs(loss_there.item() / loss.item() - 1) <= 1e-5

@@ -12,13 +12,13 @@ from kielo.models import families
 from kielo.models.blocks.decoder import init_weights
 from kielo.models.llama.model import Llama, initial_value
 from kielo.parallel import compile as compile_
-from kielo.parallel.apply import lay_out
-from kielo.parallel.compile import lay_compile
+from kielo.parallel.compile import apply_compile
+from kielo.parallel.fsdp import set_last_micro_batch
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import build_mesh
-from kielo.parallel.recompute import lay_recompute
-from kielo.parallel.shard import set_last_micro_batch
-from kielo.parallel.tensor import gather_sequence
+from kielo.parallel.parallelise import parallelise
+from kielo.parallel.recompute import apply_recompute
+from kielo.parallel.tensor_parallel import gather_sequence
 from kielo.parallel.world import start_world
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout, Model
@@ -58,8 +58,8 @@ def both(model_config: Model, **layout) -> tuple[torch.nn.Module, torch.nn.Modul
     models = [families.build_model(model_config) for _ in range(2)]
     for model in models:
         init_weights(model, seed=1)
-    lay_recompute(models[1], SimpleNamespace(**Layout(**layout).model_dump()))
-    lay_compile(models[1])
+    apply_recompute(models[1], SimpleNamespace(**Layout(**layout).model_dump()))
+    apply_compile(models[1])
     assert list(models[0].state_dict()) == list(models[1].state_dict())
     return tuple(models)
 
@@ -87,7 +87,7 @@ def test_machine_code_gives_the_numbers_of_the_uncompiled_layers(variant: str, t
     plain, _ = pair(TINY[variant], tmp_path)
     compiled = families.build_model(plain.config)
     compiled.load_state_dict(plain.state_dict())
-    lay_compile(compiled)
+    apply_compile(compiled)
     inputs, labels = tiny_batch()
     assert_alike(plain, compiled, inputs, labels, (torch.arange(LENGTH) >= 10).int().expand(3, -1))
 
@@ -117,12 +117,12 @@ def test_a_machine_without_a_compiler_says_so(monkeypatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(KieloError, match=r"layout.compile: .*no compiler \(g\+\+\).*layout.compile = false"):
-        lay_compile(Llama(config(tied=False)))
+        apply_compile(Llama(config(tied=False)))
     monkeypatch.delenv("CXX")
     monkeypatch.setattr(compile_.shutil, "which", lambda name: name)
     monkeypatch.setattr(compile_.sysconfig, "get_path", lambda name: "/nowhere")
     with pytest.raises(KieloError, match=r"no Python.h.*python3-dev"):
-        lay_compile(Llama(config(tied=False)))
+        apply_compile(Llama(config(tied=False)))
 
 
 RANKS = deep(vocab_size=68)  # divides by the tensor ranks
@@ -159,7 +159,7 @@ def laid_out(sizes: dict) -> tuple:
     mesh = build_mesh(world, placement)
     with torch.device("meta"):
         model = Llama(RANKS)
-    return materialise(lay_out(model, mesh, placement, "fp32"), world.device, filled), mesh
+    return materialise(parallelise(model, mesh, placement, "fp32"), world.device, filled), mesh
 
 
 def gradients(model: torch.nn.Module) -> dict:

@@ -13,16 +13,19 @@ import pytest
 import torch
 from torch import nn
 
-from kielo.checkpoint.store import Store, read_tensors, tied_names
+from kielo.checkpoint.checkpointer import Checkpointer
+from kielo.checkpoint.read_checkpoint import read_tensors
+from kielo.checkpoint.tied_tensors import tied_names
 from kielo.models.llama.model import Llama, initial_value
-from kielo.parallel.apply import lay_out
-from kielo.parallel.fp8 import import_float8, in_bf16, lay_fp8, refuse_without_fp8, scale_weights
+from kielo.parallel.fp8 import apply_fp8, import_float8, in_bf16, refuse_without_fp8, scale_weights
+from kielo.parallel.fsdp import apply_fsdp, set_last_micro_batch
+from kielo.parallel.gradient_clipping import clip_gradients
 from kielo.parallel.materialise import local, local_slices, materialise
 from kielo.parallel.mesh import AXES, build_mesh, data_rank, data_ranks, sum_over_data
-from kielo.parallel.norm import clip_gradients
-from kielo.parallel.pipeline import schedule_of
-from kielo.parallel.shard import set_last_micro_batch, shard
-from kielo.parallel.tensor import lay_tensor
+from kielo.parallel.parallelise import parallelise
+from kielo.parallel.pipeline_parallel import ExampleTensors, schedule_of
+from kielo.parallel.pipeline_schedule import ScheduleOptions
+from kielo.parallel.tensor_parallel import apply_tensor_parallel
 from kielo.parallel.world import start_world
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Fp8, Layout, Model
@@ -95,11 +98,11 @@ def build(sizes: dict, fp8: Fp8, precision: str = "fp8", between: str | None = N
     with torch.device("meta"):
         model = Llama(CONFIG)
     if between is None:
-        model = lay_out(model, mesh, placement, precision, fp8)
+        model = parallelise(model, mesh, placement, precision, fp8)
     else:
-        lay_fp8(model, mesh, fp8)
-        lay_tensor(model, mesh, placement)
-        shard(model, mesh, placement, between)
+        apply_fp8(model, mesh, fp8)
+        apply_tensor_parallel(model, mesh, placement)
+        apply_fsdp(model, mesh, placement, between)
     materialise(model, world.device, fill)
     if is_scaled:
         scale_weights(model)
@@ -200,10 +203,13 @@ def in_stages(schedule: str, fp8: Fp8) -> dict:
         1, LENGTH, CONFIG.hidden_size, device="meta", dtype=torch.bfloat16, requires_grad=True
     )
     weights = torch.linspace(-1, 1, LENGTH * CONFIG.hidden_size).view(LENGTH, -1).sin()
-    run = schedule_of(
-        model, schedule, SEQUENCES, tokens_bs[:1].to("meta"), hidden, hidden,
-        lambda output, _: (output.float() * weights).sum() / SEQUENCES, torch.device("cpu"),
-    )  # fmt: skip
+    options = ScheduleOptions(
+        schedule,
+        SEQUENCES,
+        lambda output, _: (output.float() * weights).sum() / SEQUENCES,
+        torch.device("cpu"),
+    )
+    run = schedule_of(model, options, ExampleTensors(tokens_bs[:1].to("meta"), hidden, hidden))
     losses = []
     run.step(*[tokens_bs] * (model.first is not None), target=tokens_bs, losses=losses, return_outputs=False)
     gradients = {n: p.grad.full_tensor().clone() for n, p in model.named_parameters() if p.grad is not None}
@@ -309,14 +315,14 @@ def saved(sizes: dict, precision: str, source: Path | None, target: Path) -> Non
     assert {type(local(tensor)) for tensor in tensors.values()} <= {torch.Tensor, nn.Parameter}
     assert tied_names(tensors) == {}
     if source is not None:
-        Store(source).restore(next(source.glob("step_*")), tensors)
+        Checkpointer(source).restore(next(source.glob("step_*")), tensors)
         scale_weights(model)
     else:
         step_of_adamw(model, mesh, optimiser)
-    store = Store(target)
-    store.save(1, tensors, {})
-    store.settle()
-    store.close()
+    checkpointer = Checkpointer(target)
+    checkpointer.save(1, tensors, {})
+    checkpointer.settle()
+    checkpointer.close()
 
 
 def step_of_adamw(model: nn.Module, mesh, optimiser) -> None:
@@ -398,4 +404,4 @@ def refused(device: torch.device) -> bool:
 def test_without_torchao_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torchao.float8", None)
     with pytest.raises(KieloError, match=r"needs torchao .*pip install 'kielo\[fp8\]'"):
-        lay_fp8(nn.Module(), None, Fp8())
+        apply_fp8(nn.Module(), None, Fp8())

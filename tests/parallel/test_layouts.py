@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from kielo.models.llama.model import Llama, initial_value
-from kielo.parallel.apply import lay_out
+from kielo.parallel.fsdp import forward_only, set_last_micro_batch
+from kielo.parallel.gradient_clipping import clip_gradients
 from kielo.parallel.materialise import local_slices, materialise
 from kielo.parallel.mesh import AXES, build_mesh, data_rank, data_ranks, sum_over_data
-from kielo.parallel.norm import clip_gradients
-from kielo.parallel.shard import forward_only, set_last_micro_batch
+from kielo.parallel.parallelise import parallelise
 from kielo.parallel.world import start_world
 from kielo.recipe.sections import Model
 from tests.ranks import run_ranks
@@ -88,7 +88,7 @@ def on_ranks(sizes: dict, tied: bool, micro_batches: int, precision: str) -> dic
     mesh = build_mesh(world, placement)
     with torch.device("meta"):
         model = Llama(config(tied))
-    model = materialise(lay_out(model, mesh, placement, precision), world.device, fill(config(tied)))
+    model = materialise(parallelise(model, mesh, placement, precision), world.device, fill(config(tied)))
     inputs, labels = batch()
     divisor = int(sum_over_data((labels[data_rank(mesh) :: data_ranks(mesh)] >= 0).sum(), mesh))
     assert divisor == int((labels >= 0).sum())
@@ -193,7 +193,7 @@ def filled_parts(sizes: dict) -> dict:
         return fill(config(tied=True))(name, shape)
 
     model = materialise(
-        lay_out(model, build_mesh(world, placement), placement, "fp32"), world.device, counting
+        parallelise(model, build_mesh(world, placement), placement, "fp32"), world.device, counting
     )
     assert len(asked) == len(set(asked)) and "head.weight" not in asked
     assert model.head.weight is model.embed.weight

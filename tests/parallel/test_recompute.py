@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kielo.models.blocks.decoder import init_weights
 from kielo.models.llama.model import Llama
-from kielo.parallel.recompute import lay_recompute
+from kielo.parallel.recompute import apply_recompute
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout
 from tests.parallel.test_layouts import batch, config, loss_of
@@ -33,7 +33,7 @@ def gradients_and_calls(**layout) -> tuple[dict[str, torch.Tensor], Counter[str]
     torch.set_num_threads(1)
     model = Llama(config(tied=False))
     init_weights(model, seed=1)
-    lay_recompute(model, SimpleNamespace(**Layout(**layout).model_dump()))
+    apply_recompute(model, SimpleNamespace(**Layout(**layout).model_dump()))
     inputs, labels = batch()
     with OperatorCounter() as counter:
         loss_of(model, inputs, labels, 100).backward()

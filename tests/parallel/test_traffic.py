@@ -1,4 +1,4 @@
-"""What each ZeRO degree sends: collectives of one step, counted, as the docstring of `parallel/shard.py`
+"""What each ZeRO degree sends: collectives of one step, counted, as the docstring of `parallel/fsdp.py`
 says.
 """
 
@@ -9,9 +9,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kielo.models.llama.model import Llama
-from kielo.parallel.apply import lay_out
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import build_mesh, sum_over_data
+from kielo.parallel.parallelise import parallelise
 from kielo.parallel.world import start_world
 from kielo.train.feed import StepBatch, cut
 from kielo.train.forward_backward import PlainForwardBackward
@@ -44,7 +44,7 @@ def collectives_of_a_step(sizes: dict) -> dict[str, int]:
     shape = config(tied=False).model_copy(update={"vocab_size": VOCABULARY + 1})  # an even number
     with torch.device("meta"):
         model = Llama(shape)
-    lay_out(model, mesh, placement, "fp32")
+    parallelise(model, mesh, placement, "fp32")
     materialise(model, world.device, fill(shape))
     inputs, labels = batch()
     pieces = cut(inputs.numpy(), labels.numpy(), None, len(inputs) // MICRO_BATCHES)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from kielo.parallel.torch_pipelining import _CLASSES
+from kielo.parallel.pipeline_schedule import SCHEDULE_CLASSES
 from kielo.recipe.sections import Layout, Model
 from kielo.resolve.layout_check import layout_complaints
 from kielo.resolve.stages import (
@@ -120,7 +120,7 @@ def torch_takes(name: str, micro_batches: int, ranks: int) -> bool:
             is_last=number == stages - 1, submod=torch.nn.Identity(), has_backward=True, group=None, device=torch.device("cpu"),
         ) for number in numbers
     ]  # fmt: skip
-    of_torch = getattr(torch_schedules, _CLASSES[name])
+    of_torch = getattr(torch_schedules, SCHEDULE_CLASSES[name])
     is_single = issubclass(of_torch, torch_schedules.PipelineScheduleSingle)
     try:
         of_torch(made[0] if is_single else made, n_microbatches=micro_batches, loss_fn=lambda *_: None)

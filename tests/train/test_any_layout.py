@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from kielo.artifact.metrics import read_metrics
-from kielo.checkpoint.store import read_plain, read_tensors
+from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
 from kielo.resolve.resolved import Resolved
 from kielo.train import build, next_token
 from kielo.train.run import train
-from kielo.train.state import Checkpoints
+from kielo.train.state import RunCheckpoints
 from tests.ranks import run_ranks
 from tests.train.tiny_run import SEQUENCES, resolve, write_tokens
 
@@ -43,12 +43,12 @@ def on_rank(resolved: Resolved, half: Path | None = None) -> Found:
     names: set[str] = set()
     samples: dict[int, tuple[int, ...]] = {}
     original_restore, original_take, original_loss = (
-        Checkpoints.restore,
+        RunCheckpoints.restore,
         build.Feed.take,
         next_token.chunked_loss,
     )
 
-    def restore(self: Checkpoints) -> None:
+    def restore(self: RunCheckpoints) -> None:
         original_restore(self)
         if half is None:
             return
@@ -68,7 +68,7 @@ def on_rank(resolved: Resolved, half: Path | None = None) -> Found:
     def loss(*args: Any) -> torch.Tensor:
         return original_loss(*args) * (float("nan") if half is None and max(samples) == 4 else 1.0)
 
-    Checkpoints.restore, build.Feed.take, next_token.chunked_loss = restore, take, loss
+    RunCheckpoints.restore, build.Feed.take, next_token.chunked_loss = restore, take, loss
     assert train(resolved)["outcome"] == "finished"
     return differing, names, samples
 

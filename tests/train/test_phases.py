@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from kielo.artifact.manifest import write_stage
 from kielo.artifact.metrics import read_metrics
 from kielo.artifact.token_shards import TokenShard, TokenShardWriter
-from kielo.checkpoint.store import read_plain, read_tensors
+from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
 from kielo.dataset.batches import NOT_COUNTED
 from kielo.dataset.order import Order, OrderSource, Phase
 from kielo.dataset.query import documents_of_step

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from kielo.artifact.metrics import read_metrics
-from kielo.checkpoint.store import read_plain, read_tensors
-from kielo.parallel import apply
+from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
+from kielo.parallel import parallelise
 from kielo.recipe.sections import Fp8
 from kielo.train import build
 from kielo.train.precision import change_before
@@ -119,7 +119,7 @@ def harmless(model: nn.Module, mesh: object, fp8: Fp8) -> None:
 @pytest.fixture
 def pretended(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(build, "refuse_without_fp8", lambda device, fp8: None)
-    return lambda lay_fp8: monkeypatch.setattr(apply, "lay_fp8", lay_fp8)
+    return lambda applied: monkeypatch.setattr(parallelise, "apply_fp8", applied)
 
 
 WATCHED = {

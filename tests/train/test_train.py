@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from kielo.artifact.checkpoint_index import list_checkpoints
 from kielo.artifact.metrics import read_metrics
-from kielo.checkpoint.storage import CheckpointWriter
-from kielo.checkpoint.store import read_plain, read_tensors
+from kielo.artifact.whole_checkpoints import list_checkpoints
+from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
+from kielo.checkpoint.safetensors_storage import SafetensorsStorageWriter
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Resolved
 from kielo.train import build, next_token
@@ -243,14 +243,14 @@ def test_a_checkpoint_that_cannot_be_saved_stops_no_training(
     """
     torch.set_num_threads(1)
     full_at = {4, 8}
-    original = CheckpointWriter.prepare_global_plan
+    original = SafetensorsStorageWriter.prepare_global_plan
 
-    def prepare(self: CheckpointWriter, plans: list[Any]) -> list[Any]:
+    def prepare(self: SafetensorsStorageWriter, plans: list[Any]) -> list[Any]:
         if self.index.step in full_at:
             raise OSError(errno.ENOSPC, "No space left on device")
         return original(self, plans)
 
-    monkeypatch.setattr(CheckpointWriter, "prepare_global_plan", prepare)
+    monkeypatch.setattr(SafetensorsStorageWriter, "prepare_global_plan", prepare)
     resolved = resolve(folder, total_steps=8, checkpoint_every_steps=2)
     with pytest.raises(KieloError, match="step_00000008 was not saved .*disk full"):
         train(resolved)

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 
 from kielo.cli.main import main
 from kielo.models.blocks.norm import RMSNorm
-from kielo.parallel import apply, norm
-from kielo.parallel.pipeline import Stages
+from kielo.parallel import gradient_clipping, parallelise
+from kielo.parallel.pipeline_parallel import Stages
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Layout, Recipe
@@ -89,7 +89,7 @@ def _axes(case: Case) -> tuple[str, ...]:
 
 def forget_the_reduction_over_replicas() -> None:
     """Replicas shard as if each were alone, so their gradients are never summed."""
-    whole_shard = apply.shard
+    whole_shard = parallelise.apply_fsdp
 
     class OneReplica:
         def __init__(self, mesh: Any):
@@ -98,7 +98,7 @@ def forget_the_reduction_over_replicas() -> None:
         def __getitem__(self, axis: str) -> Any:
             return self._mesh["pipeline" if axis == "replicate" else axis]
 
-    apply.shard = lambda model, mesh, *rest: whole_shard(model, OneReplica(mesh), *rest)
+    parallelise.apply_fsdp = lambda model, mesh, *rest: whole_shard(model, OneReplica(mesh), *rest)
 
 
 def divide_by_the_own_count() -> None:
@@ -157,28 +157,28 @@ def forget_the_gradient_of_the_tied_head() -> None:
 
 def count_a_stage_for_every_pipeline_rank() -> None:
     """The norm takes the ranks of the pipeline axis for copies, or what they hold for the whole model."""
-    whole_sum = norm.sum_over
-    norm.sum_over = lambda total, axes: whole_sum(total, axes) / axes[0].size()
+    whole_sum = gradient_clipping.sum_over
+    gradient_clipping.sum_over = lambda total, axes: whole_sum(total, axes) / axes[0].size()
 
 
 def split_parameters_under_zero_bubbles() -> None:
     """What `plan` refuses: a schedule that takes the backward pass apart, over layers that give up their
     parameters.
     """
-    whole_shard = apply.shard
+    whole_shard = parallelise.apply_fsdp
 
     def shard(model: Any, mesh: Any, placement: Any, precision: Any) -> None:
         whole_shard(model, mesh, SimpleNamespace(**vars(placement) | {"zero": 3}), precision)
 
-    apply.shard = shard
+    parallelise.apply_fsdp = shard
 
 
 def refuse_replicas() -> None:
-    def lay_context(model: Any, mesh: Any, placement: Any) -> None:
+    def apply_context_parallel(model: Any, mesh: Any, placement: Any) -> None:
         if placement.replicate > 1:
             raise KieloError("planted: it cannot be laid out")
 
-    apply.lay_context = lay_context
+    parallelise.apply_context_parallel = apply_context_parallel
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kielo.artifact.manifest import read_manifest
-from kielo.checkpoint.store import Store
+from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.dataset.batches import Batches
 from kielo.models.llama.model import Llama, initial_value
 from kielo.models.llama.names import hf_config
@@ -160,9 +160,9 @@ def test_checkpoint_tied_and_stretched(run_folder: Path, tmp_path: Path) -> None
         f"model/{name}": initial_value(name, p.shape, model, 11)
         for name, p in Llama(model).named_parameters()
     }
-    store = Store(tmp_path / "checkpoints")
-    store.save(5, weights, {})
-    checkpoint = store.settle()
+    checkpointer = Checkpointer(tmp_path / "checkpoints")
+    checkpointer.save(5, weights, {})
+    checkpoint = checkpointer.settle()
     certificate, printed = check(resolved, tmp_path / "verify", checkpoint=checkpoint, steps=3)
     assert certificate["passed"], printed
     assert certificate["settings"]["theirs"]["head tied to embedding"]

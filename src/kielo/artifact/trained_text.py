@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kielo.artifact.checkpoint_index import step_folders
+from kielo.artifact.checkpoint_folder import step_folders
 from kielo.artifact.manifest import DAMAGED_FILE, differences
 from kielo.recipe.errors import KieloError
 

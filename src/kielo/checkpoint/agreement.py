@@ -1,7 +1,7 @@
-"""All ranks come to one decision: values in, the same value or the same error out on every rank.
+"""Agreement of all ranks: values in, the same value or the same error out on every rank.
 
-With no process group the one process is rank 0 of 1, and nothing is sent. Sent values are short descriptions
-(paths, names, messages), never tensors.
+Without a process group the one process is rank 0 of 1, and nothing is sent. Sent values are short
+descriptions (paths, names, messages), never tensors.
 """
 
 import socket
@@ -23,7 +23,7 @@ class Agreement:
         self.size = dist.get_world_size(group) if self.distributed else 1
 
     def gather(self, value: T) -> list[T]:
-        """The values of all ranks, in rank order, on every rank."""
+        """Returns the values of all ranks, in rank order, on every rank."""
         if self.size == 1:
             return [value]
         values: list[T] = [value] * self.size
@@ -31,7 +31,7 @@ class Agreement:
         return values
 
     def on_first(self, action: Callable[[], T]) -> T:
-        """`action()` on rank 0 alone; its result, or its error as KieloError, on every rank."""
+        """Runs `action` on rank 0; returns its result, or raises its error as KieloError, on every rank."""
         answer: tuple[T | None, str | None] = (None, None)
         cause: Exception | None = None
         if self.rank == 0:

@@ -1,4 +1,4 @@
-"""The weights of several checkpoints of one run, averaged: a checkpoint of its own, without optimiser state.
+"""The average of several checkpoints of one run: a checkpoint of its own, without optimiser state.
 
 An average of the last checkpoints often scores better than each of them (Izmailov et al. 2018,
 arXiv:1803.05407). Read and written by blocks of rows, so that memory does not grow with the model.
@@ -15,38 +15,36 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from kielo.artifact.checkpoint_folder import INDEX_NAME, rank_file_name, step_of
 from kielo.artifact.checkpoint_index import (
-    INDEX_NAME,
     CheckpointIndex,
     Chunk,
     TensorEntry,
     chunk_key,
-    rank_file_name,
     read_index,
-    step_of,
-    write_checkpoint_manifest,
     write_index,
 )
+from kielo.artifact.checkpoint_manifest import write_checkpoint_manifest
 from kielo.artifact.durable import bring_to_disk, make_folder, name_durably
 from kielo.checkpoint.export_tensors import CheckpointRows, FileTensor, row_blocks
 from kielo.checkpoint.publish import failure, refuse_if_too_full
-from kielo.checkpoint.store import some_names, verify
-from kielo.checkpoint.stream import DTYPES, SafetensorsStream, nbytes
+from kielo.checkpoint.read_checkpoint import some_names, verify
+from kielo.checkpoint.safetensors_dtypes import DTYPES, nbytes
+from kielo.checkpoint.safetensors_stream import SafetensorsStream
 from kielo.models.piece import Piece
 from kielo.recipe.errors import KieloError
 
 _MODEL = "model/"
-# What a checkpoint says of one moment of its run is not true of an average.
+# Plain state that belongs to one step of a run, and so not to an average.
 _OF_A_MOMENT = ("loss", "guard", "optimiser_updates")
-_DESCRIPTION_BYTES = 1024  # of one tensor, in the file's header and in the index together
+_DESCRIPTION_BYTES = 1024  # for one tensor, in the file's header and in the index together
 
 
 def average(checkpoints: Sequence[Path], to: Path) -> Path:
-    """Write the mean of the model weights of at least two checkpoints as the folder `to`, whole or not at
-    all; returns it.
+    """Write the mean of the model weights of at least two checkpoints as the folder `to`; returns it.
 
-    Sums are in fp64, where those of fp32 weights lose nothing that the result could show; reading is slower
-    than adding. The result keeps each tensor's dtype, and the plain state of the newest checkpoint with
+    The folder is written whole or not at all. Sums are in fp64, where those of fp32 weights lose nothing that
+    the result could show; reading is slower than adding. The result keeps each tensor's dtype, and the plain state of the newest checkpoint with
     `averaged_from`. The files that are read are verified first. Raises KieloError for damage, a full disk, a
     `to` that exists, and for checkpoints that differ in what they train or in their tensors.
     """
@@ -131,7 +129,7 @@ def _averaged_index(
 
 
 def _real(path: Path) -> Path:
-    """`checkpoints/newest` is a symbolic link, and the name that it leads to is what people want to read."""
+    """Resolves `checkpoints/newest`, a symbolic link, to the name that people want to read."""
     return Path(path).resolve()
 
 
@@ -182,7 +180,7 @@ def _refuse_misfit(indexes: Mapping[Path, CheckpointIndex], num_given: int) -> N
 
 
 def _described(index: CheckpointIndex) -> dict[str, tuple[str, tuple[int, ...], str]]:
-    """Name of a model tensor → dtype, shape, and the name that it is stored under."""
+    """Describes the model tensors: name → dtype, shape, and the name that it is stored under."""
     return {
         name: (index.entry(name).dtype, index.entry(name).shape, index.aliases.get(name, name))
         for name in _model_names(index)

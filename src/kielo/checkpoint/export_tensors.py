@@ -1,7 +1,7 @@
 """The tensors of an export, block by block: a checkpoint and a family's pieces in, file tensors out.
 
-A tensor is read by blocks of rows, and of each block only the boxes that our parameters lie in; so memory
-does not grow with the model, whatever is fused, transposed or padded.
+A tensor is read by blocks of rows, and of each block only the boxes of our parameters; so memory does not
+grow with the model, whatever is fused, transposed or padded.
 """
 
 import math
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from kielo.artifact.checkpoint_index import CheckpointIndex, TensorEntry
 from kielo.checkpoint.pieces import is_finite, whole_box
-from kielo.checkpoint.stream import DTYPES, nbytes
-from kielo.checkpoint.tensor_file import Staging, StoredTensor, TensorFile, Wanted, read_table
+from kielo.checkpoint.safetensors_dtypes import DTYPES, nbytes
+from kielo.checkpoint.tensor_file import ReadBuffers, TensorFile, Wanted
+from kielo.checkpoint.tensor_table import StoredTensor, read_table
 from kielo.models import families
 from kielo.models.piece import Box, Piece, by_stored_name, stored_shape
 from kielo.recipe.errors import KieloError
@@ -23,13 +24,13 @@ from kielo.recipe.sections import Model
 
 BLOCK_BYTES = 64 * 2**20
 SOURCE = "source"
-# The word of `kielo export --dtype` → the dtype of every tensor.
+# Value of `kielo export --dtype` → the dtype of every tensor.
 EXPORT_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
 class FileTensor:
-    """A tensor of a Hugging Face file. pieces: our parameter → where it lies in the tensor."""
+    """A tensor of a Hugging Face file. pieces: our parameter → its place in the tensor."""
 
     name: str
     dtype: torch.dtype
@@ -42,10 +43,10 @@ class FileTensor:
 
 
 def file_tensors(index: CheckpointIndex, model: Model, dtype: str) -> list[FileTensor]:
-    """What an export of the checkpoint holds, in the model's order; the checkpoint has every parameter.
+    """Lists the tensors of an export in the model's order; the checkpoint must hold every parameter.
 
-    dtype: a word of EXPORT_DTYPES, or "source": names and dtypes of the weights that training began from,
-    which the checkpoint keeps as `source_tensors`. KieloError where that record does not fit the model.
+    dtype: a key of EXPORT_DTYPES, or "source": names and dtypes of the weights that training began from,
+    which the checkpoint stores as `source_tensors`. KieloError where that record does not fit the model.
     """
     names = families.module(model.model_type, "names")
     grouped = by_stored_name(names.to_hugging_face(model))
@@ -70,7 +71,7 @@ def _file_tensor(
 
 
 def _in_source(name: str, source: Mapping[str, str], prefix: str) -> tuple[str, torch.dtype]:
-    """What the source called the tensor, and its dtype there; files of a bare base model lack its prefix."""
+    """Returns name and dtype of the tensor in the source; files of a bare base model lack its prefix."""
     for found in (name, name.removeprefix(prefix)):
         if found in source:
             return found, DTYPES[source[found]]
@@ -81,9 +82,7 @@ def _in_source(name: str, source: Mapping[str, str], prefix: str) -> tuple[str, 
 
 
 def row_boxes(shape: Sequence[int]) -> Iterator[Box]:
-    """Boxes that make up the whole tensor, in order: rows (dim 0), at most BLOCK_BYTES of fp32 but for a
-    longer row.
-    """
+    """Divides a tensor into boxes of rows (dim 0), each at most BLOCK_BYTES of fp32 or one row."""
     if not shape:
         yield ()
         return
@@ -93,34 +92,32 @@ def row_boxes(shape: Sequence[int]) -> Iterator[Box]:
 
 
 def row_blocks(tensor: FileTensor) -> Iterator[slice]:
-    """The rows of each of `row_boxes`; of a scalar one."""
+    """Yields the rows of each of `row_boxes`; a scalar has one row."""
     for box in row_boxes(tensor.shape):
         yield box[0] if box else slice(0, 1)
 
 
 class NotFiniteError(KieloError):
-    """A weight is NaN or infinite, or would be in the dtype asked for."""
+    """A weight is NaN or infinite, or would be in the dtype of the export."""
 
 
 class CheckpointRows:
-    """Blocks of rows out of the checkpoint in `folder`, which has been verified."""
+    """Reads blocks of rows from the checkpoint in `folder`, which has been verified."""
 
     def __init__(self, folder: Path, index: CheckpointIndex):
         self._folder, self._index = folder, index
-        self._staging = Staging()
+        self._buffers = ReadBuffers()
         self._tables: dict[str, dict[str, StoredTensor]] = {}
 
     def read(self, tensor: FileTensor, rows: slice) -> Tensor:
-        """`rows` of the file's tensor in its dtype, on the CPU. NotFiniteError where one of them is not
-        finite there.
-        """
+        """Reads rows of the file's tensor in its dtype, on the CPU. Raises NotFiniteError."""
         block = self._filled(tensor, rows, tensor.dtype)
         if not is_finite(block):
             raise NotFiniteError(self._not_finite(tensor))
         return block
 
     def _not_finite(self, tensor: FileTensor) -> str:
-        """Why the tensor cannot go out: it holds NaN or infinities, or what its dtype has no number for."""
+        """Returns why the tensor cannot be exported: NaN or infinities, or a weight beyond its dtype."""
         num_bad, largest = 0, 0.0
         for rows in row_blocks(tensor):
             exact = self._filled(tensor, rows, torch.float32)
@@ -133,10 +130,10 @@ class CheckpointRows:
                 "that are NaN or infinite; what would work: an earlier checkpoint (`kielo checkpoint list "
                 "RUN`)"
             )
-        word = next(word for word, dtype in EXPORT_DTYPES.items() if dtype == tensor.dtype)
-        fits = [word for word, dtype in EXPORT_DTYPES.items() if torch.tensor(largest).to(dtype).isfinite()]
+        asked = next(name for name, dtype in EXPORT_DTYPES.items() if dtype == tensor.dtype)
+        fits = [name for name, dtype in EXPORT_DTYPES.items() if torch.tensor(largest).to(dtype).isfinite()]
         return (
-            f"{tensor.name} holds a weight of magnitude {largest:,.0f}, and {word} ends at "
+            f"{tensor.name} holds a weight of magnitude {largest:,.0f}, and {asked} ends at "
             f"{torch.finfo(tensor.dtype).max:,.0f}; what would work: --dtype {' or '.join(fits)}"
         )
 
@@ -154,12 +151,12 @@ class CheckpointRows:
         if filled != block.numel():
             raise ValueError(f"{tensor.name}: its pieces fill {filled} of {block.numel()} elements in {rows}")
         for name, of_file in wanted.items():
-            with TensorFile(self._folder / name, self._tables[name], self._staging) as file:
+            with TensorFile(self._folder / name, self._tables[name], self._buffers) as file:
                 file.read(of_file)
         return block
 
     def _want(self, wanted: dict[str, list[Wanted]], entry: TensorEntry, box: Box, target: Tensor) -> None:
-        """The parts of a parameter's `box` in each of its chunks, by file."""
+        """Add the parts of a parameter's `box` in each of its chunks to `wanted`, by file."""
         for chunk in entry.chunks:
             shared = [
                 slice(max(part.start, start), min(part.stop, start + size))
@@ -174,9 +171,7 @@ class CheckpointRows:
 
 
 def _in_rows(box: Box, stored: Box, rows: slice, is_transposed: bool) -> Iterator[tuple[Box, Box]]:
-    """What of a parameter's `box`, kept at `stored` in the file, lies in those rows: (box, where in the
-    block).
-    """
+    """Yields the part of a parameter's box (`stored` in the file) in those rows, and its place in the block."""
     if not stored:
         yield box, stored
         return

@@ -1,4 +1,4 @@
-"""A checkpoint out as a Hugging Face folder: safetensors shards, index, configs, tokenizer, a short README.
+"""Export of a checkpoint to a Hugging Face folder: safetensors shards, index, configs, tokenizer, README.
 
 Streamed by blocks of rows, so that memory does not grow with the model, and resumable: the record of a
 finished shard is a line of the journal beside it, and the same command writes only what is missing.
@@ -6,6 +6,7 @@ finished shard is a line of the journal beside it, and the same command writes o
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from kielo.checkpoint.export_tensors import (
     file_tensors,
     row_blocks,
 )
-from kielo.checkpoint.store import verify
-from kielo.checkpoint.stream import SafetensorsStream
+from kielo.checkpoint.read_checkpoint import verify
+from kielo.checkpoint.safetensors_stream import SafetensorsStream
 from kielo.models import families
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model
@@ -48,22 +49,41 @@ _TOKENIZER_FILES = (
 )
 
 
+@dataclass(frozen=True)
+class ExportOptions:
+    """Options of an export.
+
+    dtype: "fp32", "bf16", "fp16", or "source" for names and dtypes of the weights that training began from;
+    None is "source" where the checkpoint knows them, else "fp32". generation: further keys of
+    generation_config.json. is_replacing: another export in the folder is replaced, not refused.
+    """
+
+    dtype: str | None = None
+    max_shard_bytes: int = 5_000_000_000
+    generation: Mapping[str, Any] | None = None
+    is_replacing: bool = True
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The content of an export: a checkpoint, its index, the complete model, and the tokenizer, if any."""
+
+    checkpoint: Path
+    index: CheckpointIndex
+    model: Model
+    tokenizer_folder: Path | None
+
+
 def export(
     checkpoint: Path,
     to: Path,
     model: Model,
     tokenizer_folder: Path | None,
-    *,
-    dtype: str | None = None,
-    max_shard_bytes: int = 5_000_000_000,
-    generation: Mapping[str, Any] | None = None,
-    is_replacing: bool = True,
+    options: ExportOptions = ExportOptions(),
 ) -> Path:
     """Write the model of a checkpoint as the Hugging Face folder `to`, whole or not at all; returns `to`.
 
-    model: complete (as resolved). tokenizer_folder: None leaves the tokenizer out. dtype: "fp32", "bf16",
-    "fp16", or "source" for names and dtypes of the weights that training began from; None is "source" where
-    the checkpoint knows them, else "fp32". generation: further keys of generation_config.json.
+    model: complete (as resolved). tokenizer_folder: None leaves the tokenizer out.
 
     Does nothing when `to` holds just that already; another export there is replaced, or refused without
     `is_replacing`, and anything else is refused. What is cut short stays aside, and the same call writes only
@@ -71,31 +91,30 @@ def export(
     the README is not listed, for the report puts its own in place of it. Raises KieloError for bad input,
     damage, a full disk.
     """
-    checkpoint = Path(checkpoint)
-    index = read_index(checkpoint)
-    dtype = _chosen_dtype(checkpoint, index, dtype)
-    if max_shard_bytes < 1:
-        raise KieloError(f"export: no tensor fits a shard of {max_shard_bytes} bytes; 5,000,000,000 is usual")
-    inputs = {"checkpoint": hash_manifest(checkpoint), "tokenizer": _tokenizer_hash(tokenizer_folder)}
+    source = _Source(Path(checkpoint), read_index(checkpoint), model, tokenizer_folder)
+    options = replace(options, dtype=_chosen_dtype(source.checkpoint, source.index, options.dtype))
+    if options.max_shard_bytes < 1:
+        raise KieloError(
+            f"export: no tensor fits a shard of {options.max_shard_bytes} bytes; 5,000,000,000 is usual"
+        )
+    inputs = {"checkpoint": hash_manifest(source.checkpoint), "tokenizer": _tokenizer_hash(tokenizer_folder)}
     section = {
-        "dtype": dtype,
-        "max_shard_bytes": max_shard_bytes,
-        "generation": dict(generation or {}),
+        "dtype": options.dtype,
+        "max_shard_bytes": options.max_shard_bytes,
+        "generation": dict(options.generation or {}),
         "model": model.model_dump(mode="json"),
     }
     stage = ResumableStage(to, KIND, VERSION, inputs, section)
     if stage.is_done():
         return stage.folder
     stage.refuse()
-    if not is_replacing and stage.folder.exists() and any(stage.folder.iterdir()):
+    if not options.is_replacing and stage.folder.exists() and any(stage.folder.iterdir()):
         raise KieloError(
             f"{to}: exists already and is not this export; name a new folder, nothing was written"
         )
     try:
         if not stage.is_written():
-            _write(
-                stage, checkpoint, index, model, tokenizer_folder, dtype, max_shard_bytes, generation or {}
-            )
+            _write(stage, source, options)
         stage.publish()
     except OSError as error:
         raise stage.stopped(error) from error
@@ -104,26 +123,18 @@ def export(
     return stage.folder
 
 
-def _write(
-    stage: ResumableStage,
-    checkpoint: Path,
-    index: CheckpointIndex,
-    model: Model,
-    tokenizer_folder: Path | None,
-    dtype: str,
-    max_shard_bytes: int,
-    generation: Mapping[str, Any],
-) -> None:
+def _write(stage: ResumableStage, source: _Source, options: ExportOptions) -> None:
+    index, model = source.index, source.model
     names = families.module(model.model_type, "names")
-    verify(checkpoint, index, [f"model/{ours}" for ours in names.to_hugging_face(model)])
-    tensors = file_tensors(index, model, dtype)
+    verify(source.checkpoint, index, [f"model/{ours}" for ours in names.to_hugging_face(model)])
+    tensors = file_tensors(index, model, options.dtype)
     stored_dtype = str(_usual_dtype(tensors)).removeprefix("torch.")
-    tokens = _special_token_ids(tokenizer_folder)
+    tokens = _special_token_ids(source.tokenizer_folder)
     config = names.hf_config(model, **tokens, dtype=stored_dtype)
-    shards = _shards(tensors, max_shard_bytes)
+    shards = _shards(tensors, options.max_shard_bytes)
     stage.begin()
     try:
-        _write_shards(stage, shards, CheckpointRows(checkpoint, index))
+        _write_shards(stage, shards, CheckpointRows(source.checkpoint, index))
     except NotFiniteError:
         stage.discard()  # the same call would end the same way
         raise
@@ -131,10 +142,10 @@ def _write(
     weight_map = {tensor.name: file for file, shard in shards.items() for tensor in shard}
     stage.write(INDEX_FILE, _json({"metadata": {"total_size": total_bytes}, "weight_map": weight_map}))
     stage.write("config.json", _json(config))
-    stage.write("generation_config.json", _json(tokens | dict(generation)))
-    for path in _tokenizer_files(tokenizer_folder):
+    stage.write("generation_config.json", _json(tokens | dict(options.generation or {})))
+    for path in _tokenizer_files(source.tokenizer_folder):
         stage.write(path.name, path.read_bytes())
-    readme = _readme(index, model, stored_dtype, has_tokenizer=tokenizer_folder is not None)
+    readme = _readme(index, model, stored_dtype, has_tokenizer=source.tokenizer_folder is not None)
     stage.write("README.md", marked(readme).encode(), is_listed=False)
     stage.finish({"tensors": len(tensors), "tensor_bytes": total_bytes, "step": index.step})
 
@@ -156,7 +167,7 @@ def _chosen_dtype(checkpoint: Path, index: CheckpointIndex, dtype: str | None) -
 
 
 def _usual_dtype(tensors: Sequence[FileTensor]) -> torch.dtype:
-    """That of most bytes, for config.json, which can name but one."""
+    """Returns the dtype of most bytes, for config.json, which can name only one."""
     counted: dict[torch.dtype, int] = {}
     for tensor in tensors:
         counted[tensor.dtype] = counted.get(tensor.dtype, 0) + tensor.bytes
@@ -164,7 +175,7 @@ def _usual_dtype(tensors: Sequence[FileTensor]) -> torch.dtype:
 
 
 def _shards(tensors: Sequence[FileTensor], max_shard_bytes: int) -> dict[str, list[FileTensor]]:
-    """File → its tensors. A shard is closed before the tensor that would overfill it."""
+    """Divides the tensors: file → its tensors. A shard ends before the tensor that would overfill it."""
     shards: list[list[FileTensor]] = [[]]
     filled = 0
     for tensor in tensors:
@@ -182,9 +193,7 @@ def _shards(tensors: Sequence[FileTensor], max_shard_bytes: int) -> dict[str, li
 
 
 def _aligned(shard: list[FileTensor]) -> list[FileTensor]:
-    """Wide dtypes first: readers map tensors in place, and fp32 must not begin after an odd
-    number of bf16.
-    """
+    """Sorts wide dtypes first: readers map tensors in place, where fp32 needs its alignment."""
     return sorted(shard, key=lambda tensor: -tensor.dtype.itemsize)
 
 
@@ -194,11 +203,11 @@ def _write_shards(
     sizes = {file: sum(tensor.bytes for tensor in shard) for file, shard in shards.items()}
     missing = sum(size for file, size in sizes.items() if file not in stage.finished)
     stage.expect(missing)
+    total = sum(sizes.values())
     # disable=None: a bar on a terminal, nothing in a log
     with tqdm(
-        total=sum(sizes.values()), initial=sum(sizes.values()) - missing, desc="exporting", unit="B", unit_scale=True,
-        disable=None,
-    ) as bar:  # fmt: skip
+        total=total, initial=total - missing, desc="exporting", unit="B", unit_scale=True, disable=None
+    ) as bar:
         for file, shard in shards.items():
             if file not in stage.finished:
                 stage.add(file, _write_shard(stage.new / file, shard, rows, bar))
@@ -271,7 +280,7 @@ def _tokenizer_files(folder: Path | None) -> list[Path]:
 
 
 def _special_token_ids(folder: Path | None) -> dict[str, int | None]:
-    """bos, eos and pad of a Hugging Face tokenizer folder as ids; None for one that it does not name."""
+    """Reads the ids of bos, eos and pad in a Hugging Face tokenizer folder; None for one without a name."""
     found: dict[str, int | None] = dict.fromkeys(f"{role}_token_id" for role in ("bos", "eos", "pad"))
     if folder is None or not (Path(folder) / TOKENIZER_FILE).is_file():
         return found

@@ -1,8 +1,7 @@
-"""Hugging Face weights in: a folder's files → parameters in memory, whatever their layout, cast to their
-dtype.
+"""Import of Hugging Face weights: a folder's files → parameters of any layout, cast to their dtype.
 
 A rank reads only the bytes of its own shards, through two buffers of 32 MiB, so there is no conversion step
-to run out of memory. Rank 0 alone reads the files' tables; all ranks judge by them before a byte of any
+to run out of memory. Rank 0 alone reads the files' tables; all ranks check them before a byte of any
 parameter changes.
 """
 
@@ -19,8 +18,10 @@ from kielo.artifact.weights_folder import weight_files
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.export_tensors import row_boxes
 from kielo.checkpoint.pieces import is_finite
-from kielo.checkpoint.store import some_names, tied_names
-from kielo.checkpoint.tensor_file import Staging, StoredTensor, TensorFile, Wanted, read_table
+from kielo.checkpoint.read_checkpoint import some_names
+from kielo.checkpoint.tensor_file import ReadBuffers, TensorFile, Wanted
+from kielo.checkpoint.tensor_table import StoredTensor, read_table
+from kielo.checkpoint.tied_tensors import tied_names
 from kielo.models import families
 from kielo.models.piece import Piece, by_stored_name, stored_shape
 from kielo.parallel.materialise import local, local_slices
@@ -28,16 +29,14 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
-# A tensor's name in the folder → its file and its place there.
+# A tensor's name in the folder → its file and its place in it.
 StoredTensors = dict[str, tuple[Path, StoredTensor]]
 
 
 def load_model_weights(
     parameters: Mapping[str, Tensor], source: Path, model: Model, group: Any = None
 ) -> dict[str, str]:
-    """`load_weights` along the family's names: those of its bare base model too, and without buffers of old
-    files.
-    """
+    """Calls `load_weights` with the family's names, those of its bare base model, and buffers to ignore."""
     names = families.module(model.model_type, "names")
     pieces = names.to_hugging_face(model)
     untied = names.to_hugging_face(model.model_copy(update={"tie_word_embeddings": False}))
@@ -62,16 +61,15 @@ def load_weights(
     not_read: Sequence[str] = (),
     ignored: Sequence[str] = (),
 ) -> dict[str, str]:
-    """Fill `parameters` (our name → Tensor or DTensor, any layout and device) in place from the folder
-    `source`.
+    """Fill `parameters` (our name → Tensor or DTensor, any layout and device) from the folder `source`.
 
-    pieces: where each parameter of the model lies in the files (a family's `to_hugging_face`). Rows that only
-    pad a parameter become zero. A tied parameter needs no tensor of its own. base_prefix: what names lack in
-    files of the bare base model. not_read: tensors that may be there and say nothing new (a tied head).
-    ignored: patterns of names that are nothing to us.
+    pieces: the place of each parameter of the model in the files (a family's `to_hugging_face`). Rows that
+    only pad a parameter become zero. A tied parameter needs no tensor of its own. base_prefix: the prefix
+    that names lack in files of the bare base model. not_read: tensors that may be there and are not needed (a
+    tied head). ignored: patterns of names that are no weights.
 
-    Returns what the source calls each tensor that is a weight and its dtype there, {"lm_head.weight":
-    "BF16"}, the same on all ranks. Called by all ranks of `group`; raises KieloError on all of them, naming
+    Returns the source's name of each tensor that is a weight and its dtype there, {"lm_head.weight": "BF16"},
+    the same on all ranks. Called by all ranks of `group`; raises KieloError on all of them, naming
     tensors that are missing, not expected, of another shape or not finite, and damaged files.
     """
     ranks = Agreement(group)
@@ -98,7 +96,7 @@ def load_weights(
 
 
 def read_tables(source: Path) -> StoredTensors:
-    """The tensors of all files of a folder, in the order of the files.
+    """Reads the tables of all files of a folder, in the order of the files.
 
     KieloError for a damaged table, for a file that lacks what an index says, and for a tensor that two files
     hold.
@@ -118,7 +116,7 @@ def read_tables(source: Path) -> StoredTensors:
 
 
 def _in_source(name: str, found: StoredTensors, base_prefix: str) -> str | None:
-    """What the source calls the tensor, None where it is missing."""
+    """Returns the source's name of the tensor, None where it is missing."""
     return next((known for known in (name, name.removeprefix(base_prefix)) if known in found), None)
 
 
@@ -168,7 +166,7 @@ def _fill(
     names: Mapping[str, str | None],
     found: StoredTensors,
 ) -> set[str]:
-    """Which tensors of the files are not finite, in what this rank has read of them."""
+    """Fill this rank's shards; returns the names of tensors that are not finite in what it read."""
     not_finite: set[str] = set()
     by_file: dict[Path, list[tuple[str, Wanted]]] = {}
     for ours, piece in wanted.items():
@@ -180,16 +178,16 @@ def _fill(
             target = shard[tuple(slice(p.start - b.start, p.stop - b.start) for p, b in zip(part, box))]
             wanted_part = Wanted(stored, in_file, target.mT if piece.transposed else target)
             by_file.setdefault(path, []).append((names[piece.name], wanted_part))
-    staging = Staging()
+    buffers = ReadBuffers()
     for path, of_file in sorted(by_file.items()):
-        with TensorFile(path, {}, staging) as file:
+        with TensorFile(path, {}, buffers) as file:
             file.read(wanted_part for _, wanted_part in of_file)
         not_finite |= {name for name, wanted_part in of_file if not is_finite(wanted_part.target)}
     return not_finite
 
 
 def _not_finite(names: Sequence[str], found: StoredTensors) -> str:
-    """The first of the tensors in words; its file is read again for the count."""
+    """Returns a sentence on the first of the tensors; its file is read again for the count."""
     path, stored = found[names[0]]
     num_bad = 0
     with TensorFile(path, {}) as file:
@@ -200,6 +198,6 @@ def _not_finite(names: Sequence[str], found: StoredTensors) -> str:
     others = f"; so do {len(names) - 1} more, such as {names[1]}" if len(names) > 1 else ""
     return (
         f"{path}: {names[0]} holds {num_bad:,} of {math.prod(stored.shape):,} numbers that are NaN, "
-        f"infinite or beyond fp32{others}. What would work: the file as it was published, fetched anew, or "
+        f"infinite or beyond fp32{others}. What would work: the file as it was published, fetched again, or "
         "weights from before they broke"
     )

@@ -1,6 +1,4 @@
-"""Parameters cut out of Hugging Face's tensors, and put back: whole tensors in memory, along a family's
-`Piece`s.
-"""
+"""Parameters cut out of whole Hugging Face tensors in memory, and joined again, by a family's `Piece`s."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +9,7 @@ from kielo.models.piece import Box, Piece, stored_shape
 
 
 def cut(stored: Tensor, piece: Piece, shape: Sequence[int]) -> Tensor:
-    """The parameter of `shape` (padding rows zero) out of the file's whole tensor; same dtype and device."""
+    """Cuts the parameter of `shape` (padding rows zero) out of the file's tensor; same dtype and device."""
     value = stored.new_zeros(tuple(shape))
     for ours, theirs in piece.boxes(whole_box(shape)):
         part = stored[theirs]
@@ -20,9 +18,7 @@ def cut(stored: Tensor, piece: Piece, shape: Sequence[int]) -> Tensor:
 
 
 def join(pieces: Mapping[str, Piece], values: Mapping[str, Tensor]) -> Tensor:
-    """The file's whole tensor from our parameters in it (`pieces`: our name → its piece, all of
-    one tensor).
-    """
+    """Joins our parameters to the file's whole tensor. pieces: our name → its piece, all of one tensor."""
     first = next(iter(values.values()))
     stored = first.new_empty(stored_shape(pieces, {ours: values[ours].shape for ours in pieces}))
     for ours, piece in pieces.items():
@@ -33,8 +29,8 @@ def join(pieces: Mapping[str, Piece], values: Mapping[str, Tensor]) -> Tensor:
 
 
 def is_finite(values: Tensor) -> bool:
-    """True for a tensor without NaN and infinities. Takes no memory for a mask; waits for the device."""
-    # NaN is both ends
+    """Returns True for a tensor without NaN and infinities. Allocates no mask; waits for the device."""
+    # aminmax of a tensor with NaN is NaN
     return not values.numel() or bool(torch.stack(values.detach().aminmax()).isfinite().all())
 
 

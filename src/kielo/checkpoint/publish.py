@@ -1,24 +1,21 @@
-"""What rank 0 does in the folder of a run's checkpoints, around the writing: room foreseen, a written one
-published, old ones and leftovers removed. Torch-free, and alone: nothing here talks to other ranks.
+"""Publication of a checkpoint by rank 0: room foreseen, the written folder renamed, a failed one discarded.
 
-`NAME.ID.partial` is being written, `NAME.ID.replaced` was moved away by another save of the same step,
-`NAME.ID.removed` is going; ID is random. `NAME.damaged`, `NAME.damaged.2`, … were set aside. At any moment a
-kill leaves whole checkpoints whole. Whatever has another name was put there by a person, and is not touched.
+Torch-free; nothing here communicates with other ranks. `NAME.ID.partial` is being written, `NAME.ID.replaced`
+was moved away by another save of the same step, `NAME.ID.removed` is being removed; ID is random.
+`NAME.damaged`, `NAME.damaged.2`, … were found damaged. A kill at any moment leaves whole checkpoints whole.
+Whatever has another name was put there by a person, and is not touched.
 """
 
 import errno
 import os
-import re
-import secrets
 import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from kielo.artifact.checkpoint_index import NEWEST_NAME, step_folders, step_of
+from kielo.artifact.checkpoint_folder import NEWEST_NAME
 from kielo.artifact.durable import bring_to_disk
 from kielo.recipe.errors import KieloError
 
-_LEFTOVER = re.compile(r"(step_\d{8,})\.[0-9a-f]{16}\.(partial|replaced|removed)")
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FILE_SYSTEM_BLOCK_BYTES = 4096  # the end of each file takes a whole one
 
@@ -26,8 +23,9 @@ _MORE_ROOM = "Free space or raise the quota, lower checkpoint.keep_newest, or se
 
 
 def refuse_if_too_full(folder: Path, num_bytes: int, num_files: int) -> None:
-    """KieloError if `folder`'s file system has no room for so much. A quota is not seen here; writing meets
-    it.
+    """Raises KieloError if the file system of `folder` has no room for so many bytes and files.
+
+    A quota is not seen here; writing meets it.
     """
     system = os.statvfs(folder)
     needed_bytes = num_bytes + num_files * _FILE_SYSTEM_BLOCK_BYTES
@@ -44,16 +42,15 @@ def refuse_if_too_full(folder: Path, num_bytes: int, num_files: int) -> None:
 
 
 def aside_name(path: Path, save_id: str, what: str) -> Path:
-    """Name the folder in which the checkpoint `path` lies while it is "partial", "replaced" or "removed":
+    """Names the folder aside of the checkpoint `path` while it is "partial", "replaced" or "removed".
+
     `remove_leftovers` finds it.
     """
     return path.with_name(f"{path.name}.{save_id}.{what}")
 
 
 def publish(partial: Path, final: Path) -> None:
-    """Give a whole folder, its files on the disk, its name. One of the same name is moved away, not mixed
-    into.
-    """
+    """Rename a whole folder, its files on the disk, to `final`; one of that name is moved away first."""
     bring_to_disk(partial)
     replaced = _replaced(partial)
     if final.exists():
@@ -64,9 +61,7 @@ def publish(partial: Path, final: Path) -> None:
 
 
 def discard(partial: Path, final: Path) -> None:
-    """Leave nothing of a save that failed; another job's, which may have taken the folder, are
-    not looked at.
-    """
+    """Remove what a failed save wrote; files of another job, which may have taken the folder, stay."""
     shutil.rmtree(partial, ignore_errors=True)
     if _replaced(partial).exists() and not final.exists():
         _replaced(partial).rename(final)
@@ -77,9 +72,7 @@ def _replaced(partial: Path) -> Path:
 
 
 def point_newest(path: Path) -> None:
-    """Let the symbolic link `newest` beside `path` lead to it; where none can be made, nobody misses it but
-    people.
-    """
+    """Point the symbolic link `newest` beside `path` to it; only people miss it where none can be made."""
     link, aside = path.with_name(NEWEST_NAME), path.with_name(NEWEST_NAME + ".partial")
     if link.exists() and not link.is_symlink():
         return  # a person's copy
@@ -90,67 +83,8 @@ def point_newest(path: Path) -> None:
         bring_to_disk(path.parent)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Undo what a killed save left halfway. What cannot be removed is left: no later save has its name."""
-    for path in sorted(folder.iterdir()):
-        leftover = _LEFTOVER.fullmatch(path.name)
-        if leftover is None:
-            continue
-        final = path.with_name(leftover[1])
-        if leftover[2] == "replaced" and not final.exists():
-            # Killed between the two renames of `publish`: the older one of the same step is all there is.
-            path.rename(final)
-        else:
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def remove_later(path: Path) -> None:
-    """Remove the checkpoints of later steps than `path`'s."""
-    point_newest(path)
-    for later in step_folders(path.parent):
-        if step_of(later) > step_of(path):
-            _remove(later)
-
-
-def prune(newest: Path, keep_newest: int, keep_every_steps: int, kept_step: int | None = None) -> None:
-    """Remove what is older than the `keep_newest` newest up to `newest`, except steps that are multiples of
-    `keep_every_steps` (0: none), and the newest up to `kept_step`. A symbolic link was made by a person, and
-    stays.
-    """
-    up_to_newest = [path for path in step_folders(newest.parent) if step_of(path) <= step_of(newest)]
-    kept = [path for path in up_to_newest if kept_step is not None and step_of(path) <= kept_step][:1]
-    for path in up_to_newest[keep_newest:]:
-        is_milestone = keep_every_steps and step_of(path) % keep_every_steps == 0
-        if not is_milestone and path not in kept and not path.is_symlink():
-            _remove(path)
-
-
-def _remove(path: Path) -> None:
-    """Renamed first, so that a half-removed folder is never taken for a damaged checkpoint."""
-    going = aside_name(path, secrets.token_hex(8), "removed")
-    path.rename(going)
-    shutil.rmtree(going)
-
-
-def set_aside(path: Path, damage: str) -> str:
-    """Rename a damaged checkpoint, for people to look at; returns the warning. What was set aside before
-    stays.
-    """
-    aside, number = path.with_name(path.name + ".damaged"), 1
-    while os.path.lexists(aside):
-        number += 1
-        aside = path.with_name(f"{path.name}.damaged.{number}")
-    try:
-        path.rename(aside)
-    except OSError as error:
-        return (
-            f"checkpoint {path} is damaged and skipped: {damage} (it could not be renamed: {error.strerror})"
-        )
-    return f"checkpoint {path} is damaged and skipped: {damage}; set aside as {aside.name}"
-
-
 def failure(final: Path, tensor_bytes: int, error: BaseException) -> str:
-    """Why `final` was not saved, in the words that people read."""
+    """Returns why `final` was not saved, as a sentence."""
     reason, cause = str(error), error if isinstance(error, OSError) else error.__cause__
     if getattr(cause, "errno", None) in _DISK_FULL:
         system = os.statvfs(next(folder for folder in final.parents if folder.exists()))

@@ -1,4 +1,4 @@
-"""Host copies of a rank's shards, so that training may change the tensors while the copies are written."""
+"""Host copies of a rank's shards for a save; training may change the tensors while they are written."""
 
 from collections.abc import Mapping
 
@@ -9,15 +9,13 @@ from kielo.parallel.materialise import local
 
 
 class Staging:
-    """Memory as large as the tensors, kept from save to save; pinned where they lie on a GPU."""
+    """Host memory as large as the tensors, kept from save to save; pinned for tensors on a GPU."""
 
     def __init__(self) -> None:
         self._copies: dict[str, Tensor] = {}
 
     def reserve(self, tensors: Mapping[str, Tensor]) -> None:
-        """Make the memory before it is needed. Fresh memory costs several times what copying into it does, so
-        it is touched here as well.
-        """
+        """Allocate the memory and touch it, before a save: that costs several times the copy itself."""
         for name, tensor in tensors.items():
             shard, copy = local(tensor), self._copies.get(name)
             if copy is None or (copy.shape, copy.dtype) != (shard.shape, shard.dtype):
@@ -26,7 +24,7 @@ class Staging:
 
     @torch.no_grad()
     def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """name → this rank's shard as it is now, on the host; valid until the next call."""
+        """Copies the tensors: name → this rank's shard as it is now, on the host; valid until the next call."""
         self.reserve(tensors)
         is_on_gpu = False
         for name, tensor in tensors.items():

@@ -12,22 +12,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from kielo.artifact import checkpoint_index
-from kielo.artifact.checkpoint_index import (
-    INDEX_NAME,
-    CheckpointIndex,
-    Fault,
-    FaultyCheckpoint,
-    TensorEntry,
-    check_checkpoint,
-    find_fault,
-    list_checkpoints,
-    listed_files,
-    read_index,
-    step_folders,
-    step_of,
-)
+from kielo.artifact import whole_checkpoints
+from kielo.artifact.checkpoint_faults import Fault, FaultyCheckpoint, find_fault
+from kielo.artifact.checkpoint_folder import INDEX_NAME, step_folders, step_of
+from kielo.artifact.checkpoint_index import CheckpointIndex, TensorEntry, read_index
+from kielo.artifact.checkpoint_manifest import listed_files
 from kielo.artifact.manifest import read_manifest
+from kielo.artifact.whole_checkpoints import check_checkpoint, list_checkpoints
 from kielo.cli.flags import VerbParser, add_verb, examples
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table
 from kielo.recipe.errors import KieloError
@@ -215,7 +206,7 @@ def newest_checkpoint(run_folder: Path) -> Path:
     """The newest whole checkpoint of the run; prints a warning for each newer one that is damaged. KieloError
     if none is whole.
     """
-    return checkpoint_index.newest_checkpoint(run_folder, warn=lambda warning: print(f"warning: {warning}"))
+    return whole_checkpoints.newest_checkpoint(run_folder, warn=lambda warning: print(f"warning: {warning}"))
 
 
 def _checkpoints_folder(run: Path) -> Path | None:

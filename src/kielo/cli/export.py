@@ -65,11 +65,11 @@ def export(options: argparse.Namespace) -> None:
 def export_checkpoint(checkpoint: Path, to: Path, tokenizer_folder: Path, **how: Any) -> None:
     """The model's settings come from the checkpoint itself. Does nothing when `to` holds just that already.
 
-    how: as in `hugging_face_export.export`. Raises KieloError for another tokenizer than the one that made
+    how: fields of `ExportOptions`. Raises KieloError for another tokenizer than the one that made
     the tokens.
     """
-    from kielo.checkpoint.hugging_face_export import export
-    from kielo.checkpoint.store import read_plain
+    from kielo.checkpoint.hugging_face_export import ExportOptions, export
+    from kielo.checkpoint.read_checkpoint import read_plain
     from kielo.dataset.provenance import check_tokenizer_of_checkpoint
     from kielo.recipe.sections import Model
 
@@ -84,12 +84,12 @@ def export_checkpoint(checkpoint: Path, to: Path, tokenizer_folder: Path, **how:
         raise KieloError(
             f"{checkpoint}: what it says of its model is none that this kielo knows ({error})"
         ) from None
-    export(checkpoint, to, model, tokenizer_folder, **how)
+    export(checkpoint, to, model, tokenizer_folder, ExportOptions(**how))
 
 
 def _checkpoint(path: Path) -> Path:
     """The checkpoint folder itself, or the newest whole one of a run folder."""
-    from kielo.artifact.checkpoint_index import INDEX_NAME
+    from kielo.artifact.checkpoint_folder import INDEX_NAME
     from kielo.cli.checkpoint import newest_checkpoint
 
     if (path / INDEX_NAME).is_file():

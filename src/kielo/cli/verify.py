@@ -61,7 +61,7 @@ def parity(options: argparse.Namespace) -> int:
 
 def certify(recipe: Recipe, folder: Path, steps: int | None = None, is_quiet: bool = False) -> dict[str, Any]:
     """Parity of the run's newest checkpoint with Hugging Face; prints it unless quiet."""
-    from kielo.checkpoint.store import read_plain
+    from kielo.checkpoint.read_checkpoint import read_plain
     from kielo.cli.checkpoint import newest_checkpoint
     from kielo.dataset.provenance import check_tokens
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from kielo.corpus.steps import CorpusStep
+from kielo.corpus.step import CorpusStep
 from kielo.recipe.errors import KieloError
 
 # One thread for each worker: several pools of threads on the same cores only get in each other's way.

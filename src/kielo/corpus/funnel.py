@@ -9,8 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from kielo.corpus.language import THRESHOLDS
-from kielo.corpus.steps import SEPARATOR, CorpusStep
+from kielo.corpus.language_identification import THRESHOLDS
+from kielo.corpus.step import SEPARATOR, CorpusStep
 
 # Reasons told apart in one step; the smaller ones are added up.
 MAX_REASONS = 6

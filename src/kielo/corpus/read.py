@@ -19,8 +19,8 @@ from datatrove.data import DocumentsPipeline
 
 from kielo.artifact.documents import decode_text, other_encoding, parse_record, read_lines
 from kielo.corpus.html_text import page_text
-from kielo.corpus.split import SplitDocument, split_document
-from kielo.corpus.steps import CorpusStep
+from kielo.corpus.split_document import SplitDocument, split_document
+from kielo.corpus.step import CorpusStep
 from kielo.recipe.errors import KieloError
 
 FORMATS = ".txt, .jsonl (either also .gz or .zst), .parquet, .html"

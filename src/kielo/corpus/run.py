@@ -21,18 +21,14 @@ from kielo.artifact.manifest import (
     write_stage,
 )
 from kielo.artifact.trained_text import refuse_to_replace
-from kielo.corpus.dedup import DocumentDuplicates, LineDuplicates
 from kielo.corpus.executor import run_pipeline
 from kielo.corpus.fetch import fetch_sources, file_stamps
 from kielo.corpus.funnel import build_funnel, by_source, empty_message, threshold_table
-from kielo.corpus.language import DocumentLanguage, LineLanguage
-from kielo.corpus.length import DocumentLength, LineLength
-from kielo.corpus.normalise import Normalise
-from kielo.corpus.read import RawSource, ReadSources, bad_examples
-from kielo.corpus.script import ScriptFilter
-from kielo.corpus.shards import MergeCleaned, WriteCleaned, WriteDocuments
-from kielo.corpus.steps import CorpusStep
-from kielo.recipe.cards import Language, language
+from kielo.corpus.pipeline import first_pass, second_pass
+from kielo.corpus.read import RawSource, bad_examples
+from kielo.corpus.settings import effective_settings
+from kielo.corpus.step import CorpusStep
+from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Corpus, Recipe
 
@@ -65,72 +61,6 @@ def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = 
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
         _clean(sources, section, recipe.corpus, stage.folder, stage.counts, say)
     return read_manifest(folder)
-
-
-def effective_settings(corpus: Corpus, card: Language) -> dict[str, Any]:
-    """All that decides the outcome, with the language card's values where the recipe leaves them open.
-
-    Raises KieloError when the identifier does not know the language.
-    """
-    identifier = corpus.language_identifier
-    codes = card.identifier_codes.get(identifier)
-    if not codes:
-        known = [name for name, known_codes in card.identifier_codes.items() if known_codes]
-        raise KieloError(
-            f"corpus.language_identifier: {identifier} does not know {card.name}; "
-            f"{' or '.join(known) or 'no identifier here'} does"
-        )
-
-    def threshold(chosen: float | None, defaults: dict[str, float]) -> float:
-        return defaults.get(identifier, 0.5) if chosen is None else chosen
-
-    return {
-        # of two duplicates, the earlier source's stays
-        "sources": [source.name for source in corpus.sources],
-        "max_document_bytes": corpus.max_document_bytes,
-        "language": card.code,
-        "scripts": list(card.unicode_scripts),
-        "letters": card.letters,
-        "max_foreign_character_share": corpus.max_foreign_character_share,
-        "language_identifier": identifier,
-        "identifier_codes": list(codes),
-        "line_language_threshold": threshold(corpus.line_language_threshold, card.line_language_threshold),
-        "document_language_threshold": threshold(
-            corpus.document_language_threshold, card.document_language_threshold
-        ),
-        "min_line_characters": corpus.min_line_characters,
-        "min_document_characters": corpus.min_document_characters,
-        "deduplicate_lines": corpus.deduplicate_lines,
-        "deduplicate_documents": corpus.deduplicate_documents,
-        "text_fields": [source.text_field for source in corpus.sources],
-        "max_documents": [source.max_documents for source in corpus.sources],
-    }
-
-
-def first_pass(sources: tuple[RawSource, ...], settings: dict[str, Any], cleaned: Path) -> list[CorpusStep]:
-    """What happens to each document alone, in its order: cheap steps before the identification of the
-    language."""
-    identifier, codes = settings["language_identifier"], settings["identifier_codes"]
-    return [
-        ReadSources(sources, settings["max_document_bytes"]),
-        Normalise(),
-        ScriptFilter(settings["scripts"], settings["letters"], settings["max_foreign_character_share"]),
-        LineLength(settings["min_line_characters"]),
-        LineLanguage(identifier, codes, settings["line_language_threshold"]),
-        DocumentLanguage(identifier, codes, settings["document_language_threshold"]),
-        WriteCleaned(cleaned),
-    ]
-
-
-def second_pass(settings: dict[str, Any], cleaned: Path, documents: Path) -> list[CorpusStep]:
-    """What needs the whole corpus. Length comes last: a document may lose most of its lines as duplicates."""
-    return [
-        MergeCleaned(cleaned),
-        *([DocumentDuplicates()] if settings["deduplicate_documents"] else []),
-        *([LineDuplicates()] if settings["deduplicate_lines"] else []),
-        DocumentLength(settings["min_document_characters"]),
-        WriteDocuments(documents),
-    ]
 
 
 def _clean(

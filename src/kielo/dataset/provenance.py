@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kielo.artifact.manifest import Manifest, as_json, hash_file, hash_manifest, read_manifest
+from kielo.corpus.settings import effective_settings
 from kielo.dataset.batches import packed_manifest
 from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
@@ -136,8 +137,6 @@ def _changes_of_tokenizer(recipe: Recipe, tokenizer: Manifest | None) -> Iterato
 def _changes_of_corpus(recipe: Recipe, corpus: Manifest | None) -> Iterator[str]:
     if corpus is None or not corpus.section:
         return
-    from kielo.corpus.run import effective_settings  # loads datatrove, which takes as long as all else here
-
     now = effective_settings(recipe.corpus, language(recipe.language))
     if corpus.section.get("language") != now["language"]:
         yield f"language: was {corpus.section.get('language')!r}, is now {now['language']!r}"

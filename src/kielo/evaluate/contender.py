@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kielo.checkpoint.store import read_tensors
+from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.models import families
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Resolved

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kielo.artifact.checkpoint_index import newest_checkpoint
 from kielo.artifact.manifest import hash_manifest, is_current, write_json_atomically, write_stage
 from kielo.artifact.stage_json import read_stage_json
-from kielo.checkpoint.store import read_plain
+from kielo.artifact.whole_checkpoints import newest_checkpoint
+from kielo.checkpoint.read_checkpoint import read_plain
 from kielo.dataset.provenance import check_recipe, check_tokenizer, check_tokens
 from kielo.evaluate.baselines import ByteNgram, byte_stream, unigram_bits, xz_bits
 from kielo.evaluate.bits_per_byte import counted_bytes, token_stream_bits

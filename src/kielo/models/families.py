@@ -22,7 +22,7 @@ _REFUSED = {
 }
 
 
-def module(model_type: str, part: Literal["count", "layout", "names", "model"]) -> ModuleType:
+def module(model_type: str, part: Literal["count", "tensor_parallel_plan", "names", "model"]) -> ModuleType:
     """One of the four files of a family; only `model` imports torch. KieloError for a family that is not
     here.
     """

@@ -4,6 +4,7 @@ Names are those of a family's `names.py`; a test holds that shapes are those of 
 """
 
 from kielo.models.families import module
+from kielo.models.tensor_parallel_styles import style_of
 from kielo.recipe.sections import Model
 
 _INTO_HEADS = {"q": "num_attention_heads", "k": "num_key_value_heads", "v": "num_key_value_heads"}
@@ -12,20 +13,16 @@ _INTO_HEADS = {"q": "num_attention_heads", "k": "num_key_value_heads", "v": "num
 def parameter_shapes(config: Model) -> dict[str, tuple[int, ...]]:
     """Name → whole shape, in the model's order, for a complete `config`; a tied head is not there."""
     family = config.model_type
-    words, names = module(family, "layout").TENSOR_AXIS, module(family, "names").to_hugging_face(config)
-    return {name: _shape(config, name, words) for name in names}
+    plan = module(family, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN
+    names = module(family, "names").to_hugging_face(config)
+    return {name: _shape(config, name, plan) for name in names}
 
 
-def layout_word(words: dict[str, str], module_name: str) -> str | None:
-    """The word of a family's layout table for a module; None for one that it does not name."""
-    return words.get(".".join("*" if part.isdigit() else part for part in module_name.split(".")))
-
-
-def _shape(config: Model, name: str, words: dict[str, str]) -> tuple[int, ...]:
+def _shape(config: Model, name: str, plan: dict[str, str]) -> tuple[int, ...]:
     module_name, _, kind = name.rpartition(".")
     last, hidden = module_name.rpartition(".")[2], config.hidden_size
     if last in ("q_norm", "k_norm"):
-        heads = getattr(config, _INTO_HEADS[last[0]]) if layout_word(words, module_name) == "all_heads" else 1
+        heads = getattr(config, _INTO_HEADS[last[0]]) if style_of(plan, module_name) == "all_heads" else 1
         return (heads * config.head_dim,)
     if last.endswith("norm"):
         return (hidden,)

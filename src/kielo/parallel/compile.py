@@ -24,7 +24,7 @@ from kielo.recipe.errors import KieloError
 _VERSIONS = 64
 
 
-def lay_compile(model: nn.Module) -> None:
+def apply_compile(model: nn.Module) -> None:
     """Compile the forward of each of `model.layers`; no module is added, so names stay as they are.
 
     Shapes are compiled as they come, each for itself: a run has few, and code for any shape is slower. Raises

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,21 +27,18 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional as F
 
 from kielo.models import families
-from kielo.models.parameter_shapes import layout_word
+from kielo.models.tensor_parallel_styles import style_of
 from kielo.parallel.materialise import local
 from kielo.parallel.mesh import Mesh
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Fp8
 from kielo.resolve.fp8_check import is_kept
 
-if TYPE_CHECKING:
-    from types import ModuleType
-
 _FIRST_CAPABILITY = (8, 9)  # Ada and Hopper; torch multiplies scaled rows there too since 2.7
 _AMD_ARCHITECTURES = ("gfx94", "gfx95", "gfx12")  # MI300, MI350, RDNA 4
 
 
-def lay_fp8(model: nn.Module, mesh: Mesh, fp8: Fp8) -> None:
+def apply_fp8(model: nn.Module, mesh: Mesh, fp8: Fp8) -> None:
     """Put float8 linears in the place of the layers' matrices, in place (model on meta); all but
     `fp8.kept_in_bf16`.
 
@@ -64,7 +62,7 @@ def lay_fp8(model: nn.Module, mesh: Mesh, fp8: Fp8) -> None:
     model.fp8_linears = tuple(model.get_submodule(name) for name in chosen)
 
 
-def import_float8() -> "ModuleType":
+def import_float8() -> ModuleType:
     """torchao.float8. Raises KieloError where it is not installed."""
     # It tells of kernels for other machines, and of its own use of what torch will change.
     with _silenced("torchao", "torch.utils._pytree"):
@@ -132,7 +130,7 @@ def in_bf16(model: nn.Module, mesh: Mesh) -> Iterator[None]:
             vars(linear).pop("forward", None)  # the class's again
 
 
-def _swap(float8: "ModuleType", model: nn.Module, names: Set[str], config: Any) -> None:
+def _swap(float8: ModuleType, model: nn.Module, names: Set[str], config: Any) -> None:
     float8.convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in names)
 
 
@@ -169,8 +167,8 @@ def _is_gathered_in_fp8(model: nn.Module, name: str, module: nn.Linear, mesh: Me
     if not fp8.gathered_in_fp8 or fp8.scaling != "tensorwise":
         return False
     rows = module.out_features
-    table = families.module(model.config.model_type, "layout").TENSOR_AXIS
-    if layout_word(table, name) == "column":
+    plan = families.module(model.config.model_type, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN
+    if style_of(plan, name) == "column":
         rows //= mesh.parameters["tensor"].size()
     return rows % mesh.parameters["shard"].size() == 0
 
@@ -184,7 +182,7 @@ def _has_fp8(device: torch.device) -> bool:
 
 
 def _fp8_linears(model: nn.Module) -> list[nn.Linear]:
-    """Those that `lay_fp8` made, also of all stages of a rank."""
+    """Those that `apply_fp8` made, also of all stages of a rank."""
     return [
         linear for part in getattr(model, "parts", [model]) for linear in getattr(part, "fp8_linears", ())
     ]

@@ -6,7 +6,6 @@ within a node and `replicate` goes across nodes.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -16,9 +15,7 @@ from kielo.parallel.communicator import raise_communicator
 from kielo.parallel.world import World
 from kielo.recipe.errors import KieloError
 from kielo.resolve.ranks import AXES
-
-if TYPE_CHECKING:
-    from kielo.resolve.resolved import Placement
+from kielo.resolve.resolved import Placement
 
 SAMPLE_AXES = ("replicate", "shard")  # ranks along these see different samples
 TOKEN_AXES = (*SAMPLE_AXES, "context")  # ranks along these see different tokens
@@ -41,7 +38,7 @@ class Mesh:
         return self.ranks[axis]
 
 
-def build_mesh(world: World, placement: "Placement") -> Mesh:
+def build_mesh(world: World, placement: Placement) -> Mesh:
     """Lay the world's ranks out as `placement` says, making and warming one communicator after another.
 
     Groups are made here rather than by `init_device_mesh`, which makes all at once without a time limit, and

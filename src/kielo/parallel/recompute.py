@@ -9,17 +9,14 @@ does the work.
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from kielo.recipe.errors import KieloError
-
-if TYPE_CHECKING:
-    from kielo.resolve.resolved import Placement
-
+from kielo.resolve.resolved import Placement
 
 _ATTENTION_KERNELS = (
     "_scaled_dot_product_flash_attention",
@@ -29,7 +26,7 @@ _ATTENTION_KERNELS = (
 )
 
 
-def lay_recompute(model: nn.Module, placement: "Placement") -> None:
+def apply_recompute(model: nn.Module, placement: Placement) -> None:
     """Recompute in every n-th layer, in place. `forward` is replaced and no module added, so names stay as
     they are.
     """

@@ -150,7 +150,7 @@ def _layer_elements(model: Model, layout: Layout) -> float:
 
 def _position_elements(model: Model) -> float:
     """Counts the elements of learned positions, which every tensor rank of the first stage holds whole."""
-    if "position_table" not in module(model.model_type, "layout").TENSOR_AXIS:
+    if "position_table" not in module(model.model_type, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN:
         return 0.0
     first = getattr(module(model.model_type, "count"), "FIRST_POSITION", 0)
     return (first + model.max_position_embeddings) * model.hidden_size

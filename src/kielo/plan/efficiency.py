@@ -45,10 +45,10 @@ CONSTANTS: dict[str, Constant] = {
         "architecture", 0.50, 0.35, "share of bf16 peak that fused attention reaches at head size 128"
     ),
     "matrix_engine": Constant(
-        "engine", 1.0, 0.12, "an engine's part in that: kernels chosen, clocks under load"
+        "engine", 1.0, 0.12, "factor of an engine on these shares: its kernels, its clocks under load"
     ),
     "elementwise": Constant(
-        "engine", 1.3, 0.5, "passes over memory by norms, activations, residuals; 1 is the fewest"
+        "engine", 1.3, 0.5, "passes over memory by norms, activations, residuals; 1 is the minimum"
     ),
     "accumulate": Constant(
         "engine", 1.0, 0.6, "passes over memory to add a micro-batch's gradients; 1 is unfused"
@@ -71,39 +71,41 @@ CONSTANTS: dict[str, Constant] = {
         # both reduce gradients after the last backward pass
         starts=(("megatron_deepspeed", 0.05), ("unfused", 0.05)),
     ),
-    "gather": Constant("engine", 0.6, 0.4, "bandwidth of ZeRO-3's small collectives by that of large ones"),
+    "gather": Constant("engine", 0.6, 0.4, "ratio of bandwidths: ZeRO-3's small collectives to large ones"),
     "pipeline_exposed": Constant("engine", 0.7, 0.7, "share of stage-to-stage traffic that is not hidden"),
-    "step_seconds": Constant("engine", 3e-2, 0.8, "seconds of a step that nothing else counts"),
+    "step_seconds": Constant("engine", 3e-2, 0.8, "seconds of a step that no other term counts"),
     "memory": Constant("all", 0.75, 0.2, "share of memory bandwidth that streaming reaches"),
     "network": Constant("all", 0.7, 0.1, "share of the network's bandwidth that collectives reach"),
     "node": Constant("all", 0.65, 0.3, "share of the node's link bandwidth that collectives reach"),
-    "latency_seconds": Constant("all", 2e-5, 0.7, "seconds that a collective takes beyond its bytes"),
+    "latency_seconds": Constant("all", 2e-5, 0.7, "seconds of a collective beyond the transfer of its bytes"),
     "tensor_launch": Constant(
-        "all", 1.4, 0.3, "seconds to launch a layer with tensor parallelism by one without"
+        "all", 1.4, 0.3, "ratio of a layer's launch time: with tensor parallelism to without"
     ),
-    "tile": Constant("all", 40.0, 0.7, "products that a tile could make while it begins and ends"),
-    "wave_elements": Constant("all", 0.8e6, 0.4, "elements of a result that half a wave of tiles makes"),
-    "misaligned": Constant("all", 1.2, 0.2, "slowdown of matrices whose sides are no multiple of 64"),
-    "flash_1": Constant("all", 0.65, 0.25, "rate of the first flash attention by the second's"),
+    "tile": Constant("all", 40.0, 0.7, "inner dimension that takes as long as a tile's start and end"),
+    "wave_elements": Constant("all", 0.8e6, 0.4, "elements of a result that half a wave of tiles computes"),
+    "misaligned": Constant("all", 1.2, 0.2, "slowdown of matrices whose sides are not multiples of 64"),
+    "flash_1": Constant("all", 0.65, 0.25, "ratio of rates: FlashAttention 1 to FlashAttention 2"),
     "softmax_bytes": Constant(
-        "all", 25.0, 0.4, "bytes an entry of the scores that unfused attention moves, both ways"
+        "all", 25.0, 0.4, "bytes that unfused attention moves per entry of the scores, both ways"
     ),
-    "unfused_attention": Constant("all", 2.0, 0.4, "the same of eager attention, by fused softmax"),
-    "small_heads": Constant("all", 0.3, 0.5, "loss of fused attention per halving of the head from 128"),
+    "unfused_attention": Constant("all", 2.0, 0.4, "ratio of these bytes: eager attention to fused softmax"),
+    "small_heads": Constant(
+        "all", 0.3, 0.5, "slowdown of fused attention per halving of the head size from 128"
+    ),
     "quantise": Constant("all", 4.0, 0.7, "passes over memory to make 8-bit inputs"),
     "odd_heads": Constant(
-        "all", 5.0, 0.4, "slowdown of unfused attention whose head size is no multiple of 8"
+        "all", 5.0, 0.4, "slowdown of unfused attention whose head size is not a multiple of 8"
     ),
     "fp8_rowwise": Constant(
-        "all", 0.8, 0.2, "rate of products with a scale a row or block by one scale a tensor"
+        "all", 0.8, 0.2, "ratio of rates: products with a scale per row or block to one per tensor"
     ),
     "mxfp8": Constant(
-        "all", 0.95, 0.1, "rate of products with scales for each 32 values by one scale a tensor"
+        "all", 0.95, 0.1, "ratio of rates: products with a scale per 32 values to one per tensor"
     ),
-    "nvfp4": Constant("all", 0.7, 0.3, "share of what 8-bit products reach that 4-bit ones do of their peak"),
-    "power": Constant("all", 0.5, 0.3, "exponent of a part's power by the full part's in its matrix rate"),
+    "nvfp4": Constant("all", 0.7, 0.3, "ratio of shares of peak: 4-bit products to 8-bit products"),
+    "power": Constant("all", 0.5, 0.3, "exponent of (power cap / full power) in the matrix rate"),
     "jitter": Constant(
-        "all", 0.01, 0.5, "slowdown by the slowest device, for each standard deviation of the largest of n"
+        "all", 0.01, 0.5, "slowdown by the slowest device, per standard deviation of the maximum of n"
     ),
 }
 
@@ -165,6 +167,6 @@ def card_text(efficiency: Efficiency, interval: dict[str, float], header: str) -
     for name, constant in CONSTANTS.items():
         lines += ["", f"# {constant.meaning}", f"[{name}]"]
         lines += [f"{member} = {value:.4g}" for member, value in zip(members(name), efficiency.values[name])]
-    lines += ["", "# spread of the logarithm of published by predicted", "[interval]"]
+    lines += ["", "# spread of log(published / predicted)", "[interval]"]
     lines += [f"{name} = {value:.4g}" for name, value in interval.items()]
     return "\n".join(lines) + "\n"

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 
 from kielo.models import families
-from kielo.models.parameter_shapes import layout_word
+from kielo.models.tensor_parallel_styles import style_of
 from kielo.recipe.cards import Accelerator
 from kielo.recipe.sections import Fp8, Layout, Model
 
 MULTIPLE = 16  # both dims of a weight, on each rank: torch._scaled_mm takes no others
-_MATRIX_WORDS = ("column", "row")
+_MATRIX_STYLES = ("column", "row")
 # What is called so → what its width on a tensor rank is a product of, and what divides it.
 _HEAD_WIDTHS = {
     "q": "num_attention_heads", "o": "num_attention_heads",
@@ -51,14 +51,14 @@ def without_fp8(card: Accelerator) -> str | None:
 
 def layer_matrices(model: Model) -> list[str]:
     """The names of all modules in the layers that are one matrix, of the whole model."""
-    words = families.module(model.model_type, "layout").TENSOR_AXIS
+    plan = families.module(model.model_type, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN
     weights = families.module(model.model_type, "names").to_hugging_face(model)
     modules = (
         name.removesuffix(".weight")
         for name in weights
         if name.startswith("layers.") and name.endswith(".weight")
     )
-    return [name for name in modules if layout_word(words, name) in _MATRIX_WORDS]
+    return [name for name in modules if style_of(plan, name) in _MATRIX_STYLES]
 
 
 def is_kept(module_name: str, patterns: Iterable[str]) -> bool:

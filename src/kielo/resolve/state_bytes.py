@@ -11,7 +11,8 @@ from math import prod
 from typing import TYPE_CHECKING, Literal
 
 from kielo.models.families import module
-from kielo.models.parameter_shapes import layout_word, parameter_shapes
+from kielo.models.parameter_shapes import parameter_shapes
+from kielo.models.tensor_parallel_styles import style_of
 from kielo.recipe.sections import Model
 from kielo.resolve.ranks import coordinates
 from kielo.resolve.stages import layer_numbers, stages_of_rank
@@ -25,7 +26,7 @@ STATE_BYTES = {"fp32": 4, "bf16": 2}  # of a moment
 # Moments kept in bf16 are fp32 for the optimiser's step, so many bytes of them at a time
 # (`train/optimiser.py`).
 WIDENED_BYTES = 2**28
-# word → dim of the weight on the tensor axis
+# style → dim of the weight on the tensor axis
 _SPLIT_DIM = {"vocabulary": 0, "column": 0, "all_heads": 0, "row": 1}
 
 
@@ -74,7 +75,7 @@ def _shapes_of_rank(
     """(shape on this rank of the tensor axis, is it the copy of a tied embedding) of each parameter of its
     stages.
     """
-    words = module(model.model_type, "layout").TENSOR_AXIS
+    plan = module(model.model_type, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN
     shapes = parameter_shapes(model)
     layers, is_last = _layers_of_rank(model, placement, pipeline_rank)
     for name, shape in shapes.items():
@@ -86,7 +87,7 @@ def _shapes_of_rank(
         else:
             is_here = pipeline_rank == 0
         if is_here:
-            yield _on_tensor_axis(shape, kind, layout_word(words, module_name), placement.tensor), False
+            yield _on_tensor_axis(shape, kind, style_of(plan, module_name), placement.tensor), False
     if is_last and placement.pipeline > 1 and "head.weight" not in shapes:
         yield _on_tensor_axis(shapes["embed.weight"], "weight", "column", placement.tensor), True
 
@@ -102,8 +103,8 @@ def _layers_of_rank(model: Model, placement: "Placement", pipeline_rank: int) ->
     return {layer for stage in stages for layer in ranges[stage]}, stages[-1] == len(ranges) - 1
 
 
-def _on_tensor_axis(shape: tuple[int, ...], kind: str, word: str | None, ranks: int) -> tuple[int, ...]:
-    dim = _SPLIT_DIM.get(word or "")
-    if dim is None or dim >= len(shape) or (kind == "bias" and word == "row"):
+def _on_tensor_axis(shape: tuple[int, ...], kind: str, style: str | None, ranks: int) -> tuple[int, ...]:
+    dim = _SPLIT_DIM.get(style or "")
+    if dim is None or dim >= len(shape) or (kind == "bias" and style == "row"):
         return shape
     return tuple(size // ranks if number == dim else size for number, size in enumerate(shape))

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from kielo.artifact.weights_folder import resolve_weights
+from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.hugging_face_import import load_model_weights
-from kielo.checkpoint.store import Store
 from kielo.dataset.batches import Batches, heldout_batch
 from kielo.models import families
-from kielo.parallel.apply import lay_out
-from kielo.parallel.context import context_positions
+from kielo.parallel.context_parallel import context_positions
 from kielo.parallel.fp8 import refuse_without_fp8, scale_weights
+from kielo.parallel.gradient_clipping import clip_gradients
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import Mesh, build_mesh, data_rank, data_ranks, sum_over_data
-from kielo.parallel.norm import clip_gradients
+from kielo.parallel.parallelise import parallelise
 from kielo.parallel.world import World, make_host_group
 from kielo.recipe.sections import Precision
 from kielo.resolve.resolved import Identity, Placement, Resolved
@@ -38,7 +38,7 @@ from kielo.train.optimiser import Optimiser, build_optimiser
 from kielo.train.precision import next_precision, settle_matrix_products
 from kielo.train.profile import Profile
 from kielo.train.schedule import learning_rate
-from kielo.train.state import Checkpoints, State, note_alert
+from kielo.train.state import RunCheckpoints, State, note_alert
 from kielo.train.step_row import StepRow
 from kielo.train.stop import Stop
 
@@ -56,7 +56,7 @@ class Run:
     step_row: StepRow
     log: Log
     stop: Stop
-    checkpoints: Checkpoints
+    checkpoints: RunCheckpoints
     alert: Callable[[int, str], None]
     profile: Profile
     # Of a precision, by `compute_in`:
@@ -104,7 +104,7 @@ def assemble(
     identity, placement = resolved.identity, resolved.placement
     device = world.device
     mesh = build_mesh(world, placement)
-    checkpoints = Checkpoints(_store(placement, world, permit), resolved)
+    checkpoints = RunCheckpoints(_checkpointer(placement, world, permit), resolved)
     guard = Guard(device, identity.max_skipped_steps_in_a_row, identity.fp8.watch_steps)
     meter = Meter(world.size, identity.total_tokens, device)
     stop.use(device)
@@ -187,9 +187,9 @@ def enter(run: Run, resolved: Resolved, index: int, last_step: int) -> None:
     run.step_row.phase = phase.number
 
 
-def _store(placement: Placement, world: World, permit: Callable[[], None]) -> Store:
+def _checkpointer(placement: Placement, world: World, permit: Callable[[], None]) -> Checkpointer:
     folder = Path(placement.train_folder)
-    return Store(
+    return Checkpointer(
         folder / "checkpoints",
         placement.keep_newest,
         placement.keep_every_steps,
@@ -209,7 +209,7 @@ def laid_out(identity: Identity, placement: Placement, mesh: Mesh, precision: Pr
     """
     with torch.device("meta"):
         model = families.build_model(identity.model)
-    return lay_out(model, mesh, placement, precision, identity.fp8)
+    return parallelise(model, mesh, placement, precision, identity.fp8)
 
 
 def _fill(

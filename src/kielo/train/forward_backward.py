@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from kielo.parallel.fsdp import COMPUTE_DTYPES, set_last_micro_batch
 from kielo.parallel.mesh import Mesh, sum_over_data
-from kielo.parallel.shard import COMPUTE_DTYPES, set_last_micro_batch
 from kielo.resolve.stages import SCHEDULES
 from kielo.train.feed import MicroBatch, StepBatch
 from kielo.train.next_token import NextToken, tensor_axis

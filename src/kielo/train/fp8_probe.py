@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from kielo.parallel.fp8 import in_bf16
+from kielo.parallel.gradient_clipping import gradient_norm
 from kielo.parallel.mesh import Mesh
-from kielo.parallel.norm import gradient_norm
 from kielo.train.feed import MicroBatch, StepBatch
 from kielo.train.forward_backward import ForwardBackward
 

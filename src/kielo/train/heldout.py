@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kielo.dataset.batches import NOT_COUNTED, Batch
-from kielo.parallel.shard import forward_only
+from kielo.parallel.fsdp import forward_only
 from kielo.train.feed import cut, to_device
 from kielo.train.forward_backward import ForwardBackward
 from kielo.train.state import State

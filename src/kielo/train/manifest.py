@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from kielo.artifact.checkpoint_index import NEWEST_NAME, step_folders
+from kielo.artifact.checkpoint_folder import NEWEST_NAME, step_folders
 from kielo.artifact.manifest import (
     MANIFEST_NAME,
     Manifest,

@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.profiler import record_function
 
 from kielo.parallel.mesh import Mesh
-from kielo.parallel.tensor import gather_sequence
+from kielo.parallel.tensor_parallel import gather_sequence
 from kielo.train.feed import MicroBatch
 from kielo.train.objective import chunked_loss
 from kielo.train.profile import HEAD_AND_LOSS

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from kielo.parallel.mesh import Mesh, sum_over
-from kielo.parallel.pipeline import Stages, schedule_of
-from kielo.parallel.torch_pipelining import Schedule
+from kielo.parallel.pipeline_parallel import ExampleTensors, Stages, schedule_of
+from kielo.parallel.pipeline_schedule import Schedule, ScheduleOptions
 from kielo.resolve.stages import rank_of_each_stage
 from kielo.train.feed import MicroBatch, StepBatch
 from kielo.train.next_token import NextToken
@@ -121,17 +121,15 @@ class PipelineForwardBackward:
         shapes = (len(pieces), *pieces[0].inputs_bs.shape)
         if self._made is None or self._made[0] != shapes:
             empty = partial(torch.empty, device="meta", dtype=self._compute_dtype, requires_grad=True)
-            made = schedule_of(
-                self._model,
-                self._schedule_name,
-                len(pieces),
-                pieces[0].inputs_bs.to("meta"),
-                empty(self._hidden_shape(pieces[0])),
-                empty((*pieces[0].inputs_bs.shape, self._model.config.hidden_size)),
-                self._loss,
-                pieces[0].inputs_bs.device,
+            examples = ExampleTensors(
+                tokens_bs=pieces[0].inputs_bs.to("meta"),
+                hidden_bsd=empty(self._hidden_shape(pieces[0])),
+                output_bsd=empty((*pieces[0].inputs_bs.shape, self._model.config.hidden_size)),
             )
-            self._made = shapes, made
+            options = ScheduleOptions(
+                self._schedule_name, len(pieces), self._loss, pieces[0].inputs_bs.device
+            )
+            self._made = shapes, schedule_of(self._model, options, examples)
         return self._made[1]
 
     def _loss(self, hidden_bsd: Tensor, labels_bs: Tensor) -> Tensor:

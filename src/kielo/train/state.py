@@ -18,8 +18,8 @@ from pathlib import Path
 from pydantic import ValidationError
 from torch import Tensor
 
-from kielo.artifact.checkpoint_index import step_folder_name, step_folders, step_of
-from kielo.checkpoint.store import Store
+from kielo.artifact.checkpoint_folder import step_folder_name, step_folders, step_of
+from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.recipe.errors import KieloError
 from kielo.resolve.phases import first_difference
 from kielo.resolve.resolve import consent
@@ -74,21 +74,23 @@ class State:
             setattr(self, name, plain.get(name, first))
 
 
-class Checkpoints:
+class RunCheckpoints:
     """Saves and restores the parts of a run that move. All ranks call each method together."""
 
-    def __init__(self, store: Store, resolved: Resolved):
-        """Finds the newest whole checkpoint (the store says which it passed over). Raises KieloError, naming
-        the keys, where it is of a run with another identity: before a model is built that it would not fit.
+    def __init__(self, checkpointer: Checkpointer, resolved: Resolved):
+        """Find the newest whole checkpoint; `checkpointer.warnings` lists those that it passed over.
+
+        Raises KieloError, naming the keys, where it is of a run with another identity: before a model is
+        built that it would not fit.
         """
-        self._store = store
+        self._checkpointer = checkpointer
         self._resolved = resolved
         self._last_save = (0, 0)  # its step, and how many steps had not been finite by then
         self._is_due = False
-        self.newest: Path | None = store.newest()
+        self.newest: Path | None = checkpointer.newest()
         self.found = State()  # what the run goes on from
         if self.newest is not None:
-            plain = store.plain(self.newest)
+            plain = checkpointer.plain(self.newest)
             self.found.restore(plain)
             self._refuse_another_identity(plain["identity"])
             self._refuse_other_skips(plain["skipped_steps"], plain["step"])
@@ -110,7 +112,7 @@ class Checkpoints:
         self._source_tensors = dict(source_tensors or {})
         self._tensors = {f"model/{name}": tensor for name, tensor in parameters.items()}
         self._tensors |= {f"optimiser/{name}": tensor for name, tensor in optimiser.moments().items()}
-        self._store.reserve(self._tensors)
+        self._checkpointer.reserve(self._tensors)
 
     def forget(self) -> None:
         """Let go of what `track` was told, so that its memory can be given back."""
@@ -159,7 +161,9 @@ class Checkpoints:
                 f"{step_folder_name(self._state.step)}; where training fails from there, move it away to go "
                 "on from an older one"
             )
-        self._store.save(self._state.step, self._tensors, plain, trouble and trouble["sound_step"], keep_all)
+        self._checkpointer.save(
+            self._state.step, self._tensors, plain, trouble and trouble["sound_step"], keep_all
+        )
 
     def _note_trouble(self, skipped: int) -> None:
         """skipped: steps that were not finite, since step 1."""
@@ -181,8 +185,8 @@ class Checkpoints:
         The checkpoint of the step just before is suspect: that step's own update may have spoilt the weights.
         """
         with suppress(KieloError):  # told already
-            self._store.settle()
-        folder = self._store.folder
+            self._checkpointer.settle()
+        folder = self._checkpointer.folder
         try:
             found = step_folders(folder)
         except KieloError as error:
@@ -208,17 +212,17 @@ class Checkpoints:
         """Wait for the last save. Raises KieloError where it failed: there is no next one to make
         up for it.
         """
-        self.newest = self._store.settle() or self.newest
+        self.newest = self._checkpointer.settle() or self.newest
 
     def close(self) -> None:
         """Let a save under way come to its end, also when training has failed."""
-        self._store.close()
+        self._checkpointer.close()
 
     def restore(self) -> None:
         """Go back to the newest checkpoint; without one everything stays at the first weights and step 0."""
         if self.newest is None:
             return
-        plain = self._store.restore(self.newest, self._tensors)
+        plain = self._checkpointer.restore(self.newest, self._tensors)
         self._optimiser.updates = plain["optimiser_updates"]
         self._guard.restore(plain["guard"])
         self._source_tensors = plain["source_tensors"]
@@ -229,7 +233,7 @@ class Checkpoints:
         """Whether there is a checkpoint of this step; then later ones are removed and `restore` restores this
         one.
         """
-        found = self._store.go_back_to(step)
+        found = self._checkpointer.go_back_to(step)
         self.newest = found or self.newest
         return found is not None
 

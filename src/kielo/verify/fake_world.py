@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from kielo.parallel.mesh import Mesh
-from kielo.parallel.torch_pipelining import without_peers
+from kielo.parallel.pipeline_schedule import without_peers
 from kielo.parallel.world import World
 from kielo.recipe.errors import KieloError
 from kielo.resolve.ranks import AXES

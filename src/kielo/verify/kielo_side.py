@@ -16,13 +16,13 @@ from torch import Tensor
 
 from kielo.artifact.weights_folder import resolve_weights
 from kielo.checkpoint.hugging_face_import import load_model_weights
-from kielo.checkpoint.store import read_tensors
+from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.models import families
-from kielo.parallel.apply import lay_out
+from kielo.parallel.fsdp import forward_only
+from kielo.parallel.gradient_clipping import clip_gradients, gradient_norm
 from kielo.parallel.materialise import local, materialise
 from kielo.parallel.mesh import build_mesh, sum_over_data
-from kielo.parallel.norm import clip_gradients, gradient_norm
-from kielo.parallel.shard import forward_only
+from kielo.parallel.parallelise import parallelise
 from kielo.parallel.world import World, end_world, start_world
 from kielo.recipe.errors import KieloError
 from kielo.train.feed import StepBatch
@@ -65,7 +65,7 @@ class KieloSide:
         self._rows = {ours: piece.rows for ours, piece in names.items()}
         with torch.device("meta"):
             self.model = families.build_model(identity.model)
-        lay_out(self.model, self._mesh, placement, "fp32")
+        parallelise(self.model, self._mesh, placement, "fp32")
         stored = {}
         if checkpoint is not None:
             stored = read_tensors(checkpoint, [f"model/{name}" for name in names])
@@ -145,5 +145,5 @@ class KieloSide:
         same module.
         """
         kinds = sorted({layer.kind for layer in self.model.layers.values()})
-        rotaries = (getattr(self.model, self.model.kinds[kind].rotary) for kind in kinds)
-        return [rotary(2) for rotary in dict.fromkeys(rotaries) if rotary is not None]
+        ropes = (getattr(self.model, self.model.kinds[kind].rope) for kind in kinds)
+        return [rope(2) for rope in dict.fromkeys(ropes) if rope is not None]

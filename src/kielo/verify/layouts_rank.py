@@ -25,14 +25,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from kielo.checkpoint.store import some_names
+from kielo.checkpoint.read_checkpoint import some_names
 from kielo.dataset.batches import Batch
 from kielo.models import families
-from kielo.parallel.apply import lay_out
-from kielo.parallel.context import context_positions
+from kielo.parallel.context_parallel import context_positions
+from kielo.parallel.gradient_clipping import clip_gradients
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import Mesh, build_mesh, data_rank, data_ranks
-from kielo.parallel.norm import clip_gradients
+from kielo.parallel.parallelise import parallelise
 from kielo.parallel.world import World, end_world, start_world
 from kielo.recipe.sections import Recipe
 from kielo.resolve.stages import layers_of_stages
@@ -133,7 +133,7 @@ def train_laid_out(of: Subject, case: Case, steps: int, world: World, mesh: Mesh
     with torch.device("meta"):
         model = families.build_model(of.model)
     freeze(of, model)
-    model = lay_out(model, mesh, placement, case.precision)
+    model = parallelise(model, mesh, placement, case.precision)
     materialise(model, world.device, partial(first_value, of), placement.cpu_offload)
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     optimiser = build_optimiser(model, of)

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kielo.parallel.context import context_positions
+from kielo.parallel.context_parallel import context_positions
 from kielo.parallel.fp8 import scale_weights
+from kielo.parallel.gradient_clipping import clip_gradients
 from kielo.parallel.materialise import local, materialise
 from kielo.parallel.mesh import Mesh, build_mesh
-from kielo.parallel.norm import clip_gradients
 from kielo.parallel.world import World
 from kielo.recipe.cards import accelerator, accelerators
 from kielo.recipe.errors import KieloError

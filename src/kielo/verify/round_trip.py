@@ -16,12 +16,13 @@ from typing import Any
 import torch
 
 from kielo.artifact.weights_folder import resolve_weights
+from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.export_tensors import row_boxes
-from kielo.checkpoint.hugging_face_export import export
+from kielo.checkpoint.hugging_face_export import ExportOptions, export
 from kielo.checkpoint.hugging_face_import import load_model_weights, read_tables
-from kielo.checkpoint.store import Store
-from kielo.checkpoint.stream import DTYPES, nbytes
-from kielo.checkpoint.tensor_file import StoredTensor, TensorFile, Wanted
+from kielo.checkpoint.safetensors_dtypes import DTYPES, nbytes
+from kielo.checkpoint.tensor_file import TensorFile, Wanted
+from kielo.checkpoint.tensor_table import StoredTensor
 from kielo.models import families
 from kielo.models.families import read_hf_config
 from kielo.parallel.materialise import materialise
@@ -100,18 +101,18 @@ def _in_and_out(source: Path, checkpoints: Path, to: Path) -> dict[str, str]:
     their dtypes.
     """
     model = read_hf_config(source)
-    store = Store(checkpoints)
+    checkpointer = Checkpointer(checkpoints)
     try:
-        weights = _save(store, source, model)
-        checkpoint = store.settle()
+        weights = _save(checkpointer, source, model)
+        checkpoint = checkpointer.settle()
     finally:
-        store.close()
+        checkpointer.close()
     tokenizer_folder = source if (source / "tokenizer.json").is_file() else None
-    export(checkpoint, to, model, tokenizer_folder, is_replacing=False)
+    export(checkpoint, to, model, tokenizer_folder, ExportOptions(is_replacing=False))
     return weights
 
 
-def _save(store: Store, source: Path, config: Model) -> dict[str, str]:
+def _save(checkpointer: Checkpointer, source: Path, config: Model) -> dict[str, str]:
     """The weights of `source` as a checkpoint of step 0; the memory of the model ends with this call."""
     with torch.device("meta"):
         model = families.build_model(config)
@@ -122,7 +123,7 @@ def _save(store: Store, source: Path, config: Model) -> dict[str, str]:
         "identity": {"name": source.name, "model": config.model_dump(mode="json")},
         "source_tensors": weights,
     }
-    store.save(0, {f"model/{name}": parameter for name, parameter in parameters.items()}, plain)
+    checkpointer.save(0, {f"model/{name}": parameter for name, parameter in parameters.items()}, plain)
     return weights
 
 

@@ -15,11 +15,11 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from kielo.models.blocks import flex
 from kielo.models.blocks.alibi import Alibi
-from kielo.models.blocks.position import rotate
+from kielo.models.blocks.rope import rotate
 
 
 @dataclass(frozen=True)
-class Sight:
+class Mask:
     """Who looks at whom: `visible` is [b or 1, 1, q, n] bool, None where every query sees all keys up to its
     own.
 
@@ -33,14 +33,14 @@ class Sight:
     distance: Tensor | None = None
     blocks: BlockMask | None = None
 
-    def part(self, queries: slice, keys: slice) -> "Sight":
+    def part(self, queries: slice, keys: slice) -> "Mask":
         """Of some queries and some keys; `visible` must be there."""
         distance = None if self.distance is None else self.distance[queries, keys]
-        return Sight(self.visible[:, :, queries, keys], distance)
+        return Mask(self.visible[:, :, queries, keys], distance)
 
 
-class AttentionMask(nn.Module):
-    """One `Sight` for each window, made once a forward: a module of its own, because context parallelism
+class MaskMaker(nn.Module):
+    """One `Mask` for each window, made once a forward: a module of its own, because context parallelism
     replaces it.
 
     windows: how many tokens back, itself included, a layer's queries see (Beltagy et al. 2020,
@@ -61,7 +61,7 @@ class AttentionMask(nn.Module):
         positions_s: Tensor | None,
         sequence_length: int,
         device: torch.device,
-    ) -> dict[int | None, Sight]:
+    ) -> dict[int | None, Mask]:
         """`positions_s` is for the version that replaces this one: here all columns are present, in their
         order.
         """
@@ -70,36 +70,36 @@ class AttentionMask(nn.Module):
 
     def dense(
         self, documents_bs: Tensor | None, sequence_length: int, device: torch.device
-    ) -> dict[int | None, Sight]:
+    ) -> dict[int | None, Mask]:
         """Of whole sequences."""
         places_s = torch.arange(sequence_length, device=device)
-        return self.sights(places_s, places_s, documents_bs, documents_bs)
+        return self.masks(places_s, places_s, documents_bs, documents_bs)
 
     def in_blocks(
         self, documents_bs: Tensor | None, sequence_length: int, device: torch.device
-    ) -> dict[int | None, Sight]:
+    ) -> dict[int | None, Mask]:
         """Of whole sequences, for FlexAttention; plain causal attention has kernels of its own, and needs no
         mask.
         """
         is_plain = documents_bs is None and not self.needs_distance and not self.is_capped
-        sights = {}
+        masks = {}
         for window in self.windows:
             reach = None if window is None or window >= sequence_length else window
             if is_plain and reach is None:
-                sights[window] = Sight(None)
+                masks[window] = Mask(None)
             else:
                 blocks = flex.block_mask(reach, documents_bs, sequence_length, device)
-                sights[window] = Sight(None, blocks=blocks)
-        return sights
+                masks[window] = Mask(None, blocks=blocks)
+        return masks
 
-    def sights(
+    def masks(
         self,
         query_positions_q: Tensor,
         key_positions_n: Tensor,
         query_documents_bq: Tensor | None,
         key_documents_bn: Tensor | None,
         is_causal_enough: bool = True,
-    ) -> dict[int | None, Sight]:
+    ) -> dict[int | None, Mask]:
         """is_causal_enough: queries and keys are the same columns, so that plain causal attention needs no
         mask.
         """
@@ -109,17 +109,17 @@ class AttentionMask(nn.Module):
             for window in self.windows
         ]
         if all(needs_none) and not self.needs_distance:
-            return dict.fromkeys(self.windows, Sight(None))
+            return dict.fromkeys(self.windows, Mask(None))
         distance_qn = query_positions_q[:, None] - key_positions_n
         visible = (distance_qn >= 0)[None, None]
         if query_documents_bq is not None:
             visible = visible & (query_documents_bq[:, :, None] == key_documents_bn[:, None, :]).unsqueeze(1)
         distance = distance_qn if self.needs_distance else None
-        sights = {}
+        masks = {}
         for window, is_plain in zip(self.windows, needs_none):
             within = visible if window is None or window >= num_keys else visible & (distance_qn < window)
-            sights[window] = Sight(None if is_plain and distance is None else within, distance)
-        return sights
+            masks[window] = Mask(None if is_plain and distance is None else within, distance)
+        return masks
 
 
 class InnerAttention(nn.Module):
@@ -137,35 +137,36 @@ class InnerAttention(nn.Module):
         self.scale, self.softcap, self.alibi = scale, softcap, alibi
 
     def forward(
-        self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, sight: Sight, heads: slice | None = None
+        self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask, heads: slice | None = None
     ) -> Tensor:
         """[b, h, s, k]. heads: which of this rank's heads these are, where they are not all."""
-        if sight.blocks is not None:
+        if mask.blocks is not None:
             slopes_h = None if self.alibi is None else self.alibi.slopes
-            return flex.attend(q_bhsk, k_bgsk, v_bgsk, sight.blocks, self.scale, self.softcap, slopes_h)
+            return flex.attend(q_bhsk, k_bgsk, v_bgsk, mask.blocks, self.scale, self.softcap, slopes_h)
         if self.softcap is not None:
-            return self._capped(q_bhsk, k_bgsk, v_bgsk, sight)
-        mask = sight.visible
+            return self._capped(q_bhsk, k_bgsk, v_bgsk, mask)
+        attn_mask = mask.visible
         if self.alibi is not None:
-            mask = self.alibi(sight.distance, heads).to(q_bhsk.dtype).masked_fill(~mask, -torch.inf)
+            bias = self.alibi(mask.distance, heads).to(q_bhsk.dtype)
+            attn_mask = bias.masked_fill(~attn_mask, -torch.inf)
         return F.scaled_dot_product_attention(
             q_bhsk,
             k_bgsk,
             v_bgsk,
-            attn_mask=mask,
-            is_causal=mask is None,
+            attn_mask=attn_mask,
+            is_causal=attn_mask is None,
             scale=self.scale,
             enable_gqa=q_bhsk.shape[1] != k_bgsk.shape[1],
         )
 
-    def _capped(self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, sight: Sight) -> Tensor:
+    def _capped(self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask) -> Tensor:
         """Written out: no library kernel on the CPU caps scores. O(s²) memory a head."""
         groups = q_bhsk.shape[1] // k_bgsk.shape[1]
         k_bhsk, v_bhsk = (x.repeat_interleave(groups, dim=1) for x in (k_bgsk, v_bgsk))
         scale = q_bhsk.shape[-1] ** -0.5 if self.scale is None else self.scale
         scores = torch.matmul(q_bhsk, k_bhsk.mT) * scale
         scores = self.softcap * torch.tanh(scores / self.softcap)
-        visible = sight.visible
+        visible = mask.visible
         if visible is None:
             visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         weights = scores.float().masked_fill(~visible, -torch.inf).softmax(-1).to(v_bhsk.dtype)
@@ -203,7 +204,7 @@ class Attention(nn.Module):
             self.k_norm = make_norm(num_key_value_heads * head_dim if wide else head_dim)
         self.inner = InnerAttention() if inner is None else inner
 
-    def forward(self, x_bsd: Tensor, cos: Tensor | None, sin: Tensor | None, sight: Sight) -> Tensor:
+    def forward(self, x_bsd: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Mask) -> Tensor:
         """cos, sin: [s, r/2] turn the first r numbers of each head, None for none.
 
         The number of heads is read off the projections: a tensor rank has fewer.
@@ -217,5 +218,5 @@ class Attention(nn.Module):
         q, k, v = (x_bshk.transpose(1, 2) for x_bshk in (q, k, v))
         if cos is not None:
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        out_bhsk = self.inner(q, k, v, sight)
+        out_bhsk = self.inner(q, k, v, mask)
         return self.o(out_bhsk.transpose(1, 2).flatten(2))

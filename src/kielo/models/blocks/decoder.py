@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from kielo.models import families
-from kielo.models.blocks.attention import AttentionMask
-from kielo.models.blocks.position import RotaryPositions
+from kielo.models.blocks.attention import MaskMaker
+from kielo.models.blocks.rope import RotaryEmbedding
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model
 
@@ -26,14 +26,14 @@ class Kind:
     """
 
     window: int | None = None
-    rotary: str = "rotary"
+    rope: str = "rope"
 
 
 class Decoder(nn.Module):
     """`config` must be complete (vocab_size, num_key_value_heads, head_dim, max_position_embeddings set).
 
     kinds: kind → what its layers share; `make_layer(number)` makes a layer, whose `kind` is one of them and
-    whose forward is `layer(x_bsd, cos, sin, sight)`. rotary turns heads by position, local_rotary those of
+    whose forward is `layer(x_bsd, cos, sin, mask)`. rope turns heads by position, local_rope those of
     kinds that name it; layers get None, None without. learned_positions: rows of a table of position vectors,
     position 0 being row `first_position`. `embed_scale` multiplies embeddings, `embed_norm` norms them.
 
@@ -47,9 +47,9 @@ class Decoder(nn.Module):
         make_layer: Callable[[int], nn.Module],
         norm: nn.Module,
         kinds: dict[str, Kind],
-        rotary: RotaryPositions | None = None,
+        rope: RotaryEmbedding | None = None,
         *,
-        local_rotary: RotaryPositions | None = None,
+        local_rope: RotaryEmbedding | None = None,
         learned_positions: int | None = None,
         first_position: int = 0,
         embed_scale: float | None = None,
@@ -68,13 +68,13 @@ class Decoder(nn.Module):
         )
         self.norm: nn.Module | None = norm
         self.head: nn.Linear | None = nn.Linear(config.hidden_size, config.vocab_rows, bias=False)
-        self.rotary, self.local_rotary = rotary, local_rotary
+        self.rope, self.local_rope = rope, local_rope
         self.kinds = kinds
         windows, is_capped = (
             [kind.window for kind in kinds.values()],
             config.attn_logit_softcapping is not None,
         )
-        self.mask = AttentionMask(windows, needs_distance, is_capped)
+        self.make_masks = MaskMaker(windows, needs_distance, is_capped)
         self.tie()
 
     def tie(self) -> None:
@@ -104,20 +104,20 @@ class Decoder(nn.Module):
         # Not a stage's hidden states': those of a tensor rank are shorter.
         length = tokens_bs.shape[1] if positions_s is None else positions_s.numel()
         device = tokens_bs.device
-        sights = self.mask(documents_bs, positions_s, length, device)
+        masks = self.make_masks(documents_bs, positions_s, length, device)
         x_bsd = tokens_bs if self.embed is None else self._embedded(tokens_bs, positions_s)
         # In the layers' precision once, and not once a layer.
-        turns = {
+        ropes = {
             name: (None, None)
-            if rotary is None
+            if rope is None
             else tuple(
-                table.to(x_bsd.dtype) for table in rotary(length if positions_s is None else positions_s)
+                table.to(x_bsd.dtype) for table in rope(length if positions_s is None else positions_s)
             )
-            for name, rotary in (("rotary", self.rotary), ("local_rotary", self.local_rotary))
+            for name, rope in (("rope", self.rope), ("local_rope", self.local_rope))
         }
         for layer in self.layers.values():
             kind = self.kinds[layer.kind]
-            x_bsd = layer(x_bsd, *turns[kind.rotary], sights[kind.window])
+            x_bsd = layer(x_bsd, *ropes[kind.rope], masks[kind.window])
         return x_bsd if self.norm is None else self.norm(x_bsd)
 
     def logits(self, hidden_bsd: Tensor) -> Tensor:

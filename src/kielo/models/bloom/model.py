@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from kielo.models.blocks.alibi import Alibi
-from kielo.models.blocks.attention import Attention, InnerAttention, Sight
+from kielo.models.blocks.attention import Attention, InnerAttention, Mask
 from kielo.models.blocks.decoder import Decoder, Kind
 from kielo.models.blocks.init import seeded_normal
 from kielo.models.blocks.mlp import PlainMLP
@@ -35,8 +35,8 @@ class Layer(nn.Module):
             config.hidden_size, config.intermediate_size, bias=True, activation=config.hidden_act
         )
 
-    def forward(self, x_bsd: Tensor, cos: None, sin: None, sight: Sight) -> Tensor:
-        x_bsd = x_bsd + self.attention(self.attention_norm(x_bsd), cos, sin, sight)
+    def forward(self, x_bsd: Tensor, cos: None, sin: None, mask: Mask) -> Tensor:
+        x_bsd = x_bsd + self.attention(self.attention_norm(x_bsd), cos, sin, mask)
         return x_bsd + self.mlp(self.mlp_norm(x_bsd))
 
 

@@ -15,12 +15,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from kielo.models.blocks.attention import Attention, InnerAttention, Sight
+from kielo.models.blocks.attention import Attention, InnerAttention, Mask
 from kielo.models.blocks.decoder import Decoder, Kind
 from kielo.models.blocks.init import seeded_normal
 from kielo.models.blocks.mlp import GatedMLP
 from kielo.models.blocks.norm import RMSNorm
-from kielo.models.blocks.position import RotaryPositions
+from kielo.models.blocks.rope import RotaryEmbedding
 from kielo.models.decoder_count import layer_types
 from kielo.models.gemma.count import check, has_head_norms
 from kielo.recipe.sections import Model
@@ -50,8 +50,8 @@ class Layer(nn.Module):
         )
         self.mlp_post_norm = make_norm(config.hidden_size)
 
-    def forward(self, x_bsd: Tensor, cos: Tensor, sin: Tensor, sight: Sight) -> Tensor:
-        x_bsd = x_bsd + self.attention_post_norm(self.attention(self.attention_norm(x_bsd), cos, sin, sight))
+    def forward(self, x_bsd: Tensor, cos: Tensor, sin: Tensor, mask: Mask) -> Tensor:
+        x_bsd = x_bsd + self.attention_post_norm(self.attention(self.attention_norm(x_bsd), cos, sin, mask))
         return x_bsd + self.mlp_post_norm(self.mlp(self.mlp_norm(x_bsd)))
 
 
@@ -59,21 +59,21 @@ class Gemma(Decoder):
     def __init__(self, config: Model) -> None:
         check(config)
         head_dim, positions = config.head_dim, config.max_position_embeddings
-        rotary, local_rotary = (
-            RotaryPositions(config.rope_theta, head_dim, config.rope_scaling, positions),
+        rope, local_rope = (
+            RotaryEmbedding(config.rope_theta, head_dim, config.rope_scaling, positions),
             None,
         )
         windowed = Kind(config.sliding_window)
         if config.model_type == "gemma3_text":
-            local_rotary = RotaryPositions(config.rope_local_base_freq, head_dim, None, positions)
-            windowed = Kind(config.sliding_window, "local_rotary")
+            local_rope = RotaryEmbedding(config.rope_local_base_freq, head_dim, None, positions)
+            windowed = Kind(config.sliding_window, "local_rope")
         super().__init__(
             config,
             partial(Layer, config),
             RMSNorm(config.hidden_size, config.rms_norm_eps, is_zero_centred=True),
             {"full_attention": Kind(), "sliding_attention": windowed},
-            rotary,
-            local_rotary=local_rotary,
+            rope,
+            local_rope=local_rope,
             embed_scale=math.sqrt(config.hidden_size),
         )
 

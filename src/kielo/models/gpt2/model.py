@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from kielo.models.blocks.attention import Attention, Sight
+from kielo.models.blocks.attention import Attention, Mask
 from kielo.models.blocks.decoder import Decoder, Kind
 from kielo.models.blocks.init import seeded_normal
 from kielo.models.blocks.mlp import PlainMLP
@@ -34,8 +34,8 @@ class Layer(nn.Module):
         self.mlp_norm = LayerNorm(hidden, config.layer_norm_epsilon)
         self.mlp = PlainMLP(hidden, config.intermediate_size, bool(config.mlp_bias), config.hidden_act)
 
-    def forward(self, x_bsd: Tensor, cos: None, sin: None, sight: Sight) -> Tensor:
-        x_bsd = x_bsd + self.attention(self.attention_norm(x_bsd), cos, sin, sight)
+    def forward(self, x_bsd: Tensor, cos: None, sin: None, mask: Mask) -> Tensor:
+        x_bsd = x_bsd + self.attention(self.attention_norm(x_bsd), cos, sin, mask)
         return x_bsd + self.mlp(self.mlp_norm(x_bsd))
 
 

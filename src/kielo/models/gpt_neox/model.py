@@ -13,12 +13,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from kielo.models.blocks.attention import Attention, Sight
+from kielo.models.blocks.attention import Attention, Mask
 from kielo.models.blocks.decoder import Decoder, Kind
 from kielo.models.blocks.init import seeded_normal
 from kielo.models.blocks.mlp import PlainMLP
 from kielo.models.blocks.norm import LayerNorm
-from kielo.models.blocks.position import RotaryPositions
+from kielo.models.blocks.rope import RotaryEmbedding
 from kielo.models.gpt_neox.count import check, rotary_size
 from kielo.recipe.sections import Model
 
@@ -37,19 +37,19 @@ class Layer(nn.Module):
             config.hidden_size, config.intermediate_size, bias=True, activation=config.hidden_act
         )
 
-    def forward(self, x_bsd: Tensor, cos: Tensor, sin: Tensor, sight: Sight) -> Tensor:
-        attended_bsd = x_bsd + self.attention(self.attention_norm(x_bsd), cos, sin, sight)
+    def forward(self, x_bsd: Tensor, cos: Tensor, sin: Tensor, mask: Mask) -> Tensor:
+        attended_bsd = x_bsd + self.attention(self.attention_norm(x_bsd), cos, sin, mask)
         return attended_bsd + self.mlp(self.mlp_norm(x_bsd if self.is_parallel else attended_bsd))
 
 
 class GPTNeoX(Decoder):
     def __init__(self, config: Model) -> None:
         check(config)
-        rotary = RotaryPositions(
+        rope = RotaryEmbedding(
             config.rope_theta, rotary_size(config), config.rope_scaling, config.max_position_embeddings
         )
         norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-        super().__init__(config, partial(Layer, config), norm, {"full_attention": Kind()}, rotary)
+        super().__init__(config, partial(Layer, config), norm, {"full_attention": Kind()}, rope)
 
 
 def initial_value(name: str, shape: Sequence[int], config: Model, seed: int) -> Tensor:

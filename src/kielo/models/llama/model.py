@@ -15,12 +15,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from kielo.models.blocks.attention import Attention, Sight
+from kielo.models.blocks.attention import Attention, Mask
 from kielo.models.blocks.decoder import Decoder, Kind
 from kielo.models.blocks.init import seeded_normal
 from kielo.models.blocks.mlp import GatedMLP
 from kielo.models.blocks.norm import RMSNorm
-from kielo.models.blocks.position import RotaryPositions
+from kielo.models.blocks.rope import RotaryEmbedding
 from kielo.models.decoder_count import layer_types
 from kielo.models.llama.count import attention_biases, check, has_head_norms
 from kielo.recipe.sections import Model
@@ -46,20 +46,20 @@ class Layer(nn.Module):
         self.mlp_norm = make_norm(config.hidden_size)
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, bool(config.mlp_bias))
 
-    def forward(self, x_bsd: Tensor, cos: Tensor, sin: Tensor, sight: Sight) -> Tensor:
-        x_bsd = x_bsd + self.attention(self.attention_norm(x_bsd), cos, sin, sight)
+    def forward(self, x_bsd: Tensor, cos: Tensor, sin: Tensor, mask: Mask) -> Tensor:
+        x_bsd = x_bsd + self.attention(self.attention_norm(x_bsd), cos, sin, mask)
         return x_bsd + self.mlp(self.mlp_norm(x_bsd))
 
 
 class Llama(Decoder):
     def __init__(self, config: Model) -> None:
         check(config)
-        rotary = RotaryPositions(
+        rope = RotaryEmbedding(
             config.rope_theta, config.head_dim, config.rope_scaling, config.max_position_embeddings
         )
         kinds = {"full_attention": Kind(), "sliding_attention": Kind(config.sliding_window)}
         norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        super().__init__(config, partial(Layer, config), norm, kinds, rotary)
+        super().__init__(config, partial(Layer, config), norm, kinds, rope)
 
 
 def initial_value(name: str, shape: Sequence[int], config: Model, seed: int) -> Tensor:

@@ -13,12 +13,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from kielo.models.blocks.attention import Attention, Sight
+from kielo.models.blocks.attention import Attention, Mask
 from kielo.models.blocks.decoder import Decoder, Kind
 from kielo.models.blocks.init import seeded_normal
 from kielo.models.blocks.mlp import GatedMLP
 from kielo.models.blocks.norm import RMSNorm
-from kielo.models.blocks.position import RotaryPositions
+from kielo.models.blocks.rope import RotaryEmbedding
 from kielo.models.decoder_count import layer_types
 from kielo.models.olmo.count import check
 from kielo.recipe.sections import Model
@@ -42,24 +42,24 @@ class Layer(nn.Module):
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, bias=False)
         self.mlp_post_norm = make_norm(config.hidden_size)
 
-    def forward(self, x_bsd: Tensor, cos: Tensor, sin: Tensor, sight: Sight) -> Tensor:
-        x_bsd = x_bsd + self.attention_post_norm(self.attention(x_bsd, cos, sin, sight))
+    def forward(self, x_bsd: Tensor, cos: Tensor, sin: Tensor, mask: Mask) -> Tensor:
+        x_bsd = x_bsd + self.attention_post_norm(self.attention(x_bsd, cos, sin, mask))
         return x_bsd + self.mlp_post_norm(self.mlp(x_bsd))
 
 
 class Olmo(Decoder):
     def __init__(self, config: Model) -> None:
         check(config)
-        rotary, local_rotary = (
-            RotaryPositions(config.rope_theta, config.head_dim, scaling, config.max_position_embeddings)
+        rope, local_rope = (
+            RotaryEmbedding(config.rope_theta, config.head_dim, scaling, config.max_position_embeddings)
             for scaling in (config.rope_scaling, None)
         )
         kinds = {
             "full_attention": Kind(),
-            "sliding_attention": Kind(config.sliding_window, "local_rotary"),
+            "sliding_attention": Kind(config.sliding_window, "local_rope"),
         }
         norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        super().__init__(config, partial(Layer, config), norm, kinds, rotary, local_rotary=local_rotary)
+        super().__init__(config, partial(Layer, config), norm, kinds, rope, local_rope=local_rope)
 
 
 def initial_value(name: str, shape: Sequence[int], config: Model, seed: int) -> Tensor:

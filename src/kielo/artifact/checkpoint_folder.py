@@ -1,0 +1,67 @@
+"""The checkpoint folder on disk, without torch: its files, their names, and the folders of a run.
+
+    checkpoints/step_00000100/
+        rank_00000.safetensors ...  chunks of tensors, keys `NAME@offset,offset`
+        index.json                  dtype, shape and chunks of every tensor; plain JSON state
+        manifest.json               size and checksums of each file above, and of itself; written last
+    checkpoints/newest              a symbolic link for people; readers choose by step and checksums
+
+Every save has an id, which is stored in each of its files, so that a file of another save is known as such.
+A folder without a manifest is not a checkpoint. Nothing here is ever pickled.
+"""
+
+import errno
+import os
+import re
+from pathlib import Path
+
+from kielo.recipe.errors import KieloError
+
+VERSION = 2  # of this format: of the index and of the manifest
+INDEX_NAME = "index.json"
+NEWEST_NAME = "newest"
+_STEP_FOLDER = re.compile(r"step_(\d{8,})")
+_RANK_FILE = re.compile(r"rank_(\d{5,})\.safetensors")
+
+
+def step_folder_name(step: int) -> str:
+    return f"step_{step:08d}"
+
+
+def step_of(folder: Path) -> int | None:
+    """Returns 100 for `.../step_00000100`; None for any other name (`.partial`, `.damaged`, ...)."""
+    match = _STEP_FOLDER.fullmatch(Path(folder).name)
+    return int(match[1]) if match else None
+
+
+def rank_file_name(rank: int) -> str:
+    return f"rank_{rank:05d}.safetensors"
+
+
+def rank_of(file_name: str) -> int | None:
+    """Returns the rank that wrote the file; None for files that rank 0 writes for all."""
+    match = _RANK_FILE.fullmatch(file_name)
+    return int(match[1]) if match else None
+
+
+def step_folders(folder: Path) -> list[Path]:
+    """Returns the folders named as checkpoints inside `folder`, newest first, whole or not.
+
+    Raises KieloError where the file system does not list `folder`: that is not an empty folder.
+    """
+    folder = Path(folder)
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if step_of(entry.name) is not None and entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise KieloError(
+            f"{folder}: {os_error_text(error)}; try again when the file system is back"
+        ) from error
+    return sorted((folder / name for name in names), key=step_of, reverse=True)
+
+
+def os_error_text(error: OSError) -> str:
+    """The reason and the errno's name: "Input/output error (EIO)"."""
+    return f"{error.strerror or error} ({errno.errorcode.get(error.errno, error.errno)})"

@@ -1,0 +1,212 @@
+"""Checkpoints of a run: named tensors and plain JSON state in, one folder a step out, and back on any layout.
+
+Saving stops training only while this rank's shards are copied to the host; a thread writes them
+(`saving.py`). A kill at any moment leaves a folder that is whole or one that is not taken for a checkpoint. A
+save that fails is reported and tried again when the next is due. Every byte read back is checked against the
+manifest.
+"""
+
+import json
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from kielo.artifact.checkpoint_faults import Fault, FaultyCheckpoint
+from kielo.artifact.checkpoint_folder import step_folder_name, step_folders, step_of
+from kielo.checkpoint.agreement import Agreement
+from kielo.checkpoint.prune import mark_damaged, remove_later, remove_leftovers
+from kielo.checkpoint.publish import point_newest
+from kielo.checkpoint.read_checkpoint import read_plain
+from kielo.checkpoint.restoring import fill
+from kielo.checkpoint.saving import Save, Saver
+from kielo.checkpoint.staging import Staging
+from kielo.checkpoint.tied_tensors import untied
+from kielo.checkpoint.verification import Verification
+from kielo.recipe.errors import KieloError
+
+logger = logging.getLogger(__name__)
+
+
+def _log_alert(step: int, message: str) -> None:
+    logger.warning(message)
+
+
+def _always() -> None:
+    pass
+
+
+class Checkpointer:
+    """The checkpoints in `folder`; all ranks of `group` call each method together, and agree on the outcome.
+
+    group: of the CPU (gloo) and used by nothing else, for its collectives run in a thread beside the
+    training. Works without a process group too. keep_every_steps: checkpoints of its multiples stay whatever
+    `keep_newest` says; 0: none. on_alert(step, message): called on rank 0, mostly in the writing thread, for
+    a save that failed, old checkpoints that could not be removed or had to be kept, and damaged ones. permit:
+    called on rank 0 before a save and again before it is published; its KieloError refuses (another job has
+    taken the folder). `warnings` lists what the last `newest` passed over.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        keep_newest: int = 2,
+        keep_every_steps: int = 0,
+        group: dist.ProcessGroup | None = None,
+        on_alert: Callable[[int, str], None] = _log_alert,
+        permit: Callable[[], None] = _always,
+    ):
+        self.folder = Path(folder)
+        self.warnings: list[str] = []
+        self._ranks, self._on_alert, self._permit = Agreement(group), on_alert, permit
+        self._verification = Verification(self._ranks)
+        self._staging = Staging()
+        self._saver = Saver(self.folder, keep_newest, keep_every_steps, self._ranks, on_alert, permit)
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._under_way: Future[tuple[Path | None, str | None]] | None = None
+        self._published: Path | None = None
+        self._failure: str | None = None
+
+    def reserve(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Allocate the host memory for saves of these tensors; otherwise the first save does it."""
+        self._staging.reserve(untied(tensors))
+
+    def save(
+        self,
+        step: int,
+        tensors: dict[str, torch.Tensor],
+        plain: dict[str, Any],
+        kept_step: int | None = None,
+        keep_all: str | None = None,
+    ) -> None:
+        """Begin to write `step_{step:08d}`, after the save under way; returns when the tensors may change.
+
+        tensors: name → Tensor (equal on all ranks) or DTensor; names of one tied tensor are stored once.
+        plain: JSON state, rank 0's is kept. When it is published, older checkpoints are pruned, but not the
+        newest of those up to `kept_step`; none if `keep_all` says why not, which is an alert. When it fails
+        (disk full, I/O error, a tensor that is not finite), nothing of it stays, earlier ones are untouched,
+        `on_alert` is called, and only `settle` raises. Raises KieloError on every rank when it is not
+        permitted.
+        """
+        self._wait()
+        self._ranks.on_first(self._ask_permission)
+        copies = self._staging.copy(untied(tensors))
+        plain = json.loads(json.dumps(plain))  # as it is now, and nothing that JSON cannot hold
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        save = Save(step, dict(tensors), copies, plain, device, kept_step, keep_all)
+        self._under_way = self._writer.submit(self._saver.write, save)
+
+    def settle(self) -> Path | None:
+        """Wait for the save under way; returns the newest checkpoint that was published here.
+
+        It may be the one of `go_back_to`; None before any. Raises KieloError on every rank when the last save
+        failed.
+        """
+        self._wait()
+        if self._failure is not None:
+            raise KieloError(self._failure)
+        return self._published
+
+    def go_back_to(self, step: int) -> Path | None:
+        """Remove all later checkpoints than that of this step, and return it.
+
+        Returns None, and removes nothing, if it does not exist or is damaged. Raises FaultyCheckpoint on
+        every rank for one that is unreadable or of another version.
+        """
+        self._wait()
+        path = self.folder / step_folder_name(step)
+        if not self._ranks.on_first(lambda: path in step_folders(self.folder)):
+            return None
+        fault = self._verification.find_fault(path)
+        if fault is not None and fault.kind != "damaged":
+            raise FaultyCheckpoint(path, fault)
+        if fault is not None:
+            self._ranks.on_first(lambda: self._on_alert(step, f"checkpoint {path} is {fault}"))
+            return None
+        self._ranks.on_first(lambda: remove_later(path))
+        self._published = path
+        return path
+
+    def close(self) -> None:
+        """Wait for the save under way, whether it succeeds or fails. No other may follow."""
+        self._writer.shutdown(wait=True)
+
+    def newest(self) -> Path | None:
+        """Find the newest checkpoint that is whole, by reading every file; None if there is no checkpoint.
+
+        Newer ones that are damaged are renamed to `NAME.damaged` and listed in `warnings`. Leftovers of
+        killed saves are removed: only for the job that saves here (others: `newest_complete`). The ranks
+        share the reading; rank 0 decides. Raises KieloError on every rank, and renames nothing, where there
+        are checkpoints and none is whole, and for one that is unreadable or of another version before a whole
+        one was found.
+        """
+        self._wait()
+        self.warnings = []
+        damaged: dict[Path, Fault] = {}
+        for path in self._ranks.on_first(self._candidates):
+            fault = self._verification.find_fault(path)
+            if fault is None:
+                self._mark_damaged(damaged, path)
+                return path
+            if fault.kind != "damaged":
+                raise FaultyCheckpoint(path, fault)
+            damaged[path] = fault
+        if damaged:
+            found = "; ".join(f"{path.name}: {fault.reason}" for path, fault in damaged.items())
+            raise KieloError(
+                f"no checkpoint in {self.folder} is whole, and training does not begin anew over them "
+                f"({found}); put a whole one there from a backup, or move {self.folder.parent} away or give "
+                "the recipe another folder to begin at step 0"
+            )
+        return None
+
+    def plain(self, path: Path) -> dict[str, Any]:
+        """Read the plain JSON state of the checkpoint `path` on rank 0, for all ranks."""
+        return self._ranks.on_first(lambda: read_plain(path))
+
+    def restore(self, path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+        """Fill `tensors` in place from a checkpoint that any layout wrote; returns its plain state.
+
+        Raises KieloError on every rank, before any tensor changes, for a damaged checkpoint, and for names,
+        shapes or dtypes that the checkpoint cannot fill. A wider dtype may be filled from a narrower one.
+        """
+        self._wait()
+        path = Path(path)
+        self._verification.require(path)
+        return fill(path, tensors, self._ranks)
+
+    def _wait(self) -> None:
+        """Wait for the writing thread, which has no collective of its own running after this."""
+        if self._under_way is not None:
+            under_way, self._under_way = self._under_way, None
+            published, self._failure = under_way.result()
+            if published is not None:
+                self._published = published
+                self._verification.forget(published)
+
+    def _ask_permission(self) -> None:
+        # An I/O error says nothing about the lease and stops no training; asked again before publication.
+        with suppress(OSError):
+            self._permit()
+
+    def _mark_damaged(self, damaged: dict[Path, Fault], newest: Path) -> None:
+        for path, fault in damaged.items():
+            reason = fault.reason
+            self.warnings.append(
+                self._ranks.on_first(lambda path=path, reason=reason: mark_damaged(path, reason))
+            )
+            if self._ranks.rank == 0:
+                self._on_alert(step_of(path), self.warnings[-1])
+        if damaged:
+            self._ranks.on_first(lambda: point_newest(newest))
+
+    def _candidates(self) -> list[Path]:
+        """Rank 0: lists what may be taken for a checkpoint, newest first."""
+        with suppress(OSError):
+            remove_leftovers(self.folder)
+        return step_folders(self.folder)

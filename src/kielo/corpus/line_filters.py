@@ -1,0 +1,97 @@
+"""Filters of lines: each is a class below and an entry in `line_filters`, which says in which order they run.
+
+A filter gives for each line None to keep it, or the reason to drop it; the funnel counts lines and bytes by
+filter and reason. Filters that need the whole corpus are in `duplicates.py`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import regex
+
+from kielo.corpus.language_identification import LanguageFilter
+from kielo.corpus.split_document import SplitDocument
+from kielo.corpus.step import LineFilter
+from kielo.recipe.errors import KieloError
+
+
+def line_filters(settings: dict[str, Any]) -> list[LineFilter]:
+    """The filters of lines that these settings ask for, cheap ones first."""
+    return [
+        ScriptFilter(settings["scripts"], settings["letters"], settings["max_foreign_character_share"]),
+        LineLength(settings["min_line_characters"]),
+        LineLanguage(
+            settings["language_identifier"], settings["identifier_codes"], settings["line_language_threshold"]
+        ),
+    ]
+
+
+class ScriptFilter(LineFilter):
+    """Drops a line when more than `max_foreign_share` of its letters are of another script.
+
+    A letter is not foreign when it belongs to one of the Unicode `scripts` or is among the card's `letters`:
+    whole scripts, since names and loan words bring letters that a language's own alphabet lacks. Digits,
+    punctuation and symbols are no letters.
+    """
+
+    name = "script"
+
+    def __init__(self, scripts: Sequence[str], letters: str, max_foreign_share: float):
+        super().__init__()
+        self.scripts = tuple(scripts)
+        self.letters = letters
+        self.max_foreign_share = max_foreign_share
+        self.foreign: regex.Pattern | None = None
+        self.is_latin_own = "Latin" in self.scripts
+
+    def start(self) -> None:
+        self.foreign = _foreign_letters(self.scripts, self.letters)
+
+    def judge(self, document: SplitDocument) -> list[str | None]:
+        return [self._judge_line(line) for line in document.lines]
+
+    def _judge_line(self, line: str) -> str | None:
+        if self.is_latin_own and line.isascii():
+            return None
+        num_foreign = len(self.foreign.findall(line))
+        if num_foreign and num_foreign > self.max_foreign_share * sum(map(str.isalpha, line)):
+            return "letters of another script"
+        return None
+
+
+class LineLength(LineFilter):
+    """Drops lines with too few characters to teach anything or to be identified."""
+
+    name = "line length"
+
+    def __init__(self, min_characters: int):
+        super().__init__()
+        self.min_characters = min_characters
+
+    def judge(self, document: SplitDocument) -> list[str | None]:
+        reason = f"under {self.min_characters} characters"
+        return [reason if len(line) < self.min_characters else None for line in document.lines]
+
+
+class LineLanguage(LanguageFilter, LineFilter):
+    """Drops lines that are probably of another language."""
+
+    name = "line language"
+
+    def judge(self, document: SplitDocument) -> list[str | None]:
+        return [
+            self.verdict(line, size) for line, size in zip(document.lines, document.line_bytes, strict=True)
+        ]
+
+
+def _foreign_letters(scripts: Sequence[str], letters: str) -> regex.Pattern:
+    """Compiles a pattern for one letter that is outside the scripts and the letters (of either case)."""
+    own = "".join(rf"\p{{Script={script}}}" for script in (*scripts, "Common", "Inherited"))
+    both_cases = "".join(sorted(set(letters.lower() + letters.upper())))
+    try:
+        return regex.compile(rf"[\p{{L}}--[{own}{regex.escape(both_cases)}]]", regex.V1)
+    except regex.error:
+        raise KieloError(
+            f"language card: script {', '.join(scripts)} has a name that Unicode does not know; "
+            "it knows Latin, Cyrillic, Greek, …"
+        ) from None

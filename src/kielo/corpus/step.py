@@ -1,0 +1,97 @@
+"""What every corpus step is: a datatrove `PipelineStep` that accounts for each document, line and byte it
+drops.
+
+The counts travel home as datatrove statistics, which its executor sums over the workers; `funnel` reads them.
+Documents in -> documents left, and counts by reason.
+"""
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+
+from datatrove.data import DocumentsPipeline
+from datatrove.pipeline.base import PipelineStep
+
+from kielo.corpus.split_document import SplitDocument
+
+# One label of a count: what was counted, and for which reason.
+SEPARATOR = "/"
+
+
+class CorpusStep(PipelineStep):
+    """Passes documents through `work`, and counts what is left after it."""
+
+    type = "kielo"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tally: Counter[str] = Counter()
+
+    def start(self) -> None:  # noqa: B027 (most steps need nothing)
+        """Called in the worker before the first document: the place to load a model."""
+
+    @abstractmethod
+    def work(self, document: SplitDocument) -> bool:
+        """Change the document; False drops it (and the step has counted why)."""
+
+    def count(self, what: str, reason: str, amount: int = 1) -> None:
+        self.tally[f"{what}{SEPARATOR}{reason}"] += amount
+
+    def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
+        self.start()
+        for document in data or ():
+            if self.work(document):
+                self.count_left(document)
+                yield document
+        self.report_tally()
+
+    def count_left(self, document: SplitDocument) -> None:
+        self.count("documents_left", "")
+        self.count("bytes_left", "", document.num_bytes)
+
+    def report_tally(self) -> None:
+        """Hand the counts to datatrove, once: updating its running variance for every line would cost
+        seconds."""
+        for label, amount in self.tally.items():
+            self.stat_update(label, value=amount)
+        self.tally.clear()
+
+
+class LineFilter(CorpusStep):
+    """Drops lines; a document that loses all of them goes with the reason that took most of its bytes."""
+
+    @abstractmethod
+    def judge(self, document: SplitDocument) -> Sequence[str | None]:
+        """For each line None to keep it, or the reason to drop it."""
+
+    def work(self, document: SplitDocument) -> bool:
+        verdicts = self.judge(document)
+        if not any(verdicts):
+            return bool(document.lines)
+        lost: Counter[str] = Counter()
+        for reason, size in zip(verdicts, document.line_bytes, strict=True):
+            if reason is not None:
+                lost[reason] += size
+                self.count("lines", reason)
+        for reason, size in lost.items():
+            self.count("bytes", reason, size)
+        document.keep([reason is None for reason in verdicts])
+        if not document.lines:
+            self.count("documents", max(lost, key=lambda reason: (lost[reason], reason)))
+        return bool(document.lines)
+
+
+class DocumentFilter(CorpusStep):
+    """Drops whole documents."""
+
+    @abstractmethod
+    def judge(self, document: SplitDocument) -> str | None:
+        """None to keep the document, or the reason to drop it."""
+
+    def work(self, document: SplitDocument) -> bool:
+        reason = self.judge(document)
+        if reason is not None:
+            self.count("documents", reason)
+            self.count("lines", reason, len(document.lines))
+            self.count("bytes", reason, document.num_bytes)
+        return reason is None

@@ -1,0 +1,20 @@
+"""Tensor-parallel plan of a GPT-NeoX: module name → tensor-parallel style.
+
+`*` stands for a layer's number; `models/tensor_parallel_styles.py` says what the styles mean.
+"""
+
+TENSOR_PARALLEL_PLAN: dict[str, str] = {
+    "embed": "vocabulary",
+    "layers.*.attention_norm": "sequence",
+    "layers.*.attention": "gather",
+    "layers.*.attention.q": "column",
+    "layers.*.attention.k": "column",
+    "layers.*.attention.v": "column",
+    "layers.*.attention.o": "row",
+    "layers.*.mlp_norm": "sequence",
+    "layers.*.mlp": "gather",
+    "layers.*.mlp.up": "column",
+    "layers.*.mlp.down": "row",
+    "norm": "sequence",
+    "head": "column",
+}

@@ -1,0 +1,245 @@
+"""Context parallelism: each rank of the context axis holds a part of every sequence. Model → the same,
+swapped.
+
+Only attention sees other positions, so only its inner product and its mask change. The sequence is cut into
+2c blocks and rank r holds blocks r and 2c-1-r, one early and one late: causal attention is the same work on
+every rank (the head-tail split of Llama 3's context parallelism; Dubey et al. 2024, arXiv:2407.21783, section
+3.3.2).
+
+Two forms, for the same numbers:
+all_gather   queries stay, keys and values come from all ranks (the same paper); any number of heads
+ulysses      heads are exchanged for sequence (Jacobs et al. 2023, arXiv:2309.14509); heads must divide
+
+Sums over ranks are taken in the order of the ranks, so results repeat bit by bit where the kernels' do. Shape
+letters: b = batch, s = whole sequence, c = ranks, h = heads, g = key and value heads, k = head_dim; q, k and
+v are [b, h or g, s/c, k]. Under tensor parallelism h and g are those of one tensor rank.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from kielo.models.blocks.attention import InnerAttention, Mask, MaskMaker
+from kielo.parallel.mesh import Mesh
+from kielo.recipe.errors import KieloError
+from kielo.resolve.context_check import lengths_that_split
+from kielo.resolve.resolved import Placement
+
+
+def context_positions(sequence_length: int, ranks: int, rank: int) -> Tensor:
+    """The places in the sequence that `rank` holds, in its order: int64 [sequence_length / ranks] on the CPU.
+
+    Raises KieloError, with lengths that would work, where `2 × ranks` blocks of one length do not make it up.
+    """
+    if ranks == 1:
+        return torch.arange(sequence_length)
+    if sequence_length % (2 * ranks):
+        lengths = " or ".join(str(length) for length in lengths_that_split(sequence_length, ranks))
+        raise KieloError(
+            f"a sequence of {sequence_length} tokens does not split into {2 * ranks} equal blocks, two for "
+            f"each of layout.context = {ranks} ranks; what would work: a sequence_length of {lengths}"
+        )
+    blocks = torch.arange(sequence_length).view(2 * ranks, -1)
+    return torch.cat((blocks[rank], blocks[-1 - rank]))
+
+
+def apply_context_parallel(model: nn.Module, mesh: Mesh, placement: Placement) -> None:
+    """Swap `model.make_masks` and each layer's `attention.inner` for those of `placement.context_attention`, in
+    place.
+    """
+    if placement.context == 1:
+        return
+    group = mesh["context"].get_group()
+    mask_maker, inner = ATTENTION_FORMS[placement.context_attention]
+    model.make_masks = mask_maker(group, model.make_masks)
+    for layer in model.layers.values():
+        layer.attention.inner = inner(group, layer.attention.inner)
+
+
+class ContextMaskMaker(MaskMaker):
+    """What both forms share: the document numbers of whole sequences, and a check that positions are as
+    split.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, whole: MaskMaker) -> None:
+        super().__init__(whole.windows, whole.needs_distance)
+        self.group = group
+        self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        self._lengths_checked: set[int] = set()
+
+    def whole_documents(self, documents_bs: Tensor) -> Tensor:
+        """This rank's part [b, s/c] → [b, s] in the order of the sequence."""
+        return in_sequence_order(_all_gather(documents_bs, self.group), dim=1)
+
+    def check_positions(self, positions_s: Tensor | None) -> None:
+        """Attention relies on `context_positions`; rotary angles of other places would be a silent error.
+
+        Compared at the first forward of each length only: it makes the host wait for the device.
+        """
+        if positions_s is None:
+            raise ValueError("a context rank holds a part of the sequence: forward needs its positions_s")
+        length = positions_s.numel() * self.ranks
+        if length in self._lengths_checked:
+            return
+        expected = context_positions(length, self.ranks, self.rank)
+        if not torch.equal(positions_s.cpu(), expected):
+            raise ValueError(f"positions_s are not context_positions({length}, {self.ranks}, {self.rank})")
+        self._lengths_checked.add(length)
+
+
+class GatherMaskMaker(ContextMaskMaker):
+    """This rank's queries against all keys. Dense: O(s²/c) memory, also without documents."""
+
+    def forward(
+        self,
+        documents_bs: Tensor | None,
+        positions_s: Tensor | None,
+        sequence_length: int,
+        device: torch.device,
+    ) -> dict[int | None, Mask]:
+        """`visible` [b or 1, 1, s/c, s] bool is always there, keys in the order of the sequence."""
+        self.check_positions(positions_s)
+        keys_s = torch.arange(sequence_length * self.ranks, device=device)
+        all_documents = None if documents_bs is None else self.whole_documents(documents_bs)
+        return self.masks(positions_s, keys_s, documents_bs, all_documents, is_causal_enough=False)
+
+
+class GatherAttention(InnerAttention):
+    """Local queries, gathered keys and values. Backward sums what every rank's queries say of each key.
+
+    Each of the two blocks looks no further than its own end, which leaves out half of the products and makes
+    the work equal. A layer's keys and values are whole from forward to backward: 2·b·g·s·k numbers.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, whole: InnerAttention) -> None:
+        super().__init__(whole.scale, whole.softcap, whole.alibi)
+        self.group = group
+        self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
+
+    def forward(self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask) -> Tensor:
+        """[b, h, s/c, k]. `mask` as from GatherMaskMaker."""
+        parts = _GatherParts.apply(torch.stack((k_bgsk, v_bgsk)), self.group)
+        keys, values = in_sequence_order(parts, dim=3).unbind()
+        block = q_bhsk.shape[2] // 2
+        halves = (
+            (slice(0, block), (self.rank + 1) * block),
+            (slice(block, 2 * block), (2 * self.ranks - self.rank) * block),
+        )
+        outputs = []
+        for rows, end in halves:
+            part = mask.part(rows, slice(0, end))
+            outputs.append(super().forward(q_bhsk[:, :, rows], keys[:, :, :end], values[:, :, :end], part))
+        return torch.cat(outputs, dim=2)
+
+
+class UlyssesMaskMaker(ContextMaskMaker):
+    """Of whole sequences, as on one device. Dense with documents: O(s²) memory; none at all without."""
+
+    def forward(
+        self,
+        documents_bs: Tensor | None,
+        positions_s: Tensor | None,
+        sequence_length: int,
+        device: torch.device,
+    ) -> dict[int | None, Mask]:
+        self.check_positions(positions_s)
+        all_documents = None if documents_bs is None else self.whole_documents(documents_bs)
+        return self.dense(all_documents, sequence_length * self.ranks, device)
+
+
+class UlyssesAttention(InnerAttention):
+    """All heads of a part of the sequence ↔ a part of the heads of the whole sequence, by one all-to-all each
+    way.
+
+    The number of heads, and that of key and value heads, must be multiples of the ranks (`check_context`).
+    """
+
+    def __init__(self, group: dist.ProcessGroup, whole: InnerAttention) -> None:
+        super().__init__(whole.scale, whole.softcap, whole.alibi)
+        self.group = group
+        self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
+
+    def forward(self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask) -> Tensor:
+        """[b, h, s/c, k]. `mask` as from UlyssesMaskMaker."""
+        # Consecutive heads go together, so queries meet the keys that they share.
+        by_rank = [heads.unflatten(1, (self.ranks, -1)) for heads in (q_bhsk, k_bgsk, v_bgsk)]
+        sizes = [heads.shape[2] for heads in by_rank]
+        parts_cbhsk = _Exchange.apply(torch.cat(by_rank, dim=2).movedim(1, 0), self.group)
+        q, k, v = in_sequence_order(parts_cbhsk, dim=2).split(sizes, dim=1)
+        heads = slice(self.rank * q.shape[1], (self.rank + 1) * q.shape[1])
+        out_bhsk = super().forward(q, k, v, mask, heads)
+        heads_cbhsk = _Exchange.apply(in_rank_order(out_bhsk, self.ranks, dim=2), self.group)
+        return heads_cbhsk.movedim(0, 1).flatten(1, 2)
+
+
+# torch 2.13 warns of the name that 2.10 has.
+_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+ATTENTION_FORMS = {
+    "all_gather": (GatherMaskMaker, GatherAttention),
+    "ulysses": (UlyssesMaskMaker, UlyssesAttention),
+}
+
+
+def in_sequence_order(parts: Tensor | Sequence[Tensor], dim: int) -> Tensor:
+    """The ranks' parts, [c, ..., s/c, ...] → [..., s, ...]; `dim` is the sequence's place in the result."""
+    halves = [part.chunk(2, dim) for part in parts]
+    early, late = zip(*halves)
+    return torch.cat(early + late[::-1], dim)
+
+
+def in_rank_order(whole: Tensor, ranks: int, dim: int) -> Tensor:
+    """The inverse of `in_sequence_order`: [..., s, ...] → [c, ..., s/c, ...]."""
+    blocks = whole.chunk(2 * ranks, dim)
+    return torch.stack([torch.cat((blocks[rank], blocks[-1 - rank]), dim) for rank in range(ranks)])
+
+
+class _Exchange(torch.autograd.Function):
+    """[c, ...]: slice i goes to rank i, and slice i of the result came from rank i. Its transpose
+    is itself.
+    """
+
+    @staticmethod
+    def forward(ctx, slices: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _all_to_all(slices, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+        return _all_to_all(gradient, ctx.group), None
+
+
+class _GatherParts(torch.autograd.Function):
+    """A rank's part → the parts of all ranks, [c, ...]; backward sums each part's gradients from all ranks.
+
+    The sum is an all-to-all and a local sum: a reduce-scatter's traffic, but in the order of the ranks
+    whatever the library and its algorithm, and bf16 is added up in fp32 and rounded once.
+    """
+
+    @staticmethod
+    def forward(ctx, part: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _all_gather(part, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+        return _all_to_all(gradient, ctx.group).sum(0), None
+
+
+def _all_to_all(slices: Tensor, group: dist.ProcessGroup) -> Tensor:
+    slices = slices.contiguous()
+    received = torch.empty_like(slices)
+    dist.all_to_all_single(received, slices, group=group)
+    return received
+
+
+def _all_gather(part: Tensor, group: dist.ProcessGroup) -> Tensor:
+    ranks = dist.get_world_size(group)
+    gathered = part.new_empty(ranks * part.shape[0], *part.shape[1:])
+    _all_gather_single(gathered, part.contiguous(), group=group)
+    return gathered.view(ranks, *part.shape)

@@ -1,0 +1,142 @@
+"""Tensor and sequence parallelism: matrices split over the `tensor` axis, everything between them along the
+sequence.
+
+Shoeybi et al. 2019 (arXiv:1909.08053) with the sequence parallelism of Korthikanti et al. 2022
+(arXiv:2205.05198), which can be left out: it costs the same traffic and divides the activations. The family's
+`tensor_parallel_plan.py` names a style for each module; here each becomes one of torch's own parallel styles.
+"""
+
+import inspect
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.distributed.tensor.placement_types import Placement as DTensorPlacement
+
+from kielo.models import families
+from kielo.models.tensor_parallel_styles import style_of
+from kielo.parallel.mesh import Mesh
+from kielo.resolve.resolved import Placement
+
+SEQUENCE_DIM = 1  # of activations [b, s, d]
+ALONG_SEQUENCE = ("sequence", "residual", "positions")
+
+
+def apply_tensor_parallel(model: nn.Module, mesh: Mesh, placement: Placement) -> None:
+    """Split the parameters of `model` (best on meta) in place by its family's plan; nothing on one tensor
+    rank.
+
+    Inputs stay whole token ids. The hidden states that come out are a DTensor split along the sequence, or
+    whole on every rank without sequence parallelism; `head.weight` holds this rank's rows of the vocabulary.
+    Sizes were checked by `resolve/layout_check.py`.
+    """
+    if placement.tensor == 1:
+        return
+    plan = families.module(model.config.model_type, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN
+    between = Shard(SEQUENCE_DIM) if placement.sequence_parallel else Replicate()
+    styles = {}
+    for name, module in model.named_modules():
+        style = style_of(plan, name)
+        # Without sequence parallelism every rank computes these whole, from the same numbers.
+        if style is not None and (style not in ALONG_SEQUENCE or placement.sequence_parallel):
+            styles[name] = _torch_style(style, module, between)
+    parallelize_module(model, mesh.parameters["tensor"], styles)
+    model.tie()  # each of the two got a tensor of its own
+
+
+def _torch_style(style: str, module: nn.Module, between: DTensorPlacement) -> ParallelStyle:
+    """`between`: how activations lie outside of the split matrices."""
+    if style == "vocabulary":
+        return RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
+    if style == "column":
+        return ColwiseParallel()
+    if style == "row":
+        return RowwiseParallel(output_layouts=between)
+    if style in ("sequence", "residual"):
+        return SequenceParallel(sequence_dim=SEQUENCE_DIM, use_local_output=style == "residual")
+    if style in _OWN_STYLES:
+        return _OWN_STYLES[style]()
+    if style == "gather":
+        others = (None,) * (len(inspect.signature(module.forward).parameters) - 1)
+        # As a DTensor, so that the gradients of all matrices inside are added up before they are sent, once.
+        return PrepareModuleInput(
+            input_layouts=(between, *others),
+            desired_input_layouts=(Replicate(), *others),
+            use_local_output=False,
+        )
+    raise ValueError(f"{style!r} is no tensor-parallel style")
+
+
+class PositionTable(ParallelStyle):
+    """A whole table of vectors, looked up by each rank for its part of the sequence: [1, s] ids → [1, s/t,
+    d].
+    """
+
+    def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
+        def part(_: nn.Module, inputs: tuple, axis: DeviceMesh) -> DTensor:
+            whole = DTensor.from_local(inputs[0], axis, [Replicate()], run_check=False)
+            return whole.redistribute(placements=[Shard(SEQUENCE_DIM)])
+
+        return distribute_module(module, axis, None, part, _to_local)
+
+
+class EachHead(ParallelStyle):
+    """A norm of each head by itself, [b, s, h/t, k] on a rank: the weight is whole, its gradients
+    are summed.
+    """
+
+    def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
+        return distribute_module(module, axis, None, _split_along(2), _to_local)
+
+
+class AllHeads(ParallelStyle):
+    """A norm over all heads together, [b, s, hk/t] on a rank: weights go with their heads, the mean is over
+    all ranks.
+    """
+
+    def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
+        def split(_: str, norm: nn.Module, axis: DeviceMesh) -> None:
+            for name, parameter in norm.named_parameters(recurse=False):
+                norm.register_parameter(name, nn.Parameter(distribute_tensor(parameter, axis, [Shard(0)])))
+
+        return distribute_module(module, axis, split, _split_along(2), _to_local)
+
+
+class OwnHeads(ParallelStyle):
+    """ALiBi slopes of the heads that a rank has."""
+
+    def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
+        module.num_heads = module.total_heads // axis.size()
+        module.first_head = module.num_heads * axis.get_local_rank()
+        module.reset_buffers(module.slopes.device)
+        return module
+
+
+_OWN_STYLES = {"positions": PositionTable, "each_head": EachHead, "all_heads": AllHeads, "slopes": OwnHeads}
+
+
+def _split_along(dim: int) -> Callable[[nn.Module, tuple, DeviceMesh], DTensor]:
+    return lambda _, inputs, axis: DTensor.from_local(inputs[0], axis, [Shard(dim)], run_check=False)
+
+
+def _to_local(_: nn.Module, output: DTensor, axis: DeviceMesh) -> Tensor:
+    return output.to_local()
+
+
+def gather_sequence(x_bsd: Tensor, axis: DeviceMesh) -> Tensor:
+    """What `model` returned on the ranks of the tensor axis, whole [b, s, d] and a plain tensor on each.
+
+    Backward: each rank's gradient is its own vocabulary's part; they are summed in one collective.
+    """
+    if not isinstance(x_bsd, DTensor):
+        x_bsd = DTensor.from_local(x_bsd, axis, [Replicate()], run_check=False)
+    return x_bsd.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
