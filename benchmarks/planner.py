@@ -26,10 +26,11 @@ from typing import Any
 import numpy as np
 from planner_fit import fit, spread
 from planner_ranking import agreeing_pairs, expected_tau, regret
+from published_memory import formula_memory_bytes
 from published_runs import PublishedRun, read_published_runs
 
 from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, members, read_card
-from kielo.plan.memory import memory_bytes, usable_bytes
+from kielo.plan.memory import usable_bytes
 from kielo.plan.prediction_interval import interval
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
@@ -62,10 +63,10 @@ def main() -> None:
     if left_out is not None:
         result["cross_validation"] = cross_validation(scored, left_out)
         rows = _rows(scored, columns(scored)[1], left_out_seconds(scored, efficiency, by_project=True))
-        result["projects_left_out"] = _summary(rows)
+        result["projects_left_out"] = summary_of(rows)
     result["calculon"] = calculon(scored, step_seconds(columns(scored)[0], efficiency).total, left_out)
     result["without_engine_profiles"] = without_engine_profiles(scored)["summary"]
-    result["apart"] = {name: _summary(rows) for name, rows in apart(timed, efficiency).items()}
+    result["apart"] = {name: summary_of(rows) for name, rows in apart(timed, efficiency).items()}
     result["not_predicted"] = not_predicted(runs)
     result["sweeps"] = sweeps(scored, efficiency)
     result["memory"] = memory(runs)
@@ -106,7 +107,7 @@ def score(runs: list[PublishedRun], efficiency: Efficiency) -> dict[str, Any]:
         return {"rows": [], "families": {}, "summary": {"rows": 0, "families": 0}}
     work, seconds, _ = columns(runs)
     rows = _rows(runs, seconds, step_seconds(work, efficiency).total)
-    return {"rows": rows, "families": _families(rows), "summary": _summary(rows)}
+    return {"rows": rows, "families": _families(rows), "summary": summary_of(rows)}
 
 
 def left_out_seconds(runs: list[PublishedRun], start: Efficiency, by_project: bool = False) -> np.ndarray:
@@ -137,7 +138,7 @@ def cross_validation(runs: list[PublishedRun], left_out: np.ndarray) -> dict[str
         )
         inside[family] = float(((low <= seconds[~rest]) & (seconds[~rest] <= high)).mean())
     return {
-        "summary": _summary(rows), "families": _families(rows),
+        "summary": summary_of(rows), "families": _families(rows),
         "interval_coverage": statistics.mean(inside.values()),
     }  # fmt: skip
 
@@ -165,7 +166,7 @@ def without_engine_profiles(runs: list[PublishedRun]) -> dict[str, Any]:
     """The score of constants fitted as if there were one engine."""
     work, seconds, families = columns(runs)
     one = replace(work, engine=np.zeros(len(work)))
-    return {"summary": _summary(_rows(runs, seconds, step_seconds(one, fit(one, seconds, families)).total))}
+    return {"summary": summary_of(_rows(runs, seconds, step_seconds(one, fit(one, seconds, families)).total))}
 
 
 def apart(timed: list[PublishedRun], efficiency: Efficiency) -> dict[str, list[dict[str, Any]]]:
@@ -252,7 +253,7 @@ def _question(run: PublishedRun) -> tuple:
 
 
 def _fits(runs: list[PublishedRun]) -> np.ndarray:
-    peak = memory_bytes(Workload.of([run.columns for run in runs])).peak("reserved")
+    peak = formula_memory_bytes(Workload.of([run.columns for run in runs])).peak("reserved")
     return peak <= usable_bytes(np.array([run.card.memory_bytes for run in runs]))
 
 
@@ -273,7 +274,7 @@ def memory(runs: list[PublishedRun]) -> dict[str, Any]:
         kind = memory_kind(run.notes)
         if run.metric != "mem_gib_per_gpu" or kind == "analytic" or run.missing or run.trust == "C":
             continue
-        bytes_ = memory_bytes(Workload.of([run.columns]))
+        bytes_ = formula_memory_bytes(Workload.of([run.columns]))
         predicted = float((bytes_.static if kind == "static" else bytes_.peak(kind))[0]) / GIB
         peaks["static" if kind == "static" else "peak"].append(
             _row(run, run.value, predicted) | {"kind": kind}
@@ -283,7 +284,7 @@ def memory(runs: list[PublishedRun]) -> dict[str, Any]:
         "verdicts_right": float(right.mean()) if len(right) else None,
         "wrong": [f"{run.name} {run.metric}" for run, is_right in zip(verdicts, right) if not is_right],
         "static": [row | {"error": row["predicted"] / row["published"] - 1} for row in peaks["static"]],
-        "peak": _summary(peaks["peak"]) | {"by_family": _families(peaks["peak"])},
+        "peak": summary_of(peaks["peak"]) | {"by_family": _families(peaks["peak"])},
     }
 
 
@@ -320,7 +321,7 @@ def _families(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     }
 
 
-def _summary(rows: list[dict[str, Any]]) -> dict[str, float]:
+def summary_of(rows: list[dict[str, Any]]) -> dict[str, float]:
     figures = [family["median_absolute_error"] for family in _families(rows).values()]
     if not figures:
         return {"rows": 0, "families": 0}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kielo.plan.efficiency import CONSTANTS, Efficiency, members
-from kielo.plan.least_squares import drawn_to_prior
+from kielo.plan.least_squares import fit_drawn_to_priors
 from kielo.plan.prediction_interval import SHARE
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
@@ -28,7 +28,9 @@ def fit(
         return np.log(step_seconds(work, _unflat(parameters)).total) - target
 
     mean, weights = _flat(Efficiency.start()), family_weights(families) / _NOISE
-    return _unflat(drawn_to_prior(errors, weights, mean, _spreads(), _flat(start) if start else mean, rounds))
+    return _unflat(
+        fit_drawn_to_priors(errors, weights, mean, _spreads(), _flat(start) if start else mean, rounds)
+    )
 
 
 def spread(log_errors: Column, families: Sequence[str]) -> dict[str, float]:

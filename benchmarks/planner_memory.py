@@ -23,7 +23,7 @@ import torch
 
 from kielo.plan.memory import MemoryBytes, memory_bytes
 from kielo.plan.workload import Workload
-from kielo.plan.workload_row import workload_row
+from kielo.plan.workload_row import StepSize, TrainOptions, workload_row
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Layout
@@ -146,13 +146,13 @@ def planned_bytes(resolved: Resolved, on_processor: bool = True) -> MemoryBytes:
         said["pipeline_stages_per_rank"] = len(placement.pipeline_layers) // placement.pipeline
     else:
         said["pipeline_layers"] = None
-    columns = workload_row(
+    length = identity.phases[index].sequence_length
+    row = workload_row(
         identity.model, Layout(**said), accelerator("mi250x_gcd"), cluster("lumi_g"),
-        sequence_length=identity.phases[index].sequence_length, micro_batch=phase.micro_batch_sequences,
-        micro_batches=phase.micro_batches_per_step, precision=identity.precision,
-        loss_chunk_tokens=placement.loss_chunk_tokens, on_processor=on_processor,
+        StepSize(length, phase.micro_batch_sequences, phase.micro_batches_per_step),
+        TrainOptions(precision=identity.precision, loss_chunk_tokens=placement.loss_chunk_tokens), on_processor,
     )  # fmt: skip
-    return memory_bytes(Workload.of([columns]))
+    return memory_bytes(Workload.of([row]))
 
 
 def _row(name: str, resolved: Resolved) -> dict[str, Any]:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from published_memory import formula_memory_bytes
 
 from kielo.plan.efficiency import ENGINES, Efficiency, fitted
-from kielo.plan.memory import memory_bytes, usable_bytes
+from kielo.plan.memory import usable_bytes
 from kielo.plan.prediction_interval import interval
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import ATTENTION_KERNELS, RECIPES, Workload, machine_columns
@@ -78,7 +79,7 @@ class Question:
         weights = work.layers * work.layer_parameters + work.vocabulary * work.hidden
         scores = work.layers * work.heads * work.head_dim * work.sequence
         flops = (6 * weights + 12 * scores) * work.tokens_per_step / work.devices
-        peak = memory_bytes(work).peak("reserved")
+        peak = formula_memory_bytes(work).peak("reserved")
         usable = usable_bytes(accelerator(cluster(self.machine).accelerator).memory_bytes)
         return {
             "seconds": float(seconds.total[0]), "low": float(low[0]), "high": float(high[0]),

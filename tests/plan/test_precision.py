@@ -13,7 +13,7 @@ from kielo.plan.precision import fp8_share, main_precision, steps_by_precision
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
-from kielo.plan.workload_row import workload_row
+from kielo.plan.workload_row import StepSize, TrainOptions, workload_row
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
@@ -97,12 +97,12 @@ def test_moments_in_bf16_halve_the_optimiser_and_cost_time():
 def test_rows_of_either_stand_in_one_workload():
     """Each has the seconds and bytes that it has alone."""
     recipe = read_recipe("estonian_llama31_70b", SETS).recipe
-    model, of = complete(recipe.model, 4096), {"sequence_length": 4096, "micro_batch": 1, "micro_batches": 8}
+    model, step = complete(recipe.model, 4096), StepSize(4096, micro_batch=1, micro_batches=8)
     rows = [
-        workload_row(model, SHARDED, accelerator("h100_80"), cluster("dgx_h100"), **of, **said)
-        for said in (
-            {}, {"precision": "fp8"}, {"precision": "fp8", "fp8": Fp8(scaling="rowwise_with_gw_hp")},
-            {"precision": "fp8", "fp8": Fp8(kept_in_bf16=("layers.0",))}, {"optimiser_state": "bf16"},
+        workload_row(model, SHARDED, accelerator("h100_80"), cluster("dgx_h100"), step, train)
+        for train in (
+            TrainOptions(), TrainOptions("fp8"), TrainOptions("fp8", Fp8(scaling="rowwise_with_gw_hp")),
+            TrainOptions("fp8", Fp8(kept_in_bf16=("layers.0",))), TrainOptions(optimiser_state="bf16"),
         )
     ]  # fmt: skip
     efficiency = run_of().efficiency

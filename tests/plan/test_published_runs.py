@@ -81,7 +81,7 @@ def test_mixtures_of_experts_are_predicted(runs):
     """
     timed = planner.one_time_each(runs)
     rows = planner.apart(timed, fitted()[0])["mixtures of experts"]
-    summary = planner._summary(rows)
+    summary = planner.summary_of(rows)
     assert summary["rows"] > 100 and summary["median_absolute_error"] < 0.3
 
 

@@ -19,7 +19,7 @@ from kielo.plan.layer_seconds import matrix_flops
 from kielo.plan.prediction_interval import interval
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload, machine_columns
-from kielo.plan.workload_row import workload_row
+from kielo.plan.workload_row import StepSize, TrainOptions, workload_row
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout, Model
@@ -49,15 +49,8 @@ def test_matrix_flops_are_the_familys_count():
         2048,
     )  # fmt: skip
     layout = Layout(shard=8, tensor=1)
-    row = workload_row(
-        model,
-        layout,
-        accelerator("h100_80"),
-        cluster("dgx_h100"),
-        sequence_length=2048,
-        micro_batch=2,
-        micro_batches=4,
-    )
+    step = StepSize(2048, micro_batch=2, micro_batches=4)
+    row = workload_row(model, layout, accelerator("h100_80"), cluster("dgx_h100"), step, TrainOptions())
     work = Workload.of([row])
     flops = (
         3 * float((matrix_flops(work) * work.layers / work.tokens)[0])

@@ -5,12 +5,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from kielo.plan.activation_bytes import layer_bytes, own_columns
+from kielo.plan.activation_bytes import layer_bytes, memory_columns
 from kielo.plan.collective_seconds import data_seconds, ring_bandwidth
 from kielo.plan.efficiency import fitted
 from kielo.plan.memory import memory_bytes
 from kielo.plan.workload import Workload
-from kielo.plan.workload_row import workload_row
+from kielo.plan.workload_row import StepSize, TrainOptions, workload_row
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Layout
@@ -44,13 +44,12 @@ def planned_memory(resolved: Resolved):
     said = {name: getattr(placement, name) for name in Layout.model_fields if hasattr(placement, name)}
     stages = {"pipeline_stages_per_rank": len(placement.pipeline_layers) // placement.pipeline}
     said |= stages if placement.pipeline > 1 else {"pipeline_layers": None}
-    return memory_bytes(Workload.of([
-        workload_row(
-            resolved.identity.model, Layout(**said), accelerator("h100_80"), cluster("dgx_h100"), sequence_length=512,
-            micro_batch=phase.micro_batch_sequences, micro_batches=phase.micro_batches_per_step,
-            precision=resolved.identity.precision, on_processor=True,
-        )
-    ]))  # fmt: skip
+    row = workload_row(
+        resolved.identity.model, Layout(**said), accelerator("h100_80"), cluster("dgx_h100"),
+        StepSize(512, phase.micro_batch_sequences, phase.micro_batches_per_step),
+        TrainOptions(precision=resolved.identity.precision), on_processor=True,
+    )  # fmt: skip
+    return memory_bytes(Workload.of([row]))
 
 
 @pytest.mark.parametrize(
@@ -109,30 +108,39 @@ def test_layers_keep_what_autograd_keeps():
         "model.num_key_value_heads=8",
     ]).recipe.model.model_copy(update={"head_dim": 128})  # fmt: skip
     kept = partial(layer_bytes, model, sequence_length=2048, on_processor=True)
-    for layout, number, measured in (
+    for layout, bytes_per_element, measured in (
         ({}, 2, 182664), ({}, 4, 331912), ({"tensor": 2}, 2, 99652), ({"tensor": 4}, 2, 58146),
         ({"tensor": 4, "sequence_parallel": False}, 2, 95016), ({"recompute": "attention"}, 2, 174344),
         ({"recompute": "operators"}, 2, 89472), ({"recompute": "operators", "tensor": 4}, 2, 34848),
         ({"context": 2}, 2, 2 * 94660),
     ):  # fmt: skip
-        assert kept(layout=Layout(**layout), number=number)[0] == pytest.approx(measured, rel=0.002)
+        assert kept(layout=Layout(**layout), bytes_per_element=bytes_per_element)[0] == pytest.approx(
+            measured, rel=0.002
+        )
 
 
 def test_columns_do_not_depend_on_what_a_search_changes():
     """A search makes a form's columns once and then puts in data-parallel ranks and micro-batches."""
     model = planned(1, 2).identity.model
     columns = [
-        own_columns(model, Layout(shard=shard, replicate=copies), 512) for shard, copies in ((2, 1), (16, 4))
+        memory_columns(model, Layout(shard=shard, replicate=copies), 512)
+        for shard, copies in ((2, 1), (16, 4))
     ]
     assert columns[0] == columns[1]
 
 
-def test_kielo_and_other_engines_stand_in_one_workload():
-    """Each row has the bytes that it has alone."""
-    columns = own_columns(planned(1, 2).identity.model, Layout(shard=1), 2048) | {"optimiser_bytes": 8}
-    both, own, other = (memory_bytes(workload(*rows)) for rows in (({}, columns), (columns,), ({},)))
+def test_layouts_in_one_workload_have_the_bytes_that_each_has_alone():
+    """One row has its peak on the first pipeline rank, one on the last; other engines are refused."""
+    model, one = planned(1, 2).identity.model, Layout(shard=1)
+    rows = [
+        memory_columns(model, layout, 2048) | {"optimiser_bytes": 8, "pipeline": layout.pipeline}
+        for layout in (one, one.model_copy(update={"pipeline": 2}))
+    ]
+    together, alone = memory_bytes(workload(*rows)), [memory_bytes(workload(row)) for row in rows]
     for kind in ("allocated", "reserved"):
-        assert list(both.peak(kind)) == [other.peak(kind)[0], own.peak(kind)[0]]
+        assert list(together.peak(kind)) == [each.peak(kind)[0] for each in alone]
+    with pytest.raises(ValueError, match="only trainings of Kielo"):
+        memory_bytes(workload({}, rows[0]))
 
 
 def test_zero_degrees_of_kielo_differ_only_within_a_step():
@@ -158,7 +166,7 @@ def test_degrees_differ_in_what_they_send():
         layout = Layout(shard=8, zero=zero, pipeline=pipeline)
         work = Workload.of([
             workload_row(
-                model, layout, accelerator("h100_80"), cluster("dgx_h100"), sequence_length=512, micro_batch=1, micro_batches=4
+                model, layout, accelerator("h100_80"), cluster("dgx_h100"), StepSize(512, 1, 4), TrainOptions()
             )
         ])  # fmt: skip
         rates = fitted()[0].of(work)

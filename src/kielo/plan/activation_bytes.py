@@ -1,7 +1,6 @@
-"""Bytes that a rank of Kielo adds within a step; arithmetic, no torch.
+"""Bytes of activations that a rank keeps within a step; arithmetic, no torch.
 
-These are what `memory.memory_bytes` needs to know of how Kielo keeps activations, counted tensor by tensor
-from the code of `models/blocks`.
+They are counted tensor by tensor from the code of `models/blocks`; `memory.memory_bytes` adds them up.
 """
 
 from kielo.models.decoder_count import LayerParts
@@ -10,13 +9,14 @@ from kielo.recipe.sections import Layout, Model, Precision
 from kielo.resolve.stages import SCHEDULES, layers_of_stages, stages_of_rank
 
 _FP32 = 4
-# fp8: of what lies between matrix products, and autograd keeps
-_PRECISION_BYTES = {"fp32": 4, "bf16": 2, "fp8": 2}
-# A pass whose weights wait for their gradients: its activations, and the gradients of its matrices' results.
+# of an element that autograd keeps; fp8: outside the matrix products
+_BYTES_PER_ELEMENT = {"fp32": 4, "bf16": 2, "fp8": 2}
+# Passes that one counts as while its weights wait for their gradients: it keeps its activations and the
+# gradients of its matrices' results.
 _WAITING_PASS = 1.4
 
 
-def own_columns(
+def memory_columns(
     model: Model,
     layout: Layout,
     sequence_length: int,
@@ -24,65 +24,70 @@ def own_columns(
     loss_chunk_tokens: int = 2048,
     on_processor: bool = False,
 ) -> dict[str, float]:
-    """Columns of a `Workload` that only Kielo's own training has. `layout` is one that `stage_complaints` has
-    passed.
+    """Returns the columns of a `Workload` that `memory.memory_bytes` needs.
 
-    on_processor: as a rehearsal counts, whose attention copies its output and whose softmax copies the
-    logits.
+    `stage_complaints` has found nothing wrong with `layout`. on_processor: counts as a rehearsal does, where
+    attention copies its output and softmax copies the logits.
     """
-    number = _PRECISION_BYTES[precision]
+    bytes_per_element = _BYTES_PER_ELEMENT[precision]
     chunks, _ = _chunks(layout)
     layers = layers_of_stages(model, sequence_length, layout)
     first, last = (
-        sum(layers[stage] for stage in stages_of_rank(layout.pipeline_schedule, layout.pipeline, rank, chunks))
+        sum(
+            layers[stage]
+            for stage in stages_of_rank(layout.pipeline_schedule, layout.pipeline, rank, chunks)
+        )
         if layout.pipeline > 1 else layers[0]
         for rank in (0, layout.pipeline - 1)
     )  # fmt: skip
-    kept, again = layer_bytes(model, layout, sequence_length, number, on_processor)
-    table = model.vocab_rows * model.hidden_size / layout.tensor
-    first_tables = table * (
-        2 if _has_both_ends(layout) and (layout.pipeline > 1 or not model.tie_word_embeddings) else 1
-    )
+    kept, again = layer_bytes(model, layout, sequence_length, bytes_per_element, on_processor)
+    embedding = model.vocab_rows * model.hidden_size / layout.tensor
+    has_two = _has_both_ends(layout) and (layout.pipeline > 1 or not model.tie_word_embeddings)
+    first_ends = embedding * (2 if has_two else 1)
+    copies_logits = on_processor and bytes_per_element < _FP32 and layout.tensor == 1
     return {
-        "compute_bytes": number,
-        "gathered_bytes": number,
+        "compute_bytes": bytes_per_element,
+        "gathered_bytes": bytes_per_element,
         "first_layers": first,
         "last_layers": last,
-        "first_parameters": first * _layer_elements(model, layout) + first_tables + _position_elements(model),
-        "last_parameters": 0 if _has_both_ends(layout) else last * _layer_elements(model, layout) + table,
+        "first_parameters": first * _layer_elements(model, layout) + first_ends + _position_elements(model),
+        "last_parameters": 0 if _has_both_ends(layout) else last * _layer_elements(model, layout) + embedding,
         "first_passes": _passes(layout, 0),
         "last_passes": _passes(layout, layout.pipeline - 1),
         "kept_bytes": kept,
         "again_bytes": again,
-        # The logits and their fp32 softmax; whole vocabularies on a processor go to fp32 before that.
-        "logit_bytes": number + _FP32 + _FP32 * (on_processor and number < _FP32 and layout.tensor == 1),
+        # The logits and their fp32 softmax; on a processor, logits of the whole vocabulary become fp32 first.
+        "logit_bytes": bytes_per_element + _FP32 + _FP32 * copies_logits,
         "loss_tokens": loss_chunk_tokens,
     }
 
 
 def layer_parts(model: Model) -> LayerParts:
+    """Returns what the model's family counts of its layer."""
     return module(model.model_type, "count").layer_parts(model)
 
 
 def layer_bytes(
-    model: Model, layout: Layout, sequence_length: int, number: int, on_processor: bool = False
+    model: Model, layout: Layout, sequence_length: int, bytes_per_element: int, on_processor: bool = False
 ) -> tuple[float, float]:
-    """(kept from forward to backward, what stands beside that while the layer is made anew), both of a token
-    and layer on a device; `number` bytes each number that is computed with.
+    """Returns bytes of a token and layer on a device.
+
+    They are (kept from forward to backward, added to that while the layer is recomputed).
     """
-    parts = _kept_parts(model, layout, sequence_length, number, on_processor)
+    parts = _kept_parts(model, layout, sequence_length, bytes_per_element, on_processor)
     whole = sum(parts.values())
     share = 1 / layout.tensor if layout.sequence_parallel else 1.0
-    if layout.recompute == "attention":  # its inputs stay; and its output, which the next matrix takes
+    if layout.recompute == "attention":  # keeps its inputs, and its output, which the next matrix takes
         kept = whole - parts["only attention's"]
     elif layout.recompute == "operators":
         queries, groups = _heads(model, layout)
-        sums = 2 * model.hidden_size  # of the tensor ranks' parts: whole on each
+        sums = 2 * model.hidden_size  # of all tensor ranks' parts: whole on each
         gates = layer_parts(model).mlp_matrices - 1
         products = 2 * queries + 2 * groups + gates * model.intermediate_size / layout.tensor
-        kept = number * (model.hidden_size * share + sums + products) + parts["log-sums and angles"]
+        kept = bytes_per_element * (model.hidden_size * share + sums + products)
+        kept += parts["log-sums and angles"]
     elif layout.recompute == "full":
-        kept = number * model.hidden_size * share
+        kept = bytes_per_element * model.hidden_size * share
     else:
         return whole, 0.0
     recomputed = 1 / layout.recompute_every_layers
@@ -90,38 +95,42 @@ def layer_bytes(
 
 
 def _kept_parts(
-    model: Model, layout: Layout, sequence_length: int, number: int, on_processor: bool
+    model: Model, layout: Layout, sequence_length: int, bytes_per_element: int, on_processor: bool
 ) -> dict[str, float]:
-    """What autograd keeps of a layer, of a token on a device. Tensor ranks keep the inputs of their matrices
-    whole, as they were gathered; everything between is split along the sequence.
+    """Returns bytes that autograd keeps of a layer, a token on a device, by part.
+
+    Tensor ranks keep the inputs of their matrices whole, as they were gathered; sequence parallelism splits
+    everything between along the sequence.
     """
     hidden, tensor, context = model.hidden_size, layout.tensor, layout.context
     family = layer_parts(model)
     share = 1 / tensor if layout.sequence_parallel else 1.0
     queries, groups = _heads(model, layout)
     # torch's LayerNorm keeps its input; RMSNorm its input as fp32, and its result before the weight.
-    norm = {"layer": number, "rms": _FP32 + number, "rms_fp32": _FP32 + _FP32}[family.norm]
+    norm = {"layer": bytes_per_element, "rms": _FP32 + bytes_per_element, "rms_fp32": _FP32 + _FP32}[
+        family.norm
+    ]
     is_gathered = context > 1 and layout.context_attention == "all_gather"
     keys = groups * context if is_gathered else groups
-    # Only causal attention needs no mask: that of gathered keys is one number for each pair within reach.
-    mask = number * (2 * context + 1) * sequence_length / context / 4 if is_gathered else 0.0
-    copied = number * queries if on_processor and family.is_rotary else 0.0
+    # Causal attention needs no mask. Attention over gathered keys has one element for each pair within reach.
+    mask = bytes_per_element * (2 * context + 1) * sequence_length / context / 4 if is_gathered else 0.0
+    copied = bytes_per_element * queries if on_processor and family.is_rotary else 0.0
     # rounded, for the backward pass
-    angles = 2 * model.head_dim if family.is_rotary and number < _FP32 else 0
+    angles = 2 * model.head_dim if family.is_rotary and bytes_per_element < _FP32 else 0
     is_relu = model.hidden_act == "relu"
     widths = 4 if family.mlp_matrices == 3 else 1 if is_relu else 2
     return {
         "norms": norm * (family.norms * hidden * share + family.has_head_norms * (queries + groups)),
-        "inputs of matrices": 2 * number * hidden,
-        "attention": number * (2 * queries + 2 * groups),
+        "inputs of matrices": 2 * bytes_per_element * hidden,
+        "attention": bytes_per_element * (2 * queries + 2 * groups),
         "log-sums and angles": _FP32 * model.num_attention_heads / tensor + angles,
-        "only attention's": number * 2 * (keys - groups) + mask + copied,
-        "mlp": number * widths * model.intermediate_size / tensor,
+        "only attention's": bytes_per_element * 2 * (keys - groups) + mask + copied,
+        "mlp": bytes_per_element * widths * model.intermediate_size / tensor,
     }
 
 
 def _heads(model: Model, layout: Layout) -> tuple[float, float]:
-    """(width of all queries, of all keys) on a tensor rank."""
+    """Returns the width of (all queries, all keys) on a tensor rank."""
     return (
         model.num_attention_heads * model.head_dim / layout.tensor,
         model.num_key_value_heads * model.head_dim / layout.tensor,
@@ -129,7 +138,10 @@ def _heads(model: Model, layout: Layout) -> tuple[float, float]:
 
 
 def _layer_elements(model: Model, layout: Layout) -> float:
-    """Matrices of one layer on a tensor rank, without norms and biases (below 0.1 % from hidden 1,024 on)."""
+    """Counts the elements of one layer's matrices on a tensor rank.
+
+    Norms and biases are left out: below 0.1 % from hidden 1,024 on.
+    """
     queries, groups = _heads(model, layout)
     return model.hidden_size * (
         2 * (queries + groups) + layer_parts(model).mlp_matrices * model.intermediate_size / layout.tensor
@@ -137,7 +149,7 @@ def _layer_elements(model: Model, layout: Layout) -> float:
 
 
 def _position_elements(model: Model) -> float:
-    """A table of positions lies whole on every tensor rank of the first stage."""
+    """Counts the elements of learned positions, which every tensor rank of the first stage holds whole."""
     if "position_table" not in module(model.model_type, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN:
         return 0.0
     first = getattr(module(model.model_type, "count"), "FIRST_POSITION", 0)
@@ -145,20 +157,21 @@ def _position_elements(model: Model) -> float:
 
 
 def _chunks(layout: Layout) -> tuple[int, bool]:
-    """(stages of a rank, do they lie in a V)."""
+    """Returns (stages of a rank, True if they form a V)."""
     usual, is_v, _ = SCHEDULES[layout.pipeline_schedule]
     return (layout.pipeline_stages_per_rank or usual) if layout.pipeline > 1 else 1, is_v
 
 
 def _has_both_ends(layout: Layout) -> bool:
-    """Does the first pipeline rank have the last stage too?"""
+    """Returns True if the first pipeline rank has the last stage too."""
     return layout.pipeline == 1 or _chunks(layout)[1]
 
 
 def _passes(layout: Layout, rank: int) -> float:
-    """Passes through one of its stages that a pipeline rank keeps at once, by the orders of torch's
-    schedules: forward passes before the first backward, one more, and, where the backward is split, those
-    whose weights wait.
+    """Returns the passes through one of its stages that a pipeline rank keeps at once.
+
+    By the orders of torch's schedules they are the forward passes before the first backward, one more, and,
+    where the backward is split, those whose weights wait.
     """
     ranks, name = layout.pipeline, layout.pipeline_schedule
     chunks, is_v = _chunks(layout)
@@ -169,5 +182,5 @@ def _passes(layout: Layout, rank: int) -> float:
     if is_v:
         return 2 * ranks + (name == "dualpipev")
     waiting = _WAITING_PASS * rank if SCHEDULES[name].splits_backward else 0
-    hurry = 2 if name == "interleaved_1f1b" else 1
-    return (chunks - 1) * ranks + hurry * (ranks - 1 - rank) + 1 + waiting
+    passes_ahead = 2 if name == "interleaved_1f1b" else 1
+    return (chunks - 1) * ranks + passes_ahead * (ranks - 1 - rank) + 1 + waiting

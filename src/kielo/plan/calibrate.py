@@ -1,10 +1,9 @@
-"""A machine as a person's own runs show it: metrics.jsonl and resolved.toml → a card that plans use;
-arithmetic, no torch.
+"""Calibration: metrics.jsonl and resolved.toml of a person's runs → a card of the machine; no torch.
 
-A run is cut into stretches of steps of one shape (sequence length, micro-batch, micro-batches); the median
-step of each is a measurement. Constants of `efficiency.py` are fitted to them as `fit.py` does, but few: only
-those that a run of Kielo can tell, each drawn to what is usual for such a device, so that what the runs do
-not tell keeps that.
+Steps of one size (sequence length, micro-batch, micro-batches) are one measurement: their median.
+`least_squares.py` fits constants of `efficiency.py` to the measurements, but only those that a run of Kielo
+can show. Each is drawn to the value that is usual for such a device, and keeps it where the runs show
+nothing.
 
 A GPU keeps the peaks of its card. A processor's card has none: its peak, memory bandwidth and the bandwidth
 between ranks are fitted too. There a rank is a process with its share of the cores, so a card of two ranks
@@ -25,10 +24,10 @@ import numpy as np
 from kielo.artifact.metrics import read_metrics
 from kielo.artifact.own_text import HASH_COMMENT, write_own_text
 from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, members, read_card
-from kielo.plan.least_squares import drawn_to_prior
+from kielo.plan.least_squares import fit_drawn_to_priors
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
-from kielo.plan.workload_row import workload_row
+from kielo.plan.workload_row import StepSize, TrainOptions, workload_row
 from kielo.recipe.cards import Accelerator, Cluster, accelerators, clusters
 from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.cards import cluster as cluster_card
@@ -38,19 +37,20 @@ from kielo.resolve.resolved import Placement, Resolved
 from kielo.resolve.resolved import read as read_resolved
 
 Column = np.ndarray
-MIN_ROWS = 3  # of a stretch, after its warm-up
-_WARM_UP_STEPS = 2  # of a stretch: memory is taken, kernels are chosen, schedules are made
-_NOISE = 0.02  # of a median step: what the spreads below are weighed against
+MIN_ROWS = 3  # of steps of one size, after the warm-up
+_WARM_UP_STEPS = 2  # of a phase: they take memory, choose kernels and make schedules
+_NOISE = 0.02  # expected error of a median step; the spreads below are weighed against it
 _ROUNDS, _LEAST_GAIN = 60, 1e-6  # few figures, quickly fitted
-# of the interval, either way: residuals of the runs themselves know nothing of other shapes
+# least half-width of the interval: the runs' residuals show nothing of other shapes
 _NARROWEST = 0.08
 _NORMAL_TAIL = 1.28  # standard deviations, either way, that hold 80 % of a normal distribution
 
 
 @dataclass(frozen=True)
 class Machine:
-    """`accelerator` is a whole card, of one rank; on a processor its only peak is that of `precision`.
+    """A machine as its runs measured it.
 
+    `accelerator` is the complete card of one rank; on a processor its only peak is that of `precision`.
     `ranks`: of the runs; on a processor they shared its cores. `runs`: files that it was made from.
     """
 
@@ -64,7 +64,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Of steps of one shape: the median of their measured seconds, and the planner's by part."""
+    """Steps of one size: the median of their measured seconds, and the planner's seconds by part."""
 
     sequence_length: int
     micro_batch: int
@@ -81,51 +81,49 @@ class Comparison:
 class _Run:
     path: Path
     resolved: Resolved
-    # of a step, by (sequence length, micro-batch, micro-batches)
-    seconds: dict[tuple[int, int, int], list[float]]
+    seconds: dict[StepSize, list[float]]  # of a step
 
 
 @dataclass(frozen=True)
-class _Prior:
-    """A figure that is fitted: its start, and how far (standard deviation of the logarithm) it may move from
-    it.
-    """
+class Prior:
+    """A figure to fit: its start, and how far from it (standard deviation of the logarithm) it may move."""
 
     start: float
     spread: float
 
 
 # A processor's: found by trial on two cores of an EPYC 7003 (2026-11, torch 2.13, fp32, gloo over loopback),
-# with models other than those of benchmarks/planner_measured.py. Nothing is hidden there: whoever sends holds
-# the core that computes.
+# with models other than those of benchmarks/planner_measured.py. Traffic hides nothing there: the rank that
+# sends holds the core that computes.
 _CPU = {
-    "flash": _Prior(0.25, 0.5), "elementwise": _Prior(2.5, 0.4), "accumulate": _Prior(1.0, 0.4),
-    "layer_seconds": _Prior(2.5e-3, 0.35), "step_seconds": _Prior(2.5e-2, 0.6), "tensor_exposed": _Prior(1.0, 0.3),
-    "pipeline_exposed": _Prior(0.2, 0.5), "data_hidden": _Prior(0.01, 0.1), "gather": _Prior(1.2, 0.3),
-    "latency_seconds": _Prior(8e-3, 0.5), "tensor_launch": _Prior(2.0, 0.3), "tile": _Prior(8.0, 0.5),
-    "wave_elements": _Prior(4e3, 0.5), "misaligned": _Prior(1.0, 0.05), "small_heads": _Prior(0.1, 0.5),
-    "jitter": _Prior(0.01, 0.3),
+    "flash": Prior(0.25, 0.5), "elementwise": Prior(2.5, 0.4), "accumulate": Prior(1.0, 0.4),
+    "layer_seconds": Prior(2.5e-3, 0.35), "step_seconds": Prior(2.5e-2, 0.6),
+    "tensor_exposed": Prior(1.0, 0.3),
+    "pipeline_exposed": Prior(0.2, 0.5), "data_hidden": Prior(0.01, 0.1), "gather": Prior(1.2, 0.3),
+    "latency_seconds": Prior(8e-3, 0.5), "tensor_launch": Prior(2.0, 0.3), "tile": Prior(8.0, 0.5),
+    "wave_elements": Prior(4e3, 0.5), "misaligned": Prior(1.0, 0.05), "small_heads": Prior(0.1, 0.5),
+    "jitter": Prior(0.01, 0.3),
 }  # fmt: skip
 _CPU_MACHINE = {
-    "flops": _Prior(8e10, 2.0),  # peak of a rank, a second: anything from half a core to a socket
-    "bytes_a_flop": _Prior(0.12, 0.4),  # memory bandwidth by that peak
+    "flops": Prior(8e10, 2.0),  # peak of a rank, a second: anything from half a core to a socket
+    "bytes_a_flop": Prior(0.12, 0.4),  # memory bandwidth by that peak
     # bandwidth between ranks by memory bandwidth: each byte is copied several times
-    "link_share": _Prior(0.15, 0.5),
+    "link_share": Prior(0.15, 0.5),
 }
 # A GPU's start is the shipped card; these may move, by the spreads of `CONSTANTS`.
 _GPU = (
-    "matrix_engine", "flash", "elementwise", "accumulate", "layer_seconds", "tensor_exposed", "data_hidden", "gather",
+    "matrix_engine", "flash", "elementwise", "accumulate", "layer_seconds", "tensor_exposed",
+    "data_hidden", "gather",
     "pipeline_exposed", "step_seconds", "latency_seconds", "tensor_launch", "network", "node",
 )  # fmt: skip
 
 
 def measure(paths: Sequence[Path | str], site: Cluster | None = None) -> Machine:
-    """The machine that the runs with these metrics.jsonl were on; `resolved.toml` lies beside each or one
-    folder up.
+    """Measures the machine of the runs with these metrics.jsonl.
 
-    site: what nodes are made of; default: for GPUs the first cluster card that has them, and one node for
-    processors. Raises KieloError for files that are not there or hold too little, and for runs that were not
-    on one kind of device.
+    `resolved.toml` is beside each file or one folder up. site: default, for GPUs the first cluster card that
+    has them, for processors one node. Raises KieloError for files that are missing or too short, and for runs
+    on different kinds of device.
     """
     runs = [_read_run(Path(path)) for path in paths]
     if not runs:
@@ -136,22 +134,22 @@ def measure(paths: Sequence[Path | str], site: Cluster | None = None) -> Machine
     placement, precision = runs[0].resolved.placement, runs[0].resolved.identity.precision
     ranks = max(run.resolved.placement.world_size for run in runs)
     card = accelerator_card("cpu") if placement.device == "cpu" else _gpu_card(runs[0])
-    priors = _CPU | _CPU_MACHINE if placement.device == "cpu" else _gpu_priors(card)
-    start = _with_figures(card, precision, {name: prior.start for name, prior in priors.items()})
+    priors = priors_of(card)
+    start = with_figures(card, precision, {name: prior.start for name, prior in priors.items()})
     work = _work(runs, start, site)
     seconds = np.array([np.median(times) for run in runs for times in run.seconds.values()])
     values = _solve(priors, lambda values: _predict(work, card, values), np.log(seconds))
     errors = np.log(seconds) - np.log(_predict(work, card, values))
     return Machine(
-        _with_source(_with_figures(card, precision, values)), _efficiency(card, values), _spread(errors), precision, ranks,
-        tuple(str(run.path) for run in runs),
+        _with_source(with_figures(card, precision, values)), efficiency_with(card, values), _spread(errors),
+        precision, ranks, tuple(str(run.path) for run in runs),
     )  # fmt: skip
 
 
 def compare(machine: Machine, path: Path | str, site: Cluster | None = None) -> list[Comparison]:
-    """What a run's metrics.jsonl says beside what the machine's card does, for each shape of its steps.
+    """Compares a run's metrics.jsonl with the machine's card, for each size of its steps.
 
-    Raises KieloError as `measure` does, and for a run on another kind of device than the card's.
+    Raises KieloError like `measure`, and for a run on another kind of device than the card's.
     """
     run = _read_run(Path(path))
     placement, precision = run.resolved.placement, run.resolved.identity.precision
@@ -165,27 +163,28 @@ def compare(machine: Machine, path: Path | str, site: Cluster | None = None) -> 
     parts = step_seconds(_work([run], machine.accelerator, site), machine.efficiency)
     return [
         Comparison(
-            *shape, float(np.median(times)), {name: float(part[index]) for name, part in vars(parts).items()}
+            *size, float(np.median(times)), {name: float(part[index]) for name, part in vars(parts).items()}
         )
-        for index, (shape, times) in enumerate(run.seconds.items())
+        for index, (size, times) in enumerate(run.seconds.items())
     ]
 
 
 def write_machine(machine: Machine, path: Path | str) -> None:
-    """As TOML: the constants as in the shipped card of them, then what the machine is. Replaces only a card
-    that nobody has changed; raises KieloError for another file.
+    """Writes the card as TOML: the constants like the shipped card, then the machine.
+
+    Replaces only a card that nobody has changed; raises KieloError for another file.
     """
     runs = "\n".join(f"  {run}" for run in machine.runs)
     header = (
-        "A machine as its own runs showed it, by `kielo plan calibrate`; `kielo plan RECIPE --machine` "
-        f"takes it.\nMeasured in {machine.precision} on {machine.ranks} ranks, from\n{runs}\nWhat those "
-        "runs could not tell has the value that is usual. [interval] is how far a prediction may be off."
+        "A machine as its own runs measured it, by `kielo plan calibrate`; `kielo plan RECIPE --machine` "
+        f"reads it.\nMeasured in {machine.precision} on {machine.ranks} ranks, from\n{runs}\nConstants that "
+        "those runs could not show have their usual values. [interval] is how far a prediction may be off."
     )
     measured = {"precision": machine.precision, "ranks": machine.ranks, "runs": list(machine.runs)}
     card = machine.accelerator.model_dump(mode="json", exclude_none=True)
     peaks = card.pop("peak_tflops")
     text = card_text(machine.efficiency, machine.spread, header)
-    text += _table("measured", measured, "what the runs were: on a processor the ranks shared its cores")
+    text += _table("measured", measured, "the runs: on a processor the ranks shared its cores")
     text += _table(
         "accelerator", card, "of one rank; a processor's bandwidths count fp32 as two bytes, like the planner"
     )
@@ -196,7 +195,7 @@ def write_machine(machine: Machine, path: Path | str) -> None:
 
 
 def read_machine(path: Path | str) -> Machine:
-    """What `write_machine` wrote. Raises KieloError for another file."""
+    """Reads a card that `write_machine` wrote. Raises KieloError for another file."""
     path = Path(path)
     hint = "`kielo plan calibrate RUN/train/metrics.jsonl --to my_machine.toml` writes such a file"
     try:
@@ -231,13 +230,13 @@ def _read_run(path: Path) -> _Run:
     if plan is None:
         raise KieloError(
             f"{path}: neither {plans[0]} nor {plans[1]} is there, so the shape of this run is not known; "
-            "what would work: the file where the run left it, or its resolved.toml copied beside it"
+            "what would work: the file in its run folder, or its resolved.toml copied beside it"
         )
     resolved, rows = read_resolved(plan), _last_attempt(_rows(path))
     if resolved.identity.precision == "fp8" and resolved.identity.fp8.emulate:
         raise KieloError(
-            f"{path}: FP8 was emulated, which tells nothing of a machine; what would work: a run in fp32 or "
-            "bf16"
+            f"{path}: FP8 was emulated, which says nothing about a machine; what would work: a run in fp32 "
+            "or bf16"
         )
     if not rows:
         raise KieloError(
@@ -245,23 +244,26 @@ def _read_run(path: Path) -> _Run:
         )
     _refuse_other_ranks(path, rows, resolved)
     seconds = {
-        shape: times for shape, times in _seconds_by_shape(rows, resolved).items() if len(times) >= MIN_ROWS
+        size: times for size, times in _seconds_by_size(rows, resolved).items() if len(times) >= MIN_ROWS
     }
     if not seconds:
         raise KieloError(
-            f"{path}: no stretch of steps of one size has {MIN_ROWS} rows after its first {_WARM_UP_STEPS} "
+            f"{path}: no phase with one step size has {MIN_ROWS} rows after its first {_WARM_UP_STEPS} "
             "steps; what would work: a longer run, or train.log_every_steps=1"
         )
     return _Run(path, resolved, seconds)
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """Of training steps and of steps that were passed over."""
+    """Reads the rows of training steps and of steps that were passed over."""
     return [row for row in read_metrics(path) if row.get("tokens_per_second") or "passed_over_from" in row]
 
 
 def _last_attempt(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """resolved.toml tells the layout of the newest attempt alone; each counts its seconds anew."""
+    """Returns the rows of the newest attempt, whose layout is the one in resolved.toml.
+
+    Each attempt counts its seconds from 0.
+    """
     last: list[dict[str, Any]] = []
     seconds = 0.0
     for row in rows:
@@ -273,13 +275,14 @@ def _last_attempt(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _refuse_other_ranks(path: Path, rows: Sequence[dict[str, Any]], resolved: Resolved) -> None:
-    """A finished run that is started again on other ranks trains nothing and leaves a
-    resolved.toml of those.
+    """Raises KieloError if the rows are of another number of ranks than resolved.toml.
+
+    A finished run that is started again on other ranks trains nothing, but writes a resolved.toml for them.
     """
     row, placement = next(row for row in reversed(rows) if "tokens_per_second" in row), resolved.placement
     per_token = placement.phases[resolved.identity.phase_index(row["step"])].flops_per_token
     ranks = row["tokens_per_second"] * per_token / (row.get("tflops_per_second") or np.nan) / 1e12
-    # A row across two phases has tokens of both; between numbers of ranks lies more than that.
+    # A row across two phases has tokens of both; numbers of ranks differ by more than that.
     if ranks / placement.world_size > 1.4 or placement.world_size / ranks > 1.4:
         raise KieloError(
             f"{path}: its rows are of {ranks:.0f} ranks, its resolved.toml of {placement.world_size}; what "
@@ -287,12 +290,11 @@ def _refuse_other_ranks(path: Path, rows: Sequence[dict[str, Any]], resolved: Re
         )
 
 
-def _seconds_by_shape(
-    rows: Sequence[dict[str, Any]], resolved: Resolved
-) -> dict[tuple[int, int, int], list[float]]:
-    """Seconds of a step, one figure a row, by (sequence length, micro-batch, micro-batches). A row counts the
-    steps since the one before it; rows with the first steps of a phase or of the attempt do not count, nor
-    those across two phases, nor those from the first change of precision on.
+def _seconds_by_size(rows: Sequence[dict[str, Any]], resolved: Resolved) -> dict[StepSize, list[float]]:
+    """Returns seconds of a step, one figure a row, by the step's size.
+
+    A row covers the steps since the row before it. Left out are rows with the first steps of a phase or of
+    the attempt, rows across two phases, and all rows from the first change of precision on.
     """
     identity, found, before = resolved.identity, {}, None
     for row in rows:
@@ -305,13 +307,13 @@ def _seconds_by_shape(
             continue
         if identity.precision_changes and row["step"] >= identity.precision_changes[0][0]:
             continue
-        shape = (phase.sequence_length, placed.micro_batch_sequences, placed.micro_batches_per_step)
-        found.setdefault(shape, []).append(phase.tokens_per_step / row["tokens_per_second"])
+        size = StepSize(phase.sequence_length, placed.micro_batch_sequences, placed.micro_batches_per_step)
+        found.setdefault(size, []).append(phase.tokens_per_step / row["tokens_per_second"])
     return found
 
 
 def _refuse_mixed(runs: Sequence[_Run]) -> None:
-    """Only runs on one kind of device, in one precision, tell of one machine."""
+    """Raises KieloError if the runs are not on one kind of device in one precision."""
     first = _device(runs[0])
     for run in runs[1:]:
         if _device(run) != first:
@@ -341,7 +343,7 @@ def _gpu_card(run: _Run) -> Accelerator:
 
 
 def _work(runs: Sequence[_Run], card: Accelerator, site: Cluster | None) -> Workload:
-    """A row for each shape of each run. The peak is of the precision of the products that there are."""
+    """Returns a row for each size of step of each run; the peak is that of the runs' precision."""
     ranks = max(run.resolved.placement.world_size for run in runs)
     site = site or _site_of(card, ranks)
     precision = runs[0].resolved.identity.precision
@@ -351,20 +353,18 @@ def _work(runs: Sequence[_Run], card: Accelerator, site: Cluster | None) -> Work
             update={"peak_tflops": card.peak_tflops | {"bf16": card.peak_tflops[precision]}}
         )
         precision = "bf16"
-    return Workload.of([
-        workload_row(
-            run.resolved.identity.model, _layout(run.resolved.placement), card, site,
-            sequence_length=length, micro_batch=micro_batch, micro_batches=micro_batches, precision=precision,
-            fp8=run.resolved.identity.fp8, optimiser_state=run.resolved.identity.optimiser_state,
-        )
-        for run in runs
-        for length, micro_batch, micro_batches in run.seconds
-    ])  # fmt: skip
+    rows = []
+    for run in runs:
+        identity, layout = run.resolved.identity, _layout(run.resolved.placement)
+        train = TrainOptions(precision, identity.fp8, identity.optimiser_state)
+        rows += [workload_row(identity.model, layout, card, site, size, train) for size in run.seconds]
+    return Workload.of(rows)
 
 
 def _site_of(card: Accelerator, ranks: int) -> Cluster:
-    """A cluster of such devices; where no card has them, one node with all ranks, whose network is as fast as
-    its links.
+    """Returns the first cluster card with such devices, or one node with all ranks.
+
+    The network of that node is as fast as its links.
     """
     found = [site for site in map(cluster_card, clusters()) if site.accelerator == card.name]
     if found and card.device == "cuda":
@@ -376,29 +376,33 @@ def _site_of(card: Accelerator, ranks: int) -> Cluster:
 
 
 def _layout(placement: Placement) -> Layout:
-    """As a recipe would say it, with `shard` in ranks."""
-    names = ("pipeline", "pipeline_schedule", "replicate", "shard", "context", "tensor", "sequence_parallel", "zero",
+    """Returns the placement's layout as a recipe writes it, with `shard` in ranks."""
+    names = ("pipeline", "pipeline_schedule", "replicate", "shard", "context", "tensor", "sequence_parallel",
+             "zero",
              "cpu_offload", "context_attention", "recompute", "recompute_every_layers")  # fmt: skip
     stages = len(placement.pipeline_layers) // placement.pipeline or None
     return Layout(**{name: getattr(placement, name) for name in names}, pipeline_stages_per_rank=stages)
 
 
-def _gpu_priors(card: Accelerator) -> dict[str, _Prior]:
+def priors_of(card: Accelerator) -> dict[str, Prior]:
+    """Returns the figures to fit for such a device, by name."""
+    if card.device == "cpu":
+        return _CPU | _CPU_MACHINE
     start, _ = fitted()
     return {
-        name: _Prior(float(start.values[name][_member(name, card)]), CONSTANTS[name].spread) for name in _GPU
+        name: Prior(float(start.values[name][_member(name, card)]), CONSTANTS[name].spread) for name in _GPU
     }
 
 
 def _member(name: str, card: Accelerator) -> int:
-    """Which entry of a constant is this device's, trained by Kielo."""
+    """Returns the index of the constant's entry for this device, trained by Kielo."""
     return members(name).index(
         {"architecture": card.architecture, "engine": "fsdp", "all": "all"}[CONSTANTS[name].by]
     )
 
 
-def _efficiency(card: Accelerator, values: Mapping[str, float]) -> Efficiency:
-    """The shipped constants with `values` for this device."""
+def efficiency_with(card: Accelerator, values: Mapping[str, float]) -> Efficiency:
+    """Returns the shipped constants with `values` for this device."""
     constants = {name: column.copy() for name, column in fitted()[0].values.items()}
     for name, value in values.items():
         if name in constants:
@@ -406,8 +410,8 @@ def _efficiency(card: Accelerator, values: Mapping[str, float]) -> Efficiency:
     return Efficiency(constants)
 
 
-def _with_figures(card: Accelerator, precision: str, values: Mapping[str, float]) -> Accelerator:
-    """A processor's card with what was fitted; a GPU's as it is."""
+def with_figures(card: Accelerator, precision: str, values: Mapping[str, float]) -> Accelerator:
+    """Returns a processor's card with the fitted figures; a GPU's card unchanged."""
     if "flops" not in values:
         return card
     memory = values["flops"] * values["bytes_a_flop"]
@@ -424,7 +428,7 @@ def _with_source(card: Accelerator) -> Accelerator:
 
 
 def _predict(work: Workload, card: Accelerator, values: Mapping[str, float]) -> Column:
-    """Seconds of a step on the machine with these figures."""
+    """Predicts seconds of a step on the machine with these figures."""
     if "flops" in values:
         ones = np.ones(len(work))
         memory = values["flops"] * values["bytes_a_flop"] * ones
@@ -433,13 +437,13 @@ def _predict(work: Workload, card: Accelerator, values: Mapping[str, float]) -> 
             work, peak=values["flops"] * ones, peak_recipe=values["flops"] * ones, memory_bandwidth=memory,
             node_bandwidth=link, network_bandwidth=link,
         )  # fmt: skip
-    return step_seconds(work, _efficiency(card, values)).total
+    return step_seconds(work, efficiency_with(card, values)).total
 
 
 def _solve(
-    priors: Mapping[str, _Prior], predict: Callable[[Mapping[str, float]], Column], target: Column
+    priors: Mapping[str, Prior], predict: Callable[[Mapping[str, float]], Column], target: Column
 ) -> dict[str, float]:
-    """Figures by which `predict` gives what `target` is the logarithm of, each drawn to its prior."""
+    """Fits the figures for which `predict` gives exp(`target`), each drawn to its prior."""
     origin = np.log([prior.start for prior in priors.values()])
     spreads = np.array([prior.spread for prior in priors.values()])
 
@@ -449,16 +453,19 @@ def _solve(
     def errors(parameters: Column) -> Column:
         return np.log(predict(named(parameters))) - target
 
-    return named(drawn_to_prior(errors, 1 / _NOISE, origin, spreads, origin, _ROUNDS, _LEAST_GAIN))
+    return named(fit_drawn_to_priors(errors, 1 / _NOISE, origin, spreads, origin, _ROUNDS, _LEAST_GAIN))
 
 
 def _spread(errors: Column) -> dict[str, float]:
-    """The interval's figures: 80 % of a normal distribution as wide as the residuals, or `_NARROWEST`."""
+    """Returns the interval's figures: 80 % of a normal distribution with the residuals' width.
+
+    The half-width is at least `_NARROWEST`.
+    """
     half = max(_NORMAL_TAIL * float(np.sqrt(np.mean(errors**2))), _NARROWEST)
     return {"lower": -half, "upper": half}
 
 
 def _table(name: str, content: Mapping[str, Any], meaning: str) -> str:
-    """A TOML table; JSON's strings, numbers and lists of them are TOML's too."""
+    """Returns a TOML table; JSON's strings, numbers and lists of them are valid TOML."""
     lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in content.items()]
     return "\n".join(["", f"# {meaning}", f"[{name}]", *lines]) + "\n"

@@ -1,4 +1,4 @@
-"""The layouts of a search that somebody asked for, or why there are none and what would work; no torch."""
+"""Choice of layouts from a search, by name or by rank; says why there are none; no torch."""
 
 import math
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from kielo.resolve.resolve import imagined_text, resolve
 
 
 def named(run: RunToPlan, nodes: int, name: str, or_nearest: bool = False) -> PlannedLayout:
-    """The fastest layout on so many nodes that `name` is (a part of) the name of.
+    """Returns the fastest layout on so many nodes whose name has the terms of `name`.
 
-    or_nearest: where none fits in memory, the one that needs least of it. KieloError where no such layout
+    or_nearest: if none fits in memory, returns the one that needs least. Raises KieloError if no such layout
     runs.
     """
     found = search(run, [nodes], matches(name))
@@ -27,7 +27,7 @@ def named(run: RunToPlan, nodes: int, name: str, or_nearest: bool = False) -> Pl
 
 
 def different_axes(ranked: Sequence[PlannedLayout]) -> list[PlannedLayout]:
-    """The fastest of each tensor × pipeline × context; in the same order."""
+    """Returns the fastest layout of each tensor × pipeline × context, in the same order."""
     best: dict[tuple[int, int, int], PlannedLayout] = {}
     for planned in ranked:
         layout = planned.layout
@@ -36,7 +36,7 @@ def different_axes(ranked: Sequence[PlannedLayout]) -> list[PlannedLayout]:
 
 
 def own(run: RunToPlan, nodes: int) -> PlannedLayout | str:
-    """The recipe's own layout on so many nodes, or why it cannot run there."""
+    """Plans the recipe's own layout on so many nodes; returns the reason as text if it cannot run there."""
     devices = nodes * run.site.devices_per_node
     try:
         resolved = resolve(
@@ -53,7 +53,7 @@ def own(run: RunToPlan, nodes: int) -> PlannedLayout | str:
 
 
 def nothing_runs(run: RunToPlan, nodes: Sequence[int], found: Found) -> KieloError:
-    """What is nearest to running, and on how many nodes it would."""
+    """Makes the error that names the layout nearest to running, and on how many nodes it would run."""
     where = f"on {' or '.join(map(str, nodes))} nodes of {run.site.name}"
     if not found.nearest:
         reasons = sorted(
@@ -82,8 +82,10 @@ def nothing_runs(run: RunToPlan, nodes: Sequence[int], found: Found) -> KieloErr
 
 
 def _batch_advice(run: RunToPlan, nodes: Sequence[int]) -> str:
-    """A pipeline of p ranks wants p micro-batches, so a step needs a sequence for each group of tensor ranks,
-    at the least.
+    """Says how many tokens a step must have, or on how many nodes it can run.
+
+    A pipeline of p ranks needs p micro-batches, so a step needs at least a sequence for each group of tensor
+    ranks.
     """
     heads, node = (
         math.gcd(run.model.num_attention_heads, run.model.num_key_value_heads or 1),
@@ -100,13 +102,13 @@ def _batch_advice(run: RunToPlan, nodes: Sequence[int]) -> str:
 
 
 def _not_among(name: str, run: RunToPlan, nodes: int, found: Found) -> KieloError:
-    """Why no layout of that name is in the ranking."""
+    """Makes the error that says why no layout of that name is in the ranking."""
     fits = matches(name)
     if nodes in found.nearest:
         nearest = found.nearest[nodes]
         return KieloError(
             f"{name} on {nodes} nodes does not fit: {nearest.name} needs {nearest.peak_bytes / 1e9:.1f} GB "
-            f"a device, the least of those that it names, and {run.usable_bytes / 1e9:.1f} GB are usable"
+            f"a device, the least of all with that name, and {run.usable_bytes / 1e9:.1f} GB are usable"
         )
     reasons = [why for why, layouts in found.refused.get(nodes, {}).items() if layouts]
     reasons += [
@@ -116,6 +118,5 @@ def _not_among(name: str, run: RunToPlan, nodes: int, found: Found) -> KieloErro
     ]
     devices = nodes * run.site.devices_per_node
     return KieloError(
-        f"{name}: "
-        f"{'; '.join(reasons) or f'none of the layouts of {devices} devices that are looked at is called that'}"
+        f"{name}: {'; '.join(reasons) or f'none of the layouts of {devices} devices has that name'}"
     )

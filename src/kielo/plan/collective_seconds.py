@@ -1,8 +1,7 @@
-"""Seconds of collectives: α–β models on the levels of a machine (Thakur et al. 2005,
-doi:10.1177/1094342005051521).
+"""Seconds of collectives by α–β models on the levels of a machine; arithmetic, no torch.
 
-A ring of t devices moves 2(t - 1)/t of the bytes to add up and share out (all-reduce), (t - 1)/t to do
-either.
+Thakur et al. 2005 (doi:10.1177/1094342005051521): a ring of t devices moves 2(t - 1)/t of the bytes for an
+all-reduce, (t - 1)/t for either of its halves.
 """
 
 from typing import Any
@@ -17,10 +16,10 @@ _BF16_BYTES, _FP32_BYTES = 2, 4
 
 
 def ring_bandwidth(work: Workload, rates: Any, neighbours: Column, group: Column) -> Column:
-    """Bytes/s of a device in a ring over `group` devices of which `neighbours` are in its node.
+    """Computes bytes/s of a device in a ring over `group` devices, of which `neighbours` are in its node.
 
-    Within a node it is the link's. Across nodes, the rings of a node share its network: each of g neighbours
-    brings its own share, and one ring can use all of them.
+    Within a node it is the link's bandwidth. Across nodes, the rings of a node share its network: each of g
+    neighbours adds its own share, and one ring can use all of them.
     """
     inside = work.node_bandwidth * rates.node
     reached = np.where(work.ring_share > 0, work.ring_share, rates.network)
@@ -29,16 +28,17 @@ def ring_bandwidth(work: Workload, rates: Any, neighbours: Column, group: Column
 
 
 def tensor_layer_seconds(work: Workload, rates: Any) -> Column:
-    """Exposed seconds a layer and micro-batch: an all-reduce (or its two halves) after attention and after
-    the MLP, forward and backward, and again for a layer that is computed anew; with sequence parallelism,
-    inputs are gathered once more for the gradients of weights (Korthikanti et al. 2022, arXiv:2205.05198,
-    section 4.2).
+    """Computes exposed seconds of tensor-parallel traffic, for a layer and micro-batch.
+
+    An all-reduce (or its two halves) after attention and after the MLP, forward and backward, and again for a
+    layer that is recomputed. With sequence parallelism, inputs are gathered once more for the gradients of
+    weights (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2).
     """
     routed = work.expert_layers * (work.experts > 1)
-    # Experts split over tensor ranks meet each copy of a token; whole ones are reached by
-    # `expert_layer_seconds` alone.
+    # Experts that are split over tensor ranks need each copy of a token on all of them. Traffic to whole
+    # experts is counted by `expert_layer_seconds` alone.
     copies = np.where(work.expert_tensor >= work.tensor, work.experts_each, 0) + (work.shared_ffn > 0)
-    halves = 1 + (1 - routed) + routed * copies  # attention, and the MLP or what is in its place
+    halves = 1 + (1 - routed) + routed * copies  # attention, and the MLP or the experts in its place
     times = halves * (2 + work.layers_again + work.sequence_parallel / 2)
     bytes_each = work.tokens * work.hidden * _BF16_BYTES
     bandwidth = ring_bandwidth(work, rates, np.minimum(work.tensor, work.node_devices), work.tensor)
@@ -48,9 +48,10 @@ def tensor_layer_seconds(work: Workload, rates: Any) -> Column:
 
 
 def expert_layer_seconds(work: Workload, rates: Any) -> Column:
-    """Exposed seconds a layer and micro-batch: copies of tokens to the ranks of their experts and back,
-    forward and backward, and again for a layer that is computed anew. Within a node and between nodes at
-    once, each over its links.
+    """Computes exposed seconds of tokens to the ranks of their experts and back, for a layer and micro-batch.
+
+    Forward and backward, and again for a layer that is recomputed; within a node and between nodes at once,
+    each over its links.
     """
     times = work.expert_layers * (4 + 2 * work.layers_again)
     bytes_each = work.tokens / work.tensor * work.experts_each * work.hidden * _BF16_BYTES
@@ -64,16 +65,14 @@ def expert_layer_seconds(work: Workload, rates: Any) -> Column:
 
 
 def gather_logits_seconds(work: Workload, rates: Any) -> Column:
-    """Seconds a micro-batch where each tensor rank takes the loss of the whole vocabulary: logits in bf16,
-    once round.
-    """
+    """Computes seconds a micro-batch to gather bf16 logits of the whole vocabulary on each tensor rank."""
     bytes_all = work.tokens * work.vocabulary * _BF16_BYTES
     bandwidth = ring_bandwidth(work, rates, np.minimum(work.tensor, work.node_devices), work.tensor)
     return (work.tensor - 1) / work.tensor * bytes_all / bandwidth
 
 
 def context_layer_seconds(work: Workload, rates: Any) -> Column:
-    """Exposed seconds a layer and micro-batch: keys and values once round, their gradients back."""
+    """Computes exposed seconds of context-parallel traffic: keys and values round, their gradients back."""
     bytes_all = 2 * work.kv_heads * work.head_dim / work.tensor * work.tokens * work.context * _BF16_BYTES
     neighbours = np.clip(work.node_devices / work.tensor, 1, work.context)
     bandwidth = ring_bandwidth(work, rates, neighbours, work.context)
@@ -82,7 +81,7 @@ def context_layer_seconds(work: Workload, rates: Any) -> Column:
 
 
 def stage_seconds(work: Workload, rates: Any) -> Column:
-    """Seconds to hand a micro-batch's hidden states to the next stage, each tensor rank its part, one way."""
+    """Computes seconds to send a micro-batch's hidden states one stage on, each tensor rank its part."""
     bytes_each = work.tokens * work.hidden * _BF16_BYTES / work.tensor
     is_inside = work.devices <= work.node_devices
     bandwidth = np.where(is_inside, work.node_bandwidth * rates.node, work.network_bandwidth * rates.network)
@@ -90,12 +89,12 @@ def stage_seconds(work: Workload, rates: Any) -> Column:
 
 
 def data_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
-    """(a step, a micro-batch): gradients and parameters between replicas, nothing hidden yet.
+    """Computes seconds of data-parallel traffic before anything is hidden: (a step, a micro-batch).
 
-    ZeRO 0 adds up gradients once a step; 1 and 2 scatter them and gather parameters, which moves as much; 3
-    (and FSDP) gathers parameters for each forward and backward pass of a micro-batch and scatters gradients
-    after it. On a GPU the collectives of layers wait in line without a gap; on a processor each layer's, and
-    those of the rest, begin anew.
+    ZeRO 0 adds up gradients once a step. Degrees 1 and 2 scatter them and gather parameters, which moves as
+    much. Degree 3 (and FSDP) gathers parameters for each forward and backward pass of a micro-batch and
+    scatters gradients after it. On a GPU the collectives of layers follow each other without a gap; on a
+    processor those of each layer, and of the rest, begin separately.
     """
     ranks = work.data * work.context
     is_processor = work.architecture == ARCHITECTURES.index("cpu")
@@ -106,7 +105,7 @@ def data_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
         / (work.expert_ranks * work.expert_tensor)
     )
     once, each = _replica_seconds(work, rates, work.parameters_of_heaviest_rank - routed, ranks, work.tensor)
-    # Replicas of an expert are as many ranks apart as share out the experts.
+    # Replicas of an expert are as many ranks apart as there are ranks that share the experts of a layer.
     stride = work.expert_ranks * work.expert_tensor
     once_routed, each_routed = _replica_seconds(work, rates, routed, ranks * work.tensor / stride, stride)
     latency = rates.latency_seconds * np.log2(np.maximum(ranks, 2))
@@ -119,8 +118,9 @@ def data_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
 def _replica_seconds(
     work: Workload, rates: Any, parameters: Column, ranks: Column, stride: Column
 ) -> tuple[Column, Column]:
-    """(a step, a micro-batch) for `parameters` a device that `ranks` devices, `stride` apart, have replicas
-    of.
+    """Computes seconds (a step, a micro-batch) for `parameters` a device.
+
+    Their replicas are on `ranks` devices, `stride` apart.
     """
     ranks = np.maximum(ranks, 1)
     bytes_all = parameters * _BF16_BYTES
@@ -129,9 +129,8 @@ def _replica_seconds(
     shard = np.minimum(work.shard, ranks)
     shard_bandwidth = ring_bandwidth(work, rates, np.minimum(neighbours, shard), shard) * rates.gather
     copies = ranks / shard
-    # Kielo gathers parameters in the precision that it computes in, or matrices in 8 bits, and adds gradients
-    # up in fp32. With pipeline stages it scatters them once a step; without, at degree 2 after each
-    # micro-batch.
+    # Kielo gathers parameters in the precision of the compute, or matrices in 8 bits, and adds up gradients
+    # in fp32. With pipeline stages it scatters them once a step; without, at degree 2 after each micro-batch.
     is_own = work.compute_bytes > 0
     half = (ranks - 1) / ranks * parameters / bandwidth  # seconds for a byte of each parameter
     layers = np.minimum(
@@ -139,13 +138,13 @@ def _replica_seconds(
     )
     mean_bytes = layers * work.gathered_bytes + (1 - layers) * work.compute_bytes
     gathered = half * np.where(is_own, mean_bytes, _BF16_BYTES)
-    # by what is gathered in FP8
+    # the share of bytes that is left where matrices are gathered in FP8
     narrowed = np.where(is_own, mean_bytes / np.maximum(work.compute_bytes, 1), 1.0)
     scattered = half * np.where(is_own, _FP32_BYTES, _BF16_BYTES)
     is_each = is_own & (work.zero == 2) & (work.pipeline == 1)
     between_copies = 2 * (copies - 1) / copies * bytes_all / shard / (work.network_bandwidth * rates.network)
     once = np.where(work.zero < 3, gathered + np.where(is_each, 0.0, scattered), between_copies)
-    # as fitted to engines whose gradients are fp32 too
+    # in bf16, as fitted to engines whose gradients are fp32 too
     whole = 3 * (shard - 1) / shard * bytes_all / shard_bandwidth
     is_late = is_own & (work.zero == 3) & (work.pipeline > 1)
     once = once + np.where(is_late, whole / 3, 0.0)

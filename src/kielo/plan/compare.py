@@ -1,6 +1,4 @@
-"""PlannedLayout layouts side by side: a table, a verdict, and in what one is better and worse than another; no
-torch.
-"""
+"""Comparison of planned layouts: a table, a verdict, and the parts where one is better or worse; no torch."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -18,11 +16,11 @@ from kielo.plan.part_names import (
 from kielo.plan.planned_layout import PlannedLayout
 from kielo.plan.prediction_interval import SHARE
 
-_TOLD_SHARE = 0.005  # of a step: smaller differences between layouts are added up
+_NAMED_SHARE = 0.005  # of a step; smaller differences between layouts are added up
 
 
 def compare(several: Sequence[PlannedLayout]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """(titles, rows) of a table: a column a layout; parts that none of them has are left out."""
+    """Returns (titles, rows) of a table with a column for each layout, without parts that no layout has."""
     places = max(decimals(planned) for planned in several)
 
     def row(title: str, cell: Callable[[PlannedLayout], str]) -> tuple[str, ...]:
@@ -62,9 +60,7 @@ def compare(several: Sequence[PlannedLayout]) -> tuple[tuple[str, ...], list[tup
 
 
 def verdict(several: Sequence[PlannedLayout]) -> str:
-    """One or two sentences: the fastest that fits, by how much before the next, by what; and what does not
-    fit.
-    """
+    """Names the fastest layout that fits, by how much and why, and the layouts that do not fit."""
     fitting = sorted(
         (planned for planned in several if planned.fits), key=lambda planned: -planned.tokens_per_second
     )
@@ -86,8 +82,9 @@ def verdict(several: Sequence[PlannedLayout]) -> str:
 
 
 def differences(planned: PlannedLayout, other: PlannedLayout, scale: float = 1.0) -> dict[str, float]:
-    """Part → seconds that `planned` takes more than `other` (× scale), largest first; they add up to the
-    steps'.
+    """Returns part → seconds that `planned` takes more than `other` (× scale), largest first.
+
+    They add up to the difference of the steps.
     """
     parts = dict.fromkeys([*planned.seconds, *other.seconds])
     found = {part: planned.seconds.get(part, 0.0) - scale * other.seconds.get(part, 0.0) for part in parts}
@@ -101,36 +98,38 @@ def is_comparable(one: PlannedLayout, other: PlannedLayout) -> bool:
 
 
 def against(planned: PlannedLayout, other: PlannedLayout) -> str:
-    """In what it is better and worse than `other`: the differences add up to that of the steps."""
+    """Says where it is better and worse than `other`; the differences add up to that of the steps."""
     gain = planned.tokens_per_second / other.tokens_per_second - 1
     speed = (
         f"{abs(gain):.1%} {'faster' if gain >= 0 else 'slower'}"
         if gain < 1
         else f"{1 + gain:.1f} times as fast"
     )
-    steps = f"{seconds_text(planned, planned.step_seconds)} instead of {seconds_text(planned, other.step_seconds)}"
-    text = f"Against {other.name} it is {speed} ({steps})"
+    own, others = (seconds_text(planned, each.step_seconds) for each in (planned, other))
+    text = f"Against {other.name} it is {speed} ({own} instead of {others})"
     less = planned.peak_bytes - other.peak_bytes
     memory = f"It takes {gb_text(abs(less))} GB {'less' if less < 0 else 'more'}{unfit(other)}."
-    return f"{text}: {_told_differences(planned, other)}. {memory}"
+    return f"{text}: {_named_differences(planned, other)}. {memory}"
 
 
 def unfit(planned: PlannedLayout) -> str:
     return "" if planned.fits else f", which does not fit into {gb_text(planned.run.usable_bytes)} GB"
 
 
-def _told_differences(planned: PlannedLayout, other: PlannedLayout) -> str:
-    """'better in pipeline bubble (−1.20 s)' and so on; small ones added up."""
+def _named_differences(planned: PlannedLayout, other: PlannedLayout) -> str:
+    """Returns "better in pipeline bubble (−1.20 s)" and so on; small differences are added up."""
     found, places = differences(planned, other), decimals(planned)
-    told = {
-        part: seconds for part, seconds in found.items() if abs(seconds) >= _TOLD_SHARE * planned.step_seconds
+    large = {
+        part: seconds
+        for part, seconds in found.items()
+        if abs(seconds) >= _NAMED_SHARE * planned.step_seconds
     }
     texts = []
-    for word, sign in (("better in", -1), ("worse in", 1)):
-        some = {part: seconds for part, seconds in told.items() if seconds * sign > 0}
+    for text, sign in (("better in", -1), ("worse in", 1)):
+        some = {part: seconds for part, seconds in large.items() if seconds * sign > 0}
         if some:
-            texts.append(f"{word} {_with_seconds(some, places)}")
-    rest = sum(found.values()) - sum(told.values())
+            texts.append(f"{text} {_with_seconds(some, places)}")
+    rest = sum(found.values()) - sum(large.values())
     return "; ".join([*texts, f"the rest {signed_text(rest, places)}"])
 
 
@@ -141,12 +140,12 @@ def _with_seconds(parts: Mapping[str, float], places: int, of: str = "") -> str:
 
 
 def _faster(first: PlannedLayout, second: PlannedLayout) -> str:
-    """Steps of different size are compared by the seconds of as many tokens."""
+    """Says how much faster `first` is and why; compares steps of different size by equal tokens."""
     gain = first.tokens_per_second / second.tokens_per_second - 1
     found = differences(first, second, first.tokens_per_step / second.tokens_per_step)
     saved = {part: seconds for part, seconds in found.items() if seconds < 0}
-    lost = {part: seconds for part, seconds in found.items() if seconds > _TOLD_SHARE * first.step_seconds}
-    # A second reason is told where it is at least half of the first.
+    lost = {part: seconds for part, seconds in found.items() if seconds > _NAMED_SHARE * first.step_seconds}
+    # A second reason is named if it is at least half of the first.
     reasons = {part: seconds for part, seconds in saved.items() if seconds <= min(saved.values()) / 2}
     both, places = [first, second], decimals(first)
     speed = f"{gain:.1%} faster than" if gain < 1 else f"{1 + gain:.1f} times as fast as"
@@ -162,7 +161,7 @@ def _faster(first: PlannedLayout, second: PlannedLayout) -> str:
 
 
 def _called(planned: PlannedLayout, several: Sequence[PlannedLayout]) -> str:
-    """Its name, with the nodes where they differ."""
+    """Returns the layout's name, with its nodes if they differ."""
     return planned.name + (
         f" on {count_text(planned.nodes, 'node')}" if len({each.nodes for each in several}) > 1 else ""
     )

@@ -1,6 +1,4 @@
-"""What a planned layout makes of the recipe's token budget: hours, devices' hours, jobs in a chain,
-checkpoints; no torch.
-"""
+"""Cost of a run on a planned layout: hours, device-hours, jobs in a chain, checkpoints; no torch."""
 
 import math
 from dataclasses import dataclass
@@ -13,13 +11,13 @@ from kielo.resolve.resolve import imagined_text, resolve
 from kielo.resolve.resolved import Resolved
 from kielo.resolve.state_bytes import STATE_BYTES
 
-# A job's way to its first step: containers and imports on all nodes, communicators, the checkpoint read
-# again. OpenEuroLLM saw 330 s for reading replicas alone (2026); communicators are given 300 s each here.
+# From a job's start to its first step: containers and imports on all nodes, communicators, reading the
+# checkpoint. OpenEuroLLM measured 330 s for reading replicas alone (2026); communicators are given 300 s each
+# here.
 START_SECONDS = 600.0
-# Kielo's store stops training for 0.2 s and the copying of a rank's bytes to host memory
-# (benchmarks/checkpoint.py).
+# A save stops training for 0.2 s and for copying a rank's bytes to host memory (benchmarks/checkpoint.py).
 _STOP_SECONDS, _COPY_BYTES_PER_SECOND = 0.2, 1e9
-# What a rank writes; a job of many ranks is bound by the file system, of which it gets half on a good day.
+# A rank writes at this rate; the file system, of which a job gets half at best, limits a job of many ranks.
 _RANK_BYTES_PER_SECOND, _FILE_SYSTEM_SHARE = 1e9, 0.5
 _WEIGHT_BYTES = 4  # of a parameter in a checkpoint, beside its two moments
 _FORWARD_SHARE = 1 / 3  # of a trained token's work, for one of held-out text
@@ -27,10 +25,11 @@ _FORWARD_SHARE = 1 / 3  # of a trained token's work, for one of held-out text
 
 @dataclass(frozen=True)
 class Cost:
-    """Of the whole run. `training_seconds` are steps alone; `wall_seconds` also jobs' starts, saves and
-    held-out text.
+    """Cost of the whole run.
 
-    `checkpoint_seconds`: until it is safe on disk, while training goes on; `stop_seconds`: what it stops for.
+    `training_seconds` are steps alone; `wall_seconds` also jobs' starts, saves and held-out text.
+    `checkpoint_seconds`: until a save is safe on disk, while training continues; `stop_seconds`: how long a
+    save stops training.
     """
 
     steps: int
@@ -50,9 +49,10 @@ class Cost:
 
 
 def cost(planned: PlannedLayout, wall_hours: float | None = None) -> Cost:
-    """Of all phases on `planned`'s layout, in jobs of at most `wall_hours` (default: the site's longest).
+    """Computes the cost of all phases on this layout, in jobs of at most `wall_hours`.
 
-    Raises KieloError for what `resolve` refuses, and when a job would end before its first save.
+    wall_hours: default, the site's longest. Raises KieloError for what `resolve` refuses, and if a job would
+    end before its first save.
     """
     run = planned.run
     resolved = resolved_of(planned)
@@ -91,7 +91,7 @@ def cost(planned: PlannedLayout, wall_hours: float | None = None) -> Cost:
 
 
 def with_layout(recipe: Recipe, planned: PlannedLayout) -> Recipe:
-    """`recipe` with the planned layout and micro-batch."""
+    """Returns `recipe` with the planned layout and micro-batch."""
     size = {"micro_batch_sequences": planned.micro_batch}
     phases = tuple(phase.model_copy(update=size) for phase in recipe.phases)
     train = recipe.train.model_copy(update=size)
@@ -99,20 +99,23 @@ def with_layout(recipe: Recipe, planned: PlannedLayout) -> Recipe:
 
 
 def resolved_of(planned: PlannedLayout) -> Resolved:
-    """The run as `kielo train` would resolve it on this layout, with as much text as it asks for."""
+    """Resolves the run on this layout like `kielo train`, as if there were all the text that it needs."""
     run, recipe = planned.run, with_layout(planned.run.recipe, planned)
     return resolve(recipe, "", planned.devices, run.card.device, run.card.name, text=imagined_text(recipe))
 
 
 def _training_seconds(planned: PlannedLayout, resolved: Resolved) -> float:
+    """Computes seconds of all steps of all phases.
+
+    Only the phase by which layouts are ranked is planned with its pipeline simulated. The closed form scales
+    the others from it.
+    """
     per_second = tokens_per_second(planned.run, resolved)
-    # The phase that layouts are ranked by was planned with its clock; the others are taken by how they
-    # compare with it.
     kinds = [(phase.sequence_length, phase.tokens_per_step) for phase in resolved.identity.phases]
     usual = kinds.index((planned.sequence_length, planned.tokens_per_step))
-    clock = per_second[usual] / planned.tokens_per_second
+    simulated_share = per_second[usual] / planned.tokens_per_second
     seconds = sum(
-        phase.steps * phase.tokens_per_step / speed * clock
+        phase.steps * phase.tokens_per_step / speed * simulated_share
         for phase, speed in zip(resolved.identity.phases, per_second)
     )
     skipped = sum(last - first + 1 for first, last in resolved.identity.skip_steps)

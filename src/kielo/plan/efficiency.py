@@ -1,5 +1,4 @@
-"""What machines and engines reach of what they could: the fitted constants, in one TOML card; arithmetic, no
-torch.
+"""Fitted constants of machines and engines: what they reach of their peaks, in one TOML card; no torch.
 
 `benchmarks/planner.py --fit` writes `cards/efficiency/published_runs.toml` from published runs. Every
 constant has a physical meaning; none belongs to a source or a row.
@@ -23,15 +22,17 @@ _CARD = Path(__file__).resolve().parent.parent / "cards" / "efficiency" / "publi
 
 @dataclass(frozen=True)
 class Constant:
-    """`start` is where the fit starts and what it is drawn to; `spread` how far (standard deviation of the
-    logarithm) single members may move; `by` is what it belongs to: "all", "architecture" or "engine".
+    """A constant to fit: one value for all, or one for each architecture or engine.
+
+    `by` is "all", "architecture" or "engine". The fit starts from `start` and is drawn to it; `spread` is how
+    far (standard deviation of the logarithm) a member may move. `starts` are those of single members.
     """
 
     by: str
     start: float
     spread: float
     meaning: str
-    starts: tuple[tuple[str, float], ...] = ()  # of members of which something else is known
+    starts: tuple[tuple[str, float], ...] = ()
 
     def start_of(self, member: str) -> float:
         return dict(self.starts).get(member, self.start)
@@ -110,7 +111,7 @@ CONSTANTS: dict[str, Constant] = {
 
 
 class Efficiency:
-    """Constants by name and, where they have one, member. `values[name]` is [members] (or [1])."""
+    """Values of all constants: `values[name]` is [members], or [1] for a constant of all."""
 
     def __init__(self, values: dict[str, np.ndarray]) -> None:
         self.values = values
@@ -125,7 +126,7 @@ class Efficiency:
         )
 
     def of(self, workload: Any) -> SimpleNamespace:
-        """Each constant as a column [n] for the workload's architectures and engines, or a number."""
+        """Returns each constant as a column [n] for the workload's architectures and engines, or a number."""
         index = {"architecture": workload.architecture.astype(int), "engine": workload.engine.astype(int)}
         columns = {}
         for name, constant in CONSTANTS.items():
@@ -135,18 +136,18 @@ class Efficiency:
 
 
 def members(name: str) -> tuple[str, ...]:
-    """Whom a constant is fitted for: engines, architectures, or "all"."""
+    """Returns the members that a constant has values for: engines, architectures, or "all"."""
     return {"architecture": ARCHITECTURES, "engine": ENGINES, "all": ("all",)}[CONSTANTS[name].by]
 
 
 @cache
 def fitted() -> tuple[Efficiency, dict[str, float]]:
-    """(constants, the interval's figures) of the shipped card."""
+    """Reads (constants, figures of the prediction interval) of the shipped card."""
     return read_card(_CARD)
 
 
 def read_card(path: Path) -> tuple[Efficiency, dict[str, float]]:
-    """Raises KieloError when a constant is missing."""
+    """Reads (constants, figures of the prediction interval); raises KieloError if a constant is missing."""
     card = tomllib.loads(path.read_text(encoding="utf-8"))
     try:
         values = {
@@ -161,7 +162,7 @@ def read_card(path: Path) -> tuple[Efficiency, dict[str, float]]:
 
 
 def card_text(efficiency: Efficiency, interval: dict[str, float], header: str) -> str:
-    """The TOML of a card: one table a constant, its meaning above it."""
+    """Returns the TOML of a card: a table for each constant, with its meaning above it."""
     lines = [f"# {line}" for line in header.splitlines()]
     for name, constant in CONSTANTS.items():
         lines += ["", f"# {constant.meaning}", f"[{name}]"]

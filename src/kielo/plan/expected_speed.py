@@ -1,6 +1,4 @@
-"""What the planner expects of a resolved run: tokens a second in each phase, to be printed beside what is
-measured; no torch.
-"""
+"""Expected speed of a resolved run: planned tokens a second, printed beside measured ones; no torch."""
 
 from dataclasses import replace
 
@@ -15,15 +13,17 @@ from kielo.resolve.resolved import Resolved
 
 
 def tokens_per_second(run: RunToPlan, resolved: Resolved) -> list[float]:
-    """Of each of the resolved phases, over all ranks, by the closed form, in the run's precision. `resolved`
-    is of `run`'s recipe.
+    """Computes tokens a second of each resolved phase, over all ranks, by the closed form.
+
+    `resolved` must come from `run`'s recipe; the precision is the run's.
     """
     asked = {phase.number: phase for phase in run.phases}
     placement = resolved.placement
     layout = run.recipe.layout.model_copy(update={"replicate": placement.replicate, "shard": placement.shard})
     work = workload(run, [
         (layout, placed.micro_batch_sequences,
-         replace(asked[phase.number], sequence_length=phase.sequence_length, tokens_per_step=phase.tokens_per_step))
+         replace(asked[phase.number], sequence_length=phase.sequence_length,
+                 tokens_per_step=phase.tokens_per_step))
         for phase, placed in zip(resolved.identity.phases, placement.phases)
     ])  # fmt: skip
     tokens = np.array([phase.tokens_per_step for phase in resolved.identity.phases], dtype=float)
@@ -31,8 +31,9 @@ def tokens_per_second(run: RunToPlan, resolved: Resolved) -> list[float]:
 
 
 def with_expectation(resolved: Resolved, recipe: Recipe) -> Resolved:
-    """`resolved` with what is planned for each phase in the run's first precision; as it is, where no card
-    tells how fast its devices are, and for FP8 that is only emulated.
+    """Returns `resolved` with the planned speed of each phase in the run's first precision.
+
+    Returns it unchanged if no card says how fast its devices are, or if FP8 is only emulated.
     """
     precision = resolved.identity.precision
     if precision == "fp8" and resolved.identity.fp8.emulate:

@@ -1,7 +1,7 @@
-"""Why a layout is as fast as it is, in plain sentences with numbers; no torch.
+"""Explanation of a layout's speed and memory, in sentences with numbers; no torch.
 
-Every number is a `PlannedLayout`'s own, or what the same formulas give for the layout with one thing changed. GB
-are 1e9 bytes.
+Every number is a `PlannedLayout`'s own, or what the same formulas give for the layout with one thing changed.
+GB are 1e9 bytes.
 """
 
 import math
@@ -22,6 +22,7 @@ from kielo.plan.precision import fp8_share, is_gathered_in_fp8, steps_by_precisi
 from kielo.plan.prediction_interval import SHARE
 from kielo.plan.step_seconds import optimiser_bytes
 from kielo.plan.workload import Workload
+from kielo.plan.workload_row import StepSize
 from kielo.resolve.stages import (
     SCHEDULES,
     micro_batch_complaint,
@@ -35,8 +36,9 @@ _INTERLEAVED = (2, 3, 4, 5, 6, 8)  # stages a rank
 
 
 def why(planned: PlannedLayout, others: Sequence[PlannedLayout] = ()) -> list[str]:
-    """Sentences for the person who must defend the layout: speed, memory, where the seconds go, and against
-    `others` of the same step on as many nodes (the rest of them is passed over).
+    """Returns sentences that defend the layout: its speed, memory and seconds by part, and comparisons.
+
+    Compares it with those of `others` that have the same step on as many nodes.
     """
     rivals = [other for other in others if other is not planned and is_comparable(planned, other)]
     return [
@@ -52,9 +54,11 @@ def why(planned: PlannedLayout, others: Sequence[PlannedLayout] = ()) -> list[st
 
 
 def bubble_share(schedule: str, ranks: int, stages_per_rank: int, micro_batches: int) -> float:
-    """Idle seconds by a rank's work, for equal stages, whose backward pass takes twice the forward, and no
-    hops: (p - 1)/m for GPipe and 1F1B, over v of interleaving (Narayanan et al. 2021, arXiv:2104.04473); a
-    third of it where the backward pass is split (Qi et al. 2024, arXiv:2401.10241).
+    """Returns idle seconds by a rank's work, for equal stages without hops.
+
+    The backward pass takes twice the forward. (p - 1)/m for GPipe and 1F1B, divided by v for interleaving
+    (Narayanan et al. 2021, arXiv:2104.04473); a third of it where the backward pass is split (Qi et al. 2024,
+    arXiv:2401.10241).
     """
     return (ranks - 1) / (micro_batches * _bubble_divisor(schedule, stages_per_rank))
 
@@ -77,7 +81,7 @@ def _headline(planned: PlannedLayout) -> str:
 
 
 def _precision(planned: PlannedLayout) -> Iterator[str]:
-    """What the plan is for, where not all is one precision."""
+    """Yields sentences on the plan's precision, unless everything is in one precision."""
     run, fp8 = planned.run, planned.run.recipe.train.fp8
     steps = steps_by_precision(run.recipe)
     if len(steps) > 1:
@@ -100,7 +104,7 @@ def _precision(planned: PlannedLayout) -> Iterator[str]:
 
 
 def _memory(planned: PlannedLayout) -> str:
-    """GB = 1e9 bytes, as `kielo rehearse` prints them."""
+    """Says what the fullest device holds, in GB of 1e9 bytes like `kielo rehearse`."""
     usable, peak = planned.run.usable_bytes, planned.peak_bytes
     left, largest_first = usable - peak, sorted(planned.bytes.items(), key=lambda each: -each[1])
     parts = ", ".join(f"{BYTES.get(part, part)} {gb_text(size)}" for part, size in largest_first if size > 0)
@@ -111,25 +115,24 @@ def _memory(planned: PlannedLayout) -> str:
     )
     return (
         f"Memory {'fits' if planned.fits else 'does not fit'}: {gb_text(peak)} GB on the fullest device, of "
-        f"{gb_text(usable)} GB that it has to give; {room}. In GB of 1e9 bytes: {parts}."
+        f"{gb_text(usable)} usable GB; {room}. In GB of 1e9 bytes: {parts}."
     )
 
 
 def _parts(planned: PlannedLayout) -> Iterator[str]:
-    """A sentence or two for each part of the step, largest first."""
+    """Yields a sentence or two for each part of the step, largest first."""
     facts = _Facts(planned)
     has_copies = planned.layout.replicate * planned.layout.shard * planned.layout.context > 1
     for part, seconds in sorted(planned.seconds.items(), key=lambda each: -each[1]):
         if seconds > 0 or (part == "data_traffic" and has_copies):  # which may be all hidden
             share = seconds / planned.step_seconds
             size = f"{seconds_text(planned, seconds)}, {share:.{1 if share >= 0.001 else 3}%}"
-            yield f"{capital(SECONDS.get(part, part))}: {size}. {_TOLD[part](facts) if part in _TOLD else ''}".strip()
+            reason = _SENTENCES[part](facts) if part in _SENTENCES else ""
+            yield f"{capital(SECONDS.get(part, part))}: {size}. {reason}".strip()
 
 
 class _Facts:
-    """What sentences about one layout need: its row of the planner's columns, and the same with something
-    changed.
-    """
+    """Numbers for the sentences about one layout: its row of columns, and plans of changed layouts."""
 
     def __init__(self, planned: PlannedLayout) -> None:
         self.planned, self.layout, self.run = planned, planned.layout, planned.run
@@ -138,25 +141,21 @@ class _Facts:
     @cached_property
     def work(self) -> Workload:
         planned = self.planned
-        return Workload.of(
-            [
-                self.run.columns(
-                    self.layout, planned.sequence_length, planned.micro_batch, planned.micro_batches
-                )
-            ]
-        )
+        step = StepSize(planned.sequence_length, planned.micro_batch, planned.micro_batches)
+        return Workload.of([self.run.columns(self.layout, step)])
 
-    def number(self, name: str) -> float:
-        """A fitted constant, for this machine and engine."""
+    def constant(self, name: str) -> float:
+        """Returns a fitted constant for this machine and engine."""
         return float(np.ravel(getattr(self.run.efficiency.of(self.work), name))[0])
 
     def with_layout(self, **changes: object) -> PlannedLayout | None:
-        """The same step with the layout changed, by the planner; None where the planner has no such phase."""
+        """Plans the same step with the layout changed; None if the run has no such phase."""
         planned = self.planned
         phase = next(
             (
                 phase for phase in self.run.phases
-                if (phase.sequence_length, phase.tokens_per_step) == (planned.sequence_length, planned.tokens_per_step)
+                if phase.sequence_length == planned.sequence_length
+                and phase.tokens_per_step == planned.tokens_per_step
             ),
             None,
         )  # fmt: skip
@@ -172,9 +171,9 @@ def _matrix(facts: _Facts) -> str:
     is_fp8 = facts.run.precision == "fp8"
     peak = work.peak_recipe if is_fp8 else work.peak
     rate = float((matrix_flops(work) * (3 + again) / layer_seconds(work, rates).matrix / peak)[0])
-    large = facts.number("matrix_fp8" if is_fp8 else "matrix") * facts.number("matrix_engine")
-    large *= float(work.power_share[0]) ** facts.number("power")
-    anew = f" ({2 * float(again[0]):.2g} more for what is computed anew)" if again > 0 else ""
+    large = facts.constant("matrix_fp8" if is_fp8 else "matrix") * facts.constant("matrix_engine")
+    large *= float(work.power_share[0]) ** facts.constant("power")
+    anew = f" ({2 * float(again[0]):.2g} more for recomputation)" if again > 0 else ""
     return (
         f"2 FLOPs a weight and token forward{anew} and 4 backward, at {rate:.1%} of the device's "
         f"peak{' in FP8' * is_fp8}, of "
@@ -184,13 +183,17 @@ def _matrix(facts: _Facts) -> str:
 
 def _attention(facts: _Facts) -> str:
     sequence = facts.planned.sequence_length
-    return f"It grows with the sequence: {2 * sequence:,} tokens instead of {sequence:,} would take twice as long a token."
+    return (
+        f"It grows with the sequence: {2 * sequence:,} tokens instead of {sequence:,} would take twice as "
+        "long a token."
+    )
 
 
 def _elementwise(facts: _Facts) -> str:
     text = "The bytes of norms, residuals, rotation and activations through memory"
     if facts.layout.zero < 3 and facts.planned.micro_batches > 1:
-        text += f", and of gradients, added up {facts.planned.micro_batches} times a step (of larger micro-batches, fewer)"
+        times = facts.planned.micro_batches
+        text += f", and of gradients, added up {times} times a step (less often with larger micro-batches)"
     if facts.layout.tensor > 1 and not facts.layout.sequence_parallel:
         text += (
             f"; sequence parallelism would split norms and residuals over {facts.layout.tensor} tensor ranks"
@@ -199,7 +202,7 @@ def _elementwise(facts: _Facts) -> str:
 
 
 def _launch(facts: _Facts) -> str:
-    least = 1e3 * facts.number("layer_seconds")
+    least = 1e3 * facts.constant("layer_seconds")
     return (
         f"The device waits for the host to launch kernels, {least:.2f} ms a layer and micro-batch at least; "
         "larger micro-batches give it more to do meanwhile."
@@ -213,7 +216,7 @@ def _head(facts: _Facts) -> str:
         else ""
     )
     split = f", split over {facts.layout.tensor} tensor ranks" if facts.layout.tensor > 1 else ""
-    return f"The output matrix and the loss over {facts.run.model.vocab_size:,} words{where}{split}."
+    return f"The output matrix and the loss over {facts.run.model.vocab_size:,} tokens{where}{split}."
 
 
 def _bubble(facts: _Facts) -> str:
@@ -228,12 +231,12 @@ def _bubble(facts: _Facts) -> str:
         f"{bubble_share(schedule, ranks, each, many):.1%} of a rank's work"
     )
     if planned.stages is not None:
-        text += f"; by the clock, with these stages and hops, {_clocked_share(planned, many):.1%}"
+        text += f"; simulated with these stages and hops, it is {_simulated_bubble(planned, many):.1%}"
     return " ".join([f"{text}.", _more_micro_batches(facts, each), *_other_schedules(facts, divisor)])
 
 
-def _clocked_share(planned: PlannedLayout, micro_batches: int) -> float:
-    """What the clock takes beyond the heaviest rank's work, by that work."""
+def _simulated_bubble(planned: PlannedLayout, micro_batches: int) -> float:
+    """Returns the simulated seconds beyond the heaviest rank's work, by that work."""
     layout, whole = planned.layout, planned.stages.whole()
     ranks, schedule = layout.pipeline, layout.pipeline_schedule
     owned = [stages_of_rank(schedule, ranks, rank, len(whole) // ranks) for rank in range(ranks)]
@@ -242,13 +245,15 @@ def _clocked_share(planned: PlannedLayout, micro_batches: int) -> float:
 
 
 def _more_micro_batches(facts: _Facts, stages_per_rank: int) -> str:
-    """What twice as many would leave, and where they could come from."""
+    """Says what bubble twice as many micro-batches would leave, and where they could come from."""
     planned, layout = facts.planned, facts.layout
     ranks, schedule, many = layout.pipeline, layout.pipeline_schedule, 2 * planned.micro_batches
     while micro_batch_complaint(schedule, many, ranks, num_stages(layout)) is not None:
         many += 1
-    by_clock = planned.stages is not None
-    left = _clocked_share(planned, many) if by_clock else bubble_share(schedule, ranks, stages_per_rank, many)
+    left = (
+        bubble_share(schedule, ranks, stages_per_rank, many) if planned.stages is None
+        else _simulated_bubble(planned, many)
+    )  # fmt: skip
     sources = [f"{many * planned.tokens_per_step // planned.micro_batches:,} tokens a step"]
     size, copies = planned.micro_batch, layout.replicate * layout.shard
     if many == 2 * planned.micro_batches:
@@ -259,9 +264,7 @@ def _more_micro_batches(facts: _Facts, stages_per_rank: int) -> str:
 
 
 def _other_schedules(facts: _Facts, divisor: int) -> Iterator[str]:
-    """The first interleaving that halves the bubble by its formula, and the V that does, as the planner plans
-    them.
-    """
+    """Plans the first interleaving, and the V, that halve the bubble by its formula."""
     layout, planned = facts.layout, facts.planned
     tried = [("interleaved_1f1b", each) for each in _INTERLEAVED if each >= 2 * divisor][:1]
     tried += [("zbv", 2)] if _bubble_divisor("zbv", 2) >= 2 * divisor else []
@@ -293,16 +296,16 @@ def _tensor(facts: _Facts) -> str:
         f"{tensor} ranks inside a node of {facts.inside} devices" if tensor <= facts.inside
         else f"{tensor} ranks over several nodes of {facts.inside} devices, at the network's speed"
     )  # fmt: skip
-    more = f", {2 * again:g} of them for what is computed anew" if again else ""
+    more = f", {2 * again:g} of them for recomputation" if again else ""
     more += ", two halves of one to gather inputs again for the gradients of weights" if is_split else ""
     return (
         f"{where}. {times:g} all-reduces a layer and micro-batch{more}, each of 2 (t − 1)/t × the hidden "
-        f"states; {facts.number('tensor_exposed'):.0%} of it are not hidden."
+        f"states; {facts.constant('tensor_exposed'):.0%} of it is not hidden."
     )
 
 
 def _context(facts: _Facts) -> str:
-    return f"Keys and values go once round {facts.layout.context} context ranks, and their gradients back."
+    return f"Keys and values go through all {facts.layout.context} context ranks, and their gradients back."
 
 
 def _pipeline(facts: _Facts) -> str:
@@ -311,7 +314,7 @@ def _pipeline(facts: _Facts) -> str:
     each = num_stages(layout) // layout.pipeline
     return (
         f"Hidden states and their gradients go from stage to stage {where}, {2 * each} times a micro-batch "
-        f"on each rank{f' ({each} stages)' * (each > 1)}; {facts.number('pipeline_exposed'):.0%} of it are "
+        f"on each rank{f' ({each} stages)' * (each > 1)}; {facts.constant('pipeline_exposed'):.0%} of it is "
         "not hidden."
     )
 
@@ -328,12 +331,12 @@ def _data(facts: _Facts) -> str:
         how = f"parameters are gathered once a step, and gradients scattered for each of {times}"
     else:
         how = (
-            "gradients and parameters go round once a step, so that more tokens a step make its share smaller"
+            "gradients and parameters are exchanged once a step, so more tokens a step make its share smaller"
         )
         behind = "a backward pass"
     return (
         f"Between {ranks} ranks {how}. Another {seconds_text(planned, planned.hidden_data_seconds)} are "
-        f"hidden: {facts.number('data_hidden'):.0%} of {behind} can hide traffic."
+        f"hidden: {facts.constant('data_hidden'):.0%} of {behind} can hide traffic."
     )
 
 
@@ -346,7 +349,9 @@ def _optimiser(facts: _Facts) -> str:
 
 
 def _fixed(facts: _Facts) -> str:
-    return "What no other part counts, a constant of the engine: steps of more tokens pay it less often."
+    return (
+        "A constant of the engine for all that no other part counts; steps of more tokens pay it less often."
+    )
 
 
 def _slowest(facts: _Facts) -> str:
@@ -354,11 +359,11 @@ def _slowest(facts: _Facts) -> str:
     spreads = math.sqrt(2 * math.log(devices))
     return (
         f"The slowest of {count_text(devices, 'device')} is expected √(2 ln {devices:,}) = {spreads:.1f} "
-        f"spreads of {facts.number('jitter'):.2%} behind their mean, and all wait for it."
+        f"standard deviations of {facts.constant('jitter'):.2%} behind their mean, and all wait for it."
     )
 
 
-_TOLD: dict[str, Callable[[_Facts], str]] = {
+_SENTENCES: dict[str, Callable[[_Facts], str]] = {
     "matrix": _matrix, "attention": _attention, "elementwise": _elementwise, "launch": _launch, "head": _head,
     "bubble": _bubble, "tensor_traffic": _tensor, "context_traffic": _context, "pipeline_traffic": _pipeline,
     "data_traffic": _data, "optimiser": _optimiser, "fixed": _fixed, "slowest": _slowest,
@@ -366,9 +371,7 @@ _TOLD: dict[str, Callable[[_Facts], str]] = {
 
 
 def _recomputation(planned: PlannedLayout) -> Iterator[str]:
-    """What of the parts above is there because activations are made again, and what its absence
-    would need.
-    """
+    """Says what recomputation costs in the parts above, and what the step would need without it."""
     if planned.layout.recompute == "none":
         return
     facts = _Facts(planned)
@@ -390,9 +393,7 @@ def _recomputation(planned: PlannedLayout) -> Iterator[str]:
 
 
 def recomputed_seconds(planned: PlannedLayout) -> dict[str, float]:
-    """Part → seconds of it that are there only because activations are made again, by the
-    planner's formulas.
-    """
+    """Returns part → its seconds that recomputation causes, by the planner's formulas."""
     work = _Facts(planned).work
     none = np.zeros(1)
     plain = replace(work, layers_again=none, attention_again=none, operators_again=none)
@@ -402,7 +403,7 @@ def recomputed_seconds(planned: PlannedLayout) -> dict[str, float]:
 
 
 def _layer_parts(work: Workload, rates: Any) -> dict[str, float]:
-    """Seconds of one layer and micro-batch, by the parts of a step that recomputation changes."""
+    """Returns seconds of one layer and micro-batch, by the parts of a step that recomputation changes."""
     layer, tensor = layer_seconds(work, rates), tensor_layer_seconds(work, rates)
     device = layer.matrix + layer.attention + layer.elementwise + tensor
     traffic = tensor + context_layer_seconds(work, rates)
@@ -417,8 +418,9 @@ def _layer_parts(work: Workload, rates: Any) -> dict[str, float]:
 
 
 def _recomputed_flops(facts: _Facts) -> float:
-    """FLOPs computed anew by the model's: a layer's products are 2 a weight forward, attention 2 × width ×
-    sequence.
+    """Returns recomputed FLOPs by the model's.
+
+    A layer's products are 2 a weight forward, attention 2 × width × sequence.
     """
     work, planned = facts.work, facts.planned
     matrix = work.layers_again + (1 - work.layers_again) * work.operators_again * 0.5
@@ -430,7 +432,7 @@ def _recomputed_flops(facts: _Facts) -> float:
 
 
 def _bound(planned: PlannedLayout) -> str:
-    """The largest part beside the products that the model is made of."""
+    """Names the largest part beside the model's matrix products."""
     rest = {part: seconds for part, seconds in planned.seconds.items() if part not in _MATRIX_WORK}
     part = max(rest, key=rest.get)
     products = sum(planned.seconds.get(name, 0.0) for name in _MATRIX_WORK) / planned.step_seconds
@@ -443,7 +445,7 @@ def _bound(planned: PlannedLayout) -> str:
 
 def _interval(planned: PlannedLayout) -> str:
     return (
-        f"How sure that is: {SHARE:.0%} of measured steps are expected between "
+        f"Prediction interval: {SHARE:.0%} of measured steps are expected between "
         f"{seconds_text(planned, planned.low_seconds)} and "
         f"{seconds_text(planned, planned.high_seconds)}."
     )

@@ -1,5 +1,4 @@
-"""Seconds of one layer's kernels, and of the head's, for a micro-batch: matrix products, attention,
-memory-bound work.
+"""Seconds of a layer's and the head's kernels: matrix products, attention, memory-bound work; no torch.
 
 FLOPs: 2 a weight and token forward, 4 backward (Narayanan et al. 2021, arXiv:2104.04473, appendix), 4 × width
 × keys a query for attention, and fused attention's backward 2.5 times its forward (Dao 2023,
@@ -18,20 +17,18 @@ from kielo.plan.workload import Workload
 Column = np.ndarray
 _TILE = 64
 _BF16_BYTES = 2
-# An element, each step through memory: to fp32, squared, averaged, scaled, back, times the weight; less what
-# a fused norm moves.
+# Bytes of an element that eager PyTorch moves beyond a fused norm: each step goes through memory, to fp32,
+# squared, averaged, scaled, back, times the weight.
 _EAGER_NORM_BYTES = 36
 
 _EXPERT_LAUNCHES = 1.0  # kernels of routing, sorting and exchange, by those of a dense layer
-# DeepSpeed makes an fp32 copy of a bf16 gradient before it adds it, and clears the bf16 one
+# DeepSpeed copies a bf16 gradient to fp32 before it adds it, and clears the bf16 one.
 _COPIED_GRADIENT_BYTES = 10
 
 
 @dataclass(frozen=True)
 class LayerSeconds:
-    """Columns [n], seconds of a micro-batch on one device: forward plus backward, with what is
-    computed anew.
-    """
+    """Columns [n]: seconds of a micro-batch on one device, forward plus backward, with recomputation."""
 
     matrix: Column
     attention: Column
@@ -40,16 +37,18 @@ class LayerSeconds:
     is_processor: Column
 
     def total(self, traffic: Column) -> Column:
-        """With `traffic` between its kernels. A layer is not faster than its kernels are launched; the square
-        root of the sum of squares, because near that both wait for each other now and then. On a processor
-        nothing runs beside the launching: there both add up.
+        """Computes seconds of the layer with `traffic` between its kernels.
+
+        A layer is not faster than its kernels are launched. The root of the sum of squares is taken because,
+        when both are nearly equal, each sometimes waits for the other. On a processor nothing runs while
+        kernels are launched, so both add up.
         """
         device = self.matrix + self.attention + self.elementwise + traffic
         return np.where(self.is_processor, device + self.launch, np.hypot(device, self.launch))
 
 
 def layer_seconds(work: Workload, rates: Any) -> LayerSeconds:
-    """`rates` as `Efficiency.of` gives them."""
+    """Computes seconds of a layer; `rates` come from `Efficiency.of`."""
     forward_matrix, backward_matrix = _matrix_seconds(work, rates)
     passes = (3 + work.layers_again) / 3 * np.where(work.tensor > 1, rates.tensor_launch, 1.0)
     again = work.layers_again + (1 - work.layers_again) * work.operators_again * 0.5
@@ -66,18 +65,18 @@ def layer_seconds(work: Workload, rates: Any) -> LayerSeconds:
 
 
 def head_seconds(work: Workload, rates: Any) -> Column:
-    """Of the output matrix and the loss; in bf16 whatever the recipe, as engines keep it."""
+    """Computes seconds of the output matrix and the loss, which engines keep in bf16 whatever the recipe."""
     rows = work.vocabulary / work.tensor
     product = 3 * _product_seconds(work, rates, work.tokens, rows, work.hidden, np.zeros(len(work), bool))
     whole = work.whole_logits > 0
-    # Bytes: read and written as bf16 and fp32, with gradients.
+    # bytes of logits, read and written as bf16 and fp32, with gradients
     logits = 16 * work.tokens * np.where(whole, work.vocabulary, rows)
     gathered = np.where(whole & (work.tensor > 1), gather_logits_seconds(work, rates), 0.0)
     return product + logits / (work.memory_bandwidth * rates.memory) + gathered
 
 
 def matrix_flops(work: Workload) -> Column:
-    """FLOPs of one layer's matrix products for a micro-batch on a device, forward."""
+    """Counts FLOPs of one layer's matrix products for a micro-batch on a device, forward."""
     return sum(
         2 * part.times * part.groups * part.rows * part.columns * part.inner for part in _matrices(work)
     )
@@ -85,9 +84,7 @@ def matrix_flops(work: Workload) -> Column:
 
 @dataclass(frozen=True)
 class _Product:
-    """A forward product [rows, inner] × [inner, columns] on a device: `groups` at once, in the share `times`
-    of layers.
-    """
+    """Forward products [rows, inner] × [inner, columns]: `groups` at once, in the share `times` of layers."""
 
     rows: Column
     columns: Column
@@ -97,10 +94,10 @@ class _Product:
 
 
 def _matrices(work: Workload) -> list[_Product]:
-    """Queries with keys and values, output, MLP in, MLP out; the MLP's also of shared and of routed experts.
+    """Lists the products of queries with keys and values, output, MLP in and MLP out, and those of experts.
 
-    An expert's rows are the tokens that come to it if all experts get as many (as benchmarks enforce, and
-    losses aim at).
+    An expert's rows are its tokens if all experts get equally many, which benchmarks enforce and losses aim
+    at.
     """
     q, kv = (
         work.heads * work.head_dim,
@@ -117,7 +114,8 @@ def _matrices(work: Workload) -> list[_Product]:
     ):
         width = np.maximum(width, 1) / work.tensor
         products += [
-            _Product(tokens, gates * width, work.hidden, times=share), _Product(tokens, work.hidden, width, times=share)
+            _Product(tokens, gates * width, work.hidden, times=share),
+            _Product(tokens, work.hidden, width, times=share),
         ]  # fmt: skip
     local = np.maximum(work.experts / work.expert_ranks, 1)
     rows = tokens * np.maximum(work.experts_each, 1) / local * work.expert_tensor / work.tensor
@@ -130,12 +128,12 @@ def _matrices(work: Workload) -> list[_Product]:
 
 
 def _is_routed(work: Workload) -> Column:
-    """1 where tokens are sent to more experts than one."""
+    """Returns 1 where tokens are sent to more experts than one, else 0."""
     return (work.experts > 1).astype(float)
 
 
 def _matrix_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
-    """(forward, backward)."""
+    """Computes seconds of one layer's matrix products: (forward, backward)."""
     in_recipe, wide = work.recipe > 0, np.zeros(len(work), bool)
     share, has_wide_last = (
         np.where(in_recipe, work.recipe_share, 1.0),
@@ -167,11 +165,10 @@ def _product_seconds(
     in_recipe: Column,
     groups: Column | float = 1.0,
 ) -> Column:
-    """Of `groups` products [rows, inner] × [inner, columns]: what the units take, or the operands' way
-    through memory, which go on at once.
+    """Computes seconds of `groups` products [rows, inner] × [inner, columns].
 
-    The results are made in waves of tiles, of which the last is on average half empty; each tile takes a
-    while to begin.
+    Matrix units and memory work at once. Results are computed in waves of tiles, of which the last is on
+    average half empty; each tile takes a while to begin.
     """
     scales = np.choose(work.recipe.astype(int), [1.0, 1.0, rates.fp8_rowwise, rates.mxfp8, rates.nvfp4])
     rate = np.where(in_recipe, work.peak_recipe * rates.matrix_fp8 * scales, work.peak * rates.matrix)
@@ -185,7 +182,7 @@ def _product_seconds(
 
 
 def _attention_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
-    """(seconds forward, how many times as many backward)."""
+    """Computes (seconds of attention forward, factor of these for backward)."""
     heads = work.heads / work.tensor
     pairs = work.tokens * work.sequence * heads  # query and key of a head; a causal mask leaves half of them
     flops = 4 * pairs * work.head_dim
@@ -202,11 +199,13 @@ def _attention_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
 
 
 def _elementwise_seconds(work: Workload, rates: Any) -> Column:
-    """Forward and backward. Fewest bytes a token, forward: two norms (read, write), two additions (two reads,
-    a write), queries, keys and values turned (read, write), and the activation. Once a micro-batch: gradients
-    of the weights are added to those before.
+    """Computes seconds of memory-bound work, forward and backward.
+
+    Fewest bytes a token, forward: two norms (read, write), two additions (two reads, a write), rope on
+    queries, keys and values (read, write), and the activation. Once a micro-batch, gradients of the weights
+    are added to earlier ones.
     """
-    # Below 1, `unfused_norms` is what one kernel keeps of its steps: it moves no more for that.
+    # Below 1, `unfused_norms` is the share of its steps that one kernel keeps, which moves no more bytes.
     norms = 2 * (2 * _BF16_BYTES + _EAGER_NORM_BYTES * (work.unfused_norms >= 1))
     whole = (
         np.where(work.sequence_parallel > 0, 1 / work.tensor, 1.0)
@@ -217,7 +216,7 @@ def _elementwise_seconds(work: Workload, rates: Any) -> Column:
     active = work.shared_ffn + work.experts_each * work.expert_ffn
     widths = (1 - work.expert_layers) * work.ffn + work.expert_layers * active
     split = _BF16_BYTES * (heads + widths * work.mlp_matrices) / work.tensor
-    # Each copy of a token is written in its expert's order and read, and the same way back.
+    # Each copy of a token is written in its expert's order and read, and the same on the way back.
     sorted_ = (
         _is_routed(work)
         * work.expert_layers

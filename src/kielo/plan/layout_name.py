@@ -1,9 +1,7 @@
-"""A layout's name, short enough to type ("tp8-pp4-dp16-mb1-zero1-1f1b-full"), and what parts of such a name
-match.
+"""Names of layouts, short enough to type ("tp8-pp4-dp16-mb1-zero1-1f1b-full"), and matching of parts of them.
 
-Words: tp8, pp4, cp2, dp16 (replicas × shards), hsdp8 (ranks that hold one copy, where there are several
-copies), mb1 (sequences of a micro-batch), zero1, the schedule, and what is computed anew; and rarer things,
-each only where it is so.
+Terms: tp8, pp4, cp2, dp16 (replicas × shards), hsdp8 (ranks that hold one copy, if there are several copies),
+mb1 (sequences of a micro-batch), zero1, the schedule, and recomputation; and rarer terms, where they apply.
 """
 
 import re
@@ -20,8 +18,8 @@ _KNOWN = (
     "full, full/2, attention, operators, norecompute, sp, nosp, allgather, ulysses, offload, compile, "
     "nocompile, layers20+20+19, saved_mm+addmm"
 )
-# A number that stands right before 1f1b leaves it its 1: "pp41f1b" is pp4 and 1f1b.
-_WORD = re.compile(
+# The 1 of 1f1b does not belong to a number before it: "pp41f1b" is pp4 and 1f1b.
+_TERM = re.compile(
     r"(?:tp|pp|cp|hsdp|dp|mb)[ =]?(?:\d+|all)(?!f1b)"
     r"|zero ?[123]"
     # as recipes name them, with any number of stages a rank
@@ -36,90 +34,92 @@ _SYNONYMS = {"interleaved1f1b": "interleaved", "interleavedzerobubble": "zb"}
 _BETWEEN = re.compile(r"[-×x*,;\s]*")
 
 
-class _Word(NamedTuple):
+class _Term(NamedTuple):
     text: str
-    is_told: bool = True  # else it goes without saying, but may be asked for
+    is_in_name: bool = True  # False: usual, so not in the name, but it can be asked for
 
 
 def layout_name(layout: Layout, micro_batch: int) -> str:
-    """`micro_batch`: sequences. What is as it usually is goes unsaid: axes of one rank, sequence
-    parallelism.
+    """Returns the layout's name; `micro_batch` is in sequences.
+
+    Usual settings are left out: axes of one rank, sequence parallelism.
     """
-    return "-".join(word.text for word in _words(layout, micro_batch) if word.is_told)
+    return "-".join(term.text for term in _terms(layout, micro_batch) if term.is_in_name)
 
 
 def matches(wanted: str) -> Callable[[Layout, int], bool]:
-    """Whether a layout with its micro-batch has every word of `wanted`; what `wanted` does not name may be
-    anything.
+    """Returns a function that is True for a layout with its micro-batch that has every term of `wanted`.
 
-    Words may stand close ("tp8pp4") or apart by hyphens, ×, x, spaces or commas, in either case.
-    "interleaved" and "zb" without a number match any. Raises KieloError for a word that is none.
+    Terms may follow each other directly ("tp8pp4") or be separated by hyphens, ×, x, spaces or commas, in
+    either case. "interleaved" and "zb" without a number match any. Raises KieloError for a term that does not
+    exist.
     """
     asked = _asked(wanted)
 
     def fits(layout: Layout, micro_batch: int) -> bool:
-        there = {word.text for word in _words(layout, micro_batch)}
+        there = {term.text for term in _terms(layout, micro_batch)}
         return asked <= there
 
     return fits
 
 
-def _words(layout: Layout, micro_batch: int) -> list[_Word]:
-    """All that can be said of a layout, in the order of its name."""
+def _terms(layout: Layout, micro_batch: int) -> list[_Term]:
+    """Lists all terms that describe a layout, in the order of its name."""
     data = layout.replicate * layout.shard
     is_one_device = layout.tensor == layout.pipeline == layout.context == data == 1
-    words = [_axis("tp", layout.tensor)]
+    terms = [_axis("tp", layout.tensor)]
     if layout.tensor > 1:
-        words += [_Word("sp", False) if layout.sequence_parallel else _Word("nosp")]
-    words += [_axis("pp", layout.pipeline), _axis("cp", layout.context)]
+        terms += [_Term("sp", False) if layout.sequence_parallel else _Term("nosp")]
+    terms += [_axis("pp", layout.pipeline), _axis("cp", layout.context)]
     if layout.context > 1:
-        words += [_Word("ulysses") if layout.context_attention == "ulysses" else _Word("allgather", False)]
-    words += [_Word(f"dp{data}" if layout.shard else "dpall", data != 1 or is_one_device)]
+        terms += [_Term("ulysses") if layout.context_attention == "ulysses" else _Term("allgather", False)]
+    terms += [_Term(f"dp{data}" if layout.shard else "dpall", data != 1 or is_one_device)]
     if layout.replicate > 1:
-        words += [_Word(f"hsdp{layout.shard or 'all'}")]
-    words += [_Word(f"mb{micro_batch}"), _Word(f"zero{layout.zero}")]
+        terms += [_Term(f"hsdp{layout.shard or 'all'}")]
+    terms += [_Term(f"mb{micro_batch}"), _Term(f"zero{layout.zero}")]
     if layout.pipeline > 1:
-        words += _schedule(layout)
-    words += _recomputation(layout)
-    words += [_Word("offload")] * layout.cpu_offload
-    return words if layout.compile is None else [*words, _Word("compile" if layout.compile else "nocompile")]
+        terms += _schedule(layout)
+    terms += _recomputation(layout)
+    terms += [_Term("offload")] * layout.cpu_offload
+    return terms if layout.compile is None else [*terms, _Term("compile" if layout.compile else "nocompile")]
 
 
-def _axis(name: str, ranks: int) -> _Word:
-    return _Word(f"{name}{ranks}", ranks > 1)
+def _axis(name: str, ranks: int) -> _Term:
+    return _Term(f"{name}{ranks}", ranks > 1)
 
 
-def _schedule(layout: Layout) -> list[_Word]:
+def _schedule(layout: Layout) -> list[_Term]:
     schedule, each = layout.pipeline_schedule, num_stages(layout) // layout.pipeline
     kind = {"interleaved_1f1b": "interleaved", "interleaved_zero_bubble": "zb"}.get(schedule)
-    words = [_Word(f"{kind}{each}"), _Word(kind, False)] if kind else [_Word(schedule)]
+    terms = [_Term(f"{kind}{each}"), _Term(kind, False)] if kind else [_Term(schedule)]
     if layout.pipeline_layers is not None:
-        words += [_Word("layers" + "+".join(map(str, layout.pipeline_layers)))]
-    return words
+        terms += [_Term("layers" + "+".join(map(str, layout.pipeline_layers)))]
+    return terms
 
 
-def _recomputation(layout: Layout) -> list[_Word]:
+def _recomputation(layout: Layout) -> list[_Term]:
     if layout.recompute == "none":
-        return [_Word("norecompute", False)]
+        return [_Term("norecompute", False)]
     every = layout.recompute_every_layers
-    words = [_Word(layout.recompute + (f"/{every}" if every > 1 else ""))]
+    terms = [_Term(layout.recompute + (f"/{every}" if every > 1 else ""))]
     if layout.recompute == "operators" and layout.recompute_saved_operators != _USUAL_OPERATORS:
-        words += [_Word("saved_" + "+".join(layout.recompute_saved_operators).lower())]
-    return words
+        terms += [_Term("saved_" + "+".join(layout.recompute_saved_operators).lower())]
+    return terms
 
 
 def _asked(wanted: str) -> set[str]:
-    text, words = wanted.lower(), set()
+    """Splits `wanted` into terms; raises KieloError for what is no term."""
+    text, terms = wanted.lower(), set()
     at = _BETWEEN.match(text).end()
     while at < len(text):
-        found = _WORD.match(text, at)
+        found = _TERM.match(text, at)
         if found is None:
             raise KieloError(
-                f"{text[at:]!r} in {wanted!r} is no word of a layout's name; what would work: {_KNOWN}"
+                f"{text[at:]!r} in {wanted!r} is not a term of a layout's name; what would work: {_KNOWN}"
             )
-        word = re.sub(r"[ =_-]", "", found[0]) if not found[0].startswith("saved") else found[0]
-        words.add(_SYNONYMS.get(word, word))
+        term = re.sub(r"[ =_-]", "", found[0]) if not found[0].startswith("saved") else found[0]
+        terms.add(_SYNONYMS.get(term, term))
         at = _BETWEEN.match(text, found.end()).end()
-    if not words:
-        raise KieloError(f"{wanted!r} names nothing of a layout; what would work: {_KNOWN}")
-    return words
+    if not terms:
+        raise KieloError(f"{wanted!r} has no term of a layout's name; what would work: {_KNOWN}")
+    return terms

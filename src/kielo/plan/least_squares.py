@@ -1,8 +1,9 @@
-"""Fits figures of a machine to measured step times; no torch, one thread, no randomness.
+"""Robust least squares with priors, which fits a machine's figures to step times; no torch, no randomness.
 
 Damped Gauss-Newton (Levenberg 1944, Marquardt 1963) on the logarithms of all figures. A measurement's
-residual is the logarithm of predicted by measured seconds, bent beyond `_BEND` so that a wrong row does not
-pull (pseudo-Huber, Charbonnier et al. 1997). A figure is drawn to its prior by its spread.
+residual is the logarithm of predicted by measured seconds; its loss is pseudo-Huber beyond `_BEND`
+(Charbonnier et al. 1997), so that a wrong row does not pull the fit. A figure is drawn to its prior by its
+spread.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ _BEND = 0.08
 _STEP = 1e-3
 
 
-def drawn_to_prior(
+def fit_drawn_to_priors(
     errors: Callable[[Column], Column],
     weights: Column | float,
     mean: Column,
@@ -23,15 +24,16 @@ def drawn_to_prior(
     rounds: int,
     least_gain: float = 1e-4,
 ) -> Column:
-    """Parameters [k] from `start` on for which `errors` [n], bent and times `weights`, and the parameters'
-    distance from `mean` by `spread`, are least in squares. Stops after `rounds`, or when a round gains less
-    than `least_gain` of what is left.
+    """Fits parameters [k], beginning at `start`.
+
+    Minimises the squares of `errors` [n] (pseudo-Huber, times `weights`) and of the parameters' distance from
+    `mean` by `spread`. Stops after `rounds`, or when a round gains less than `least_gain` of what is left.
     """
 
     def residuals(parameters: Column) -> Column:
         found = errors(parameters)
-        bent = np.sign(found) * _BEND * np.sqrt(2 * (np.sqrt(1 + (found / _BEND) ** 2) - 1))
-        return np.concatenate([bent * weights, (parameters - mean) / spread])
+        robust = np.sign(found) * _BEND * np.sqrt(2 * (np.sqrt(1 + (found / _BEND) ** 2) - 1))
+        return np.concatenate([robust * weights, (parameters - mean) / spread])
 
     parameters, damping = start, 1e-2
     current = residuals(parameters)

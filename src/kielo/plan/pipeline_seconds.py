@@ -1,6 +1,4 @@
-"""A layout's pipeline by its clock: seconds of each stage that Kielo would make, and a step's parts with what
-idles; no torch.
-"""
+"""Seconds of a layout's pipeline: its stages, and a step's parts with the simulated bubble; no torch."""
 
 from dataclasses import dataclass
 
@@ -19,8 +17,10 @@ _OF_LAYERS = ("matrix", "attention", "elementwise", "launch", "tensor_traffic", 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """`stages`: seconds of each with a micro-batch, in the model's order, of which `exposed` (each) wait for
-    a neighbour and `head` (the last's) are the head's. `layers`: of each stage.
+    """A pipeline with the seconds of its stages.
+
+    `stages`: seconds of each with a micro-batch, in the model's order. Of these, `exposed` in each stage wait
+    for a neighbour, and `head` in the last are the head's. `layers`: of each stage.
     """
 
     schedule: str
@@ -38,18 +38,19 @@ class Pipeline:
         return closed_form_seconds(self.schedule, self.stages, self.ranks, self.micro_batches)
 
     def busiest_rank(self) -> tuple[int, ...]:
-        """The stages of the rank with most to do."""
+        """Returns the stages of the rank with most work."""
         whole, chunks = self.stages.whole(), len(self.layers) // self.ranks
         owned = (stages_of_rank(self.schedule, self.ranks, rank, chunks) for rank in range(self.ranks))
         return max(owned, key=lambda some: sum(whole[stage] for stage in some))
 
 
-def pipeline(
+def layout_pipeline(
     model: Model, layout: Layout, work: Workload, efficiency: Efficiency, sequence_length: int
 ) -> Pipeline:
-    """Of a `work` of one entry. Forward, gradients of inputs and gradients of weights take a third of a layer
-    each; what is computed anew comes before the gradients of inputs. What of a hop is not hidden keeps its
-    rank busy.
+    """Computes the pipeline of a `work` of one entry.
+
+    Forward, gradients of inputs and gradients of weights take a third of a layer each; recomputation comes
+    before the gradients of inputs. The part of a hop that is not hidden keeps its rank busy.
     """
     rates = efficiency.of(work)
     traffic = tensor_layer_seconds(work, rates) + context_layer_seconds(work, rates)
@@ -70,19 +71,18 @@ def pipeline(
     return Pipeline(layout.pipeline_schedule, layout.pipeline, many, stages, layers, head, 2 * exposed)
 
 
-def with_clock(parts: dict[str, float], line: Pipeline, layers_assumed: float) -> dict[str, float]:
-    """`parts` as those of the rank that really has most to do, and as "bubble" what the clock takes beyond
-    its work.
+def with_simulation(parts: dict[str, float], pipeline: Pipeline, layers_assumed: float) -> dict[str, float]:
+    """Returns `parts` for the rank that has most work, with the simulated wait beyond its work as "bubble".
 
-    `layers_assumed`: of the heaviest rank, in `parts`.
+    layers_assumed: those of the heaviest rank in `parts`.
     """
-    own = line.busiest_rank()
-    share = sum(line.layers[stage] for stage in own) / layers_assumed
+    own = pipeline.busiest_rank()
+    share = sum(pipeline.layers[stage] for stage in own) / layers_assumed
     found = parts | {name: parts[name] * share for name in _OF_LAYERS}
-    found["head"] = line.micro_batches * line.head if own[-1] == len(line.layers) - 1 else 0.0
-    found["pipeline_traffic"] = line.micro_batches * line.exposed * len(own)
+    found["head"] = pipeline.micro_batches * pipeline.head if own[-1] == len(pipeline.layers) - 1 else 0.0
+    found["pipeline_traffic"] = pipeline.micro_batches * pipeline.exposed * len(own)
     work = sum(found[name] for name in (*_OF_LAYERS, "head", "pipeline_traffic"))
-    clock = line.simulated_seconds()
-    found["bubble"] = max(0.0, clock - work)
-    found["slowest"] *= clock / sum(parts[name] for name in (*_OF_LAYERS, "head", "bubble"))
+    seconds = pipeline.simulated_seconds()
+    found["bubble"] = max(0.0, seconds - work)
+    found["slowest"] *= seconds / sum(parts[name] for name in (*_OF_LAYERS, "head", "bubble"))
     return found

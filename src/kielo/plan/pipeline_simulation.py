@@ -1,8 +1,7 @@
-"""When a pipeline is done: closed forms for all schedules, and a simulation of each that they are checked
-against.
+"""Seconds of a pipeline: closed forms for all schedules, and a simulation of each that checks them.
 
-A stage's pass over a micro-batch takes forward, backward for its inputs, and backward for its weights; only
-the schedules that split the backward pass do the last two apart. Sources: GPipe (Huang et al. 2019,
+A stage's pass over a micro-batch takes forward, backward for its inputs, and backward for its weights. Only
+schedules that split the backward pass run the last two apart. Sources: GPipe (Huang et al. 2019,
 arXiv:1811.06965), 1F1B and its interleaving (Narayanan et al. 2021, arXiv:2104.04473), zero bubble and ZB-V
 (Qi et al. 2024, arXiv:2401.10241; 2405.15362), DualPipe (DeepSeek-AI 2024, arXiv:2412.19437), of which
 DualPipeV is the half that needs no second copy of the weights.
@@ -10,28 +9,28 @@ DualPipeV is the half that needs no second copy of the weights.
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from typing import NamedTuple
-
-import numpy as np
 
 from kielo.resolve.stages import SCHEDULES, stages_of_rank
 
-Column = np.ndarray
-_WAITS_OF_SPLIT = {True: 1.4, False: 0.0}  # is it a V → hops a micro-batch and doubling of the ranks
-_LONG = 8  # ranks; longer pipelines, whose simulation takes seconds, get half as many
+_Task = tuple[str, int, int]  # (kind, stage, micro-batch)
 _KINDS = ("forward", "backward", "weights")
-# micro-batches for each rank, beyond which a schedule repeats itself (with 2, uneven stages do not yet)
+# True for a V → hops for each micro-batch and doubling of the ranks
+_WAITS_OF_SPLIT = {True: 1.4, False: 0.0}
+# Micro-batches for each rank after which a schedule repeats itself; with 2, uneven stages do not yet.
 _SIMULATED_ROUNDS = 4
+_LONG = 8  # ranks; longer pipelines, whose simulation takes seconds, get half as many rounds
+_SAME_TIME = 1e-12  # seconds; events that are closer than this happen at once
 
 
 @dataclass(frozen=True)
 class StageSeconds:
-    """Of each stage, in the model's order: seconds of a micro-batch. `hop` is from a stage to a neighbour's
-    rank.
-    """
+    """Seconds of a micro-batch in each stage, in the model's order; `hop` is those to a neighbour's rank."""
 
     forward: tuple[float, ...]
     backward_inputs: tuple[float, ...]
@@ -40,18 +39,17 @@ class StageSeconds:
 
     @staticmethod
     def equal(stages: int, forward: float, hop: float = 0.0) -> "StageSeconds":
-        """As matrices have it: each of the three parts takes as long as the others."""
+        """Returns equal stages whose three parts take equally long, as matrix products do."""
         return StageSeconds((forward,) * stages, (forward,) * stages, (forward,) * stages, hop)
 
     def whole(self) -> list[float]:
+        """Returns the seconds of each stage: the sum of its three parts."""
         return [sum(parts) for parts in zip(self.forward, self.backward_inputs, self.backward_weights)]
 
 
 @dataclass(frozen=True)
 class Span:
-    """One piece of work of a timeline: `kind` is "forward", "backward" (whole, or for inputs) or
-    "weights".
-    """
+    """A task on a timeline; `kind` is "forward", "backward" (whole, or for inputs) or "weights"."""
 
     rank: int
     stage: int
@@ -62,11 +60,11 @@ class Span:
 
 
 def closed_form_seconds(schedule: str, stages: StageSeconds, ranks: int, micro_batches: int) -> float:
-    """From the first forward to the last backward: t ≈ a (m - 1) + what fills and empties the pipeline.
+    """Computes seconds from the first forward to the last backward: t ≈ a (m - 1) + filling and emptying.
 
-    a is the work of the heaviest rank. 1F1B: Σ of all stages for the first micro-batch; interleaving divides
-    what lies over a rank's own work by its stages; a split backward pass fills the rest with work on weights,
-    up to the way of the first micro-batch forward to the rank that starts last.
+    a is the work of the heaviest rank. 1F1B: Σ of all stages for the first micro-batch. Interleaving divides
+    the wait beyond a rank's own work by its stages. A split backward pass fills that wait with work on
+    weights, except for the first micro-batch's way forward to the rank that starts last.
     """
     whole, chunks = stages.whole(), len(stages.forward) // ranks
     if schedule == "gpipe":
@@ -78,13 +76,13 @@ def closed_form_seconds(schedule: str, stages: StageSeconds, ranks: int, micro_b
     ]
     heaviest, total = max(of_rank), sum(of_rank)
     if schedule == "interleaved_1f1b" and micro_batches < ranks:
-        # The first is back at the first rank when the last has long left it: all of them follow each other
-        # once round.
+        # The first micro-batch is back at the first rank long after the last has left it, so none waits for
+        # another there.
         return total + (micro_batches - 1) * max(whole) + 2 * stages.hop * (len(whole) - 1)
     if SCHEDULES[schedule].splits_backward:
         fill = _fill_of_split(schedule, stages, ranks)
-        # Read off the simulation: with pieces this short, a rank waits for a neighbour more often the more
-        # there are.
+        # Found by simulation: tasks are so short that a rank waits for its neighbours more often the more
+        # ranks there are.
         waits = _WAITS_OF_SPLIT[SCHEDULES[schedule].is_v] * math.log2(ranks) * micro_batches
         return micro_batches * heaviest + fill + stages.hop * (2 * (ranks - 1) + waits)
     hops = 2 * stages.hop * (ranks - 1) * (1 + (micro_batches - 1) / ranks * (chunks == 1))
@@ -98,8 +96,10 @@ def closed_form_seconds(schedule: str, stages: StageSeconds, ranks: int, micro_b
 
 
 def _fill_of_split(schedule: str, stages: StageSeconds, ranks: int) -> float:
-    """What a split backward pass cannot fill: the way forward to the last rank, and for one direction of
-    stages also the way back less the weights' work that waits.
+    """Computes the wait that a split backward pass cannot fill.
+
+    It is the way forward to the last rank and, where stages run in one direction, also the way back less the
+    work on weights that waits.
     """
     first_pass = sum(stages.forward[: ranks - 1])
     if SCHEDULES[schedule].is_v:
@@ -110,7 +110,7 @@ def _fill_of_split(schedule: str, stages: StageSeconds, ranks: int) -> float:
 
 
 def simulated_seconds(schedule: str, stages: StageSeconds, ranks: int, micro_batches: int) -> float:
-    """The same by simulation; long steps by their repeating part."""
+    """Simulates the schedule and returns the same seconds; long steps by their repeating part."""
     chunks = len(stages.forward) // ranks
     unit = _round(ranks, micro_batches) if chunks > 1 and not SCHEDULES[schedule].is_v else ranks
     few = (_SIMULATED_ROUNDS if ranks <= _LONG else _SIMULATED_ROUNDS // 2) * unit
@@ -125,31 +125,34 @@ def simulated_seconds(schedule: str, stages: StageSeconds, ranks: int, micro_bat
 
 
 def _round(ranks: int, micro_batches: int) -> int:
-    """Micro-batches that an interleaved schedule takes through one chunk before the next, as torch does:
-    equal rounds of at least as many as there are ranks, or all of them in one.
+    """Returns the micro-batches that an interleaved schedule takes through one chunk before the next.
+
+    torch makes equal rounds of at least as many as there are ranks, or one round of all.
     """
     return micro_batches // max(1, micro_batches // ranks)
 
 
 def timeline(schedule: str, stages: StageSeconds, ranks: int, micro_batches: int) -> list[Span]:
-    """Every piece of work with its start and end, in order of start: for a picture.
+    """Returns every task with its start and end, in order of start, to be drawn.
 
-    Every rank runs a fixed order. That of a V is made as its authors say: with all pieces of the same length,
-    a rank takes what is ready, backward for inputs first, then forward as far as memory allows (as many
-    passes kept as 1F1B keeps), and weights when nothing else is.
+    Every rank runs a fixed order. The order of a V is made as its authors say: with all tasks of the same
+    length, a rank takes a task that is ready, backward for inputs first, then forward as far as memory allows
+    (as many passes kept as 1F1B keeps), and weights when there is nothing else.
     """
     program = _program(schedule, ranks, len(stages.forward) // ranks, micro_batches)
     seconds, ends = _durations(schedule, stages), _ends(program, schedule, stages, ranks)
     spans = [
-        Span(piece.rank, piece.stage, piece.micro_batch, piece.kind, end - seconds[piece.what], end)
-        for piece, end in zip(program, ends)
+        Span(task.rank, task.stage, task.micro_batch, task.kind, end - seconds[task.what], end)
+        for task, end in zip(program, ends)
     ]
     return sorted(spans, key=lambda span: span.start)
 
 
-class _Piece(NamedTuple):
-    """Work in a program: `what` numbers its seconds, `need` the piece before it that it waits for (-1: none),
-    which is another rank's where `is_sent`.
+class _ProgramTask(NamedTuple):
+    """A task in a program.
+
+    `what` is the index of its seconds, `need` that of the earlier task that it waits for (-1: none), which is
+    on another rank if `is_sent`.
     """
 
     rank: int
@@ -162,13 +165,11 @@ class _Piece(NamedTuple):
 
 
 @cache
-def _program(schedule: str, ranks: int, chunks: int, micro_batches: int) -> list[_Piece]:
-    """What all ranks do, in an order in which nothing comes before what it needs; it holds for
-    any seconds.
-    """
+def _program(schedule: str, ranks: int, chunks: int, micro_batches: int) -> list[_ProgramTask]:
+    """Lists the tasks of all ranks, each after the task that it needs; the order holds for any seconds."""
     own, stages = [stages_of_rank(schedule, ranks, rank, chunks) for rank in range(ranks)], ranks * chunks
     if SCHEDULES[schedule].is_v:
-        orders = _greedy(StageSeconds.equal(stages, 1.0), own, micro_batches)
+        orders = _GreedyOrders(StageSeconds.equal(stages, 1.0), own, micro_batches).make()
     else:
         orders = [_order(schedule, ranks, rank, own[rank], micro_batches) for rank in range(ranks)]
     done: dict[tuple[str, int, int], int] = {}
@@ -185,7 +186,9 @@ def _program(schedule: str, ranks: int, chunks: int, micro_batches: int) -> list
                     break
                 is_sent = number >= 0 and program[number].rank != rank
                 done[kind, stage, micro_batch] = len(program)
-                program.append(_Piece(rank, what_of[kind] + stage, number, is_sent, kind, stage, micro_batch))
+                program.append(
+                    _ProgramTask(rank, what_of[kind] + stage, number, is_sent, kind, stage, micro_batch)
+                )
                 at[rank] += 1
                 moved = True
     if any(at[rank] < len(order) for rank, order in enumerate(orders)):
@@ -194,15 +197,15 @@ def _program(schedule: str, ranks: int, chunks: int, micro_batches: int) -> list
 
 
 def _durations(schedule: str, stages: StageSeconds) -> list[float]:
-    """Seconds by `_Piece.what`."""
+    """Returns seconds by `_ProgramTask.what`."""
     backward = stages.backward_inputs
     if not SCHEDULES[schedule].splits_backward:
         backward = tuple(inputs + weights for inputs, weights in zip(backward, stages.backward_weights))
     return [*stages.forward, *backward, *stages.backward_weights]
 
 
-def _ends(program: list[_Piece], schedule: str, stages: StageSeconds, ranks: int) -> list[float]:
-    """When each piece is done."""
+def _ends(program: list[_ProgramTask], schedule: str, stages: StageSeconds, ranks: int) -> list[float]:
+    """Computes the time at which each task ends."""
     seconds, hop = _durations(schedule, stages), stages.hop
     free, ends = [0.0] * ranks, []
     for rank, what, need, is_sent, *_ in program:
@@ -213,10 +216,8 @@ def _ends(program: list[_Piece], schedule: str, stages: StageSeconds, ranks: int
     return ends
 
 
-def _order(
-    schedule: str, ranks: int, rank: int, own: Sequence[int], micro_batches: int
-) -> list[tuple[str, int, int]]:
-    """(kind, stage, micro-batch) of a rank, one after another."""
+def _order(schedule: str, ranks: int, rank: int, own: Sequence[int], micro_batches: int) -> list[_Task]:
+    """Returns a rank's work in order, for schedules other than a V."""
     chunks = len(own)
     if schedule == "gpipe":
         forward = [("forward", own[0], m) for m in range(micro_batches)]
@@ -232,18 +233,18 @@ def _order(
     is_split = SCHEDULES[schedule].splits_backward
     ahead = (ranks - rank - 1) * (1 if chunks == 1 or is_split else 2) + (chunks - 1) * each
     ahead = min(ahead, len(forward))
-    # Weights wait for as many backward passes as ranks come before, which need the gradients of inputs.
+    # Weights wait for as many backward passes as there are ranks before, which need the gradients of inputs.
     wait = rank if is_split else len(forward)
     order = forward[:ahead]
-    for number, piece in enumerate(backward):
-        order += [*forward[ahead + number : ahead + number + 1], piece]
+    for number, task in enumerate(backward):
+        order += [*forward[ahead + number : ahead + number + 1], task]
         if number >= wait:
             order.append(("weights", *backward[number - wait][1:]))
-    return order + [("weights", *piece[1:]) for piece in backward[len(backward) - wait :] if is_split]
+    return order + [("weights", *task[1:]) for task in backward[len(backward) - wait :] if is_split]
 
 
 def _needs(kind: str, stage: int, last: int) -> tuple[str, int] | None:
-    """(kind, stage) of the same micro-batch that must be there."""
+    """Returns (kind, stage) of the same micro-batch that must be done before."""
     if kind == "weights":
         return "backward", stage
     if kind == "forward":
@@ -251,71 +252,86 @@ def _needs(kind: str, stage: int, last: int) -> tuple[str, int] | None:
     return ("forward", last) if stage == last else ("backward", stage + 1)
 
 
-def _greedy(
-    stages: StageSeconds, own: Sequence[Sequence[int]], micro_batches: int
-) -> list[list[tuple[str, int, int]]]:
-    """(kind, stage, micro-batch) of each rank in order: when free, it takes the best piece that is ready."""
-    last, ranks = len(stages.forward) - 1, len(own)
-    kept_at_most = len(own[0]) * ranks  # passes kept on a rank: 1F1B's memory
-    rank_of = {stage: rank for rank, some in enumerate(own) for stage in some}
-    ready: list[list[tuple[int, int, int]]] = [[] for _ in own]  # backward, by age
-    forward: list[list[tuple[int, int, int]]] = [[] for _ in own]
-    weights: list[list[tuple[int, int]]] = [[] for _ in own]
-    kept, free_at = [0] * ranks, [0.0] * ranks
-    orders: list[list[tuple[str, int, int]]] = [[] for _ in own]
-    # (time, sequence, rank, kind, stage, micro-batch)
-    events: list[tuple[float, int, int, str, int, int]] = []
-    count = 0
+class _GreedyOrders:
+    """Makes the order of each rank of a V: a rank that is free takes the best task that is ready."""
 
-    def post(time: float, rank: int, kind: str, stage: int, micro_batch: int) -> None:
-        nonlocal count
-        heapq.heappush(events, (time, count, rank, kind, stage, micro_batch))
-        count += 1
+    def __init__(self, stages: StageSeconds, own: Sequence[Sequence[int]], micro_batches: int) -> None:
+        self.own, self.last, self.hop = own, len(stages.forward) - 1, stages.hop
+        self.seconds = {
+            "forward": stages.forward, "backward": stages.backward_inputs, "weights": stages.backward_weights
+        }  # fmt: skip
+        self.rank_of = {stage: rank for rank, some in enumerate(own) for stage in some}
+        self.most_kept = len(own[0]) * len(own)  # passes kept on a rank: 1F1B's memory
+        # Tasks that are ready, by rank: (-stage, micro-batch), (micro-batch, stage), and a queue.
+        self.forward: list[list[tuple[int, int]]] = [[] for _ in own]
+        self.backward: list[list[tuple[int, int]]] = [[] for _ in own]
+        self.weights: list[deque[_Task]] = [deque() for _ in own]
+        self.kept, self.free_at = [0] * len(own), [0.0] * len(own)
+        self.orders: list[list[_Task]] = [[] for _ in own]
+        self.count = count()
+        # (time, number, rank, task that becomes ready there; None where the rank becomes free)
+        self.events: list[tuple[float, int, int, _Task | None]] = []
+        for micro_batch in range(micro_batches):
+            self._post(0.0, self.rank_of[0], ("forward", 0, micro_batch))
 
-    for micro_batch in range(micro_batches):
-        post(0.0, rank_of[0], "forward", 0, micro_batch)
-    while events:
-        now = events[0][0]
-        touched = set()
-        while events and events[0][0] <= now + 1e-12:
-            _, _, rank, kind, stage, micro_batch = heapq.heappop(events)
-            touched.add(rank)
-            if kind == "forward":
-                # the later stage frees memory sooner
-                heapq.heappush(forward[rank], (-stage, micro_batch, stage))
-            elif kind == "backward":
-                heapq.heappush(ready[rank], (micro_batch, stage, stage))
-        for rank in touched:
-            if free_at[rank] > now + 1e-12:
+    def make(self) -> list[list[_Task]]:
+        """Returns the tasks of each rank in order."""
+        while self.events:
+            now = self.events[0][0]
+            for rank in self._receive(now):
+                if self.free_at[rank] <= now + _SAME_TIME:
+                    self._start_next(rank, now)
+        return self.orders
+
+    def _post(self, time: float, rank: int, task: _Task | None) -> None:
+        heapq.heappush(self.events, (time, next(self.count), rank, task))
+
+    def _receive(self, now: float) -> set[int]:
+        """Takes the events of this time and returns the ranks that they concern."""
+        ranks = set()
+        while self.events and self.events[0][0] <= now + _SAME_TIME:
+            _, _, rank, task = heapq.heappop(self.events)
+            ranks.add(rank)
+            if task is None:
                 continue
-            # The first stage of a rank leaves room for its later ones, or the pipeline would wait for itself.
-            can_forward = bool(forward[rank]) and (
-                forward[rank][0][2] != own[rank][0] or kept[rank] < kept_at_most
-            )
-            if ready[rank]:
-                _, _, stage = (piece := heapq.heappop(ready[rank]))
-                kind, micro_batch, seconds = "backward", piece[0], stages.backward_inputs[stage]
-                weights[rank].append((stage, micro_batch))
-            elif can_forward:
-                _, micro_batch, stage = heapq.heappop(forward[rank])
-                kind, seconds = "forward", stages.forward[stage]
-                kept[rank] += 1
-            elif weights[rank]:
-                stage, micro_batch = weights[rank].pop(0)
-                kind, seconds = "weights", stages.backward_weights[stage]
-                kept[rank] -= 1
+            kind, stage, micro_batch = task
+            if kind == "forward":  # the later stage first: it frees memory sooner
+                heapq.heappush(self.forward[rank], (-stage, micro_batch))
             else:
-                continue
-            end = now + seconds
-            free_at[rank] = end
-            orders[rank].append((kind, stage, micro_batch))
-            post(end, rank, "free", stage, micro_batch)
-            if kind == "forward":
-                following = ("backward", stage) if stage == last else ("forward", stage + 1)
-            elif kind == "backward" and stage > 0:
-                following = ("backward", stage - 1)
-            else:
-                continue
-            to = rank_of[following[1]]
-            post(end + stages.hop * (to != rank), to, following[0], following[1], micro_batch)
-    return orders
+                heapq.heappush(self.backward[rank], (micro_batch, stage))
+        return ranks
+
+    def _take(self, rank: int) -> _Task | None:
+        """Removes and returns the rank's best task that is ready: backward, forward, then weights."""
+        forward = self.forward[rank]
+        if self.backward[rank]:
+            micro_batch, stage = heapq.heappop(self.backward[rank])
+            self.weights[rank].append(("weights", stage, micro_batch))
+            return "backward", stage, micro_batch
+        # The first stage of a rank leaves memory for its later ones, or the pipeline would wait for itself.
+        if forward and (-forward[0][0] != self.own[rank][0] or self.kept[rank] < self.most_kept):
+            stage, micro_batch = heapq.heappop(forward)
+            self.kept[rank] += 1
+            return "forward", -stage, micro_batch
+        if self.weights[rank]:
+            self.kept[rank] -= 1
+            return self.weights[rank].popleft()
+        return None
+
+    def _start_next(self, rank: int, now: float) -> None:
+        """Starts the rank's next task, and posts its end and the task that then becomes ready."""
+        task = self._take(rank)
+        if task is None:
+            return
+        kind, stage, micro_batch = task
+        self.orders[rank].append(task)
+        self.free_at[rank] = end = now + self.seconds[kind][stage]
+        self._post(end, rank, None)
+        if kind == "forward":
+            following = ("backward", stage) if stage == self.last else ("forward", stage + 1)
+        elif kind == "backward" and stage > 0:
+            following = ("backward", stage - 1)
+        else:
+            return
+        to = self.rank_of[following[1]]
+        self._post(end + self.hop * (to != rank), to, (*following, micro_batch))

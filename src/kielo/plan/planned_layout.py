@@ -1,4 +1,4 @@
-"""A run laid out in one way: seconds of a step by part, bytes by part, and what follows from them; no torch."""
+"""A run in one layout: seconds of a step by part, bytes by part, and speed and memory from them; no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +8,13 @@ import numpy as np
 from kielo.plan.collective_seconds import data_seconds
 from kielo.plan.layout_name import layout_name
 from kielo.plan.memory import memory_bytes
-from kielo.plan.pipeline_seconds import pipeline, with_clock
+from kielo.plan.pipeline_seconds import layout_pipeline, with_simulation
 from kielo.plan.pipeline_simulation import StageSeconds
 from kielo.plan.prediction_interval import interval
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
+from kielo.plan.workload_row import StepSize
 from kielo.recipe.phases import FullPhase
 from kielo.recipe.sections import Layout
 
@@ -24,9 +25,8 @@ class PlannedLayout:
 
     `seconds`: part → seconds of an optimiser step, as the fields of `StepSeconds`; they add up to
     `step_seconds`. `bytes`: part → bytes of the fullest device; they add up to `peak_bytes` (as torch's
-    max_memory_reserved counts). `hidden_data_seconds`: of data-parallel traffic, what backward passes hide:
-    it is in no part. `stages`: what each stage takes with a micro-batch, where the pipeline was simulated;
-    else None.
+    max_memory_reserved counts). `hidden_data_seconds`: data-parallel traffic that backward passes hide; it is
+    in no part. `stages`: seconds of each stage with a micro-batch, if the pipeline was simulated, else None.
     """
 
     run: RunToPlan
@@ -66,7 +66,7 @@ class PlannedLayout:
 
     @property
     def tflops_per_device(self) -> float:
-        """Model FLOPs, causal attention, nothing for recomputation."""
+        """TFLOP/s by the model's FLOPs, with causal attention and without recomputation."""
         return self.tokens_per_second * self.run.flops_per_token(self.sequence_length) / self.devices / 1e12
 
     @property
@@ -80,10 +80,10 @@ def plan_layouts(
     phase: FullPhase | None = None,
     simulate: bool = True,
 ) -> list[PlannedLayout]:
-    """Of (layout, nodes, sequences of a micro-batch) each, in the same order; what cannot run is the caller's
-    to know.
+    """Plans each (layout, nodes, sequences of a micro-batch) and returns the plans in the same order.
 
-    simulate: pipelines by their clock, stage by stage, in place of the closed form.
+    The caller gives only layouts that can run. simulate: simulates pipelines stage by stage in place of the
+    closed form.
     """
     if not layouts:
         return []
@@ -97,25 +97,28 @@ def plan_layouts(
         parts, stages = {name: float(column[index]) for name, column in seconds.items()}, None
         if simulate and layout.pipeline > 1:
             one = work.take(np.array([index]))
-            line = pipeline(run.model, layout, one, run.efficiency, phase.sequence_length)
-            parts, stages = with_clock(parts, line, float(one.layers_of_heaviest_rank[0])), line.stages
+            simulated = layout_pipeline(run.model, layout, one, run.efficiency, phase.sequence_length)
+            parts, stages = (
+                with_simulation(parts, simulated, float(one.layers_of_heaviest_rank[0])),
+                simulated.stages,
+            )
         low, high = interval(np.array(sum(parts.values())), run.spread)
         found.append(
             PlannedLayout(
                 run, layout, nodes, int(work.devices[index]), phase.sequence_length, size,
                 int(work.micro_batches[index]), phase.tokens_per_step,
-                parts, float(low), float(high), {name: float(column[index]) for name, column in memory.items()},
-                float(hidden[index]), stages,
+                parts, float(low), float(high),
+                {name: float(column[index]) for name, column in memory.items()}, float(hidden[index]), stages,
             )
         )  # fmt: skip
     return found
 
 
 def workload(run: RunToPlan, shapes: Sequence[tuple[Layout, int, FullPhase]]) -> Workload:
-    """Of (layout, sequences of a micro-batch, phase) each."""
+    """Returns the workload of each (layout, sequences of a micro-batch, phase)."""
     rows = []
     for layout, size, phase in shapes:
         sequences = phase.tokens_per_step // phase.sequence_length
         micro_batches = sequences // (layout.replicate * layout.shard * size)
-        rows.append(run.columns(layout, phase.sequence_length, size, micro_batches))
+        rows.append(run.columns(layout, StepSize(phase.sequence_length, size, micro_batches)))
     return Workload.of(rows)

@@ -1,6 +1,4 @@
-"""What a run is computed in, as plans need it: which precision most steps have, and what of a model is in
-FP8; no torch.
-"""
+"""Precision of a run for plans: that of most steps, and the share of a model that is in FP8; no torch."""
 
 from math import prod
 
@@ -12,7 +10,7 @@ from kielo.resolve.phases import plan_phases
 
 
 def steps_by_precision(recipe: Recipe) -> dict[Precision, int]:
-    """Precision → steps that the recipe wants computed in it, whether or not they are passed over."""
+    """Returns precision → steps that the recipe asks for in it, skipped ones included."""
     asked = full_phases(recipe)
     phases = plan_phases(asked, [{}] * len(asked), recipe.train.batch_ramp, recipe.seed, {})
     after = phases[-1].last_step + 1
@@ -28,26 +26,27 @@ def steps_by_precision(recipe: Recipe) -> dict[Precision, int]:
 
 
 def main_precision(recipe: Recipe) -> Precision:
-    """What most steps are computed in; of two with as many, the one that comes first."""
+    """Returns the precision of most steps; of two with equally many, the earlier one."""
     steps = steps_by_precision(recipe)
     return max(steps, key=steps.get)
 
 
 def matrix_recipe(precision: Precision, fp8: Fp8) -> str:
-    """The word of `workload.RECIPES` for the layers' matrix products."""
+    """Returns the entry of `workload.RECIPES` for the layers' matrix products."""
     if precision != "fp8":
         return "bf16"
     return "fp8" if fp8.scaling == "tensorwise" else "fp8_rowwise"
 
 
 def is_gathered_in_fp8(fp8: Fp8, device: str) -> bool:
-    """Are weights sent, and held whole, in 8 bits? On a processor FP8 is only emulated."""
+    """Returns True if weights are gathered in 8 bits; on a processor FP8 is only emulated."""
     return fp8.gathered_in_fp8 and fp8.scaling == "tensorwise" and device == "cuda"
 
 
 def fp8_share(model: Model, fp8: Fp8) -> float:
-    """Of the layers' matrices in FP8, by weights, for a complete `model`: all but those in modules that
-    `kept_in_bf16` names.
+    """Returns the share of the layers' matrices in FP8, by weights, for a complete `model`.
+
+    Modules that `kept_in_bf16` names stay in bf16.
     """
     shapes = parameter_shapes(model)
     sizes = {name: prod(shapes[f"{name}.weight"]) for name in layer_matrices(model)}

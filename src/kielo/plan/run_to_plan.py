@@ -10,7 +10,7 @@ from kielo.plan.calibrate import read_machine
 from kielo.plan.efficiency import Efficiency, fitted
 from kielo.plan.memory import usable_bytes
 from kielo.plan.precision import main_precision
-from kielo.plan.workload_row import workload_row
+from kielo.plan.workload_row import StepSize, TrainOptions, workload_row
 from kielo.recipe.cards import Accelerator, Cluster
 from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.cards import cluster as cluster_card
@@ -24,10 +24,10 @@ from kielo.resolve.resolve import complete_model, imagined_text
 
 @dataclass(frozen=True)
 class RunToPlan:
-    """What is planned: a recipe with a complete model on a machine, and what that machine and Kielo reach.
+    """A recipe with a complete model on a machine, and what that machine and Kielo reach.
 
-    `precision` is what is planned for; `card`'s bf16 peak is that of it, or, for fp8, of what is not in fp8.
-    `spread` is the interval's figures.
+    The plan is for `precision`. `card`'s bf16 peak is that of `precision`, or for fp8 that of the products
+    that are not in fp8. `spread` are the figures of the prediction interval.
     """
 
     recipe: Recipe
@@ -40,9 +40,10 @@ class RunToPlan:
 
     @staticmethod
     def of(recipe: Recipe, model: Model, precision: Precision | None = None) -> "RunToPlan":
-        """On the recipe's cluster, by its `machine` where it names one. precision: default, what most steps
-        have. Raises KieloError where nothing tells how fast the devices are, and for FP8 on those that have
-        none.
+        """Returns the run on the recipe's cluster, or by the card of `machine` where the recipe names one.
+
+        precision: default, that of most steps. Raises KieloError where no card says how fast the devices are,
+        and for FP8 on devices without it.
         """
         precision = precision or main_precision(recipe)
         site = cluster_card(recipe.cluster)
@@ -73,7 +74,7 @@ class RunToPlan:
 
     @staticmethod
     def of_recipe(recipe: Recipe) -> "RunToPlan":
-        """Before there is text or a tokenizer: the vocabulary is as large as the recipe asks."""
+        """Returns the run before there is text or a tokenizer: with the vocabulary size of the recipe."""
         complaints: list[str] = []
         model = complete_model(recipe, full_phases(recipe), imagined_text(recipe).vocabulary_size, complaints)
         if complaints:
@@ -86,12 +87,12 @@ class RunToPlan:
 
     @cached_property
     def phase(self) -> FullPhase:
-        """The one with most tokens: layouts are ranked by it."""
+        """The phase with most tokens, by which layouts are ranked."""
         return max(self.phases, key=lambda phase: phase.tokens)
 
     @cached_property
     def sequences_of_steps(self) -> tuple[int, ...]:
-        """How many each kind of step has: of every phase, and of a batch ramp."""
+        """Sequences of each kind of step: of every phase, and of a batch ramp."""
         found = {phase.tokens_per_step // phase.sequence_length for phase in self.phases}
         ramp, first = self.recipe.train.batch_ramp, self.phases[0]
         if ramp is not None:
@@ -100,26 +101,21 @@ class RunToPlan:
 
     @cached_property
     def usable_bytes(self) -> float:
-        """Of a device; where its card does not say, a node's memory is shared out."""
+        """Bytes that a device can give; where its card has none, its share of the node's memory."""
         if self.card.memory_bytes is None:
             return self.site.memory_gib_per_node * 2**30 / self.site.devices_per_node
         return float(usable_bytes(self.card.memory_bytes))
 
     @property
     def peak_tflops(self) -> float:
-        """Of a device, in the precision that is planned for."""
+        """The device's peak in the precision of the plan."""
         return self.card.peak_tflops["fp8" if self.precision == "fp8" else "bf16"]
 
-    def columns(
-        self, layout: Layout, sequence_length: int, micro_batch: int, micro_batches: int
-    ) -> dict[str, Any]:
-        """A row of `Workload.of` for the run laid out so."""
+    def columns(self, layout: Layout, step: StepSize) -> dict[str, Any]:
+        """Returns a row for `Workload.of`: the run in this layout."""
         train = self.recipe.train
-        return workload_row(
-            self.model, layout, self.card, self.site, sequence_length=sequence_length, micro_batch=micro_batch,
-            micro_batches=micro_batches, precision=self.precision, fp8=train.fp8, optimiser_state=train.optimiser_state,
-            loss_chunk_tokens=train.loss_chunk_tokens,
-        )  # fmt: skip
+        options = TrainOptions(self.precision, train.fp8, train.optimiser_state, train.loss_chunk_tokens)
+        return workload_row(self.model, layout, self.card, self.site, step, options)
 
     def flops_per_token(self, sequence_length: int) -> int:
         return module(self.model.model_type, "count").flops_per_token(self.model, sequence_length)

@@ -1,4 +1,4 @@
-"""How a run scales over numbers of nodes; no torch."""
+"""Strong and weak scaling of a run over numbers of nodes; no torch."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,9 @@ from kielo.plan.search import Found, search
 def strong_and_weak(
     run: RunToPlan, nodes: Sequence[int], found: Found
 ) -> tuple[list[PlannedLayout], list[PlannedLayout]]:
-    """The fastest layout on each number of nodes: with the run's own batch, and with one that grows with the
-    nodes.
+    """Returns the fastest layouts on each number of nodes: (with the run's batch, with a batch that grows).
 
-    `found` is of a search over `nodes`. Numbers on which nothing runs are left out.
+    `found` is the result of a search over `nodes`. Numbers of nodes on which nothing runs are left out.
     """
     strong = [found.ranked[number][0] for number in nodes if found.ranked[number]]
     first = strong[0].nodes

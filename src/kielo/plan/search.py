@@ -1,9 +1,8 @@
-"""Every layout that a run could have on so many nodes: those that can run, ranked, and why the others cannot;
-no torch.
+"""Search of a run's layouts on so many nodes: ranks those that can run, says why others cannot; no torch.
 
 A form is what does not depend on the number of nodes (tensor, pipeline, context, schedule, recomputation,
-ZeRO degree, micro-batch); its columns are made once. With a number of nodes it becomes a layout, or falls out
-with a reason.
+ZeRO degree, micro-batch); its columns are computed once. With a number of nodes it becomes a layout, or is
+dropped with a reason.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from kielo.plan.planned_layout import PlannedLayout, plan_layouts
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
+from kielo.plan.workload_row import StepSize
 from kielo.recipe.sections import Layout
 from kielo.resolve.layout_check import layout_complaints
 from kielo.resolve.stages import SCHEDULES
@@ -25,19 +25,19 @@ from kielo.resolve.stages import SCHEDULES
 Column = np.ndarray
 _MICRO_BATCHES = (1, 2, 4, 8)
 _CONTEXTS = (1, 2, 4, 8, 16)
-_SHORTEST_PIECE = 4096  # tokens of a sequence on a context rank, below which nobody gains by splitting it
+_FEWEST_TOKENS = 4096  # of a sequence on a context rank; splitting into shorter parts gains nothing
 _RECOMPUTATION = (("none", 1), ("operators", 1), ("full", 4), ("full", 2), ("full", 1))
-# (degree, is it split within nodes and copied between them); of replicas degree 2 has nothing that 1 and 3
-# have not.
+# (ZeRO degree, True if split within nodes and copied between them). With copies, degree 2 has no advantage
+# that 1 or 3 does not have.
 _ZERO = ((1, False), (2, False), (3, False), (1, True), (3, True))
 _INTERLEAVED = (2, 3, 4, 5)  # stages a rank
-_SIMULATED = 50  # of the best, over all numbers of nodes
-_FAR_SLOWER = 1.5
-_FEWEST = 8  # of each, and of those that somebody names
+_SIMULATED = 50  # best layouts, over all numbers of nodes
+_FAR_SLOWER = 1.5  # times the seconds of the fastest
+_FEWEST = 8  # layouts simulated for each number of nodes, and of those that match a name
 
 
 class Choice(NamedTuple):
-    """A layout, made and named only when somebody asks: most are never looked at."""
+    """A layout that is built and named only on demand, because most are never shown."""
 
     form: Layout
     shard: int
@@ -55,9 +55,11 @@ class Choice(NamedTuple):
 
 @dataclass
 class Found:
-    """`ranked`: number of nodes → the best of the layouts that run and fit, fastest first. `refused`: number
-    of nodes → reason → layouts. `impossible`: reason that no number of nodes changes → layouts. `nearest`:
-    number of nodes → the layout that needs least memory of those that could run. `looked_at`: layouts in all.
+    """Result of a search.
+
+    `ranked`: number of nodes → the best layouts that run and fit, fastest first. `refused`: number of nodes →
+    reason → layouts. `impossible`: reason that holds for every number of nodes → layouts. `nearest`: number
+    of nodes → the layout that needs least memory of those that could run. `looked_at`: layouts in all.
     """
 
     ranked: dict[int, list[PlannedLayout]] = field(default_factory=dict)
@@ -69,7 +71,7 @@ class Found:
 
 @dataclass(frozen=True)
 class _Forms:
-    """[n] forms: layouts without data-parallel ranks, and their columns as if they had several."""
+    """[n] forms: layouts without data-parallel ranks, and their columns as if they had several ranks."""
 
     layouts: list[Layout]
     is_hybrid: Column  # split within a node, copied between nodes
@@ -83,8 +85,9 @@ class _Forms:
 def search(
     run: RunToPlan, nodes: Sequence[int], wanted: Callable[[Layout, int], bool] | None = None
 ) -> Found:
-    """Over every form on each number of nodes; only the layouts that are `wanted`, given with their
-    micro-batch.
+    """Searches every form on each number of nodes.
+
+    wanted: keeps only the layouts for which it returns True, given with their micro-batch.
     """
     found = Found()
     forms = _forms(run, [number * run.site.devices_per_node for number in nodes], found)
@@ -146,8 +149,9 @@ def _on_nodes(
 
 
 def _best_of_each_kind(order: Sequence[Choice], seconds: Column, keep: int) -> list[Choice]:
-    """The first `keep` in `order`, fastest first, of different axes or schedules; then others as there is
-    room. `seconds` of each: kinds that are far slower than the best come last.
+    """Returns the first `keep` of `order`, fastest first: different axes or schedules, then others.
+
+    `seconds` [n] of each: kinds that are far slower than the best come last.
     """
     first, rest, seen = [], [], set()
     for one, time in zip(order, seconds):
@@ -165,8 +169,9 @@ def _best_of_each_kind(order: Sequence[Choice], seconds: Column, keep: int) -> l
 
 
 def _data_ranks(run: RunToPlan, forms: _Forms, nodes: int) -> tuple[Column, Column]:
-    """(ranks that split, copies of those) of each form; 0 where it is no layout of so many nodes, or one like
-    another.
+    """Returns (ranks that split, copies of those) of each form.
+
+    Both are 0 where the form does not fit so many nodes, or equals another.
     """
     data, left = np.divmod(nodes * run.site.devices_per_node, forms.ranks)
     in_node = run.site.devices_per_node / (forms.work.tensor * forms.work.context)
@@ -179,7 +184,7 @@ def _data_ranks(run: RunToPlan, forms: _Forms, nodes: int) -> tuple[Column, Colu
 def _micro_batches(
     run: RunToPlan, work: Workload, layouts: list[Choice], data: Column
 ) -> tuple[Column, Column]:
-    """(micro-batches of a step, "" or why there cannot be so many)."""
+    """Returns (micro-batches of a step, "" or why there cannot be so many)."""
     sequences = run.phase.tokens_per_step // run.phase.sequence_length
     number = sequences / (data * work.micro_batch)
     key = run.phase.key("tokens_per_step")
@@ -207,7 +212,7 @@ def _micro_batches(
 def _schedule_reasons(
     work: Workload, layouts: list[Choice], number: Column, where: str
 ) -> list[tuple[Column, str]]:
-    """As `stages.micro_batch_complaint`, for many layouts at once."""
+    """Returns (where it holds, reason) pairs: `stages.micro_batch_complaint` for many layouts at once."""
     schedule = np.array([one.form.pipeline_schedule for one in layouts])
     is_pipeline = work.pipeline > 1
     needed = np.isin(schedule, ("1f1b", "dualpipev")) * is_pipeline * work.pipeline * work.chunks
@@ -225,7 +230,7 @@ def _schedule_reasons(
 
 
 def _largest_divisor(numbers: Column, at_most: Column) -> Column:
-    """As the resolver lowers a micro-batch to what divides."""
+    """Returns each number's largest divisor up to `at_most`: the resolver lowers micro-batches to it."""
     found = np.ones(len(numbers))
     for size in range(2, max(_MICRO_BATCHES) + 1):
         found = np.where((numbers % size == 0) & (size <= at_most), size, found)
@@ -236,9 +241,8 @@ def _forms(run: RunToPlan, devices: Sequence[int], found: Found) -> _Forms:
     layouts, is_hybrid, rows = [], [], []
     sizes = _MICRO_BATCHES
     for layout in _layouts(run, devices, found):
-        row = run.columns(
-            layout.model_copy(update={"shard": 2}), run.phase.sequence_length, micro_batch=1, micro_batches=2
-        )
+        several = layout.model_copy(update={"shard": 2})
+        row = run.columns(several, StepSize(run.phase.sequence_length, micro_batch=1, micro_batches=2))
         splits = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
         for zero, hybrid in _ZERO:
             if not (splits and zero == 3):
@@ -255,7 +259,7 @@ def _forms(run: RunToPlan, devices: Sequence[int], found: Found) -> _Forms:
 
 
 def _layouts(run: RunToPlan, devices: Sequence[int], found: Found) -> Iterator[Layout]:
-    """With one data-parallel rank and ZeRO 1."""
+    """Yields every layout with one data-parallel rank and ZeRO 1."""
     usual = {key: getattr(run.recipe.layout, key) for key in ("context_attention", "compile")}
     for layout in _axes(run, devices, found):
         splits = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
@@ -264,7 +268,7 @@ def _layouts(run: RunToPlan, devices: Sequence[int], found: Found) -> Iterator[L
 
 
 def _axes(run: RunToPlan, devices: Sequence[int], found: Found) -> Iterator[Layout]:
-    """Tensor, pipeline and context ranks with a schedule, as far as the model and a node allow."""
+    """Yields tensor, pipeline and context ranks with a schedule, as far as the model and a node allow."""
     length, node = run.phase.sequence_length, run.site.devices_per_node
     for tensor in _powers_of_two(max(2 * node, 16)):
         if tensor > node:
@@ -275,8 +279,8 @@ def _axes(run: RunToPlan, devices: Sequence[int], found: Found) -> Iterator[Layo
             )
             continue
         for context in _CONTEXTS:
-            if context > 1 and length < context * _SHORTEST_PIECE:
-                why = f"less than {_SHORTEST_PIECE} of a sequence's {length} tokens on a context rank"
+            if context > 1 and length < context * _FEWEST_TOKENS:
+                why = f"less than {_FEWEST_TOKENS} of a sequence's {length} tokens on a context rank"
                 _refuse(found, why, tensor=tensor, context=context)
                 continue
             for pipeline in _pipelines(devices, tensor * context):
@@ -286,7 +290,7 @@ def _axes(run: RunToPlan, devices: Sequence[int], found: Found) -> Iterator[Layo
 
 
 def _schedules(run: RunToPlan, layout: Layout, found: Found) -> Iterator[Layout]:
-    """The same layout under each schedule that has room for it."""
+    """Yields the layout under each schedule that has enough layers."""
     choices: list[dict] = [{}]
     if layout.pipeline > 1:
         choices = [
@@ -313,12 +317,12 @@ def _refuse(found: Found, why: str, **axes: int) -> None:
 
 
 def _is_near_even(layers: int, stages: int) -> bool:
-    """Could each stage have as many layers, with room left for the head or the embedding."""
+    """Returns True if stages can have equally many layers, with room left for the head or the embedding."""
     return layers >= stages - 1 and -layers % stages <= 2
 
 
 def _pipelines(devices: Sequence[int], others: int) -> list[int]:
-    """Pipeline ranks that leave whole data-parallel ranks on one of the numbers of devices."""
+    """Returns pipeline ranks that leave whole data-parallel ranks on one of the numbers of devices."""
     largest = max(devices) // others
     return [
         ranks

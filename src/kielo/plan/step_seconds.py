@@ -17,18 +17,21 @@ from kielo.plan.workload import Workload
 
 Column = np.ndarray
 _OVERLAP_SHARPNESS = 4
-# A parameter: its gradient read for the norm, read and written to be clipped, read and cleared; master weight
-# and two moments read and written; the bf16 weight written, and moved once more as it is gathered or copied.
+# Bytes of a parameter through memory: its gradient read for the norm, read and written to be clipped, read
+# and cleared; master weight and two moments read and written; the bf16 weight written, and moved once more as
+# it is gathered or copied.
 OPTIMISER_BYTES = 46
-# More of it where moments are kept in bf16: Kielo reads them, writes them as fp32, and back, around the same
+# More of them where moments are kept in bf16: Kielo reads and writes them as fp32, and back, around the same
 # step.
 WIDENING_BYTES = 24
 
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """Columns [n]; their sum is the step. Parts of work and traffic are those of the heaviest pipeline rank.
-    What tokens take to the ranks of their experts is with `tensor_traffic`.
+    """Columns [n] of seconds, whose sum is the step.
+
+    Parts of work and traffic are those of the heaviest pipeline rank. `tensor_traffic` contains the traffic
+    of tokens to the ranks of their experts.
     """
 
     matrix: Column
@@ -51,6 +54,7 @@ class StepSeconds:
 
 
 def step_seconds(work: Workload, efficiency: Efficiency) -> StepSeconds:
+    """Computes seconds of an optimiser step by part, with pipelines by a closed form."""
     rates = efficiency.of(work)
     layer, head = layer_seconds(work, rates), head_seconds(work, rates)
     tensor, context = tensor_layer_seconds(work, rates), context_layer_seconds(work, rates)
@@ -58,12 +62,13 @@ def step_seconds(work: Workload, efficiency: Efficiency) -> StepSeconds:
     layers, m = work.layers_of_heaviest_rank, work.micro_batches
 
     per_layer = layer.total(tensor + context + expert)
-    # Layers that make equal stages leave the head on top of the last one; else it takes a layer's place.
+    # If layers make equal stages, the head is added to the last one; else it takes a layer's place.
     is_even = work.layers % (work.pipeline * work.chunks) == 0
     head_extra = np.where(is_even | (work.pipeline == 1), head, np.maximum(0, head - per_layer * work.chunks))
     heaviest = layers * per_layer + head_extra
     mean = (work.layers * per_layer + head) / work.pipeline
-    # A split backward pass leaves only the first micro-batch's way forward (`clock.closed_form_seconds`).
+    # With a split backward pass, only the first micro-batch's way forward is idle
+    # (`pipeline_simulation.closed_form_seconds`).
     left = np.where(work.splits_backward > 0, 1 / 3, 1.0)
     bubble = np.maximum(0, work.pipeline * mean - heaviest) / work.chunks * left
     hop = stage_seconds(work, rates)
@@ -98,14 +103,16 @@ def step_seconds(work: Workload, efficiency: Efficiency) -> StepSeconds:
 
 
 def optimiser_bytes(work: Workload) -> Column:
-    """Of a parameter through memory in the optimiser's part of a step."""
+    """Returns bytes of a parameter through memory in the optimiser's part of a step."""
     is_widened = (work.compute_bytes > 0) & (work.optimiser_bytes < 8)
     return OPTIMISER_BYTES + np.where(is_widened, WIDENING_BYTES, 0)
 
 
 def _exposed(traffic: Column, hides: Column) -> Column:
-    """Seconds of `traffic` that stay in sight beside work that can hide `hides`: all but the smaller of the
-    two, rounded off where they are alike, for then neither begins nor ends when the other does.
+    """Computes seconds of `traffic` that are exposed beside work that can hide `hides`.
+
+    They are all but the smaller of the two. The transition is smooth, because traffic and work of similar
+    length do not begin and end together.
     """
     smaller, larger = np.minimum(traffic, hides), np.maximum(np.maximum(traffic, hides), 1e-12)
     return traffic - smaller / (1 + (smaller / larger) ** _OVERLAP_SHARPNESS) ** (1 / _OVERLAP_SHARPNESS)

@@ -1,8 +1,7 @@
-"""Many trainings at once, as columns of numbers: shapes of models, layouts and machines; arithmetic, no
-torch.
+"""Many trainings at once, as columns of numbers: shapes of models, layouts and machines; no torch.
 
-The planner's formulas take and give columns (one entry a training), so that ten thousand layouts cost what
-one does.
+The planner's formulas take and return columns (one entry for each training), so that ten thousand layouts
+take as long as one.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,15 +23,14 @@ _ONE: Column = np.float64(1)
 
 @dataclass(frozen=True)
 class Workload:
-    """n trainings. Every field is a column [n]; sizes are whole numbers in floats, so that products cannot
-    overflow.
+    """n trainings as columns [n]; sizes are whole numbers in floats, so that products cannot overflow.
 
-    Sizes of the model: `mlp_matrices` is 3 for a gated MLP, else 2. `sequence` is tokens a sample. Layout:
-    `chunks` are pipeline stages a rank, `shard` the ranks that ZeRO splits over (at most `data`), `zero` 0 to
-    3. `layers_again` and `attention_again` are the shares of layers, and of attention alone, that the
-    backward pass computes anew; `operators_again` of the matrix products by op-wise checkpointing. Mixtures
-    of experts: of `experts` routed ones a token goes to `experts_each`; `shared_ffn` is the width of all
-    shared ones; `expert_layers` is the share of layers that have experts, the others have the dense MLP of
+    Model: `mlp_matrices` is 3 for a gated MLP, else 2. `sequence` is tokens a sample. Layout: `chunks` are
+    pipeline stages a rank, `shard` the ranks that ZeRO splits over (at most `data`), `zero` 0 to 3.
+    Recomputation: `layers_again` and `attention_again` are the shares of layers, and of attention alone, that
+    the backward pass recomputes; `operators_again` that of the matrix products by op-wise checkpointing.
+    Mixtures of experts: a token goes to `experts_each` of `experts` routed ones; `shared_ffn` is the width of
+    all shared ones; `expert_layers` is the share of layers that have experts, the others have a dense MLP of
     width `ffn`.
     """
 
@@ -58,61 +56,61 @@ class Workload:
     layers_again: Column
     attention_again: Column
     operators_again: Column
-    splits_backward: Column  # 1 for the schedules that do
-    # a parameter's, as held between steps; likewise gradients, and the optimiser with master weights
+    splits_backward: Column  # 1 for schedules that split the backward pass
+    # bytes of a parameter between steps: its weight, its gradient, and the optimiser's with master weights
     weight_bytes: Column
     gradient_bytes: Column
     optimiser_bytes: Column
     dropout: Column  # 1 where masks are kept
-    unfused_norms: Column  # share of a norm's steps that are kept apart: 1 in eager PyTorch, else 0
+    unfused_norms: Column  # share of a norm's steps that are not fused: 1 in eager PyTorch, else 0
     whole_logits: Column  # 1 where each tensor rank has those of the whole vocabulary
-    tied: Column  # 1 where the head is the embedding
-    recipe: Column  # number in RECIPES
-    kernel: Column  # number in ATTENTION_KERNELS
-    engine: Column  # number in efficiency.ENGINES
-    architecture: Column  # number in efficiency.ARCHITECTURES
+    tied: Column  # 1 where head and embedding are tied
+    recipe: Column  # index in RECIPES
+    kernel: Column  # index in ATTENTION_KERNELS
+    engine: Column  # index in efficiency.ENGINES
+    architecture: Column  # index in efficiency.ARCHITECTURES
     peak: Column  # FLOP/s of bf16 (fp16)
     peak_recipe: Column  # FLOP/s of the recipe's precision
-    power_share: Column  # watts of this part by those of its architecture's full one
+    power_share: Column  # watts of this device by those of its architecture's largest
     memory_bandwidth: Column  # bytes/s
     node_bandwidth: Column  # bytes/s of a device to others in its node, one way
     network_bandwidth: Column  # bytes/s of a device's share of its node's network, one way
     node_devices: Column  # devices that node_bandwidth reaches
-    # A dense model on a network that nobody measured, where a row does not say otherwise.
+    # Defaults: a dense model on a network that nobody measured.
     experts: Column = _ZERO
     experts_each: Column = _ZERO
     expert_ffn: Column = _ZERO
     shared_ffn: Column = _ZERO
     expert_layers: Column = _ZERO
-    expert_ranks: Column = _ONE  # that share out the experts of a layer
+    expert_ranks: Column = _ONE  # ranks that share the experts of a layer
     # weights of attention's projections by those of full rank; below 1 where low-rank
     projection_share: Column = _ONE
-    recipe_share: Column = _ONE  # of the layers' matrices that are in the recipe's precision
+    recipe_share: Column = _ONE  # share of the layers' matrices that are in the recipe's precision
     # 1 where the products for weights' gradients are in bf16 whatever the recipe
     wide_weight_gradients: Column = _ZERO
-    # of the network's bandwidth that rings were measured to reach; 0 where nobody measured it
+    # share of the network's bandwidth that rings reached in a measurement; 0 where nobody measured it
     ring_share: Column = _ZERO
-    # Counted for training as Kielo does it (`bytes.own_columns`), 0 where `memory` goes by formulas.
-    # of a parameter in the precision that is computed in, gathered from fp32 shards
+    # Counted for Kielo's own training by `activation_bytes.memory_columns`; 0 for other engines.
+    # bytes of a parameter in the precision of the compute, gathered from fp32 shards
     compute_bytes: Column = _ZERO
-    gathered_bytes: Column = _ZERO  # the same of a layer's parameter; 1 where matrices are sent in 8 bits
-    # of the first pipeline rank, and of the last where that is another with the head
+    gathered_bytes: Column = _ZERO  # the same of a layer's parameter; 1 where matrices are gathered in 8 bits
+    # of the first pipeline rank, and of the last where that is another rank and has the head
     first_parameters: Column = _ZERO
     last_parameters: Column = _ZERO
     first_layers: Column = _ZERO
     last_layers: Column = _ZERO
-    # of chunks under way at once on these ranks, where there are micro-batches enough
+    # chunks' passes under way at once on these ranks, if there are micro-batches enough
     first_passes: Column = _ZERO
     last_passes: Column = _ZERO
-    # a token and layer, forward to backward; and what stands beside while one is made anew
+    # bytes of a token and layer from forward to backward; and those added while a layer is recomputed
     kept_bytes: Column = _ZERO
     again_bytes: Column = _ZERO
     logit_bytes: Column = _ZERO
-    loss_tokens: Column = _ZERO  # whose logits exist at one time
+    loss_tokens: Column = _ZERO  # tokens whose logits exist at one time
 
     @staticmethod
     def of(rows: Iterable[Mapping[str, Any]]) -> "Workload":
-        """From rows that have a number for each field without a default."""
+        """Makes a workload from rows that have a number for each field without a default."""
         rows = list(rows)
         return Workload(
             **{
@@ -131,7 +129,7 @@ class Workload:
         return len(self.layers)
 
     def take(self, index: Column) -> "Workload":
-        """The trainings at `index` (numbers or a mask)."""
+        """Returns the trainings at `index` (numbers or booleans)."""
         return Workload(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
 
     @property
@@ -140,7 +138,7 @@ class Workload:
 
     @property
     def tokens(self) -> Column:
-        """Of a micro-batch on a device: all hidden columns of them, or 1 / tensor where they are split."""
+        """Tokens of a micro-batch on a device, with all hidden columns, or 1 / tensor of them where split."""
         return self.micro_batch * self.sequence / self.context
 
     @property
@@ -149,21 +147,20 @@ class Workload:
 
     @property
     def layer_parameters(self) -> Column:
-        """Weights of one layer, whole, mean over layers; without norms and biases (below 0.1 % from hidden
-        1,024 on).
+        """Weights of one whole layer, mean over layers.
+
+        Norms and biases are left out: below 0.1 % from hidden 1,024 on.
         """
         return self.shared_layer_parameters + self.experts * self.expert_parameters
 
     @property
     def active_layer_parameters(self) -> Column:
-        """The weights that a token meets."""
+        """Weights of a layer that a token uses."""
         return self.shared_layer_parameters + self.experts_each * self.expert_parameters
 
     @property
     def shared_layer_parameters(self) -> Column:
-        """The weights that every token meets: of projections, of the dense MLP, of shared experts and of the
-        router.
-        """
+        """Weights of a layer that every token uses: projections, dense MLP, shared experts and router."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         dense = (1 - self.expert_layers) * self.ffn + self.expert_layers * self.shared_ffn
         router = self.expert_layers * self.experts * (self.experts > 1)
@@ -176,9 +173,7 @@ class Workload:
 
     @property
     def expert_tensor(self) -> Column:
-        """Ranks that split one expert: tensor ranks, where there are as many replicas as expert ranks; else
-        none.
-        """
+        """Ranks that split an expert: tensor ranks if there are as many replicas as expert ranks, else 1."""
         return np.where(self.expert_ranks <= self.data * self.context, self.tensor, 1)
 
     @property
@@ -189,23 +184,21 @@ class Workload:
 
     @property
     def layers_of_heaviest_rank(self) -> Column:
-        """Layers that do not make equal stages leave room for embedding and head, as Megatron's users lay
-        them.
-        """
+        """Layers of the heaviest rank; uneven stages leave room for embedding and head, as in Megatron."""
         stages = self.pipeline * self.chunks
         return np.minimum(np.ceil(self.layers / stages) * self.chunks, self.layers)
 
     @property
     def parameters_of_heaviest_rank(self) -> Column:
-        """On the first rank of the pipeline, which has the embedding; with one rank the head too."""
-        tables = self.vocabulary * self.hidden * np.where((self.pipeline > 1) | (self.tied > 0), 1, 2)
-        return self.layers_of_heaviest_rank * self.layer_parameters_of_rank + tables / self.tensor
+        """Parameters of the first pipeline rank, which has the embedding, and if it is alone the head."""
+        ends = self.vocabulary * self.hidden * np.where((self.pipeline > 1) | (self.tied > 0), 1, 2)
+        return self.layers_of_heaviest_rank * self.layer_parameters_of_rank + ends / self.tensor
 
 
 def machine_columns(
     card: Accelerator, network_bytes_per_second: float, node_devices: float, recipe: str
 ) -> dict[str, Any]:
-    """The machine's fields of a row of `Workload.of`: of an accelerator's card and its node's network.
+    """Returns the machine's fields of a row for `Workload.of`, from an accelerator's card and its network.
 
     Raises KieloError for a card that has no bf16 peak or no memory bandwidth.
     """
