@@ -62,10 +62,10 @@ def main() -> None:
     if left_out is not None:
         result["cross_validation"] = cross_validation(scored, left_out)
         rows = _rows(scored, columns(scored)[1], left_out_seconds(scored, efficiency, by_project=True))
-        result["projects_left_out"] = _summary(rows)
+        result["projects_left_out"] = summary_of(rows)
     result["calculon"] = calculon(scored, step_seconds(columns(scored)[0], efficiency).total, left_out)
     result["without_engine_profiles"] = without_engine_profiles(scored)["summary"]
-    result["apart"] = {name: _summary(rows) for name, rows in apart(timed, efficiency).items()}
+    result["apart"] = {name: summary_of(rows) for name, rows in apart(timed, efficiency).items()}
     result["not_predicted"] = not_predicted(runs)
     result["sweeps"] = sweeps(scored, efficiency)
     result["memory"] = memory(runs)
@@ -106,7 +106,7 @@ def score(runs: list[PublishedRun], efficiency: Efficiency) -> dict[str, Any]:
         return {"rows": [], "families": {}, "summary": {"rows": 0, "families": 0}}
     work, seconds, _ = columns(runs)
     rows = _rows(runs, seconds, step_seconds(work, efficiency).total)
-    return {"rows": rows, "families": _families(rows), "summary": _summary(rows)}
+    return {"rows": rows, "families": _families(rows), "summary": summary_of(rows)}
 
 
 def left_out_seconds(runs: list[PublishedRun], start: Efficiency, by_project: bool = False) -> np.ndarray:
@@ -137,7 +137,7 @@ def cross_validation(runs: list[PublishedRun], left_out: np.ndarray) -> dict[str
         )
         inside[family] = float(((low <= seconds[~rest]) & (seconds[~rest] <= high)).mean())
     return {
-        "summary": _summary(rows), "families": _families(rows),
+        "summary": summary_of(rows), "families": _families(rows),
         "interval_coverage": statistics.mean(inside.values()),
     }  # fmt: skip
 
@@ -165,7 +165,7 @@ def without_engine_profiles(runs: list[PublishedRun]) -> dict[str, Any]:
     """The score of constants fitted as if there were one engine."""
     work, seconds, families = columns(runs)
     one = replace(work, engine=np.zeros(len(work)))
-    return {"summary": _summary(_rows(runs, seconds, step_seconds(one, fit(one, seconds, families)).total))}
+    return {"summary": summary_of(_rows(runs, seconds, step_seconds(one, fit(one, seconds, families)).total))}
 
 
 def apart(timed: list[PublishedRun], efficiency: Efficiency) -> dict[str, list[dict[str, Any]]]:
@@ -283,7 +283,7 @@ def memory(runs: list[PublishedRun]) -> dict[str, Any]:
         "verdicts_right": float(right.mean()) if len(right) else None,
         "wrong": [f"{run.name} {run.metric}" for run, is_right in zip(verdicts, right) if not is_right],
         "static": [row | {"error": row["predicted"] / row["published"] - 1} for row in peaks["static"]],
-        "peak": _summary(peaks["peak"]) | {"by_family": _families(peaks["peak"])},
+        "peak": summary_of(peaks["peak"]) | {"by_family": _families(peaks["peak"])},
     }
 
 
@@ -320,7 +320,7 @@ def _families(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     }
 
 
-def _summary(rows: list[dict[str, Any]]) -> dict[str, float]:
+def summary_of(rows: list[dict[str, Any]]) -> dict[str, float]:
     figures = [family["median_absolute_error"] for family in _families(rows).values()]
     if not figures:
         return {"rows": 0, "families": 0}

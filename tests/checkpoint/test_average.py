@@ -41,8 +41,8 @@ def small(value: float, shape: tuple[int, ...] = (4, 3), **more: torch.Tensor) -
 
 
 def test_it_is_the_mean_whatever_layout_saved_the_sources(tmp_path, monkeypatch):
-    """Three checkpoints of 1 and 2 ranks, many small blocks: within one ulp of the mean; ties and dtypes
-    stay.
+    """Three checkpoints of 1 and 2 ranks, many small blocks: within one ulp of the mean;
+    ties and dtypes stay.
     """
     for step, ranks in ((3, 1), (7, 2), (5, 2)):
         run_ranks(save_on_ranks, ranks, tmp_path / "checkpoints", step, ranks)
@@ -107,8 +107,8 @@ def test_what_does_not_fit_together_is_refused_by_name(tmp_path):
 
 
 def test_a_damaged_source_or_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
-    """The damaged file is named before anything is written; what was begun when the disk filled
-    is removed.
+    """The damaged file is named before anything is written;
+    what was begun when the disk filled is removed.
     """
     sources = [save(tmp_path / "run", step, small(float(step))) for step in (1, 2)]
     file = next(sources[0].glob("*.safetensors"))

@@ -41,8 +41,8 @@ def save(folder: Path, *steps: int, keep_newest: int = 2) -> Path:
 
 
 class Killer:
-    """Counts calls that change the file system, from all threads; kills the process instead of call number
-    `at`.
+    """Counts calls that change the file system, from all threads;
+    kills the process instead of call number `at`.
     """
 
     def __init__(self, at: int | None):
@@ -102,8 +102,8 @@ def save_and_die(folder: Path, step: int, at: int | None) -> int:
 
 
 def survivors(folder: Path, *steps: int) -> int:
-    """The step that comes back after a kill: one of `steps`, with its own tensors; a next save then leaves no
-    litter.
+    """The step that comes back after a kill: one of `steps`, with its own tensors;
+    a next save then leaves no litter.
     """
     store = Store(folder)
     path = store.newest()
@@ -119,8 +119,8 @@ def survivors(folder: Path, *steps: int) -> int:
 
 @pytest.mark.parametrize(("step", "points"), [(300, 50), (200, 20)])
 def test_a_kill_anywhere_in_a_save_leaves_a_whole_checkpoint(tmp_path, step, points):
-    """SIGKILL at points spread over all calls of a save, also of a step that is there already: old or new
-    comes back.
+    """SIGKILL at points spread over all calls of a save, also of a step that is there already:
+    old or new comes back.
     """
     save(tmp_path / "before", 100, 200)
 
@@ -150,8 +150,8 @@ def save_together_and_die(folder: Path, victim: int, at: int) -> None:
 
 @pytest.mark.parametrize(("victim", "at"), [(0, 1), (0, 12), (0, 22), (1, 0), (1, 6), (1, 13)])
 def test_a_rank_killed_in_a_save_of_two_leaves_a_whole_checkpoint(tmp_path, victim, at):
-    """The other rank ends with an error instead of publishing a half; what was there is still there and
-    whole.
+    """The other rank ends with an error instead of publishing a half;
+    what was there is still there and whole.
     """
     save(tmp_path, 100, 200)
     with pytest.raises(RuntimeError, match=rf"rank {victim}\] ended without a word \(killed"):
@@ -186,8 +186,8 @@ DAMAGES = (_flip, _zero, _cut, _remove, _swap)
 
 
 def test_five_hundred_damages_are_noticed_and_named(tmp_path, monkeypatch):
-    """Any damage to any file of the newest checkpoint: every reader names the file, and the older one is
-    used.
+    """Any damage to any file of the newest checkpoint:
+    every reader names the file, and the older one is used.
     """
     monkeypatch.setattr(checkpoint_index, "BLOCK_BYTES", 1000)
     before, run = tmp_path / "before", tmp_path / "run"
@@ -227,8 +227,8 @@ def test_five_hundred_damages_are_noticed_and_named(tmp_path, monkeypatch):
 
 
 def test_a_whole_checkpoint_under_another_name_is_refused(tmp_path):
-    """All files of an older checkpoint in the newest one's folder agree with each other, and are noticed all
-    the same.
+    """All files of an older checkpoint in the newest one's folder agree with each other,
+    and are noticed all the same.
     """
     save(tmp_path, 100, 200)
     for path in (tmp_path / "step_00000100").iterdir():
@@ -241,8 +241,8 @@ def test_a_whole_checkpoint_under_another_name_is_refused(tmp_path):
 
 
 def fill(folder: Path) -> None:
-    """A loop that saves 0.8 MiB each step and keeps all: on a disk too small for them, until there is room
-    again.
+    """A loop that saves 0.8 MiB each step and keeps all:
+    on a disk too small for them, until there is room again.
     """
     alerts: dict[int, str] = {}
     store = Store(folder, keep_newest=100, on_alert=alerts.__setitem__)
@@ -271,8 +271,8 @@ def fill(folder: Path) -> None:
     ("size=60m,nr_inodes=40", ("too few inodes", "needs 5, ", "are free", "keep_newest")),
 ])  # fmt: skip
 def test_a_disk_that_fills_stops_no_training(tmp_path, options, words):
-    """On a real small file system: the alert says what is needed and free, old checkpoints stay whole, room
-    is used again.
+    """The alert says what is needed and free on a real small file system;
+    old checkpoints stay whole, room is used again.
     """
     script = (
         "import sys, pathlib; from tests.checkpoint.test_drills import fill; fill(pathlib.Path(sys.argv[1]))"

@@ -1,5 +1,5 @@
-"""Hugging Face weights come in by slices: right for any file and layout, read once, in bounded memory, never
-run.
+"""Hugging Face weights come in by slices: right for any file and layout, read once,
+in bounded memory, never run.
 """
 
 import json
@@ -37,7 +37,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def padded() -> Model:
-    """As many key heads as query heads, so that they can be fused; biases; 67 tokens in 72 rows."""
+    """A model with as many key heads as query heads, which can be fused; biases; 67 tokens in 72 rows."""
     return config().model_copy(update={"num_key_value_heads": 4, "attention_bias": True, "vocab_multiple": 8})
 
 
@@ -56,8 +56,8 @@ def made_up_pieces(model: Model) -> dict[str, Piece]:
 
 
 def weights(model: Model) -> Tensors:
-    """Our name → the whole parameter, as it should be after loading: padding rows zero, numbers that fp16
-    has.
+    """Our name → the whole parameter, as it should be after loading:
+    padding rows zero, numbers that fp16 has.
     """
     named = {name: values(model, 5)(name, p.shape) for name, p in Llama(model).named_parameters()}
     for name, piece in to_hugging_face(model).items():
@@ -156,8 +156,8 @@ def load_on_stages(root: Path, tied: bool) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_each_stage_gets_its_tensors(tmp_path, tied):
-    """Names are those of the whole model: over the ranks of a pipeline each tensor is there once and bitwise
-    its whole.
+    """Names are those of the whole model: over the ranks of a pipeline each tensor is there once and
+    bitwise its whole.
     """
     whole = {
         name: values(config(tied), 5)(name, p.shape) for name, p in Llama(config(tied)).named_parameters()
@@ -199,8 +199,8 @@ def refuse_on_ranks(source: Path) -> str:
 
 
 def test_weights_that_do_not_fit_are_refused_by_name(tmp_path):
-    """Missing, unexpected, of another shape or dtype: the tensor is named, nothing is loaded, and all ranks
-    agree.
+    """Missing, unexpected, of another shape or dtype:
+    the tensor is named, nothing is loaded, and all ranks agree.
     """
     right = stored(config(), to_hugging_face(config()), torch.float32)
     parameters = dict(Llama(config()).named_parameters())
@@ -363,8 +363,8 @@ def test_little_is_read_and_little_is_held(tmp_path, monkeypatch):
 
 
 def test_weights_are_found_by_folder_or_by_name(tmp_path, monkeypatch):
-    """hf:FOLDER needs no network; the hub is asked once, its commit is kept, and every later rank finds the
-    cache.
+    """hf:FOLDER needs no network; the hub is asked once, its commit is kept,
+    and every later rank finds the cache.
     """
     import huggingface_hub
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -409,7 +409,7 @@ def train_on_rank(resolved: Any, max_steps: int | None) -> str:
 
 
 def test_a_run_starts_from_weights_and_keeps_their_record(tmp_path):
-    """Its first step's loss is that of the weights; the record lies in each checkpoint, also those after a
+    """The first step's loss is that of the weights; their record is in each checkpoint, also in those after a
     stop, when the source is gone.
     """
     write_tokens(tmp_path / "tokens")

@@ -1,5 +1,5 @@
-"""A checkpoint comes back on any layout bit for bit; saving goes on beside training, and its failures do not
-stop it.
+"""A checkpoint comes back on any layout bit for bit;
+saving goes on beside training, and its failures do not stop it.
 """
 
 import errno
@@ -103,7 +103,8 @@ def test_saved_on_four_ranks_it_comes_back_bit_for_bit_on_any_layout(tmp_path):
         whole_tensors = read_tensors(path)
         assert whole(whole_tensors) == saved and whole_tensors["few"].dtype == torch.bfloat16
     for folder, *sizes in [
-        ("four", 1, 1), ("four", 1, 2), ("hybrid", 1, 3), ("four", 2, 1), ("tensor", 1, 3), ("tensor", 1, 1, 2, 1),
+        ("four", 1, 1), ("four", 1, 2), ("hybrid", 1, 3), ("four", 2, 1), ("tensor", 1, 3),
+        ("tensor", 1, 1, 2, 1),
         ("four", 1, 2, 1, 2), ("context", 2, 1, 1, 2),
     ]:  # fmt: skip
         for restored in run_ranks(restore_on_ranks, math.prod(sizes), tmp_path / folder, *sizes):
@@ -168,9 +169,7 @@ def writing_waits_for(event: threading.Event) -> Iterator[None]:
 
 
 def test_tensors_and_state_may_change_while_they_are_written(tmp_path):
-    """What save() was given is what is stored, though training changes all of it at once; the next save
-    waits.
-    """
+    """The store writes what save() was given, though training changes it at once; the next save waits."""
     tensors, plain, go = small(1.0), {"guard": [1]}, threading.Event()
     store = Store(tmp_path)
     with writing_waits_for(go):
@@ -239,8 +238,8 @@ def failing_saves_on_ranks(folder: Path) -> tuple[list[str], str, str]:
 
 
 def test_a_full_disk_on_one_rank_fails_the_save_on_all_and_spoils_nothing(tmp_path):
-    """Rank 0 is told of each failed save; all ranks raise the last one's; nothing stays of it; a later save
-    succeeds.
+    """Rank 0 is told of each failed save; all ranks raise the last one's; nothing stays of it;
+    a later save succeeds.
     """
     (alerts, message, newest), (silent, same_message, same_newest) = run_ranks(
         failing_saves_on_ranks, 2, tmp_path, timeout_seconds=60
@@ -277,8 +276,8 @@ def test_other_errors_are_told_as_they_are(tmp_path, monkeypatch):
 
 
 def test_a_job_that_lost_its_folder_publishes_nothing(tmp_path):
-    """Asked before each save, which it then refuses, and again before publishing, when all has
-    been written.
+    """Asked before each save, which it then refuses, and again before publishing,
+    when all has been written.
     """
     answers = [None, KieloError("the lease is lost"), KieloError("the lease is lost")]
 
@@ -296,8 +295,8 @@ def test_a_job_that_lost_its_folder_publishes_nothing(tmp_path):
 
 
 def test_every_file_names_its_save_and_damage_has_a_place(tmp_path, monkeypatch):
-    """One id in tensors, index and manifest; of a flipped bit the block and its bytes are told; a stale file
-    as such.
+    """One id in tensors, index and manifest; of a flipped bit the block and its bytes are told;
+    a stale file as such.
     """
     monkeypatch.setattr(checkpoint_index, "BLOCK_BYTES", 256)
     newest = filled_store(tmp_path).settle()
@@ -327,8 +326,8 @@ def test_every_file_names_its_save_and_damage_has_a_place(tmp_path, monkeypatch)
 
 
 def test_the_newest_and_the_milestones_are_kept(tmp_path):
-    """keep_newest counts up to the step just saved, multiples of keep_every_steps stay, `newest` leads to the
-    newest.
+    """keep_newest counts up to the step just saved, multiples of keep_every_steps stay,
+    `newest` leads to the newest.
     """
     store = filled_store(tmp_path)
     store.save(300, small(3.0), {"tokens": 30, "loss": 0.5})
@@ -347,7 +346,7 @@ def test_the_newest_and_the_milestones_are_kept(tmp_path):
 
 
 def test_the_last_sound_checkpoint_is_kept_as_long_as_it_is_asked_for(tmp_path):
-    """Besides the newest: the newest up to `kept_step`, or all of them, which is told with its reason."""
+    """The newest up to `kept_step` is kept beside the newest; or all are, reported with the reason."""
     alerts = []
     store = Store(tmp_path, on_alert=lambda step, message: alerts.append((step, message)))
     for step in (100, 200, 300, 400, 500):
@@ -378,25 +377,27 @@ def test_going_back_removes_later_ones_only_once_its_target_is_known_to_be_whole
     assert store.go_back_to(100) is None and "is damaged: rank_00000.safetensors" in alerts[0]
     tensors.write_bytes(whole)
     with monkeypatch.context() as patch, pytest.raises(FaultyCheckpoint, match="unreadable.*EIO.*try again"):
-        patch.setattr(checkpoint_index, "_first_wrong_block", _io_error)
+        patch.setattr(checkpoint_index.BlockDigests, "update", io_error)
         store.go_back_to(100)
     assert sorted(path.name for path in tmp_path.iterdir()) == later
     assert store.go_back_to(150) is None and store.go_back_to(100) == tmp_path / "step_00000100"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["newest", "step_00000100"]
 
 
-def _io_error(path: Path, expected: list[str]) -> None:
-    raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+def io_error(digests: checkpoint_index.BlockDigests, data: bytes) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def unreadable_on_one_rank(folder: Path, is_other_damaged: bool) -> list[str]:
-    """What `newest` and `restore` say where rank 1 alone gets I/O errors; rank 0 may see damage meanwhile."""
+    """Returns the messages of `newest` and `restore` where rank 1 alone gets I/O errors;
+    rank 0 may see damage meanwhile.
+    """
     world = start_world(30, "cpu")
     store = Store(folder, group=make_host_group(world, "checkpoint", 30))
     if world.rank == 1:
-        checkpoint_index._first_wrong_block = _io_error
+        checkpoint_index.BlockDigests.update = io_error
     elif is_other_damaged:
-        checkpoint_index._first_wrong_block = lambda path, expected: 0
+        checkpoint_index.BlockDigests.hexdigests = lambda digests: ["0"]
     messages = []
     for read in (store.newest, lambda: store.restore(folder / "step_00000200", small(0.0))):
         with pytest.raises(FaultyCheckpoint) as refusal:
@@ -407,8 +408,8 @@ def unreadable_on_one_rank(folder: Path, is_other_damaged: bool) -> list[str]:
 
 @pytest.mark.parametrize("is_other_damaged", [False, True])
 def test_an_io_error_on_one_rank_refuses_on_all(tmp_path, is_other_damaged):
-    """The same message on both, which names the rank; nothing is renamed, also where the other rank saw
-    damage.
+    """The same message on both, which names the rank;
+    nothing is renamed, also where the other rank saw damage.
     """
     run_ranks(save_on_ranks, 2, tmp_path / "made", 1, 2)
     for step in (100, 200):
@@ -467,8 +468,8 @@ def test_a_tensor_that_is_not_finite_on_one_rank_fails_the_save_on_all(tmp_path)
 
 
 def test_the_newest_whole_checkpoint_of_a_run_is_found_or_named(tmp_path):
-    """newest_checkpoint tells of the damaged one that it passes over, and names what is wrong when none is
-    whole.
+    """newest_checkpoint tells of the damaged one that it passes over,
+    and names what is wrong when none is whole.
     """
     filled_store(tmp_path / "train" / "checkpoints")
     warnings = []
@@ -504,8 +505,8 @@ def start_and_refuse(folder: Path) -> list[str]:
 
 
 def test_what_a_checkpoint_cannot_fill_is_refused_on_all_ranks(tmp_path):
-    """Missing names, other shapes and lossy dtypes, seen by one rank, are named on both; and no
-    rank hangs.
+    """Missing names, other shapes and lossy dtypes, seen by one rank, are named on both;
+    and no rank hangs.
     """
     filled_store(tmp_path)
     first, second = run_ranks(start_and_refuse, 2, tmp_path, timeout_seconds=60)

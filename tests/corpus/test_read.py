@@ -76,7 +76,8 @@ def test_article_of_a_page(tmp_path):
     cut words."""
     page = """<html><head><style>p {}</style><script>var a = "<p>x</p>";</script></head><body><nav>Menu</nav>
       <h1>Outside</h1><div id="DisplayArea"><h2>Pealkiri</h2><p>Esimene <b>lõi</b>k
-      siin &amp; seal.<br>Teine</p><div>Sees<pre>code</pre></div><ul><li>üks<li>kaks</ul><button>Copy</button></div>
+      siin &amp; seal.<br>Teine</p><div>Sees<pre>code</pre></div><ul><li>üks<li>kaks</ul>
+      <button>Copy</button></div>
       <p>After</p></body></html>"""
     assert page_text(page).split("\n") == [
         "Pealkiri",

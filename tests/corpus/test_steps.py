@@ -75,8 +75,8 @@ def test_document_language_uses_all_lines():
 
 @pytest.mark.parametrize("kind", [LineLanguage, DocumentLanguage])
 def test_long_texts_are_not_remembered(kind, monkeypatch):
-    """200 documents of 100 kB pass through; what stays in memory is not their text (each worker had kept it
-    all).
+    """200 documents of 100 kB pass through; what stays in memory is not their text (each worker had
+    kept it all).
     """
     fixed = SimpleNamespace(probabilities=lambda text: {"et": 1.0})
     monkeypatch.setattr("kielo.corpus.language.load_identifier", lambda name: fixed)

@@ -10,8 +10,8 @@ from transformers import AutoConfig
 from kielo.checkpoint.pieces import join
 from kielo.models import families
 from kielo.models.layout_words import WORDS
+from kielo.models.parameter_shapes import layout_word
 from kielo.models.piece import by_stored_name
-from kielo.parallel.tensor import _word
 from tests.models.equality import batch, mean_loss, our_logits, pair, their_gradients, train
 from tests.models.tiny_configs import LENGTH, TINY, VOCABULARY
 
@@ -81,7 +81,7 @@ def test_the_layout_table_covers_every_parameter_once(models) -> None:
     words = Counter()
     for name, module in ours.named_modules():
         owns = any(True for _ in module.parameters(recurse=False))
-        word = _word(table, name)
+        word = layout_word(table, name)
         assert not owns or (word is not None and word != "gather"), f"{name} has parameters and no word"
         words[name] += word is not None
     assert max(words.values()) == 1
@@ -96,8 +96,8 @@ def test_count_is_the_models(models) -> None:
 
 
 def test_an_exported_config_is_read_back_alike(models, tmp_path) -> None:
-    """What transformers saves of our config.json, in its own spelling, is the same model; its class is the
-    same too.
+    """The config.json that transformers saves of ours, in its own spelling, is the same model; its class is
+    the same too.
     """
     ours, theirs = models
     names = families.module(ours.config.model_type, "names")
@@ -109,7 +109,7 @@ def test_an_exported_config_is_read_back_alike(models, tmp_path) -> None:
 
 
 def test_documents_are_walls(models) -> None:
-    """What stands in one document changes nothing in the next; without document numbers it does."""
+    """A change in one document changes nothing in the next; without document numbers it does."""
     ours, _ = models
     inputs, _ = batch()
     changed = inputs.clone()
@@ -139,8 +139,8 @@ def test_materialised_from_meta_it_is_the_same_model(models) -> None:
 
 
 def test_first_values_are_those_of_the_rules(models) -> None:
-    """Every parameter gets finite values by name and seed alone; padding is zero; norms start as the
-    identity.
+    """Every parameter gets finite values by name and seed alone; padding is zero;
+    norms start as the identity.
     """
     ours, _ = models
     initial_value = families.module(ours.config.model_type, "model").initial_value

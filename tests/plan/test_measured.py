@@ -4,14 +4,24 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kielo.plan import measured
-from kielo.plan.measured import Machine, compare, measure, read_machine, write_machine
+from kielo.plan.efficiency import fitted, members
+from kielo.plan.measured import (
+    Machine,
+    compare,
+    efficiency_with,
+    measure,
+    priors_of,
+    read_machine,
+    with_figures,
+    write_machine,
+)
 from kielo.recipe.cards import accelerator
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
@@ -22,7 +32,8 @@ from kielo.resolve.resolved import Resolved, write
 SHAPES = [(256, 1, 1, 12), (256, 1, 4, 12), (1024, 1, 1, 12), (128, 1, 4, 12), (256, 4, 1, 12)]
 LAYOUTS: list[dict[str, Any]] = [
     {"model.hidden_size": 512, "model.intermediate_size": 1408, "model.num_attention_heads": 8},
-    {"model.num_hidden_layers": 8, "model.vocab_size": 16384}, {"layout.pipeline": 2}, {"layout.recompute": "full"},
+    {"model.num_hidden_layers": 8, "model.vocab_size": 16384}, {"layout.pipeline": 2},
+    {"layout.recompute": "full"},
     {"layout.zero": 3},
 ]  # fmt: skip
 
@@ -42,7 +53,8 @@ def _resolved(folder: Path, phases=SHAPES, ranks: int = 2, gpu: str | None = Non
     for length, size, number, steps in phases:
         tokens = length * size * number * data
         content["phases"].append({
-            "tokens": tokens * steps, "tokens_per_step": tokens, "sequence_length": length, "micro_batch_sequences": size,
+            "tokens": tokens * steps, "tokens_per_step": tokens, "sequence_length": length,
+            "micro_batch_sequences": size,
         })  # fmt: skip
     recipe = type(recipe).model_validate(content)
     device = "cpu" if gpu is None else "cuda"
@@ -57,9 +69,18 @@ def _run(folder: Path, machine: Machine, resolved: Resolved, every: int = 1, noi
     """
     path = folder / "train" / "metrics.jsonl"
     path.parent.mkdir(parents=True)
-    path.write_text("")
     write(resolved, folder / "resolved.toml")
-    seconds = _true_seconds(machine, resolved)
+    _write_rows(path, resolved, [1.0] * len(resolved.identity.phases))
+    on_as_many = replace(machine, ranks=resolved.placement.world_size)
+    seconds = [shape.planned_seconds for shape in compare(on_as_many, path)]
+    _write_rows(path, resolved, seconds, every, noise)
+    return path
+
+
+def _write_rows(
+    path: Path, resolved: Resolved, seconds: list[float], every: int = 1, noise: float = 0.0
+) -> None:
+    """seconds: of a step of each phase."""
     generator, rows, elapsed = np.random.default_rng(5), [], 0.0
     for phase, placed, step_seconds in zip(resolved.identity.phases, resolved.placement.phases, seconds):
         for step in range(phase.first_step, phase.last_step + 1):
@@ -67,34 +88,22 @@ def _run(folder: Path, machine: Machine, resolved: Resolved, every: int = 1, noi
             elapsed += step_seconds * slow
             if step % every == 0 or step == 1:
                 speed = phase.tokens_per_step / step_seconds / slow
+                tflops = speed * placed.flops_per_token / resolved.placement.world_size / 1e12
                 rows.append({
-                    "step": step, "tokens": 0, "samples": 0, "phase": phase.number, "loss": 3.0, "tokens_per_second": speed,
-                    "tflops_per_second": speed * placed.flops_per_token / resolved.placement.world_size / 1e12,
-                    "seconds": elapsed,
+                    "step": step, "tokens": 0, "samples": 0, "phase": phase.number, "loss": 3.0,
+                    "tokens_per_second": speed, "tflops_per_second": tflops, "seconds": elapsed,
                 })  # fmt: skip
     rows.insert(5, {"step": 5, "tokens": 0, "heldout_loss": 3.0})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 9', encoding="utf-8")
-    return path
-
-
-def _true_seconds(machine: Machine, resolved: Resolved) -> list[float]:
-    shapes = {
-        (phase.sequence_length, placed.micro_batch_sequences, placed.micro_batches_per_step): [1.0]
-        for phase, placed in zip(resolved.identity.phases, resolved.placement.phases)
-    }
-    run = measured._Run(Path("none"), resolved, shapes)
-    work = measured._work([run], machine.accelerator, None)
-    return measured.step_seconds(work, machine.efficiency).total.tolist()
 
 
 def _machine(changes: Mapping[str, float], name: str = "cpu") -> Machine:
-    """Whose figures are those that the fit starts from, times `changes`."""
+    """A machine whose figures are those that the fit starts from, times `changes`."""
     card = accelerator(name)
-    priors = measured._CPU | measured._CPU_MACHINE if name == "cpu" else measured._gpu_priors(card)
-    values = {key: prior.start * changes.get(key, 1.0) for key, prior in priors.items()}
+    values = {key: prior.start * changes.get(key, 1.0) for key, prior in priors_of(card).items()}
     precision = "fp32" if name == "cpu" else "bf16"
     spread = {"lower": -0.06, "upper": 0.06}
-    figures, constants = measured._with_figures(card, precision, values), measured._efficiency(card, values)
+    figures, constants = with_figures(card, precision, values), efficiency_with(card, values)
     return Machine(figures, constants, spread, precision, 2, ())
 
 
@@ -131,7 +140,7 @@ def test_own_rows_are_told(tmp_path):
 
 
 def test_a_gpu_keeps_its_peaks(tmp_path):
-    """And what its runs tell goes into the constants of its architecture and of Kielo's engine, no others."""
+    """The figures of its runs go into the constants of its architecture and of Kielo's engine, no others."""
     truth = _machine({"matrix_engine": 0.9, "layer_seconds": 1.3, "elementwise": 1.2}, "h100_80")
     shapes = [(2048, 1, 1, 12), (2048, 4, 2, 12), (8192, 1, 1, 12), (512, 1, 8, 12)]
     big = {
@@ -144,8 +153,8 @@ def test_a_gpu_keeps_its_peaks(tmp_path):
     other = _resolved(tmp_path, [(4096, 2, 2, 8)], gpu="h100_80", **big | {"model.num_hidden_layers": 12})
     (shape,) = compare(found, _run(tmp_path / "other", truth, other))
     assert shape.planned_seconds == pytest.approx(shape.measured_seconds, rel=0.03)
-    shipped = measured.fitted()[0].values["layer_seconds"]
-    at = measured.members("layer_seconds").index("fsdp")
+    shipped = fitted()[0].values["layer_seconds"]
+    at = members("layer_seconds").index("fsdp")
     assert found.efficiency.values["layer_seconds"][at] > shipped[at]
     assert np.delete(found.efficiency.values["layer_seconds"], at).tolist() == np.delete(shipped, at).tolist()
 
@@ -171,12 +180,12 @@ def test_rows_every_ten_steps_are_enough(tmp_path):
     phases = [(256, 1, 1, 60), (256, 1, 4, 60)]
     truth = _machine(CPU)
     path = _run(tmp_path / "own", truth, _resolved(tmp_path, phases), every=10)
-    seconds = _true_seconds(truth, _resolved(tmp_path, phases))
+    seconds = [shape.planned_seconds for shape in compare(truth, path)]
     assert [shape.measured_seconds for shape in compare(measure([path]), path)] == pytest.approx(seconds)
 
 
 def test_only_the_newest_attempt_counts(tmp_path):
-    """Its layout is the one in resolved.toml; an attempt's seconds begin anew."""
+    """The newest attempt's layout is the one in resolved.toml; an attempt's seconds begin anew."""
     truth = _machine(CPU)
     resolved = _resolved(tmp_path, [(256, 1, 1, 20), (256, 1, 4, 20)])
     path = _run(tmp_path / "own", truth, resolved)
@@ -187,9 +196,9 @@ def test_only_the_newest_attempt_counts(tmp_path):
             row[key] = row.get(key, 0.0) / 9
         row["seconds"] = row.get("seconds", 0.0) * 9
     path.write_text("".join(json.dumps(row) + "\n" for row in slower) + "\n".join(lines[24:]))
-    (((length, size, number), times),) = measured._read_run(path).seconds.items()
-    assert (length, size, number) == (256, 1, 4)
-    assert np.median(times) == pytest.approx(_true_seconds(truth, resolved)[1])
+    (newest,) = compare(truth, path)
+    assert (newest.sequence_length, newest.micro_batch, newest.micro_batches) == (256, 1, 4)
+    assert newest.measured_seconds == pytest.approx(newest.planned_seconds)
 
 
 def test_no_file(tmp_path):
@@ -220,7 +229,7 @@ def test_too_few_rows(tmp_path):
 
 
 def test_other_devices(tmp_path):
-    """On a processor, other numbers of ranks are other devices too."""
+    """Runs on other devices are refused; on a processor, other numbers of ranks are other devices too."""
     two = _run(tmp_path / "two", _machine({}), _resolved(tmp_path))
     one = _run(tmp_path / "one", _machine({}), _resolved(tmp_path, ranks=1))
     gpu = _run(

@@ -24,6 +24,7 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.placement_types import Placement as DTensorPlacement
 
 from kielo.models import families
+from kielo.models.parameter_shapes import layout_word
 from kielo.parallel.mesh import Mesh
 
 if TYPE_CHECKING:
@@ -47,17 +48,12 @@ def lay_tensor(model: nn.Module, mesh: Mesh, placement: "Placement") -> None:
     between = Shard(SEQUENCE_DIM) if placement.sequence_parallel else Replicate()
     styles = {}
     for name, module in model.named_modules():
-        word = _word(table, name)
+        word = layout_word(table, name)
         # Without sequence parallelism every rank computes these whole, from the same numbers.
         if word is not None and (word not in ALONG_SEQUENCE or placement.sequence_parallel):
             styles[name] = _style(word, module, between)
     parallelize_module(model, mesh.parameters["tensor"], styles)
     model.tie()  # each of the two got a tensor of its own
-
-
-def _word(table: dict[str, str], name: str) -> str | None:
-    parts = ["*" if part.isdigit() else part for part in name.split(".")]
-    return table.get(".".join(parts))
 
 
 def _style(word: str, module: nn.Module, between: DTensorPlacement) -> ParallelStyle:

@@ -18,7 +18,7 @@ from kielo.recipe.errors import KieloError
 
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 
-_CLASSES = {
+TORCH_CLASSES = {
     "gpipe": "ScheduleGPipe",
     "1f1b": "Schedule1F1B",
     "interleaved_1f1b": "ScheduleInterleaved1F1B",
@@ -56,7 +56,7 @@ def make_schedule(
         PipelineStage(part, number, num_stages, device, input_args=given, output_args=made, group=group)
         for part, number, (given, made) in zip(parts, numbers, examples)
     ]
-    made = getattr(torch_schedules, _CLASSES[name])
+    made = getattr(torch_schedules, TORCH_CLASSES[name])
     is_single = issubclass(made, torch_schedules.PipelineScheduleSingle)
     # Losses are divided by the global count of tokens already; torch's default would divide gradients once
     # more.

@@ -86,7 +86,7 @@ class _Run:
 
 
 @dataclass(frozen=True)
-class _Prior:
+class Prior:
     """A figure that is fitted: its start, and how far (standard deviation of the logarithm) it may move from
     it.
     """
@@ -99,18 +99,18 @@ class _Prior:
 # with models other than those of benchmarks/planner_measured.py. Nothing is hidden there: whoever sends holds
 # the core that computes.
 _CPU = {
-    "flash": _Prior(0.25, 0.5), "elementwise": _Prior(2.5, 0.4), "accumulate": _Prior(1.0, 0.4),
-    "layer_seconds": _Prior(2.5e-3, 0.35), "step_seconds": _Prior(2.5e-2, 0.6), "tensor_exposed": _Prior(1.0, 0.3),
-    "pipeline_exposed": _Prior(0.2, 0.5), "data_hidden": _Prior(0.01, 0.1), "gather": _Prior(1.2, 0.3),
-    "latency_seconds": _Prior(8e-3, 0.5), "tensor_launch": _Prior(2.0, 0.3), "tile": _Prior(8.0, 0.5),
-    "wave_elements": _Prior(4e3, 0.5), "misaligned": _Prior(1.0, 0.05), "small_heads": _Prior(0.1, 0.5),
-    "jitter": _Prior(0.01, 0.3),
+    "flash": Prior(0.25, 0.5), "elementwise": Prior(2.5, 0.4), "accumulate": Prior(1.0, 0.4),
+    "layer_seconds": Prior(2.5e-3, 0.35), "step_seconds": Prior(2.5e-2, 0.6), "tensor_exposed": Prior(1.0, 0.3),
+    "pipeline_exposed": Prior(0.2, 0.5), "data_hidden": Prior(0.01, 0.1), "gather": Prior(1.2, 0.3),
+    "latency_seconds": Prior(8e-3, 0.5), "tensor_launch": Prior(2.0, 0.3), "tile": Prior(8.0, 0.5),
+    "wave_elements": Prior(4e3, 0.5), "misaligned": Prior(1.0, 0.05), "small_heads": Prior(0.1, 0.5),
+    "jitter": Prior(0.01, 0.3),
 }  # fmt: skip
 _CPU_MACHINE = {
-    "flops": _Prior(8e10, 2.0),  # peak of a rank, a second: anything from half a core to a socket
-    "bytes_a_flop": _Prior(0.12, 0.4),  # memory bandwidth by that peak
+    "flops": Prior(8e10, 2.0),  # peak of a rank, a second: anything from half a core to a socket
+    "bytes_a_flop": Prior(0.12, 0.4),  # memory bandwidth by that peak
     # bandwidth between ranks by memory bandwidth: each byte is copied several times
-    "link_share": _Prior(0.15, 0.5),
+    "link_share": Prior(0.15, 0.5),
 }
 # A GPU's start is the shipped card; these may move, by the spreads of `CONSTANTS`.
 _GPU = (
@@ -136,14 +136,14 @@ def measure(paths: Sequence[Path | str], site: Cluster | None = None) -> Machine
     placement, precision = runs[0].resolved.placement, runs[0].resolved.identity.precision
     ranks = max(run.resolved.placement.world_size for run in runs)
     card = accelerator_card("cpu") if placement.device == "cpu" else _gpu_card(runs[0])
-    priors = _CPU | _CPU_MACHINE if placement.device == "cpu" else _gpu_priors(card)
-    start = _with_figures(card, precision, {name: prior.start for name, prior in priors.items()})
+    priors = priors_of(card)
+    start = with_figures(card, precision, {name: prior.start for name, prior in priors.items()})
     work = _work(runs, start, site)
     seconds = np.array([np.median(times) for run in runs for times in run.seconds.values()])
     values = _solve(priors, lambda values: _predict(work, card, values), np.log(seconds))
     errors = np.log(seconds) - np.log(_predict(work, card, values))
     return Machine(
-        _with_source(_with_figures(card, precision, values)), _efficiency(card, values), _spread(errors), precision, ranks,
+        _with_source(with_figures(card, precision, values)), efficiency_with(card, values), _spread(errors), precision, ranks,
         tuple(str(run.path) for run in runs),
     )  # fmt: skip
 
@@ -383,10 +383,13 @@ def _layout(placement: Placement) -> Layout:
     return Layout(**{name: getattr(placement, name) for name in names}, pipeline_stages_per_rank=stages)
 
 
-def _gpu_priors(card: Accelerator) -> dict[str, _Prior]:
+def priors_of(card: Accelerator) -> dict[str, Prior]:
+    """The figures of such a device that are fitted, by name."""
+    if card.device == "cpu":
+        return _CPU | _CPU_MACHINE
     start, _ = fitted()
     return {
-        name: _Prior(float(start.values[name][_member(name, card)]), CONSTANTS[name].spread) for name in _GPU
+        name: Prior(float(start.values[name][_member(name, card)]), CONSTANTS[name].spread) for name in _GPU
     }
 
 
@@ -397,7 +400,7 @@ def _member(name: str, card: Accelerator) -> int:
     )
 
 
-def _efficiency(card: Accelerator, values: Mapping[str, float]) -> Efficiency:
+def efficiency_with(card: Accelerator, values: Mapping[str, float]) -> Efficiency:
     """The shipped constants with `values` for this device."""
     constants = {name: column.copy() for name, column in fitted()[0].values.items()}
     for name, value in values.items():
@@ -406,7 +409,7 @@ def _efficiency(card: Accelerator, values: Mapping[str, float]) -> Efficiency:
     return Efficiency(constants)
 
 
-def _with_figures(card: Accelerator, precision: str, values: Mapping[str, float]) -> Accelerator:
+def with_figures(card: Accelerator, precision: str, values: Mapping[str, float]) -> Accelerator:
     """A processor's card with what was fitted; a GPU's as it is."""
     if "flops" not in values:
         return card
@@ -433,11 +436,11 @@ def _predict(work: Workload, card: Accelerator, values: Mapping[str, float]) -> 
             work, peak=values["flops"] * ones, peak_recipe=values["flops"] * ones, memory_bandwidth=memory,
             node_bandwidth=link, network_bandwidth=link,
         )  # fmt: skip
-    return step_seconds(work, _efficiency(card, values)).total
+    return step_seconds(work, efficiency_with(card, values)).total
 
 
 def _solve(
-    priors: Mapping[str, _Prior], predict: Callable[[Mapping[str, float]], Column], target: Column
+    priors: Mapping[str, Prior], predict: Callable[[Mapping[str, float]], Column], target: Column
 ) -> dict[str, float]:
     """Figures by which `predict` gives what `target` is the logarithm of, each drawn to its prior."""
     origin = np.log([prior.start for prior in priors.values()])

@@ -33,7 +33,7 @@ def block_mask(
         return visible
 
     batch = None if documents_bs is None else documents_bs.shape[0]
-    return _on(device, create_block_mask)(is_visible, batch, None, length, length, device=device)
+    return compiled_on(device, create_block_mask)(is_visible, batch, None, length, length, device=device)
 
 
 def attend(
@@ -55,7 +55,7 @@ def attend(
 
     size = q_bhsk.shape[-1]
     padded = (F.pad(x, (0, max(0, _SMALLEST_HEAD - size))) for x in (q_bhsk, k_bgsk, v_bgsk))
-    out_bhsk = _on(q_bhsk.device, flex_attention)(
+    out_bhsk = compiled_on(q_bhsk.device, flex_attention)(
         *padded,
         score_mod=capped if softcap is not None else sloped if slopes_h is not None else None,
         block_mask=blocks,
@@ -65,7 +65,7 @@ def attend(
     return out_bhsk[..., :size]
 
 
-def _on(device: torch.device, function: Callable) -> Callable:
+def compiled_on(device: torch.device, function: Callable) -> Callable:
     """Compiled on a GPU; inside a layer that is compiled itself, `function` becomes a part of that."""
     return function if device.type == "cpu" or torch.compiler.is_compiling() else _compiled(function)
 
