@@ -345,7 +345,7 @@ def test_the_newest_and_the_milestones_are_kept(tmp_path):
 
 
 def test_the_last_sound_checkpoint_is_kept_as_long_as_it_is_asked_for(tmp_path):
-    """Besides the newest: the newest up to `kept_step`, or all of them, which is told with its reason."""
+    """The newest up to `kept_step` is kept beside the newest; or all are, reported with the reason."""
     alerts = []
     checkpointer = Checkpointer(tmp_path, on_alert=lambda step, message: alerts.append((step, message)))
     for step in (100, 200, 300, 400, 500):
@@ -376,15 +376,15 @@ def test_going_back_removes_later_ones_only_once_its_target_is_known_to_be_whole
     assert checkpointer.go_back_to(100) is None and "is damaged: rank_00000.safetensors" in alerts[0]
     tensors.write_bytes(whole)
     with monkeypatch.context() as patch, pytest.raises(FaultyCheckpoint, match="unreadable.*EIO.*try again"):
-        patch.setattr(block_digests, "first_wrong_block", _io_error)
+        patch.setattr(block_digests, "first_wrong_block", io_error)
         checkpointer.go_back_to(100)
     assert sorted(path.name for path in tmp_path.iterdir()) == later
     assert checkpointer.go_back_to(150) is None and checkpointer.go_back_to(100) == tmp_path / "step_00000100"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["newest", "step_00000100"]
 
 
-def _io_error(path: Path, expected: list[str]) -> None:
-    raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+def io_error(path: Path, expected: list[str]) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def unreadable_on_one_rank(folder: Path, is_other_damaged: bool) -> list[str]:
@@ -392,7 +392,7 @@ def unreadable_on_one_rank(folder: Path, is_other_damaged: bool) -> list[str]:
     world = start_world(30, "cpu")
     checkpointer = Checkpointer(folder, group=make_host_group(world, "checkpoint", 30))
     if world.rank == 1:
-        block_digests.first_wrong_block = _io_error
+        block_digests.first_wrong_block = io_error
     elif is_other_damaged:
         block_digests.first_wrong_block = lambda path, expected: 0
     messages = []

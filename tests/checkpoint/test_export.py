@@ -410,15 +410,15 @@ def test_a_full_disk_is_told_and_what_is_finished_stays(tmp_path, checkpoint, mo
     """A full disk, foreseen or met: bytes needed and free, the place of finished shards, how to go on."""
     arguments = (checkpoint, tmp_path / "hf", config(), None)
     options = {"max_shard_bytes": SHARD_BYTES}
-    put = SafetensorsStream._put
+    write_rows = SafetensorsStream.write_rows
 
-    def full(stream, data):
-        if stream.path.name.startswith("model-00002") and stream.bytes > 0:
+    def full(stream, rows):
+        if stream.path.name.startswith("model-00002"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        put(stream, data)
+        write_rows(stream, rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(SafetensorsStream, "_put", full)
+        patch.setattr(SafetensorsStream, "write_rows", full)
         with pytest.raises(
             KieloError, match=r"disk full: .* more bytes.* free.* 1 finished files stay in .*\.hf\.kielo/new"
         ):

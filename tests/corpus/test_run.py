@@ -114,10 +114,13 @@ def test_a_script_without_a_main_guard_can_call_it(tmp_path):
     _write_text(tmp_path / "a.jsonl")
     script = tmp_path / "my script.py"
     script.write_text(
-        "from pathlib import Path\nfrom kielo.corpus.run import run_corpus\nfrom kielo.recipe.sections "
-        "import Corpus, Recipe\nhere = Path(__file__).parent\nrecipe = Recipe(name='t', language='et', "
-        "corpus=Corpus(sources=str(here / 'a.jsonl'), workers=2))\nrun_corpus(recipe, here / 'corpus', "
-        "here / 'raw')\nprint('ran', __file__ is not None)\n"
+        "from pathlib import Path\n"
+        "from kielo.corpus.run import run_corpus\n"
+        "from kielo.recipe.sections import Corpus, Recipe\n"
+        "here = Path(__file__).parent\n"
+        "corpus = Corpus(sources=str(here / 'a.jsonl'), workers=2)\n"
+        "run_corpus(Recipe(name='t', language='et', corpus=corpus), here / 'corpus', here / 'raw')\n"
+        "print('ran', __file__ is not None)\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
     assert done.stdout == "ran True\n", done.stderr

@@ -51,7 +51,7 @@ def test_every_recipe_field_is_read():
 
 
 def test_every_resolved_field_is_read():
-    """And what resolving made of it is read by the rooms above resolve; mesh axes are read by name."""
+    """The rooms above resolve read all that resolving made of it; mesh axes are read by name."""
     axes = {f"placement.{axis}" for axis in ("pipeline", "replicate", "shard", "context", "tensor", "expert")}
     # For people, who see them in resolved.toml and `kielo plan`; the first two also tell runs apart.
     shown = {
@@ -73,11 +73,12 @@ def test_every_resolved_field_is_read():
 
 
 def test_every_field_of_a_card_is_read():
-    """Or says to people where a figure is from. Launching, which is not built yet, will read the three that
-    are left.
+    """Every field is read, or tells people where a figure is from. Launching, which is not built yet, will
+    read the three that are left.
     """
     for_people = {
-        "language.notes", "cluster.description", "cluster.network", "cluster.date", "cluster.notes", "accelerator.date",
+        "language.notes", "cluster.description", "cluster.network", "cluster.date", "cluster.notes",
+        "accelerator.date",
         "accelerator.notes",
     }  # fmt: skip
     for_launch = {"cluster.cpu_cores_per_node", "cluster.scheduler", "cluster.internet_on_compute_nodes"}

@@ -37,8 +37,8 @@ VARIANTS = [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.ful
 
 @pytest.fixture
 def traced(monkeypatch):
-    """All of torch.compile but for writing machine code, which takes most of the time; and its counters from
-    0.
+    """All of torch.compile but for writing machine code, which takes most of the time;
+    and its counters from 0.
     """
     torch.set_num_threads(1)
     torch._dynamo.reset()
@@ -93,8 +93,8 @@ def test_machine_code_gives_the_numbers_of_the_uncompiled_layers(variant: str, t
 
 
 def test_layers_share_their_code_and_no_shape_is_left_uncompiled(traced) -> None:
-    """Five shapes, each trained and scored: ten versions for all layers, beyond torch's own limit
-    of eight.
+    """Five shapes, each trained and scored: ten versions for all layers,
+    beyond torch's own limit of eight.
     """
     plain, compiled = both(deep())
     shapes = [(4, 16), (2, 16), (4, 12), (3, 12), (1, 8)]

@@ -1,5 +1,5 @@
-"""Attention split over context ranks is attention on one rank: values, gradients, documents, and
-equal work.
+"""Attention split over context ranks is attention on one rank:
+values, gradients, documents, and equal work.
 """
 
 from types import SimpleNamespace
@@ -148,8 +148,8 @@ def compare_bf16(form: str) -> tuple[bool, float, int]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_bf16_repeats_bit_by_bit_with_equal_work(form: str) -> None:
-    """bf16 goes over gloo both ways within its rounding, twice the same bits, and every rank computes as
-    much.
+    """bf16 goes over gloo both ways within its rounding, twice the same bits,
+    and every rank computes as much.
     """
     same, worst, products = zip(*run_ranks(compare_bf16, 4, form))
     assert all(same)
@@ -193,8 +193,8 @@ def spread_of_work(split, ranks: int) -> int:
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_positions_are_a_balanced_partition(ranks: int) -> None:
-    """Every position on one rank, causal pairs equal on all (contiguous parts are not), and back to the
-    sequence.
+    """Every position on one rank, causal pairs equal on all (contiguous parts are not),
+    and back to the sequence.
     """
     parts = [context_positions(LENGTH, ranks, rank) for rank in range(ranks)]
     assert torch.equal(torch.cat(parts).sort().values, torch.arange(LENGTH))

@@ -1,5 +1,5 @@
-"""FP8 products: within the formats' bounds, the same on every layout, and gone without a trace from names and
-checkpoints.
+"""FP8 products: within the formats' bounds, the same on every layout,
+and gone without a trace from names and checkpoints.
 """
 
 import runpy
@@ -38,7 +38,8 @@ pytestmark = pytest.mark.skipif(find_spec("torchao") is None, reason="needs kiel
 NUMERICS = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "fp8_numerics.py"))
 SCALINGS = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 CONFIG = Model(
-    hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+    hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    head_dim=16,
     vocab_size=66, vocab_multiple=2, max_position_embeddings=16, tie_word_embeddings=False,
 )  # fmt: skip
 SEQUENCES, LENGTH = 4, 16
@@ -220,8 +221,8 @@ def in_stages(schedule: str, fp8: Fp8) -> dict:
 
 
 def test_pipeline_stages_equal_one_rank():
-    """The same micro-batches in the same order on both stages, which have the layers' own numbers: fp32 sums,
-    1e-6.
+    """The same micro-batches in the same order on both stages, which have the layers' own numbers:
+    fp32 sums, 1e-6.
     """
     fp8 = Fp8(emulate=True, kept_in_bf16=("layers.1.mlp",))
     ((one,),) = run_ranks(on_ranks, 1, {}, [fp8], SEQUENCES, None)
@@ -292,8 +293,8 @@ def fp8_and_bf16(sizes: dict, fp8: Fp8) -> dict:
 
 
 def test_checkpoints_know_nothing_of_fp8(tmp_path):
-    """bf16 on two ranks → FP8, weights gathered so, on two tensor ranks → bf16 on one: every weight bit for
-    bit.
+    """bf16 on two ranks → FP8, weights gathered so, on two tensor ranks → bf16 on one:
+    every weight bit for bit.
     """
     run_ranks(saved, 2, {"shard": 2}, "bf16", None, tmp_path / "a")
     run_ranks(saved, 2, {"tensor": 2}, "fp8", tmp_path / "a", tmp_path / "b")

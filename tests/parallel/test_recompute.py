@@ -1,5 +1,5 @@
-"""Recomputation: the same gradients to the bit, and what each policy makes again and what it keeps, by
-counting operators.
+"""Recomputation: the same gradients to the bit, and what each policy makes again and what it keeps,
+by counting operators.
 """
 
 from collections import Counter
@@ -51,8 +51,8 @@ def gradients_and_calls(**layout) -> tuple[dict[str, torch.Tensor], Counter[str]
     ],
 )
 def test_a_policy_makes_again_what_it_says(layout, attentions, products, activations):
-    """Attention, matrix products and activation functions of one step; names of parameters and gradients
-    unchanged.
+    """Attention, matrix products and activation functions of one step;
+    names of parameters and gradients unchanged.
     """
     expected, plain = gradients_and_calls()
     found, calls = gradients_and_calls(**layout)

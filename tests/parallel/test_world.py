@@ -99,7 +99,7 @@ def world_without_rank_zero():
 
 
 def test_a_missing_rank_zero_is_named_by_its_address():
-    """Without rank 0 there is no store to ask; the message says where it was looked for."""
+    """The message says where rank 0 was looked for; without it there is no store to ask."""
     assert "no meeting at 127.0.0.1:" in run_ranks(world_without_rank_zero, 2)[1]
 
 

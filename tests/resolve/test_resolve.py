@@ -1,5 +1,5 @@
-"""resolve: every derived number once; impossible ones refused with those that work; identity apart from
-placement.
+"""resolve: every derived number once; impossible ones refused with those that work;
+identity apart from placement.
 """
 
 import json
@@ -99,7 +99,7 @@ def test_every_derived_number(run_folder):
     (500, None, 5000), (3, None, 30), (2, None, 24), (1, None, 24), (10, 0, 0), (10, 30, 30),
 ])  # fmt: skip
 def test_every_tenth_checkpoint_is_kept_and_at_most_ten(run_folder, every_steps, asked, expected):
-    """Of 240 steps. A number that is asked for stands, and so does 0."""
+    """A run of 240 steps keeps these. A number that is asked for stands, and so does 0."""
     asking = {"every_steps": every_steps, "keep_every_steps": asked}
     resolved = resolve(recipe(train={"tokens_per_step": 64}, checkpoint=asking), run_folder, 1, "cpu")
     assert resolved.identity.total_steps == 240 and resolved.placement.keep_every_steps == expected
@@ -143,8 +143,8 @@ def test_the_file_reads_back(run_folder, tmp_path):
 
 
 def test_another_world_is_the_same_run(run_folder):
-    """Ranks, layout and log intervals are placement; a learning rate is identity, and its change is refused
-    by name.
+    """Ranks, layout and log intervals are placement;
+    a learning rate is identity, and its change is refused by name.
     """
     alone = resolve(recipe(), run_folder, 1, "cpu")
     many = resolve(recipe(layout={"replicate": 2}, train={"log_every_steps": 3}), run_folder, 8, "cpu")
@@ -159,8 +159,8 @@ def test_another_world_is_the_same_run(run_folder):
 
 
 def test_precisions_may_change_later_and_only_where_they_can_be(run_folder):
-    """Other precisions are no other run; steps beyond the end, twice, or on a device without FP8
-    are refused.
+    """Other precisions are no other run; steps beyond the end, twice,
+    or on a device without FP8 are refused.
     """
     alone = resolve(recipe(), run_folder, 1, "cpu")
     changed = {"train": {"precision_changes": [[8, "bf16"], [4, "fp8"]], "fp8": {"emulate": True}}}
@@ -249,8 +249,8 @@ def test_sequences_of_a_stream(tokens, sequences):
 
 
 def test_the_peak_comes_from_the_card(run_folder):
-    """MFU is measured against the device that runs, not the one that the recipe hoped for; unknown peaks stay
-    open.
+    """MFU is measured against the device that runs, not the one that the recipe hoped for;
+    unknown peaks stay open.
     """
     on_lumi, bf16 = {"cluster": "lumi_g"}, {"train": {"precision": "bf16"}}
     found = {
@@ -278,8 +278,8 @@ def test_the_peak_comes_from_the_card(run_folder):
 
 
 def test_weights_bring_their_model(run_folder, tmp_path):
-    """config.json of the weights replaces the model's keys; a folder without one, or too small a vocabulary,
-    is refused.
+    """config.json of the weights replaces the model's keys;
+    a folder without one, or too small a vocabulary, is refused.
     """
     config = {
         "model_type": "llama",
@@ -336,7 +336,7 @@ def test_weights_of_the_hub_are_kept_by_their_commit(run_folder, tmp_path, monke
 
 
 def test_unfinished_or_empty_stages_are_named(run_folder, tmp_path):
-    """What is missing, and the command that makes it."""
+    """The message names what is missing, and the command that makes it."""
     assert "tokens: the pack stage is not finished; `kielo run RECIPE --to pack`" in refusal(
         recipe(), tmp_path, 1, "cpu"
     )

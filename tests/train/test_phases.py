@@ -1,5 +1,5 @@
-"""The run of docs/phases.md: a batch ramp, longer sequences, another mixture, rewarming and steps passed
-over.
+"""The run of docs/phases.md: a batch ramp, longer sequences, another mixture,
+rewarming and steps passed over.
 """
 
 import re
@@ -176,7 +176,8 @@ def test_every_number_of_the_docs_recipe(tmp_path: Path) -> None:
         for phase in resolved.identity.phases
     ]
     assert found == PHASES and resolved.identity.total_steps == 28 and resolved.identity.total_tokens == 24064
-    assert [(placed.micro_batch_sequences, placed.micro_batches_per_step) for placed in resolved.placement.phases] == [
+    placed = resolved.placement.phases
+    assert [(phase.micro_batch_sequences, phase.micro_batches_per_step) for phase in placed] == [
         (4, 1), (4, 2), (4, 3), (4, 4), (2, 4), (4, 4), (4, 4)
     ]  # fmt: skip
     assert resolved.identity.model.max_position_embeddings == 128
@@ -195,8 +196,8 @@ def test_every_number_of_the_docs_recipe(tmp_path: Path) -> None:
 
 
 def test_the_text_of_every_step_is_the_orders(undisturbed: tuple[Path, dict[int, dict[int, Any]]]) -> None:
-    """Every step but those passed over has the samples and labels made by hand; the query names documents of
-    all.
+    """Every step but those passed over has the samples and labels made by hand;
+    the query names documents of all.
     """
     folder, steps = undisturbed
     resolved = resolved_in(folder)

@@ -48,8 +48,8 @@ def test_five_steps_and_the_ends(schedule: str, expected: list[float]) -> None:
 
 @pytest.mark.parametrize("schedule", LEARNING_RATE_SCHEDULES)
 def test_every_schedule_ends_at_the_final_rate(schedule: str) -> None:
-    """Whatever is in the table comes down from the peak to the final rate, and never leaves what lies
-    between.
+    """Whatever is in the table comes down from the peak to the final rate,
+    and never leaves what lies between.
     """
     rate = rates(stretch(schedule))
     after_warmup = [rate(tokens) for tokens in range(10, 111)]
@@ -58,8 +58,8 @@ def test_every_schedule_ends_at_the_final_rate(schedule: str) -> None:
 
 
 def test_edges() -> None:
-    """No warm-up begins just below the peak, one step is enough, an unknown word is refused with the known
-    ones.
+    """No warm-up begins just below the peak, one step is enough,
+    an unknown word is refused with the known ones.
     """
     assert rates(stretch("linear", warmup_tokens=0))(1) == pytest.approx(1 - 0.9 / 110)
     assert rates(stretch("wsd", decay_tokens=0))(110) == 1.0
