@@ -53,7 +53,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict], Pa
         if has_stages not in made:
             folder = made[has_stages] = tmp_path_factory.mktemp("eight")
             write_tokens(folder / "tokens", spoilt_steps=(4,))
-            resolved = resolved_for(folder, **layout, checkpoint_every_steps=10)
+            resolved = resolved_for(folder, **layout, every_steps=10)
             run_ranks(train, 8, resolved, timeout_seconds=160)
         return made[has_stages]
 
@@ -137,10 +137,10 @@ def test_one_rank_goes_on_as_a_v_and_that_resumes_to_the_bit(tmp_path):
     """
     one, stages, again = (tmp_path / name for name in ("one", "stages", "again"))
     write_tokens(one / "tokens")
-    run_ranks(train, 1, resolved_for(one, tied=True, checkpoint_every_steps=10))
+    run_ranks(train, 1, resolved_for(one, tied=True, every_steps=10))
     v = {"pipeline": 2, "pipeline_schedule": "zbv", "pipeline_layers": (1, 1, 1, 0), "tied": True}
     copy(one, stages)
-    goes_on(stages, **v, checkpoint_every_steps=5)
+    goes_on(stages, **v, every_steps=5)
     assert_equal_runs(stages, one)
     copy(stages, again, LATER)
     goes_on(again, LATER, **v)

@@ -3,7 +3,6 @@
 import json
 from itertools import combinations
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -169,15 +168,15 @@ def split_parameters_under_zero_bubbles() -> None:
     """
     whole_shard = parallelise.apply_fsdp
 
-    def shard(model: Any, mesh: Any, placement: Any, precision: Any) -> None:
-        whole_shard(model, mesh, SimpleNamespace(**vars(placement) | {"zero": 3}), precision)
+    def shard(model: Any, mesh: Any, layout: Layout, precision: Any) -> None:
+        whole_shard(model, mesh, layout.model_copy(update={"zero": 3}), precision)
 
     parallelise.apply_fsdp = shard
 
 
 def refuse_replicas() -> None:
-    def apply_context_parallel(model: Any, mesh: Any, placement: Any) -> None:
-        if placement.replicate > 1:
+    def apply_context_parallel(model: Any, mesh: Any, layout: Any) -> None:
+        if layout.replicate > 1:
             raise KieloError("planted: it cannot be laid out")
 
     parallelise.apply_context_parallel = apply_context_parallel

@@ -33,6 +33,7 @@ from kielo.checkpoint.safetensors_dtypes import DTYPES, nbytes
 from kielo.checkpoint.safetensors_stream import SafetensorsStream
 from kielo.models.piece import Piece
 from kielo.recipe.errors import KieloError
+from kielo.resolve.resolved import as_stored_now
 
 _MODEL = "model/"
 # Plain state that belongs to one step of a run, and so not to an average.
@@ -161,7 +162,7 @@ def _refuse_misfit(indexes: Mapping[Path, CheckpointIndex], num_given: int) -> N
     if not _model_names(first):
         raise KieloError(f"{first_path}: holds no model tensors")
     for path, other in others:
-        changed = _changed_keys(first.plain.get("identity"), other.plain.get("identity"))
+        changed = _changed_keys(_identity(first_path, first), _identity(path, other))
         if changed:
             raise KieloError(
                 f"{path}: is of another run than {first_path} (the identity differs in "
@@ -176,6 +177,11 @@ def _refuse_misfit(indexes: Mapping[Path, CheckpointIndex], num_given: int) -> N
     odd = [name for name in _model_names(first) if not DTYPES[first.entry(name).dtype].is_floating_point]
     if odd:
         raise KieloError(f"{first_path}: whole numbers and switches have no useful mean: {some_names(odd)}")
+
+
+def _identity(path: Path, index: CheckpointIndex) -> dict[str, Any]:
+    """Returns the identity with keys that Kielo had not yet when the checkpoint was written."""
+    return as_stored_now(index.plain.get("identity", {}), path)
 
 
 def _described(index: CheckpointIndex) -> dict[str, tuple[str, tuple[int, ...], str]]:

@@ -24,8 +24,8 @@ from torch.autograd.function import once_differentiable
 from kielo.models.blocks.attention import InnerAttention, Mask, MaskMaker
 from kielo.parallel.mesh import Mesh
 from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Layout
 from kielo.resolve.context_check import lengths_that_split
-from kielo.resolve.resolved import Placement
 
 
 def context_positions(sequence_length: int, ranks: int, rank: int) -> Tensor:
@@ -45,12 +45,12 @@ def context_positions(sequence_length: int, ranks: int, rank: int) -> Tensor:
     return torch.cat((blocks[rank], blocks[-1 - rank]))
 
 
-def apply_context_parallel(model: nn.Module, mesh: Mesh, placement: Placement) -> None:
+def apply_context_parallel(model: nn.Module, mesh: Mesh, layout: Layout) -> None:
     """Replaces `model.make_masks` and each layer's `attention.inner`, in place."""
-    if placement.context == 1:
+    if layout.context == 1:
         return
     group = mesh["context"].get_group()
-    mask_maker, inner = _FORMS[placement.context_attention]
+    mask_maker, inner = _FORMS[layout.context_attention]
     model.make_masks = mask_maker(group, model.make_masks)
     for layer in model.layers.values():
         layer.attention.inner = inner(group, layer.attention.inner)

@@ -1,4 +1,4 @@
-"""The mesh: ranks on six named axes, each with its communicator. `World` and placement → `Mesh`.
+"""The mesh: ranks on six named axes, each with its communicator. `World` and layout → `Mesh`.
 
 Neighbouring ranks differ first in the last axis, so the axes with the most communication (tensor, context)
 stay within a node and `replicate` goes across nodes.
@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from kielo.parallel.communicator import raise_communicator
 from kielo.parallel.world import World
 from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Layout
 from kielo.resolve.ranks import AXES
-from kielo.resolve.resolved import Placement
 
 SAMPLE_AXES = ("replicate", "shard")  # ranks along these see different samples
 TOKEN_AXES = (*SAMPLE_AXES, "context")  # ranks along these see different tokens
@@ -37,21 +37,21 @@ class Mesh:
         return self.ranks[axis]
 
 
-def build_mesh(world: World, placement: Placement) -> Mesh:
-    """Arranges the world's ranks as in `placement`; communicators are made and warmed one after another.
+def build_mesh(world: World, layout: Layout) -> Mesh:
+    """Arranges the world's ranks as in `layout`; communicators are made and warmed one after another.
 
     Groups are made here rather than by `init_device_mesh`, which makes all at once without a time limit, and
     for an axis of size 1 makes one group for every rank of the world on every rank.
 
     Raises KieloError when the sizes do not fit the world, an axis is not supported yet, or ranks do not
-    arrive within placement.start_timeout_seconds (for each communicator).
+    arrive within the world's time limit (for each communicator).
     """
-    sizes = [getattr(placement, axis) for axis in AXES]
+    sizes = [getattr(layout, axis) for axis in AXES]
     _check(world, sizes)
     ranks = torch.arange(world.size).reshape(sizes)
-    communicators = _Communicators(world, placement.start_timeout_seconds)
+    communicators = _Communicators(world)
     mesh = communicators.mesh(ranks, AXES)
-    if placement.context == 1:
+    if layout.context == 1:
         return Mesh(mesh, mesh)
     merged = ranks.flatten(AXES.index("shard"), AXES.index("context"))
     return Mesh(mesh, communicators.mesh(merged, tuple(axis for axis in AXES if axis != "context")))
@@ -60,9 +60,8 @@ def build_mesh(world: World, placement: Placement) -> Mesh:
 class _Communicators:
     """Makes each group of ranks once, whichever meshes it is an axis of."""
 
-    def __init__(self, world: World, timeout_seconds: float):
+    def __init__(self, world: World):
         self._world = world
-        self._timeout_seconds = timeout_seconds
         # The world's group is made and warmed already; a second one would only be a second risk.
         self._made: dict[tuple[int, ...], dist.ProcessGroup] = {tuple(range(world.size)): dist.group.WORLD}
 
@@ -81,7 +80,7 @@ class _Communicators:
                 make = _maker(rows, mine, name)
                 world = self._world
                 group = raise_communicator(
-                    name, mine, world.rank, world.store, world.device, self._timeout_seconds, make
+                    name, mine, world.rank, world.store, world.device, self._world.timeout_seconds, make
                 )
             self._made[tuple(mine)] = group
         return self._made[tuple(mine)]

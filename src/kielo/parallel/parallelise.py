@@ -18,35 +18,34 @@ from kielo.parallel.mesh import Mesh
 from kielo.parallel.pipeline_parallel import into_stages
 from kielo.parallel.recompute import apply_recompute
 from kielo.parallel.tensor_parallel import apply_tensor_parallel
-from kielo.recipe.sections import Fp8, Precision
-from kielo.resolve.resolved import Placement
+from kielo.recipe.sections import Fp8, Layout, Precision
 
 _NO_FP8 = Fp8()
 
 
 def parallelise(
-    model: nn.Module, mesh: Mesh, placement: Placement, precision: Precision, fp8: Fp8 = _NO_FP8
+    model: nn.Module, mesh: Mesh, layout: Layout, precision: Precision, fp8: Fp8 = _NO_FP8
 ) -> nn.Module:
     """Applies all axes of `mesh` to `model` (fp32 parameters, on meta); returns it, or this rank's stages.
 
     fp8: the settings where `precision` is fp8.
     """
-    if placement.pipeline > 1:
+    if layout.pipeline > 1:
         return into_stages(
-            model, mesh, placement, lambda part: _parallelise_part(part, mesh, placement, precision, fp8)
+            model, mesh, layout, lambda part: _parallelise_part(part, mesh, layout, precision, fp8)
         )
-    return _parallelise_part(model, mesh, placement, precision, fp8)
+    return _parallelise_part(model, mesh, layout, precision, fp8)
 
 
 def _parallelise_part(
-    model: nn.Module, mesh: Mesh, placement: Placement, precision: Precision, fp8: Fp8
+    model: nn.Module, mesh: Mesh, layout: Layout, precision: Precision, fp8: Fp8
 ) -> nn.Module:
     if precision == "fp8":
         apply_fp8(model, mesh, fp8)
-    apply_tensor_parallel(model, mesh, placement)
-    apply_context_parallel(model, mesh, placement)
-    apply_recompute(model, placement)
-    if placement.compile:
+    apply_tensor_parallel(model, mesh, layout)
+    apply_context_parallel(model, mesh, layout)
+    apply_recompute(model, layout)
+    if layout.compile:
         apply_compile(model)
-    apply_fsdp(model, mesh, placement, precision)
+    apply_fsdp(model, mesh, layout, precision)
     return model

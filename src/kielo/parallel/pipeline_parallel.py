@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from kielo.parallel.materialise import local
 from kielo.parallel.mesh import Mesh
 from kielo.parallel.pipeline_schedule import Schedule, ScheduleOptions, make_schedule
-from kielo.resolve.resolved import Placement
+from kielo.recipe.sections import Layout
 from kielo.resolve.stages import layer_numbers, stages_of_rank
 
 
@@ -119,13 +119,13 @@ def cut(model: nn.Module, stage: int, num_stages: int, layers: range) -> nn.Modu
 
 
 def into_stages(
-    model: nn.Module, mesh: Mesh, placement: Placement, parallelise_part: Callable[[nn.Module], nn.Module]
+    model: nn.Module, mesh: Mesh, layout: Layout, parallelise_part: Callable[[nn.Module], nn.Module]
 ) -> nn.Module:
     """Cuts `model` (on meta) into this rank's stages, each parallelised by `parallelise_part`."""
     axis = mesh["pipeline"]
-    ranges = layer_numbers(placement.pipeline_layers)
+    ranges = layer_numbers(layout.pipeline_layers)
     numbers = stages_of_rank(
-        placement.pipeline_schedule, axis.size(), axis.get_local_rank(), len(ranges) // axis.size()
+        layout.pipeline_schedule, axis.size(), axis.get_local_rank(), len(ranges) // axis.size()
     )
     parts = [
         parallelise_part(cut(copy.deepcopy(model), number, len(ranges), ranges[number])) for number in numbers

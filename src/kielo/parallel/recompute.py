@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from kielo.recipe.errors import KieloError
-from kielo.resolve.resolved import Placement
+from kielo.recipe.sections import Layout
 
 _ATTENTION_KERNELS = (
     "_scaled_dot_product_flash_attention",
@@ -25,14 +25,14 @@ _ATTENTION_KERNELS = (
 )
 
 
-def apply_recompute(model: nn.Module, placement: Placement) -> None:
+def apply_recompute(model: nn.Module, layout: Layout) -> None:
     """Recomputes in every n-th layer; `forward` is replaced and no module added, so names do not change."""
-    policy = placement.recompute
+    policy = layout.recompute
     if policy == "none":
         return
-    saved = _operators(placement.recompute_saved_operators) if policy == "operators" else set()
+    saved = _operators(layout.recompute_saved_operators) if policy == "operators" else set()
     for number, layer in enumerate(model.layers.values()):
-        if number % placement.recompute_every_layers:
+        if number % layout.recompute_every_layers:
             continue
         if policy == "attention":
             layer.attention.inner.__class__ = _recomputed(type(layer.attention.inner))

@@ -24,28 +24,28 @@ from torch.distributed.tensor.placement_types import Placement as DTensorPlaceme
 from kielo.models import families
 from kielo.models.tensor_parallel_styles import style_of
 from kielo.parallel.mesh import Mesh
-from kielo.resolve.resolved import Placement
+from kielo.recipe.sections import Layout
 
 SEQUENCE_DIM = 1  # of activations [b, s, d]
 ALONG_SEQUENCE = ("sequence", "residual", "positions")
 
 
-def apply_tensor_parallel(model: nn.Module, mesh: Mesh, placement: Placement) -> None:
+def apply_tensor_parallel(model: nn.Module, mesh: Mesh, layout: Layout) -> None:
     """Splits the parameters of `model` (best on meta) in place by its family's tensor-parallel plan.
 
     Inputs stay whole token ids. The hidden states that come out are a DTensor split along the sequence, or
     whole on every rank without sequence parallelism; `head.weight` holds this rank's rows of the vocabulary.
     Sizes were checked by `resolve/layout_check.py`.
     """
-    if placement.tensor == 1:
+    if layout.tensor == 1:
         return
     plan = families.module(model.config.model_type, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN
-    between = Shard(SEQUENCE_DIM) if placement.sequence_parallel else Replicate()
+    between = Shard(SEQUENCE_DIM) if layout.sequence_parallel else Replicate()
     styles = {}
     for name, module in model.named_modules():
         style = style_of(plan, name)
         # Without sequence parallelism every rank computes these whole, from the same numbers.
-        if style is not None and (style not in ALONG_SEQUENCE or placement.sequence_parallel):
+        if style is not None and (style not in ALONG_SEQUENCE or layout.sequence_parallel):
             styles[name] = _torch_style(style, module, between)
     parallelize_module(model, mesh.parameters["tensor"], styles)
     model.tie()  # embedding and head each got a tensor of their own
