@@ -50,13 +50,13 @@ def test_permutation_at_the_largest_sizes():
 
 
 @FEW
-@given(seed=seeds, epoch=st.integers(0, 3), tokens=st.integers(1, 700), pieces=st.integers(1, 5))
-def test_an_epoch_reads_every_sequence_once(seed, epoch, tokens, pieces):
+@given(seed=seeds, epoch=st.integers(0, 3), tokens=st.integers(1, 700), sequences_per_block=st.integers(1, 5))
+def test_an_epoch_reads_every_sequence_once(seed, epoch, tokens, sequences_per_block):
     """One epoch of a source is a bijection on its sequences, the stream's tail and several lengths
     included."""
     length = 4
     count = -(-tokens // length)
-    order = make_order(seed, [tokens], [1.0], length, longest=length * pieces)
+    order = make_order(seed, [tokens], [1.0], length, longest=length * sequences_per_block)
     located = order.locate(np.arange(epoch * count, (epoch + 1) * count))
     assert (located.epoch == epoch).all()
     assert np.array_equal(np.sort(located.sequence), np.arange(count))

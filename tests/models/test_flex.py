@@ -17,7 +17,7 @@ from tests.models.tiny_configs import TINY
 
 # More than a block of 128, and no multiple of it.
 BATCH, LENGTH, HEADS, HEAD_DIM, WINDOW = 2, 200, 4, 16, 37
-BENT = {
+SCORES = {
     "plain": {},
     "scaled": {"scale": 0.3},
     "ALiBi": {"alibi": True},
@@ -47,14 +47,14 @@ def projections(groups: int, head_dim: int = HEAD_DIM) -> list[Tensor]:
     ]
 
 
-def parts(bent: str, window: int | None) -> tuple[MaskMaker, InnerAttention]:
-    options = dict(BENT[bent])
+def parts(scores: str, window: int | None) -> tuple[MaskMaker, InnerAttention]:
+    options = dict(SCORES[scores])
     has_alibi = options.pop("alibi", False)
     make_masks = MaskMaker([window], needs_distance=has_alibi, is_capped="softcap" in options)
     return make_masks, InnerAttention(**options, alibi=Alibi(HEADS) if has_alibi else None)
 
 
-CASES = pytest.mark.parametrize("bent", BENT)
+CASES = pytest.mark.parametrize("scores", SCORES)
 WINDOWS = pytest.mark.parametrize("window", [None, WINDOW], ids=["all", "window"])
 DOCUMENTS = pytest.mark.parametrize("is_masked", [False, True], ids=["one text", "documents"])
 
@@ -64,16 +64,16 @@ DOCUMENTS = pytest.mark.parametrize("is_masked", [False, True], ids=["one text",
 @DOCUMENTS
 @pytest.mark.parametrize(("groups", "head_dim"), [(4, 16), (2, 16), (1, 8)])
 def test_outputs_are_the_dense_ones(
-    bent: str, window: int | None, is_masked: bool, groups: int, head_dim: int
+    scores: str, window: int | None, is_masked: bool, groups: int, head_dim: int
 ) -> None:
-    """Within 2e-6 for each way to bend scores, with and without window, documents, shared key heads and small
+    """Within 2e-6 for all kinds of scores, with and without window, documents, shared key heads and small
     heads; plain causal attention gets no blocks at all.
     """
-    make_masks, inner = parts(bent, window)
+    make_masks, inner = parts(scores, window)
     numbers, cpu = documents() if is_masked else None, torch.device("cpu")
     *inputs, _ = projections(groups, head_dim)
     in_blocks = make_masks.in_blocks(numbers, LENGTH, cpu)[window]
-    needs_blocks = is_masked or window is not None or bent in ("ALiBi", "cap")
+    needs_blocks = is_masked or window is not None or scores in ("ALiBi", "cap")
     assert (in_blocks.blocks is not None) == needs_blocks and in_blocks.visible is None
     dense = make_masks(numbers, None, LENGTH, cpu)[window]
     assert dense.blocks is None, "the CPU keeps the dense reference"
@@ -81,11 +81,11 @@ def test_outputs_are_the_dense_ones(
         torch.testing.assert_close(inner(*inputs, in_blocks), inner(*inputs, dense), atol=2e-6, rtol=0)
 
 
-@pytest.mark.parametrize("bent", ["plain", "ALiBi", "cap"])
-def test_a_compiled_layer_takes_each_new_mask_as_it_is(compiled_anew, bent: str) -> None:
+@pytest.mark.parametrize("scores", ["plain", "ALiBi", "cap"])
+def test_a_compiled_layer_takes_each_new_mask_as_it_is(compiled_anew, scores: str) -> None:
     """One graph for the masks of three batches, whole (no break), within 2e-6 of the dense code."""
     counters.clear()
-    make_masks, inner = parts(bent, WINDOW)
+    make_masks, inner = parts(scores, WINDOW)
     cpu, compiled = torch.device("cpu"), torch.compile(inner.forward, backend="eager", fullgraph=True)
     *inputs, _ = projections(groups=2)
     for shift in (0, 5, 20):
@@ -110,10 +110,10 @@ def test_inside_compiled_code_the_kernel_is_not_compiled_by_itself() -> None:
 
 
 def with_gradients(
-    bent: str, window: int | None, is_masked: bool, device: str, dtype: torch.dtype
+    scores: str, window: int | None, is_masked: bool, device: str, dtype: torch.dtype
 ) -> list[Tensor]:
     """[output, dq, dk, dv] in fp32 on the CPU, by what `MaskMaker` chooses for the device."""
-    make_masks, inner = parts(bent, window)
+    make_masks, inner = parts(scores, window)
     if inner.alibi is not None:
         inner.alibi.reset_buffers(device)
     numbers = documents().to(device) if is_masked else None
@@ -131,14 +131,14 @@ def with_gradients(
 @DOCUMENTS
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)], ids=str)
 def test_a_gpu_gives_outputs_and_gradients_of_the_dense_reference(
-    compiled_anew, bent, window, is_masked, dtype, tolerance
+    compiled_anew, scores, window, is_masked, dtype, tolerance
 ) -> None:
     """The relative L2 distance from fp32 on the CPU is small. fp32: sums in another order;
     bf16: 8 bits of mantissa.
     """
     settle_matrix_products("fp32")
-    truth = with_gradients(bent, window, is_masked, "cpu", torch.float32)
-    for ours, theirs in zip(with_gradients(bent, window, is_masked, "cuda", dtype), truth):
+    truth = with_gradients(scores, window, is_masked, "cpu", torch.float32)
+    for ours, theirs in zip(with_gradients(scores, window, is_masked, "cuda", dtype), truth):
         assert (ours - theirs).norm() <= tolerance * theirs.norm()
 
 

@@ -43,22 +43,22 @@ def documents() -> Tensor:
     return torch.stack([(torch.arange(LENGTH)[:, None] >= torch.tensor(row)).sum(1) for row in borders]).int()
 
 
-# How scores are bent: not at all, BLOOM's slopes, or Gemma's cap within a window of 9 tokens.
-BENT = ("plain", "alibi", "capped")
+# Kinds of scores: plain, with BLOOM's slopes, or Gemma's cap within a window of 9 tokens.
+SCORES = ("plain", "alibi", "capped")
 WINDOW = {"plain": None, "alibi": None, "capped": 9}
 
 
-def model(bent: str = "plain") -> nn.Module:
+def model(scores: str = "plain") -> nn.Module:
     """As much of a model as `apply_context_parallel` touches."""
     whole, layer = nn.Module(), nn.Module()
     whole.make_masks, layer.attention = (
-        MaskMaker((None, WINDOW[bent]), needs_distance=bent == "alibi"),
+        MaskMaker((None, WINDOW[scores]), needs_distance=scores == "alibi"),
         nn.Module(),
     )
     layer.attention.inner = InnerAttention(
-        softcap=2.0 if bent == "capped" else None, alibi=Alibi(HEADS) if bent == "alibi" else None
+        softcap=2.0 if scores == "capped" else None, alibi=Alibi(HEADS) if scores == "alibi" else None
     )
-    layer.attention.window = WINDOW[bent]
+    layer.attention.window = WINDOW[scores]
     whole.layers = nn.ModuleDict({"0": layer})
     return whole
 
@@ -75,15 +75,15 @@ def attend(
     return [out.detach(), q.grad, k.grad, v.grad]
 
 
-def laid(form: str, ranks: int, bent: str = "plain") -> nn.Module:
-    split = model(bent)
+def laid(form: str, ranks: int, scores: str = "plain") -> nn.Module:
+    split = model(scores)
     axis = SimpleNamespace(get_group=lambda: torch.distributed.group.WORLD)
     apply_context_parallel(split, {"context": axis}, SimpleNamespace(context=ranks, context_attention=form))
     return split
 
 
 def worst_difference(
-    form: str, ranks: int, positions: Tensor, told: Tensor, masked: bool, kv_heads: int, bent: str = "plain"
+    form: str, ranks: int, positions: Tensor, told: Tensor, masked: bool, kv_heads: int, scores: str = "plain"
 ) -> float:
     """Split against whole over output and gradients, each as a share of its tensor's largest number.
 
@@ -91,8 +91,8 @@ def worst_difference(
     """
     tensors, numbers = projections(kv_heads), documents() if masked else None
     part = [tensor[:, :, positions] for tensor in tensors]
-    split = attend(laid(form, ranks, bent), part, None if numbers is None else numbers[:, positions], told)
-    whole = attend(model(bent), tensors, numbers, torch.arange(LENGTH))
+    split = attend(laid(form, ranks, scores), part, None if numbers is None else numbers[:, positions], told)
+    whole = attend(model(scores), tensors, numbers, torch.arange(LENGTH))
     return max(
         ((ours - theirs[:, :, positions]).abs().max() / theirs.abs().max()).item()
         for ours, theirs in zip(split, whole)
@@ -103,11 +103,11 @@ def compare(forms: tuple[str, ...]) -> dict[str, float]:
     world = start_world(60, "cpu")
     positions = context_positions(LENGTH, world.size, world.rank)
     return {
-        f"{form}, {bent}, documents {masked}, kv heads {kv_heads}": worst_difference(
-            form, world.size, positions, positions, masked, kv_heads, bent
+        f"{form}, {scores}, documents {masked}, kv heads {kv_heads}": worst_difference(
+            form, world.size, positions, positions, masked, kv_heads, scores
         )
         for form in forms
-        for bent in BENT
+        for scores in SCORES
         for masked in (False, True)
         for kv_heads in (HEADS, 4, 1)
         if form == "all_gather" or kv_heads % world.size == 0

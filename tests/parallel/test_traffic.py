@@ -47,11 +47,11 @@ def collectives_of_a_step(sizes: dict) -> dict[str, int]:
     parallelise(model, mesh, placement, "fp32")
     materialise(model, world.device, fill(shape))
     inputs, labels = batch()
-    pieces = cut(inputs.numpy(), labels.numpy(), None, len(inputs) // MICRO_BATCHES)
+    micro_batches = cut(inputs.numpy(), labels.numpy(), None, len(inputs) // MICRO_BATCHES)
     objective = NextToken(0.0, LENGTH * SEQUENCES, tensor_axis(mesh))
     step = PlainForwardBackward(model, objective, lambda tensor: sum_over_data(tensor, mesh))
     with CollectiveCounter() as counter:
-        step(StepBatch(1, (), pieces, (labels >= 0).sum()))
+        step(StepBatch(1, (), micro_batches, (labels >= 0).sum()))
     return dict(counter.calls)
 
 

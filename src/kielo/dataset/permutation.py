@@ -48,7 +48,7 @@ def permute(index: np.ndarray, size: np.ndarray | int, key: np.ndarray | int) ->
     if len(index) == 0:
         return index.copy()
     if index.min() < 0 or (index >= size).any():
-        raise ValueError("permute: an index lies outside 0..size-1")
+        raise ValueError("permute: an index is outside 0..size-1")
     if size.max() > LARGEST_SIZE:
         raise ValueError(f"permute: size {size.max()} is above 2^52")
     size, network = size.astype(np.uint64), _Network(size, key)

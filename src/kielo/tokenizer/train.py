@@ -53,7 +53,7 @@ PRE_TOKENS = "|".join(
         r" ?[^\s\p{L}\p{M}\p{N}]+",  # punctuation
         r"[\r\n]+",
         r"[^\S\r\n]+(?=[\r\n]|$)",  # spaces at the end of a line
-        r"[^\S\r\n]+(?!\S)",  # indentation, less the last space, which goes with the word
+        r"[^\S\r\n]+(?!\S)",  # indentation, less the last space, which belongs to the word
         r"\s+",
     ]
 )
