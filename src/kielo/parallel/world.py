@@ -21,7 +21,8 @@ from kielo.recipe.errors import KieloError
 class World:
     """This process among all. `store` is the meeting point for marks; it carries no tensors.
 
-    timeout_seconds: for each communicator. is_rehearsed: the others are imagined (`kielo rehearse`), and no communicator is waited for.
+    timeout_seconds: for each communicator. is_rehearsed: the others are imagined (`kielo rehearse`), and no
+    communicator is waited for.
     """
 
     rank: int
