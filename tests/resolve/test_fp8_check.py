@@ -27,7 +27,7 @@ def test_a_model_that_fits_has_no_complaints():
     ("model", "layout", "fp8", "named"),
     [
         (MODEL, Layout(), Fp8(kept_in_bf16=("layers.4",)),
-            ['"layers.4" names no matrix', '"layers.0" to "layers.3"', ".mlp.down"]),
+         ['"layers.4" names no matrix', '"layers.0" to "layers.3"', ".mlp.down"]),
         (MODEL, Layout(), Fp8(kept_in_bf16=("head",), emulate=True), ['"head" names no matrix']),
         (MODEL, Layout(), Fp8(kept_in_bf16=("layers.*.attention_norm",)), ["attention_norm"]),
         (MODEL, Layout(), Fp8(kept_in_bf16=("layers",)), ["no matrix in FP8", 'train.precision = "bf16"']),
@@ -37,7 +37,7 @@ def test_a_model_that_fits_has_no_complaints():
             "model.head_dim of 32 or 48",
         ]),
         (changed(intermediate_size=5640), Layout(tensor=4), Fp8(),
-            ["model.intermediate_size = 5640", "is 1410 a rank", "5632 or 5696"]),
+         ["model.intermediate_size = 5640", "is 1410 a rank", "5632 or 5696"]),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_named_with_what_would(model, layout, fp8, named):
@@ -71,7 +71,7 @@ def test_the_matrices_are_all_linears_of_the_layers(model_type):
     heads = 2 if model_type in ("gpt2", "opt", "gpt_neox", "bloom") else 1
     model = families.complete(
         Model(model_type=model_type, hidden_size=32, intermediate_size=128, num_hidden_layers=2,
-            num_attention_heads=2,
+        num_attention_heads=2,
               num_key_value_heads=heads, vocab_size=64), 16
     )  # fmt: skip
     with torch.device("meta"):

@@ -112,10 +112,12 @@ def resolve(
         "world_size": ranks * context * tensor * pipeline,
         "device": "cpu", "accelerator": "test", "peak_tflops": {"fp32": 1.0}, "parameters": 5000,
         "end_of_text_id": 0,
-        "tokens_folder": str(folder / "tokens"), "tokenizer_folder": "", "train_folder": str(folder / "train"),
+        "tokens_folder": str(folder / "tokens"), "tokenizer_folder": "",
+        "train_folder": str(folder / "train"),
     }  # fmt: skip
     sections = {
-        TrainIdentity: trained, DatasetIdentity: dataset, Layout: layout, TrainPlacement: running, Checkpoint: checkpoint,
+        TrainIdentity: trained, DatasetIdentity: dataset, Layout: layout, TrainPlacement: running,
+        Checkpoint: checkpoint,
     }  # fmt: skip
     for key, value in changes.items():
         given = next((given for section, given in sections.items() if key in section.model_fields), None)

@@ -71,11 +71,11 @@ def meet(place: Rendezvous, timeout_seconds: float) -> dist.Store:
     return _meeting[1]
 
 
-def make_host_group(world: World, name: str) -> dist.ProcessGroup | None:
+def make_host_group(world: World, name: str, timeout_seconds: float) -> dist.ProcessGroup | None:
     """Makes a group of all ranks over the CPU (gloo), for a thread beside the training; None for one rank.
 
     Collectives of one group must come from one thread, in one order. All ranks call it together. Raises
-    KieloError naming the ranks that did not arrive within the world's time limit.
+    KieloError naming the ranks that did not arrive within `timeout_seconds`.
     """
     if world.size == 1:
         return None
@@ -85,7 +85,7 @@ def make_host_group(world: World, name: str) -> dist.ProcessGroup | None:
         return dist.new_group(list(ranks), backend="gloo", group_desc=name)
 
     return raise_communicator(
-        name, ranks, world.rank, world.store, torch.device("cpu"), world.timeout_seconds, make
+        name, ranks, world.rank, world.store, torch.device("cpu"), timeout_seconds, make
     )
 
 

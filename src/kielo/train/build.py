@@ -193,7 +193,7 @@ def _checkpointer(placement: Placement, world: World, permit: Callable[[], None]
         folder / "checkpoints",
         placement.checkpoint.keep_newest,
         placement.checkpoint.keep_every_steps,
-        make_host_group(world, "checkpoint"),
+        make_host_group(world, "checkpoint", world.timeout_seconds),
         on_alert=_alert(placement),
         permit=permit,
     )

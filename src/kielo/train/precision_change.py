@@ -21,7 +21,7 @@ LOOK_STEPS = 10  # one step's loss is noise
 
 
 def settle_precision(run: Run, resolved: Resolved) -> None:
-    """Compute the next step in the recipe's precision. All ranks call it together, before each range of steps."""
+    """Computes the next steps in the recipe's precision. All ranks call it together, before each range."""
     state, wanted = run.state, next_precision(resolved.identity, run.state)
     if wanted != run.precision:
         with run.meter.paused():

@@ -34,8 +34,8 @@ class State:
     """Steps done, and with them tokens and samples: a skipped step counts too, for its text is behind us.
 
     skipped_steps: the [first, last] steps that the recipe passed over so far. precisions: [first step,
-    precision] of each range of steps, as it was computed. refused_changes: first steps of the recipe's changes of
-    precision that were taken back. watch: of the change that is being watched (see `precision_change.py`),
+    precision] of each range of steps, as it was computed. refused_changes: first steps of the recipe's
+    changes of precision that were taken back. watch: of the change that is being watched (see `precision_change.py`),
     None when none is. trouble: since steps were not finite: {"sound_step": of the last save before them,
     "unsound_step": of the last save that followed one}. None where none were, or where enough sound steps
     have followed.

@@ -113,7 +113,7 @@ def _entry(recipe: Recipe, case: Case, found: dict[str, Any]) -> dict[str, Any]:
         "ranks": case.ranks,
         "tied": of.model.tie_word_embeddings,
         "documents": of.mask_documents,
-        "z_loss": of.z_loss,
+        "z_loss": of.train.z_loss,
         "micro_batches": case.micro_batches,
         "precision": case.precision,
         "max_relative_loss_difference": loss["value"],

@@ -135,8 +135,10 @@ def train_laid_out(of: Subject, case: Case, steps: int, world: World, mesh: Mesh
     model = parallelise(model, mesh, layout, case.precision)
     materialise(model, world.device, partial(first_value, of), layout.cpu_offload)
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    optimiser = build_optimiser(model, of)
-    forward_backward = forward_backward_of(model, of.z_loss, LOSS_CHUNK_TOKENS, mesh, layout, case.precision)
+    optimiser = build_optimiser(model, of.train)
+    forward_backward = forward_backward_of(
+        model, of.train.z_loss, LOSS_CHUNK_TOKENS, mesh, layout, case.precision
+    )
     feed = _feed(of, case, steps, world, mesh)
     losses, norms, outcome = [], [], {}
     try:
@@ -144,7 +146,7 @@ def train_laid_out(of: Subject, case: Case, steps: int, world: World, mesh: Mesh
             losses.append(forward_backward(feed.take(step)))
             if step == 1:
                 outcome = _gradients(named)
-            norms.append(clip_gradients(model, mesh, of.max_gradient_norm))
+            norms.append(clip_gradients(model, mesh, of.train.max_gradient_norm))
             optimiser.step(of.learning_rate)
             optimiser.zero_grad()
     finally:
