@@ -152,6 +152,8 @@ def test_a_step_that_is_not_finite_is_skipped_by_all(tmp_path: Path) -> None:
     assert [row["skipped"] for row in rows] == [0, 0, 1, 1, 2, 3, 3, 3]
     assert [row["step"] for row in rows if row["loss"] is None] == [3, 5, 6]
     assert all(tensor.isfinite().all() for tensor in weights(folder, 8).values())
+    plain = read_plain(folder / "train" / "checkpoints" / "step_00000008")
+    assert plain["optimiser_updates"] == 5, "a bad step was taken"
     assert samples_of_steps(results)[4] == list(range(3 * SEQUENCES, 4 * SEQUENCES)), (
         "a skipped step's data are behind us"
     )
