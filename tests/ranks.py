@@ -105,7 +105,9 @@ def _rank_main(
 
 
 def _collect(pipes: list[Connection], timeout_seconds: float) -> dict[int, tuple[bool, Any]]:
-    """What the ranks sent; after the first failure the others get two more seconds to fail for themselves."""
+    """Gathers what the ranks sent; after the first failure the others get two more seconds to
+    fail for themselves.
+    """
     until = time.monotonic() + timeout_seconds
     outcomes: dict[int, tuple[bool, Any]] = {}
     open_pipes = {pipe: rank for rank, pipe in enumerate(pipes)}

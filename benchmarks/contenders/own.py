@@ -24,11 +24,10 @@ def build(work: Work) -> Contender:
 
 def build_compiled(work: Work) -> Contender:
     """Builds it with layout.compile = true, which is the default on GPUs only."""
-    resolved = work.resolved
-    return Own(
-        work,
-        resolved.model_copy(update={"placement": resolved.placement.model_copy(update={"compile": True})}),
-    )
+    placement = work.resolved.placement
+    layout = placement.layout.model_copy(update={"compile": True})
+    placement = placement.model_copy(update={"layout": layout})
+    return Own(work, work.resolved.model_copy(update={"placement": placement}))
 
 
 def build_fp8(work: Work) -> Contender:
@@ -41,20 +40,26 @@ class Own(Contender):
     def __init__(self, work: Work, resolved: Resolved) -> None:
         super().__init__(work)
         identity, placement = resolved.identity, resolved.placement
-        if placement.compile:
+        if placement.layout.compile:
             self.note = "each layer compiled"
-        if identity.precision == "fp8":
-            scaling = f"{identity.fp8.scaling} scaling" + (", emulated" if identity.fp8.emulate else "")
+        if identity.train.precision == "fp8":
+            fp8 = identity.train.fp8
+            scaling = f"{fp8.scaling} scaling" + (", emulated" if fp8.emulate else "")
             self.note = f"{self.note}; {scaling}".lstrip("; ")
-        mesh = build_mesh(work.world, placement)
-        model = laid_out(identity, placement, mesh, identity.precision)
+        mesh = build_mesh(work.world, placement.layout)
+        model = laid_out(identity, placement, mesh, identity.train.precision)
         materialise(model, work.device, work.value)
         self._forward_backward = forward_backward_of(
-            model, identity.z_loss, placement.loss_chunk_tokens, mesh, placement, identity.precision
+            model,
+            identity.train.z_loss,
+            placement.train.loss_chunk_tokens,
+            mesh,
+            placement.layout,
+            identity.train.precision,
         )
-        self._clip = partial(clip_gradients, model, mesh, identity.max_gradient_norm)
-        self._guard = Guard(work.device, identity.max_skipped_steps_in_a_row)
-        self._optimiser = build_optimiser(model, identity)
+        self._clip = partial(clip_gradients, model, mesh, identity.train.max_gradient_norm)
+        self._guard = Guard(work.device, identity.train)
+        self._optimiser = build_optimiser(model, identity.train)
 
     def step(self, number: int) -> Tensor:
         work = self.work

@@ -67,7 +67,8 @@ def foreign_holder(folder: Path, host: str = "nid001234") -> Path:
     """A lease as another machine would leave it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "lease.00000007.json"
-    holder = {"token": "t", "host": host, "machine": "m", "pid": 1, "process_started": 1, "slurm_job_id": "77",
+    holder = {"token": "t", "host": host, "machine": "m", "pid": 1, "process_started": 1,
+        "slurm_job_id": "77",
               "started_at": "2026-11-21T12:00:00+00:00"}  # fmt: skip
     path.write_text(json.dumps(holder))
     return path
@@ -100,8 +101,8 @@ def test_a_killed_holder_of_this_machine_is_replaced_at_once(tmp_path):
 
 
 def test_a_silent_holder_elsewhere_is_replaced_and_a_beating_one_is_not(tmp_path, caplog):
-    """Only the beat as seen by our own clock counts: a time of change in the future or the past
-    says nothing.
+    """The beat as our own clock sees it is all that counts:
+    a time of change in the future or the past says nothing.
     """
     silent, beating = foreign_holder(tmp_path / "silent"), foreign_holder(tmp_path / "beating")
     os.utime(silent, (2**33, 2**33))
@@ -129,8 +130,8 @@ def test_a_silent_holder_elsewhere_is_replaced_and_a_beating_one_is_not(tmp_path
 
 
 def test_a_lease_is_handed_down_and_gone_on_with(tmp_path, monkeypatch):
-    """Blocks within a block have its lease, which stays until the outer one ends; another job's token is
-    worth nothing.
+    """Blocks within a block have its lease, which stays until the outer one ends;
+    another job's token is worth nothing.
     """
     with held(tmp_path) as outer:
         with held(tmp_path) as inner:
@@ -149,7 +150,7 @@ def test_a_lease_is_handed_down_and_gone_on_with(tmp_path, monkeypatch):
 
 
 def test_a_lease_cut_short_does_not_keep_the_folder(tmp_path):
-    """Its maker died between making and filling it: taken over like a silent one."""
+    """A lease whose maker died between making and filling it is taken over like a silent one."""
     (tmp_path / "lease.00000003.json").write_text('{"token": ')
     with Lease.take(tmp_path, BEAT_SECONDS).beating() as lease:
         lease.check()
@@ -157,8 +158,8 @@ def test_a_lease_cut_short_does_not_keep_the_folder(tmp_path):
 
 
 def test_of_eight_that_race_for_a_dead_lease_one_wins(tmp_path):
-    """Each of 3 races has one winner and seven that were told who it is; the winner keeps the lease
-    undisturbed.
+    """Each of 3 races has one winner and seven that were told who it is;
+    the winner keeps the lease undisturbed.
     """
     for race in range(3):
         folder = tmp_path / str(race)
@@ -177,7 +178,9 @@ def test_of_eight_that_race_for_a_dead_lease_one_wins(tmp_path):
 
 
 def test_a_holder_that_was_only_frozen_notices_before_it_publishes(tmp_path):
-    """Its lease was taken: check() raises and names the taker, whom the old holder's end does not disturb."""
+    """check() raises after the lease was taken and names the taker,
+    whom the old holder's end does not disturb.
+    """
     old = Lease.take(tmp_path, BEAT_SECONDS)
     content = json.loads(old.path.read_text()) | {"host": "elsewhere"}
     old.path.write_text(json.dumps(content))  # as one on another machine sees it, silent
@@ -219,8 +222,8 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_second_job_is_refused_on_all_ranks_and_the_first_goes_on(tmp_path):
-    """The second job changes no file of the first, whose outcome is its own; then the folder is
-    free again.
+    """The second job changes no file of the first, whose outcome is its own;
+    then the folder is free again.
     """
     run, signs = tmp_path / "run", tmp_path / "signs"
     signs.mkdir()
@@ -256,7 +259,7 @@ def test_a_run_whose_lease_was_taken_publishes_nothing_more(tmp_path, monkeypatc
 
     monkeypatch.setattr(build.Feed, "take", take)
     with pytest.raises(KieloError, match="nid001234.*works in this folder; this job stops"):
-        train(resolve(tmp_path, total_steps=6, checkpoint_every_steps=2))
+        train(resolve(tmp_path, total_steps=6, every_steps=2))
     assert sorted(os.listdir(tmp_path / "train" / "checkpoints")) == ["newest", "step_00000002"]
     assert leases(tmp_path) == ["lease.00000001.json", "lease.00000002.json"]
     assert not {"outcome.json", "manifest.json"} & set(os.listdir(tmp_path / "train"))

@@ -77,8 +77,8 @@ def test_what_changed_is_named_and_an_expired_stage_is_made_again(tmp_path):
 
 
 def test_what_a_checkpoint_was_trained_on_is_not_replaced(tmp_path):
-    """Neither by other inputs nor where a checkpoint was set aside; without one, or without the stage, it may
-    be made.
+    """Neither by other inputs nor where a checkpoint was set aside;
+    without one, or without the stage, it may be made.
     """
     folder = tmp_path / "tokens"
     changed = ("trial", 1, {"raw": "other"}, SECTION)
@@ -140,8 +140,8 @@ def test_rewriting_replaces_and_a_torn_manifest_is_named(tmp_path):
 
 
 def test_what_the_stage_did_not_write_is_never_replaced(tmp_path):
-    """Not a file without a manifest, nor one beside those that it lists, nor another kind's folder; Kielo's
-    own texts are.
+    """A file without a manifest, one beside those that it lists and another kind's folder are kept; Kielo's
+    own texts are replaced.
     """
     folder = tmp_path / "stage"
     folder.mkdir()
@@ -167,7 +167,7 @@ def test_what_the_stage_did_not_write_is_never_replaced(tmp_path):
 
 
 def test_a_file_that_appears_during_the_work_is_not_lost(tmp_path):
-    """What a person puts into the folder while the stage works is looked for again before the exchange."""
+    """The stage looks again, before the exchange, for what a person put into the folder while it worked."""
     folder = tmp_path / "stage"
     _write(folder, "old")
     with pytest.raises(KieloError, match="notes"), write_stage(folder, "trial", 1, {}, {}):
@@ -176,8 +176,8 @@ def test_a_file_that_appears_during_the_work_is_not_lost(tmp_path):
 
 
 def test_the_folder_aside_is_ours_or_left_alone(tmp_path):
-    """A killed attempt's is used again and removed; one that Kielo did not make is refused; an exchange is
-    ended.
+    """A killed attempt's is used again and removed; one that Kielo did not make is refused;
+    an exchange is ended.
     """
     folder, aside = tmp_path / "stage", tmp_path / ".stage.kielo"
     aside.mkdir()
@@ -230,8 +230,8 @@ def test_two_at_once_do_not_share_the_folder_aside(tmp_path):
 
 @pytest.mark.parametrize("is_whole_run", [False, True])
 def test_a_link_to_another_place_stays_and_its_target_is_filled(tmp_path, is_whole_run):
-    """RUN/stage -> elsewhere, or the run folder itself: the data lies where the link leads, also the second
-    time.
+    """RUN/stage -> elsewhere, or the run folder itself:
+    the data lies where the link leads, also the second time.
     """
     (tmp_path / "scratch").mkdir()
     (tmp_path / "run").mkdir()
@@ -264,8 +264,8 @@ def test_what_cannot_be_a_stage_folder_is_refused(tmp_path):
 
 
 def test_all_is_on_the_disk_before_the_manifest_and_the_name(tmp_path, monkeypatch):
-    """Order of the calls: files and folders, the manifest, its folder, the name, the folder that holds the
-    name.
+    """Order of the calls: files and folders, the manifest, its folder, the name,
+    the folder that holds the name.
     """
     done = []
     fsync, replace = os.fsync, os.replace

@@ -33,7 +33,7 @@ def config(tied: bool = False, vocab_size: int = 67) -> Model:
 def model_on_ranks(
     model: Model, replicate: int, shard: int, fill=None, context: int = 1, tensor: int = 1, **layout: Any
 ) -> tuple[nn.Module, object]:
-    """This rank's part of the model, filled by `fill(name, shape)` (default: zeros), and its mesh."""
+    """One rank's part of the model, filled by `fill(name, shape)` (default: zeros), and its mesh."""
     world = start_world(30, "cpu")
     sizes = dict.fromkeys(AXES, 1) | {
         "replicate": replicate,
@@ -42,7 +42,7 @@ def model_on_ranks(
         "tensor": tensor,
     }
     layout = Layout(**(sizes | layout)).model_dump()
-    placement = SimpleNamespace(**layout, start_timeout_seconds=30)
+    placement = SimpleNamespace(**layout)
     mesh = build_mesh(world, placement)
     with torch.device("meta"):
         whole = Llama(model)

@@ -8,6 +8,7 @@ import torch
 
 from kielo.artifact.checkpoint_folder import step_folder_name
 from kielo.artifact.checkpoint_index import read_index
+from kielo.artifact.run_format import with_version
 from kielo.artifact.whole_checkpoints import check_checkpoint
 from kielo.checkpoint import export_tensors
 from kielo.checkpoint.average import average
@@ -17,8 +18,9 @@ from kielo.checkpoint.safetensors_stream import SafetensorsStream
 from kielo.recipe.errors import KieloError
 from tests.checkpoint.layouts import config, model_on_ranks, values
 from tests.ranks import run_ranks
+from tests.resolve.golden_runs import GOLDEN
 
-IDENTITY = {"name": "tiny", "learning_rate": 1e-3, "model": {"hidden_size": 16}}
+IDENTITY = with_version({"name": "tiny", "learning_rate": 1e-3, "model": {"hidden_size": 16}})
 
 
 def save_on_ranks(folder: Path, step: int, tensor: int) -> None:
@@ -44,9 +46,7 @@ def small(value: float, shape: tuple[int, ...] = (4, 3), **more: torch.Tensor) -
 
 
 def test_it_is_the_mean_whatever_layout_saved_the_sources(tmp_path, monkeypatch):
-    """Three checkpoints of 1 and 2 ranks, many small blocks: within one ulp of the mean; ties and dtypes
-    stay.
-    """
+    """Three checkpoints of 1 and 2 ranks, small blocks: within one ulp of the mean; same ties, dtypes."""
     for step, ranks in ((3, 1), (7, 2), (5, 2)):
         run_ranks(save_on_ranks, ranks, tmp_path / "checkpoints", step, ranks)
     sources = sorted((tmp_path / "checkpoints").glob("step_*"))
@@ -100,7 +100,7 @@ def test_what_does_not_fit_together_is_refused_by_name(tmp_path):
     with pytest.raises(KieloError, match="model/n"):
         average(counts, tmp_path / "to")
     two = save(tmp_path / "run", 2, small(2.0))
-    with pytest.raises(KieloError, match="step_00000009.*name it otherwise"):
+    with pytest.raises(KieloError, match="step_00000009.*give it another name"):
         average([one, two], tmp_path / "run" / "step_00000009")
     assert not (tmp_path / "to").exists()
     average([one, two], tmp_path / "to")
@@ -109,10 +109,16 @@ def test_what_does_not_fit_together_is_refused_by_name(tmp_path):
         average([one, two], tmp_path / "to")
 
 
+def test_checkpoints_of_all_versions_of_the_format_are_of_one_run(tmp_path):
+    """A run that went on with a newer Kielo is averaged over both; the result has the newest format."""
+    golden = sorted(GOLDEN.glob("version_*/checkpoint"))
+    plain = read_plain(average(golden, tmp_path / "to"))
+    assert len(plain["averaged_from"]) == len(golden)
+    assert plain["identity"] == read_plain(golden[-1])["identity"]
+
+
 def test_a_damaged_source_or_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
-    """The damaged file is named before anything is written; what was begun when the disk filled
-    is removed.
-    """
+    """The damaged file is named before anything is written; a partial result on a full disk is removed."""
     sources = [save(tmp_path / "run", step, small(float(step))) for step in (1, 2)]
     file = next(sources[0].glob("*.safetensors"))
     sound = file.read_bytes()

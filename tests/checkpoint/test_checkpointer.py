@@ -1,6 +1,4 @@
-"""A checkpoint comes back on any layout bit for bit; saving goes on beside training, and its failures do not
-stop it.
-"""
+"""A checkpoint is restored on any layout bit for bit; saving and its failures do not stop training."""
 
 import errno
 import json
@@ -169,9 +167,7 @@ def writing_waits_for(event: threading.Event) -> Iterator[None]:
 
 
 def test_tensors_and_state_may_change_while_they_are_written(tmp_path):
-    """What save() was given is what is stored, though training changes all of it at once; the next save
-    waits.
-    """
+    """The values at the call of save() are stored, though training changes all; the next save waits."""
     tensors, plain, go = small(1.0), {"guard": [1]}, threading.Event()
     checkpointer = Checkpointer(tmp_path)
     with writing_waits_for(go):
@@ -240,8 +236,9 @@ def failing_saves_on_ranks(folder: Path) -> tuple[list[str], str, str]:
 
 
 def test_a_full_disk_on_one_rank_fails_the_save_on_all_and_spoils_nothing(tmp_path):
-    """Rank 0 is told of each failed save; all ranks raise the last one's; nothing stays of it; a later save
-    succeeds.
+    """Rank 0 gets an alert for each failed save; all ranks raise the last one's; a later save succeeds.
+
+    Nothing of a failed save stays.
     """
     (alerts, message, newest), (silent, same_message, same_newest) = run_ranks(
         failing_saves_on_ranks, 2, tmp_path, timeout_seconds=60
@@ -278,9 +275,7 @@ def test_other_errors_are_told_as_they_are(tmp_path, monkeypatch):
 
 
 def test_a_job_that_lost_its_folder_publishes_nothing(tmp_path):
-    """Asked before each save, which it then refuses, and again before publishing, when all has
-    been written.
-    """
+    """The permission is asked before each save, which it may refuse, and again before publication."""
     answers = [None, KieloError("the lease is lost"), KieloError("the lease is lost")]
 
     def permit() -> None:
@@ -297,8 +292,9 @@ def test_a_job_that_lost_its_folder_publishes_nothing(tmp_path):
 
 
 def test_every_file_names_its_save_and_damage_has_a_place(tmp_path, monkeypatch):
-    """One id in tensors, index and manifest; of a flipped bit the block and its bytes are told; a stale file
-    as such.
+    """Tensors, index and manifest hold one save id; a flipped bit and a stale file are named.
+
+    Of a flipped bit the message gives the block and its bytes.
     """
     monkeypatch.setattr(block_digests, "BLOCK_BYTES", 256)
     newest = filled_checkpointer(tmp_path).settle()
@@ -328,8 +324,9 @@ def test_every_file_names_its_save_and_damage_has_a_place(tmp_path, monkeypatch)
 
 
 def test_the_newest_and_the_milestones_are_kept(tmp_path):
-    """keep_newest counts up to the step just saved, multiples of keep_every_steps stay, `newest` leads to the
-    newest.
+    """keep_newest counts up to the step just saved, and multiples of keep_every_steps stay.
+
+    `newest` leads to the newest.
     """
     checkpointer = filled_checkpointer(tmp_path)
     checkpointer.save(300, small(3.0), {"tokens": 30, "loss": 0.5})
@@ -348,7 +345,7 @@ def test_the_newest_and_the_milestones_are_kept(tmp_path):
 
 
 def test_the_last_sound_checkpoint_is_kept_as_long_as_it_is_asked_for(tmp_path):
-    """Besides the newest: the newest up to `kept_step`, or all of them, which is told with its reason."""
+    """The newest up to `kept_step` is kept beside the newest; or all are, reported with the reason."""
     alerts = []
     checkpointer = Checkpointer(tmp_path, on_alert=lambda step, message: alerts.append((step, message)))
     for step in (100, 200, 300, 400, 500):
@@ -364,9 +361,7 @@ def test_the_last_sound_checkpoint_is_kept_as_long_as_it_is_asked_for(tmp_path):
 
 
 def test_going_back_removes_later_ones_only_once_its_target_is_known_to_be_whole(tmp_path, monkeypatch):
-    """A damaged target is told and nothing is removed; one that cannot be read is refused; a whole one is
-    gone back to.
-    """
+    """Going back to a damaged checkpoint removes nothing; an unreadable one is refused; a whole one works."""
     alerts = []
     checkpointer = Checkpointer(
         tmp_path, keep_newest=3, on_alert=lambda step, message: alerts.append(message)
@@ -381,23 +376,23 @@ def test_going_back_removes_later_ones_only_once_its_target_is_known_to_be_whole
     assert checkpointer.go_back_to(100) is None and "is damaged: rank_00000.safetensors" in alerts[0]
     tensors.write_bytes(whole)
     with monkeypatch.context() as patch, pytest.raises(FaultyCheckpoint, match="unreadable.*EIO.*try again"):
-        patch.setattr(block_digests, "first_wrong_block", _io_error)
+        patch.setattr(block_digests, "first_wrong_block", io_error)
         checkpointer.go_back_to(100)
     assert sorted(path.name for path in tmp_path.iterdir()) == later
     assert checkpointer.go_back_to(150) is None and checkpointer.go_back_to(100) == tmp_path / "step_00000100"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["newest", "step_00000100"]
 
 
-def _io_error(path: Path, expected: list[str]) -> None:
-    raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+def io_error(path: Path, expected: list[str]) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def unreadable_on_one_rank(folder: Path, is_other_damaged: bool) -> list[str]:
-    """What `newest` and `restore` say where rank 1 alone gets I/O errors; rank 0 may see damage meanwhile."""
+    """Returns the messages of `newest` and `restore` where rank 1 gets I/O errors; rank 0 may see damage."""
     world = start_world(30, "cpu")
     checkpointer = Checkpointer(folder, group=make_host_group(world, "checkpoint", 30))
     if world.rank == 1:
-        block_digests.first_wrong_block = _io_error
+        block_digests.first_wrong_block = io_error
     elif is_other_damaged:
         block_digests.first_wrong_block = lambda path, expected: 0
     messages = []
@@ -410,9 +405,7 @@ def unreadable_on_one_rank(folder: Path, is_other_damaged: bool) -> list[str]:
 
 @pytest.mark.parametrize("is_other_damaged", [False, True])
 def test_an_io_error_on_one_rank_refuses_on_all(tmp_path, is_other_damaged):
-    """The same message on both, which names the rank; nothing is renamed, also where the other rank saw
-    damage.
-    """
+    """Both ranks raise one message with the rank; nothing is renamed, also if the other saw damage."""
     run_ranks(save_on_ranks, 2, tmp_path / "made", 1, 2)
     for step in (100, 200):
         shutil.copytree(tmp_path / "made" / "step_00000007", tmp_path / "run" / f"step_{step:08d}")
@@ -470,9 +463,7 @@ def test_a_tensor_that_is_not_finite_on_one_rank_fails_the_save_on_all(tmp_path)
 
 
 def test_the_newest_whole_checkpoint_of_a_run_is_found_or_named(tmp_path):
-    """newest_checkpoint tells of the damaged one that it passes over, and names what is wrong when none is
-    whole.
-    """
+    """newest_checkpoint warns of the damaged one that it skips, and names each fault when none is whole."""
     filled_checkpointer(tmp_path / "train" / "checkpoints")
     warnings = []
     (tmp_path / "train/checkpoints/step_00000200/index.json").unlink()
@@ -507,9 +498,7 @@ def start_and_refuse(folder: Path) -> list[str]:
 
 
 def test_what_a_checkpoint_cannot_fill_is_refused_on_all_ranks(tmp_path):
-    """Missing names, other shapes and lossy dtypes, seen by one rank, are named on both; and no
-    rank hangs.
-    """
+    """Missing names, other shapes and lossy dtypes on one rank are named on both; no rank hangs."""
     filled_checkpointer(tmp_path)
     first, second = run_ranks(start_and_refuse, 2, tmp_path, timeout_seconds=60)
     assert first == second and len(first) == 3

@@ -1,5 +1,6 @@
-"""Drills of disaster: kills all along a save, damage of every kind, a disk that fills up. No accident costs
-more than the newest checkpoint, and none is loaded without a word.
+"""Drills of disaster: kills all along a save, damage of every kind, a disk that fills up.
+
+No accident costs more than the newest checkpoint, and none is loaded without a message.
 """
 
 import builtins
@@ -42,9 +43,7 @@ def save(folder: Path, *steps: int, keep_newest: int = 2) -> Path:
 
 
 class Killer:
-    """Counts calls that change the file system, from all threads; kills the process instead of call number
-    `at`.
-    """
+    """Counts calls of all threads that change the file system; kills the process at call number `at`."""
 
     def __init__(self, at: int | None):
         self.calls, self._at, self._one = 0, at, threading.Lock()
@@ -103,9 +102,7 @@ def save_and_die(folder: Path, step: int, at: int | None) -> int:
 
 
 def survivors(folder: Path, *steps: int) -> int:
-    """The step that comes back after a kill: one of `steps`, with its own tensors; a next save then leaves no
-    litter.
-    """
+    """Returns the step restored after a kill: one of `steps`; a next save then leaves no litter."""
     checkpointer = Checkpointer(folder)
     path = checkpointer.newest()
     assert checkpointer.warnings == [] and newest_complete(folder) == (path, [])
@@ -120,9 +117,7 @@ def survivors(folder: Path, *steps: int) -> int:
 
 @pytest.mark.parametrize(("step", "points"), [(300, 50), (200, 20)])
 def test_a_kill_anywhere_in_a_save_leaves_a_whole_checkpoint(tmp_path, step, points):
-    """SIGKILL at points spread over all calls of a save, also of a step that is there already: old or new
-    comes back.
-    """
+    """A kill at any call of a save restores the old step or the new one, also for a step that exists."""
     save(tmp_path / "before", 100, 200)
 
     def attempt(at: int | None) -> list[int]:
@@ -151,9 +146,7 @@ def save_together_and_die(folder: Path, victim: int, at: int) -> None:
 
 @pytest.mark.parametrize(("victim", "at"), [(0, 1), (0, 12), (0, 22), (1, 0), (1, 6), (1, 13)])
 def test_a_rank_killed_in_a_save_of_two_leaves_a_whole_checkpoint(tmp_path, victim, at):
-    """The other rank ends with an error instead of publishing a half; what was there is still there and
-    whole.
-    """
+    """The other rank ends with an error and publishes no half; earlier checkpoints stay whole."""
     save(tmp_path, 100, 200)
     with pytest.raises(RuntimeError, match=rf"rank {victim}\] ended without a word \(killed"):
         run_ranks(save_together_and_die, 2, tmp_path, victim, at, timeout_seconds=30)
@@ -187,9 +180,7 @@ DAMAGES = (_flip, _zero, _cut, _remove, _swap)
 
 
 def test_five_hundred_damages_are_noticed_and_named(tmp_path, monkeypatch):
-    """Any damage to any file of the newest checkpoint: every reader names the file, and the older one is
-    used.
-    """
+    """Every reader names the damaged file of the newest checkpoint, and the older one is used."""
     monkeypatch.setattr(block_digests, "BLOCK_BYTES", 1000)
     before, run = tmp_path / "before", tmp_path / "run"
     save(before, 100, 200)
@@ -236,9 +227,7 @@ def test_five_hundred_damages_are_noticed_and_named(tmp_path, monkeypatch):
 
 
 def test_a_whole_checkpoint_under_another_name_is_refused(tmp_path):
-    """All files of an older checkpoint in the newest one's folder agree with each other, and are noticed all
-    the same.
-    """
+    """Files of an older checkpoint in the newest one's folder are noticed, though they agree."""
     save(tmp_path, 100, 200)
     for path in (tmp_path / "step_00000100").iterdir():
         shutil.copy(path, tmp_path / "step_00000200")
@@ -250,9 +239,7 @@ def test_a_whole_checkpoint_under_another_name_is_refused(tmp_path):
 
 
 def fill(folder: Path) -> None:
-    """A loop that saves 0.8 MiB each step and keeps all: on a disk too small for them, until there is room
-    again.
-    """
+    """Saves 0.8 MiB each step and keeps all, on a disk too small for them, until there is room again."""
     alerts: dict[int, str] = {}
     checkpointer = Checkpointer(folder, keep_newest=100, on_alert=alerts.__setitem__)
     tensor, steps = torch.zeros(200_000), 0
@@ -280,8 +267,9 @@ def fill(folder: Path) -> None:
     ("size=60m,nr_inodes=40", ("too few inodes", "needs 5, ", "are free", "keep_newest")),
 ])  # fmt: skip
 def test_a_disk_that_fills_stops_no_training(tmp_path, options, words):
-    """On a real small file system: the alert says what is needed and free, old checkpoints stay whole, room
-    is used again.
+    """A full small file system: the alert gives bytes needed and free, old checkpoints stay whole.
+
+    Room that is freed is used again.
     """
     script = (
         "import sys, pathlib; from tests.checkpoint.test_drills import fill; fill(pathlib.Path(sys.argv[1]))"

@@ -1,6 +1,4 @@
-"""A checkpoint goes out as a folder that transformers loads: exact, in small blocks, and not twice after a
-crash.
-"""
+"""A checkpoint is exported as a folder that transformers loads: exact, in blocks, resumed after a crash."""
 
 import errno
 import hashlib
@@ -120,9 +118,7 @@ def test_an_export_is_the_same_model_in_transformers(tmp_path, tokenizer_folder,
 
 
 def test_the_dtype_is_as_asked_and_what_is_refused_leaves_nothing(tmp_path, tokenizer_folder):
-    """bf16 in one file; unknown dtypes, missing tensors, weights beyond fp16 and a folder in the way are
-    named.
-    """
+    """bf16 fits one file; unknown dtypes, missing tensors, weights beyond fp16, a taken folder are named."""
     model = plain_model(config())
     with torch.no_grad():
         model.head.weight[3, 2] = -70_000.0
@@ -148,9 +144,7 @@ def test_the_dtype_is_as_asked_and_what_is_refused_leaves_nothing(tmp_path, toke
 
 
 def test_what_is_there_already_is_not_written_again(tmp_path, checkpoint, tokenizer_folder):
-    """The same call changes nothing, also when the report has put its own README there; another dtype
-    replaces it.
-    """
+    """The same call changes nothing, also with the report's README; another dtype replaces the folder."""
     arguments = (checkpoint, tmp_path / "hf", config(), tokenizer_folder)
     folder = export(*arguments)
     (folder / "README.md").write_text(marked("a model card, which is longer\n"))
@@ -167,8 +161,9 @@ def test_what_is_there_already_is_not_written_again(tmp_path, checkpoint, tokeni
 
 
 def test_no_block_is_larger_than_allowed_and_many_give_the_same_bytes(tmp_path, checkpoint, monkeypatch):
-    """Memory does not grow with the model: nothing larger than a block is made or written, and blocks leave
-    no seam.
+    """No tensor larger than a block is made or written, and blocks leave no seam.
+
+    So memory does not grow with the model.
     """
     whole = contents(export(checkpoint, tmp_path / "whole", config(), None, ExportOptions(dtype="bf16")))
     made, written = [], []
@@ -233,9 +228,7 @@ SHAPES = {
 def test_fused_transposed_and_padded_weights_lie_where_the_file_wants_them(
     tmp_path, monkeypatch, block_bytes
 ):
-    """Whatever the blocks cut through: equal to joining whole tensors, and cut out again they are the
-    parameters.
-    """
+    """Blocks of any size give the joined whole tensors; cut out again they are the parameters."""
     family = SimpleNamespace(to_hugging_face=lambda _: MADE_UP, hf_config=lambda *_, **__: {})
     monkeypatch.setattr(families, "module", lambda *_: family)
     monkeypatch.setattr(export_tensors, "BLOCK_BYTES", block_bytes)
@@ -258,9 +251,7 @@ def test_fused_transposed_and_padded_weights_lie_where_the_file_wants_them(
 
 
 def test_names_and_dtypes_of_the_source_come_back(tmp_path, monkeypatch):
-    """A mixed record is followed tensor by tensor: without the base model's prefix, with a tied head that was
-    stored.
-    """
+    """A mixed record is followed tensor by tensor: no base model's prefix, a tied head that was stored."""
     names = families.module("llama", "names")
     monkeypatch.setattr(names, "BASE_MODEL_PREFIX", "model.", raising=False)
     model = plain_model(config(tied=True))
@@ -296,9 +287,7 @@ def test_names_and_dtypes_of_the_source_come_back(tmp_path, monkeypatch):
 
 
 def export_and_die(checkpoint: Path, to: Path, at: int | None) -> int:
-    """In a process of its own, killed instead of call number `at` that changes the disk; all calls, if it
-    survives.
-    """
+    """Exports and is killed at call number `at` that changes the disk; returns all calls if it survives."""
     killer = Killer(at)
     export_tensors.BLOCK_BYTES = 2000
     export(checkpoint, to, config(), None, ExportOptions(max_shard_bytes=SHARD_BYTES))
@@ -312,9 +301,10 @@ def killed(checkpoint: Path, to: Path, at: int) -> None:
 
 @pytest.mark.parametrize("is_replacing", [False, True])
 def test_killed_at_any_moment_it_goes_on_and_rewrites_nothing(tmp_path, checkpoint, is_replacing):
-    """The name holds the older folder, nothing or the whole new one; then the same call ends with the bytes
-    of an undisturbed one, and finished shards are the files that they were. Where one is replaced: at each of
-    the last calls.
+    """A kill leaves the older folder, none or the whole new one; the same call then completes it.
+
+    It ends with the bytes of an undisturbed one and does not write finished shards again. Where one is
+    replaced: killed at each of the last calls.
     """
     expected = contents(
         export(checkpoint, tmp_path / "whole", config(), None, ExportOptions(max_shard_bytes=SHARD_BYTES))
@@ -365,9 +355,7 @@ def add_and_die(checkpoint: Path, to: Path) -> None:
 
 
 def test_a_partial_folder_is_trusted_as_far_as_it_can_be(tmp_path, checkpoint):
-    """A shard cut short, a torn journal line, another dtype: written anew. Two processes at once: the second
-    is refused.
-    """
+    """A cut shard, a torn journal line or another dtype is written again; a second process is refused."""
     arguments = (checkpoint, tmp_path / "hf", config(), None)
     whole = {
         dtype: contents(
@@ -419,20 +407,18 @@ def test_a_partial_folder_is_trusted_as_far_as_it_can_be(tmp_path, checkpoint):
 
 
 def test_a_full_disk_is_told_and_what_is_finished_stays(tmp_path, checkpoint, monkeypatch):
-    """Foreseen or met on the way: bytes needed and free, where the finished shards are, and that the command
-    goes on.
-    """
+    """A full disk, foreseen or met: bytes needed and free, the place of finished shards, how to go on."""
     arguments = (checkpoint, tmp_path / "hf", config(), None)
     options = {"max_shard_bytes": SHARD_BYTES}
-    put = SafetensorsStream._put
+    write_rows = SafetensorsStream.write_rows
 
-    def full(stream, data):
-        if stream.path.name.startswith("model-00002") and stream.bytes > 0:
+    def full(stream, rows):
+        if stream.path.name.startswith("model-00002"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        put(stream, data)
+        write_rows(stream, rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(SafetensorsStream, "_put", full)
+        patch.setattr(SafetensorsStream, "write_rows", full)
         with pytest.raises(
             KieloError, match=r"disk full: .* more bytes.* free.* 1 finished files stay in .*\.hf\.kielo/new"
         ):

@@ -1,6 +1,4 @@
-"""Hugging Face weights come in by slices: right for any file and layout, read once, in bounded memory, never
-run.
-"""
+"""Hugging Face weights are imported by slices: any file and layout, read once, bounded memory, never run."""
 
 import json
 import os
@@ -39,7 +37,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def padded() -> Model:
-    """As many key heads as query heads, so that they can be fused; biases; 67 tokens in 72 rows."""
+    """A model with as many key heads as query heads (can be fused), biases, 67 tokens in 72 rows."""
     return config().model_copy(update={"num_key_value_heads": 4, "attention_bias": True, "vocab_multiple": 8})
 
 
@@ -58,9 +56,7 @@ def made_up_pieces(model: Model) -> dict[str, Piece]:
 
 
 def weights(model: Model) -> Tensors:
-    """Our name → the whole parameter, as it should be after loading: padding rows zero, numbers that fp16
-    has.
-    """
+    """Returns our name → the whole parameter after loading: padding rows zero, numbers that fp16 has."""
     named = {name: values(model, 5)(name, p.shape) for name, p in Llama(model).named_parameters()}
     for name, piece in to_hugging_face(model).items():
         named[name] = named[name].bfloat16().half().float()
@@ -132,8 +128,9 @@ def load_on_ranks(root: Path, sources: dict[str, str], shard: int, tensor: int) 
 
 @pytest.mark.parametrize(("shard", "tensor"), [(1, 1), (2, 1), (1, 2), (2, 2)])
 def test_each_rank_gets_its_slices_of_any_source(tmp_path, shard, tensor):
-    """Every dtype and kind of file, fused, transposed and padded weights: bitwise the whole's slices, and no
-    rank reads a byte that is not of its shards.
+    """Every dtype and kind of file, fused, transposed and padded: bitwise the whole's slices.
+
+    No rank reads a byte that is not of its shards.
     """
     sources = write_sources(tmp_path)
     item_bytes = {"fp16": 2, "fp64 bare": 8, "fp32 bin shards": 4}
@@ -158,9 +155,7 @@ def load_on_stages(root: Path, tied: bool) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_each_stage_gets_its_tensors(tmp_path, tied):
-    """Names are those of the whole model: over the ranks of a pipeline each tensor is there once and bitwise
-    its whole.
-    """
+    """Names are those of the whole model: each tensor is on one pipeline rank, bitwise its whole."""
     whole = {
         name: values(config(tied), 5)(name, p.shape) for name, p in Llama(config(tied)).named_parameters()
     }
@@ -201,9 +196,7 @@ def refuse_on_ranks(source: Path) -> str:
 
 
 def test_weights_that_do_not_fit_are_refused_by_name(tmp_path):
-    """Missing, unexpected, of another shape or dtype: the tensor is named, nothing is loaded, and all ranks
-    agree.
-    """
+    """A missing, unexpected or misfitting tensor is named, nothing is loaded, and all ranks agree."""
     right = stored(config(), to_hugging_face(config()), torch.float32)
     parameters = dict(Llama(config()).named_parameters())
     before = {name: value.clone() for name, value in parameters.items()}
@@ -315,8 +308,9 @@ def test_a_pickle_is_never_run(tmp_path):
 
 
 def test_little_is_read_and_little_is_held(tmp_path, monkeypatch):
-    """Columns of a matrix cost their own bytes and not the rows between; no call reads more than the buffer
-    holds, or need read all that it was asked for; small gaps are read along, to make fewer calls.
+    """Columns of a matrix cost their own bytes, not the rows between; small gaps are read along.
+
+    No call reads more than the buffer holds, or need read all that it was asked for.
     """
     matrix = torch.randn(40, 30_000)
     save_file({"m": matrix, "n": torch.randn(7)}, tmp_path / "x.safetensors")
@@ -365,9 +359,7 @@ def test_little_is_read_and_little_is_held(tmp_path, monkeypatch):
 
 
 def test_weights_are_found_by_folder_or_by_name(tmp_path, monkeypatch):
-    """hf:FOLDER needs no network; the hub is asked once, its commit is kept, and every later rank finds the
-    cache.
-    """
+    """hf:FOLDER needs no network; the hub is asked once, its commit is kept, later ranks use the cache."""
     import huggingface_hub
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -411,9 +403,7 @@ def train_on_rank(resolved: Any, max_steps: int | None) -> str:
 
 
 def test_a_run_starts_from_weights_and_keeps_their_record(tmp_path):
-    """Its first step's loss is that of the weights; the record lies in each checkpoint, also those after a
-    stop, when the source is gone.
-    """
+    """The first loss is that of the weights; each checkpoint has the record, also without the source."""
     write_tokens(tmp_path / "tokens")
     model = resolve(tmp_path).identity.model
     tensors = stored(model, to_hugging_face(model), torch.bfloat16)

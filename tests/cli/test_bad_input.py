@@ -1,5 +1,5 @@
-"""What a verb says of input that cannot work: exit code 1 (2 for usage), a message that names it, and nothing
-made.
+"""A verb refuses input that cannot work: exit code 1 (2 for usage), a message that names it,
+and nothing made.
 """
 
 import subprocess
@@ -43,8 +43,8 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_named_and_nothing_is_made(name, tmp_path, monkeypatch, capsys):
-    """Exit code 1, one message on stderr that names the culprit or what would work, no traceback,
-    no output.
+    """Exit code 1, one message on stderr that names the culprit or what would work,
+    no traceback, no output.
     """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here.txt").write_text("üks rida\n", encoding="utf-8")

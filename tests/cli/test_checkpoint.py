@@ -23,7 +23,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("run")
     write_tokens(run / "tokens")
     torch.set_num_threads(1)
-    train(resolve(run, total_steps=6, checkpoint_every_steps=2, keep_newest=3))
+    train(resolve(run, total_steps=6, every_steps=2, keep_newest=3))
     return run
 
 
@@ -78,8 +78,8 @@ def test_list_tells_of_each_and_verify_reads_every_byte(run, capsys):
 
 
 def test_on_a_terminal_they_are_tables(run, capsys, monkeypatch):
-    """A pipe gets lines with tabs; a terminal, which rich takes FORCE_COLOR for, gets frames around the same
-    words.
+    """A pipe gets lines with tabs; a terminal, which rich takes FORCE_COLOR for,
+    gets frames around the same words.
     """
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "200")
@@ -90,8 +90,8 @@ def test_on_a_terminal_they_are_tables(run, capsys, monkeypatch):
 
 
 def test_verify_ends_with_one_names_each_damage_and_changes_nothing(run, capsys):
-    """All damaged files are named, not only the first; a run, one checkpoint and the link `newest` can be
-    asked about.
+    """All damaged files are named, not only the first;
+    a run, one checkpoint and the link `newest` can be asked about.
     """
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     assert main(["checkpoint", "verify", str(run)]) == 0
@@ -111,8 +111,8 @@ def test_verify_ends_with_one_names_each_damage_and_changes_nothing(run, capsys)
 
 
 def test_show_adds_up(run, capsys):
-    """Of a run, its newest whole checkpoint; parts and dtypes sum to what the tensors hold; files as they are
-    on disk.
+    """A run's newest whole checkpoint is shown; parts and dtypes sum to what the tensors hold; files as they
+    are on disk.
     """
     (checkpoint(run, 6) / "manifest.json").unlink()
     shown = ask(capsys, "show", run)
@@ -135,8 +135,8 @@ def test_show_adds_up(run, capsys):
 
 
 def test_an_average_is_exported_like_any_checkpoint(run, capsys):
-    """The mean's weights come out in transformers as `read_tensors` gives them; the run does not go on from
-    it.
+    """The mean's weights come out in transformers as `read_tensors` gives them;
+    the run does not go on from it.
     """
     from transformers import AutoModelForCausalLM
 

@@ -9,8 +9,8 @@ from tests.cli.test_run import kielo
 
 @pytest.mark.full
 def test_the_demo_beats_its_baselines_and_equals_hugging_face(tmp_path):
-    """`kielo run demo_estonian`: fewer bits per byte than unigram, xz and 6-gram; losses within 1e-5 of
-    Hugging Face's.
+    """`kielo run demo_estonian`: fewer bits per byte than unigram, xz and 6-gram;
+    losses within 1e-5 of Hugging Face's.
     """
     process = kielo("run", "demo_estonian", "--json", "--set", f"folder={tmp_path / 'demo'}", threads=2)
     stdout, stderr = process.communicate(timeout=1800)

@@ -42,8 +42,8 @@ def test_the_ranking_and_its_reasons(capsys) -> None:
 
 
 def test_comparing_and_why(capsys, tmp_path: Path) -> None:
-    """Seed 000's question: both layouts side by side, a verdict with its reason, and a picture of the
-    pipeline.
+    """Seed 000's question: both layouts side by side, a verdict with its reason,
+    and a picture of the pipeline.
     """
     compared = ask(capsys, "compare", *ESTONIAN, "tp8pp4", "tp8pp8", "--nodes", "16", "--plot", str(tmp_path))
     assert [
@@ -107,8 +107,8 @@ def test_a_word_needs_its_arguments(words, complaint, capsys) -> None:
 
 
 def test_each_word_has_its_help(capsys) -> None:
-    """`kielo plan --help` lists the words, and each has flags and an example of its own; no shipped recipe is
-    called so.
+    """`kielo plan --help` lists the words, and each has flags and an example of its own;
+    no shipped recipe is called so.
     """
     assert not set(WORDS) & set(shipped_recipes())
     for words in ([], *([word] for word in WORDS)):
@@ -119,7 +119,7 @@ def test_each_word_has_its_help(capsys) -> None:
 
 
 def test_it_needs_no_torch() -> None:
-    """Nor matplotlib, until something is drawn."""
+    """Planning loads no torch, and no matplotlib until something is drawn."""
     code = (
         "import sys; from kielo.cli.main import main; "
         f"assert main({['plan', *ESTONIAN, '--nodes', '16', '--json']!r}) == 0; "

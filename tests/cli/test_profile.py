@@ -21,7 +21,7 @@ def test_the_number_of_steps_reaches_the_training(monkeypatch, words, steps):
 
 @pytest.mark.parametrize(("words", "given"), [([], []), (["--profile"], ["--profile", "10"])])
 def test_ranks_are_started_with_the_option(monkeypatch, tmp_path, words, given):
-    """And each of them reads it as the parent did."""
+    """Each rank is started with the option and reads it as the parent did."""
     commands = []
 
     def started(name, entrypoint, args, **_):

@@ -1,5 +1,5 @@
-"""A newcomer's whole path on a text of forty lines: every verb that touches a run, through the real entry
-point.
+"""A newcomer's whole path on a text of forty lines:
+every verb that touches a run, through the real entry point.
 """
 
 import json
@@ -114,8 +114,8 @@ def test_a_second_run_skips_what_did_not_change(finished, capsys):
 
 
 def test_the_export_is_the_same_model_in_transformers(finished):
-    """Logits of the exported folder within 1e-4 of Kielo's in fp32 (the same sums in another order), and it
-    generates.
+    """Logits of the exported folder within 1e-4 of Kielo's in fp32 (the same sums in another order),
+    and it generates.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -134,8 +134,8 @@ def test_the_export_is_the_same_model_in_transformers(finished):
 
 
 def test_the_verbs_that_ask_about_a_run_answer_in_json(finished, capsys, tmp_path):
-    """plan, data, checkpoint list, show, tokenizer measure, verify parity, evaluate and export, on one
-    finished run.
+    """plan, data, checkpoint list, show, tokenizer measure, verify parity, evaluate and export,
+    on one finished run.
     """
     recipe, summary = finished
     run = recipe.parent / "run"
@@ -202,8 +202,8 @@ def test_ranks_that_cannot_work_are_refused_before_they_start(tmp_path, capsys):
 
 
 def test_ranks_that_fail_say_why(tmp_path):
-    """An error inside the ranks is exit code 1 and its message is the outcome's, not only in
-    torchrun's log.
+    """An error inside the ranks is exit code 1 and its message is the outcome's,
+    not only in torchrun's log.
     """
     recipe = write_recipe(tmp_path)
     assert main(["run", str(recipe), "--to", "pack"]) == 0

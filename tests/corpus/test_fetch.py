@@ -40,8 +40,7 @@ def _recipe(*sources):
 
 
 def test_without_apt_the_dataset_is_taken_and_both_are_recorded(tmp_path, monkeypatch):
-    """Where apt is missing the Hugging Face subset comes instead; the manifest says so; the second call
-    fetches nothing."""
+    """Without apt the Hugging Face subset is fetched, as the manifest says; a second call fetches nothing."""
     monkeypatch.setattr(download.shutil, "which", lambda program: None)
     monkeypatch.setitem(
         sys.modules, "huggingface_hub", _hub({"et/0.jsonl": '{"text": "a"}\n', "fi/0.jsonl": "x"})

@@ -12,7 +12,7 @@ import zstandard
 
 from kielo.corpus.fetch import fetch_sources
 from kielo.corpus.html_text import page_text
-from kielo.corpus.read import ReadSources, bad_examples
+from kielo.corpus.read_sources import ReadSources, bad_examples
 from kielo.recipe.sections import Corpus, Recipe, Source
 from tests.corpus.texts import ESTONIAN
 
@@ -72,11 +72,11 @@ def test_every_format_gives_the_same_documents_to_any_number_of_workers(tmp_path
 
 
 def test_article_of_a_page(tmp_path):
-    """The marked article alone; code, scripts and buttons are left out; one line a block; inline tags do not
-    cut words."""
+    """The marked article alone, a line a block, without code, scripts, buttons; inline tags cut no words."""
     page = """<html><head><style>p {}</style><script>var a = "<p>x</p>";</script></head><body><nav>Menu</nav>
       <h1>Outside</h1><div id="DisplayArea"><h2>Pealkiri</h2><p>Esimene <b>lõi</b>k
-      siin &amp; seal.<br>Teine</p><div>Sees<pre>code</pre></div><ul><li>üks<li>kaks</ul><button>Copy</button></div>
+      siin &amp; seal.<br>Teine</p><div>Sees<pre>code</pre></div><ul><li>üks<li>kaks</ul>
+      <button>Copy</button></div>
       <p>After</p></body></html>"""
     assert page_text(page).split("\n") == [
         "Pealkiri",

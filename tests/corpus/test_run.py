@@ -1,5 +1,4 @@
-"""The corpus stage as a whole: same outcome for any number of workers, a funnel that adds up, failures that
-leave nothing."""
+"""The corpus stage: one outcome for any number of workers, a funnel that adds up, clean failures."""
 
 import json
 import subprocess
@@ -64,8 +63,7 @@ def test_same_corpus_for_any_number_of_workers_and_a_funnel_that_adds_up(tmp_pat
 
 
 def test_nothing_to_do_when_nothing_changed(tmp_path):
-    """A second run leaves the folder alone, also with other workers; another threshold or other text makes
-    it anew."""
+    """A second run leaves the folder alone, also with other workers; other settings or text do not."""
     file, folder = tmp_path / "a.jsonl", tmp_path / "corpus"
     _write_text(file)
     first = run_corpus(recipe(file), folder, tmp_path / "raw", False)
@@ -79,8 +77,7 @@ def test_nothing_to_do_when_nothing_changed(tmp_path):
 
 
 def test_empty_corpus_fails_with_the_share_at_each_threshold(tmp_path):
-    """English text in an Estonian recipe is an error that shows the funnel and the thresholds, and leaves no
-    folder."""
+    """English text in an Estonian recipe is an error with funnel and thresholds, and leaves no folder."""
     (tmp_path / "a.txt").write_text("\n".join(ENGLISH))
     with pytest.raises(
         KieloError, match=r"(?s)nothing is left.*looks like en.*share of lines.*0.65: 0.0%.*0.95"
@@ -117,10 +114,13 @@ def test_a_script_without_a_main_guard_can_call_it(tmp_path):
     _write_text(tmp_path / "a.jsonl")
     script = tmp_path / "my script.py"
     script.write_text(
-        "from pathlib import Path\nfrom kielo.corpus.run import run_corpus\nfrom kielo.recipe.sections "
-        "import Corpus, Recipe\nhere = Path(__file__).parent\nrecipe = Recipe(name='t', language='et', "
-        "corpus=Corpus(sources=str(here / 'a.jsonl'), workers=2))\nrun_corpus(recipe, here / 'corpus', "
-        "here / 'raw')\nprint('ran', __file__ is not None)\n"
+        "from pathlib import Path\n"
+        "from kielo.corpus.run import run_corpus\n"
+        "from kielo.recipe.sections import Corpus, Recipe\n"
+        "here = Path(__file__).parent\n"
+        "corpus = Corpus(sources=str(here / 'a.jsonl'), workers=2)\n"
+        "run_corpus(Recipe(name='t', language='et', corpus=corpus), here / 'corpus', here / 'raw')\n"
+        "print('ran', __file__ is not None)\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
     assert done.stdout == "ran True\n", done.stderr

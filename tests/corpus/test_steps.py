@@ -30,8 +30,7 @@ def _run(step, *documents):
 
 
 def test_normal_form():
-    """NFC, no controls or invisible characters, single spaces; joiners, quotes and superscripts stay as
-    typed."""
+    """NFC, no controls or invisible characters, single spaces; joiners, quotes and superscripts stay."""
     assert (
         normalise_line(unicodedata.normalize("NFD", " õhtul\t Šokk\u00ad \ufeffž\x00\x1b  "))
         == "õhtul Šokk ž"
@@ -42,8 +41,7 @@ def test_normal_form():
 
 
 def test_script_by_share_of_letters():
-    """Foreign letters up to the share stay, more go; a script's own letters with marks and names are at
-    home."""
+    """Foreign letters up to the share stay, more are dropped; marks and names of the script are own."""
     step = ScriptFilter(["Latin"], "abc", 0.1)
     lines = ["Ångström ja Łódź 12 €", "kümme tähte я ja veel", "Привет, мир", "1234 — 56 %", "aя"]
     assert _run(step, _document(*lines))[0] == [[lines[0], lines[1], lines[3]]]
@@ -54,8 +52,7 @@ def test_script_by_share_of_letters():
 
 @pytest.mark.parametrize("identifier", ["py3langid", "lid176"])
 def test_lines_of_another_language_go(identifier):
-    """Both identifiers keep Estonian and drop English, line by line; the table of thresholds falls, and sums
-    bytes."""
+    """Both identifiers keep Estonian lines and drop English ones; counts at thresholds fall, in bytes."""
     document = _document(ESTONIAN[0], ENGLISH[0], ESTONIAN[1], ENGLISH[1])
     total = document.num_bytes
     left, counts = _run(LineLanguage(identifier, ["et"], 0.5), document, _document(*ENGLISH))
@@ -75,9 +72,7 @@ def test_document_language_uses_all_lines():
 
 @pytest.mark.parametrize("kind", [LineLanguage, DocumentLanguage])
 def test_long_texts_are_not_remembered(kind, monkeypatch):
-    """200 documents of 100 kB pass through; what stays in memory is not their text (each worker had kept it
-    all).
-    """
+    """200 documents of 100 kB pass through and are not kept in memory (each worker had kept them)."""
     fixed = SimpleNamespace(probabilities=lambda text: {"et": 1.0})
     monkeypatch.setattr("kielo.corpus.language_identification.load_identifier", lambda name: fixed)
     documents = kind("fixed", ["et"], 0.5).run(

@@ -133,7 +133,7 @@ def test_ranks_and_restarts_change_no_sample(run, data_ranks):
 
 
 def test_an_epoch_counts_every_token_as_a_label_once(run):
-    """Over one epoch each source's stream, from its second token on, is the multiset of all labels."""
+    """Each source's stream, from its second token on, is the multiset of all labels of one epoch."""
     source = batches(run, {"a": 1.0})
     shard = TokenShard(run / "tokens" / "a")
     sequences = -(-(shard.num_tokens - 1) // LENGTH)
@@ -177,7 +177,7 @@ def test_the_query_names_the_documents_of_a_step(run):
 
 
 def test_heldout_batch_is_held_out_text(run):
-    """Its labels are the held-out stream's; fewer sequences are taken at even distances."""
+    """The batch's labels are the held-out stream's; fewer sequences are taken at even distances."""
     everything, some = heldout_batch(run / "tokens", LENGTH, 10_000), heldout_batch(run / "tokens", LENGTH, 5)
     shard = TokenShard(run / "tokens" / "heldout")
     labels = everything.labels.ravel()
@@ -193,7 +193,8 @@ def test_a_longer_phase_goes_on_where_a_shorter_one_stopped(run):
     offsets = short.order.offsets_at(3 * PER_STEP - 1)
     assert offsets == {"a": (3 * PER_STEP - 1) * LENGTH} and offsets["a"] % 32, "the border is within a block"
     of = phase(
-        number=2, first_step=4, first_sample=3 * PER_STEP - 1, order_first_sample=3 * PER_STEP - 1, sequence_length=32,
+        number=2, first_step=4, first_sample=3 * PER_STEP - 1, order_first_sample=3 * PER_STEP - 1,
+        sequence_length=32,
         sequences_per_step=6, mixture={"a": 1.0, "b": 2.0}, offsets=offsets,
     )  # fmt: skip
     long, shard = Batches(run / "tokens", 7, of, 32, 0, False), TokenShard(run / "tokens" / "a")
@@ -217,7 +218,7 @@ def test_a_longer_phase_goes_on_where_a_shorter_one_stopped(run):
 def by_rows(
     source: Batches, step: int, rank: int, ranks: int, end: int
 ) -> list[tuple[list[int], list[int], list[int]]]:
-    """What a step must be, token by token: (inputs, labels, document numbers) of each sequence."""
+    """Returns what a step must be, token by token: (inputs, labels, document numbers) of each sequence."""
     length, rows = source.phase.sequence_length, []
     located = source.order.locate(source.samples(step, rank, ranks))
     for which, sequence, seen in zip(located.source, located.sequence, located.seen_tokens):
@@ -253,7 +254,8 @@ def test_steps_are_what_reading_row_by_row_gives(tmp_path, vocabularies):
                     writer.add(chance.integers(0, vocabulary, length))
         stage.counts.update({"sources": dict.fromkeys("abc", {}), "heldout": {"documents": 0}})
     of = phase(
-        number=2, first_step=4, last_step=40, first_sample=30, order_first_sample=30, sequence_length=8, sequences_per_step=12,
+        number=2, first_step=4, last_step=40, first_sample=30, order_first_sample=30, sequence_length=8,
+        sequences_per_step=12,
         mixture={"a": 3.0, "b": 2.0, "c": 1.0}, offsets={"a": 8 * 7 + 3, "b": 21},
     )  # fmt: skip
     for mask in (True, False):

@@ -123,8 +123,9 @@ def test_largest_remainders():
 @FEWER
 @given(seed=seeds, sizes=st.lists(st.integers(1, 900), min_size=1, max_size=4), first=st.integers(0, 10**6))
 def test_no_sample_twice_and_none_left_out(seed, sizes, first):
-    """Under a mixture, each source's draws are a prefix of its epochs: no sequence comes twice within an
-    epoch."""
+    """Each source's draws under a mixture are a prefix of its epochs:
+    no sequence comes twice within an epoch.
+    """
     order = make_order(seed, sizes, range(1, len(sizes) + 1), first_sample=first)
     located = order.locate(np.arange(first, first + 3000))
     for number, tokens in enumerate(sizes):

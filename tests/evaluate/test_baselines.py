@@ -39,8 +39,8 @@ def test_ngram_bits_are_those_of_its_probabilities(order: int) -> None:
 
 
 def test_ngram_learns_and_knows_its_limits() -> None:
-    """A longer context costs fewer bits on a text like the training text; a text of nothing costs 8 bits a
-    byte.
+    """A longer context costs fewer bits on a text like the training text;
+    a text of nothing costs 8 bits a byte.
     """
     text = byte_stream(SENTENCES)
     costs = [ByteNgram(TRAINING, order).bits(text) / len(text) for order in (1, 2, 4, 6)]

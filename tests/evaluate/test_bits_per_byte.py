@@ -41,8 +41,8 @@ def bigram(tokens_bs: torch.Tensor, _: torch.Tensor | None) -> torch.Tensor:
 
 @given(st.integers(0, 200), st.integers(1, 40), st.data())
 def test_windows_count_each_prediction_once(num_tokens: int, length: int, data: st.DataObject) -> None:
-    """Whatever the sizes: all inside the stream, every prediction counted once, in order, with context before
-    it.
+    """Whatever the sizes: all inside the stream, every prediction counted once, in order,
+    with context before it.
     """
     stride = data.draw(st.integers(1, length))
     counted = []
@@ -81,8 +81,8 @@ def test_documents_are_numbered_as_in_training() -> None:
 
 
 def test_generation_is_seeded_and_stays_in_the_vocabulary() -> None:
-    """Same seed, same text; another seed, another; padding rows are never drawn; a likely end-of-text ends
-    it.
+    """Same seed, same text; another seed, another; padding rows are never drawn;
+    a likely end-of-text ends it.
     """
 
     def flat(tokens_bs: torch.Tensor, _: torch.Tensor | None) -> torch.Tensor:

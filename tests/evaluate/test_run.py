@@ -1,5 +1,5 @@
-"""Promises of the evaluate stage, on a run that the real rooms made: tiny text, tokenizer, shards, random
-weights.
+"""Promises of the evaluate stage, on a run that the real rooms made:
+tiny text, tokenizer, shards, random weights.
 """
 
 import json
@@ -73,8 +73,8 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_scores_are_written_and_made_once(run_folder: Path) -> None:
-    """scores.json holds four finite numbers and three samples of held-out openings; a second call changes
-    nothing.
+    """scores.json holds four finite numbers and three samples of held-out openings;
+    a second call changes nothing.
     """
     scores = evaluate(RECIPE, run_folder)
     assert scores == json.loads((run_folder / "evaluate" / "scores.json").read_text(encoding="utf-8"))
@@ -98,8 +98,8 @@ def test_scores_are_written_and_made_once(run_folder: Path) -> None:
 
 
 def test_the_baselines_see_the_training_text_and_no_more(run_folder: Path) -> None:
-    """Training and held-out texts are the corpus, split; the unigram counts just the training
-    shards' tokens.
+    """Training and held-out texts are the corpus, split;
+    the unigram counts just the training shards' tokens.
     """
     training, heldout = (
         training_texts(RECIPE, run_folder / "corpus")[0],
@@ -113,8 +113,8 @@ def test_the_baselines_see_the_training_text_and_no_more(run_folder: Path) -> No
 
 
 def test_the_model_scores_the_tokens_that_pack_held_out(run_folder: Path) -> None:
-    """The stream that is scored is the packed held-out shard, token for token; padding of the vocabulary is
-    no token.
+    """The stream that is scored is the packed held-out shard, token for token;
+    padding of the vocabulary is no token.
     """
     checkpoint = next((run_folder / "train" / "checkpoints").iterdir())
     resolved = resolve(RECIPE, run_folder, 1, "cpu")
@@ -131,8 +131,8 @@ def test_the_model_scores_the_tokens_that_pack_held_out(run_folder: Path) -> Non
 
 
 def test_the_export_scores_like_the_checkpoint(run_folder: Path, tmp_path: Path) -> None:
-    """`kielo evaluate hf/`: transformers' model of the same weights has the same bits per byte
-    and samples.
+    """`kielo evaluate hf/`: transformers' model of the same weights has the same bits per
+    byte and samples.
     """
     checkpoint = next((run_folder / "train" / "checkpoints").iterdir())
     model = resolve(RECIPE, run_folder, 1, "cpu").identity.model
@@ -143,9 +143,7 @@ def test_the_export_scores_like_the_checkpoint(run_folder: Path, tmp_path: Path)
 
 
 def test_what_is_missing_is_named(run_folder: Path, tmp_path: Path) -> None:
-    """Without a checkpoint, or a model in the folder, the message says where it looked; nothing
-    is written.
-    """
+    """The message says where a checkpoint, or a model in the folder, was looked for; nothing is written."""
     with pytest.raises(KieloError, match="no whole checkpoint"):
         evaluate(RECIPE, tmp_path)
     with pytest.raises(KieloError, match=r"tokenizer\.json"):

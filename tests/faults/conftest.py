@@ -1,5 +1,5 @@
-"""Workplaces for the fault suite: made once, and copied for each case. Everything in this folder is marked
-`faults`.
+"""Workplaces for the fault suite: made once, and copied for each case.
+Everything in this folder is marked `faults`.
 """
 
 import shutil
@@ -22,8 +22,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _interrupts_arrive() -> Iterator[None]:
-    """Where the suite runs in the background, Ctrl-C is ignored, and the processes that it starts would
-    inherit that.
+    """Ctrl-C reaches the processes that the suite starts:
+    they would inherit that it is ignored in the background.
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield

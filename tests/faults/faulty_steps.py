@@ -1,5 +1,5 @@
-"""Corpus steps that go wrong in one worker while the others would never end; workers import them
-from here.
+"""Corpus steps that go wrong in one worker while the others would never end;
+workers import them from here.
 """
 
 import errno

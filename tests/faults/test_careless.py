@@ -26,11 +26,14 @@ REFUSED = {
     "run: an unknown stage": (["run", "tiny.toml", "--only", "bake"], "bake"),
     "run: from after to": (["run", "tiny.toml", "--from", "export", "--to", "pack"], "export"),
     "run: only and to": (["run", "tiny.toml", "--only", "pack", "--to", "pack"], "--only"),
-    "run: a source that is gone": (["run", "tiny.toml", "--set", "corpus.sources=gone.txt", "--set", "folder=new"], "gone.txt"),
-    "run: a pattern that fits nothing": (["run", "tiny.toml", "--set", "corpus.sources=*.nope", "--set", "folder=new"], "*.nope"),
+    "run: a source that is gone":
+        (["run", "tiny.toml", "--set", "corpus.sources=gone.txt", "--set", "folder=new"], "gone.txt"),
+    "run: a pattern that fits nothing":
+        (["run", "tiny.toml", "--set", "corpus.sources=*.nope", "--set", "folder=new"], "*.nope"),
     "train: before pack": (["train", "tiny.toml", "--set", "folder=new"], "new/tokens"),
     "train: no ranks": (["train", "tiny.toml", "--ranks", "0"], "--ranks"),
-    "train: more ranks than sequences": (["train", "tiny.toml", "--ranks", "16", "--set", "train.tokens=2561"], "16 ranks"),
+    "train: more ranks than sequences":
+        (["train", "tiny.toml", "--ranks", "16", "--set", "train.tokens=2561"], "16 ranks"),
     "train: a profile of nothing": (["train", "tiny.toml", "--profile", "0"], "--profile"),
     "plan: nothing": (["plan"], "RECIPE"),
     "plan: no nodes": (["plan", *ON_LUMI, "--nodes", "0"], "--nodes"),
@@ -46,7 +49,8 @@ REFUSED = {
     "plan: layouts of nothing": (["plan", "compare", *ON_LUMI, ",", "--nodes", "1"], "layout"),
     "plan: no ranks": (["plan", "resolve", "tiny.toml", "--ranks", "0"], "--ranks"),
     "plan: negative ranks": (["plan", "resolve", "tiny.toml", "--ranks", "-4"], "--ranks"),
-    "plan: a billion billion ranks": (["plan", "resolve", "tiny.toml", "--ranks", "1000000000000000000"], "rank"),
+    "plan: a billion billion ranks":
+        (["plan", "resolve", "tiny.toml", "--ranks", "1000000000000000000"], "rank"),
     "plan: ranks without resolve": (["plan", "tiny.toml", "--ranks", "2"], "--ranks"),
     "plan: top of none": (["plan", *ON_LUMI, "--nodes", "1", "--top", "-3"], "--top"),
     "plan: negative hours": (["plan", "tiny.toml", "--wall-hours", "-1"], "--wall-hours"),
@@ -67,8 +71,10 @@ REFUSED = {
     "data: a step beyond": (["data", "tiny.toml", "--step", "21"], "--step"),
     "data: a step of 31 digits": (["data", "tiny.toml", "--step", "1" + 30 * "0"], "--step"),
     "data: a step in words": (["data", "tiny.toml", "--step", "last"], "--step"),
-    "tokenizer: an empty text": (["tokenizer", "measure", "run/tokenizer", "--text", "empty.txt"], "empty.txt"),
-    "tokenizer: bytes that are no text": (["tokenizer", "measure", "run/tokenizer", "--text", "bytes.txt"], "bytes.txt"),
+    "tokenizer: an empty text":
+        (["tokenizer", "measure", "run/tokenizer", "--text", "empty.txt"], "empty.txt"),
+    "tokenizer: bytes that are no text":
+        (["tokenizer", "measure", "run/tokenizer", "--text", "bytes.txt"], "bytes.txt"),
     "tokenizer: a folder as text": (["tokenizer", "measure", "run/tokenizer", "--text", "run"], "--text"),
     "tokenizer: a run folder": (["tokenizer", "measure", "run", "--text", "text.txt"], "run"),
     "tokenizer: a file": (["tokenizer", "measure", "text.txt", "--text", "text.txt"], "text.txt"),
@@ -77,33 +83,40 @@ REFUSED = {
     "checkpoint list: a file": (["checkpoint", "list", "text.txt"], "text.txt"),
     "checkpoint show: the tokens": (["checkpoint", "show", "run/tokens"], "run/tokens"),
     "checkpoint verify: the tokenizer": (["checkpoint", "verify", "run/tokenizer"], "run/tokenizer"),
-    "checkpoint average: one": (["checkpoint", "average", "run/train/checkpoints/step_00000020", "--to", "mean"], "two"),
+    "checkpoint average: one":
+        (["checkpoint", "average", "run/train/checkpoints/step_00000020", "--to", "mean"], "two"),
     "checkpoint average: a run": (["checkpoint", "average", "run", "run", "--to", "mean"], "run"),
     "checkpoint average: into the run's own": (
-        ["checkpoint", "average", "run/train/checkpoints/step_00000015", "run/train/checkpoints/step_00000020",
+        ["checkpoint", "average", "run/train/checkpoints/step_00000015",
+            "run/train/checkpoints/step_00000020",
          "--to", "run/train/checkpoints/step_00000020"], "step_00000020"),
     "checkpoint average: one twice": (
-        ["checkpoint", "average", "run/train/checkpoints/step_00000015", "run/train/checkpoints/step_00000015", "--to", "mean"],
+        ["checkpoint", "average", "run/train/checkpoints/step_00000015",
+            "run/train/checkpoints/step_00000015", "--to", "mean"],
         "given twice"),
     "checkpoint average: into here": (
-        ["checkpoint", "average", "run/train/checkpoints/step_00000015", "run/train/checkpoints/step_00000020", "--to", "."],
+        ["checkpoint", "average", "run/train/checkpoints/step_00000015",
+            "run/train/checkpoints/step_00000020", "--to", "."],
         "--to"),
     "export: a recipe": (["export", "tiny.toml", "--to", "out"], "tiny.toml"),
     "export: the tokens": (["export", "run/tokens", "--to", "out"], "run/tokens"),
-    "export: into itself": (["export", "run", "--to", "run/train/checkpoints/step_00000020"], "step_00000020"),
+    "export: into itself":
+        (["export", "run", "--to", "run/train/checkpoints/step_00000020"], "step_00000020"),
     "export: into the tokenizer": (["export", "run", "--to", "run/tokenizer"], "run/tokenizer"),
     "export: into here": (["export", "run", "--to", "."], "--to"),
     "export: onto a file": (["export", "run", "--to", "text.txt"], "text.txt"),
     "export: below a file": (["export", "run", "--to", "text.txt/out"], "text.txt"),
     "export: files of nothing": (["export", "run", "--to", "out", "--max-shard-gb", "0"], "--max-shard-gb"),
-    "export: files of no number": (["export", "run", "--to", "out", "--max-shard-gb", "nan"], "--max-shard-gb"),
+    "export: files of no number":
+        (["export", "run", "--to", "out", "--max-shard-gb", "nan"], "--max-shard-gb"),
     "export: infinite files": (["export", "run", "--to", "out", "--max-shard-gb", "inf"], "--max-shard-gb"),
     "export: an unknown dtype": (["export", "run", "--to", "out", "--dtype", "int8"], "--dtype"),
     "export: no tokenizer there": (["export", "run", "--to", "out", "--tokenizer", "gone"], "gone"),
     "evaluate: nowhere": (["evaluate", "gone", "tiny.toml"], "gone"),
     "evaluate: the tokens": (["evaluate", "run/tokens", "tiny.toml"], "run/tokens"),
     "evaluate: a workplace": (["evaluate", ".", "tiny.toml"], "."),
-    "verify parity: before training": (["verify", "parity", "tiny.toml", "--set", "folder=new"], "resolved.toml"),
+    "verify parity: before training":
+        (["verify", "parity", "tiny.toml", "--set", "folder=new"], "resolved.toml"),
     "verify parity: no steps": (["verify", "parity", "tiny.toml", "--steps", "0"], "--steps"),
     "verify parity: negative steps": (["verify", "parity", "tiny.toml", "--steps", "-1"], "--steps"),
     "verify layouts: no steps": (["verify", "layouts", "tiny.toml", "--steps", "0"], "--steps"),
@@ -126,7 +139,8 @@ def test_refused(here, trained, what):
 
 
 HARMLESS = {
-    "show": ["show", "tiny.toml"], "show as JSON": ["show", "tiny.toml", "--json"], "recipes": ["recipes"], "schema": ["schema"],
+    "show": ["show", "tiny.toml"], "show as JSON": ["show", "tiny.toml", "--json"], "recipes": ["recipes"],
+    "schema": ["schema"],
     "clusters": ["clusters"], "languages": ["languages"], "plan": ["plan", *ON_LUMI, "--nodes", "1"],
     "data": ["data", "tiny.toml", "--step", "20"], "checkpoint list": ["checkpoint", "list", "run"],
     "checkpoint show": ["checkpoint", "show", "run"], "checkpoint verify": ["checkpoint", "verify", "run"],
@@ -177,8 +191,8 @@ def _absolute(run):
 
 @pytest.mark.parametrize("way", [_moved, _copied, _dereferenced, _linked, _odd, _absolute])
 def test_a_run_that_lies_elsewhere(here, trained, way):
-    """Moved, copied, behind a link, under an odd name: the finished training is found there, and its newest
-    is exported.
+    """Moved, copied, behind a link, under an odd name:
+    the finished training is found there, and its newest is exported.
     """
     folder = way(trained / "run")
     done = went_well(here(trained, "run", "tiny.toml", "--set", f"folder={folder}", "--to", "train"))
@@ -188,8 +202,8 @@ def test_a_run_that_lies_elsewhere(here, trained, way):
 
 
 def test_a_run_called_from_another_folder(here, trained):
-    """A relative run folder is of the folder that kielo is started in: elsewhere there is none, and none is
-    made.
+    """A relative run folder is of the folder that kielo is started in:
+    elsewhere there is none, and none is made.
     """
     elsewhere = trained / "elsewhere"
     elsewhere.mkdir()
@@ -224,16 +238,19 @@ def test_an_edited_resolved_toml(here, trained, what):
 
 
 CHANGED = {
-    "train.learning_rate": "0.5", "train.tokens": "5120", "train.tokens_per_step": "256", "seed": "2", "name": "other",
-    "model.hidden_size": "32", "model.num_hidden_layers": "3", "model.model_type": "qwen3", "train.precision": "fp32",
-    "train.z_loss": "0.1", "dataset.mask_documents": "true", "train.schedule": "wsd", "train.adam_beta1": "0.5",
+    "train.learning_rate": "0.5", "train.tokens": "5120", "train.tokens_per_step": "256", "seed": "2",
+    "name": "other",
+    "model.hidden_size": "32", "model.num_hidden_layers": "3", "model.model_type": "qwen3",
+    "train.precision": "fp32",
+    "train.z_loss": "0.1", "dataset.mask_documents": "true", "train.schedule": "wsd",
+    "train.adam_beta1": "0.5",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("key", CHANGED)
 def test_a_recipe_edited_after_training(here, trained, key):
-    """What was trained is another thing now: refused with the key, checkpoints untouched; an equal value is
-    no change.
+    """A changed key of what is trained is refused by name, checkpoints untouched;
+    an equal value is no change.
     """
     before = belongings(trained / "run" / "train" / "checkpoints")
     outcome = here(trained, "train", "tiny.toml", "--set", f"{key}={CHANGED[key]}")
@@ -245,13 +262,17 @@ def test_a_recipe_edited_after_training(here, trained, key):
 
 
 ENVIRONMENTS = {
-    "no HOME": {"HOME": ""}, "HOME that is gone": {"HOME": "/nowhere"}, "HOME that is a file": {"HOME": "/dev/null"},
+    "no HOME": {"HOME": ""}, "HOME that is gone": {"HOME": "/nowhere"},
+    "HOME that is a file": {"HOME": "/dev/null"},
     "TMPDIR that is gone": {"TMPDIR": "/nowhere"}, "threads of none": {"OMP_NUM_THREADS": "0"},
-    "threads in words": {"OMP_NUM_THREADS": "many"}, "no such devices": {"CUDA_VISIBLE_DEVICES": "99,nonsense"},
+    "threads in words": {"OMP_NUM_THREADS": "many"},
+    "no such devices": {"CUDA_VISIBLE_DEVICES": "99,nonsense"},
     "half of Slurm": {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4"}, "the C locale": {"LC_ALL": "C"},
     "a foreign locale": {"LC_ALL": "tlh_QO.UTF-8"}, "no terminal": {"TERM": ""}, "narrow": {"COLUMNS": "1"},
-    "colours": {"FORCE_COLOR": "1", "CLICOLOR_FORCE": "1"}, "a proxy that is not there": {"https_proxy": "http://127.0.0.1:9"},
-    "optimised": {"PYTHONOPTIMIZE": "2"}, "hash seed": {"PYTHONHASHSEED": "7"}, "no bytecode": {"PYTHONDONTWRITEBYTECODE": "1"},
+    "colours": {"FORCE_COLOR": "1", "CLICOLOR_FORCE": "1"},
+    "a proxy that is not there": {"https_proxy": "http://127.0.0.1:9"},
+    "optimised": {"PYTHONOPTIMIZE": "2"}, "hash seed": {"PYTHONHASHSEED": "7"},
+    "no bytecode": {"PYTHONDONTWRITEBYTECODE": "1"},
     "a time zone of nowhere": {"TZ": "Nowhere/Land"},
 }  # fmt: skip
 
@@ -276,10 +297,12 @@ LAUNCHERS = {
     "no address": ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": ""}, "MASTER_ADDR"),
     "a port in words": ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "http"}, "MASTER_PORT"),
     "a task beyond": (
-        {"SLURM_PROCID": "4", "SLURM_STEP_NODELIST": "n1", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "1", "SLURM_LOCALID": "0"},
+        {"SLURM_PROCID": "4", "SLURM_STEP_NODELIST": "n1", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "1",
+            "SLURM_LOCALID": "0"},
         "SLURM_PROCID"),
     "half of a step": ({"SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "n1"}, "SLURM_JOB_ID"),
-    "a job in words": ({"SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "n1", "SLURM_JOB_ID": "x"}, "SLURM_JOB_ID"),
+    "a job in words":
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "n1", "SLURM_JOB_ID": "x"}, "SLURM_JOB_ID"),
 }  # fmt: skip
 
 
@@ -294,8 +317,8 @@ def test_a_launcher_that_tells_nonsense(here, packed, monkeypatch, what):
 
 
 def test_two_trainings_at_once(trained):
-    """The second is refused by the folder's lease, or both find the run finished; the checkpoints are as they
-    were.
+    """The second is refused by the folder's lease, or both find the run finished;
+    the checkpoints are as they were.
     """
     before = belongings(trained / "run" / "train" / "checkpoints")
     both = [start(trained, "train", "tiny.toml") for _ in range(2)]
@@ -340,7 +363,7 @@ def test_a_folder_that_is_gone(tmp_path):
 
 @pytest.mark.parametrize("mask", [0o077, 0o777])
 def test_a_strict_umask(here, packed, mask):
-    """What is written has the owner's rights alone; root and owner can go on from it."""
+    """Files are written with the owner's rights alone; root and owner can go on from them."""
     before = os.umask(mask)
     try:
         went_well(here(packed, "plan", "resolve", "tiny.toml"))
@@ -373,14 +396,17 @@ def test_a_port_that_is_taken(packed):
 
 
 def test_a_disk_that_is_full(packed):
-    """On a file system without room: refused with the folder; what was there is there."""
+    """A file system without room is refused with the folder; what was there is there."""
     if (
         shutil.which("unshare") is None
         or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode
     ):
         pytest.skip("no file system may be mounted here")
     before = belongings(packed)
-    script = 'mkdir full && mount -t tmpfs -o size=20k tmpfs full || exit 77; exec "$0" -m kielo export "$1" --to full/hf'
+    script = (
+        "mkdir full && mount -t tmpfs -o size=20k tmpfs full || exit 77; "
+        'exec "$0" -m kielo export "$1" --to full/hf'
+    )
     trained = packed.parent / "trained"
     shutil.copytree(packed, trained)
     went_well(kielo(trained, "train", "tiny.toml", timeout=300))

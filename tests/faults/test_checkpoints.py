@@ -52,7 +52,7 @@ def steps(workplace: Path) -> list[int]:
 
 
 def unfinished(workplace: Path) -> Path:
-    """As if the job had ended between its last save and its manifest."""
+    """Makes the run look as if the job had ended between its last save and its manifest."""
     for name in ("manifest.json", "outcome.json"):
         (workplace / "run" / "train" / name).unlink()
     return workplace
@@ -140,7 +140,9 @@ PAPERS = {"manifest.json", "outcome.json", "metrics.jsonl"}
 def test_training_does_not_begin_anew_where_checkpoints_went_missing(
     trained, here, loss: Callable, papers: set[str]
 ):
-    """What is left of them, or the papers beside them, tell that training had saved; no file is changed."""
+    """The checkpoints that are left, or the papers beside them, tell that training had saved;
+    no file is changed.
+    """
     loss(checkpoints(trained))
     for paper in PAPERS - papers:
         (trained / "run" / "train" / paper).unlink()
@@ -151,7 +153,7 @@ def test_training_does_not_begin_anew_where_checkpoints_went_missing(
 
 
 def test_moving_the_folder_away_begins_anew(trained, here):
-    """What the refusal proposes works."""
+    """The way out that the refusal proposes works."""
     _only_the_link(checkpoints(trained))
     refused(here(trained, *TRAIN), str(Path("run") / "train"))
     (trained / "run" / "train").rename(trained / "before")
@@ -177,8 +179,8 @@ def test_a_job_killed_before_its_first_save_begins_anew(packed, here, was_saving
 
 @pytest.mark.parametrize("name", [RANK_FILE, INDEX, MANIFEST])
 def test_a_damaged_newest_is_set_aside_beside_earlier_ones(trained, here, name: str):
-    """The one before is used, its steps stand in the metrics once, and what was set aside before is still
-    there.
+    """The one before is used, its steps stand in the metrics once,
+    and what was set aside before is still there.
     """
     unfinished(trained)
     earlier = checkpoints(trained) / "step_00000020.damaged"
@@ -340,8 +342,10 @@ def test_a_folder_that_may_not_be_entered_is_listed(trained, here):
 
 
 THEIRS = (
-    "step_00000015.mine", "step_00000015.partial", "step_00000015.replaced", "step_00000015.removed", "step_00000099.partial",
-    "step_00000020.old.partial", "step_00000015.mine.removed", f"mine.{SAVE_ID}.partial", "step_00000007.replaced",
+    "step_00000015.mine", "step_00000015.partial", "step_00000015.replaced", "step_00000015.removed",
+    "step_00000099.partial",
+    "step_00000020.old.partial", "step_00000015.mine.removed", f"mine.{SAVE_ID}.partial",
+    "step_00000007.replaced",
     "step_00000020.damaged", "best",
 )  # fmt: skip
 
@@ -371,8 +375,8 @@ def test_a_kill_between_two_renames_is_undone(trained, here):
 
 
 def test_a_link_and_a_folder_called_newest_stay(trained, here):
-    """A checkpoint that was moved to another disk, and a copy instead of the link `newest`, are not pruned or
-    replaced.
+    """A checkpoint that was moved to another disk, and a copy instead of the link `newest`,
+    are not pruned or replaced.
     """
     unfinished(trained)
     shutil.move(both(trained)[0], trained / "step_00000015")
@@ -398,8 +402,8 @@ def test_a_link_and_a_folder_called_newest_stay(trained, here):
 
 @pytest.fixture
 def spoilt_update(monkeypatch) -> Callable[[int, float], None]:
-    """spoilt_update(step, value): the update of that step sets all weights to `value`; its loss and norm are
-    finite.
+    """spoilt_update(step, value): the update of that step sets all weights to `value`;
+    its loss and norm are finite.
     """
 
     def start(step: int, value: float) -> None:
@@ -430,8 +434,8 @@ def every_weight_is_finite(workplace: Path) -> bool:
 
 @pytest.mark.parametrize("every_steps", [1, 2, 3, 5])
 def test_a_spoilt_update_costs_no_good_checkpoint(packed, here, spoilt_update, monkeypatch, every_steps: int):
-    """Finite but far too large at step 12: nothing is saved or pruned after it, and what the message proposes
-    works.
+    """Finite but far too large at step 12: nothing is saved or pruned after it,
+    and what the message proposes works.
     """
     with monkeypatch.context():
         spoilt_update(12, 1e30)
@@ -453,9 +457,7 @@ def test_a_spoilt_update_costs_no_good_checkpoint(packed, here, spoilt_update, m
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 @pytest.mark.parametrize("step", [10, 20])
 def test_weights_that_are_not_finite_are_not_published(packed, here, spoilt_update, step: int, value: float):
-    """At a save inside the run it is told and the run ends by its next steps; at the last save
-    the run fails.
-    """
+    """A save inside the run reports it and the run ends by its next steps; at the last save the run fails."""
     spoilt_update(step, value)
     message = refused(here(packed, *TRAIN), "not finite")
     alerts = (packed / "run" / "train" / "alerts.jsonl").read_text()
@@ -470,8 +472,8 @@ def test_weights_that_are_not_finite_are_not_published(packed, here, spoilt_upda
 
 @pytest.fixture
 def bad_losses(monkeypatch) -> Callable[[set[int]], None]:
-    """bad_losses(steps): the loss of each is no number; with one micro-batch a step and nothing of held-out
-    text.
+    """bad_losses(steps): the loss of each is no number;
+    with one micro-batch a step and nothing of held-out text.
     """
 
     def start(bad_steps: set[int]) -> None:
@@ -502,8 +504,8 @@ QUIET = (
 def test_bad_steps_are_no_reason_to_save_or_prune(
     packed, here, bad_losses, bad_steps: set[int], expected: list[int]
 ):
-    """A save that falls on one waits for a sound step; the checkpoint from before them stays until sound
-    steps followed.
+    """A save that falls on one waits for a sound step;
+    the checkpoint from before them stays until sound steps followed.
     """
     bad_losses(bad_steps)
     went_well(here(packed, *TRAIN, *QUIET))

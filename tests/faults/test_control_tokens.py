@@ -30,8 +30,8 @@ BYTES = [f"<0x{number:02X}>" for number in range(256)]
 
 @dataclass(frozen=True)
 class Form:
-    """A tokenizer, its configuration, its control tokens, added tokens that are ordinary, and how it spells a
-    text back.
+    """A tokenizer, its configuration, its control tokens, added tokens that are ordinary,
+    and how it spells a text back.
     """
 
     make: Callable[[], Tokenizer]
@@ -54,8 +54,8 @@ class Form:
 def byte_level(
     special=(), plain=(), inside=(), words=(), normalizer=None, **model
 ) -> Callable[[], Tokenizer]:
-    """GPT-2's kind. `inside`: names that the model's own vocabulary holds; `words`: what merges make of
-    characters.
+    """GPT-2's kind. `inside`: names that the model's own vocabulary holds;
+    `words`: what merges make of characters.
     """
 
     def make() -> Tokenizer:
@@ -94,8 +94,8 @@ def sentence_piece(
 
 
 def unigram(special=(), plain=(), inside=()) -> Callable[[], Tokenizer]:
-    """T5's kind. Its lattice finds every piece of the vocabulary in a text, control tokens (score 0) before
-    all others.
+    """T5's kind. Its lattice finds every piece of the vocabulary in a text,
+    control tokens (score 0) before all others.
     """
 
     def make() -> Tokenizer:
@@ -109,8 +109,8 @@ def unigram(special=(), plain=(), inside=()) -> Callable[[], Tokenizer]:
 
 
 def word_piece(special=(), whole_words=False) -> Callable[[], Tokenizer]:
-    """BERT's kind; with `whole_words` text is cut at spaces alone, and a word "[MASK]" is looked up as it
-    stands.
+    """BERT's kind; with `whole_words` text is cut at spaces alone,
+    and a word "[MASK]" is looked up as it stands.
     """
 
     def make() -> Tokenizer:
@@ -159,11 +159,15 @@ SPACES = tuple(" " * number for number in range(2, 6))
 FORMS = {
     "gpt2": Form(byte_level([END], inside=[END]), (END,), {"eos_token": END, "bos_token": END}),
     "gpt2, not special": Form(byte_level((), [AddedToken(END, normalized=False)]), (END,), {}),
-    "gpt2, normalized": Form(byte_level((), [AddedToken(END, normalized=True)]), (END,), {"eos_token": {"content": END}}),
-    "kielo": Form(byte_level([END], inside=[END]), (END,), {"eos_token": END, "pad_token": END}, map={"bos_token": END}),
-    "llama2": Form(sentence_piece(LLAMA2), LLAMA2, {"eos_token": "</s>", "bos_token": "<s>", "unk_token": "<unk>"}),
+    "gpt2, normalized":
+        Form(byte_level((), [AddedToken(END, normalized=True)]), (END,), {"eos_token": {"content": END}}),
+    "kielo": Form(byte_level([END], inside=[END]), (END,), {"eos_token": END, "pad_token": END},
+        map={"bos_token": END}),
+    "llama2":
+        Form(sentence_piece(LLAMA2), LLAMA2, {"eos_token": "</s>", "bos_token": "<s>", "unk_token": "<unk>"}),
     "llama2, not special": Form(
-        sentence_piece((), LLAMA2), LLAMA2, {"eos_token": "</s>", "bos_token": "<s>"}, map={"unk_token": "<unk>"}
+        sentence_piece((), LLAMA2), LLAMA2, {"eos_token": "</s>", "bos_token": "<s>"},
+        map={"unk_token": "<unk>"}
     ),
     "llama2, merges that build </s>": Form(
         sentence_piece((), (), ["<s>", "</s>"]), ("<s>", "</s>"), {"eos_token": "</s>", "bos_token": "<s>"}
@@ -183,7 +187,8 @@ FORMS = {
     "qwen": Form(
         byte_level([END, "<|im_start|>"], ["<|im_end|>", "<tool_call>"], normalizer=normalizers.NFC()),
         (END, "<|im_start|>", "<|im_end|>", "<tool_call>"),
-        {"eos_token": "<|im_end|>", "chat_template": [{"name": "default", "template": "<tool_call>{{ call }}"}]},
+        {"eos_token": "<|im_end|>",
+            "chat_template": [{"name": "default", "template": "<tool_call>{{ call }}"}]},
     ),
     "gemma": Form(
         sentence_piece(["<pad>", "<eos>", "<bos>", "<unk>"], ["<start_of_turn>", "<table>", "\n\n", "▁▁▁"],
@@ -193,7 +198,8 @@ FORMS = {
         ordinary=("<table>", "\n\n"),
     ),
     "olmo": Form(
-        byte_level([END, "|||EMAIL_ADDRESS|||"], ["<|padding|>", *SPACES]), (END, "|||EMAIL_ADDRESS|||", "<|padding|>"),
+        byte_level([END, "|||EMAIL_ADDRESS|||"], ["<|padding|>", *SPACES]),
+        (END, "|||EMAIL_ADDRESS|||", "<|padding|>"),
         {"eos_token": END, "pad_token": "<|padding|>"}, ordinary=SPACES,
     ),
     "gpt_neox": Form(
@@ -202,7 +208,8 @@ FORMS = {
     ),
     "opt": Form(
         byte_level(["</s>", "<pad>"], inside=["<s>", "<pad>", "</s>", "<unk>"]), ("</s>", "<pad>"), {},
-        map={"bos_token": "</s>", "eos_token": {"content": "</s>"}, "unk_token": "</s>", "pad_token": "<pad>"},
+        map={"bos_token": "</s>", "eos_token": {"content": "</s>"}, "unk_token": "</s>",
+            "pad_token": "<pad>"},
     ),
     "bloom": Form(
         byte_level(["<unk>", "<s>", "</s>", "<pad>"], inside=["<unk>", "<s>", "</s>", "<pad>"]),
@@ -210,25 +217,32 @@ FORMS = {
     ),
     "bert": Form(word_piece(BERT), BERT, {"eos_token": "[SEP]", "mask_token": "[MASK]"}, is_exact=False),
     "bert, cut at spaces": Form(
-        word_piece(BERT, whole_words=True), BERT, {"eos_token": "[SEP]", "mask_token": "[MASK]"}, is_exact=False
+        word_piece(BERT, whole_words=True), BERT, {"eos_token": "[SEP]", "mask_token": "[MASK]"},
+        is_exact=False
     ),
     "t5": Form(
-        unigram(["<pad>", "</s>", "<unk>", "<extra_id_0>"], inside=["<pad>", "</s>", "<unk>", "<extra_id_0>"]),
+        unigram(["<pad>", "</s>", "<unk>", "<extra_id_0>"],
+            inside=["<pad>", "</s>", "<unk>", "<extra_id_0>"]),
         ("<pad>", "</s>", "<extra_id_0>"),
-        {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "extra_special_tokens": ["<extra_id_0>"]},
+        {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>",
+            "extra_special_tokens": ["<extra_id_0>"]},
         knows_line_ends=False,
     ),
     "xlm-r": Form(
-        unigram(["<s>", "<pad>", "</s>", "<unk>", AddedToken("<mask>", lstrip=True, normalized=False)], inside=XLMR),
-        XLMR, {"eos_token": "</s>", "unk_token": "<unk>", "mask_token": {"content": "<mask>", "lstrip": True}},
+        unigram(["<s>", "<pad>", "</s>", "<unk>", AddedToken("<mask>", lstrip=True, normalized=False)],
+            inside=XLMR),
+        XLMR,
+        {"eos_token": "</s>", "unk_token": "<unk>", "mask_token": {"content": "<mask>", "lstrip": True}},
         knows_line_ends=False,
     ),
     "xlm-r, none added": Form(
-        unigram(inside=XLMR), XLMR, {"eos_token": "</s>", "bos_token": "<s>", "pad_token": "<pad>", "mask_token": "<mask>"},
+        unigram(inside=XLMR), XLMR,
+        {"eos_token": "</s>", "bos_token": "<s>", "pad_token": "<pad>", "mask_token": "<mask>"},
         knows_line_ends=False,
     ),
     "phi, that swallows spaces": Form(
-        byte_level([END], [AddedToken("<|assistant|>", rstrip=True), AddedToken("<|user|>", single_word=True)]),
+        byte_level([END],
+            [AddedToken("<|assistant|>", rstrip=True), AddedToken("<|user|>", single_word=True)]),
         (END, "<|assistant|>", "<|user|>"), {"eos_token": END},
     ),
     "deepseek": Form(
@@ -236,8 +250,10 @@ FORMS = {
         {"eos_token": {"__type": "AddedToken", "content": "<｜end▁of▁sentence｜>"}},
     ),
     "lower case": Form(
-        byte_level((), [AddedToken("<eos>", normalized=True)], normalizer=normalizers.Lowercase()), ("<eos>", "<EOS>"),
-        {"eos_token": "<eos>", "added_tokens_decoder": {"9": {"content": "<eos>", "special": True}}}, is_exact=False,
+        byte_level((), [AddedToken("<eos>", normalized=True)], normalizer=normalizers.Lowercase()),
+        ("<eos>", "<EOS>"),
+        {"eos_token": "<eos>", "added_tokens_decoder": {"9": {"content": "<eos>", "special": True}}},
+        is_exact=False,
     ),
     "wide characters made narrow": Form(
         sentence_piece(LLAMA2, (), ["</s>"],
@@ -253,8 +269,8 @@ FORM = pytest.mark.parametrize("form", FORMS)
 
 
 def documents(control: tuple[str, ...]) -> list[str]:
-    """Each control token within words, between spaces, on lines of its own, doubled, and all of them
-    together.
+    """Each control token within words, between spaces, on lines of its own, doubled,
+    and all of them together.
     """
     alone = [
         text
@@ -266,7 +282,9 @@ def documents(control: tuple[str, ...]) -> list[str]:
 
 @FORM
 def test_no_text_becomes_a_control_token(form, tmp_path):
-    """In no place of a document; and the text comes back, where such a tokenizer gives texts back at all."""
+    """No place of a document becomes one; and the text comes back,
+    where such a tokenizer gives texts back at all.
+    """
     form = FORMS[form]
     tokenizer = load_tokenizer(form.write(tmp_path / "ready"))
     texts = documents(form.control)
@@ -282,7 +300,7 @@ def test_no_text_becomes_a_control_token(form, tmp_path):
 
 @FORM
 def test_ordinary_added_tokens_are_still_used(form, tmp_path):
-    """And the other ids of a text are those that the tokenizer gives it without us."""
+    """The other ids of a text are those that the tokenizer gives it without us."""
     form = FORMS[form]
     tokenizer = load_tokenizer(form.write(tmp_path / "ready"))
     for name in form.ordinary:
@@ -294,7 +312,7 @@ def test_ordinary_added_tokens_are_still_used(form, tmp_path):
 
 @FORM
 def test_there_are_as_many_ends_of_text_as_documents(form, tmp_path):
-    """In what `pack` writes of documents that spell every control token."""
+    """`pack` writes one end of text for each of the documents, which spell every control token."""
     form = FORMS[form]
     texts = documents(form.control) + [f"tavaline tekst {number}" for number in range(40)]
     for name in ("corpus", "tokenizer"):
@@ -337,7 +355,7 @@ def cleaned(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("form", ENDS)
 def test_a_run_with_a_ready_tokenizer_keeps_documents_apart(form, cleaned, tmp_path, here):
-    """From a cleaned corpus to the shards by the verb: there are as many ends of text as documents."""
+    """The verb makes as many ends of text as documents from a cleaned corpus."""
     workplace = Path(shutil.copytree(cleaned, tmp_path / "workplace"))
     FORMS[form].write(workplace / "ready")
     went_well(
@@ -369,7 +387,8 @@ ODD = {
     "the end of text is a byte": (sentence_piece(LLAMA2), {"eos_token": "<0x0A>"}, "<0x0A>"),
     "no such end of text": (byte_level(), {"eos_token": "<eos>"}, "<eos>"),
     "an end of text that is a number": (byte_level([END]), {"eos_token": 3}, "tokenizer_config.json"),
-    "an end of text without its content": (byte_level([END]), {"eos_token": {"special": True}}, "tokenizer_config.json"),
+    "an end of text without its content":
+        (byte_level([END]), {"eos_token": {"special": True}}, "tokenizer_config.json"),
     "an end of text that is a list": (byte_level([END]), {"eos_token": [END]}, "tokenizer_config.json"),
     "a configuration that is a list": (byte_level([END]), [END], "tokenizer_config.json"),
 }  # fmt: skip
@@ -384,7 +403,7 @@ def _no_alphabet() -> Tokenizer:
 
 @pytest.mark.parametrize("case", ODD)
 def test_a_tokenizer_that_cannot_tell_text_from_control_is_refused(case, packed, here):
-    """By the verb, in one message with the token or the file; the tokens of before stay."""
+    """The verb refuses it in one message with the token or the file; the tokens of before stay."""
     make, config, named = ODD[case]
     Form(make, (), config).write(packed / "ready")
     before = belongings(packed / "run" / "tokens")

@@ -144,7 +144,8 @@ def test_a_bad_record_of_few_is_refused(here, workplace):
 BAD_PAGES = {
     **{
         f"charset {name[:12]}": (f'<meta charset="{name}"><p>a'.encode(), "unknown charset")
-        for name in ("undefined", "utf-7", "idna", "base64", "rot13", "punycode", "unicode_escape", "raw_unicode_escape",
+        for name in ("undefined", "utf-7", "idna", "base64", "rot13", "punycode", "unicode_escape",
+            "raw_unicode_escape",
                      "zlib", "x" * 3000, "..", "mbcs", "no-such")
     },
     "not in its charset": (b'<meta charset="ascii"><p>\xc3\xb5', "invalid ASCII"),
@@ -220,7 +221,8 @@ def test_odd_text_is_read_whole(here, workplace, case):
 BAD_FILES = {
     **{
         f"{name} {'with' if mark else 'without'} mark {suffix}": (
-            "a.txt" + suffix, compress((mark + TEXT.decode()).encode(name)), f"iconv -f {name.upper()} -t UTF-8"
+            "a.txt" + suffix, compress((mark + TEXT.decode()).encode(name)),
+            f"iconv -f {name.upper()} -t UTF-8"
         )
         for name in ("utf-16le", "utf-16be", "utf-32le", "utf-32be")
         for mark in ("", "\ufeff")
@@ -236,7 +238,8 @@ BAD_FILES = {
     "no Parquet": ("a.parquet", TEXT, "damaged, cut short or not Parquet"),
     "cut Parquet": ("a.parquet", _parquet(LINES)[:-20], "damaged, cut short or not Parquet"),
     "no such column": ("a.parquet", _parquet(LINES, name="tekst"), "its columns are tekst"),
-    "bytes in the column": ("a.parquet", _parquet([line.encode() for line in LINES]), "holds binary and no text"),
+    "bytes in the column":
+        ("a.parquet", _parquet([line.encode() for line in LINES]), "holds binary and no text"),
     "numbers in the column": ("a.parquet", _parquet([1, 2]), "holds int64 and no text"),
     "empty text": ("a.txt", b"", "no document"),
     "empty lines": ("a.txt", b"\n \n\n", "no document"),
@@ -253,7 +256,7 @@ def test_a_file_that_cannot_be_read_is_refused(here, workplace, case):
 
 
 def test_a_damaged_file_of_many_is_passed_over_with_what_came_before_the_damage(here, workplace):
-    """As long as its bytes are within the allowed share; not when one of two files is damaged."""
+    """The file is passed over as long as its bytes are within the allowed share; one of two files is not."""
     folder = workplace / "many"
     folder.mkdir()
     (folder / "bad.txt.gz").write_bytes(gzip.compress(TEXT)[:-9])
@@ -276,7 +279,7 @@ def test_a_long_cell_is_passed_over(here, workplace):
 @pytest.mark.parametrize("name", ["a.txt", "many/a.txt"])
 @pytest.mark.parametrize("kind", ["pipe", "broken link"])
 def test_what_is_no_file_is_refused(here, workplace, name, kind):
-    """By itself and in a folder; a pipe that nobody writes to does not hang."""
+    """It is refused by itself and in a folder; a pipe that nobody writes to does not hang."""
     (workplace / "many").mkdir()
     (workplace / "many" / "good.txt").write_bytes(TEXT)
     if kind == "pipe":
@@ -329,7 +332,9 @@ def test_text_behind_links_is_read_once(here, workplace):
 @pytest.mark.parametrize("change", ["vanishes", "changes", "becomes a folder", "is emptied"])
 @pytest.mark.parametrize("name", ["a.txt", "a.html", "a.parquet"])
 def test_a_file_that_does_not_stay_is_refused(here, workplace, monkeypatch, name, change):
-    """Between its hash and its reading: a corpus must be of the text whose hash it has."""
+    """A file that changes between its hash and its reading is refused: a corpus must be of the text whose
+    hash it has.
+    """
     path = workplace / name
     path.write_bytes({"a.txt": TEXT, "a.html": b"<p>" + TEXT, "a.parquet": _parquet(LINES)}[name])
     fetch = corpus_run.fetch_sources
@@ -383,7 +388,7 @@ def test_limits_out_of_bounds_are_refused(here, workplace, value):
 
 
 def test_the_order_of_sources_decides_which_duplicate_stays(here, workplace):
-    """So another order makes the corpus anew, and the same order does not."""
+    """Another order makes the corpus anew, and the same order does not."""
     for name in ("first.txt", "second.txt"):
         (workplace / name).write_bytes(TEXT)
     went_well(_run(here, workplace, source="first.txt,second.txt"))
@@ -394,8 +399,8 @@ def test_the_order_of_sources_decides_which_duplicate_stays(here, workplace):
 
 
 def test_a_package_with_links_gives_only_its_own_files(here, workplace, monkeypatch):
-    """A link in a Debian package that leads to a page of the machine is not followed. apt-get is
-    a stand-in.
+    """A link in a Debian package that leads to a page of the machine is not followed.
+    apt-get is a stand-in.
     """
     tree, secret = workplace / "deb", workplace / "secret"
     secret.mkdir()
@@ -415,7 +420,8 @@ def test_a_package_with_links_gives_only_its_own_files(here, workplace, monkeypa
     (workplace / "bin").mkdir()
     apt = workplace / "bin" / "apt-get"
     apt.write_text(
-        f'#!/bin/sh\n[ "$2" = update ] && exit\n[ "$*" = "-qq download -- help" ] && cp {workplace}/help_1_all.deb .\n'
+        '#!/bin/sh\n[ "$2" = update ] && exit\n'
+        f'[ "$*" = "-qq download -- help" ] && cp {workplace}/help_1_all.deb .\n'
     )
     apt.chmod(0o755)
     monkeypatch.setenv("PATH", f"{workplace / 'bin'}:{os.environ['PATH']}")
@@ -492,8 +498,8 @@ def _workers(marker: str) -> list[int]:
 
 @pytest.fixture
 def at_work(tmp_path) -> Iterator[tuple[subprocess.Popen, str, Path]]:
-    """`kielo run` with two workers in the middle of a large text, a marker of its processes, and its
-    workplace.
+    """`kielo run` with two workers in the middle of a large text, a marker of its processes,
+    and its workplace.
     """
     workplace = write_workplace(tmp_path / "workplace")
     (workplace / "text.txt").write_text(

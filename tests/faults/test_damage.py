@@ -10,7 +10,8 @@ import pytest
 
 from tests.faults.trial import belongings, refused, went_well
 
-HF = ("README.md", "config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json",
+HF = ("README.md", "config.json", "generation_config.json", "model.safetensors",
+    "model.safetensors.index.json",
       "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json")  # fmt: skip
 MADE_ANEW = {
     "pack": [
@@ -105,7 +106,7 @@ READERS = {
     for damage in ((cut, empty, no_object, nothing) if name.endswith(".json") else (cut, empty))
 ])  # fmt: skip
 def test_a_reader_names_the_damaged_file(here, finished, name, words, damage):
-    """Also where it is whole JSON, of another shape than was written."""
+    """Each reader names the file, also where it is whole JSON of another shape than was written."""
     damage(finished / "run" / name)
     before = belongings(finished / "run")
     verbs, dashes, options = words.partition(" --")
@@ -117,14 +118,15 @@ def test_a_reader_names_the_damaged_file(here, finished, name, words, damage):
 @pytest.mark.parametrize("damage", [cut, empty, gone, flip])
 @pytest.mark.parametrize("verb", ["verify", "export", "show", "average"])
 def test_a_damaged_checkpoint_is_named(here, trained, name, damage, verb):
-    """By its own path no verb takes it for whole, and none changes it."""
+    """No verb takes it for whole when given its path, and none changes it."""
     checkpoint = trained / "run" / "train" / "checkpoints" / "step_00000020"
     damage(checkpoint / name)
     before = belongings(trained)
     arguments = {
         "verify": ("checkpoint", "verify", checkpoint), "show": ("checkpoint", "show", checkpoint),
         "export": ("export", checkpoint, "--to", "out"),
-        "average": ("checkpoint", "average", checkpoint, checkpoint.with_name("step_00000015"), "--to", "mean"),
+        "average":
+            ("checkpoint", "average", checkpoint, checkpoint.with_name("step_00000015"), "--to", "mean"),
     }[verb]  # fmt: skip
     outcome = here(trained, *arguments)
     if verb == "verify":
@@ -182,8 +184,8 @@ def _first_chunk(index: dict) -> dict:
 
 @pytest.mark.parametrize("what", INDEX_EDITS)
 def test_an_edited_index_is_not_believed(here, trained, what):
-    """Whatever a hand (or a stranger) wrote into index.json, the manifest does not vouch for it: export
-    refuses.
+    """Whatever a hand (or a stranger) wrote into index.json,
+    the manifest does not vouch for it: export refuses.
     """
     path = trained / "run" / "train" / "checkpoints" / "step_00000020" / "index.json"
     index = json.loads(path.read_text())
@@ -194,8 +196,8 @@ def test_an_edited_index_is_not_believed(here, trained, what):
 
 
 def test_another_runs_checkpoint_under_this_runs_name(here, trained):
-    """The files of step 15 in the folder of step 20, and step 20 copied as step 40: neither is what its name
-    says.
+    """The files of step 15 in the folder of step 20, and step 20 copied as step 40:
+    neither is what its name says.
     """
     checkpoints = trained / "run" / "train" / "checkpoints"
     shutil.copytree(checkpoints / "step_00000020", checkpoints / "step_00000040")

@@ -21,15 +21,16 @@ from tests.faults.trial import Outcome, belongings, refused, went_well
 
 # Stage → its folder in the run.
 STAGES = {
-    "corpus": "corpus", "tokenizer": "tokenizer", "pack": "tokens", "verify": "verify", "evaluate": "evaluate", "export": "hf",
+    "corpus": "corpus", "tokenizer": "tokenizer", "pack": "tokens", "verify": "verify",
+    "evaluate": "evaluate", "export": "hf",
 }  # fmt: skip
 EVERY_STAGE = pytest.mark.parametrize("stage", STAGES)
 DATA_STAGES = pytest.mark.parametrize("stage", ("corpus", "tokenizer", "pack", "evaluate"))
 
 
 def make_stale(folder: Path) -> None:
-    """The stage has to be made again, as after a change of the recipe. Nothing is trained on it, or it would
-    be refused.
+    """The stage has to be made again, as after a change of the recipe.
+    Nothing is trained on it, or it would be refused.
     """
     listed = json.loads((folder / "manifest.json").read_text())["files"]
     (folder / min(listed)).unlink()
@@ -37,7 +38,7 @@ def make_stale(folder: Path) -> None:
 
 
 def untrain(folder: Path) -> None:
-    """What a checkpoint was trained on is not replaced: leave the run of a data stage without checkpoints."""
+    """Takes the checkpoints of a data stage's run away: what one was trained on is not replaced."""
     if folder.name in ("corpus", "tokenizer", "tokens"):
         shutil.rmtree(folder.parent / "train" / "checkpoints", ignore_errors=True)
 
@@ -421,8 +422,8 @@ def test_a_certificate_of_layouts_replaces_no_file_of_a_person(packed, here):
 
 @EVERY_STAGE
 def test_a_stage_folder_that_is_a_link_stays_one(finished, here, stage):
-    """Twice: where it leads is empty, and holds the stage. Nothing lies beside the link, and nothing is to do
-    then.
+    """Twice: where it leads is empty, and holds the stage.
+    Nothing lies beside the link, and nothing is to do then.
     """
     folder = in_place_of(finished, stage)
     place = finished / "scratch" / "my data"
@@ -460,8 +461,10 @@ def test_a_run_folder_that_is_a_link_works(finished, here, stage):
 
 
 RUN_VERBS = pytest.mark.parametrize(
-    "verb", (("run", "tiny.toml"), ("train", "tiny.toml"), ("plan", "resolve", "tiny.toml"), ("evaluate", "tiny.toml"),
-             ("verify", "parity", "tiny.toml"), ("data", "tiny.toml", "--step", "1")), ids=lambda verb: verb[0],
+    "verb", (("run", "tiny.toml"), ("train", "tiny.toml"), ("plan", "resolve", "tiny.toml"),
+        ("evaluate", "tiny.toml"),
+             ("verify", "parity", "tiny.toml"), ("data", "tiny.toml", "--step", "1")),
+             ids=lambda verb: verb[0],
 )  # fmt: skip
 
 
@@ -571,7 +574,10 @@ def test_a_disk_that_is_full(finished, stage):
     folder.rename(finished / "kept")
     folder.symlink_to("../small/stage")
     (finished / "small").mkdir()
-    fill = "mount -t tmpfs -o size=8k tmpfs small && mkdir small/stage && { head -c 8k /dev/zero > small/filler || true; }"
+    fill = (
+        "mount -t tmpfs -o size=8k tmpfs small && mkdir small/stage && "
+        "{ head -c 8k /dev/zero > small/filler || true; }"
+    )
     refused(mounted(finished, fill, *only(stage)), f"run/{STAGES[stage]}", "free some space")
     assert belongings(finished / "kept") == before
 
@@ -598,13 +604,13 @@ def test_a_stage_folder_that_is_a_mount_is_refused_before_the_work(finished, sta
 def test_a_run_folder_that_vanishes_during_a_stage(workplace, here, monkeypatch):
     from kielo.corpus import run
 
-    clean = run._clean
+    write_funnel = run.write_json_atomically
 
     def vanishing(*arguments):
-        clean(*arguments)
+        write_funnel(*arguments)
         shutil.rmtree(workplace / "run")
 
-    monkeypatch.setattr(run, "_clean", vanishing)
+    monkeypatch.setattr(run, "write_json_atomically", vanishing)
     refused(here(workplace, "run", "tiny.toml", "--to", "corpus"), "run/corpus", "No such file")
 
 

@@ -24,7 +24,7 @@ from tests.train.tiny_run import resolve, write_tokens
 
 STEPS = 20
 RUN = {
-    "total_steps": STEPS, "heldout_every_steps": 6, "log_every_steps": 4, "checkpoint_every_steps": 5,
+    "total_steps": STEPS, "heldout_every_steps": 6, "log_every_steps": 4, "every_steps": 5,
     "schedule": "wsd", "warmup_steps": 4, "decay_steps": 6,
 }  # fmt: skip
 
@@ -145,15 +145,17 @@ def changed(folder: Path, train_folder: Path, changes: dict) -> str:
 
 
 CHANGES = {
-    "seed": 4, "weight_decay": 0.2, "adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-6, "max_gradient_norm": 9.0,
+    "seed": 4, "weight_decay": 0.2, "adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-6,
+    "max_gradient_norm": 9.0,
     "z_loss": 0.1, "mask_documents": False, "name": "other", "language": "fi",
-    "learning_rate": 1e-2, "total_steps": 30, "optimiser_state": "bf16", "warmup_steps": 5, "mixture": {"books": 1.0},
+    "learning_rate": 1e-2, "total_steps": 30, "optimiser_state": "bf16", "warmup_steps": 5,
+    "mixture": {"books": 1.0},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("key", CHANGES)
 def test_a_run_in_progress_with_another_identity(undisturbed, tmp_path, key):
-    """What is trained was changed in mid-run: refused with the key, and the checkpoint is still there."""
+    """A change in mid-run of what is trained is refused with the key, and the checkpoint is still there."""
     run_ranks(go_on, 1, undisturbed, tmp_path / "train", 7)
     message = run_ranks(changed, 1, undisturbed, tmp_path / "train", {key: CHANGES[key]})[0]
     named = {
@@ -168,15 +170,15 @@ def test_a_run_in_progress_with_another_identity(undisturbed, tmp_path, key):
 
 
 PLACEMENTS = {
-    "micro_batch": 4, "loss_chunk_tokens": 7, "log_every_steps": 1, "heldout_every_steps": 3, "checkpoint_every_steps": 2,
+    "micro_batch": 4, "loss_chunk_tokens": 7, "log_every_steps": 1, "heldout_every_steps": 3, "every_steps": 2,
     "keep_newest": 1, "keep_every_steps": 5, "recompute": "full",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("key", PLACEMENTS)
 def test_a_run_in_progress_with_another_placement(undisturbed, tmp_path, key):
-    """How it is computed and watched may change in mid-run; the result differs at most by the order of
-    additions.
+    """A change in mid-run of how it is computed and watched is taken;
+    the result differs at most by the order of additions.
     """
     run_ranks(go_on, 1, undisturbed, tmp_path / "train", 7)
     assert run_ranks(changed, 1, undisturbed, tmp_path / "train", {key: PLACEMENTS[key]}) == [""]

@@ -49,8 +49,8 @@ class Elements(HTMLParser):
 
 
 def edit(path, *keys, words: str) -> None:
-    """Put words into a JSON file of the run, at the keys, as a stage would that had them: its manifest knows
-    the file.
+    """Put words into a JSON file of the run, at the keys, as a stage would that had them:
+    its manifest knows the file.
     """
     content = json.loads(path.read_text(encoding="utf-8"))
     place = content
@@ -66,19 +66,27 @@ def edit(path, *keys, words: str) -> None:
 
 
 PLACES = {
-    "a prompt": lambda run, words: edit(run / "evaluate" / "scores.json", "samples", 0, "prompt", words=words),
+    "a prompt":
+        lambda run, words: edit(run / "evaluate" / "scores.json", "samples", 0, "prompt", words=words),
     "a sample": lambda run, words: edit(run / "evaluate" / "scores.json", "samples", 0, "text", words=words),
     "the convention": lambda run, words: edit(run / "evaluate" / "scores.json", "convention", words=words),
-    "the sampling": lambda run, words: edit(run / "evaluate" / "scores.json", "sampling", words={words: words}),
-    "a step of the corpus": lambda run, words: edit(run / "corpus" / "funnel.json", "steps", 0, "name", words=words),
-    "a reason to drop": lambda run, words: edit(run / "corpus" / "funnel.json", "steps", 0, "reason", words=words),
-    "a threshold": lambda run, words: edit(run / "corpus" / "funnel.json", "threshold_table", words={words: {words: 0.5}}),
+    "the sampling":
+        lambda run, words: edit(run / "evaluate" / "scores.json", "sampling", words={words: words}),
+    "a step of the corpus":
+        lambda run, words: edit(run / "corpus" / "funnel.json", "steps", 0, "name", words=words),
+    "a reason to drop":
+        lambda run, words: edit(run / "corpus" / "funnel.json", "steps", 0, "reason", words=words),
+    "a threshold": lambda run, words: edit(run / "corpus" / "funnel.json", "threshold_table",
+        words={words: {words: 0.5}}),
     "a difference": lambda run, words: edit(run / "verify" / "parity.json", "first_difference", words=words),
-    "a setting": lambda run, words: edit(run / "verify" / "parity.json", "settings", "theirs", words={words: words}),
+    "a setting":
+        lambda run, words: edit(run / "verify" / "parity.json", "settings", "theirs", words={words: words}),
     "a version": lambda run, words: edit(run / "tokens" / "manifest.json", "versions", words={words: words}),
     "a packed source": lambda run, words: edit(
-        run / "tokens" / "manifest.json", "counts", "sources", words={words: {"tokens": 1, "documents": 1, "bytes": 1}}),
-    "what was measured": lambda run, words: edit(run / "tokenizer" / "measure.json", "measured_on", words=words),
+        run / "tokens" / "manifest.json", "counts", "sources",
+        words={words: {"tokens": 1, "documents": 1, "bytes": 1}}),
+    "what was measured":
+        lambda run, words: edit(run / "tokenizer" / "measure.json", "measured_on", words=words),
 }  # fmt: skip
 
 
@@ -108,7 +116,8 @@ def test_words_in_the_recipe_stay_words(finished, monkeypatch, number):
     before = Elements((run / "report.html").read_text(encoding="utf-8"))
     (finished / "odd.toml").write_text(
         # fmt: skip
-        f'extends = "tiny.toml"\ndescription = {text}\nreport = {{license = {text}, text_license = {text}}}\n',
+        f'extends = "tiny.toml"\ndescription = {text}\n'
+        f"report = {{license = {text}, text_license = {text}}}\n",
         encoding="utf-8",
     )
     recipe = read_recipe("odd.toml").recipe

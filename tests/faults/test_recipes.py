@@ -35,7 +35,7 @@ def _numbers(model: type[BaseModel] = Recipe, prefix: str = "") -> dict[str, typ
 
 
 def _parts(info: FieldInfo) -> list[type]:
-    """Of Optional[Annotated[int, …]]: int."""
+    """Takes types apart: Optional[Annotated[int, …]] has int."""
     return [get_args(part)[0] for part in get_args(info.annotation) if get_origin(part) is Annotated]
 
 
@@ -60,7 +60,7 @@ def test_a_value_of_another_type(here, workplace, key):
 
 @pytest.mark.parametrize("key", NUMBERS)
 def test_a_number_that_is_none(here, workplace, key):
-    """Not a number, both infinities, words, and more than 64 bits hold."""
+    """Not-a-number, both infinities, words, and more than 64 bits hold are refused."""
     too_large = "1" + 30 * "0" if NUMBERS[key] is int else "1e400"
     for value in ("nan", "inf", "-inf", '"many"', "-1", too_large):
         refused(here(workplace, "show", over(workplace, f"{key} = {value}")), key, "odd.toml")
@@ -70,7 +70,7 @@ def test_a_number_that_is_none(here, workplace, key):
     "section", [key for key in _KNOWN if key not in LEAVES] + ["", "phases.1", "corpus.sources[0]"]
 )
 def test_an_unknown_key(here, workplace, section):
-    """In every section a key that is not there is named, with where it stands."""
+    """A key that is not there is named in every section, with its place."""
     line = {
         "": "colour = 1", "phases.1": "[[phases]]\ntokens = 2560\ncolour = 1",
         "corpus.sources[0]": 'corpus.sources = [{path = "text.txt", colour = 1}]',
@@ -148,7 +148,7 @@ PLACES = {
 
 @pytest.mark.parametrize("what", PLACES)
 def test_no_file(here, workplace, what):
-    """Where the recipe should be lies something that no one can read as a file; nothing waits for it."""
+    """A recipe's path that no one can read as a file is refused; nothing waits for it."""
     PLACES[what](workplace / "odd.toml")
     refused(here(workplace, "show", "odd.toml"), "odd.toml")
 
@@ -227,7 +227,8 @@ def test_a_name_that_no_folder_has(here, workplace, key, name):
 
 SOURCES = {
     "none": "[]", "nothing": '""', "an empty path": '[{path = ""}]', "nowhere": "[{}]",
-    "two places": '[{path = "text.txt", debian_package = "x"}]', "held-out": '[{path = "text.txt", name = "heldout"}]',
+    "two places": '[{path = "text.txt", debian_package = "x"}]',
+    "held-out": '[{path = "text.txt", name = "heldout"}]',
     "one name twice": '[{path = "text.txt", name = "a"}, {path = "text.txt", name = "a"}]', "a number": "5",
     "no documents": '[{path = "text.txt", max_documents = 0}]', "a list in a list": '[["text.txt"]]',
 }  # fmt: skip
@@ -241,9 +242,11 @@ def test_sources_that_are_none(here, workplace, what):
 
 FITTING = {
     "a batch ramp that shrinks": (
-        "train.batch_ramp = {first_tokens_per_step = 256, step_tokens = 16, tokens = 512}", "train.batch_ramp"),
+        "train.batch_ramp = {first_tokens_per_step = 256, step_tokens = 16, tokens = 512}",
+        "train.batch_ramp"),
     "a ramp longer than the run": (
-        "train.batch_ramp = {first_tokens_per_step = 64, step_tokens = 64, tokens = 99999}", "train.batch_ramp.tokens"),
+        "train.batch_ramp = {first_tokens_per_step = 64, step_tokens = 64, tokens = 99999}",
+        "train.batch_ramp.tokens"),
     "a step of half a sequence": ("train.tokens_per_step = 8", "train.tokens_per_step"),
     "a run shorter than a step": ("train.tokens = 100", "train.tokens"),
     "skipping backwards": ("train.skip_steps = [[5, 3]]", "train.skip_steps"),
@@ -266,7 +269,8 @@ FITTING = {
     "an unknown cluster": ('cluster = "nowhere"', "cluster"),
     "phases that do not add up": ("train.tokens = 2560\n[[phases]]\ntokens = 1280", "train.tokens"),
     "a phase of no tokens": ("[[phases]]\ntokens = 0", "phases.1.tokens"),
-    "a phase that does not divide": ("[[phases]]\ntokens = 2560\nsequence_length = 12", "phases.1.sequence_length"),
+    "a phase that does not divide":
+        ("[[phases]]\ntokens = 2560\nsequence_length = 12", "phases.1.sequence_length"),
 }  # fmt: skip
 
 
@@ -278,12 +282,16 @@ def test_values_that_do_not_fit_each_other(here, workplace, what):
 
 
 LARGE = {
-    "layout.context": "layout.context", "layout.tensor": "layout.tensor", "layout.pipeline": "layout.pipeline",
-    "layout.replicate": "layout.replicate", "layout.shard": "layout.shard", "model.num_hidden_layers": "num_hidden_layers",
+    "layout.context": "layout.context", "layout.tensor": "layout.tensor",
+    "layout.pipeline": "layout.pipeline",
+    "layout.replicate": "layout.replicate", "layout.shard": "layout.shard",
+    "model.num_hidden_layers": "num_hidden_layers",
     "train.micro_batch_sequences": None, "train.log_every_steps": None, "checkpoint.every_steps": None,
     "train.max_skipped_steps_in_a_row": None, "seed": None, "dataset.sequence_length": "sequence_length",
-    "train.tokens": "max_epochs", "train.tokens_per_step": "tokens_per_step", "train.fp8.watch_steps": "watch_steps",
-    "train.start_timeout_seconds": "start_timeout_seconds", "model.num_key_value_heads": "num_key_value_heads",
+    "train.tokens": "max_epochs", "train.tokens_per_step": "tokens_per_step",
+    "train.fp8.watch_steps": "watch_steps",
+    "train.start_timeout_seconds": "start_timeout_seconds",
+    "model.num_key_value_heads": "num_key_value_heads",
 }  # fmt: skip
 
 
@@ -307,8 +315,8 @@ def test_every_complaint_at_once(here, workplace):
 
 
 def test_a_description_is_only_text(here, workplace):
-    """TOML's and Python's own syntax, control characters and a page of text come back as they
-    were written.
+    """TOML's and Python's own syntax, control characters and a page of text come back as
+    they were written.
     """
     text = '"""; import os; {os.system} %s \\u0000 {{7*7}} $(id) `id` \n' + "õ" * 5000
     (workplace / "odd.toml").write_text(

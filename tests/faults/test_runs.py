@@ -26,8 +26,8 @@ EXPORT_STEP = ["export", "run/train/checkpoints/step_00000015", "--to", "mine"]
 
 
 def absolute(workplace: Path) -> list[str]:
-    """For the corpus stage in this process: datatrove's file systems remember where a relative path led the
-    first time.
+    """Sets absolute paths for the corpus stage in this process: datatrove's file systems remember where a
+    relative path led the first time.
     """
     return ["--set", f"folder={workplace / 'run'}"]
 
@@ -70,7 +70,8 @@ def made_of_another_text(folder: Path) -> None:
 
 USERS_OF_THE_TOKENIZER = [
     ["train", "tiny.toml"], ["run", "tiny.toml", "--from", "train"], ["run", "tiny.toml", "--only", "verify"],
-    ["run", "tiny.toml", "--only", "evaluate"], ["run", "tiny.toml", "--only", "export"], ["verify", "parity", "tiny.toml"],
+    ["run", "tiny.toml", "--only", "evaluate"], ["run", "tiny.toml", "--only", "export"],
+    ["verify", "parity", "tiny.toml"],
     ["evaluate", "tiny.toml"], EXPORT_NEWEST, EXPORT_STEP, ["data", "tiny.toml", "--step", "3"],
 ]  # fmt: skip
 
@@ -165,8 +166,8 @@ def test_other_tokens_than_the_checkpoints_are_refused(trained, here, verb):
 def append_a_line(workplace: Path) -> None:
     with open(workplace / "text.txt", "a", encoding="utf-8") as text:
         text.write(
-            "Üks uus rida, mis jõudis siia alles pärast seda, kui treening oli juba pooleli ja pool teed "
-            "käidud.\n"
+            "Üks uus rida, mis jõudis siia alles pärast seda, "
+            "kui treening oli juba pooleli ja pool teed käidud.\n"
         )
 
 
@@ -187,7 +188,7 @@ CHANGES = {
 
 
 def half_trained(workplace: Path) -> Path:
-    """As a kill after step 15 would leave it."""
+    """Leaves the run as a kill after step 15 would."""
     train = workplace / "run" / "train"
     shutil.rmtree(train / "checkpoints" / "step_00000020")
     for name in ("manifest.json", "outcome.json"):
@@ -197,8 +198,8 @@ def half_trained(workplace: Path) -> Path:
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_the_text_of_a_run_in_progress_is_not_replaced(trained, here, change):
-    """Refused before any stage begins, with what would work; the run goes on afterwards as if nothing had
-    been.
+    """Refused before any stage begins, with what would work;
+    the run goes on afterwards as if nothing had been.
     """
     workplace = half_trained(trained)
     apply, arguments = CHANGES[change]
@@ -214,7 +215,7 @@ def test_the_text_of_a_run_in_progress_is_not_replaced(trained, here, change):
 
 @pytest.mark.parametrize("change", ["one more line", "vocabulary", "held-out share"])
 def test_without_checkpoints_a_changed_text_is_made_anew(packed, here, change):
-    """As ever; and another folder takes a changed text beside a trained run."""
+    """The changed text is packed anew as ever; and another folder takes it beside a trained run."""
     apply, arguments = CHANGES[change]
     if apply:
         apply(packed)
@@ -249,7 +250,7 @@ def flip_a_bit(path: Path, keeps_times: bool = False) -> None:
 @pytest.mark.parametrize("keeps_times", [False, True], ids=["new times", "old times"])
 @pytest.mark.parametrize("name", ["text.bin", "heldout.bin"])
 def test_altered_tokens_are_not_trained_on(packed, here, name, keeps_times):
-    """At first use: the checksum in the manifest is read, and no step is taken."""
+    """The checksum in the manifest is compared at first use, and no step is taken."""
     flip_a_bit(packed / "run" / "tokens" / name, keeps_times)
     refused(here(packed, "train", "tiny.toml"), name, "altered")
     assert not (packed / "run" / "train" / "checkpoints").exists()
@@ -270,9 +271,11 @@ def test_unchanged_tokens_are_read_once(trained, here, monkeypatch):
     from kielo.train import token_check
 
     workplace, read = half_trained(trained), []
-    whole = token_check.TokenCheck._hash
+    whole = token_check.hash_unless_stopped
     monkeypatch.setattr(
-        token_check.TokenCheck, "_hash", lambda self, path: (read.append(path.name), whole(self, path))[1]
+        token_check,
+        "hash_unless_stopped",
+        lambda path, *rest: (read.append(path.name), whole(path, *rest))[1],
     )
     went_well(here(workplace, "train", "tiny.toml"))
     first = sorted(read)
@@ -283,21 +286,18 @@ def test_unchanged_tokens_are_read_once(trained, here, monkeypatch):
     assert first == ["heldout.bin", "heldout.idx", "text.bin", "text.idx"] and read == []
 
 
-def check_on_rank(folder: Path) -> tuple[str, list[str]]:
-    from kielo.artifact.manifest import hash_file
+def check_on_rank(folder: Path) -> str:
     from kielo.checkpoint.agreement import Agreement
     from kielo.recipe.errors import KieloError
     from kielo.train.token_check import TokenCheck
     from tests.train.tiny_run import resolve
 
     with TokenCheck(resolve(folder, shard=2), Agreement()) as tokens:
-        read: list[str] = []
-        tokens._hash = lambda path: (read.append(path.name), hash_file(path))[1]
         try:
             tokens.finish()
         except KieloError as error:
-            return str(error), read
-        return "", read
+            return str(error)
+        return ""
 
 
 def test_ranks_share_the_reading_and_are_refused_together(tmp_path):
@@ -306,7 +306,7 @@ def test_ranks_share_the_reading_and_are_refused_together(tmp_path):
 
     write_tokens(tmp_path / "tokens")
     flip_a_bit(tmp_path / "tokens" / "news.bin")
-    (first, _), (second, _) = run_ranks(check_on_rank, 2, tmp_path)
+    first, second = run_ranks(check_on_rank, 2, tmp_path)
     assert "news.bin" in first and first == second
     assert not (tmp_path / "train" / "tokens_verified.json").exists()
 
@@ -327,14 +327,15 @@ def missing_index(folder: Path) -> None:
 
 
 READERS_OF_TOKENS = [
-    ["train", "tiny.toml"], ["verify", "parity", "tiny.toml"], ["evaluate", "tiny.toml"], ["data", "tiny.toml", "--step", "3"],
+    ["train", "tiny.toml"], ["verify", "parity", "tiny.toml"], ["evaluate", "tiny.toml"],
+    ["data", "tiny.toml", "--step", "3"],
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", [shorter_pair, longer_data, missing_index])
 @pytest.mark.parametrize("verb", READERS_OF_TOKENS, ids=" ".join)
 def test_tokens_of_another_size_are_refused(trained, here, verb, change):
-    """Before anything is computed with them, by every verb that reads them."""
+    """Every verb that reads them refuses before anything is computed with them."""
     workplace = half_trained(trained)
     change(workplace / "run" / "tokens")
     refused(here(workplace, *verb), "run/tokens/text")
@@ -360,14 +361,15 @@ WRITERS = [
     ["plan", "resolve", "tiny.toml", "--ranks", "2"],
 ]  # fmt: skip
 READERS = [
-    ["show", "tiny.toml"], ["data", "tiny.toml", "--step", "3"], ["checkpoint", "list", "run"], ["checkpoint", "verify", "run"],
+    ["show", "tiny.toml"], ["data", "tiny.toml", "--step", "3"], ["checkpoint", "list", "run"],
+    ["checkpoint", "verify", "run"],
     ["checkpoint", "show", "run"], EXPORT_NEWEST,
 ]  # fmt: skip
 
 
 @contextmanager
 def as_another_job() -> Iterator[None]:
-    """What this process does meanwhile is not under the lease that it holds."""
+    """Takes this process, meanwhile, out of the lease that it holds."""
     token = os.environ.pop(HANDED_DOWN)
     try:
         yield
@@ -397,28 +399,30 @@ def test_readers_need_no_lease(finished, here, verb):
         went_well(here(finished, *verb))
 
 
-@pytest.mark.parametrize("stage", ["corpus", "tokenizer", "pack", "verify", "evaluate", "export"])
-def test_every_stage_is_under_the_lease(finished, here, monkeypatch, stage):
-    """While it works, a second `kielo run` is refused; afterwards the folder is free."""
-    from kielo.cli import run
+@pytest.mark.parametrize(("before", "stage", "folder"), [
+    ("packed", "corpus", "corpus"), ("packed", "tokenizer", "tokenizer"), ("packed", "pack", "tokens"),
+    ("finished", "verify", "verify"), ("finished", "evaluate", "evaluate"), ("finished", "export", "hf"),
+])  # fmt: skip
+def test_every_stage_is_under_the_lease(request, here, monkeypatch, before, stage, folder):
+    """A second `kielo run` is refused while the stage writes; afterwards the folder is free."""
+    workplace, codes_of_second, fsync = request.getfixturevalue(before), [], os.fsync
 
-    codes_of_second: list[int] = []
-    folder, make = run._STAGES[stage]
+    def fsync_beside_a_second_job(descriptor: int) -> None:
+        is_of_stage = f".{folder}.kielo" in os.readlink(f"/proc/self/fd/{descriptor}")
+        if is_of_stage and not codes_of_second:
+            with as_another_job():
+                codes_of_second.append(main(["run", "tiny.toml", "--only", "report"]))
+        fsync(descriptor)
 
-    def make_beside_a_second_job(job: run.Job) -> None:
-        with as_another_job():
-            codes_of_second.append(main(["run", "tiny.toml", "--only", "report"]))
-        make(job)
-
-    monkeypatch.setitem(run._STAGES, stage, (folder, make_beside_a_second_job))
-    outcome = went_well(here(finished, "run", "tiny.toml", "--only", stage))
+    monkeypatch.setattr(os, "fsync", fsync_beside_a_second_job)
+    outcome = went_well(here(workplace, "run", "tiny.toml", "--only", stage, "--again", stage))
     assert codes_of_second == [1] and "another job works in this folder" in outcome.err
-    assert leases(finished) == []
+    assert leases(workplace) == []
 
 
 @pytest.mark.parametrize("ranks", ["1", "2"])
 def test_training_goes_on_under_the_lease_of_its_run(packed, ranks):
-    """In the same process and in ranks of their own: they are not refused by the job that started them."""
+    """The same process and ranks of their own are not refused by the job that started them."""
     went_well(kielo(packed, "run", "tiny.toml", "--to", "train", "--ranks", ranks))
     assert leases(packed) == []
 
@@ -433,7 +437,7 @@ def test_sigterm_in_a_stage_gives_the_lease_back(packed, here, monkeypatch, stag
         os.kill(os.getpid(), signal.SIGTERM)
         raise AssertionError("not ended")
 
-    monkeypatch.setattr(*{"corpus": (corpus, "_clean"), "pack": (pack, "encode")}[stage], work)
+    monkeypatch.setattr(*{"corpus": (corpus, "run_pipeline"), "pack": (pack, "encode")}[stage], work)
     before = results(packed / "run")
     outcome = went_well(here(packed, "run", "tiny.toml", *absolute(packed), "--again", stage), code=75)
     assert "the same command" in outcome.err
@@ -524,7 +528,7 @@ def test_a_source_of_the_same_size_and_time_is_another(packed, here, through):
     ],
 )
 def test_a_small_file_of_a_stage_that_was_altered_is_made_again(packed, here, stage, file):
-    """Its size says nothing."""
+    """The stage is made again although the file's size is the same."""
     path = packed / "run" / file
     whole = path.read_bytes()
     flip_a_bit(path, keeps_times=True)
@@ -534,7 +538,7 @@ def test_a_small_file_of_a_stage_that_was_altered_is_made_again(packed, here, st
 
 @pytest.mark.parametrize("stage", ["corpus", "tokenizer", "pack"])
 def test_again_makes_a_data_stage_anew(packed, here, stage):
-    """That stage alone, where what it makes is the same as before."""
+    """Only that stage is made, where its result is the same as before."""
     folder = {"pack": "tokens"}.get(stage, stage)
     place = packed / "run" / folder
     before, inode = read_manifest(place).files, place.stat().st_ino
@@ -609,7 +613,7 @@ def test_other_verbs_ask_the_recipe_too(trained, here, verb):
 
 @pytest.mark.parametrize("verb", [["train", "tiny.toml"], ["data", "tiny.toml", "--step", "3"]], ids=" ".join)
 def test_a_corpus_made_anew_after_packing_is_noticed(packed, here, verb):
-    """And without the corpus, which a run may do without, it trains."""
+    """Training is refused; without the corpus, which a run may do without, it trains."""
     went_well(
         here(
             packed,
@@ -622,7 +626,7 @@ def test_a_corpus_made_anew_after_packing_is_noticed(packed, here, verb):
             "corpus.min_document_characters=200",
         )
     )
-    refused(here(packed, *verb), "run/corpus", "was made anew", "--to pack")
+    refused(here(packed, *verb), "run/corpus", "was made again", "--to pack")
     shutil.rmtree(packed / "run" / "corpus")
     went_well(here(packed, *verb))
 

@@ -117,7 +117,7 @@ def test_a_reader_that_has_left_is_no_error(verb, finished, monkeypatch, capfd, 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
 def test_closed_streams_lead_nowhere(closed, packed):
-    """And no file of the run takes their number, which libraries print to."""
+    """No file of the run takes their number, which libraries print to."""
     command = f'exec "{sys.executable}" -m kielo train tiny.toml {closed}'
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     assert subprocess.run(["sh", "-c", command], cwd=packed, env=environment, timeout=120).returncode == 0
@@ -126,7 +126,7 @@ def test_closed_streams_lead_nowhere(closed, packed):
 
 @pytest.mark.parametrize("kind", ["full", "left_pipe"])
 def test_training_goes_on_without_its_terminal(kind, packed, _trained, monkeypatch, request):
-    """To bitwise the weights of an undisturbed run, with one alert."""
+    """The run ends with bitwise the weights of an undisturbed one, and one alert."""
     stream = request.getfixturevalue(kind)
     assert with_output(stream, monkeypatch, packed, ["train", "tiny.toml"]) == 0
     assert same(weights(packed / "run"), weights(_trained / "run"))
@@ -229,9 +229,7 @@ def test_a_signal_saves_and_says_how_to_go_on(name, packed, undisturbed, here):
 
 @pytest.mark.parametrize(("name", "group"), [("SIGINT", False), ("SIGINT", True), ("SIGHUP", False)])
 def test_two_ranks_save_as_one(name, group, packed):
-    """Also where the terminal signals all of its processes; without a traceback, and the message
-    stands once.
-    """
+    """Both save once, also where the terminal signals all processes; no traceback, and one message."""
     process = subprocess.Popen(
         [sys.executable, "-m", "kielo", "train", "tiny.toml", "--ranks", "2", *LONG],
         cwd=packed, env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True, start_new_session=True,
@@ -259,7 +257,8 @@ def test_nohup_keeps_its_promise(ranks, packed):
     process = subprocess.Popen(
         ["sh", "-c", f'trap "" HUP; exec "{sys.executable}" -m kielo train tiny.toml --ranks {ranks}'
          " --set train.log_every_steps=1"],
-        cwd=packed, env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        cwd=packed, env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )  # fmt: skip
     until_trained(process)
     process.send_signal(signal.SIGHUP)
@@ -309,7 +308,8 @@ with Stop(is_telling=True):
 
 def deaf(script: str, workplace: Path, *arguments: str) -> subprocess.Popen:
     process = subprocess.Popen(
-        [sys.executable, "-c", script, *arguments], cwd=workplace, env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True,
+        [sys.executable, "-c", script, *arguments], cwd=workplace, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     for _ in range(script.count("main([") + 1):  # two ranks, or one
@@ -338,8 +338,8 @@ def test_ranks_that_do_not_save_in_time_are_killed(packed):
 
 
 def test_a_rank_that_is_killed_is_named(packed):
-    """As one out of memory is: the other, which waits for it, is ended, and the message says
-    which and how.
+    """The message says which rank ended and how, as one out of memory does;
+    the other, which waits for it, is ended.
     """
     process = start(packed, "train", "tiny.toml", "--ranks", "2", *LONG, "--set", "train.tokens=2560000")
     until_trained(process)
@@ -355,14 +355,16 @@ def test_a_rank_that_is_killed_is_named(packed):
 
 
 OUTCOMES = {
-    "not JSON": "half of it {", "a list": "[1]", "a number": "3", "no code": '{"outcome": "finished", "message": ""}',
-    "a code in words": '{"exit_code": "none", "message": ""}', "no message": '{"exit_code": 0}', "nothing": "",
+    "not JSON": "half of it {", "a list": "[1]", "a number": "3",
+    "no code": '{"outcome": "finished", "message": ""}',
+    "a code in words": '{"exit_code": "none", "message": ""}', "no message": '{"exit_code": 0}',
+    "nothing": "",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("content", OUTCOMES)
 def test_an_odd_outcome_is_a_failure_that_names_it(content, tmp_path):
-    """What ranks left that cannot be read is no success."""
+    """An outcome that the ranks left and that cannot be read is no success."""
     file = tmp_path / "outcome.json"
     file.write_text(OUTCOMES[content], encoding="utf-8")
     outcome = train.read_outcome(file, "rank 1 ended with SIGKILL", None, is_stopping=False)
@@ -417,8 +419,8 @@ def cut_back(workplace: Path) -> Path:
     [*((kind, "in the middle") for kind in ODD_ROWS), ("bytes", "at the end"), ("a note", "at the end")],
 )
 def test_odd_rows_do_not_block_a_run_and_are_kept(kind, place, trained, here, caplog):
-    """The run goes on to bitwise the same weights, the lines are moved aside with a warning, and our rows are
-    as before.
+    """The run goes on to bitwise the same weights, the lines are moved aside with a warning,
+    and our rows are as before.
     """
     good, before = weights(trained / "run"), read_metrics(trained / "run" / "train" / "metrics.jsonl")
     metrics = cut_back(trained)
@@ -438,7 +440,7 @@ def test_odd_rows_do_not_block_a_run_and_are_kept(kind, place, trained, here, ca
 
 @pytest.mark.parametrize("half", ['{"step": 17, "lo', '{"st', "{"])
 def test_a_row_that_was_cut_is_dropped_quietly(half, trained, here):
-    """What a killed attempt leaves is ours; nothing is moved aside."""
+    """The half row that a killed attempt leaves is ours; nothing is moved aside."""
     metrics = cut_back(trained)
     metrics.write_text(metrics.read_text(encoding="utf-8") + half, encoding="utf-8")
     went_well(here(trained, "train", "tiny.toml"))
@@ -466,7 +468,7 @@ STAGE_FILES = ["corpus/funnel.json", "tokenizer/measure.json", "verify/parity.js
 @pytest.mark.parametrize("name", STAGE_FILES)
 @pytest.mark.parametrize("content", ODD_JSON)
 def test_a_report_names_a_file_that_is_not_as_it_was_written(name, content, finished, here):
-    """And leaves the report of before."""
+    """The report of before stays."""
     path, text = finished / "run" / name, ODD_JSON[content]
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     page = (finished / "run" / "report.html").read_bytes()
@@ -499,8 +501,8 @@ def test_a_summary_that_somebody_broke_is_written_anew(finished, here):
     "content", [b"\xff\xfe\x00", b"", b"identity = 3", b"[identity", b"[identity]\nname = 1"]
 )
 def test_an_odd_resolved_run_is_named_and_training_writes_it_again(content, trained, here):
-    """`verify parity` reads it, `train` does not. It may be a person's, and is written once that was moved
-    away.
+    """`verify parity` reads it, `train` does not.
+    It may be a person's, and is written once that was moved away.
     """
     path = trained / "run" / "resolved.toml"
     path.write_bytes(content)
@@ -558,13 +560,17 @@ class DistBackendError(RuntimeError):
 
 
 EXPECTED = {
-    "a full disk": (OSError(errno.ENOSPC, "No space left on device", "run/tokens.bin"), ["run/tokens.bin", "free some space"]),
-    "a write to a full disk": (OSError(errno.ENOSPC, "No space left on device"), ["No space left", "free some space"]),
+    "a full disk": (OSError(errno.ENOSPC, "No space left on device", "run/tokens.bin"),
+        ["run/tokens.bin", "free some space"]),
+    "a write to a full disk":
+        (OSError(errno.ENOSPC, "No space left on device"), ["No space left", "free some space"]),
     "a quota": (OSError(errno.EDQUOT, "Disk quota exceeded", "a"), ["quota"]),
     "a file size limit": (OSError(errno.EFBIG, "File too large", "a.bin"), ["a.bin", "ulimit -f"]),
-    "no permission": (PermissionError(errno.EACCES, "Permission denied", "run"), ["run", "Permission denied"]),
+    "no permission":
+        (PermissionError(errno.EACCES, "Permission denied", "run"), ["run", "Permission denied"]),
     "a disk that can only be read": (OSError(errno.EROFS, "Read-only file system", "run"), ["run", "folder"]),
-    "a folder that vanished": (FileNotFoundError(errno.ENOENT, "No such file or directory", "a", None, "b"), ["a → b", "moved"]),
+    "a folder that vanished":
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "a", None, "b"), ["a → b", "moved"]),
     "a file that is a folder": (IsADirectoryError(errno.EISDIR, "Is a directory", "x.json"), ["x.json"]),
     "a folder that is a file": (NotADirectoryError(errno.ENOTDIR, "Not a directory", "run/x"), ["run/x"]),
     "links in a ring": (OSError(errno.ELOOP, "Too many levels of symbolic links", "x"), ["x", "itself"]),
@@ -574,7 +580,9 @@ EXPECTED = {
     "an error without advice": (OSError(errno.ETXTBSY, "Text file busy", "x"), ["x: Text file busy"]),
     "memory": (MemoryError(), ["out of memory"]),
     "memory of a processor": (
-        RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried"
+        ),
         ["out of memory", "you tried"],
     ),
     "memory of a GPU": (OutOfMemoryError("CUDA out of memory. Tried 2 GiB"), ["out of memory", "2 GiB"]),
@@ -608,7 +616,7 @@ def test_an_error_of_an_expected_kind_is_a_sentence(kind, workplace, here, monke
     [ZeroDivisionError("division by zero"), KeyError("step"), AssertionError(), ValueError("õ\udc80")],
 )
 def test_an_unexpected_error_leaves_its_traceback_in_a_file(error, workplace, here, monkeypatch):
-    """In the current folder; the message names it and says what to do with it."""
+    """The file is in the current folder; the message names it and says what to do with it."""
     planted(error, monkeypatch)
     message = refused(here(workplace, "show", "tiny.toml"), type(error).__name__, "report it")
     (log,) = workplace.glob("kielo-error-*.log")

@@ -47,8 +47,8 @@ EMBEDDING, NORM, DOWN = (
 
 
 def write_weights(folder: Path, dtype: torch.dtype = torch.float32) -> Path:
-    """A Llama in Hugging Face form, of the vocabulary of the suite's tokenizer: config.json and
-    model.safetensors.
+    """A Llama in Hugging Face form, of the vocabulary of the suite's tokenizer:
+    config.json and model.safetensors.
     """
     model = families.complete(TINY, 64)
     torch.manual_seed(1)
@@ -149,16 +149,24 @@ def test_a_config_that_is_no_config(place: Path, here: Here, content: str | byte
 
 
 BAD_VALUES: list[tuple[str, Any]] = [
-    ("model_type", None), ("model_type", ["llama"]), ("model_type", {"a": 1}), ("model_type", 3), ("model_type", "mamba"),
-    ("hidden_size", "16"), ("hidden_size", 0), ("hidden_size", -16), ("hidden_size", None), ("hidden_size", True),
+    ("model_type", None), ("model_type", ["llama"]), ("model_type", {"a": 1}), ("model_type", 3),
+    ("model_type", "mamba"),
+    ("hidden_size", "16"), ("hidden_size", 0), ("hidden_size", -16), ("hidden_size", None),
+    ("hidden_size", True),
     ("hidden_size", 16.5), ("hidden_size", [16]), ("hidden_size", 10**30), ("hidden_size", float("nan")),
     ("num_attention_heads", 0), ("num_attention_heads", 3), ("num_attention_heads", "two"),
-    ("num_key_value_heads", 0), ("num_key_value_heads", 3), ("num_key_value_heads", "x"), ("num_hidden_layers", -1),
-    ("num_hidden_layers", 10**6), ("num_hidden_layers", {}), ("intermediate_size", 1.0), ("vocab_size", False),
-    ("max_position_embeddings", "64"), ("max_position_embeddings", 10**12), ("rms_norm_eps", "1e-6"), ("rms_norm_eps", 0),
-    ("rms_norm_eps", float("inf")), ("rope_theta", "x"), ("rope_theta", 0), ("rope_theta", True), ("rope_theta", 10**400),
-    ("tie_word_embeddings", "yes"), ("tie_word_embeddings", 1), ("attention_bias", None), ("head_dim", 7), ("head_dim", "8"),
-    ("hidden_act", ["silu"]), ("architectures", "LlamaForCausalLM"), ("initializer_range", -1), ("quantization_config", {"bits": 4}),
+    ("num_key_value_heads", 0), ("num_key_value_heads", 3), ("num_key_value_heads", "x"),
+    ("num_hidden_layers", -1),
+    ("num_hidden_layers", 10**6), ("num_hidden_layers", {}), ("intermediate_size", 1.0),
+    ("vocab_size", False),
+    ("max_position_embeddings", "64"), ("max_position_embeddings", 10**12), ("rms_norm_eps", "1e-6"),
+    ("rms_norm_eps", 0),
+    ("rms_norm_eps", float("inf")), ("rope_theta", "x"), ("rope_theta", 0), ("rope_theta", True),
+    ("rope_theta", 10**400),
+    ("tie_word_embeddings", "yes"), ("tie_word_embeddings", 1), ("attention_bias", None), ("head_dim", 7),
+    ("head_dim", "8"),
+    ("hidden_act", ["silu"]), ("architectures", "LlamaForCausalLM"), ("initializer_range", -1),
+    ("quantization_config", {"bits": 4}),
 ]  # fmt: skip
 
 
@@ -198,7 +206,7 @@ ODD_FAMILIES: list[tuple[str, dict[str, Any]]] = [
 def test_a_value_of_another_kind_in_other_families(
     place: Path, here: Here, key: str, config: dict[str, Any]
 ) -> None:
-    """As above, of keys that a Llama does not have."""
+    """Keys that a Llama does not have are refused as those above."""
     (place / "weights" / "config.json").write_text(json.dumps(config))
     refused(here(place, "verify", "round-trip", "hf:weights"), "weights/config.json", key)
 
@@ -230,7 +238,7 @@ BAD_ROPES: list[tuple[str, Any]] = [
 @pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
 @pytest.mark.parametrize(("key", "rope"), BAD_ROPES, ids=lambda value: str(value)[:40])
 def test_odd_rope_settings(place: Path, here: Here, spelling: str, key: str, rope: dict[str, Any]) -> None:
-    """In either spelling, file and key are named."""
+    """File and key are named in either spelling."""
     change_config(place / "weights", {"rope_scaling": None, spelling: rope})
     refused(here(place, "verify", "round-trip", "hf:weights"), "weights/config.json", key)
 
@@ -246,8 +254,10 @@ def test_rope_settings_that_are_no_table(place: Path, here: Here, rope: Any) -> 
     ("key", "rope"),
     [
         ("factor", '{rope_type = "linear", factor = "x"}'), ("factor", '{rope_type = "linear"}'),
-        ("rope_type", '{rope_type = "dynamic", factor = 2.0}'), ("low_freq_factor", '{rope_type = "llama3", factor = 2.0}'),
-        ("rope_type", "{rope_type = [1]}"), ("original_max", '{rope_type="yarn", factor=2.0, original_max_position_embeddings="x"}'),
+        ("rope_type", '{rope_type = "dynamic", factor = 2.0}'),
+        ("low_freq_factor", '{rope_type = "llama3", factor = 2.0}'),
+        ("rope_type", "{rope_type = [1]}"),
+        ("original_max", '{rope_type="yarn", factor=2.0, original_max_position_embeddings="x"}'),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("verb", ["plan", "train"])
@@ -262,8 +272,10 @@ def test_odd_rope_settings_of_a_recipe(packed: Path, here: Here, verb: str, key:
 def test_a_mistral_without_a_window_has_that_of_transformers(tmp_path: Path) -> None:
     """4,096 tokens, and logits beyond it are transformers' own."""
     small = {
-        "model_type": "mistral", "vocab_size": 97, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
-        "num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 4200, "bos_token_id": None, "eos_token_id": 0,
+        "model_type": "mistral", "vocab_size": 97, "hidden_size": 8, "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 4200,
+        "bos_token_id": None, "eos_token_id": 0,
     }  # fmt: skip
     _, theirs = pair(small, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -325,7 +337,7 @@ def test_an_odd_index(place: Path, here: Here, content: Callable[[dict[str, str]
 
 
 def test_two_files_with_one_tensor(place: Path, here: Here) -> None:
-    """Which one is meant is not known."""
+    """The folder is refused: it does not say which one is meant."""
     shards(place / "weights")
     file = place / "weights" / "model-0.safetensors"
     save_file(load_file(file) | {NORM: torch.zeros(16)}, file)
@@ -550,8 +562,8 @@ def test_padding_rows_and_large_numbers_are_no_fault(ready: Path, here: Here) ->
 
 
 def poisoned(run: Path, to: Path, name: str, value: float) -> Path:
-    """A copy of the run's newest checkpoint with `value` in one parameter, as versions before
-    could save it.
+    """A copy of the run's newest checkpoint with `value` in one row of one parameter, as versions before
+    could save it: its checksums are right.
     """
     source = newest_checkpoint(run)
     tensors = read_tensors(source, read_index(source).names())
@@ -597,9 +609,9 @@ def test_a_weight_beyond_the_dtype_does_not_go_out(
 
 
 def test_an_average_of_a_poisoned_checkpoint_is_refused(trained: Path, here: Here) -> None:
-    """And so is its evaluation."""
+    """The average and the evaluation are both refused."""
     checkpoint = poisoned(trained / "run", trained / "poisoned", "norm.weight", float("nan"))
-    sound = newest_checkpoint(trained / "run")
+    sound = newest_checkpoint(trained / "run").with_name("step_00000015")
     refused(here(trained, "checkpoint", "average", sound, checkpoint, "--to", "mean"), "norm.weight", "NaN")
     assert not list(trained.glob("mean*"))
     refused(here(trained, "evaluate", checkpoint, "tiny.toml"), str(checkpoint), "damaged, or overflow")
@@ -608,8 +620,8 @@ def test_an_average_of_a_poisoned_checkpoint_is_refused(trained: Path, here: Her
 def test_a_run_whose_weights_end_broken_is_not_finished(
     packed: Path, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The weight is named, there is no manifest, and the same command goes on from the last sound
-    checkpoint.
+    """The weight is named, there is no manifest,
+    and the same command goes on from the last sound checkpoint.
     """
     with monkeypatch.context() as patch:
         patch.setattr(run_module, "fit", fit_and_break)
@@ -676,7 +688,7 @@ ODD_TOKENS: dict[str, Any] = {
 @pytest.mark.parametrize("value", ODD_TOKENS.values(), ids=ODD_TOKENS)
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
 def test_an_odd_end_of_text_is_named(trained: Path, here: Here, file: str, value: Any) -> None:
-    """In either file, on the way out and, where it is read, in training."""
+    """Either file is named, on the way out and, where it is read, in training."""
     path = trained / "run" / "tokenizer" / file
     path.write_text(
         json.dumps((json.loads(path.read_text()) if path.is_file() else {}) | {"eos_token": value})
@@ -700,7 +712,7 @@ def test_an_end_of_text_in_any_spelling(trained: Path, here: Here, value: Any) -
 @pytest.mark.parametrize("content", ["[]", "3", "{", "null"])
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json", "tokenizer.json"])
 def test_an_odd_tokenizer_file_does_not_go_out(trained: Path, here: Here, file: str, content: str) -> None:
-    """Also that of a folder that is sent round."""
+    """The file is refused, also in a folder that is sent round."""
     (trained / "run" / "tokenizer" / file).write_text(content)
     refused(here(trained, "export", "run", "--to", "out"), "tokenizer" if file == "tokenizer.json" else file)
     write_weights(trained / "weights")
@@ -779,8 +791,8 @@ def test_a_spoiled_folder_is_not_evaluated(trained: Path, here: Here, damage: Ca
 
 
 def stand_in_hub(folder: Path) -> None:
-    """Two nodes of two ranks, each with an empty cache; every download leaves a line in
-    `folder`/downloads.
+    """Two nodes of two ranks, each with an empty cache;
+    every download leaves a line in `folder`/downloads.
     """
     rank = int(os.environ["RANK"])
     os.environ["LOCAL_RANK"] = str(rank % 2)

@@ -1,4 +1,4 @@
-"""What every case of the fault suite promises, checked in one place.
+"""The promises of every case of the fault suite, checked in one place.
 
 A case plants a fault, an odd input or a careless use, runs a verb as a person would, and asserts with these
 functions: the verb was `refused` in one message that names the culprit, or it `went_well` with the right
@@ -21,7 +21,7 @@ MAX_MESSAGE_LINES = 12
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a verb left: its exit code and both streams as text."""
+    """A verb's exit code and both of its streams as text."""
 
     code: int
     out: str
@@ -56,8 +56,8 @@ def start(workplace: Path, *arguments: str | Path, **environment: str) -> subpro
 
 
 def kielo(workplace: Path, *arguments: str | Path, timeout: float = 120, **environment: str) -> Outcome:
-    """The same, waited for. One that takes longer than `timeout` seconds is killed, and the case
-    has failed.
+    """The same, waited for. One that takes longer than `timeout` seconds is killed,
+    and the case has failed.
     """
     process = start(workplace, *arguments, **environment)
     try:
@@ -79,8 +79,8 @@ def went_well(outcome: Outcome, code: int = 0) -> Outcome:
 
 
 def refused(outcome: Outcome, *named: str) -> str:
-    """The verb ended with 1 or 2 and one message, which names all of `named` and is no traceback; returns the
-    message.
+    """The verb ended with 1 or 2 and one message, which names all of `named` and is no traceback;
+    returns the message.
     """
     assert "Traceback (most recent call last)" not in outcome.told, outcome.told
     assert outcome.code in (1, 2), f"exit code {outcome.code}\n{outcome.told}"
@@ -95,8 +95,8 @@ def refused(outcome: Outcome, *named: str) -> str:
 
 
 def belongings(folder: Path) -> dict[str, str]:
-    """Every file and link below `folder`, relative to it, with a hash of its bytes (of a link: where it
-    leads).
+    """Every file and link below `folder`, relative to it, with a hash of its bytes (of a link:
+    where it leads).
     """
     found = {}
     for path in sorted(folder.rglob("*")):

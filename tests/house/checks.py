@@ -1,6 +1,4 @@
-"""What the house tests look for, as functions of a source tree, so that each can also be run on a planted
-fault.
-"""
+"""The searches of the house tests, as functions of a source tree: each also runs on a planted fault."""
 
 import ast
 import re
@@ -47,7 +45,7 @@ def parsed(folder: Path) -> Iterator[tuple[Path, ast.Module]]:
 
 
 def ranks_and_devices_in_models(package: Path) -> list[str]:
-    """Where models/ leaves the single device: distributed code, the environment, or a device by name."""
+    """Finds where models/ leaves the single device: distributed code, the environment, a device by name."""
     found = []
     for path, tree in parsed(package / "models"):
         aliases = _aliases(tree)
@@ -98,12 +96,58 @@ def _mentioned(node: ast.AST, aliases: dict[str, str]) -> list[str]:
     return []
 
 
+def private_names_used(tests: Path, package: Path) -> list[str]:
+    """Finds where tests read, import or patch a private name that the package defines.
+
+    A test's own `self._name` is its own. A string counts as an argument of a call: `setattr(part, "_name")`.
+    """
+    private = {name for _, tree in parsed(package) for name in _private_names(tree)}
+    found = []
+    for path, tree in parsed(tests):
+        for node in ast.walk(tree):
+            found += [
+                f"{path.relative_to(tests)}:{node.lineno}: {name}"
+                for name in _outside_names(node)
+                if name.rpartition(".")[2] in private
+            ]
+    return sorted(set(found))
+
+
+def _private_names(tree: ast.Module) -> Iterator[str]:
+    """The names with one leading underscore that a file defines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            name = node.name
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            name = node.id if isinstance(node, ast.Name) else node.attr if _is_of_self(node) else ""
+        else:
+            continue
+        if name.startswith("_") and not name.startswith("__") and name != "_":
+            yield name
+
+
+def _outside_names(node: ast.AST) -> list[str]:
+    """The names by which a node reaches into another object or file."""
+    if isinstance(node, ast.Attribute):
+        return [] if _is_of_self(node) else [node.attr]
+    if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kielo"):
+        return [name.name for name in node.names]
+    if isinstance(node, ast.Call):
+        return [
+            each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)
+        ]
+    return []
+
+
+def _is_of_self(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+
+
 @cache
 def attributes_read(package: Path, leaving_out: tuple[str, ...]) -> dict[str, set[str]]:
-    """For each attribute that some file reads (`x.y.sequence_length`): what it is read of, as far as names
-    tell.
+    """Finds for each attribute that some file reads (`x.y.sequence_length`) the names that it is read of.
 
-    Of `recipe.dataset.sequence_length` that is "dataset". A local name stands for what it was assigned from
+    `recipe.dataset.sequence_length` is read of "dataset". A local name stands for what it was assigned from
     (`section = recipe.corpus`) and for its annotation (`def f(corpus: Corpus)`), in lower case.
     """
     read: dict[str, set[str]] = {}

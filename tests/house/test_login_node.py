@@ -1,6 +1,4 @@
-"""What runs on a login node loads neither torch nor transformers, also not through a library; by
-sys.modules.
-"""
+"""A login node's code loads neither torch nor transformers, also not through a library; by sys.modules."""
 
 import subprocess
 import sys
@@ -18,7 +16,7 @@ TABLES = ["models.families"] + sorted(
 
 
 def loaded_after(statements: str, watched: tuple[str, ...]) -> list[str]:
-    """Which of the watched packages are in sys.modules after the statements, in a fresh Python."""
+    """Returns the watched packages that are in sys.modules after the statements, in a fresh Python."""
     script = f"{statements}\nimport sys\nprint(*[name for name in {watched!r} if name in sys.modules])"
     outcome = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert outcome.returncode == 0, outcome.stderr
@@ -46,7 +44,10 @@ def test_the_command_line_loads_no_room():
     """`kielo --help` pays for no library: not pydantic, numpy or datatrove either."""
     heavy = ("torch", "transformers", "pydantic", "numpy", "datatrove", "tokenizers", "matplotlib", "pyarrow")
     rooms = ("kielo.recipe.sections", "kielo.corpus.run", "kielo.train.loop", "kielo.resolve.resolve")
-    asked = "import io, contextlib\nfrom kielo.cli.main import main\nwith contextlib.redirect_stdout(io.StringIO()): main([])"
+    asked = (
+        "import io, contextlib\nfrom kielo.cli.main import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()): main([])"
+    )
     assert loaded_after(asked, heavy + rooms) == []
 
 

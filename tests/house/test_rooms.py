@@ -1,5 +1,5 @@
-"""What import-linter cannot see: packages, names, single-device models; each check is also shown a planted
-fault.
+"""Rules that import-linter cannot see: packages, names, single-device models;
+each check also sees a planted fault.
 """
 
 import pytest

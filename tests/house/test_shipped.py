@@ -1,4 +1,4 @@
-"""What ships inside the package fits together: recipes, cards, and the wheel's list of data files."""
+"""The files inside the package fit together: recipes, cards, and the wheel's list of data files."""
 
 import json
 import runpy
@@ -27,15 +27,16 @@ def test_every_recipe_checks_on_every_cluster(name, cluster):
 # Ranks that each recipe's steps can be shared by, and the parameters that its paper or card prints, in
 # billions.
 PUBLISHED = {
-    "bloom_176b_finnish": (128, 176.2), "fingpt_13b": (64, 13.3), "poro_34b": (512, 34.2), "norwegian_7b": (512, 7.2),
+    "bloom_176b_finnish": (128, 176.2), "fingpt_13b": (64, 13.3), "poro_34b": (512, 34.2),
+    "norwegian_7b": (512, 7.2),
     "llmjp_172b": (512, 172), "lumi_140b_scaling": (6144, 140),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_every_recipe_resolves_on_text_enough(name, tmp_path):
-    """With plenty of text each recipe becomes a plan: whole steps up to its budget, parameters within 2 % of
-    the published.
+    """Each recipe becomes a plan when there is plenty of text: whole steps up to its budget, parameters
+    within 2 % of the published.
     """
     recipe = read_recipe(name).recipe
     layout = recipe.layout
@@ -69,8 +70,8 @@ def test_the_wheel_carries_every_card_and_recipe():
 
 
 def test_the_readme_shows_the_committed_result_of_the_demo():
-    """The table in README.md is what docs/demo_table.py makes of benchmarks/results/demo_estonian.json, no
-    hand's work.
+    """The table in README.md is what docs/demo_table.py makes of benchmarks/results/demo_estonian.json,
+    no hand's work.
     """
     result = json.loads((ROOT / "benchmarks" / "results" / "demo_estonian.json").read_text(encoding="utf-8"))
     table = runpy.run_path(str(ROOT / "docs" / "demo_table.py"))["table"](result)

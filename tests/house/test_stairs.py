@@ -12,7 +12,10 @@ import pytest
 from tests.house.checks import FAMILY_TABLES, PACKAGE, ROOT
 
 CONTRACTS = ROOT / ".importlinter"
-LINT = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(config_filename=sys.argv[1], no_cache=True))"
+LINT = (
+    "import sys; from importlinter.cli import lint_imports; "
+    "sys.exit(lint_imports(config_filename=sys.argv[1], no_cache=True))"
+)
 
 
 def lint(source_folder: Path) -> subprocess.CompletedProcess:
@@ -63,8 +66,8 @@ def test_code_imports_only_downwards_and_the_login_node_needs_no_torch():
     ],
 )
 def test_a_planted_import_is_caught(tmp_path, file, line, complaint):
-    """The contracts fail when broken: upwards, sideways, in a circle, a room without a step, torch on the
-    login node.
+    """The contracts fail when broken: upwards, sideways, in a circle, a room without a step,
+    torch on the login node.
     """
     shutil.copytree(PACKAGE, tmp_path / "kielo", ignore=shutil.ignore_patterns("__pycache__"))
     planted = tmp_path / "kielo" / file

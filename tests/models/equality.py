@@ -77,8 +77,8 @@ def our_logits(ours: Decoder, inputs: Tensor, documents: Tensor | None = None) -
 
 
 def train(model: nn.Module, logits, steps: int = 20) -> list[float]:
-    """Losses of plain AdamW steps; eps 1e-6, for at 1e-8 the rounding of a gradient of zero is a
-    full step.
+    """Losses of plain AdamW steps; eps 1e-6, for at 1e-8 the rounding of a gradient of zero is
+    a full step.
     """
     adamw = torch.optim.AdamW(model.parameters(), lr=2e-3, eps=1e-6, weight_decay=0.0)
     losses = []

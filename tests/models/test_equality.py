@@ -95,8 +95,8 @@ def test_count_is_the_models(models) -> None:
 
 
 def test_an_exported_config_is_read_back_alike(models, tmp_path) -> None:
-    """What transformers saves of our config.json, in its own spelling, is the same model; its class is the
-    same too.
+    """The config.json that transformers saves of ours, in its own spelling, is the same model; its class is
+    the same too.
     """
     ours, theirs = models
     names = families.module(ours.config.model_type, "names")
@@ -108,7 +108,7 @@ def test_an_exported_config_is_read_back_alike(models, tmp_path) -> None:
 
 
 def test_documents_are_walls(models) -> None:
-    """What stands in one document changes nothing in the next; without document numbers it does."""
+    """A change in one document changes nothing in the next; without document numbers it does."""
     ours, _ = models
     inputs, _ = batch()
     changed = inputs.clone()
@@ -138,8 +138,8 @@ def test_materialised_from_meta_it_is_the_same_model(models) -> None:
 
 
 def test_first_values_are_those_of_the_rules(models) -> None:
-    """Every parameter gets finite values by name and seed alone; padding is zero; norms start as the
-    identity.
+    """Every parameter gets finite values by name and seed alone; padding is zero;
+    norms start as the identity.
     """
     ours, _ = models
     initial_value = families.module(ours.config.model_type, "model").initial_value

@@ -143,8 +143,8 @@ def test_published_sizes(tmp_path) -> None:
 
 
 def test_spellings_of_rope_mean_one_thing(tmp_path) -> None:
-    """transformers 4 (rope_scaling beside rope_theta, `type`) and 5 (rope_parameters) read as the
-    same model.
+    """transformers 4 (rope_scaling beside rope_theta,
+    `type`) and 5 (rope_parameters) read as the same model.
     """
     four = read(tmp_path, LLAMA_3_1_8B)
     new = {key: value for key, value in LLAMA_3_1_8B.items() if key not in ("rope_theta", "rope_scaling")}
@@ -159,7 +159,7 @@ def test_spellings_of_rope_mean_one_thing(tmp_path) -> None:
 @pytest.mark.parametrize("published", [GEMMA_3_1B, OLMO_3_7B], ids=lambda config: config["model_type"])
 def test_bases_by_kind_of_layer_mean_one_thing(tmp_path, published: dict) -> None:
     """Published files of transformers 4 and what transformers 5 makes of them are the same model: windows in
-    all but every 6th or 4th layer, two bases or stretched full layers alone.
+    all but every 6th or 4th layer, two bases or scaled full layers alone.
     """
     four = read(tmp_path, published)
     AutoConfig.for_model(**published).save_pretrained(tmp_path)
@@ -178,8 +178,8 @@ def test_bases_by_kind_of_layer_mean_one_thing(tmp_path, published: dict) -> Non
     ids=["gpt_neox", "bloom"],
 )
 def test_old_files_of_fused_families_are_read(tmp_path, published: dict, parameters: int) -> None:
-    """Published files of transformers 4 and what transformers 5 makes of them are the same model, of the
-    known size.
+    """Published files of transformers 4 and what transformers 5 makes of them are the same model,
+    of the known size.
     """
     four = read(tmp_path, published)
     AutoConfig.for_model(**published).save_pretrained(tmp_path)
@@ -213,12 +213,17 @@ class KeysRead(dict):
 _IN_USE = {"use_sliding_window": True, "max_window_layers": 1}
 # A model of its own for each family, with no value that transformers would take; in both spellings of RoPE.
 _FULL = {
-    "hidden_size": 256, "n_embd": 256, "n_embed": 256, "vocab_size": 97, "intermediate_size": 48, "n_inner": 48, "ffn_dim": 48,
-    "num_hidden_layers": 8, "n_layer": 8, "num_attention_heads": 32, "n_head": 32, "num_key_value_heads": 2, "head_dim": 6,
-    "max_position_embeddings": 40, "n_positions": 40, "seq_length": 2048, "rms_norm_eps": 1e-3, "layer_norm_epsilon": 1e-3,
-    "layer_norm_eps": 1e-3, "initializer_range": 0.3, "init_std": 0.3, "sliding_window": 9, "query_pre_attn_scalar": 77,
+    "hidden_size": 256, "n_embd": 256, "n_embed": 256, "vocab_size": 97, "intermediate_size": 48,
+    "n_inner": 48, "ffn_dim": 48,
+    "num_hidden_layers": 8, "n_layer": 8, "num_attention_heads": 32, "n_head": 32, "num_key_value_heads": 2,
+    "head_dim": 6,
+    "max_position_embeddings": 40, "n_positions": 40, "seq_length": 2048, "rms_norm_eps": 1e-3,
+    "layer_norm_epsilon": 1e-3,
+    "layer_norm_eps": 1e-3, "initializer_range": 0.3, "init_std": 0.3, "sliding_window": 9,
+    "query_pre_attn_scalar": 77,
     "rotary_emb_base": 5e3, "rotary_pct": 0.5, "rope_theta": 5e5, "rope_local_base_freq": 2e3,
-    "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "final_logit_softcapping": 7.0, "word_embed_proj_dim": 256,
+    "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "final_logit_softcapping": 7.0,
+    "word_embed_proj_dim": 256,
 } | _IN_USE  # fmt: skip
 # Shapes that others must fit: without one of these the others go too.
 _SHAPES = {
@@ -261,7 +266,7 @@ def test_a_key_left_out_means_what_it_does_in_transformers(tmp_path, model_type:
 
 @pytest.mark.parametrize("model_type", ["mistral", "qwen2", "gpt_neox", "olmo2"])
 def test_rope_scaling_goes_before_rope_parameters(tmp_path, model_type: str) -> None:
-    """As in transformers, for a config that has both."""
+    """A config that has both is read as transformers reads it."""
     both = {
         "model_type": model_type, "rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_theta": 7e3},
         "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 8e3},
@@ -286,7 +291,8 @@ def test_a_cap_left_out_is_the_familys_and_null_is_none(tmp_path) -> None:
     gemma = {key: value for key, value in GEMMA_3_1B.items() if not key.endswith("softcapping")}
     gemma |= {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}
     caps = [(model.attn_logit_softcapping, model.final_logit_softcapping) for model in (
-        read(tmp_path, gemma), read(tmp_path, gemma | {"attn_logit_softcapping": None, "final_logit_softcapping": 9.0}),
+        read(tmp_path, gemma),
+        read(tmp_path, gemma | {"attn_logit_softcapping": None, "final_logit_softcapping": 9.0}),
     )]  # fmt: skip
     assert caps == [(50.0, 30.0), (None, 9.0)]
 
@@ -302,20 +308,22 @@ def test_a_cap_left_out_is_the_familys_and_null_is_none(tmp_path) -> None:
         (OLMO_3_7B, {"rope_theta": None}, "rope_theta"),
         (
             OLMO_3_7B,
-            {"rope_parameters": {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 1e4}}},
+            {"rope_parameters": {"full_attention": {"rope_theta": 5e5},
+                "sliding_attention": {"rope_theta": 1e4}}},
             "10000 for sliding",
         ),
         (
             OLMO_3_7B,
             {"rope_parameters": dict.fromkeys(
-                ("full_attention", "sliding_attention"), {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}
+                ("full_attention", "sliding_attention"),
+                {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}
             )},
-            "stretched",
+            "sliding_attention has a scaling",
         ),
     ],
 )  # fmt: skip
 def test_refusals_of_two_kinds_of_layers(tmp_path, published: dict, change: dict, named: str) -> None:
-    """As below, of families with windowed and full layers."""
+    """Families with windowed and full layers refuse as those below."""
     with pytest.raises(KieloError, match=named) as error:
         read(tmp_path, published | change)
     assert "config.json" in str(error.value)
@@ -324,10 +332,13 @@ def test_refusals_of_two_kinds_of_layers(tmp_path, published: dict, change: dict
 def test_keys_of_another_family_are_refused() -> None:
     """A [model] section may not ask for what its family would pass over in silence."""
     for model_type, key, value in (
-        ("llama", "final_logit_softcapping", 30.0), ("olmo2", "sliding_window", 8), ("olmo3", "mlp_bias", True),
+        ("llama", "final_logit_softcapping", 30.0), ("olmo2", "sliding_window", 8),
+        ("olmo3", "mlp_bias", True),
         ("gemma3_text", "attn_logit_softcapping", 50.0), ("gemma2", "rope_local_base_freq", 5.0),
-        ("gemma2", "hidden_act", "silu"), ("olmo3", "query_pre_attn_scalar", 64.0), ("llama", "rotary_pct", 0.5),
-        ("gpt_neox", "rotary_pct", 0.1), ("gpt_neox", "sliding_window", 8), ("bloom", "intermediate_size", 99),
+        ("gemma2", "hidden_act", "silu"), ("olmo3", "query_pre_attn_scalar", 64.0),
+        ("llama", "rotary_pct", 0.5),
+        ("gpt_neox", "rotary_pct", 0.1), ("gpt_neox", "sliding_window", 8),
+        ("bloom", "intermediate_size", 99),
         ("bloom", "hidden_act", "gelu"), ("bloom", "head_dim", 8), ("bloom", "num_key_value_heads", 2),
     ):  # fmt: skip
         model = families.complete(Model(model_type=model_type, vocab_size=9, **{key: value}), 16)
@@ -370,8 +381,8 @@ def test_tables_need_no_torch() -> None:
 
 @pytest.mark.parametrize("model_type", families.FAMILIES)
 def test_the_parts_of_a_layer_are_those_of_its_parameters(model_type):
-    """`layer_parts`, from which the planner counts, names as many matrices and norms as the layers have, and
-    their kind.
+    """`layer_parts`, from which the planner counts, names as many matrices and norms as the layers have,
+    and their kind.
     """
     asked = Model(
         model_type=model_type,

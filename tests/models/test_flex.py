@@ -103,7 +103,7 @@ def test_inside_compiled_code_the_kernel_is_not_compiled_by_itself() -> None:
     gpu = torch.device("cuda")
 
     def is_itself() -> bool:
-        return flex._on(gpu, flex.flex_attention) is flex.flex_attention
+        return flex.compiled_on(gpu, flex.flex_attention) is flex.flex_attention
 
     inside = torch.compile(lambda x: x + is_itself(), backend="eager", fullgraph=True)
     assert not is_itself() and inside(torch.zeros(1)) == 1
@@ -133,7 +133,9 @@ def with_gradients(
 def test_a_gpu_gives_outputs_and_gradients_of_the_dense_reference(
     compiled_anew, bent, window, is_masked, dtype, tolerance
 ) -> None:
-    """In relative L2 against fp32 on the CPU. fp32: sums in another order; bf16: 8 bits of mantissa."""
+    """The relative L2 distance from fp32 on the CPU is small. fp32: sums in another order;
+    bf16: 8 bits of mantissa.
+    """
     settle_matrix_products("fp32")
     truth = with_gradients(bent, window, is_masked, "cpu", torch.float32)
     for ours, theirs in zip(with_gradients(bent, window, is_masked, "cuda", dtype), truth):
@@ -147,8 +149,8 @@ def test_a_gpu_gives_outputs_and_gradients_of_the_dense_reference(
 def test_models_on_a_gpu_are_those_on_the_cpu(
     compiled_anew, variant: str, is_compiled: bool, tmp_path
 ) -> None:
-    """Loss within 1e-5 and gradients within 1e-4 in relative L2, inside documents: windows, caps and slopes
-    together.
+    """Loss within 1e-5 and gradients within 1e-4 in relative L2, inside documents:
+    windows, caps and slopes together.
     """
     settle_matrix_products("fp32")
     ours, _ = pair(TINY[variant], tmp_path)

@@ -80,7 +80,7 @@ def test_configs_that_ask_for_other_maths_are_refused(
 def test_recipes_that_no_export_could_hold_are_refused(
     variant: str, change: dict, named: str, tmp_path
 ) -> None:
-    """What Hugging Face's class has no key for would be lost on the way out."""
+    """Settings that Hugging Face's class has no key for are refused: they would be lost on the way out."""
     config = read(tmp_path, variant)
     with pytest.raises(KieloError, match=named):
         families.build_model(config.model_copy(update=change))

@@ -64,8 +64,8 @@ def pair(config: Model) -> tuple[Llama, LlamaForCausalLM]:
 
 @pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS.keys())
 def test_logits_and_gradients_equal_hugging_face(config: Model) -> None:
-    """The same weights give the same logits (≤ 1e-5) and gradients, whatever the RoPE, tying, biases and
-    padding.
+    """The same weights give the same logits (≤ 1e-5) and gradients, whatever the RoPE, tying,
+    biases and padding.
     """
     ours, theirs = pair(config)
     tokens = torch.randint(0, config.vocab_size, (2, 64))
@@ -88,7 +88,7 @@ def test_logits_and_gradients_equal_hugging_face(config: Model) -> None:
 
 
 def test_documents_are_walls() -> None:
-    """With document numbers, a document's hidden states are those it has alone in the sequence's place."""
+    """A document's hidden states are those that it has alone in the sequence's place."""
     model = Llama(TINY)
     init_weights(model, seed=1)
     tokens = torch.randint(0, TINY.vocab_size, (1, 24))
@@ -134,8 +134,8 @@ def test_count_is_the_models(config: Model) -> None:
 
 
 def test_round_trip_of_config(tmp_path) -> None:
-    """What transformers saves from our export's config (in its own spelling) is read back as the
-    same model.
+    """The config that transformers saves of our export's (in its own spelling) is read back as
+    the same model.
     """
     for config in VARIANTS.values():
         LlamaConfig(**hf_config(config)).save_pretrained(tmp_path)

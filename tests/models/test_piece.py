@@ -17,8 +17,8 @@ def take(stored: torch.Tensor, piece: Piece, shape: tuple[int, ...], box=None) -
 
 
 def test_fused_heads_side_by_side_and_padding():
-    """BLOOM's [heads, 3, head_dim], GPT-2's transposed thirds and a padded vocabulary, against torch's own
-    views.
+    """BLOOM's [heads, 3, head_dim], GPT-2's transposed thirds and a padded vocabulary,
+    against torch's own views.
     """
     fused = torch.randn(HEADS * 3 * HEAD_DIM, HIDDEN)
     by_head = fused.view(HEADS, 3, HEAD_DIM, HIDDEN)
@@ -39,7 +39,7 @@ def test_fused_heads_side_by_side_and_padding():
 
 
 def test_the_pieces_of_a_tensor_make_up_its_shape():
-    """So that an export writes a tensor of Hugging Face's own shape."""
+    """An export then writes a tensor of Hugging Face's own shape."""
     pieces = {part: Piece("c_attn", n * HIDDEN, transposed=True) for n, part in enumerate("qkv")}
     pieces["embed"] = Piece("wte", rows=5)
     grouped = by_stored_name(pieces)

@@ -10,8 +10,8 @@ from kielo.recipe.sections import Model
 
 
 class Published(NamedTuple):
-    """parameters: exact, from the model's card; or the rounded figure that was published, as text
-    ("1.5B").
+    """parameters: exact, from the model's card;
+    or the rounded figure that was published, as text ("1.5B").
     """
 
     dimensions: dict[str, Any]
@@ -73,7 +73,8 @@ def dimensions(
     model_type: str, layers: int, width: int, heads: int, rows: int, mlp_width: int
 ) -> dict[str, Any]:
     return {
-        "model_type": model_type, "num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads,
+        "model_type": model_type, "num_hidden_layers": layers, "hidden_size": width,
+        "num_attention_heads": heads,
         "vocab_size": rows, "intermediate_size": mlp_width,
     }  # fmt: skip
 
@@ -156,8 +157,8 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_count_is_the_published_one(name: str) -> None:
-    """The arithmetic count is the model's that is built (on meta), and the published figure as far as it
-    goes.
+    """The arithmetic count is the model's that is built (on meta),
+    and the published figure as far as it goes.
     """
     section, published = PUBLISHED[name]
     config = families.complete(

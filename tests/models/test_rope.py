@@ -1,4 +1,4 @@
-"""RoPE's stretched forms against transformers' own."""
+"""RoPE's scaled forms against transformers' own."""
 
 import pytest
 import torch
@@ -21,7 +21,9 @@ OLMO_3 = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings"
     ],
 )
 def test_tables_are_transformers(scaling: dict) -> None:
-    """To the bit at all of 65,536 positions, for numbers that are given and for those that are left out."""
+    """All of 65,536 positions are equal to the bit,
+    for numbers that are given and for those that are left out.
+    """
     config = LlamaConfig(
         hidden_size=256,
         num_attention_heads=2,

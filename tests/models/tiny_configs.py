@@ -1,5 +1,5 @@
-"""One tiny Hugging Face config for each variant of each family, chosen so that every switch shows in the
-numbers.
+"""One tiny Hugging Face config for each variant of each family,
+chosen so that every switch shows in the numbers.
 
 24 tokens are longer than the windows; 97 tokens pad to 128 rows.
 """
@@ -19,7 +19,8 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 16,
 }  # fmt: skip
 _GPT2 = {
-    "model_type": "gpt2", "vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32,
+    "model_type": "gpt2", "vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4,
+    "n_positions": 32,
     "bos_token_id": None, "eos_token_id": 0,
 }  # fmt: skip
 
@@ -40,11 +41,13 @@ TINY: dict[str, dict[str, Any]] = {
     "qwen3": _SMALL | {"model_type": "qwen3", "head_dim": 16},
     "olmo2": _SMALL | {"model_type": "olmo2"},
     "olmo2, yarn rope, biases, wide heads, tied": _SMALL | {
-        "model_type": "olmo2", "rope_scaling": _YARN_ROPE, "rope_theta": 1e2, "attention_bias": True, "head_dim": 16,
+        "model_type": "olmo2", "rope_scaling": _YARN_ROPE, "rope_theta": 1e2, "attention_bias": True,
+        "head_dim": 16,
         "tie_word_embeddings": True,
     },
     "olmo3": _SMALL | {
-        "model_type": "olmo3", "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"],
+        "model_type": "olmo3", "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"],
         "rope_theta": 5e5, "rope_scaling": _YARN_ROPE | {"attention_factor": 1.3},
     },
     "olmo3, another base, no window": _SMALL | {
@@ -65,7 +68,8 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "gemma3_text": _SMALL | {
         "model_type": "gemma3_text", "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": WINDOW,
-        "layer_types": ["sliding_attention", "full_attention"], "rope_theta": 1e6, "rope_local_base_freq": 1e3,
+        "layer_types": ["sliding_attention", "full_attention"], "rope_theta": 1e6,
+        "rope_local_base_freq": 1e3,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     },
     "gemma3_text, capped logits, no window, untied": _SMALL | {
@@ -74,7 +78,8 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "gpt2": _GPT2,
     "gpt2, untied, exact gelu, narrow": _GPT2 | {
-        "n_inner": 48, "tie_word_embeddings": False, "activation_function": "gelu", "layer_norm_epsilon": 1e-2,
+        "n_inner": 48, "tie_word_embeddings": False, "activation_function": "gelu",
+        "layer_norm_epsilon": 1e-2,
     },
     "opt": _SMALL | {"model_type": "opt", "ffn_dim": 48},
     "opt, no biases, untied, gelu": _SMALL | {
@@ -83,7 +88,8 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "gpt_neox": _SMALL | {"model_type": "gpt_neox", "rotary_pct": 0.5},
     "gpt_neox, in sequence, tied, no biases, linear rope, tanh gelu": _SMALL | {
-        "model_type": "gpt_neox", "use_parallel_residual": False, "tie_word_embeddings": True, "attention_bias": False,
+        "model_type": "gpt_neox", "use_parallel_residual": False, "tie_word_embeddings": True,
+        "attention_bias": False,
         "rotary_pct": 0.25, "rotary_emb_base": 5e3, "rope_scaling": {"rope_type": "linear", "factor": 2.0},
         "hidden_act": "gelu_fast", "layer_norm_eps": 1e-2,
     },

@@ -1,7 +1,6 @@
 """Compiled layers: the numbers of uncompiled ones, one code for all layers of a kind, in every layout."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -37,8 +36,8 @@ VARIANTS = [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.ful
 
 @pytest.fixture
 def traced(monkeypatch):
-    """All of torch.compile but for writing machine code, which takes most of the time; and its counters from
-    0.
+    """All of torch.compile but for writing machine code, which takes most of the time;
+    and its counters from 0.
     """
     torch.set_num_threads(1)
     torch._dynamo.reset()
@@ -58,7 +57,7 @@ def both(model_config: Model, **layout) -> tuple[torch.nn.Module, torch.nn.Modul
     models = [families.build_model(model_config) for _ in range(2)]
     for model in models:
         init_weights(model, seed=1)
-    apply_recompute(models[1], SimpleNamespace(**Layout(**layout).model_dump()))
+    apply_recompute(models[1], Layout(**layout))
     apply_compile(models[1])
     assert list(models[0].state_dict()) == list(models[1].state_dict())
     return tuple(models)
@@ -93,8 +92,8 @@ def test_machine_code_gives_the_numbers_of_the_uncompiled_layers(variant: str, t
 
 
 def test_layers_share_their_code_and_no_shape_is_left_uncompiled(traced) -> None:
-    """Five shapes, each trained and scored: ten versions for all layers, beyond torch's own limit
-    of eight.
+    """Five shapes, each trained and scored: ten versions for all layers,
+    beyond torch's own limit of eight.
     """
     plain, compiled = both(deep())
     shapes = [(4, 16), (2, 16), (4, 12), (3, 12), (1, 8)]

@@ -1,8 +1,9 @@
-"""Attention split over context ranks is attention on one rank: values, gradients, documents, and
-equal work.
+"""Attention split over context ranks is attention on one rank:
+values, gradients, documents, and equal work.
 """
 
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from torch.nn import functional as F
 from kielo.models.blocks.alibi import Alibi
 from kielo.models.blocks.attention import InnerAttention, MaskMaker
 from kielo.parallel.context_parallel import (
-    ATTENTION_FORMS,
     apply_context_parallel,
     context_positions,
     in_rank_order,
@@ -20,10 +20,11 @@ from kielo.parallel.context_parallel import (
 )
 from kielo.parallel.world import start_world
 from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Layout
 from tests.ranks import run_ranks
 
 BATCH, LENGTH, HEADS, HEAD_DIM = 2, 32, 8, 4
-FORMS = ("all_gather", "ulysses")
+FORMS = get_args(Layout.model_fields["context_attention"].annotation)
 
 
 def projections(kv_heads: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -147,8 +148,8 @@ def compare_bf16(form: str) -> tuple[bool, float, int]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_bf16_repeats_bit_by_bit_with_equal_work(form: str) -> None:
-    """bf16 goes over gloo both ways within its rounding, twice the same bits, and every rank computes as
-    much.
+    """bf16 goes over gloo both ways within its rounding, twice the same bits,
+    and every rank computes as much.
     """
     same, worst, products = zip(*run_ranks(compare_bf16, 4, form))
     assert all(same)
@@ -192,8 +193,8 @@ def spread_of_work(split, ranks: int) -> int:
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_positions_are_a_balanced_partition(ranks: int) -> None:
-    """Every position on one rank, causal pairs equal on all (contiguous parts are not), and back to the
-    sequence.
+    """Every position on one rank, causal pairs equal on all (contiguous parts are not),
+    and back to the sequence.
     """
     parts = [context_positions(LENGTH, ranks, rank) for rank in range(ranks)]
     assert torch.equal(torch.cat(parts).sort().values, torch.arange(LENGTH))
@@ -215,4 +216,3 @@ def test_lengths_that_do_not_split_are_refused() -> None:
     apply_context_parallel(untouched, {}, SimpleNamespace(context=1, context_attention="ulysses"))
     assert type(untouched.make_masks) is MaskMaker
     assert type(untouched.layers["0"].attention.inner) is InnerAttention
-    assert set(ATTENTION_FORMS) == set(FORMS)

@@ -1,5 +1,5 @@
-"""FP8 products: within the formats' bounds, the same on every layout, and gone without a trace from names and
-checkpoints.
+"""FP8 products: within the formats' bounds, the same on every layout,
+and gone without a trace from names and checkpoints.
 """
 
 import runpy
@@ -28,7 +28,7 @@ from kielo.parallel.pipeline_schedule import ScheduleOptions
 from kielo.parallel.tensor_parallel import apply_tensor_parallel
 from kielo.parallel.world import start_world
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Fp8, Layout, Model
+from kielo.recipe.sections import Fp8, Layout, Model, TrainIdentity
 from kielo.resolve.fp8_check import layer_matrices
 from kielo.train.optimiser import build_optimiser
 from tests.ranks import run_ranks
@@ -38,7 +38,8 @@ pytestmark = pytest.mark.skipif(find_spec("torchao") is None, reason="needs kiel
 NUMERICS = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "fp8_numerics.py"))
 SCALINGS = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 CONFIG = Model(
-    hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+    hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    head_dim=16,
     vocab_size=66, vocab_multiple=2, max_position_embeddings=16, tie_word_embeddings=False,
 )  # fmt: skip
 SEQUENCES, LENGTH = 4, 16
@@ -88,21 +89,17 @@ def fill(name: str, shape: torch.Size) -> torch.Tensor:
 def build(sizes: dict, fp8: Fp8, precision: str = "fp8", between: str | None = None, is_scaled: bool = True):
     """A filled model on its mesh. between: the dtype between products, default that of `precision`."""
     world = build.world = getattr(build, "world", None) or start_world(30, "cpu")
-    placement = SimpleNamespace(
-        **Layout(**(dict.fromkeys(AXES, 1) | sizes)).model_dump(), start_timeout_seconds=30
-    )
-    placement.compile = False
-    if placement.pipeline > 1:
-        placement.pipeline_layers = (1, 1)
-    mesh = build_mesh(world, placement)
+    stages = {"pipeline_layers": (1, 1)} if sizes.get("pipeline", 1) > 1 else {}
+    layout = Layout(**(dict.fromkeys(AXES, 1) | {"compile": False} | stages | sizes))
+    mesh = build_mesh(world, layout)
     with torch.device("meta"):
         model = Llama(CONFIG)
     if between is None:
-        model = parallelise(model, mesh, placement, precision, fp8)
+        model = parallelise(model, mesh, layout, precision, fp8)
     else:
         apply_fp8(model, mesh, fp8)
-        apply_tensor_parallel(model, mesh, placement)
-        apply_fsdp(model, mesh, placement, between)
+        apply_tensor_parallel(model, mesh, layout)
+        apply_fsdp(model, mesh, layout, between)
     materialise(model, world.device, fill)
     if is_scaled:
         scale_weights(model)
@@ -220,8 +217,8 @@ def in_stages(schedule: str, fp8: Fp8) -> dict:
 
 
 def test_pipeline_stages_equal_one_rank():
-    """The same micro-batches in the same order on both stages, which have the layers' own numbers: fp32 sums,
-    1e-6.
+    """The same micro-batches in the same order on both stages, which have the layers' own numbers:
+    fp32 sums, 1e-6.
     """
     fp8 = Fp8(emulate=True, kept_in_bf16=("layers.1.mlp",))
     ((one,),) = run_ranks(on_ranks, 1, {}, [fp8], SEQUENCES, None)
@@ -292,8 +289,8 @@ def fp8_and_bf16(sizes: dict, fp8: Fp8) -> dict:
 
 
 def test_checkpoints_know_nothing_of_fp8(tmp_path):
-    """bf16 on two ranks → FP8, weights gathered so, on two tensor ranks → bf16 on one: every weight bit for
-    bit.
+    """bf16 on two ranks → FP8, weights gathered so, on two tensor ranks → bf16 on one:
+    every weight bit for bit.
     """
     run_ranks(saved, 2, {"shard": 2}, "bf16", None, tmp_path / "a")
     run_ranks(saved, 2, {"tensor": 2}, "fp8", tmp_path / "a", tmp_path / "b")
@@ -307,10 +304,7 @@ def saved(sizes: dict, precision: str, source: Path | None, target: Path) -> Non
     """Restores `source` or trains one step, and saves to `target`."""
     model, mesh = build(sizes, Fp8(emulate=True), precision)
     parameters = dict(model.named_parameters())
-    settings = SimpleNamespace(
-        weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, optimiser_state="fp32"
-    )
-    optimiser = build_optimiser(model, settings)
+    optimiser = build_optimiser(model, TrainIdentity())
     tensors = parameters | optimiser.moments()
     assert {type(local(tensor)) for tensor in tensors.values()} <= {torch.Tensor, nn.Parameter}
     assert tied_names(tensors) == {}
@@ -342,14 +336,11 @@ def test_a_step_moves_weights_that_are_gathered_in_fp8():
 
 def moved(sizes: dict, fp8: Fp8) -> dict[str, bool]:
     model, mesh = build(sizes, fp8)
-    settings = SimpleNamespace(
-        weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, optimiser_state="fp32"
-    )
     before = {name: local(parameter).clone() for name, parameter in model.named_parameters()}
     filled = all(
         torch.equal(before[n], fill(n, p.shape)[local_slices(p)]) for n, p in model.named_parameters()
     )
-    step_of_adamw(model, mesh, build_optimiser(model, settings))
+    step_of_adamw(model, mesh, build_optimiser(model, TrainIdentity()))
     weights = {
         name: p
         for name, p in model.named_parameters()

@@ -42,7 +42,6 @@ def layout(**sizes: object) -> SimpleNamespace:
         "cpu_offload": False,
         "recompute": "none",
         "compile": False,
-        "start_timeout_seconds": 30,
     }
     return SimpleNamespace(**(defaults | sizes))
 
@@ -151,8 +150,8 @@ def difference(ours: dict, theirs: dict) -> float:
     ids=str,
 )
 def test_fp32_equals_one_plain_process(sizes, tied, micro_batches):
-    """Loss, every gradient (head, tied and untied, among them), norm and clipping do not depend on the
-    layout.
+    """Loss, every gradient (head, tied and untied, among them),
+    norm and clipping do not depend on the layout.
     """
     num_ranks = sizes.get("replicate", 1) * sizes.get("shard", 1)
     reference = one_process(tied)
@@ -201,8 +200,8 @@ def filled_parts(sizes: dict) -> dict:
 
 
 def test_each_rank_holds_only_its_slice():
-    """The ranks' parts are the slices that `local_slices` names, and together they are the whole
-    parameter.
+    """The ranks' parts are the slices that `local_slices` names,
+    and together they are the whole parameter.
     """
     parts = run_ranks(filled_parts, 4, {"shard": 4})
     whole = Llama(config(tied=True))

@@ -1,5 +1,5 @@
-"""What one rank of each node does for all: done once a node, told alike on all ranks, and never waited for
-without end.
+"""One rank of each node works for all: once a node, with the same answer on all ranks,
+and never waited for without end.
 """
 
 import os

@@ -1,9 +1,8 @@
-"""Recomputation: the same gradients to the bit, and what each policy makes again and what it keeps, by
-counting operators.
+"""Recomputation: the same gradients to the bit, and what each policy makes again and what it keeps,
+by counting operators.
 """
 
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -33,7 +32,7 @@ def gradients_and_calls(**layout) -> tuple[dict[str, torch.Tensor], Counter[str]
     torch.set_num_threads(1)
     model = Llama(config(tied=False))
     init_weights(model, seed=1)
-    apply_recompute(model, SimpleNamespace(**Layout(**layout).model_dump()))
+    apply_recompute(model, Layout(**layout))
     inputs, labels = batch()
     with OperatorCounter() as counter:
         loss_of(model, inputs, labels, 100).backward()
@@ -51,8 +50,8 @@ def gradients_and_calls(**layout) -> tuple[dict[str, torch.Tensor], Counter[str]
     ],
 )
 def test_a_policy_makes_again_what_it_says(layout, attentions, products, activations):
-    """Attention, matrix products and activation functions of one step; names of parameters and gradients
-    unchanged.
+    """Attention, matrix products and activation functions of one step;
+    names of parameters and gradients unchanged.
     """
     expected, plain = gradients_and_calls()
     found, calls = gradients_and_calls(**layout)

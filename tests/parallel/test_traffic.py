@@ -24,7 +24,7 @@ GROUPS = LAYERS + 1  # FSDP2 moves a layer at a time, and the rest with the root
 
 
 class CollectiveCounter(TorchDispatchMode):
-    """How often each c10d operator is called while it is on."""
+    """Counts the calls of each c10d operator while it is on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,8 +72,8 @@ def test_a_step_sends_what_its_zero_degree_says(zero, gathers, scatters):
 
 
 def test_replicas_are_summed_once_a_step():
-    """Hybrid sharding: gradients cross the replicas at the last micro-batch only, whatever was scattered
-    before.
+    """Hybrid sharding: gradients cross the replicas at the last micro-batch only,
+    whatever was scattered before.
     """
     hybrid = run_ranks(collectives_of_a_step, 4, {"shard": 2, "replicate": 2, "zero": 2})[0]
     alone = run_ranks(collectives_of_a_step, 2, {"shard": 2, "zero": 2})[0]

@@ -36,8 +36,10 @@ def planned(micro_batch: int = 1, simulate: bool = True, **layout) -> PlannedLay
 
 
 LAYOUTS = [
-    {}, {"recompute": "full"}, {"pipeline_schedule": "interleaved_1f1b"}, {"pipeline_schedule": "zbv", "micro_batch": 2},
-    {"tensor": 2, "pipeline": 1, "zero": 3, "context": 2}, {"tensor": 16, "pipeline": 1, "sequence_parallel": False},
+    {}, {"recompute": "full"}, {"pipeline_schedule": "interleaved_1f1b"},
+    {"pipeline_schedule": "zbv", "micro_batch": 2},
+    {"tensor": 2, "pipeline": 1, "zero": 3, "context": 2},
+    {"tensor": 16, "pipeline": 1, "sequence_parallel": False},
     {"tensor": 1, "pipeline": 1, "replicate": 16, "zero": 3, "recompute": "operators"}, {"simulate": False},
     {"tensor": 4, "recompute": "full", "recompute_every_layers": 2},
 ]  # fmt: skip
@@ -71,7 +73,8 @@ def test_the_parts_of_the_sentences_add_up(layout):
 @pytest.mark.parametrize(
     ("schedule", "each"),
     [
-        ("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2), ("interleaved_1f1b", 4), ("interleaved_zero_bubble", 2),
+        ("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2), ("interleaved_1f1b", 4),
+        ("interleaved_zero_bubble", 2),
         ("zbv", 2),
     ],
 )  # fmt: skip
@@ -99,8 +102,8 @@ def test_what_the_bubbles_sentence_promises_the_clock_keeps(schedule):
     assert idle(int(many)) == pytest.approx(idle(one.micro_batches) / 2, rel=0.1)
     # Each way to get as many: they are the same step with twice the micro-batches.
     assert (
-        f"{2 * one.tokens_per_step:,} tokens a step, micro-batches of 1 × 4,096 tokens or 2 data-parallel "
-        "ranks" in text
+        f"{2 * one.tokens_per_step:,} tokens a step, "
+        "micro-batches of 1 × 4,096 tokens or 2 data-parallel ranks" in text
     )
 
 

@@ -10,15 +10,19 @@ from kielo.recipe.sections import Layout
 
 PLAIN = {"tensor": 8, "pipeline": 4, "shard": 16, "context": 2}
 CHANGES = [
-    {}, {"tensor": 4}, {"pipeline": 8}, {"shard": 8}, {"replicate": 2, "shard": 8}, {"replicate": 16, "shard": 1},
+    {}, {"tensor": 4}, {"pipeline": 8}, {"shard": 8}, {"replicate": 2, "shard": 8},
+    {"replicate": 16, "shard": 1},
     {"replicate": 2, "shard": 16}, {"context": 4}, {"sequence_parallel": False}, {"zero": 2}, {"zero": 3},
     {"cpu_offload": True},
-    {"context_attention": "ulysses"}, {"pipeline_schedule": "gpipe"}, {"pipeline_schedule": "interleaved_1f1b"},
+    {"context_attention": "ulysses"}, {"pipeline_schedule": "gpipe"},
+    {"pipeline_schedule": "interleaved_1f1b"},
     {"pipeline_schedule": "interleaved_1f1b", "pipeline_stages_per_rank": 4},
-    {"pipeline_schedule": "interleaved_zero_bubble"}, {"pipeline_schedule": "zbv"}, {"pipeline_schedule": "dualpipev"},
+    {"pipeline_schedule": "interleaved_zero_bubble"}, {"pipeline_schedule": "zbv"},
+    {"pipeline_schedule": "dualpipev"},
     {"pipeline_layers": (20, 20, 20, 20)}, {"pipeline_layers": (21, 20, 20, 19)}, {"recompute": "attention"},
     {"recompute": "operators"}, {"recompute": "operators", "recompute_saved_operators": ("mm", "add")},
-    {"recompute": "full"}, {"recompute": "full", "recompute_every_layers": 2}, {"shard": 0}, {"replicate": 2, "shard": 0},
+    {"recompute": "full"}, {"recompute": "full", "recompute_every_layers": 2}, {"shard": 0},
+    {"replicate": 2, "shard": 0},
     {"compile": True}, {"compile": False},
 ]  # fmt: skip
 
@@ -38,8 +42,8 @@ def test_names_read_as_people_say_them():
 
 
 def test_every_field_of_a_layout_is_in_its_name():
-    """Whatever differs between two layouts that run differently gives two names, and only its own name finds
-    it again.
+    """Whatever differs between two layouts that run differently gives two names,
+    and only its own name finds it again.
     """
     several = [(layout(**change), micro_batch) for change in CHANGES for micro_batch in (1, 2)]
     names = [layout_name(*each) for each in several]
@@ -72,9 +76,11 @@ def test_a_partial_name_is_typed_in_many_ways(wanted):
 @pytest.mark.parametrize(
     ("wanted", "changes"),
     [
-        ("tp1pp1", {"tensor": 1, "pipeline": 1}), ("norecompute sp allgather", {}), ("interleaved pp4", CHANGES[14]),
+        ("tp1pp1", {"tensor": 1, "pipeline": 1}), ("norecompute sp allgather", {}),
+        ("interleaved pp4", CHANGES[14]),
         ("interleaved4", CHANGES[15]), ("zb", CHANGES[16]),
-        ("interleaved_1f1b", CHANGES[15]), ("pp4 interleaved 1f1b", CHANGES[14]), ("interleaved_zero_bubble", CHANGES[16]),
+        ("interleaved_1f1b", CHANGES[15]), ("pp4 interleaved 1f1b", CHANGES[14]),
+        ("interleaved_zero_bubble", CHANGES[16]),
         ("pp4 ZBV mb2", CHANGES[17]), ("dp32 hsdp16", CHANGES[6]),
         ("Full/2", CHANGES[25]), ("saved_mm+add", CHANGES[23]), ("layers21+20+20+19", CHANGES[20]),
     ],

@@ -23,8 +23,8 @@ UNFUSED = ATTENTION_KERNELS.index("fused_softmax")
 
 @pytest.mark.parametrize(("data", "gib"), [(2, 32.05), (4, 24.04), (8, 20.03), (16, 18.03), (32, 17.03)])
 def test_static_bytes_are_those_that_lumi_logged(data, gib):
-    """175B at TP8 PP8: DeepSpeed's memory after its optimiser was made, within 1 % at every data-parallel
-    degree.
+    """175B at TP8 PP8: DeepSpeed's memory after its optimiser was made,
+    within 1 % at every data-parallel degree.
     """
     shape = {"layers": 70, "hidden": 14336, "heads": 112, "kv_heads": 112, "ffn": 57344, "vocabulary": 51200}
     held = formula_memory_bytes(
@@ -36,7 +36,8 @@ def test_static_bytes_are_those_that_lumi_logged(data, gib):
 def test_static_bytes_are_those_that_nemo_logged():
     """Llama 3 8B with gradients of two bytes over 8 ranks of ZeRO-1: 44.27e9 bytes."""
     shape = {
-        "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "mlp_matrices": 3, "vocabulary": 128256,
+        "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "mlp_matrices": 3,
+        "vocabulary": 128256,
         "gradient_bytes": 2, "data": 4, "context": 2, "shard": 8,
     }  # fmt: skip
     assert formula_memory_bytes(workload(shape)).static[0] == pytest.approx(44.27e9, rel=0.01)
@@ -62,8 +63,8 @@ def test_a_layers_activations_are_korthikantis():
 
 
 def test_activations_of_the_papers_figure():
-    """Korthikanti et al. 2022, figure 1, 22B on 8 devices: 59.25 GiB without recomputation, 9.56 with both
-    methods.
+    """Korthikanti et al. 2022, figure 1, 22B on 8 devices:
+    59.25 GiB without recomputation, 9.56 with both methods.
     """
     base = GPT_22B | {"dropout": 1, "kernel": UNFUSED, "micro_batch": 4, "micro_batches": 1, "tensor": 8}
     plain, both = workload(base), workload(base | {"sequence_parallel": 1, "attention_again": 1})
@@ -93,8 +94,8 @@ def test_zero_degrees_split_one_more_kind_each():
 
 
 def test_kinds_of_memory_figures_are_ordered():
-    """What torch allocated is below what it reserved, and that below what nvidia-smi shows; a driver has 79
-    of "80 GB".
+    """Torch allocated less than it reserved, and that is below what nvidia-smi shows;
+    a driver has 79 of "80 GB".
     """
     held = formula_memory_bytes(workload())
     assert held.static[0] < held.peak("allocated")[0] < held.peak("reserved")[0] < held.peak("device")[0]

@@ -7,7 +7,8 @@ import pytest
 from kielo.plan.pipeline_simulation import StageSeconds, closed_form_seconds, simulated_seconds, timeline
 
 SCHEDULES = [
-    ("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2), ("interleaved_1f1b", 4), ("interleaved_zero_bubble", 2), ("zbv", 2),
+    ("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2), ("interleaved_1f1b", 4),
+    ("interleaved_zero_bubble", 2), ("zbv", 2),
     ("dualpipev", 2),
 ]  # fmt: skip
 SIZES = [(2, 8), (4, 8), (4, 32), (8, 16), (8, 64)]
@@ -21,8 +22,8 @@ def stages(ranks: int, chunks: int, hop: float = 0.0, heavy_last: float = 1.0) -
 @pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
 @pytest.mark.parametrize(("ranks", "micro_batches"), SIZES)
 def test_closed_form_and_simulation_agree(schedule, chunks, ranks, micro_batches):
-    """Within 2 %: for equal stages, for hops of 2 % of a forward pass, and for a last stage that has the
-    head.
+    """Within 2 %: for equal stages, for hops of 2 % of a forward pass,
+    and for a last stage that has the head.
     """
     for given in (
         stages(ranks, chunks),
@@ -46,8 +47,8 @@ def test_closed_form_and_simulation_agree(schedule, chunks, ranks, micro_batches
     ],
 )
 def test_bubbles_are_those_of_the_papers(schedule, chunks, bubble):
-    """(p - 1)/m for GPipe and 1F1B, (p - 1)/(v m) interleaved; for ZB-V only the first forward's way, (p -
-    1)/(6 m).
+    """(p - 1)/m for GPipe and 1F1B, (p - 1)/(v m) interleaved;
+    for ZB-V only the first forward's way, (p - 1)/(6 m).
     """
     seconds = simulated_seconds(schedule, StageSeconds.equal(4 * chunks, 1.0 / chunks), 4, 8)
     assert seconds / (8 * 3) - 1 == pytest.approx(bubble)

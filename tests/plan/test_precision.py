@@ -1,5 +1,5 @@
-"""FP8 and moments in bf16 in plans: what most steps have, faster products, fewer bytes, and refusals that say
-what works.
+"""FP8 and moments in bf16 in plans: what most steps have, faster products, fewer bytes,
+and refusals that say what works.
 """
 
 import numpy as np
@@ -117,9 +117,7 @@ def test_rows_of_either_stand_in_one_workload():
 
 @pytest.mark.parametrize(("key", "beta"), [("adam_beta2", 0.999), ("adam_beta1", 0.997)])
 def test_decay_rates_that_bf16_cannot_follow_are_refused(key: str, beta: float):
-    """In bf16 the step's change of a moment is rounded away; at what is advised it is not. fp32
-    follows any.
-    """
+    """bf16 rounds the step's change of a moment away; at what is advised it does not. fp32 follows any."""
     (complaint,) = optimiser_complaints(Train(optimiser_state="bf16", **{key: beta}))
     assert f"train.{key} = {beta:g}" in complaint and "what would work" in complaint
     assert not list(optimiser_complaints(Train(optimiser_state="bf16", **{key: 0.99})))

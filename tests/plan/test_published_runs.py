@@ -24,8 +24,8 @@ def scored(runs):
 
 
 def test_step_times_are_within_the_bars(scored):
-    """Over families of dense runs with a complete layout: median error ≤ 10 %, 90th percentile ≤ 30 % (5.7
-    and 11.9).
+    """Families of dense runs with a complete layout:
+    median error ≤ 10 %, 90th percentile ≤ 30 % (5.7 and 11.9).
     """
     summary = planner.score(scored, fitted()[0])["summary"]
     assert summary["rows"] > 1000 and summary["families"] >= 35
@@ -44,8 +44,8 @@ def test_a_planner_that_knows_no_bubbles_is_caught(scored):
 
 
 def test_memory_is_told_right(runs):
-    """At least 95 % of the rows that fit or do not, static bytes within 1 %, peaks within 12 % at
-    the median.
+    """Predictions are right for 95 % of the rows that fit or do not;
+    static bytes are within 1 %, peaks within 12 % at the median.
     """
     memory = planner.memory(runs)
     assert memory["verdicts"] > 800 and memory["verdicts_right"] >= 0.95
@@ -54,8 +54,8 @@ def test_memory_is_told_right(runs):
 
 
 def test_layouts_of_one_model_are_ranked(scored):
-    """Kendall's τ ≥ 0.75 and a choice that loses at most 5 %; of vtrain-39.1, the rows that nothing
-    disturbed.
+    """Kendall's τ ≥ 0.75 and a choice that loses at most 5 %;
+    of vtrain-39.1, the rows that nothing disturbed.
     """
     sweeps = planner.sweeps(scored, fitted()[0])
     assert all(sweeps[name]["kendall_tau"] >= 0.75 for name in ("vtrain-3.6", "aa-13B", "aa-65B", "bs-a100"))
@@ -68,16 +68,16 @@ def test_layouts_of_one_model_are_ranked(scored):
 
 
 def test_as_near_as_calculon(scored):
-    """On the eight runs that Calculon (Isaev et al. 2023) was compared with, as small a mean
-    error: 3.65 %.
+    """The mean error on the eight runs that Calculon (Isaev et al.
+    2023) was compared with is as small: 3.65 %.
     """
     found = planner.calculon(scored, step_seconds(planner.columns(scored)[0], fitted()[0]).total, None)
     assert len(found["fitted"]["errors"]) == 8 and found["fitted"]["mean_absolute_error"] <= 0.0365
 
 
 def test_mixtures_of_experts_are_predicted(runs):
-    """By constants that no mixture took part in: median error of families below 30 %, over a hundred runs and
-    more.
+    """Constants that no mixture took part in give a median error of families below 30 %,
+    over a hundred runs and more.
     """
     timed = planner.one_time_each(runs)
     rows = planner.apart(timed, fitted()[0])["mixtures of experts"]
@@ -86,8 +86,8 @@ def test_mixtures_of_experts_are_predicted(runs):
 
 
 def test_the_shipped_interval_holds_most_runs(scored):
-    """An 80 % interval is made for runs that the fit has not seen; of those it has seen it holds at least as
-    many.
+    """An 80 % interval is made for runs that the fit has not seen;
+    of those it has seen it holds at least as many.
     """
     efficiency, figures = fitted()
     rows = planner.score(scored, efficiency)["rows"]

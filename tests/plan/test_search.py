@@ -1,5 +1,5 @@
-"""The planner's search: what it lists can run and fits, what it refuses cannot, and its clock is the
-simulated one.
+"""The planner's search: what it lists can run and fits, what it refuses cannot,
+and its clock is the simulated one.
 """
 
 import numpy as np
@@ -93,7 +93,7 @@ def test_none_is_lost() -> None:
 
 
 def test_closed_forms_are_the_clock(estonian: Found) -> None:
-    """Of the best layouts of each number of nodes, with the stages that Kielo would make: within 2 %."""
+    """The best layouts of each number of nodes, with the stages that Kielo would make, are within 2 %."""
     checked = 0
     for ranked in estonian.ranked.values():
         for planned in ranked:
@@ -156,8 +156,8 @@ def test_tensor_ranks_that_do_not_divide_are_told() -> None:
 
 
 def test_cost_adds_up() -> None:
-    """Hours are steps, stops, starts and held-out text; a shorter job means more of them; too short a job is
-    refused.
+    """Hours are steps, stops, starts and held-out text; a shorter job means more of them;
+    too short a job is refused.
     """
     run = run_of(ESTONIAN)
     planned = search(run, [64]).ranked[64][0]
@@ -188,8 +188,8 @@ def test_cost_of_phases_is_the_sum_of_its_phases() -> None:
 
 
 def test_a_run_is_told_what_is_planned_for_it() -> None:
-    """What its log prints beside the measured speed is the ranking's; on a machine that no card knows it is
-    left out.
+    """The speed that its log prints beside the measured one is the ranking's; on a machine that no card knows
+    it is left out.
     """
     planned = search(run_of(ESTONIAN), [16], matches("tp8pp4-1f1b")).ranked[16][0]
     recipe = with_layout(planned.run.recipe, planned)

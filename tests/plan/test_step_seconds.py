@@ -38,12 +38,13 @@ def test_the_sum_is_its_parts():
 
 
 def test_matrix_flops_are_the_familys_count():
-    """Forward FLOPs of all layers and the head, three times over, are what `count.flops_per_token` says less
-    attention.
+    """Forward FLOPs of all layers and the head, three times over,
+    are what `count.flops_per_token` says less attention.
     """
     model = complete(
         Model(
-            model_type="llama", num_hidden_layers=4, hidden_size=512, num_attention_heads=8, num_key_value_heads=2,
+            model_type="llama", num_hidden_layers=4, hidden_size=512, num_attention_heads=8,
+            num_key_value_heads=2,
             intermediate_size=1536, vocab_size=32000,
         ),
         2048,
@@ -62,8 +63,8 @@ def test_matrix_flops_are_the_familys_count():
 
 
 def test_an_all_reduce_moves_twice_the_bytes_once_round():
-    """Four a layer of 2 (t - 1)/t × tokens × hidden × 2 bytes, over the node's links; six with full
-    recomputation.
+    """Four a layer of 2 (t - 1)/t × tokens × hidden × 2 bytes, over the node's links;
+    six with full recomputation.
     """
     flat = Efficiency(
         {**Efficiency.start().values, "latency_seconds": np.array([1e-12]), "tensor_exposed": np.ones(4)}
@@ -75,11 +76,12 @@ def test_an_all_reduce_moves_twice_the_bytes_once_round():
 
 
 def test_one_expert_is_the_dense_model():
-    """Each token's only expert, as wide as the MLP: every part and every parameter count is the dense
-    model's.
+    """Each token's only expert, as wide as the MLP:
+    every part and every parameter count is the dense model's.
     """
     layouts = [
-        {"tensor": 4, "pipeline": 2, "data": 8}, {"data": 16, "zero": 3, "shard": 16}, {"recipe": 1, "layers_again": 1},
+        {"tensor": 4, "pipeline": 2, "data": 8}, {"data": 16, "zero": 3, "shard": 16},
+        {"recipe": 1, "layers_again": 1},
     ]  # fmt: skip
     expert = {"experts": 1, "experts_each": 1, "expert_ffn": 4096, "expert_layers": 1, "ffn": 0}
     dense, routed = workload(*layouts), workload(*(layout | expert for layout in layouts))
@@ -91,8 +93,8 @@ def test_one_expert_is_the_dense_model():
 
 
 def test_experts_do_what_they_are_known_for():
-    """A mixture computes what is active and holds what is there; its ranks share out weights, and over nodes
-    take time.
+    """A mixture computes what is active and holds what is there;
+    its ranks share out weights, and over nodes take time.
     """
     mixture = {"experts": 64, "experts_each": 4, "expert_ffn": 1024, "expert_layers": 1, "data": 64}
     mixture |= {"network_bandwidth": 12.5e9}
@@ -108,7 +110,7 @@ def test_experts_do_what_they_are_known_for():
 
 
 def test_a_ring_goes_as_fast_as_was_measured():
-    """Where somebody measured a fabric's rings, data-parallel traffic takes that; hops between
+    """Data-parallel traffic takes the figure of a fabric's rings where somebody measured it; hops between
     stages do not.
     """
     shape = {"data": 4, "pipeline": 2, "node_devices": 1, "network_bandwidth": 12.5e9}
@@ -176,7 +178,7 @@ def test_a_card_is_read_as_it_was_written(tmp_path):
 
 
 def test_the_fit_finds_the_constants_that_made_the_times():
-    """From made-up machines: times of constants 20 % off are fitted to 3 %, the same on every call."""
+    """Times of made-up machines, with constants 20 % off, are fitted to 3 %, the same on every call."""
     rows = [
         columns(hidden=h, heads=h // 128, kv_heads=h // 128, ffn=4 * h, tensor=t, micro_batch=b)
         for h in (2048, 4096, 8192) for t in (1, 2, 8) for b in (1, 4)
@@ -212,7 +214,8 @@ def test_a_family_left_out_is_forgotten():
     within 1 %.
     """
     rows = [
-        columns(hidden=h, heads=h // 128, kv_heads=h // 128, ffn=4 * h, data=64, shard=64, zero=z, engine=2, micro_batch=b)
+        columns(hidden=h, heads=h // 128, kv_heads=h // 128, ffn=4 * h, data=64, shard=64, zero=z, engine=2,
+            micro_batch=b)
         for h in (1024, 2048, 4096) for z in (1, 3) for b in (1, 4)
     ]  # fmt: skip
     work, families = Workload.of(rows), ["wrong" if row["hidden"] == 1024 else "right" for row in rows]
@@ -227,7 +230,7 @@ def test_a_family_left_out_is_forgotten():
 
 
 def test_an_interval_holds_its_share():
-    """Of errors drawn as those that made it, eight in ten lie inside."""
+    """Eight in ten of errors drawn as those that made it are inside."""
     errors = np.linspace(-0.5, 0.5, 1001)
     low, high = interval(np.ones(1), spread(errors, ["one"] * 1001))
     assert ((np.log(low) <= errors) & (errors <= np.log(high))).mean() == pytest.approx(0.8, abs=0.01)

@@ -1,4 +1,4 @@
-"""What the planner says of Kielo's own memory, against exact counts and against rehearsals of small jobs."""
+"""The planner's figures of Kielo's own memory, against exact counts and against rehearsals of small jobs."""
 
 from functools import partial
 
@@ -22,7 +22,8 @@ from tests.plan.workloads import workload
 
 # Wide enough that norms are below the tolerance, and a vocabulary that outweighs no layer.
 SMALL = [
-    "model.vocab_size=8192", "model.hidden_size=1024", "model.intermediate_size=2816", "model.num_hidden_layers=4",
+    "model.vocab_size=8192", "model.hidden_size=1024", "model.intermediate_size=2816",
+    "model.num_hidden_layers=4",
     "model.num_attention_heads=16", "model.num_key_value_heads=8", "model.tie_word_embeddings=false",
     "dataset.sequence_length=512", "train.micro_batch_sequences=1", "train.precision=bf16",
 ]  # fmt: skip
@@ -30,7 +31,7 @@ PIPELINE = "layout.pipeline=2"
 
 
 def planned(ranks: int, micro_batches: int, *sets: str) -> Resolved:
-    """Without context ranks."""
+    """The planner's figures for a layout without context ranks."""
     axes = [
         int(word.split("=")[1]) for word in sets if word.startswith(("layout.tensor=", "layout.pipeline="))
     ]
@@ -40,14 +41,11 @@ def planned(ranks: int, micro_batches: int, *sets: str) -> Resolved:
 
 
 def planned_memory(resolved: Resolved):
-    placement, phase = resolved.placement, resolved.placement.phases[0]
-    said = {name: getattr(placement, name) for name in Layout.model_fields if hasattr(placement, name)}
-    stages = {"pipeline_stages_per_rank": len(placement.pipeline_layers) // placement.pipeline}
-    said |= stages if placement.pipeline > 1 else {"pipeline_layers": None}
+    layout, phase = resolved.placement.layout, resolved.placement.phases[0]
     row = workload_row(
-        resolved.identity.model, Layout(**said), accelerator("h100_80"), cluster("dgx_h100"),
+        resolved.identity.model, layout, accelerator("h100_80"), cluster("dgx_h100"),
         StepSize(512, phase.micro_batch_sequences, phase.micro_batches_per_step),
-        TrainOptions(precision=resolved.identity.precision), on_processor=True,
+        TrainOptions(precision=resolved.identity.train.precision), on_processor=True,
     )  # fmt: skip
     return memory_bytes(Workload.of([row]))
 
@@ -67,13 +65,13 @@ def planned_memory(resolved: Resolved):
     ],
 )
 def test_static_bytes_are_those_counted_parameter_by_parameter(ranks, sets):
-    """At every ZeRO degree 16 bytes a parameter over the shards, of a rank with a table, within half a per
-    cent.
+    """Each ZeRO degree has 16 bytes a parameter over the shards, of a rank with a table,
+    within half a per cent.
     """
     resolved = planned(ranks, 4, *sets)
-    placement = resolved.placement
-    ends = {0, rank_of_stage(placement, placement.pipeline - 1)} if placement.pipeline > 1 else {0}
-    exact = [state_bytes(resolved.identity.model, placement, rank).total for rank in ends]
+    layout = resolved.placement.layout
+    ends = {0, rank_of_stage(layout, layout.pipeline - 1)} if layout.pipeline > 1 else {0}
+    exact = [state_bytes(resolved.identity.model, layout, rank).total for rank in ends]
     static = planned_memory(resolved).static[0]
     assert min(abs(static / one - 1) for one in exact) < 0.005
 
@@ -93,8 +91,8 @@ def test_peaks_are_those_of_rehearsals(ranks, micro_batches, sets):
     from kielo.verify.rehearse import rehearse
 
     resolved = planned(ranks, micro_batches, *sets)
-    placement = resolved.placement
-    ends = {0, rank_of_stage(placement, placement.pipeline - 1)} if placement.pipeline > 1 else {0}
+    layout = resolved.placement.layout
+    ends = {0, rank_of_stage(layout, layout.pipeline - 1)} if layout.pipeline > 1 else {0}
     peak = max(rehearse(resolved, rank)["peak_bytes"] for rank in ends)
     assert planned_memory(resolved).peak("rehearsed")[0] == pytest.approx(peak, rel=0.1)
 
@@ -104,7 +102,8 @@ def test_layers_keep_what_autograd_keeps():
     Llama's shape of hidden 4,096, MLP 11,008, 32 heads and 8 of keys.
     """
     model = read_recipe("demo_estonian", [
-        "model.vocab_size=32000", "model.hidden_size=4096", "model.intermediate_size=11008", "model.num_attention_heads=32",
+        "model.vocab_size=32000", "model.hidden_size=4096", "model.intermediate_size=11008",
+        "model.num_attention_heads=32",
         "model.num_key_value_heads=8",
     ]).recipe.model.model_copy(update={"head_dim": 128})  # fmt: skip
     kept = partial(layer_bytes, model, sequence_length=2048, on_processor=True)
@@ -156,7 +155,7 @@ def test_zero_degrees_of_kielo_differ_only_within_a_step():
 
 
 def test_degrees_differ_in_what_they_send():
-    """Of a parameter and step, of 1/8 less: degree 1 gathers 2 bytes and scatters 4; 2 scatters 4 for each
+    """Bytes of a parameter and step, of 1/8 less: degree 1 gathers 2 and scatters 4; 2 scatters 4 for each
     micro-batch; 3 gathers for each too (6 in all, as fitted), with a pipeline it scatters once.
     """
 

@@ -12,8 +12,8 @@ from kielo.recipe.sections import Recipe
 
 @pytest.mark.parametrize("code", cards.languages())
 def test_a_language_card_serves_every_identifier(code):
-    """Each identifier has codes and thresholds, and none asks for more certainty than short lines
-    can give.
+    """Each identifier has codes and thresholds,
+    and none asks for more certainty than short lines can give.
     """
     card = cards.language(code)
     identifiers = set(
@@ -53,7 +53,7 @@ def test_an_accelerator_card_has_a_source_and_date(name):
 
 @pytest.mark.parametrize("name", cards.clusters())
 def test_a_cluster_card_names_an_accelerator_card(name):
-    """So MFU can be told on every cluster whose accelerator has a peak."""
+    """MFU can be told on every cluster whose accelerator has a peak."""
     assert cards.cluster(name).accelerator in cards.accelerators()
 
 

@@ -82,7 +82,7 @@ def test_set_sources(small, text, value):
     ],
 )
 def test_set_text_as_it_stands(small, text, value):
-    """Where text is wanted, 2024 and true are text; where TOML does not parse, the value is text."""
+    """2024 and true are text where text is wanted; where TOML does not parse, the value is text."""
     recipe = read_recipe(small, [text]).recipe
     assert getattr(recipe, text.partition("=")[0]) == value
 
@@ -112,8 +112,8 @@ def test_extends_one_level(tmp_path, small):
 
 
 def test_all_complaints_at_once(small):
-    """Unknown keys, wrong types and contradictions in one message, each with file, key, value and what would
-    work.
+    """Unknown keys, wrong types and contradictions in one message, each with file, key,
+    value and what would work.
     """
     small.write_text(
         SMALL.replace("tokens = 1_000_000", 'tokns = 1\nschedule = "cosin"\nhidden_size = 8\nprecision = 16')
@@ -125,12 +125,12 @@ def test_all_complaints_at_once(small):
         f"{small}: unknown key train.tokns; the nearest known key is train.tokens",
         f"{small}: unknown key train.hidden_size; the nearest known key is model.hidden_size",
         f"{small}: train.schedule = 'cosin' does not fit; what would work: 'cosine', 'linear' or 'wsd'",
-        f"{small}: train.precision = 16 does not fit; what would work: 'fp32', 'bf16' or 'fp8' (default: "
-        "'bf16')",
+        f"{small}: train.precision = 16 does not fit; "
+        "what would work: 'fp32', 'bf16' or 'fp8' (default: 'bf16')",
         "--set: unknown key trane; the nearest known key is train",
         "--set: train.z_loss = -1 does not fit; what would work: greater than or equal to 0",
-        "--set: model.num_key_value_heads = 3 does not divide model.num_attention_heads = 8; what would "
-        "work: 1, 2, 4, 8",
+        "--set: model.num_key_value_heads = 3 does not divide model.num_attention_heads = 8; "
+        "what would work: 1, 2, 4, 8",
         "--set: dataset.mixture.b: no source has this name; the sources are a",
         "--set seed: give section.key=value",
     ):

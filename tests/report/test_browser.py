@@ -82,8 +82,8 @@ def test_the_page_is_seen(page: Path, tmp_path: Path, flags: tuple, paper: tuple
 
 
 def test_the_browser_keeps_every_section(page: Path, tmp_path: Path) -> None:
-    """All sections and five figures are in the document as the browser built it; hostile text became no
-    script.
+    """All sections and five figures are in the document as the browser built it;
+    hostile text became no script.
     """
     document = browse(page, tmp_path / "profile", "--dump-dom")
     for name in SECTIONS:

@@ -40,7 +40,7 @@ def planned(nodes: int = 16, sequences: int = 512, **layout) -> PlannedLayout:
 
 
 def texts(path) -> list[str]:
-    """What is written in an SVG file, which stands as text in it."""
+    """Returns the text of an SVG file, which stands as text in it."""
     tree = ElementTree.parse(path)
     return ["".join(node.itertext()).strip() for node in tree.iter("{http://www.w3.org/2000/svg}text")]
 

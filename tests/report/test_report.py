@@ -99,11 +99,12 @@ def test_page_asks_nothing_of_the_network_and_runs_nothing(run_folder: Path) -> 
 
 
 def test_page_says_what_the_run_showed(run_folder: Path, tmp_path: Path) -> None:
-    """Every figure that a reader comes for; and a run that failed is told to have failed, with the setting
-    named.
+    """Every figure that a reader comes for; and a run that failed is told to have failed,
+    with the setting named.
     """
     text = Page((run_folder / "report.html").read_text(encoding="utf-8")).text
-    for told in ("beats all three baselines", "1.413", "1.552", "byte 6-gram", "line in another language", "1.70 MB",
+    for told in ("beats all three baselines", "1.413", "1.552", "byte 6-gram", "line in another language",
+        "1.70 MB",
                  "2.310", "12,000", "4.0e-07", "tolerance", "RoPE base", "held-out 2.9", "from_pretrained",
                  "already done", "4 min 12 s", "2,990,080", "733–738"):  # fmt: skip
         assert told in text, told
@@ -123,7 +124,7 @@ def test_every_figure_is_on_the_page(run_folder: Path) -> None:
 
 
 def test_an_unfinished_run_has_a_report_too(tmp_path: Path) -> None:
-    """What has not run is said to be so; the summary holds nulls; there is no card without an export."""
+    """The page says what has not run; the summary holds nulls; there is no card without an export."""
     synthetic_run.corpus(tmp_path / "corpus")
     text = Page(write_report(tmp_path, RECIPE, {"corpus": STAGES["corpus"]}).read_text(encoding="utf-8")).text
     for stage in ("tokenizer", "train", "verify", "evaluate", "export"):

@@ -22,8 +22,8 @@ from kielo.resolve.context_check import check_context
 def test_what_cannot_split_is_refused_with_numbers_that_would(
     context: int, tensor: int, form: str, length: int, words: list[str]
 ) -> None:
-    """Divisible sequence and heads pass; otherwise each complaint names the sizes that would work, and they
-    do.
+    """Divisible sequence and heads pass; otherwise each complaint names the sizes that would work,
+    and they do.
     """
     model = Model(num_attention_heads=8, num_key_value_heads=4)
     layout = SimpleNamespace(context=context, tensor=tensor, context_attention=form)

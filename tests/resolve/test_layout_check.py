@@ -1,5 +1,5 @@
-"""Layouts that cannot run are refused before anything starts; what a machine likes is said and
-never blocks.
+"""Layouts that cannot run are refused before anything starts;
+what a machine likes is said and never blocks.
 """
 
 import pytest
@@ -50,8 +50,8 @@ def test_a_layout_that_fits_has_no_complaints():
 
 
 def test_advice_is_for_the_machine():
-    """MI250X likes a hidden size in multiples of 1,024 and 1,280 columns a tensor rank; others are not told
-    so.
+    """MI250X likes a hidden size in multiples of 1,024 and 1,280 columns a tensor rank;
+    others are not told so.
     """
     assert shape_advice(MODEL, Layout(tensor=1), "mi250x_gcd") == []
     assert "less than 1,280" in shape_advice(MODEL, Layout(tensor=2), "mi250x_gcd")[0]

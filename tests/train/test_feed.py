@@ -1,5 +1,5 @@
-"""Promises of the feed: the right step in any order, read one step ahead, cut into micro-batches without
-copies.
+"""Promises of the feed: the right step in any order, read one step ahead,
+cut into micro-batches without copies.
 """
 
 import threading
@@ -59,9 +59,7 @@ def test_steps_are_right_in_any_order(device, positions):
 
 
 def test_one_step_is_read_ahead_in_another_thread():
-    """After `take(n)` step n + 1 is read without being asked for, n + 2 is not, and nothing
-    beyond the last.
-    """
+    """Step n + 1 is read after `take(n)` without being asked for, n + 2 is not, nor any beyond the last."""
     read, threads = [], set()
     came = threading.Condition()
 

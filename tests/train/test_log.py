@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kielo.artifact.metrics import read_metrics
+from kielo.recipe.sections import TrainPlacement
 from kielo.train import meter as meter_module
 from kielo.train.log import Log, MetricsFile, PlainLines
 from kielo.train.manifest import usual_tokens_per_second, wall_seconds
@@ -22,10 +23,12 @@ def row(step: int, loss: float = 2.0) -> dict:
 
 
 def test_rows_beyond_the_restored_step_are_dropped(tmp_path: Path) -> None:
-    """So are half a line of a killed attempt and what JSON cannot say; a stream gets one plain line a row."""
+    """Later rows, half a line of a killed attempt and what JSON cannot say are dropped; a stream gets one
+    plain line a row.
+    """
     path = tmp_path / "metrics.jsonl"
     stream = io.StringIO()
-    log = Log(10, 25, [MetricsFile(path), PlainLines(25, stream)])
+    log = Log(TrainPlacement(log_every_steps=10), 25, [MetricsFile(path), PlainLines(25, stream)])
     log.start(0)
     for step in (10, 20):
         log.write(row(step))
@@ -50,8 +53,8 @@ def test_rows_beyond_the_restored_step_are_dropped(tmp_path: Path) -> None:
 
 
 def test_speed_leaves_out_what_is_not_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens a second over all ranks, TFLOP/s of one, MFU against one peak, time left; pauses do
-    not count.
+    """Tokens a second over all ranks, TFLOP/s of one, MFU against one peak, time left;
+    pauses do not count.
     """
     clock = [100.0]
     monkeypatch.setattr(meter_module.time, "perf_counter", lambda: clock[0])
@@ -83,8 +86,8 @@ def test_speed_leaves_out_what_is_not_training(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_manifest_counts_attempts_apart() -> None:
-    """The first row of each attempt warms up and is left out of the usual speed; seconds add up over
-    attempts.
+    """The first row of each attempt warms up and is left out of the usual speed;
+    seconds add up over attempts.
     """
     rows = [
         {"seconds": seconds, "tokens_per_second": speed}

@@ -1,5 +1,5 @@
-"""A normal step never makes the host wait for the device: the real loop, watched; on a CPU by the operators
-that would.
+"""A normal step never makes the host wait for the device: the real loop, watched;
+on a CPU by the operators that would.
 
 Places where the loop says that it waits (rows of the log, held-out text, checkpoints), and the late reader,
 are let pass.
@@ -27,7 +27,8 @@ from tests.train.tiny_run import resolve, write_tokens
 aten = torch.ops.aten
 # Their result, or its size, must be known to the host.
 WAITING_OPERATORS = {
-    aten._local_scalar_dense, aten.item, aten.is_nonzero, aten.equal, aten.nonzero, aten.nonzero_static, aten.masked_select,
+    aten._local_scalar_dense, aten.item, aten.is_nonzero, aten.equal, aten.nonzero, aten.nonzero_static,
+    aten.masked_select,
     aten._unique2, aten.unique_dim, aten.unique_consecutive, aten.bincount, aten.repeat_interleave,
 }  # fmt: skip
 WAITING_FUNCTIONS = {
@@ -77,7 +78,7 @@ class Watch:
         return allowed
 
     def switch(self) -> None:
-        """For those that are told whether to look on."""
+        """Switches looking on and off."""
 
     def watched(self, of_run: "build.Run") -> None:
         """Let the places pass where the loop waits, and look on from the moment when the third step is taken.
@@ -123,8 +124,8 @@ class WatchedFunctions(TorchFunctionMode):
 
 
 def _is_by_mask(function: Any, args: tuple) -> bool:
-    """Whether elements on the device decide how many are read or written; one number for all is written
-    without (DTensor's embedding does it: torch turns it into masked_fill).
+    """Returns True if elements on the device decide how many are read or written; one number for all is
+    written without (DTensor's embedding does it: torch turns it into masked_fill).
     """
     if function.overloadpacket not in (aten.index, aten.index_put, aten.index_put_):
         return False
@@ -171,8 +172,10 @@ def test_the_watch_sees_what_waits():
     watch.is_allowed, numbers = False, torch.arange(4.0)
     waiting = {
         "item": lambda: numbers[0].item(), "tolist": numbers.tolist, "truth": lambda: bool(numbers[0] > 1),
-        "nonzero": numbers.nonzero, "mask": lambda: numbers[numbers > 1], "equal": lambda: torch.equal(numbers, numbers + 1),
-        "number": lambda: float(numbers.sum()), "host's numbers": lambda: torch.tensor([1.0]), "slice": lambda: numbers[: numbers.argmax()],
+        "nonzero": numbers.nonzero, "mask": lambda: numbers[numbers > 1],
+        "equal": lambda: torch.equal(numbers, numbers + 1),
+        "number": lambda: float(numbers.sum()), "host's numbers": lambda: torch.tensor([1.0]),
+        "slice": lambda: numbers[: numbers.argmax()],
     }  # fmt: skip
     for name, wait in waiting.items():
         watch.found.clear()

@@ -1,5 +1,5 @@
-"""The chunked loss against plain cross-entropy on full logits, and over ranks against itself on
-one process.
+"""The chunked loss against plain cross-entropy on full logits,
+and over ranks against itself on one process.
 """
 
 import shutil
@@ -66,8 +66,8 @@ def tensors(dtype=torch.float32, vocabulary=50, vocab_size=None):
 @pytest.mark.parametrize("z_loss", [0.0, 1e-3])
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 64])
 def test_equals_plain_cross_entropy(z_loss: float, chunk_tokens: int) -> None:
-    """Loss and both gradients equal the unchunked formula to 1e-6, for chunks that divide the tokens or do
-    not.
+    """Loss and both gradients equal the unchunked formula to 1e-6,
+    for chunks that divide the tokens or do not.
     """
     hidden, weight, labels, divisor = tensors()
     loss = chunked_loss(hidden, weight, labels, divisor, z_loss, chunk_tokens)
@@ -80,7 +80,9 @@ def test_equals_plain_cross_entropy(z_loss: float, chunk_tokens: int) -> None:
 
 
 def test_bf16_weight_keeps_fp32_loss_and_sums() -> None:
-    """In bf16 the loss stays fp32 and the gradients stay within bf16's rounding of the fp32 ones."""
+    """The loss stays fp32 with a weight in bf16, and the gradients stay within bf16's rounding of
+    the fp32 ones.
+    """
     hidden, weight, labels, divisor = tensors(torch.bfloat16)
     loss = chunked_loss(hidden, weight, labels, divisor, 1e-4, 7)
     loss.backward()
@@ -104,8 +106,8 @@ def test_full_logits_never_exist() -> None:
 
 
 def test_without_gradients_and_without_labels() -> None:
-    """Under no_grad the same loss comes out; a batch with nothing to count gives 0 and zero gradients, not
-    NaN.
+    """The same loss comes out under no_grad; a batch with nothing to count gives 0 and zero
+    gradients, not NaN.
     """
     hidden, weight, labels, divisor = tensors()
     with torch.no_grad():
@@ -232,9 +234,9 @@ def parallel_losses(vocab_size):
 
 @pytest.mark.parametrize(("num_ranks", "vocab_size"), [(2, 48), (4, 48), (2, 41), (4, 29)])
 def test_vocabulary_over_ranks_equals_one_process(num_ranks: int, vocab_size: int) -> None:
-    """Over 2 and 4 ranks the loss (the same bits on each), hidden's gradient (summed over the ranks) and the
+    """The loss on 2 and 4 ranks (the same bits on each), hidden's gradient (summed over the ranks) and the
     rows' gradients are those of one process to 1e-6, with z-loss and ignored labels; in bf16 to its rounding.
-    Of 48 rows some may be padding (41 tokens), on one of 4 ranks all of them (29 tokens): as if they were not
+    Some of 48 rows may be padding (41 tokens), on one of 4 ranks all of them (29 tokens): as if they were not
     there.
     """
     ranks = run_ranks(parallel_losses, num_ranks, vocab_size)
@@ -254,7 +256,7 @@ def test_vocabulary_over_ranks_equals_one_process(num_ranks: int, vocab_size: in
 
 
 def parallel_corners():
-    """What the next test looks at, on one rank of two."""
+    """Computes the cases of the next test, on one rank of two."""
     start_world(60, "cpu")
     group = dist.group.WORLD
     hidden, weight, labels, divisor = tensors(vocabulary=48)
@@ -286,9 +288,9 @@ def parallel_corners():
 
 
 def test_corners_over_ranks() -> None:
-    """Over ranks no tensor is as wide as the vocabulary nor has all tokens' logits; nothing counted gives 0,
-    not NaN; a frozen head leaves hidden's gradient as it is; a label outside the vocabulary is loud; a group
-    of one rank is one process to the bit.
+    """No tensor is as wide as the vocabulary nor has all tokens' logits; nothing counted gives 0, not NaN; a
+    frozen head leaves hidden's gradient as it is; a label outside the vocabulary is loud; a group of one rank
+    is one process to the bit.
     """
     hidden, weight, labels, divisor = tensors(vocabulary=48)
     for found in run_ranks(parallel_corners, 2):

@@ -1,9 +1,8 @@
-"""AdamW is torch's, a flag undoes a step completely, and moments in bf16 take steps that differ by their
-rounding alone.
+"""AdamW is torch's, a flag undoes a step completely,
+and moments in bf16 take steps that differ by their rounding alone.
 """
 
 import copy
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,14 +13,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from kielo.parallel.world import start_world
+from kielo.recipe.sections import TrainIdentity
 from kielo.train import optimiser as module
 from kielo.train.optimiser import MOMENTS, Optimiser, build_optimiser
 from tests.ranks import run_ranks
 
-FP32 = SimpleNamespace(
-    weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, optimiser_state="fp32"
-)
-BF16 = SimpleNamespace(**vars(FP32) | {"optimiser_state": "bf16"})
+FP32, BF16 = TrainIdentity(), TrainIdentity(optimiser_state="bf16")
 BF16_ROUNDING = 2.0**-8  # the most that rounding to nearest changes a number by, relative
 
 
@@ -36,7 +33,7 @@ def wider_model() -> nn.Module:
 
 
 def set_gradients(network: nn.Module, seed: int) -> None:
-    """Of a size of its own for each element; of a sharded model, each rank's part of the same."""
+    """Sets gradients of a size of its own for each element; on a sharded model, each rank's part of it."""
     sizes, generator = torch.Generator().manual_seed(99), torch.Generator().manual_seed(seed)
     for parameter in network.parameters():
         size = torch.randn(parameter.shape, generator=sizes).exp()
@@ -68,7 +65,7 @@ def assert_same_bits(mine: list[Tensor], others: list[Tensor]) -> None:
 
 @pytest.mark.parametrize("settings", [FP32, BF16])
 def test_a_skipped_step_leaves_no_trace(settings: Any) -> None:
-    """With the flag set, NaN gradients touch neither weights nor moments nor the count of updates, and the
+    """NaN gradients with the flag set touch neither weights nor moments nor the count of updates, and the
     steps after it are those of a run that never saw it.
     """
     ours, undisturbed = model(), model()
@@ -173,10 +170,10 @@ def test_moments_in_bf16_are_widened_and_rounded_and_nothing_else(
 
 
 def test_updates_with_moments_in_bf16_point_where_those_in_fp32_do() -> None:
-    """Over 50 steps of equal gradients. A moment is rounded once a step, by at most 2^-8 of itself, and
-    forgets at the rate 1 - β: what has gathered is at most 2^-8 / (1 - β) of it, of exp_avg_sq half of that
-    under its root. At β 0.9 and 0.95 that is 7.8 % if all roundings went one way; as they fall, an eighth of
-    it in the mean at most.
+    """Updates over 50 steps of equal gradients stay near. A moment is rounded once a step, by at most 2^-8 of
+    itself, and forgets at the rate 1 - β: what has gathered is at most 2^-8 / (1 - β) of it, of exp_avg_sq
+    half of that under its root. At β 0.9 and 0.95 that is 7.8 % if all roundings went one way; as they fall,
+    an eighth of it in the mean at most.
     """
     bound = BF16_ROUNDING / (1 - 0.9) + BF16_ROUNDING / (1 - 0.95) / 2
     narrow, wide = wider_model(), wider_model()

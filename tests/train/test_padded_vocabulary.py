@@ -1,7 +1,5 @@
 """A vocabulary padded to a round number of rows: the same training, number by number, as without."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -23,8 +21,10 @@ VOCABULARY_WEIGHTS = ("embed.weight", "head.weight")
 
 def config(tied: bool, vocab_multiple: int) -> Model:
     return Model(
-        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=4, vocab_size=67, vocab_multiple=vocab_multiple, max_position_embeddings=32, tie_word_embeddings=tied,
+        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=4, vocab_size=67, vocab_multiple=vocab_multiple, max_position_embeddings=32,
+        tie_word_embeddings=tied,
         initializer_range=0.2,
     )  # fmt: skip
 
@@ -60,8 +60,8 @@ def loss_and_gradients(
 def test_a_step_is_that_of_the_unpadded_model(
     tied: bool, dtype: torch.dtype, z_loss: float, is_head_frozen: bool
 ) -> None:
-    """67 tokens in 128 rows and in 67: the same loss and gradients from the same seed; padding's gradient is
-    0.
+    """67 tokens in 128 rows and in 67: the same loss and gradients from the same seed;
+    padding's gradient is 0.
     """
     torch.set_num_threads(1)
     loss, gradients = loss_and_gradients(config(tied, 64), dtype, z_loss, is_head_frozen)
@@ -79,8 +79,8 @@ def test_a_step_is_that_of_the_unpadded_model(
 
 
 def padded_subject(tied: bool) -> Subject:
-    """Of `kielo verify layouts`: 90 tokens in 128 rows, so that the last of four tensor ranks has only
-    padding.
+    """A subject of `kielo verify layouts`: 90 tokens in 128 rows,
+    so that the last of four tensor ranks has only padding.
     """
     return subject(read_recipe("demo_estonian").recipe, {"tied": tied, "z_loss": 1e-3})
 
@@ -100,8 +100,7 @@ def ten_laid_out_steps(layout: dict, tied: bool) -> Outcome:
     recipe = read_recipe("demo_estonian").recipe
     world = start_world(60, "cpu")
     case = Case(layout, switches={"tied": tied, "z_loss": 1e-3})
-    placement = SimpleNamespace(**case.section.model_dump(), start_timeout_seconds=60)
-    return train_laid_out(padded_subject(tied), case, STEPS, world, build_mesh(world, placement), recipe)
+    return train_laid_out(padded_subject(tied), case, STEPS, world, build_mesh(world, case.section), recipe)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""A change of precision inside a run is a restart that nobody notices, and one to fp8 that does harm is taken
-back.
+"""A change of precision inside a run is a restart that nobody notices,
+and one to fp8 that does harm is taken back.
 """
 
 import json
@@ -33,7 +33,7 @@ def run_in(folder: Path, name: str, max_steps: int | None = None, **changes: Any
     (folder / name).mkdir(exist_ok=True)
     if not (folder / name / "tokens").exists():
         (folder / name / "tokens").symlink_to(folder / "tokens")
-    changes = {"heldout_every_steps": 7, "checkpoint_every_steps": 4} | changes
+    changes = {"heldout_every_steps": 7, "every_steps": 4} | changes
     train(resolve(folder / name, **changes), max_steps)
     return folder / name / "train"
 
@@ -108,12 +108,12 @@ def test_a_change_outlives_a_stop(folder: Path) -> None:
 
 
 def harmful(model: nn.Module, mesh: object, fp8: Fp8) -> None:
-    """In the place of FP8: hidden states at the wrong scale, as a broken one might make them."""
+    """Replaces FP8 by hidden states at the wrong scale, as a broken one might make them."""
     model.norm.register_forward_hook(lambda module, inputs, output: output * 8)
 
 
 def harmless(model: nn.Module, mesh: object, fp8: Fp8) -> None:
-    """In the place of FP8: bf16 as it is."""
+    """Replaces FP8 by bf16 as it is."""
 
 
 @pytest.fixture
@@ -132,8 +132,8 @@ WATCHED = {
 
 @pytest.mark.parametrize("stop_at", [None, 10], ids=["at once", "over a stop"])
 def test_harm_is_taken_back(folder: Path, pretended: Any, stop_at: int | None) -> None:
-    """The run ends bitwise as if it had never changed, says why, and does not try again when it
-    is resumed.
+    """The run ends bitwise as if it had never changed, says why,
+    and does not try again when it is resumed.
     """
     pretended(harmful)
     changes = WATCHED | {"fp8": Fp8(watch_steps=6, max_loss_rise=0.2)}
@@ -191,8 +191,8 @@ def test_a_loss_that_is_no_number_is_taken_back(folder: Path, pretended: Any) ->
 
 
 def test_fp8_itself_comes_and_goes(folder: Path) -> None:
-    """torchao's, emulated: the run changes to it and back, keeps what does no harm, and looks at its
-    gradients.
+    """torchao's, emulated: the run changes to it and back, keeps what does no harm,
+    and looks at its gradients.
     """
     fp8 = Fp8(emulate=True, watch_steps=5, probe_every_steps=4, max_loss_rise=1.0, max_gradient_norm_rise=9)
     changes = {

@@ -77,7 +77,8 @@ def test_the_parts_of_a_gpu_trace_are_exact():
     over both steps, halved.
     """
     expected = {
-        HEAD_AND_LOSS: 200, OPTIMISER: 50, "attention": 150 + 200, "matrices": 200 + 100, "memory_bound": 50 + 25,
+        HEAD_AND_LOSS: 200, OPTIMISER: 50, "attention": 150 + 200, "matrices": 200 + 100,
+        "memory_bound": 50 + 25,
         "communication": 100 + 50, "idle": 50 + 825, "step": 2000,
     }  # fmt: skip
     assert parts_of(gpu_trace()) == pytest.approx({part: value / 2 / 1e6 for part, value in expected.items()})
@@ -130,7 +131,7 @@ def a_step():
 
 
 def test_parts_of_a_recorded_step_add_up():
-    """On the CPU: each kind of work is found, and all of them with the idle time are the step."""
+    """Each kind of work is found on the CPU, and all of them with the idle time are the step."""
     parts = step_parts(a_step(), 3, CPU)
     assert sum(parts[part] for part in (*PARTS, "idle")) == pytest.approx(parts["step"])
     assert all(parts[part] > 0 for part in PARTS if part != "communication") and parts["communication"] == 0
@@ -168,8 +169,10 @@ def test_a_profile_is_written_when_asked_for(tmp_path, first_call, first_step):
 
 
 def test_no_profile_is_no_work(tmp_path, monkeypatch):
-    """Not asked for: the profiler is never touched. Asked for too late: no file, and a line that says so."""
-    monkeypatch.setattr(profile, "_Recording", None)
+    """The profiler is never touched when not asked for;
+    asked for too late, there is no file, and a line says so.
+    """
+    monkeypatch.setattr(torch.profiler, "profile", None)
     nothing = Profile(tmp_path, 3, 0, CPU)
     for step in range(1, 9):
         nothing.step(step)

@@ -1,5 +1,5 @@
-"""Whole runs on real ranks: the same losses on any, the same run through a stop, and no step that is not
-finite.
+"""Whole runs on real ranks: the same losses on any, the same run through a stop,
+and no step that is not finite.
 """
 
 import errno
@@ -19,7 +19,7 @@ from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
 from kielo.checkpoint.safetensors_storage import SafetensorsStorageWriter
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Resolved
-from kielo.train import build, next_token
+from kielo.train.feed import Feed
 from kielo.train.manifest import is_finished
 from kielo.train.run import train
 from tests.ranks import run_ranks
@@ -32,17 +32,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def on_rank(
-    resolved: Resolved, stop_at: int | None = None, bad_steps: tuple[int, ...] = (), last_rank: bool = False
-) -> dict[str, Any]:
-    """Train as one rank and record the samples of each step.
-
-    At step `stop_at` SIGTERM reaches one rank alone; at `bad_steps` one rank alone has a loss that is no
-    number.
-    """
+def on_rank(resolved: Resolved, stop_at: int | None = None) -> dict[str, Any]:
+    """Trains as one rank and records each step's samples. At `stop_at` SIGTERM reaches one rank alone."""
     is_chosen = int(os.environ["RANK"]) == resolved.placement.world_size - 1
     samples: dict[int, tuple[int, ...]] = {}
-    original_take, original_loss = build.Feed.take, next_token.chunked_loss
+    original_take = Feed.take
 
     def take(self: Any, step: int) -> Any:
         batch = original_take(self, step)
@@ -51,11 +45,7 @@ def on_rank(
             os.kill(os.getpid(), signal.SIGTERM)
         return batch
 
-    def loss(*args: Any) -> torch.Tensor:
-        poison = float("nan") if is_chosen and max(samples) in bad_steps else 1.0
-        return original_loss(*args) * poison
-
-    build.Feed.take, next_token.chunked_loss = take, loss
+    Feed.take = take
     return {"outcome": train(resolved), "samples": samples}
 
 
@@ -82,8 +72,8 @@ def weights(folder: Path, step: int = 20) -> dict[str, torch.Tensor]:
 
 
 def test_losses_and_norms_do_not_depend_on_layout_or_micro_batches(tmp_path: Path) -> None:
-    """20 losses, gradient norms and the held-out losses are the same within 1e-5 on 1, 2 and 4 ranks of any
-    axes.
+    """20 losses, gradient norms and the held-out losses are the same within 1e-5
+    on 1, 2 and 4 ranks of any axes.
     """
     layouts = [
         {"micro_batch": 8},
@@ -149,10 +139,14 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=1e-5, atol=0)
 
 
-def test_a_step_that_is_not_finite_is_skipped_by_all(folder: Path) -> None:
-    """One rank's NaN skips the step everywhere and is counted; two in a row go through; the run ends well."""
+def test_a_step_that_is_not_finite_is_skipped_by_all(tmp_path: Path) -> None:
+    """One rank's infinite loss skips the step everywhere and is counted;
+    two in a row are, and the run ends well.
+    """
+    folder = tmp_path
+    write_tokens(folder / "tokens", spoilt_steps=(3, 5, 6))
     resolved = resolve(folder, shard=2, log_every_steps=1, total_steps=8)
-    results = run_ranks(on_rank, 2, resolved, None, (3, 5, 6))
+    results = run_ranks(on_rank, 2, resolved)
     assert {result["outcome"]["outcome"] for result in results} == {"finished"}
     rows = step_rows(folder)
     assert [row["skipped"] for row in rows] == [0, 0, 1, 1, 2, 3, 3, 3]
@@ -163,22 +157,14 @@ def test_a_step_that_is_not_finite_is_skipped_by_all(folder: Path) -> None:
     )
 
 
-def test_a_stop_among_bad_steps_saves_and_removes_nothing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_among_bad_steps_saves_and_removes_nothing(tmp_path: Path) -> None:
     """The checkpoint is there beside all earlier ones, which is told; it counts on where it was; later ones
     are pruned again.
     """
     torch.set_num_threads(1)
-    bad_steps, original, now = {12, 13}, next_token.chunked_loss, [0]
-    original_take = build.Feed.take
-    monkeypatch.setattr(build.Feed, "take", lambda feed, step: now.append(step) or original_take(feed, step))
-    monkeypatch.setattr(
-        next_token,
-        "chunked_loss",
-        lambda *args: original(*args) * (float("nan") if now[-1] in bad_steps else 1.0),
-    )
-    resolved = resolve(folder, checkpoint_every_steps=5, heldout_every_steps=100)
+    folder = tmp_path
+    write_tokens(folder / "tokens", spoilt_steps=(12, 13))
+    resolved = resolve(folder, every_steps=5, heldout_every_steps=100)
     checkpoints = folder / "train" / "checkpoints"
     assert train(resolved, max_steps=13)["outcome"] == "requeue"
     assert [row["step"] for row in list_checkpoints(checkpoints)] == [13, 10, 5]
@@ -192,14 +178,16 @@ def test_a_stop_among_bad_steps_saves_and_removes_nothing(
     assert [row["step"] for row in list_checkpoints(checkpoints)] == [20, 15]
 
 
-def test_three_such_steps_in_a_row_end_the_run(folder: Path) -> None:
+def test_three_such_steps_in_a_row_end_the_run(tmp_path: Path) -> None:
     """The error names the step and what helps, on every rank; outcome.json says failed."""
+    folder = tmp_path
+    write_tokens(folder / "tokens", spoilt_steps=(4, 5, 6))
     resolved = resolve(folder, shard=2)
     with pytest.raises(
         RuntimeError,
         match="(?s)rank 0.*KieloError: step 6: .*not finite 3 steps in a row.*rank 1.*KieloError",
     ):
-        run_ranks(on_rank, 2, resolved, None, (4, 5, 6))
+        run_ranks(on_rank, 2, resolved)
     outcome = json.loads((folder / "train" / "outcome.json").read_text())
     assert (outcome["outcome"], outcome["exit_code"], outcome["step"]) == ("failed", 1, 6)
     assert (
@@ -209,8 +197,8 @@ def test_three_such_steps_in_a_row_end_the_run(folder: Path) -> None:
 
 
 def test_one_process_needs_no_launcher_and_another_identity_is_refused(folder: Path) -> None:
-    """max_steps stops and saves; the same run goes on; a changed learning rate is refused by
-    name, unharmed.
+    """max_steps stops and saves; the same run goes on;
+    a changed learning rate is refused by name, unharmed.
     """
     torch.set_num_threads(1)
     assert train(resolve(folder, total_steps=6), max_steps=4)["outcome"] == "requeue"
@@ -238,8 +226,8 @@ def test_one_process_needs_no_launcher_and_another_identity_is_refused(folder: P
 def test_a_checkpoint_that_cannot_be_saved_stops_no_training(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk at one save is told in alerts.jsonl and the next save succeeds; at the last save it ends
-    the run.
+    """A full disk at one save is told in alerts.jsonl and the next save succeeds;
+    at the last save it ends the run.
     """
     torch.set_num_threads(1)
     full_at = {4, 8}
@@ -251,7 +239,7 @@ def test_a_checkpoint_that_cannot_be_saved_stops_no_training(
         return original(self, plans)
 
     monkeypatch.setattr(SafetensorsStorageWriter, "prepare_global_plan", prepare)
-    resolved = resolve(folder, total_steps=8, checkpoint_every_steps=2)
+    resolved = resolve(folder, total_steps=8, every_steps=2)
     with pytest.raises(KieloError, match="step_00000008 was not saved .*disk full"):
         train(resolved)
     alerts = [json.loads(line) for line in (folder / "train" / "alerts.jsonl").read_text().splitlines()]

@@ -1,5 +1,5 @@
-"""Every family and variant over two ranks, along each axis, and in the night over all layouts, against one
-process.
+"""Every family and variant over two ranks, along each axis, and in the night over all layouts,
+against one process.
 """
 
 import copy
@@ -34,8 +34,8 @@ def recipe_of(variant: str, folder) -> Recipe:
 
 
 def cases_of(number: int, is_first: bool) -> list[Case]:
-    """Tensor and pipeline for every variant, both ways of context for the first of each kind; the rest in
-    turn.
+    """Tensor and pipeline for every variant, both ways of context for the first of each kind;
+    the rest in turn.
     """
     is_even = number % 2 == 0
     contexts = [

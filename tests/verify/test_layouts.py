@@ -3,7 +3,6 @@
 import json
 from itertools import combinations
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,11 +30,13 @@ from kielo.verify.layouts_table import misses, table, verdict
 # test-full.
 FEW = [
     "one_rank-micro4", "replicate2-micro4", "shard2-zero2-micro4", "shard2-zero3-recompute_operators",
-    "tensor2-tied", "tensor2-untied", "tensor2-no_sequence-micro4", "shard2-cpu_offload", "tensor2-recompute_full-every2", "context2-all_gather-documents",
+    "tensor2-tied", "tensor2-untied", "tensor2-no_sequence-micro4", "shard2-cpu_offload",
+    "tensor2-recompute_full-every2", "context2-all_gather-documents",
     "context2-ulysses-no_documents", "context2-all_gather-recompute_attention", "tensor2-bf16",
     "shard2-tensor2-zero3-recompute_full-micro2-untied", "context2-tensor2-ulysses-micro2-documents",
     "pipeline2-gpipe-micro4-untied", "pipeline2-dualpipev-micro4-frozen", "pipeline2-1f1b-layers4_0-micro4",
-    "pipeline2-1f1b-shard2-tensor2-micro4-tied-documents", "pipeline2-interleaved_zero_bubble-shard2-tensor2-micro4",
+    "pipeline2-1f1b-shard2-tensor2-micro4-tied-documents",
+    "pipeline2-interleaved_zero_bubble-shard2-tensor2-micro4",
     "pipeline2-zbv-shard2-tensor2-micro4",
 ]  # fmt: skip
 
@@ -45,8 +46,8 @@ def recipe(*sets: str) -> Recipe:
 
 
 def test_a_few_layouts_hold_the_bars(tmp_path: Path) -> None:
-    """Each axis, ZeRO degree and recompute policy within the bars; bf16 is shown and has none; all is on
-    disk.
+    """Each axis, ZeRO degree and recompute policy within the bars; bf16 is shown and has none;
+    all is on disk.
     """
     certificate = verify_layouts(recipe("train.z_loss=1e-4"), tmp_path, FEW, steps=4)
     assert certificate["passed"], verdict(certificate)
@@ -142,7 +143,7 @@ def drop_the_last_micro_batch() -> None:
 
 
 def scale_gradients_by_micro_batches() -> None:
-    """As torch's schedules do unless they are told not to."""
+    """Scales gradients as torch's schedules do by default."""
     whole_init = torch_schedules.Schedule1F1B.__init__
 
     def init(self: Any, *args: Any, scale_grads: bool, **options: Any) -> None:
@@ -162,20 +163,20 @@ def count_a_stage_for_every_pipeline_rank() -> None:
 
 
 def split_parameters_under_zero_bubbles() -> None:
-    """What `plan` refuses: a schedule that takes the backward pass apart, over layers that give up their
-    parameters.
+    """Allows what `plan` refuses: a schedule that takes the backward pass apart,
+    over layers that give up their parameters.
     """
     whole_shard = parallelise.apply_fsdp
 
-    def shard(model: Any, mesh: Any, placement: Any, precision: Any) -> None:
-        whole_shard(model, mesh, SimpleNamespace(**vars(placement) | {"zero": 3}), precision)
+    def shard(model: Any, mesh: Any, layout: Layout, precision: Any) -> None:
+        whole_shard(model, mesh, layout.model_copy(update={"zero": 3}), precision)
 
     parallelise.apply_fsdp = shard
 
 
 def refuse_replicas() -> None:
-    def apply_context_parallel(model: Any, mesh: Any, placement: Any) -> None:
-        if placement.replicate > 1:
+    def apply_context_parallel(model: Any, mesh: Any, layout: Any) -> None:
+        if layout.replicate > 1:
             raise KieloError("planted: it cannot be laid out")
 
     parallelise.apply_context_parallel = apply_context_parallel

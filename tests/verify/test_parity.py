@@ -82,8 +82,8 @@ def test_twenty_steps_agree(run_folder: Path) -> None:
 def test_a_wrong_setting_is_named(
     run_folder: Path, tmp_path: Path, overrides: dict[str, Any], setting: str | None, layer: str | None
 ) -> None:
-    """One thing set wrong on one side: the check fails and names just that setting and the layer where it
-    starts.
+    """One thing set wrong on one side: the check fails and names just that setting and the layer
+    where it starts.
     """
     certificate, printed = check(
         resolve(run_folder), tmp_path / "verify", steps=3, hugging_face_overrides=overrides
@@ -125,8 +125,8 @@ def test_other_families_agree(run_folder: Path, tmp_path: Path, variant: str) ->
 def test_a_wrong_setting_is_named_in_other_families(
     run_folder: Path, tmp_path: Path, variant: str, overrides: dict[str, Any], setting: str | None, layer: str
 ) -> None:
-    """From initial values, with a border of documents in what is traced: modules that are fused on the other
-    side do not hide where it starts, nor does another arrangement of the documents.
+    """Parity from initial values, with a border of documents in what is traced, names it: modules that are
+    fused on the other side do not hide where it starts, nor does another arrangement of the documents.
     """
     ours, _ = pair(TINY[variant], tmp_path / "hf")
     resolved = with_model(resolve(run_folder, seed=SEED_WITH_BORDER), **ours.config.model_dump())
@@ -149,7 +149,9 @@ def first_documents(resolved: Any) -> torch.Tensor:
 
 
 def test_checkpoint_tied_and_stretched(run_folder: Path, tmp_path: Path) -> None:
-    """From a checkpoint's weights, with tied embeddings and Llama-3 RoPE scaling; plain causal attention."""
+    """A checkpoint's weights are equal, with tied embeddings and Llama-3 RoPE scaling;
+    plain causal attention.
+    """
     rope = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8}  # fmt: skip
     resolved = with_model(

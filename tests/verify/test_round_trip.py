@@ -1,4 +1,4 @@
-"""What comes from Hugging Face goes back byte for byte: names, dtypes, shapes and bits of every tensor."""
+"""Weights from Hugging Face go back byte for byte: names, dtypes, shapes and bits of every tensor."""
 
 import json
 import tempfile
@@ -21,7 +21,7 @@ SIZES = {
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path, monkeypatch) -> Path:
-    """Where the check may write; nothing of it may stay."""
+    """The folder where the check may write; nothing of it may stay."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -41,8 +41,8 @@ def made_by_transformers(folder: Path, tied: bool, dtype: torch.dtype = torch.fl
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_what_transformers_saved_comes_back(tmp_path, temporary, tied, dtype):
-    """Sharded, tied or not, in each dtype; the kept export is the same to transformers' own reader, all else
-    is gone.
+    """Sharded, tied or not, in each dtype; the kept export is the same to transformers' own reader,
+    all else is gone.
     """
     source = made_by_transformers(tmp_path / "source", tied, dtype, max_shard_size="4KB")
     assert len(list(source.glob("*.safetensors"))) > 2
@@ -62,8 +62,8 @@ def test_what_transformers_saved_comes_back(tmp_path, temporary, tied, dtype):
 
 
 def test_mixed_dtypes_a_stored_tied_head_and_old_buffers(tmp_path):
-    """Each tensor keeps its own dtype, a head that is stored though tied stays, and buffers are named as left
-    out.
+    """Each tensor keeps its own dtype, a head that is stored though tied stays,
+    and buffers are named as left out.
     """
     source = made_by_transformers(tmp_path / "source", tied=True, dtype=torch.bfloat16)
     tensors = load_file(source / "model.safetensors")
@@ -91,8 +91,8 @@ def test_a_bare_base_model_and_pytorch_files(tmp_path):
 
 
 def test_a_difference_is_named_and_fails(tmp_path, temporary, capsys, monkeypatch):
-    """Exit code 1 and the first tensor that differs: one flipped bit, and a head that is not its
-    embedding.
+    """Exit code 1 and the first tensor that differs:
+    one flipped bit, and a head that is not its embedding.
     """
     source = made_by_transformers(tmp_path / "source", tied=True)
     assert main(["verify", "round-trip", str(source), "--json"]) == 0

@@ -12,6 +12,7 @@ from typing import Any
 from kielo.artifact.block_digests import BlockDigests
 from kielo.artifact.checkpoint_faults import FaultyCheckpoint, another_version, fault_of_reading
 from kielo.artifact.checkpoint_folder import INDEX_NAME, VERSION
+from kielo.artifact.run_format import migrated_identity
 from kielo.recipe.errors import KieloError
 
 
@@ -62,15 +63,19 @@ def chunk_key(name: str, offset: Iterable[int]) -> str:
 
 
 def parse_index(text: str, where: Path | str) -> CheckpointIndex:
-    """Parses the text of an `index.json`. Raises KieloError, naming the file, for one that is not sound."""
+    """Parses the text of an `index.json`, with the run's identity as this version stores it.
+
+    Raises KieloError, naming the file, for anything but a sound index.
+    """
     try:
         stored = json.loads(text)
         if stored["version"] != VERSION:
             raise FaultyCheckpoint(Path(where).parent, another_version(INDEX_NAME, stored["version"]))
         tensors = {name: _entry(entry) for name, entry in stored["tensors"].items()}
-        index = CheckpointIndex(
-            stored["save_id"], stored["step"], tensors, stored["aliases"], stored["plain"]
-        )
+        plain = stored["plain"]
+        if "identity" in plain:
+            plain = plain | {"identity": migrated_identity(plain["identity"], where)}
+        index = CheckpointIndex(stored["save_id"], stored["step"], tensors, stored["aliases"], plain)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise KieloError(f"{where}: not a checkpoint index ({error!r})") from error
     for name, entry in index.tensors.items():

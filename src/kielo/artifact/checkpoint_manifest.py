@@ -96,8 +96,8 @@ def _manifest_fault(text: str) -> Fault | None:
     """
     altered = Fault(
         "damaged",
-        f"{MANIFEST_NAME} is not what was written (its own checksum differs), so nothing vouches for the "
-        "files beside it",
+        f"{MANIFEST_NAME} is not what was written (its own checksum differs), so the files beside it cannot "
+        "be checked",
     )
     try:
         content = json.loads(text)

@@ -101,7 +101,7 @@ def read_lines(path: Path | str, max_bytes: int | None = None) -> Iterator[tuple
     """
     path = Path(path)
     decompress = {".zst": _decompress_zstd, ".gz": _decompress_gzip}.get(path.suffix.lower(), _read_blocks)
-    return _number_lines(_split_lines(_check_encoding(path, decompress(path)), max_bytes))
+    return _number_lines(split_lines(_check_encoding(path, decompress(path)), max_bytes))
 
 
 def parse_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def _decompress_zstd(path: Path) -> Iterator[bytes]:
         raise KieloError(_cut_short(path))
 
 
-def _split_lines(blocks: Iterable[bytes], max_bytes: int | None = None) -> Iterator[bytes | None]:
+def split_lines(blocks: Iterable[bytes], max_bytes: int | None = None) -> Iterator[bytes | None]:
     """The lines; None for one of more than `max_bytes`, of which no more than that and a block is
     ever held.
     """

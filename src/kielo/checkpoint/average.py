@@ -33,6 +33,7 @@ from kielo.checkpoint.safetensors_dtypes import DTYPES, nbytes
 from kielo.checkpoint.safetensors_stream import SafetensorsStream
 from kielo.models.piece import Piece
 from kielo.recipe.errors import KieloError
+from kielo.resolve.resolved import as_stored_now
 
 _MODEL = "model/"
 # Plain state that belongs to one step of a run, and so not to an average.
@@ -44,9 +45,10 @@ def average(checkpoints: Sequence[Path], to: Path) -> Path:
     """Write the mean of the model weights of at least two checkpoints as the folder `to`; returns it.
 
     The folder is written whole or not at all. Sums are in fp64, where those of fp32 weights lose nothing that
-    the result could show; reading is slower than adding. The result keeps each tensor's dtype, and the plain state of the newest checkpoint with
-    `averaged_from`. The files that are read are verified first. Raises KieloError for damage, a full disk, a
-    `to` that exists, and for checkpoints that differ in what they train or in their tensors.
+    the result could show; reading is slower than adding. The result keeps each tensor's dtype, and the plain
+    state of the newest checkpoint with `averaged_from`. The files that are read are verified first. Raises
+    KieloError for damage, a full disk, a `to` that exists, and for checkpoints that differ in what they train
+    or in their tensors.
     """
     began = time.monotonic()
     to = Path(to)
@@ -146,24 +148,24 @@ def _refuse_place(to: Path) -> None:
         raise KieloError(f"{to}: exists already; name a new folder, nothing was written")
     if step_of(to) is not None:
         raise KieloError(
-            f"{to}: step_… is what a run's own checkpoints are called, and an average cannot be gone on "
-            "from; name it otherwise"
+            f"{to}: step_… is the name of a run's own checkpoints, and training cannot continue from an "
+            "average; give it another name"
         )
 
 
 def _refuse_misfit(indexes: Mapping[Path, CheckpointIndex], num_given: int) -> None:
     if len({index.save_id for index in indexes.values()}) < num_given:
-        raise KieloError("a checkpoint was given twice, which would count it twice; give each once")
+        raise KieloError("a checkpoint was given twice and would count twice; give each once")
     if num_given < 2:
         raise KieloError("an average needs at least two checkpoints")
     (first_path, first), *others = indexes.items()
     if not _model_names(first):
         raise KieloError(f"{first_path}: holds no model tensors")
     for path, other in others:
-        changed = _changed_keys(first.plain.get("identity"), other.plain.get("identity"))
+        changed = _changed_keys(_identity(first_path, first), _identity(path, other))
         if changed:
             raise KieloError(
-                f"{path}: trains something else than {first_path} (identity differs in "
+                f"{path}: is of another run than {first_path} (the identity differs in "
                 f"{some_names(changed)}); only checkpoints of one run are averaged"
             )
         if _described(first) != _described(other):
@@ -174,9 +176,12 @@ def _refuse_misfit(indexes: Mapping[Path, CheckpointIndex], num_given: int) -> N
             )
     odd = [name for name in _model_names(first) if not DTYPES[first.entry(name).dtype].is_floating_point]
     if odd:
-        raise KieloError(
-            f"{first_path}: a mean of whole numbers or switches means nothing: {some_names(odd)}"
-        )
+        raise KieloError(f"{first_path}: whole numbers and switches have no useful mean: {some_names(odd)}")
+
+
+def _identity(path: Path, index: CheckpointIndex) -> dict[str, Any]:
+    """Returns the identity with keys that Kielo had not yet when the checkpoint was written."""
+    return as_stored_now(index.plain.get("identity", {}), path)
 
 
 def _described(index: CheckpointIndex) -> dict[str, tuple[str, tuple[int, ...], str]]:

@@ -159,7 +159,7 @@ class Checkpointer:
         if damaged:
             found = "; ".join(f"{path.name}: {fault.reason}" for path, fault in damaged.items())
             raise KieloError(
-                f"no checkpoint in {self.folder} is whole, and training does not begin anew over them "
+                f"no checkpoint in {self.folder} is whole, and training does not start again over them "
                 f"({found}); put a whole one there from a backup, or move {self.folder.parent} away or give "
                 "the recipe another folder to begin at step 0"
             )

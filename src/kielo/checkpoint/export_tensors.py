@@ -171,7 +171,7 @@ class CheckpointRows:
 
 
 def _in_rows(box: Box, stored: Box, rows: slice, is_transposed: bool) -> Iterator[tuple[Box, Box]]:
-    """Yields the part of a parameter's box (`stored` in the file) in those rows, and its place in the block."""
+    """Yields the part of a parameter's box (`stored` in the file) in those rows, its place in the block."""
     if not stored:
         yield box, stored
         return

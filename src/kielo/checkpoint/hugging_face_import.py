@@ -106,10 +106,10 @@ def read_tables(source: Path) -> StoredTensors:
         table = read_table(path)
         absent = [name for name in indexed or () if name not in table]
         if absent:
-            raise KieloError(f"{path}: the index says that it holds {some_names(absent)}, and it does not")
+            raise KieloError(f"{path}: the index says that it holds {some_names(absent)}, but it does not")
         for name in table.keys() & found.keys():
             raise KieloError(
-                f"{path}: holds {name}, and so does {found[name][0].name}; which one is meant is not known"
+                f"{path}: holds {name}, and so does {found[name][0].name}; it is not known which one is right"
             )
         found |= {name: (path, stored) for name, stored in table.items()}
     return found

@@ -128,6 +128,6 @@ def complaint_unless_finite(copies: dict[str, torch.Tensor]) -> str | None:
         ):
             return (
                 f"{name} holds values that are not finite; "
-                "whatever went on from them would have no finite loss"
+                "training that continued from them would have no finite loss"
             )
     return None

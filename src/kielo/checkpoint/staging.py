@@ -15,7 +15,7 @@ class Staging:
         self._copies: dict[str, Tensor] = {}
 
     def reserve(self, tensors: Mapping[str, Tensor]) -> None:
-        """Allocate the memory and touch it, before a save: that costs several times the copy itself."""
+        """Allocate and touch the memory before a save; fresh memory costs several times the copy."""
         for name, tensor in tensors.items():
             shard, copy = local(tensor), self._copies.get(name)
             if copy is None or (copy.shape, copy.dtype) != (shard.shape, shard.dtype):
@@ -24,7 +24,7 @@ class Staging:
 
     @torch.no_grad()
     def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies the tensors: name → this rank's shard as it is now, on the host; valid until the next call."""
+        """Copies the tensors: name → this rank's shard as it is now; valid until the next call."""
         self.reserve(tensors)
         is_on_gpu = False
         for name, tensor in tensors.items():

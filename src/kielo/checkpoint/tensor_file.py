@@ -95,7 +95,7 @@ class TensorFile:
         self.read([Wanted(self.tensors[name], box, target)])
 
     def read(self, wanted: Iterable[Wanted]) -> None:
-        """Fill every target, in the order in which the bytes lie in the file."""
+        """Fill every target, in the order of the bytes in the file."""
         tiles = sorted(
             (tile for one in wanted for tile in _tiles(one, self._buffers.buffer_bytes)),
             key=lambda tile: tile.begin,

@@ -79,9 +79,7 @@ def _safetensors_table(path: Path) -> dict[str, StoredTensor]:
         if dtype not in DTYPES:
             raise KieloError(f"{path}: {name} is stored as {dtype}; known: {', '.join(DTYPES)}")
         if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
-            raise KieloError(
-                f"{path}: damaged: {name} lies from {begin} to {end} with the shape {list(shape)}"
-            )
+            raise KieloError(f"{path}: damaged: {name} is at {begin} to {end} with the shape {list(shape)}")
         if end - begin != math.prod(shape) * DTYPES[dtype].itemsize:
             raise KieloError(
                 f"{path}: damaged: {name} has {end - begin} bytes, not those of {dtype} {list(shape)}"

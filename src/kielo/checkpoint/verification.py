@@ -27,7 +27,7 @@ class Verification:
             raise FaultyCheckpoint(path, fault)
 
     def forget(self, path: Path) -> None:
-        """Verify the checkpoint again when next asked: it has been written anew."""
+        """Verify the checkpoint again when next asked: it has been written again."""
         self._whole.discard(path)
 
     def find_fault(self, path: Path) -> Fault | None:

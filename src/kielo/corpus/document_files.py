@@ -1,5 +1,4 @@
-"""Between and after the two passes: cleaned documents on disk, one file a worker, and the corpus in its
-final files.
+"""Files of documents: those between the two passes, one a worker, and the corpus in its final files.
 
 Split documents -> cleaned/RANK.jsonl.zst -> merged in the order of the corpus -> documents/NUMBER.jsonl.zst.
 """
@@ -18,7 +17,7 @@ BYTES_PER_FILE = 512 << 20
 
 
 class WriteCleaned(CorpusStep):
-    """The end of the first pass: each worker's documents in a file of its own."""
+    """Ends the first pass: writes each worker's documents to a file of its own."""
 
     name = "write cleaned"
 
@@ -37,7 +36,7 @@ class WriteCleaned(CorpusStep):
 
 
 class MergeCleaned(CorpusStep):
-    """The beginning of the second pass: all workers' documents, in the order of the corpus."""
+    """Begins the second pass: reads all workers' documents in the order of the corpus."""
 
     name = "merge cleaned"
 
@@ -56,8 +55,7 @@ class MergeCleaned(CorpusStep):
 
 
 class WriteDocuments(CorpusStep):
-    """The end of the second pass: the corpus, in files of about BYTES_PER_FILE of text; counts what each
-    source gave."""
+    """Ends the second pass: writes the corpus in files of about BYTES_PER_FILE, and counts each source."""
 
     name = "write"
 

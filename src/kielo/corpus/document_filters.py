@@ -4,21 +4,18 @@ A filter gives None to keep the document, or the reason to drop it; the funnel c
 bytes by filter and reason. Filters that need the whole corpus are in `duplicates.py`.
 """
 
-from typing import Any
-
 from kielo.corpus.language_identification import LanguageFilter
 from kielo.corpus.split_document import SplitDocument
 from kielo.corpus.step import DocumentFilter
+from kielo.recipe.cards import Language
+from kielo.recipe.sections import Corpus
 
 
-def document_filters(settings: dict[str, Any]) -> list[DocumentFilter]:
-    """The filters of documents that these settings ask for; they run after those of lines."""
+def document_filters(corpus: Corpus, card: Language) -> list[DocumentFilter]:
+    """Returns the filters of documents that a complete section asks for; they run after those of lines."""
+    identifier = corpus.language_identifier
     return [
-        DocumentLanguage(
-            settings["language_identifier"],
-            settings["identifier_codes"],
-            settings["document_language_threshold"],
-        )
+        DocumentLanguage(identifier, card.identifier_codes[identifier], corpus.document_language_threshold)
     ]
 
 

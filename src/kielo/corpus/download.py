@@ -1,4 +1,4 @@
-"""Two ways to real text: a Debian package through apt-get, a dataset from the Hugging Face hub.
+"""Downloads of text: a Debian package through apt-get, or a dataset from the Hugging Face hub.
 
 A recipe source -> files in a folder and a sentence on where they came from. apt works in that folder alone,
 with its own package lists, so neither root nor an installation is needed and the machine's apt is not
@@ -19,12 +19,13 @@ DATA_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst")
 
 
 class FetchProblem(Exception):
-    """This way did not work, for the reason given; another may."""
+    """This download did not work, for the reason given; another may."""
 
 
 def fetch_debian_package(source: Source, folder: Path) -> str:
-    """The HTML pages and the licence of a Debian package under folder/pages; returns the package with its
-    version.
+    """Download the HTML pages and the licence of a Debian package to folder/pages.
+
+    Returns the name of the package with its version.
 
     Raises FetchProblem when apt is missing, cannot reach its servers, or knows no such package.
     """
@@ -32,8 +33,7 @@ def fetch_debian_package(source: Source, folder: Path) -> str:
         raise FetchProblem(f"{missing[0]} is missing (not a Debian or Ubuntu machine?)")
     workplace = (folder / "apt").resolve()
     environment = os.environ | {"APT_CONFIG": str(_write_apt_configuration(workplace)), "LC_ALL": "C"}
-    # An update that misses one of several servers says so and fails, yet may have brought the list that
-    # matters.
+    # An update that misses one of several servers fails, but may have brought the list that is needed.
     update = _run(["apt-get", "-qq", "update"], workplace, environment)
     download = _run(["apt-get", "-qq", "download", "--", source.debian_package], workplace, environment)
     packages = sorted(workplace.glob("*.deb"))
@@ -57,7 +57,7 @@ def fetch_debian_package(source: Source, folder: Path) -> str:
 
 
 def fetch_huggingface_dataset(source: Source, folder: Path) -> str:
-    """The data files of a dataset (of its subset), no more of them than max_documents need; returns its name.
+    """Download data files of a dataset (of its subset), as many as max_documents needs; returns its name.
 
     Raises FetchProblem when the hub cannot be reached or has no such data files.
     """
@@ -89,17 +89,14 @@ def fetch_huggingface_dataset(source: Source, folder: Path) -> str:
                 break
     except FetchProblem:
         raise
-    except (
-        Exception
-    ) as problem:  # the hub's client raises errors of several libraries, all meaning "not today"
+    except Exception as problem:  # the hub's client raises errors of several libraries, all of them temporary
         raise FetchProblem(_last_errors(f"{type(problem).__name__}: {problem}")) from None
     shutil.rmtree(folder / ".cache", ignore_errors=True)
     return f"Hugging Face dataset {dataset} {subset or ''} revision {information.sha}".replace("  ", " ")
 
 
 def _write_apt_configuration(workplace: Path) -> Path:
-    """A configuration that keeps the machine's servers, keys and proxies, and moves all that is written to
-    `workplace`.
+    """Write an apt configuration that keeps servers, keys and proxies and writes only to `workplace`.
 
     Only its `Acquire` settings are kept: its hooks clean or refresh things that belong to the machine.
     """
@@ -146,7 +143,7 @@ def _run(command: list[str], workplace: Path, environment: dict[str, str]) -> su
 
 
 def _last_errors(output: str) -> str:
-    """What a program complained about, on one line: its errors when it marks them so."""
+    """Returns the errors of a program on one line: those that it marks as errors, if it does."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("E:")] or lines
     return " ".join(errors[:3])[:500] or "failed without saying why"

@@ -1,4 +1,4 @@
-"""Exact duplicates, of documents and of lines, over the whole corpus: the first one stays.
+"""Filters of exact duplicates, documents and lines, over the whole corpus: the first one stays.
 
 These steps remember what they have seen, so they run in the one process of the second pass, which reads the
 documents in the order of the corpus: the outcome is the same for any number of workers. They remember 64-bit

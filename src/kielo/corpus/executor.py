@@ -1,4 +1,4 @@
-"""Runs datatrove steps on processes of this machine, each of them watched.
+"""Executor of datatrove steps on processes of this machine, each of them watched.
 
 Steps and a number of workers -> what each step counted, summed over the workers. datatrove's own local
 executor is not used: its pool waits for ever for a worker that was killed, may lock up when an error ends it,
@@ -88,14 +88,14 @@ def _receive(answer: Connection, process: BaseProcess, rank: int, workers: int) 
 
 def _ending(exit_code: int | None) -> str:
     if exit_code == -signal.SIGKILL:
-        return f"was killed by SIGKILL, mostly by the kernel for want of memory; {LESS_MEMORY}"
+        return f"was killed by SIGKILL, mostly by the kernel because memory ran out; {LESS_MEMORY}"
     if exit_code is not None and exit_code < 0:
-        return f"was ended by {signal.Signals(-exit_code).name}; the same command begins the corpus anew"
-    return f"ended without an answer (exit code {exit_code}); its own message stands above"
+        return f"was ended by {signal.Signals(-exit_code).name}; the same command begins the corpus again"
+    return f"ended without an answer (exit code {exit_code}); its own message is above"
 
 
 def _work(steps: Sequence[CorpusStep], rank: int, workers: int, answer: Connection) -> None:
-    """The worker: sends its counts, or its exception."""
+    """Run one worker; send its counts, or its exception."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         content = _run_rank(steps, rank, workers)
@@ -110,9 +110,7 @@ def _end_with_parent() -> None:
 
 
 def _as_sent(problem: Exception, rank: int, workers: int) -> Exception:
-    """The exception as it is where it can be sent; what nobody expected keeps the worker's traceback as a
-    note.
-    """
+    """Returns the exception if it can be sent; an unexpected one gets the worker's traceback as a note."""
     if not isinstance(problem, KieloError | OSError):
         problem.add_note(f"In corpus worker {rank} of {workers}:\n{traceback.format_exc()}")
     try:
@@ -125,7 +123,7 @@ def _as_sent(problem: Exception, rank: int, workers: int) -> Exception:
 
 
 def _run_rank(steps: Sequence[CorpusStep], rank: int, world_size: int) -> list[dict[str, int]]:
-    """One rank's share, each step fed by the one before."""
+    """Run the steps on one rank's share, each step fed by the one before; returns their counts."""
     try:
         documents = None
         for step in steps:
@@ -141,7 +139,7 @@ def _without_main_file() -> Iterator[None]:
     """Keep the workers from importing the caller's main file again.
 
     A spawned process does so to find what was defined there. Nothing of ours is, and a script without
-    `if __name__ == "__main__"` would start itself anew in each worker.
+    `if __name__ == "__main__"` would start itself again in each worker.
     """
     main = sys.modules["__main__"]
     held = {name: main.__dict__.pop(name) for name in ("__file__", "__spec__") if name in main.__dict__}
@@ -155,9 +153,7 @@ def _without_main_file() -> Iterator[None]:
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Processes started here never see Ctrl-C: it goes to all of a terminal's processes, and ours ends the
-    others.
-    """
+    """Start processes that never get Ctrl-C, which a terminal sends to all; this process ends them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

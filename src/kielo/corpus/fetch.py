@@ -1,4 +1,4 @@
-"""Brings every source's files to this disk, once, and says what they are by hash.
+"""Fetches every source's files to this disk, once, and hashes them.
 
 Recipe sources -> `RawSource`s. A path stays where it is; a Debian package or a Hugging Face dataset lands in
 raw/NAME with a manifest of its own that records where it came from, and why not from the first choice.
@@ -21,18 +21,18 @@ from kielo.artifact.manifest import (
     write_stage,
 )
 from kielo.corpus.download import FetchProblem, fetch_debian_package, fetch_huggingface_dataset
-from kielo.corpus.read import FORMATS, RawSource, is_readable
+from kielo.corpus.raw_formats import FORMATS, RawSource, is_readable
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import REPLACED_FOLDERS
 from kielo.recipe.sections import Recipe, Source
 
 VERSION = 1
-HASHES_NAME = ".kielo-hashes.json"  # a folder `raw` may well be a person's
+HASHES_NAME = ".kielo-hashes.json"  # hidden: a folder `raw` may be a person's
 OWN_TEXT = "--set corpus.sources=my.txt takes a text of your own"
 
 
 def fetch_sources(recipe: Recipe, raw_folder: Path, say: Callable[[str], None]) -> tuple[RawSource, ...]:
-    """Every source with its files on this disk. `say` gets a line of progress.
+    """Fetch every source. `say` gets a line of progress.
 
     Raises KieloError for a source that is missing, holds no file of a known format, or cannot be fetched.
     """
@@ -64,7 +64,7 @@ def _fetch(name: str, source: Source, raw_folder: Path, say: Callable[[str], Non
 
 
 def file_stamps(root: Path | str, files: Sequence[str]) -> tuple[tuple[int, int], ...]:
-    """(bytes, time of change in ns) of each file: equal before and after, it was not changed in between."""
+    """Reads (bytes, time of change in ns) of each file; equal before and after, it was not changed."""
     found = []
     for file in files:
         try:
@@ -76,8 +76,7 @@ def file_stamps(root: Path | str, files: Sequence[str]) -> tuple[tuple[int, int]
 
 
 def _download(name: str, source: Source, folder: Path, wanted: dict, say: Callable[[str], None]) -> None:
-    """The Debian package, else the dataset, into `folder`; the manifest's counts tell which, and what went
-    wrong."""
+    """Download the Debian package, else the dataset; the manifest's counts name it and what failed."""
     problems: list[str] = []
     ways = []
     if source.debian_package:
@@ -100,7 +99,7 @@ def _download(name: str, source: Source, folder: Path, wanted: dict, say: Callab
 
 
 def _local_files(name: str, pattern: str) -> tuple[Path, list[str]]:
-    """The folder that names are told from, and the source's files in it, sorted."""
+    """Returns the folder that file names are relative to, and the source's files in it, sorted."""
     place = Path(pattern).expanduser()
     if place.is_file():
         if not is_readable(place):
@@ -128,8 +127,9 @@ def _local_files(name: str, pattern: str) -> tuple[Path, list[str]]:
 
 
 def _refuse_own_files(name: str, place: Path, root: Path, files: list[str], run_folder: Path) -> None:
-    """KieloError for a file in a folder that a stage of this run replaces: it would be lost, or be text made
-    from text.
+    """Raises KieloError for a file in a folder that a stage of this run replaces.
+
+    It would be lost, or be text made from text.
     """
     if place.is_dir() and run_folder.resolve().is_relative_to(place.resolve()):
         raise KieloError(
@@ -141,13 +141,13 @@ def _refuse_own_files(name: str, place: Path, root: Path, files: list[str], run_
         for stage in REPLACED_FOLDERS:
             if path.is_relative_to((run_folder / stage).resolve()):
                 raise KieloError(
-                    f"corpus.sources, {name}: {root / file} lies in {run_folder / stage}, which Kielo "
+                    f"corpus.sources, {name}: {root / file} is in {run_folder / stage}, which Kielo "
                     "writes and replaces; name a source outside of it, or give the run another `folder`"
                 )
 
 
 def _files_below(name: str, folder: Path) -> Iterator[Path]:
-    """All files below the folder, also behind links; each folder once, since links may lead in a circle."""
+    """Yields all files below the folder, also behind links; each folder once: links may lead in a circle."""
 
     def refuse(problem: OSError) -> None:
         raise KieloError(f"corpus.sources, {name}: {problem.filename}: cannot be read ({problem.strerror})")
@@ -163,14 +163,15 @@ def _files_below(name: str, folder: Path) -> Iterator[Path]:
 
 
 def _is_file(name: str, path: Path) -> bool:
-    """False for a folder. KieloError for what has a text's name and cannot be read as one: better than to go
-    without.
+    """Returns True for a readable file, False for a folder.
+
+    Raises KieloError for a file with a text's name that cannot be read: it is not left out silently.
     """
     if path.is_dir():
         return False
     if not path.is_file():
         what = "a link that leads nowhere" if path.is_symlink() else "neither a file nor a folder"
-        raise KieloError(f"corpus.sources, {name}: {path}: {what}; mend or remove it")
+        raise KieloError(f"corpus.sources, {name}: {path}: {what}; repair or remove it")
     if not os.access(path, os.R_OK):
         raise KieloError(f"corpus.sources, {name}: {path}: no permission to read it; `chmod +r` gives it")
     try:
@@ -183,9 +184,10 @@ def _is_file(name: str, path: Path) -> bool:
 
 
 def _hash_files(root: Path, files: list[str], raw_folder: Path) -> str:
-    """Hash of the files' names and contents. Contents are read again when size, times or inode differ: a file
-    put in place of another has another inode, and one written with its old time set back another time of
-    status change.
+    """Hashes the files' names and contents.
+
+    Contents are read again when size, times or inode differ: a file put in place of another has another
+    inode, and one written with its old time set back has another time of status change.
     """
     cache_path = raw_folder / HASHES_NAME
     known = _read_cache(cache_path)
@@ -198,7 +200,7 @@ def _hash_files(root: Path, files: list[str], raw_folder: Path) -> str:
             known[key], fresh = hash_file(path), True
         hashes[file] = known[key]
     if fresh:
-        with suppress(OSError):  # read again next time; what ails the disk, the stage itself will say
+        with suppress(OSError):  # read again next time; the stage reports a faulty disk
             write_json_atomically(cache_path, known)
     return hash_json(hashes)
 

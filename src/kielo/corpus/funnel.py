@@ -1,4 +1,4 @@
-"""The funnel: what each step dropped and why, and what was left; and the sentence for when nothing was.
+"""The funnel: what each step dropped and why, what was left, and the message if nothing was.
 
 The steps' counts -> rows for people. A row is {"name", "reason", "documents", "lines", "bytes",
 "documents_left", "bytes_left"}; documents, lines and bytes are those that the step dropped for that reason. A
@@ -12,18 +12,17 @@ from typing import Any
 from kielo.corpus.language_identification import THRESHOLDS
 from kielo.corpus.step import SEPARATOR, CorpusStep
 
-# Reasons told apart in one step; the smaller ones are added up.
+# Reasons shown for one step; the smaller ones are added up.
 MAX_REASONS = 6
 OTHERS = "other reasons"
-UNTOLD = ("write cleaned", "merge cleaned", "write")
+NOT_SHOWN = ("write cleaned", "merge cleaned", "write")
 
 
 def build_funnel(steps: Sequence[CorpusStep], counts: Sequence[dict[str, int]]) -> list[dict[str, Any]]:
-    """Rows in the order of the steps, each step's largest reason first. A step that dropped nothing has one
-    row."""
+    """Returns rows in the order of the steps, each step's largest reason first; at least one row a step."""
     rows: list[dict[str, Any]] = []
     for step, labels in zip(steps, counts, strict=True):
-        if step.name in UNTOLD:
+        if step.name in NOT_SHOWN:
             continue
         left = {
             "documents_left": labels.get("documents_left/", 0),
@@ -35,10 +34,10 @@ def build_funnel(steps: Sequence[CorpusStep], counts: Sequence[dict[str, int]]) 
 
 
 def threshold_table(steps: Sequence[CorpusStep], counts: Sequence[dict[str, int]]) -> dict[str, Any]:
-    """{"lines": {"0.5": share, …}, "documents": {…}}: share of bytes that reached each language threshold.
+    """Returns the shares of bytes that reached each threshold: {"lines": {"0.5": share, …}, "documents": …}.
 
-    Of the lines that came to the language step; of the documents (each with all its bytes) that came to
-    theirs.
+    Shares are of the lines that reached their language step, and of the documents (each with all its bytes)
+    that reached theirs.
     """
     table = {}
     for step, labels in zip(steps, counts, strict=True):
@@ -52,9 +51,7 @@ def threshold_table(steps: Sequence[CorpusStep], counts: Sequence[dict[str, int]
 
 
 def by_source(labels: dict[str, int]) -> dict[str, dict[str, int]]:
-    """Source name -> {"documents", "bytes"} of the step's counts; of the reader's also {"bad",
-    "damaged_bytes"}.
-    """
+    """Returns source name -> {"documents", "bytes"}; for the reader also {"bad", "damaged_bytes"}."""
     sources: dict[str, dict[str, int]] = defaultdict(dict)
     for label, amount in labels.items():
         what, _, name = label.partition(SEPARATOR)
@@ -64,7 +61,7 @@ def by_source(labels: dict[str, int]) -> dict[str, dict[str, int]]:
 
 
 def empty_message(language: str, rows: Sequence[dict[str, Any]], table: dict[str, Any], settings: str) -> str:
-    """Why nothing was left, and what to change: the funnel and the share kept at each language threshold."""
+    """Returns why nothing was left and what to change: the funnel, and the share kept at each threshold."""
     lines = [f"corpus: nothing is left of the text ({settings}). What each step dropped:"]
     lines += [
         f"  {row['name']:<20} {row['reason']:<36} {row['documents']:>9,} documents {row['bytes']:>14,} bytes"
@@ -93,11 +90,11 @@ def _largest_reasons(labels: dict[str, int]) -> dict[str, dict[str, int]]:
     order = sorted(
         dropped, key=lambda reason: (-dropped[reason]["bytes"], -dropped[reason]["documents"], reason)
     )
-    told = {reason: dropped[reason] for reason in order[:MAX_REASONS]}
+    shown = {reason: dropped[reason] for reason in order[:MAX_REASONS]}
     if rest := order[MAX_REASONS:]:
-        told[OTHERS] = sum((dropped[reason] for reason in rest), Counter())
-    told = told or {"": Counter()}
+        shown[OTHERS] = sum((dropped[reason] for reason in rest), Counter())
+    shown = shown or {"": Counter()}
     return {
         reason: {"documents": count["documents"], "lines": count["lines"], "bytes": count["bytes"]}
-        for reason, count in told.items()
+        for reason, count in shown.items()
     }

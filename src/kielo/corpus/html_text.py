@@ -1,4 +1,4 @@
-"""The text of an HTML page: one line a block element, without what is not prose.
+"""Text of an HTML page: one line a block element, without elements that are not prose.
 
 A page that marks its article with <div id="DisplayArea"> (LibreOffice's help does) gives that alone, else
 its body. HTML text -> plain text.
@@ -21,7 +21,7 @@ BLOCKS = frozenset({
 
 
 def page_text(html: str) -> str:
-    """The page's text, a line for each block, white space as single spaces."""
+    """Returns the page's text, a line for each block, white space as single spaces."""
     page = _Page()
     page.feed(html)
     page.close()
@@ -37,7 +37,7 @@ class _Page(HTMLParser):
         self.has_article = False
         self._open_skipped: list[str] = []
         self._article_divs = 0
-        self._pieces: list[str] = []
+        self._parts: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "body":
@@ -66,10 +66,10 @@ class _Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if not self._open_skipped:
-            self._pieces.append(data)
+            self._parts.append(data)
 
     def end_line(self) -> None:
-        line = " ".join("".join(self._pieces).split())
-        self._pieces.clear()
+        line = " ".join("".join(self._parts).split())
+        self._parts.clear()
         if line:
             (self.article if self._article_divs else self.body).append(line)

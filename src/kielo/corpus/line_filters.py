@@ -1,28 +1,28 @@
-"""Filters of lines: each is a class below and an entry in `line_filters`, which says in which order they run.
+"""Filters of lines: each is a class below and an entry in `line_filters`, in the order in which they run.
 
 A filter gives for each line None to keep it, or the reason to drop it; the funnel counts lines and bytes by
 filter and reason. Filters that need the whole corpus are in `duplicates.py`.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import regex
 
 from kielo.corpus.language_identification import LanguageFilter
 from kielo.corpus.split_document import SplitDocument
 from kielo.corpus.step import LineFilter
+from kielo.recipe.cards import Language
 from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Corpus
 
 
-def line_filters(settings: dict[str, Any]) -> list[LineFilter]:
-    """The filters of lines that these settings ask for, cheap ones first."""
+def line_filters(corpus: Corpus, card: Language) -> list[LineFilter]:
+    """Returns the filters of lines that a complete section asks for, cheap ones first."""
+    identifier = corpus.language_identifier
     return [
-        ScriptFilter(settings["scripts"], settings["letters"], settings["max_foreign_character_share"]),
-        LineLength(settings["min_line_characters"]),
-        LineLanguage(
-            settings["language_identifier"], settings["identifier_codes"], settings["line_language_threshold"]
-        ),
+        ScriptFilter(card.unicode_scripts, card.letters, corpus.max_foreign_character_share),
+        LineLength(corpus.min_line_characters),
+        LineLanguage(identifier, card.identifier_codes[identifier], corpus.line_language_threshold),
     ]
 
 

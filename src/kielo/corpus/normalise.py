@@ -1,4 +1,4 @@
-"""One form for the same text: Unicode NFC, no control characters, single spaces, no empty lines.
+"""Normal form of text: Unicode NFC, no control characters, single spaces, no empty lines.
 
 Lines in -> the same lines rewritten. NFC and not NFKC, which would rewrite what people typed on purpose (²,
 ½, …).
@@ -18,7 +18,7 @@ UNWANTED = regex.compile(r"[\p{Cc}--\t]|[\u00ad\u200b\u2060\ufeff]|\p{Cs}|\p{Cn}
 
 
 def normalise_line(line: str) -> str:
-    """The line in NFC, without control characters, runs of white space as one space, none at the ends."""
+    """Returns the line in NFC, without control characters, with single spaces and none at the ends."""
     if not line.isascii():
         line = unicodedata.normalize("NFC", line)
     return " ".join(UNWANTED.sub("", line).split())

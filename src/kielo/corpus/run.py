@@ -1,4 +1,4 @@
-"""The corpus stage: raw text -> clean documents in one language, and the funnel that tells what was dropped.
+"""The corpus stage: raw text -> clean documents in one language, and the funnel of what was dropped.
 
 Two passes of datatrove steps. The first works on each document alone, on all workers; the second knows the
 whole corpus (duplicates) and runs in this process, in the order of the sources. So the outcome is the same,
@@ -25,10 +25,11 @@ from kielo.corpus.executor import run_pipeline
 from kielo.corpus.fetch import fetch_sources, file_stamps
 from kielo.corpus.funnel import build_funnel, by_source, empty_message, threshold_table
 from kielo.corpus.pipeline import first_pass, second_pass
-from kielo.corpus.read import RawSource, bad_examples
-from kielo.corpus.settings import effective_settings
+from kielo.corpus.raw_formats import RawSource
+from kielo.corpus.read_sources import bad_examples
+from kielo.corpus.settings import complete, effective_settings
 from kielo.corpus.step import CorpusStep
-from kielo.recipe.cards import language
+from kielo.recipe.cards import Language, language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Corpus, Recipe
 
@@ -59,26 +60,27 @@ def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = 
         return manifest
     refuse_to_replace(folder, KIND, VERSION, inputs, section)
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
-        _clean(sources, section, recipe.corpus, stage.folder, stage.counts, say)
+        _clean(sources, recipe.corpus, card, stage.folder, stage.counts, say)
     return read_manifest(folder)
 
 
 def _clean(
     sources: tuple[RawSource, ...],
-    settings: dict[str, Any],
     corpus: Corpus,
+    card: Language,
     folder: Path,
     counts: dict[str, Any],
     say: Callable[[str], None],
 ) -> None:
-    """Both passes inside the stage's partial folder; fills `counts` and leaves documents/ and funnel.json."""
+    """Run both passes in the stage's partial folder; fill `counts`, write documents/ and funnel.json."""
+    corpus, settings = complete(corpus, card), effective_settings(corpus, card)
     cleaned = folder / "cleaned"
     say(f"cleaning {sum(len(source.files) for source in sources):,} files with {corpus.workers} workers")
-    steps = first_pass(sources, settings, cleaned)
+    steps = first_pass(sources, corpus, card, cleaned)
     tallies = run_pipeline(steps, corpus.workers)
     read = _describe_read(sources, tallies[0])
     _refuse_bad_sources(read, corpus.max_bad_share)
-    final_steps = second_pass(settings, cleaned, folder / "documents")
+    final_steps = second_pass(corpus, cleaned, folder / "documents")
     steps, tallies = steps + final_steps, tallies + run_pipeline(final_steps, 1)
     shutil.rmtree(cleaned)
     _conclude(read, settings, steps, tallies, folder, counts)
@@ -92,7 +94,7 @@ def _clean(
 
 
 def _describe_read(sources: tuple[RawSource, ...], labels: dict[str, int]) -> list[dict[str, Any]]:
-    """What was read of each source. KieloError when one was empty, or changed since it was hashed."""
+    """Describes what was read of each source. KieloError for one that was empty, or changed meanwhile."""
     read, examples = by_source(labels), bad_examples(labels)
     described = []
     for source in sources:
@@ -126,8 +128,7 @@ def _describe_read(sources: tuple[RawSource, ...], labels: dict[str, int]) -> li
 
 
 def _refuse_bad_sources(described: Sequence[dict[str, Any]], max_bad_share: float) -> None:
-    """KieloError for a source of which too many records are bad, or whose damaged files are too large a share
-    of it.
+    """Raises KieloError for a source with too many bad records or too large a share of damaged files.
 
     How much a damaged file would have held is not known, so it counts with all its bytes.
     """
@@ -138,17 +139,17 @@ def _refuse_bad_sources(described: Sequence[dict[str, Any]], max_bad_share: floa
         if bad > allowed or source["damaged_file_bytes"] > max_bad_share * source["file_bytes"]:
             raise KieloError(
                 f"corpus.sources, {_bad_records(source)}. corpus.max_bad_share = {max_bad_share:g} allows "
-                f"{allowed} and damaged files of that share of the bytes; mend the text, or set more. The "
+                f"{allowed} and damaged files of that share of the bytes; correct the text, or set more. The "
                 "first:\n  " + "\n  ".join(source["bad_examples"])
             )
 
 
 def _bad_records(source: dict[str, Any]) -> str:
     bad, records = source["bad_records"], source["documents_in"]
-    told = f"{source['name']}: {bad:,} of {records:,} records that cannot be read ({bad / records:.2%})"
+    text = f"{source['name']}: {bad:,} of {records:,} records that cannot be read ({bad / records:.2%})"
     if size := source["damaged_file_bytes"]:
-        told += f", with damaged files of {size:,} of {source['file_bytes']:,} bytes"
-    return told
+        text += f", with damaged files of {size:,} of {source['file_bytes']:,} bytes"
+    return text
 
 
 def _conclude(
@@ -163,9 +164,9 @@ def _conclude(
     rows, table = build_funnel(steps, tallies), threshold_table(steps, tallies)
     kept = by_source(tallies[-1])
     if not kept:
-        told = f"{settings['language_identifier']}, line threshold {settings['line_language_threshold']}, "
-        told += f"document threshold {settings['document_language_threshold']}"
-        raise KieloError(empty_message(settings["language"], rows, table, told))
+        shown = f"{settings['language_identifier']}, line threshold {settings['line_language_threshold']}, "
+        shown += f"document threshold {settings['document_language_threshold']}"
+        raise KieloError(empty_message(settings["language"], rows, table, shown))
     none = {"documents": 0, "bytes": 0}
     described = [
         source | {f"{what}_kept": amount for what, amount in kept.get(source["name"], none).items()}
@@ -182,7 +183,7 @@ def _conclude(
 
 
 def _speaker(progress: bool) -> Callable[[str], None]:
-    """Lines of progress on standard error, the same on a terminal and in a log; or silence."""
+    """Returns a function that prints lines of progress on standard error, or nothing."""
 
     def say(line: str) -> None:
         if progress:

@@ -1,4 +1,4 @@
-"""The settings of a corpus: all that decides its outcome, from the recipe's section and the language's card."""
+"""Settings of a corpus: all that decides its outcome, from the recipe's section and the language's card."""
 
 from typing import Any
 
@@ -10,24 +10,37 @@ from kielo.recipe.sections import Corpus
 _WITHOUT_OUTCOME = {"sources", "max_bad_share", "workers"}
 
 
-def effective_settings(corpus: Corpus, card: Language) -> dict[str, Any]:
-    """Completes the recipe's section with the language card's values where the recipe leaves them open.
+def complete(corpus: Corpus, card: Language) -> Corpus:
+    """Returns the section with the language card's thresholds where the recipe leaves them open.
 
     Raises KieloError when the identifier does not know the language.
     """
     identifier = corpus.language_identifier
-    codes = card.identifier_codes.get(identifier)
-    if not codes:
-        known = [name for name, known_codes in card.identifier_codes.items() if known_codes]
+    if not card.identifier_codes.get(identifier):
+        known = [name for name, codes in card.identifier_codes.items() if codes]
         raise KieloError(
             f"corpus.language_identifier: {identifier} does not know {card.name}; "
             f"{' or '.join(known) or 'no identifier here'} does"
         )
-    settings = corpus.model_dump(exclude=_WITHOUT_OUTCOME)
-    for key in ("line_language_threshold", "document_language_threshold"):
-        if settings[key] is None:
-            settings[key] = getattr(card, key).get(identifier, 0.5)
-    return settings | {
+
+    def threshold(chosen: float | None, defaults: dict[str, float]) -> float:
+        return defaults.get(identifier, 0.5) if chosen is None else chosen
+
+    return corpus.model_copy(
+        update={
+            "line_language_threshold": threshold(
+                corpus.line_language_threshold, card.line_language_threshold
+            ),
+            "document_language_threshold": threshold(
+                corpus.document_language_threshold, card.document_language_threshold
+            ),
+        }
+    )
+
+
+def effective_settings(corpus: Corpus, card: Language) -> dict[str, Any]:
+    """Returns all that decides the outcome, for the manifest. Raises KieloError as `complete` does."""
+    return complete(corpus, card).model_dump(exclude=_WITHOUT_OUTCOME) | {
         # of two duplicates, the earlier source's stays
         "sources": [source.name for source in corpus.sources],
         "text_fields": [source.text_field for source in corpus.sources],
@@ -35,5 +48,5 @@ def effective_settings(corpus: Corpus, card: Language) -> dict[str, Any]:
         "language": card.code,
         "scripts": list(card.unicode_scripts),
         "letters": card.letters,
-        "identifier_codes": list(codes),
+        "identifier_codes": list(card.identifier_codes[corpus.language_identifier]),
     }

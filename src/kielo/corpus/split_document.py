@@ -1,6 +1,6 @@
-"""A document on its way through the corpus steps: split into lines and words once, for all of them.
+"""A document in the corpus steps, split into lines and words once, for all of them.
 
-datatrove's own filters split the text anew at every step, which costs more than all else they do (measured:
+datatrove's own filters split the text again at every step, which costs more than all else they do (measured:
 about 0.2 MB/s a core for its full chain). Here a step reads `lines` or `words()` and drops lines with
 `keep`; the text is joined again once, at the end. datatrove `Document` -> the same with its split.
 """
@@ -17,10 +17,10 @@ WORD = regex.compile(r"\p{L}[\p{L}\p{M}]*(?:['’\-][\p{L}\p{M}]+)*")
 
 @dataclass(slots=True)
 class SplitDocument(Document):
-    """A datatrove document whose truth is `lines`; `text` is empty until `join`.
+    """A datatrove document whose content is `lines`; `text` is empty until `join`.
 
-    `place` is (number of the source, number of the document in it): the order of the corpus, whoever worked
-    on it. `line_bytes` holds each line's UTF-8 bytes with its line end.
+    `place` is (number of the source, number of the document in it): the order of the corpus, whichever worker
+    had it. `line_bytes` holds each line's UTF-8 bytes with its line end.
     """
 
     source: str = ""
@@ -47,19 +47,19 @@ class SplitDocument(Document):
         self.lines = [line for line, flag in zip(self.lines, flags, strict=True) if flag]
 
     def words(self) -> list[list[str]]:
-        """The words of each line; split at the first call."""
+        """Returns the words of each line; split at the first call."""
         if self._words is None:
             self._words = [WORD.findall(line) for line in self.lines]
         return self._words
 
     def join(self) -> str:
-        """The document's text, also set as `text` for steps of datatrove that follow."""
+        """Returns the document's text, also set as `text` for steps of datatrove that follow."""
         self.text = "\n".join(self.lines)
         return self.text
 
 
 def split_document(text: str, id: str, source: str, place: tuple[int, int], metadata: dict) -> SplitDocument:
-    """A document from its raw text, split into lines."""
+    """Makes a document from its raw text, split into lines."""
     document = SplitDocument(text="", id=id, metadata=metadata, source=source, place=place)
     document.set_lines(text.splitlines())
     return document

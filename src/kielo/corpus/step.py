@@ -1,7 +1,6 @@
-"""What every corpus step is: a datatrove `PipelineStep` that accounts for each document, line and byte it
-drops.
+"""Base of every corpus step: a datatrove `PipelineStep` that counts documents, lines and bytes it drops.
 
-The counts travel home as datatrove statistics, which its executor sums over the workers; `funnel` reads them.
+The counts are sent as datatrove statistics, which the executor sums over the workers; `funnel` reads them.
 Documents in -> documents left, and counts by reason.
 """
 
@@ -50,19 +49,18 @@ class CorpusStep(PipelineStep):
         self.count("bytes_left", "", document.num_bytes)
 
     def report_tally(self) -> None:
-        """Hand the counts to datatrove, once: updating its running variance for every line would cost
-        seconds."""
+        """Hand the counts to datatrove, once: its running variance for every line would cost seconds."""
         for label, amount in self.tally.items():
             self.stat_update(label, value=amount)
         self.tally.clear()
 
 
 class LineFilter(CorpusStep):
-    """Drops lines; a document that loses all of them goes with the reason that took most of its bytes."""
+    """Drops lines; a document that loses all of them is dropped for the reason that took most bytes."""
 
     @abstractmethod
     def judge(self, document: SplitDocument) -> Sequence[str | None]:
-        """For each line None to keep it, or the reason to drop it."""
+        """Returns for each line None to keep it, or the reason to drop it."""
 
     def work(self, document: SplitDocument) -> bool:
         verdicts = self.judge(document)
@@ -86,7 +84,7 @@ class DocumentFilter(CorpusStep):
 
     @abstractmethod
     def judge(self, document: SplitDocument) -> str | None:
-        """None to keep the document, or the reason to drop it."""
+        """Returns None to keep the document, or the reason to drop it."""
 
     def work(self, document: SplitDocument) -> bool:
         reason = self.judge(document)

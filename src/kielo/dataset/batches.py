@@ -35,7 +35,7 @@ class Batch:
 
 
 class PhaseSteps(Protocol):
-    """What a phase says of its data; `resolve.resolved.Phase` has all of it."""
+    """Fields of a phase that its batches need; `resolve.resolved.Phase` has all of them."""
 
     number: int
     first_step: int
@@ -49,10 +49,10 @@ class PhaseSteps(Protocol):
 
 
 class Batches:
-    """Every step of a phase, computed when asked for: nothing is prefetched, nothing has to be restored.
+    """The batches of a phase, each computed on request: nothing is prefetched, nothing has to be restored.
 
-    folder: of the pack stage. longest_sequence_length: of the whole run. Raises KieloError for a folder that
-    is not packed or a mixture with an unknown source.
+    folder: the pack stage's output. longest_sequence_length: the longest of the whole run. Raises KieloError
+    for a folder that is not packed or a mixture with an unknown source.
     """
 
     def __init__(
@@ -114,8 +114,7 @@ class Batches:
 def heldout_batch(
     folder: Path | str, sequence_length: int, max_sequences: int, mask_documents: bool = False
 ) -> Batch:
-    """At most `max_sequences` sequences of the held-out text, at even distances through all of it, always the
-    same.
+    """Returns at most `max_sequences` sequences, evenly spaced in the held-out text, always the same ones.
 
     `samples` are sequence numbers of the held-out stream. Raises KieloError when nothing is held out.
     """
@@ -132,8 +131,7 @@ def heldout_batch(
 
 
 def document_numbers(shard: TokenShard, start_token: int, count: int) -> np.ndarray:
-    """Number in the shard, int64 [count], of the document that each token is of; end-of-text is its
-    document's."""
+    """Returns the number in the shard, int64 [count], of each token's document, end-of-text included."""
     offsets = shard.document_offsets
     first, last = np.searchsorted(offsets, [start_token, start_token + count - 1], side="right") - 1
     numbers = np.arange(first, last + 1)
@@ -142,7 +140,7 @@ def document_numbers(shard: TokenShard, start_token: int, count: int) -> np.ndar
 
 
 def packed_manifest(folder: Path | str) -> Manifest:
-    """The manifest of a finished tokens folder. Raises KieloError when it is not packed."""
+    """Returns the manifest of a tokens folder. Raises KieloError when the pack stage is not finished."""
     manifest = read_manifest(folder)
     if manifest is None:
         raise KieloError(f"{folder}: the pack stage is not finished; `kielo run RECIPE --to pack` does it")
@@ -150,8 +148,9 @@ def packed_manifest(folder: Path | str) -> Manifest:
 
 
 def open_shard(folder: Path | str, name: str) -> TokenShard:
-    """A source's shard of a tokens folder. Raises KieloError when its files have other sizes than the pack
-    stage wrote.
+    """Opens a source's shard in a tokens folder.
+
+    Raises KieloError when its files have other sizes than the pack stage wrote.
     """
     check_sizes(folder, packed_manifest(folder), [f"{name}.bin", f"{name}.idx"])
     return TokenShard(Path(folder) / name)
@@ -169,7 +168,7 @@ class _Reader:
         self._dtype = np.result_type(*(shard.dtype for shard in shards))
 
     def read(self, samples: np.ndarray, source: np.ndarray, sequence: np.ndarray) -> Batch:
-        """Batch of `sequence` [n] of the shards `source` [n]; `samples` are only noted in it."""
+        """Reads `sequence` [n] of the shards `source` [n] into a batch; `samples` are only stored in it."""
         tokens = np.empty((len(samples), self._length + 1), self._dtype)
         documents = np.zeros((len(samples), self._length), np.int32) if self._mask_documents else None
         counts = np.full(len(samples), self._length)  # of each sequence's labels
@@ -178,8 +177,7 @@ class _Reader:
             self._gather(tokens, counts, number, rows, sequence[rows])
             if documents is not None:
                 _mark_borders(documents, shard, rows, sequence[rows] * self._length, counts[rows])
-        # Narrow until here: the gathering moves a quarter of the bytes, and its widening is done in one
-        # sweep.
+        # The tokens are narrow until here: gathering moves a quarter of the bytes, one pass widens them.
         inputs, labels = tokens[:, :-1].astype(np.int64), tokens[:, 1:].astype(np.int64)
         for row in np.flatnonzero(counts < self._length):
             inputs[row, counts[row] :], labels[row, counts[row] :] = self._end, NOT_COUNTED
@@ -192,7 +190,7 @@ class _Reader:
     def _gather(
         self, tokens: np.ndarray, counts: np.ndarray, number: int, rows: np.ndarray, sequence: np.ndarray
     ) -> None:
-        """Into rows of `tokens` [n, s + 1]: the sequences of one shard, with the token after each."""
+        """Copies sequences of one shard, with the token after each, into rows of `tokens` [n, s + 1]."""
         whole, shard = self._whole[number], self._shards[number]
         is_whole = sequence < len(whole)
         tokens[rows[is_whole]] = whole[sequence[is_whole]]
@@ -205,9 +203,10 @@ class _Reader:
 def _mark_borders(
     documents: np.ndarray, shard: TokenShard, rows: np.ndarray, start_token: np.ndarray, count: np.ndarray
 ) -> None:
-    """Add 1 in `documents` [n, s] wherever a document begins inside one of the `rows`.
+    """Adds 1 in `documents` [n, s] wherever a document begins inside one of the `rows`.
 
-    start_token, count: of the shard's tokens in each row. A sum along the row then numbers the documents.
+    start_token, count: the range of the shard's tokens in each row. A sum along the row then numbers the
+    documents.
     """
     offsets = shard.document_offsets
     before = np.searchsorted(offsets, start_token, side="right")  # documents that begin no later than the row

@@ -1,13 +1,13 @@
-"""Which source each sample comes from: weights -> a periodic schedule with exact quotas.
+"""The mixture of sources: weights -> a periodic schedule that gives each sample a source, with exact quotas.
 
 A period of 2^18 samples is shared out by largest remainders (Hamilton's method), so over whole periods the
 mixture is exact. Inside it, blocks of 256 samples get their quotas by earliest deadline (Tijdeman 1980, "The
-chairman assignment problem"; it is optimal for unit jobs), so that after every single block each source has
+chairman assignment problem"; it is optimal for unit tasks), so that after every single block each source has
 had its share to within one sample. The order inside a block is shuffled. The schedule is a table of fixed
 size (2 MB), whatever the number of samples.
 
-The k-th sample of a source gets turn k, so what has been drawn of a source is always a prefix: that is what
-lets a phase end at any sample and be described by one offset for each source.
+The k-th sample of a source gets turn k, so what has been drawn of a source is always a prefix. Therefore a
+phase can end at any sample, and one offset for each source describes where it ended.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ BLOCKS_PER_PERIOD = 1024
 
 
 def share_out(weights: Sequence[float], total: int) -> np.ndarray:
-    """Whole numbers int64 [sources] that add up to `total`, by largest remainders; none is below one.
+    """Returns whole numbers, int64 [sources], that add up to `total`, by largest remainders; none is 0.
 
     A source too small for the period still gets one sample in it: a text that the user named is never
     silently left out. Ties go to the earlier source.
@@ -45,7 +45,7 @@ def share_out(weights: Sequence[float], total: int) -> np.ndarray:
 
 
 def share_out_blocks(quotas: np.ndarray, num_blocks: int) -> np.ndarray:
-    """How many samples of each source each block holds: int64 [num_blocks, sources].
+    """Returns the number of samples of each source in each block: int64 [num_blocks, sources].
 
     Every row adds up to the block's size and every column to its quota; after b blocks source i has had
     floor or ceiling of quotas[i] * b / num_blocks.
@@ -88,21 +88,20 @@ class Mixture:
         return np.take_along_axis(ordered, places, axis=1).ravel().astype(np.int32)
 
     def locate(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Sample of the phase, int64 [n] -> its source [n] and its turn there [n] (0 is the source's
-        first)."""
+        """Returns source [n] and turn [n] of samples of the phase, int64 [n]; a source's first turn is 0."""
         period, place = np.divmod(index, self.period_samples)
         source = self._source[place].astype(np.int64)
         return source, period * self.quotas[source] + self._turn[place]
 
     def taken(self, num_samples: int) -> list[int]:
-        """Samples of each source among the first `num_samples` of the phase."""
+        """Returns the number of samples of each source among the first `num_samples` of the phase."""
         periods, rest = divmod(num_samples, self.period_samples)
         part = np.bincount(self._source[:rest], minlength=len(self.quotas))
         return [periods * int(quota) + int(count) for quota, count in zip(self.quotas, part)]
 
 
 def _turns(source: np.ndarray, quotas: np.ndarray) -> np.ndarray:
-    """For each place of the period: how many earlier places have the same source."""
+    """Counts, for each place of the period, the earlier places with the same source."""
     first_of_source = np.repeat(np.cumsum(quotas) - quotas, quotas)
     turns = np.empty(len(source), dtype=np.int32)
     turns[np.argsort(source, kind="stable")] = np.arange(len(source)) - first_of_source

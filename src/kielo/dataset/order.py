@@ -21,9 +21,10 @@ from kielo.dataset.permutation import LARGEST_SIZE, key_from, keys_of_epochs, pe
 
 @dataclass(frozen=True)
 class OrderSource:
-    """`num_tokens` are the tokens that have a next token to predict: one less than the source's stream holds.
+    """One source of a phase.
 
-    `weight`: share of the samples, relative to the other sources'.
+    num_tokens: the tokens that have a next token to predict, one less than the source's stream holds. weight:
+    share of the samples, relative to the other sources'.
     """
 
     name: str
@@ -33,7 +34,7 @@ class OrderSource:
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of a run with one sequence length, batch and mixture.
+    """A range of a run's steps with one sequence length, batch and mixture.
 
     `longest_sequence_length` is that of the whole run, a multiple of every phase's length, and must stay the
     same in all its phases. `offsets`: source name -> tokens drawn from it before this phase, over all epochs.
@@ -48,7 +49,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Located:
-    """Where samples are, int64 [n] each.
+    """The places of samples in their sources, int64 [n] each.
 
     `sequence` i of a source at length s predicts tokens i*s+1 .. i*s+s of its stream. `seen_tokens`: how many
     of the sequence's first tokens an earlier phase has trained on (0 except at a phase's first sequence).
@@ -73,7 +74,7 @@ class Order:
             raise ValueError("two sources have one name: " + repr([source.name for source in sources]))
         self.seed, self.phase, self.sources = seed, phase, tuple(sources)
         self.mixture = Mixture([s.weight for s in sources], key_from("mixture", seed, phase.number))
-        self._pieces = longest // length  # sequences in a text block
+        self._sequences_per_block = longest // length
         tokens = np.array([source.num_tokens for source in sources], dtype=np.int64)
         self._num_sequences = -(-tokens // length)
         self._whole_blocks = tokens // longest
@@ -85,22 +86,24 @@ class Order:
         self._seen_tokens = drawn % length
 
     def locate(self, samples: np.ndarray) -> Located:
-        """Where global samples are. int64 [n], none before the phase's first -> Located of [n]."""
+        """Locates global samples. int64 [n], none before the phase's first -> Located of [n]."""
         index = np.atleast_1d(np.asarray(samples, dtype=np.int64)) - self.phase.first_sample
         if len(index) and index.min() < 0:
             raise ValueError(f"phase {self.phase.number} starts at sample {self.phase.first_sample}")
         source, turn = self.mixture.locate(index)
         epoch, place = np.divmod(turn + self._first_draw[source], self._num_sequences[source])
-        block, piece = (place, 0) if self._pieces == 1 else np.divmod(place, self._pieces)
+        block, within = (
+            (place, 0) if self._sequences_per_block == 1 else np.divmod(place, self._sequences_per_block)
+        )
         whole = np.flatnonzero(block < self._whole_blocks[source])  # the rest is the stream's tail
         shuffled, its_source = block.copy(), source[whole]
         keys = keys_of_epochs(self._key[its_source], epoch[whole])
         shuffled[whole] = permute(block[whole], self._whole_blocks[its_source], keys)
         seen_tokens = np.where(turn == 0, self._seen_tokens[source], 0)
-        return Located(source, epoch, shuffled * self._pieces + piece, seen_tokens)
+        return Located(source, epoch, shuffled * self._sequences_per_block + within, seen_tokens)
 
     def offsets_at(self, sample: int) -> dict[str, int]:
-        """Tokens drawn from each source before global `sample`: what a phase that starts there records.
+        """Returns the tokens drawn from each source before global `sample`: the offsets of the next phase.
 
         Sources of earlier phases that this one leaves out keep their offsets.
         """
@@ -114,7 +117,6 @@ class Order:
         return offsets
 
     def epochs_at(self, sample: int) -> dict[str, float]:
-        """How often each source has been read before global `sample`, earlier phases included (1.5: once and
-        a half)."""
+        """Returns the epochs (such as 1.5) read of each source before global `sample`, in all phases."""
         offsets = self.offsets_at(sample)
         return {source.name: offsets.get(source.name, 0) / source.num_tokens for source in self.sources}

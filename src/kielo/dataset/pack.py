@@ -37,7 +37,7 @@ ROUND_TRIP_EVERY = 64  # documents; decoding all of them would take as long as e
 
 
 def pack(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Path) -> Manifest:
-    """Write the token shards. A folder that is current already is left alone and its manifest returned.
+    """Writes the token shards. A folder that is already current stays as it is, and its manifest is returned.
 
     counts: {"sources": {name: {"tokens", "documents", "bytes"}}, "heldout": {same}, "round_trip": {"checked",
     "exact"}}; tokens include end-of-text, bytes are the text's UTF-8. Raises KieloError for a source without
@@ -79,6 +79,8 @@ class _Shard:
 
 
 class _Packing:
+    """The shards of a pack stage in the making: documents are added in batches, then checked and counted."""
+
     def __init__(self, folder: Path, tokenizer: TextTokenizer, recipe: Recipe):
         self._folder, self._tokenizer, self._recipe = folder, tokenizer, recipe
         self._end, self._vocab_size = end_of_text_id(tokenizer), vocabulary_size(tokenizer)
@@ -148,7 +150,7 @@ class _Packing:
         for document, back in zip(documents[chosen], decode(self._tokenizer, rows[chosen])):
             self._checked += 1
             self._exact += document["text"] == back
-            # A ready tokenizer may normalise; then the share is told and nothing more can be asked of it.
+            # A ready tokenizer may normalise; then the share of exact texts is reported, and no more.
             if document["text"] != back and not self._recipe.tokenizer.path:
                 raise KieloError(
                     f"document {document['id']}: the tokenizer does not give its text back; train it again"

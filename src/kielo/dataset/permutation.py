@@ -17,7 +17,7 @@ _ROUND_CONSTANTS = [np.uint64(_GOLDEN * (number + 1) % 2**64) for number in rang
 
 
 def key_from(*parts: int | str) -> int:
-    """64-bit key of the parts, the same in every process and version of Python (unlike `hash`)."""
+    """Returns a 64-bit key of the parts, the same in every process and version of Python (unlike `hash`)."""
     return xxhash.xxh3_64_intdigest("\x1f".join(str(part) for part in parts).encode())
 
 
@@ -32,12 +32,12 @@ def scramble(values: np.ndarray) -> np.ndarray:
 
 
 def keys_of_epochs(key: np.ndarray, epoch: np.ndarray) -> np.ndarray:
-    """One key for each (key, epoch). uint64 [n], int64 [n] -> uint64 [n]."""
+    """Returns one key for each (key, epoch). uint64 [n], int64 [n] -> uint64 [n]."""
     return scramble(key + epoch.astype(np.uint64) * np.uint64(_GOLDEN))
 
 
 def permute(index: np.ndarray, size: np.ndarray | int, key: np.ndarray | int) -> np.ndarray:
-    """Where each index goes under the permutation of 0..size-1 that `key` names.
+    """Returns the place of each index under the permutation of 0..size-1 that `key` names.
 
     index: int64 [n], each 0 <= index < size; size and key: scalars or [n], so that one call serves many
     permutations. Returns int64 [n]. Raises ValueError for an index or a size out of range.
@@ -62,8 +62,7 @@ def permute(index: np.ndarray, size: np.ndarray | int, key: np.ndarray | int) ->
 
 
 class _Network:
-    """Feistel networks, one for each element, over 2^bits >= size indices: the halves may differ by one
-    bit."""
+    """Feistel networks, one for each element, over 2^bits >= size indices; halves may differ by one bit."""
 
     def __init__(self, size: np.ndarray, key: np.ndarray):
         bits = np.maximum(np.frexp((size - 1).astype(np.float64))[1], 2).astype(np.uint64)
@@ -84,7 +83,7 @@ class _Network:
 
 
 def _round(half: np.ndarray, key: np.ndarray, number: int) -> np.ndarray:
-    """32 mixed bits of (half, key, round): half of `scramble`, enough for a round and half its time."""
+    """Mixes (half, key, round) to 32 bits: half of `scramble`, enough for a round and half its time."""
     values = half * _MULTIPLIER
     values += key
     values += _ROUND_CONSTANTS[number]

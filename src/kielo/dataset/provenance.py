@@ -1,8 +1,8 @@
-"""What a run's tokens were made of, compared with what lies beside them now: one place, for every verb that
-uses both.
+"""The provenance of a run's tokens, compared with the run folder and the recipe as they are now.
 
-The manifest of RUN/tokens has the hashes of the corpus and the tokenizer that it was packed from, and theirs
-have what the recipe said then. A checkpoint says of which tokens and which tokenizer it is.
+The manifest of RUN/tokens has the hashes of the corpus and the tokenizer that it was packed from; the
+manifests of these two have the recipe's settings of that time. A checkpoint names its tokens and its
+tokenizer. Every verb that uses two of them compares them here.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ SHOWN_DIGITS = 12  # of a hash, in messages
 
 
 def check_tokenizer(run_folder: Path | str) -> None:
-    """Raise KieloError unless RUN/tokenizer is the one that RUN/tokens was packed with."""
+    """Raises KieloError unless RUN/tokenizer is the one that RUN/tokens was packed with."""
     tokens_folder, folder = Path(run_folder) / "tokens", Path(run_folder) / "tokenizer"
     made_with = packed_manifest(tokens_folder).inputs.get("tokenizer")
     if made_with is None:
@@ -44,8 +44,9 @@ def check_tokenizer(run_folder: Path | str) -> None:
 
 
 def check_recipe(recipe: Recipe, run_folder: Path | str) -> None:
-    """Raise KieloError, naming the keys, where the recipe asks for another text than RUN/tokens holds, and
-    where RUN/corpus was made anew since. A corpus that is no longer there is not asked.
+    """Raises KieloError, naming the keys, where the recipe asks for another text than RUN/tokens holds.
+
+    Also raises it where RUN/corpus was made again since. A corpus that is no longer there is not compared.
     """
     run_folder = Path(run_folder)
     tokens = packed_manifest(run_folder / "tokens")
@@ -57,9 +58,9 @@ def check_recipe(recipe: Recipe, run_folder: Path | str) -> None:
         and hash_manifest(run_folder / "corpus") != packed_corpus
     ):
         raise KieloError(
-            f"{run_folder / 'corpus'}: was made anew after {run_folder / 'tokens'} was packed from it. What "
+            f"{run_folder / 'corpus'}: was made again after {run_folder / 'tokens'} was packed from it. What "
             f"would work: `kielo run RECIPE --to pack` packs it; or move {run_folder / 'corpus'} away to go "
-            "on with the tokens that there are"
+            "on with the present tokens"
         )
     changed = [
         *_changes_of_tokens(recipe, tokens),
@@ -69,15 +70,16 @@ def check_recipe(recipe: Recipe, run_folder: Path | str) -> None:
     if changed:
         lines = "\n".join(f"  - {change}" for change in dict.fromkeys(changed))
         raise KieloError(
-            f"{run_folder / 'tokens'}: was packed by a recipe that said otherwise:\n{lines}\nWhat would "
-            "work: the old values; `kielo run RECIPE --to pack`, which makes the text anew; or --set "
+            f"{run_folder / 'tokens'}: was packed by a recipe with other values:\n{lines}\nWhat would "
+            "work: the old values; `kielo run RECIPE --to pack`, which makes the text again; or --set "
             "name=… where the run has checkpoints"
         )
 
 
 def check_tokens(plain: Mapping[str, Any], run_folder: Path | str) -> None:
-    """Raise KieloError unless a checkpoint was trained on RUN/tokens, with RUN/tokenizer. plain: its plain
-    state.
+    """Raises KieloError unless a checkpoint was trained on RUN/tokens with RUN/tokenizer.
+
+    plain: the checkpoint's plain state.
     """
     folder = Path(run_folder) / "tokens"
     check_tokenizer(run_folder)
@@ -92,11 +94,10 @@ def check_tokens(plain: Mapping[str, Any], run_folder: Path | str) -> None:
 
 
 def check_tokenizer_of_checkpoint(plain: Mapping[str, Any], run_folder: Path | None, folder: Path) -> None:
-    """Raise KieloError if `folder` is known to hold another tokenizer than the one that a checkpoint was
-    trained with.
+    """Raises KieloError if `folder` is known to hold another tokenizer than a checkpoint was trained with.
 
-    plain: the checkpoint's plain state, which names it; those of versions before do not, and then RUN/tokens
-    is asked, if the run's folder is known and its tokens are those of the checkpoint.
+    plain: the checkpoint's plain state, which names its tokenizer. Plain states of earlier versions do not;
+    then RUN/tokens decides, if the run's folder is known and its tokens are those of the checkpoint.
     """
     found, made_with = tokenizer_hash(folder), plain.get("tokenizer_hash")
     if not made_with and run_folder is not None and _has_tokens_of(plain, run_folder):
@@ -148,7 +149,7 @@ def _changes_of_corpus(recipe: Recipe, corpus: Manifest | None) -> Iterator[str]
 
 
 def _changes(prefix: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Keys that both know: a manifest of an earlier version may lack some."""
+    """Yields the changed keys among those that both have: a manifest of an earlier version may lack some."""
     for key, value in as_json(now).items():
         if key in before and before[key] != value:
             yield f"{prefix}{key}: was {before[key]!r}, is now {value!r}"

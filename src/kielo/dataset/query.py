@@ -1,4 +1,4 @@
-"""Which documents made a step: (tokens folder, step) -> rows, computed from the order; nothing was logged."""
+"""The documents of a step: (tokens folder, step) -> rows, computed from the order; nothing was logged."""
 
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ def documents_of_step(
     end_of_text_id: int,
     step: int,
 ) -> list[dict[str, Any]]:
-    """One row for each piece of a document in each sequence of `step`, one of `phase`, in the samples' order.
+    """Returns one row for each part of a document in each sequence of `step`, which is in `phase`.
 
-    Rows: {"sample", "source", "epoch", "sequence", "document" (its id), "tokens" (of it in the sequence)}.
-    Raises KieloError when the list of ids does not fit the shard.
+    Rows, in the samples' order: {"sample", "source", "epoch", "sequence", "document" (its id), "tokens" (of
+    it in the sequence)}. Raises KieloError when the list of ids does not fit the shard.
     """
     batches = Batches(folder, seed, phase, longest_sequence_length, end_of_text_id, False)
     samples = batches.samples(step)
@@ -29,7 +29,7 @@ def documents_of_step(
     for sample, source, epoch, sequence in zip(
         samples.tolist(), located.source.tolist(), located.epoch.tolist(), located.sequence.tolist()
     ):
-        for number, tokens in _pieces(batches.shards[source], sequence, phase.sequence_length):
+        for number, tokens in _parts(batches.shards[source], sequence, phase.sequence_length):
             rows.append(
                 {
                     "sample": sample,
@@ -51,15 +51,15 @@ def documents_of_step(
     return rows
 
 
-def _pieces(shard: TokenShard, sequence: int, sequence_length: int) -> list[tuple[int, int]]:
-    """(document's number in the shard, its tokens in the sequence's inputs)."""
+def _parts(shard: TokenShard, sequence: int, sequence_length: int) -> list[tuple[int, int]]:
+    """Returns (document's number in the shard, its tokens in the sequence's inputs) for each document."""
     start = sequence * sequence_length
     numbers = document_numbers(shard, start, min(sequence_length, shard.num_tokens - 1 - start)).tolist()
     return [(number, numbers.count(number)) for number in dict.fromkeys(numbers)]
 
 
 def _read_ids(folder: Path, source: str, numbers: set[int]) -> dict[int, str]:
-    """Ids of the documents with these numbers; the list is streamed, for it may be longer than memory."""
+    """Reads the ids of the documents with these numbers; the file, which may be large, is streamed."""
     path, last = folder / f"{source}.ids.txt", max(numbers)
     found: dict[int, str] = {}
     if not path.is_file():

@@ -11,7 +11,7 @@ from typing import Literal
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model
 
-# Keys that few families read: set for another, they would be passed over in silence.
+# Keys that few families read. For other families they are refused, because they would have no effect.
 _RARE_KEYS = (
     "query_pre_attn_scalar",
     "attn_logit_softcapping",
@@ -24,7 +24,7 @@ _RARE_KEYS = (
 
 @dataclass(frozen=True)
 class LayerParts:
-    """What a layer of a family is made of; its checks, and the planner's bytes and seconds, follow from it.
+    """The parts of a family's layer, from which its checks and the planner's bytes and seconds follow.
 
     mlp_matrices: 3 for a gated MLP, else 2. norms: those of whole hidden states. norm: "layer" is torch's
     LayerNorm; "rms" is RMSNorm, whose result is rounded before it is weighted; "rms_fp32" rounds after that.
@@ -39,7 +39,7 @@ class LayerParts:
 
 
 def check(config: Model, parts: LayerParts, reads: Iterable[str] = (), others: Iterable[str] = ()) -> None:
-    """KieloError naming every key that is missing or does not fit the others.
+    """Raises KieloError naming every key that is missing or does not fit the others.
 
     reads: those of `_RARE_KEYS` that the model reads. others: a family's own complaints.
     """
@@ -73,9 +73,7 @@ def check(config: Model, parts: LayerParts, reads: Iterable[str] = (), others: I
 
 
 def only_all_heads(config: Model) -> Iterable[str]:
-    """The complaints of a family that has heads of one kind: no groups, hidden_size wide together, no
-    windows.
-    """
+    """Yields the complaints of a family without grouped heads and windows, whose heads fill hidden_size."""
     heads, kind = config.num_attention_heads, config.model_type
     if config.num_key_value_heads not in (None, heads):
         yield (
@@ -93,14 +91,14 @@ def only_all_heads(config: Model) -> Iterable[str]:
 
 
 def only(config: Model, **values: object) -> Iterable[str]:
-    """The complaints of a family that has no choice but the one value for each of these keys."""
+    """Yields the complaints of a family that has only one value for each of these keys."""
     for key, value in values.items():
         if getattr(config, key) not in (None, value):
             yield f"model.{key} = {getattr(config, key)!r}: a {config.model_type} model has {value!r}"
 
 
 def attention_parameters(config: Model, bias: bool, output_bias: bool) -> int:
-    """The four matrices and their biases."""
+    """Counts the parameters of the four matrices and their biases."""
     hidden = config.hidden_size
     q_width = config.num_attention_heads * config.head_dim
     kv_width = config.num_key_value_heads * config.head_dim
@@ -122,18 +120,18 @@ def plain_mlp_parameters(config: Model, bias: bool) -> int:
 
 
 def embedding_parameters(config: Model) -> int:
-    """One row of hidden_size for each token that exists."""
+    """Counts one row of hidden_size for each token that exists."""
     return config.vocab_size * config.hidden_size
 
 
 def layer_types(config: Model) -> tuple[str, ...]:
-    """ "full_attention" or "sliding_attention" for each layer; a window without types is every layer's."""
+    """Returns each layer's "full_attention" or "sliding_attention"; a window without types is all layers'."""
     kind = "full_attention" if config.sliding_window is None else "sliding_attention"
     return config.layer_types or (kind,) * config.num_hidden_layers
 
 
 def flops_per_token(config: Model, multiplied_parameters: int, sequence_length: int) -> int:
-    """Model FLOPs of one trained token, forward and backward, no recomputation.
+    """Computes the model FLOPs of one trained token, forward and backward, without recomputation.
 
     6 for each parameter that a token is multiplied with (Kaplan et al. 2020, arXiv:2001.08361) and, for
     causal attention, 12 × width × the keys that a query sees on average: half a sequence, or of a window w in

@@ -1,7 +1,7 @@
 """The model families Kielo knows, and how a Hugging Face `config.json` becomes a `[model]` section.
 
-Torch-free: a login node plans with it. Data in: Hugging Face's word for a kind of model ("qwen3") or a
-`config.json`; data out: one of the family's four files as a module, or a complete `recipe.sections.Model`.
+Torch-free: a login node plans with it. Data in: Hugging Face's model_type ("qwen3") or a `config.json`; data
+out: one of the family's four files as a module, or a complete `recipe.sections.Model`.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import Model
 
-# Kinds of model that are near one of these, and what there is instead.
+# Kinds of model that are similar to one of these, and the reason why each is refused.
 _REFUSED = {
     "gemma3": "reads images too; only text models are known here: one whose config.json says gemma3_text "
     "(such as Gemma 3 270M and 1B)",
@@ -23,26 +23,23 @@ _REFUSED = {
 
 
 def module(model_type: str, part: Literal["count", "tensor_parallel_plan", "names", "model"]) -> ModuleType:
-    """One of the four files of a family; only `model` imports torch. KieloError for a family that is not
-    here.
-    """
+    """Imports one of a family's four files; only `model` imports torch. KieloError for an unknown family."""
     if model_type not in FAMILIES:
         raise KieloError(
             f"model.model_type = {model_type!r} is not a family here; known: {', '.join(FAMILIES)}"
         )
-    return importlib.import_module(f"kielo.models.{FAMILIES[model_type][0]}.{part}")
+    return importlib.import_module(f"kielo.models.{FAMILIES[model_type].folder}.{part}")
 
 
 def build_model(config: Model) -> Any:
-    """The family's nn.Module for a complete `config`, on the default device. Imports torch."""
-    return getattr(module(config.model_type, "model"), FAMILIES[config.model_type][1])(config)
+    """Builds the family's nn.Module for a complete `config`, on the default device. Imports torch."""
+    return getattr(module(config.model_type, "model"), FAMILIES[config.model_type].class_name)(config)
 
 
 def complete(model: Model, max_position_embeddings: int) -> Model:
-    """`model` with every key set that follows from others or is its family's default; vocab_size is the
-    caller's.
+    """Returns `model` with every key set that follows from others or is its family's default.
 
-    KieloError for a model.rope_scaling that does not fit.
+    vocab_size is left to the caller. Raises KieloError for a model.rope_scaling that does not fit.
     """
     defaults = module(model.model_type, "names").DEFAULTS
     base, scaling = normalise_rope(model.rope_theta, model.rope_scaling, max_position_embeddings)
@@ -58,7 +55,7 @@ def complete(model: Model, max_position_embeddings: int) -> Model:
 
 
 def read_hf_config(path: str | Path) -> Model:
-    """A complete `Model` from a Hugging Face `config.json`, in the spelling of transformers 4 or 5.
+    """Reads a complete `Model` from a Hugging Face `config.json`, in the spelling of transformers 4 or 5.
 
     `path` is the file or the folder that holds it. Keys that do not change the maths are ignored; a key whose
     value asks for something Kielo does not do is refused by name.

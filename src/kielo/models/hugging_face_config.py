@@ -1,4 +1,4 @@
-"""What every family needs to read a Hugging Face `config.json`; torch-free.
+"""Reading of a Hugging Face `config.json`, as every family needs it; torch-free.
 
 Data in: the file's dict; data out: values under our keys. A key that is left out means what it means to
 transformers. Keys that do not change the maths are ignored; a value of another kind than the key's, and one
@@ -13,7 +13,7 @@ from kielo.recipe.errors import KieloError
 
 DEFAULT_ROPE_THETA = 10_000.0
 LAYER_KINDS = ("full_attention", "sliding_attention")
-# More than any model has: what lies beyond is a damaged file, and not to be given memory.
+# More than any model has: larger numbers come from a damaged file and must not allocate memory.
 _LARGEST_SIZE, _MOST_LAYERS = 2**24, 10_000
 _ROPE_KEYS = {
     "default": (),
@@ -26,10 +26,10 @@ _NO_NULL = object()
 
 
 class ConfigReader:
-    """Reads keys off one config and collects what stands against it; `done` raises it all at once.
+    """Reads keys of one config and collects complaints; `done` raises them all at once.
 
-    default: what transformers takes for a key that is not there. null: what null means, where it may be
-    given. A value that is complained about is replaced by the default, so that reading can go on.
+    default: transformers' value for a key that is left out. null: the meaning of null, where null is allowed.
+    A value with a complaint is replaced by the default, so that reading can go on.
     """
 
     def __init__(self, config: Mapping[str, Any], where: str):
@@ -37,31 +37,31 @@ class ConfigReader:
         self._complaints: list[str] = []
 
     def size(self, *names: str, default: int, null: Any = _NO_NULL) -> Any:
-        """A whole number from 1 on, under any of `names`."""
+        """Reads a whole number from 1 on, under any of `names`."""
         return self._value(names, default, null, _is_size, f"a whole number from 1 to {_LARGEST_SIZE:,}")
 
     def layers(self, *names: str, default: int) -> int:
-        """The number of layers."""
+        """Reads the number of layers."""
         return self._value(
             names, default, _NO_NULL, lambda value: _is_size(value) and value <= _MOST_LAYERS,
             f"a whole number from 1 to {_MOST_LAYERS:,}",
         )  # fmt: skip
 
     def whole(self, name: str, default: int) -> int:
-        """A whole number from 0 on."""
+        """Reads a whole number from 0 on."""
         return self._value(
             (name,), default, _NO_NULL, lambda value: type(value) is int and value >= 0, "a whole number"
         )
 
     def number(self, *names: str, default: float | None, null: Any = _NO_NULL) -> Any:
-        """A finite number above 0."""
+        """Reads a finite number above 0."""
         return self._value(names, default, null, _is_positive, "a number above 0")
 
     def switch(self, name: str, default: bool) -> bool:
         return self._value((name,), default, _NO_NULL, lambda value: isinstance(value, bool), "true or false")
 
     def only(self, name: str, *known: Any) -> Any:
-        """Complain about any value but the `known`; the first is the default, also for null."""
+        """Reads a value, and complains unless it is `known`; the first is the default, also for null."""
         _, value = self._found((name,))
         if value is _NOT_THERE or value is None:
             return known[0]
@@ -74,7 +74,7 @@ class ConfigReader:
         return value
 
     def layer_types(self, without: Sequence[str]) -> tuple[str, ...]:
-        """One for each layer; `without` where the key is not there or null."""
+        """Reads a kind for each layer; `without` where the key is left out or null."""
 
         def fits(value: Any) -> bool:
             return (
@@ -87,9 +87,7 @@ class ConfigReader:
         return tuple(self._value(("layer_types",), without, without, fits, expected))
 
     def windows(self, layers: int, full_every: int) -> dict[str, Any]:
-        """layer_types and sliding_window where every `full_every`-th layer sees all unless the config says
-        otherwise.
-        """
+        """Reads layer_types and sliding_window; by default every `full_every`-th layer has no window."""
         kinds = [
             "sliding_attention" if number % full_every else "full_attention"
             for number in range(1, layers + 1)
@@ -102,7 +100,7 @@ class ConfigReader:
         return {"layer_types": kinds, "sliding_window": window}
 
     def head_dim(self, hidden: int, heads: int) -> int:
-        """What hidden_size leaves for each head; a complaint where heads do not divide it."""
+        """Returns hidden_size / heads, rounded down; complains where heads do not divide it."""
         if hidden % heads:
             self._complaints.append(f"hidden_size {hidden} is no multiple of the {heads} attention heads")
         return max(1, hidden // heads)
@@ -111,16 +109,14 @@ class ConfigReader:
         self._complaints.append(complaint)
 
     def rope(self, default_theta: float, max_position_embeddings: int) -> tuple[float, dict[str, Any] | None]:
-        """(base, scaling), as `normalise_rope` gives them; call it after `done`."""
+        """Reads (base, scaling), as `normalise_rope` returns them, and calls `done`."""
         self.only("partial_rotary_factor", 1.0)
         theta = self.number("rope_theta", default=default_theta)
         self.done()
         return normalise_rope(theta, self.rope_section(), max_position_embeddings, f"{self.where}: ")
 
     def rope_section(self) -> Any:
-        """The dict that says how positions are stretched: transformers 4's before transformers
-        5's, as there.
-        """
+        """Returns the dict of RoPE scaling: transformers 4's before 5's, as transformers does."""
         return self._config.get("rope_scaling") or self._config.get("rope_parameters")
 
     def ropes(
@@ -131,12 +127,11 @@ class ConfigReader:
         default_windowed: float | None,
         positions: int,
     ) -> tuple[float, dict[str, Any] | None, float]:
-        """(base, scaling, base of windowed layers), of families whose windowed layers turn otherwise than the
-        full ones.
+        """Reads (base, scaling, base of windowed layers), for families with another RoPE in windowed layers.
 
         transformers 5 writes `rope_parameters` with a dict for each kind of layer; transformers 4 writes the
-        `rope_scaling` of the full ones, beside a base each. A default of None: the key must be there.
-        Windowed layers are not stretched: a config that asks for that is refused.
+        `rope_scaling` of full layers, and a base for each kind. A default of None: the key is required.
+        A config with a scaling of windowed layers is refused.
         """
         by_kind, where = self._config.get("rope_parameters"), f"{self.where}: "
         if by_kind is None:
@@ -159,7 +154,9 @@ class ConfigReader:
         base, scaling = normalise_rope(None, by_kind["full_attention"], positions, where)
         windowed_base, windowed_scaling = normalise_rope(None, by_kind["sliding_attention"], positions, where)
         if windowed_scaling is not None:
-            raise KieloError(f"{where}rope_parameters.sliding_attention is stretched, which is not supported")
+            raise KieloError(
+                f"{where}rope_parameters.sliding_attention has a scaling, which is not supported"
+            )
         return base, scaling, windowed_base
 
     def done(self) -> None:
@@ -171,9 +168,7 @@ class ConfigReader:
             raise KieloError(f"{self.where}: " + "; ".join(dict.fromkeys(self._complaints)))
 
     def _found(self, names: Sequence[str]) -> tuple[str, Any]:
-        """The first of `names` that is there, and its value; a complaint where two of them say different
-        things.
-        """
+        """Returns the first of `names` in the config, and its value; complains where two of them differ."""
         there = [name for name in names if name in self._config]
         there = [name for name in there if self._config[name] is not None] or there
         for other in there[1:]:
@@ -207,12 +202,12 @@ def normalise_rope(
     where: str = "model.",
     rotary_share: float = 1.0,
 ) -> tuple[float, dict[str, Any] | None]:
-    """(base, scaling) in one spelling from any of Hugging Face's three.
+    """Returns (base, scaling) in one spelling from any of Hugging Face's three.
 
     transformers 4 writes `rope_theta` beside `rope_scaling` {"type" or "rope_type", …}; transformers 5 writes
-    `rope_parameters` with both inside. Out comes the base, and None ("default") or a dict of "rope_type" and
-    just the numbers that type uses. rotary_share: what part of each head turns, where a family has a say in
-    it. KieloError for other types, for missing numbers and for what is no number.
+    `rope_parameters` with both inside. scaling is None ("default") or a dict of "rope_type" and just the
+    numbers that this type uses. rotary_share: the rotated share of each head, for families in which it
+    varies. Raises KieloError for other types, for missing numbers and for values that are no numbers.
     """
     if not isinstance(scaling, Mapping | None):
         raise KieloError(
@@ -261,7 +256,7 @@ def normalise_rope(
 
 
 def _refuse_unlike_numbers(scaling: Mapping[str, Any], where: str) -> None:
-    """KieloError for a value of `scaling` that should be a number above 0, or null, and is not."""
+    """Raises KieloError for a value of `scaling` that should be null or a number above 0, and is not."""
     for key in (
         *dict.fromkeys(key for keys in _ROPE_KEYS.values() for key in keys),
         "mscale",
@@ -276,9 +271,7 @@ def _refuse_unlike_numbers(scaling: Mapping[str, Any], where: str) -> None:
 
 
 def _with_yarn_defaults(scaling: dict[str, Any]) -> dict[str, Any]:
-    """What transformers takes for the numbers that are not there (Peng et al. 2023, arXiv:2309.00071,
-    equation 22).
-    """
+    """Adds transformers' values for missing numbers (Peng et al. 2023, arXiv:2309.00071, equation 22)."""
 
     def sharpness(mscale: float) -> float:
         return 1.0 if scaling["factor"] <= 1 else 0.1 * mscale * math.log(scaling["factor"]) + 1.0
@@ -296,7 +289,7 @@ def _with_yarn_defaults(scaling: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_positive(value: Any) -> bool:
-    """A finite number above 0, and no bool."""
+    """Returns True for a finite number above 0 that is no bool."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:
@@ -310,8 +303,9 @@ def _is_size(value: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    """`repr`, cut: a damaged file may hold anything. An int of any length has one, which Python refuses to
-    write out.
+    """Returns a short `repr` of any value, as a damaged file may hold it.
+
+    An int of thousands of digits has a `repr` too, but Python refuses to write it.
     """
     try:
         text = repr(value)

@@ -1,6 +1,6 @@
 """Every parameter of a model with its shape, from the `[model]` section alone; torch-free.
 
-Names are those of a family's `names.py`; a test holds that shapes are those of its `model.py`.
+Names are those of a family's `names.py`; a test compares the shapes with those of its `model.py`.
 """
 
 from kielo.models.families import module
@@ -11,7 +11,7 @@ _INTO_HEADS = {"q": "num_attention_heads", "k": "num_key_value_heads", "v": "num
 
 
 def parameter_shapes(config: Model) -> dict[str, tuple[int, ...]]:
-    """Name → whole shape, in the model's order, for a complete `config`; a tied head is not there."""
+    """Returns name → whole shape, in the model's order, for a complete `config`; a tied head is left out."""
     family = config.model_type
     plan = module(family, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN
     names = module(family, "names").to_hugging_face(config)
@@ -31,7 +31,7 @@ def _shape(config: Model, name: str, plan: dict[str, str]) -> tuple[int, ...]:
 
 
 def _matrix(config: Model, last: str) -> tuple[int, int]:
-    """(rows, columns) of the matrix in the module that is called so."""
+    """Returns (rows, columns) of the matrix in a module, by the last part of the module's name."""
     hidden, middle = config.hidden_size, config.intermediate_size
     if last in _INTO_HEADS:
         return getattr(config, _INTO_HEADS[last]) * config.head_dim, hidden

@@ -1,9 +1,8 @@
-"""Where a parameter lies in a Hugging Face file, when it is not simply a tensor of its own; torch-free.
+"""The place of a parameter in Hugging Face's files: the piece of a stored tensor that it is; torch-free.
 
 Kielo's attention has a matrix each for queries, keys and values; BLOOM and GPT-NeoX store the three fused,
-head by head, and GPT-2 side by side and transposed. A family's `names.py` says so with a `Piece` for each
-parameter; reading, writing and comparing weights follow it, for the whole parameter or the box of it that a
-rank owns.
+head by head, and GPT-2 side by side and transposed. A family's `names.py` has a `Piece` for each parameter;
+reading, writing and comparing weights use it, for the whole parameter or the box of it that a rank owns.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,11 +13,11 @@ Box = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows `first_row …` of the tensor `name`, in blocks of `block_rows` of which one begins every
-    `stride_rows`.
+    """Rows of the stored tensor `name` from `first_row` on, in blocks of `block_rows` every `stride_rows`.
 
-    Without `block_rows` all rows lie together. transposed: the file holds [columns, rows]. rows: how many of
-    the parameter's rows the file has, None for all; those beyond are padding, zero here and left out there.
+    Without `block_rows` the rows are contiguous. transposed: the file holds [columns, rows]. rows: the number
+    of the parameter's rows that the file has, None for all; the others are padding, zero here and not in the
+    file.
     """
 
     name: str
@@ -29,8 +28,7 @@ class Piece:
     rows: int | None = None
 
     def boxes(self, box: Sequence[slice]) -> Iterator[tuple[Box, Box]]:
-        """The parts that a box of the parameter is stored in: (box of the parameter, the same box in the
-        file).
+        """Yields (box of the parameter, the same box in the file) for each contiguous part of `box`.
 
         `box` is a slice with bounds for each dim; padding rows and empty parts are left out.
         """
@@ -52,14 +50,12 @@ class Piece:
 
 
 def fused_by_head(name: str, head_dim: int) -> dict[str, Piece]:
-    """ "q", "k" and "v" out of one tensor that holds, head after head, its queries, keys and
-    values (Megatron-LM).
-    """
+    """Returns pieces "q", "k", "v" of a tensor with each head's queries, keys and values (Megatron-LM)."""
     return {part: Piece(name, number * head_dim, head_dim, 3 * head_dim) for number, part in enumerate("qkv")}
 
 
 def stored_shape(pieces: Mapping[str, Piece], shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
-    """The shape of the file's tensor that `pieces` (our name → its piece, all of one tensor) make up."""
+    """Returns the shape of the stored tensor that `pieces` (our name → piece, all of one tensor) make up."""
     rows, others = 0, ()
     for ours, piece in pieces.items():
         shape = tuple(shapes[ours])
@@ -72,7 +68,7 @@ def stored_shape(pieces: Mapping[str, Piece], shapes: Mapping[str, Sequence[int]
 
 
 def by_stored_name(pieces: Mapping[str, Piece]) -> dict[str, dict[str, Piece]]:
-    """The file's tensor → our parameters in it with their pieces, in the order of `pieces`."""
+    """Groups pieces: stored tensor → our parameters in it with their pieces, in the order of `pieces`."""
     grouped: dict[str, dict[str, Piece]] = {}
     for ours, piece in pieces.items():
         grouped.setdefault(piece.name, {})[ours] = piece

@@ -1,9 +1,9 @@
-"""One communicator at a time: make it, use it once, and know by name who did not come.
+"""Start of one communicator at a time: it is made and used once, and ranks that do not arrive are named.
 
-Process groups that are made together, or first used in the middle of a step, hang without a word (on LUMI a
-second process group hung in 13 of 17 four-node starts: laifs-container-recipes#44). So each is made and
-warmed in turn, in a thread that the caller waits for no longer than its time limit; every rank leaves a mark
-in the store when it arrives, and when the limit strikes the missing marks are the missing ranks.
+Process groups that are made together, or first used in the middle of a step, can hang without a message (on
+LUMI a second process group hung in 13 of 17 four-node starts: laifs-container-recipes#44). So they are made
+and warmed one after another, each in a thread that the caller waits for no longer than its time limit; every
+rank sets a mark in the store when it arrives, and at the time limit the missing marks name the missing ranks.
 """
 
 import threading
@@ -24,7 +24,7 @@ def raise_communicator(
     timeout_seconds: float,
     make: Callable[[], dist.ProcessGroup],
 ) -> dist.ProcessGroup:
-    """Call `make`, sum a one over the new group, and return the group.
+    """Calls `make`, sums a one over the new group, and returns the group.
 
     Args: `name` is the mesh axis (or "world") for messages and marks; `ranks` are the global ranks of the
     group; `store` is seen by all of them. Raises KieloError naming the axis and the ranks that did not arrive
@@ -64,14 +64,14 @@ def _warm(group: dist.ProcessGroup, size: int, device: torch.device) -> None:
 
 
 def who_is_missing(name: str, ranks: Sequence[int], store: dist.Store) -> str:
-    """Words for the ranks without a mark in `store`."""
+    """Returns text about the ranks without a mark in `store`."""
     try:
         missing = [rank for rank in ranks if not store.check([_mark(name, rank)])]
     except RuntimeError:  # dist.DistError is one
-        return "the store on rank 0 is gone, so rank 0 ended first; its message says why"
+        return "the store on rank 0 is gone, so rank 0 ended first; its message gives the reason"
     if not missing:
         return (
-            f"all {len(ranks)} ranks arrived, but could not talk to each other; check the network interface "
+            f"all {len(ranks)} ranks arrived, but could not communicate; check the network interface "
             "(NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME) and train.start_timeout_seconds"
         )
     shown = ", ".join(map(str, missing[:32])) + (

@@ -1,9 +1,8 @@
-"""Compilation of each layer by torch.compile (Ansel et al. 2024, doi:10.1145/3620665.3640366). Model → the
-same, in place.
+"""Compilation of each layer by torch.compile (Ansel et al. 2024, doi:10.1145/3620665.3640366), in place.
 
-Layer by layer, because layers of one kind then share their code: it is made once, however many layers there
-are, and FSDP2 gathers and scatters between them. What wraps a layer's forward before, recomputation above
-all, is compiled with it, and what comes after (FSDP2's hooks) stays outside.
+Layers are compiled one by one, because layers of one kind then share their code: it is made once for any
+number of layers, and FSDP2 gathers and scatters between them. Wrappers of a layer's forward that exist
+before, such as recomputation, are compiled with it; those that come after (FSDP2's hooks) stay outside.
 """
 
 import os
@@ -18,33 +17,29 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from kielo.recipe.errors import KieloError
 
-# Of one layer's code. torch's own limit of 8 is soon met, and beyond it layers would run uncompiled: each
-# shape of a micro-batch (of phases, of held-out text), each kind of mask, and evaluation beside training, has
-# a version.
+# Limit of the versions of one layer's code. torch's own is 8, beyond which layers would run uncompiled: each
+# shape of a micro-batch (of phases, of held-out text), each kind of mask, and evaluation has a version.
 _VERSIONS = 64
 
 
 def apply_compile(model: nn.Module) -> None:
-    """Compile the forward of each of `model.layers`; no module is added, so names stay as they are.
+    """Compiles the forward of each of `model.layers`; no module is added, so names stay as they are.
 
-    Shapes are compiled as they come, each for itself: a run has few, and code for any shape is slower. Raises
-    KieloError where what torch compiles with is missing.
+    Each shape is compiled for itself: a run has few, and code for any shape is slower. Raises KieloError
+    where a compiler or the headers of Python are missing.
     """
     check_compiler()
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _VERSIONS)
     layers = list(model.layers.values())
     for layer in layers:
-        # Not layer.compile(): it takes a module's hooks into the code, and passes over a forward that was
-        # replaced.
+        # Not layer.compile(): it compiles a module's hooks too, and ignores a forward that was replaced.
         layer.forward = torch.compile(layer.forward, dynamic=False)
     for layer in layers[:1]:
         layer.register_forward_pre_hook(_wait)
 
 
 def check_compiler() -> None:
-    """Raises KieloError where there is no compiler, or are no headers of Python, for the code that torch
-    writes.
-    """
+    """Raises KieloError where a compiler or the headers of Python, which torch.compile needs, are missing."""
     has_gpu = torch.cuda.is_available()
     names = [os.environ.get("CC"), "gcc", "clang"] if has_gpu else [os.environ.get("CXX", "g++")]
     if not any(name and shutil.which(name.split()[0]) for name in names):
@@ -60,7 +55,7 @@ def check_compiler() -> None:
 
 
 def _wait(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A tensor-parallel embedding hands on a sum that is still under way, as a tensor of a class of its own.
+    """Waits for the output of a tensor-parallel embedding: a sum in progress, in a tensor class of its own.
 
     Compiled code takes the tensor inside, without its history (torch 2.13), so that no gradient would reach
     the embedding; earlier versions differ, none is right. A copy waits, and is a plain tensor.

@@ -1,12 +1,11 @@
-"""Context parallelism: each rank of the context axis holds a part of every sequence. Model → the same,
-swapped.
+"""Context parallelism: each rank of the context axis holds a part of every sequence. Models change in place.
 
-Only attention sees other positions, so only its inner product and its mask change. The sequence is cut into
-2c blocks and rank r holds blocks r and 2c-1-r, one early and one late: causal attention is the same work on
-every rank (the head-tail split of Llama 3's context parallelism; Dubey et al. 2024, arXiv:2407.21783, section
-3.3.2).
+Only attention sees other positions, so only inner attention and its mask are replaced. The sequence is cut
+into 2c blocks and rank r holds blocks r and 2c-1-r, one early and one late: causal attention is the same work
+on every rank (the head-tail split of Llama 3's context parallelism; Dubey et al. 2024, arXiv:2407.21783,
+section 3.3.2).
 
-Two forms, for the same numbers:
+Two forms, with the same results:
 all_gather   queries stay, keys and values come from all ranks (the same paper); any number of heads
 ulysses      heads are exchanged for sequence (Jacobs et al. 2023, arXiv:2309.14509); heads must divide
 
@@ -25,14 +24,14 @@ from torch.autograd.function import once_differentiable
 from kielo.models.blocks.attention import InnerAttention, Mask, MaskMaker
 from kielo.parallel.mesh import Mesh
 from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Layout
 from kielo.resolve.context_check import lengths_that_split
-from kielo.resolve.resolved import Placement
 
 
 def context_positions(sequence_length: int, ranks: int, rank: int) -> Tensor:
-    """The places in the sequence that `rank` holds, in its order: int64 [sequence_length / ranks] on the CPU.
+    """Returns the positions that `rank` holds, in its order: int64 [sequence_length / ranks] on the CPU.
 
-    Raises KieloError, with lengths that would work, where `2 × ranks` blocks of one length do not make it up.
+    Raises KieloError, with lengths that would work, where `2 × ranks` does not divide the sequence length.
     """
     if ranks == 1:
         return torch.arange(sequence_length)
@@ -46,23 +45,19 @@ def context_positions(sequence_length: int, ranks: int, rank: int) -> Tensor:
     return torch.cat((blocks[rank], blocks[-1 - rank]))
 
 
-def apply_context_parallel(model: nn.Module, mesh: Mesh, placement: Placement) -> None:
-    """Swap `model.make_masks` and each layer's `attention.inner` for those of `placement.context_attention`, in
-    place.
-    """
-    if placement.context == 1:
+def apply_context_parallel(model: nn.Module, mesh: Mesh, layout: Layout) -> None:
+    """Replaces `model.make_masks` and each layer's `attention.inner`, in place."""
+    if layout.context == 1:
         return
     group = mesh["context"].get_group()
-    mask_maker, inner = ATTENTION_FORMS[placement.context_attention]
+    mask_maker, inner = _FORMS[layout.context_attention]
     model.make_masks = mask_maker(group, model.make_masks)
     for layer in model.layers.values():
         layer.attention.inner = inner(group, layer.attention.inner)
 
 
 class ContextMaskMaker(MaskMaker):
-    """What both forms share: the document numbers of whole sequences, and a check that positions are as
-    split.
-    """
+    """Base of both forms: it gathers the document numbers of whole sequences, and checks positions."""
 
     def __init__(self, group: dist.ProcessGroup, whole: MaskMaker) -> None:
         super().__init__(whole.windows, whole.needs_distance)
@@ -71,13 +66,13 @@ class ContextMaskMaker(MaskMaker):
         self._lengths_checked: set[int] = set()
 
     def whole_documents(self, documents_bs: Tensor) -> Tensor:
-        """This rank's part [b, s/c] → [b, s] in the order of the sequence."""
+        """Gathers document numbers: this rank's part [b, s/c] → [b, s] in the order of the sequence."""
         return in_sequence_order(_all_gather(documents_bs, self.group), dim=1)
 
     def check_positions(self, positions_s: Tensor | None) -> None:
-        """Attention relies on `context_positions`; rotary angles of other places would be a silent error.
+        """Raises ValueError unless positions are `context_positions`; others would silently be wrong.
 
-        Compared at the first forward of each length only: it makes the host wait for the device.
+        They are compared at the first forward of each length only: this makes the host wait for the device.
         """
         if positions_s is None:
             raise ValueError("a context rank holds a part of the sequence: forward needs its positions_s")
@@ -91,7 +86,7 @@ class ContextMaskMaker(MaskMaker):
 
 
 class GatherMaskMaker(ContextMaskMaker):
-    """This rank's queries against all keys. Dense: O(s²/c) memory, also without documents."""
+    """Makes masks of this rank's queries against all keys. Dense: O(s²/c) memory, also without documents."""
 
     def forward(
         self,
@@ -100,7 +95,7 @@ class GatherMaskMaker(ContextMaskMaker):
         sequence_length: int,
         device: torch.device,
     ) -> dict[int | None, Mask]:
-        """`visible` [b or 1, 1, s/c, s] bool is always there, keys in the order of the sequence."""
+        """Returns window → mask, with `visible` [b or 1, 1, s/c, s], keys in the order of the sequence."""
         self.check_positions(positions_s)
         keys_s = torch.arange(sequence_length * self.ranks, device=device)
         all_documents = None if documents_bs is None else self.whole_documents(documents_bs)
@@ -108,10 +103,10 @@ class GatherMaskMaker(ContextMaskMaker):
 
 
 class GatherAttention(InnerAttention):
-    """Local queries, gathered keys and values. Backward sums what every rank's queries say of each key.
+    """Attention of local queries to gathered keys and values; backward sums their gradients over all ranks.
 
-    Each of the two blocks looks no further than its own end, which leaves out half of the products and makes
-    the work equal. A layer's keys and values are whole from forward to backward: 2·b·g·s·k numbers.
+    Each of the two blocks uses no keys after its own end, which leaves out half of the products and makes the
+    work equal. A layer's keys and values are whole from forward to backward: 2·b·g·s·k numbers.
     """
 
     def __init__(self, group: dist.ProcessGroup, whole: InnerAttention) -> None:
@@ -120,7 +115,7 @@ class GatherAttention(InnerAttention):
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
 
     def forward(self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask) -> Tensor:
-        """[b, h, s/c, k]. `mask` as from GatherMaskMaker."""
+        """Returns [b, h, s/c, k]. mask: one of GatherMaskMaker."""
         parts = _GatherParts.apply(torch.stack((k_bgsk, v_bgsk)), self.group)
         keys, values = in_sequence_order(parts, dim=3).unbind()
         block = q_bhsk.shape[2] // 2
@@ -136,7 +131,7 @@ class GatherAttention(InnerAttention):
 
 
 class UlyssesMaskMaker(ContextMaskMaker):
-    """Of whole sequences, as on one device. Dense with documents: O(s²) memory; none at all without."""
+    """Makes masks of whole sequences, as on one device: dense with documents, O(s²) memory; none without."""
 
     def forward(
         self,
@@ -151,10 +146,11 @@ class UlyssesMaskMaker(ContextMaskMaker):
 
 
 class UlyssesAttention(InnerAttention):
-    """All heads of a part of the sequence ↔ a part of the heads of the whole sequence, by one all-to-all each
-    way.
+    """Attention of a part of the heads over whole sequences, with one all-to-all before and one after.
 
-    The number of heads, and that of key and value heads, must be multiples of the ranks (`check_context`).
+    The all-to-all exchanges all heads of a part of the sequence for a part of the heads of the whole
+    sequence. The number of heads, and that of key and value heads, must be multiples of the ranks
+    (`check_context`).
     """
 
     def __init__(self, group: dist.ProcessGroup, whole: InnerAttention) -> None:
@@ -163,8 +159,8 @@ class UlyssesAttention(InnerAttention):
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
 
     def forward(self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask) -> Tensor:
-        """[b, h, s/c, k]. `mask` as from UlyssesMaskMaker."""
-        # Consecutive heads go together, so queries meet the keys that they share.
+        """Returns [b, h, s/c, k]. mask: one of UlyssesMaskMaker."""
+        # Consecutive heads stay together, so queries are on the rank of the keys that they share.
         by_rank = [heads.unflatten(1, (self.ranks, -1)) for heads in (q_bhsk, k_bgsk, v_bgsk)]
         sizes = [heads.shape[2] for heads in by_rank]
         parts_cbhsk = _Exchange.apply(torch.cat(by_rank, dim=2).movedim(1, 0), self.group)
@@ -178,28 +174,29 @@ class UlyssesAttention(InnerAttention):
 # torch 2.13 warns of the name that 2.10 has.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
-ATTENTION_FORMS = {
+_FORMS = {
     "all_gather": (GatherMaskMaker, GatherAttention),
     "ulysses": (UlyssesMaskMaker, UlyssesAttention),
 }
 
 
 def in_sequence_order(parts: Tensor | Sequence[Tensor], dim: int) -> Tensor:
-    """The ranks' parts, [c, ..., s/c, ...] → [..., s, ...]; `dim` is the sequence's place in the result."""
+    """Joins the ranks' parts: [c, ..., s/c, ...] → [..., s, ...]; dim: the sequence's dim in the result."""
     halves = [part.chunk(2, dim) for part in parts]
     early, late = zip(*halves)
     return torch.cat(early + late[::-1], dim)
 
 
 def in_rank_order(whole: Tensor, ranks: int, dim: int) -> Tensor:
-    """The inverse of `in_sequence_order`: [..., s, ...] → [c, ..., s/c, ...]."""
+    """Splits a sequence into the ranks' parts: [..., s, ...] → [c, ..., s/c, ...]."""
     blocks = whole.chunk(2 * ranks, dim)
     return torch.stack([torch.cat((blocks[rank], blocks[-1 - rank]), dim) for rank in range(ranks)])
 
 
 class _Exchange(torch.autograd.Function):
-    """[c, ...]: slice i goes to rank i, and slice i of the result came from rank i. Its transpose
-    is itself.
+    """An all-to-all of [c, ...]: slice i goes to rank i, slice i of the result is from rank i.
+
+    Its backward is the same exchange.
     """
 
     @staticmethod
@@ -214,7 +211,7 @@ class _Exchange(torch.autograd.Function):
 
 
 class _GatherParts(torch.autograd.Function):
-    """A rank's part → the parts of all ranks, [c, ...]; backward sums each part's gradients from all ranks.
+    """An all-gather: a rank's part → all ranks' parts, [c, ...]; backward sums each part's gradients.
 
     The sum is an all-to-all and a local sum: a reduce-scatter's traffic, but in the order of the ranks
     whatever the library and its algorithm, and bf16 is added up in fp32 and rounded once.

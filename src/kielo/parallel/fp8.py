@@ -1,14 +1,13 @@
-"""Matrix products of the layers in 8 bits (Micikevicius et al. 2022, arXiv:2209.05433), by torchao's
-Float8Linear.
+"""The layers' matrix products in FP8 (Micikevicius et al. 2022, arXiv:2209.05433), by torchao's Float8Linear.
 
 Weights stay fp32 parameters of the same names: inputs, weights and output gradients are scaled and rounded to
-FP8 just before they are multiplied. What torchao is relied on for: `convert_to_float8_training`,
+FP8 just before they are multiplied. Used of torchao.float8 (0.15 and later): `convert_to_float8_training`,
 `Float8LinearConfig` with `from_recipe_name`, `enable_fsdp_float8_all_gather` and `emulate`, and
-`precompute_float8_dynamic_scale_for_fsdp` (all in torchao.float8, 0.15 and later).
+`precompute_float8_dynamic_scale_for_fsdp`.
 
-A weight that is gathered in FP8 is, in its shard, a tensor around a tensor; `materialise.local` takes it out.
-Its scale is that of the whole weight, over the shard and the tensor axis, and belongs to the values it was
-taken from: whoever changes weights calls `scale_weights` before the next forward.
+The shard of a weight that is gathered in FP8 is a tensor around a tensor; `materialise.local` returns the
+inner one. Its scale is that of the whole weight, over the shard and the tensor axis, and is valid only for
+the values that it was computed from: code that changes weights calls `scale_weights` before the next forward.
 """
 
 import logging
@@ -39,11 +38,10 @@ _AMD_ARCHITECTURES = ("gfx94", "gfx95", "gfx12")  # MI300, MI350, RDNA 4
 
 
 def apply_fp8(model: nn.Module, mesh: Mesh, fp8: Fp8) -> None:
-    """Put float8 linears in the place of the layers' matrices, in place (model on meta); all but
-    `fp8.kept_in_bf16`.
+    """Replaces the layers' matrices, all but `fp8.kept_in_bf16`, by float8 linears, in place (model on meta).
 
-    The head stays: the loss multiplies it by chunks, and its products decide the logits.
-    Raises KieloError where torchao is not installed.
+    The head stays: the loss multiplies it by chunks, and its products decide the logits. Raises KieloError
+    where torchao is not installed.
     """
     float8 = import_float8()
     config = replace(float8.Float8LinearConfig.from_recipe_name(fp8.scaling), emulate=fp8.emulate)
@@ -58,13 +56,13 @@ def apply_fp8(model: nn.Module, mesh: Mesh, fp8: Fp8) -> None:
     _swap(float8, model, chosen.keys() - gathered, config)
     if gathered:
         _swap(float8, model, gathered, replace(config, enable_fsdp_float8_all_gather=True))
-    # A tuple, so that they are not registered under a second name.
+    # In a tuple they are not registered under a second name.
     model.fp8_linears = tuple(model.get_submodule(name) for name in chosen)
 
 
 def import_float8() -> ModuleType:
-    """torchao.float8. Raises KieloError where it is not installed."""
-    # It tells of kernels for other machines, and of its own use of what torch will change.
+    """Imports torchao.float8. Raises KieloError where it is not installed."""
+    # It warns of kernels for other machines, and of its own use of deprecated parts of torch.
     with _silenced("torchao", "torch.utils._pytree"):
         try:
             import torchao.float8
@@ -77,40 +75,39 @@ def import_float8() -> ModuleType:
 
 
 def refuse_without_fp8(device: torch.device, fp8: Fp8) -> None:
-    """KieloError where `device` cannot multiply in FP8, unless it is emulated."""
+    """Raises KieloError where `device` cannot multiply in FP8, unless FP8 is emulated."""
     if fp8.emulate or _has_fp8(device):
         return
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"the {device.type.upper()}"
     raise KieloError(
         f'train.precision = "fp8": {name} does not multiply in FP8; NVIDIA GPUs do from compute capability '
         f"{'.'.join(map(str, _FIRST_CAPABILITY))} on (H100), AMD's from gfx942 on (MI300). What would work: "
-        'train.precision = "bf16", or train.fp8.emulate = true, which rounds in the same way and works anywhere, slowly'
+        'train.precision = "bf16", or train.fp8.emulate = true, which rounds in the same way and works '
+        "anywhere, slowly"
     )
 
 
 def scale_weights(model: nn.Module) -> None:
-    """Take the scales of all weights that are gathered in FP8, in one all-reduce for each axis that splits
-    them.
+    """Computes the scales of all weights that are gathered in FP8, by one all-reduce for each axis.
 
-    To be called by all ranks whenever weights have changed: after they are filled or restored, and after each
-    optimiser step. Without any such weights it does nothing.
+    All ranks call it whenever weights have changed: after they are filled or restored, and after each
+    optimiser step. Without such weights it does nothing.
     """
     linears = _fp8_linears(model)
     if not any(linear.config.enable_fsdp_float8_all_gather for linear in linears):
         return
-    _reshard(model)  # torchao passes over weights that are whole
-    # Maxima over several axes come out the same in any order, which torch warns of.
+    _reshard(model)  # torchao ignores weights that are whole
+    # torch warns of the order of axes, but maxima over several axes are the same in any order.
     with _silenced("torch.distributed.tensor._redistribute"):
         import_float8().precompute_float8_dynamic_scale_for_fsdp(model)
 
 
 @contextmanager
 def in_bf16(model: nn.Module, mesh: Mesh) -> Iterator[None]:
-    """Forward and backward passes inside multiply in bf16, as nn.Linear does, with the same weights and
-    gradients.
+    """Makes forward and backward passes inside multiply in bf16, as nn.Linear does, with the same weights.
 
-    For comparing gradients of the same batch, not for training: compiled layers run uncompiled, and weights
-    that FSDP gathers in FP8 are gathered once more, for each product. Enter and leave it between steps.
+    It is for comparing gradients of the same batch, not for training: compiled layers run uncompiled, and
+    weights that FSDP gathers in FP8 are gathered again for each product. Enter and leave it between steps.
     """
     linears = _fp8_linears(model)
     if not linears:
@@ -127,7 +124,7 @@ def in_bf16(model: nn.Module, mesh: Mesh) -> Iterator[None]:
             yield
     finally:
         for linear in linears:
-            vars(linear).pop("forward", None)  # the class's again
+            vars(linear).pop("forward", None)  # the class's forward is used again
 
 
 def _swap(float8: ModuleType, model: nn.Module, names: Set[str], config: Any) -> None:
@@ -142,13 +139,11 @@ def _multiply_wide(linear: nn.Linear, shard: DTensor | None, mesh: Mesh, x: Tens
 
 
 class _WideWeight(torch.autograd.Function):
-    """The values of a weight before it was rounded to FP8, gathered in its compute dtype; the gradient is the
-    weight's.
-    """
+    """Gathers a weight in its compute dtype, before it is rounded to FP8; the gradient is the weight's."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, shard: DTensor, axis: DeviceMesh) -> Tensor:
-        # even, as gathered
+        # evenly split, as the gathered one
         part = DTensor.from_local(local(shard).to(weight.dtype), axis, [Shard(0)], run_check=False)
         whole = part.full_tensor()
         if isinstance(weight, DTensor):  # split over the tensor axis
@@ -161,8 +156,9 @@ class _WideWeight(torch.autograd.Function):
 
 
 def _is_gathered_in_fp8(model: nn.Module, name: str, module: nn.Linear, mesh: Mesh, fp8: Fp8) -> bool:
-    """torchao pads no shards (pytorch/ao#3982), so the rows of a tensor rank must divide by the ranks that
-    share them.
+    """Returns True if the weight is gathered in FP8: allowed, and its rows divide by the ranks.
+
+    torchao pads no shards (pytorch/ao#3982).
     """
     if not fp8.gathered_in_fp8 or fp8.scaling != "tensorwise":
         return False
@@ -182,7 +178,7 @@ def _has_fp8(device: torch.device) -> bool:
 
 
 def _fp8_linears(model: nn.Module) -> list[nn.Linear]:
-    """Those that `apply_fp8` made, also of all stages of a rank."""
+    """Returns the linears that `apply_fp8` made, also those of all stages of a rank."""
     return [
         linear for part in getattr(model, "parts", [model]) for linear in getattr(part, "fp8_linears", ())
     ]

@@ -1,4 +1,4 @@
-"""One global gradient norm, the same on every rank, and clipping by it. Nothing here waits for a GPU."""
+"""The global gradient norm, the same on every rank, and clipping by it. Nothing here waits for a GPU."""
 
 import torch
 from torch import nn
@@ -9,7 +9,7 @@ from kielo.parallel.mesh import Mesh, sum_over
 
 
 def gradient_norm(model: nn.Module, mesh: Mesh) -> torch.Tensor:
-    """The 2-norm of all gradients as if on one device: a scalar fp32 tensor on the model's device.
+    """Computes the 2-norm of all gradients, as on one device: a scalar fp32 tensor on the model's device.
 
     A non-finite gradient on any rank makes it non-finite on every rank. Tied parameters count once.
     """
@@ -26,9 +26,9 @@ def gradient_norm(model: nn.Module, mesh: Mesh) -> torch.Tensor:
 
 
 def _copies(gradient: torch.Tensor, mesh: Mesh) -> int:
-    """How many ranks hold the same part of a gradient, whose square would else be counted so often.
+    """Counts the ranks that hold the same part of a gradient; its square must count only once.
 
-    Those of other pipeline stages hold other parameters.
+    Ranks of other pipeline stages hold other parameters.
     """
     ranks = mesh.parameters.size() // mesh.parameters["pipeline"].size()
     if not isinstance(gradient, DTensor):
@@ -40,7 +40,7 @@ def _copies(gradient: torch.Tensor, mesh: Mesh) -> int:
 
 
 def clip_gradients(model: nn.Module, mesh: Mesh, max_norm: float) -> torch.Tensor:
-    """Scale the gradients so that their norm is at most `max_norm`; returns the norm before that.
+    """Scales the gradients so that their norm is at most `max_norm`; returns the norm before that.
 
     The formula is torch.nn.utils.clip_grad_norm_'s: multiply by min(1, max_norm / (norm + 1e-6)).
     """

@@ -1,8 +1,8 @@
-"""Processes of `kielo train` on this machine, one a rank: started, signals passed on, watched to their end.
+"""Processes of `kielo train` on this machine, one a rank: they are started, get signals, and are watched.
 
-The processes are torch's own (`torch.distributed.elastic.multiprocessing`, what torchrun stands on), with the
-variables that torchrun would give them. torchrun itself is left out: it turns every exit code into 1, and a
-stop on purpose into a page of traceback.
+torch starts them (`torch.distributed.elastic.multiprocessing`, on which torchrun is built), with the
+variables that torchrun would set. torchrun itself is not used: it turns every exit code into 1, and an
+intended stop into a page of traceback.
 """
 
 import logging
@@ -16,14 +16,15 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 _LOOK_SECONDS = 0.05
-# start_processes takes signals over; those it is told of here, and it gives this one back at once.
+# start_processes handles the signals that this variable lists; the handler of this one is restored at once.
 _SIGNALS_VARIABLE, _UNUSED_SIGNAL = "TORCHELASTIC_SIGNALS_TO_HANDLE", signal.SIGQUIT
 
 
 class Ranks:
-    """`arguments` given to this Python in `number` processes. Each has a session of its own, so that Ctrl-C
-    at a terminal reaches it once, through its parent. stop_code: exit code of a rank that stopped on purpose,
-    which is no failure.
+    """`number` processes of this Python with `arguments`.
+
+    Each has a session of its own, so that Ctrl-C at a terminal reaches it once, through its parent.
+    stop_code: exit code of a rank that stopped as asked, which is no failure.
     """
 
     def __init__(
@@ -45,11 +46,11 @@ class Ranks:
         } | dict(variables or {})
         self._processes: PContext | None = None
         self._stop_signal: signal.Signals | None = None
-        # Its lines say again, with exit codes as errors, what the ranks and their outcome tell.
+        # Its lines repeat the ranks' own messages, with exit codes as errors.
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
 
     def start(self, is_quiet: bool = False) -> None:
-        """is_quiet: what the ranks print goes to stderr, so that stdout is the caller's alone."""
+        """Starts the ranks. is_quiet: they print to stderr, so that only the caller uses stdout."""
         everyone = range(self._number)
         with _stdout_to_stderr() if is_quiet else nullcontext(), _handlers_kept():
             self._processes = start_processes(
@@ -63,9 +64,7 @@ class Ranks:
             )
 
     def stop(self, number: int) -> None:
-        """Have `wait` pass the signal `number` on to all ranks. A signal handler may call it, at
-        any moment.
-        """
+        """Makes `wait` send the signal `number` to all ranks. A signal handler may call it at any moment."""
         self._stop_signal = signal.Signals(number)
 
     @property
@@ -73,9 +72,9 @@ class Ranks:
         return self._stop_signal is not None
 
     def wait(self, shutdown_seconds: int) -> str:
-        """Until all have ended; "" if none failed, else which did and how.
+        """Waits until all ranks have ended. Returns "" if none failed, else the first that did and its exit.
 
-        Once one has failed, torch ends the others. Ranks that are still there so long after a stop are
+        Once one has failed, torch ends the others. Ranks that still run `shutdown_seconds` after a stop are
         killed.
         """
         while (ended := self._processes.wait(_LOOK_SECONDS, _LOOK_SECONDS)) is None:
@@ -94,7 +93,7 @@ class Ranks:
 
 @contextmanager
 def _handlers_kept() -> Iterator[None]:
-    """The signal handlers stay those of the caller, who passes signals on and waits for the ranks' saves."""
+    """Keeps the signal handlers of the caller, which sends signals on and waits for the ranks' saves."""
     handler, variable = signal.getsignal(_UNUSED_SIGNAL), os.environ.get(_SIGNALS_VARIABLE)
     os.environ[_SIGNALS_VARIABLE] = _UNUSED_SIGNAL.name
     try:
@@ -109,7 +108,7 @@ def _handlers_kept() -> Iterator[None]:
 
 @contextmanager
 def _stdout_to_stderr() -> Iterator[None]:
-    """For processes that are started meanwhile."""
+    """Redirects stdout to stderr, for processes that are started inside."""
     stdout = os.dup(1)
     os.dup2(2, 1)
     try:

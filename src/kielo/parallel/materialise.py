@@ -1,6 +1,6 @@
-"""Memory for a model laid out on meta: names and values → this rank's shards.
+"""Memory for a parallel model on meta: names and values → this rank's shards.
 
-One parameter exists whole at a time, on the CPU, and only while its shard is cut out of it.
+One parameter at a time exists whole, on the CPU, only until its shard is copied from it.
 """
 
 from collections.abc import Callable
@@ -15,14 +15,13 @@ Fill = Callable[[str, torch.Size], torch.Tensor]
 def materialise(
     model: nn.Module, device: torch.device, fill: Fill | None, is_offloaded: bool = False
 ) -> nn.Module:
-    """Give `model` memory on `device` and values from `fill(name, global shape)`; returns the model.
+    """Gives `model` memory on `device` and values from `fill(name, global shape)`; returns the model.
 
-    is_offloaded: parameters wait on the CPU, as FSDP2 wants them there under its offload policy.
+    is_offloaded: parameters are on the CPU, where FSDP2's offload policy needs them.
 
-    `fill` returns the whole parameter (fp32, CPU); with the same answers on all ranks the model is the same
-    for every layout. It is asked once for each parameter, tied ones once together; None leaves the memory as
-    it comes, untouched, for values that are then read into it. Buffers are set by
-    `model.reset_buffers(device)`.
+    `fill` returns the whole parameter (fp32, CPU); with the same values on all ranks the model is the same
+    for every layout. It is called once for each parameter, tied ones once together; None leaves the memory
+    uninitialised, for values that are then read into it. `model.reset_buffers(device)` sets the buffers.
     """
     model.to_empty(device="cpu" if is_offloaded else device)
     model.tie()  # to_empty gives a tied head memory of its own
@@ -37,22 +36,20 @@ def materialise(
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a DTensor, sharing its memory; a plain tensor is its own part.
+    """Returns this rank's part of a DTensor, sharing its memory; a plain tensor is its own part.
 
-    FSDP2 lets a tensor class say how it is gathered (weights in FP8, by torchao); the values are in the one
-    inside.
+    FSDP2 lets a tensor class define how it is gathered (torchao's FP8 weights); an inner one has the values.
     """
     part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return part._tensor if hasattr(part, "fsdp_pre_all_gather") else part
 
 
 def local_slices(tensor: torch.Tensor) -> tuple[slice, ...]:
-    """Which part of the whole tensor `local(tensor)` is: one slice for each dim, empty where a rank has
-    nothing.
+    """Returns the slices of the whole tensor that `local(tensor)` is, one a dim, empty if it has nothing.
 
-    A sharded dim is cut as torch.chunk cuts it: equal pieces rounded up, the last ranks with less or none. A
-    dim that both `tensor` and FSDP2 split is cut by `tensor` first, though it is the later axis of the mesh:
-    FSDP2 got the pieces of the tensor axis to split, and says so by a strided placement.
+    A sharded dim is cut as torch.chunk cuts it: equal chunks rounded up, the last ranks with less or none. A
+    dim that both `tensor` and FSDP2 split is cut by `tensor` first, though that is the later axis of the
+    mesh: FSDP2 split the chunks of the tensor axis, which a strided placement marks.
     """
     slices = [slice(0, size) for size in tensor.shape]
     if not isinstance(tensor, DTensor):
@@ -64,7 +61,7 @@ def local_slices(tensor: torch.Tensor) -> tuple[slice, ...]:
         if type(placement) is not Shard and not hasattr(placement, "split_factor"):
             raise NotImplementedError(f"{placement} on mesh axis {tensor.device_mesh.mesh_dim_names[axis]}")
         start, stop = slices[placement.dim].start, slices[placement.dim].stop
-        piece = -(-(stop - start) // tensor.device_mesh.size(axis))
-        begin = min(start + piece * tensor.device_mesh.get_local_rank(axis), stop)
-        slices[placement.dim] = slice(begin, min(begin + piece, stop))
+        chunk = -(-(stop - start) // tensor.device_mesh.size(axis))
+        begin = min(start + chunk * tensor.device_mesh.get_local_rank(axis), stop)
+        slices[placement.dim] = slice(begin, min(begin + chunk, stop))
     return tuple(slices)

@@ -1,7 +1,7 @@
-"""The mesh: ranks on six named axes, each with its communicator. `World` and placement → `Mesh`.
+"""The mesh: ranks on six named axes, each with its communicator. `World` and layout → `Mesh`.
 
-Ranks next to each other differ first in the last axis, so the axes that talk most (tensor, context) stay
-within a node and `replicate` goes across nodes.
+Neighbouring ranks differ first in the last axis, so the axes with the most communication (tensor, context)
+stay within a node and `replicate` goes across nodes.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from kielo.parallel.communicator import raise_communicator
 from kielo.parallel.world import World
 from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Layout
 from kielo.resolve.ranks import AXES
-from kielo.resolve.resolved import Placement
 
 SAMPLE_AXES = ("replicate", "shard")  # ranks along these see different samples
 TOKEN_AXES = (*SAMPLE_AXES, "context")  # ranks along these see different tokens
@@ -24,8 +24,7 @@ UNBUILT_AXES = ("expert",)
 
 @dataclass(frozen=True)
 class Mesh:
-    """`mesh["tensor"]` is one axis (or several) of the ranks as they compute; `parameters` is how weights lie
-    on them.
+    """The ranks in two views: `mesh["tensor"]` is an axis (or several) of computing, `parameters` of weights.
 
     Ranks along `context` see different tokens through the same weights, so that FSDP may split weights over
     them too: in `parameters`, `shard` is shard × context, and there is no axis `context`.
@@ -38,21 +37,21 @@ class Mesh:
         return self.ranks[axis]
 
 
-def build_mesh(world: World, placement: Placement) -> Mesh:
-    """Lay the world's ranks out as `placement` says, making and warming one communicator after another.
+def build_mesh(world: World, layout: Layout) -> Mesh:
+    """Arranges the world's ranks as in `layout`; communicators are made and warmed one after another.
 
     Groups are made here rather than by `init_device_mesh`, which makes all at once without a time limit, and
     for an axis of size 1 makes one group for every rank of the world on every rank.
 
     Raises KieloError when the sizes do not fit the world, an axis is not supported yet, or ranks do not
-    arrive within placement.start_timeout_seconds (for each communicator).
+    arrive within the world's time limit (for each communicator).
     """
-    sizes = [getattr(placement, axis) for axis in AXES]
+    sizes = [getattr(layout, axis) for axis in AXES]
     _check(world, sizes)
     ranks = torch.arange(world.size).reshape(sizes)
-    communicators = _Communicators(world, placement.start_timeout_seconds)
+    communicators = _Communicators(world)
     mesh = communicators.mesh(ranks, AXES)
-    if placement.context == 1:
+    if layout.context == 1:
         return Mesh(mesh, mesh)
     merged = ranks.flatten(AXES.index("shard"), AXES.index("context"))
     return Mesh(mesh, communicators.mesh(merged, tuple(axis for axis in AXES if axis != "context")))
@@ -61,10 +60,9 @@ def build_mesh(world: World, placement: Placement) -> Mesh:
 class _Communicators:
     """Makes each group of ranks once, whichever meshes it is an axis of."""
 
-    def __init__(self, world: World, timeout_seconds: float):
+    def __init__(self, world: World):
         self._world = world
-        self._timeout_seconds = timeout_seconds
-        # The world's is made and warmed already; a second one would only be a second risk.
+        # The world's group is made and warmed already; a second one would only be a second risk.
         self._made: dict[tuple[int, ...], dist.ProcessGroup] = {tuple(range(world.size)): dist.group.WORLD}
 
     def mesh(self, ranks: torch.Tensor, names: Sequence[str]) -> DeviceMesh:
@@ -75,21 +73,21 @@ class _Communicators:
         rows = ranks.movedim(dim, -1).reshape(-1, ranks.shape[dim]).tolist()
         mine = next(row for row in rows if self._world.rank in row)
         if tuple(mine) not in self._made:
-            # One group of this rank alone serves every axis of size 1; a rehearsed rank has nobody to meet.
+            # One group of this rank alone serves every axis of size 1; a rehearsed rank has no others.
             if len(mine) == 1 or self._world.is_rehearsed:
                 group = dist.new_group(mine, use_local_synchronization=True)
             else:
                 make = _maker(rows, mine, name)
                 world = self._world
                 group = raise_communicator(
-                    name, mine, world.rank, world.store, world.device, self._timeout_seconds, make
+                    name, mine, world.rank, world.store, world.device, self._world.timeout_seconds, make
                 )
             self._made[tuple(mine)] = group
         return self._made[tuple(mine)]
 
 
 def data_ranks(mesh: Mesh) -> int:
-    """How many ranks see different samples."""
+    """Returns the number of ranks that see different samples."""
     count = 1
     for axis in SAMPLE_AXES:
         count *= mesh[axis].size()
@@ -97,7 +95,7 @@ def data_ranks(mesh: Mesh) -> int:
 
 
 def data_rank(mesh: Mesh) -> int:
-    """This rank's number among `data_ranks`."""
+    """Returns this rank's number among `data_ranks`."""
     number = 0
     for axis in SAMPLE_AXES:
         number = number * mesh[axis].size() + mesh[axis].get_local_rank()
@@ -105,12 +103,12 @@ def data_rank(mesh: Mesh) -> int:
 
 
 def sum_over_data(tensor: torch.Tensor, mesh: Mesh) -> torch.Tensor:
-    """A new tensor: the sum over all ranks that see different tokens, the same on each of them."""
+    """Returns a new tensor, the sum over all ranks that see different tokens, the same on each of them."""
     return sum_over(tensor, [mesh[axis] for axis in TOKEN_AXES])
 
 
 def sum_over(tensor: torch.Tensor, axes: Sequence[DeviceMesh]) -> torch.Tensor:
-    """A new tensor: the sum over all ranks of these axes, the same on each of them.
+    """Returns a new tensor, the sum over all ranks of these axes, the same on each of them.
 
     The last axis comes first, so that ranks holding the same shard add the same numbers in the same order.
     """

@@ -1,7 +1,6 @@
-"""Something that one rank of each node does for all of its node: an action in, and the same end on every
-rank.
+"""Actions that one rank of each node does for its node, with the same outcome on every rank.
 
-It needs no process group, only the store in which the ranks meet: so it can come before the run is resolved.
+They need no process group, only the store in which the ranks meet, so they can run before a run is resolved.
 """
 
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from kielo.recipe.errors import KieloError
 def once_a_node(
     name: str, action: Callable[[], object], place: Rendezvous, meeting_seconds: float, limit_seconds: float
 ) -> None:
-    """`action()` on the ranks of local rank 0; the others wait for all of these, at most `limit_seconds`.
+    """Calls `action` on the ranks of local rank 0; the others wait for all of these, at most `limit_seconds`.
 
     Called by all ranks with the same `name`, once an attempt. Raises KieloError on every rank, with the same
     message, where an action raised one, and on a rank that has waited too long.
@@ -30,7 +29,7 @@ def once_a_node(
         complaint = _complaint(action)
         if complaint:
             store.compare_set("complaint", "", complaint)
-    if store.add("settled", 1) == place.size:  # the last one: every action has come to its end
+    if store.add("settled", 1) == place.size:  # the last one: every action has ended
         store.set("verdict", store.get("complaint") if store.check(["complaint"]) else b"")
     try:
         store.wait(["verdict"], timedelta(seconds=limit_seconds))

@@ -1,11 +1,11 @@
-"""The order in which parallelism is put on a model, stated once. Model on meta → the same model, laid out.
+"""Parallelism applied to a model, in the one order that is right. Model on meta → the same model, parallel.
 
-pipeline → FP8 → tensor → context → recomputation → compile → shard. Stages are cut first, so that no rank
-lays out what others have, and the rest is done to each of them as to a whole model. FP8 puts other modules in
-the place of matrices, so it comes before whatever wraps them. The tensor axis splits parameters, so it comes
-before FSDP2, which splits what is left; recomputation must wrap what attention became, compilation takes all
-that a layer computes, and FSDP2 must see all. Each step changes modules in place; only `materialise` gives
-memory.
+pipeline → FP8 → tensor → context → recomputation → compile → FSDP2. Stages are cut first, so that each rank
+works on its own stages only, and the rest is applied to each of them as to a whole model. FP8 replaces
+matrices by other modules, so it comes before all that wraps them. The tensor axis splits parameters, so it
+comes before FSDP2, which splits the rest; recomputation must wrap the modules that context parallelism has
+put into attention, compilation takes all that a layer computes, and FSDP2 must see everything. Each step
+changes modules in place; only `materialise` allocates memory.
 """
 
 from torch import nn
@@ -18,35 +18,34 @@ from kielo.parallel.mesh import Mesh
 from kielo.parallel.pipeline_parallel import into_stages
 from kielo.parallel.recompute import apply_recompute
 from kielo.parallel.tensor_parallel import apply_tensor_parallel
-from kielo.recipe.sections import Fp8, Precision
-from kielo.resolve.resolved import Placement
+from kielo.recipe.sections import Fp8, Layout, Precision
 
 _NO_FP8 = Fp8()
 
 
 def parallelise(
-    model: nn.Module, mesh: Mesh, placement: Placement, precision: Precision, fp8: Fp8 = _NO_FP8
+    model: nn.Module, mesh: Mesh, layout: Layout, precision: Precision, fp8: Fp8 = _NO_FP8
 ) -> nn.Module:
-    """Lay `model` (fp32 parameters, on the meta device) over `mesh`; returns it, or this rank's stages of it.
+    """Applies all axes of `mesh` to `model` (fp32 parameters, on meta); returns it, or this rank's stages.
 
-    fp8: how, where `precision` is fp8.
+    fp8: the settings where `precision` is fp8.
     """
-    if placement.pipeline > 1:
+    if layout.pipeline > 1:
         return into_stages(
-            model, mesh, placement, lambda part: _parallelise_part(part, mesh, placement, precision, fp8)
+            model, mesh, layout, lambda part: _parallelise_part(part, mesh, layout, precision, fp8)
         )
-    return _parallelise_part(model, mesh, placement, precision, fp8)
+    return _parallelise_part(model, mesh, layout, precision, fp8)
 
 
 def _parallelise_part(
-    model: nn.Module, mesh: Mesh, placement: Placement, precision: Precision, fp8: Fp8
+    model: nn.Module, mesh: Mesh, layout: Layout, precision: Precision, fp8: Fp8
 ) -> nn.Module:
     if precision == "fp8":
         apply_fp8(model, mesh, fp8)
-    apply_tensor_parallel(model, mesh, placement)
-    apply_context_parallel(model, mesh, placement)
-    apply_recompute(model, placement)
-    if placement.compile:
+    apply_tensor_parallel(model, mesh, layout)
+    apply_context_parallel(model, mesh, layout)
+    apply_recompute(model, layout)
+    if layout.compile:
         apply_compile(model)
-    apply_fsdp(model, mesh, placement, precision)
+    apply_fsdp(model, mesh, layout, precision)
     return model

@@ -1,9 +1,9 @@
-"""Pipeline parallelism: each rank of the pipeline axis has one or more stages, runs of consecutive layers.
+"""Pipeline parallelism: each rank of the pipeline axis has one or more stages of consecutive layers.
 
 Schedules and the sending of activations are torch's own (torch.distributed.pipelining): GPipe (Huang et al.
 2018, arXiv:1811.06965), 1F1B and its interleaved form (Narayanan et al. 2021, arXiv:2104.04473), zero bubble
 and ZB-V (Qi et al. 2023, arXiv:2401.10241), DualPipeV (DeepSeek-AI 2024, arXiv:2412.19437). Here a model is
-cut, on the meta device, into stages that are laid out like whole models, and tied embeddings are kept one.
+cut, on the meta device, into stages that are parallelised like whole models, and tied embeddings stay equal.
 
 Shape letters: b = batch, s = this rank's part of the sequence, d = hidden size.
 """
@@ -21,16 +21,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from kielo.parallel.materialise import local
 from kielo.parallel.mesh import Mesh
 from kielo.parallel.pipeline_schedule import Schedule, ScheduleOptions, make_schedule
-from kielo.resolve.resolved import Placement
+from kielo.recipe.sections import Layout
 from kielo.resolve.stages import layer_numbers, stages_of_rank
 
 
 class Stages(nn.Module):
     """The stages of one rank as one model: `parts[i]` is stage `numbers[i]` of `num_stages`.
 
-    Names are those of the whole model. With tied embeddings the last stage's head is a copy that no one
-    optimises, saves or counts: `copy_tied` takes the embedding's values, `add_tied_gradient` gives it the
-    gradient back.
+    Names are those of the whole model. With tied embeddings the last stage's head is a copy that is not
+    optimised, saved or counted: `copy_tied` copies the embedding's values to it, and `add_tied_gradient` adds
+    its gradient to the embedding's.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class Stages(nn.Module):
 
     @property
     def first(self) -> nn.Module | None:
-        """The stage that takes tokens, where this rank has it."""
+        """The stage that takes tokens, if this rank has it."""
         return self.parts[0] if self.numbers[0] == 0 else None
 
     @property
     def last(self) -> nn.Module | None:
-        """The stage that has the head, where this rank has it."""
+        """The stage that has the head, if this rank has it."""
         return self.parts[-1] if self.numbers[-1] == self.num_stages - 1 else None
 
     def named_parameters(self, *args: Any, **options: Any) -> Iterator[tuple[str, nn.Parameter]]:
@@ -58,7 +58,7 @@ class Stages(nn.Module):
                     yield name, parameter
 
     def tie(self) -> None:
-        """What is tied lies on two stages, so there is nothing to make one."""
+        """Does nothing: embedding and head are on two stages, so they cannot be one tensor."""
 
     def reset_buffers(self, device: torch.device | str) -> None:
         for part in self.parts:
@@ -66,16 +66,14 @@ class Stages(nn.Module):
 
     @torch.no_grad()
     def copy_tied(self) -> None:
-        """Before the first forward after the weights have moved: the head's values are the embedding's."""
+        """Copies the embedding's values to the head; called before the first forward after a change."""
         if self._is_tied:
             embed, head = self._vocabulary()
             self._pass_on(embed, head, Tensor.copy_)
 
     @torch.no_grad()
     def add_tied_gradient(self) -> None:
-        """After the last backward of a step: the embedding has the gradient of both uses, unless it is
-        frozen.
-        """
+        """Adds the head's gradient to the embedding's, unless frozen; called after a step's last backward."""
         if not self._is_tied:
             return
         embed, head = (None if weight is None else weight.grad for weight in self._vocabulary())
@@ -84,15 +82,16 @@ class Stages(nn.Module):
             self.last.head.weight.grad = None
 
     def _vocabulary(self) -> tuple[nn.Parameter | None, nn.Parameter | None]:
-        """(the embedding, the head), where this rank has them: the same rows of both."""
+        """Returns (the embedding, the head), if this rank has them: the same rows of both."""
         embed = None if self.first is None else self.first.embed.weight
         return embed, None if self.last is None else self.last.head.weight
 
     def _pass_on(
         self, source: Tensor | None, target: Tensor | None, put: Callable[[Tensor, Tensor], Any]
     ) -> None:
-        """`put(target, values of source)`. They are on the first and the last rank of the axis; of a V both
-        on the first.
+        """Calls `put(target, values of source)`.
+
+        They are on the first and the last rank of the axis; in a V-shaped schedule both are on the first.
         """
         source, target = (None if tensor is None else local(tensor) for tensor in (source, target))
         group, other = self.axis.get_group(), self.axis.size() - 1 - self.axis.get_local_rank()
@@ -108,7 +107,7 @@ class Stages(nn.Module):
 
 
 def cut(model: nn.Module, stage: int, num_stages: int, layers: range) -> nn.Module:
-    """Leave only what `stage` runs of `model` (best on meta), in place; its layers keep their numbers."""
+    """Leaves only what `stage` runs of `model` (best on meta), in place; layers keep their numbers."""
     if stage > 0:
         model.embed = model.position_table = model.embed_norm = None
     if stage < num_stages - 1:
@@ -120,13 +119,13 @@ def cut(model: nn.Module, stage: int, num_stages: int, layers: range) -> nn.Modu
 
 
 def into_stages(
-    model: nn.Module, mesh: Mesh, placement: Placement, parallelise_part: Callable[[nn.Module], nn.Module]
+    model: nn.Module, mesh: Mesh, layout: Layout, parallelise_part: Callable[[nn.Module], nn.Module]
 ) -> nn.Module:
-    """`model` (on meta) → this rank's stages, each laid out by `parallelise_part`."""
+    """Cuts `model` (on meta) into this rank's stages, each parallelised by `parallelise_part`."""
     axis = mesh["pipeline"]
-    ranges = layer_numbers(placement.pipeline_layers)
+    ranges = layer_numbers(layout.pipeline_layers)
     numbers = stages_of_rank(
-        placement.pipeline_schedule, axis.size(), axis.get_local_rank(), len(ranges) // axis.size()
+        layout.pipeline_schedule, axis.size(), axis.get_local_rank(), len(ranges) // axis.size()
     )
     parts = [
         parallelise_part(cut(copy.deepcopy(model), number, len(ranges), ranges[number])) for number in numbers
@@ -136,8 +135,9 @@ def into_stages(
 
 @dataclass(frozen=True)
 class ExampleTensors:
-    """Tensors of one micro-batch, on meta: the first stage takes `tokens_bs`, each stage sends `hidden_bsd` to
-    the next one, and the last one returns `output_bsd`.
+    """Example tensors of one micro-batch, on meta.
+
+    The first stage takes tokens_bs, each stage sends hidden_bsd to the next, the last one returns output_bsd.
     """
 
     tokens_bs: Tensor

@@ -1,7 +1,7 @@
-"""All that Kielo needs of torch.distributed.pipelining beyond its documented surface, by version.
+"""Pipeline schedules of torch.distributed.pipelining, and all uses of its undocumented parts, by version.
 
-Tested with torch 2.13. Stages are made static: shapes are given, and no forward is run to find them out,
-which torch does since 2.12 when both input and output examples are there.
+Tested with torch 2.13. Stages are static: shapes are given, and no forward is run to find them out, which
+torch does since 2.12 when both input and output examples are given.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ from kielo.recipe.errors import KieloError
 
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 
-SCHEDULE_CLASSES = {
+TORCH_CLASSES = {
     "gpipe": "ScheduleGPipe",
     "1f1b": "Schedule1F1B",
     "interleaved_1f1b": "ScheduleInterleaved1F1B",
@@ -39,8 +39,8 @@ class Schedule(Protocol):
 class ScheduleOptions:
     """Options of a pipeline schedule.
 
-    name: a key of `SCHEDULE_CLASSES`. micro_batches: their number in a step. loss: `loss(output, labels)` is a
-    scalar. device: where the stages compute.
+    name: a key of `TORCH_CLASSES`. micro_batches: their number in a step. loss: `loss(output, labels)` is
+    a scalar. device: where the stages compute.
     """
 
     name: str
@@ -59,14 +59,14 @@ def make_schedule(
 ) -> Schedule:
     """Makes torch's schedule over `parts`, which are the stages `numbers` of `num_stages`.
 
-    examples: (input, output) of each part for one micro-batch, on meta. Raises KieloError, naming the version,
-    for a schedule that this torch does not run.
+    examples: (input, output) of each part for one micro-batch, on meta. Raises KieloError, naming the
+    version, for a schedule that this torch does not run.
     """
     needed = _NEEDS_VERSION.get(options.name)
     if needed is not None and needed > VERSION:
         raise KieloError(
-            f"layout.pipeline_schedule = {options.name!r} needs torch {'.'.join(map(str, needed))} or newer; this is "
-            f"{torch.__version__}. What would work: 1f1b, interleaved_1f1b or interleaved_zero_bubble"
+            f"layout.pipeline_schedule = {options.name!r} needs torch {'.'.join(map(str, needed))} or newer; "
+            f"this is {torch.__version__}. What would work: 1f1b, interleaved_1f1b or interleaved_zero_bubble"
         )
     stages = [
         PipelineStage(
@@ -74,10 +74,9 @@ def make_schedule(
         )
         for part, number, (given, made) in zip(parts, numbers, examples)
     ]
-    schedule_class = getattr(torch_schedules, SCHEDULE_CLASSES[options.name])
+    schedule_class = getattr(torch_schedules, TORCH_CLASSES[options.name])
     is_single = issubclass(schedule_class, torch_schedules.PipelineScheduleSingle)
-    # Losses are divided by the global count of tokens already; torch's default would divide gradients once
-    # more.
+    # Losses are already divided by the global count of tokens; torch's default would divide gradients again.
     return schedule_class(
         stages[0] if is_single else stages,
         n_microbatches=options.micro_batches,
@@ -88,9 +87,10 @@ def make_schedule(
 
 @contextmanager
 def without_peers() -> Iterator[None]:
-    """While it lasts, schedules begin without the messages by which neighbours agree on shapes: a rehearsed
-    rank has no neighbours, and all shapes are given. KieloError, naming the version, where torch begins in
-    another way.
+    """Makes schedules start without the messages by which neighbours agree on shapes.
+
+    A rehearsed rank has no neighbours, and all shapes are given. Raises KieloError, naming the version, where
+    torch starts in another way.
     """
     base = torch_schedules._PipelineSchedule
     if not hasattr(base, "_warmup_p2p"):

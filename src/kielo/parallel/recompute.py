@@ -1,10 +1,9 @@
-"""Activation recomputation: what the backward needs is made again instead of kept (Chen et al. 2016,
-arXiv:1604.06174).
+"""Activation recomputation: the backward computes activations again (Chen et al. 2016, arXiv:1604.06174).
 
-`attention` recomputes what lies between queries, keys, values and the output: much memory, little arithmetic
-(the selective recomputation of Korthikanti et al. 2022, arXiv:2205.05198). `operators` recomputes a layer but
-for the outputs of the operators named in the recipe. `full` keeps a layer's input only. torch's checkpointing
-does the work.
+`attention` recomputes inner attention, from queries, keys and values to its output: much memory, little
+arithmetic (the selective recomputation of Korthikanti et al. 2022, arXiv:2205.05198). `operators` recomputes
+a layer except the outputs of the operators named in the recipe. `full` keeps a layer's input only. torch's
+activation checkpointing does the work.
 """
 
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from kielo.recipe.errors import KieloError
-from kielo.resolve.resolved import Placement
+from kielo.recipe.sections import Layout
 
 _ATTENTION_KERNELS = (
     "_scaled_dot_product_flash_attention",
@@ -26,16 +25,14 @@ _ATTENTION_KERNELS = (
 )
 
 
-def apply_recompute(model: nn.Module, placement: Placement) -> None:
-    """Recompute in every n-th layer, in place. `forward` is replaced and no module added, so names stay as
-    they are.
-    """
-    policy = placement.recompute
+def apply_recompute(model: nn.Module, layout: Layout) -> None:
+    """Recomputes in every n-th layer; `forward` is replaced and no module added, so names do not change."""
+    policy = layout.recompute
     if policy == "none":
         return
-    saved = _operators(placement.recompute_saved_operators) if policy == "operators" else set()
+    saved = _operators(layout.recompute_saved_operators) if policy == "operators" else set()
     for number, layer in enumerate(model.layers.values()):
-        if number % placement.recompute_every_layers:
+        if number % layout.recompute_every_layers:
             continue
         if policy == "attention":
             layer.attention.inner.__class__ = _recomputed(type(layer.attention.inner))
@@ -46,7 +43,7 @@ def apply_recompute(model: nn.Module, placement: Placement) -> None:
 
 
 def _recompute(module: nn.Module, **options: Any) -> None:
-    # No dropout anywhere, so there is no random state to bring back.
+    # There is no dropout, so no random state has to be restored.
     module.forward = partial(
         checkpoint, module.forward, use_reentrant=False, preserve_rng_state=False, **options
     )
@@ -54,8 +51,10 @@ def _recompute(module: nn.Module, **options: Any) -> None:
 
 @cache
 def _recomputed(kind: type[nn.Module]) -> type[nn.Module]:
-    """`kind`, computed again in the backward. A class, where a forward of each module's own would do
-    uncompiled: compiled layers share their code only as long as their parts are of one kind.
+    """Returns a subclass of `kind` that is computed again in the backward.
+
+    It is a class, and not a forward replaced in each module, because compiled layers share their code only if
+    their parts are of one class.
     """
 
     class Recomputed(kind):
@@ -77,7 +76,7 @@ def _keep(saved: set[Any]) -> Callable[..., CheckpointPolicy]:
 
 
 def _operators(names: tuple[str, ...]) -> set[Any]:
-    """The operators in torch.ops.aten of these names; attention is one word for all its kernels."""
+    """Returns the operators in torch.ops.aten of these names; attention is one name for all its kernels."""
     found = set()
     for name in names:
         if name == "scaled_dot_product_attention":

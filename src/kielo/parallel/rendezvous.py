@@ -1,4 +1,4 @@
-"""Who am I, and where do we meet? Launcher variables → `Rendezvous`.
+"""This process's rank, and the place where the ranks meet. Launcher variables → `Rendezvous`.
 
 Three launchers are understood: torchrun (RANK, WORLD_SIZE, ...), Slurm's srun (SLURM_PROCID, ...) and none at
 all, which is a world of one rank. torchrun wins over Slurm, because torchrun may run inside a Slurm step.
@@ -17,10 +17,10 @@ _FIRST_PORT, _NUM_PORTS = 12_000, 20_000
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the ranks of one attempt meet; `host` is empty for a world of one rank.
+    """The meeting place of the ranks of one attempt; `host` is empty for a world of one rank.
 
-    `store_is_running` says that the launcher already serves the store (torchrun's agent does).
-    `attempt` keeps the keys of a restarted job apart from those of its earlier lives.
+    store_is_running: the launcher already serves the store, as torchrun's agent does. attempt: keeps the keys
+    of a restarted job apart from those of its earlier attempts.
     """
 
     rank: int
@@ -33,7 +33,7 @@ class Rendezvous:
 
 
 def find_rendezvous(environment: Mapping[str, str] = os.environ) -> Rendezvous:
-    """Read the launcher's variables. Raises KieloError naming a variable that is missing or is no number."""
+    """Reads the launcher's variables. Raises KieloError naming a variable that is missing or is no number."""
     if "RANK" in environment or "WORLD_SIZE" in environment:
         return _from_torchrun(environment)
     # A batch script outside srun has SLURM_PROCID=0 and SLURM_NTASKS too, but only a step has its node list.
@@ -56,7 +56,7 @@ def _from_torchrun(environment: Mapping[str, str]) -> Rendezvous:
 def _from_slurm(environment: Mapping[str, str]) -> Rendezvous:
     size_key = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
     job, step = _number(environment, "SLURM_JOB_ID"), int(environment.get("SLURM_STEP_ID", "0"))
-    # A port of the job's own, so that two jobs (or steps) on one node do not meet each other's ranks.
+    # Each job (and step) has a port of its own, so that two on one node do not meet each other's ranks.
     port = _FIRST_PORT + (job + 101 * step) % _NUM_PORTS
     return Rendezvous(
         **_place(environment, "SLURM_PROCID", size_key),
@@ -68,15 +68,13 @@ def _from_slurm(environment: Mapping[str, str]) -> Rendezvous:
 
 
 def first_host(nodelist: str) -> str:
-    """The first host of a Slurm node list: `nid[001002-001005,001009],gpu7` → `nid001002`."""
+    """Returns the first host of a Slurm node list: `nid[001002-001005,001009],gpu7` → `nid001002`."""
     outside_brackets = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", nodelist)
     return outside_brackets.split(",")[0].strip()
 
 
 def _place(environment: Mapping[str, str], rank_key: str, size_key: str) -> dict[str, int]:
-    """`rank` and `size`, which must fit each other: a rank that nobody expects would wait for the others, and
-    they for it.
-    """
+    """Reads `rank` and `size`; an unexpected rank is refused, because all ranks would wait for ever."""
     rank, size = _number(environment, rank_key), _number(environment, size_key)
     if rank >= size:
         raise KieloError(

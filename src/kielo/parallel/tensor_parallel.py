@@ -1,5 +1,4 @@
-"""Tensor and sequence parallelism: matrices split over the `tensor` axis, everything between them along the
-sequence.
+"""Tensor and sequence parallelism: matrices are split over the `tensor` axis, activations along the sequence.
 
 Shoeybi et al. 2019 (arXiv:1909.08053) with the sequence parallelism of Korthikanti et al. 2022
 (arXiv:2205.05198), which can be left out: it costs the same traffic and divides the activations. The family's
@@ -25,36 +24,35 @@ from torch.distributed.tensor.placement_types import Placement as DTensorPlaceme
 from kielo.models import families
 from kielo.models.tensor_parallel_styles import style_of
 from kielo.parallel.mesh import Mesh
-from kielo.resolve.resolved import Placement
+from kielo.recipe.sections import Layout
 
 SEQUENCE_DIM = 1  # of activations [b, s, d]
 ALONG_SEQUENCE = ("sequence", "residual", "positions")
 
 
-def apply_tensor_parallel(model: nn.Module, mesh: Mesh, placement: Placement) -> None:
-    """Split the parameters of `model` (best on meta) in place by its family's plan; nothing on one tensor
-    rank.
+def apply_tensor_parallel(model: nn.Module, mesh: Mesh, layout: Layout) -> None:
+    """Splits the parameters of `model` (best on meta) in place by its family's tensor-parallel plan.
 
     Inputs stay whole token ids. The hidden states that come out are a DTensor split along the sequence, or
     whole on every rank without sequence parallelism; `head.weight` holds this rank's rows of the vocabulary.
     Sizes were checked by `resolve/layout_check.py`.
     """
-    if placement.tensor == 1:
+    if layout.tensor == 1:
         return
     plan = families.module(model.config.model_type, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN
-    between = Shard(SEQUENCE_DIM) if placement.sequence_parallel else Replicate()
+    between = Shard(SEQUENCE_DIM) if layout.sequence_parallel else Replicate()
     styles = {}
     for name, module in model.named_modules():
         style = style_of(plan, name)
         # Without sequence parallelism every rank computes these whole, from the same numbers.
-        if style is not None and (style not in ALONG_SEQUENCE or placement.sequence_parallel):
+        if style is not None and (style not in ALONG_SEQUENCE or layout.sequence_parallel):
             styles[name] = _torch_style(style, module, between)
     parallelize_module(model, mesh.parameters["tensor"], styles)
-    model.tie()  # each of the two got a tensor of its own
+    model.tie()  # embedding and head each got a tensor of their own
 
 
 def _torch_style(style: str, module: nn.Module, between: DTensorPlacement) -> ParallelStyle:
-    """`between`: how activations lie outside of the split matrices."""
+    """Makes torch's style of `style`. between: placement of activations outside of the split matrices."""
     if style == "vocabulary":
         return RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
     if style == "column":
@@ -77,9 +75,7 @@ def _torch_style(style: str, module: nn.Module, between: DTensorPlacement) -> Pa
 
 
 class PositionTable(ParallelStyle):
-    """A whole table of vectors, looked up by each rank for its part of the sequence: [1, s] ids → [1, s/t,
-    d].
-    """
+    """A whole embedding; each rank reads the rows of its part of the sequence: [1, s] → [1, s/t, d]."""
 
     def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
         def part(_: nn.Module, inputs: tuple, axis: DeviceMesh) -> DTensor:
@@ -90,18 +86,14 @@ class PositionTable(ParallelStyle):
 
 
 class EachHead(ParallelStyle):
-    """A norm of each head by itself, [b, s, h/t, k] on a rank: the weight is whole, its gradients
-    are summed.
-    """
+    """A norm of each head by itself, [b, s, h/t, k] on a rank: its weight is whole, gradients are summed."""
 
     def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
         return distribute_module(module, axis, None, _split_along(2), _to_local)
 
 
 class AllHeads(ParallelStyle):
-    """A norm over all heads together, [b, s, hk/t] on a rank: weights go with their heads, the mean is over
-    all ranks.
-    """
+    """A norm over all heads, [b, s, hk/t] on a rank: its weight is split as the heads, its mean is global."""
 
     def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
         def split(_: str, norm: nn.Module, axis: DeviceMesh) -> None:
@@ -133,7 +125,7 @@ def _to_local(_: nn.Module, output: DTensor, axis: DeviceMesh) -> Tensor:
 
 
 def gather_sequence(x_bsd: Tensor, axis: DeviceMesh) -> Tensor:
-    """What `model` returned on the ranks of the tensor axis, whole [b, s, d] and a plain tensor on each.
+    """Gathers the output of `model` from the ranks of the tensor axis: [b, s, d], a plain tensor on each.
 
     Backward: each rank's gradient is its own vocabulary's part; they are summed in one collective.
     """

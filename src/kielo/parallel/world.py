@@ -19,25 +19,27 @@ from kielo.recipe.errors import KieloError
 
 @dataclass(frozen=True)
 class World:
-    """This process among all. `store` is the meeting point for marks; it carries no tensors.
+    """This process among all. `store` is for marks of arrival; it carries no tensors.
 
-    is_rehearsed: the others are imagined (`kielo rehearse`), and no communicator is waited for.
+    timeout_seconds: the limit for each communicator. is_rehearsed: the other ranks are not real (`kielo
+    rehearse`), and no communicator is waited for.
     """
 
     rank: int
     size: int
     local_rank: int
     device: torch.device
+    timeout_seconds: float
     store: dist.Store = field(repr=False, compare=False)
     is_rehearsed: bool = False
 
 
-_world: World | None = None  # what end_world ends; torch's default process group is one per process as well
+_world: World | None = None  # ended by end_world; one a process, like torch's default process group
 _meeting: tuple[Rendezvous, dist.Store] | None = None  # the store in which the ranks of an attempt meet
 
 
 def start_world(timeout_seconds: float, device: str | None = None) -> World:
-    """Meet the other ranks and make the process group of all.
+    """Meets the other ranks and makes the process group of all.
 
     Args: `timeout_seconds` limits the meeting and the first all-reduce, each; `device` is "cpu" or "cuda",
     default CUDA (or ROCm) where there is one. Raises KieloError naming the ranks that did not arrive.
@@ -57,26 +59,23 @@ def start_world(timeout_seconds: float, device: str | None = None) -> World:
     except KieloError:
         linger(place)
         raise
-    _world = World(place.rank, place.size, place.local_rank, chosen, store)
+    _world = World(place.rank, place.size, place.local_rank, chosen, timeout_seconds, store)
     return _world
 
 
 def meet(place: Rendezvous, timeout_seconds: float) -> dist.Store:
-    """The store in which the ranks of this attempt meet, made once a process; KieloError where there is no
-    meeting.
-    """
+    """Returns the store in which the ranks of this attempt meet, made once a process, or KieloError."""
     global _meeting
     if _meeting is None or _meeting[0] != place:
         _meeting = place, dist.PrefixStore(f"kielo/{place.attempt}", _store(place, timeout_seconds))
     return _meeting[1]
 
 
-def make_host_group(world: World, name: str, timeout_seconds: float) -> dist.ProcessGroup | None:
-    """A group of all ranks over the CPU (gloo), for a thread beside the training: collectives of one group
-    must come from one thread, in one order. None in a world of one rank, which has nobody to talk to.
+def make_host_group(world: World, name: str) -> dist.ProcessGroup | None:
+    """Makes a group of all ranks over the CPU (gloo), for a thread beside the training; None for one rank.
 
-    All ranks call it together. Raises KieloError naming the ranks that did not arrive within
-    `timeout_seconds`.
+    Collectives of one group must come from one thread, in one order. All ranks call it together. Raises
+    KieloError naming the ranks that did not arrive within the world's time limit.
     """
     if world.size == 1:
         return None
@@ -86,14 +85,14 @@ def make_host_group(world: World, name: str, timeout_seconds: float) -> dist.Pro
         return dist.new_group(list(ranks), backend="gloo", group_desc=name)
 
     return raise_communicator(
-        name, ranks, world.rank, world.store, torch.device("cpu"), timeout_seconds, make
+        name, ranks, world.rank, world.store, torch.device("cpu"), world.timeout_seconds, make
     )
 
 
 def end_world(wait_seconds: float = 10.0) -> None:
-    """Leave: rank 0, which serves the store, goes last. Never raises.
+    """Ends the process group; rank 0, which serves the store, leaves last. Never raises.
 
-    Rank 0 waits at most `wait_seconds` for the others, so a rank that died holds nobody up for long.
+    Rank 0 waits at most `wait_seconds` for the others, so a dead rank does not delay it for long.
     """
     global _world, _meeting
     if _world is not None and _world.size > 1:
@@ -138,7 +137,7 @@ def _store(place: Rendezvous, timeout_seconds: float) -> dist.Store:
             place.port,
             is_master=place.rank == 0 and not place.store_is_running,
             timeout=timedelta(seconds=timeout_seconds),
-            # The store's own waiting would say how many are missing, but not which.
+            # The store's own waiting reports how many ranks are missing, but not which.
             wait_for_workers=False,
             multi_tenant=True,
         )
@@ -150,6 +149,6 @@ def _store(place: Rendezvous, timeout_seconds: float) -> dist.Store:
 
 
 def linger(place: Rendezvous) -> None:
-    """Rank 0 serves the store, and the others' time limits strike a little later than its own."""
+    """Keeps rank 0, which serves the store, alive until the other ranks' time limits have passed too."""
     if place.rank == 0 and place.size > 1 and not place.store_is_running:
         time.sleep(3)

@@ -19,9 +19,8 @@ def tokens_per_second(run: RunToPlan, resolved: Resolved) -> list[float]:
     """
     asked = {phase.number: phase for phase in run.phases}
     placement = resolved.placement
-    layout = run.recipe.layout.model_copy(update={"replicate": placement.replicate, "shard": placement.shard})
     work = workload(run, [
-        (layout, placed.micro_batch_sequences,
+        (placement.layout, placed.micro_batch_sequences,
          replace(asked[phase.number], sequence_length=phase.sequence_length,
                  tokens_per_step=phase.tokens_per_step))
         for phase, placed in zip(resolved.identity.phases, placement.phases)
@@ -35,8 +34,8 @@ def with_expectation(resolved: Resolved, recipe: Recipe) -> Resolved:
 
     Returns it unchanged if no card says how fast its devices are, or if FP8 is only emulated.
     """
-    precision = resolved.identity.precision
-    if precision == "fp8" and resolved.identity.fp8.emulate:
+    precision = resolved.identity.train.precision
+    if precision == "fp8" and resolved.identity.train.fp8.emulate:
         return resolved
     try:
         run = RunToPlan.of(recipe, resolved.identity.model, precision)

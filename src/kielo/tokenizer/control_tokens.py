@@ -1,11 +1,10 @@
-"""Control tokens: which tokens of a ready tokenizer are no text, and the tokenizer in which no text reaches
-them.
+"""Control tokens of a ready tokenizer, and a copy of the tokenizer in which no text encodes to them.
 
-Libraries read a control token wherever a text spells it: as an added token, after a normaliser has made it of
-other characters, or because the vocabulary of the model itself holds it (Unigram and WordPiece look words up
-in it). So the tokenizer that encodes documents has every control token under a name that nobody can have
-written: a random one. Ids stay as they are, and all other added tokens (words of a domain, runs of spaces)
-keep working.
+Control tokens are the tokens that are no text. Libraries read a control token wherever a text spells it: as
+an added token, after a normaliser has made it of other characters, or because the vocabulary of the model
+itself holds it (Unigram and WordPiece look words up in it). So the tokenizer that encodes documents has every
+control token under a random name that nobody can have written. Ids stay as they are, and all other added
+tokens (words of a domain, runs of spaces) keep working.
 """
 
 import json
@@ -21,17 +20,18 @@ from kielo.recipe.errors import KieloError
 
 CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 _CHAT_TEMPLATE_FILE = "chat_template.jinja"
-# whatever their flags say, nobody spells a word so
+# Control tokens whatever their flags say: no word is spelled like this.
 _ALWAYS_CONTROL = re.compile(r"<\|.*\|>|<｜.*｜>", re.DOTALL)
 _MARKUP = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 _BYTE_OR_CHARACTER = re.compile(r".|<0x[0-9A-Fa-f]{2}>", re.DOTALL)
 
 
 def control_tokens(folder: Path, end_of_text: str) -> frozenset[str]:
-    """The tokens of the tokenizer in `folder` that are no text: its special tokens, those that its
-    configuration gives a role (`eos_token`, `additional_special_tokens`, …), added ones in the form of a
-    control token, and those that its chat template writes. A byte or a single character is always text,
-    whatever its role.
+    """Returns the tokens of the tokenizer in `folder` that are no text.
+
+    These are its special tokens, tokens that its configuration gives a role (`eos_token`,
+    `additional_special_tokens`, …), added tokens in the form of a control token, and tokens that its chat
+    template writes. A byte or a single character is always text, whatever its role.
     """
     configs = [read_object(folder / name) for name in CONFIG_FILES]
     template = _chat_template(folder, configs)
@@ -49,11 +49,11 @@ def control_tokens(folder: Path, end_of_text: str) -> frozenset[str]:
 def without_control_tokens(
     whole: Tokenizer, folder: Path, end_of_text: str
 ) -> tuple[Tokenizer, dict[int, str]]:
-    """The tokenizer `whole`, which lies in `folder`, with the same ids, for text alone; and its control
-    tokens by id, less the token for unknown characters (unless that ends documents too). It cuts and pads
-    nothing.
+    """Returns (a copy of `whole` with the same ids in which text has no control tokens, those tokens by id).
 
-    Raises KieloError where what ends a document is an ordinary character, which texts cannot do without.
+    `folder` is where `whole` was read from. The token for unknown characters is not among the tokens by id,
+    unless it ends documents too. The copy truncates and pads nothing. Raises KieloError where the end-of-text
+    token is an ordinary character, which texts cannot do without.
     """
     control = control_tokens(folder, end_of_text)
     if end_of_text not in control:
@@ -61,7 +61,7 @@ def without_control_tokens(
             f"{folder}: the token {end_of_text!r}, which ends documents, is an ordinary character of texts; "
             "name another one as eos_token in tokenizer_config.json"
         )
-    content = json.loads(whole.to_str())  # in one form, whatever version wrote the file
+    content = json.loads(whole.to_str())  # one form, whichever version wrote the file
     model = content["model"]
     unknown = _unknown_token(model)
     if unknown is not None and not _BYTE_OR_CHARACTER.fullmatch(unknown):
@@ -69,7 +69,7 @@ def without_control_tokens(
     hidden = {name: f"<{token_hex(16)}>" for name in control}
     for token in content["added_tokens"]:
         token["content"] = hidden.get(token["content"], token["content"])
-    if model["type"] == "Unigram":  # [piece, log-probability] by id
+    if model["type"] == "Unigram":  # [token, log-probability] by id
         model["vocab"] = [[hidden.get(name, name), score] for name, score in model["vocab"]]
     else:
         model["vocab"] = {hidden.get(name, name): number for name, number in model["vocab"].items()}
@@ -84,9 +84,7 @@ def without_control_tokens(
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in the file; empty where there is no file. KieloError names a file that holds no
-    object.
-    """
+    """Reads the JSON object in a file; {} without a file. KieloError for a file that holds no object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -99,7 +97,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def _named_in(config: dict[str, Any]) -> Iterator[str]:
-    """Names that a configuration gives a role, as text or spelled out as an AddedToken."""
+    """Yields the names that a configuration gives a role, as text or in the form of an AddedToken."""
     for key, value in config.items():
         if key == "added_tokens_decoder" and isinstance(value, dict):
             yield from _names(
@@ -128,7 +126,7 @@ def _chat_template(folder: Path, configs: list[dict[str, Any]]) -> str:
 
 
 def _unknown_token(model: dict[str, Any]) -> str | None:
-    """What the model writes for characters that its vocabulary lacks."""
+    """Returns the token that the model writes for characters that its vocabulary lacks, or None."""
     if model["type"] == "Unigram":
         return None if model["unk_id"] is None else model["vocab"][model["unk_id"]][0]
     return model.get("unk_token")

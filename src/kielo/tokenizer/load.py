@@ -19,9 +19,10 @@ CONFIG_FILE = "tokenizer_config.json"
 
 
 class TextTokenizer:
-    """`whole` is the tokenizer as it is read: it has every token's id, and decodes. `for_text` is (one with
-    the same ids in which no text reaches a control token, those tokens by id). `end_of_text` is the token
-    that ends a document.
+    """A tokenizer as it was read from a folder, and its copy for encoding text.
+
+    whole: the tokenizer as read; it has every token's id, and decodes. end_of_text: the token that ends a
+    document.
     """
 
     def __init__(self, whole: Tokenizer, folder: Path, end_of_text: str):
@@ -29,15 +30,17 @@ class TextTokenizer:
 
     @cached_property
     def for_text(self) -> tuple[Tokenizer, dict[int, str]]:
-        """Made when text is first encoded: with a large vocabulary that takes seconds."""
+        """A copy of `whole` with the same ids in which text has no control tokens, and those tokens by id.
+
+        Made when text is first encoded: with a large vocabulary that takes seconds.
+        """
         return without_control_tokens(self.whole, self.folder, self.end_of_text)
 
 
 def load_tokenizer(folder: Path | str) -> TextTokenizer:
-    """The tokenizer of a folder that holds tokenizer.json (and tokenizer_config.json, which names its
-    tokens).
+    """Loads the tokenizer of a folder with tokenizer.json and, to name its tokens, tokenizer_config.json.
 
-    It cuts and pads nothing. Raises KieloError naming the file.
+    It truncates and pads nothing. Raises KieloError naming the file.
     """
     path = Path(folder) / TOKENIZER_FILE
     if not path.is_file():
@@ -54,9 +57,9 @@ def load_tokenizer(folder: Path | str) -> TextTokenizer:
 
 
 def end_of_text_id(tokenizer: TextTokenizer) -> int:
-    """Id of the token that ends a document: `eos_token` of tokenizer_config.json or special_tokens_map.json,
-    `<|endoftext|>` without one.
+    """Returns the id of the token that ends a document.
 
+    This is `eos_token` of tokenizer_config.json or special_tokens_map.json, and `<|endoftext|>` without one.
     Raises KieloError when the vocabulary lacks it.
     """
     number = tokenizer.whole.token_to_id(tokenizer.end_of_text)
@@ -69,10 +72,9 @@ def end_of_text_id(tokenizer: TextTokenizer) -> int:
 
 
 def tokenizer_hash(folder: Path | str) -> str:
-    """Hash of what decides a text's ids: tokenizer.json and the name of end-of-text. Chat templates and the
-    like are left out.
+    """Returns a hash of all that decides a text's ids: tokenizer.json and the name of end-of-text.
 
-    Raises KieloError where there is no tokenizer.json.
+    Chat templates and the like are left out. Raises KieloError where there is no tokenizer.json.
     """
     path = Path(folder) / TOKENIZER_FILE
     if not path.is_file():
@@ -83,12 +85,12 @@ def tokenizer_hash(folder: Path | str) -> str:
 
 
 def vocabulary_size(tokenizer: TextTokenizer) -> int:
-    """One more than the largest id: what an embedding needs, also where a vocabulary has gaps."""
+    """Returns the largest id plus one: the rows that an embedding needs, also where a vocabulary has gaps."""
     return 1 + max(tokenizer.whole.get_vocab(with_added_tokens=True).values())
 
 
 def encode(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Ids of each text, without special tokens around them. Uses every core that the process may.
+    """Encodes each text to ids, without special tokens around them, on every core that the process may use.
 
     Raises KieloError where the tokenizer writes a control token for text all the same.
     """
@@ -106,15 +108,14 @@ def encode(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]]:
 
 
 def decode(tokenizer: TextTokenizer, rows: Sequence[Sequence[int]]) -> list[str]:
-    """The texts back, special tokens included."""
+    """Decodes rows of ids to texts, special tokens included."""
     return tokenizer.whole.decode_batch([list(row) for row in rows], skip_special_tokens=False)
 
 
 def special_token(path: Path, key: str) -> str | None:
-    """What tokenizer_config.json or special_tokens_map.json calls a token such as `eos_token`; None where it
-    does not say.
+    """Returns the name of a token such as `eos_token` in a config file, or None where the file has none.
 
-    Raises KieloError naming file and key for what is no name.
+    Raises KieloError, with file and key, for a value that is no name.
     """
     value = read_object(path).get(key)
     name = value.get("content") if isinstance(value, dict) else value  # older files spell out an AddedToken

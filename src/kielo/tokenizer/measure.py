@@ -1,8 +1,8 @@
-"""How good a tokenizer is for a text: (tokenizer, texts) -> figures.
+"""Quality of a tokenizer on a text: (tokenizer, texts) -> figures.
 
 Tokens per word and bytes per token say how long the text becomes, the rest how well the vocabulary is used.
-Rényi efficiency (alpha 2.5) goes with downstream quality (Zouhar et al. 2023, "Tokenization and the noiseless
-channel"), but ranks only vocabularies of equal size.
+Rényi efficiency (alpha 2.5) correlates with downstream quality (Zouhar et al. 2023, "Tokenization and the
+noiseless channel"), but ranks only vocabularies of equal size.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ BATCH_TEXTS = 256
 
 
 def measure(tokenizer: TextTokenizer, texts: Iterable[str]) -> dict[str, float | int]:
-    """Figures of `tokenizer` on `texts`, which should be text that it was not trained on.
+    """Measures `tokenizer` on `texts`, which should be text that it was not trained on.
 
     tokens_per_word (a word is a run of letters, marks and digits), bytes_per_token, characters_per_token;
     exact_round_trip_share of the texts; vocabulary_used_share; single_byte_token_share of the tokens written;
@@ -41,7 +41,7 @@ def measure(tokenizer: TextTokenizer, texts: Iterable[str]) -> dict[str, float |
         num_bytes += sum(len(text.encode()) for text in batch)
     tokens = int(counts.sum())
     if not tokens:
-        raise KieloError("a tokenizer was to be measured on no text at all")
+        raise KieloError("no text was given to measure the tokenizer on")
     size = tokenizer.whole.get_vocab_size(with_added_tokens=True)
     return {
         "vocabulary_size": size,
@@ -61,8 +61,10 @@ def measure(tokenizer: TextTokenizer, texts: Iterable[str]) -> dict[str, float |
 
 
 def renyi_entropy(counts: np.ndarray, alpha: float) -> float:
-    """Rényi entropy of order alpha in nats, ln(sum p^alpha) / (1 - alpha); Shannon's at alpha 1. counts:
-    [vocabulary]."""
+    """Computes the Rényi entropy of order alpha of counts [vocabulary], in nats.
+
+    It is ln(sum p^alpha) / (1 - alpha), and Shannon's entropy at alpha 1.
+    """
     shares = counts[counts > 0] / counts.sum()
     if alpha == 1.0:
         return float(-(shares * np.log(shares)).sum())
@@ -70,7 +72,7 @@ def renyi_entropy(counts: np.ndarray, alpha: float) -> float:
 
 
 def _single_byte_ids(tokenizer: TextTokenizer) -> list[int]:
-    """Tokens of one byte: byte-level vocabularies write each byte as one character."""
+    """Returns the ids of tokens of one byte: byte-level vocabularies write each byte as one character."""
     vocabulary = tokenizer.whole.get_vocab(with_added_tokens=True)
     return [number for token, number in vocabulary.items() if len(token) == 1 or BYTE_TOKEN.fullmatch(token)]
 

@@ -46,7 +46,7 @@ _SCRIPTS = (
     r"\p{Katakana}ー",
 )
 _WORDS = [rf"[{script}][{script}\p{{M}}]*" for script in _SCRIPTS] + [r"[\p{L}\p{M}]+"]
-PIECES = "|".join(
+PRE_TOKENS = "|".join(
     [
         rf"[^\r\n\p{{L}}\p{{M}}\p{{N}}]?(?:{'|'.join(_WORDS)})",  # a word with the space or sign before it
         r"\p{N}",
@@ -60,10 +60,10 @@ PIECES = "|".join(
 
 
 def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manifest:
-    """Train the recipe's tokenizer, or copy the one at `tokenizer.path`, and measure it on held-out text.
+    """Trains the recipe's tokenizer, or copies the one at `tokenizer.path`, and measures it on held-out text.
 
     Writes tokenizer.json, tokenizer_config.json, special_tokens_map.json, measure.json and the manifest. A
-    folder that is current already is left alone and its manifest returned. Raises KieloError for a ready
+    folder that is already current stays as it is, and its manifest is returned. Raises KieloError for a ready
     tokenizer that cannot be read, a vocabulary below 257, or a corpus without training text.
     """
     ready = Path(recipe.tokenizer.path) if recipe.tokenizer.path else None
@@ -93,7 +93,7 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
 
 
 def train_on(texts: Iterable[str], recipe: Recipe) -> Tokenizer:
-    """Learn the merges; the same texts give the same vocabulary. End-of-text is id 0, the bytes follow.
+    """Learns the merges; the same texts give the same vocabulary. End-of-text is id 0, the bytes follow.
 
     Raises KieloError for a vocabulary that cannot hold the bytes, or without text.
     """
@@ -106,7 +106,7 @@ def train_on(texts: Iterable[str], recipe: Recipe) -> Tokenizer:
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.Split(Regex(PRE_TOKENS), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -126,7 +126,7 @@ def train_on(texts: Iterable[str], recipe: Recipe) -> Tokenizer:
 
 
 def save(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the tokenizer so that `transformers.AutoTokenizer.from_pretrained(folder)` gives the same ids."""
+    """Writes the tokenizer so that `transformers.AutoTokenizer.from_pretrained` gives the same ids."""
     tokens = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT}
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -136,16 +136,17 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
         **tokens,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    # Not `tokenizer.save`: what that raises on a full disk says neither that nor where.
+    # Not `tokenizer.save`: its error on a full disk names neither the reason nor the file.
     write_text_atomically(folder / TOKENIZER_FILE, tokenizer.to_str(pretty=True))
     write_json_atomically(folder / CONFIG_FILE, config)
     write_json_atomically(folder / "special_tokens_map.json", tokens)
 
 
 def _training_texts(recipe: Recipe, corpus_folder: Path) -> Iterator[str]:
-    """Texts to learn from: an even sample of the training documents, at most about max_sample_bytes.
+    """Yields the texts to learn from: an even sample of the training documents.
 
-    The sample is chosen by hash, so it comes from the whole corpus and from every source alike.
+    It has at most about max_sample_bytes. The sample is chosen by hash, so it comes from the whole corpus and
+    from every source alike.
     """
     heldout_share, limit = recipe.dataset.heldout_share, recipe.tokenizer.max_sample_bytes
     kept_bytes = read_manifest(corpus_folder).counts.get("bytes_kept", 0)
@@ -156,7 +157,7 @@ def _training_texts(recipe: Recipe, corpus_folder: Path) -> Iterator[str]:
 
 
 def _texts_to_measure(recipe: Recipe, corpus_folder: Path) -> tuple[str, list[str]]:
-    """Held-out texts up to 2 MB; the first training texts where nothing is held out (pack will say so)."""
+    """Returns held-out texts up to 2 MB; training texts where nothing is held out, which pack will refuse."""
     heldout, first = [], []
     heldout_bytes = first_bytes = 0
     for document in read_documents(corpus_folder / "documents"):
@@ -173,7 +174,7 @@ def _texts_to_measure(recipe: Recipe, corpus_folder: Path) -> tuple[str, list[st
 
 
 def _ready_files(folder: Path) -> list[Path]:
-    """Files of a ready tokenizer: small ones that name it, not the weights that may lie beside it."""
+    """Returns the files of a ready tokenizer, without weights that may be in the same folder."""
     if not (folder / TOKENIZER_FILE).is_file():
         raise KieloError(
             f"tokenizer.path = {str(folder)!r}: no {TOKENIZER_FILE} there; give a folder in Hugging Face form"

@@ -103,9 +103,9 @@ def assemble(
     """
     identity, placement = resolved.identity, resolved.placement
     device = world.device
-    mesh = build_mesh(world, placement)
+    mesh = build_mesh(world, placement.layout)
     checkpoints = RunCheckpoints(_checkpointer(placement, world, permit), resolved)
-    guard = Guard(device, identity.max_skipped_steps_in_a_row, identity.fp8.watch_steps)
+    guard = Guard(device, identity.train)
     meter = Meter(world.size, identity.total_tokens, device)
     stop.use(device)
     run = Run(
@@ -116,7 +116,7 @@ def assemble(
         learning_rate=learning_rate(identity),
         meter=meter,
         step_row=StepRow(meter, guard),
-        log=Log(placement.log_every_steps, identity.total_steps, _sinks(identity, placement, world)),
+        log=Log(placement.train, identity.total_steps, _sinks(identity, placement, world)),
         stop=stop,
         checkpoints=checkpoints,
         alert=_alert(placement) if world.rank == 0 else lambda step, message: None,
@@ -137,7 +137,7 @@ def compute_in(run: Run, resolved: Resolved, precision: Precision) -> None:
     identity, placement = resolved.identity, resolved.placement
     run.forget_model()
     if precision == "fp8":
-        refuse_without_fp8(run.device, identity.fp8)
+        refuse_without_fp8(run.device, identity.train.fp8)
     settle_matrix_products(precision)
     is_restored, weights = run.checkpoints.newest is not None, identity.model.weights
     model = laid_out(identity, placement, run.mesh, precision)
@@ -148,22 +148,22 @@ def compute_in(run: Run, resolved: Resolved, precision: Precision) -> None:
             dict(model.named_parameters()), resolve_weights(weights), identity.model
         )
     forward_backward = forward_backward_of(
-        model, identity.z_loss, placement.loss_chunk_tokens, run.mesh, placement, precision
+        model, identity.train.z_loss, placement.train.loss_chunk_tokens, run.mesh, placement.layout, precision
     )
-    optimiser = build_optimiser(model, identity)
+    optimiser = build_optimiser(model, identity.train)
     run.checkpoints.track(dict(model.named_parameters()), optimiser, run.guard, run.state, source_tensors)
     run.precision, run.model, run.optimiser = precision, model, optimiser
-    run.clip = partial(clip_gradients, model, run.mesh, identity.max_gradient_norm)
+    run.clip = partial(clip_gradients, model, run.mesh, identity.train.max_gradient_norm)
     run.heldout = _heldout(identity, placement, run.mesh, run.device, model, forward_backward)
     run.forward_backward = forward_backward
     if precision == "fp8":
         optimiser.adamw.register_step_post_hook(lambda *_: scale_weights(model))
-        if identity.fp8.probe_every_steps:
+        if identity.train.fp8.probe_every_steps:
             run.forward_backward = Fp8Probe(
                 forward_backward,
                 model,
                 run.mesh,
-                identity.fp8.probe_every_steps,
+                identity.train.fp8.probe_every_steps,
                 identity.total_steps,
                 run.log.write,
             )
@@ -191,9 +191,9 @@ def _checkpointer(placement: Placement, world: World, permit: Callable[[], None]
     folder = Path(placement.train_folder)
     return Checkpointer(
         folder / "checkpoints",
-        placement.keep_newest,
-        placement.keep_every_steps,
-        make_host_group(world, "checkpoint", placement.start_timeout_seconds),
+        placement.checkpoint.keep_newest,
+        placement.checkpoint.keep_every_steps,
+        make_host_group(world, "checkpoint"),
         on_alert=_alert(placement),
         permit=permit,
     )
@@ -209,7 +209,7 @@ def laid_out(identity: Identity, placement: Placement, mesh: Mesh, precision: Pr
     """
     with torch.device("meta"):
         model = families.build_model(identity.model)
-    return parallelise(model, mesh, placement, precision, identity.fp8)
+    return parallelise(model, mesh, placement.layout, precision, identity.train.fp8)
 
 
 def _fill(
@@ -221,7 +221,7 @@ def _fill(
         model,
         device,
         None if is_filled_later else lambda name, shape: initial_value(name, shape, config, identity.seed),
-        is_offloaded=placement.cpu_offload,
+        is_offloaded=placement.layout.cpu_offload,
     )
 
 
@@ -233,7 +233,7 @@ def _feed(resolved: Resolved, index: int, last_step: int, mesh: Mesh, device: to
         phase,
         identity.longest_sequence_length,
         placement.end_of_text_id,
-        identity.mask_documents,
+        identity.dataset.mask_documents,
     )
     read_step = partial(batches.step, data_rank=data_rank(mesh), data_ranks=data_ranks(mesh))
     micro_batch_sequences = placement.phases[index].micro_batch_sequences
@@ -258,7 +258,10 @@ def _heldout(
 ) -> HeldOut:
     length = identity.phases[0].sequence_length  # of the whole run, so that its scores can be compared
     batch = heldout_batch(
-        Path(placement.tokens_folder), length, identity.heldout_sequences, identity.mask_documents
+        Path(placement.tokens_folder),
+        length,
+        identity.train.heldout_sequences,
+        identity.dataset.mask_documents,
     )
     return HeldOut(
         batch,
@@ -267,7 +270,7 @@ def _heldout(
         partial(sum_over_data, mesh=mesh),
         placement.phases[0].micro_batch_sequences,
         forward_backward,
-        placement.heldout_every_steps,
+        placement.train.heldout_every_steps,
         identity.total_steps,
         device,
         model,
@@ -283,6 +286,6 @@ def _sinks(identity: Identity, placement: Placement, world: World) -> list[Sink]
         Terminal(identity.total_steps, _alert(placement)),
         MetricsFile(folder / "metrics.jsonl"),
     ]
-    if placement.tensorboard:
+    if placement.train.tensorboard:
         sinks.append(TensorBoard(folder / "tensorboard"))
     return sinks

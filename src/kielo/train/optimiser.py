@@ -10,7 +10,6 @@ less. A step widens them to fp32, a bounded part at a time, is torch's own, and 
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,22 +17,13 @@ from torch.optim.adamw import adamw as adamw_step
 from torch.profiler import record_function
 
 from kielo.parallel.materialise import local
+from kielo.recipe.sections import TrainIdentity
 from kielo.resolve.state_bytes import WIDENED_BYTES
 from kielo.train.profile import OPTIMISER
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STATE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 WIDENED_ELEMENTS = WIDENED_BYTES // (len(MOMENTS) * torch.float32.itemsize)
-
-
-class OptimiserSettings(Protocol):
-    """What the optimiser reads; `resolve.resolved.Identity` has all of it."""
-
-    weight_decay: float
-    adam_beta1: float
-    adam_beta2: float
-    adam_epsilon: float
-    optimiser_state: Literal["fp32", "bf16"]
 
 
 class Optimiser:
@@ -43,22 +33,22 @@ class Optimiser:
     the first step needs no more memory than the others.
     """
 
-    def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], settings: OptimiserSettings):
+    def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], train: TrainIdentity):
         self.parameters = {name: p for name, p in named_parameters if p.requires_grad}
         groups = [
             {
                 "params": [p for p in self.parameters.values() if is_decayed(p)],
-                "weight_decay": settings.weight_decay,
+                "weight_decay": train.weight_decay,
             },
             {"params": [p for p in self.parameters.values() if not is_decayed(p)], "weight_decay": 0.0},
         ]
         # Stages may train nothing, and torch refuses an empty list, though not an empty group.
-        adamw = torch.optim.AdamW if settings.optimiser_state == "fp32" else NarrowAdamW
+        adamw = torch.optim.AdamW if train.optimiser_state == "fp32" else NarrowAdamW
         self.adamw = adamw(
             [group for group in groups if group["params"]] or groups,
             lr=0.0,  # each step brings its own
-            betas=(settings.adam_beta1, settings.adam_beta2),
-            eps=settings.adam_epsilon,
+            betas=(train.adam_beta1, train.adam_beta2),
+            eps=train.adam_epsilon,
             fused=True,
         )
         for parameter in self.parameters.values():
@@ -66,7 +56,7 @@ class Optimiser:
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             state.update(
                 {
-                    moment: torch.zeros_like(parameter, dtype=STATE_DTYPES[settings.optimiser_state])
+                    moment: torch.zeros_like(parameter, dtype=STATE_DTYPES[train.optimiser_state])
                     for moment in MOMENTS
                 }
             )
@@ -191,8 +181,8 @@ def is_decayed(parameter: Tensor) -> bool:
     return parameter.ndim >= 2
 
 
-def build_optimiser(model: nn.Module, settings: OptimiserSettings) -> Optimiser:
+def build_optimiser(model: nn.Module, train: TrainIdentity) -> Optimiser:
     """An optimiser for the trainable parameters of `model`; a tied weight counts once, under its
     first name.
     """
-    return Optimiser(model.named_parameters(), settings)
+    return Optimiser(model.named_parameters(), train)

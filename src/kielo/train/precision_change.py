@@ -21,9 +21,7 @@ LOOK_STEPS = 10  # one step's loss is noise
 
 
 def settle_precision(run: Run, resolved: Resolved) -> None:
-    """Compute the next step in what the recipe says. All ranks call it together, before each stretch of
-    steps.
-    """
+    """Compute the next step in the recipe's precision. All ranks call it together, before each range of steps."""
     state, wanted = run.state, next_precision(resolved.identity, run.state)
     if wanted != run.precision:
         with run.meter.paused():
@@ -37,7 +35,7 @@ def settle_precision(run: Run, resolved: Resolved) -> None:
     state.watch = None  # of a change that this one ends
     if is_change:
         run.log.write({"step": state.step, "tokens": state.tokens, "precision": run.precision})
-        _begin_watch(run, resolved.identity.fp8)
+        _begin_watch(run, resolved.identity.train.fp8)
 
 
 def next_look(run: Run, fp8: Fp8) -> float:
@@ -53,7 +51,7 @@ def look(run: Run, resolved: Resolved) -> None:
     """Judge the steps since the last look, where a change is watched. All ranks call it together and decide
     the same.
     """
-    state, watch, fp8 = run.state, run.state.watch, resolved.identity.fp8
+    state, watch, fp8 = run.state, run.state.watch, resolved.identity.train.fp8
     if watch is None:
         return
     done = state.step - watch["first_step"] + 1
@@ -109,7 +107,7 @@ def _take_back(run: Run, resolved: Resolved) -> None:
         state.step,
         f"fp8 from step {first_step} on made the loss rise by {verdict['loss_rise']:.1%} and the gradient "
         f"norm by {verdict['gradient_norm_rise']:.0%} (train.fp8.max_loss_rise = "
-        f"{identity.fp8.max_loss_rise}, max_gradient_norm_rise = {identity.fp8.max_gradient_norm_rise}), so "
+        f"{identity.train.fp8.max_loss_rise}, max_gradient_norm_rise = {identity.train.fp8.max_gradient_norm_rise}), so "
         f"the run goes on in {precision} after step "
         f'{state.step}. What may help: train.fp8.scaling = "rowwise", more in train.fp8.kept_in_bf16, or a later change',
     )

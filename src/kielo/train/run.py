@@ -52,7 +52,7 @@ def train(resolved: Resolved, max_steps: int | None = None, profile_steps: int =
         return _nothing_to_do(resolved, is_first)
     with Stop(max_steps, is_telling=is_first) as stop:
         try:
-            world = start_world(resolved.placement.start_timeout_seconds, resolved.placement.device)
+            world = start_world(resolved.placement.train.start_timeout_seconds, resolved.placement.device)
             with _lease(resolved, world) as lease:
                 return _attempt(resolved, world, stop, lease, profile_steps)
         finally:
@@ -146,11 +146,12 @@ def _fit_phases(run: Run, resolved: Resolved) -> str:
     is_stopped = False
     while state.step < identity.total_steps and not is_stopped:
         settle_precision(run, resolved)
-        index, last_step, is_skipped = identity.stretch(state.step + 1)
-        if is_skipped:
-            is_stopped = _pass_over(run, identity, index, last_step)
+        steps = identity.next_steps(state.step + 1)
+        if steps.is_skipped:
+            is_stopped = _pass_over(run, identity, steps.phase_index, steps.last_step)
         else:
-            enter(run, resolved, index, min(last_step, next_look(run, identity.fp8)))
+            last_step = min(steps.last_step, next_look(run, identity.train.fp8))
+            enter(run, resolved, steps.phase_index, last_step)
             is_stopped = fit(run)
             if not is_stopped:
                 look(run, resolved)

@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import ValidationError
 from torch import Tensor
 
 from kielo.artifact.checkpoint_folder import step_folder_name, step_folders, step_of
@@ -23,7 +22,7 @@ from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.recipe.errors import KieloError
 from kielo.resolve.phases import first_difference
 from kielo.resolve.resolve import consent
-from kielo.resolve.resolved import Identity, Resolved
+from kielo.resolve.resolved import Resolved, read_identity, stored_identity
 from kielo.train.guard import Guard
 from kielo.train.optimiser import Optimiser
 
@@ -35,7 +34,7 @@ class State:
     """Steps done, and with them tokens and samples: a skipped step counts too, for its text is behind us.
 
     skipped_steps: the [first, last] steps that the recipe passed over so far. precisions: [first step,
-    precision] of each stretch, as it was computed. refused_changes: first steps of the recipe's changes of
+    precision] of each range of steps, as it was computed. refused_changes: first steps of the recipe's changes of
     precision that were taken back. watch: of the change that is being watched (see `precision_change.py`),
     None when none is. trouble: since steps were not finite: {"sound_step": of the last save before them,
     "unsound_step": of the last save that followed one}. None where none were, or where enough sound steps
@@ -92,7 +91,7 @@ class RunCheckpoints:
         if self.newest is not None:
             plain = checkpointer.plain(self.newest)
             self.found.restore(plain)
-            self._refuse_another_identity(plain["identity"])
+            consent(read_identity(plain["identity"], self.newest), resolved)
             self._refuse_other_skips(plain["skipped_steps"], plain["step"])
 
     def track(
@@ -124,7 +123,7 @@ class RunCheckpoints:
         """
         if step == self._resolved.identity.total_steps:
             return True
-        if step % self._resolved.placement.checkpoint_every_steps == 0 and self._state.watch is None:
+        if step % self._resolved.placement.checkpoint.every_steps == 0 and self._state.watch is None:
             self._is_due = True
         return self._is_due and not self._guard.bad_in_a_row
 
@@ -139,7 +138,7 @@ class RunCheckpoints:
         loss: of this step, over all ranks, for people who look at checkpoints; None where the step was passed
         over.
 
-        The newest checkpoint from before steps that were not finite is kept until `checkpoint_every_steps`
+        The newest checkpoint from before steps that were not finite is kept until `checkpoint.every_steps`
         sound ones have followed; a save right after such a step (a signal, the last step) removes no other.
         """
         settled_loss = math.nan if loss is None else float(loss)  # waits for the device, as the copy does
@@ -149,7 +148,7 @@ class RunCheckpoints:
             "loss": settled_loss if math.isfinite(settled_loss) else None,
             "optimiser_updates": self._optimiser.updates,
             "guard": guard,
-            "identity": self._resolved.identity.model_dump(mode="json"),
+            "identity": stored_identity(self._resolved.identity),
             "source_tensors": self._source_tensors,
             "tokenizer_hash": self._resolved.placement.tokenizer_hash,
         }
@@ -173,7 +172,7 @@ class RunCheckpoints:
             state.trouble = {"sound_step": sound_step, "unsound_step": state.step}
         elif (
             state.trouble
-            and state.step - state.trouble["unsound_step"] >= self._resolved.placement.checkpoint_every_steps
+            and state.step - state.trouble["unsound_step"] >= self._resolved.placement.checkpoint.every_steps
         ):
             state.trouble = None
         self._last_save = (state.step, skipped)
@@ -237,22 +236,11 @@ class RunCheckpoints:
         self.newest = found or self.newest
         return found is not None
 
-    def _refuse_another_identity(self, plain_identity: dict) -> None:
-        try:
-            identity = Identity.model_validate(plain_identity)
-        except ValidationError as error:
-            keys = ", ".join(".".join(map(str, entry["loc"])) for entry in error.errors())
-            raise KieloError(
-                f"{self.newest}: was written by another version of kielo, whose runs are described "
-                f"otherwise ({keys}); go on with that version, or give the recipe another folder"
-            ) from None
-        consent(identity, self._resolved)
-
     def _refuse_other_skips(self, skipped_steps: list[list[int]], step: int) -> None:
         """Which steps are skipped may change for those to come, and for others by going back to an earlier
         checkpoint.
         """
-        asked = self._resolved.identity.skip_steps
+        asked = self._resolved.identity.train.skip_steps
         parting_step = first_difference([(first, last) for first, last in skipped_steps], asked, step)
         if parting_step is None:
             return

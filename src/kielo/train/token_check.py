@@ -85,7 +85,7 @@ class TokenCheck:
         for name in names:
             path = self._folder / name
             try:
-                checksum = self._hash(path)
+                checksum = hash_unless_stopped(path, self._stopped)
             except OSError as error:
                 return f"{path}: cannot be read ({error.strerror})"
             if checksum not in (None, self._listed[name]):
@@ -97,15 +97,16 @@ class TokenCheck:
                 )
         return None
 
-    def _hash(self, path: Path) -> str | None:
-        """xxh3-128 as `manifest.hash_file` makes it; None when the run has ended meanwhile."""
-        digest = xxhash.xxh3_128()
-        with open(path, "rb") as file:
-            while block := file.read(READ_BYTES):
-                if self._stopped.is_set():
-                    return None
-                digest.update(block)
-        return digest.hexdigest()
+
+def hash_unless_stopped(path: Path, stopped: Event) -> str | None:
+    """Computes a file's xxh3-128 as `manifest.hash_file` does; None when `stopped` is set meanwhile."""
+    digest = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while block := file.read(READ_BYTES):
+            if stopped.is_set():
+                return None
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _state(path: Path) -> list[int]:

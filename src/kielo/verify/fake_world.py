@@ -3,6 +3,7 @@ nothing.
 """
 
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -31,7 +32,7 @@ def fake_world(rank: int, size: int, has_pipeline: bool) -> Iterator[World]:
     logger.setLevel(logging.ERROR)
     store = start_fake_group(rank, size)
     try:
-        world = World(rank, size, 0, torch.device("cpu"), store, is_rehearsed=True)
+        world = World(rank, size, 0, torch.device("cpu"), math.inf, store, is_rehearsed=True)
         if has_pipeline:
             with without_peers():
                 yield world

@@ -57,15 +57,15 @@ def world_of_one(timeout_seconds: float, device: str) -> Iterator[World]:
 
 class KieloSide:
     def __init__(self, identity: "Identity", placement: "Placement", world: World, checkpoint: Path | None):
-        self._max_gradient_norm = identity.max_gradient_norm
+        self._max_gradient_norm = identity.train.max_gradient_norm
         self._vocab_size = identity.model.vocab_size
-        self._mesh = build_mesh(world, placement)
+        self._mesh = build_mesh(world, placement.layout)
         family = families.module(identity.model.model_type, "model")
         names = families.module(identity.model.model_type, "names").to_hugging_face(identity.model)
         self._rows = {ours: piece.rows for ours, piece in names.items()}
         with torch.device("meta"):
             self.model = families.build_model(identity.model)
-        parallelise(self.model, self._mesh, placement, "fp32")
+        parallelise(self.model, self._mesh, placement.layout, "fp32")
         stored = {}
         if checkpoint is not None:
             stored = read_tensors(checkpoint, [f"model/{name}" for name in names])
@@ -80,11 +80,11 @@ class KieloSide:
         if is_read:
             source = resolve_weights(identity.model.weights)
             load_model_weights(dict(self.model.named_parameters()), source, identity.model)
-        self._optimiser = build_optimiser(self.model, identity)
+        self._optimiser = build_optimiser(self.model, identity.train)
         self._rate, self._tokens_after = learning_rate(identity), identity.tokens_after
         self._forward_backward = PlainForwardBackward(
             self.model,
-            NextToken(identity.z_loss, placement.loss_chunk_tokens),
+            NextToken(identity.train.z_loss, placement.train.loss_chunk_tokens),
             partial(sum_over_data, mesh=self._mesh),
         )
 
@@ -111,7 +111,7 @@ class KieloSide:
         trace = trace_forward({name: self.model.get_submodule(name) for name in modules}, forward)
         into, out = trace.passed["head"]
         trace.passed["head"] = (into, out[..., : self._vocab_size])
-        if self.model.embed_scale is not None:  # transformers' look-up tables multiply inside
+        if self.model.embed_scale is not None:  # transformers' embeddings multiply inside
             tokens, out = trace.passed["embed"]
             trace.passed["embed"] = (tokens, out * self.model.embed_scale)
         return trace

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -34,7 +33,7 @@ from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import Mesh, build_mesh, data_rank, data_ranks
 from kielo.parallel.parallelise import parallelise
 from kielo.parallel.world import World, end_world, start_world
-from kielo.recipe.sections import Recipe
+from kielo.recipe.sections import Layout, Recipe
 from kielo.resolve.stages import layers_of_stages
 from kielo.train.feed import Feed
 from kielo.train.forward_backward import forward_backward_of
@@ -79,7 +78,7 @@ def make_references(recipe: Recipe, cases: Sequence[Case], steps: int, folder: P
             else:
                 alone = Case({}, switches=case.switches, precision=case.precision)
                 outcome = train_laid_out(
-                    of, alone, steps, world, build_mesh(world, _placement(recipe, alone)), recipe
+                    of, alone, steps, world, build_mesh(world, _layout(recipe, alone)), recipe
                 )
             save_file({name: tensor.contiguous() for name, tensor in outcome.items()}, path)
 
@@ -115,10 +114,10 @@ def compare(
 
     meshes: those made so far, by the sizes of their axes; a new one is added.
     """
-    placement = _placement(recipe, case)
-    sizes = tuple(getattr(placement, axis) for axis in AXES)
+    layout = _layout(recipe, case)
+    sizes = tuple(getattr(layout, axis) for axis in AXES)
     if sizes not in meshes:
-        meshes[sizes] = build_mesh(world, placement)
+        meshes[sizes] = build_mesh(world, layout)
     settle_matrix_products(case.precision)
     outcome = train_laid_out(subject(recipe, case.switches), case, steps, world, meshes[sizes], recipe)
     _check_that_all_is_held(set(outcome), set(truth))
@@ -129,17 +128,15 @@ def train_laid_out(of: Subject, case: Case, steps: int, world: World, mesh: Mesh
     """`steps` optimiser steps by the parts that `train/build.py` assembles. Whole tensors come back, on every
     rank.
     """
-    placement = _placement(recipe, case)
+    layout = _layout(recipe, case)
     with torch.device("meta"):
         model = families.build_model(of.model)
     freeze(of, model)
-    model = parallelise(model, mesh, placement, case.precision)
-    materialise(model, world.device, partial(first_value, of), placement.cpu_offload)
+    model = parallelise(model, mesh, layout, case.precision)
+    materialise(model, world.device, partial(first_value, of), layout.cpu_offload)
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     optimiser = build_optimiser(model, of)
-    forward_backward = forward_backward_of(
-        model, of.z_loss, LOSS_CHUNK_TOKENS, mesh, placement, case.precision
-    )
+    forward_backward = forward_backward_of(model, of.z_loss, LOSS_CHUNK_TOKENS, mesh, layout, case.precision)
     feed = _feed(of, case, steps, world, mesh)
     losses, norms, outcome = [], [], {}
     try:
@@ -237,11 +234,10 @@ def _feed(of: Subject, case: Case, steps: int, world: World, mesh: Mesh) -> Feed
     return Feed(read_step, SEQUENCES // ranks // case.micro_batches, steps, world.device, positions_s)
 
 
-def _placement(recipe: Recipe, case: Case) -> SimpleNamespace:
-    """What laying out reads of a `resolve.resolved.Placement`."""
+def _layout(recipe: Recipe, case: Case) -> Layout:
+    """The case's layout with the layers of its stages."""
     layers = layers_of_stages(subject(recipe, case.switches).model, LENGTH, case.section)
-    section = case.section.model_dump() | {"pipeline_layers": layers}
-    return SimpleNamespace(**section, start_timeout_seconds=recipe.train.start_timeout_seconds)
+    return case.section.model_copy(update={"pipeline_layers": layers})
 
 
 def _reference(folder: Path, case: Case) -> Path:

@@ -1,4 +1,4 @@
-"""Attention with linear biases (ALiBi): scores fall with distance, at another slope for each head.
+"""Attention with linear biases (ALiBi): scores fall with distance, with a slope of its own for each head.
 
 Press et al. 2021, arXiv:2108.12409. Data in: distances [q, n] of keys before their queries; data out: biases
 [h, q, n] to add to scores. Shape letters: h = heads, q = queries, n = keys.
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class Alibi(nn.Module):
-    """Of the heads `first_head …` among `total_heads`: a tensor rank has `num_heads` of them.
+    """ALiBi biases of `num_heads` heads from `first_head` on, of `total_heads`: those of one tensor rank.
 
     The slopes are not saved; `reset_buffers` fills them after a model leaves the meta device.
     """
@@ -29,14 +29,15 @@ class Alibi(nn.Module):
         self.register_buffer("slopes", own.to(device), persistent=False)
 
     def forward(self, distance_qn: Tensor, heads: slice | None = None) -> Tensor:
-        """[h, q, n] in fp32, 0 on the diagonal. heads: some of this rank's own."""
+        """Returns biases [h, q, n] in fp32, 0 on the diagonal. heads: some of this rank's, None for all."""
         own = self.slopes if heads is None else self.slopes[heads]
         return -own[:, None, None] * distance_qn
 
 
 def slopes(num_heads: int) -> list[float]:
-    """2^(-8 i / h) for powers of two; for other numbers every second slope of the next power fills up (the
-    authors' code).
+    """Computes a slope for each head: 2^(-8 i / h) for powers of two.
+
+    For other numbers every second slope of the next power of two fills up (the authors' code).
     """
     power = 2 ** math.floor(math.log2(num_heads))
     first = [2.0 ** (-8 * i / power) for i in range(1, power + 1)]

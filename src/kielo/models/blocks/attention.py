@@ -4,7 +4,7 @@ Data in and out: [b, s, d]. Shape letters: b = batch, s = sequence, d = hidden s
 value heads, k = head_dim, q = queries, n = keys.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,13 +20,12 @@ from kielo.models.blocks.rope import rotate
 
 @dataclass(frozen=True)
 class Mask:
-    """Who looks at whom: `visible` is [b or 1, 1, q, n] bool, None where every query sees all keys up to its
-    own.
+    """An attention mask: the keys that each query attends to.
 
-    distance [q, n]: how far each key lies before the query (negative: ahead), where attention asks for it. A
-    visible mask is dense, so O(s²) memory: None is the fast one. Every position sees itself, so no softmax
-    divides by zero. blocks: instead of both, for whole sequences on a GPU, where a mask or bent scores need
-    more than plain attention.
+    visible: [b or 1, 1, q, n] bool, None for plain causal attention, which is faster: a dense mask takes
+    O(s²) memory. Every query sees itself, so no softmax divides by zero. distance: query position - key
+    position [q, n], where scores depend on it (ALiBi). blocks: replaces both, for FlexAttention over whole
+    sequences on a GPU, where masks or changed scores need more than plain attention.
     """
 
     visible: Tensor | None
@@ -34,18 +33,17 @@ class Mask:
     blocks: BlockMask | None = None
 
     def part(self, queries: slice, keys: slice) -> "Mask":
-        """Of some queries and some keys; `visible` must be there."""
+        """Returns the mask of some queries and some keys; `visible` must not be None."""
         distance = None if self.distance is None else self.distance[queries, keys]
         return Mask(self.visible[:, :, queries, keys], distance)
 
 
 class MaskMaker(nn.Module):
-    """One `Mask` for each window, made once a forward: a module of its own, because context parallelism
-    replaces it.
+    """Makes one `Mask` for each window, once a forward; a module, so that context parallelism can replace it.
 
     windows: how many tokens back, itself included, a layer's queries see (Beltagy et al. 2020,
-    arXiv:2004.05150); None for all. Each layer names its own by `layer.window`. needs_distance: scores fall
-    with distance (ALiBi). is_capped: they are capped, which plain attention on a GPU cannot do.
+    arXiv:2004.05150); None for all. needs_distance: scores fall with distance (ALiBi). is_capped: scores are
+    capped, which plain attention on a GPU cannot do.
     """
 
     def __init__(
@@ -62,25 +60,21 @@ class MaskMaker(nn.Module):
         sequence_length: int,
         device: torch.device,
     ) -> dict[int | None, Mask]:
-        """`positions_s` is for the version that replaces this one: here all columns are present, in their
-        order.
-        """
+        """Returns window → mask. `positions_s` is unused here: all columns are present, in their order."""
         make = self.dense if device.type == "cpu" else self.in_blocks
         return make(documents_bs, sequence_length, device)
 
     def dense(
         self, documents_bs: Tensor | None, sequence_length: int, device: torch.device
     ) -> dict[int | None, Mask]:
-        """Of whole sequences."""
+        """Returns window → mask of whole sequences, dense where a mask is needed."""
         places_s = torch.arange(sequence_length, device=device)
         return self.masks(places_s, places_s, documents_bs, documents_bs)
 
     def in_blocks(
         self, documents_bs: Tensor | None, sequence_length: int, device: torch.device
     ) -> dict[int | None, Mask]:
-        """Of whole sequences, for FlexAttention; plain causal attention has kernels of its own, and needs no
-        mask.
-        """
+        """Returns window → mask of whole sequences for FlexAttention; none for plain causal attention."""
         is_plain = documents_bs is None and not self.needs_distance and not self.is_capped
         masks = {}
         for window in self.windows:
@@ -100,8 +94,9 @@ class MaskMaker(nn.Module):
         key_documents_bn: Tensor | None,
         is_causal_enough: bool = True,
     ) -> dict[int | None, Mask]:
-        """is_causal_enough: queries and keys are the same columns, so that plain causal attention needs no
-        mask.
+        """Returns window → mask of queries and keys at these positions, in these documents.
+
+        is_causal_enough: queries and keys are the same columns, so that plain causal attention needs no mask.
         """
         num_keys = key_positions_n.numel()
         needs_none = [
@@ -123,11 +118,10 @@ class MaskMaker(nn.Module):
 
 
 class InnerAttention(nn.Module):
-    """Queries, keys and values to outputs: a module of its own, because context parallelism replaces it.
+    """Queries, keys and values to outputs. It is a module so that context parallelism can replace it.
 
-    scale: what scores are multiplied with, default 1/√k. softcap: scores become cap × tanh(score / cap)
-    (Gemma 2, Gemma Team 2024, arXiv:2408.00118, section 2). alibi: a slope per head that scores fall with
-    distance.
+    scale: factor of the scores, None for 1/√k. softcap: scores become cap × tanh(score / cap)
+    (Gemma 2, Gemma Team 2024, arXiv:2408.00118, section 2). alibi: biases that fall with distance.
     """
 
     def __init__(
@@ -139,7 +133,7 @@ class InnerAttention(nn.Module):
     def forward(
         self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask, heads: slice | None = None
     ) -> Tensor:
-        """[b, h, s, k]. heads: which of this rank's heads these are, where they are not all."""
+        """Returns [b, h, s, k]. heads: the slice of this rank's heads that these are, None for all."""
         if mask.blocks is not None:
             slopes_h = None if self.alibi is None else self.alibi.slopes
             return flex.attend(q_bhsk, k_bgsk, v_bgsk, mask.blocks, self.scale, self.softcap, slopes_h)
@@ -160,7 +154,7 @@ class InnerAttention(nn.Module):
         )
 
     def _capped(self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask) -> Tensor:
-        """Written out: no library kernel on the CPU caps scores. O(s²) memory a head."""
+        """Computes attention with capped scores: no library kernel on the CPU does. O(s²) memory a head."""
         groups = q_bhsk.shape[1] // k_bgsk.shape[1]
         k_bhsk, v_bhsk = (x.repeat_interleave(groups, dim=1) for x in (k_bgsk, v_bgsk))
         scale = q_bhsk.shape[-1] ** -0.5 if self.scale is None else self.scale
@@ -173,41 +167,54 @@ class InnerAttention(nn.Module):
         return torch.matmul(weights, v_bhsk)
 
 
+@dataclass(frozen=True)
+class AttentionOptions:
+    """Sizes of an attention block, and its biases and norms.
+
+    output_bias: bias of the output projection, None for the same as `bias`. norms: RMSNorm of queries and
+    keys, "head": each head by itself (Qwen3, Gemma 3), "width": all heads together (OLMo 2).
+    """
+
+    hidden_size: int
+    num_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    bias: bool
+    output_bias: bool | None = None
+    norms: Literal["head", "width"] | None = None
+
+
 class Attention(nn.Module):
-    """norms: RMSNorm of queries and keys, "head": each head by itself (Qwen3, Gemma 3), "width": all heads
-    together (OLMo 2); made by `make_norm(size)`. output_bias: default as `bias`.
+    """Projections to queries, keys and values, their rotation, inner attention, and the output projection.
+
+    inner: None for plain scaled dot products. make_norm: `make_norm(size)` makes a norm of queries or keys.
     """
 
     def __init__(
         self,
-        hidden_size: int,
-        num_heads: int,
-        num_key_value_heads: int,
-        head_dim: int,
-        bias: bool,
-        output_bias: bool | None = None,
+        options: AttentionOptions,
         inner: InnerAttention | None = None,
-        norms: Literal["head", "width"] | None = None,
-        make_norm=None,
+        make_norm: Callable[[int], nn.Module] | None = None,
     ) -> None:
         super().__init__()
-        self.head_dim, self.norms = head_dim, norms
-        self.q = nn.Linear(hidden_size, num_heads * head_dim, bias=bias)
-        self.k = nn.Linear(hidden_size, num_key_value_heads * head_dim, bias=bias)
-        self.v = nn.Linear(hidden_size, num_key_value_heads * head_dim, bias=bias)
-        self.o = nn.Linear(
-            num_heads * head_dim, hidden_size, bias=bias if output_bias is None else output_bias
-        )
-        if norms is not None:
-            wide = norms == "width"
-            self.q_norm = make_norm(num_heads * head_dim if wide else head_dim)
-            self.k_norm = make_norm(num_key_value_heads * head_dim if wide else head_dim)
+        self.head_dim, self.norms = options.head_dim, options.norms
+        hidden, bias = options.hidden_size, options.bias
+        queries = options.num_heads * options.head_dim
+        keys = options.num_key_value_heads * options.head_dim
+        self.q = nn.Linear(hidden, queries, bias=bias)
+        self.k = nn.Linear(hidden, keys, bias=bias)
+        self.v = nn.Linear(hidden, keys, bias=bias)
+        self.o = nn.Linear(queries, hidden, bias=bias if options.output_bias is None else options.output_bias)
+        if options.norms is not None:
+            is_wide = options.norms == "width"
+            self.q_norm = make_norm(queries if is_wide else options.head_dim)
+            self.k_norm = make_norm(keys if is_wide else options.head_dim)
         self.inner = InnerAttention() if inner is None else inner
 
     def forward(self, x_bsd: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Mask) -> Tensor:
-        """cos, sin: [s, r/2] turn the first r numbers of each head, None for none.
+        """Returns [b, s, d]. cos, sin: [s, r/2] rotate the first r numbers of each head, None for no RoPE.
 
-        The number of heads is read off the projections: a tensor rank has fewer.
+        The number of heads comes from the projections' outputs: a tensor rank has fewer.
         """
         q, k, v = self.q(x_bsd), self.k(x_bsd), self.v(x_bsd)
         if self.norms == "width":

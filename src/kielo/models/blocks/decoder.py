@@ -1,8 +1,7 @@
-"""The frame of every decoder: embeddings, layers by number, last norm and head. A family says what a layer
-is.
+"""The frame of every decoder: embedding, numbered layers, last norm and head. A family defines its layers.
 
 Data in: token ids [b, s]; data out: hidden states [b, s, d] after the last norm. The head is applied by
-whoever needs logits, so that a loss can do it in chunks; of its config.vocab_rows columns the first
+the code that needs logits, so that a loss can do it in chunks; of its config.vocab_rows columns the first
 config.vocab_size are tokens, the others padding. Shape letters: b = batch, s = sequence, d = hidden size.
 """
 
@@ -20,22 +19,42 @@ from kielo.recipe.sections import Model
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What layers of one kind share: how far back they see, and which of the model's RoPE tables turns their
-    heads.
+class LayerKind:
+    """Options that layers of one kind share.
+
+    window: how many tokens back they attend, None for all. rope: the model's RoPE table that they use, "rope"
+    or "local_rope".
     """
 
     window: int | None = None
     rope: str = "rope"
 
 
-class Decoder(nn.Module):
-    """`config` must be complete (vocab_size, num_key_value_heads, head_dim, max_position_embeddings set).
+@dataclass(frozen=True)
+class DecoderOptions:
+    """Options of a decoder: how it knows positions, and what is done to embeddings.
 
-    kinds: kind → what its layers share; `make_layer(number)` makes a layer, whose `kind` is one of them and
-    whose forward is `layer(x_bsd, cos, sin, mask)`. rope turns heads by position, local_rope those of
-    kinds that name it; layers get None, None without. learned_positions: rows of a table of position vectors,
-    position 0 being row `first_position`. `embed_scale` multiplies embeddings, `embed_norm` norms them.
+    rope: RoPE tables; local_rope: those for the layer kinds that name it. Layers get cos = sin = None
+    without. learned_positions: rows of an embedding of positions; row `first_position` is position 0.
+    needs_distance: attention scores fall with distance (ALiBi). embed_scale multiplies embeddings, embed_norm
+    norms them.
+    """
+
+    rope: RotaryEmbedding | None = None
+    local_rope: RotaryEmbedding | None = None
+    learned_positions: int | None = None
+    first_position: int = 0
+    needs_distance: bool = False
+    embed_scale: float | None = None
+    embed_norm: nn.Module | None = None
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, last norm and head. Data in and out: see the top of this file.
+
+    `config` must be complete (vocab_size, num_key_value_heads, head_dim, max_position_embeddings set). kinds:
+    name of a layer kind → its options; `make_layer(number)` makes a layer, whose `kind` is one of these names
+    and whose forward is `layer(x_bsd, cos, sin, mask)`.
 
     `embed`, `norm` and `head` may be set to None and entries of `layers` deleted: a pipeline stage keeps only
     what it runs, and layer 1 stays "1" when layer 0 is gone.
@@ -46,47 +65,38 @@ class Decoder(nn.Module):
         config: Model,
         make_layer: Callable[[int], nn.Module],
         norm: nn.Module,
-        kinds: dict[str, Kind],
-        rope: RotaryEmbedding | None = None,
-        *,
-        local_rope: RotaryEmbedding | None = None,
-        learned_positions: int | None = None,
-        first_position: int = 0,
-        embed_scale: float | None = None,
-        embed_norm: nn.Module | None = None,
-        needs_distance: bool = False,
+        kinds: dict[str, LayerKind],
+        options: DecoderOptions,
     ) -> None:
         super().__init__()
         self.config = config
         self.embed: nn.Embedding | None = nn.Embedding(config.vocab_rows, config.hidden_size)
         self.position_table = None
-        if learned_positions is not None:
-            self.position_table = nn.Embedding(learned_positions, config.hidden_size)
-        self.first_position, self.embed_scale, self.embed_norm = first_position, embed_scale, embed_norm
+        if options.learned_positions is not None:
+            self.position_table = nn.Embedding(options.learned_positions, config.hidden_size)
+        self.first_position, self.embed_scale = options.first_position, options.embed_scale
+        self.embed_norm = options.embed_norm
         self.layers = nn.ModuleDict(
             {str(number): make_layer(number) for number in range(config.num_hidden_layers)}
         )
         self.norm: nn.Module | None = norm
         self.head: nn.Linear | None = nn.Linear(config.hidden_size, config.vocab_rows, bias=False)
-        self.rope, self.local_rope = rope, local_rope
+        self.rope, self.local_rope = options.rope, options.local_rope
         self.kinds = kinds
-        windows, is_capped = (
-            [kind.window for kind in kinds.values()],
-            config.attn_logit_softcapping is not None,
-        )
-        self.make_masks = MaskMaker(windows, needs_distance, is_capped)
+        windows = [kind.window for kind in kinds.values()]
+        is_capped = config.attn_logit_softcapping is not None
+        self.make_masks = MaskMaker(windows, options.needs_distance, is_capped)
         self.tie()
 
     def tie(self) -> None:
-        """Makes head and look-up table one tensor where the config says so; again after `to_empty` parts
-        them.
-        """
+        """Makes head and embedding one tensor where the config ties them; needed again after `to_empty`."""
         if self.config.tie_word_embeddings and self.embed is not None and self.head is not None:
             self.head.weight = self.embed.weight
 
     def reset_buffers(self, device: torch.device | str) -> None:
-        """Refills what is computed and never saved (RoPE tables, ALiBi slopes), once the model
-        has left meta.
+        """Fills the buffers that are computed and never saved (RoPE tables, ALiBi slopes), on `device`.
+
+        Needed once the model has left the meta device.
         """
         for module in self.modules():
             if module is not self and hasattr(module, "reset_buffers"):
@@ -95,18 +105,18 @@ class Decoder(nn.Module):
     def forward(
         self, tokens_bs: Tensor, documents_bs: Tensor | None = None, positions_s: Tensor | None = None
     ) -> Tensor:
-        """Hidden states [b, s, d] after the last norm: `logits` makes logits of them.
+        """Returns hidden states [b, s, d] after the last norm; `logits` computes logits from them.
 
-        `documents_bs` numbers the document of each token; attention then stays inside documents.
-        `positions_s` is the place of each column in its sequence, for ranks that hold a part of it; None: 0 …
-        s - 1. A stage without `embed` takes hidden states [b, s, d] in place of tokens.
+        documents_bs: the number of each token's document; attention then stays inside documents. positions_s:
+        the position of each column in its sequence, for ranks that hold a part of it; None for 0 … s - 1. A
+        pipeline stage without `embed` takes hidden states [b, s, d] in place of tokens.
         """
-        # Not a stage's hidden states': those of a tensor rank are shorter.
+        # Not the length of hidden states: on a tensor rank these are shorter.
         length = tokens_bs.shape[1] if positions_s is None else positions_s.numel()
         device = tokens_bs.device
         masks = self.make_masks(documents_bs, positions_s, length, device)
         x_bsd = tokens_bs if self.embed is None else self._embedded(tokens_bs, positions_s)
-        # In the layers' precision once, and not once a layer.
+        # Cast to the layers' precision once a forward, not once a layer.
         ropes = {
             name: (None, None)
             if rope is None
@@ -121,8 +131,9 @@ class Decoder(nn.Module):
         return x_bsd if self.norm is None else self.norm(x_bsd)
 
     def logits(self, hidden_bsd: Tensor) -> Tensor:
-        """[b, s, v] of the tokens that there are, from what `forward` returned on one device, capped where
-        they are.
+        """Returns logits [b, s, vocab_size], capped where the config says so, from the output of `forward`.
+
+        For a model on one device; the columns of padding rows are left out.
         """
         logits = self.head(hidden_bsd)[..., : self.config.vocab_size]
         cap = self.config.final_logit_softcapping
@@ -149,9 +160,7 @@ class Decoder(nn.Module):
 
 @torch.no_grad()
 def init_weights(model: Decoder, seed: int) -> None:
-    """Fills a model that is whole on one device; a sharded one is filled by `parallel`, with the
-    same values.
-    """
+    """Fills a model that is whole on one device. `parallel` fills a sharded one, with the same values."""
     initial_value = families.module(model.config.model_type, "model").initial_value
     for name, parameter in model.named_parameters():
         parameter.copy_(initial_value(name, parameter.shape, model.config, seed))

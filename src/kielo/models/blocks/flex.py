@@ -20,9 +20,7 @@ _SMALLEST_HEAD = 16  # of the kernel; smaller heads are padded
 def block_mask(
     window: int | None, documents_bs: Tensor | None, length: int, device: torch.device
 ) -> BlockMask:
-    """Which of the blocks of queries and keys are looked at: causal, within window and document where there
-    are any.
-    """
+    """Returns FlexAttention's block mask: causal, and within the window and the document if given."""
 
     def is_visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         visible = query >= key
@@ -33,7 +31,7 @@ def block_mask(
         return visible
 
     batch = None if documents_bs is None else documents_bs.shape[0]
-    return _on(device, create_block_mask)(is_visible, batch, None, length, length, device=device)
+    return compiled_on(device, create_block_mask)(is_visible, batch, None, length, length, device=device)
 
 
 def attend(
@@ -45,7 +43,7 @@ def attend(
     softcap: float | None = None,
     slopes_h: Tensor | None = None,
 ) -> Tensor:
-    """[b, h, s, k]; arguments as of `InnerAttention`. Either softcap or slopes, or neither."""
+    """Returns [b, h, s, k]; arguments as of `InnerAttention`. Either softcap or slopes, or neither."""
 
     def capped(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return softcap * torch.tanh(score / softcap)
@@ -55,7 +53,7 @@ def attend(
 
     size = q_bhsk.shape[-1]
     padded = (F.pad(x, (0, max(0, _SMALLEST_HEAD - size))) for x in (q_bhsk, k_bgsk, v_bgsk))
-    out_bhsk = _on(q_bhsk.device, flex_attention)(
+    out_bhsk = compiled_on(q_bhsk.device, flex_attention)(
         *padded,
         score_mod=capped if softcap is not None else sloped if slopes_h is not None else None,
         block_mask=blocks,
@@ -65,12 +63,12 @@ def attend(
     return out_bhsk[..., :size]
 
 
-def _on(device: torch.device, function: Callable) -> Callable:
-    """Compiled on a GPU; inside a layer that is compiled itself, `function` becomes a part of that."""
+def compiled_on(device: torch.device, function: Callable) -> Callable:
+    """Returns `function`, compiled on a GPU; inside a layer that is compiled, it becomes a part of that."""
     return function if device.type == "cpu" or torch.compiler.is_compiling() else _compiled(function)
 
 
 @cache
 def _compiled(function: Callable) -> Callable:
-    """Once a process: each `torch.compile` has a cache of its own."""
+    """Compiles a function once a process: each `torch.compile` has a cache of its own."""
     return torch.compile(function)

@@ -1,7 +1,7 @@
 """Initial values that depend on nothing but a seed and a parameter's name.
 
-So a model starts with the same numbers in every layout, on every number of ranks, whichever rank makes which
-part. Data in: seed, name, shape; data out: an fp32 tensor on the CPU.
+So a model starts with the same numbers in every layout and on every number of ranks, whichever rank makes
+which part. Data in: seed, name, shape; data out: an fp32 tensor on the CPU.
 """
 
 import hashlib
@@ -19,10 +19,10 @@ def seeded_normal(
     rows: int | None = None,
     cutoff: float | None = None,
 ) -> Tensor:
-    """Normal numbers around 0, from a generator seeded by (seed, name).
+    """Returns normal numbers around 0, from a generator seeded by (seed, name).
 
-    rows: how many rows get numbers, always the same ones; those beyond, which pad a vocabulary, are 0. None:
-    all. cutoff: how many standard deviations from 0 the numbers end, None for no end.
+    rows: number of rows that get numbers, always the same ones; those beyond, which pad a vocabulary, are 0.
+    None for all. cutoff: the largest distance from 0 in standard deviations, None for no limit.
     """
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     generator = torch.Generator(device="cpu").manual_seed(int.from_bytes(digest, "little") >> 1)

@@ -6,8 +6,7 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-# By Hugging Face's names (`hidden_act`). Those called new, fast and tanh are one formula there too, in other
-# words.
+# Activations by Hugging Face's names (`hidden_act`). "new", "fast" and "tanh" are one formula there too.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "relu": F.relu,
@@ -19,7 +18,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class GatedMLP(nn.Module):
-    """SwiGLU and its like (Shazeer 2020, arXiv:2002.05202)."""
+    """SwiGLU and similar gated MLPs (Shazeer 2020, arXiv:2002.05202)."""
 
     def __init__(
         self, hidden_size: int, intermediate_size: int, bias: bool, activation: str = "silu"
@@ -35,7 +34,7 @@ class GatedMLP(nn.Module):
 
 
 class PlainMLP(nn.Module):
-    """Two matrices with an activation between (Vaswani et al. 2017, arXiv:1706.03762, section 3.3)."""
+    """An MLP of two matrices and an activation (Vaswani et al. 2017, arXiv:1706.03762, section 3.3)."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, bias: bool, activation: str) -> None:
         super().__init__()

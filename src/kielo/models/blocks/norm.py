@@ -1,8 +1,7 @@
-"""Norms: activations brought to one size. Data in: [..., d] in any precision; data out: the same shape and
-precision.
+"""Norms of activations. Data in: [..., d] in any precision; data out: the same shape and precision.
 
 RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) divides by the root mean square, LayerNorm (Ba et al.
-2016, arXiv:1607.06450) takes the mean off first.
+2016, arXiv:1607.06450) subtracts the mean first.
 """
 
 import torch
@@ -10,8 +9,9 @@ from torch import Tensor, nn
 
 
 class RMSNorm(nn.Module):
-    """Computed in fp32 inside. is_zero_centred: the factor is 1 + weight, applied before the cast back
-    (Gemma).
+    """RMSNorm, computed in fp32 inside.
+
+    is_zero_centred: the factor is 1 + weight, applied before the cast back (Gemma).
     """
 
     def __init__(self, size: int, epsilon: float, is_zero_centred: bool = False) -> None:
@@ -21,7 +21,7 @@ class RMSNorm(nn.Module):
         self.is_zero_centred = is_zero_centred
 
     def forward(self, x: Tensor) -> Tensor:
-        """The cast back comes before the weight, as in Hugging Face's Llama: in bf16 the order is visible."""
+        """Norms x. The cast back precedes the weight, as in Hugging Face's Llama: bf16 shows the order."""
         wide = x.float()
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
         if self.is_zero_centred:
@@ -33,7 +33,7 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.LayerNorm):
-    """torch's own, with weight and bias."""
+    """torch's LayerNorm, with weight and bias."""
 
     def __init__(self, size: int, epsilon: float) -> None:
         super().__init__(size, eps=epsilon)

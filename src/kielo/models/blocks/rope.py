@@ -1,9 +1,9 @@
-"""Rotary position embedding (RoPE): positions turn each pair of query and key numbers by an angle.
+"""Rotary position embedding (RoPE): pairs of query and key numbers are rotated by their position's angle.
 
 Su et al. 2021, arXiv:2104.09864, with the halves of a head as the pairs (as in Hugging Face's Llama weights),
-and its stretched forms "linear" (Chen et al. 2023, arXiv:2306.15595), "llama3" (Dubey et al. 2024,
+and its scaled forms "linear" (Chen et al. 2023, arXiv:2306.15595), "llama3" (Dubey et al. 2024,
 arXiv:2407.21783) and "yarn" (Peng et al. 2023, arXiv:2309.00071). Data in: query or key [b, h, s, k]; data
-out: the same shape, turned. Shape letters: b = batch, h = heads, s = sequence, k = head_dim.
+out: the same shape, rotated. Shape letters: b = batch, h = heads, s = sequence, k = head_dim.
 """
 
 import math
@@ -19,7 +19,7 @@ from kielo.recipe.errors import KieloError
 def inverse_frequencies(
     rope_theta: float, head_dim: int, rope_scaling: dict[str, Any] | None, max_position_embeddings: int
 ) -> Tensor:
-    """Radians per position of each pair, [head_dim / 2], fp32 on the CPU."""
+    """Computes the radians per position of each pair, [head_dim / 2], fp32 on the CPU."""
     base, scaling = normalise_rope(rope_theta, rope_scaling, max_position_embeddings)
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
     frequencies = 1.0 / (base**exponents)
@@ -33,30 +33,28 @@ def inverse_frequencies(
 
 
 def _llama3_frequencies(frequencies: Tensor, scaling: dict[str, Any]) -> Tensor:
-    """Long waves are stretched by `factor`, short ones kept, those between blended by their wavelength."""
+    """Long wavelengths are scaled by `factor`, short ones kept, those between blended by their wavelength."""
     factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
     original_length = scaling["original_max_position_embeddings"]
     wavelengths = 2 * math.pi / frequencies
     kept_share = (original_length / wavelengths - low) / (high - low)
     blended = (1 - kept_share) * frequencies / factor + kept_share * frequencies
-    stretched = torch.where(wavelengths > original_length / low, frequencies / factor, blended)
-    return torch.where(wavelengths < original_length / high, frequencies, stretched)
+    scaled = torch.where(wavelengths > original_length / low, frequencies / factor, blended)
+    return torch.where(wavelengths < original_length / high, frequencies, scaled)
 
 
 def _yarn_frequencies(base: float, exponents: Tensor, scaling: dict[str, Any]) -> Tensor:
-    """Pairs that turn often in the original length are kept, those that hardly turn stretched, with a ramp
-    between.
+    """Pairs that rotate often in the original length are kept, the slowest are scaled, with a ramp between.
 
-    The ramp runs over the pairs' numbers, between whole ones (the paper's section 3.2, and the authors'
-    code).
+    The ramp is over the pairs' numbers, between whole ones (the paper's section 3.2, and the authors' code).
     """
     size, original_length = 2 * len(exponents), scaling["original_max_position_embeddings"]
 
-    def pair_that_turns(times: float) -> float:
+    def pair_that_rotates(times: float) -> float:
         return size * math.log(original_length / (times * 2 * math.pi)) / (2 * math.log(base))
 
-    first = max(math.floor(pair_that_turns(scaling["beta_fast"])), 0)
-    last = min(math.ceil(pair_that_turns(scaling["beta_slow"])), size - 1)
+    first = max(math.floor(pair_that_rotates(scaling["beta_fast"])), 0)
+    last = min(math.ceil(pair_that_rotates(scaling["beta_slow"])), size - 1)
     pairs = torch.arange(len(exponents), dtype=torch.float32, device="cpu")
     kept_share = 1 - ((pairs - first) / ((last - first) or 0.001)).clamp(0, 1)
     periods = base**exponents
@@ -89,15 +87,13 @@ class RotaryEmbedding(nn.Module):
 
     @property
     def inverse_frequencies(self) -> Tensor:
-        """What the tables are made of, [head_dim / 2], fp32 on the CPU."""
+        """Radians per position of each pair, [head_dim / 2], fp32 on the CPU."""
         return inverse_frequencies(
             self.rope_theta, self.head_dim, self.rope_scaling, self.max_position_embeddings
         )
 
     def reset_buffers(self, device: torch.device | str) -> None:
-        """Computes the tables on the CPU in fp32 (so that every kind of device gets the same) and
-        moves them.
-        """
+        """Computes the tables in fp32 on the CPU, so that all kinds of device get the same; moves them."""
         positions = torch.arange(self.max_position_embeddings, dtype=torch.float32, device="cpu")
         if torch.device(device).type == "meta":
             cos = sin = torch.empty(self.max_position_embeddings, self.head_dim // 2, device="meta")
@@ -110,10 +106,9 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("sin", sin.to(device), persistent=False)
 
     def forward(self, positions: int | Tensor) -> tuple[Tensor, Tensor]:
-        """(cosines, sines), each [s, head_dim / 2], of the positions 0 … s - 1 for a length s, or of those in
-        int64 [s].
+        """Returns (cosines, sines), each [s, head_dim / 2]. positions: a length s (0 … s - 1) or int64 [s].
 
-        Positions in a tensor are not looked at: on a GPU that would wait for it.
+        Positions in a tensor are not checked: on a GPU that would make the host wait for it.
         """
         if isinstance(positions, Tensor):
             return self.cos[positions], self.sin[positions]
@@ -127,14 +122,11 @@ class RotaryEmbedding(nn.Module):
 
 
 def rotate(x_bhsk: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns the pair (i, i + r/2) of each head by its position's angle. cos, sin: [s, r/2]; r may be less
-    than k.
-    """
+    """Rotates the pair (i, i + r/2) of each head by its position's angle. cos, sin: [s, r/2], with r <= k."""
     size = 2 * cos.shape[-1]
     if size < x_bhsk.shape[-1]:
         return torch.cat((rotate(x_bhsk[..., :size], cos, sin), x_bhsk[..., size:]), dim=-1)
     cos_sk = torch.cat((cos, cos), dim=-1).to(x_bhsk.dtype)
     sin_sk = torch.cat((-sin, sin), dim=-1).to(x_bhsk.dtype)
-    # The other half of each pair by one operator, without halves to put together again: three passes over
-    # memory.
+    # One roll gives the other half of each pair, without a concatenation: three passes over memory.
     return x_bhsk * cos_sk + x_bhsk.roll(size // 2, dims=-1) * sin_sk

@@ -1,6 +1,4 @@
-"""Parameters and FLOPs of a BLOOM (and FinGPT, Poro-34B), by arithmetic on its `[model]` section;
-torch-free.
-"""
+"""Parameters and FLOPs of a BLOOM (also FinGPT and Poro-34B), from its `[model]` section; torch-free."""
 
 from collections.abc import Iterable
 
@@ -17,7 +15,7 @@ TANH_GELUS = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 
 
 def check(config: Model) -> None:
-    """KieloError naming every key that is missing or does not fit the others."""
+    """Raises KieloError naming every key that is missing or does not fit the others."""
     decoder_count.check(config, layer_parts(config), others=_complaints(config))
 
 
@@ -30,7 +28,10 @@ def _complaints(config: Model) -> Iterable[str]:
             f"model.hidden_size, {4 * config.hidden_size}"
         )
     if config.hidden_act not in (None, *TANH_GELUS):
-        yield f"model.hidden_act = {config.hidden_act!r}: a bloom has {' or '.join(TANH_GELUS)}, which are the same"
+        yield (
+            f"model.hidden_act = {config.hidden_act!r}: a bloom has {' or '.join(TANH_GELUS)}, which are the "
+            "same"
+        )
 
 
 def layer_parts(config: Model) -> LayerParts:
@@ -38,22 +39,20 @@ def layer_parts(config: Model) -> LayerParts:
 
 
 def layer_parameters(config: Model) -> int:
-    """Of one layer: attention, MLP, and the weights and biases of two norms."""
+    """Counts one layer: attention, MLP, and the weights and biases of two norms."""
     return (
         attention_parameters(config, True, True) + plain_mlp_parameters(config, True) + 4 * config.hidden_size
     )
 
 
 def parameters(config: Model) -> int:
-    """All parameters; a tied head counts once."""
+    """Counts all parameters; a tied head counts once."""
     input_embedding = 0 if config.tie_word_embeddings else embedding_parameters(config)
     return input_embedding + parameters_without_embedding(config)
 
 
 def parameters_without_embedding(config: Model) -> int:
-    """Parameters that each token is multiplied with: all but the look-up table; the head counts,
-    tied or not.
-    """
+    """Counts the parameters that multiply a token: all but the embedding; the head counts, tied or not."""
     layers = config.num_hidden_layers * layer_parameters(config)
     return layers + 4 * config.hidden_size + embedding_parameters(config)
 

@@ -1,6 +1,6 @@
 """BLOOM (Le Scao et al. 2022, arXiv:2211.05100) on one device; FinGPT and Poro-34B have its architecture.
 
-Positions are told by distance alone (ALiBi), and the embeddings have a norm of their own. Data in and out: as
+Positions count by distance alone (ALiBi), and the embeddings have a norm of their own. Data in and out: as
 of every `blocks.decoder.Decoder`. Shape letters: b = batch, s = sequence, d = hidden size.
 """
 
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from kielo.models.blocks.alibi import Alibi
-from kielo.models.blocks.attention import Attention, InnerAttention, Mask
-from kielo.models.blocks.decoder import Decoder, Kind
+from kielo.models.blocks.attention import Attention, AttentionOptions, InnerAttention, Mask
+from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind
 from kielo.models.blocks.init import seeded_normal
 from kielo.models.blocks.mlp import PlainMLP
 from kielo.models.blocks.norm import LayerNorm
@@ -27,9 +27,9 @@ class Layer(nn.Module):
     def __init__(self, config: Model, number: int) -> None:
         super().__init__()
         heads = config.num_attention_heads
-        inner = InnerAttention(alibi=Alibi(heads))
+        options = AttentionOptions(config.hidden_size, heads, heads, config.head_dim, bias=True)
         self.attention_norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-        self.attention = Attention(config.hidden_size, heads, heads, config.head_dim, bias=True, inner=inner)
+        self.attention = Attention(options, InnerAttention(alibi=Alibi(heads)))
         self.mlp_norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
         self.mlp = PlainMLP(
             config.hidden_size, config.intermediate_size, bias=True, activation=config.hidden_act
@@ -44,10 +44,8 @@ class Bloom(Decoder):
     def __init__(self, config: Model) -> None:
         check(config)
         norm, embed_norm = (LayerNorm(config.hidden_size, config.layer_norm_epsilon) for _ in range(2))
-        kinds = {"full_attention": Kind()}
-        super().__init__(
-            config, partial(Layer, config), norm, kinds, embed_norm=embed_norm, needs_distance=True
-        )
+        options = DecoderOptions(needs_distance=True, embed_norm=embed_norm)
+        super().__init__(config, partial(Layer, config), norm, {Layer.kind: LayerKind()}, options)
 
 
 def initial_value(name: str, shape: Sequence[int], config: Model, seed: int) -> Tensor:

@@ -1,6 +1,6 @@
-"""BLOOM in Hugging Face's words: parameter names, and `config.json` in and out; torch-free.
+"""BLOOM in Hugging Face's form: parameter names, and `config.json` in and out; torch-free.
 
-Dropout, which is 0 in published files, is not done and its keys are ignored. Distances have no bound, so the
+Dropout, which is 0 in published files, is not done and its keys are ignored. Distances have no bound, and the
 config has none: max_position_embeddings is `seq_length`, the length of training, where a file has it.
 """
 
@@ -34,9 +34,7 @@ _MODULES = {
 
 
 def to_hugging_face(config: Model) -> dict[str, Piece]:
-    """Our parameter name → its place in Hugging Face's files, in the model's order; no head where
-    it is tied.
-    """
+    """Returns our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
     pieces = {"embed.weight": Piece("transformer.word_embeddings.weight", rows=config.vocab_size)}
     for kind in ("weight", "bias"):
         pieces[f"embed_norm.{kind}"] = Piece(f"transformer.word_embeddings_layernorm.{kind}")
@@ -56,7 +54,7 @@ def to_hugging_face(config: Model) -> dict[str, Piece]:
 
 
 def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
-    """A complete `Model` from the content of the `config.json` at `where`."""
+    """Makes a complete `Model` from the content of the `config.json` at `where`."""
     read = ConfigReader(config, where)
     read.only("architectures", ["BloomForCausalLM"])
     read.only("apply_residual_connection_post_layernorm", False)
@@ -92,7 +90,7 @@ def hf_config(
     pad_token_id: int | None = None,
     dtype: str = "float32",
 ) -> dict[str, Any]:
-    """The `config.json` of an export. `dtype` is what the weights are stored in."""
+    """Makes the `config.json` of an export. dtype: that of the stored weights."""
     return {
         "architectures": ["BloomForCausalLM"],
         "model_type": "bloom",

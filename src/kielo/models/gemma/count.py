@@ -13,14 +13,14 @@ from kielo.recipe.sections import Model
 
 
 def check(config: Model) -> None:
-    """KieloError naming every key that is missing or does not fit the others."""
+    """Raises KieloError naming every key that is missing or does not fit the others."""
     own = "rope_local_base_freq" if config.model_type == "gemma3_text" else "attn_logit_softcapping"
     reads = ("query_pre_attn_scalar", "final_logit_softcapping", own)
     decoder_count.check(config, layer_parts(config), reads, _complaints(config))
 
 
 def _complaints(config: Model) -> Iterable[str]:
-    """Two of them are of transformers, which would not read the export."""
+    """Yields complaints; the last two are limits of transformers, which could not read the export."""
     yield from decoder_count.only(config, hidden_act="gelu_pytorch_tanh", mlp_bias=False)
     if config.hidden_size % config.num_attention_heads:
         yield (
@@ -32,7 +32,7 @@ def _complaints(config: Model) -> Iterable[str]:
 
 
 def has_head_norms(config: Model) -> bool:
-    """Gemma 3 norms the queries and keys of each head, where Gemma 2 caps their scores."""
+    """Returns True for a Gemma 3, which norms queries and keys of each head; Gemma 2 caps their scores."""
     return config.model_type == "gemma3_text"
 
 
@@ -41,22 +41,20 @@ def layer_parts(config: Model) -> LayerParts:
 
 
 def layer_parameters(config: Model) -> int:
-    """Of one layer: attention, MLP, and the norms before and after each."""
+    """Counts one layer: attention, MLP, and the norms before and after each."""
     norms = 4 * config.hidden_size + 2 * config.head_dim * has_head_norms(config)
     bias = bool(config.attention_bias)
     return attention_parameters(config, bias, bias) + gated_mlp_parameters(config, False) + norms
 
 
 def parameters(config: Model) -> int:
-    """All parameters; a tied head counts once."""
+    """Counts all parameters; a tied head counts once."""
     input_embedding = 0 if config.tie_word_embeddings else embedding_parameters(config)
     return input_embedding + parameters_without_embedding(config)
 
 
 def parameters_without_embedding(config: Model) -> int:
-    """Parameters that each token is multiplied with: all but the look-up table; the head counts,
-    tied or not.
-    """
+    """Counts the parameters that multiply a token: all but the embedding; the head counts, tied or not."""
     return (
         config.num_hidden_layers * layer_parameters(config)
         + config.hidden_size

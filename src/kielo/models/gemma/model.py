@@ -1,8 +1,8 @@
 """Gemma 2 (Gemma Team 2024, arXiv:2408.00118) and Gemma 3 (Gemma Team 2025, arXiv:2503.19786) on one device.
 
-Norms stand before and after attention and the MLP, and multiply by 1 + weight; embeddings are multiplied by
-√d. Gemma 2 caps attention scores and logits; Gemma 3 norms the queries and keys of each head instead, and its
-windowed layers turn them by a RoPE base of their own.
+Norms are before and after attention and the MLP, and multiply by 1 + weight; embeddings are multiplied by √d.
+Gemma 2 caps attention scores and logits; Gemma 3 norms the queries and keys of each head instead, and its
+windowed layers have a RoPE base of their own.
 
 Data in and out: as of every `blocks.decoder.Decoder`. Shape letters: b = batch, s = sequence, d = hidden
 size.
@@ -15,8 +15,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from kielo.models.blocks.attention import Attention, InnerAttention, Mask
-from kielo.models.blocks.decoder import Decoder, Kind
+from kielo.models.blocks.attention import Attention, AttentionOptions, InnerAttention, Mask
+from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind
 from kielo.models.blocks.init import seeded_normal
 from kielo.models.blocks.mlp import GatedMLP
 from kielo.models.blocks.norm import RMSNorm
@@ -32,17 +32,16 @@ class Layer(nn.Module):
         self.kind = layer_types(config)[number]
         make_norm = partial(RMSNorm, epsilon=config.rms_norm_eps, is_zero_centred=True)
         scale = (config.query_pre_attn_scalar or config.head_dim) ** -0.5
-        self.attention_norm = make_norm(config.hidden_size)
-        self.attention = Attention(
+        options = AttentionOptions(
             config.hidden_size,
             config.num_attention_heads,
             config.num_key_value_heads,
             config.head_dim,
             bool(config.attention_bias),
-            inner=InnerAttention(scale, config.attn_logit_softcapping),
             norms="head" if has_head_norms(config) else None,
-            make_norm=make_norm,
         )
+        self.attention_norm = make_norm(config.hidden_size)
+        self.attention = Attention(options, InnerAttention(scale, config.attn_logit_softcapping), make_norm)
         self.attention_post_norm = make_norm(config.hidden_size)
         self.mlp_norm = make_norm(config.hidden_size)
         self.mlp = GatedMLP(
@@ -59,29 +58,25 @@ class Gemma(Decoder):
     def __init__(self, config: Model) -> None:
         check(config)
         head_dim, positions = config.head_dim, config.max_position_embeddings
-        rope, local_rope = (
-            RotaryEmbedding(config.rope_theta, head_dim, config.rope_scaling, positions),
-            None,
-        )
-        windowed = Kind(config.sliding_window)
+        rope = RotaryEmbedding(config.rope_theta, head_dim, config.rope_scaling, positions)
+        local_rope = None
+        windowed = LayerKind(config.sliding_window)
         if config.model_type == "gemma3_text":
             local_rope = RotaryEmbedding(config.rope_local_base_freq, head_dim, None, positions)
-            windowed = Kind(config.sliding_window, "local_rope")
+            windowed = LayerKind(config.sliding_window, "local_rope")
         super().__init__(
             config,
             partial(Layer, config),
             RMSNorm(config.hidden_size, config.rms_norm_eps, is_zero_centred=True),
-            {"full_attention": Kind(), "sliding_attention": windowed},
-            rope,
-            local_rope=local_rope,
-            embed_scale=math.sqrt(config.hidden_size),
+            {"full_attention": LayerKind(), "sliding_attention": windowed},
+            DecoderOptions(rope, local_rope, embed_scale=math.sqrt(config.hidden_size)),
         )
 
 
 def initial_value(name: str, shape: Sequence[int], config: Model, seed: int) -> Tensor:
     """First value of one parameter, fp32 on the CPU, from nothing but seed, name, whole shape and config.
 
-    Gemma's reports do not say how they began. Here, as in Hugging Face's Gemma: norm weights, to which 1 is
+    Gemma's reports do not give initial values. Here, as in Hugging Face's Gemma: norm weights, to which 1 is
     added, and biases 0, matrices normal with `initializer_range`; a norm follows each layer's two matrices
     that write to the residual stream, so that they need no division by depth. Rows that pad the vocabulary
     are 0.

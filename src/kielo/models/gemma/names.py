@@ -1,4 +1,4 @@
-"""Gemma 2 and 3 in Hugging Face's words: parameter names, and `config.json` in and out; torch-free."""
+"""Gemma 2 and 3 in Hugging Face's form: parameter names, and `config.json` in and out; torch-free."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,12 +23,18 @@ _ARCHITECTURES = {"gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausal
 # What transformers' configs take for a key that a config.json leaves out.
 _LEFT_OUT: dict[str, dict[str, Any]] = {
     "gemma2": {
-        "positions": 8192, "vocab_size": 256_000, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+        "positions": 8192,
+        "vocab_size": 256_000,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
     },
     "gemma3_text": {
-        "positions": 131_072, "vocab_size": 262_208, "attn_logit_softcapping": None, "final_logit_softcapping": None,
+        "positions": 131_072,
+        "vocab_size": 262_208,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
     },
-}  # fmt: skip
+}
 _LAYER_MODULES = {
     "attention_norm": "input_layernorm",
     "attention.q": "self_attn.q_proj",
@@ -48,9 +54,7 @@ _HEAD_NORMS = ("attention.q_norm", "attention.k_norm")
 
 
 def to_hugging_face(config: Model) -> dict[str, Piece]:
-    """Our parameter name → its place in Hugging Face's files, in the model's order; no head where
-    it is tied.
-    """
+    """Returns our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
     names = {"embed.weight": "model.embed_tokens.weight"}
     for layer in range(config.num_hidden_layers):
         for ours, theirs in _LAYER_MODULES.items():
@@ -67,7 +71,7 @@ def to_hugging_face(config: Model) -> dict[str, Piece]:
 
 
 def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
-    """A complete `Model` from the content of the `config.json` at `where`.
+    """Makes a complete `Model` from the content of the `config.json` at `where`.
 
     A cap of null is no cap; one that is left out is the family's, as in transformers.
     """
@@ -119,7 +123,7 @@ def hf_config(
     pad_token_id: int | None = None,
     dtype: str = "float32",
 ) -> dict[str, Any]:
-    """The `config.json` of an export. `dtype` is what the weights are stored in.
+    """Makes the `config.json` of an export. dtype: that of the stored weights.
 
     RoPE and the dtype are in transformers 4's spelling, which transformers 4 and 5 both read.
     """

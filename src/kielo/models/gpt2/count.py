@@ -13,7 +13,7 @@ from kielo.recipe.sections import Model
 
 
 def check(config: Model) -> None:
-    """KieloError naming every key that is missing or does not fit the others."""
+    """Raises KieloError naming every key that is missing or does not fit the others."""
     fixed = only(config, attention_bias=True, mlp_bias=True, rope_scaling=None)
     decoder_count.check(config, layer_parts(config), others=[*only_all_heads(config), *fixed])
 
@@ -23,22 +23,20 @@ def layer_parts(config: Model) -> LayerParts:
 
 
 def layer_parameters(config: Model) -> int:
-    """Of one layer: attention, MLP, and two norms with weight and bias."""
+    """Counts one layer: attention, MLP, and two norms with weight and bias."""
     attention = attention_parameters(config, bool(config.attention_bias), bool(config.attention_bias))
     return attention + plain_mlp_parameters(config, bool(config.mlp_bias)) + 4 * config.hidden_size
 
 
 def parameters(config: Model) -> int:
-    """All parameters; a tied head counts once."""
+    """Counts all parameters; a tied head counts once."""
     input_embedding = 0 if config.tie_word_embeddings else embedding_parameters(config)
     positions = config.max_position_embeddings * config.hidden_size
     return input_embedding + positions + parameters_without_embedding(config)
 
 
 def parameters_without_embedding(config: Model) -> int:
-    """Parameters that each token is multiplied with: all but the two look-up tables; the head counts, tied or
-    not.
-    """
+    """Counts the parameters that multiply a token: all but both embeddings; the head counts, tied or not."""
     return (
         config.num_hidden_layers * layer_parameters(config)
         + 2 * config.hidden_size

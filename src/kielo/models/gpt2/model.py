@@ -1,7 +1,7 @@
 """GPT-2 (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners") on one device.
 
-And what Megatron-LM calls GPT (Shoeybi et al. 2019, arXiv:1909.08053), whose head may be a matrix of its own.
-Positions go on through a packed sequence, also where attention stays inside documents.
+Also the GPT of Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053), whose head may be a matrix of its own.
+Positions continue through a packed sequence, also where attention stays inside documents.
 
 Data in and out: as of every `blocks.decoder.Decoder`. Shape letters: b = batch, s = sequence, d = hidden
 size.
@@ -14,8 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from kielo.models.blocks.attention import Attention, Mask
-from kielo.models.blocks.decoder import Decoder, Kind
+from kielo.models.blocks.attention import Attention, AttentionOptions, Mask
+from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind
 from kielo.models.blocks.init import seeded_normal
 from kielo.models.blocks.mlp import PlainMLP
 from kielo.models.blocks.norm import LayerNorm
@@ -29,8 +29,9 @@ class Layer(nn.Module):
     def __init__(self, config: Model, number: int) -> None:
         super().__init__()
         hidden, heads = config.hidden_size, config.num_attention_heads
+        options = AttentionOptions(hidden, heads, heads, config.head_dim, bool(config.attention_bias))
         self.attention_norm = LayerNorm(hidden, config.layer_norm_epsilon)
-        self.attention = Attention(hidden, heads, heads, config.head_dim, bool(config.attention_bias))
+        self.attention = Attention(options)
         self.mlp_norm = LayerNorm(hidden, config.layer_norm_epsilon)
         self.mlp = PlainMLP(hidden, config.intermediate_size, bool(config.mlp_bias), config.hidden_act)
 
@@ -43,20 +44,15 @@ class GPT2(Decoder):
     def __init__(self, config: Model) -> None:
         check(config)
         norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-        super().__init__(
-            config,
-            partial(Layer, config),
-            norm,
-            {Layer.kind: Kind()},
-            learned_positions=config.max_position_embeddings,
-        )
+        options = DecoderOptions(learned_positions=config.max_position_embeddings)
+        super().__init__(config, partial(Layer, config), norm, {Layer.kind: LayerKind()}, options)
 
 
 def initial_value(name: str, shape: Sequence[int], config: Model, seed: int) -> Tensor:
     """First value of one parameter, fp32 on the CPU, from nothing but seed, name, whole shape and config.
 
-    Norms are 1, biases 0, matrices and both tables normal with `initializer_range`; the two matrices of each
-    layer that write to the residual stream are divided by √(2 × layers) (the paper's section 2.3;
+    Norms are 1, biases 0, matrices and both embeddings normal with `initializer_range`; the two matrices of
+    each layer that write to the residual stream are divided by √(2 × layers) (the paper's section 2.3;
     Megatron-LM's and Hugging Face's code, which agree; OpenAI's own code has half the deviation for
     positions). Rows that pad the vocabulary are 0.
     """

@@ -1,6 +1,6 @@
-"""GPT-2 in Hugging Face's words: parameter names, and `config.json` in and out; torch-free.
+"""GPT-2 in Hugging Face's form: parameter names, and `config.json` in and out; torch-free.
 
-Dropout is a habit of training, not part of the model: a config's is read over, and exports say 0.
+Dropout is a part of training, not of the model: a config's value is ignored, and exports say 0.
 """
 
 from collections.abc import Mapping
@@ -31,14 +31,14 @@ _LAYER_MODULES = {
     "mlp.up": "mlp.c_fc",
     "mlp.down": "mlp.c_proj",
 }
-# Queries, keys and values lie side by side in one tensor.
+# Queries, keys and values are stored side by side in one tensor.
 _PLACES = {"attention.q": 0, "attention.k": 1, "attention.v": 2}
 
 
 def to_hugging_face(config: Model) -> dict[str, Piece]:
-    """Our parameter name → its place in Hugging Face's files, in the model's order; no head where it is tied.
+    """Returns our name → the piece of Hugging Face's files, in the model's order, without a tied head.
 
-    Matrices are stored transposed there (Conv1D), tables and head are not.
+    Matrices are stored transposed there (Conv1D), embeddings and head are not.
     """
     pieces = {
         "embed.weight": Piece("transformer.wte.weight", rows=config.vocab_size),
@@ -60,7 +60,7 @@ def to_hugging_face(config: Model) -> dict[str, Piece]:
 
 
 def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
-    """A complete `Model` from the content of the `config.json` at `where`."""
+    """Makes a complete `Model` from the content of the `config.json` at `where`."""
     read = ConfigReader(config, where)
     read.only("architectures", ["GPT2LMHeadModel"])
     read.only("scale_attn_weights", True)
@@ -98,7 +98,7 @@ def hf_config(
     pad_token_id: int | None = None,
     dtype: str = "float32",
 ) -> dict[str, Any]:
-    """The `config.json` of an export. `dtype` is what the weights are stored in."""
+    """Makes the `config.json` of an export. dtype: that of the stored weights."""
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",

@@ -13,7 +13,7 @@ from kielo.recipe.sections import Model
 
 
 def check(config: Model) -> None:
-    """KieloError naming every key that is missing or does not fit the others."""
+    """Raises KieloError naming every key that is missing or does not fit the others."""
     reads = ("rotary_pct", "use_parallel_residual")
     decoder_count.check(config, layer_parts(config), reads, _complaints(config))
 
@@ -29,7 +29,7 @@ def _complaints(config: Model) -> Iterable[str]:
 
 
 def rotary_size(config: Model) -> int:
-    """How many numbers of each head are turned by its position: the first ones."""
+    """Returns how many numbers of each head RoPE rotates: the first ones."""
     return int(config.head_dim * config.rotary_pct)
 
 
@@ -38,7 +38,7 @@ def layer_parts(config: Model) -> LayerParts:
 
 
 def layer_parameters(config: Model) -> int:
-    """Of one layer: attention, MLP, and the weights and biases of two norms."""
+    """Counts one layer: attention, MLP, and the weights and biases of two norms."""
     bias = bool(config.attention_bias)
     return (
         attention_parameters(config, bias, bias) + plain_mlp_parameters(config, True) + 4 * config.hidden_size
@@ -46,15 +46,13 @@ def layer_parameters(config: Model) -> int:
 
 
 def parameters(config: Model) -> int:
-    """All parameters; a tied head counts once."""
+    """Counts all parameters; a tied head counts once."""
     input_embedding = 0 if config.tie_word_embeddings else embedding_parameters(config)
     return input_embedding + parameters_without_embedding(config)
 
 
 def parameters_without_embedding(config: Model) -> int:
-    """Parameters that each token is multiplied with: all but the look-up table; the head counts,
-    tied or not.
-    """
+    """Counts the parameters that multiply a token: all but the embedding; the head counts, tied or not."""
     layers = config.num_hidden_layers * layer_parameters(config)
     return layers + 2 * config.hidden_size + embedding_parameters(config)
 

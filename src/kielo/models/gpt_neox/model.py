@@ -1,9 +1,8 @@
-"""GPT-NeoX (Black et al. 2022, arXiv:2204.06745) and Pythia (Biderman et al. 2023, arXiv:2304.01373) on one
-device.
+"""GPT-NeoX (Black et al. 2022, arXiv:2204.06745) and Pythia (Biderman et al. 2023, arXiv:2304.01373).
 
-Attention and MLP read the same input, each through a norm of its own, or follow each other; positions turn a
-part of each head. Data in and out: as of every `blocks.decoder.Decoder`. Shape letters: b = batch, s =
-sequence, d = hidden size.
+A model on one device. Attention and MLP read the same input, each through a norm of its own, or follow each
+other; RoPE rotates a part of each head. Data in and out: as of every `blocks.decoder.Decoder`. Shape letters:
+b = batch, s = sequence, d = hidden size.
 """
 
 import math
@@ -13,8 +12,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from kielo.models.blocks.attention import Attention, Mask
-from kielo.models.blocks.decoder import Decoder, Kind
+from kielo.models.blocks.attention import Attention, AttentionOptions, Mask
+from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind
 from kielo.models.blocks.init import seeded_normal
 from kielo.models.blocks.mlp import PlainMLP
 from kielo.models.blocks.norm import LayerNorm
@@ -31,7 +30,7 @@ class Layer(nn.Module):
         self.is_parallel = config.use_parallel_residual
         heads, bias = config.num_attention_heads, bool(config.attention_bias)
         self.attention_norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-        self.attention = Attention(config.hidden_size, heads, heads, config.head_dim, bias)
+        self.attention = Attention(AttentionOptions(config.hidden_size, heads, heads, config.head_dim, bias))
         self.mlp_norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
         self.mlp = PlainMLP(
             config.hidden_size, config.intermediate_size, bias=True, activation=config.hidden_act
@@ -49,7 +48,8 @@ class GPTNeoX(Decoder):
             config.rope_theta, rotary_size(config), config.rope_scaling, config.max_position_embeddings
         )
         norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-        super().__init__(config, partial(Layer, config), norm, {"full_attention": Kind()}, rope)
+        kinds = {Layer.kind: LayerKind()}
+        super().__init__(config, partial(Layer, config), norm, kinds, DecoderOptions(rope))
 
 
 def initial_value(name: str, shape: Sequence[int], config: Model, seed: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""GPT-NeoX in Hugging Face's words: parameter names, and `config.json` in and out; torch-free.
+"""GPT-NeoX in Hugging Face's form: parameter names, and `config.json` in and out; torch-free.
 
 Dropout, which is 0 in published files, is not done and its keys are ignored.
 """
@@ -34,9 +34,7 @@ _LAYER_MODULES = {
 
 
 def to_hugging_face(config: Model) -> dict[str, Piece]:
-    """Our parameter name → its place in Hugging Face's files, in the model's order; no head where
-    it is tied.
-    """
+    """Returns our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
     pieces = {"embed.weight": Piece("gpt_neox.embed_in.weight", rows=config.vocab_size)}
     for layer in range(config.num_hidden_layers):
         for ours, theirs in _LAYER_MODULES.items():
@@ -56,7 +54,7 @@ def to_hugging_face(config: Model) -> dict[str, Piece]:
 
 
 def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
-    """A complete `Model` from the content of the `config.json` at `where`."""
+    """Makes a complete `Model` from the content of the `config.json` at `where`."""
     read = ConfigReader(config, where)
     read.only("architectures", ["GPTNeoXForCausalLM"])
     hidden, heads = read.size("hidden_size", default=6144), read.size("num_attention_heads", default=64)
@@ -103,7 +101,7 @@ def hf_config(
     pad_token_id: int | None = None,
     dtype: str = "float32",
 ) -> dict[str, Any]:
-    """The `config.json` of an export. `dtype` is what the weights are stored in.
+    """Makes the `config.json` of an export. dtype: that of the stored weights.
 
     RoPE and the dtype are in transformers 4's spelling, which transformers 4 and 5 both read.
     """

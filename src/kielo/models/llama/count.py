@@ -1,7 +1,6 @@
-"""Parameters and FLOPs of a Llama (and Mistral, Qwen2, Qwen3), by arithmetic on its `[model]` section;
-torch-free.
+"""Parameters and FLOPs of a Llama, Mistral, Qwen2 or Qwen3, from its `[model]` section; torch-free.
 
-The one home of the model FLOPs that the meter and the planner report.
+The one source of the model FLOPs that the meter and the planner report.
 """
 
 from kielo.models import decoder_count
@@ -16,17 +15,17 @@ from kielo.recipe.sections import Model
 
 
 def check(config: Model) -> None:
-    """KieloError naming every key that is missing or does not fit the others."""
+    """Raises KieloError naming every key that is missing or does not fit the others."""
     decoder_count.check(config, layer_parts(config), others=only(config, hidden_act="silu"))
 
 
 def has_head_norms(config: Model) -> bool:
-    """Qwen3 norms the queries and keys of each head."""
+    """Returns True for a Qwen3, which norms the queries and keys of each head."""
     return config.model_type == "qwen3"
 
 
 def attention_biases(config: Model) -> tuple[bool, bool]:
-    """(of queries, keys and values; of the output): Qwen2 has the first without the second."""
+    """Returns (bias of queries, keys and values?, of the output?): Qwen2 has the first without the second."""
     is_qwen2 = config.model_type == "qwen2"
     return bool(config.attention_bias) or is_qwen2, bool(config.attention_bias) and not is_qwen2
 
@@ -36,22 +35,20 @@ def layer_parts(config: Model) -> LayerParts:
 
 
 def layer_parameters(config: Model) -> int:
-    """Of one layer: attention, MLP, their biases where asked for, and the norms."""
+    """Counts one layer: attention, MLP, their biases where the config has them, and the norms."""
     norms = 2 * config.hidden_size + 2 * config.head_dim * has_head_norms(config)
     attention = attention_parameters(config, *attention_biases(config))
     return attention + gated_mlp_parameters(config, bool(config.mlp_bias)) + norms
 
 
 def parameters(config: Model) -> int:
-    """All parameters; a tied head counts once."""
+    """Counts all parameters; a tied head counts once."""
     input_embedding = 0 if config.tie_word_embeddings else embedding_parameters(config)
     return input_embedding + parameters_without_embedding(config)
 
 
 def parameters_without_embedding(config: Model) -> int:
-    """Parameters that each token is multiplied with: all but the look-up table; the head counts,
-    tied or not.
-    """
+    """Counts the parameters that multiply a token: all but the embedding; the head counts, tied or not."""
     return (
         config.num_hidden_layers * layer_parameters(config)
         + config.hidden_size

@@ -1,7 +1,7 @@
 """Llama (Touvron et al. 2023, arXiv:2302.13971; Dubey et al. 2024, arXiv:2407.21783) on one device.
 
-And what differs from it by a switch: Mistral (Jiang et al. 2023, arXiv:2310.06825) by its window, Qwen2 (Yang
-et al. 2024, arXiv:2407.10671) by biases of queries, keys and values, Qwen3 (Yang et al. 2025,
+Also models that differ from it by a switch: Mistral (Jiang et al. 2023, arXiv:2310.06825) by its window,
+Qwen2 (Yang et al. 2024, arXiv:2407.10671) by biases of queries, keys and values, Qwen3 (Yang et al. 2025,
 arXiv:2505.09388) by norms of queries and keys.
 
 Data in and out: as of every `blocks.decoder.Decoder`. Shape letters: b = batch, s = sequence, d = hidden
@@ -15,8 +15,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from kielo.models.blocks.attention import Attention, Mask
-from kielo.models.blocks.decoder import Decoder, Kind
+from kielo.models.blocks.attention import Attention, AttentionOptions, Mask
+from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind
 from kielo.models.blocks.init import seeded_normal
 from kielo.models.blocks.mlp import GatedMLP
 from kielo.models.blocks.norm import RMSNorm
@@ -32,8 +32,7 @@ class Layer(nn.Module):
         self.kind = layer_types(config)[number]
         make_norm = partial(RMSNorm, epsilon=config.rms_norm_eps)
         bias, output_bias = attention_biases(config)
-        self.attention_norm = make_norm(config.hidden_size)
-        self.attention = Attention(
+        options = AttentionOptions(
             config.hidden_size,
             config.num_attention_heads,
             config.num_key_value_heads,
@@ -41,8 +40,9 @@ class Layer(nn.Module):
             bias,
             output_bias,
             norms="head" if has_head_norms(config) else None,
-            make_norm=make_norm,
         )
+        self.attention_norm = make_norm(config.hidden_size)
+        self.attention = Attention(options, make_norm=make_norm)
         self.mlp_norm = make_norm(config.hidden_size)
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, bool(config.mlp_bias))
 
@@ -57,9 +57,9 @@ class Llama(Decoder):
         rope = RotaryEmbedding(
             config.rope_theta, config.head_dim, config.rope_scaling, config.max_position_embeddings
         )
-        kinds = {"full_attention": Kind(), "sliding_attention": Kind(config.sliding_window)}
+        kinds = {"full_attention": LayerKind(), "sliding_attention": LayerKind(config.sliding_window)}
         norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        super().__init__(config, partial(Layer, config), norm, kinds, rope)
+        super().__init__(config, partial(Layer, config), norm, kinds, DecoderOptions(rope))
 
 
 def initial_value(name: str, shape: Sequence[int], config: Model, seed: int) -> Tensor:

@@ -1,6 +1,4 @@
-"""Llama, Mistral, Qwen2 and Qwen3 in Hugging Face's words: parameter names, and `config.json` in and out;
-torch-free.
-"""
+"""Llama, Mistral, Qwen2 and Qwen3 in Hugging Face's form: names and `config.json` in and out; torch-free."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -50,9 +48,7 @@ _LAYER_MODULES = {
 
 
 def to_hugging_face(config: Model) -> dict[str, Piece]:
-    """Our parameter name → its place in Hugging Face's files, in the model's order; no head where
-    it is tied.
-    """
+    """Returns our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
     bias, output_bias = attention_biases(config)
     biased = {
         "attention.q": bias, "attention.k": bias, "attention.v": bias, "attention.o": output_bias,
@@ -73,7 +69,7 @@ def to_hugging_face(config: Model) -> dict[str, Piece]:
 
 
 def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
-    """A complete `Model` from the content of the `config.json` at `where`."""
+    """Makes a complete `Model` from the content of the `config.json` at `where`."""
     read = ConfigReader(config, where)
     model_type = config["model_type"]
     left_out = _LEFT_OUT[model_type]
@@ -99,7 +95,7 @@ def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
         "max_position_embeddings": positions,
         "rms_norm_eps": read.number("rms_norm_eps", default=1e-6),
         "tie_word_embeddings": read.switch("tie_word_embeddings", default=False),
-        # Keys that transformers does not have for the others; Qwen 2's biases are always there.
+        # transformers lacks these keys for the other families; Qwen 2 always has biases.
         "attention_bias": model_type in ("llama", "qwen3") and read.switch("attention_bias", default=False),
         "mlp_bias": model_type == "llama" and read.switch("mlp_bias", default=False),
         "hidden_act": "silu",
@@ -110,9 +106,7 @@ def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
 
 
 def _windows(read: ConfigReader, model_type: str, layers: int) -> dict[str, Any]:
-    """Mistral's window is every layer's, null is none; Qwen's begins at layer max_window_layers, where it is
-    in use.
-    """
+    """Reads the windows: Mistral's is every layer's, or none if null; Qwen's starts at max_window_layers."""
     if model_type == "llama":
         return {}
     window = read.size("sliding_window", default=4096, null=None)
@@ -137,7 +131,7 @@ def hf_config(
     pad_token_id: int | None = None,
     dtype: str = "float32",
 ) -> dict[str, Any]:
-    """The `config.json` of an export. `dtype` is what the weights are stored in.
+    """Makes the `config.json` of an export. dtype: that of the stored weights.
 
     RoPE and the dtype are in transformers 4's spelling, which transformers 4 and 5 both read.
     """

@@ -13,7 +13,7 @@ from kielo.recipe.sections import Model
 
 
 def check(config: Model) -> None:
-    """KieloError naming every key that is missing or does not fit the others."""
+    """Raises KieloError naming every key that is missing or does not fit the others."""
     decoder_count.check(config, layer_parts(config), others=_complaints(config))
 
 
@@ -30,7 +30,7 @@ def layer_parts(config: Model) -> LayerParts:
 
 
 def layer_parameters(config: Model) -> int:
-    """Of one layer: attention, MLP, two norms after them, and the norms of all queries and of all keys."""
+    """Counts one layer: attention, MLP, two norms after them, and the norms of queries and of keys."""
     norms = (
         2 * config.hidden_size + (config.num_attention_heads + config.num_key_value_heads) * config.head_dim
     )
@@ -39,15 +39,13 @@ def layer_parameters(config: Model) -> int:
 
 
 def parameters(config: Model) -> int:
-    """All parameters; a tied head counts once."""
+    """Counts all parameters; a tied head counts once."""
     input_embedding = 0 if config.tie_word_embeddings else embedding_parameters(config)
     return input_embedding + parameters_without_embedding(config)
 
 
 def parameters_without_embedding(config: Model) -> int:
-    """Parameters that each token is multiplied with: all but the look-up table; the head counts,
-    tied or not.
-    """
+    """Counts the parameters that multiply a token: all but the embedding; the head counts, tied or not."""
     return (
         config.num_hidden_layers * layer_parameters(config)
         + config.hidden_size

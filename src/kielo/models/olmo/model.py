@@ -1,7 +1,7 @@
 """OLMo 2 (OLMo Team 2025, arXiv:2501.00656) and OLMo 3 (OLMo Team 2025, arXiv:2512.13961) on one device.
 
-What attention and the MLP give back is normed, not what they read; queries are normed all heads together, and
-so are keys. OLMo 3 has windows in most layers, and stretches RoPE only in those without.
+The outputs of attention and the MLP are normed, not their inputs; queries are normed all heads together, and
+so are keys. OLMo 3 has windows in most layers, and scales RoPE only in the others.
 
 Data in and out: as of every `blocks.decoder.Decoder`. Shape letters: b = batch, s = sequence, d = hidden
 size.
@@ -13,8 +13,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from kielo.models.blocks.attention import Attention, Mask
-from kielo.models.blocks.decoder import Decoder, Kind
+from kielo.models.blocks.attention import Attention, AttentionOptions, Mask
+from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind
 from kielo.models.blocks.init import seeded_normal
 from kielo.models.blocks.mlp import GatedMLP
 from kielo.models.blocks.norm import RMSNorm
@@ -29,15 +29,15 @@ class Layer(nn.Module):
         super().__init__()
         self.kind = layer_types(config)[number]
         make_norm = partial(RMSNorm, epsilon=config.rms_norm_eps)
-        self.attention = Attention(
+        options = AttentionOptions(
             config.hidden_size,
             config.num_attention_heads,
             config.num_key_value_heads,
             config.head_dim,
             bool(config.attention_bias),
             norms="width",
-            make_norm=make_norm,
         )
+        self.attention = Attention(options, make_norm=make_norm)
         self.attention_post_norm = make_norm(config.hidden_size)
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, bias=False)
         self.mlp_post_norm = make_norm(config.hidden_size)
@@ -55,11 +55,11 @@ class Olmo(Decoder):
             for scaling in (config.rope_scaling, None)
         )
         kinds = {
-            "full_attention": Kind(),
-            "sliding_attention": Kind(config.sliding_window, "local_rope"),
+            "full_attention": LayerKind(),
+            "sliding_attention": LayerKind(config.sliding_window, "local_rope"),
         }
         norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        super().__init__(config, partial(Layer, config), norm, kinds, rope, local_rope=local_rope)
+        super().__init__(config, partial(Layer, config), norm, kinds, DecoderOptions(rope, local_rope))
 
 
 def initial_value(name: str, shape: Sequence[int], config: Model, seed: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""OLMo 2 and 3 in Hugging Face's words: parameter names, and `config.json` in and out; torch-free."""
+"""OLMo 2 and 3 in Hugging Face's form: parameter names, and `config.json` in and out; torch-free."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -36,9 +36,7 @@ _LAYER_MODULES = {
 
 
 def to_hugging_face(config: Model) -> dict[str, Piece]:
-    """Our parameter name → its place in Hugging Face's files, in the model's order; no head where
-    it is tied.
-    """
+    """Returns our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
     names = {"embed.weight": "model.embed_tokens.weight"}
     for layer in range(config.num_hidden_layers):
         for ours, theirs in _LAYER_MODULES.items():
@@ -53,7 +51,7 @@ def to_hugging_face(config: Model) -> dict[str, Piece]:
 
 
 def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
-    """A complete `Model` from the content of the `config.json` at `where`.
+    """Makes a complete `Model` from the content of the `config.json` at `where`.
 
     An OLMo 3 without `rope_theta` is refused: transformers 4 takes 10,000 and transformers 5 takes 500,000.
     """
@@ -102,7 +100,7 @@ def hf_config(
     pad_token_id: int | None = None,
     dtype: str = "float32",
 ) -> dict[str, Any]:
-    """The `config.json` of an export. `dtype` is what the weights are stored in.
+    """Makes the `config.json` of an export. dtype: that of the stored weights.
 
     RoPE and the dtype are in transformers 4's spelling, which transformers 4 and 5 both read; of an OLMo 3
     also in transformers 5's, which takes 500,000 as the base of windowed layers where it reads the old one.

@@ -1,6 +1,6 @@
 """Parameters and FLOPs of an OPT, by arithmetic on its `[model]` section; torch-free.
 
-As of a GPT-2, but for the two rows of the position table that no token ever looks up.
+They are a GPT-2's, plus two rows of the position embedding that no token uses.
 """
 
 from kielo.models import decoder_count
@@ -18,16 +18,16 @@ __all__ = [
     "parameters_without_embedding",
 ]
 
-FIRST_POSITION = 2  # row of the position table that position 0 looks up
+FIRST_POSITION = 2  # row of position 0 in the position embedding
 EPSILON = 1e-5  # of every norm: transformers has no key for it
 
 
 def check(config: Model) -> None:
-    """KieloError naming every key that is missing or does not fit the others."""
+    """Raises KieloError naming every key that is missing or does not fit the others."""
     fixed = only(config, layer_norm_epsilon=EPSILON, mlp_bias=config.attention_bias, rope_scaling=None)
     decoder_count.check(config, layer_parts(config), others=[*only_all_heads(config), *fixed])
 
 
 def parameters(config: Model) -> int:
-    """All parameters; a tied head counts once."""
+    """Counts all parameters; a tied head counts once."""
     return gpt2.parameters(config) + FIRST_POSITION * config.hidden_size

@@ -1,6 +1,6 @@
-"""OPT in Hugging Face's words: parameter names, and `config.json` in and out; torch-free.
+"""OPT in Hugging Face's form: parameter names, and `config.json` in and out; torch-free.
 
-Dropout is a habit of training, not part of the model: a config's is read over, and exports say 0.
+Dropout is a part of training, not of the model: a config's value is ignored, and exports say 0.
 """
 
 from collections.abc import Mapping
@@ -35,9 +35,7 @@ _LAYER_MODULES = {
 
 
 def to_hugging_face(config: Model) -> dict[str, Piece]:
-    """Our parameter name → its place in Hugging Face's files, in the model's order; no head where
-    it is tied.
-    """
+    """Returns our name → the piece of Hugging Face's files, in the model's order, without a tied head."""
     names = {
         "embed.weight": "model.decoder.embed_tokens.weight",
         "position_table.weight": "model.decoder.embed_positions.weight",
@@ -56,10 +54,10 @@ def to_hugging_face(config: Model) -> dict[str, Piece]:
 
 
 def from_hugging_face(config: Mapping[str, Any], where: str) -> Model:
-    """A complete `Model` from the content of the `config.json` at `where`.
+    """Makes a complete `Model` from the content of the `config.json` at `where`.
 
-    OPT-350m, alone among the published sizes, norms after each block and embeds in another width: refused by
-    both keys.
+    OPT-350m is refused by two keys: unlike the other published sizes it norms after each block and has an
+    embedding of another width.
     """
     read = ConfigReader(config, where)
     read.only("architectures", ["OPTForCausalLM"])
@@ -98,7 +96,7 @@ def hf_config(
     pad_token_id: int | None = None,
     dtype: str = "float32",
 ) -> dict[str, Any]:
-    """The `config.json` of an export. `dtype` is what the weights are stored in."""
+    """Makes the `config.json` of an export. dtype: that of the stored weights."""
     return {
         "architectures": ["OPTForCausalLM"],
         "model_type": "opt",

@@ -1,26 +1,18 @@
-"""Raw text in the formats that people have: .txt (one document a line), .jsonl, plain, .gz or .zst;
-.parquet; .html.
+"""Formats of raw text: .txt (a document a line), .jsonl, plain, .gz or .zst; .parquet; .html.
 
-A source's files -> split documents. Worker r of n takes documents r, r+n, … of each source, so one big file
-keeps all workers busy, and `place` says where each belongs. A record that cannot be read is passed over and
-counted; `run` refuses the corpus when there are too many of them.
+A source's files -> records in their order -> (id, text) of each. A format is a branch of `parse`, and of
+`_file_records`, which divides a file into records.
 """
 
 import codecs
-import json
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datatrove.data import DocumentsPipeline
-
 from kielo.artifact.documents import decode_text, other_encoding, parse_record, read_lines
 from kielo.corpus.html_text import page_text
-from kielo.corpus.split_document import SplitDocument, split_document
-from kielo.corpus.step import CorpusStep
 from kielo.recipe.errors import KieloError
 
 FORMATS = ".txt, .jsonl (either also .gz or .zst), .parquet, .html"
@@ -30,9 +22,6 @@ CHARSET = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([A-Za-z0-9_.:-]+)",
 NO_CHARSETS = frozenset({"utf-7", "idna", "punycode", "unicode-escape", "raw-unicode-escape", "undefined"})
 PARQUET_BATCH_ROWS = 1024
 PARQUET_BATCH_BYTES = 1 << 26
-# Bad records of each source that are shown.
-MAX_EXAMPLES = 5
-MAX_EXAMPLE_CHARACTERS = 300
 
 TOO_LONG = "over max_document_bytes"
 NOT_UTF8 = "not UTF-8"
@@ -41,9 +30,7 @@ DAMAGED_FILE = "file damaged or not of its format"
 
 
 class BadRecord(KieloError):
-    """A record that is passed over; `reason` is the same for all of a kind, the message names
-    file and line.
-    """
+    """A record that is passed over; `reason` is the same for all of a kind, the message names the file."""
 
     def __init__(self, reason: str, message: str):
         super().__init__(message)
@@ -52,10 +39,10 @@ class BadRecord(KieloError):
 
 @dataclass(frozen=True)
 class RawSource:
-    """A source whose files are on this disk: what `fetch` gives and the reader needs.
+    """A source whose files are on this disk: the output of `fetch`.
 
-    `root` is the folder that file names are told from; `stamps` are (bytes, time of change in ns) of the
-    files before they were hashed; `origin` says in words where the text came from.
+    `root` is the folder that file names are relative to; `stamps` are (bytes, time of change in ns) of the
+    files before they were hashed; `origin` is a text on where the files came from.
     """
 
     name: str
@@ -70,10 +57,10 @@ class RawSource:
 
 @dataclass(frozen=True)
 class Record:
-    """One raw document before anything is decoded: cheap to pass over when another worker takes it.
+    """One raw document, not yet decoded: cheap to skip when another worker takes it.
 
-    `number` is that of its line or row; 0 stands for the rest of a file that is damaged. `problem` is what is
-    known to be wrong already.
+    `number` is that of its line or row; 0 is the rest of a file that is damaged. `problem` is a fault that is
+    known already.
     """
 
     path: Path
@@ -82,67 +69,8 @@ class Record:
     problem: BadRecord | None = None
 
 
-class ReadSources(CorpusStep):
-    name = "read"
-
-    def __init__(self, sources: tuple[RawSource, ...], max_document_bytes: int):
-        super().__init__()
-        self.sources = sources
-        self.max_document_bytes = max_document_bytes
-        self.num_examples: Counter[str] = Counter()
-
-    def work(self, document: SplitDocument) -> bool:
-        self.count("source_documents", document.source)
-        self.count("source_bytes", document.source, document.num_bytes)
-        return True
-
-    def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
-        return super().run(self.documents(rank, world_size), rank, world_size)
-
-    def documents(self, rank: int, world_size: int) -> Iterator[SplitDocument]:
-        for source_number, source in enumerate(self.sources):
-            for number, record in enumerate(records(source, self.max_document_bytes)):
-                if number == source.max_documents:
-                    break
-                if number % world_size != rank:
-                    continue
-                file = record.path.relative_to(source.root).as_posix()
-                try:
-                    id, text = parse(record, source, self.max_document_bytes)
-                except BadRecord as problem:
-                    self.pass_over(source, number, record, problem)
-                    continue
-                except OSError as problem:
-                    raise _unreadable(record.path, problem) from None
-                metadata = {"file": file, "number": record.number}
-                yield split_document(text, id, source.name, (source_number, number), metadata)
-
-    def pass_over(self, source: RawSource, number: int, record: Record, problem: BadRecord) -> None:
-        """Count a bad record, and keep the first ones as examples (see `bad_examples`)."""
-        self.count("source_documents", source.name)
-        self.count("source_bad", source.name)
-        self.count("documents", problem.reason)
-        if record.number == 0:
-            self.count("source_damaged_bytes", source.name, record.path.stat().st_size)
-        if self.num_examples[source.name] < MAX_EXAMPLES:
-            self.num_examples[source.name] += 1
-            told = str(problem).replace(f"{Path(source.root)}/", "", 1)[:MAX_EXAMPLE_CHARACTERS]
-            # Examples are labels, since counts are what every executor of datatrove brings home.
-            self.count("bad_example", json.dumps([source.name, number, told]))
-
-
-def bad_examples(labels: dict[str, int]) -> dict[str, list[str]]:
-    """Source name -> its first bad records in the order of the corpus, from the counts of `ReadSources`."""
-    found = sorted(
-        json.loads(label.partition("/")[2]) for label in labels if label.startswith("bad_example/")
-    )
-    return {
-        name: [told for source, _, told in found if source == name][:MAX_EXAMPLES] for name, _, _ in found
-    }
-
-
 def records(source: RawSource, max_bytes: int) -> Iterator[Record]:
-    """Every document of the source in the order of its files, undecoded; empty lines are none.
+    """Yields every document of the source in the order of its files, undecoded; empty lines are none.
 
     A file that is damaged or not of its format ends with a bad record. Raises KieloError for one that cannot
     be opened or read: that is no fault of the text.
@@ -152,13 +80,13 @@ def records(source: RawSource, max_bytes: int) -> Iterator[Record]:
         try:
             yield from _file_records(path, source.text_field, max_bytes)
         except OSError as problem:
-            raise _unreadable(path, problem) from None
+            raise unreadable(path, problem) from None
         except KieloError as problem:
             yield Record(path, 0, None, BadRecord(DAMAGED_FILE, str(problem)))
 
 
 def parse(record: Record, source: RawSource, max_bytes: int) -> tuple[str, str]:
-    """(id, text) of a record. Raises BadRecord naming the file, and the line or row where there is one."""
+    """Decodes a record: (id, text). Raises BadRecord naming the file, and the line or row if any."""
     if record.problem is not None:
         raise record.problem
     kind = _kind(record.path)
@@ -192,7 +120,7 @@ def parse(record: Record, source: RawSource, max_bytes: int) -> tuple[str, str]:
 
 
 def is_readable(path: Path) -> bool:
-    """Whether the file's name ends in a format that is read here; hidden files are left alone."""
+    """Returns True if the file's name ends in a known format and does not begin with a dot."""
     return bool(KNOWN.search(path.name)) and not path.name.startswith(".")
 
 
@@ -222,7 +150,7 @@ def _too_long(place: str, max_bytes: int) -> BadRecord:
     )
 
 
-def _unreadable(path: Path, problem: OSError) -> KieloError:
+def unreadable(path: Path, problem: OSError) -> KieloError:
     return KieloError(
         f"{path}: cannot be read ({problem.strerror or problem}), though it was there at the start; "
         "the same command tries again"
@@ -237,21 +165,20 @@ def _page_text(path: Path, max_bytes: int) -> str:
     html = _decode_page(path, content)
     try:
         return page_text(html)
-    # Python's parser has no error of its own: it asserts what it takes for granted, and turns any digits to a
-    # number.
+    # Python's parser has no error of its own: it asserts its assumptions, and converts any digits.
     except (AssertionError, ValueError, RecursionError) as problem:
         raise BadRecord("HTML that cannot be parsed", f"{path}: not parsed as HTML ({problem})") from None
 
 
 def _decode_page(path: Path, content: bytes) -> str:
-    """By its mark, else by its charset, else as UTF-8."""
+    """Decodes a page by its byte-order mark, else by its charset, else as UTF-8."""
     declared = CHARSET.search(content[:4096])
     charset = declared.group(1).decode() if declared else "utf-8"
     try:
         encoding = other_encoding(content[:4096]) or codecs.lookup(charset).name
         if encoding in NO_CHARSETS:
             raise LookupError
-        # What was found byte by byte is no UTF-16, whatever it says.
+        # A charset that was found byte by byte cannot be UTF-16.
         if declared and encoding.startswith(("utf-16", "utf-32")):
             encoding = "utf-8"
         return content.decode(encoding).removeprefix("\ufeff")
@@ -301,7 +228,7 @@ def _parquet_records(path: Path, text_field: str) -> Iterator[Record]:
 
 
 def _batch_rows(file: Any) -> int:
-    """Rows that make about PARQUET_BATCH_BYTES at most, by the size of the group with the largest rows."""
+    """Returns the number of rows of about PARQUET_BATCH_BYTES, by the group with the largest rows."""
     groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
     largest = max((group.total_byte_size / max(group.num_rows, 1) for group in groups), default=0)
     return max(1, min(PARQUET_BATCH_ROWS, int(PARQUET_BATCH_BYTES / max(largest, 1))))
