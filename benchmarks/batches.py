@@ -1,5 +1,4 @@
-"""Tokens a second from packed shards to arrays of inputs and labels, on one core: the data order and the
-batches.
+"""Speed of the data order and the batches on one core: packed shards to arrays, in tokens a second.
 
     python benchmarks/batches.py                 # about a minute; writes results/batches_cpu.json
 
@@ -56,8 +55,10 @@ def main() -> None:
                 print(_line(rows[-1]), flush=True)
     result = {
         "date": date.today().isoformat(), "python": platform.python_version(), "numpy": np.__version__,
-        "machine": {"cpu": _cpu(), "cores_used": 1, "core": core}, "megabytes": options.megabytes, "bar_tokens_per_second": BAR,
-        "passed": all(row["processor_tokens_per_second"] >= BAR for row in rows if not row["documents"]), "rows": rows,
+        "machine": {"cpu": _cpu(), "cores_used": 1, "core": core}, "megabytes": options.megabytes,
+        "bar_tokens_per_second": BAR,
+        "passed": all(row["processor_tokens_per_second"] >= BAR for row in rows if not row["documents"]),
+        "rows": rows,
     }  # fmt: skip
     Path(options.to).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(
@@ -68,7 +69,7 @@ def main() -> None:
 
 
 def cases(vocabulary: int) -> list[dict[str, Any]]:
-    """The cases of one folder; the larger vocabulary only where a difference could show."""
+    """Returns the cases of one folder; the larger vocabulary only where a difference could show."""
     lengths = LENGTHS if vocabulary == SMALL_VOCABULARY else LENGTHS[:1]
     found = [
         {
@@ -87,7 +88,7 @@ def cases(vocabulary: int) -> list[dict[str, Any]]:
 
 
 def pack(folder: Path, vocabulary: int, megabytes: int) -> None:
-    """Four sources of unequal size, random tokens in documents of random length, `megabytes` in all."""
+    """Packs four sources of unequal size, random tokens in documents of random length, `megabytes` in all."""
     generator = np.random.default_rng(1)
     tokens = megabytes * 1_000_000 // (2 if vocabulary < 65_500 else 4)
     with write_stage(folder, "tokens", 1, {}, {}) as stage:
@@ -104,12 +105,13 @@ def pack(folder: Path, vocabulary: int, megabytes: int) -> None:
 
 
 def measured(folder: Path, case: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """Medians of `TURNS` turns of `options.seconds` each; every turn goes on where the one before stopped."""
+    """Returns medians of `TURNS` turns of `options.seconds` each; turns continue where the last stopped."""
     length, ranks = case["sequence_length"], case["ranks"]
     sequences = TOKENS_PER_STEP // length * (1 if ranks == 1 else ranks // 4)
     phase = SimpleNamespace(
         number=1, first_step=1, last_step=10**9, first_sample=0, order_first_sample=0, sequence_length=length,
-        sequences_per_step=sequences, mixture={name: 1.0 + place for place, name in enumerate("abcd"[: case["sources"]])}, offsets={},
+        sequences_per_step=sequences,
+        mixture={name: 1.0 + place for place, name in enumerate("abcd"[: case["sources"]])}, offsets={},
     )  # fmt: skip
     batches = Batches(folder, 1, phase, LONGEST, 0, case["documents"])
 
@@ -123,8 +125,9 @@ def measured(folder: Path, case: dict[str, Any], options: argparse.Namespace) ->
 
 
 def rates(step: Callable[[int], int], seconds: float) -> dict[str, Any]:
-    """`step`: from a step's number to its tokens. Medians of tokens a second, with the lowest and highest of
-    the turns.
+    """Returns medians of tokens a second, with the lowest and highest of the turns.
+
+    `step` takes a step's number and returns its tokens.
     """
     step(1)
     number, wall, processor = 2, [], []
@@ -143,18 +146,18 @@ def rates(step: Callable[[int], int], seconds: float) -> dict[str, Any]:
 
 
 def _fed(batches: Batches) -> Callable[[int], int]:
-    """As the training loop takes its steps on the CPU: its feed, with the reading in its own thread."""
+    """Returns a step of the training loop's feed on the CPU, which reads in a thread of its own."""
     import torch
 
     from kielo.train.feed import Feed
 
     torch.set_num_threads(1)
     feed = Feed(lambda step: batches.step(step, 0, 1), 4, 10**9, torch.device("cpu"))
-    return lambda step: sum(piece.inputs_bs.numel() for piece in feed.take(step).micro_batches)
+    return lambda step: sum(batch.inputs_bs.numel() for batch in feed.take(step).micro_batches)
 
 
 def _on_one_core() -> int | None:
-    """The core that this process is kept on from now; None where the system cannot do that."""
+    """Pins this process to one core and returns it, or None where the system cannot do that."""
     if not hasattr(os, "sched_setaffinity"):
         return None
     core = max(os.sched_getaffinity(0))

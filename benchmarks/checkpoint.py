@@ -1,4 +1,4 @@
-"""How long a save stops training, and how long until it is published.
+"""Benchmark of saves: seconds that one stops training, and seconds until it is published.
 
     python benchmarks/checkpoint.py --gb 1.5            # 1 and 2 ranks
     python benchmarks/checkpoint.py --gb 0.2 --ranks 1
@@ -131,7 +131,7 @@ def _tensors(world: World, gb: float) -> dict[str, DTensor]:
 
 
 def _steps(is_over, at_least: int = 1) -> tuple[int, float]:
-    """How many small steps until `is_over`, and the median seconds of one."""
+    """Returns the number of small steps until `is_over`, and the median seconds of one."""
     weight, seconds = torch.rand(512, 512), []
     while len(seconds) < at_least or not is_over():
         began = time.perf_counter()
@@ -160,7 +160,7 @@ def _table(result: dict) -> str:
 
 
 def _file_system(folder: str | None) -> str:
-    """Its type, e.g. "ext4", where the system says it."""
+    """Returns the file system's type, e.g. "ext4", if the system reports it."""
     place, mounts = Path(folder or tempfile.gettempdir()).resolve(), Path("/proc/mounts")
     if not mounts.exists():
         return "unknown"

@@ -1,9 +1,8 @@
-"""Does FP8 train as bf16 does? One shape on real text in bf16, in FP8, and in bf16 with a change to FP8 in
-the middle.
+"""Convergence of FP8 against bf16: real text in bf16, in FP8, and in bf16 with a change to FP8.
 
-    python benchmarks/fp8_convergence.py --shape small --tokens runs/demo_estonian              # CPU, emulated: minutes
-    python benchmarks/fp8_convergence.py --shape llama_1b --tokens runs/demo_estonian           # a GPU that has FP8
-    python benchmarks/fp8_convergence.py ... --seconds-limit 500                                # go on by the same command
+    python benchmarks/fp8_convergence.py --shape small --tokens runs/demo_estonian  # CPU, emulated: minutes
+    python benchmarks/fp8_convergence.py --shape llama_1b --tokens runs/demo_estonian  # a GPU that has FP8
+    python benchmarks/fp8_convergence.py ... --seconds-limit 500  # go on by the same command
 
 --tokens: a run folder with finished `tokens` and `tokenizer` stages (`kielo run RECIPE --to pack` makes one),
 or its `tokens`. The vocabulary is that of the tokens: of the named shape only the body is as it is called.
@@ -38,7 +37,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 RUNS = ("bf16", "fp8", "bf16_to_fp8")
 LOSS_BAR, COSINE_BAR, SPIKE_BAR = 0.003, 0.99, 0.02
 WINDOW = 10  # steps whose mean loss is one figure
-GRACE_SECONDS = 60  # to save in, once a run is told to stop
+GRACE_SECONDS = 60  # to save in, after a run is asked to stop
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def main() -> int:
 
 
 def measure(rows: dict[str, list[dict[str, Any]]], steps: int) -> dict[str, Any]:
-    """rows: run → those of its metrics.jsonl. What the bars are about, and the bars."""
+    """Returns the figures of the bars, and the bars; `rows`: run → rows of its metrics.jsonl."""
     losses = {name: {row["step"]: row["loss"] for row in of if "loss" in row} for name, of in rows.items()}
     heldout = {
         name: [row["heldout_loss"] for row in of if "heldout_loss" in row][-1] for name, of in rows.items()
@@ -116,7 +115,8 @@ def measure(rows: dict[str, list[dict[str, Any]]], steps: int) -> dict[str, Any]
     before = max(abs(changed[step] / plain[step] - 1) for step in range(1, change))
     differences = {
         f"{what} of {name}": values[name] / values["bf16"] - 1
-        for what, values in (("held-out loss", heldout), ("training loss", last)) for name in ("fp8", "bf16_to_fp8")
+        for what, values in (("held-out loss", heldout), ("training loss", last)) for name in ("fp8",
+            "bf16_to_fp8")
     }  # fmt: skip
     worst = max(abs(differences[f"{what} of fp8"]) for what in ("held-out loss", "training loss"))
     lowest = min((cosines[step] for step in (1, steps // 2, steps)), default=0.0)
@@ -127,8 +127,10 @@ def measure(rows: dict[str, list[dict[str, Any]]], steps: int) -> dict[str, Any]
         "outcomes": [row for row in rows["bf16_to_fp8"] if "outcome" in row],
         "bars": [
             {"name": "loss of FP8 by bf16's", "value": worst, "bar": LOSS_BAR, "passed": worst <= LOSS_BAR},
-            {"name": "lowest cosine of gradients", "value": lowest, "bar": COSINE_BAR, "passed": lowest >= COSINE_BAR},
-            {"name": "rise after the change", "value": rises[at], "bar": SPIKE_BAR, "passed": rises[at] <= SPIKE_BAR},
+            {"name": "lowest cosine of gradients", "value": lowest, "bar": COSINE_BAR,
+                "passed": lowest >= COSINE_BAR},
+            {"name": "rise after the change", "value": rises[at], "bar": SPIKE_BAR,
+                "passed": rises[at] <= SPIKE_BAR},
         ],
     }  # fmt: skip
 
@@ -153,8 +155,10 @@ def _recipe(name: str, run: str, steps: int) -> Recipe:
         model=shape.model,
         train={
             "tokens": steps * shape.tokens_per_step, "tokens_per_step": shape.tokens_per_step,
-            "learning_rate": shape.learning_rate, "warmup_share": 0.1, "log_every_steps": 1, "heldout_every_steps": steps,
-            "precision": "fp8" if run == "fp8" else "bf16", "precision_changes": changes, "tensorboard": False,
+            "learning_rate": shape.learning_rate, "warmup_share": 0.1, "log_every_steps": 1,
+            "heldout_every_steps": steps,
+            "precision": "fp8" if run == "fp8" else "bf16", "precision_changes": changes,
+            "tensorboard": False,
             "fp8": {"emulate": shape.device == "cpu", "probe_every_steps": steps // 2},
         } | shape.train,
         checkpoint={"every_steps": steps, "keep_newest": 2},
@@ -168,7 +172,7 @@ def _resolved(name: str, tokens: Path, folder: Path, run: str, steps: int) -> Re
 
 
 def _run_apart(name: str, options: argparse.Namespace, folder: Path, until: float) -> bool:
-    """Train it in a process of its own, which is told to save and stop in time. True when it is finished."""
+    """Trains it in a process of its own, which is asked to save and stop in time; True if it is finished."""
     left = until - time.monotonic() - GRACE_SECONDS
     if left <= 0:
         return False
@@ -184,8 +188,9 @@ def _run_apart(name: str, options: argparse.Namespace, folder: Path, until: floa
 
 
 def _train(resolved: Resolved) -> int:
-    """As `kielo train` does; then only the rows are kept, for three checkpoints of a billion parameters are
-    much.
+    """Trains like `kielo train`, then keeps only the rows.
+
+    Three checkpoints of a billion parameters would take too much disk.
     """
     from kielo.artifact.metrics import read_metrics  # torch is not needed by the process that waits
     from kielo.train.run import train

@@ -79,8 +79,7 @@ def main() -> None:
 def measured(
     scaling: Any, shape: Shape, tails: str, device: torch.device, dtype: torch.dtype, used: Any = None
 ) -> list[dict[str, Any]]:
-    """{"product", "error", "bound"} of the three products, for operands and results in `dtype` (bf16 or
-    fp32).
+    """Returns {"product", "error", "bound"} of the three products, with operands and results in `dtype`.
 
     scaling: a word or a Float8LinearConfig, which the bound is for. used: another config to multiply with.
     """
@@ -100,7 +99,8 @@ def measured(
         "output": (x, w, config.cast_config_input, config.cast_config_weight),
         "input gradient": (g, w.T, config.cast_config_grad_output, config.cast_config_weight_for_grad_input),
         "weight gradient": (
-            x.T, g.T, config.cast_config_input_for_grad_weight, config.cast_config_grad_output_for_grad_weight,
+            x.T, g.T, config.cast_config_input_for_grad_weight,
+            config.cast_config_grad_output_for_grad_weight,
         ),
     }  # fmt: skip
     rows = []
@@ -114,7 +114,7 @@ def measured(
 
 
 def _numbers(shape: Shape, tails: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs [tokens, inputs], weight [outputs, inputs] and output gradients [tokens, outputs], fp32."""
+    """Returns fp32 inputs [tokens, inputs], weight [outputs, inputs], output gradients [tokens, outputs]."""
     generator = torch.Generator().manual_seed(20261122)
 
     def normal(*size: int) -> Tensor:
@@ -138,7 +138,7 @@ def _numbers(shape: Shape, tails: str) -> tuple[Tensor, Tensor, Tensor]:
 def _bound(
     a: Tensor, b: Tensor, a_cast: Any, b_cast: Any, config: Any, dtype: torch.dtype, exact: Tensor
 ) -> float:
-    """Of ‖â b̂ᵀ - a bᵀ‖ / ‖a bᵀ‖ for a [m, k] and b [n, k], whatever is known of them but their rounding."""
+    """Returns the bound of ‖â b̂ᵀ - a bᵀ‖ / ‖a bᵀ‖ by rounding alone, for a [m, k] and b [n, k]."""
     a_variance, b_variance = (
         _variance(t, cast, config).sum(0).double() for t, cast in ((a, a_cast), (b, b_cast))
     )
@@ -150,7 +150,7 @@ def _bound(
 
 
 def _variance(t: Tensor, cast: Any, config: Any) -> Tensor:
-    """The mean square of each number's rounding error."""
+    """Returns the mean square of each number's rounding error."""
     from torchao.float8.config import ScalingGranularity, ScalingType
 
     if cast.scaling_type is ScalingType.DISABLED:

@@ -23,26 +23,31 @@ _LEAST_SECONDS = 20  # less is not worth beginning
 
 @dataclass(frozen=True)
 class Command:
-    """`words` after the python. `seconds`: when it is ended at the latest; {seconds} in a word is what it is
-    told. is_repeated: also where it ran before, for it does what is missing.
+    """A command to run on a GPU: `arguments` after the name of the interpreter.
+
+    `seconds`: after so many it is ended; {seconds} in an argument is replaced by them. is_repeated: it also
+    runs if it ran before, because it does only what is missing.
     """
 
     name: str
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     seconds: int
     is_repeated: bool = False
 
 
 def _step(shape: str, contenders: str, seconds: int, pairs: int) -> Command:
-    """As many rounds as there is time for, `pairs` at most; a step of many micro-batches is warm after one,
-    and long enough to be timed alone.
+    """Returns the command of a step benchmark with at most `pairs` rounds, as many as time allows.
+
+    A step of many micro-batches is warm after one step, and long enough to be timed alone.
     """
-    words = (
-        "benchmarks/step.py", "--shape", shape, "--precision", "bf16", "--device", "cuda", "--contenders", contenders,
-        "--pairs", str(pairs), "--warm-up", "1", "--steps-per-turn", "1", "--parts", "--seconds-limit", "{seconds}",
+    arguments = (
+        "benchmarks/step.py", "--shape", shape, "--precision", "bf16", "--device", "cuda", "--contenders",
+        contenders,
+        "--pairs", str(pairs), "--warm-up", "1", "--steps-per-turn", "1", "--parts", "--seconds-limit",
+        "{seconds}",
         "--to", "{to}", "--skip-done",
     )  # fmt: skip
-    return Command(f"step {shape}", words, seconds)
+    return Command(f"step {shape}", arguments, seconds)
 
 
 _GPU_PEERS = "torchtitan,torchtitan-fp8,megatron,megatron-fp8"
@@ -112,23 +117,23 @@ def main() -> None:
 
 
 def _run(command: Command, seconds: float, folder: Path, options: argparse.Namespace) -> int:
-    """Its exit status; 124 where it was ended. Children are ended with it."""
+    """Runs the command and returns its exit status, 124 if it was ended. Its children are ended with it."""
     results = sorted(map(str, folder.glob("step_*_cuda.json"))) or sorted(
         map(str, RESULTS.glob("step_*_cuda.json"))
     )
     # Seconds: less those that it needs to write its results.
-    told = {"{seconds}": str(int(seconds - 15)), "{to}": str(folder), "{tokens}": options.tokens}
-    words = [
+    values = {"{seconds}": str(int(seconds - 15)), "{to}": str(folder), "{tokens}": options.tokens}
+    arguments = [
         part
-        for word in command.words
-        for part in (results if word == "{results}" else [told.get(word, word)])
+        for word in command.arguments
+        for part in (results if word == "{results}" else [values.get(word, word)])
     ]
-    words = [word for word in words if not (options.all and word == "--skip-done")]
+    arguments = [word for word in arguments if not (options.all and word == "--skip-done")]
     paths = [str(_HERE.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    print("$ python " + " ".join(words), flush=True)
+    print("$ python " + " ".join(arguments), flush=True)
     with subprocess.Popen(
-        [sys.executable, *words], cwd=_HERE.parent, env=environment, start_new_session=True
+        [sys.executable, *arguments], cwd=_HERE.parent, env=environment, start_new_session=True
     ) as process:
         try:
             return process.wait(seconds)

@@ -4,8 +4,8 @@
 
 3b            the shape of Llama 3.2 3B, bf16 in shards, onto one rank in fp32
 8b            Llama 3.1 8B onto each rank of tensor 2 in turn
-70b           Llama 3.1 70B onto four ranks of tensor 8 x pipeline 4: 141 GB of sparse files, which hold numbers only at
-              the edges of every slice; after loading each number of the rank is compared
+70b           Llama 3.1 70B onto four ranks of tensor 8 x pipeline 4: 141 GB of sparse files, with numbers
+              only at the edges of every slice; after loading each number of the rank is compared
 transformers  the 3b files through from_pretrained, for comparison
 
 The files are made here, of random numbers, and removed. Other ranks are played by a fake process group; the
@@ -82,7 +82,7 @@ SMALL = {
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank to play. Of `stages` it runs number `stage`, with its share of the layers."""
+    """One rank to play: it runs stage number `stage` of `stages`, with its share of the layers."""
 
     tensor: int = 1
     tensor_rank: int = 0
@@ -91,8 +91,8 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class Job:
-    """What a child process does: "load" or "bare" with the rank's shards, or "transformers"."""
+class Task:
+    """The task of a child process: "load" or "bare" with the rank's shards, or "transformers"."""
 
     what: str
     shape: str
@@ -109,8 +109,8 @@ class Job:
 def main() -> None:
     options = _options()
     if options.child:
-        job = json.loads(options.child)
-        print(json.dumps(_do(Job(**job | {"rank": Rank(**job["rank"])}))))
+        task = json.loads(options.child)
+        print(json.dumps(_do(Task(**task | {"rank": Rank(**task["rank"])}))))
         return
     cases = {}
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="import_weights_") as folder:
@@ -141,11 +141,11 @@ def _case(case: str, folder: Path, options: argparse.Namespace) -> dict:
             _remove(other)
         (_write_edges if case == "70b" else _write_weights)(source, model)
     if case == "transformers":
-        return _run(Job("transformers", shape, str(source), options.small))
+        return _run(Task("transformers", shape, str(source), options.small))
     if case == "70b":
         ranks = [Rank(8, tensor_rank, 4, stage) for tensor_rank, stage in ((0, 0), (3, 1), (5, 2), (7, 3))]
         rows = [
-            _run(Job("load", shape, str(source), options.small, rank, has_edges_only=True)) for rank in ranks
+            _run(Task("load", shape, str(source), options.small, rank, has_edges_only=True)) for rank in ranks
         ]
         return {
             "bar_peak_bytes": STAGE_BYTES,
@@ -159,8 +159,8 @@ def _case(case: str, folder: Path, options: argparse.Namespace) -> dict:
 def _beside_the_bare_loop(shape: str, source: Path, rank: Rank, options: argparse.Namespace) -> dict:
     ours, bare = [], []
     for _ in range(options.rounds):
-        ours.append(_run(Job("load", shape, str(source), options.small, rank)))
-        bare.append(_run(Job("bare", shape, str(source), options.small, rank)))
+        ours.append(_run(Task("load", shape, str(source), options.small, rank)))
+        bare.append(_run(Task("bare", shape, str(source), options.small, rank)))
     bytes_read = bare[0]["bytes_read"]
     seconds, bare_seconds = ([row["seconds"] for row in rows] for rows in (ours, bare))
     peak_bytes = max(row["peak_bytes"] for row in ours)
@@ -185,8 +185,8 @@ def _beside_the_bare_loop(shape: str, source: Path, rank: Rank, options: argpars
     }
 
 
-def _run(job: Job) -> dict:
-    command = [sys.executable, __file__, "--child", json.dumps(asdict(job))]
+def _run(task: Task) -> dict:
+    command = [sys.executable, __file__, "--child", json.dumps(asdict(task))]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -194,24 +194,24 @@ def _run(job: Job) -> dict:
 # In the child.
 
 
-def _do(job: Job) -> dict:
-    if job.what == "transformers":
-        return _transformers(job)
-    model = _laid_out(job)
+def _do(task: Task) -> dict:
+    if task.what == "transformers":
+        return _transformers(task)
+    model = _laid_out(task)
     baseline_bytes = _peak_resident_bytes()
     materialise(model, torch.device("cpu"), None)
     parameters = dict(model.named_parameters())
-    _forget_cached(Path(job.folder))
+    _forget_cached(Path(task.folder))
     start, processor_start = time.perf_counter(), time.process_time()
     bytes_read = 0
-    if job.what == "load":
-        alone = torch.distributed.new_group([job.rank.tensor_rank])  # the fake ranks have nothing to say
-        load_model_weights(parameters, Path(job.folder), job.model, alone)
+    if task.what == "load":
+        alone = torch.distributed.new_group([task.rank.tensor_rank])  # the fake ranks have nothing to say
+        load_model_weights(parameters, Path(task.folder), task.model, alone)
     else:
-        bytes_read = _bare_loop(parameters, Path(job.folder), job.model)
+        bytes_read = _bare_loop(parameters, Path(task.folder), task.model)
     seconds, processor_seconds = time.perf_counter() - start, round(time.process_time() - processor_start, 3)
     row = {
-        "rank": asdict(job.rank),
+        "rank": asdict(task.rank),
         "shard_bytes": sum(local(p).numel() * 4 for p in parameters.values()),
         "bytes_read": bytes_read,
         "baseline_bytes": baseline_bytes,
@@ -219,14 +219,14 @@ def _do(job: Job) -> dict:
         "seconds": round(seconds, 3),
         "processor_seconds": processor_seconds,
     }
-    return row | {"numbers_compared": _compare(job, parameters)}
+    return row | {"numbers_compared": _compare(task, parameters)}
 
 
-def _laid_out(job: Job) -> nn.Module:
-    """The rank's part of the model on meta, laid over a world of which the others are fake."""
+def _laid_out(task: Task) -> nn.Module:
+    """Returns the rank's part of the model on meta, laid over a world whose other ranks are fake."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    rank = job.rank
+    rank = task.rank
     torch.distributed.init_process_group(
         "fake", rank=rank.tensor_rank, world_size=rank.tensor, store=FakeStore()
     )
@@ -234,9 +234,9 @@ def _laid_out(job: Job) -> nn.Module:
     device_mesh = torch.distributed.init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=AXES)
     layout = Layout(tensor=rank.tensor, shard=1, compile=False)
     with torch.device("meta"):
-        model = Llama(job.model)
-    each = job.model.num_hidden_layers // rank.stages
-    for layer in range(job.model.num_hidden_layers):
+        model = Llama(task.model)
+    each = task.model.num_hidden_layers // rank.stages
+    for layer in range(task.model.num_hidden_layers):
         if layer // each != rank.stage:
             del model.layers[str(layer)]
     if rank.stage > 0:
@@ -247,8 +247,9 @@ def _laid_out(job: Job) -> nn.Module:
 
 
 def _bare_loop(parameters: dict[str, Tensor], folder: Path, model: Model) -> int:
-    """The same bytes as short as it can be written: read into the buffer until it is full, cast, go on. Bytes
-    read.
+    """Reads the same bytes in the shortest possible loop and returns how many.
+
+    It reads into the buffer until it is full, casts, and continues.
     """
     places = _places(folder)
     pieces = to_hugging_face(model)
@@ -280,13 +281,13 @@ def _bare_loop(parameters: dict[str, Tensor], folder: Path, model: Model) -> int
     return bytes_read
 
 
-def _transformers(job: Job) -> dict:
+def _transformers(task: Task) -> dict:
     from transformers import LlamaForCausalLM
 
     baseline_bytes = _peak_resident_bytes()
-    _forget_cached(Path(job.folder))
+    _forget_cached(Path(task.folder))
     start = time.perf_counter()
-    model = LlamaForCausalLM.from_pretrained(job.folder, dtype=torch.float32)
+    model = LlamaForCausalLM.from_pretrained(task.folder, dtype=torch.float32)
     # Weights that it left mapped are read when they are first used.
     total = sum(float(parameter.detach().sum()) for parameter in model.parameters())
     return {
@@ -297,18 +298,18 @@ def _transformers(job: Job) -> dict:
     }
 
 
-def _compare(job: Job, parameters: dict[str, Tensor]) -> int:
-    """How many numbers of the rank were compared with what was written; AssertionError for one that differs.
+def _compare(task: Task, parameters: dict[str, Tensor]) -> int:
+    """Compares the rank's numbers with those written and returns how many; AssertionError for a difference.
 
     Files with edges only: every number, those between the edges being zero. Else the first and last rows.
     """
     compared = 0
-    for ours, piece in to_hugging_face(job.model).items():
+    for ours, piece in to_hugging_face(task.model).items():
         if ours not in parameters:
             continue
         value, box = local(parameters[ours]).detach(), local_slices(parameters[ours])
         shape = tuple(parameters[ours].shape)
-        if job.has_edges_only:
+        if task.has_edges_only:
             nonzero = 0
             for row, columns in _edges_of_slice(box):
                 expected = _numbers(
@@ -339,7 +340,7 @@ _pool: list[Tensor] = []
 
 
 def _numbers(name: str, start: int, count: int) -> Tensor:
-    """bf16 [count], never zero: numbers `start` … of the tensor `name`, read along its rows."""
+    """Returns bf16 [count], never zero: numbers `start` … of the tensor `name`, read along its rows."""
     if not _pool:
         numbers = torch.empty(_POOL_NUMBERS, dtype=torch.bfloat16)
         _pool.append(numbers.uniform_(0.01, 0.02, generator=torch.Generator().manual_seed(1)))
@@ -357,7 +358,7 @@ def _index(shape: tuple[int, ...], row: int, column: int) -> int:
 
 
 def _tensor_shapes(model: Model) -> dict[str, tuple[int, ...]]:
-    """The file's tensors in its order."""
+    """Returns the file's tensors in its order."""
     with torch.device("meta"):
         named = dict(Llama(model).named_parameters())
     return {piece.name: tuple(named[ours].shape) for ours, piece in to_hugging_face(model).items()}
@@ -376,7 +377,7 @@ def _shards(model: Model) -> Iterator[dict[str, tuple[int, ...]]]:
 
 
 def _write_weights(folder: Path, model: Model) -> None:
-    """Every number; 64 MiB at a time and flushed, so that the cache can be dropped later."""
+    """Writes every number, 64 MiB at a time and flushed, so that the cache can be dropped later."""
     _write_configs(folder, model)
     for number, shard in enumerate(_shards(model)):
         entries = [(name, torch.bfloat16, shape) for name, shape in shard.items()]
@@ -387,7 +388,7 @@ def _write_weights(folder: Path, model: Model) -> None:
 
 
 def _write_edges(folder: Path, model: Model) -> None:
-    """Sparse files: numbers at the edges of every slice of tensor 8, holes between."""
+    """Writes sparse files: numbers at the edges of every slice of tensor 8, holes between."""
     _write_configs(folder, model)
     pieces = {piece.name: ours for ours, piece in to_hugging_face(model).items()}
     for number, shard in enumerate(_shards(model)):
@@ -412,7 +413,7 @@ def _write_edges(folder: Path, model: Model) -> None:
 
 
 def _slices_of_tensor_8(ours: str, shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """Written down here once more, by name, so that a mistake in the layout's table would show."""
+    """Lists the slices by name a second time, so that a mistake in the tensor-parallel plan would show."""
     whole = tuple(slice(0, size) for size in shape)
     if len(shape) == 1:
         yield whole
@@ -424,8 +425,9 @@ def _slices_of_tensor_8(ours: str, shape: tuple[int, ...]) -> Iterator[tuple[sli
 
 
 def _edges_of_slice(box: tuple[slice, ...]) -> Iterator[tuple[int, slice]]:
-    """(row, columns) of the first and last numbers of a slice, up to 4 KiB of a row each; of a
-    vector, all.
+    """Returns (row, columns) of the first and last numbers of a slice, up to 4 KiB of a row each.
+
+    Of a vector, it returns all numbers.
     """
     if len(box) == 1:
         yield 0, box[0]
@@ -450,7 +452,7 @@ def _file_name(number: int) -> str:
 
 
 def _places(folder: Path) -> dict[str, tuple[Path, int, tuple[int, ...]]]:
-    """Tensor → file, first byte, shape."""
+    """Returns tensor → (file, first byte, shape)."""
     places = {}
     for path in sorted(folder.glob("*.safetensors")):
         with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""How well py3langid and lid.176.ftz tell the language of short lines: the table behind the recipe's default.
+"""Accuracy of py3langid and lid.176.ftz on short lines: the table behind the recipe's default.
 
     python benchmarks/language_identification.py [--lines 1000] [--results FILE]
 
@@ -56,8 +56,7 @@ def main() -> None:
 
 
 def collect_lines(max_lines: int) -> tuple[dict[str, dict[tuple[int, int], list[str]]], list[str]]:
-    """Language -> length -> different lines of prose, sampled with a fixed seed; and the packages they are
-    from."""
+    """Samples lines of prose with a fixed seed; returns language -> length -> lines, and their packages."""
     found, origins = {}, []
     for code in ("en", *LANGUAGES):
         package = f"libreoffice-help-{'en-us' if code == 'en' else code}"
@@ -79,7 +78,7 @@ def collect_lines(max_lines: int) -> tuple[dict[str, dict[tuple[int, int], list[
 
 
 def is_prose(line: str) -> bool:
-    """Two words or more, mostly of letters: names of functions and formulas have no language."""
+    """Returns True for two words or more, mostly of letters: names of functions have no language."""
     letters = sum(character.isalpha() or character == " " for character in line)
     return " " in line and letters >= MIN_LETTER_SHARE * len(line)
 

@@ -1,4 +1,4 @@
-"""How many sample numbers a second `Order.locate` turns into places, in vectors of 4,096.
+"""Speed of `Order.locate`: sample numbers turned into places a second, in vectors of 4,096.
 
     python benchmarks/order_speed.py [--sources 3] [--samples 1e12]
 

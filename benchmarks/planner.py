@@ -1,8 +1,8 @@
-"""How well the planner tells what published runs reached, and the fit of its constants to them.
+"""Accuracy of the planner on published runs, and the fit of its constants to them.
 
-    python benchmarks/planner.py                                  # the shipped constants on the committed table
-    python benchmarks/planner.py --runs FILE.csv --json           # another table with the same columns
-    python benchmarks/planner.py --fit                            # fit again, cross-validate, write the card and the tables
+    python benchmarks/planner.py                         # the shipped constants on the committed table
+    python benchmarks/planner.py --runs FILE.csv --json  # another table with the same columns
+    python benchmarks/planner.py --fit                   # fit again, cross-validate, write card and tables
 
 --fit writes the constants to the shipped card, the score to results/planner.json and its tables to
 docs/planning.md.
@@ -79,9 +79,7 @@ def main() -> None:
 
 
 def one_time_each(runs: Iterable[PublishedRun]) -> list[PublishedRun]:
-    """The figure of each run that tells its seconds: as printed, or computed from TFLOP/s of a stated
-    convention.
-    """
+    """Returns one figure of each run with a time: as printed, or from TFLOP/s of a stated convention."""
     best: dict[str, PublishedRun] = {}
     for run in runs:
         name = run.name.split("#")[0]
@@ -91,18 +89,18 @@ def one_time_each(runs: Iterable[PublishedRun]) -> list[PublishedRun]:
 
 
 def is_scored(run: PublishedRun) -> bool:
-    """A dense model of the usual kind with a complete layout, from a row that its reader does not doubt."""
+    """Returns True for a dense, usual model with a complete layout, from a row that its reader trusts."""
     return not run.is_moe and not run.missing and run.trust != "C" and "NON-standard" not in run.notes
 
 
 def columns(runs: list[PublishedRun]) -> tuple[Workload, np.ndarray, list[str]]:
-    """(workload, seconds [n], families)."""
+    """Returns (workload, seconds [n], families)."""
     work = Workload.of([run.columns for run in runs])
     return work, np.array([run.seconds for run in runs]), [run.family for run in runs]
 
 
 def score(runs: list[PublishedRun], efficiency: Efficiency) -> dict[str, Any]:
-    """{rows, families, summary} of predictions."""
+    """Returns {rows, families, summary} of predictions."""
     if not runs:
         return {"rows": [], "families": {}, "summary": {"rows": 0, "families": 0}}
     work, seconds, _ = columns(runs)
@@ -111,9 +109,7 @@ def score(runs: list[PublishedRun], efficiency: Efficiency) -> dict[str, Any]:
 
 
 def left_out_seconds(runs: list[PublishedRun], start: Efficiency, by_project: bool = False) -> np.ndarray:
-    """Predictions of each family by constants fitted without it, or without any of its project's (the first
-    word).
-    """
+    """Predicts each family by constants fitted without it, or without its whole project (the first word)."""
     work, seconds, families = columns(runs)
     groups = np.array([family.split("-")[0] if by_project else family for family in families])
     names, predicted = np.array(families), np.zeros(len(runs))
@@ -125,8 +121,9 @@ def left_out_seconds(runs: list[PublishedRun], start: Efficiency, by_project: bo
 
 
 def cross_validation(runs: list[PublishedRun], left_out: np.ndarray) -> dict[str, Any]:
-    """The score of families left out, and how many of their rows an interval holds that other families'
-    errors make.
+    """Returns the score of families left out, and the share of their rows inside the interval.
+
+    The interval is made from the errors of other families.
     """
     _, seconds, families = columns(runs)
     rows, names = _rows(runs, seconds, left_out), np.array(families)
@@ -144,9 +141,7 @@ def cross_validation(runs: list[PublishedRun], left_out: np.ndarray) -> dict[str
 
 
 def calculon(runs: list[PublishedRun], predicted: np.ndarray, left_out: np.ndarray | None) -> dict[str, Any]:
-    """Signed errors on the eight runs that Calculon was compared with, and by constants fitted
-    without them.
-    """
+    """Returns signed errors on Calculon's eight runs, also by constants fitted without them."""
     mine = np.array([run.family == CALCULON for run in runs])
     if not mine.any():
         return {}
@@ -157,20 +152,21 @@ def calculon(runs: list[PublishedRun], predicted: np.ndarray, left_out: np.ndarr
         if figures is not None:
             errors = figures[mine] / seconds - 1
             found[name] = {
-                "errors": dict(zip(names, errors.tolist())), "mean_absolute_error": float(np.abs(errors).mean()),
+                "errors": dict(zip(names, errors.tolist())),
+                "mean_absolute_error": float(np.abs(errors).mean()),
             }  # fmt: skip
     return found
 
 
 def without_engine_profiles(runs: list[PublishedRun]) -> dict[str, Any]:
-    """The score of constants fitted as if there were one engine."""
+    """Returns the score of constants fitted as if there were one engine."""
     work, seconds, families = columns(runs)
     one = replace(work, engine=np.zeros(len(work)))
     return {"summary": summary_of(_rows(runs, seconds, step_seconds(one, fit(one, seconds, families)).total))}
 
 
 def apart(timed: list[PublishedRun], efficiency: Efficiency) -> dict[str, list[dict[str, Any]]]:
-    """Rows that the summary leaves out and that can be predicted all the same, by why."""
+    """Returns rows outside the summary that can still be predicted, by reason."""
     groups: dict[str, list[PublishedRun]] = defaultdict(list)
     for run in timed:
         if not is_scored(run):
@@ -194,10 +190,12 @@ def not_predicted(runs: list[PublishedRun]) -> dict[str, int]:
 
 
 def sweeps(runs: list[PublishedRun], efficiency: Efficiency) -> dict[str, dict[str, float]]:
-    """Of each sweep: Kendall's τ over the pairs of one model, machine and batch, and the regret of the
-    planner's choice among those that its memory model lets in. `repeat_spread` is the standard deviation of
-    repeats of one layout (of logarithms), `ceiling` the τ that a planner without errors could expect, were
-    all figures off by as much.
+    """Returns Kendall's τ and the regret of each sweep.
+
+    τ is over the pairs of one model, machine and batch; the regret is that of the planner's choice among
+    layouts that fit by its memory model. `repeat_spread` is the standard deviation of repeats of one layout
+    (of logarithms), `ceiling` the τ that a planner without errors could expect if all figures were off by as
+    much.
     """
     found = {}
     for family in SWEEPS:
@@ -220,7 +218,8 @@ def sweeps(runs: list[PublishedRun], efficiency: Efficiency) -> dict[str, dict[s
         if not pairs:
             continue
         found[family] = {
-            "kendall_tau": agreeing / pairs, "regret": max(regrets, default=0.0), "layouts": sum(len(log) for log in logs),
+            "kendall_tau": agreeing / pairs, "regret": max(regrets, default=0.0),
+            "layouts": sum(len(log) for log in logs),
         }  # fmt: skip
         if len(repeats) >= 3:
             found[family]["repeat_spread"] = float(np.sqrt(np.mean(repeats)))
@@ -229,9 +228,7 @@ def sweeps(runs: list[PublishedRun], efficiency: Efficiency) -> dict[str, dict[s
 
 
 def _without_repeats(runs: list[PublishedRun]) -> tuple[list[PublishedRun], np.ndarray, list[float]]:
-    """(a run of each layout, its seconds as the geometric mean of repeats, variances of the logarithm where
-    there are some).
-    """
+    """Returns (a run of each layout, geometric mean of its seconds, log-variances of repeats)."""
     same: dict[tuple, list[PublishedRun]] = defaultdict(list)
     for run in runs:
         same[tuple(sorted(run.columns.items()))].append(run)
@@ -241,9 +238,7 @@ def _without_repeats(runs: list[PublishedRun]) -> tuple[list[PublishedRun], np.n
 
 
 def _question(run: PublishedRun) -> tuple:
-    """What a person holds fixed while choosing a layout: model, machine, batch; and the day, where software
-    changed.
-    """
+    """Returns what is fixed while a person chooses a layout: model, machine, batch, and the day if noted."""
     values = run.columns
     devices = values["tensor"] * values["pipeline"] * values["data"]
     batch = values["data"] * values["micro_batch"] * values["micro_batches"]
@@ -258,7 +253,7 @@ def _fits(runs: list[PublishedRun]) -> np.ndarray:
 
 
 def memory(runs: list[PublishedRun]) -> dict[str, Any]:
-    """Verdicts on rows that fit or did not; static and peak GiB against the same kind of figure."""
+    """Compares verdicts (fits or not), and static and peak GiB, with the same kind of figure."""
     known = [
         run
         for run in runs
@@ -289,12 +284,12 @@ def memory(runs: list[PublishedRun]) -> dict[str, Any]:
 
 
 def memory_kind(notes: str) -> str:
-    """What a row's GiB are, by its notes: static, analytic, or as `memory.Kind`."""
-    words = (
+    """Returns the kind of a row's GiB by its notes: static, analytic, or a `memory.Kind`."""
+    patterns = (
         (r"STATIC|= static state", "static"), (r"ANALYTIC", "analytic"), (r"nvidia-smi", "device"),
         (r"reserved|% of 95", "reserved"),
     )  # fmt: skip
-    return next((kind for word, kind in words if re.search(word, notes)), "allocated")
+    return next((kind for word, kind in patterns if re.search(word, notes)), "allocated")
 
 
 def _rows(runs: list[PublishedRun], seconds: np.ndarray, predicted: np.ndarray) -> list[dict[str, Any]]:
@@ -334,7 +329,7 @@ def summary_of(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def text(result: dict[str, Any]) -> str:
-    """The tables for people."""
+    """Returns the tables for people."""
     lines = [f"{'row':74} {'published':>10} {'predicted':>10} {'error':>7}   seconds a step"]
     for row in result["rows"]:
         name = row["row"].split("#")[0][:74]
@@ -372,7 +367,7 @@ def text(result: dict[str, Any]) -> str:
     memory_ = result["memory"]
     if memory_["verdicts"]:
         right, verdicts = memory_["verdicts_right"], memory_["verdicts"]
-        lines += ["", f"memory: {right:.1%} of {verdicts} rows that fit or do not are told right"]
+        lines += ["", f"memory: {right:.1%} of {verdicts} rows that fit or do not are predicted correctly"]
         lines += [f"    wrong: {name}" for name in memory_["wrong"]]
     lines += [f"    static {row['error']:+.1%}: {row['row']}" for row in memory_["static"]]
     if memory_["peak"]["rows"]:
@@ -392,7 +387,7 @@ def _calculon_lines(found: dict[str, Any]) -> list[str]:
 
 
 def tables(result: dict[str, Any], efficiency: Efficiency) -> dict[str, str]:
-    """Markdown by the name of its place in the document."""
+    """Returns Markdown tables by the name of their place in the document."""
     left_out = result["cross_validation"]
     rows = {
         "all constants": result["summary"],
@@ -449,7 +444,7 @@ def tables(result: dict[str, Any], efficiency: Efficiency) -> dict[str, str]:
 
 
 def put_tables(document: Path, found: dict[str, str]) -> None:
-    """Between `<!-- NAME -->` and `<!-- end -->`."""
+    """Writes each table between `<!-- NAME -->` and `<!-- end -->`."""
     content = document.read_text(encoding="utf-8")
     for name, table in found.items():
         place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -1,6 +1,6 @@
 """The worked example of docs/planning.md: every table and picture in it is what these commands say.
 
-    python benchmarks/planner_example.py      # writes the example's tables into docs/planning.md, its pictures beside it
+    python benchmarks/planner_example.py  # writes tables into docs/planning.md, pictures beside it
 
 Estonian 70B on LUMI, 128 to 256 nodes: ranked, compared, explained, drawn. A minute on one core.
 """
@@ -32,41 +32,47 @@ def main() -> None:
         PICTURES / "timeline_tp8pp4.svg"
     )
     put_tables(DOCUMENT, {
-        "ranked": ranking(ranked["layouts"]), "few": ranking(few["layouts"]), "compared": side_by_side(compared),
-        "why": "\n".join(f"> {line}\n>" for line in why["why"]).removesuffix("\n>"), "refused": refused(ranked["not_listed"]),
+        "ranked": ranking(ranked["layouts"]), "few": ranking(few["layouts"]),
+        "compared": side_by_side(compared),
+        "why": "\n".join(f"> {line}\n>" for line in why["why"]).removesuffix("\n>"),
+        "refused": refused(ranked["not_listed"]),
         "measured": measured(),
         "parts": parts(ranked["layouts"]), "nothing": complaint(RECIPE, "--nodes", "2"),
     })  # fmt: skip
 
 
-def asked(*words: str) -> dict[str, Any]:
-    """What `kielo plan WORDS --json` prints."""
+def asked(*arguments: str) -> dict[str, Any]:
+    """Returns what `kielo plan ARGUMENTS --json` prints."""
     said = io.StringIO()
     with redirect_stdout(said):
-        if kielo(["plan", *words, "--json"]):
-            raise SystemExit(f"kielo plan {' '.join(words)} failed")
+        if kielo(["plan", *arguments, "--json"]):
+            raise SystemExit(f"kielo plan {' '.join(arguments)} failed")
     return json.loads(said.getvalue())
 
 
-def complaint(*words: str) -> str:
-    """What it says, as a person sees it, when nothing fits."""
+def complaint(*arguments: str) -> str:
+    """Returns the message that a person sees when nothing fits."""
     said = io.StringIO()
     with redirect_stderr(said):
-        kielo(["plan", *words])
-    return "```\n$ " + " ".join(["kielo plan", *words]) + "\n" + fill(said.getvalue().strip(), 120) + "\n```"
+        kielo(["plan", *arguments])
+    return (
+        "```\n$ " + " ".join(["kielo plan", *arguments]) + "\n" + fill(said.getvalue().strip(), 120) + "\n```"
+    )
 
 
 def measured() -> str:
-    """The last result of benchmarks/planner_measured.py, without the run that the card was made from."""
+    """Returns the last result of benchmarks/planner_measured.py, without the run that made the card."""
     result = json.loads(
         (Path(__file__).parent / "results" / "planner_measured_cpu.json").read_text(encoding="utf-8")
     )
     rows = (
-        (run["name"], ", ".join(f"{key} {value}" for key, value in run["layout"].items()), step["sequence_length"],
-         f"{step['micro_batches']} × {step['micro_batch']}", f"{step['measured_seconds']:.3f}", f"{step['planned_seconds']:.3f}",
+        (run["name"], ", ".join(f"{key} {value}" for key, value in run["layout"].items()),
+            step["sequence_length"],
+         f"{step['micro_batches']} × {step['micro_batch']}", f"{step['measured_seconds']:.3f}",
+         f"{step['planned_seconds']:.3f}",
          f"{step['error']:+.1%}")
         for run in result["runs"][1:]
-        for step in run["stretches"]
+        for step in run["step_kinds"]
     )  # fmt: skip
     return table(
         ("training", "layout", "sequence", "micro-batches × sequences", "measured, s", "planned, s", "error"),
@@ -90,9 +96,12 @@ def ranking(layouts: Sequence[dict[str, Any]]) -> str:
     )
     rows = (
         (
-            layout["nodes"], f"`{layout['name']}`", f"{layout['tokens_per_second']:,.0f}", f"{layout['step_seconds']:.1f}",
-            "–".join(f"{bound:.1f}" for bound in layout["interval_seconds"]), f"{layout['tflops_per_device']:.1f}",
-            f"{layout['mfu']:.1%}", f"{layout['peak_bytes'] / 1e9:.1f}", f"{layout['cost']['device_hours']:,.0f}",
+            layout["nodes"], f"`{layout['name']}`", f"{layout['tokens_per_second']:,.0f}",
+            f"{layout['step_seconds']:.1f}",
+            "–".join(f"{bound:.1f}" for bound in layout["interval_seconds"]),
+            f"{layout['tflops_per_device']:.1f}",
+            f"{layout['mfu']:.1%}", f"{layout['peak_bytes'] / 1e9:.1f}",
+            f"{layout['cost']['device_hours']:,.0f}",
             f"{layout['cost']['days']:.2f}", layout["cost"]["jobs"],
         )
         for layout in layouts
@@ -118,7 +127,8 @@ def side_by_side(compared: Sequence[dict[str, Any]]) -> str:
     titles = ("nodes", "layout", "tokens/s", "s a step", "bubble", "tensor traffic", "GB a GCD", "fits")
     rows = (
         (
-            one["nodes"], f"`{one['name']}`", f"{one['tokens_per_second']:,.0f}", f"{one['step_seconds']:.1f}",
+            one["nodes"], f"`{one['name']}`", f"{one['tokens_per_second']:,.0f}",
+            f"{one['step_seconds']:.1f}",
             *(f"{one['seconds'][part] / one['step_seconds']:.1%}" for part in ("bubble", "tensor_traffic")),
             f"{one['peak_bytes'] / 1e9:.1f}", "yes" if one["fits"] else "no",
         )

@@ -1,5 +1,4 @@
-"""The fit of all constants of `kielo/plan/efficiency.py` to published runs, and the spread of what it had not
-seen; no torch.
+"""Fit of all constants of `kielo/plan/efficiency.py` to published runs, and the interval; no torch.
 
 The method is that of `kielo/plan/least_squares.py`. Every family weighs the same, whatever its rows.
 """
@@ -21,7 +20,7 @@ _NOISE = 0.04  # of a family's figure: what the prior's spread is weighed agains
 def fit(
     work: Workload, seconds: Column, families: list[str], start: Efficiency | None = None, rounds: int = 25
 ) -> Efficiency:
-    """Constants that predict `seconds` [n] of `work`; `families` [n] names each row's group."""
+    """Fits the constants that predict `seconds` [n] of `work`; `families` [n] names each row's group."""
     target = np.log(seconds)
 
     def errors(parameters: Column) -> Column:
@@ -34,8 +33,10 @@ def fit(
 
 
 def spread(log_errors: Column, families: Sequence[str]) -> dict[str, float]:
-    """The card's [interval]: quantiles of the logarithm of measured by predicted seconds, of families that
-    the fit had not seen, each family weighing as in the fit.
+    """Returns the card's [interval] from families that the fit had not seen.
+
+    It has quantiles of the logarithm of measured by predicted seconds, with each family's weight as in the
+    fit.
     """
     order = np.argsort(log_errors)
     weights = family_weights(list(families))[order] ** 2
@@ -48,9 +49,7 @@ def spread(log_errors: Column, families: Sequence[str]) -> dict[str, float]:
 
 
 def family_weights(families: list[str]) -> Column:
-    """Square roots of weights: a family's sum to a figure that grows slowly with its rows (their fourth
-    root).
-    """
+    """Returns square roots of weights: a family's weights add up to the fourth root of its rows."""
     counts = {family: families.count(family) for family in set(families)}
     return np.array([(counts[family] ** 0.25 / counts[family]) ** 0.5 for family in families])
 

@@ -1,7 +1,7 @@
-"""How well a card made from one run tells other shapes and layouts of the same machine.
+"""Accuracy of a card made from one run, for other shapes and layouts of the same machine.
 
-    python benchmarks/planner_measured.py              # about six minutes on two cores that do nothing else
-    python benchmarks/planner_measured.py --keep DIR   # sound runs that lie in DIR already are not trained again
+    python benchmarks/planner_measured.py             # about six minutes on two cores that do nothing else
+    python benchmarks/planner_measured.py --keep DIR  # keeps runs in DIR and does not train them again
 
 One run of Kielo, whose phases differ in sequence length, micro-batch and micro-batches, is what `kielo plan
 calibrate` gets. Then others are trained, of other hidden sizes, layers, vocabularies and layouts, and their
@@ -41,11 +41,11 @@ from kielo.recipe.errors import KieloError
 RESULTS = Path(__file__).parent / "results" / "planner_measured_cpu.json"
 RANKS, WORDS, DOCUMENTS, TOKENS_A_DOCUMENT = 2, 512, 4000, 1000
 MOST_OTHERS = 0.1  # share of the cores during a step
-ENOUGH = 6  # steps of each stretch, beyond those that `measure` takes for warm-up
+ENOUGH = 6  # steps of each kind, beyond those that `measure` takes for warm-up
 
 
 @dataclass(frozen=True)
-class Stretch:
+class StepKind:
     """A phase: `steps` of `micro_batches` times `micro_batch` sequences of `length` tokens on a data rank."""
 
     length: int
@@ -61,7 +61,7 @@ class Training:
     name: str
     model: Mapping[str, Any]
     layout: Mapping[str, Any]
-    stretches: Sequence[Stretch]
+    step_kinds: Sequence[StepKind]
 
     @property
     def data_ranks(self) -> int:
@@ -78,16 +78,17 @@ def _model(hidden: int, layers: int, heads: int, kv_heads: int, vocabulary: int)
 # Every kind of step twice, some minutes apart: a machine that others share is not the same machine a minute
 # later.
 MEASURING = Training("measuring", _model(256, 4, 4, 4, 4096), {}, 2 * [
-    Stretch(256, 1, 1, 40), Stretch(256, 1, 4, 22), Stretch(1024, 1, 1, 20), Stretch(64, 1, 8, 24), Stretch(256, 4, 1, 22),
+    StepKind(256, 1, 1, 40), StepKind(256, 1, 4, 22), StepKind(1024, 1, 1, 20), StepKind(64, 1, 8, 24),
+    StepKind(256, 4, 1, 22),
 ])  # fmt: skip
 OTHERS = [
-    Training("deeper and narrower", _model(128, 8, 4, 2, 2048), {}, [Stretch(256, 2, 2, 28)]),
-    Training("wider, two micro-batches", _model(512, 3, 8, 4, 2048), {}, [Stretch(256, 1, 2, 25)]),
-    Training("large vocabulary", _model(192, 4, 3, 3, 12288), {}, [Stretch(512, 1, 2, 25)]),
-    Training("recompute full", _model(320, 4, 5, 5, 4096), {"recompute": "full"}, [Stretch(256, 2, 2, 16)]),
-    Training("pipeline 2", _model(320, 6, 5, 5, 2048), {"pipeline": 2}, [Stretch(256, 1, 8, 18)]),
-    Training("tensor 2", _model(512, 4, 8, 8, 4096), {"tensor": 2}, [Stretch(512, 2, 1, 18)]),
-    Training("zero 3", _model(384, 4, 6, 6, 4096), {"zero": 3}, [Stretch(512, 2, 1, 18)]),
+    Training("deeper and narrower", _model(128, 8, 4, 2, 2048), {}, [StepKind(256, 2, 2, 28)]),
+    Training("wider, two micro-batches", _model(512, 3, 8, 4, 2048), {}, [StepKind(256, 1, 2, 25)]),
+    Training("large vocabulary", _model(192, 4, 3, 3, 12288), {}, [StepKind(512, 1, 2, 25)]),
+    Training("recompute full", _model(320, 4, 5, 5, 4096), {"recompute": "full"}, [StepKind(256, 2, 2, 16)]),
+    Training("pipeline 2", _model(320, 6, 5, 5, 2048), {"pipeline": 2}, [StepKind(256, 1, 8, 18)]),
+    Training("tensor 2", _model(512, 4, 8, 8, 4096), {"tensor": 2}, [StepKind(512, 2, 1, 18)]),
+    Training("zero 3", _model(384, 4, 6, 6, 4096), {"zero": 3}, [StepKind(512, 2, 1, 18)]),
 ]
 
 
@@ -112,7 +113,7 @@ def main() -> None:
                  "memory_gb_per_second": machine.accelerator.memory_bandwidth_tb_per_second * 1e3,
                  "link_gb_per_second": machine.accelerator.link_gb_per_second, "interval": machine.spread},
         "worst_error_of_others": max(
-            (abs(stretch["error"]) for row in rows[1:] for stretch in row["stretches"]), default=None
+            (abs(kind["error"]) for row in rows[1:] for kind in row["step_kinds"]), default=None
         ),
         "runs": rows,
     }  # fmt: skip
@@ -122,21 +123,24 @@ def main() -> None:
 
 
 def _row(training: Training, run: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
-    stretches = [
-        {"sequence_length": found.sequence_length, "micro_batch": found.micro_batch, "micro_batches": found.micro_batches,
-         "measured_seconds": round(found.measured_seconds, 5), "planned_seconds": round(found.planned_seconds, 5),
+    step_kinds = [
+        {"sequence_length": found.sequence_length, "micro_batch": found.micro_batch,
+            "micro_batches": found.micro_batches,
+         "measured_seconds": round(found.measured_seconds, 5),
+         "planned_seconds": round(found.planned_seconds, 5),
          "error": round(found.planned_seconds / found.measured_seconds - 1, 4),
          "parts": {name: round(part, 5) for name, part in found.parts.items()}}
         for found in _compared(machine, run["metrics"])
     ]  # fmt: skip
     return {
-        "name": training.name, "model": dict(training.model), "layout": dict(training.layout) or {"shard": RANKS},
-        "disturbed_share": round(run["disturbed"], 3), "stretches": stretches,
+        "name": training.name, "model": dict(training.model),
+        "layout": dict(training.layout) or {"shard": RANKS},
+        "disturbed_share": round(run["disturbed"], 3), "step_kinds": step_kinds,
     }  # fmt: skip
 
 
 def _compared(machine: Machine, metrics: Path) -> list[Comparison]:
-    """Nothing where others left too few steps undisturbed."""
+    """Compares a run with the card; nothing if others left too few steps undisturbed."""
     try:
         return compare(machine, metrics)
     except KieloError as error:
@@ -145,9 +149,7 @@ def _compared(machine: Machine, metrics: Path) -> list[Comparison]:
 
 
 def _trained(training: Training, folder: Path, text: Path, trials: int) -> dict[str, Any]:
-    """{"metrics": its file of undisturbed steps, "disturbed": share of the steps}, of the trial with most of
-    them.
-    """
+    """Returns {"metrics": file of undisturbed steps, "disturbed": share of steps} of the best trial."""
     kept = folder / training.name.replace(" ", "_").replace(",", "")
     for trial in range(trials):
         if (kept / "steps.json").is_file() and _fewest(kept, training) >= ENOUGH:
@@ -167,10 +169,10 @@ def _trained(training: Training, folder: Path, text: Path, trials: int) -> dict[
 
 
 def _fewest(folder: Path, training: Training) -> int:
-    """Undisturbed steps of the stretch that has fewest, without its first two."""
+    """Returns the undisturbed steps of the kind that has fewest, without its first two."""
     rows = [json.loads(line) for line in (folder / "train" / "metrics.jsonl").read_text().splitlines()]
-    ends = np.cumsum([stretch.steps for stretch in training.stretches])
-    firsts = ends - [stretch.steps for stretch in training.stretches] + 1
+    ends = np.cumsum([kind.steps for kind in training.step_kinds])
+    firsts = ends - [kind.steps for kind in training.step_kinds] + 1
     steps = [row["step"] for row in rows if "tokens_per_second" in row]
     return min(
         sum(first + 2 <= step <= end for step in steps) for first, end in zip(firsts.tolist(), ends.tolist())
@@ -183,9 +185,7 @@ def _disturbed(folder: Path) -> float:
 
 
 def _train(training: Training, folder: Path, text: Path) -> None:
-    """`kielo train --ranks 2` with the text's tokens; disturbed rows are taken out of its metrics.jsonl at
-    the end.
-    """
+    """Runs `kielo train --ranks 2` on the text's tokens; removes disturbed rows from its metrics.jsonl."""
     folder.mkdir(parents=True)
     for part in ("tokens", "tokenizer"):
         (folder / part).symlink_to(text / part)
@@ -210,9 +210,7 @@ def _train(training: Training, folder: Path, text: Path) -> None:
 
 
 class Watch(threading.Thread):
-    """Notes at each new row of a metrics file what all processes, and those under `process`, have had of the
-    cores.
-    """
+    """Record of the cores' use at each row of a metrics file: by all processes, and under `process`."""
 
     def __init__(self, metrics: Path, process: int) -> None:
         super().__init__()
@@ -230,7 +228,7 @@ class Watch(threading.Thread):
                 self._marks.append((rows, time.monotonic(), _busy_seconds(), sum(map(_own_seconds, ranks))))
 
     def others_share(self, row: int) -> float:
-        """Of the cores, between the rows before `row` (from 0) and `row`; 1 where that was not seen."""
+        """Returns the others' share of the cores before `row` (from 0) since the last; 1 if unknown."""
         pairs = [
             (before, mark) for before, mark in zip(self._marks, self._marks[1:]) if before[0] <= row < mark[0]
         ]
@@ -241,14 +239,15 @@ class Watch(threading.Thread):
 
 
 def _recipe(training: Training, folder: Path) -> str:
-    longest = max(stretch.length for stretch in training.stretches)
+    longest = max(kind.length for kind in training.step_kinds)
     tables = {
         "[[corpus.sources]]": {"name": "numbers", "path": "none.txt"},
         "[tokenizer]": {"vocab_size": WORDS},
         "[dataset]": {"sequence_length": longest, "max_epochs": 1000},
         "[model]": training.model,
         "[layout]": training.layout,
-        "[train]": {"precision": "fp32", "log_every_steps": 1, "heldout_every_steps": 10**6, "heldout_sequences": 2,
+        "[train]": {"precision": "fp32", "log_every_steps": 1, "heldout_every_steps": 10**6,
+            "heldout_sequences": 2,
                     "tensorboard": False, "learning_rate": 1e-4},
         "[checkpoint]": {"every_steps": 10**6, "keep_newest": 2},
     }  # fmt: skip
@@ -260,21 +259,21 @@ def _recipe(training: Training, folder: Path) -> str:
     ]
     for name, keys in tables.items():
         lines += [name, *(f"{key} = {json.dumps(value)}" for key, value in keys.items())]
-    for stretch in training.stretches:
-        tokens = stretch.length * stretch.micro_batch * stretch.micro_batches * training.data_ranks
+    for kind in training.step_kinds:
+        tokens = kind.length * kind.micro_batch * kind.micro_batches * training.data_ranks
         lines += [
             "[[phases]]",
-            f"tokens = {tokens * stretch.steps}",
+            f"tokens = {tokens * kind.steps}",
             f"tokens_per_step = {tokens}",
             # fmt: skip
-            f"sequence_length = {stretch.length}",
-            f"micro_batch_sequences = {stretch.micro_batch}",
+            f"sequence_length = {kind.length}",
+            f"micro_batch_sequences = {kind.micro_batch}",
         ]
     return "\n".join(lines) + "\n"
 
 
 def _text(folder: Path) -> Path:
-    """Packed random tokens and a tokenizer of so many words."""
+    """Writes packed random tokens and a tokenizer with so many words."""
     if (folder / "tokenizer" / "tokenizer.json").is_file():
         return folder
     generator = np.random.default_rng(1)
@@ -293,7 +292,7 @@ def _text(folder: Path) -> Path:
 
 
 def _busy_seconds() -> float:
-    """Of all cores since the machine started, by all processes."""
+    """Returns seconds of all cores since the machine started, by all processes."""
     ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # without idle and waiting for disks
 
@@ -307,7 +306,7 @@ def _own_seconds(process: int) -> float:
 
 
 def _under(process: int) -> list[int]:
-    """It and all below it."""
+    """Returns the process and all its descendants."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -331,14 +330,14 @@ def _report(result: Mapping[str, Any]) -> str:
         f"{'run':28}{'sequence':>9}{'micro-batch':>13}{'measured':>11}{'planned':>11}{'error':>8}{'disturbed':>11}"
     ]
     for row in result["runs"]:
-        for stretch in row["stretches"]:
-            size = f"{stretch['micro_batches']} × {stretch['micro_batch']}"
+        for kind in row["step_kinds"]:
+            size = f"{kind['micro_batches']} × {kind['micro_batch']}"
             lines.append(
-                f"{row['name']:28}{stretch['sequence_length']:>9}{size:>13}{stretch['measured_seconds']:>9.3f} "
-                f"s{stretch['planned_seconds']:>9.3f} "
-                f"s{stretch['error']:>8.1%}{row['disturbed_share']:>11.0%}"
+                f"{row['name']:28}{kind['sequence_length']:>9}{size:>13}{kind['measured_seconds']:>9.3f} "
+                f"s{kind['planned_seconds']:>9.3f} "
+                f"s{kind['error']:>8.1%}{row['disturbed_share']:>11.0%}"
             )
-        if not row["stretches"]:
+        if not row["step_kinds"]:
             lines.append(f"{row['name']:28} too few undisturbed steps")
     return "\n".join([*lines, f"largest error of the others: {_percent(result['worst_error_of_others'])}"])
 

@@ -1,7 +1,7 @@
-"""How well the planner's formulas tell the memory of Kielo's own training, against `kielo rehearse`.
+"""Accuracy of the planner's memory formulas for Kielo's own training, against `kielo rehearse`.
 
     python benchmarks/planner_memory.py            # 33 layouts of small models with wide layers, and a table
-    python benchmarks/planner_memory.py --long     # the shipped 70B on 4 and on 2 LUMI nodes too, a minute each
+    python benchmarks/planner_memory.py --long     # also the shipped 70B on 4 and on 2 LUMI nodes
 
 Writes results/planner_memory.json; --json prints it. Both sides count tensors alone, with a processor's
 attention (`workload_row(on_processor=True)`, `MemoryBytes.peak("rehearsed")`). Of a pipeline the first
@@ -34,7 +34,8 @@ from kielo.verify.rehearse import heaviest_phase, rehearse
 
 RESULTS = Path(__file__).parent / "results" / "planner_memory.json"
 _SMALL = {
-    "model.vocab_size": 32000, "model.hidden_size": 4096, "model.intermediate_size": 11008, "model.num_hidden_layers": 4,
+    "model.vocab_size": 32000, "model.hidden_size": 4096, "model.intermediate_size": 11008,
+    "model.num_hidden_layers": 4,
     "model.num_attention_heads": 32, "model.num_key_value_heads": 8, "model.tie_word_embeddings": "false",
     "dataset.sequence_length": 2048, "train.micro_batch_sequences": 1, "train.precision": "bf16",
 }  # fmt: skip
@@ -105,10 +106,13 @@ def main() -> None:
         for ranks, many, more in CASES
     ]
     if options.long:
-        rows += [_row(f"70B, {nodes} nodes: {words}", _seventy(nodes, words)) for nodes, words in LONG]
+        rows += [
+            _row(f"70B, {nodes} nodes: {overrides}", _seventy(nodes, overrides)) for nodes, overrides in LONG
+        ]
     errors = [abs(row["error"]) for row in rows]
     result = {
-        "date": datetime.date.today().isoformat(), "torch": torch.__version__, "python": platform.python_version(),
+        "date": datetime.date.today().isoformat(), "torch": torch.__version__,
+        "python": platform.python_version(),
         "machine": platform.processor() or platform.machine(), "processor_cores": os.cpu_count(),
         "seconds": round(time.monotonic() - started, 1), "configurations": len(rows),
         "median_absolute_error": statistics.median(errors), "largest_absolute_error": max(errors),
@@ -119,7 +123,7 @@ def main() -> None:
 
 
 def text(result: dict[str, Any]) -> str:
-    """The table for people, GB of 10^9 bytes."""
+    """Returns the table for people, in GB of 10^9 bytes."""
     width = max(len(row["configuration"]) for row in result["rows"])
     lines = [f"{'configuration':{width}} {'rehearsed':>10} {'planned':>9} {'error':>7} {'static':>7}"]
     for row in result["rows"]:
@@ -136,16 +140,17 @@ def text(result: dict[str, Any]) -> str:
 
 
 def planned_bytes(resolved: Resolved, on_processor: bool = True) -> MemoryBytes:
-    """What the planner says of a resolved recipe, for the phase that a rehearsal takes."""
+    """Returns the planner's bytes of a resolved recipe, for the phase that a rehearsal takes."""
     identity, placement = resolved.identity, resolved.placement
     index = heaviest_phase(resolved)
     phase = placement.phases[index]
     row = workload_row(
         identity.model, placement.layout, accelerator("mi250x_gcd"), cluster("lumi_g"),
-        StepSize(identity.phases[index].sequence_length, phase.micro_batch_sequences, phase.micro_batches_per_step),
-        TrainOptions(
-            precision=identity.train.precision, loss_chunk_tokens=placement.train.loss_chunk_tokens
-        ), on_processor,
+        StepSize(
+            identity.phases[index].sequence_length, phase.micro_batch_sequences, phase.micro_batches_per_step
+        ),
+        TrainOptions(identity.train.precision, loss_chunk_tokens=placement.train.loss_chunk_tokens),
+        on_processor,
     )  # fmt: skip
     return memory_bytes(Workload.of([row]))
 
@@ -161,15 +166,16 @@ def _row(name: str, resolved: Resolved) -> dict[str, Any]:
     peak, static = float(planned.peak("rehearsed")[0]), float(planned.static[0])
     return {
         "configuration": name, "rehearsed": highest["peak_bytes"], "planned": peak,
-        "error": peak / highest["peak_bytes"] - 1, "static_error": min((static / state - 1 for state in states), key=abs),
+        "error": peak / highest["peak_bytes"] - 1,
+        "static_error": min((static / state - 1 for state in states), key=abs),
         "rehearsed_kinds": highest["peaks"][highest["peak_phase"]]["kinds"],
         "planned_parts": {part: float(column[0]) for part, column in vars(planned).items()},
         "planned_reserved_on_gpu": float(planned_bytes(resolved, on_processor=False).peak("reserved")[0]),
     }  # fmt: skip
 
 
-def _small(ranks: int, micro_batches: int, words: str) -> Resolved:
-    said = _SMALL | _said(words)
+def _small(ranks: int, micro_batches: int, overrides: str) -> Resolved:
+    said = _SMALL | _said(overrides)
     split = (
         int(said.get("layout.tensor", 1))
         * int(said.get("layout.pipeline", 1))
@@ -181,14 +187,14 @@ def _small(ranks: int, micro_batches: int, words: str) -> Resolved:
     )
 
 
-def _seventy(nodes: int, words: str) -> Resolved:
-    sets = {"layout.pipeline": 4, "layout.shard": 1} | _said(words)
+def _seventy(nodes: int, overrides: str) -> Resolved:
+    sets = {"layout.pipeline": 4, "layout.shard": 1} | _said(overrides)
     sets["train.tokens_per_step"] = 4096 * int(sets["layout.pipeline"])
     return _resolved("estonian_llama31_70b", sets, 8 * nodes)
 
 
-def _said(words: str) -> dict[str, str]:
-    pairs = (word.split("=") for word in words.split())
+def _said(overrides: str) -> dict[str, str]:
+    pairs = (word.split("=") for word in overrides.split())
     return {key if "." in key else f"layout.{key}": value for key, value in pairs}
 
 

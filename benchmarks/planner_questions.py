@@ -1,5 +1,4 @@
-"""What the planner says to the questions that people asked of LUMI and H100 clusters, beside what they
-measured.
+"""The planner's answers to questions about LUMI and H100 clusters, beside what people measured.
 
     python benchmarks/planner_questions.py
 
@@ -52,10 +51,13 @@ class Question:
         card = accelerator(site.accelerator)
         data = self.devices // (self.tensor * self.pipeline)
         layout = {
-            "tensor": self.tensor, "pipeline": self.pipeline, "chunks": self.chunks, "context": 1, "data": data,
+            "tensor": self.tensor, "pipeline": self.pipeline, "chunks": self.chunks, "context": 1,
+            "data": data,
             "shard": data, "zero": 1, "sequence_parallel": float(self.sequence_parallel), "micro_batch": 1,
-            "micro_batches": self.batch // data, "layers_again": float(self.recompute), "attention_again": 0.0,
-            "operators_again": 0.0, "splits_backward": 0.0, "weight_bytes": 2, "gradient_bytes": self.gradient_bytes,
+            "micro_batches": self.batch // data, "layers_again": float(self.recompute),
+            "attention_again": 0.0,
+            "operators_again": 0.0, "splits_backward": 0.0, "weight_bytes": 2,
+            "gradient_bytes": self.gradient_bytes,
             "optimiser_bytes": 12, "dropout": 0.0, "unfused_norms": 0.0, "whole_logits": 0.0, "tied": 0.0,
             "ring_share": self.ring_share,
             "recipe": RECIPES.index(self.recipe), "kernel": ATTENTION_KERNELS.index(self.kernel),
@@ -67,9 +69,7 @@ class Question:
         )
 
     def answer(self) -> dict[str, float]:
-        """Seconds a step, TFLOP/s a device (model FLOPs, attention counted in full), GiB of the fullest
-        device.
-        """
+        """Returns seconds a step, TFLOP/s a device (model FLOPs, full attention), GiB of a device."""
         work = self.workload()
         efficiency, figures = fitted()
         if not self.hides_tensor_traffic:
@@ -90,17 +90,16 @@ class Question:
         }  # fmt: skip
 
 
-def model(
-    layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, gated: bool, vocabulary: int, sequence: int
-) -> dict[str, Any]:
+def model(layers: int, hidden: int, heads: tuple[int, int], ffn: int, **others: int) -> dict[str, Any]:
+    """Returns the model's columns; `heads` are (of queries, of keys)."""
     return {
-        "layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "head_dim": hidden / heads, "ffn": ffn,
-        "mlp_matrices": 3 if gated else 2, "vocabulary": vocabulary, "sequence": sequence,
-    }  # fmt: skip
+        "layers": layers, "hidden": hidden, "heads": heads[0], "kv_heads": heads[1],
+        "head_dim": hidden / heads[0], "ffn": ffn,
+    } | others  # fmt: skip
 
 
-BLOG_140B = model(80, 12288, 96, 96, 49152, False, 131072, 5120)
-LLMJP_172B = model(96, 12288, 96, 16, 38464, True, 99584, 4096)
+BLOG_140B = model(80, 12288, (96, 96), 49152, mlp_matrices=2, vocabulary=131072, sequence=5120)
+LLMJP_172B = model(96, 12288, (96, 16), 38464, mlp_matrices=3, vocabulary=99584, sequence=4096)
 # Each with those before it. The nodes are a3-highgpu-8g of Google's cloud (the script's folder in
 # llm-jp/Megatron-LM says so), with four networks of 200 Gb/s; the trainer is Megatron-LM itself, where
 # NVIDIA's own figures are of NeMo.
@@ -108,9 +107,10 @@ LLMJP_ASSUMPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("a DGX's network, six chunks a rank", {"chunks": 6}),
     ("no interleaving, as the script has it", {}),
     ("four networks of 200 Gb/s a node, as Google's A3 has", {"network_gbit_per_second": 800.0}),
-    ("tensor traffic waited for, as Megatron-LM does", {"network_gbit_per_second": 800.0, "hides_tensor_traffic": False}),
+    ("tensor traffic waited for, as Megatron-LM does",
+        {"network_gbit_per_second": 800.0, "hides_tensor_traffic": False}),
 )  # fmt: skip
-LLAMA_70B = model(80, 8192, 64, 8, 28672, True, 128256, 4096)
+LLAMA_70B = model(80, 8192, (64, 8), 28672, mlp_matrices=3, vocabulary=128256, sequence=4096)
 
 
 def main() -> None:
@@ -132,7 +132,7 @@ def main() -> None:
                 f"module at 48 nodes, {few['gib']:.0f} GiB; {many['tflops'] / few['tflops']:.0%} at 768, "
                 f"bubble {many['bubble']:.0%}"
             )
-    for words, share in (("as fitted", 0.0), ("as LUMI's logs of 2023 have them", 0.37)):
+    for name, share in (("as fitted", 0.0), ("as LUMI's logs of 2023 have them", 0.37)):
         weak = [
             Question(
                 BLOG_140B, "lumi_g", nodes * 8, 8, 8, nodes * 16, "megatron_deepspeed", ring_share=share
@@ -147,7 +147,7 @@ def main() -> None:
         )
         scaling = ", ".join(f"{2 * answer['tflops']:.1f}" for answer in weak)
         print(
-            f"  rings over the network {words}: weak scaling at 48, 192, 768 nodes {scaling}; "
+            f"  rings over the network {name}: weak scaling at 48, 192, 768 nodes {scaling}; "
             f"five chunks keep {many['tflops'] / few['tflops']:.0%} at 768"
         )
     print("172B on H100, TP4 PP16, 512 devices, batch 1728 (measured: 400 in bf16, 545 to 553 with FP8)")

@@ -1,6 +1,6 @@
-"""How long the planner's search takes, and how far its closed forms are from the simulated clock.
+"""Speed of the planner's search, and errors of its closed forms against the simulated pipelines.
 
-    python benchmarks/planner_search.py          # one core; prints, and writes results/planner_search_cpu.json
+    python benchmarks/planner_search.py  # one core; writes results/planner_search_cpu.json
 
 Three figures: seconds for 10,000 layouts of one run (bar: 2 s on one core) with the best 50 simulated; how
 far their closed forms are from the clock (bar: 2 %); and seconds of the whole command `kielo plan` as a user
@@ -25,7 +25,7 @@ from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import search
 from kielo.recipe.read import read_recipe
 
-JOBS = {
+RUNS = {
     "estonian_llama31_70b on LUMI-G, 128 nodes": ("estonian_llama31_70b", [], [128]),
     "estonian_llama31_70b on LUMI-G, 4 to 256 nodes": (
         "estonian_llama31_70b",
@@ -47,8 +47,8 @@ TIMES = 5
 
 def main() -> None:
     found = {
-        "searches": [searched(name, *run) for name, run in JOBS.items()],
-        "commands": [typed(words) for words in COMMANDS],
+        "searches": [searched(name, *run) for name, run in RUNS.items()],
+        "commands": [typed(arguments) for arguments in COMMANDS],
     }
     for row in found["searches"]:
         print(
@@ -58,7 +58,7 @@ def main() -> None:
             f"{row['largest_difference']:.2%}"
         )
     for row in found["commands"]:
-        print(f"kielo plan {row['words']}: {row['seconds']:.2f} s, torch loaded: {row['loads_torch']}")
+        print(f"kielo plan {row['arguments']}: {row['seconds']:.2f} s, torch loaded: {row['loads_torch']}")
     machine = {
         "date": date.today().isoformat(),
         "python": platform.python_version(),
@@ -86,15 +86,18 @@ def searched(name: str, recipe_name: str, sets: list[str], nodes: list[int]) -> 
     ]
     middle = statistics.median(seconds)
     return {
-        "run": name, "layouts": found.looked_at, "seconds": middle, "seconds_per_10000": middle / found.looked_at * 1e4,
-        "simulated": sum(map(len, found.ranked.values())), "largest_difference": max(differences, default=0.0),
-        "within_two_per_cent": sum(difference <= 0.02 for difference in differences) / max(1, len(differences)),
+        "run": name, "layouts": found.looked_at, "seconds": middle,
+        "seconds_per_10000": middle / found.looked_at * 1e4,
+        "simulated": sum(map(len, found.ranked.values())),
+        "largest_difference": max(differences, default=0.0),
+        "within_two_per_cent": sum(difference <= 0.02 for difference in differences) / max(1,
+            len(differences)),
     }  # fmt: skip
 
 
-def typed(words: str) -> dict:
-    """As a fresh process; afterwards once more to see whether torch is among its modules."""
-    command = [sys.executable, "-m", "kielo", "plan", *words.split()]
+def typed(arguments: str) -> dict:
+    """Times the command in a fresh process, then runs it once more to see if torch is among its modules."""
+    command = [sys.executable, "-m", "kielo", "plan", *arguments.split()]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     seconds = []
     for _ in range(TIMES + 1):  # the first compiles
@@ -102,11 +105,12 @@ def typed(words: str) -> dict:
         subprocess.run(command, check=True, capture_output=True, env=environment)
         seconds.append(time.perf_counter() - begin)
     seconds = seconds[1:]
-    probe = f"import sys; from kielo.cli.main import main; main({['plan', *words.split()]!r}); print('torch' in sys.modules)"
+    call = f"main({['plan', *arguments.split()]!r})"
+    probe = f"import sys; from kielo.cli.main import main; {call}; print('torch' in sys.modules)"
     last = subprocess.run(
         [sys.executable, "-c", probe], check=True, capture_output=True, text=True
     ).stdout.splitlines()[-1]
-    return {"words": words, "seconds": statistics.median(seconds), "loads_torch": last == "True"}
+    return {"arguments": arguments, "seconds": statistics.median(seconds), "loads_torch": last == "True"}
 
 
 if __name__ == "__main__":

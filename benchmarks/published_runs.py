@@ -23,15 +23,20 @@ _USUAL_ZERO = {"megatron_te": "zero1", "megatron_deepspeed": "zero1", "fsdp": "f
 # Which of the four engine profiles a framework's name stands for: the first that it contains.
 _ENGINE_WORDS = (
     ("Megatron-LM (2020", "unfused"), ("Megatron-LM (2021", "unfused"), ("Megatron-LM (2022", "unfused"),
-    ("Megatron-LM (2023", "megatron_te"), ("Megatron-LM (core", "megatron_te"), ("Megatron-LM (ROCm", "megatron_te"),
+    ("Megatron-LM (2023", "megatron_te"), ("Megatron-LM (core", "megatron_te"),
+    ("Megatron-LM (ROCm", "megatron_te"),
     ("Megatron-LM (swiss", "megatron_te"), ("ZeRO-3", "fsdp"), ("Megatron-DeepSpeed", "megatron_deepspeed"),
-    ("Megatron + DeepSpeed", "megatron_deepspeed"), ("AA-Scaling", "megatron_deepspeed"), ("NeoX", "megatron_deepspeed"),
-    ("Megatron-LM +", "megatron_te"), ("Automodel", "fsdp"), ("NeMo", "megatron_te"), ("Megatron-Bridge", "megatron_te"),
-    ("Megatron-Core", "megatron_te"), ("MegaScale", "megatron_te"), ("Primus", "megatron_te"), ("Megatron-LM", "unfused"),
+    ("Megatron + DeepSpeed", "megatron_deepspeed"), ("AA-Scaling", "megatron_deepspeed"),
+    ("NeoX", "megatron_deepspeed"),
+    ("Megatron-LM +", "megatron_te"), ("Automodel", "fsdp"), ("NeMo", "megatron_te"),
+    ("Megatron-Bridge", "megatron_te"),
+    ("Megatron-Core", "megatron_te"), ("MegaScale", "megatron_te"), ("Primus", "megatron_te"),
+    ("Megatron-LM", "unfused"),
 )  # fmt: skip
 _NETWORK_GBIT = (
     (r"Omni-Path 100 x4", 400), (r"4x200|HDR200 per node|4x ?NDR200|4x HDR200", 800), (r"4 x 100 Gb", 400),
-    (r"8x ?HDR200|HDR200 x8|8x200", 1600), (r"400 ?Gb/s per GPU|NDR400 per GPU|NDR InfiniBand|Grand Teton", 3200),
+    (r"8x ?HDR200|HDR200 x8|8x200", 1600),
+    (r"400 ?Gb/s per GPU|NDR400 per GPU|NDR InfiniBand|Grand Teton", 3200),
     (r"EFA 400 Gb/s per node", 400), (r"EFA", 3200),
 )  # fmt: skip
 # Of a network's bandwidth, what rings were measured to reach, by others and apart from any step time:
@@ -48,21 +53,30 @@ _GBIT_OF_NODE = {"volta": 400, "ampere": 1600, "hopper": 3200, "blackwell": 3200
 # Sliding windows (GPT-OSS, every second layer) are counted as full attention.
 _MIXTURES: tuple[tuple[str, dict[str, float]], ...] = (
     ("DeepSeek-V3", {
-        "experts": 256, "experts_each": 8, "expert_ffn": 2048, "shared_ffn": 2048, "expert_layers": 58 / 61, "ffn": 18432,
+        "experts": 256, "experts_each": 8, "expert_ffn": 2048, "shared_ffn": 2048, "expert_layers": 58 / 61,
+        "ffn": 18432,
         "heads": 128, "kv_heads": 128, "head_dim": 160, "projection_share": 0.319,
     }),
     ("Kimi-K2", {
-        "experts": 384, "experts_each": 8, "expert_ffn": 2048, "shared_ffn": 2048, "expert_layers": 60 / 61, "ffn": 18432,
+        "experts": 384, "experts_each": 8, "expert_ffn": 2048, "shared_ffn": 2048, "expert_layers": 60 / 61,
+        "ffn": 18432,
         "heads": 64, "kv_heads": 64, "head_dim": 160, "projection_share": 0.344,
     }),
-    ("Qwen3-30B-A3B", {"experts": 128, "experts_each": 8, "expert_ffn": 768, "expert_layers": 1, "head_dim": 128}),
-    ("Qwen3-235B-A22B", {"experts": 128, "experts_each": 8, "expert_ffn": 1536, "expert_layers": 1, "head_dim": 128}),
-    ("GPT-OSS-120B", {"experts": 128, "experts_each": 4, "expert_ffn": 2880, "expert_layers": 1, "head_dim": 64}),
+    ("Qwen3-30B-A3B", {
+        "experts": 128, "experts_each": 8, "expert_ffn": 768, "expert_layers": 1, "head_dim": 128,
+    }),
+    ("Qwen3-235B-A22B", {
+        "experts": 128, "experts_each": 8, "expert_ffn": 1536, "expert_layers": 1, "head_dim": 128,
+    }),
+    ("GPT-OSS-120B", {
+        "experts": 128, "experts_each": 4, "expert_ffn": 2880, "expert_layers": 1, "head_dim": 64,
+    }),
     ("Mixtral-8x7B", {"experts": 8, "experts_each": 2, "expert_ffn": 14336, "expert_layers": 1}),
     ("Mixtral-8x22B", {"experts": 8, "experts_each": 2, "expert_ffn": 16384, "expert_layers": 1}),
     ("Grok-1", {"experts": 8, "experts_each": 2, "expert_ffn": 32768, "expert_layers": 1}),
     ("Llama-4-Maverick", {
-        "experts": 128, "experts_each": 1, "expert_ffn": 8192, "shared_ffn": 8192, "expert_layers": 0.5, "ffn": 16384,
+        "experts": 128, "experts_each": 1, "expert_ffn": 8192, "shared_ffn": 8192, "expert_layers": 0.5,
+        "ffn": 16384,
         "hidden": 5120, "heads": 40, "kv_heads": 8, "head_dim": 128, "vocabulary": 202048,
     }),
 )  # fmt: skip
@@ -70,8 +84,10 @@ _MIXTURES: tuple[tuple[str, dict[str, float]], ...] = (
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """One figure of one run. `seconds` is of an optimiser step, where the figure is a time; `missing` names
-    what of the layout the table does not have; `columns` are a row of `Workload.of`.
+    """One figure of one run.
+
+    `seconds` is of an optimiser step, if the figure is a time; `missing` names what the table lacks of the
+    layout; `columns` are a row of `Workload.of`.
     """
 
     name: str
@@ -101,7 +117,7 @@ class PublishedRun:
 
 
 def read_published_runs(path: str | Path) -> list[PublishedRun]:
-    """Every figure of a table. Raises KieloError when the file or a column is not there."""
+    """Reads every figure of a table. Raises KieloError if the file or a column is missing."""
     try:
         with open(path, encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
@@ -116,7 +132,7 @@ def read_published_runs(path: str | Path) -> list[PublishedRun]:
 
 
 def engine_of(framework: str) -> str:
-    """The profile of a framework by its name; those written in plain PyTorch or JAX run as FSDP does."""
+    """Returns the profile of a framework by its name; those in plain PyTorch or JAX count as FSDP."""
     return next((engine for word, engine in _ENGINE_WORDS if word in framework), "fsdp")
 
 
@@ -200,7 +216,9 @@ def _columns(row: dict[str, str], card: Accelerator) -> dict[str, Any]:
             "kernel": ATTENTION_KERNELS.index(_kernel(row, engine)),
             "engine": ENGINES.index(engine),
             "splits_backward": 0.0,
-            "dropout": float(engine in ("unfused", "megatron_deepspeed") and recipe == "bf16" and row["gated_mlp"] != "1"),
+            "dropout": float(
+                engine in ("unfused", "megatron_deepspeed") and recipe == "bf16" and row["gated_mlp"] != "1"
+            ),
             "tied": float(row["gated_mlp"] != "1"),
             "ring_share": next((share for word, share in _RING_SHARES if word in row["interconnect"]), 0.0),
             # Aleph Alpha's layers are eager; with its RMS kernel a fifth of that is kept, as rows that do not
@@ -211,7 +229,8 @@ def _columns(row: dict[str, str], card: Accelerator) -> dict[str, Any]:
         }
         | _state_columns(row, engine)
         | _zero_columns(row["zero_stage/fsdp"] or _USUAL_ZERO[engine], data, context)
-        | _recompute_columns(row["recompute"] or ("selective" if "torchtitan" in row["framework"] else ""), engine)
+        | _recompute_columns(row["recompute"] or ("selective" if "torchtitan" in row["framework"] else ""),
+            engine)
         | machine_columns(card, _network_bytes_per_second(row, card), _node_devices(row), recipe)
     )  # fmt: skip
 
@@ -244,9 +263,11 @@ def _zero_columns(word: str, data: float, context: float) -> dict[str, Any]:
 
 
 def _state_columns(row: dict[str, str], engine: str) -> dict[str, Any]:
-    """Bytes a parameter: half-precision weights with fp32 gradients and 12 of the optimiser (Megatron),
-    gradients of two bytes in NeMo and Megatron-Bridge, and fp32 weights that are their own master copy where
-    FSDP casts on the way.
+    """Returns bytes of a parameter by engine.
+
+    Half-precision weights with fp32 gradients and 12 bytes of the optimiser (Megatron), gradients of two
+    bytes in NeMo and Megatron-Bridge, and fp32 weights that are their own master copy where FSDP casts when
+    it gathers.
     """
     if "nanotron" in row["framework"]:
         return {"weight_bytes": 2, "gradient_bytes": 6, "optimiser_bytes": 12}
@@ -287,28 +308,29 @@ def _kernel(row: dict[str, str], engine: str) -> str:
 
 
 def _network_bytes_per_second(row: dict[str, str], card: Accelerator) -> float:
-    """Of a node, one way."""
-    words = row["interconnect"]
-    stated = re.search(r"(\d+) ?Gbps (?:RoCE )?(?:node-node|per node|\(4x)", words) or re.search(
-        r"RoCE (\d+) Gbps", words
+    """Returns the network bandwidth of a node, one way."""
+    text = row["interconnect"]
+    stated = re.search(r"(\d+) ?Gbps (?:RoCE )?(?:node-node|per node|\(4x)", text) or re.search(
+        r"RoCE (\d+) Gbps", text
     )
-    times = re.search(r"(\d+) ?x ?\d+ ?Gbps per node", words)
-    gbit = next((g for w, g in _NETWORK_GBIT if re.search(w, words)), None)
+    times = re.search(r"(\d+) ?x ?\d+ ?Gbps per node", text)
+    gbit = next((g for w, g in _NETWORK_GBIT if re.search(w, text)), None)
     if stated:
         gbit = float(stated.group(1)) * (float(times.group(1)) if times else 1)
     return (gbit or _GBIT_OF_NODE[card.architecture] * _node_devices(row) / 8) * 1e9 / 8
 
 
 def _node_devices(row: dict[str, str]) -> float:
-    """Devices that the fast links join: a rack of NVLink 5 is a node to them."""
+    """Returns the devices that fast links join: a rack of NVLink 5 counts as a node."""
     if "NVL72" in row["interconnect"] or row["gpu"].startswith("gb"):
         return 64.0
     return _number(row, "gpus_per_node", 8)
 
 
 def _tokens_per_second(row: dict[str, str], tflops: float, columns: dict[str, Any]) -> float | None:
-    """Of a device, where the page says what its FLOPs count (Narayanan et al. 2021, equation 2, and its
-    parts).
+    """Returns tokens a second of a device, if the page says what its FLOPs count.
+
+    Conventions are those of Narayanan et al. 2021, equation 2, and its parts.
     """
     work = Workload.of([columns])
     weights = float((work.layers * work.active_layer_parameters)[0])

@@ -1,5 +1,6 @@
-"""What rehearsals take and find: `python benchmarks/rehearse.py` → results/rehearse_cpu.json and a table of
-what fits.
+"""Benchmark of rehearsals: their seconds, and a table of what fits.
+
+`python benchmarks/rehearse.py` writes results/rehearse_cpu.json.
 
 Each runs in a process of its own through the command line; seconds are wall and processor time of the whole
 command. `--only bars` or `--only fit` runs a part and `--only 500B` the bars that begin so; other figures
@@ -21,7 +22,8 @@ RESULTS = Path(__file__).parent / "results" / "rehearse_cpu.json"
 # Seed 004 says 500B and no more; these dimensions make 506 billion parameters.
 _500B = [
     "model.hidden_size=20480", "model.intermediate_size=55296", "model.num_hidden_layers=116",
-    "model.num_attention_heads=160", "model.num_key_value_heads=16", "model.vocab_size=131072", "dataset.sequence_length=4096",
+    "model.num_attention_heads=160", "model.num_key_value_heads=16", "model.vocab_size=131072",
+    "dataset.sequence_length=4096",
     "layout.recompute=full",
 ]  # fmt: skip
 BARS: dict[str, list[str]] = {
@@ -42,24 +44,27 @@ BARS: dict[str, list[str]] = {
 LIMIT_SECONDS, LIMIT_BYTES = 120, 8e9
 # (nodes, pipeline, sequence length, recomputation); rank 0 has the most micro-batches under way.
 FIT = [
-    (2, 2, 4096, "full"), (4, 4, 4096, "full"), (4, 4, 4096, "attention"), (4, 4, 4096, "none"), (4, 4, 8192, "full"),
+    (2, 2, 4096, "full"), (4, 4, 4096, "full"), (4, 4, 4096, "attention"), (4, 4, 4096, "none"),
+    (4, 4, 8192, "full"),
     (4, 4, 8192, "none"), (4, 4, 16384, "full"), (4, 4, 32768, "full"),
 ]  # fmt: skip
 
 
-def rehearsed(words: list[str]) -> dict[str, Any]:
-    """The figures of one `kielo rehearse`, with what the process took."""
+def rehearsed(arguments: list[str]) -> dict[str, Any]:
+    """Returns the figures of one `kielo rehearse`, with the seconds of its process."""
     with tempfile.TemporaryFile("w+") as out:
         started = time.monotonic()
-        process = subprocess.Popen([sys.executable, "-m", "kielo", "rehearse", *words, "--json"], stdout=out)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "kielo", "rehearse", *arguments, "--json"], stdout=out
+        )
         _, status, usage = os.wait4(process.pid, 0)
         seconds = time.monotonic() - started
         if status:
-            raise SystemExit(f"kielo rehearse {' '.join(words)} failed")
+            raise SystemExit(f"kielo rehearse {' '.join(arguments)} failed")
         out.seek(0)
         rehearsals = json.load(out)
     return {
-        "command": "kielo rehearse " + " ".join(words),
+        "command": "kielo rehearse " + " ".join(arguments),
         "seconds": round(seconds, 1),
         "processor_seconds": round(usage.ru_utime + usage.ru_stime, 1),
         "max_rss_bytes": usage.ru_maxrss * 1024,
@@ -67,9 +72,9 @@ def rehearsed(words: list[str]) -> dict[str, Any]:
     }
 
 
-def bar(name: str, words: list[str]) -> dict[str, Any]:
+def bar(name: str, arguments: list[str]) -> dict[str, Any]:
     sets = [word for key in _500B for word in ("--set", key)] if name.startswith("500B") else []
-    row = rehearsed([*words, *sets])
+    row = rehearsed([*arguments, *sets])
     exact = all(entry["state_bytes"] == entry["computed_state_bytes"] for entry in row["rehearsals"])
     row["passed"] = row["seconds"] < LIMIT_SECONDS and row["max_rss_bytes"] < LIMIT_BYTES and exact
     print(
@@ -82,7 +87,7 @@ def bar(name: str, words: list[str]) -> dict[str, Any]:
 
 
 def fit(nodes: int, pipeline: int, sequence_length: int, recompute: str) -> dict[str, Any]:
-    words = ["estonian_llama31_70b", "--nodes", str(nodes)]
+    arguments = ["estonian_llama31_70b", "--nodes", str(nodes)]
     for key in (
         f"layout.pipeline={pipeline}",
         "layout.shard=1",
@@ -91,8 +96,8 @@ def fit(nodes: int, pipeline: int, sequence_length: int, recompute: str) -> dict
         f"dataset.sequence_length={sequence_length}",
         f"train.tokens_per_step={sequence_length * pipeline}",
     ):
-        words += ["--set", key]
-    row = rehearsed(words)
+        arguments += ["--set", key]
+    row = rehearsed(arguments)
     (entry,) = row.pop("rehearsals")
     row |= {key: entry[key] for key in ("peak_bytes", "memory_bytes", "fits", "peak_phase", "state_bytes")}
     row |= {"nodes": nodes, "sequence_length": sequence_length, "recompute": recompute}
@@ -113,9 +118,13 @@ def main() -> None:
     result |= {"machine": platform.processor() or platform.machine(), "processor_cores": os.cpu_count()}
     if only != "fit":
         chosen = {
-            name: words for name, words in BARS.items() if only in ("", "bars") or name.startswith(only)
+            name: arguments
+            for name, arguments in BARS.items()
+            if only in ("", "bars") or name.startswith(only)
         }
-        result["bars"] = result.get("bars", {}) | {name: bar(name, words) for name, words in chosen.items()}
+        result["bars"] = result.get("bars", {}) | {
+            name: bar(name, arguments) for name, arguments in chosen.items()
+        }
     if only in ("", "fit"):
         result["fit_70b"] = [fit(*case) for case in FIT]
     RESULTS.write_text(json.dumps(result, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

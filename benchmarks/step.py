@@ -58,8 +58,8 @@ _BUILDING_SECONDS = 15.0  # of a contender whose compiled code is there, at most
 
 
 class Bench:
-    """The rounds of one shape. `rows`: contender → its turns' seconds and what else was seen of it;
-    `left_out`: why.
+    """The rounds of one shape. `rows`: contender → seconds of its turns and other figures; `left_out`:
+    reasons.
     """
 
     def __init__(
@@ -73,8 +73,9 @@ class Bench:
         self._ends = started + (options.seconds_limit or float("inf"))
 
     def run_together(self) -> None:
-        """All lie on the device, and go on from turn to turn. The Trainer's own loop leads where it takes
-        part: it lets the others have their turns before its own begin.
+        """Runs all contenders in turns on one device.
+
+        The Trainer's own loop leads if it takes part: it lets the others have their turns before its own.
         """
         for name in self.names:
             self._build(name)
@@ -101,8 +102,9 @@ class Bench:
             self._measure_parts(name)
 
     def run_one_by_one(self, note: Callable[[], None]) -> None:
-        """Each is built, warmed, timed and taken down in its turn; compiled code is kept on disk. `note`
-        after each turn, so that what was measured is there even where the process is ended.
+        """Builds, warms, times and removes each contender in turn; compiled code is kept on disk.
+
+        Calls `note` after each turn, so that measurements are saved even if the process is ended.
         """
         another = 0.0
         for number, names in enumerate(self._order(self.options.pairs)):
@@ -121,7 +123,7 @@ class Bench:
             another = time.monotonic() - begun if number else self._later_round()
 
     def _later_round(self) -> float:
-        """Seconds of a round that compiles nothing anew, by what the first one timed."""
+        """Estimates seconds of a round without compilation from the first one."""
         share = (self.options.warm_up + self.options.steps_per_turn) / self.options.steps_per_turn
         return sum(row["seconds"][-1] * share + _BUILDING_SECONDS for row in self.rows.values())
 
@@ -177,7 +179,7 @@ class Bench:
             self.rows[name]["parts_missing"] = _reason(error)
 
     def _leave_out(self, name: str, error: Exception) -> None:
-        """A contender that fails is out of all rounds, and gives its memory back."""
+        """Removes a contender that fails from all rounds and frees its memory."""
         if not isinstance(error, LeftOut | ImportError):
             traceback.print_exception(error, file=sys.stderr)
         self.left_out[name] = _reason(error)
@@ -343,9 +345,7 @@ def _result(options: argparse.Namespace, bench: Bench, layers: int, is_together:
 
 
 def ratio(theirs: list[float], ours: list[float]) -> dict[str, Any]:
-    """The median of paired ratios, its 95 % bootstrap interval (Efron 1979, percentiles), and the quartiles
-    of the pairs.
-    """
+    """Returns the median of paired ratios, its 95 % bootstrap interval (Efron 1979), and quartiles."""
     pairs = np.array([a / b for a, b in zip(theirs, ours)])
     draws = np.random.default_rng(_SEED).choice(pairs, size=(_BOOTSTRAP, len(pairs)))
     lower, upper = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
@@ -363,7 +363,7 @@ def _difference(ours: list[float], theirs: list[float]) -> float:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result for people."""
+    """Returns the result for people."""
     rows, widest = result["contenders"], max(map(len, [*result["contenders"], "contender"]))
     lines = [
         f"{result['shape']}, {result['layers']} layers ({result['parameters'] / 1e6:,.1f} M parameters, "
@@ -419,14 +419,14 @@ def _reason(error: Exception) -> str:
 
 
 def _is_done(path: Path, names: tuple[str, ...], options: argparse.Namespace) -> bool:
-    """Is there a result of these contenders, as many rounds, and the same versions?"""
+    """Returns True if there is a result of these contenders, with as many rounds and the same versions."""
     if not path.exists():
         return False
     result = json.loads(path.read_text(encoding="utf-8"))
-    told = [*result.get("contenders", {}), *result.get("left_out", {})]
+    known = [*result.get("contenders", {}), *result.get("left_out", {})]
     rounds = min((len(row["seconds_of_turns"]) for row in result.get("contenders", {}).values()), default=0)
     same = all(result.get("versions", {}).get(what) == number for what, number in _versions(names).items())
-    return set(names) <= set(told) and rounds >= min(options.pairs, 2) and same
+    return set(names) <= set(known) and rounds >= min(options.pairs, 2) and same
 
 
 def _versions(names: tuple[str, ...]) -> dict[str, str]:

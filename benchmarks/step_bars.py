@@ -1,6 +1,4 @@
-"""The bars of the step benchmark: a result → lines that say what was asked for, measured, and whether that
-meets it.
-"""
+"""Bars of the step benchmark: a result → lines with what was required, what was measured, and a verdict."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,7 +8,7 @@ Measure = Literal["tflops", "best_peer", "best_peer_lower", "trainer", "idle"]
 
 @dataclass(frozen=True)
 class Bar:
-    """`measure` of `contender` in the shape is to be at least `limit`; of "idle", below it."""
+    """`measure` of `contender` in the shape must be at least `limit`; "idle" must be below it."""
 
     shape: str
     contender: str
@@ -19,7 +17,7 @@ class Bar:
     precision: tuple[str, ...] = ("bf16",)
 
 
-_WORDS = {
+_UNITS = {
     "tflops": "TFLOP/s",
     "best_peer": "× the best peer",
     "best_peer_lower": "× the best peer, 95 % lower bound",
@@ -44,18 +42,24 @@ BARS = (
 
 
 def bars_of(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every bar of the result's shape and precision, with its line; `is_met` is None where nothing was
-    measured.
-    """
+    """Returns every bar of the result's shape and precision with its line; `is_met` None: not measured."""
     bars = [bar for bar in BARS if bar.shape == result["shape"] and result["precision"] in bar.precision]
-    return [told(f"{bar.shape} {bar.contender}", _WORDS[bar.measure], bar.limit, _measured(bar, result), bar.measure == "idle")
-            for bar in bars]  # fmt: skip
+    return [
+        with_line(
+            f"{bar.shape} {bar.contender}",
+            _UNITS[bar.measure],
+            bar.limit,
+            _measured(bar, result),
+            bar.measure == "idle",
+        )
+        for bar in bars
+    ]
 
 
-def told(
+def with_line(
     what: str, unit: str, limit: float, measured: float | None, is_below: bool = False
 ) -> dict[str, Any]:
-    """A bar with its line."""
+    """Returns a bar with its line."""
     is_met = None if measured is None else (measured < limit if is_below else measured >= limit)
     asked = f"{'<' if is_below else '≥'} {limit:g} {unit}"
     seen = "not measured" if measured is None else f"{measured:.4g}"

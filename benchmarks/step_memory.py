@@ -1,4 +1,4 @@
-"""What Kielo's step held on a GPU, beside what `kielo rehearse` says of the same step.
+"""Memory of Kielo's step on a GPU, beside what `kielo rehearse` predicts for the same step.
 
     python benchmarks/step_memory.py benchmarks/results/step_*_cuda.json
 
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from step_bars import told
+from step_bars import with_line
 from step_shapes import resolved_of
 
 TOLERANCE = 0.10
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _compare(result: dict[str, Any], name: str, row: dict[str, Any], seconds_limit: float) -> None:
-    """Print how far the contender's peak is from the rehearsed one, and note it in its row."""
+    """Prints how far the contender's peak is from the rehearsed one, and stores it in its row."""
     precision = _OWN[name] or result["precision"]
     what, seen = (
         f"{result['shape']} {name}, peak memory {row['peak_memory_bytes'] / 1e9:.2f} GB",
@@ -43,21 +43,21 @@ def _compare(result: dict[str, Any], name: str, row: dict[str, Any], seconds_lim
     )
     try:
         if "rehearsed" not in row:
-            words = [result["shape"], str(result["layers"]), precision, result["machine"]["gpu"]]
-            row["rehearsed"] = _in_a_process_of_its_own(words, seconds_limit)
+            arguments = [result["shape"], str(result["layers"]), precision, result["machine"]["gpu"]]
+            row["rehearsed"] = _in_a_process_of_its_own(arguments, seconds_limit)
     except (subprocess.SubprocessError, ValueError) as error:
         what, apart = f"{what}, no rehearsal ({_last_line(error)})", None
     else:
         rehearsed = row["rehearsed"]["peak_bytes"]
         what, apart = f"{what}, rehearsed {rehearsed / 1e9:.2f} GB", abs(seen / rehearsed - 1)
-    row["memory_bar"] = told(what, "apart", TOLERANCE, apart, is_below=True)
+    row["memory_bar"] = with_line(what, "apart", TOLERANCE, apart, is_below=True)
     print(row["memory_bar"]["line"], flush=True)
 
 
-def _in_a_process_of_its_own(words: list[str], seconds_limit: float) -> dict[str, Any]:
-    """A rehearsal makes a process group, and there can be one only."""
+def _in_a_process_of_its_own(arguments: list[str], seconds_limit: float) -> dict[str, Any]:
+    """Rehearses in another process, because a process can make only one process group."""
     ran = subprocess.run(
-        [sys.executable, __file__, "--rehearse", *words],
+        [sys.executable, __file__, "--rehearse", *arguments],
         capture_output=True,
         text=True,
         timeout=seconds_limit,

@@ -30,7 +30,9 @@ _USABLE = 0.92  # of the free memory: workspaces of kernels, and pieces that the
 
 @dataclass(frozen=True)
 class Shape:
-    """`model`: keys of `[model]`, of the whole published model. `layers`: how many of its layers are trained,
+    """A shape of a model and its step.
+
+    `model`: keys of `[model]`, of the whole published model. `layers`: how many of its layers are trained,
     None for as many as one device holds beside AdamW in fp32.
     """
 
@@ -53,7 +55,8 @@ _LLAMA_3 = {
 }
 SHAPES = {
     "llama_8b": Shape(
-        _LLAMA_3 | {"hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "head_dim": 128},
+        _LLAMA_3 | {"hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
+            "head_dim": 128},
         sequence_length=8192, micro_batch_sequences=1, tokens_per_step=GPU_TOKENS_PER_STEP, layers=None,
     ),
     "llama_1b": Shape(
@@ -75,7 +78,7 @@ SHAPES = {
 
 
 def _demo() -> Shape:
-    """The shipped recipe's model, and one of its steps as one micro-batch."""
+    """Returns the shipped recipe's model, and one of its steps as one micro-batch."""
     recipe = read_recipe("demo_estonian").recipe
     length, tokens = recipe.dataset.sequence_length, recipe.train.tokens_per_step
     model = recipe.model.model_dump(exclude_unset=True) | {
@@ -89,8 +92,9 @@ SHAPES["demo"] = _demo()
 
 
 def recipe_of(name: str, layers: int, precision: str, is_emulated: bool = False) -> Recipe:
-    """The recipe of shape `name` with so many layers; is_emulated: FP8 rounded but multiplied wide, for want
-    of a device.
+    """Returns the recipe of shape `name` with so many layers.
+
+    is_emulated: FP8 is rounded but multiplied in a wider precision, on devices without FP8.
     """
     shape = SHAPES[name]
     train = {
@@ -112,14 +116,13 @@ def recipe_of(name: str, layers: int, precision: str, is_emulated: bool = False)
 
 
 def resolved_of(name: str, layers: int, precision: str, device: str, device_name: str) -> Resolved:
-    """One rank of the shape on `device` ("cpu" or "cuda"), whose driver calls it `device_name`."""
+    """Resolves one rank of the shape on `device` ("cpu" or "cuda"), whose driver names it `device_name`."""
     recipe = recipe_of(name, layers, precision, is_emulated=precision == "fp8" and device == "cpu")
     return resolve(recipe, "", 1, device, accelerator=device_name, text=imagined_text(recipe))
 
 
 def layers_that_fit(name: str, free_bytes: float) -> int:
-    """As many of the shape's layers as train in `free_bytes` of a device, whichever contender does it; or
-    what it fixes.
+    """Returns the shape's layers, or as many as train in `free_bytes` of a device with every contender.
 
     18 bytes a parameter, 16 bytes for each logit of a micro-batch, and 1.5 times what Kielo keeps of a
     layer's activations. KieloError where not one layer does.
@@ -145,12 +148,12 @@ def layers_that_fit(name: str, free_bytes: float) -> int:
 
 
 def state_bytes(model: Model) -> int:
-    """Of one contender between two steps."""
+    """Returns bytes of one contender between two steps."""
     return 16 * module(model.model_type, "count").parameters(model)
 
 
 def whole_model(name: str) -> Model:
-    """The published model, all layers."""
+    """Returns the published model with all layers."""
     layers = SHAPES[name].model["num_hidden_layers"]
     return resolved_of(name, layers, "bf16", "cpu", "cpu").identity.model
 
@@ -160,8 +163,10 @@ def with_layers(model: Model, layers: int) -> Model:
 
 
 def flops_of(name: str, layers: int) -> dict[str, float]:
-    """Model FLOPs of a token, by the one formula for all contenders: 6 for each parameter but the
-    embedding's, and 6 × layers × width × sequence for causal attention; nothing for recomputation.
+    """Returns model FLOPs of a token, by one formula for all contenders.
+
+    It counts 6 for each parameter but the embedding's, and 6 × layers × width × sequence for causal
+    attention; nothing for recomputation.
     """
     shape, whole = SHAPES[name], whole_model(name)
     model = with_layers(whole, layers)

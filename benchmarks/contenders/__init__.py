@@ -1,4 +1,4 @@
-"""Who takes part in the step benchmark: a name → what builds it. Each file is one engine, as it is shipped.
+"""Contenders of the step benchmark: a name → what builds it. Each file is one engine, as it is shipped.
 
 What a file imports it imports when it is built, so that an engine that is not installed is told and left out.
 """
@@ -27,13 +27,13 @@ NAMES = tuple(_BUILDERS)
 
 
 def builder(name: str) -> Callable[[Work], Contender]:
-    """Raises ImportError where the engine is not installed."""
+    """Returns the builder of a contender; raises ImportError if its engine is not installed."""
     file, function, _ = _BUILDERS[name]
     return getattr(import_module(file), function)
 
 
 def distributions(names: tuple[str, ...]) -> list[str]:
-    """What `names` are installed as."""
+    """Returns the distributions that `names` are installed as."""
     return sorted(
         {distribution for name in names for distribution in _BUILDERS[name][2]} | {"kielo", "torch"}
     )

@@ -1,4 +1,4 @@
-"""What every contender of the step benchmark is given, and what it must do."""
+"""Interface of a contender of the step benchmark: its input, and what it must do."""
 
 import math
 import time
@@ -24,12 +24,12 @@ _SEED = 1
 
 
 class LeftOut(Exception):
-    """This contender cannot take part, and why."""
+    """Raised by a contender that cannot take part, with the reason."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """The same for all: a model, its first weights, random tokens, and settings of the optimiser.
+    """Input of every contender: a model, its first weights, random tokens, and settings of the optimiser.
 
     resolved: of precision fp32 or bf16; resolved_fp8: the same in FP8. tokens: int64 [steps, sequences, s] on
     the CPU. peers_compile: whether peers that ship with torch.compile use it.
@@ -65,14 +65,15 @@ class Work:
     def micro_batches(self) -> int:
         return self.resolved.placement.phases[0].micro_batches_per_step
 
-    def pieces(self, step: int) -> Iterator[Tensor]:
-        """The step's micro-batches [b, s] on the device."""
-        for piece in self.tokens[step].split(self.micro_batch_sequences):
-            yield piece.to(self.device, non_blocking=True)
+    def micro_batch_tokens(self, step: int) -> Iterator[Tensor]:
+        """Yields the step's micro-batches [b, s] on the device."""
+        for tokens_bs in self.tokens[step].split(self.micro_batch_sequences):
+            yield tokens_bs.to(self.device, non_blocking=True)
 
     def value(self, name: str, shape: Sequence[int]) -> Tensor:
-        """The first value of the parameter that Kielo calls `name`, fp32: where that is large, made on the
-        GPU.
+        """Returns the first value of the parameter that Kielo calls `name`, in fp32.
+
+        Large ones are computed on the GPU.
         """
         if self.device.type == "cpu":
             return initial_value(name, shape, self.model, _SEED)
@@ -86,12 +87,13 @@ class Work:
         return torch.randn(tuple(shape), generator=generator, device=self.device) * deviation
 
     def hugging_face_values(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-        """(name in Hugging Face's Llama, Kielo's name, shape) of each parameter."""
+        """Yields (name in Hugging Face's Llama, Kielo's name, shape) of each parameter."""
         model = self.model
         queries, keys = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
         hidden, wide, vocabulary = model.hidden_size, model.intermediate_size, model.vocab_size
         shapes = {
-            "embed": (vocabulary, hidden), "head": (vocabulary, hidden), "q": (queries, hidden), "k": (keys, hidden),
+            "embed": (vocabulary, hidden), "head": (vocabulary, hidden), "q": (queries, hidden),
+            "k": (keys, hidden),
             "v": (keys, hidden), "o": (hidden, queries), "gate": (wide, hidden), "up": (wide, hidden),
             "down": (hidden, wide), "norm": (hidden,), "attention_norm": (hidden,), "mlp_norm": (hidden,),
         }  # fmt: skip
@@ -100,9 +102,7 @@ class Work:
 
 
 class Contender:
-    """An engine that has built its model. `losses`: of each step it ran, scalars on the device,
-    nats a token.
-    """
+    """An engine that has built its model. `losses`: of each step, scalars on the device, nats a token."""
 
     note = ""
 
@@ -111,7 +111,7 @@ class Contender:
         self.losses: list[Tensor] = []
 
     def step(self, number: int) -> Tensor:
-        """One whole optimiser step on the tokens of step `number`, which may still be under way; its loss."""
+        """Runs step `number`, which may still be under way afterwards, and returns its loss."""
         raise NotImplementedError  # of the Trainer alone, whose own loop takes the steps (`TrainerLoop`)
 
     def turn(self, steps: range, first_timed: int) -> float:
@@ -126,13 +126,12 @@ class Contender:
         return time.perf_counter() - started
 
     def close(self) -> None:
-        """Let go of all memory."""
+        """Releases all memory."""
         self.__dict__.clear()
 
 
 class PlainLoop(Contender):
-    """A peer's model in a plain loop: fp32 weights, autocast where the precision is bf16, torch's fused
-    AdamW.
+    """A peer's model in a plain loop: fp32 weights, autocast for bf16, torch's fused AdamW.
 
     loss_of: tokens [b, s] → the mean loss of predicting each next token. The same loop for all, so that what
     differs is the model and its compilation.
@@ -148,7 +147,7 @@ class PlainLoop(Contender):
 
     def step(self, number: int) -> Tensor:
         total = torch.zeros((), device=self.work.device)
-        for tokens_bs in self.work.pieces(number):
+        for tokens_bs in self.work.micro_batch_tokens(number):
             with computing(self.work):
                 loss = self._loss_of(tokens_bs) / self.work.micro_batches
             loss.backward()
@@ -163,7 +162,7 @@ class PlainLoop(Contender):
 
 
 def adamw(work: Work, model: nn.Module) -> torch.optim.Optimizer:
-    """torch's fused AdamW with the settings of the work; norms do not decay."""
+    """Returns torch's fused AdamW with the settings of the work; norms do not decay."""
     identity = work.resolved.identity
     matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
     others = [parameter for parameter in model.parameters() if parameter.ndim < 2]
@@ -184,25 +183,25 @@ def learning_rate(work: Work) -> float:
 
 
 def computing(work: Work) -> AbstractContextManager:
-    """Autocast to bf16 where that is the precision."""
+    """Returns autocast to bf16 if that is the precision, else a context that does nothing."""
     if work.precision == "bf16":
         return torch.autocast(work.device.type, dtype=torch.bfloat16)
     return nullcontext()
 
 
 def next_tokens(tokens_bs: Tensor) -> Tensor:
-    """Labels as Hugging Face's models make them of their inputs: shifted by one, nothing after the last."""
+    """Returns the labels that Hugging Face's models make: inputs shifted by one, nothing after the last."""
     return nn.functional.pad(tokens_bs[:, 1:], (0, 1), value=NOT_COUNTED)
 
 
 def on_device(work: Work, build: Callable[[], nn.Module]) -> nn.Module:
-    """A model built without memory, then given it on the device; its parameters are still to be filled."""
+    """Builds a model without memory, then allocates it on the device; its parameters are not filled yet."""
     with torch.device("meta"):
         model = build()
     return model.to_empty(device=work.device)
 
 
 def settle(device: torch.device) -> None:
-    """Wait for the device."""
+    """Waits for the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -47,8 +47,9 @@ def _model(work: Work) -> nn.Module:
 
 
 class TrainerLoop(Contender):
-    """The Trainer's own loop runs its steps; a callback keeps the time, from on_step_begin to on_step_end, so
-    that fetching batches is not counted.
+    """The Trainer's own loop, timed by a callback from on_step_begin to on_step_end.
+
+    So fetching batches is not counted.
     """
 
     def __init__(self, work: Work, is_compiled: bool = False) -> None:
@@ -70,9 +71,7 @@ class TrainerLoop(Contender):
         return marks[1] - marks[0]
 
     def lead(self, turns: list[range], others: Callable[[], None]) -> list[float]:
-        """All turns in one call of `train`, which hands over to the `others` before each; the seconds of its
-        own.
-        """
+        """Runs all turns in one call of `train`, with the `others` before each; returns its own seconds."""
         device, seconds, started = self.work.device, [], [0.0]
         firsts, lasts = {turn.start for turn in turns}, {turn.stop - 1 for turn in turns}
 
@@ -133,7 +132,7 @@ class TrainerLoop(Contender):
 
 
 class _InOrder(Trainer):
-    """The Trainer as it is, taking the examples in their order and keeping its losses."""
+    """The Trainer unchanged, but with examples in their order and with its losses kept."""
 
     seen_losses: list[Tensor]
 

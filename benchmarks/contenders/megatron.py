@@ -88,7 +88,7 @@ class Megatron(Contender):
         self._optimiser.zero_grad()
         parts = self._go(
             forward_step_func=self._forward,
-            data_iterator=work.pieces(number),
+            data_iterator=work.micro_batch_tokens(number),
             model=[self._model],
             num_microbatches=work.micro_batches,
             seq_length=work.sequence_length,
@@ -99,8 +99,8 @@ class Megatron(Contender):
             self._optimiser.step()
         return torch.stack([part["loss"] for part in parts]).mean()
 
-    def _forward(self, pieces: Iterator[Tensor], model: torch.nn.Module) -> tuple[Tensor, Any]:
-        tokens_bs = next(pieces)
+    def _forward(self, micro_batches: Iterator[Tensor], model: torch.nn.Module) -> tuple[Tensor, Any]:
+        tokens_bs = next(micro_batches)
         labels_bs = next_tokens(tokens_bs)
         is_counted = labels_bs >= 0
         losses_bs = model(tokens_bs, self._positions, None, labels=labels_bs.clamp(min=0))
@@ -142,8 +142,10 @@ def _config(work: Work, is_fp8: bool) -> TransformerConfig:
 
 
 def _fill(work: Work, model: GPTModel) -> None:
-    """The weights of the work, rounded to bf16: queries, keys and values lie group by group in one matrix,
-    gate over up in another, and norms inside the matrices that they feed.
+    """Fills in the weights of the work, rounded to bf16.
+
+    Queries, keys and values are group by group in one matrix, gate over up in another, and norms inside the
+    matrices after them.
     """
     shapes = {ours: shape for _, ours, shape in work.hugging_face_values()}
     parameters = dict(model.named_parameters())

@@ -1,6 +1,4 @@
-"""Kielo's own step, on the parts that `train/build.py` assembles for one rank, compiled where its recipes
-are.
-"""
+"""Kielo's own step, on the parts that `train/build.py` assembles for one rank, compiled like its recipes."""
 
 from functools import partial
 
@@ -25,7 +23,7 @@ def build(work: Work) -> Contender:
 
 
 def build_compiled(work: Work) -> Contender:
-    """With layout.compile = true, which is the default on GPUs only."""
+    """Builds it with layout.compile = true, which is the default on GPUs only."""
     placement = work.resolved.placement
     layout = placement.layout.model_copy(update={"compile": True})
     placement = placement.model_copy(update={"layout": layout})
@@ -65,10 +63,13 @@ class Own(Contender):
 
     def step(self, number: int) -> Tensor:
         work = self.work
-        pieces = [MicroBatch(tokens_bs, next_tokens(tokens_bs), None) for tokens_bs in work.pieces(number)]
+        micro_batches = [
+            MicroBatch(tokens_bs, next_tokens(tokens_bs), None)
+            for tokens_bs in work.micro_batch_tokens(number)
+        ]
         sequences = work.micro_batches * work.micro_batch_sequences
         counted = torch.full((), sequences * (work.sequence_length - 1), device=work.device)
-        loss = self._forward_backward(StepBatch(number, (), pieces, counted))
+        loss = self._forward_backward(StepBatch(number, (), micro_batches, counted))
         with record_function(OPTIMISER):
             skip = self._guard.check(loss, self._clip())
             self._optimiser.step(learning_rate(work), skip)

@@ -1,5 +1,4 @@
-"""torchtitan's Llama 3, laid out, compiled and given its loss as its trainer does, in the loop of that
-trainer; GPU only.
+"""torchtitan's Llama 3 in its trainer's loop, with that trainer's layout, compilation and loss; GPU only.
 
 Its recipes for one device are followed: FSDP2's mixed precision on a mesh of one rank, each block compiled,
 the chunked loss, FlexAttention's causal mask; without activation checkpointing, which no contender uses, and
@@ -81,7 +80,7 @@ class Torchtitan(Contender):
 
     def step(self, number: int) -> Tensor:
         total = torch.zeros((), device=self.work.device)
-        for tokens_bs in self.work.pieces(number):
+        for tokens_bs in self.work.micro_batch_tokens(number):
             masks = self._model.get_attention_masks(positions=self._positions_bs)
             with self._context():
                 hidden_bsd = self._model(tokens_bs, positions=self._positions_bs, attention_masks=masks)
@@ -124,8 +123,10 @@ def _config(work: Work) -> Llama3Model.Config:
 
 
 def _fill(work: Work, model: nn.Module) -> None:
-    """The weights of the work. Its fused queries, keys and values lie group by group, and its rotary
-    positions turn neighbours where Hugging Face's turn halves, so queries and keys have other rows first.
+    """Fills in the weights of the work.
+
+    torchtitan's fused queries, keys and values are group by group, and its rope turns neighbours where
+    Hugging Face's turns halves, so queries and keys have another order of rows.
     """
     shapes = {ours: shape for _, ours, shape in work.hugging_face_values()}
     parameters = {
@@ -162,5 +163,5 @@ def _fused(work: Work, queries: str, shapes: dict[str, tuple[int, ...]]) -> Tens
 
 
 def _plain(name: str) -> str:
-    """Without what compilation and checkpointing put into names."""
+    """Returns the name without the parts that compilation and checkpointing add."""
     return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")

@@ -11,6 +11,7 @@ import yaml
 from rich.console import Console
 
 from kielo.recipe.errors import KieloError
+from kielo.report.figures import FIGURES
 from kielo.report.summary import print_summary
 from kielo.report.units import format_bytes, format_seconds
 from kielo.report.write import write_report
@@ -114,6 +115,12 @@ def test_page_says_what_the_run_showed(run_folder: Path, tmp_path: Path) -> None
     assert "beats 2 of three baselines" in page.text and "does not compute the same" in page.text
     assert "layers.0.attention" in page.text
     assert ("tr", {"class": "differs"}) in page.tags
+
+
+def test_every_figure_is_on_the_page(run_folder: Path) -> None:
+    """An entry of `FIGURES` whose section does not exist would be missing."""
+    html = (run_folder / "report.html").read_text(encoding="utf-8")
+    assert html.count("<figcaption>") == len(FIGURES)
 
 
 def test_an_unfinished_run_has_a_report_too(tmp_path: Path) -> None:

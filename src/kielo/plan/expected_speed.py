@@ -19,8 +19,10 @@ def tokens_per_second(run: RunToPlan, resolved: Resolved) -> list[float]:
     """
     asked = {phase.number: phase for phase in run.phases}
     placement = resolved.placement
+    shard = {"replicate": placement.layout.replicate, "shard": placement.layout.shard}
+    layout = run.recipe.layout.model_copy(update=shard)
     work = workload(run, [
-        (placement.layout, placed.micro_batch_sequences,
+        (layout, placed.micro_batch_sequences,
          replace(asked[phase.number], sequence_length=phase.sequence_length,
                  tokens_per_step=phase.tokens_per_step))
         for phase, placed in zip(resolved.identity.phases, placement.phases)

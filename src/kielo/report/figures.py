@@ -1,13 +1,13 @@
-"""The page's figures: numbers -> inline SVG that takes its colours from the page, so light and dark both
-read.
+"""The page's figures: what `gather` found -> inline SVG with the page's colours, for light and dark.
 
-matplotlib draws with placeholder colours; afterwards each becomes a CSS variable. Text stays text: it can be
-selected, and takes the page's font.
+matplotlib draws with placeholder colours, and each then becomes a CSS variable. Text stays text: it can be
+selected, and has the page's font.
 """
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
@@ -16,6 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from kielo.report.baselines import baseline_name
+from kielo.report.gather import BASELINES
 from kielo.report.units import format_bytes
 
 # Placeholder colour -> the variable that style.py defines for both schemes.
@@ -41,8 +43,12 @@ STYLE = {
 WIDTH_INCHES = 8.4
 
 
-def bits_per_byte_bars(labels: Sequence[str], values: Sequence[float]) -> str:
-    """One bar a contender, the model first and in the accent colour; fewer bits are better."""
+def bits_per_byte_bars(gathered: dict[str, Any]) -> str:
+    """Draws a bar for the model, in the accent colour, and for each baseline; fewer bits are better."""
+    scores = gathered["scores"]
+    bits = scores["bits_per_byte"]
+    labels = ["This model", *(baseline_name(name, scores) for name in BASELINES)]
+    values = [bits["model"], *(bits[name] for name in BASELINES)]
     with _style():
         figure, axes = _figure(0.42 * len(labels) + 0.5)
         positions = range(len(labels))[::-1]
@@ -56,8 +62,29 @@ def bits_per_byte_bars(labels: Sequence[str], values: Sequence[float]) -> str:
         return _svg(figure, "bits")
 
 
-def funnel_bars(steps: Sequence[dict[str, Any]], bytes_in: int) -> str:
-    """Bytes left after each step, and beside them what the step dropped."""
+def bits_per_byte_caption(gathered: dict[str, Any]) -> str:
+    """Says what the bits per byte were measured on, and what the baselines were given."""
+    scores = gathered["scores"]
+    facts = (
+        f"Fewer is better. {scores['heldout_documents']:,} held-out documents, "
+        f"{format_bytes(scores['heldout_bytes'])}: "
+        f"{scores['convention']} (sequence_length {scores['sequence_length']}, stride {scores['stride']}). "
+        "The baselines were given the same training text."
+    )
+    if scores["heldout_documents"] < scores.get("heldout_documents_in_all", 0):
+        facts += f" An even sample of {scores['heldout_documents_in_all']:,} held-out documents."
+    given, whole = scores.get("training_bytes_of_byte_baselines", 0), scores.get("training_bytes", 0)
+    if given < whole:
+        facts += (
+            f" xz and the n-gram were given an even sample of it: {format_bytes(given)} of "
+            f"{format_bytes(whole)}."
+        )
+    return facts
+
+
+def funnel_bars(gathered: dict[str, Any]) -> str:
+    """Draws bytes left after each step, and beside them those that the step dropped."""
+    steps, bytes_in = _by_step(gathered["funnel"]["steps"]), gathered["corpus"]["bytes_in"]
     with _style():
         figure, axes = _figure(0.36 * (len(steps) + 1) + 0.3)
         labels = [step["name"] for step in steps]
@@ -80,24 +107,28 @@ def funnel_bars(steps: Sequence[dict[str, Any]], bytes_in: int) -> str:
         return _svg(figure, "funnel")
 
 
-def loss_curves(rows: Sequence[dict[str, Any]], heldout: Sequence[dict[str, Any]]) -> str:
-    """Training and held-out loss in nats per token, over optimiser steps."""
+def loss_curves(gathered: dict[str, Any]) -> str:
+    """Draws training and held-out loss in nats per token, over optimiser steps."""
+    training = gathered["training"]
     with _style():
         figure, axes = _figure(3.2)
-        steps, losses = _finite(rows, "loss")
+        steps, losses = _finite(training["rows"], "loss")
         axes.plot(steps, losses, color=OTHER, linewidth=1.2)
-        heldout_steps, heldout_losses = _finite(heldout, "heldout_loss")
+        heldout_steps, heldout_losses = _finite(training["heldout"], "heldout_loss")
         axes.plot(heldout_steps, heldout_losses, color=OURS, linewidth=1.8, marker="o", markersize=4)
         _ends(axes, [("training", steps, losses, OTHER), ("held-out", heldout_steps, heldout_losses, OURS)])
         _axes_names(axes, "step", "loss (nats per token)")
         return _svg(figure, "loss")
 
 
-def speed_curve(rows: Sequence[dict[str, Any]]) -> str:
-    """Tokens per second over optimiser steps, from zero."""
+def speed_curve(gathered: dict[str, Any]) -> str | None:
+    """Draws tokens per second over optimiser steps, from zero."""
+    training = gathered["training"]
+    if not training["tokens_per_second"]:
+        return None
     with _style():
         figure, axes = _figure(2.0)
-        steps, speeds = _finite(rows, "tokens_per_second")
+        steps, speeds = _finite(training["rows"], "tokens_per_second")
         axes.plot(steps, speeds, color=OURS, linewidth=1.4)
         axes.set_ylim(0, max(speeds, default=1) * 1.15)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
@@ -105,10 +136,13 @@ def speed_curve(rows: Sequence[dict[str, Any]]) -> str:
         return _svg(figure, "speed")
 
 
-def parity_curves(ours: Sequence[float], theirs: Sequence[float], tolerance: float | None) -> str:
-    """Above: both losses at each step. Below: their relative difference on a log scale, beside
-    the tolerance.
-    """
+def parity_curves(gathered: dict[str, Any]) -> str | None:
+    """Draws both losses at each step, and their relative difference on a log scale with the tolerance."""
+    parity = gathered["parity"]
+    losses, tolerance = parity.get("losses") or {}, parity["tolerance"]
+    ours, theirs = losses.get("ours"), losses.get("theirs", ())
+    if not ours or len(ours) != len(theirs):
+        return None
     with _style():
         figure = Figure(figsize=(WIDTH_INCHES, 4.4), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
@@ -150,6 +184,42 @@ def parity_curves(ours: Sequence[float], theirs: Sequence[float], tolerance: flo
         return _svg(figure, "parity")
 
 
+@dataclass(frozen=True)
+class ReportFigure:
+    """A figure of the page. A new one is a function that draws it and an entry of `FIGURES`.
+
+    `section` is the id of the page's section that shows it. `draw` takes what `gather` found and returns SVG,
+    or None if there is nothing to draw.
+    """
+
+    section: str
+    draw: Callable[[dict[str, Any]], str | None]
+    caption: str | Callable[[dict[str, Any]], str]
+
+    def caption_of(self, gathered: dict[str, Any]) -> str:
+        """Returns the caption, which may depend on the run."""
+        return self.caption if isinstance(self.caption, str) else self.caption(gathered)
+
+
+FIGURES = (  # in the order of each section
+    ReportFigure("bits-per-byte", bits_per_byte_bars, bits_per_byte_caption),
+    ReportFigure("parity", parity_curves, "Both losses at each step, and how far they are apart."),
+    ReportFigure("training", loss_curves, "Loss of the training and of the held-out text."),
+    ReportFigure("training", speed_curve, "Training speed."),
+    ReportFigure("corpus", funnel_bars, "Text left after each step, and what the step dropped."),
+)
+
+
+def _by_step(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Adds up the funnel's rows, one for each reason, to one row for each step."""
+    steps: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        step = steps.setdefault(row["name"], {**row, "documents": 0, "bytes": 0})
+        step["documents"] += row["documents"]
+        step["bytes"] += row["bytes"]
+    return list(steps.values())
+
+
 def _style() -> Any:
     return matplotlib.rc_context(STYLE)
 
@@ -180,7 +250,7 @@ def _grid(axes: Axes) -> None:
 
 
 def _ends(axes: Axes, curves: Sequence[tuple[str, list, list, str]]) -> None:
-    """A name and the last value at the end of each curve; pushed apart where the ends meet."""
+    """Writes a name and the last value at the end of each curve, apart where the ends meet."""
     ends = sorted((curve for curve in curves if curve[1]), key=lambda curve: curve[2][-1])
     for rank, (name, steps, values, colour) in enumerate(ends):
         lift = 0 if len(ends) == 1 else (-8, 8)[rank]
@@ -191,15 +261,16 @@ def _ends(axes: Axes, curves: Sequence[tuple[str, list, list, str]]) -> None:
 
 
 def _finite(rows: Sequence[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:
-    """Steps and values of the rows that have a finite number there (a skipped step may not)."""
+    """Returns steps and values of the rows with a finite number there, which a skipped step may not have."""
     pairs = [(row["step"], row[key]) for row in rows if isinstance(row.get(key), int | float)]
     pairs = [(step, value) for step, value in pairs if abs(value) < float("inf")]
     return [step for step, _ in pairs], [value for _, value in pairs]
 
 
 def _svg(figure: Figure, name: str) -> str:
-    """The figure as an <svg> element: no prologue or metadata, ids made unique on the page, colours as
-    variables.
+    """Returns the figure as an <svg> element without prologue and metadata.
+
+    Its ids are unique on the page and its colours are CSS variables.
     """
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -211,7 +282,7 @@ def _svg(figure: Figure, name: str) -> str:
     svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", svg)
     for colour, variable in VARIABLES.items():
         svg = svg.replace(colour, f"var({variable})")
-    # The page scales a figure down to a narrow screen; its own size is the most that it takes.
+    # The page scales a figure down on a narrow screen, but never up.
     return re.sub(
         r'<svg ([^>]*?)width="([\d.]+)pt" height="[\d.]+pt"',
         r'<svg \1style="max-width: \2pt" width="100%"',

@@ -29,8 +29,9 @@ BASELINES = ("unigram", "xz", "ngram")
 
 
 def gather(run_folder: Path, recipe: Recipe, stages: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """`stages` is name -> {"seconds", "skipped"} of the run that asks; manifests know how long skipped ones
-    took.
+    """Collects the run folder's content.
+
+    `stages` is name -> {"seconds", "skipped"} of this run; manifests have the seconds of skipped stages.
     """
     run_folder = Path(run_folder)
     manifests = {stage: read_manifest(run_folder / folder) for stage, folder in STAGE_FOLDERS.items()}
@@ -54,7 +55,7 @@ def gather(run_folder: Path, recipe: Recipe, stages: dict[str, dict[str, Any]]) 
 
 
 def summarise(gathered: dict[str, Any]) -> dict[str, Any]:
-    """The content of summary.json. What has not run is None."""
+    """Returns the content of summary.json; the values of stages that have not run are None."""
     corpus, parity, scores = gathered["corpus"], gathered["parity"], gathered["scores"]
     training = gathered["training"]
     return {
@@ -69,7 +70,7 @@ def summarise(gathered: dict[str, Any]) -> dict[str, Any]:
 
 
 def beats_all(bits_per_byte: dict[str, float]) -> bool:
-    """Whether the model needs fewer bits per byte than every baseline."""
+    """Returns True if the model needs fewer bits per byte than every baseline."""
     return all(bits_per_byte["model"] < bits_per_byte[name] for name in BASELINES)
 
 
@@ -85,8 +86,9 @@ def _pick(content: dict[str, Any] | None, keys: Sequence[str]) -> dict[str, Any]
 
 
 def _training(folder: Path, manifest: Manifest | None) -> dict[str, Any] | None:
-    """Curves of metrics.jsonl, {"rows", "heldout", "passed_over", "precisions"} by step; the usual tokens per
-    second; the stage's counts.
+    """Returns curves of metrics.jsonl, the median tokens per second and the stage's counts.
+
+    Curves are {"rows", "heldout", "passed_over", "precisions"}, by step.
     """
     path = folder / "metrics.jsonl"
     if not path.is_file():
@@ -122,7 +124,7 @@ def _training(folder: Path, manifest: Manifest | None) -> dict[str, Any] | None:
 
 
 def _parity(certificate: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The certificate with `setting_rows`: (setting, ours, theirs, whether they differ)."""
+    """Returns the certificate with `setting_rows`: (setting, ours, theirs, True if they differ)."""
     if certificate is None:
         return None
     settings = certificate["settings"]
@@ -135,7 +137,7 @@ def _parity(certificate: dict[str, Any] | None) -> dict[str, Any] | None:
 def _stage_rows(
     manifests: dict[str, Manifest | None], stages: dict[str, dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Per stage: seconds of the work that made its folder, and whether this run did it or found it done."""
+    """Returns a row for each stage: the seconds that made its folder, and if this run did it."""
     names = list(dict.fromkeys([*STAGE_FOLDERS, *stages]))
     rows = []
     for name in names:
@@ -151,7 +153,7 @@ def _stage_rows(
 
 
 def _versions(manifests: dict[str, Manifest | None]) -> dict[str, str]:
-    """Package versions that the stages ran with; several, where stages differ."""
+    """Returns the package versions that the stages ran with; several, if stages differ."""
     seen: dict[str, list[str]] = {}
     for manifest in manifests.values():
         for package, number in (manifest.versions if manifest else {}).items():

@@ -1,6 +1,4 @@
-"""The model card: what `gather` found -> `hf/README.md`, with the front matter that the Hugging Face hub
-reads.
-"""
+"""The model card: what `gather` found -> `hf/README.md`, with front matter for the Hugging Face hub."""
 
 import json
 import sys
@@ -9,14 +7,15 @@ from typing import Any
 
 from kielo.artifact.own_text import is_own_text, write_own_text
 from kielo.recipe.sections import Recipe, Source
+from kielo.report.baselines import baseline_name
 from kielo.report.gather import BASELINES
-from kielo.report.page import baseline_name
 from kielo.report.units import format_bytes
 
 
 def write_model_card(gathered: dict[str, Any]) -> Path | None:
-    """Write the card into the exported folder; None when nothing has been exported yet, or a person has
-    written there.
+    """Writes the card into the exported folder.
+
+    Returns None if nothing has been exported yet, or if a person has changed the card.
     """
     if not gathered["export"]:
         return None
@@ -29,8 +28,9 @@ def write_model_card(gathered: dict[str, Any]) -> Path | None:
 
 
 def render(gathered: dict[str, Any]) -> str:
-    """The card as Markdown."""
+    """Returns the card as Markdown."""
     recipe = gathered["recipe"]
+    prompt = json.dumps(_first_prompt(gathered), ensure_ascii=False)
     parts = [
         _front_matter(recipe),
         f"# {_plain(recipe.name)}",
@@ -44,7 +44,7 @@ def render(gathered: dict[str, Any]) -> str:
         'folder = "."  # this folder, or its name on the hub\n'
         "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
         "model = AutoModelForCausalLM.from_pretrained(folder)\n"
-        f'inputs = tokenizer({json.dumps(_first_prompt(gathered), ensure_ascii=False)}, return_tensors="pt")\n'
+        f'inputs = tokenizer({prompt}, return_tensors="pt")\n'
         "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=80, do_sample=True, top_k=50)[0]))\n"
         "```",
         _training(gathered),
@@ -54,7 +54,7 @@ def render(gathered: dict[str, Any]) -> str:
 
 
 def _front_matter(recipe: Recipe) -> str:
-    """YAML. Scalars are written as JSON strings, which YAML reads as strings: a bare `no` would be false."""
+    """Returns YAML with scalars as JSON strings, which stay strings: a bare `no` would be false."""
     lines = [
         "---",
         f"license: {json.dumps(recipe.report.license)}",
@@ -80,7 +80,7 @@ def _bits_per_byte(scores: dict[str, Any] | None) -> str:
         return ""
     bits = scores["bits_per_byte"]
     names = {"model": "**this model**"} | {name: baseline_name(name, scores) for name in BASELINES}
-    rows = "\n".join(f"| {words} | {bits[name]:.3f} |" for name, words in names.items())
+    rows = "\n".join(f"| {full} | {bits[name]:.3f} |" for name, full in names.items())
     return (
         f"## Held-out bits per byte\n\nOn {scores['heldout_documents']:,} held-out documents "
         f"({format_bytes(scores['heldout_bytes'])}); fewer is better. The baselines were given the same "
@@ -121,7 +121,7 @@ def _training(gathered: dict[str, Any]) -> str:
 
 
 def _source(source: Source) -> str:
-    """Where a source came from, without the paths of the machine that it lay on."""
+    """Names the origin of a source, without paths of the machine that had it."""
     parts = []
     if source.debian_package:
         parts.append(f"Debian package {source.debian_package}")
@@ -146,7 +146,5 @@ def _first_prompt(gathered: dict[str, Any]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that Markdown and HTML take literally: what would begin a tag, a link or a code span
-    is escaped.
-    """
+    """Escapes what would begin a tag, a link or a code span in Markdown or HTML."""
     return "".join("\\" + char if char in "\\`*_[]<>|" else char for char in text)

@@ -1,7 +1,8 @@
 """The report page: what `gather` found -> one self-contained report.html.
 
 Nothing is fetched when it is opened (a content security policy forbids it), no script runs, every text from
-outside is escaped. Each section is a function here; a stage that has not run gets a sentence instead.
+outside is escaped. Each section is a function here, and its figures are entries of `figures.FIGURES`; a stage
+that has not run gets a sentence instead.
 """
 
 from collections import Counter
@@ -9,16 +10,11 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from kielo.report import figures
+from kielo.report.figures import FIGURES
 from kielo.report.gather import BASELINES, beats_all
 from kielo.report.style import CSS
 from kielo.report.units import format_bytes, format_seconds
 
-BASELINE_NAMES = {
-    "unigram": "Token unigram",
-    "xz": "xz -9 after the training text",
-    "ngram": "Interpolated byte {order}-gram",
-}
 TOKENIZER_NAMES = {
     "vocabulary_size": "Vocabulary",
     "tokens_per_word": "Tokens per word",
@@ -33,7 +29,7 @@ TOKENIZER_NAMES = {
 
 
 def render(gathered: dict[str, Any]) -> str:
-    """The whole page as HTML."""
+    """Returns the whole page as HTML."""
     recipe = gathered["recipe"]
     sections = [
         ("bits-per-byte", "Held-out bits per byte", _bits_per_byte(gathered)),
@@ -55,7 +51,8 @@ def render(gathered: dict[str, Any]) -> str:
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
 <title>{escape(recipe.name)} · Kielo report</title>
 <style>
 {CSS}</style>
@@ -77,24 +74,26 @@ def render(gathered: dict[str, Any]) -> str:
 
 
 def _verdict(gathered: dict[str, Any]) -> str:
-    """One line: does the model beat the baselines, and is it the same model as Hugging Face's?"""
+    """Says in one line if the model beats the baselines and computes the same as Hugging Face's."""
     claims = []
     scores, parity = gathered["scores"], gathered["parity"]
     bits = scores["bits_per_byte"] if scores else {}
     if bits.keys() >= {"model", *BASELINES}:
         beaten = sum(bits["model"] < bits[name] for name in BASELINES)
-        words = "beats all three baselines" if beats_all(bits) else f"beats {beaten} of three baselines"
-        claims.append((beats_all(bits), f"The model {words} in held-out bits per byte."))
+        text = "beats all three baselines" if beats_all(bits) else f"beats {beaten} of three baselines"
+        claims.append((beats_all(bits), f"The model {text} in held-out bits per byte."))
     if parity:
-        words = "computes the same" if parity["passed"] else "does not compute the same"
-        claims.append((parity["passed"], f"Kielo {words} as Hugging Face transformers."))
+        text = "computes the same" if parity["passed"] else "does not compute the same"
+        claims.append((parity["passed"], f"Kielo {text} as Hugging Face transformers."))
     if not claims:
         return '<p class="verdict">This run has not been evaluated or verified yet.</p>'
-    marks = [
-        f'<span class="{"good" if good else "bad"}"><span aria-hidden="true">{"✓" if good else "✗"}</span> {escape(text)}</span>'
+    marks = {True: ("good", "✓"), False: ("bad", "✗")}
+    spans = [
+        f'<span class="{marks[good][0]}"><span aria-hidden="true">{marks[good][1]}</span> '
+        f"{escape(text)}</span>"
         for good, text in claims
     ]
-    return f'<p class="verdict">{" ".join(marks)}</p>'
+    return f'<p class="verdict">{" ".join(spans)}</p>'
 
 
 def _headline_figures(gathered: dict[str, Any]) -> str:
@@ -118,25 +117,7 @@ def _bits_per_byte(gathered: dict[str, Any]) -> str:
     bits = scores["bits_per_byte"] if scores else {}
     if not bits.keys() >= {"model", *BASELINES}:
         return _not_run("evaluate")
-    names = ["This model", *(baseline_name(name, scores) for name in BASELINES)]
-    values = [bits["model"], *(bits[name] for name in BASELINES)]
-    facts = (
-        f"Fewer is better. {scores['heldout_documents']:,} held-out documents, "
-        f"{format_bytes(scores['heldout_bytes'])}: "
-        f"{scores['convention']} (sequence_length {scores['sequence_length']}, stride {scores['stride']}). "
-        "The baselines were given the same training text."
-    )
-    if scores["heldout_documents"] < scores.get("heldout_documents_in_all", 0):
-        facts += f" An even sample of {scores['heldout_documents_in_all']:,} held-out documents."
-    given, whole = scores.get("training_bytes_of_byte_baselines", 0), scores.get("training_bytes", 0)
-    if given < whole:
-        facts += f" xz and the n-gram were given an even sample of it: {format_bytes(given)} of {format_bytes(whole)}."
-    return _figure(figures.bits_per_byte_bars(names, values), facts)
-
-
-def baseline_name(name: str, scores: dict[str, Any]) -> str:
-    """A baseline in words."""
-    return BASELINE_NAMES[name].format(order=scores.get("ngram_order", ""))
+    return _figures("bits-per-byte", gathered)
 
 
 def _samples(gathered: dict[str, Any]) -> str:
@@ -145,12 +126,14 @@ def _samples(gathered: dict[str, Any]) -> str:
         return _not_run("evaluate")
     language = escape(gathered["recipe"].language, quote=True)
     quotes = "\n".join(
-        f'<blockquote lang="{language}" dir="auto"><b>{escape(sample["prompt"])}</b>{escape(sample["text"])}</blockquote>'
+        f'<blockquote lang="{language}" dir="auto"><b>{escape(sample["prompt"])}</b>'
+        f"{escape(sample['text'])}</blockquote>"
         for sample in scores["samples"]
     )
     sampling = scores.get("sampling", {})
-    words = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in sampling.items())
-    return f"{quotes}\n<p class='note'>Bold: the prompt, the opening of a held-out document. Sampling: {escape(words)}.</p>"
+    settings = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in sampling.items())
+    note = f"Bold: the prompt, the opening of a held-out document. Sampling: {escape(settings)}."
+    return f"{quotes}\n<p class='note'>{note}</p>"
 
 
 def _parity(gathered: dict[str, Any]) -> str:
@@ -164,14 +147,12 @@ def _parity(gathered: dict[str, Any]) -> str:
         f"tolerance {parity['tolerance']:.0e}."
     )
     parts = [
-        f'<p><strong class="{"good" if parity["passed"] else "bad"}">{verdict.capitalize()}.</strong> {escape(sentence)}</p>'
+        f'<p><strong class="{"good" if parity["passed"] else "bad"}">{verdict.capitalize()}.</strong> '
+        f"{escape(sentence)}</p>"
     ]
     if parity.get("first_difference"):
-        parts.append(f'<p class="bad">First difference: {escape(_words(parity["first_difference"]))}</p>')
-    losses = parity.get("losses") or {}
-    if losses.get("ours") and len(losses["ours"]) == len(losses.get("theirs", ())):
-        svg = figures.parity_curves(losses["ours"], losses["theirs"], parity["tolerance"])
-        parts.append(_figure(svg, "Both losses at each step, and how far they are apart."))
+        parts.append(f'<p class="bad">First difference: {escape(_text(parity["first_difference"]))}</p>')
+    parts.append(_figures("parity", gathered))
     differences = [
         (label, f"{parity[key]:.1e}")
         for key, label in (
@@ -182,9 +163,9 @@ def _parity(gathered: dict[str, Any]) -> str:
     ]
     if differences:
         parts.append(_table(("Before the first step", ""), differences))
-    rows = [(_label(name), _words(ours), _words(theirs)) for name, ours, theirs, _ in parity["setting_rows"]]
+    rows = [(_label(name), _text(ours), _text(theirs)) for name, ours, theirs, _ in parity["setting_rows"]]
     differing = [number for number, row in enumerate(parity["setting_rows"]) if row[3]]
-    table = _table(("Effective setting", "Kielo", "transformers"), rows, words=3, marked=differing)
+    table = _table(("Effective setting", "Kielo", "transformers"), rows, text_columns=3, marked=differing)
     parts.append(f"<details open><summary>Settings side by side</summary>{table}</details>")
     return "\n".join(parts)
 
@@ -211,14 +192,10 @@ def _training(gathered: dict[str, Any]) -> str:
         taken_back = (
             " again: the loss or the gradient norm had risen" if row.get("outcome") == "taken back" else ""
         )
-        # Of a change that was kept only the change itself is told.
-        if row.get("outcome") != "kept":
-            sentence += f"; {row['precision'] if not taken_back else 'the precision before'} after step {row['step']:,}{taken_back}"
-    curves = figures.loss_curves(training["rows"], training["heldout"])
-    parts = [f"<p>{escape(sentence)}.</p>", _figure(curves, "Loss of the training and of the held-out text.")]
-    if speed:
-        parts.append(_figure(figures.speed_curve(training["rows"]), "Training speed."))
-    return "\n".join(parts)
+        if row.get("outcome") != "kept":  # the change itself has a row of its own
+            precision = "the precision before" if taken_back else row["precision"]
+            sentence += f"; {precision} after step {row['step']:,}{taken_back}"
+    return f"<p>{escape(sentence)}.</p>\n{_figures('training', gathered)}"
 
 
 def _corpus(gathered: dict[str, Any]) -> str:
@@ -229,14 +206,10 @@ def _corpus(gathered: dict[str, Any]) -> str:
         f"{format_bytes(corpus['bytes_kept'])} of {format_bytes(corpus['bytes_in'])} and "
         f"{corpus['documents_kept']:,} of {corpus['documents_in']:,} documents are left."
     )
-    figure = _figure(
-        figures.funnel_bars(_by_step(funnel["steps"]), corpus["bytes_in"]),
-        "Text left after each step, and what the step dropped.",
-    )
-    parts = [f"<p>{escape(kept)}</p>", figure, _funnel_table(funnel["steps"])]
+    parts = [f"<p>{escape(kept)}</p>", _figures("corpus", gathered), _funnel_table(funnel["steps"])]
     sources = funnel.get("sources", ())
     if examples := [(source["name"], told) for source in sources for told in source.get("bad_examples", ())]:
-        table = _table(("Source", "What was wrong"), examples, words=2)
+        table = _table(("Source", "What was wrong"), examples, text_columns=2)
         parts.append(f"<details><summary>The first records that could not be read</summary>{table}</details>")
     for kind, shares in (funnel.get("threshold_table") or {}).items():
         rows = [(threshold, f"{100 * share:.1f} %") for threshold, share in shares.items()]
@@ -247,18 +220,8 @@ def _corpus(gathered: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _by_step(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row a step: the funnel has one for each reason, with the same figures of what was left."""
-    steps: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        step = steps.setdefault(row["name"], {**row, "documents": 0, "bytes": 0})
-        step["documents"] += row["documents"]
-        step["bytes"] += row["bytes"]
-    return list(steps.values())
-
-
 def _funnel_table(steps: Sequence[dict[str, Any]]) -> str:
-    """A row for each reason; a step's name and what it left stand once, in its first row."""
+    """Returns a table with a row for each reason; a step's name and what it left are in its first row."""
     rows = []
     for before, step in zip([None, *steps], steps):
         is_first = before is None or before["name"] != step["name"]
@@ -273,7 +236,7 @@ def _funnel_table(steps: Sequence[dict[str, Any]]) -> str:
             )
         )
     header = ("Step", "Why dropped", "Documents dropped", "Text dropped", "Documents left", "Text left")
-    return _table(header, rows, words=2)
+    return _table(header, rows, text_columns=2)
 
 
 def _tokenizer(gathered: dict[str, Any]) -> str:
@@ -281,7 +244,7 @@ def _tokenizer(gathered: dict[str, Any]) -> str:
     if not measured:
         return _not_run("tokenizer")
     rows = [(name, _measure(key, measured[key])) for key, name in TOKENIZER_NAMES.items() if key in measured]
-    on = f" on {_words(measured['measured_on'])}" if "measured_on" in measured else ""
+    on = f" on {_text(measured['measured_on'])}" if "measured_on" in measured else ""
     parts = [_table((f"Measured{on}", ""), rows)]
     sources = (gathered["tokens"] or {}).get("sources")
     if sources:
@@ -303,7 +266,8 @@ def _export(gathered: dict[str, Any]) -> str:
         f"model = AutoModelForCausalLM.from_pretrained({path!r})\n"
         f"tokenizer = AutoTokenizer.from_pretrained({path!r})"
     )
-    return f"<p>In <code>{escape(path)}</code>, with its model card (<code>README.md</code>).</p>\n<pre>{escape(code)}</pre>"
+    where = f"In <code>{escape(path)}</code>, with its model card (<code>README.md</code>)."
+    return f"<p>{where}</p>\n<pre>{escape(code)}</pre>"
 
 
 def _stages(gathered: dict[str, Any]) -> str:
@@ -313,24 +277,28 @@ def _stages(gathered: dict[str, Any]) -> str:
     ]
     versions = {"kielo": gathered["kielo_version"]} | gathered["versions"]
     return (
-        _table(("Stage", "This run", "Time"), rows, words=2)
+        _table(("Stage", "This run", "Time"), rows, text_columns=2)
         + "\n"
         + _table(("Package", "Version"), versions.items())
     )
 
 
-def _figure(svg: str, caption: str) -> str:
-    return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
+def _figures(section: str, gathered: dict[str, Any]) -> str:
+    """Draws the figures of a section, in the order of `FIGURES`."""
+    drawn = ((entry, entry.draw(gathered)) for entry in FIGURES if entry.section == section)
+    return "\n".join(
+        f"<figure>{svg}<figcaption>{escape(entry.caption_of(gathered))}</figcaption></figure>"
+        for entry, svg in drawn
+        if svg is not None
+    )
 
 
 def _table(
-    header: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1, marked: Iterable[int] = ()
+    header: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1, marked: Iterable[int] = ()
 ) -> str:
-    """A table whose first `words` columns are words, the others figures; `marked` rows differ and are said
-    so.
-    """
+    """Returns a table whose first `text_columns` are text and the others numbers; `marked` rows differ."""
     marked = set(marked)
-    kinds = ["words" if column < words else "number" for column in range(len(header))]
+    kinds = ["text" if column < text_columns else "number" for column in range(len(header))]
     head = "".join(
         f'<th class="{kind}" scope="col">{escape(name)}</th>'
         for kind, name in zip(kinds, header, strict=True)
@@ -344,7 +312,8 @@ def _table(
         for number, row in enumerate(rows)
     )
     shape = "pairs" if len(header) == 2 else "wide"
-    return f'<div class="scroll"><table class="{shape}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    table = f'<table class="{shape}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    return f'<div class="scroll">{table}</div>'
 
 
 def _not_run(stage: str) -> str:
@@ -362,12 +331,12 @@ def _measure(key: str, value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
 
 
-def _words(value: Any) -> str:
-    """A setting as text: long lists by their ends, equal values of many tensors counted, floats short."""
+def _text(value: Any) -> str:
+    """Returns a setting as text: long lists by their ends, equal values of many tensors counted."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list | tuple):
-        shown = [_words(entry) for entry in value] or ["none"]
+        shown = [_text(entry) for entry in value] or ["none"]
         return ", ".join(shown if len(shown) <= 6 else [*shown[:3], "…", *shown[-2:]])
     if (
         isinstance(value, dict)
@@ -375,10 +344,10 @@ def _words(value: Any) -> str:
         and all(isinstance(entry, int | float) for entry in value.values())
     ):
         return "; ".join(
-            f"{_words(entry)} for {count} tensors" for entry, count in Counter(value.values()).items()
+            f"{_text(entry)} for {count} tensors" for entry, count in Counter(value.values()).items()
         )
     if isinstance(value, dict):
         return "; ".join(
-            f"{_label(key)}: {_words(entry)}" for key, entry in value.items() if entry not in (None, [], "")
+            f"{_label(key)}: {_text(entry)}" for key, entry in value.items() if entry not in (None, [], "")
         )
     return "–" if value is None else str(value)

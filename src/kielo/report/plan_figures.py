@@ -25,9 +25,11 @@ PAPER, INK, QUIET, RULE = "#ffffff", "#1b211d", "#5a645d", "#d9ded5"
 STRONG, WEAK = "#2f7d4f", "#b8651b"
 KINDS = {"forward": "#2f7d4f", "backward": "#e2a95c", "weights": "#6f93c4"}  # of a timeline's spans
 PARTS = {  # greens work, orange waits, blues move bytes between devices, greys are the rest
-    "matrix": "#2f7d4f", "attention": "#5fa577", "elementwise": "#94c5a4", "head": "#1f5436", "launch": "#c7ddcd",
+    "matrix": "#2f7d4f", "attention": "#5fa577", "elementwise": "#94c5a4", "head": "#1f5436",
+    "launch": "#c7ddcd",
     "bubble": "#e0913a", "slowest": "#f3cf9f",
-    "tensor_traffic": "#3f6ba8", "context_traffic": "#6f93c4", "pipeline_traffic": "#9db8dc", "data_traffic": "#c6d6ec",
+    "tensor_traffic": "#3f6ba8", "context_traffic": "#6f93c4", "pipeline_traffic": "#9db8dc",
+    "data_traffic": "#c6d6ec",
     "optimiser": "#7f8a83", "fixed": "#b9c1bb",
 }  # fmt: skip
 STYLE = {
@@ -55,8 +57,9 @@ _NUMBER_SIZE = 7
 
 
 def timeline_svg(planned: PlannedLayout, path: Path | str) -> None:
-    """Its pipeline's ranks over time, idle left blank; without a simulated pipeline, a bar of the step's
-    parts.
+    """Draws the pipeline's ranks over time, with idle time blank.
+
+    Without a simulated pipeline, draws a bar of the step's parts.
     """
     with matplotlib.rc_context(STYLE):
         figure = timeline_figure(planned) if planned.stages is not None else parts_figure([planned])
@@ -64,15 +67,16 @@ def timeline_svg(planned: PlannedLayout, path: Path | str) -> None:
 
 
 def scaling_svg(strong: Sequence[PlannedLayout], weak: Sequence[PlannedLayout], path: Path | str) -> None:
-    """Tokens a second and efficiency over nodes. `strong`: one batch on all numbers of nodes; `weak`: it
-    grows with them.
+    """Draws tokens a second and efficiency over nodes.
+
+    `strong`: one batch on all numbers of nodes; `weak`: it grows with them.
     """
     with matplotlib.rc_context(STYLE):
         _write(scaling_figure(strong, weak), path)
 
 
 def parts_svg(several: Sequence[PlannedLayout], path: Path | str) -> None:
-    """Seconds of a step by part, a bar a layout."""
+    """Draws seconds of a step by part, a bar for each layout."""
     with matplotlib.rc_context(STYLE):
         _write(parts_figure(several), path)
 
@@ -96,19 +100,20 @@ def timeline_figure(planned: PlannedLayout) -> Figure:
     bubble = planned.seconds["bubble"] / planned.step_seconds
     axes.set_title(f"{planned.name}: bubble {bubble:.1%} of the step", loc="left", pad=26, color=INK)
     kinds = [kind for kind in KINDS if any(span.kind == kind for span in spans)]
-    words = {"forward": "forward", "backward": "backward", "weights": "gradients of weights"}
+    names = {"forward": "forward", "backward": "backward", "weights": "gradients of weights"}
     if "weights" in kinds:
-        words["backward"] = "gradients of inputs"
+        names["backward"] = "gradients of inputs"
     axes.legend(
-        [Patch(color=KINDS[kind]) for kind in kinds], [words[kind] for kind in kinds], frameon=False, ncols=3,
+        [Patch(color=KINDS[kind]) for kind in kinds], [names[kind] for kind in kinds], frameon=False, ncols=3,
         loc="lower left", bbox_to_anchor=(-0.01, 1.0), borderaxespad=0.2,
     )  # fmt: skip
     return figure
 
 
 def drawn_micro_batches(planned: PlannedLayout) -> int:
-    """As many as show how the pipeline fills, runs and empties; of schedules that run in rounds, two of the
-    step's.
+    """Returns the micro-batches that show how the pipeline fills, runs and empties.
+
+    Schedules that run in rounds get two of the step's rounds.
     """
     ranks, many = planned.layout.pipeline, planned.micro_batches
     if planned.layout.pipeline_schedule.startswith("interleaved"):
@@ -146,8 +151,8 @@ def scaling_figure(strong: Sequence[PlannedLayout], weak: Sequence[PlannedLayout
         )
         speed.plot(nodes, speeds, color=colour, linewidth=1.8, marker="o", markersize=4, label=name)
         share.plot(
-            nodes, [100 * each / (first * count) for each, count in zip(speeds, nodes)], color=colour, linewidth=1.8,
-            marker="o", markersize=4,
+            nodes, [100 * each / (first * count) for each, count in zip(speeds, nodes)], color=colour,
+            linewidth=1.8, marker="o", markersize=4,
         )  # fmt: skip
     speed.set_yscale("log")
     speed.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -167,7 +172,7 @@ def scaling_figure(strong: Sequence[PlannedLayout], weak: Sequence[PlannedLayout
 
 
 def by_nodes(several: Sequence[PlannedLayout]) -> list[PlannedLayout]:
-    """The fastest on each number of nodes, fewest nodes first."""
+    """Returns the fastest layout on each number of nodes, fewest nodes first."""
     best: dict[int, PlannedLayout] = {}
     for planned in several:
         if planned.nodes not in best or planned.tokens_per_second > best[planned.nodes].tokens_per_second:
@@ -199,8 +204,9 @@ def parts_figure(several: Sequence[PlannedLayout]) -> Figure:
             start += seconds
         unfit = "" if planned.fits else ", does not fit"
         axes.annotate(
-            f"{planned.step_seconds:.4g} s, {_short(planned.tokens_per_second)} tokens/s{unfit}", (start, position), (6, 0),
-            textcoords="offset points", va="center", color=INK,
+            f"{planned.step_seconds:.4g} s, {_short(planned.tokens_per_second)} tokens/s{unfit}",
+            (start, position),
+            (6, 0), textcoords="offset points", va="center", color=INK,
         )  # fmt: skip
     axes.set_xlim(0, longest * (1.48 if not all(planned.fits for planned in several) else 1.3))
     axes.set_ylim(len(several) - 0.5, -0.5)
@@ -211,34 +217,35 @@ def parts_figure(several: Sequence[PlannedLayout]) -> Figure:
     axes.set_xticks([])
     axes.set_title("seconds of a step", loc="left", size=11)
     figure.legend(
-        [Patch(color=PARTS.get(part, QUIET)) for part in parts], [SECONDS.get(part, part) for part in parts], frameon=False,
-        ncols=5, loc="outside lower left", fontsize=9,
+        [Patch(color=PARTS.get(part, QUIET)) for part in parts], [SECONDS.get(part, part) for part in parts],
+        frameon=False, ncols=5, loc="outside lower left", fontsize=9,
     )  # fmt: skip
     return figure
 
 
 def _bars(axes: Axes, spans: Sequence[Span], ranks: int) -> None:
-    """A rank's later stages are drawn paler."""
+    """Draws the tasks as bars; a rank's later stages are paler."""
     chunks = 1 + max(span.stage for span in spans) // ranks
     groups: dict[tuple[int, str, int], list[tuple[float, float]]] = {}
     for span in spans:
         groups.setdefault((span.rank, span.kind, span.stage // ranks), []).append(
             (span.start, span.end - span.start)
         )
-    for (rank, kind, chunk), pieces in groups.items():
+    for (rank, kind, chunk), tasks in groups.items():
         colour = _paler(KINDS[kind], 0.55 * chunk / chunks)
-        axes.broken_barh(pieces, (rank - 0.42, 0.84), facecolors=colour, edgecolors=PAPER, linewidth=0.4)
+        axes.broken_barh(tasks, (rank - 0.42, 0.84), facecolors=colour, edgecolors=PAPER, linewidth=0.4)
 
 
 def _numbers(axes: Axes, spans: Sequence[Span], points_a_second: float, row_points: float) -> None:
-    """Each micro-batch's number, from 1, where its bar has room for it."""
+    """Writes each micro-batch's number, from 1, where its bar has room."""
     if row_points < _NUMBER_SIZE + 3:
         return
     for span in spans:
         number = str(span.micro_batch + 1)
         if (span.end - span.start) * points_a_second > _POINTS_OF_DIGIT * len(number) + 2:
             axes.text(
-                (span.start + span.end) / 2, span.rank, number, ha="center", va="center_baseline", size=_NUMBER_SIZE,
+                (span.start + span.end) / 2, span.rank, number, ha="center", va="center_baseline",
+                size=_NUMBER_SIZE,
                 color=PAPER if span.kind == "forward" and span.stage < _ranks(spans) else INK,
             )  # fmt: skip
 
@@ -248,7 +255,7 @@ def _ranks(spans: Sequence[Span]) -> int:
 
 
 def _caption(planned: PlannedLayout, spans: Sequence[Span], drawn: int) -> str:
-    """What the axis is, how much of the step is drawn, and what the shades mean."""
+    """Names the axis, the part of the step that is drawn, and the meaning of shades."""
     text = "seconds"
     if drawn < planned.micro_batches:
         busy, ranks = sum(span.end - span.start for span in spans), _ranks(spans)
@@ -281,7 +288,7 @@ def _nodes_axis(axes: Axes, nodes: Sequence[int]) -> None:
 def _name_list(
     axes: Axes, curves: Sequence[tuple[str, str, Sequence[PlannedLayout]]], nodes: Sequence[int]
 ) -> None:
-    """The best layout of each curve on each number of nodes, as lines of text."""
+    """Writes the best layout of each curve on each number of nodes, as lines of text."""
     axes.set_axis_off()
     axes.set_xlim(0, 1)
     axes.set_ylim(len(nodes) + 0.5, -0.5)
@@ -301,7 +308,7 @@ def _titled(planned: PlannedLayout, several: Sequence[PlannedLayout]) -> str:
 
 
 def _short(value: float) -> str:
-    """12.3k, 1.5M: three figures."""
+    """Returns 12.3k or 1.5M: three figures."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g}{letter}"
@@ -313,7 +320,7 @@ def _paler(colour: str, share: float) -> tuple[float, ...]:
 
 
 def _on(colour: str) -> str:
-    """The text's colour on it, by luminance (ITU-R BT.601's weights)."""
+    """Returns the colour of text on `colour`, by luminance (ITU-R BT.601's weights)."""
     red, green, blue = to_rgb(colour)
     return INK if 0.299 * red + 0.587 * green + 0.114 * blue > 0.52 else PAPER
 

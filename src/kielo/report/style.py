@@ -1,6 +1,4 @@
-"""The report page's style sheet, and the colours that `figures` names: light, and dark where the reader's
-system is.
-"""
+"""The report page's style sheet, with the colours of `figures`, light or dark like the reader's system."""
 
 CSS = """\
 :root {
@@ -28,7 +26,10 @@ header p { margin: 0.4rem 0; }
 .verdict > span { display: block; }
 .good { color: var(--good); }
 .bad { color: var(--bad); }
-.facts { display: flex; flex-wrap: wrap; gap: 1.25rem 2.5rem; margin: 1.75rem 0 0; padding: 1.25rem 0; border-block: 1px solid var(--rule); }
+.facts {
+  display: flex; flex-wrap: wrap; gap: 1.25rem 2.5rem; margin: 1.75rem 0 0; padding: 1.25rem 0;
+  border-block: 1px solid var(--rule);
+}
 .facts div { display: flex; flex-direction: column; }
 .facts dd { margin: 0; font-size: 1.6rem; line-height: 1.2; font-variant-numeric: tabular-nums; }
 .facts dt { color: var(--quiet); font-size: 0.875rem; }
@@ -38,7 +39,10 @@ figure svg { display: block; height: auto; overflow: visible; }
 figure svg text { font-family: inherit !important; }
 figcaption, .note { color: var(--quiet); font-size: 0.875rem; }
 figcaption { margin-top: 0.4rem; max-width: 44rem; }
-blockquote { margin: 0 0 1rem; padding: 0.9rem 1.1rem; background: var(--panel); border-radius: 6px; white-space: pre-wrap; overflow-wrap: anywhere; }
+blockquote {
+  margin: 0 0 1rem; padding: 0.9rem 1.1rem; background: var(--panel); border-radius: 6px;
+  white-space: pre-wrap; overflow-wrap: anywhere;
+}
 .scroll { overflow-x: auto; margin: 1rem 0; }
 table { border-collapse: collapse; width: 100%; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
 th { color: var(--quiet); font-weight: 500; text-align: left; vertical-align: bottom; }
@@ -49,7 +53,9 @@ th.number { white-space: normal; }
 table.pairs { width: auto; min-width: min(100%, 26rem); }
 tr.differs td { color: var(--bad); font-weight: 600; }
 td:not(.number), #parity td { overflow-wrap: anywhere; }
-code, pre { font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: 0.875rem; }
+code, pre {
+  font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: 0.875rem;
+}
 pre { padding: 0.9rem 1.1rem; background: var(--panel); border-radius: 6px; overflow-x: auto; }
 code { overflow-wrap: anywhere; }
 summary { cursor: pointer; color: var(--quiet); }

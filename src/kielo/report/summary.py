@@ -13,7 +13,7 @@ NAMES = {"unigram": "token unigram", "xz": "xz -9", "ngram": "byte n-gram"}
 
 
 def print_summary(summary: dict[str, Any], console: Console | None = None) -> None:
-    """Print a summary (as `report.gather.summarise` makes it). What has not run is shown as a dash."""
+    """Prints a summary of `report.gather.summarise`, with a dash for stages that have not run."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -23,7 +23,7 @@ def print_summary(summary: dict[str, Any], console: Console | None = None) -> No
 
 
 def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """(name, value) for each line of the table, as plain text."""
+    """Returns (name, value) for each line of the table, as plain text."""
     bits, parity, corpus = summary["bits_per_byte"], summary["parity"], summary["corpus"]
     rows = [("text kept", "–")]
     if corpus["bytes_in"]:

@@ -1,8 +1,8 @@
-"""Numbers with their units, as the page, the card and the terminal word them."""
+"""Numbers with their units as text, for the page, the card and the terminal."""
 
 
 def format_bytes(num_bytes: float) -> str:
-    """2.31 MB, 340 kB, 12 B: three figures, decimal units."""
+    """Returns 2.31 MB, 340 kB or 12 B: three figures, decimal units."""
     for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if num_bytes >= size:
             value = num_bytes / size
@@ -12,7 +12,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """0.4 s, 38 s, 4 min 12 s, 3 h 05 min."""
+    """Returns 0.4 s, 38 s, 4 min 12 s or 3 h 05 min."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)

@@ -14,7 +14,7 @@ from kielo.report.gather import gather, summarise
 
 
 def write_report(run_folder: Path, recipe: Recipe, stages: dict[str, dict[str, Any]] | None = None) -> Path:
-    """Write the three files, each whole or not at all; returns the page's path.
+    """Writes the three files, each whole or not at all, and returns the page's path.
 
     `stages` is name -> {"seconds", "skipped"} of this run; the report's own seconds are measured here. Stages
     that have not run are shown as such; a damaged file of theirs is a KieloError that names it. So is, before
