@@ -2,7 +2,7 @@
 are.
 """
 
-from functools import partial
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,13 +11,11 @@ from torch.profiler import record_function
 from contenders.contender import OPTIMISER, Contender, LeftOut, Work, learning_rate, next_tokens
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import build_mesh
-from kielo.parallel.norm import clip_gradients
 from kielo.resolve.resolved import Resolved
-from kielo.train.build import laid_out
+from kielo.train.build import build_step, laid_out
 from kielo.train.feed import MicroBatch, StepBatch
-from kielo.train.forward_backward import forward_backward_of
 from kielo.train.guard import Guard
-from kielo.train.optimiser import build_optimiser
+from kielo.train.loop import optimiser_step
 
 
 def build(work: Work) -> Contender:
@@ -51,22 +49,16 @@ class Own(Contender):
         mesh = build_mesh(work.world, placement)
         model = laid_out(identity, placement, mesh, identity.precision)
         materialise(model, work.device, work.value)
-        self._forward_backward = forward_backward_of(
-            model, identity.z_loss, placement.loss_chunk_tokens, mesh, placement, identity.precision
-        )
-        self._clip = partial(clip_gradients, model, mesh, identity.max_gradient_norm)
-        self._guard = Guard(work.device, identity.max_skipped_steps_in_a_row)
-        self._optimiser = build_optimiser(model, identity)
+        guard = Guard(work.device, identity.max_skipped_steps_in_a_row)
+        step = build_step(model, mesh, identity, placement, identity.precision, guard)
+        self._step = replace(step, clip=record_function(OPTIMISER)(step.clip))
 
     def step(self, number: int) -> Tensor:
         work = self.work
         pieces = [MicroBatch(tokens_bs, next_tokens(tokens_bs), None) for tokens_bs in work.pieces(number)]
         sequences = work.micro_batches * work.micro_batch_sequences
         counted = torch.full((), sequences * (work.sequence_length - 1), device=work.device)
-        loss = self._forward_backward(StepBatch(number, (), pieces, counted))
-        with record_function(OPTIMISER):
-            skip = self._guard.check(loss, self._clip())
-            self._optimiser.step(learning_rate(work), skip)
-            self._optimiser.zero_grad()
-        self._guard.stop_if_diverged(number)
+        batch = StepBatch(number, (), pieces, counted)
+        loss, _ = optimiser_step(self._step, batch, learning_rate(work))
+        self._step.guard.stop_if_diverged(number)
         return loss

@@ -5,10 +5,12 @@ All choices that depend on layout, device or recipe are made here, once.
 """
 
 import gc
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +33,11 @@ from kielo.train.feed import Feed
 from kielo.train.forward_backward import ForwardBackward, forward_backward_of
 from kielo.train.fp8_probe import Fp8Probe
 from kielo.train.guard import Guard
-from kielo.train.heldout import HeldOut
+from kielo.train.heldout import HeldOut, share_of
 from kielo.train.log import Log, MetricsFile, Sink, TensorBoard, Terminal
 from kielo.train.meter import Meter
-from kielo.train.optimiser import Optimiser, build_optimiser
+from kielo.train.optimiser import OptimiserSettings, build_optimiser
+from kielo.train.parts import PhaseParts, PrecisionParts, Run, StepParts
 from kielo.train.precision import next_precision, settle_matrix_products
 from kielo.train.profile import Profile
 from kielo.train.schedule import learning_rate
@@ -43,58 +46,17 @@ from kielo.train.step_row import StepRow
 from kielo.train.stop import Stop
 
 
-@dataclass
-class Run:
-    """The parts of a run, as the loop names them."""
+class StepSettings(OptimiserSettings, Protocol):
+    """Settings of an optimiser step; `resolve.resolved.Identity` has all of them."""
 
-    device: torch.device
-    mesh: Mesh
-    state: State
-    guard: Guard
-    learning_rate: Callable[[int], float]
-    meter: Meter
-    step_row: StepRow
-    log: Log
-    stop: Stop
-    checkpoints: Checkpoints
-    alert: Callable[[int, str], None]
-    profile: Profile
-    # Of a precision, by `compute_in`:
-    precision: Precision = "fp32"
-    model: nn.Module | None = None
-    forward_backward: ForwardBackward | None = None
-    clip: Callable[[], Tensor] | None = None
-    optimiser: Optimiser | None = None
-    heldout: HeldOut | None = None
-    # Of a phase, by `enter`:
-    feed: Feed | None = None
-    last_step: int = 0
-    tokens_per_step: int = 0
-    sequences_per_step: int = 0
-
-    def restore(self) -> None:
-        """Go back to the newest checkpoint; without one the first weights stay."""
-        self.checkpoints.restore()
-        scale_weights(self.model)
-
-    def forget_model(self) -> None:
-        """Give its memory back, for the one that takes its place."""
-        self.model = self.forward_backward = self.clip = self.optimiser = self.heldout = None
-        self.checkpoints.forget()
-        gc.collect()  # hooks and modules hold each other
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    def close_feed(self) -> None:
-        if self.feed is not None:
-            self.feed.close()
-            self.feed = None
+    z_loss: float
+    max_gradient_norm: float
 
 
 def assemble(
     resolved: Resolved, world: World, stop: Stop, permit: Callable[[], None], profile_steps: int = 0
 ) -> Run:
-    """Every part of the run `resolved` but those of a phase, on this rank. All ranks call it together.
+    """Build every part of the run but those of a phase, on this rank. All ranks call it together.
 
     permit: raises KieloError when this job may no longer save checkpoints. profile_steps: how many to record.
 
@@ -102,21 +64,23 @@ def assemble(
     world, a checkpoint of another run.
     """
     identity, placement = resolved.identity, resolved.placement
-    device = world.device
+    device, state = world.device, State()
     mesh = build_mesh(world, placement)
-    checkpoints = Checkpoints(_store(placement, world, permit), resolved)
     guard = Guard(device, identity.max_skipped_steps_in_a_row, identity.fp8.watch_steps)
+    checkpoints = Checkpoints(_store(placement, world, permit), resolved, guard, state)
     meter = Meter(world.size, identity.total_tokens, device)
     stop.use(device)
-    run = Run(
+    log = Log(placement.log_every_steps, identity.total_steps, _sinks(identity, placement, world))
+    precision = next_precision(identity, checkpoints.found)
+    return Run(
         device=device,
         mesh=mesh,
-        state=State(),
+        state=state,
         guard=guard,
         learning_rate=learning_rate(identity),
         meter=meter,
         step_row=StepRow(meter, guard),
-        log=Log(placement.log_every_steps, identity.total_steps, _sinks(identity, placement, world)),
+        log=log,
         stop=stop,
         checkpoints=checkpoints,
         alert=_alert(placement) if world.rank == 0 else lambda step, message: None,
@@ -124,67 +88,106 @@ def assemble(
         profile=Profile(
             placement.train_folder, checkpoints.found.step + 3, profile_steps, device, paused=meter.paused
         ),
+        current=_build_precision(resolved, precision, mesh, device, guard, checkpoints, log),
     )
-    compute_in(run, resolved, next_precision(identity, checkpoints.found))
-    return run
 
 
 def compute_in(run: Run, resolved: Resolved, precision: Precision) -> None:
-    """Make `run` one that computes in `precision`: the model and all that holds it, anew, without its
-    weights' values where there is a checkpoint to restore. Modules cannot be changed once FSDP2 or a compiler
-    has seen them.
+    """Replace the run's model, and everything that holds it, by one that computes in `precision`.
+
+    The memory of the model before is freed first. Modules cannot be changed once FSDP2 or a compiler has seen
+    them. The caller restores the weights from a checkpoint.
     """
-    identity, placement = resolved.identity, resolved.placement
-    run.forget_model()
+    del run.current
+    run.checkpoints.forget()
+    gc.collect()  # hooks and modules hold each other
+    if run.device.type == "cuda":
+        torch.cuda.empty_cache()
+    run.current = _build_precision(
+        resolved, precision, run.mesh, run.device, run.guard, run.checkpoints, run.log
+    )
+
+
+def restore(run: Run) -> None:
+    """Restore the newest checkpoint; without one the first weights stay."""
+    run.checkpoints.restore()
+    scale_weights(run.current.model)
+
+
+@contextmanager
+def phase_parts(run: Run, resolved: Resolved, index: int, last_step: int) -> Iterator[PhaseParts]:
+    """The parts for steps of phase `index` up to `last_step`; meter and log rows are set to that phase."""
+    phase, placement = resolved.identity.phases[index], resolved.placement.phases[index]
+    run.meter.use(
+        placement.flops_per_token,
+        run.state.tokens,
+        resolved.placement.peak_tflops.get(run.current.precision),
+        placement.planned_tokens_per_second,
+    )
+    run.step_row.phase = phase.number
+    feed = _feed(resolved, index, last_step, run.mesh, run.device)
+    try:
+        yield PhaseParts(feed, last_step, phase.tokens_per_step, phase.sequences_per_step)
+    finally:
+        feed.close()
+
+
+def build_step(
+    model: nn.Module,
+    mesh: Mesh,
+    settings: StepSettings,
+    placement: Placement,
+    precision: Precision,
+    guard: Guard,
+) -> StepParts:
+    """The parts of an optimiser step of `model`, which is laid out over `mesh` and has its memory."""
+    optimiser = build_optimiser(model, settings)
     if precision == "fp8":
-        refuse_without_fp8(run.device, identity.fp8)
+        optimiser.adamw.register_step_post_hook(lambda *_: scale_weights(model))
+    return StepParts(
+        forward_backward=forward_backward_of(model, mesh, settings.z_loss, placement, precision),
+        clip=partial(clip_gradients, model, mesh, settings.max_gradient_norm),
+        guard=guard,
+        optimiser=optimiser,
+    )
+
+
+def _build_precision(
+    resolved: Resolved,
+    precision: Precision,
+    mesh: Mesh,
+    device: torch.device,
+    guard: Guard,
+    checkpoints: Checkpoints,
+    log: Log,
+) -> PrecisionParts:
+    """Build the model and everything that holds it; with a checkpoint to restore, without its weights' values."""
+    identity, placement = resolved.identity, resolved.placement
+    if precision == "fp8":
+        refuse_without_fp8(device, identity.fp8)
     settle_matrix_products(precision)
-    is_restored, weights = run.checkpoints.newest is not None, identity.model.weights
-    model = laid_out(identity, placement, run.mesh, precision)
-    _fill(model, identity, placement, run.device, is_filled_later=is_restored or weights is not None)
+    is_restored, weights = checkpoints.newest is not None, identity.model.weights
+    model = laid_out(identity, placement, mesh, precision)
+    _fill(model, identity, placement, device, is_filled_later=is_restored or weights is not None)
     source_tensors = None
     if weights is not None and not is_restored:
         source_tensors = load_model_weights(
             dict(model.named_parameters()), resolve_weights(weights), identity.model
         )
-    forward_backward = forward_backward_of(
-        model, identity.z_loss, placement.loss_chunk_tokens, run.mesh, placement, precision
-    )
-    optimiser = build_optimiser(model, identity)
-    run.checkpoints.track(dict(model.named_parameters()), optimiser, run.guard, run.state, source_tensors)
-    run.precision, run.model, run.optimiser = precision, model, optimiser
-    run.clip = partial(clip_gradients, model, run.mesh, identity.max_gradient_norm)
-    run.heldout = _heldout(identity, placement, run.mesh, run.device, model, forward_backward)
-    run.forward_backward = forward_backward
-    if precision == "fp8":
-        optimiser.adamw.register_step_post_hook(lambda *_: scale_weights(model))
-        if identity.fp8.probe_every_steps:
-            run.forward_backward = Fp8Probe(
-                forward_backward,
-                model,
-                run.mesh,
-                identity.fp8.probe_every_steps,
-                identity.total_steps,
-                run.log.write,
-            )
-
-
-def enter(run: Run, resolved: Resolved, index: int, last_step: int) -> None:
-    """Make `run` one of phase `index` of the resolved run, up to `last_step`: all that a phase changes, and
-    no more.
-    """
-    phase, placement = resolved.identity.phases[index], resolved.placement.phases[index]
-    run.close_feed()
-    run.feed = _feed(resolved, index, last_step, run.mesh, run.device)
-    run.last_step = last_step
-    run.tokens_per_step, run.sequences_per_step = phase.tokens_per_step, phase.sequences_per_step
-    run.meter.use(
-        placement.flops_per_token,
-        run.state.tokens,
-        resolved.placement.peak_tflops.get(run.precision),
-        placement.planned_tokens_per_second,
-    )
-    run.step_row.phase = phase.number
+    step = build_step(model, mesh, identity, placement, precision, guard)
+    checkpoints.track(dict(model.named_parameters()), step.optimiser, source_tensors)
+    heldout = _heldout(identity, placement, mesh, device, model, step.forward_backward)
+    if precision == "fp8" and identity.fp8.probe_every_steps:
+        probe = Fp8Probe(
+            step.forward_backward,
+            model,
+            mesh,
+            identity.fp8.probe_every_steps,
+            identity.total_steps,
+            log.write,
+        )
+        step = replace(step, on_gradients=probe)
+    return PrecisionParts(precision, model, step, heldout)
 
 
 def _store(placement: Placement, world: World, permit: Callable[[], None]) -> Store:
@@ -237,11 +240,13 @@ def _feed(resolved: Resolved, index: int, last_step: int, mesh: Mesh, device: to
     )
     read_step = partial(batches.step, data_rank=data_rank(mesh), data_ranks=data_ranks(mesh))
     micro_batch_sequences = placement.phases[index].micro_batch_sequences
-    return Feed(read_step, micro_batch_sequences, last_step, device, _positions(phase.sequence_length, mesh))
+    return Feed(
+        read_step, micro_batch_sequences, last_step, device, positions_of_rank(phase.sequence_length, mesh)
+    )
 
 
-def _positions(sequence_length: int, mesh: Mesh) -> Tensor | None:
-    """Which columns of each sequence this rank takes."""
+def positions_of_rank(sequence_length: int, mesh: Mesh) -> Tensor | None:
+    """The columns of each sequence that this rank takes; None if it takes all of them."""
     axis = mesh["context"]
     if axis.size() == 1:
         return None
@@ -260,18 +265,21 @@ def _heldout(
     batch = heldout_batch(
         Path(placement.tokens_folder), length, identity.heldout_sequences, identity.mask_documents
     )
-    return HeldOut(
+    share = share_of(
         batch,
         data_rank(mesh),
         data_ranks(mesh),
-        partial(sum_over_data, mesh=mesh),
         placement.phases[0].micro_batch_sequences,
+        positions_of_rank(length, mesh),
+    )
+    return HeldOut(
+        share,
+        model,
         forward_backward,
+        partial(sum_over_data, mesh=mesh),
+        device,
         placement.heldout_every_steps,
         identity.total_steps,
-        device,
-        model,
-        _positions(length, mesh),
     )
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from kielo.checkpoint.agreement import Agreement
 from kielo.parallel.materialise import local
 from kielo.recipe.errors import KieloError
-from kielo.train.build import Run
+from kielo.train.parts import Run
 
 _WAY_BACK = "; move the newest checkpoints out of train/checkpoints, and the run goes on from one before"
 
@@ -19,8 +19,8 @@ def refuse_unsound_end(run: Run) -> None:
 
     A last step that was skipped is no reason: the weights are those of the sound step before it.
     """
-    refuse_unsound_weights(run.model, run.device)
-    loss = run.heldout.loss_at(run.state)
+    refuse_unsound_weights(run.current.model, run.device)
+    loss = run.current.heldout.loss_at(run.state)
     if not math.isfinite(loss):
         raise KieloError(
             f"step {run.state.step}, the last: the held-out loss is {loss}, so the run is not "

@@ -9,21 +9,18 @@ lie.
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from kielo.parallel.mesh import Mesh, sum_over_data
 from kielo.parallel.shard import COMPUTE_DTYPES, set_last_micro_batch
+from kielo.recipe.sections import Precision
+from kielo.resolve.resolved import Placement
 from kielo.resolve.stages import SCHEDULES
 from kielo.train.feed import MicroBatch, StepBatch
 from kielo.train.next_token import NextToken, tensor_axis
 from kielo.train.pipeline_forward_backward import PipelineForwardBackward
-
-if TYPE_CHECKING:
-    from kielo.recipe.sections import Precision
-    from kielo.resolve.resolved import Placement
 
 
 class PlainForwardBackward:
@@ -60,17 +57,14 @@ ForwardBackward = PlainForwardBackward | PipelineForwardBackward
 
 
 def forward_backward_of(
-    model: nn.Module,
-    z_loss: float,
-    loss_chunk_tokens: int,
-    mesh: Mesh,
-    placement: "Placement",
-    precision: "Precision",
+    model: nn.Module, mesh: Mesh, z_loss: float, placement: Placement, precision: Precision
 ) -> ForwardBackward:
-    """The passes of `model` as it lies on `mesh`."""
+    """The forward and backward passes of `model`, which is laid out over `mesh`."""
     sum_over_ranks = partial(sum_over_data, mesh=mesh)
     goes_twice = placement.pipeline > 1 and SCHEDULES[placement.pipeline_schedule].splits_backward
-    objective = NextToken(z_loss, loss_chunk_tokens, tensor_axis(mesh), goes_twice, placement.compile)
+    objective = NextToken(
+        z_loss, placement.loss_chunk_tokens, tensor_axis(mesh), goes_twice, placement.compile
+    )
     if placement.pipeline == 1:
         return PlainForwardBackward(model, objective, sum_over_ranks)
     splits_sequence = placement.tensor > 1 and placement.sequence_parallel

@@ -9,7 +9,7 @@ from torch.profiler import record_function
 from kielo.parallel.mesh import Mesh
 from kielo.parallel.tensor import gather_sequence
 from kielo.train.feed import MicroBatch
-from kielo.train.objective import chunked_loss
+from kielo.train.loss import LossOptions, chunked_loss
 from kielo.train.profile import HEAD_AND_LOSS
 
 
@@ -41,21 +41,18 @@ class NextToken:
 
     def of_hidden(self, model: nn.Module, hidden_bsd: Tensor, labels_bs: Tensor, divisor: Tensor) -> Tensor:
         """The loss of gathered hidden states."""
+        options = LossOptions(
+            self.z_loss,
+            self.chunk_tokens,
+            group=None if self.tensor_axis is None else self.tensor_axis.get_group(),
+            vocab_size=model.config.vocab_size,
+            softcap=model.config.final_logit_softcapping,
+            keeps_gradients=self.keeps_gradients,
+            compiles=self.compiles,
+        )
         # The head is read only now: FSDP2 makes it whole in the forward and keeps it so until the backward.
         with record_function(HEAD_AND_LOSS):
-            return chunked_loss(
-                hidden_bsd,
-                model.head.weight,
-                labels_bs,
-                divisor,
-                self.z_loss,
-                self.chunk_tokens,
-                None if self.tensor_axis is None else self.tensor_axis.get_group(),
-                model.config.vocab_size,
-                model.config.final_logit_softcapping,
-                self.keeps_gradients,
-                self.compiles,
-            )
+            return chunked_loss(hidden_bsd, model.head.weight, labels_bs, divisor, options)
 
 
 def tensor_axis(mesh: Mesh) -> DeviceMesh | None:

@@ -14,10 +14,11 @@ from statistics import fmean
 
 from kielo.recipe.sections import Fp8
 from kielo.resolve.resolved import Resolved
-from kielo.train.build import Run, compute_in
+from kielo.train.build import compute_in, restore
+from kielo.train.parts import Run
 from kielo.train.precision import change_before, next_precision
 
-LOOK_STEPS = 10  # one step's loss is noise
+CHECK_EVERY_STEPS = 10  # one step's loss is noise
 
 
 def settle_precision(run: Run, resolved: Resolved) -> None:
@@ -25,31 +26,31 @@ def settle_precision(run: Run, resolved: Resolved) -> None:
     steps.
     """
     state, wanted = run.state, next_precision(resolved.identity, run.state)
-    if wanted != run.precision:
+    if wanted != run.current.precision:
         with run.meter.paused():
             _save_here(run)
             compute_in(run, resolved, wanted)
-            run.restore()
-    if state.precisions and state.precisions[-1][1] == run.precision:
+            restore(run)
+    if state.precisions and state.precisions[-1][1] == run.current.precision:
         return
     is_change = bool(state.precisions)
-    state.precisions.append([state.step + 1, run.precision])
+    state.precisions.append([state.step + 1, run.current.precision])
     state.watch = None  # of a change that this one ends
     if is_change:
-        run.log.write({"step": state.step, "tokens": state.tokens, "precision": run.precision})
+        run.log.write({"step": state.step, "tokens": state.tokens, "precision": run.current.precision})
         _begin_watch(run, resolved.identity.fp8)
 
 
-def next_look(run: Run, fp8: Fp8) -> float:
-    """The step after which `look` is to be called next."""
+def next_check(run: Run, fp8: Fp8) -> float:
+    """The step after which `check_watched_change` is to be called next."""
     watch = run.state.watch
     if watch is None:
         return math.inf
     done = run.state.step - watch["first_step"] + 1
-    return watch["first_step"] - 1 + min((done // LOOK_STEPS + 1) * LOOK_STEPS, fp8.watch_steps)
+    return watch["first_step"] - 1 + min((done // CHECK_EVERY_STEPS + 1) * CHECK_EVERY_STEPS, fp8.watch_steps)
 
 
-def look(run: Run, resolved: Resolved) -> None:
+def check_watched_change(run: Run, resolved: Resolved) -> None:
     """Judge the steps since the last look, where a change is watched. All ranks call it together and decide
     the same.
     """
@@ -57,9 +58,9 @@ def look(run: Run, resolved: Resolved) -> None:
     if watch is None:
         return
     done = state.step - watch["first_step"] + 1
-    if done < fp8.watch_steps and done % LOOK_STEPS:
+    if done < fp8.watch_steps and done % CHECK_EVERY_STEPS:
         return
-    loss, norm = _means(run.guard.last(min(LOOK_STEPS, done)))
+    loss, norm = _means(run.guard.last(min(CHECK_EVERY_STEPS, done)))
     # Not `max`, which a NaN would slip through.
     watch["loss_rise"] = _larger(watch["loss_rise"], loss / watch["loss"] - 1)
     watch["gradient_norm_rise"] = _larger(watch["gradient_norm_rise"], norm / watch["gradient_norm"] - 1)
@@ -78,7 +79,7 @@ def _begin_watch(run: Run, fp8: Fp8) -> None:
         for row in run.guard.last(fp8.watch_steps)
         if all(math.isfinite(value) and value > 0 for value in row)
     ]
-    if run.precision != "fp8" or not before:
+    if run.current.precision != "fp8" or not before:
         return
     loss, norm = _means(before)
     run.state.watch = {
@@ -100,7 +101,7 @@ def _take_back(run: Run, resolved: Resolved) -> None:
             _save_here(run)
         _, precision = change_before(identity, first_step, refused)
         compute_in(run, resolved, precision)
-        run.restore()
+        restore(run)
     state.refused_changes, state.watch = refused, None
     run.meter.go_back(state.tokens)
     run.log.go_back(state.step)
@@ -127,7 +128,7 @@ def _save_here(run: Run) -> None:
 def _verdict(run: Run, what: str) -> dict:
     state, watch = run.state, run.state.watch
     return {
-        "step": state.step, "tokens": state.tokens, "precision": run.precision, "precision_from": watch["first_step"],
+        "step": state.step, "tokens": state.tokens, "precision": run.current.precision, "precision_from": watch["first_step"],
         "outcome": what, "loss_rise": watch["loss_rise"], "gradient_norm_rise": watch["gradient_norm_rise"],
     }  # fmt: skip
 

@@ -16,7 +16,7 @@ from kielo.parallel.world import World, end_world, start_world
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Identity, Resolved
 from kielo.resolve.resolved import write as write_resolved
-from kielo.train.build import Run, assemble, enter
+from kielo.train.build import assemble, phase_parts, restore
 from kielo.train.finish import refuse_unsound_end
 from kielo.train.loop import fit
 from kielo.train.manifest import (
@@ -29,7 +29,8 @@ from kielo.train.manifest import (
     write_outcome,
     write_train_manifest,
 )
-from kielo.train.precision_change import look, next_look, settle_precision
+from kielo.train.parts import Run
+from kielo.train.precision_change import check_watched_change, next_check, settle_precision
 from kielo.train.state import State
 from kielo.train.step_row import passed_over_row
 from kielo.train.stop import Stop
@@ -130,7 +131,6 @@ def _fit_and_close(run: Run, resolved: Resolved) -> str:
         run.checkpoints.close()
         run.profile.close()
         run.log.close()
-        run.close_feed()
 
 
 def _fit_phases(run: Run, resolved: Resolved) -> str:
@@ -140,7 +140,7 @@ def _fit_phases(run: Run, resolved: Resolved) -> str:
     and for an end that is not sound.
     """
     state, identity = run.state, resolved.identity
-    run.restore()
+    restore(run)
     run.log.start(state.step)
     run.meter.start(state.tokens)
     is_stopped = False
@@ -150,10 +150,11 @@ def _fit_phases(run: Run, resolved: Resolved) -> str:
         if is_skipped:
             is_stopped = _pass_over(run, identity, index, last_step)
         else:
-            enter(run, resolved, index, min(last_step, next_look(run, identity.fp8)))
-            is_stopped = fit(run)
+            last_step = min(last_step, next_check(run, identity.fp8))
+            with phase_parts(run, resolved, index, last_step) as phase:
+                is_stopped = fit(run, phase)
             if not is_stopped:
-                look(run, resolved)
+                check_watched_change(run, resolved)
     # the last save must succeed; one before it that failed was told, and tried again
     run.checkpoints.settle()
     if state.step < identity.total_steps:

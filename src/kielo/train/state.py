@@ -77,12 +77,13 @@ class State:
 class Checkpoints:
     """Saves and restores the parts of a run that move. All ranks call each method together."""
 
-    def __init__(self, store: Store, resolved: Resolved):
+    def __init__(self, store: Store, resolved: Resolved, guard: Guard, state: State):
         """Finds the newest whole checkpoint (the store says which it passed over). Raises KieloError, naming
         the keys, where it is of a run with another identity: before a model is built that it would not fit.
         """
         self._store = store
         self._resolved = resolved
+        self._guard, self._state = guard, state
         self._last_save = (0, 0)  # its step, and how many steps had not been finite by then
         self._is_due = False
         self.newest: Path | None = store.newest()
@@ -97,8 +98,6 @@ class Checkpoints:
         self,
         parameters: Mapping[str, Tensor],
         optimiser: Optimiser,
-        guard: Guard,
-        state: State,
         source_tensors: Mapping[str, str] | None = None,
     ) -> None:
         """Say what moves, and make the memory that saving takes. parameters: our name → DTensor.
@@ -106,7 +105,7 @@ class Checkpoints:
         source_tensors: what the weights that the run begins from call their tensors, and their dtypes; an
         export gives them back.
         """
-        self._optimiser, self._guard, self._state = optimiser, guard, state
+        self._optimiser = optimiser
         self._source_tensors = dict(source_tensors or {})
         self._tensors = {f"model/{name}": tensor for name, tensor in parameters.items()}
         self._tensors |= {f"optimiser/{name}": tensor for name, tensor in optimiser.moments().items()}

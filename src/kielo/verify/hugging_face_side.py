@@ -8,7 +8,7 @@ none. Data in: the resolved run, in fp32, and weights; data out: as from `kielo_
 import inspect
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -21,14 +21,12 @@ from kielo.checkpoint.pieces import cut, join
 from kielo.models import families
 from kielo.models.piece import Piece, by_stored_name
 from kielo.recipe.errors import KieloError
+from kielo.resolve.resolved import Identity
 from kielo.train.feed import MicroBatch, StepBatch
 from kielo.train.schedule import learning_rate
 from kielo.verify.hugging_face_batch import HuggingFaceBatch, hugging_face_batch
 from kielo.verify.settings import dtype_names, optimiser_settings, rope_settings
 from kielo.verify.trace import Trace, trace_forward
-
-if TYPE_CHECKING:
-    from kielo.resolve.resolved import Identity
 
 # What transformers' Trainer leaves without weight decay.
 _NOT_DECAYED = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
@@ -45,7 +43,7 @@ OPTIMISER_KEYS = (
 class HuggingFaceSide:
     def __init__(
         self,
-        identity: "Identity",
+        identity: Identity,
         device: str,
         weights: Mapping[str, Tensor],
         overrides: dict[str, Any],
@@ -142,7 +140,7 @@ class HuggingFaceSide:
     def _batch(self, piece: MicroBatch) -> HuggingFaceBatch:
         return hugging_face_batch(piece, self._unwrapped())
 
-    def update(self, step: int) -> dict[str, float]:
+    def update(self) -> dict[str, float]:
         rate = self._optimiser.param_groups[0]["lr"]
         norm = self._accelerator.clip_grad_norm_(self.model.parameters(), self._max_gradient_norm).item()
         clipped = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters()]).item()
@@ -176,7 +174,7 @@ def stored_parameters(model: PreTrainedModel, pieces: Mapping[str, Piece]) -> di
     return {piece.name: live[piece.name] for piece in pieces.values()}
 
 
-def _overridden(identity: "Identity", overrides: dict[str, Any]) -> "Identity":
+def _overridden(identity: Identity, overrides: dict[str, Any]) -> Identity:
     """learning_rate: the peak of the first stretch."""
     changes = {key: overrides[key] for key in OPTIMISER_KEYS if key in overrides}
     if "learning_rate" in changes:
@@ -186,7 +184,7 @@ def _overridden(identity: "Identity", overrides: dict[str, Any]) -> "Identity":
     return identity.model_copy(update=changes)
 
 
-def _model(identity: "Identity", reads_own_files: bool, overrides: dict[str, Any]) -> PreTrainedModel:
+def _model(identity: Identity, reads_own_files: bool, overrides: dict[str, Any]) -> PreTrainedModel:
     """With attention written out ("eager"): not every family's bends of the scores are in the
     faster forms.
     """

@@ -5,11 +5,12 @@ Data in: the resolved run, in fp32, and the weights to start from; data out: tra
 updates and the settings that the live objects hold.
 """
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,24 +19,21 @@ from kielo.artifact.weights_folder import resolve_weights
 from kielo.checkpoint.hugging_face_import import load_model_weights
 from kielo.checkpoint.store import read_tensors
 from kielo.models import families
-from kielo.parallel.apply import lay_out
 from kielo.parallel.materialise import local, materialise
-from kielo.parallel.mesh import build_mesh, sum_over_data
-from kielo.parallel.norm import clip_gradients, gradient_norm
+from kielo.parallel.mesh import build_mesh
+from kielo.parallel.norm import gradient_norm
 from kielo.parallel.shard import forward_only
 from kielo.parallel.world import World, end_world, start_world
 from kielo.recipe.errors import KieloError
+from kielo.resolve.resolved import Identity, Placement
+from kielo.train.build import build_step, laid_out
 from kielo.train.feed import StepBatch
-from kielo.train.forward_backward import PlainForwardBackward
-from kielo.train.next_token import NextToken
-from kielo.train.optimiser import build_optimiser
+from kielo.train.guard import Guard
+from kielo.train.loop import optimiser_step
 from kielo.train.precision import settle_matrix_products
 from kielo.train.schedule import learning_rate
 from kielo.verify.settings import dtype_names, optimiser_settings, rope_settings
 from kielo.verify.trace import Trace, trace_forward
-
-if TYPE_CHECKING:
-    from kielo.resolve.resolved import Identity, Placement
 
 
 @contextmanager
@@ -56,16 +54,14 @@ def world_of_one(timeout_seconds: float, device: str) -> Iterator[World]:
 
 
 class KieloSide:
-    def __init__(self, identity: "Identity", placement: "Placement", world: World, checkpoint: Path | None):
+    def __init__(self, identity: Identity, placement: Placement, world: World, checkpoint: Path | None):
         self._max_gradient_norm = identity.max_gradient_norm
         self._vocab_size = identity.model.vocab_size
         self._mesh = build_mesh(world, placement)
         family = families.module(identity.model.model_type, "model")
         names = families.module(identity.model.model_type, "names").to_hugging_face(identity.model)
         self._rows = {ours: piece.rows for ours, piece in names.items()}
-        with torch.device("meta"):
-            self.model = families.build_model(identity.model)
-        lay_out(self.model, self._mesh, placement, "fp32")
+        self.model = laid_out(identity, placement, self._mesh, "fp32")
         stored = {}
         if checkpoint is not None:
             stored = read_tensors(checkpoint, [f"model/{name}" for name in names])
@@ -80,13 +76,11 @@ class KieloSide:
         if is_read:
             source = resolve_weights(identity.model.weights)
             load_model_weights(dict(self.model.named_parameters()), source, identity.model)
-        self._optimiser = build_optimiser(self.model, identity)
+        guard = Guard(world.device, identity.max_skipped_steps_in_a_row)
+        step = build_step(self.model, self._mesh, identity, placement, "fp32", guard)
+        self._step = replace(step, clip=self._clip_and_measure(step.clip))
+        self._clipped_norm = math.nan
         self._rate, self._tokens_after = learning_rate(identity), identity.tokens_after
-        self._forward_backward = PlainForwardBackward(
-            self.model,
-            NextToken(identity.z_loss, placement.loss_chunk_tokens),
-            partial(sum_over_data, mesh=self._mesh),
-        )
 
     def parameters(self) -> dict[str, Tensor]:
         """Our name → the weight itself (one rank holds all of it), without rows that pad the vocabulary."""
@@ -116,24 +110,35 @@ class KieloSide:
             trace.passed["embed"] = (tokens, out * self.model.embed_scale)
         return trace
 
-    def backward(self, batch: StepBatch) -> float:
-        """The step's loss; its gradients stay on the parameters."""
-        return self._forward_backward(batch).item()
+    def step(self, batch: StepBatch, on_gradients: Callable[[StepBatch], None]) -> dict[str, float]:
+        """One optimiser step by the training loop's own function; the rate is read off the optimiser.
 
-    def update(self, step: int) -> dict[str, float]:
-        """Clip, step, forget the gradients. The rate is read off the optimiser afterwards."""
-        norm = clip_gradients(self.model, self._mesh, self._max_gradient_norm).item()
-        clipped = gradient_norm(self.model, self._mesh).item()
-        self._optimiser.step(self._rate(self._tokens_after(step)))
-        self._optimiser.zero_grad()
-        rate = self._optimiser.adamw.param_groups[0]["lr"]
-        return {"learning_rate": rate, "gradient_norm": norm, "clipped_gradient_norm": clipped}
+        on_gradients: called with the batch before the gradients are clipped.
+        """
+        parts = replace(self._step, on_gradients=on_gradients)
+        loss, norm = optimiser_step(parts, batch, self._rate(self._tokens_after(batch.step)))
+        return {
+            "loss": loss.item(),
+            "learning_rate": parts.optimiser.adamw.param_groups[0]["lr"],
+            "gradient_norm": norm.item(),
+            "clipped_gradient_norm": self._clipped_norm,
+        }
+
+    def _clip_and_measure(self, clip: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """`clip`, which also notes the norm that it leaves."""
+
+        def clip_and_measure() -> Tensor:
+            norm = clip()
+            self._clipped_norm = gradient_norm(self.model, self._mesh).item()
+            return norm
+
+        return clip_and_measure
 
     def settings(self) -> dict[str, Any]:
         """Read off the live model and optimiser, after at least one step."""
         named = dict(self.model.named_parameters())
         epsilons = {module.epsilon for module in self.model.modules() if hasattr(module, "epsilon")}
-        return optimiser_settings(self._optimiser.adamw, named) | rope_settings(self._rope_tables()) | {
+        return optimiser_settings(self._step.optimiser.adamw, named) | rope_settings(self._rope_tables()) | {
             "clipping, largest gradient norm": self._max_gradient_norm,
             "norm epsilon": sorted(epsilons),
             "head tied to embedding": self.model.head.weight is self.model.embed.weight,

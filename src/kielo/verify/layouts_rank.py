@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,16 +30,15 @@ from kielo.checkpoint.store import some_names
 from kielo.dataset.batches import Batch
 from kielo.models import families
 from kielo.parallel.apply import lay_out
-from kielo.parallel.context import context_positions
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import Mesh, build_mesh, data_rank, data_ranks
-from kielo.parallel.norm import clip_gradients
 from kielo.parallel.world import World, end_world, start_world
 from kielo.recipe.sections import Recipe
 from kielo.resolve.stages import layers_of_stages
-from kielo.train.feed import Feed
-from kielo.train.forward_backward import forward_backward_of
-from kielo.train.optimiser import build_optimiser
+from kielo.train.build import build_step, positions_of_rank
+from kielo.train.feed import Feed, StepBatch
+from kielo.train.guard import Guard
+from kielo.train.loop import optimiser_step
 from kielo.train.precision import settle_matrix_products
 from kielo.verify.layouts_cases import AXES, Case
 from kielo.verify.layouts_subject import (
@@ -126,8 +126,9 @@ def compare(
 
 
 def train_laid_out(of: Subject, case: Case, steps: int, world: World, mesh: Mesh, recipe: Recipe) -> Outcome:
-    """`steps` optimiser steps by the parts that `train/build.py` assembles. Whole tensors come back, on every
-    rank.
+    """Train a subject laid out, by the parts that `train/build.py` builds and the step of `train/loop.py`.
+
+    Returns whole tensors on every rank.
     """
     placement = _placement(recipe, case)
     with torch.device("meta"):
@@ -136,23 +137,22 @@ def train_laid_out(of: Subject, case: Case, steps: int, world: World, mesh: Mesh
     model = lay_out(model, mesh, placement, case.precision)
     materialise(model, world.device, partial(first_value, of), placement.cpu_offload)
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    optimiser = build_optimiser(model, of)
-    forward_backward = forward_backward_of(
-        model, of.z_loss, LOSS_CHUNK_TOKENS, mesh, placement, case.precision
-    )
+    gradients: Outcome = {}
+
+    def keep_gradients(batch: StepBatch) -> None:
+        if batch.step == 1:
+            gradients.update(_gradients(named))
+
+    guard = Guard(world.device, max_in_a_row=steps)
+    parts = build_step(model, mesh, of, placement, case.precision, guard)
+    parts = replace(parts, on_gradients=keep_gradients)
     feed = _feed(of, case, steps, world, mesh)
-    losses, norms, outcome = [], [], {}
     try:
-        for step in range(1, steps + 1):
-            losses.append(forward_backward(feed.take(step)))
-            if step == 1:
-                outcome = _gradients(named)
-            norms.append(clip_gradients(model, mesh, of.max_gradient_norm))
-            optimiser.step(of.learning_rate)
-            optimiser.zero_grad()
+        taken = [optimiser_step(parts, feed.take(step), of.learning_rate) for step in range(1, steps + 1)]
     finally:
         feed.close()
-    outcome |= {f"weight/{name}": _whole(parameter) for name, parameter in named.items()}
+    losses, norms = zip(*taken)
+    outcome = gradients | {f"weight/{name}": _whole(parameter) for name, parameter in named.items()}
     return outcome | {"losses": torch.stack(losses), "norms": torch.stack(norms)}
 
 
@@ -224,24 +224,26 @@ def _whole(tensor: Tensor) -> Tensor:
 
 def _feed(of: Subject, case: Case, steps: int, world: World, mesh: Mesh) -> Feed:
     """This rank's rows and columns, as `train/build.py` asks for them."""
-    rank, ranks, context = data_rank(mesh), data_ranks(mesh), mesh["context"]
+    rank, ranks = data_rank(mesh), data_ranks(mesh)
 
     def read_step(step: int) -> Batch:
         samples, *arrays = step_arrays(of, step)
         inputs, labels, documents = (None if array is None else array[rank::ranks] for array in arrays)
         return Batch(inputs, labels, documents, samples[rank::ranks])
 
-    positions_s = None
-    if context.size() > 1:
-        positions_s = context_positions(LENGTH, context.size(), context.get_local_rank())
-    return Feed(read_step, SEQUENCES // ranks // case.micro_batches, steps, world.device, positions_s)
+    micro_batch_sequences = SEQUENCES // ranks // case.micro_batches
+    return Feed(read_step, micro_batch_sequences, steps, world.device, positions_of_rank(LENGTH, mesh))
 
 
 def _placement(recipe: Recipe, case: Case) -> SimpleNamespace:
     """What laying out reads of a `resolve.resolved.Placement`."""
     layers = layers_of_stages(subject(recipe, case.switches).model, LENGTH, case.section)
     section = case.section.model_dump() | {"pipeline_layers": layers}
-    return SimpleNamespace(**section, start_timeout_seconds=recipe.train.start_timeout_seconds)
+    return SimpleNamespace(
+        **section,
+        loss_chunk_tokens=LOSS_CHUNK_TOKENS,
+        start_timeout_seconds=recipe.train.start_timeout_seconds,
+    )
 
 
 def _reference(folder: Path, case: Case) -> Path:

@@ -8,19 +8,16 @@ asks torch how DTensors split, which looks like operators at the size of the who
 """
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from kielo.parallel.context import context_positions
 from kielo.parallel.fp8 import scale_weights
 from kielo.parallel.materialise import local, materialise
 from kielo.parallel.mesh import Mesh, build_mesh
-from kielo.parallel.norm import clip_gradients
 from kielo.parallel.world import World
 from kielo.recipe.cards import accelerator, accelerators
 from kielo.recipe.errors import KieloError
@@ -28,11 +25,11 @@ from kielo.resolve.ranks import AXES, coordinates
 from kielo.resolve.resolved import PhasePlacement, Resolved
 from kielo.resolve.stages import layer_numbers, micro_batch_complaint, stages_of_rank
 from kielo.resolve.state_bytes import StateBytes, state_bytes
-from kielo.train.build import laid_out
+from kielo.train.build import build_step, laid_out, positions_of_rank
 from kielo.train.feed import MicroBatch, StepBatch
-from kielo.train.forward_backward import forward_backward_of
 from kielo.train.guard import Guard
-from kielo.train.optimiser import Optimiser, build_optimiser
+from kielo.train.loop import optimiser_step
+from kielo.train.optimiser import Optimiser
 from kielo.verify.fake_world import fake_world, groups_of
 from kielo.verify.memory_ledger import Peak
 from kielo.verify.rank_watch import RankWatch
@@ -131,35 +128,30 @@ class Job:
         self._name(_all_parameters(self.model), "parameters")
         scale_weights(self.model)
         self._name(model.buffers(), "tables")
-        self._optimiser = build_optimiser(model, identity)
-        self._name(_state(self._optimiser), "optimiser")
-        self._forward_backward = forward_backward_of(
-            model, identity.z_loss, placement.loss_chunk_tokens, mesh, placement, identity.precision
-        )
-        self._clip: Callable[[], Tensor] = partial(clip_gradients, model, mesh, identity.max_gradient_norm)
-        self._guard = Guard(world.device, identity.max_skipped_steps_in_a_row)
+        guard = Guard(world.device, identity.max_skipped_steps_in_a_row)
+        step = build_step(model, mesh, identity, placement, identity.precision, guard)
+        self._step = replace(step, on_gradients=self._begin_update)
+        self._name(_state(self._step.optimiser), "optimiser")
         self.held = StateBytes(0, 0, 0)
 
     def step(self, micro_batches: int) -> dict[tuple[str, Any], int]:
-        """One optimiser step of so many micro-batches, as in `train/loop.py`; ("flops", what), ("calls",
-        what) and ("bytes", what) → how many of it there were.
+        """One optimiser step of so many micro-batches, by the function of `train/loop.py`.
+
+        Returns ("flops", what), ("calls", what) and ("bytes", what) → how many of it there were.
         """
         batch = self._batch(micro_batches)
         self._section("passes")
         if self._watch is not None:
             self._watch.begin()
-        loss = self._forward_backward(batch)
-        self._section("update")
-        self._note_state()
-        gradient_norm = self._clip()
-        skip = self._guard.check(loss, gradient_norm)
-        self._optimiser.step(self._resolved.identity.learning_rates[0].peak, skip)
-        scale_weights(self.model)
-        self._optimiser.zero_grad()
+        optimiser_step(self._step, batch, self._resolved.identity.learning_rates[0].peak)
         if self._watch is None:
             return {}
         counters = (("flops", self._watch.flops), ("calls", self._watch.calls), ("bytes", self._watch.bytes))
         return {(kind, what): number for kind, counter in counters for what, number in counter.items()}
+
+    def _begin_update(self, batch: StepBatch) -> None:
+        self._section("update")
+        self._note_state()
 
     def _batch(self, micro_batches: int) -> StepBatch:
         identity, placement = self._resolved.identity, self._resolved.placement
@@ -167,9 +159,8 @@ class Job:
             identity.phases[self._index].sequence_length,
             placement.phases[self._index].micro_batch_sequences,
         )
-        axis = self._mesh["context"]
-        positions = context_positions(length, axis.size(), axis.get_local_rank()) if axis.size() > 1 else None
-        shape = rows, length // axis.size()
+        positions = positions_of_rank(length, self._mesh)
+        shape = rows, length // self._mesh["context"].size()
         self._section("batch")
         pieces = [
             MicroBatch(
@@ -190,7 +181,7 @@ class Job:
         if self._watch is not None:
             self._name(parameters, "parameters")
             ledger = self._watch.ledger
-            state = list(_state(self._optimiser))
+            state = list(_state(self._step.optimiser))
             self.held = StateBytes(
                 *(ledger.bytes_of(map(local, some)) for some in (parameters, gradients, state))
             )

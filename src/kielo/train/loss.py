@@ -12,6 +12,7 @@ rows of it), c = tokens of one chunk, t = ranks of the tensor axis.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -23,69 +24,74 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 IGNORED_LABEL = -100
 
 
+@dataclass(frozen=True)
+class LossOptions:
+    """Options of `chunked_loss`.
+
+    z_loss: the weight of log² Z, which keeps logits from drifting (PaLM, Chowdhery et al. 2022,
+    arXiv:2204.02311, section 5); log Z is the log of the softmax's sum.
+
+    chunk_tokens: at most `chunk_tokens` × v logits exist at one time.
+
+    group: the tensor axis, where it has more than one rank; each rank then has a part of the head's rows.
+
+    vocab_size: the number of tokens, None for one a row. Rows of the head beyond it (over all ranks) only pad
+    it: they have no share in log Z and their gradient is exactly 0. A label that is padding makes the loss
+    infinite.
+
+    softcap: logits become cap × tanh(logit / cap) first, in their own precision as in Hugging Face's Gemma
+    (Gemma 2, Gemma Team 2024, arXiv:2408.00118, section 2); None for none.
+
+    keeps_gradients: the loss can be differentiated more than once, always by the same factor, as pipeline
+    schedules do that take the gradients of inputs and of weights one after the other.
+
+    compiles: torch.compile fuses the operations on one rank's logits, which halves their memory traffic on a
+    GPU.
+    """
+
+    z_loss: float = 0.0
+    chunk_tokens: int = 2048
+    group: dist.ProcessGroup | None = None
+    vocab_size: int | None = None
+    softcap: float | None = None
+    keeps_gradients: bool = False
+    compiles: bool = False
+
+
 def chunked_loss(
-    hidden: Tensor,
-    head_weight: Tensor,
-    labels: Tensor,
-    divisor: Tensor,
-    z_loss: float = 0.0,
-    chunk_tokens: int = 2048,
-    group: dist.ProcessGroup | None = None,
-    vocab_size: int | None = None,
-    softcap: float | None = None,
-    keeps_gradients: bool = False,
-    compiles: bool = False,
+    hidden: Tensor, head_weight: Tensor, labels: Tensor, divisor: Tensor, options: LossOptions | None = None
 ) -> Tensor:
     """Σ over counted labels of (cross-entropy + z_loss × log² Z) / divisor, in nats, a scalar in fp32.
 
     hidden [..., d], head_weight [v, d] (any one precision), labels [...] with -100 where nothing is counted,
     divisor a scalar tensor (the global count of counted labels, so that gradients are equal for every
-    layout). At most `chunk_tokens` × v logits exist at one time. log Z is the log of the softmax's sum; its
-    square keeps logits from drifting (PaLM, Chowdhery et al. 2022, arXiv:2204.02311, section 5). The softmax
-    is in fp32; the weight's gradient is summed over the chunks in fp32. Can be differentiated once; with
-    keeps_gradients more often, always by the same factor, as schedules do that take the gradients of inputs
-    and of weights one after the other.
+    layout). The softmax is in fp32; the weight's gradient is summed over the chunks in fp32. Can be
+    differentiated once, without `keeps_gradients`.
 
-    vocab_size: how many tokens there are, None for one a row. Rows of the head beyond that (over all ranks)
-    only pad it: they have no share in log Z and their gradient is exactly 0, as if they were not there. A
-    label that is padding makes the loss infinite.
-
-    softcap: logits become cap × tanh(logit / cap) first, in their own precision as in Hugging Face's Gemma
-    (Gemma 2, Gemma Team 2024, arXiv:2408.00118, section 2); None for none.
-
-    compiles: what happens to the logits of one rank is fused by torch.compile, which halves its memory
-    traffic on a GPU.
-
-    group: the tensor axis, where it has more than one rank. head_weight is then this rank's rows, plain [v,
-    d] or a DTensor with Shard(0) on that axis alone: rank r has ids r × v … (r + 1) × v - 1, as many on each.
-    hidden, labels (ids of the whole vocabulary) and divisor are the same on all ranks of the group. So is the
-    loss, to the bit; call backward on each rank's own, not on a sum over the ranks. The weight's gradient is
-    that of this rank's rows. The gradient to hidden is only this rank's rows' part of it: the caller, who
-    gathered hidden along the sequence, sums and scatters the parts in one collective. A label that is no id
-    of the vocabulary makes the loss infinite. Raises ValueError for a DTensor that is laid out otherwise.
+    With `group`, head_weight is this rank's rows, plain [v, d] or a DTensor with Shard(0) on that axis alone:
+    rank r has ids r × v … (r + 1) × v - 1, as many on each. hidden, labels (ids of the whole vocabulary) and
+    divisor are the same on all ranks of the group. So is the loss, to the bit; call backward on each rank's
+    own, not on a sum over the ranks. The weight's gradient is that of this rank's rows. The gradient to
+    hidden is only this rank's rows' part of it: the caller, who gathered hidden along the sequence, sums and
+    scatters the parts in one collective. A label that is no id of the vocabulary makes the loss infinite.
+    Raises ValueError for a DTensor that is laid out otherwise.
     """
-    if group is not None and group.size() == 1:
-        group = None
-    weight_vd = _own_rows(head_weight, group)
-    num_tokens = num_rows = len(weight_vd)
-    if vocab_size is not None:
-        first_row = 0 if group is None else group.rank() * num_rows
-        num_tokens = min(max(vocab_size - first_row, 0), num_rows)
+    options = options or LossOptions()
+    if options.group is not None and options.group.size() == 1:
+        options = replace(options, group=None)
+    weight_vd = _own_rows(head_weight, options.group)
     needs_gradients = torch.is_grad_enabled() and (hidden.requires_grad or weight_vd.requires_grad)
     return _ChunkedLoss.apply(
-        hidden.flatten(0, -2),
-        weight_vd,
-        labels.flatten(),
-        divisor,
-        z_loss,
-        chunk_tokens,
-        needs_gradients,
-        group,
-        num_tokens,
-        softcap,
-        keeps_gradients,
-        compiles,
+        hidden.flatten(0, -2), weight_vd, labels.flatten(), divisor, needs_gradients, options
     )
+
+
+def _own_tokens(num_rows: int, options: LossOptions) -> int:
+    """The number of this rank's rows of the head that are tokens; the rows after them are padding."""
+    if options.vocab_size is None:
+        return num_rows
+    first_row = 0 if options.group is None else options.group.rank() * num_rows
+    return min(max(options.vocab_size - first_row, 0), num_rows)
 
 
 def _own_rows(head_weight: Tensor, group: dist.ProcessGroup | None) -> Tensor:
@@ -110,24 +116,20 @@ class _ChunkedLoss(torch.autograd.Function):
         weight_vd: Tensor,
         labels_n: Tensor,
         divisor: Tensor,
-        z_loss: float,
-        chunk_tokens: int,
         needs_gradients: bool,
-        group: dist.ProcessGroup | None,
-        num_tokens: int,
-        softcap: float | None,
-        keeps_gradients: bool,
-        compiles: bool,
+        options: LossOptions,
     ) -> Tensor:
-        chunk_on_one_rank = _compiled_chunk() if compiles else _chunk
+        z_loss, softcap, group = options.z_loss, options.softcap, options.group
+        num_tokens = _own_tokens(len(weight_vd), options)
+        chunk_on_one_rank = _compiled_chunk() if options.compiles else _chunk
         loss = torch.zeros((), dtype=torch.float32, device=hidden_nd.device)
         # needs_input_grad does not know of no_grad. Whatever is frozen costs neither its matmul nor its
         # memory.
         needs_hidden, needs_weight = (needs_gradients and needs for needs in ctx.needs_input_grad[:2])
         hidden_gradient = torch.empty_like(hidden_nd) if needs_hidden else None
         weight_gradient = torch.zeros_like(weight_vd, dtype=torch.float32) if needs_weight else None
-        for start in range(0, len(hidden_nd), chunk_tokens):
-            chunk = slice(start, start + chunk_tokens)
+        for start in range(0, len(hidden_nd), options.chunk_tokens):
+            chunk = slice(start, start + options.chunk_tokens)
             hidden_cd = hidden_nd[chunk]
             counted_c = labels_n[chunk] != IGNORED_LABEL
             labels_c = labels_n[chunk].masked_fill(~counted_c, 0)
@@ -152,7 +154,8 @@ class _ChunkedLoss(torch.autograd.Function):
             if needs_weight:
                 _add_product(weight_gradient, logits_gradient_cv.t(), hidden_cd)
         ctx.gradients = (hidden_gradient, weight_gradient)
-        ctx.weight_dtype, ctx.keeps_gradients, ctx.is_scaled = weight_vd.dtype, keeps_gradients, False
+        ctx.weight_dtype, ctx.keeps_gradients = weight_vd.dtype, options.keeps_gradients
+        ctx.is_scaled = False
         return loss
 
     @staticmethod
@@ -170,7 +173,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 weight_gradient = weight_gradient.mul_(loss_gradient).to(ctx.weight_dtype)
             ctx.is_scaled = True
         ctx.gradients = (hidden_gradient, weight_gradient) if ctx.keeps_gradients else None
-        return hidden_gradient, weight_gradient, *(None,) * 10
+        return hidden_gradient, weight_gradient, None, None, None, None
 
 
 def _chunk(
