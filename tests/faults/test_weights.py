@@ -25,7 +25,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Model
 from kielo.train import run as run_module
-from kielo.train.finish import refuse_unsound_weights
+from kielo.train.final_check import refuse_unsound_weights
 from tests.checkpoint.layouts import config as layouts_config
 from tests.checkpoint.layouts import model_on_ranks
 from tests.faults.trial import Outcome, belongings, kielo, refused, went_well

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kielo.train import late, run
+from kielo.train import delayed_reader, run
 from kielo.train.parts import PhaseParts, Run
 from tests.ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
@@ -88,7 +88,7 @@ class Watch:
         heldout = of_run.current.heldout
         of_run.step_row, heldout.row = self.allow(of_run.step_row), self.allow(heldout.row)
         of_run.checkpoints.save = self.allow(of_run.checkpoints.save)
-        late.LateReader.read = self.allow(late.LateReader.read)
+        delayed_reader.DelayedReader.read = self.allow(delayed_reader.DelayedReader.read)
         take = phase.feed.take
 
         def counted(step: int) -> Any:

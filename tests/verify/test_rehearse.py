@@ -24,7 +24,7 @@ from kielo.verify import rehearse as room
 from kielo.verify import torch_fakes
 from kielo.verify.fake_world import groups_of
 from kielo.verify.rank_watch import RankWatch
-from kielo.verify.rehearse import Job, heaviest_phase, rehearse, rehearsed_micro_batches
+from kielo.verify.rehearse import WatchedStep, heaviest_phase, rehearse, rehearsed_micro_batches
 from tests.ranks import run_ranks
 
 TINY = [
@@ -83,13 +83,13 @@ def real_rank(jobs: list[Resolved]) -> list[tuple[dict, int]]:
         model = laid_out(resolved.identity, resolved.placement, mesh, resolved.identity.precision)
         events = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         with events as profiler, RankWatch(*groups_of(mesh)) as watch:
-            job = Job(resolved, index, mesh, model, world, watch)
-            job.step(many)  # neighbours agree on shapes in the first step
+            step = WatchedStep(resolved, index, mesh, model, world, watch)
+            step.run(many)  # neighbours agree on shapes in the first step
             for number in range(STEPS):
                 with record_function(f"step {number}"):
-                    counts = job.step(many)
+                    counts = step.run(many)
         found.append((counts, _peak(profiler.profiler.kineto_results.events())))
-        del job, model
+        del step, model
         gc.collect()  # or the next job's record begins with what is given back of this one
     return found
 
@@ -191,14 +191,14 @@ def test_a_long_schedule_counts_as_if_it_were_run_whole(sets, monkeypatch):
 def test_a_leak_shows(monkeypatch):
     """Broken on purpose: a pass that keeps what it made is found by the ledger, byte for byte."""
     resolved = planned(2)
-    kept, before = [], Job._batch
+    kept, before = [], WatchedStep._batch
     sound = rehearse(resolved, 0)["peak_bytes"]
 
     def leaking(job, micro_batches):
         kept.append(torch.empty(1000))
         return before(job, micro_batches)
 
-    monkeypatch.setattr(Job, "_batch", leaking)
+    monkeypatch.setattr(WatchedStep, "_batch", leaking)
     assert rehearse(resolved, 0)["peak_bytes"] == sound + 2 * 4000
 
 

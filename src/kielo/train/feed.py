@@ -126,9 +126,9 @@ class Feed:
     def _arriving(self, step: int, samples: tuple[int, ...], tensors: _Tensors, counted: int) -> _Arriving:
         # Filled in on the device: the number travels with the order to do so, and not as a copy.
         counted_tokens = torch.full((), counted, dtype=torch.int64, device=self._device)
-        pieces = _split(tensors, self._micro_batch_sequences, self._positions_s)
+        micro_batches = _split(tensors, self._micro_batch_sequences, self._positions_s)
         held = (*(tensor for tensor in tensors if tensor is not None), counted_tokens)
-        return _Arriving(StepBatch(step, samples, pieces, counted_tokens), held)
+        return _Arriving(StepBatch(step, samples, micro_batches, counted_tokens), held)
 
 
 def cut(
@@ -144,9 +144,9 @@ def cut(
     return _split(_on_host(inputs, labels, documents, positions_s), micro_batch_sequences, positions_s)
 
 
-def to_device(piece: MicroBatch, device: torch.device) -> MicroBatch:
+def to_device(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:
     return MicroBatch(
-        *(None if tensor is None else tensor.to(device, non_blocking=True) for tensor in _fields(piece))
+        *(None if tensor is None else tensor.to(device, non_blocking=True) for tensor in _fields(micro_batch))
     )
 
 
@@ -165,8 +165,8 @@ def _split(tensors: _Tensors, micro_batch_sequences: int, positions_s: Tensor | 
     inputs, labels, documents = (
         repeat(None) if tensor is None else tensor.split(micro_batch_sequences) for tensor in tensors
     )
-    return [MicroBatch(*piece, positions_s) for piece in zip(inputs, labels, documents)]
+    return [MicroBatch(*micro_batch, positions_s) for micro_batch in zip(inputs, labels, documents)]
 
 
-def _fields(piece: MicroBatch) -> tuple[Tensor | None, ...]:
-    return piece.inputs_bs, piece.labels_bs, piece.documents_bs, piece.positions_s
+def _fields(micro_batch: MicroBatch) -> tuple[Tensor | None, ...]:
+    return micro_batch.inputs_bs, micro_batch.labels_bs, micro_batch.documents_bs, micro_batch.positions_s

@@ -41,16 +41,16 @@ class PlainForwardBackward:
         # A step of nothing but padding has loss 0 and no gradient; dividing by 0 would make it look broken.
         divisor = self._sum_over_data(batch.counted_tokens).clamp(min=1).to(torch.float32)
         loss = torch.zeros((), device=divisor.device)
-        for number, piece in enumerate(batch.micro_batches, start=1):
+        for number, micro_batch in enumerate(batch.micro_batches, start=1):
             set_last_micro_batch(self._model, number == len(batch.micro_batches))
-            part = self._objective(self._model, piece, divisor)
+            part = self._objective(self._model, micro_batch, divisor)
             part.backward()
             loss += part.detach()
         return self._sum_over_data(loss)
 
-    def score(self, piece: MicroBatch, divisor: Tensor, z_loss: float) -> Tensor:
+    def score(self, micro_batch: MicroBatch, divisor: Tensor, z_loss: float) -> Tensor:
         """This rank's share of the loss, with another z-loss; no gradients."""
-        return replace(self._objective, z_loss=z_loss)(self._model, piece, divisor)
+        return replace(self._objective, z_loss=z_loss)(self._model, micro_batch, divisor)
 
 
 ForwardBackward = PlainForwardBackward | PipelineForwardBackward

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from kielo.recipe.errors import KieloError
-from kielo.train.late import LateReader
+from kielo.train.delayed_reader import DelayedReader
 
 
 class Guard:
     """Counts on the device, so that a sound step costs no wait; the host looks at them late (see
-    `late.py`).
+    `delayed_reader.py`).
     """
 
     def __init__(self, device: torch.device, max_in_a_row: int, remembered_steps: int = 50):
@@ -27,7 +27,7 @@ class Guard:
         self._remembered = torch.full((remembered_steps, 2), math.nan, device=device)
         self._steps = 0  # of which the ring holds the last
         self._counts = torch.zeros(2, dtype=torch.int64, device=device)  # bad in a row up to now, bad in all
-        self._late = LateReader(device)
+        self._late = DelayedReader(device)
 
     def check(self, loss: Tensor, gradient_norm: Tensor) -> Tensor:
         """float32 scalar on the device: 1 where this step must be skipped. All ranks get the same, as both

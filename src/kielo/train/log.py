@@ -28,7 +28,7 @@ from typing import Any, Protocol, TextIO
 from kielo.artifact.manifest import write_text_atomically
 from kielo.artifact.metrics import describe_odd, split_metrics
 from kielo.recipe.errors import KieloError
-from kielo.train.lasting_stream import LastingStream
+from kielo.train.failsafe_stream import FailsafeStream
 
 logger = logging.getLogger(__name__)
 Row = Mapping[str, Any]
@@ -160,7 +160,7 @@ class TensorBoard:
 class PlainLines:
     """One line a row, for files and batch jobs."""
 
-    def __init__(self, total_steps: int, stream: TextIO | LastingStream):
+    def __init__(self, total_steps: int, stream: TextIO | FailsafeStream):
         self._total_steps = total_steps
         self._stream = stream
 
@@ -181,7 +181,7 @@ class PlainLines:
 class ProgressBar:
     """A bar that moves with each logged row, for a person at a terminal."""
 
-    def __init__(self, total_steps: int, stream: TextIO | LastingStream):
+    def __init__(self, total_steps: int, stream: TextIO | FailsafeStream):
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -210,7 +210,7 @@ class Terminal:
 
     def __init__(self, total_steps: int, alert: Callable[[int, str], None], stream: TextIO | None = None):
         stream = sys.stdout if stream is None else stream
-        self._stream = stream if isinstance(stream, LastingStream) else LastingStream(stream)
+        self._stream = stream if isinstance(stream, FailsafeStream) else FailsafeStream(stream)
         self._sink = (ProgressBar if stream.isatty() else PlainLines)(total_steps, self._stream)
         self._alert, self._is_told = alert, False
 

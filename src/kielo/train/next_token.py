@@ -15,7 +15,7 @@ from kielo.train.profile import HEAD_AND_LOSS
 
 @dataclass(frozen=True)
 class NextToken:
-    """`objective(model, piece, divisor)` is this rank's share of the loss, a scalar in fp32 (see
+    """`objective(model, micro_batch, divisor)` is this rank's share of the loss, a scalar in fp32 (see
     `chunked_loss`).
 
     tensor_axis: the ranks that each hold a part of the vocabulary; None: this one holds it all.
@@ -29,9 +29,11 @@ class NextToken:
     keeps_gradients: bool = False
     compiles: bool = False
 
-    def __call__(self, model: nn.Module, piece: MicroBatch, divisor: Tensor) -> Tensor:
-        hidden_bsd = self.gathered(model(piece.inputs_bs, piece.documents_bs, piece.positions_s))
-        return self.of_hidden(model, hidden_bsd, piece.labels_bs, divisor)
+    def __call__(self, model: nn.Module, micro_batch: MicroBatch, divisor: Tensor) -> Tensor:
+        hidden_bsd = self.gathered(
+            model(micro_batch.inputs_bs, micro_batch.documents_bs, micro_batch.positions_s)
+        )
+        return self.of_hidden(model, hidden_bsd, micro_batch.labels_bs, divisor)
 
     def gathered(self, hidden_bsd: Tensor) -> Tensor:
         """What a model returned, whole along the sequence and a plain tensor on each rank of the

@@ -120,22 +120,22 @@ class NarrowAdamW(torch.optim.AdamW):
     def step(self, closure: None = None) -> None:
         for group in self.param_groups:
             for bucket in _buckets([p for p in group["params"] if p.grad is not None], WIDENED_ELEMENTS):
-                states = [self.state[piece.parameter] for piece in bucket]
+                states = [self.state[slice_.parameter] for slice_ in bucket]
                 narrow = [
-                    piece.of(state[moment]) for moment in MOMENTS for piece, state in zip(bucket, states)
+                    slice_.of(state[moment]) for moment in MOMENTS for slice_, state in zip(bucket, states)
                 ]
                 wide = [torch.empty_like(moment, dtype=torch.float32) for moment in narrow]
                 torch._foreach_copy_(wide, narrow)
                 adamw_step(
-                    [piece.of(piece.parameter) for piece in bucket],
-                    [piece.of(piece.parameter.grad) for piece in bucket],
+                    [slice_.of(slice_.parameter) for slice_ in bucket],
+                    [slice_.of(slice_.parameter.grad) for slice_ in bucket],
                     wide[: len(bucket)],
                     wide[len(bucket) :],
                     [],
-                    # Of a parameter in several pieces the update counts with the last.
+                    # Of a parameter in several slices the update counts with the last.
                     [
-                        state["step"] if piece.is_last else state["step"].clone()
-                        for piece, state in zip(bucket, states)
+                        state["step"] if slice_.is_last else state["step"].clone()
+                        for slice_, state in zip(bucket, states)
                     ],
                     fused=True,
                     found_inf=self.found_inf,
@@ -151,7 +151,7 @@ class NarrowAdamW(torch.optim.AdamW):
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _Slice:
     """Elements `first` … `last` - 1 of what a rank has of a parameter."""
 
     parameter: nn.Parameter
@@ -166,15 +166,15 @@ class _Piece:
         return local(tensor).view(-1)[self.first : self.last]
 
 
-def _buckets(parameters: Iterable[nn.Parameter], limit: int) -> Iterator[list[_Piece]]:
-    """All elements on this rank, at most `limit` at a time; no parameter has two pieces in one bucket."""
-    bucket: list[_Piece] = []
+def _buckets(parameters: Iterable[nn.Parameter], limit: int) -> Iterator[list[_Slice]]:
+    """All elements on this rank, at most `limit` at a time; no parameter has two slices in one bucket."""
+    bucket: list[_Slice] = []
     room = limit
     for parameter in parameters:
         size, first = local(parameter).numel(), 0
         while True:
             last = min(first + room, size)
-            bucket.append(_Piece(parameter, first, last, last == size))
+            bucket.append(_Slice(parameter, first, last, last == size))
             room -= last - first
             if room == 0:
                 yield bucket

@@ -17,7 +17,7 @@ from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Identity, Resolved
 from kielo.resolve.resolved import write as write_resolved
 from kielo.train.build import assemble, phase_parts, restore
-from kielo.train.finish import refuse_unsound_end
+from kielo.train.final_check import refuse_unsound_end
 from kielo.train.loop import fit
 from kielo.train.manifest import (
     EXIT_CODES,

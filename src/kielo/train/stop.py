@@ -12,7 +12,7 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-from kielo.train.late import LateReader
+from kielo.train.delayed_reader import DelayedReader
 from kielo.train.signals import INTERRUPTED, Presses, give_signals_back, take_over_signals
 
 
@@ -31,7 +31,7 @@ class Stop:
         self._presses = Presses()
         self._handlers_before: dict[int, object] = {}
         self._device = torch.device("cpu")
-        self._late = LateReader(self._device)
+        self._late = DelayedReader(self._device)
 
     def __enter__(self) -> "Stop":
         self._handlers_before = take_over_signals(self._note)
@@ -57,10 +57,10 @@ class Stop:
 
     def use(self, device: torch.device) -> None:
         """The device that the ranks' process group works on."""
-        self._device, self._late = device, LateReader(device)
+        self._device, self._late = device, DelayedReader(device)
 
     def agreed(self, step: int) -> bool:
-        """Whether to stop after `step`: at once on the CPU, one step later on a GPU (see `late.py`).
+        """Whether to stop after `step`: at once on the CPU, one step later on a GPU (see `delayed_reader.py`).
 
         Called by all ranks. A signal reaches them at different times, and a rank that left alone would hang
         the rest.

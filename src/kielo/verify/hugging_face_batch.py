@@ -14,9 +14,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from kielo.train.feed import MicroBatch
 
-# BLOOM makes the biases of its scores from a mask of tokens, and takes no mask of pairs.
-_TAKE_NO_PAIRS = ("bloom",)
-
 
 @dataclass(frozen=True)
 class HuggingFaceBatch:
@@ -34,17 +31,18 @@ class HuggingFaceBatch:
         return x if self.is_token is None else x[self.is_token].unflatten(0, (self.sequences, -1))
 
 
-def hugging_face_batch(piece: MicroBatch, model: PreTrainedModel) -> HuggingFaceBatch:
-    sequences, length = piece.inputs_bs.shape
-    if piece.documents_bs is not None and model.config.model_type in _TAKE_NO_PAIRS:
-        return _documents_apart(piece)
-    arguments: dict[str, Any] = {"input_ids": piece.inputs_bs}
-    if piece.documents_bs is not None:
-        arguments["attention_mask"] = _masks(piece.documents_bs, model.config)
+def hugging_face_batch(micro_batch: MicroBatch, model: PreTrainedModel, has_alibi: bool) -> HuggingFaceBatch:
+    """`micro_batch` as `model` takes it. With ALiBi, transformers takes a mask of tokens and none of pairs."""
+    sequences, length = micro_batch.inputs_bs.shape
+    if micro_batch.documents_bs is not None and has_alibi:
+        return _documents_apart(micro_batch)
+    arguments: dict[str, Any] = {"input_ids": micro_batch.inputs_bs}
+    if micro_batch.documents_bs is not None:
+        arguments["attention_mask"] = _masks(micro_batch.documents_bs, model.config)
     # OPT would count places off the mask.
     if "position_ids" in inspect.signature(type(model).forward).parameters:
-        arguments["position_ids"] = torch.arange(length, device=piece.inputs_bs.device)[None]
-    return HuggingFaceBatch(arguments, piece.labels_bs, sequences)
+        arguments["position_ids"] = torch.arange(length, device=micro_batch.inputs_bs.device)[None]
+    return HuggingFaceBatch(arguments, micro_batch.labels_bs, sequences)
 
 
 def _masks(documents_bs: Tensor, config: PretrainedConfig) -> Tensor | dict[str, Tensor]:
@@ -65,11 +63,11 @@ def _masks(documents_bs: Tensor, config: PretrainedConfig) -> Tensor | dict[str,
     return masks if len(masks) > 1 else masks.popitem()[1]
 
 
-def _documents_apart(piece: MicroBatch) -> HuggingFaceBatch:
+def _documents_apart(micro_batch: MicroBatch) -> HuggingFaceBatch:
     """Each document in a row of its own, filled up at its end, which what comes before does not see.
     Distances are all that such a model knows of places.
     """
-    documents_bs = piece.documents_bs
+    documents_bs = micro_batch.documents_bs
     begins = torch.ones_like(documents_bs, dtype=torch.bool)
     begins[:, 1:] = documents_bs[:, 1:] != documents_bs[:, :-1]
     first_n = begins.flatten().nonzero().squeeze(1)
@@ -77,6 +75,6 @@ def _documents_apart(piece: MicroBatch) -> HuggingFaceBatch:
     columns = torch.arange(int(length_n.max()), device=first_n.device)
     is_token = columns < length_n[:, None]
     places = (first_n[:, None] + columns).where(is_token, first_n[:, None])
-    labels = piece.labels_bs.flatten()[places].masked_fill(~is_token, -100)
-    arguments = {"input_ids": piece.inputs_bs.flatten()[places]}
+    labels = micro_batch.labels_bs.flatten()[places].masked_fill(~is_token, -100)
+    arguments = {"input_ids": micro_batch.inputs_bs.flatten()[places]}
     return HuggingFaceBatch(arguments, labels, documents_bs.shape[0], is_token)

@@ -54,6 +54,8 @@ class HuggingFaceSide:
         """
         identity = _overridden(identity, overrides)
         self._pieces = families.module(identity.model.model_type, "names").to_hugging_face(identity.model)
+        parts = families.module(identity.model.model_type, "count").layer_parts(identity.model)
+        self._has_alibi = parts.has_alibi
         self._shapes = {name: weight.shape for name, weight in weights.items()}
         self._max_gradient_norm = identity.max_gradient_norm
         self._z_loss = identity.z_loss
@@ -109,13 +111,13 @@ class HuggingFaceSide:
 
     def trace(self, batch: StepBatch) -> Trace:
         """What goes in and out of `modules`, for the first micro-batch of the step."""
-        piece = self._batch(batch.micro_batches[0])
+        theirs = self._converted(batch.micro_batches[0])
         with torch.no_grad():
             trace = trace_forward(
-                self.modules(), lambda: self.model(**piece.arguments, use_cache=False).logits
+                self.modules(), lambda: self.model(**theirs.arguments, use_cache=False).logits
             )
-        passed = {name: (piece.as_given(x), piece.as_given(out)) for name, (x, out) in trace.passed.items()}
-        return Trace(passed, piece.as_given(trace.logits))
+        passed = {name: (theirs.as_given(x), theirs.as_given(out)) for name, (x, out) in trace.passed.items()}
+        return Trace(passed, theirs.as_given(trace.logits))
 
     def backward(self, batch: StepBatch) -> float:
         """The step's loss, by transformers' own function: `num_items_in_batch` makes it a sum over counted
@@ -124,21 +126,21 @@ class HuggingFaceSide:
         counted = int(batch.counted_tokens)
         total = 0.0
         for micro_batch in batch.micro_batches:
-            piece, model = self._batch(micro_batch), self._unwrapped()
-            logits = self.model(**piece.arguments, use_cache=False).logits
+            theirs, model = self._converted(micro_batch), self._unwrapped()
+            logits = self.model(**theirs.arguments, use_cache=False).logits
             loss = model.loss_function(
-                logits=logits, labels=None, vocab_size=model.config.vocab_size, shift_labels=piece.labels,
+                logits=logits, labels=None, vocab_size=model.config.vocab_size, shift_labels=theirs.labels,
                 num_items_in_batch=torch.tensor(counted, device=logits.device),
             )  # fmt: skip
             if self._z_loss:
-                log_z = logits.float().logsumexp(-1)[piece.labels != -100]
+                log_z = logits.float().logsumexp(-1)[theirs.labels != -100]
                 loss = loss + self._z_loss * log_z.square().sum() / counted
             self._accelerator.backward(loss)
             total += loss.item()
         return total
 
-    def _batch(self, piece: MicroBatch) -> HuggingFaceBatch:
-        return hugging_face_batch(piece, self._unwrapped())
+    def _converted(self, micro_batch: MicroBatch) -> HuggingFaceBatch:
+        return hugging_face_batch(micro_batch, self._unwrapped(), self._has_alibi)
 
     def update(self) -> dict[str, float]:
         rate = self._optimiser.param_groups[0]["lr"]

@@ -96,16 +96,16 @@ class KieloSide:
 
         Logits are those of the tokens that there are.
         """
-        piece = batch.micro_batches[0]
+        micro_batch = batch.micro_batches[0]
 
         def forward() -> Tensor:
             with forward_only(self.model):
-                return self.model.logits(self.model(piece.inputs_bs, piece.documents_bs))
+                return self.model.logits(self.model(micro_batch.inputs_bs, micro_batch.documents_bs))
 
         trace = trace_forward({name: self.model.get_submodule(name) for name in modules}, forward)
         into, out = trace.passed["head"]
         trace.passed["head"] = (into, out[..., : self._vocab_size])
-        if self.model.embed_scale is not None:  # transformers' look-up tables multiply inside
+        if self.model.embed_scale is not None:  # transformers' embeddings multiply inside
             tokens, out = trace.passed["embed"]
             trace.passed["embed"] = (tokens, out * self.model.embed_scale)
         return trace

@@ -45,38 +45,38 @@ class Case:
     def name(self) -> str:
         """Whatever sets the case apart, in few letters: `shard2-tensor2-zero3-full-micro2-tied`."""
         section, switches = self.section, self.switches
-        words = [f"{axis}{getattr(section, axis)}" for axis in AXES if getattr(section, axis) > 1] or [
+        terms = [f"{axis}{getattr(section, axis)}" for axis in AXES if getattr(section, axis) > 1] or [
             "one_rank"
         ]
         if section.pipeline > 1:
-            words.insert(1, section.pipeline_schedule)
+            terms.insert(1, section.pipeline_schedule)
         if section.pipeline_layers is not None:
-            words.append("layers" + "_".join(map(str, section.pipeline_layers)))
+            terms.append("layers" + "_".join(map(str, section.pipeline_layers)))
         if section.zero != 1:
-            words.append(f"zero{section.zero}")
+            terms.append(f"zero{section.zero}")
         if not section.sequence_parallel:
-            words.append("no_sequence")
+            terms.append("no_sequence")
         if section.cpu_offload:
-            words.append("cpu_offload")
+            terms.append("cpu_offload")
         if section.context > 1:
-            words.append(section.context_attention)
+            terms.append(section.context_attention)
         if section.recompute != "none":
-            words.append(f"recompute_{section.recompute}")
+            terms.append(f"recompute_{section.recompute}")
         if section.recompute_every_layers != 1:
-            words.append(f"every{section.recompute_every_layers}")
+            terms.append(f"every{section.recompute_every_layers}")
         if self.micro_batches != 1:
-            words.append(f"micro{self.micro_batches}")
+            terms.append(f"micro{self.micro_batches}")
         if "tied" in switches:
-            words.append("tied" if switches["tied"] else "untied")
+            terms.append("tied" if switches["tied"] else "untied")
         if "documents" in switches:
-            words.append("documents" if switches["documents"] else "no_documents")
+            terms.append("documents" if switches["documents"] else "no_documents")
         if "z_loss" in switches:
-            words.append("z_loss" if switches["z_loss"] else "no_z_loss")
+            terms.append("z_loss" if switches["z_loss"] else "no_z_loss")
         if switches.get("frozen"):
-            words.append("frozen")
+            terms.append("frozen")
         if self.precision != "fp32":
-            words.append(self.precision)
-        return "-".join(words)
+            terms.append(self.precision)
+        return "-".join(terms)
 
 
 def all_cases() -> list[Case]:

@@ -30,11 +30,6 @@ TINY = {
     "max_position_embeddings": LENGTH, "initializer_range": 0.1, "weights": None,
 }  # fmt: skip
 
-_ALL_HEADS = {"num_key_value_heads": 8}
-# Where a family ties dimensions to each other.
-_OF_FAMILY = {
-    "gpt2": _ALL_HEADS, "opt": _ALL_HEADS, "gpt_neox": _ALL_HEADS, "bloom": _ALL_HEADS | {"intermediate_size": 4 * 64},
-}  # fmt: skip
 WINDOW = 9  # shorter than a sequence, and than the half of one
 
 # "losses" and "norms" [steps], "gradient/NAME" after the first step's backward, "weight/NAME" after the last
@@ -87,7 +82,12 @@ def _tiny(model: Model, tied: bool | None) -> Model:
     """`model` with all that has a size made small; what is more than a size (wide heads, windows, scales)
     stays.
     """
-    sizes = TINY | _OF_FAMILY.get(model.model_type, {}) | {"tie_word_embeddings": tied}
+    sizes = TINY | {"tie_word_embeddings": tied}
+    parts = families.module(model.model_type, "count").layer_parts(model)
+    if not parts.has_groups:
+        sizes["num_key_value_heads"] = sizes["num_attention_heads"]
+    if parts.mlp_ratio is not None:
+        sizes["intermediate_size"] = parts.mlp_ratio * sizes["hidden_size"]
     if model.head_dim is not None and model.head_dim * model.num_attention_heads != model.hidden_size:
         sizes["head_dim"] = 16
     if model.sliding_window is not None:

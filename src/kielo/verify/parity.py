@@ -23,7 +23,7 @@ from kielo.verify.hugging_face_side import HuggingFaceSide
 from kielo.verify.kielo_side import KieloSide, world_of_one
 from kielo.verify.parity_table import print_parity
 from kielo.verify.settings import differing
-from kielo.verify.trace import first_parting, largest_difference
+from kielo.verify.trace import first_difference, largest_difference
 
 KIND, VERSION = "parity", 2
 CERTIFICATE_NAME = "parity.json"
@@ -151,11 +151,11 @@ def _compare(
     differences = [
         _relative(mine, their) for mine, their in zip(losses["ours"], losses["theirs"], strict=True)
     ]
-    parting_step = next(
+    first_step = next(
         (step for step, value in enumerate(differences, 1) if not value <= options.tolerance), None
     )
-    passed = parting_step is None and not wrong_settings and gradient[1] <= GRADIENT_TOLERANCE
-    parting = None if passed else first_parting(our_trace, their_trace, options.tolerance)
+    passed = first_step is None and not wrong_settings and gradient[1] <= GRADIENT_TOLERANCE
+    layer = None if passed else first_difference(our_trace, their_trace, options.tolerance)
     return {
         "passed": passed,
         "max_relative_loss_difference": max(differences),
@@ -166,13 +166,13 @@ def _compare(
         "gradient_norms": {side: [record["gradient_norm"] for record in records[side]] for side in records},
         "first_difference": None
         if passed
-        else (asdict(parting) if parting else {"layer": None, "where": None, "relative_difference": None})
+        else (asdict(layer) if layer else {"layer": None, "where": None, "relative_difference": None})
         | {
             "settings": wrong_settings,
             "weight": weight[0] if weight[1] > 0 else None,
             "gradient": gradient[0] if gradient[1] > GRADIENT_TOLERANCE else None,
-            "update": update[0] if parting_step else None,
-            "step": parting_step,
+            "update": update[0] if first_step else None,
+            "step": first_step,
         },
     }
 

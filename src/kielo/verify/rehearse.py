@@ -62,9 +62,9 @@ def rehearse(resolved: Resolved, rank: int) -> dict[str, Any]:
         mesh = build_mesh(world, placement)
         model = laid_out(resolved.identity, placement, mesh, resolved.identity.precision)
         with fake_tensors(), RankWatch(*groups_of(mesh)) as watch:
-            job = Job(resolved, index, mesh, model, world, watch)
-            first = job.step(few)
-            counts = job.step(many)
+            step = WatchedStep(resolved, index, mesh, model, world, watch)
+            first = step.run(few)
+            counts = step.run(many)
             peaks = {
                 name: _with_all_buffers(peak, phase.micro_batches_per_step, many)
                 for name, peak in watch.ledger.peaks().items()
@@ -88,7 +88,7 @@ def rehearse(resolved: Resolved, rank: int) -> dict[str, Any]:
         "micro_batch_sequences": phase.micro_batch_sequences,
         "micro_batches_per_step": phase.micro_batches_per_step,
         "rehearsed_micro_batches": many,
-        "state_bytes": asdict(job.held),
+        "state_bytes": asdict(step.held),
         "computed_state_bytes": asdict(
             state_bytes(resolved.identity.model, placement, rank, resolved.identity.optimiser_state)
         ),
@@ -108,7 +108,7 @@ def rehearse(resolved: Resolved, rank: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class Job:
+class WatchedStep:
     """The parts of a rank's step, with memory, and the step itself. `watch` may be None, for ranks that are
     there.
     """
@@ -134,7 +134,7 @@ class Job:
         self._name(_state(self._step.optimiser), "optimiser")
         self.held = StateBytes(0, 0, 0)
 
-    def step(self, micro_batches: int) -> dict[tuple[str, Any], int]:
+    def run(self, micro_batches: int) -> dict[tuple[str, Any], int]:
         """One optimiser step of so many micro-batches, by the function of `train/loop.py`.
 
         Returns ("flops", what), ("calls", what) and ("bytes", what) → how many of it there were.
@@ -162,7 +162,7 @@ class Job:
         positions = positions_of_rank(length, self._mesh)
         shape = rows, length // self._mesh["context"].size()
         self._section("batch")
-        pieces = [
+        batches = [
             MicroBatch(
                 torch.zeros(shape, dtype=torch.int64),
                 torch.zeros(shape, dtype=torch.int64),
@@ -171,7 +171,7 @@ class Job:
             )
             for _ in range(micro_batches)
         ]
-        return StepBatch(1, (), pieces, torch.ones((), dtype=torch.int64))
+        return StepBatch(1, (), batches, torch.ones((), dtype=torch.int64))
 
     def _note_state(self) -> None:
         """What is held when the step comes: gradients are reduced, and nothing else is left of the passes."""

@@ -21,7 +21,7 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class Parting:
+class FirstDifference:
     """The first place where two traces differ. `where` says it in words."""
 
     layer: str
@@ -62,7 +62,7 @@ def relative_difference(ours: Tensor, theirs: Tensor, floor: float = 0.0) -> flo
     return ratio if ratio == ratio else float("inf")
 
 
-def first_parting(ours: Trace, theirs: Trace, limit: float) -> Parting | None:
+def first_difference(ours: Trace, theirs: Trace, limit: float) -> FirstDifference | None:
     """The first module, in our order of running, whose input or output differs by more than `limit`
     (relative).
 
@@ -79,12 +79,12 @@ def first_parting(ours: Trace, theirs: Trace, limit: float) -> Parting | None:
                 siblings = [other.rpartition(".")[2] for other in before if _parent(other) == _parent(name)]
                 after = f"after {', '.join(siblings)} and " if siblings else ""
                 where = f"{after}before {name.rpartition('.')[2]}" if _parent(name) else f"before {name}"
-                return Parting(_parent(name) or name, where, difference)
+                return FirstDifference(_parent(name) or name, where, difference)
         elif name == "embed" and not torch.equal(our_input, their_input):
-            return Parting(name, "the token ids themselves", float("inf"))
+            return FirstDifference(name, "the token ids themselves", float("inf"))
         difference = relative_difference(our_output, their_output)
         if difference > limit:
-            return Parting(name, "in it: its input is equal, its output is not", difference)
+            return FirstDifference(name, "in it: its input is equal, its output is not", difference)
         before.append(name)
     return None
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 
-class LastingStream:
+class FailsafeStream:
     """A text stream that raises nothing. Its first failure is kept in `failure`; from then on what is written
     goes nowhere.
     """

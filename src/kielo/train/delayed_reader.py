@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-class LateReader:
+class DelayedReader:
     """On a GPU one step behind: it waits only for a copy that was queued a whole step ago, which costs
     nothing.
     """
