@@ -28,11 +28,19 @@ from kielo.verify.rehearse import WatchedStep, heaviest_phase, rehearse, rehears
 from tests.ranks import run_ranks
 
 TINY = [
-    "model.vocab_size=4098", "model.vocab_multiple=2", "model.hidden_size=64", "model.intermediate_size=160",
-    "model.num_hidden_layers=3", "model.num_attention_heads=8", "model.num_key_value_heads=4", "dataset.sequence_length=128",
-    "model.tie_word_embeddings=false", "train.micro_batch_sequences=1", "train.tokens_per_step=512",
+    "model.vocab_size=4098",
+    "model.vocab_multiple=2",
+    "model.hidden_size=64",
+    "model.intermediate_size=160",
+    "model.num_hidden_layers=3",
+    "model.num_attention_heads=8",
+    "model.num_key_value_heads=4",
+    "dataset.sequence_length=128",
+    "model.tie_word_embeddings=false",
+    "train.micro_batch_sequences=1",
+    "train.tokens_per_step=512",
     "train.loss_chunk_tokens=64",
-]  # fmt: skip
+]
 TWO_RANKS = {
     "tensor, bf16": ("layout.tensor=2", "train.precision=bf16", "train.tokens_per_step=256"),
     "shard, unequal rows": (
@@ -233,7 +241,7 @@ def test_the_words_print_a_rank_and_refuse_what_cannot_be(capsys):
     rehearsals = json.loads(capsys.readouterr().out)
     assert [rehearsal["rank"] for rehearsal in rehearsals] == [0, 1]
     assert main([*words, *layout, "--stage", "1"]) == 0
-    assert "computed from the layout table: the same" in capsys.readouterr().out
+    assert "computed from the tensor-parallel plan: the same" in capsys.readouterr().out
     assert main([*words, "--rank", "2"]) == 1
     assert "ranks 0 to 1" in capsys.readouterr().err
     assert main([*words, "--set", "layout.cpu_offload=true"]) == 1

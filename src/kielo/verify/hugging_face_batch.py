@@ -1,4 +1,4 @@
-"""A micro-batch as transformers' models take it, who sees whom in their own words.
+"""A micro-batch in the form that transformers' models take, with their attention masks.
 
 Data in: token ids, labels and document numbers, each [b, s]; data out: arguments of a model's forward, and
 the labels that belong to its logits. Shape letters: b = sequences, s = tokens of one, n = documents.
@@ -17,8 +17,9 @@ from kielo.train.feed import MicroBatch
 
 @dataclass(frozen=True)
 class HuggingFaceBatch:
-    """is_token [n, longest]: of documents each in a row of its own, which columns are not filling; None: rows
-    as given.
+    """The arguments of one forward of transformers' model, and its labels.
+
+    is_token [n, longest]: with one document a row, the columns that are no padding; None: rows as given.
     """
 
     arguments: dict[str, Any]
@@ -27,12 +28,12 @@ class HuggingFaceBatch:
     is_token: Tensor | None = None
 
     def as_given(self, x: Tensor) -> Tensor:
-        """What came out of the model, in the sequences of the micro-batch again: [b, s, ...]."""
+        """Returns the model's output `x` in the sequences of the micro-batch: [b, s, ...]."""
         return x if self.is_token is None else x[self.is_token].unflatten(0, (self.sequences, -1))
 
 
 def hugging_face_batch(micro_batch: MicroBatch, model: PreTrainedModel, has_alibi: bool) -> HuggingFaceBatch:
-    """`micro_batch` as `model` takes it. With ALiBi, transformers takes a mask of tokens and none of pairs."""
+    """Converts a micro-batch. With ALiBi, transformers takes a mask of tokens and none of pairs of tokens."""
     sequences, length = micro_batch.inputs_bs.shape
     if micro_batch.documents_bs is not None and has_alibi:
         return _documents_apart(micro_batch)
@@ -46,8 +47,9 @@ def hugging_face_batch(micro_batch: MicroBatch, model: PreTrainedModel, has_alib
 
 
 def _masks(documents_bs: Tensor, config: PretrainedConfig) -> Tensor | dict[str, Tensor]:
-    """[b, 1, s, s] to add to scores; where layers differ in how far they see, one for each kind. A model
-    takes such a mask as it is, so that windows must be in it.
+    """Makes the mask [b, 1, s, s] that is added to scores; one for each kind of layer, where windows differ.
+
+    A model uses such a mask unchanged, so windows must be in it.
     """
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or [
@@ -64,8 +66,9 @@ def _masks(documents_bs: Tensor, config: PretrainedConfig) -> Tensor | dict[str,
 
 
 def _documents_apart(micro_batch: MicroBatch) -> HuggingFaceBatch:
-    """Each document in a row of its own, filled up at its end, which what comes before does not see.
-    Distances are all that such a model knows of places.
+    """Puts each document in a row of its own, padded at its end; the tokens before do not see the padding.
+
+    A model that knows only distances between tokens computes the same.
     """
     documents_bs = micro_batch.documents_bs
     begins = torch.ones_like(documents_bs, dtype=torch.bool)

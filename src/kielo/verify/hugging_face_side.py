@@ -1,5 +1,4 @@
-"""The other side of the parity check: transformers' own model under accelerate, as a careful user would write
-it.
+"""The other side of the parity check: transformers' model under accelerate, as a careful user would train it.
 
 Nothing of Kielo's maths, loss, weight-decay rule or clipping is used here. Dropout is off, for Kielo has
 none. Data in: the resolved run, in fp32, and weights; data out: as from `kielo_side`, by our names.
@@ -41,6 +40,8 @@ OPTIMISER_KEYS = (
 
 
 class HuggingFaceSide:
+    """transformers' model, optimiser and learning-rate scheduler, with the results that parity compares."""
+
     def __init__(
         self,
         identity: Identity,
@@ -49,8 +50,11 @@ class HuggingFaceSide:
         overrides: dict[str, Any],
         reads_own_files: bool = False,
     ):
-        """`weights`: our name → values (no padding rows) to copy; with reads_own_files only their shapes
-        count, and transformers loads identity.model.weights itself.
+        """Builds the model and the optimiser.
+
+        weights: our name → values (no padding rows) to copy. reads_own_files: transformers loads
+        identity.model.weights itself, and only the shapes of `weights` count. overrides: keys to set wrong on
+        purpose.
         """
         identity = _overridden(identity, overrides)
         self._pieces = families.module(identity.model.model_type, "names").to_hugging_face(identity.model)
@@ -81,7 +85,7 @@ class HuggingFaceSide:
         self.model, self._optimiser, self._scheduler = self._accelerator.prepare(model, optimiser, scheduler)
 
     def _named(self) -> dict[str, nn.Parameter]:
-        """Our name → the live parameter that it is, or is a part of."""
+        """Returns our name → the live parameter that it is, or is a part of."""
         live = stored_parameters(self._unwrapped(), self._pieces)
         return {ours: live[piece.name] for ours, piece in self._pieces.items()}
 
@@ -98,8 +102,9 @@ class HuggingFaceSide:
         return cut(stored, self._pieces[name], self._shapes[name])
 
     def modules(self) -> dict[str, nn.Module]:
-        """Our module name → theirs, where they are one to one: what is fused there shows in what comes after
-        it.
+        """Returns our module name → their module, where the two are one to one.
+
+        A difference in a module that is fused there shows in the modules after it.
         """
         model, owners = self._unwrapped(), {}
         for module in self._unwrapped().modules():
@@ -110,7 +115,7 @@ class HuggingFaceSide:
         return {ours: module for ours, module in found.items() if uses[id(module)] == 1}
 
     def trace(self, batch: StepBatch) -> Trace:
-        """What goes in and out of `modules`, for the first micro-batch of the step."""
+        """Traces the input and output of `modules` for the first micro-batch of the step."""
         theirs = self._converted(batch.micro_batches[0])
         with torch.no_grad():
             trace = trace_forward(
@@ -120,8 +125,9 @@ class HuggingFaceSide:
         return Trace(passed, theirs.as_given(trace.logits))
 
     def backward(self, batch: StepBatch) -> float:
-        """The step's loss, by transformers' own function: `num_items_in_batch` makes it a sum over counted
-        tokens.
+        """Runs the step's backward passes and returns its loss, by transformers' own function.
+
+        `num_items_in_batch` makes that function sum over counted tokens.
         """
         counted = int(batch.counted_tokens)
         total = 0.0
@@ -166,9 +172,9 @@ class HuggingFaceSide:
 
 
 def stored_parameters(model: PreTrainedModel, pieces: Mapping[str, Piece]) -> dict[str, nn.Parameter]:
-    """A file's tensor → the live parameter, for the `pieces` of a family.
+    """Returns stored tensor → live parameter, for the `pieces` of a family.
 
-    Only the head is ever called otherwise: transformers 5 keeps GPT-NeoX's `embed_out` as `lm_head`.
+    Only the head's name differs: transformers 5 keeps GPT-NeoX's `embed_out` as `lm_head`.
     """
     live = dict(model.named_parameters())
     if "head.weight" in pieces:
@@ -177,7 +183,7 @@ def stored_parameters(model: PreTrainedModel, pieces: Mapping[str, Piece]) -> di
 
 
 def _overridden(identity: Identity, overrides: dict[str, Any]) -> Identity:
-    """learning_rate: the peak of the first stretch."""
+    """The identity with the optimiser's overrides; learning_rate is the first segment's peak."""
     changes = {key: overrides[key] for key in OPTIMISER_KEYS if key in overrides}
     if "learning_rate" in changes:
         first, *others = identity.learning_rates
@@ -187,9 +193,7 @@ def _overridden(identity: Identity, overrides: dict[str, Any]) -> Identity:
 
 
 def _model(identity: Identity, reads_own_files: bool, overrides: dict[str, Any]) -> PreTrainedModel:
-    """With attention written out ("eager"): not every family's bends of the scores are in the
-    faster forms.
-    """
+    """Builds transformers' model with plain attention ("eager"), the only form that covers every family."""
     names = families.module(identity.model.model_type, "names")
     if reads_own_files:
         folder = resolve_weights(identity.model.weights)
@@ -227,7 +231,7 @@ def _override(config: PretrainedConfig, key: str, value: Any) -> None:
 
 
 def _groups(model: PreTrainedModel, weight_decay: float) -> list[dict[str, Any]]:
-    """Decayed and not decayed, by transformers' own rule on names."""
+    """Groups parameters by weight decay, by transformers' own rule on names."""
     decayed = set(get_parameter_names(model, [nn.LayerNorm], _NOT_DECAYED))
     named = list(model.named_parameters())
     return [
@@ -237,8 +241,9 @@ def _groups(model: PreTrainedModel, weight_decay: float) -> list[dict[str, Any]]
 
 
 def _rope_tables(model: PreTrainedModel) -> Iterable[tuple[Tensor, Tensor]]:
-    """Of the first two positions, (cosines, sines) [2, r/2]: of full and then of windowed layers, where they
-    differ.
+    """Yields (cosines, sines) [2, r/2] of the first two positions, of full and then of windowed layers.
+
+    Yields one pair where the two kinds do not differ, and none without RoPE.
     """
     rotary = getattr(model.base_model, "rotary_emb", None)
     if rotary is None:
@@ -251,5 +256,5 @@ def _rope_tables(model: PreTrainedModel) -> Iterable[tuple[Tensor, Tensor]]:
 
 
 def _epsilon(module: nn.Module) -> float | None:
-    """Of a norm, which transformers' families call by two names."""
+    """Returns a norm's epsilon, which transformers' families give two names; None for other modules."""
     return getattr(module, "variance_epsilon", getattr(module, "eps", None))

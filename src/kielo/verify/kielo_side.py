@@ -1,5 +1,4 @@
-"""Kielo's side of the parity check: the training path itself (laid out, chunked loss, optimiser, schedule),
-on one rank.
+"""Kielo's side of the parity check: the training loop's own step on one rank.
 
 Data in: the resolved run, in fp32, and the weights to start from; data out: traces, losses, gradients,
 updates and the settings that the live objects hold.
@@ -38,7 +37,7 @@ from kielo.verify.trace import Trace, trace_forward
 
 @contextmanager
 def world_of_one(timeout_seconds: float, device: str) -> Iterator[World]:
-    """The world of ranks that training starts, of this process alone; fp32 products are true fp32 inside."""
+    """Starts the world of ranks that training starts, for this process alone, with exact fp32 products."""
     product_precision = torch.get_float32_matmul_precision()
     world = start_world(timeout_seconds, device)
     try:
@@ -54,6 +53,8 @@ def world_of_one(timeout_seconds: float, device: str) -> Iterator[World]:
 
 
 class KieloSide:
+    """The model and its optimiser step, built as for training, with the results that parity compares."""
+
     def __init__(self, identity: Identity, placement: Placement, world: World, checkpoint: Path | None):
         self._max_gradient_norm = identity.max_gradient_norm
         self._vocab_size = identity.model.vocab_size
@@ -83,7 +84,7 @@ class KieloSide:
         self._rate, self._tokens_after = learning_rate(identity), identity.tokens_after
 
     def parameters(self) -> dict[str, Tensor]:
-        """Our name → the weight itself (one rank holds all of it), without rows that pad the vocabulary."""
+        """Returns our name → the whole weight, held by this one rank, without rows that pad the vocabulary."""
         named = self.model.named_parameters()
         return {name: local(parameter).detach()[: self._rows[name]] for name, parameter in named}
 
@@ -92,9 +93,9 @@ class KieloSide:
         return {name: local(parameter.grad)[: self._rows[name]] for name, parameter in named}
 
     def trace(self, batch: StepBatch, modules: Iterable[str]) -> Trace:
-        """What goes in and out of `modules`, for the first micro-batch of the step.
+        """Traces the input and output of `modules` for the first micro-batch of the step.
 
-        Logits are those of the tokens that there are.
+        Logits are those of tokens only, without the padding of the vocabulary.
         """
         micro_batch = batch.micro_batches[0]
 
@@ -111,9 +112,10 @@ class KieloSide:
         return trace
 
     def step(self, batch: StepBatch, on_gradients: Callable[[StepBatch], None]) -> dict[str, float]:
-        """One optimiser step by the training loop's own function; the rate is read off the optimiser.
+        """Takes one optimiser step, by the training loop's own function, and returns what it measured.
 
-        on_gradients: called with the batch before the gradients are clipped.
+        on_gradients: called with the batch before the gradients are clipped. The learning rate is read off
+        the optimiser.
         """
         parts = replace(self._step, on_gradients=on_gradients)
         loss, norm = optimiser_step(parts, batch, self._rate(self._tokens_after(batch.step)))
@@ -125,7 +127,7 @@ class KieloSide:
         }
 
     def _clip_and_measure(self, clip: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """`clip`, which also notes the norm that it leaves."""
+        """Wraps `clip` so that the norm of the clipped gradients is measured as well."""
 
         def clip_and_measure() -> Tensor:
             norm = clip()
@@ -135,7 +137,7 @@ class KieloSide:
         return clip_and_measure
 
     def settings(self) -> dict[str, Any]:
-        """Read off the live model and optimiser, after at least one step."""
+        """Reads settings off the live model and optimiser, after at least one step."""
         named = dict(self.model.named_parameters())
         epsilons = {module.epsilon for module in self.model.modules() if hasattr(module, "epsilon")}
         return optimiser_settings(self._step.optimiser.adamw, named) | rope_settings(self._rope_tables()) | {
@@ -146,9 +148,7 @@ class KieloSide:
         }  # fmt: skip
 
     def _rope_tables(self) -> Iterable[tuple[Tensor, Tensor]]:
-        """As `hugging_face_side` has them: one for all layers where all that are in use are the
-        same module.
-        """
+        """Returns the tables in use, like `hugging_face_side`: one pair where all layers share a module."""
         kinds = sorted({layer.kind for layer in self.model.layers.values()})
         rotaries = (getattr(self.model, self.model.kinds[kind].rotary) for kind in kinds)
         return [rotary(2) for rotary in dict.fromkeys(rotaries) if rotary is not None]

@@ -1,7 +1,6 @@
-"""Which layouts `kielo verify layouts` tries, as data: axes alone, in pairs and threes, with what crosses
-them.
+"""The cases of `kielo verify layouts`, as data: axes alone, in pairs and in threes, with other settings.
 
-A case is a layout section, a number of micro-batches, a precision, and switches of the recipe that it turns.
+A case is a layout section, a number of micro-batches, a precision, and the recipe's switches that it sets.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +20,10 @@ SWITCHES = ("tied", "documents", "z_loss", "frozen")
 
 @dataclass(frozen=True)
 class Case:
-    """`layout` has keys of the recipe's [layout], axes that it leaves out being 1; `switches` keys of
-    SWITCHES, and what it leaves out is as in the recipe. `micro_batches` is a rank's number of them in one
-    step.
+    """One layout to check, and the settings that it is checked with.
+
+    layout: keys of the recipe's [layout]; axes that it leaves out are 1. switches: keys of SWITCHES; the
+    recipe's values where it has none. micro_batches: a rank's number of them in one step.
     """
 
     layout: Mapping[str, Any]
@@ -43,7 +43,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Whatever sets the case apart, in few letters: `shard2-tensor2-zero3-full-micro2-tied`."""
+        """Everything that distinguishes the case, in short: `shard2-tensor2-zero3-full-micro2-tied`."""
         section, switches = self.section, self.switches
         terms = [f"{axis}{getattr(section, axis)}" for axis in AXES if getattr(section, axis) > 1] or [
             "one_rank"
@@ -80,16 +80,18 @@ class Case:
 
 
 def all_cases() -> list[Case]:
-    """Every case, those on few ranks first. Four axes at 2 would need 16 ranks, so they cross in
-    threes on 8.
+    """Returns every case, those on few ranks first.
+
+    Four axes of 2 would need 16 ranks, so they cross in threes on 8.
     """
     cases = [*_one_axis(), *_recomputation(), *_pairs(), *_threes(), *_pipelines()]
     return sorted(cases, key=lambda case: case.ranks)
 
 
 def chosen_cases(patterns: Sequence[str] | None) -> list[Case]:
-    """The cases with these names (shell patterns, `tensor2*`); all without patterns. KieloError for one that
-    fits none.
+    """Returns the cases with these names (shell patterns, `tensor2*`), or all without patterns.
+
+    Raises KieloError for a pattern that fits no case.
     """
     cases = all_cases()
     if not patterns:
@@ -166,7 +168,7 @@ def _threes() -> list[Case]:
 
 
 def _pipelines() -> list[Case]:
-    """Every schedule alone, with each other axis, and with tensor and shard at once."""
+    """Makes cases of every schedule alone, with each other axis, and with tensor and shard at once."""
     alone: list[dict[str, Any]] = [{"pipeline": 2, "pipeline_schedule": name} for name in SCHEDULES]
     cases = [Case(layout, 4) for layout in alone]
     cases += [Case(alone[1] | {"pipeline": 4}, 4), Case(alone[1], 8), Case(alone[2], 2)]

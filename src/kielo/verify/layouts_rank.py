@@ -1,9 +1,8 @@
-"""What one rank of `kielo verify layouts` does: train a subject laid out, by training's own parts, and
-compare.
+"""One rank of `kielo verify layouts`: it trains a subject laid out, by training's own parts, and compares.
 
-In: cases and the folder with the reference outcomes; out: a line of JSON for each case (rank 0), saying how
-far loss, norm, gradients and weights are from the reference. Every rank compares what it holds, and the
-farthest counts.
+In: cases and the folder with the reference outcomes; out: a line of JSON for each case (rank 0) with the
+differences of loss, norm, gradients and weights from the reference. Every rank compares what it holds, and
+the largest difference counts.
 """
 
 import importlib
@@ -55,17 +54,17 @@ from kielo.verify.layouts_subject import (
 
 LOSS_CHUNK_TOKENS = 48  # divides neither a sequence nor a step
 
-# A tensor whose true gradient is nothing, as a key's bias has it without RoPE, is all rounding: it is
-# measured against these root mean squares. Those of all other tensors are larger, in every family.
+# A tensor whose true gradient is zero, as that of a key's bias without RoPE, is only rounding: it is compared
+# with these root mean squares. Those of all other tensors are larger, in every family.
 GRADIENT_FLOOR = 1e-4
 WEIGHT_FLOOR = 1e-3
 
 
 def make_references(recipe: Recipe, cases: Sequence[Case], steps: int, folder: Path) -> None:
-    """On one rank: train each subject of `cases` and write its outcome into `folder`.
+    """Trains each subject of `cases` on one rank and writes its outcome into `folder`.
 
-    For fp32 that is plain training; for bf16 the laid-out code on this one rank, whose rounding is what is
-    asked about.
+    For fp32 that is plain training; for bf16 it is the laid-out code on one rank, as only the layout's
+    rounding is of interest.
     """
     with _world(recipe) as world:
         for case in cases:
@@ -87,7 +86,7 @@ def make_references(recipe: Recipe, cases: Sequence[Case], steps: int, folder: P
 def run_cases(
     recipe: Recipe, cases: Sequence[Case], steps: int, folder: Path, results: Path, mutation: str | None
 ) -> None:
-    """On each of a case's ranks: run `cases` (all of one number of ranks), in order.
+    """Runs `cases` (all of one number of ranks) in order, on each of their ranks.
 
     Rank 0 appends a line to `results` when a case is done. `mutation` is the dotted name of a function that
     is called first and may break anything (the check of the check).
@@ -111,7 +110,7 @@ def run_cases(
 def compare(
     recipe: Recipe, case: Case, steps: int, world: World, meshes: dict[tuple[int, ...], Mesh], truth: Outcome
 ) -> dict[str, dict[str, Any]]:
-    """The `differences` of a case's training from `truth`, the largest of all ranks, the same on each.
+    """Trains a case and returns its largest `differences` from `truth` over all ranks, the same on each.
 
     meshes: those made so far, by the sizes of their axes; a new one is added.
     """
@@ -126,7 +125,7 @@ def compare(
 
 
 def train_laid_out(of: Subject, case: Case, steps: int, world: World, mesh: Mesh, recipe: Recipe) -> Outcome:
-    """Train a subject laid out, by the parts that `train/build.py` builds and the step of `train/loop.py`.
+    """Trains a subject laid out, by the parts of `train/build.py` and the step of `train/loop.py`.
 
     Returns whole tensors on every rank.
     """
@@ -157,11 +156,11 @@ def train_laid_out(of: Subject, case: Case, steps: int, world: World, mesh: Mesh
 
 
 def differences(ours: Outcome, theirs: Outcome) -> dict[str, dict[str, Any]]:
-    """For loss, norm, gradient and weight the largest difference, {"value", "at"}; `at` names the step or
-    tensor.
+    """Returns the largest difference of loss, norm, gradient and weight, each {"value", "at"}.
 
-    Tensors by the root mean square of their difference over that of `theirs`, or over the floor where that is
-    more. A pipeline rank has only the tensors of its stages.
+    `at` names the step or the tensor. Tensors are compared by the root mean square of their difference over
+    that of `theirs`, or over the floor where that is more. A pipeline rank has only the tensors of its
+    stages.
     """
     if ours.keys() - theirs.keys():
         raise ValueError(f"other tensors than in the reference: {sorted(ours.keys() - theirs.keys())}")
@@ -175,9 +174,12 @@ def differences(ours: Outcome, theirs: Outcome) -> dict[str, dict[str, Any]]:
         )
     for what, floor in (("gradient", GRADIENT_FLOOR), ("weight", WEIGHT_FLOOR)):
         names = [name for name in ours if name.startswith(what + "/")]
-        found[what] = _largest({
-            name.partition("/")[2]: _relative_l2(ours[name].double(), theirs[name].double(), floor) for name in names
-        })  # fmt: skip
+        found[what] = _largest(
+            {
+                name.partition("/")[2]: _relative_l2(ours[name].double(), theirs[name].double(), floor)
+                for name in names
+            }
+        )
     return found
 
 
@@ -189,14 +191,14 @@ def _relative_l2(ours: Tensor, theirs: Tensor, floor: float) -> float:
 
 def _largest(values: dict[str, float]) -> dict[str, Any]:
     if not values:
-        return {"value": 0.0, "at": "nothing: its stages are frozen"}
+        return {"value": 0.0, "at": "none: its stages are frozen"}
     finite = {name: value if math.isfinite(value) else math.inf for name, value in values.items()}
     name = max(finite, key=finite.__getitem__)
     return {"value": finite[name], "at": name}
 
 
 def _check_that_all_is_held(mine: set[str], all_names: set[str]) -> None:
-    """Each tensor of the truth is on some rank: what no stage has would be compared with nothing."""
+    """Raises ValueError for tensors of the truth that no rank holds: they would be compared with nothing."""
     everybodys: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everybodys, mine)
     missing = all_names - set().union(*everybodys)
@@ -223,7 +225,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _feed(of: Subject, case: Case, steps: int, world: World, mesh: Mesh) -> Feed:
-    """This rank's rows and columns, as `train/build.py` asks for them."""
+    """The feed of this rank's rows and columns, as in `train/build.py`."""
     rank, ranks = data_rank(mesh), data_ranks(mesh)
 
     def read_step(step: int) -> Batch:
@@ -236,7 +238,7 @@ def _feed(of: Subject, case: Case, steps: int, world: World, mesh: Mesh) -> Feed
 
 
 def _placement(recipe: Recipe, case: Case) -> SimpleNamespace:
-    """What laying out reads of a `resolve.resolved.Placement`."""
+    """The part of a `resolve.resolved.Placement` that laying out and a step read."""
     layers = layers_of_stages(subject(recipe, case.switches).model, LENGTH, case.section)
     section = case.section.model_dump() | {"pipeline_layers": layers}
     return SimpleNamespace(
@@ -247,7 +249,7 @@ def _placement(recipe: Recipe, case: Case) -> SimpleNamespace:
 
 
 def _reference(folder: Path, case: Case) -> Path:
-    """Cases with equal switches and precision share a reference."""
+    """The file of a case's reference; cases with equal switches and precision share one."""
     switches = "-".join(f"{key}_{value}" for key, value in sorted(case.switches.items()))
     return folder / f"{case.precision}-{switches}.safetensors"
 
@@ -255,7 +257,7 @@ def _reference(folder: Path, case: Case) -> Path:
 @contextmanager
 def _world(recipe: Recipe) -> Iterator[World]:
     torch.set_num_threads(1)  # many ranks share the cores of one machine
-    # Each rank would say once for every case that gathering a whole tensor takes two steps.
+    # Each rank would warn in every case that gathering a whole tensor takes two steps.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     world = start_world(recipe.train.start_timeout_seconds, "cpu")
     try:

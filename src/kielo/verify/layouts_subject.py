@@ -1,5 +1,4 @@
-"""What every layout must train alike: a tiny model of the recipe's kind, random text, and the truth of one
-process.
+"""The tiny model and random text that every layout must train alike, and their training on one process.
 
 In: a recipe and switches; out: a `Subject`, the arrays of its steps, and the `Outcome` of training it
 plainly, without mesh, FSDP, chunked loss or micro-batches. Shape letters: b = sequences, s = tokens of one.
@@ -39,9 +38,7 @@ Outcome = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Subject:
-    """The tiny model and how it is trained; the numbers that the recipe does not give are chosen to show
-    faults.
-    """
+    """The tiny model and its training; numbers that the recipe does not give are chosen to show faults."""
 
     model: Model
     seed: int
@@ -59,10 +56,10 @@ class Subject:
 
 
 def subject(recipe: Recipe, switches: Mapping[str, Any]) -> Subject:
-    """The recipe's family and switches (RoPE, windows, caps, tying, biases, document masks, z-loss) at tiny
-    dimensions.
+    """Makes the subject of the recipe's family and switches, with the model at tiny sizes.
 
-    KieloError where the family cannot have these together.
+    Switches are RoPE, windows, caps, tying, biases, document masks and z-loss. Raises KieloError where the
+    family cannot have these together.
     """
     model = recipe.model
     if model.weights is not None:
@@ -79,9 +76,7 @@ def subject(recipe: Recipe, switches: Mapping[str, Any]) -> Subject:
 
 
 def _tiny(model: Model, tied: bool | None) -> Model:
-    """`model` with all that has a size made small; what is more than a size (wide heads, windows, scales)
-    stays.
-    """
+    """`model` with small sizes; features that are more than a size (wide heads, windows, scales) stay."""
     sizes = TINY | {"tie_word_embeddings": tied}
     parts = families.module(model.model_type, "count").layer_parts(model)
     if not parts.has_groups:
@@ -103,7 +98,7 @@ def _tiny(model: Model, tied: bool | None) -> Model:
 
 
 def step_arrays(of: Subject, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
-    """Sample numbers [b] of one step, and its inputs, labels and document numbers, each [b, s].
+    """Returns sample numbers [b] of one step, and its inputs, labels and document numbers, each [b, s].
 
     Each row counts another number of labels, so that a mean of means shows.
     """
@@ -113,22 +108,27 @@ def step_arrays(of: Subject, step: int) -> tuple[np.ndarray, np.ndarray, np.ndar
     labels = tokens[:, 1:].copy()
     for row in range(SEQUENCES):
         labels[row, generator.permutation(LENGTH)[: 3 * row]] = NOT_COUNTED
-    # Whole stretches too: a part of a sequence may count nothing at all.
+    # Half a sequence too: a context rank's part of one may count no label at all.
     labels[-1, : LENGTH // 2] = NOT_COUNTED
     samples = np.arange((step - 1) * SEQUENCES, step * SEQUENCES)
     return samples, tokens[:, :-1].copy(), labels, documents if of.mask_documents else None
 
 
 def first_value(of: Subject, name: str, shape: Sequence[int]) -> Tensor:
-    """The family's own, fp32 on the CPU. Vectors are spread: among equal ones or zeros a shard in the wrong
-    place hides, and a bias that ten steps have made from nothing is too small to be measured against itself.
+    """The family's initial value, fp32 on the CPU, with noise added to vectors.
+
+    Among equal ones or zeros a shard in the wrong place would not show, and a bias that ten steps have made
+    from zero is too small to be measured against itself.
     """
     value = families.module(of.model.model_type, "model").initial_value(name, shape, of.model, of.seed)
     return value + seeded_normal(f"spread of {name}", shape, 0.1, of.seed) if len(shape) == 1 else value
 
 
 def freeze(of: Subject, model: nn.Module) -> None:
-    """In place; a stage's layers have the whole model's numbers."""
+    """Freezes all layers but the first and the last, in place, if the subject says so.
+
+    A stage's layers have the whole model's numbers.
+    """
     if not of.frozen:
         return
     ends = ("layers.0.", f"layers.{of.model.num_hidden_layers - 1}.")
@@ -137,7 +137,7 @@ def freeze(of: Subject, model: nn.Module) -> None:
 
 
 def train_plainly(of: Subject, steps: int) -> Outcome:
-    """The truth: one process, the whole batch at once, torch's own cross-entropy, clipping and AdamW."""
+    """Trains on one process: the whole batch at once, torch's own cross-entropy, clipping and AdamW."""
     model = families.build_model(of.model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""Is it the same model, trained the same way? Kielo against Hugging Face's transformers under accelerate.
+"""Compares training in Kielo with training in Hugging Face's transformers under accelerate.
 
 Same weights, same samples in the same order, same settings, fp32, one process: logits, loss, gradients, then
 optimiser steps. Data in: a resolved run and perhaps a checkpoint; data out: `parity.json` (the certificate;
@@ -35,7 +35,8 @@ class ParityOptions:
     """Options of the parity check: how many steps of what size, and what counts as equal.
 
     tolerance: the largest relative difference of a step's losses. hugging_face_overrides: keys of the Hugging
-    Face side to set wrong on purpose (`rope_theta`, `rms_norm_eps`, `weight_decay`, …), the check of the check.
+    Face side to set wrong on purpose (`rope_theta`, `rms_norm_eps`, `weight_decay`, …): the check of the
+    check.
     """
 
     steps: int = 20
@@ -56,7 +57,7 @@ def verify_parity(
     options: ParityOptions | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """The certificate, also written to `folder`/parity.json with a manifest; `["passed"]` is the answer.
+    """Compares both sides and writes the certificate to `folder`/parity.json; `["passed"]` is the answer.
 
     It passes when at every step the losses agree within the tolerance, no setting differs, and the first
     step's gradients agree. Starts from `checkpoint`'s weights, else from those that the run starts from
@@ -70,7 +71,7 @@ def verify_parity(
     section = asdict(options) | {"identity": resolved.identity.model_dump(mode="json")}
     if is_current(folder, KIND, VERSION, inputs, section):
         certificate = read_stage_json(folder, CERTIFICATE_NAME)
-        # one that failed is looked at again: the cause may have been outside the recipe
+        # one that failed is checked again: the cause may have been outside the recipe
         if certificate["passed"]:
             return certificate
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
@@ -92,7 +93,7 @@ def verify_parity(
 
 
 def _scaled(resolved: Resolved) -> tuple[Identity, Placement]:
-    """The run as one process with all in fp32, at the learning rates of its own steps."""
+    """The run as one process with everything in fp32, at the learning rates of its own steps."""
     alone = dict.fromkeys(("world_size", "pipeline", "replicate", "shard", "context", "tensor"), 1)
     placement = resolved.placement.model_copy(update=alone | {"cpu_offload": False})
     in_fp32 = {"precision": "fp32", "precision_changes": (), "optimiser_state": "fp32"}
@@ -112,7 +113,7 @@ def _small_phase(identity: Identity, options: ParityOptions) -> Phase:
 
 
 def _feed(identity: Identity, placement: Placement, phase: Phase, device: torch.device) -> Feed:
-    """Of two micro-batches a step, so that summing over them is checked too."""
+    """The feed of two micro-batches a step, so that summing over them is checked too."""
     batches = Batches(
         Path(placement.tokens_folder), identity.seed, phase, phase.sequence_length, placement.end_of_text_id,
         identity.mask_documents,
@@ -180,21 +181,22 @@ def _compare(
 def _train(
     ours: KieloSide, theirs: HuggingFaceSide, feed: Feed, first_batch: StepBatch, steps: int
 ) -> tuple[dict[str, list[dict[str, float]]], tuple[str, float], tuple[str, float]]:
-    """(what each side measured at each step, largest gradient difference and largest weight difference of
-    step 1).
+    """Trains both sides and compares their gradients and weights in step 1.
+
+    Returns (what each side measured at each step, largest gradient difference, largest weight difference).
     """
     records: dict[str, list[dict[str, float]]] = {"ours": [], "theirs": []}
-    gradient, felt = ("", 0.0), []
+    gradient, nonzero = ("", 0.0), []
 
     def compare_gradients(batch: StepBatch) -> None:
-        nonlocal gradient, felt
+        nonlocal gradient, nonzero
         if batch.step > 1:
             return
         their_gradients = theirs.gradients()
         largest = max(value.norm().item() for value in their_gradients.values())
-        # One that is truly zero (a key's bias, where positions do not turn it) is nothing but rounding.
+        # One that is truly zero (a key's bias without RoPE) is nothing but rounding.
         gradient = largest_difference(ours.gradients(), their_gradients, floor=1e-3 * largest)
-        felt = [name for name, value in their_gradients.items() if value.norm().item() > 1e-6 * largest]
+        nonzero = [name for name, value in their_gradients.items() if value.norm().item() > 1e-6 * largest]
 
     for step in range(1, steps + 1):
         batch = first_batch if step == 1 else feed.take(step)
@@ -203,14 +205,12 @@ def _train(
         records["theirs"].append({"loss": their_loss} | theirs.update())
         if step == 1:
             our_weights = ours.parameters()
-            update = largest_difference({name: our_weights[name] for name in felt}, theirs.parameters())
+            update = largest_difference({name: our_weights[name] for name in nonzero}, theirs.parameters())
     return records, gradient, update
 
 
 def _run_settings(records: list[dict[str, float]], trace: Any) -> dict[str, Any]:
-    """Settings that only show in a run: what the optimiser was given, what the embedding saw,
-    what came out.
-    """
+    """Settings that only show in a run: learning rates, the embedding's input, precisions, clipping."""
     tokens = trace.passed["embed"][0]
     return {
         "learning rate of each step": [record["learning_rate"] for record in records],
@@ -221,9 +221,7 @@ def _run_settings(records: list[dict[str, float]], trace: Any) -> dict[str, Any]
 
 
 def _norm_let_through(records: list[dict[str, float]]) -> float | str:
-    """The norm that gradients had after the first clipping, measured: it tells a clipping that
-    does not clip.
-    """
+    """The measured gradient norm after the first clipping, which exposes a clipping that does nothing."""
     for record in records:
         if record["clipped_gradient_norm"] < 0.999 * record["gradient_norm"]:
             return record["clipped_gradient_norm"]

@@ -1,10 +1,9 @@
-"""One rank of the real job, at its real size, on this machine: resolved numbers and a rank → bytes, FLOPs,
-collectives.
+"""One rank of a real job, at its real size, on this machine: bytes, FLOPs and collectives of one step.
 
-The ranks beside it are imagined and tensors have no memory (torch's fake process group and fake tensors), but
-all that runs is training's own: the model is laid out, goes forward, backward and takes an optimiser step,
-and each operator of the rank is watched. Two steps are run, one to warm up and one that counts: the first
-asks torch how DTensors split, which looks like operators at the size of the whole model.
+The other ranks do not exist and tensors have no memory (torch's fake process group and fake tensors), but all
+that runs is training's own: the model is laid out, goes forward, backward and takes an optimiser step, and
+each operator of the rank is watched. Two steps are run, one to warm up and one that counts: the first asks
+torch how DTensors split, which looks like operators at the size of the whole model.
 """
 
 import time
@@ -37,22 +36,22 @@ from kielo.verify.torch_fakes import fake_tensors
 
 
 def rehearse(resolved: Resolved, rank: int) -> dict[str, Any]:
-    """What rank `rank` holds, computes and sends in one step of the phase whose micro-batches are largest.
+    """Returns what one rank holds, computes and sends in one step of the heaviest phase.
 
-    Of a step's micro-batches no more than 2p + 2 are run over p pipeline ranks (of gpipe all), by when as
-    many are under way at once as ever will be; counts go on as with the last of them. Layers are not
-    compiled, and the precision is the run's first. KieloError for a rank that is not there and for what
-    cannot be rehearsed.
+    That is the phase with the largest micro-batches. Of a step's micro-batches no more than 2p + 2 are run
+    over p pipeline ranks (of gpipe all), by when as many are in flight at once as ever will be; counts are
+    extrapolated from the last of them. Layers are not compiled, and the precision is the run's first. Raises
+    KieloError for a rank that does not exist and for what cannot be rehearsed.
     """
-    # A compiler would ask for values; what it fuses is counted as if it were not.
+    # A compiler would ask for values; operators that it fuses are counted one by one.
     placement = resolved.placement.model_copy(update={"compile": False})
     resolved = resolved.model_copy(update={"placement": placement})
     if not 0 <= rank < placement.world_size:
         raise KieloError(f"rank {rank}: the job has ranks 0 to {placement.world_size - 1}")
     if placement.cpu_offload:
         raise KieloError(
-            "layout.cpu_offload = true cannot be rehearsed: the CPU stands in for the device here, so "
-            "memory of the two could not be told apart; what would work: layout.cpu_offload = false"
+            "layout.cpu_offload = true cannot be rehearsed: the CPU takes the place of the device here, so "
+            "their memory cannot be counted apart; what would work: layout.cpu_offload = false"
         )
     started = time.monotonic()
     index = heaviest_phase(resolved)
@@ -80,7 +79,9 @@ def rehearse(resolved: Resolved, rank: int) -> dict[str, Any]:
         "rank": rank,
         "world_size": placement.world_size,
         "axes": {axis: getattr(placement, axis) for axis in AXES if getattr(placement, axis) > 1},
-        "coordinates": {axis: n for axis, n in coordinates(placement, rank).items() if getattr(placement, axis) > 1},
+        "coordinates": {
+            axis: n for axis, n in coordinates(placement, rank).items() if getattr(placement, axis) > 1
+        },
         "stages": stages,
         "zero": placement.zero,
         "recompute": placement.recompute,
@@ -100,18 +101,20 @@ def rehearse(resolved: Resolved, rank: int) -> dict[str, Any]:
         "fits": None if memory is None else peaks[peak_phase].bytes <= memory,
         "flops": {what: per_step["flops", what] for kind, what in per_step if kind == "flops"},
         "collectives": [
-            {"axis": axis, "operation": operation, "count": per_step["calls", (axis, operation)],
-             "bytes": per_step["bytes", (axis, operation)]}
+            {
+                "axis": axis,
+                "operation": operation,
+                "count": per_step["calls", (axis, operation)],
+                "bytes": per_step["bytes", (axis, operation)],
+            }
             for axis, operation in sorted(what for kind, what in per_step if kind == "calls")
         ],
         "seconds": time.monotonic() - started,
-    }  # fmt: skip
+    }
 
 
 class WatchedStep:
-    """The parts of a rank's step, with memory, and the step itself. `watch` may be None, for ranks that are
-    there.
-    """
+    """The model and the optimiser step of one rank, with memory, under a watch."""
 
     def __init__(
         self,
@@ -122,6 +125,7 @@ class WatchedStep:
         world: World,
         watch: RankWatch | None = None,
     ) -> None:
+        """Builds the parts. watch: None to run the step without one, on ranks that exist."""
         identity, placement = resolved.identity, resolved.placement
         self._resolved, self._index, self._mesh, self._watch = resolved, index, mesh, watch
         self.model = materialise(model, world.device, None)
@@ -135,7 +139,7 @@ class WatchedStep:
         self.held = StateBytes(0, 0, 0)
 
     def run(self, micro_batches: int) -> dict[tuple[str, Any], int]:
-        """One optimiser step of so many micro-batches, by the function of `train/loop.py`.
+        """Takes one optimiser step of so many micro-batches, by the function of `train/loop.py`.
 
         Returns ("flops", what), ("calls", what) and ("bytes", what) → how many of it there were.
         """
@@ -174,7 +178,7 @@ class WatchedStep:
         return StepBatch(1, (), batches, torch.ones((), dtype=torch.int64))
 
     def _note_state(self) -> None:
-        """What is held when the step comes: gradients are reduced, and nothing else is left of the passes."""
+        """Measures the state before the update: gradients are reduced, and the passes hold nothing else."""
         parameters = _all_parameters(self.model)
         gradients = [p.grad for p in parameters if p.grad is not None]
         self._name(gradients, "gradients")
@@ -196,7 +200,7 @@ class WatchedStep:
 
 
 def heaviest_phase(resolved: Resolved) -> int:
-    """The phase with the most tokens in a micro-batch, then the most micro-batches."""
+    """Returns the phase with the most tokens in a micro-batch, then the most micro-batches."""
     identity, placement = resolved.identity, resolved.placement
 
     def weight(index: int) -> tuple[int, int]:
@@ -209,11 +213,11 @@ def heaviest_phase(resolved: Resolved) -> int:
 
 
 def rehearsed_micro_batches(resolved: Resolved, phase: PhasePlacement) -> tuple[int, int]:
-    """(of the step that warms up, of the step that counts)."""
+    """Returns the numbers of micro-batches (of the step that warms up, of the step that counts)."""
     placement, all_of_them = resolved.placement, phase.micro_batches_per_step
     ranks, schedule, stages = placement.pipeline, placement.pipeline_schedule, len(placement.pipeline_layers)
-    # With 1F1B p are under way at once, or fewer, and with the next all ranks are at work; schedules with
-    # more stages a rank need a second round to show all.
+    # With 1F1B at most p are in flight at once, and with one more all ranks are busy; schedules with more
+    # stages a rank need a second round to show their peak.
     longest = {"gpipe": all_of_them, "1f1b": ranks + 1}.get(schedule, 2 * ranks + 2)
     most = min(all_of_them, longest if ranks > 1 else 2)
     fitting = [
@@ -227,7 +231,7 @@ def rehearsed_micro_batches(resolved: Resolved, phase: PhasePlacement) -> tuple[
 def _extended(
     first: dict[tuple[str, Any], int], counts: dict[tuple[str, Any], int], few: int, many: int, wanted: int
 ) -> dict[tuple[str, Any], int]:
-    """Counts of a step of `wanted` micro-batches, which grow with each as they did from `few` to `many`."""
+    """Extrapolates counts to `wanted` micro-batches: they grow with each as they did from `few` to `many`."""
     if wanted == many:
         return counts
     grown = {key: counts[key] - first.get(key, 0) for key in counts}
@@ -235,8 +239,9 @@ def _extended(
 
 
 def _with_all_buffers(peak: Peak, wanted: int, many: int) -> Peak:
-    """The peak of `wanted` micro-batches: all of them lie there from the beginning, and torch's stages have a
-    buffer to receive each of them.
+    """The peak with the buffers of `wanted` micro-batches.
+
+    Their inputs are all in memory from the start, and torch's stages have a receive buffer for each of them.
     """
     more = {kind: peak.kinds.get(kind, 0) * (wanted - many) // many for kind in ("batch", "receive buffers")}
     kinds = {kind: size + more.get(kind, 0) for kind, size in peak.kinds.items()}
@@ -244,7 +249,7 @@ def _with_all_buffers(peak: Peak, wanted: int, many: int) -> Peak:
 
 
 def _stages(resolved: Resolved, pipeline_rank: int) -> dict[str, list[int]]:
-    """Stage number → [first, last] layer of it, [] where it has none."""
+    """Returns stage number → its [first, last] layer, [] where it has none."""
     placement = resolved.placement
     if placement.pipeline == 1:
         return {"0": [0, resolved.identity.model.num_hidden_layers - 1]}
@@ -263,5 +268,5 @@ def _state(optimiser: Optimiser) -> Iterator[Tensor]:
 
 
 def _all_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """With the copy of a tied embedding, which no one optimises and a model of stages does not name."""
+    """The model's parameters, with the copy of a tied embedding, which stages do not name or optimise."""
     return [p for module in model.modules() for p in module.parameters(recurse=False)]

@@ -1,4 +1,4 @@
-"""What passes through the modules of two models, and where they part first.
+"""Inputs and outputs of two models' modules, and the first place where they differ.
 
 Data in: modules under common names, a forward pass; data out: for each module in the order of running, its
 input and output; and the first place where two such traces differ.
@@ -22,7 +22,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """The first place where two traces differ. `where` says it in words."""
+    """The first place where two traces differ. `where` describes it in a phrase."""
 
     layer: str
     where: str
@@ -49,10 +49,9 @@ def trace_forward(modules: dict[str, nn.Module], forward: Callable[[], Tensor]) 
 
 
 def relative_difference(ours: Tensor, theirs: Tensor, floor: float = 0.0) -> float:
-    """‖ours − theirs‖ / ‖theirs‖; infinite where one is not finite or the sizes differ (some models flatten
-    tokens).
+    """Computes ‖ours − theirs‖ / ‖theirs‖; infinite where one is not finite or the sizes differ.
 
-    floor: lesser norms of theirs are taken for this.
+    Some models flatten tokens, so only the number of elements must agree. floor: the least norm of theirs.
     """
     if ours.numel() != theirs.numel():
         return float("inf")
@@ -63,12 +62,11 @@ def relative_difference(ours: Tensor, theirs: Tensor, floor: float = 0.0) -> flo
 
 
 def first_difference(ours: Trace, theirs: Trace, limit: float) -> FirstDifference | None:
-    """The first module, in our order of running, whose input or output differs by more than `limit`
-    (relative).
+    """Finds the first module, in our order of running, whose input or output differs by more than `limit`.
 
-    An input that differs, while all before it agreed, puts the cause between modules: it is then the parent
-    (attention or MLP, say) that is named. An output that differs for an equal input is that module's own
-    doing.
+    The limit is relative. An input that differs, while everything before it agreed, puts the cause between
+    modules: the parent (attention or MLP, say) is named then. An output that differs for an equal input is
+    caused by that module itself.
     """
     before: list[str] = []
     for name, (our_input, our_output) in ours.passed.items():
