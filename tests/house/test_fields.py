@@ -66,7 +66,7 @@ def test_every_resolved_field_is_read():
     found += unread_fields(PACKAGE, Placement, "placement", leaving_out)
     leaving_out = ("resolve/phases.py", "resolve/resolve.py", *NO_USE)
     found += unread_fields(PACKAGE, Phase, "phase", leaving_out) + unread_fields(
-        PACKAGE, RateStretch, "stretch", leaving_out
+        PACKAGE, RateStretch, "segment", leaving_out
     )
     found += unread_fields(PACKAGE, PhasePlacement, "placed", leaving_out)
     assert set(found) - axes - shown == set()

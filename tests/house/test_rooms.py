@@ -1,4 +1,7 @@
-"""What import-linter cannot see: packages, names, signatures, single-device models; a planted fault for each."""
+"""House rules that import-linter cannot check: packages, names, signatures, single-device models.
+
+Each check is also shown a planted fault.
+"""
 
 import pytest
 
@@ -56,7 +59,9 @@ def test_no_function_takes_more_than_seven_arguments(house):
         found for found in checks.functions_with_many_arguments(PACKAGE) if found not in MANY_ARGUMENTS
     ] == []
     (house / "models" / "llama" / "model.py").write_text(
-        "class A:\n    def seven(self, a, b, c, d, e, *, f, g): ...\n    async def eight(a, b, c, d, e, f, *g, **h): ..."
+        "class A:\n"
+        "    def seven(self, a, b, c, d, e, *, f, g): ...\n"
+        "    async def eight(a, b, c, d, e, f, *g, **h): ..."
     )
     assert checks.functions_with_many_arguments(house) == ["models/llama/model.py: eight"]
 

@@ -1,7 +1,7 @@
-"""Assembles a run: the resolved numbers and a world of ranks → the parts that the loop calls, in the order
-they need.
+"""Builds the parts of a run, in the order in which they need each other.
 
-All choices that depend on layout, device or recipe are made here, once.
+In: the resolved numbers and a world of ranks. All choices that depend on layout, device or recipe are made
+here, once.
 """
 
 import gc
@@ -56,7 +56,7 @@ class StepSettings(OptimiserSettings, Protocol):
 def assemble(
     resolved: Resolved, world: World, stop: Stop, permit: Callable[[], None], profile_steps: int = 0
 ) -> Run:
-    """Build every part of the run but those of a phase, on this rank. All ranks call it together.
+    """Builds every part of the run but those of a phase, on this rank. All ranks call it together.
 
     permit: raises KieloError when this job may no longer save checkpoints. profile_steps: how many to record.
 
@@ -84,7 +84,7 @@ def assemble(
         stop=stop,
         checkpoints=checkpoints,
         alert=_alert(placement) if world.rank == 0 else lambda step, message: None,
-        # By then all is compiled and warm.
+        # At the third step everything is compiled and warm.
         profile=Profile(
             placement.train_folder, checkpoints.found.step + 3, profile_steps, device, paused=meter.paused
         ),
@@ -93,9 +93,9 @@ def assemble(
 
 
 def compute_in(run: Run, resolved: Resolved, precision: Precision) -> None:
-    """Replace the run's model, and everything that holds it, by one that computes in `precision`.
+    """Replaces the run's model, and everything that holds it, by one that computes in `precision`.
 
-    The memory of the model before is freed first. Modules cannot be changed once FSDP2 or a compiler has seen
+    The memory of the old model is freed first. Modules cannot be changed once FSDP2 or a compiler has seen
     them. The caller restores the weights from a checkpoint.
     """
     del run.current
@@ -109,14 +109,14 @@ def compute_in(run: Run, resolved: Resolved, precision: Precision) -> None:
 
 
 def restore(run: Run) -> None:
-    """Restore the newest checkpoint; without one the first weights stay."""
+    """Restores the newest checkpoint; without one the initial weights stay."""
     run.checkpoints.restore()
     scale_weights(run.current.model)
 
 
 @contextmanager
 def phase_parts(run: Run, resolved: Resolved, index: int, last_step: int) -> Iterator[PhaseParts]:
-    """The parts for steps of phase `index` up to `last_step`; meter and log rows are set to that phase."""
+    """Builds the parts for steps of phase `index` up to `last_step`; meter and log rows are set to it."""
     phase, placement = resolved.identity.phases[index], resolved.placement.phases[index]
     run.meter.use(
         placement.flops_per_token,
@@ -140,7 +140,7 @@ def build_step(
     precision: Precision,
     guard: Guard,
 ) -> StepParts:
-    """The parts of an optimiser step of `model`, which is laid out over `mesh` and has its memory."""
+    """Builds the parts of an optimiser step of `model`, which is laid out over `mesh` and has its memory."""
     optimiser = build_optimiser(model, settings)
     if precision == "fp8":
         optimiser.adamw.register_step_post_hook(lambda *_: scale_weights(model))
@@ -161,7 +161,10 @@ def _build_precision(
     checkpoints: Checkpoints,
     log: Log,
 ) -> PrecisionParts:
-    """Build the model and everything that holds it; with a checkpoint to restore, without its weights' values."""
+    """Builds the model and everything that holds it.
+
+    With a checkpoint to restore, the weights get memory but no values.
+    """
     identity, placement = resolved.identity, resolved.placement
     if precision == "fp8":
         refuse_without_fp8(device, identity.fp8)
@@ -207,9 +210,7 @@ def _alert(placement: Placement) -> Callable[[int, str], None]:
 
 
 def laid_out(identity: Identity, placement: Placement, mesh: Mesh, precision: Precision) -> nn.Module:
-    """The model over the mesh, on meta: no rank ever holds more than its shards of a model too
-    large for it.
-    """
+    """Builds the model over the mesh, on meta, so that no rank ever holds more than its shards of it."""
     with torch.device("meta"):
         model = families.build_model(identity.model)
     return lay_out(model, mesh, placement, precision, identity.fp8)

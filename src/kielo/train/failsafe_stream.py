@@ -1,4 +1,4 @@
-"""Output that cannot end the work: a terminal, a pipe or a file that may go away or fill up."""
+"""A text stream whose failure does not end the work: a terminal, a pipe or a file may vanish or fill up."""
 
 import os
 from collections.abc import Callable
@@ -7,8 +7,9 @@ from typing import Any, TextIO
 
 
 class FailsafeStream:
-    """A text stream that raises nothing. Its first failure is kept in `failure`; from then on what is written
-    goes nowhere.
+    """A text stream that raises nothing.
+
+    Its first failure is kept in `failure`; what is written after it is discarded.
     """
 
     def __init__(self, stream: TextIO):

@@ -1,5 +1,4 @@
-"""Numpy batches from `dataset` as torch micro-batches on the device, the next step's while this one is worked
-on.
+"""Feeds torch micro-batches to the device, one step ahead, from `dataset`'s numpy batches.
 
 In: the step number. Out: this rank's share of the step, cut into micro-batches on the device. A thread reads
 one step ahead; on a GPU it also pins what it read and starts its copy, on a stream of its own, so that
@@ -20,7 +19,7 @@ from kielo.dataset.batches import NOT_COUNTED, Batch
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward takes: token ids, labels (-100: not counted) and document numbers, each [b, s].
+    """The input of one forward: token ids, labels (-100: not counted) and document numbers, each [b, s].
 
     positions_s: which columns of their sequences these are, int64 [s]; None where the rank holds whole
     sequences.
@@ -55,10 +54,10 @@ _Tensors = tuple[Tensor, Tensor, Tensor | None]  # inputs, labels and document n
 
 
 class Feed:
-    """`take(step)` gives the batch of that step; reading, cutting and copying run one step ahead in a thread.
+    """Gives the batch of each step; a thread reads, cuts and copies one step ahead.
 
     read_step: from the step (1-based) to this rank's sequences of it. positions_s: the columns that this rank
-    takes of each sequence; None: all. On the device lies at most one step more than the one that was taken.
+    takes of each sequence; None: all. The device holds at most one step more than the one that was taken.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class Feed:
         self._ahead: tuple[int, Future[_Arriving]] | None = None
 
     def take(self, step: int) -> StepBatch:
-        """The batch of `step`, whatever was taken before. An error of the reading thread is raised here."""
+        """Returns the batch of `step`, whatever was taken before; raises an error of the reading thread."""
         if self._ahead is None or self._ahead[0] != step:
             self._ahead = self._begin(step)
         arriving = self._ahead[1].result()
@@ -138,8 +137,9 @@ def cut(
     micro_batch_sequences: int,
     positions_s: Tensor | None = None,
 ) -> list[MicroBatch]:
-    """Arrays [n, s] as micro-batches of up to `micro_batch_sequences` sequences and the columns
-    `positions_s`, on the CPU.
+    """Cuts arrays [n, s] into micro-batches of up to `micro_batch_sequences` sequences, on the CPU.
+
+    positions_s: the columns to take; None: all.
     """
     return _split(_on_host(inputs, labels, documents, positions_s), micro_batch_sequences, positions_s)
 
@@ -153,7 +153,7 @@ def to_device(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:
 def _on_host(
     inputs: np.ndarray, labels: np.ndarray, documents: np.ndarray | None, positions_s: Tensor | None
 ) -> _Tensors:
-    """The columns `positions_s` of each array as tensors; all columns without a copy."""
+    """Returns the columns `positions_s` of each array as tensors; all columns without a copy."""
     arrays: tuple[np.ndarray | None, ...] = (inputs, labels, documents)
     if positions_s is not None:
         arrays = tuple(None if array is None else array.take(positions_s.numpy(), axis=1) for array in arrays)
@@ -161,7 +161,7 @@ def _on_host(
 
 
 def _split(tensors: _Tensors, micro_batch_sequences: int, positions_s: Tensor | None) -> list[MicroBatch]:
-    """Tensors [n, s] as micro-batches, views of them."""
+    """Splits tensors [n, s] into micro-batches, which are views of them."""
     inputs, labels, documents = (
         repeat(None) if tensor is None else tensor.split(micro_batch_sequences) for tensor in tensors
     )

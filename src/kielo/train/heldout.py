@@ -33,7 +33,7 @@ def share_of(
     micro_batch_sequences: int,
     positions_s: Tensor | None = None,
 ) -> HeldOutShare:
-    """Sequences r, r + n, … of `batch`, which holds all held-out sequences, for rank r of n.
+    """Cuts sequences r, r + n, … of `batch`, which holds all held-out sequences, for rank r of n.
 
     positions_s: the columns that this rank takes of each sequence; None: all.
     """
@@ -75,13 +75,13 @@ class HeldOut:
         return {"step": state.step, "tokens": state.tokens, "heldout_loss": self.loss_at(state)}
 
     def loss_at(self, state: State) -> float:
-        """Returns the score of this step, computed once."""
+        """Returns the score at this step, computed once."""
         if self._scored is None or self._scored[0] != state.step:
             self._scored = (state.step, self.score())
         return self._scored[1]
 
     def score(self) -> float:
-        """Mean nats per counted token, without z-loss. All ranks call it together."""
+        """Computes the mean nats per counted token, without z-loss. All ranks call it together."""
         divisor = torch.tensor(float(max(self._share.counted_tokens, 1)), device=self._device)
         loss = torch.zeros((), device=self._device)
         with forward_only(self._model):
@@ -92,7 +92,7 @@ class HeldOut:
 
 
 def _share(array: np.ndarray, data_rank: int, data_ranks: int, padding: int) -> np.ndarray:
-    """This rank's rows: the same number on each rank, as a forward is collective; filled up with `padding`."""
+    """Returns this rank's rows, filled up with `padding`: a forward is collective, so all need as many."""
     missing = -len(array) % data_ranks
     filled = np.concatenate([array, np.full((missing, *array.shape[1:]), padding, dtype=array.dtype)])
     return filled[data_rank::data_ranks]

@@ -56,12 +56,12 @@ class Log:
             sink.start(step)
 
     def go_back(self, step: int) -> None:
-        """Forget the rows beyond `step`, from which the run goes on."""
+        """Drops the rows beyond `step`, from which the run goes on."""
         self.close()
         self.start(step)
 
     def due(self, step: int) -> bool:
-        """The first step too, so that its warm-up can be told from the rest, and the last."""
+        """Returns True at every logged step, the first, so that its warm-up stands apart, and the last."""
         return step % self._every_steps == 0 or step in (1, self._total_steps)
 
     def write(self, row: Row) -> None:
@@ -74,18 +74,16 @@ class Log:
 
 
 class MetricsFile:
-    """`metrics.jsonl`: one JSON object a line, appended. Numbers that JSON lacks (NaN, infinity) are written
-    as null.
-    """
+    """`metrics.jsonl`: one JSON object a line, appended; NaN and infinity, which JSON lacks, are null."""
 
     def __init__(self, path: Path):
         self._path = path
         self._file: TextIO | None = None
 
     def start(self, step: int) -> None:
-        """Drop what an earlier attempt wrote beyond `step`, and the half line of one that was killed.
+        """Drops rows of an earlier attempt beyond `step`, and the half line of one that was killed.
 
-        Lines that are no rows of a run go to `metrics.jsonl.odd`: somebody wrote them.
+        Lines that are no rows of a run are moved to `metrics.jsonl.odd`: somebody wrote them.
         """
         rows, odd = split_metrics(self._path)
         if odd:
@@ -110,7 +108,7 @@ class MetricsFile:
 
     def close(self) -> None:
         if self._file is not None:
-            with suppress(OSError):  # what could not be written was already told
+            with suppress(OSError):  # what could not be written was already reported
                 self._file.close()
 
 
@@ -123,8 +121,15 @@ def _as_line(row: Row) -> str:
 
 
 _NO_SCALARS = (
-    "step", "samples", "seconds", "seconds_left", "passed_over_from", "precision", "precision_from", "outcome",
-)  # fmt: skip
+    "step",
+    "samples",
+    "seconds",
+    "seconds_left",
+    "passed_over_from",
+    "precision",
+    "precision_from",
+    "outcome",
+)
 
 
 class TensorBoard:
@@ -204,30 +209,31 @@ class ProgressBar:
 
 
 class Terminal:
-    """A bar where somebody looks, else plain lines. `alert` is told once when they can no longer
-    be written.
+    """A progress bar on a terminal, else plain lines.
+
+    `alert` is called once when they can no longer be written.
     """
 
     def __init__(self, total_steps: int, alert: Callable[[int, str], None], stream: TextIO | None = None):
         stream = sys.stdout if stream is None else stream
         self._stream = stream if isinstance(stream, FailsafeStream) else FailsafeStream(stream)
         self._sink = (ProgressBar if stream.isatty() else PlainLines)(total_steps, self._stream)
-        self._alert, self._is_told = alert, False
+        self._alert, self._has_failed = alert, False
 
     def start(self, step: int) -> None:
         self._sink.start(step)
-        self._look(step)
+        self._check(step)
 
     def write(self, row: Row) -> None:
         self._sink.write(row)
-        self._look(row["step"])
+        self._check(row["step"])
 
     def close(self) -> None:
         self._sink.close()
 
-    def _look(self, step: int) -> None:
-        if self._stream.failure is not None and not self._is_told:
-            self._is_told = True
+    def _check(self, step: int) -> None:
+        if self._stream.failure is not None and not self._has_failed:
+            self._has_failed = True
             self._alert(
                 step,
                 f"the terminal takes no more output ({self._stream.failure}); training goes on without it",

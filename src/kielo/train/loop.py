@@ -1,4 +1,4 @@
-"""The training loop: one turn is one optimiser step over the recipe's tokens per step, on any number of ranks.
+"""The training loop: one turn is one optimiser step, on any number of ranks.
 
 Begin reading Kielo here. Every function that this page calls is in the file of its name. The layout of the
 model on the ranks, its precision and the launcher were all settled in `build.py` before the first turn. The
@@ -12,7 +12,7 @@ from kielo.train.parts import PhaseParts, Run, StepParts
 
 
 def fit(run: Run, phase: PhaseParts) -> bool:
-    """Train until `phase.last_step` or until a signal. Returns True on every rank if there was a signal.
+    """Trains until `phase.last_step` or until a signal. Returns True on every rank if there was a signal.
 
     Raises KieloError when too many steps in a row were not finite.
     """
@@ -42,7 +42,7 @@ def fit(run: Run, phase: PhaseParts) -> bool:
 
 
 def optimiser_step(parts: StepParts, batch: StepBatch, learning_rate: float) -> tuple[Tensor, Tensor]:
-    """One optimiser step. Returns the loss and the gradient norm before clipping, both over all ranks.
+    """Takes one optimiser step. Returns the loss and the gradient norm before clipping, both over all ranks.
 
     `kielo verify` and `kielo rehearse` call it too, so that they check the step that training takes.
     """

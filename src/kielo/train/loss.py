@@ -1,14 +1,14 @@
-"""The language-model loss: head, cross-entropy and z-loss in one autograd function: no full logits.
+"""The language-model loss: head, cross-entropy and z-loss in one autograd function, without full logits.
 
 Data in: hidden states [n, d], the head's weight [v, d], labels [n]; data out: one fp32 number, the sum over
 counted labels divided by a divisor that the caller has counted over all ranks and micro-batches. Gradients
-are made chunk by chunk in the forward pass, while a chunk's logits are there (the idea of Liger Kernel, Hsu
-et al. 2024, arXiv:2410.10989).
+are made chunk by chunk in the forward pass, while a chunk's logits exist (the idea of Liger Kernel, Hsu et
+al. 2024, arXiv:2410.10989).
 
-Where the head's rows lie on several ranks of the tensor axis, each rank makes only its own rows' logits, and
-a chunk's softmax is put together from three numbers a token and rank (the idea of Megatron-LM, Shoeybi et al.
-2019, arXiv:1909.08053, section 3). Shape letters: n = tokens, d = hidden size, v = vocabulary (this rank's
-rows of it), c = tokens of one chunk, t = ranks of the tensor axis.
+Where the head's rows are split over several ranks of the tensor axis, each rank makes only its own rows'
+logits, and a chunk's softmax is combined from three numbers a token and rank (the idea of Megatron-LM,
+Shoeybi et al. 2019, arXiv:1909.08053, section 3). Shape letters: n = tokens, d = hidden size, v = vocabulary
+(this rank's rows of it), c = tokens of one chunk, t = ranks of the tensor axis.
 """
 
 from collections.abc import Callable
@@ -95,7 +95,7 @@ def _own_tokens(num_rows: int, options: LossOptions) -> int:
 
 
 def _own_rows(head_weight: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """This rank's rows [v, d] as a plain tensor; the gradient comes back to a DTensor in its placement."""
+    """Returns this rank's rows [v, d] as a plain tensor; the gradient of a DTensor keeps its placement."""
     if not isinstance(head_weight, DTensor):
         return head_weight
     num_ranks = 1 if group is None else group.size()
@@ -160,9 +160,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Scales what the forward pass left. In place: a copy of a 128k vocabulary's gradient is
-        gigabytes.
-        """
+        """Scales the gradients of the forward pass in place: a copy for a 128k vocabulary is gigabytes."""
         if ctx.gradients is None:
             raise RuntimeError("chunked_loss can be differentiated once; its gradients are already used up")
         hidden_gradient, weight_gradient = ctx.gradients
@@ -179,18 +177,18 @@ class _ChunkedLoss(torch.autograd.Function):
 def _chunk(
     logits_cv: Tensor, labels_c: Tensor, weights_c: Tensor, z_loss: float, needs_gradients: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """(the chunk's share of the loss, the loss's gradient to the logits in the logits' precision)."""
+    """Returns (the chunk's share of the loss, its gradient to the logits in the logits' precision)."""
     targets_c1 = labels_c.unsqueeze(1)
     log_probabilities_cv = torch.log_softmax(logits_cv, dim=-1, dtype=torch.float32)
     target_log_probabilities_c = log_probabilities_cv.gather(1, targets_c1).squeeze(1)
     log_z_c = None
     if z_loss:
-        # log Z = logit − log probability, of any word that is not padding: the first never is.
+        # log Z = logit − log probability, of any row that is not padding: the first never is.
         log_z_c = logits_cv[:, 0].float() - log_probabilities_cv[:, 0]
     loss, slopes_c = _loss_and_slopes(-target_log_probabilities_c, log_z_c, weights_c, z_loss)
     if not needs_gradients:
         return loss, None
-    # Written over what is no longer needed.
+    # In place of what is no longer needed.
     gradient_cv = log_probabilities_cv.exp_().mul_(slopes_c.unsqueeze(1))
     gradient_cv.scatter_add_(1, targets_c1, -weights_c.unsqueeze(1))
     return loss, gradient_cv if logits_cv.dtype == torch.float32 else logits_cv.copy_(gradient_cv)
@@ -209,10 +207,10 @@ def _chunk_over_ranks(
     needs_gradients: bool,
     group: dist.ProcessGroup,
 ) -> tuple[Tensor, Tensor | None]:
-    """`_chunk` where logits_cv are this rank's words only: (the whole loss, the gradient to these logits)."""
-    num_words = logits_cv.shape[1]
-    targets_c = labels_c - group.rank() * num_words
-    is_here_c = (targets_c >= 0) & (targets_c < num_words)
+    """Returns (the whole loss, the gradient to these logits) where logits_cv are only this rank's rows."""
+    num_rows = logits_cv.shape[1]
+    targets_c = labels_c - group.rank() * num_rows
+    is_here_c = (targets_c >= 0) & (targets_c < num_rows)
     targets_c1 = targets_c.masked_fill(~is_here_c, 0).unsqueeze(1)
     # −∞ where the target is another rank's: the largest over the ranks is the target's logit.
     target_logits_c = logits_cv.gather(1, targets_c1).squeeze(1).float().masked_fill(~is_here_c, -torch.inf)
@@ -244,7 +242,7 @@ def _chunk_over_ranks(
 def _loss_and_slopes(
     cross_entropies_c: Tensor, log_z_c: Tensor | None, weights_c: Tensor, z_loss: float
 ) -> tuple[Tensor, Tensor]:
-    """(the tokens' weighted sum, the slopes with which d/dlogits = slope × p − weight × onehot(target))."""
+    """Returns (the weighted sum over tokens, slopes: d/dlogits = slope × p − weight × onehot(target))."""
     if not z_loss:
         return torch.dot(cross_entropies_c, weights_c), weights_c
     loss = torch.dot(cross_entropies_c + z_loss * log_z_c.square(), weights_c)
@@ -252,7 +250,7 @@ def _loss_and_slopes(
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, summed in fp32 whatever the factors' precision."""
+    """Adds left @ right to `total`, summed in fp32 whatever the factors' precision."""
     if left.dtype == torch.float32:
         total.addmm_(left, right)
     else:

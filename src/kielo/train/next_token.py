@@ -1,4 +1,4 @@
-"""From a micro-batch, or what a last pipeline stage made of it, to the loss of predicting each next token."""
+"""The loss of predicting each next token, for a micro-batch or for the output of the last pipeline stage."""
 
 from dataclasses import dataclass
 
@@ -15,12 +15,10 @@ from kielo.train.profile import HEAD_AND_LOSS
 
 @dataclass(frozen=True)
 class NextToken:
-    """`objective(model, micro_batch, divisor)` is this rank's share of the loss, a scalar in fp32 (see
-    `chunked_loss`).
+    """Computes this rank's share of the loss, a scalar in fp32, by `chunked_loss`.
 
-    tensor_axis: the ranks that each hold a part of the vocabulary; None: this one holds it all.
-    keeps_gradients: for schedules that go backward twice; compiles: fuse what is done to logits (see there
-    for both).
+    tensor_axis: the ranks that each hold a part of the vocabulary; None: this one holds it all. For
+    keeps_gradients and compiles see `LossOptions`.
     """
 
     z_loss: float
@@ -36,13 +34,11 @@ class NextToken:
         return self.of_hidden(model, hidden_bsd, micro_batch.labels_bs, divisor)
 
     def gathered(self, hidden_bsd: Tensor) -> Tensor:
-        """What a model returned, whole along the sequence and a plain tensor on each rank of the
-        tensor axis.
-        """
+        """Returns the model's output, whole along the sequence and plain, on each rank of the tensor axis."""
         return hidden_bsd if self.tensor_axis is None else gather_sequence(hidden_bsd, self.tensor_axis)
 
     def of_hidden(self, model: nn.Module, hidden_bsd: Tensor, labels_bs: Tensor, divisor: Tensor) -> Tensor:
-        """The loss of gathered hidden states."""
+        """Computes the loss of gathered hidden states."""
         options = LossOptions(
             self.z_loss,
             self.chunk_tokens,
@@ -58,6 +54,6 @@ class NextToken:
 
 
 def tensor_axis(mesh: Mesh) -> DeviceMesh | None:
-    """The tensor axis as `NextToken` wants it."""
+    """Returns the tensor axis for `NextToken`: None where it has one rank."""
     axis = mesh.parameters["tensor"]
     return axis if axis.size() > 1 else None

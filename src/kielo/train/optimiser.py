@@ -1,11 +1,12 @@
 """AdamW over the sharded parameters of a model, with a step that a flag on the device can undo.
 
-In: gradients on the parameters, the learning rate of the step, optionally a flag. Out: parameters and moments
-moved, or, where the flag is set, left bit for bit as they were. The moments have names
-("<parameter>/exp_avg"), so that a checkpoint knows no order of parameters and no layout.
+In: gradients on the parameters, the learning rate of the step, optionally a flag. Out: updated parameters and
+moments, or, where the flag is set, the same bit for bit. The moments have names ("<parameter>/exp_avg"), so
+that a checkpoint depends on no order of parameters and no layout.
 
 Moments may be kept in bf16, as DeepSeek-V3 was trained (arXiv:2412.19437, section 3.3.1): 4 bytes a parameter
-less. A step widens them to fp32, a bounded part at a time, is torch's own, and rounds them to nearest.
+less. A step widens them to fp32, a bounded part at a time, runs torch's own kernel, and rounds them to
+nearest.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,7 +28,7 @@ WIDENED_ELEMENTS = WIDENED_BYTES // (len(MOMENTS) * torch.float32.itemsize)
 
 
 class OptimiserSettings(Protocol):
-    """What the optimiser reads; `resolve.resolved.Identity` has all of it."""
+    """Settings of the optimiser; `resolve.resolved.Identity` has all of them."""
 
     weight_decay: float
     adam_beta1: float
@@ -37,7 +38,7 @@ class OptimiserSettings(Protocol):
 
 
 class Optimiser:
-    """torch's fused AdamW (Loshchilov and Hutter 2019), its state made at once instead of at the first step.
+    """torch's fused AdamW (Loshchilov and Hutter 2019) with its state made at once, not at the first step.
 
     The state must exist before the first step for a checkpoint to be restored into it in place, and so that
     the first step needs no more memory than the others.
@@ -72,7 +73,7 @@ class Optimiser:
             )
 
     def step(self, lr: float, skip: Tensor | None = None) -> None:
-        """One update at learning rate `lr`. `skip`: a float32 scalar on the device, 1 leaves all as it was.
+        """Makes one update at learning rate `lr`; where `skip` (a float32 scalar) is 1, all stays unchanged.
 
         torch's fused kernels read the flag on the device (it is what gradient scalers use), also for DTensors
         and on the CPU, so that the host need not wait to learn whether the step was sound. A skipped step
@@ -90,7 +91,7 @@ class Optimiser:
         self.adamw.zero_grad(set_to_none=True)
 
     def moments(self) -> dict[str, Tensor]:
-        """The moments themselves, no copies: "<parameter>/exp_avg", "<parameter>/exp_avg_sq"."""
+        """Returns the moments themselves, no copies: "<parameter>/exp_avg", "<parameter>/exp_avg_sq"."""
         return {
             f"{name}/{moment}": self.adamw.state[parameter][moment]
             for name, parameter in self.parameters.items()
@@ -104,16 +105,17 @@ class Optimiser:
 
     @updates.setter
     def updates(self, updates: int) -> None:
+        """The number of updates made, without skipped steps. Waits for the device."""
         for state in self.adamw.state.values():
             state["step"].fill_(updates)
 
 
 class NarrowAdamW(torch.optim.AdamW):
-    """With moments narrower than the parameters, which whoever makes it puts into its state.
+    """AdamW with moments narrower than the parameters; the caller puts them into its state.
 
-    torch's fused kernel wants them as wide (on the CPU in torch 2.13, everywhere in 2.11). Each rank works on
-    the elements that lie on it, for AdamW knows no neighbours. What a skipped step gives back is what was
-    widened, bit for bit.
+    torch's fused kernel wants them as wide (on the CPU in torch 2.13, everywhere in 2.11). Each rank updates
+    its own elements, which AdamW treats independently. After a skipped step the widened moments are rounded
+    back bit for bit.
     """
 
     @torch.no_grad()
@@ -152,7 +154,7 @@ class NarrowAdamW(torch.optim.AdamW):
 
 @dataclass(frozen=True)
 class _Slice:
-    """Elements `first` … `last` - 1 of what a rank has of a parameter."""
+    """Elements `first` … `last` - 1 of this rank's part of a parameter."""
 
     parameter: nn.Parameter
     first: int
@@ -160,14 +162,15 @@ class _Slice:
     is_last: bool
 
     def of(self, tensor: Tensor) -> Tensor:
-        """A flat view of these elements of the parameter, its gradient or a moment; FSDP2's shards are
-        contiguous.
+        """Returns a flat view of these elements of the parameter, its gradient or a moment.
+
+        FSDP2's shards are contiguous.
         """
         return local(tensor).view(-1)[self.first : self.last]
 
 
 def _buckets(parameters: Iterable[nn.Parameter], limit: int) -> Iterator[list[_Slice]]:
-    """All elements on this rank, at most `limit` at a time; no parameter has two slices in one bucket."""
+    """Yields all elements on this rank, at most `limit` at a time, one slice of a parameter a bucket."""
     bucket: list[_Slice] = []
     room = limit
     for parameter in parameters:
@@ -187,12 +190,10 @@ def _buckets(parameters: Iterable[nn.Parameter], limit: int) -> Iterator[list[_S
 
 
 def is_decayed(parameter: Tensor) -> bool:
-    """Weight decay is for matrices, the embedding among them; norm weights and biases have none."""
+    """Returns True for matrices, the embedding among them; norm weights and biases have no weight decay."""
     return parameter.ndim >= 2
 
 
 def build_optimiser(model: nn.Module, settings: OptimiserSettings) -> Optimiser:
-    """An optimiser for the trainable parameters of `model`; a tied weight counts once, under its
-    first name.
-    """
+    """Builds the optimiser of the model's trainable parameters; a tied weight counts once."""
     return Optimiser(model.named_parameters(), settings)

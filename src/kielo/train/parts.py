@@ -1,4 +1,4 @@
-"""The parts of a training run, grouped by how long they exist: an attempt, one precision, one phase, one step.
+"""The parts of a training run, by how long they exist: for an attempt, a precision, a phase or a step.
 
 `build.py` makes them, `loop.py` calls them.
 """
@@ -25,7 +25,7 @@ from kielo.train.stop import Stop
 
 
 def _ignore(batch: StepBatch) -> None:
-    """Does nothing with the gradients."""
+    """Ignores the gradients."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,4 @@
-"""One step's forward and backward passes through pipeline stages: a batch → the step's loss, gradients left
-behind.
+"""One step's forward and backward passes through pipeline stages: a batch → the loss, gradients left behind.
 
 The same sum over counted tokens divided by their global number as in `forward_backward.py`; torch's schedule
 decides when which micro-batch goes through which stage, and what FSDP2 gathers and reduces meanwhile.
@@ -22,10 +21,10 @@ from kielo.train.next_token import NextToken
 
 
 class PipelineForwardBackward:
-    """As `PlainForwardBackward`, and every pipeline rank gets the same numbers.
+    """The pipeline's counterpart of `PlainForwardBackward`; every pipeline rank gets the same numbers.
 
-    schedule: a word of `resolve/stages.py`. splits_sequence: does the tensor axis split hidden states along
-    the sequence; what stages hand on then has fewer columns than the tokens.
+    schedule: a name of `resolve/stages.py`. splits_sequence: does the tensor axis split hidden states along
+    the sequence; stages then exchange fewer columns than there are tokens.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class PipelineForwardBackward:
             model.last.register_forward_hook(lambda module, inputs, output: objective.gathered(output))
 
     def __call__(self, batch: StepBatch) -> Tensor:
-        """float32 scalar on the device, the same on every rank; as `PlainForwardBackward`."""
+        """Returns the loss as `PlainForwardBackward` does, the same on every rank."""
         micro_batches = batch.micro_batches
         self._divisor = self._sum_over_data(batch.counted_tokens).clamp(min=1).to(torch.float32)
         self._model.copy_tied()
@@ -79,10 +78,10 @@ class PipelineForwardBackward:
         return sum_over(self._sum_over_data(loss), [self._axis])
 
     def score(self, micro_batch: MicroBatch, divisor: Tensor, z_loss: float) -> Tensor:
-        """This data rank's share of the loss, with another z-loss; no gradients.
+        """Returns this data rank's share of the loss, with another z-loss; no gradients.
 
-        Stage after stage, each rank waiting for the one before: held-out text comes in batches of any size,
-        which torch's schedules do not take.
+        It runs stage after stage, each rank waiting for the one before: held-out text comes in batches of any
+        size, which torch's schedules do not take.
         """
         self._place(micro_batch)
         self._model.copy_tied()
@@ -107,9 +106,7 @@ class PipelineForwardBackward:
         return sum_over(loss, [self._axis])
 
     def _place(self, micro_batch: MicroBatch) -> None:
-        """Stages are told the places of their columns: their hidden states may hold fewer than the tokens
-        had.
-        """
+        """Sets the positions for all stages: hidden states may hold fewer columns than there are tokens."""
         self._positions_s = micro_batch.positions_s
         if self._positions_s is None:
             self._positions_s = torch.arange(
@@ -125,7 +122,7 @@ class PipelineForwardBackward:
         return rows, columns // self._sequence_parts, self._model.config.hidden_size
 
     def _schedule(self, micro_batches: list[MicroBatch]) -> Schedule:
-        """Made at the first step, and again when shapes or the number of micro-batches change."""
+        """Returns the schedule for these micro-batches, made anew when their number or shapes change."""
         shapes = (len(micro_batches), *micro_batches[0].inputs_bs.shape)
         if self._made is None or self._made[0] != shapes:
             empty = partial(torch.empty, device="meta", dtype=self._compute_dtype, requires_grad=True)

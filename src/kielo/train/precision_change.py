@@ -1,11 +1,9 @@
-"""A change of precision inside a run: save, build the model anew, restore; and a watch that takes a change to
-fp8 back.
+"""A change of precision inside a run: save, rebuild the model, restore; a change to fp8 is watched.
 
 Modules cannot be swapped under FSDP2 or a compiler, so a change goes through a checkpoint, like a restart,
 but inside the job. After a change to fp8 the mean loss and gradient norm of every ten steps are compared with
 those of the steps before it. Where one has risen too far, the run goes back to the checkpoint at the change
-and on in the precision before. What was computed in which precision stands in every checkpoint, and in the
-metrics.
+and continues in the old precision. Every checkpoint and the metrics record the precision of each step.
 """
 
 import math
@@ -22,8 +20,9 @@ CHECK_EVERY_STEPS = 10  # one step's loss is noise
 
 
 def settle_precision(run: Run, resolved: Resolved) -> None:
-    """Compute the next step in what the recipe says. All ranks call it together, before each stretch of
-    steps.
+    """Changes to the recipe's precision for the next step.
+
+    All ranks call it together, before a range of steps.
     """
     state, wanted = run.state, next_precision(resolved.identity, run.state)
     if wanted != run.current.precision:
@@ -42,7 +41,7 @@ def settle_precision(run: Run, resolved: Resolved) -> None:
 
 
 def next_check(run: Run, fp8: Fp8) -> float:
-    """The step after which `check_watched_change` is to be called next."""
+    """Returns the step after which `check_watched_change` must be called next."""
     watch = run.state.watch
     if watch is None:
         return math.inf
@@ -51,8 +50,9 @@ def next_check(run: Run, fp8: Fp8) -> float:
 
 
 def check_watched_change(run: Run, resolved: Resolved) -> None:
-    """Judge the steps since the last look, where a change is watched. All ranks call it together and decide
-    the same.
+    """Judges the steps since the last check, if a change is watched; takes the change back if it did harm.
+
+    All ranks call it together and decide the same.
     """
     state, watch, fp8 = run.state, run.state.watch, resolved.identity.fp8
     if watch is None:
@@ -61,7 +61,7 @@ def check_watched_change(run: Run, resolved: Resolved) -> None:
     if done < fp8.watch_steps and done % CHECK_EVERY_STEPS:
         return
     loss, norm = _means(run.guard.last(min(CHECK_EVERY_STEPS, done)))
-    # Not `max`, which a NaN would slip through.
+    # Not `max`, which may ignore a NaN.
     watch["loss_rise"] = _larger(watch["loss_rise"], loss / watch["loss"] - 1)
     watch["gradient_norm_rise"] = _larger(watch["gradient_norm_rise"], norm / watch["gradient_norm"] - 1)
     if not (
@@ -89,8 +89,9 @@ def _begin_watch(run: Run, fp8: Fp8) -> None:
 
 
 def _take_back(run: Run, resolved: Resolved) -> None:
-    """Compute in what the recipe had before the change, from the checkpoint at the change where there still
-    is one.
+    """Rebuilds the model in the precision before the change.
+
+    It goes on from the checkpoint at the change if that still exists, else from here.
     """
     state, identity, verdict = run.state, resolved.identity, _verdict(run, "taken back")
     first_step = verdict["precision_from"]
@@ -111,13 +112,13 @@ def _take_back(run: Run, resolved: Resolved) -> None:
         f"fp8 from step {first_step} on made the loss rise by {verdict['loss_rise']:.1%} and the gradient "
         f"norm by {verdict['gradient_norm_rise']:.0%} (train.fp8.max_loss_rise = "
         f"{identity.fp8.max_loss_rise}, max_gradient_norm_rise = {identity.fp8.max_gradient_norm_rise}), so "
-        f"the run goes on in {precision} after step "
-        f'{state.step}. What may help: train.fp8.scaling = "rowwise", more in train.fp8.kept_in_bf16, or a later change',
+        f"the run goes on in {precision} after step {state.step}. What may help: "
+        'train.fp8.scaling = "rowwise", more in train.fp8.kept_in_bf16, or a later change',
     )
 
 
 def _save_here(run: Run) -> None:
-    """Have a checkpoint of this very step."""
+    """Saves a checkpoint of this very step, if there is none."""
     run.checkpoints.settle()
     if run.state.step and run.checkpoints.newest_step != run.state.step:
         last = run.guard.last(1)
@@ -128,9 +129,14 @@ def _save_here(run: Run) -> None:
 def _verdict(run: Run, what: str) -> dict:
     state, watch = run.state, run.state.watch
     return {
-        "step": state.step, "tokens": state.tokens, "precision": run.current.precision, "precision_from": watch["first_step"],
-        "outcome": what, "loss_rise": watch["loss_rise"], "gradient_norm_rise": watch["gradient_norm_rise"],
-    }  # fmt: skip
+        "step": state.step,
+        "tokens": state.tokens,
+        "precision": run.current.precision,
+        "precision_from": watch["first_step"],
+        "outcome": what,
+        "loss_rise": watch["loss_rise"],
+        "gradient_norm_rise": watch["gradient_norm_rise"],
+    }
 
 
 def _means(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:

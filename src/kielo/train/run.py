@@ -1,7 +1,6 @@
-"""The training stage on one rank: a resolved run → checkpoints, metrics, `outcome.json` and, at the end, a
-manifest.
+"""The training stage on one rank: a resolved run → checkpoints, metrics, `outcome.json` and a manifest.
 
-`kielo train` calls `train` on every rank; launchers meet it only here.
+`kielo train` calls `train` on every rank; launchers use nothing else of this room.
 """
 
 from collections.abc import Iterator
@@ -38,15 +37,13 @@ from kielo.train.token_check import TokenCheck
 
 
 def train(resolved: Resolved, max_steps: int | None = None, profile_steps: int = 0) -> dict[str, Any]:
-    """Start or go on with the run; the same answer on every rank: {"outcome", "step", "tokens", "exit_code",
-    "message"}.
+    """Starts or continues the run: {"outcome", "step", "tokens", "exit_code", "message"} on every rank.
 
     outcome is "finished" (exit code 0) or "requeue" (75: stopped by a signal or at step `max_steps`, saved,
-    and to be started again). A run that was finished before is left as it is. `resolved.toml` in the run's
-    folder is written anew. An error is written down as "failed" and raised; a refusal before training begins
+    and to be started again). A run that was finished before is left unchanged. `resolved.toml` in the run's
+    folder is rewritten. An error is recorded as "failed" and raised; a refusal before training begins
     (KieloError: another job works in the folder, another identity, tokens that were altered) is only raised,
-    and outcome, plan and manifest stay as they are. profile_steps: how many steps to record, from the third
-    on.
+    and outcome, plan and manifest stay. profile_steps: how many steps to record, from the third on.
     """
     is_first = find_rendezvous().rank == 0
     if is_finished(resolved):
@@ -61,20 +58,20 @@ def train(resolved: Resolved, max_steps: int | None = None, profile_steps: int =
 
 
 def _nothing_to_do(resolved: Resolved, is_first: bool) -> dict[str, Any]:
-    identity, told = resolved.identity, "nothing to do: the run was finished before"
+    identity, message = resolved.identity, "nothing to do: the run was finished before"
     state = State(identity.total_steps, identity.total_tokens)
     if not is_first:
-        return _settle(resolved, "finished", state, is_first, told)
+        return _settle(resolved, "finished", state, is_first, message)
     with held(_run_folder(resolved)):
         _write_plan(resolved)
-        return _settle(resolved, "finished", state, is_first, told)
+        return _settle(resolved, "finished", state, is_first, message)
 
 
 @contextmanager
 def _lease(resolved: Resolved, world: World) -> Iterator[Lease]:
-    """The run folder's lease, which rank 0 holds for all. Refused on all ranks together."""
+    """Takes the run folder's lease on rank 0, for all ranks; a refusal is raised on all of them."""
     with ExitStack() as until_the_end:
-        # Not on the other ranks: the lease that they are sent is only to be checked.
+        # Not on the other ranks, which only check the lease that they are sent.
         yield Agreement().on_first(lambda: until_the_end.enter_context(held(_run_folder(resolved))))
 
 
@@ -82,7 +79,7 @@ def _attempt(
     resolved: Resolved, world: World, stop: Stop, lease: Lease, profile_steps: int
 ) -> dict[str, Any]:
     is_first, state, has_begun = world.rank == 0, State(), False
-    # before the papers that tell of them are touched
+    # before the records that mention them are touched
     Agreement().on_first(lambda: refuse_lost_checkpoints(resolved))
     try:
         with TokenCheck(resolved, Agreement()) as tokens:  # they are read while the model is built
@@ -134,7 +131,7 @@ def _fit_and_close(run: Run, resolved: Resolved) -> str:
 
 
 def _fit_phases(run: Run, resolved: Resolved) -> str:
-    """Train from the newest checkpoint through all phases, or until a signal: "finished" or "requeue".
+    """Trains from the newest checkpoint through all phases, or until a signal: "finished" or "requeue".
 
     Raises KieloError when too many steps in a row were not finite, when the last checkpoint cannot be saved,
     and for an end that is not sound.
@@ -155,7 +152,7 @@ def _fit_phases(run: Run, resolved: Resolved) -> str:
                 is_stopped = fit(run, phase)
             if not is_stopped:
                 check_watched_change(run, resolved)
-    # the last save must succeed; one before it that failed was told, and tried again
+    # the last save must succeed; one before it that failed was reported and retried
     run.checkpoints.settle()
     if state.step < identity.total_steps:
         return "requeue"
@@ -164,9 +161,7 @@ def _fit_phases(run: Run, resolved: Resolved) -> str:
 
 
 def _pass_over(run: Run, identity: Identity, index: int, last_step: int) -> bool:
-    """Leave the text up to `last_step` behind without training on it: whether a signal came, the same on
-    every rank.
-    """
+    """Passes over the text up to `last_step`. Returns True on every rank if a signal came."""
     state, phase, tokens_before, first_step = (
         run.state,
         identity.phases[index],
@@ -183,7 +178,7 @@ def _pass_over(run: Run, identity: Identity, index: int, last_step: int) -> bool
 
 
 def _note_failure(resolved: Resolved, error: Exception, state: State, is_first: bool, lease: Lease) -> None:
-    """Any rank may be the only one that knows what went wrong; mostly all do, and one file is enough."""
+    """Records a failure. Any rank may be the only one that knows it; mostly all do: one file is enough."""
     if not is_first and (not isinstance(error, KieloError) or has_outcome(resolved)):
         return
     message = str(error) if isinstance(error, KieloError) else f"{type(error).__name__}: {error}"

@@ -84,7 +84,7 @@ class KieloSide:
         self._rate, self._tokens_after = learning_rate(identity), identity.tokens_after
 
     def parameters(self) -> dict[str, Tensor]:
-        """Returns our name → the whole weight, held by this one rank, without rows that pad the vocabulary."""
+        """Returns our name → the weight itself, whole on one rank, without rows that pad the vocabulary."""
         named = self.model.named_parameters()
         return {name: local(parameter).detach()[: self._rows[name]] for name, parameter in named}
 

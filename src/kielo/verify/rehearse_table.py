@@ -5,9 +5,9 @@ from typing import Any
 
 _PHASES = ("forward", "backward", "update")
 NOTES = """what this is: torch's fake process group and fake tensors; kernels are the CPU's, whose attention
-stores what a GPU's flash attention does (keys and values of grouped heads are repeated for it). Not counted: the
-allocator's fragmentation, buffers of the communication library, and a kernel's own working memory. Layers are not
-compiled: a run that compiles them holds less, as fused operators store no results in between."""
+stores what a GPU's flash attention does (keys and values of grouped heads are repeated for it). Not counted:
+the allocator's fragmentation, buffers of the communication library, and a kernel's own working memory. Layers
+are not compiled: a run that compiles them holds less, as fused operators store no results in between."""
 
 
 def headline(rehearsal: dict[str, Any]) -> str:
