@@ -29,7 +29,6 @@ from dataclasses import asdict, dataclass, field
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +40,7 @@ from kielo.models.llama.names import hf_config, to_hugging_face
 from kielo.parallel.apply import lay_out
 from kielo.parallel.materialise import local, local_slices, materialise
 from kielo.parallel.mesh import AXES, Mesh
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import Layout, Model
 
 SHARD_BYTES = 5_000_000_000
 EDGE_NUMBERS = 2048  # 4 KiB of bf16
@@ -233,15 +232,7 @@ def _laid_out(job: Job) -> nn.Module:
     )
     sizes = dict.fromkeys(AXES, 1) | {"tensor": rank.tensor}
     device_mesh = torch.distributed.init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=AXES)
-    placement = SimpleNamespace(
-        **sizes,
-        sequence_parallel=True,
-        zero=1,
-        cpu_offload=False,
-        recompute="none",
-        context_attention="all_gather",
-        compile=False,
-    )
+    layout = Layout(tensor=rank.tensor, shard=1, compile=False)
     with torch.device("meta"):
         model = Llama(job.model)
     each = job.model.num_hidden_layers // rank.stages
@@ -252,7 +243,7 @@ def _laid_out(job: Job) -> nn.Module:
         model.embed = None
     if rank.stage < rank.stages - 1:
         model.norm = model.head = None
-    return lay_out(model, Mesh(device_mesh, device_mesh), placement, "fp32")
+    return lay_out(model, Mesh(device_mesh, device_mesh), layout, "fp32")
 
 
 def _bare_loop(parameters: dict[str, Tensor], folder: Path, model: Model) -> int:

@@ -26,7 +26,6 @@ from kielo.plan.memory import MemoryBytes, memory_bytes
 from kielo.plan.workload import Workload
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.read import read_recipe
-from kielo.recipe.sections import Layout
 from kielo.resolve.ranks import rank_of_stage
 from kielo.resolve.resolve import imagined_text, resolve
 from kielo.resolve.resolved import Resolved
@@ -141,27 +140,22 @@ def planned_bytes(resolved: Resolved, on_processor: bool = True) -> MemoryBytes:
     identity, placement = resolved.identity, resolved.placement
     index = heaviest_phase(resolved)
     phase = placement.phases[index]
-    said = {name: getattr(placement, name) for name in Layout.model_fields if hasattr(placement, name)}
-    if placement.pipeline > 1:
-        said["pipeline_stages_per_rank"] = len(placement.pipeline_layers) // placement.pipeline
-    else:
-        said["pipeline_layers"] = None
     columns = candidate_columns(
-        identity.model, Layout(**said), accelerator("mi250x_gcd"), cluster("lumi_g"),
+        identity.model, placement.layout, accelerator("mi250x_gcd"), cluster("lumi_g"),
         sequence_length=identity.phases[index].sequence_length, micro_batch=phase.micro_batch_sequences,
-        micro_batches=phase.micro_batches_per_step, precision=identity.precision,
-        loss_chunk_tokens=placement.loss_chunk_tokens, on_processor=on_processor,
+        micro_batches=phase.micro_batches_per_step, precision=identity.train.precision,
+        loss_chunk_tokens=placement.train.loss_chunk_tokens, on_processor=on_processor,
     )  # fmt: skip
     return memory_bytes(Workload.of([columns]))
 
 
 def _row(name: str, resolved: Resolved) -> dict[str, Any]:
-    placement = resolved.placement
-    ranks = sorted({0, rank_of_stage(placement, placement.pipeline - 1)}) if placement.pipeline > 1 else [0]
+    layout = resolved.placement.layout
+    ranks = sorted({0, rank_of_stage(layout, layout.pipeline - 1)}) if layout.pipeline > 1 else [0]
     rehearsals = [rehearse(resolved, rank) for rank in ranks]
     highest = max(rehearsals, key=lambda rehearsal: rehearsal["peak_bytes"])
     # Of two ranks with nearly the same peak the planner may name the other.
-    states = [state_bytes(resolved.identity.model, placement, rank).total for rank in ranks]
+    states = [state_bytes(resolved.identity.model, layout, rank).total for rank in ranks]
     planned = planned_bytes(resolved)
     peak, static = float(planned.peak("rehearsed")[0]), float(planned.static[0])
     return {

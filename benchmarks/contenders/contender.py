@@ -47,7 +47,7 @@ class Work:
 
     @property
     def precision(self) -> str:
-        return self.resolved.identity.precision
+        return self.resolved.identity.train.precision
 
     @property
     def device(self) -> torch.device:
@@ -154,7 +154,9 @@ class PlainLoop(Contender):
             loss.backward()
             total += loss.detach()
         with record_function(OPTIMISER):
-            nn.utils.clip_grad_norm_(self._model.parameters(), self.work.resolved.identity.max_gradient_norm)
+            nn.utils.clip_grad_norm_(
+                self._model.parameters(), self.work.resolved.identity.train.max_gradient_norm
+            )
             self._optimiser.step()
             self._optimiser.zero_grad()
         return total
@@ -167,12 +169,12 @@ def adamw(work: Work, model: nn.Module) -> torch.optim.Optimizer:
     others = [parameter for parameter in model.parameters() if parameter.ndim < 2]
     return torch.optim.AdamW(
         [
-            {"params": matrices, "weight_decay": identity.weight_decay},
+            {"params": matrices, "weight_decay": identity.train.weight_decay},
             {"params": others, "weight_decay": 0.0},
         ],
         lr=learning_rate(work),
-        betas=(identity.adam_beta1, identity.adam_beta2),
-        eps=identity.adam_epsilon,
+        betas=(identity.train.adam_beta1, identity.train.adam_beta2),
+        eps=identity.train.adam_epsilon,
         fused=True,
     )
 

@@ -24,11 +24,10 @@ def build(work: Work) -> Contender:
 
 def build_compiled(work: Work) -> Contender:
     """With layout.compile = true, which is the default on GPUs only."""
-    resolved = work.resolved
-    return Own(
-        work,
-        resolved.model_copy(update={"placement": resolved.placement.model_copy(update={"compile": True})}),
-    )
+    placement = work.resolved.placement
+    layout = placement.layout.model_copy(update={"compile": True})
+    placement = placement.model_copy(update={"layout": layout})
+    return Own(work, work.resolved.model_copy(update={"placement": placement}))
 
 
 def build_fp8(work: Work) -> Contender:
@@ -41,16 +40,18 @@ class Own(Contender):
     def __init__(self, work: Work, resolved: Resolved) -> None:
         super().__init__(work)
         identity, placement = resolved.identity, resolved.placement
-        if placement.compile:
+        if placement.layout.compile:
             self.note = "each layer compiled"
-        if identity.precision == "fp8":
-            scaling = f"{identity.fp8.scaling} scaling" + (", emulated" if identity.fp8.emulate else "")
+        if identity.train.precision == "fp8":
+            fp8 = identity.train.fp8
+            scaling = f"{fp8.scaling} scaling" + (", emulated" if fp8.emulate else "")
             self.note = f"{self.note}; {scaling}".lstrip("; ")
-        mesh = build_mesh(work.world, placement)
-        model = laid_out(identity, placement, mesh, identity.precision)
+        mesh = build_mesh(work.world, placement.layout)
+        model = laid_out(identity, placement, mesh, identity.train.precision)
         materialise(model, work.device, work.value)
-        guard = Guard(work.device, identity.max_skipped_steps_in_a_row)
-        step = build_step(model, mesh, identity, placement, identity.precision, guard)
+        train, chunk_tokens = identity.train, placement.train.loss_chunk_tokens
+        guard = Guard(work.device, train)
+        step = build_step(model, mesh, train, placement.layout, chunk_tokens, train.precision, guard)
         self._step = replace(step, clip=record_function(OPTIMISER)(step.clip))
 
     def step(self, number: int) -> Tensor:

@@ -89,7 +89,7 @@ class Torchtitan(Contender):
                 loss.backward()
             total += loss.detach()
         with record_function(OPTIMISER):
-            limit = self.work.resolved.identity.max_gradient_norm
+            limit = self.work.resolved.identity.train.max_gradient_norm
             nn.utils.clip_grad_norm_(self._model.parameters(), limit, foreach=True)
             self._optimiser.step()
             self._optimiser.zero_grad()

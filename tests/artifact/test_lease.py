@@ -256,7 +256,7 @@ def test_a_run_whose_lease_was_taken_publishes_nothing_more(tmp_path, monkeypatc
 
     monkeypatch.setattr(build.Feed, "take", take)
     with pytest.raises(KieloError, match="nid001234.*works in this folder; this job stops"):
-        train(resolve(tmp_path, total_steps=6, checkpoint_every_steps=2))
+        train(resolve(tmp_path, total_steps=6, every_steps=2))
     assert sorted(os.listdir(tmp_path / "train" / "checkpoints")) == ["newest", "step_00000002"]
     assert leases(tmp_path) == ["lease.00000001.json", "lease.00000002.json"]
     assert not {"outcome.json", "manifest.json"} & set(os.listdir(tmp_path / "train"))

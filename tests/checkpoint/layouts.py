@@ -42,7 +42,7 @@ def model_on_ranks(
         "tensor": tensor,
     }
     layout = Layout(**(sizes | layout)).model_dump()
-    placement = SimpleNamespace(**layout, start_timeout_seconds=30)
+    placement = SimpleNamespace(**layout)
     mesh = build_mesh(world, placement)
     with torch.device("meta"):
         whole = Llama(model)

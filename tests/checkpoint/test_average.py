@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kielo.artifact.checkpoint_index import check_checkpoint, read_index, step_folder_name
+from kielo.artifact.run_format import with_version
 from kielo.checkpoint import export_tensors
 from kielo.checkpoint.average import average
 from kielo.checkpoint.store import Store, read_plain, read_tensors
@@ -14,8 +15,9 @@ from kielo.checkpoint.stream import SafetensorsStream
 from kielo.recipe.errors import KieloError
 from tests.checkpoint.layouts import config, model_on_ranks, values
 from tests.ranks import run_ranks
+from tests.resolve.golden_runs import GOLDEN
 
-IDENTITY = {"name": "tiny", "learning_rate": 1e-3, "model": {"hidden_size": 16}}
+IDENTITY = with_version({"name": "tiny", "learning_rate": 1e-3, "model": {"hidden_size": 16}})
 
 
 def save_on_ranks(folder: Path, step: int, tensor: int) -> None:
@@ -104,6 +106,14 @@ def test_what_does_not_fit_together_is_refused_by_name(tmp_path):
     assert read_tensors(tmp_path / "to")["model/a"].eq(1.5).all()
     with pytest.raises(KieloError, match="exists already"):
         average([one, two], tmp_path / "to")
+
+
+def test_checkpoints_of_all_versions_of_the_format_are_of_one_run(tmp_path):
+    """A run that went on with a newer Kielo is averaged over both; the result has the newest format."""
+    golden = sorted(GOLDEN.glob("version_*/checkpoint"))
+    plain = read_plain(average(golden, tmp_path / "to"))
+    assert len(plain["averaged_from"]) == len(golden)
+    assert plain["identity"] == read_plain(golden[-1])["identity"]
 
 
 def test_a_damaged_source_or_a_full_disk_leaves_nothing(tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("run")
     write_tokens(run / "tokens")
     torch.set_num_threads(1)
-    train(resolve(run, total_steps=6, checkpoint_every_steps=2, keep_newest=3))
+    train(resolve(run, total_steps=6, every_steps=2, keep_newest=3))
     return run
 
 

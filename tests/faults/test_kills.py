@@ -24,7 +24,7 @@ from tests.train.tiny_run import resolve, write_tokens
 
 STEPS = 20
 RUN = {
-    "total_steps": STEPS, "heldout_every_steps": 6, "log_every_steps": 4, "checkpoint_every_steps": 5,
+    "total_steps": STEPS, "heldout_every_steps": 6, "log_every_steps": 4, "every_steps": 5,
     "schedule": "wsd", "warmup_steps": 4, "decay_steps": 6,
 }  # fmt: skip
 
@@ -168,7 +168,7 @@ def test_a_run_in_progress_with_another_identity(undisturbed, tmp_path, key):
 
 
 PLACEMENTS = {
-    "micro_batch": 4, "loss_chunk_tokens": 7, "log_every_steps": 1, "heldout_every_steps": 3, "checkpoint_every_steps": 2,
+    "micro_batch": 4, "loss_chunk_tokens": 7, "log_every_steps": 1, "heldout_every_steps": 3, "every_steps": 2,
     "keep_newest": 1, "keep_every_steps": 5, "recompute": "full",
 }  # fmt: skip
 

@@ -1,7 +1,6 @@
 """Compiled layers: the numbers of uncompiled ones, one code for all layers of a kind, in every layout."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -58,7 +57,7 @@ def both(model_config: Model, **layout) -> tuple[torch.nn.Module, torch.nn.Modul
     models = [families.build_model(model_config) for _ in range(2)]
     for model in models:
         init_weights(model, seed=1)
-    lay_recompute(models[1], SimpleNamespace(**Layout(**layout).model_dump()))
+    lay_recompute(models[1], Layout(**layout))
     lay_compile(models[1])
     assert list(models[0].state_dict()) == list(models[1].state_dict())
     return tuple(models)

@@ -25,7 +25,7 @@ from kielo.parallel.shard import set_last_micro_batch, shard
 from kielo.parallel.tensor import lay_tensor
 from kielo.parallel.world import start_world
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Fp8, Layout, Model
+from kielo.recipe.sections import Fp8, Layout, Model, TrainIdentity
 from kielo.resolve.fp8_check import layer_matrices
 from kielo.train.optimiser import build_optimiser
 from tests.ranks import run_ranks
@@ -85,21 +85,17 @@ def fill(name: str, shape: torch.Size) -> torch.Tensor:
 def build(sizes: dict, fp8: Fp8, precision: str = "fp8", between: str | None = None, is_scaled: bool = True):
     """A filled model on its mesh. between: the dtype between products, default that of `precision`."""
     world = build.world = getattr(build, "world", None) or start_world(30, "cpu")
-    placement = SimpleNamespace(
-        **Layout(**(dict.fromkeys(AXES, 1) | sizes)).model_dump(), start_timeout_seconds=30
-    )
-    placement.compile = False
-    if placement.pipeline > 1:
-        placement.pipeline_layers = (1, 1)
-    mesh = build_mesh(world, placement)
+    stages = {"pipeline_layers": (1, 1)} if sizes.get("pipeline", 1) > 1 else {}
+    layout = Layout(**(dict.fromkeys(AXES, 1) | {"compile": False} | stages | sizes))
+    mesh = build_mesh(world, layout)
     with torch.device("meta"):
         model = Llama(CONFIG)
     if between is None:
-        model = lay_out(model, mesh, placement, precision, fp8)
+        model = lay_out(model, mesh, layout, precision, fp8)
     else:
         lay_fp8(model, mesh, fp8)
-        lay_tensor(model, mesh, placement)
-        shard(model, mesh, placement, between)
+        lay_tensor(model, mesh, layout)
+        shard(model, mesh, layout, between)
     materialise(model, world.device, fill)
     if is_scaled:
         scale_weights(model)
@@ -301,10 +297,7 @@ def saved(sizes: dict, precision: str, source: Path | None, target: Path) -> Non
     """Restores `source` or trains one step, and saves to `target`."""
     model, mesh = build(sizes, Fp8(emulate=True), precision)
     parameters = dict(model.named_parameters())
-    settings = SimpleNamespace(
-        weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, optimiser_state="fp32"
-    )
-    optimiser = build_optimiser(model, settings)
+    optimiser = build_optimiser(model, TrainIdentity())
     tensors = parameters | optimiser.moments()
     assert {type(local(tensor)) for tensor in tensors.values()} <= {torch.Tensor, nn.Parameter}
     assert tied_names(tensors) == {}
@@ -336,14 +329,11 @@ def test_a_step_moves_weights_that_are_gathered_in_fp8():
 
 def moved(sizes: dict, fp8: Fp8) -> dict[str, bool]:
     model, mesh = build(sizes, fp8)
-    settings = SimpleNamespace(
-        weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, optimiser_state="fp32"
-    )
     before = {name: local(parameter).clone() for name, parameter in model.named_parameters()}
     filled = all(
         torch.equal(before[n], fill(n, p.shape)[local_slices(p)]) for n, p in model.named_parameters()
     )
-    step_of_adamw(model, mesh, build_optimiser(model, settings))
+    step_of_adamw(model, mesh, build_optimiser(model, TrainIdentity()))
     weights = {
         name: p
         for name, p in model.named_parameters()

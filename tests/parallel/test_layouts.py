@@ -42,7 +42,6 @@ def layout(**sizes: object) -> SimpleNamespace:
         "cpu_offload": False,
         "recompute": "none",
         "compile": False,
-        "start_timeout_seconds": 30,
     }
     return SimpleNamespace(**(defaults | sizes))
 

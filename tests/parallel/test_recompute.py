@@ -3,7 +3,6 @@ counting operators.
 """
 
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -33,7 +32,7 @@ def gradients_and_calls(**layout) -> tuple[dict[str, torch.Tensor], Counter[str]
     torch.set_num_threads(1)
     model = Llama(config(tied=False))
     init_weights(model, seed=1)
-    lay_recompute(model, SimpleNamespace(**Layout(**layout).model_dump()))
+    lay_recompute(model, Layout(**layout))
     inputs, labels = batch()
     with OperatorCounter() as counter:
         loss_of(model, inputs, labels, 100).backward()

@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -56,7 +57,7 @@ def test_launchers():
 
 
 def layout(**sizes):
-    return SimpleNamespace(**(dict.fromkeys(AXES, 1) | {"start_timeout_seconds": 1} | sizes))
+    return SimpleNamespace(**(dict.fromkeys(AXES, 1) | sizes))
 
 
 def count_by_slurm(port_job: int):
@@ -108,7 +109,7 @@ def axis_without(absent: int):
     if world.rank == absent:
         return "absent"
     with pytest.raises(KieloError) as caught:
-        build_mesh(world, layout(replicate=2, shard=2))
+        build_mesh(replace(world, timeout_seconds=1), layout(replicate=2, shard=2))
     return str(caught.value)
 
 

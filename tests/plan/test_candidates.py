@@ -40,15 +40,12 @@ def planned(ranks: int, micro_batches: int, *sets: str) -> Resolved:
 
 
 def planned_memory(resolved: Resolved):
-    placement, phase = resolved.placement, resolved.placement.phases[0]
-    said = {name: getattr(placement, name) for name in Layout.model_fields if hasattr(placement, name)}
-    stages = {"pipeline_stages_per_rank": len(placement.pipeline_layers) // placement.pipeline}
-    said |= stages if placement.pipeline > 1 else {"pipeline_layers": None}
+    layout, phase = resolved.placement.layout, resolved.placement.phases[0]
     return memory_bytes(Workload.of([
         candidate_columns(
-            resolved.identity.model, Layout(**said), accelerator("h100_80"), cluster("dgx_h100"), sequence_length=512,
+            resolved.identity.model, layout, accelerator("h100_80"), cluster("dgx_h100"), sequence_length=512,
             micro_batch=phase.micro_batch_sequences, micro_batches=phase.micro_batches_per_step,
-            precision=resolved.identity.precision, on_processor=True,
+            precision=resolved.identity.train.precision, on_processor=True,
         )
     ]))  # fmt: skip
 
@@ -72,9 +69,9 @@ def test_static_bytes_are_those_counted_parameter_by_parameter(ranks, sets):
     cent.
     """
     resolved = planned(ranks, 4, *sets)
-    placement = resolved.placement
-    ends = {0, rank_of_stage(placement, placement.pipeline - 1)} if placement.pipeline > 1 else {0}
-    exact = [state_bytes(resolved.identity.model, placement, rank).total for rank in ends]
+    layout = resolved.placement.layout
+    ends = {0, rank_of_stage(layout, layout.pipeline - 1)} if layout.pipeline > 1 else {0}
+    exact = [state_bytes(resolved.identity.model, layout, rank).total for rank in ends]
     static = planned_memory(resolved).static[0]
     assert min(abs(static / one - 1) for one in exact) < 0.005
 
@@ -94,8 +91,8 @@ def test_peaks_are_those_of_rehearsals(ranks, micro_batches, sets):
     from kielo.verify.rehearse import rehearse
 
     resolved = planned(ranks, micro_batches, *sets)
-    placement = resolved.placement
-    ends = {0, rank_of_stage(placement, placement.pipeline - 1)} if placement.pipeline > 1 else {0}
+    layout = resolved.placement.layout
+    ends = {0, rank_of_stage(layout, layout.pipeline - 1)} if layout.pipeline > 1 else {0}
     peak = max(rehearse(resolved, rank)["peak_bytes"] for rank in ends)
     assert planned_memory(resolved).peak("rehearsed")[0] == pytest.approx(peak, rel=0.1)
 

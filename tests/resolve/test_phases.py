@@ -85,7 +85,7 @@ def complaint(tmp_path, *sets: str) -> str:
 
 
 def test_complaints_of_the_recipe_name_the_phase(tmp_path) -> None:
-    """Sums, divisors, sources, stretches, ramps and ranges that do not fit, each with what would work."""
+    """Sums, divisors, sources, segments, ramps and ranges that do not fit, each with what would work."""
     two = "phases=[{tokens=15360}, {tokens=15360, %s}]"
     expected = {
         (two % "tokens_per_step=100",): ["phases.2.tokens_per_step = 100 is no multiple of dataset.sequence_length = 64",
@@ -94,9 +94,9 @@ def test_complaints_of_the_recipe_name_the_phase(tmp_path) -> None:
         (two % "sequence_length=96",): ["dataset.sequence_length = 64 does not divide the longest of the run, phases.2.sequence_length = 96",
                                         "what would work: phases.2.sequence_length = 64 or 128"],
         (two % "mixture={c=1}",): ["phases.2.mixture.c: no source has this name; the sources are a, b"],
-        (two % "warmup_share=0.1",): ["phases.2.warmup_share is of a new stretch", "set phases.2.learning_rate too"],
+        (two % "warmup_share=0.1",): ["phases.2.warmup_share is of a new segment", "set phases.2.learning_rate too"],
         (two % 'learning_rate=1e-4, schedule="wsd", warmup_share=0.9, decay_share=0.2',): [
-            "phases.2.warmup_share = 0.9 and phases.2.decay_share = 0.2 are more than the whole stretch"],
+            "phases.2.warmup_share = 0.9 and phases.2.decay_share = 0.2 are more than the whole segment"],
         (two % "sequence_length=128", "model.max_position_embeddings=64"): [
             "model.max_position_embeddings = 64 is less than phases.2.sequence_length = 128"],
         (two % "tokns_per_step=64",): ["unknown key phases.2.tokns_per_step; the nearest known key is phases.2.tokens_per_step"],
@@ -163,4 +163,4 @@ def test_complaints_of_the_plan_name_the_phase(tmp_path) -> None:
         "train.skip_steps: [9, 11] goes beyond the run's last step; what would work: steps up to 10"
     )
     resolved = resolve(recipe(train={"skip_steps": [(7, 9), (3, 5), (6, 6)]}), tmp_path, 1, "cpu")
-    assert resolved.identity.skip_steps == ((3, 9),)
+    assert resolved.identity.train.skip_steps == ((3, 9),)

@@ -15,7 +15,7 @@ from kielo.artifact.manifest import hash_manifest, write_stage
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.resolve.resolve import consent, num_sequences, resolve
-from kielo.resolve.resolved import identity_hash, read, write
+from kielo.resolve.resolved import read, write
 
 VOCABULARY = 300
 
@@ -79,7 +79,9 @@ def test_every_derived_number(run_folder):
     assert (rate.tokens, rate.warmup_tokens, rate.decay_tokens) == (10 * 1536, 2 * 1536, 3 * 1536)
     assert rate.final == pytest.approx(rate.peak * 0.1)
     assert phase.mixture == {"a": 64 * 300 + 1, "b": 64 * 100 + 1}
-    assert identity.heldout_sequences == 10 and identity.tokens_hash == hash_manifest(run_folder / "tokens")
+    assert identity.train.heldout_sequences == 10 and identity.tokens_hash == hash_manifest(
+        run_folder / "tokens"
+    )
     model = identity.model
     assert (model.vocab_size, model.max_position_embeddings, model.num_key_value_heads, model.head_dim) == (
         300,
@@ -89,7 +91,7 @@ def test_every_derived_number(run_folder):
     )
     # 6 sequences a rank; 5 asked for do not divide them, 3 do.
     assert (placed.micro_batch_sequences, placed.micro_batches_per_step) == (3, 2)
-    assert (placement.replicate, placement.shard, placement.end_of_text_id) == (1, 4, 0)
+    assert (placement.layout.replicate, placement.layout.shard, placement.end_of_text_id) == (1, 4, 0)
     layer = 4 * 64 * 64 + 3 * 64 * 128 + 2 * 64
     assert placement.parameters == 2 * 300 * 64 + 2 * layer + 64
     assert placed.flops_per_token == 6 * (placement.parameters - 300 * 64) + 6 * 2 * 64 * 64
@@ -102,7 +104,7 @@ def test_every_tenth_checkpoint_is_kept_and_at_most_ten(run_folder, every_steps,
     """Of 240 steps. A number that is asked for stands, and so does 0."""
     asking = {"every_steps": every_steps, "keep_every_steps": asked}
     resolved = resolve(recipe(train={"tokens_per_step": 64}, checkpoint=asking), run_folder, 1, "cpu")
-    assert resolved.identity.total_steps == 240 and resolved.placement.keep_every_steps == expected
+    assert resolved.identity.total_steps == 240 and resolved.placement.checkpoint.keep_every_steps == expected
 
 
 def test_the_vocabulary_is_the_tokenizers_and_its_rows_are_padded(run_folder, tmp_path):
@@ -130,7 +132,8 @@ def test_the_file_reads_back(run_folder, tmp_path):
     )
     mixture = {'uudised "2024"\n': 0.1, "b.c": 1e-7, "õ": 3.0}
     phase = resolved.identity.phases[0].model_copy(update={"mixture": mixture})
-    identity = resolved.identity.model_copy(update={"phases": (phase, phase), "skip_steps": ((2, 3), (5, 5))})
+    train = resolved.identity.train.model_copy(update={"skip_steps": ((2, 3), (5, 5))})
+    identity = resolved.identity.model_copy(update={"phases": (phase, phase), "train": train})
     resolved = resolved.model_copy(update={"identity": identity})
     path = tmp_path / "resolved.toml"
     write(resolved, path)
@@ -148,8 +151,8 @@ def test_another_world_is_the_same_run(run_folder):
     """
     alone = resolve(recipe(), run_folder, 1, "cpu")
     many = resolve(recipe(layout={"replicate": 2}, train={"log_every_steps": 3}), run_folder, 8, "cpu")
-    assert identity_hash(alone.identity) == identity_hash(many.identity)
-    assert (many.placement.replicate, many.placement.shard) == (2, 4)
+    assert alone.identity == many.identity
+    assert (many.placement.layout.replicate, many.placement.layout.shard) == (2, 4)
     consent(alone.identity, many)
     other = resolve(recipe(train={"learning_rate": 5e-4}, model={"rope_theta": 5e5}), run_folder, 1, "cpu")
     with pytest.raises(KieloError) as caught:
@@ -167,7 +170,7 @@ def test_precisions_may_change_later_and_only_where_they_can_be(run_folder):
     later = resolve(recipe(**changed), run_folder, 1, "cpu")
     consent(alone.identity, later)
     identity = later.identity
-    assert [identity.stretch(step)[1] for step in (1, 4, 8)] == [3, 7, identity.phases[0].last_step]
+    assert [identity.next_steps(step).last_step for step in (1, 4, 8)] == [3, 7, identity.phases[0].last_step]
     beyond = refusal(
         recipe(train={"precision_changes": [[10**6, "bf16"], [3, "fp32"], [3, "bf16"]]}), run_folder, 1, "cpu"
     )
@@ -191,7 +194,9 @@ def test_layers_are_compiled_on_gpus_where_they_can_be(run_folder):
         ({"compile": True}, "cpu", True),
         (shared, "cuda", False),
     ):
-        assert resolve(recipe(layout=layout), run_folder, 2, device, "h200").placement.compile == compiles
+        assert (
+            resolve(recipe(layout=layout), run_folder, 2, device, "h200").placement.layout.compile == compiles
+        )
     assert "layout.compile = false" in refusal(
         recipe(layout=shared | {"compile": True}), run_folder, 2, "cuda", "h200"
     )
@@ -346,4 +351,4 @@ def test_unfinished_or_empty_stages_are_named(run_folder, tmp_path):
     assert "no held-out text" in text and "dataset.mixture.b" in text
     finish_pack(tmp_path / "tokens", {"a": 64 * 300, "b": 1}, heldout=65)
     assert resolve(recipe(), tmp_path, 1, "cpu").identity.phases[0].mixture == {"a": 64 * 300}
-    assert math.isclose(resolve(recipe(), tmp_path, 1, "cpu").identity.heldout_sequences, 1)
+    assert math.isclose(resolve(recipe(), tmp_path, 1, "cpu").identity.train.heldout_sequences, 1)

@@ -108,7 +108,7 @@ def undisturbed(
             folder = tmp_path_factory.mktemp("eight")
             write_tokens(folder / "tokens")
             results = run_ranks(
-                on_rank, 8, resolved_for(folder, **layout, checkpoint_every_steps=10), timeout_seconds=160
+                on_rank, 8, resolved_for(folder, **layout, every_steps=10), timeout_seconds=160
             )
             made[has_stages] = folder, samples_of(results)
         return made[has_stages]
@@ -176,10 +176,10 @@ def test_one_rank_goes_on_as_a_v_and_that_resumes_to_the_bit(tmp_path):
     """
     one, stages, again = (tmp_path / name for name in ("one", "stages", "again"))
     write_tokens(one / "tokens")
-    run_ranks(on_rank, 1, resolved_for(one, tied=True, checkpoint_every_steps=10))
+    run_ranks(on_rank, 1, resolved_for(one, tied=True, every_steps=10))
     v = {"pipeline": 2, "pipeline_schedule": "zbv", "pipeline_layers": (1, 1, 1, 0), "tied": True}
     copy(one, stages)
-    goes_on(stages, resolved_for(stages, **v, checkpoint_every_steps=5))
+    goes_on(stages, resolved_for(stages, **v, every_steps=5))
     assert_equal_runs(stages, one)
     copy(stages, again, LATER)
     goes_on(again, resolved_for(again, **v), LATER)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kielo.artifact.metrics import read_metrics
+from kielo.recipe.sections import TrainPlacement
 from kielo.train import meter as meter_module
 from kielo.train.log import Log, MetricsFile, PlainLines
 from kielo.train.manifest import usual_tokens_per_second, wall_seconds
@@ -25,7 +26,7 @@ def test_rows_beyond_the_restored_step_are_dropped(tmp_path: Path) -> None:
     """So are half a line of a killed attempt and what JSON cannot say; a stream gets one plain line a row."""
     path = tmp_path / "metrics.jsonl"
     stream = io.StringIO()
-    log = Log(10, 25, [MetricsFile(path), PlainLines(25, stream)])
+    log = Log(TrainPlacement(log_every_steps=10), 25, [MetricsFile(path), PlainLines(25, stream)])
     log.start(0)
     for step in (10, 20):
         log.write(row(step))

@@ -3,7 +3,6 @@ rounding alone.
 """
 
 import copy
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,14 +13,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from kielo.parallel.world import start_world
+from kielo.recipe.sections import TrainIdentity
 from kielo.train import optimiser as module
 from kielo.train.optimiser import MOMENTS, Optimiser, build_optimiser
 from tests.ranks import run_ranks
 
-FP32 = SimpleNamespace(
-    weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, optimiser_state="fp32"
-)
-BF16 = SimpleNamespace(**vars(FP32) | {"optimiser_state": "bf16"})
+FP32, BF16 = TrainIdentity(), TrainIdentity(optimiser_state="bf16")
 BF16_ROUNDING = 2.0**-8  # the most that rounding to nearest changes a number by, relative
 
 

@@ -1,7 +1,5 @@
 """A vocabulary padded to a round number of rows: the same training, number by number, as without."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -100,8 +98,7 @@ def ten_laid_out_steps(layout: dict, tied: bool) -> Outcome:
     recipe = read_recipe("demo_estonian").recipe
     world = start_world(60, "cpu")
     case = Case(layout, switches={"tied": tied, "z_loss": 1e-3})
-    placement = SimpleNamespace(**case.section.model_dump(), start_timeout_seconds=60)
-    return train_laid_out(padded_subject(tied), case, STEPS, world, build_mesh(world, placement), recipe)
+    return train_laid_out(padded_subject(tied), case, STEPS, world, build_mesh(world, case.section), recipe)
 
 
 @pytest.mark.parametrize(

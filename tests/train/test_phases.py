@@ -162,7 +162,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[in
 
 
 def test_every_number_of_the_docs_recipe(tmp_path: Path) -> None:
-    """Ramp, phases, steps, samples and stretches are those made by hand, and resolved.toml reads back."""
+    """Ramp, phases, steps, samples and segments are those made by hand, and resolved.toml reads back."""
     resolved = resolved_in(tmp_path)
     found = [
         (
@@ -219,7 +219,7 @@ def test_losses_and_rates_are_those_of_plain_training(
     undisturbed: tuple[Path, dict[int, dict[int, Any]]],
 ) -> None:
     """torch's own cross-entropy, clipping and AdamW on the text by hand, at the rates by hand: losses within
-    1e-5; rates go on without a jump at each border, and the new stretch begins where the old one ended.
+    1e-5; rates go on without a jump at each border, and the new segment begins where the old one ended.
     """
     folder, steps = undisturbed
     resolved = resolved_in(folder)
@@ -229,11 +229,17 @@ def test_losses_and_rates_are_those_of_plain_training(
         for name, parameter in model.named_parameters():
             parameter.copy_(family.initial_value(name, parameter.shape, config, identity.seed))
     groups = [
-        {"params": [p for p in model.parameters() if is_decayed(p)], "weight_decay": identity.weight_decay},
+        {
+            "params": [p for p in model.parameters() if is_decayed(p)],
+            "weight_decay": identity.train.weight_decay,
+        },
         {"params": [p for p in model.parameters() if not is_decayed(p)], "weight_decay": 0.0},
     ]
     adamw = torch.optim.AdamW(
-        groups, betas=(identity.adam_beta1, identity.adam_beta2), eps=identity.adam_epsilon, fused=True
+        groups,
+        betas=(identity.train.adam_beta1, identity.train.adam_beta2),
+        eps=identity.train.adam_epsilon,
+        fused=True,
     )
     by_hand, losses, learning_rates = texts_by_hand(resolved), [], []
     for step in steps:
@@ -242,7 +248,7 @@ def test_losses_and_rates_are_those_of_plain_training(
         loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=NOT_COUNTED)
         adamw.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), identity.max_gradient_norm)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), identity.train.max_gradient_norm)
         learning_rates.append(rate_by_hand(identity.tokens_after(step)))
         for group in adamw.param_groups:
             group["lr"] = learning_rates[-1]

@@ -33,7 +33,7 @@ def run_in(folder: Path, name: str, max_steps: int | None = None, **changes: Any
     (folder / name).mkdir(exist_ok=True)
     if not (folder / name / "tokens").exists():
         (folder / name / "tokens").symlink_to(folder / "tokens")
-    changes = {"heldout_every_steps": 7, "checkpoint_every_steps": 4} | changes
+    changes = {"heldout_every_steps": 7, "every_steps": 4} | changes
     train(resolve(folder / name, **changes), max_steps)
     return folder / name / "train"
 

@@ -10,7 +10,7 @@ from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.train.schedule import learning_rate
 
 
-def stretch(schedule: str, **changes: object) -> SimpleNamespace:
+def segment(schedule: str, **changes: object) -> SimpleNamespace:
     values = {
         "first_token": 0,
         "tokens": 110,
@@ -22,9 +22,9 @@ def stretch(schedule: str, **changes: object) -> SimpleNamespace:
     return SimpleNamespace(schedule=schedule, **(values | changes))
 
 
-def rates(*stretches: SimpleNamespace, tokens_per_step: int = 1):
+def rates(*segments: SimpleNamespace, tokens_per_step: int = 1):
     return learning_rate(
-        SimpleNamespace(learning_rates=stretches, phases=[SimpleNamespace(tokens_per_step=tokens_per_step)])
+        SimpleNamespace(learning_rates=segments, phases=[SimpleNamespace(tokens_per_step=tokens_per_step)])
     )
 
 
@@ -41,7 +41,7 @@ def test_five_steps_and_the_ends(schedule: str, expected: list[float]) -> None:
     """Warm-up to the peak, the shape at half and near its end, the final rate at the last step
     and after it.
     """
-    rate = rates(stretch(schedule))
+    rate = rates(segment(schedule))
     assert [rate(tokens) for tokens in (1, 5, 10, 60, 100)] == pytest.approx(expected, rel=1e-9)
     assert rate(110) == rate(500) == pytest.approx(0.1)
 
@@ -51,7 +51,7 @@ def test_every_schedule_ends_at_the_final_rate(schedule: str) -> None:
     """Whatever is in the table comes down from the peak to the final rate, and never leaves what lies
     between.
     """
-    rate = rates(stretch(schedule))
+    rate = rates(segment(schedule))
     after_warmup = [rate(tokens) for tokens in range(10, 111)]
     assert after_warmup[0] == 1.0 and after_warmup[-1] == pytest.approx(0.1)
     assert after_warmup == sorted(after_warmup, reverse=True)
@@ -61,17 +61,17 @@ def test_edges() -> None:
     """No warm-up begins just below the peak, one step is enough, an unknown word is refused with the known
     ones.
     """
-    assert rates(stretch("linear", warmup_tokens=0))(1) == pytest.approx(1 - 0.9 / 110)
-    assert rates(stretch("wsd", decay_tokens=0))(110) == 1.0
-    assert rates(stretch("cosine", tokens=1, warmup_tokens=0))(1) == pytest.approx(0.1)
+    assert rates(segment("linear", warmup_tokens=0))(1) == pytest.approx(1 - 0.9 / 110)
+    assert rates(segment("wsd", decay_tokens=0))(110) == 1.0
+    assert rates(segment("cosine", tokens=1, warmup_tokens=0))(1) == pytest.approx(0.1)
     with pytest.raises(KieloError, match="cosine, linear, wsd"):
-        rates(stretch("polynomial"))
+        rates(segment("polynomial"))
 
 
 def test_steps_of_one_size_have_bitwise_the_rates_of_counting_steps() -> None:
     """Whatever the size: 3,000 tokens a step give the very numbers of warm-up and cosine in whole steps."""
     sizes = {"tokens": 110 * 3000, "warmup_tokens": 10 * 3000, "decay_tokens": 100 * 3000}
-    rate = rates(stretch("cosine", peak=3e-4, final=3e-5, **sizes), tokens_per_step=3000)
+    rate = rates(segment("cosine", peak=3e-4, final=3e-5, **sizes), tokens_per_step=3000)
     for step in range(1, 111):
         by_hand = 3e-4 * step / 10
         if step >= 10:
@@ -79,10 +79,10 @@ def test_steps_of_one_size_have_bitwise_the_rates_of_counting_steps() -> None:
         assert rate(step * 3000) == by_hand
 
 
-def test_a_later_stretch_warms_up_from_where_the_one_before_ended() -> None:
+def test_a_later_segment_warms_up_from_where_the_one_before_ended() -> None:
     """Rewarming: continuous at the border, to the new peak, and down again; by its own shares."""
     rate = rates(
-        stretch("cosine"), stretch("linear", first_token=110, tokens=50, peak=0.5, final=0.0, warmup_tokens=5)
+        segment("cosine"), segment("linear", first_token=110, tokens=50, peak=0.5, final=0.0, warmup_tokens=5)
     )
     assert rate(110) == pytest.approx(0.1)
     assert [rate(110 + tokens) for tokens in (1, 5, 50, 80)] == pytest.approx([0.1 + 0.4 / 5, 0.5, 0.0, 0.0])

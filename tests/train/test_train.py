@@ -178,7 +178,7 @@ def test_a_stop_among_bad_steps_saves_and_removes_nothing(
         "chunked_loss",
         lambda *args: original(*args) * (float("nan") if now[-1] in bad_steps else 1.0),
     )
-    resolved = resolve(folder, checkpoint_every_steps=5, heldout_every_steps=100)
+    resolved = resolve(folder, every_steps=5, heldout_every_steps=100)
     checkpoints = folder / "train" / "checkpoints"
     assert train(resolved, max_steps=13)["outcome"] == "requeue"
     assert [row["step"] for row in list_checkpoints(checkpoints)] == [13, 10, 5]
@@ -251,7 +251,7 @@ def test_a_checkpoint_that_cannot_be_saved_stops_no_training(
         return original(self, plans)
 
     monkeypatch.setattr(CheckpointWriter, "prepare_global_plan", prepare)
-    resolved = resolve(folder, total_steps=8, checkpoint_every_steps=2)
+    resolved = resolve(folder, total_steps=8, every_steps=2)
     with pytest.raises(KieloError, match="step_00000008 was not saved .*disk full"):
         train(resolved)
     alerts = [json.loads(line) for line in (folder / "train" / "alerts.jsonl").read_text().splitlines()]

@@ -9,8 +9,8 @@ import numpy as np
 
 from kielo.artifact.manifest import hash_manifest, write_stage
 from kielo.artifact.token_shards import TokenShardWriter
-from kielo.recipe.sections import Fp8, Model
-from kielo.resolve.resolved import Identity, Phase, PhasePlacement, Placement, RateStretch, Resolved
+from kielo.recipe.sections import Checkpoint, DatasetIdentity, Layout, Model, TrainIdentity, TrainPlacement
+from kielo.resolve.resolved import Identity, LearningRateSegment, Phase, PhasePlacement, Placement, Resolved
 
 # 67 tokens in 70 rows; 35 rows of each tensor rank do not divide by 2 shards.
 VOCABULARY, LENGTH, SEQUENCES = 67, 16, 8
@@ -44,7 +44,7 @@ def resolve(
     micro_batch: int = 2,
     **changes: Any,
 ) -> Resolved:
-    """The same run for any layout, of one phase; `changes` are to identity, placement, phase or rates by key.
+    """The same run for any layout, of one phase; `changes` are to a section, the phase or the rates, by key.
 
     warmup_steps and decay_steps are counted in steps.
     """
@@ -54,32 +54,50 @@ def resolve(
             hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
             head_dim=4, vocab_size=VOCABULARY, vocab_multiple=10, max_position_embeddings=LENGTH, initializer_range=0.2,
         ),
-        "mask_documents": True, "skip_steps": (),
         "tokens_hash": hash_manifest(folder / "tokens"),
-        "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95,
-        "adam_epsilon": 1e-8, "max_gradient_norm": 0.5, "z_loss": 1e-4, "precision": "fp32", "precision_changes": (), "fp8": Fp8(), "optimiser_state": "fp32",
-        "max_skipped_steps_in_a_row": 3, "heldout_sequences": 7,
     }  # fmt: skip
+    dataset: dict[str, Any] = {"mask_documents": True}
+    trained: dict[str, Any] = {
+        "max_gradient_norm": 0.5,
+        "z_loss": 1e-4,
+        "precision": "fp32",
+        "heldout_sequences": 7,
+    }
     phase: dict[str, Any] = {
         "total_steps": 20, "mixture": {"books": 3.0, "news": 2.0}, "learning_rate": 5e-3, "final_learning_rate": 5e-4,
         "schedule": "cosine", "warmup_steps": 4, "decay_steps": 4, "flops_per_token": 1000,
     }  # fmt: skip
+    layout: dict[str, Any] = {
+        "replicate": replicate, "shard": shard, "context": context, "tensor": tensor, "pipeline": pipeline,
+        "compile": False,
+    }  # fmt: skip
+    running: dict[str, Any] = {
+        "loss_chunk_tokens": 24, "log_every_steps": 1, "heldout_every_steps": 10, "tensorboard": False,
+        "start_timeout_seconds": 60.0,
+    }  # fmt: skip
+    checkpoint: dict[str, Any] = {"every_steps": 100, "keep_newest": 2, "keep_every_steps": 0}
     placement: dict[str, Any] = {
-        "world_size": ranks * context * tensor * pipeline, "replicate": replicate, "shard": shard, "context": context,
-        "tensor": tensor, "pipeline": pipeline, "zero": 1,
+        "world_size": ranks * context * tensor * pipeline,
         "device": "cpu", "accelerator": "test", "peak_tflops": {"fp32": 1.0}, "parameters": 5000,
-        "end_of_text_id": 0, "loss_chunk_tokens": 24, "log_every_steps": 1, "heldout_every_steps": 10,
-        "checkpoint_every_steps": 100, "keep_newest": 2, "keep_every_steps": 0, "tensorboard": False, "start_timeout_seconds": 60.0,
+        "end_of_text_id": 0,
         "tokens_folder": str(folder / "tokens"), "tokenizer_folder": "", "train_folder": str(folder / "train"),
     }  # fmt: skip
+    sections = {
+        TrainIdentity: trained, DatasetIdentity: dataset, Layout: layout, TrainPlacement: running, Checkpoint: checkpoint,
+    }  # fmt: skip
     for key, value in changes.items():
-        next((part for part in (identity, phase) if key in part), placement)[key] = value
+        given = next((given for section, given in sections.items() if key in section.model_fields), None)
+        if given is None:
+            given = next((part for part in (identity, phase) if key in part), placement)
+        given[key] = value
+    identity |= {"dataset": dataset, "train": trained}
+    placement |= {"layout": layout, "train": running, "checkpoint": checkpoint}
     steps, step = phase["total_steps"], SEQUENCES * LENGTH
     identity["phases"] = [Phase(
         number=1, first_step=1, steps=steps, first_sample=0, sequence_length=LENGTH, sequences_per_step=SEQUENCES,
         tokens_per_step=step, mixture=phase["mixture"], order_first_sample=0, offsets={},
     )]  # fmt: skip
-    identity["learning_rates"] = [RateStretch(
+    identity["learning_rates"] = [LearningRateSegment(
         first_token=0, tokens=steps * step, peak=phase["learning_rate"], final=phase["final_learning_rate"],
         schedule=phase["schedule"], warmup_tokens=phase["warmup_steps"] * step, decay_tokens=phase["decay_steps"] * step,
     )]  # fmt: skip

@@ -3,7 +3,6 @@
 import json
 from itertools import combinations
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -181,15 +180,15 @@ def split_parameters_under_zero_bubbles() -> None:
     """
     whole_shard = apply.shard
 
-    def shard(model: Any, mesh: Any, placement: Any, precision: Any) -> None:
-        whole_shard(model, mesh, SimpleNamespace(**vars(placement) | {"zero": 3}), precision)
+    def shard(model: Any, mesh: Any, layout: Layout, precision: Any) -> None:
+        whole_shard(model, mesh, layout.model_copy(update={"zero": 3}), precision)
 
     apply.shard = shard
 
 
 def refuse_replicas() -> None:
-    def lay_context(model: Any, mesh: Any, placement: Any) -> None:
-        if placement.replicate > 1:
+    def lay_context(model: Any, mesh: Any, layout: Any) -> None:
+        if layout.replicate > 1:
             raise KieloError("planted: it cannot be laid out")
 
     apply.lay_context = lay_context

@@ -87,8 +87,8 @@ def real_rank(jobs: list[Resolved]) -> list[tuple[dict, int]]:
     for resolved in jobs:
         index = heaviest_phase(resolved)
         many = rehearsed_micro_batches(resolved, resolved.placement.phases[index])[1]
-        mesh = build_mesh(world, resolved.placement)
-        model = laid_out(resolved.identity, resolved.placement, mesh, resolved.identity.precision)
+        mesh = build_mesh(world, resolved.placement.layout)
+        model = laid_out(resolved.identity, resolved.placement, mesh, resolved.identity.train.precision)
         events = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         with events as profiler, RankWatch(*groups_of(mesh)) as watch:
             step = WatchedStep(resolved, index, mesh, model, world, watch)
@@ -227,7 +227,7 @@ def test_70b_fits_four_lumi_nodes_and_not_two():
         wide = recipe.model_copy(update={"layout": recipe.layout.model_copy(update={"pipeline": pipeline})})
         resolved = resolve(wide, "no_such_folder", 8 * nodes, "cuda", text=imagined_text(wide))
         held[nodes] = max(
-            state_bytes(resolved.identity.model, resolved.placement, 8 * stage).total
+            state_bytes(resolved.identity.model, resolved.placement.layout, 8 * stage).total
             for stage in range(pipeline)
         )
     assert held[4] < 40e9 < 64e9 < held[2]

@@ -35,6 +35,7 @@ from kielo.artifact.manifest import (
     installed_versions,
     write_text_atomically,
 )
+from kielo.artifact.run_format import migrated_identity
 from kielo.recipe.errors import KieloError
 
 INDEX_NAME = "index.json"
@@ -138,15 +139,19 @@ def chunk_key(name: str, offset: Iterable[int]) -> str:
 
 
 def parse_index(text: str, where: Path | str) -> CheckpointIndex:
-    """`index.json` as text → index. KieloError, naming the file, for anything but a sound index."""
+    """Parse `index.json`, with the run's identity as this version stores it.
+
+    Raises KieloError, naming the file, for anything but a sound index.
+    """
     try:
         stored = json.loads(text)
         if stored["version"] != VERSION:
             raise FaultyCheckpoint(Path(where).parent, _another_version(INDEX_NAME, stored["version"]))
         tensors = {name: _entry(entry) for name, entry in stored["tensors"].items()}
-        index = CheckpointIndex(
-            stored["save_id"], stored["step"], tensors, stored["aliases"], stored["plain"]
-        )
+        plain = stored["plain"]
+        if "identity" in plain:
+            plain = plain | {"identity": migrated_identity(plain["identity"], where)}
+        index = CheckpointIndex(stored["save_id"], stored["step"], tensors, stored["aliases"], plain)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise KieloError(f"{where}: not a checkpoint index ({error!r})") from error
     for name, entry in index.tensors.items():

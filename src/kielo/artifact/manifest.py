@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
@@ -81,18 +81,29 @@ def read_manifest(folder: Path | str) -> Manifest | None:
 
 
 def is_current(
-    folder: Path | str, kind: str, version: int, inputs: Mapping[str, str], section: Mapping[str, Any]
+    folder: Path | str,
+    kind: str,
+    version: int,
+    inputs: Mapping[str, str],
+    section: Mapping[str, Any],
+    migrate: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> bool:
-    """Whether `folder` already holds what these inputs and this section would make again.
+    """Returns True if `folder` already holds what these inputs and this section would make again.
 
-    Small files are compared by hash, larger ones by size only: reading terabytes to decide that nothing is to
+    migrate: the section of a manifest of any version of its format → that of this version. Small files are compared by hash, larger ones by size only: reading terabytes to decide that nothing is to
     do would be worse.
     """
-    return read_manifest(folder) is not None and not differences(folder, kind, version, inputs, section)
+    is_finished = read_manifest(folder) is not None
+    return is_finished and not differences(folder, kind, version, inputs, section, migrate)
 
 
 def differences(
-    folder: Path | str, kind: str, version: int, inputs: Mapping[str, str], section: Mapping[str, Any]
+    folder: Path | str,
+    kind: str,
+    version: int,
+    inputs: Mapping[str, str],
+    section: Mapping[str, Any],
+    migrate: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> list[str]:
     """Why the finished stage in `folder` is not what these inputs and this section would make: what changed,
     in words; empty when it is current, or when there is no finished stage. A file that is not as listed
@@ -103,11 +114,10 @@ def differences(
         return []
     if (kind, version) != (manifest.kind, manifest.version):
         return [f"kind and version (were {manifest.kind} {manifest.version}, are {kind} {version})"]
-    now = as_json(section)
+    before, now = migrate(manifest.section), as_json(section)
     found = [f"input {name}" for name in _changed_keys(manifest.inputs, dict(inputs))]
     found += [
-        f"{name} (was {manifest.section.get(name)!r}, is {now.get(name)!r})"
-        for name in _changed_keys(manifest.section, now)
+        f"{name} (was {before.get(name)!r}, is {now.get(name)!r})" for name in _changed_keys(before, now)
     ]
     return found + [
         f"{DAMAGED_FILE} {name}"

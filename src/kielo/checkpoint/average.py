@@ -34,6 +34,7 @@ from kielo.checkpoint.store import some_names, verify
 from kielo.checkpoint.stream import DTYPES, SafetensorsStream, nbytes
 from kielo.models.piece import Piece
 from kielo.recipe.errors import KieloError
+from kielo.resolve.resolved import as_stored_now
 
 _MODEL = "model/"
 # What a checkpoint says of one moment of its run is not true of an average.
@@ -162,7 +163,7 @@ def _refuse_misfit(indexes: Mapping[Path, CheckpointIndex], num_given: int) -> N
     if not _model_names(first):
         raise KieloError(f"{first_path}: holds no model tensors")
     for path, other in others:
-        changed = _changed_keys(first.plain.get("identity"), other.plain.get("identity"))
+        changed = _changed_keys(_identity(first_path, first), _identity(path, other))
         if changed:
             raise KieloError(
                 f"{path}: trains something else than {first_path} (identity differs in "
@@ -179,6 +180,11 @@ def _refuse_misfit(indexes: Mapping[Path, CheckpointIndex], num_given: int) -> N
         raise KieloError(
             f"{first_path}: a mean of whole numbers or switches means nothing: {some_names(odd)}"
         )
+
+
+def _identity(path: Path, index: CheckpointIndex) -> dict[str, Any]:
+    """Returns the identity with keys that Kielo had not yet when the checkpoint was written."""
+    return as_stored_now(index.plain.get("identity", {}), path)
 
 
 def _described(index: CheckpointIndex) -> dict[str, tuple[str, tuple[int, ...], str]]:

@@ -182,8 +182,8 @@ def data(options: argparse.Namespace) -> None:
     if not 1 <= options.step <= resolved.identity.total_steps:
         raise KieloError(f"--step {options.step}: the run has steps 1 to {resolved.identity.total_steps}")
     identity = resolved.identity
-    index, _, is_skipped = identity.stretch(options.step)
-    phase = identity.phases[index]
+    steps = identity.next_steps(options.step)
+    phase = identity.phases[steps.phase_index]
     rows = documents_of_step(
         folder / "tokens",
         identity.seed,
@@ -194,6 +194,6 @@ def data(options: argparse.Namespace) -> None:
     )
     if options.json:
         return print_json(rows)
-    passed_over = ", passed over as train.skip_steps says" if is_skipped else ""
+    passed_over = ", passed over as train.skip_steps says" if steps.is_skipped else ""
     print(f"step {options.step}, phase {phase.number}{passed_over}")
     print_table(list(rows[0]), [tuple(row.values()) for row in rows])

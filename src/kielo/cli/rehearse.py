@@ -1,7 +1,6 @@
 """`kielo rehearse`: one rank of the real job on this machine; prints what it holds, computes and sends."""
 
 import argparse
-from typing import Any
 
 from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.terminal import print_json, print_table
@@ -64,15 +63,15 @@ def planned(options: argparse.Namespace) -> Resolved:
 
 def chosen_ranks(resolved: Resolved, rank: int | None, stage: int | None, all_stages: bool) -> list[int]:
     """The ranks to rehearse; of a stage, the one with 0 on all axes but the pipeline's."""
-    placement: Any = resolved.placement
+    layout = resolved.placement.layout
     if all_stages:
-        return [rank_of_stage(placement, number) for number in range(placement.pipeline)]
+        return [rank_of_stage(layout, number) for number in range(layout.pipeline)]
     if stage is None:
         return [0 if rank is None else rank]
-    stages = len(placement.pipeline_layers) if placement.pipeline > 1 else 1
+    stages = len(layout.pipeline_layers or [0])
     if not 0 <= stage < stages:
         raise KieloError(f"--stage {stage}: the layout has stages 0 to {stages - 1}")
-    if placement.pipeline == 1:
+    if layout.pipeline == 1:
         return [0]
-    owners = rank_of_each_stage(placement.pipeline_schedule, placement.pipeline, stages // placement.pipeline)
-    return [rank_of_stage(placement, owners[stage])]
+    owners = rank_of_each_stage(layout.pipeline_schedule, layout.pipeline, layout.pipeline_stages_per_rank)
+    return [rank_of_stage(layout, owners[stage])]

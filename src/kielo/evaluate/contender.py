@@ -78,7 +78,7 @@ def load_checkpoint(checkpoint: Path, resolved: Resolved, tokenizer_folder: Path
         start_id=end_of_text_id(tokenizer),
         end_of_text_id=end_of_text_id(tokenizer),
         sequence_length=resolved.identity.longest_sequence_length,
-        mask_documents=resolved.identity.mask_documents,
+        mask_documents=resolved.identity.dataset.mask_documents,
         device=device,
     )
 

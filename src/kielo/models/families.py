@@ -30,12 +30,12 @@ def module(model_type: str, part: Literal["count", "layout", "names", "model"]) 
         raise KieloError(
             f"model.model_type = {model_type!r} is not a family here; known: {', '.join(FAMILIES)}"
         )
-    return importlib.import_module(f"kielo.models.{FAMILIES[model_type][0]}.{part}")
+    return importlib.import_module(f"kielo.models.{FAMILIES[model_type].folder}.{part}")
 
 
 def build_model(config: Model) -> Any:
     """The family's nn.Module for a complete `config`, on the default device. Imports torch."""
-    return getattr(module(config.model_type, "model"), FAMILIES[config.model_type][1])(config)
+    return getattr(module(config.model_type, "model"), FAMILIES[config.model_type].class_name)(config)
 
 
 def complete(model: Model, max_position_embeddings: int) -> Model:

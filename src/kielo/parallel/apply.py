@@ -20,38 +20,37 @@ from kielo.parallel.pipeline import into_stages
 from kielo.parallel.recompute import lay_recompute
 from kielo.parallel.shard import shard
 from kielo.parallel.tensor import lay_tensor
-from kielo.recipe.sections import Fp8
+from kielo.recipe.sections import Fp8, Layout
 
 if TYPE_CHECKING:
     from kielo.recipe.sections import Precision
-    from kielo.resolve.resolved import Placement
 
 _NO_FP8 = Fp8()
 
 
 def lay_out(
-    model: nn.Module, mesh: Mesh, placement: "Placement", precision: "Precision", fp8: Fp8 = _NO_FP8
+    model: nn.Module, mesh: Mesh, layout: Layout, precision: "Precision", fp8: Fp8 = _NO_FP8
 ) -> nn.Module:
     """Lay `model` (fp32 parameters, on the meta device) over `mesh`; returns it, or this rank's stages of it.
 
     fp8: how, where `precision` is fp8.
     """
-    if placement.pipeline > 1:
+    if layout.pipeline > 1:
         return into_stages(
-            model, mesh, placement, lambda part: _lay_out_part(part, mesh, placement, precision, fp8)
+            model, mesh, layout, lambda part: _lay_out_part(part, mesh, layout, precision, fp8)
         )
-    return _lay_out_part(model, mesh, placement, precision, fp8)
+    return _lay_out_part(model, mesh, layout, precision, fp8)
 
 
 def _lay_out_part(
-    model: nn.Module, mesh: Mesh, placement: "Placement", precision: "Precision", fp8: Fp8
+    model: nn.Module, mesh: Mesh, layout: Layout, precision: "Precision", fp8: Fp8
 ) -> nn.Module:
     if precision == "fp8":
         lay_fp8(model, mesh, fp8)
-    lay_tensor(model, mesh, placement)
-    lay_context(model, mesh, placement)
-    lay_recompute(model, placement)
-    if placement.compile:
+    lay_tensor(model, mesh, layout)
+    lay_context(model, mesh, layout)
+    lay_recompute(model, layout)
+    if layout.compile:
         lay_compile(model)
-    shard(model, mesh, placement, precision)
+    shard(model, mesh, layout, precision)
     return model

@@ -25,11 +25,11 @@ from torch.autograd.function import once_differentiable
 
 from kielo.models.blocks.attention import AttentionMask, InnerAttention, Sight
 from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Layout
 from kielo.resolve.context_check import lengths_that_split
 
 if TYPE_CHECKING:
     from kielo.parallel.mesh import Mesh
-    from kielo.resolve.resolved import Placement
 
 
 def context_positions(sequence_length: int, ranks: int, rank: int) -> Tensor:
@@ -49,14 +49,14 @@ def context_positions(sequence_length: int, ranks: int, rank: int) -> Tensor:
     return torch.cat((blocks[rank], blocks[-1 - rank]))
 
 
-def lay_context(model: nn.Module, mesh: "Mesh", placement: "Placement") -> None:
-    """Swap `model.mask` and each layer's `attention.inner` for those of `placement.context_attention`, in
+def lay_context(model: nn.Module, mesh: "Mesh", layout: Layout) -> None:
+    """Swap `model.mask` and each layer's `attention.inner` for those of `layout.context_attention`, in
     place.
     """
-    if placement.context == 1:
+    if layout.context == 1:
         return
     group = mesh["context"].get_group()
-    mask, inner = _FORMS[placement.context_attention]
+    mask, inner = _FORMS[layout.context_attention]
     model.mask = mask(group, model.mask)
     for layer in model.layers.values():
         layer.attention.inner = inner(group, layer.attention.inner)

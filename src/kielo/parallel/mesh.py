@@ -1,4 +1,4 @@
-"""The mesh: ranks on six named axes, each with its communicator. `World` and placement → `Mesh`.
+"""The mesh: ranks on six named axes, each with its communicator. `World` and layout → `Mesh`.
 
 Ranks next to each other differ first in the last axis, so the axes that talk most (tensor, context) stay
 within a node and `replicate` goes across nodes.
@@ -6,7 +6,6 @@ within a node and `replicate` goes across nodes.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -15,10 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from kielo.parallel.communicator import raise_communicator
 from kielo.parallel.world import World
 from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Layout
 from kielo.resolve.ranks import AXES
-
-if TYPE_CHECKING:
-    from kielo.resolve.resolved import Placement
 
 SAMPLE_AXES = ("replicate", "shard")  # ranks along these see different samples
 TOKEN_AXES = (*SAMPLE_AXES, "context")  # ranks along these see different tokens
@@ -41,21 +38,21 @@ class Mesh:
         return self.ranks[axis]
 
 
-def build_mesh(world: World, placement: "Placement") -> Mesh:
-    """Lay the world's ranks out as `placement` says, making and warming one communicator after another.
+def build_mesh(world: World, layout: Layout) -> Mesh:
+    """Lay the world's ranks out as `layout` says, making and warming one communicator after another.
 
     Groups are made here rather than by `init_device_mesh`, which makes all at once without a time limit, and
     for an axis of size 1 makes one group for every rank of the world on every rank.
 
     Raises KieloError when the sizes do not fit the world, an axis is not supported yet, or ranks do not
-    arrive within placement.start_timeout_seconds (for each communicator).
+    arrive within the world's time limit (for each communicator).
     """
-    sizes = [getattr(placement, axis) for axis in AXES]
+    sizes = [getattr(layout, axis) for axis in AXES]
     _check(world, sizes)
     ranks = torch.arange(world.size).reshape(sizes)
-    communicators = _Communicators(world, placement.start_timeout_seconds)
+    communicators = _Communicators(world)
     mesh = communicators.mesh(ranks, AXES)
-    if placement.context == 1:
+    if layout.context == 1:
         return Mesh(mesh, mesh)
     merged = ranks.flatten(AXES.index("shard"), AXES.index("context"))
     return Mesh(mesh, communicators.mesh(merged, tuple(axis for axis in AXES if axis != "context")))
@@ -64,9 +61,8 @@ def build_mesh(world: World, placement: "Placement") -> Mesh:
 class _Communicators:
     """Makes each group of ranks once, whichever meshes it is an axis of."""
 
-    def __init__(self, world: World, timeout_seconds: float):
+    def __init__(self, world: World):
         self._world = world
-        self._timeout_seconds = timeout_seconds
         # The world's is made and warmed already; a second one would only be a second risk.
         self._made: dict[tuple[int, ...], dist.ProcessGroup] = {tuple(range(world.size)): dist.group.WORLD}
 
@@ -85,7 +81,7 @@ class _Communicators:
                 make = _maker(rows, mine, name)
                 world = self._world
                 group = raise_communicator(
-                    name, mine, world.rank, world.store, world.device, self._timeout_seconds, make
+                    name, mine, world.rank, world.store, world.device, self._world.timeout_seconds, make
                 )
             self._made[tuple(mine)] = group
         return self._made[tuple(mine)]

@@ -19,11 +19,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from kielo.parallel.materialise import local
 from kielo.parallel.torch_pipelining import Schedule, make_schedule
+from kielo.recipe.sections import Layout
 from kielo.resolve.stages import layer_numbers, stages_of_rank
 
 if TYPE_CHECKING:
     from kielo.parallel.mesh import Mesh
-    from kielo.resolve.resolved import Placement
 
 
 class Stages(nn.Module):
@@ -121,13 +121,13 @@ def cut(model: nn.Module, stage: int, num_stages: int, layers: range) -> nn.Modu
 
 
 def into_stages(
-    model: nn.Module, mesh: "Mesh", placement: "Placement", lay_out_part: Callable[[nn.Module], nn.Module]
+    model: nn.Module, mesh: "Mesh", layout: Layout, lay_out_part: Callable[[nn.Module], nn.Module]
 ) -> nn.Module:
     """`model` (on meta) → this rank's stages, each laid out by `lay_out_part`."""
     axis = mesh["pipeline"]
-    ranges = layer_numbers(placement.pipeline_layers)
+    ranges = layer_numbers(layout.pipeline_layers)
     numbers = stages_of_rank(
-        placement.pipeline_schedule, axis.size(), axis.get_local_rank(), len(ranges) // axis.size()
+        layout.pipeline_schedule, axis.size(), axis.get_local_rank(), len(ranges) // axis.size()
     )
     parts = [
         lay_out_part(cut(copy.deepcopy(model), number, len(ranges), ranges[number])) for number in numbers

@@ -9,17 +9,14 @@ does the work.
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from kielo.recipe.errors import KieloError
-
-if TYPE_CHECKING:
-    from kielo.resolve.resolved import Placement
-
+from kielo.recipe.sections import Layout
 
 _ATTENTION_KERNELS = (
     "_scaled_dot_product_flash_attention",
@@ -29,16 +26,16 @@ _ATTENTION_KERNELS = (
 )
 
 
-def lay_recompute(model: nn.Module, placement: "Placement") -> None:
+def lay_recompute(model: nn.Module, layout: Layout) -> None:
     """Recompute in every n-th layer, in place. `forward` is replaced and no module added, so names stay as
     they are.
     """
-    policy = placement.recompute
+    policy = layout.recompute
     if policy == "none":
         return
-    saved = _operators(placement.recompute_saved_operators) if policy == "operators" else set()
+    saved = _operators(layout.recompute_saved_operators) if policy == "operators" else set()
     for number, layer in enumerate(model.layers.values()):
-        if number % placement.recompute_every_layers:
+        if number % layout.recompute_every_layers:
             continue
         if policy == "attention":
             layer.attention.inner.__class__ = _recomputed(type(layer.attention.inner))

@@ -33,16 +33,16 @@ from torch.distributed.fsdp import (
 )
 
 from kielo.parallel.mesh import Mesh
+from kielo.recipe.sections import Layout
 
 if TYPE_CHECKING:
     from kielo.recipe.sections import Precision
-    from kielo.resolve.resolved import Placement
 
 # fp8: what lies between products
 COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 
 
-def shard(model: nn.Module, mesh: Mesh, placement: "Placement", precision: "Precision") -> None:
+def shard(model: nn.Module, mesh: Mesh, layout: Layout, precision: "Precision") -> None:
     """Wrap each layer of `model.layers`, then the root, in place.
 
     Ranks along `replicate` hold equal shards (hybrid sharding: reduce-scatter along `shard`, then all-reduce
@@ -50,12 +50,12 @@ def shard(model: nn.Module, mesh: Mesh, placement: "Placement", precision: "Prec
     """
     offload = (
         CPUOffloadPolicy(pin_memory=mesh.parameters.device_type == "cuda")
-        if placement.cpu_offload
+        if layout.cpu_offload
         else OffloadPolicy()
     )
     is_hybrid = mesh["replicate"].size() > 1
     data_mesh = mesh.parameters["replicate", "shard"] if is_hybrid else mesh.parameters["shard"]
-    gives_up_parameters = placement.zero == 3
+    gives_up_parameters = layout.zero == 3
     policy = MixedPrecisionPolicy(param_dtype=COMPUTE_DTYPES[precision], reduce_dtype=torch.float32)
     for layer in model.layers.values():
         fully_shard(
@@ -66,7 +66,7 @@ def shard(model: nn.Module, mesh: Mesh, placement: "Placement", precision: "Prec
             offload_policy=offload,
         )
     fully_shard(model, mesh=data_mesh, mp_policy=policy, reshard_after_forward=False, offload_policy=offload)
-    model.zero = placement.zero  # set_last_micro_batch asks
+    model.zero = layout.zero  # set_last_micro_batch asks
     if data_mesh.size() > 1:
         # One rank has nothing to divide, and would be charged a copy for it.
         for module in _wrapped(model):

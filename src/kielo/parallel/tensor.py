@@ -8,7 +8,6 @@ lies how is a word in the family's `layout.py`; here each word becomes one of to
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -25,15 +24,13 @@ from torch.distributed.tensor.placement_types import Placement as DTensorPlaceme
 
 from kielo.models import families
 from kielo.parallel.mesh import Mesh
-
-if TYPE_CHECKING:
-    from kielo.resolve.resolved import Placement
+from kielo.recipe.sections import Layout
 
 SEQUENCE_DIM = 1  # of activations [b, s, d]
 ALONG_SEQUENCE = ("sequence", "residual", "positions")
 
 
-def lay_tensor(model: nn.Module, mesh: Mesh, placement: "Placement") -> None:
+def lay_tensor(model: nn.Module, mesh: Mesh, layout: Layout) -> None:
     """Split the parameters of `model` (best on meta) in place by its family's table; nothing on one tensor
     rank.
 
@@ -41,15 +38,15 @@ def lay_tensor(model: nn.Module, mesh: Mesh, placement: "Placement") -> None:
     whole on every rank without sequence parallelism; `head.weight` holds this rank's rows of the vocabulary.
     Sizes were checked by `resolve/layout_check.py`.
     """
-    if placement.tensor == 1:
+    if layout.tensor == 1:
         return
     table = families.module(model.config.model_type, "layout").TENSOR_AXIS
-    between = Shard(SEQUENCE_DIM) if placement.sequence_parallel else Replicate()
+    between = Shard(SEQUENCE_DIM) if layout.sequence_parallel else Replicate()
     styles = {}
     for name, module in model.named_modules():
         word = _word(table, name)
         # Without sequence parallelism every rank computes these whole, from the same numbers.
-        if word is not None and (word not in ALONG_SEQUENCE or placement.sequence_parallel):
+        if word is not None and (word not in ALONG_SEQUENCE or layout.sequence_parallel):
             styles[name] = _style(word, module, between)
     parallelize_module(model, mesh.parameters["tensor"], styles)
     model.tie()  # each of the two got a tensor of its own

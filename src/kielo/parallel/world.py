@@ -21,13 +21,14 @@ from kielo.recipe.errors import KieloError
 class World:
     """This process among all. `store` is the meeting point for marks; it carries no tensors.
 
-    is_rehearsed: the others are imagined (`kielo rehearse`), and no communicator is waited for.
+    timeout_seconds: for each communicator. is_rehearsed: the others are imagined (`kielo rehearse`), and no communicator is waited for.
     """
 
     rank: int
     size: int
     local_rank: int
     device: torch.device
+    timeout_seconds: float
     store: dist.Store = field(repr=False, compare=False)
     is_rehearsed: bool = False
 
@@ -57,7 +58,7 @@ def start_world(timeout_seconds: float, device: str | None = None) -> World:
     except KieloError:
         linger(place)
         raise
-    _world = World(place.rank, place.size, place.local_rank, chosen, store)
+    _world = World(place.rank, place.size, place.local_rank, chosen, timeout_seconds, store)
     return _world
 
 
@@ -71,12 +72,11 @@ def meet(place: Rendezvous, timeout_seconds: float) -> dist.Store:
     return _meeting[1]
 
 
-def make_host_group(world: World, name: str, timeout_seconds: float) -> dist.ProcessGroup | None:
+def make_host_group(world: World, name: str) -> dist.ProcessGroup | None:
     """A group of all ranks over the CPU (gloo), for a thread beside the training: collectives of one group
     must come from one thread, in one order. None in a world of one rank, which has nobody to talk to.
 
-    All ranks call it together. Raises KieloError naming the ranks that did not arrive within
-    `timeout_seconds`.
+    All ranks call it together. Raises KieloError naming the ranks that did not arrive in time.
     """
     if world.size == 1:
         return None
@@ -86,7 +86,7 @@ def make_host_group(world: World, name: str, timeout_seconds: float) -> dist.Pro
         return dist.new_group(list(ranks), backend="gloo", group_desc=name)
 
     return raise_communicator(
-        name, ranks, world.rank, world.store, torch.device("cpu"), timeout_seconds, make
+        name, ranks, world.rank, world.store, torch.device("cpu"), world.timeout_seconds, make
     )
 
 

@@ -47,7 +47,7 @@ def own(job: Job, nodes: int) -> Planned | str:
         max(resolved.identity.phases, key=lambda of: of.tokens_per_step * of.steps)
     )
     size = resolved.placement.phases[index].micro_batch_sequences
-    shard = {"replicate": resolved.placement.replicate, "shard": resolved.placement.shard}
+    shard = {"replicate": resolved.placement.layout.replicate, "shard": resolved.placement.layout.shard}
     return plan_layouts(job, [(job.recipe.layout.model_copy(update=shard), nodes, size)])[0]
 
 

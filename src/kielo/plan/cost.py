@@ -59,17 +59,17 @@ def cost(planned: Planned, wall_hours: float | None = None) -> Cost:
     training = _training_seconds(planned, resolved)
     identity, placement = resolved.identity, resolved.placement
     heldout = (
-        identity.heldout_sequences
+        identity.train.heldout_sequences
         * identity.phases[0].sequence_length
-        * (identity.total_steps // placement.heldout_every_steps)
+        * (identity.total_steps // placement.train.heldout_every_steps)
     )
     heldout_seconds = heldout / planned.tokens_per_second * _FORWARD_SHARE
-    bytes_ = placement.parameters * (_WEIGHT_BYTES + 2 * STATE_BYTES[identity.optimiser_state])
+    bytes_ = placement.parameters * (_WEIGHT_BYTES + 2 * STATE_BYTES[identity.train.optimiser_state])
     safe = bytes_ / planned.devices / _RANK_BYTES_PER_SECOND
     if job.site.file_system_gb_per_second:
         safe = max(safe, bytes_ / (job.site.file_system_gb_per_second * 1e9 * _FILE_SYSTEM_SHARE))
     stop = _STOP_SECONDS + bytes_ / planned.devices / _COPY_BYTES_PER_SECOND
-    saves = max(1, identity.total_steps // placement.checkpoint_every_steps)
+    saves = max(1, identity.total_steps // placement.checkpoint.every_steps)
     work = training + heldout_seconds + saves * stop
     wall = wall_hours or job.site.max_wall_hours
     jobs = 1
@@ -115,5 +115,5 @@ def _training_seconds(planned: Planned, resolved: Resolved) -> float:
         phase.steps * phase.tokens_per_step / speed * clock
         for phase, speed in zip(resolved.identity.phases, per_second)
     )
-    skipped = sum(last - first + 1 for first, last in resolved.identity.skip_steps)
+    skipped = sum(last - first + 1 for first, last in resolved.identity.train.skip_steps)
     return seconds * (1 - skipped / resolved.identity.total_steps)

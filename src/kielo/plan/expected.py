@@ -19,9 +19,8 @@ def tokens_per_second(job: Job, resolved: Resolved) -> list[float]:
     """
     asked = {phase.number: phase for phase in job.phases}
     placement = resolved.placement
-    layout = job.recipe.layout.model_copy(update={"replicate": placement.replicate, "shard": placement.shard})
     work = workload(job, [
-        (layout, placed.micro_batch_sequences,
+        (placement.layout, placed.micro_batch_sequences,
          replace(asked[phase.number], sequence_length=phase.sequence_length, tokens_per_step=phase.tokens_per_step))
         for phase, placed in zip(resolved.identity.phases, placement.phases)
     ])  # fmt: skip
@@ -33,8 +32,8 @@ def with_expectation(resolved: Resolved, recipe: Recipe) -> Resolved:
     """`resolved` with what is planned for each phase in the run's first precision; as it is, where no card
     tells how fast its devices are, and for FP8 that is only emulated.
     """
-    precision = resolved.identity.precision
-    if precision == "fp8" and resolved.identity.fp8.emulate:
+    precision = resolved.identity.train.precision
+    if precision == "fp8" and resolved.identity.train.fp8.emulate:
         return resolved
     try:
         job = Job.of(recipe, resolved.identity.model, precision)

@@ -33,8 +33,7 @@ from kielo.recipe.cards import Accelerator, Cluster, accelerators, clusters
 from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.cards import cluster as cluster_card
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Layout
-from kielo.resolve.resolved import Placement, Resolved
+from kielo.resolve.resolved import Resolved
 from kielo.resolve.resolved import read as read_resolved
 
 Column = np.ndarray
@@ -133,7 +132,7 @@ def measure(paths: Sequence[Path | str], site: Cluster | None = None) -> Machine
             "no metrics.jsonl was given; what would work: runs/NAME/train/metrics.jsonl of a run of your own"
         )
     _refuse_mixed(runs)
-    placement, precision = runs[0].resolved.placement, runs[0].resolved.identity.precision
+    placement, precision = runs[0].resolved.placement, runs[0].resolved.identity.train.precision
     ranks = max(run.resolved.placement.world_size for run in runs)
     card = accelerator_card("cpu") if placement.device == "cpu" else _gpu_card(runs[0])
     priors = _CPU | _CPU_MACHINE if placement.device == "cpu" else _gpu_priors(card)
@@ -154,7 +153,7 @@ def compare(machine: Machine, path: Path | str, site: Cluster | None = None) -> 
     Raises KieloError as `measure` does, and for a run on another kind of device than the card's.
     """
     run = _read_run(Path(path))
-    placement, precision = run.resolved.placement, run.resolved.identity.precision
+    placement, precision = run.resolved.placement, run.resolved.identity.train.precision
     is_same = placement.device == machine.accelerator.device and precision == machine.precision
     if not is_same or (placement.device == "cpu" and placement.world_size != machine.ranks):
         raise KieloError(
@@ -234,7 +233,7 @@ def _read_run(path: Path) -> _Run:
             "what would work: the file where the run left it, or its resolved.toml copied beside it"
         )
     resolved, rows = read_resolved(plan), _last_attempt(_rows(path))
-    if resolved.identity.precision == "fp8" and resolved.identity.fp8.emulate:
+    if resolved.identity.train.precision == "fp8" and resolved.identity.train.fp8.emulate:
         raise KieloError(
             f"{path}: FP8 was emulated, which tells nothing of a machine; what would work: a run in fp32 or "
             "bf16"
@@ -303,7 +302,7 @@ def _seconds_by_shape(
         phase, placed = identity.phases[index], resolved.placement.phases[index]
         if first < phase.first_step + _WARM_UP_STEPS or row["step"] > phase.last_step:
             continue
-        if identity.precision_changes and row["step"] >= identity.precision_changes[0][0]:
+        if identity.train.precision_changes and row["step"] >= identity.train.precision_changes[0][0]:
             continue
         shape = (phase.sequence_length, placed.micro_batch_sequences, placed.micro_batches_per_step)
         found.setdefault(shape, []).append(phase.tokens_per_step / row["tokens_per_second"])
@@ -322,14 +321,14 @@ def _refuse_mixed(runs: Sequence[_Run]) -> None:
 
 
 def _device(run: _Run) -> str:
-    placement, precision = run.resolved.placement, run.resolved.identity.precision
+    placement, precision = run.resolved.placement, run.resolved.identity.train.precision
     if placement.device == "cpu":
         return f"{placement.world_size} ranks on a processor in {precision}"
     return f"{placement.accelerator} in {precision}"
 
 
 def _gpu_card(run: _Run) -> Accelerator:
-    name, precision = run.resolved.placement.accelerator, run.resolved.identity.precision
+    name, precision = run.resolved.placement.accelerator, run.resolved.identity.train.precision
     card = accelerator_card(name) if name in accelerators() else None
     if card is None or precision not in card.peak_tflops or card.memory_bandwidth_tb_per_second is None:
         raise KieloError(
@@ -344,7 +343,7 @@ def _work(runs: Sequence[_Run], card: Accelerator, site: Cluster | None) -> Work
     """A row for each shape of each run. The peak is of the precision of the products that there are."""
     ranks = max(run.resolved.placement.world_size for run in runs)
     site = site or _site_of(card, ranks)
-    precision = runs[0].resolved.identity.precision
+    precision = runs[0].resolved.identity.train.precision
     if precision != "fp8":
         # Bytes count as in bf16: a processor's bandwidths are fitted to that.
         card = card.model_copy(
@@ -353,9 +352,9 @@ def _work(runs: Sequence[_Run], card: Accelerator, site: Cluster | None) -> Work
         precision = "bf16"
     return Workload.of([
         candidate_columns(
-            run.resolved.identity.model, _layout(run.resolved.placement), card, site,
+            run.resolved.identity.model, run.resolved.placement.layout, card, site,
             sequence_length=length, micro_batch=micro_batch, micro_batches=micro_batches, precision=precision,
-            fp8=run.resolved.identity.fp8, optimiser_state=run.resolved.identity.optimiser_state,
+            fp8=run.resolved.identity.train.fp8, optimiser_state=run.resolved.identity.train.optimiser_state,
         )
         for run in runs
         for length, micro_batch, micro_batches in run.seconds
@@ -373,14 +372,6 @@ def _site_of(card: Accelerator, ranks: int) -> Cluster:
     return cluster_card("laptop").model_copy(
         update={"devices_per_node": ranks, "network_gbit_per_second_per_node": gbit}
     )
-
-
-def _layout(placement: Placement) -> Layout:
-    """As a recipe would say it, with `shard` in ranks."""
-    names = ("pipeline", "pipeline_schedule", "replicate", "shard", "context", "tensor", "sequence_parallel", "zero",
-             "cpu_offload", "context_attention", "recompute", "recompute_every_layers")  # fmt: skip
-    stages = len(placement.pipeline_layers) // placement.pipeline or None
-    return Layout(**{name: getattr(placement, name) for name in names}, pipeline_stages_per_rank=stages)
 
 
 def _gpu_priors(card: Accelerator) -> dict[str, _Prior]:

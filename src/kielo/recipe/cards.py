@@ -1,4 +1,4 @@
-"""Cards: what Kielo knows of languages, clusters and accelerators. A name → a frozen, typed card.
+"""Cards: facts of languages, clusters and accelerators. A name → a frozen, typed card.
 
 Cards are TOML files inside the package (kielo/cards), so a new language or machine is a file, not a patch;
 each figure has its source and date in the card.
@@ -42,9 +42,7 @@ class Language(Section):
 
 
 class Accelerator(Section):
-    """A device as PyTorch sees it. `peak_tflops` maps a precision to dense TFLOP/s; unknown ones are left
-    out.
-    """
+    """A device as PyTorch sees it. `peak_tflops` maps each precision that is known to dense TFLOP/s."""
 
     name: str
     device: Literal["cpu", "cuda"]
@@ -96,40 +94,38 @@ class Cluster(Section):
 
 
 def language(code: str) -> Language:
-    """The card of a language, e.g. "et". Raises KieloError naming the known ones."""
+    """Returns the card of a language, e.g. "et". Raises KieloError naming the known ones."""
     return _card("languages", code, Language)
 
 
 def cluster(name: str) -> Cluster:
-    """The card of a cluster, e.g. "lumi_g". Raises KieloError naming the known ones."""
+    """Returns the card of a cluster, e.g. "lumi_g". Raises KieloError naming the known ones."""
     return _card("clusters", name, Cluster)
 
 
 def accelerator(name: str) -> Accelerator:
-    """The card of an accelerator, e.g. "h100_80". Raises KieloError naming the known ones."""
+    """Returns the card of an accelerator, e.g. "h100_80". Raises KieloError naming the known ones."""
     return _card("accelerators", name, Accelerator)
 
 
 def accelerator_of_device(device_name: str) -> Accelerator | None:
-    """The card for the name that a driver gives a device ("NVIDIA H100 80GB HBM3"); None where no
-    card fits.
-    """
+    """Returns the card for a driver's name of a device ("NVIDIA H100 80GB HBM3"); None if no card fits."""
     cards = [accelerator(name) for name in accelerators()]
     return next((card for card in cards if any(part in device_name for part in card.device_names)), None)
 
 
 def languages() -> list[str]:
-    """Codes of all language cards."""
+    """Returns the codes of all language cards."""
     return _names("languages")
 
 
 def clusters() -> list[str]:
-    """Names of all cluster cards."""
+    """Returns the names of all cluster cards."""
     return _names("clusters")
 
 
 def accelerators() -> list[str]:
-    """Names of all accelerator cards."""
+    """Returns the names of all accelerator cards."""
     return _names("accelerators")
 
 

@@ -1,6 +1,6 @@
-"""Do a recipe's values fit each other, and the cards? A typed `Recipe` → complaints, all at once.
+"""Checks that a recipe's values fit each other and the cards. A typed `Recipe` → complaints, all at once.
 
-Only what can be known before any text was read; numbers that depend on the text or on the ranks are `plan`'s.
+Only values that are known before any text is read; `resolve` checks those that depend on text or ranks.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,16 +9,16 @@ from pathlib import Path
 from kielo.recipe.cards import clusters, language, languages
 from kielo.recipe.complaints import Complaint
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
+from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.phases import full_phases
 from kielo.recipe.sections import Recipe
 
 _BYTES_AND_END_OF_TEXT = 257  # a byte-level vocabulary begins with the 256 bytes and one special token
-_WITHOUT_ROTARY = ("gpt2", "opt", "bloom")  # their positions turn no pairs, so heads may have any size
-_OF_A_STRETCH = ("final_learning_rate_ratio", "schedule", "warmup_share", "decay_share")
+_OF_A_SEGMENT = ("final_learning_rate_ratio", "schedule", "warmup_share", "decay_share")
 
 
 def check(recipe: Recipe, origin: Callable[[str], str]) -> list[Complaint]:
-    """Everything that is wrong; `origin` says which file (or --set) a dotted key came from."""
+    """Returns everything that is wrong; `origin` says which file (or --set) a dotted key came from."""
     complaints = []
     for part in (_names, _sources, _model, _weights, _steps, _phases, _batch_ramp, _skip_steps):
         for keys, message in part(recipe):
@@ -64,7 +64,7 @@ def _model(recipe: Recipe) -> Found:
     if model.weights is not None:  # the weights' config.json says all this
         return
     heads, key_value_heads = model.num_attention_heads, model.num_key_value_heads
-    pair = 1 if model.model_type in _WITHOUT_ROTARY else 2
+    pair = 2 if FAMILIES[model.model_type].has_rope else 1
     if model.head_dim is None and model.hidden_size % (pair * heads):
         number = "an even number of values" if pair == 2 else "a whole number of values"
         yield (
@@ -179,11 +179,11 @@ def _phases(recipe: Recipe) -> Found:
                 (phase.key("mixture"), "corpus.sources"),
                 f"{phase.key('mixture')}.{name}: no source has this name; the sources are {', '.join(names)}",
             )
-        of_a_stretch = [name for name in _OF_A_STRETCH if name in phase.given]
-        if phase.learning_rate is None and of_a_stretch:
+        of_a_segment = [name for name in _OF_A_SEGMENT if name in phase.given]
+        if phase.learning_rate is None and of_a_segment:
             yield (
-                (phase.key(of_a_stretch[0]), "phases"),
-                f"{phase.key(of_a_stretch[0])} is of a new stretch of the learning rate, and "
+                (phase.key(of_a_segment[0]), "phases"),
+                f"{phase.key(of_a_segment[0])} is of a new segment of the learning rate, and "
                 f"phases.{phase.number} begins "
                 f"none; set phases.{phase.number}.learning_rate too, or leave it out",
             )
@@ -194,7 +194,7 @@ def _phases(recipe: Recipe) -> Found:
             yield (
                 (decay_key, warmup_key),
                 f"{warmup_key} = {rate.warmup_share} and {decay_key} = {rate.decay_share} are more than the "
-                f"whole stretch; what would work: a decay_share of at most {1 - rate.warmup_share:g}",
+                f"whole segment; what would work: a decay_share of at most {1 - rate.warmup_share:g}",
             )
 
 

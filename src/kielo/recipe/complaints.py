@@ -1,4 +1,4 @@
-"""What is wrong with a recipe or a card, in words: file and key, the value given, and what would work.
+"""Complaints about a recipe or a card, as text: file and key, the value given, and what would work.
 
 In: pydantic's errors and where each value came from. Out: lines for people, every complaint at once.
 """
@@ -16,16 +16,14 @@ from kielo.recipe.errors import KieloError
 
 @dataclass(frozen=True)
 class Complaint:
-    """`keys` are the dotted keys that it is about; with one of them broken otherwise, it may be spurious."""
+    """One complaint, about the dotted keys `keys`; it may be false if another is about one of them."""
 
     keys: tuple[str, ...]
     message: str
 
 
 def dotted(location: Sequence[str | int]) -> str:
-    """("corpus", "sources", 0, "path") → "corpus.sources[0].path"; phases have numbers: "phases.1.tokens" is
-    of the first.
-    """
+    """Returns "corpus.sources[0].path" for ("corpus", "sources", 0, "path"); phases are numbered from 1."""
     key = ""
     for part in location:
         if key == "phases" and isinstance(part, int):
@@ -36,7 +34,7 @@ def dotted(location: Sequence[str | int]) -> str:
 
 
 def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Every dotted key that a recipe (or card) may have, sections included."""
+    """Yields every dotted key that a recipe (or card) may have, sections included."""
     for name, info in model.model_fields.items():
         yield prefix + name
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
@@ -44,7 +42,7 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def nearest_key(unknown: str, model: type[BaseModel]) -> str | None:
-    """The known key a person most likely meant: a sibling, then the same word in another section."""
+    """Returns the known key that was most likely meant: a sibling, then the same word in another section."""
     known = list(keys_of(model))
     parent, _, leaf = re.sub(r"\[\d+\]", "", unknown).rpartition(".")
     siblings = [key for key in known if key.rpartition(".")[0] == parent]
@@ -66,7 +64,7 @@ def nearest_key(unknown: str, model: type[BaseModel]) -> str | None:
 def from_validation(
     error: ValidationError, model: type[BaseModel], origin: Callable[[str], str]
 ) -> list[Complaint]:
-    """One complaint for each of pydantic's; `origin` says which file (or --set) a dotted key came from."""
+    """Returns a complaint for each of pydantic's. `origin`: dotted key → its file, or --set."""
     entries = error.errors(include_url=False)
     parents = {entry["loc"][:length] for entry in entries for length in range(len(entry["loc"]))}
     # A list whose entries are broken is also "too short" to pydantic; the entries say it better.
@@ -75,7 +73,7 @@ def from_validation(
 
 
 def refuse(subject: str, complaints: Sequence[Complaint]) -> None:
-    """Raise one KieloError with every complaint; do nothing when there is none."""
+    """Raises one KieloError with every complaint; does nothing when there is none."""
     lines = list(dict.fromkeys(complaint.message for complaint in complaints))
     if len(lines) == 1:
         raise KieloError(lines[0])
@@ -105,7 +103,7 @@ def _explain(entry: Any, model: type[BaseModel], origin: Callable[[str], str]) -
 
 
 def _nearest_of_list_item(location: Sequence[str | int], model: type[BaseModel]) -> str | None:
-    """The nearest key inside an entry of a list of sections: [[corpus.sources]] or [[phases]]."""
+    """Returns the nearest key inside an entry of a list of sections: [[corpus.sources]] or [[phases]]."""
     *parents, leaf = location
     if not parents or not isinstance(parents[-1], int):
         return None

@@ -1,8 +1,8 @@
-"""The one error that a user is meant to read."""
+"""The error that users read."""
 
 
 class KieloError(Exception):
-    """Something the user can put right: the message names the key, file, line or rank, and what would work.
+    """An error that the user can put right. The message names the key, file, line or rank, and what works.
 
     `kielo` prints the message without a traceback and exits 1.
     """

@@ -1,6 +1,4 @@
-"""The schedules of the learning rate, in one table: the shape after the warm-up, and whether `decay_share` is
-a part of it.
-"""
+"""The schedules of the learning rate, in one table: shape after the warm-up, and use of `decay_share`."""
 
 import math
 from collections.abc import Callable
@@ -8,18 +6,21 @@ from typing import NamedTuple
 
 
 class LearningRateSchedule(NamedTuple):
-    """height: (tokens since the warm-up, tokens from there to the end, tokens of the decay), in any one unit
-    → the rate above the final one by that of the peak, from 1 down to 0.
+    """One schedule.
 
-    has_decay_share: does only the end decay, for `decay_share` of the tokens? Without, all after the warm-up
-    is decay.
+    height: (tokens since the warm-up, tokens from there to the end, tokens of the decay), in any one unit →
+    (rate - final rate) / (peak - final rate), from 1 down to 0. has_decay_share: True if only the end decays,
+    for `decay_share` of the tokens; else the decay begins after the warm-up.
     """
 
     height: Callable[[int, int, int], float]
     has_decay_share: bool
 
     def decay_tokens(self, decay_share: float, tokens: int, warmup_tokens: int, unit: int) -> int:
-        """Of a stretch of `tokens`; all are whole multiples of `unit`. The warm-up has precedence."""
+        """Returns the tokens of the decay in a segment of `tokens`, all whole multiples of `unit`.
+
+        The warm-up has precedence.
+        """
         decay = round(decay_share * (tokens // unit)) * unit if self.has_decay_share else tokens
         return min(decay, tokens - warmup_tokens)
 

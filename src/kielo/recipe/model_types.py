@@ -1,17 +1,31 @@
-"""The kinds of model that a recipe may name, and where `models/` has each. One line registers a kind."""
+"""The kinds of model that a recipe may name. One line registers a kind.
 
-# Hugging Face's `model_type` → the family's folder, and the class in its model.py.
-FAMILIES: dict[str, tuple[str, str]] = {
-    "llama": ("llama", "Llama"),
-    "mistral": ("llama", "Llama"),
-    "qwen2": ("llama", "Llama"),
-    "qwen3": ("llama", "Llama"),
-    "olmo2": ("olmo", "Olmo"),
-    "olmo3": ("olmo", "Olmo"),
-    "gemma2": ("gemma", "Gemma"),
-    "gemma3_text": ("gemma", "Gemma"),
-    "gpt2": ("gpt2", "GPT2"),
-    "opt": ("opt", "OPT"),
-    "gpt_neox": ("gpt_neox", "GPTNeoX"),
-    "bloom": ("bloom", "Bloom"),
+Facts that a recipe is checked with before a family's own tables are read are here too.
+"""
+
+from typing import NamedTuple
+
+
+class Family(NamedTuple):
+    """A kind's folder in `models/`, and the class in its model.py. has_rope: heads are rotated in pairs."""
+
+    folder: str
+    class_name: str
+    has_rope: bool = True
+
+
+# by Hugging Face's `model_type`
+FAMILIES: dict[str, Family] = {
+    "llama": Family("llama", "Llama"),
+    "mistral": Family("llama", "Llama"),
+    "qwen2": Family("llama", "Llama"),
+    "qwen3": Family("llama", "Llama"),
+    "olmo2": Family("olmo", "Olmo"),
+    "olmo3": Family("olmo", "Olmo"),
+    "gemma2": Family("gemma", "Gemma"),
+    "gemma3_text": Family("gemma", "Gemma"),
+    "gpt2": Family("gpt2", "GPT2", has_rope=False),
+    "opt": Family("opt", "OPT", has_rope=False),
+    "gpt_neox": Family("gpt_neox", "GPTNeoX"),
+    "bloom": Family("bloom", "Bloom", has_rope=False),
 }

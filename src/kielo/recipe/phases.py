@@ -1,6 +1,4 @@
-"""The phases of a recipe with what they leave out filled in from [train] and [dataset]. A `Recipe` →
-`FullPhase`s.
-"""
+"""The phases of a recipe, completed from [train] and [dataset]: `Recipe` → `FullPhase`s."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ _SECTION = {"sequence_length": "dataset", "mixture": "dataset"}
 
 @dataclass(frozen=True)
 class LearningRate:
-    """One stretch as it was asked for; the shares are of its own tokens."""
+    """One segment of the learning rate as the recipe has it; the shares are of its own tokens."""
 
     peak: float
     final_ratio: float
@@ -25,8 +23,9 @@ class LearningRate:
 
 @dataclass(frozen=True)
 class FullPhase:
-    """`number` counts from 1. `learning_rate`: of the stretch that begins with it; None: the one before goes
-    on.
+    """One phase, complete. `number` counts from 1.
+
+    `learning_rate`: the segment that begins with the phase; None where the one before goes on.
     """
 
     number: int
@@ -39,16 +38,14 @@ class FullPhase:
     given: frozenset[str]
 
     def key(self, name: str) -> str:
-        """Where the user changes the value: "phases.2.sequence_length", or "dataset.sequence_length" where
-        left out.
-        """
+        """Returns the key that has the value: "phases.2.sequence_length", or "dataset.…" if left out."""
         return (
             f"phases.{self.number}.{name}" if name in self.given else f"{_SECTION.get(name, 'train')}.{name}"
         )
 
 
 def full_phases(recipe: Recipe) -> tuple[FullPhase, ...]:
-    """All phases in order; the whole run is one where the recipe names none."""
+    """Returns all phases in order; the whole run is one where the recipe lists none."""
     train, dataset = recipe.train, recipe.dataset
     if not recipe.phases:
         rate = LearningRate(
@@ -59,14 +56,14 @@ def full_phases(recipe: Recipe) -> tuple[FullPhase, ...]:
             train.decay_share,
         )
         return (FullPhase(
-            1, train.tokens, train.tokens_per_step, dataset.sequence_length, dataset.mixture, train.micro_batch_sequences,
-            rate, frozenset(),
+            1, train.tokens, train.tokens_per_step, dataset.sequence_length, dataset.mixture,
+            train.micro_batch_sequences, rate, frozenset(),
         ),)  # fmt: skip
     return tuple(_full(recipe, number, phase) for number, phase in enumerate(recipe.phases, start=1))
 
 
 def longest_sequence_length(recipe: Recipe) -> int:
-    """Of all phases: text is shuffled in blocks of it, and the model must have positions for it."""
+    """Returns the longest length: text is shuffled in blocks of it, and the model has positions for it."""
     return max(phase.sequence_length for phase in full_phases(recipe))
 
 

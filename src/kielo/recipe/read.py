@@ -1,5 +1,4 @@
-"""Reading a recipe: TOML, one level of `extends`, and `--set`. A path or shipped name → a checked, frozen
-`Recipe`.
+"""Reads a recipe: TOML, one level of `extends`, and `--set`. A path or shipped name → a checked `Recipe`.
 
 Relative paths inside a recipe start at the folder that `kielo` is started in, as on the command line.
 """
@@ -40,7 +39,7 @@ class Read:
 
 
 def read_recipe(reference: str | Path, sets: Sequence[str] = ()) -> Read:
-    """Read, overlay and check a recipe.
+    """Reads, overlays and checks a recipe.
 
     reference: a path, or the name of a shipped recipe. sets: "section.key=value" each, the value in TOML or,
     where that does not parse or the key wants text, as it stands. Raises KieloError with every complaint at
@@ -63,12 +62,12 @@ def read_recipe(reference: str | Path, sets: Sequence[str] = ()) -> Read:
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """The recipes inside the package: name → file."""
+    """Returns the recipes inside the package: name → file."""
     return {path.stem: path for path in sorted(_SHIPPED.glob("*.toml"))}
 
 
 def run_folder(recipe: Recipe) -> Path:
-    """Where everything of this run lies; it need not be there yet.
+    """Returns the run folder, which need not exist yet.
 
     Raises KieloError where it cannot be a folder, and where text, a tokenizer or weights that the recipe
     names lie in a folder of the run that a stage replaces.
@@ -101,12 +100,12 @@ def run_folder(recipe: Recipe) -> Path:
 
 
 def _without_pattern(path: str) -> str:
-    """The part of a path that a pattern such as texts/*.txt fixes."""
+    """Returns the part of a path that a pattern such as texts/*.txt fixes."""
     return os.path.dirname(path[: re.search(r"[*?[]", path).start()]) if re.search(r"[*?[]", path) else path
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The file's content. Raises KieloError naming the file, and the line and column where TOML breaks."""
+    """Returns the file's content. Raises KieloError naming the file, line and column that is not TOML."""
     try:
         # editors on Windows begin files with a mark
         return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
@@ -122,7 +121,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def find_recipe(reference: str, beside: Path | None = None) -> Path:
-    """The file that a path or a shipped name means; with `beside`, a path starts at that folder."""
+    """Returns the file that a path or a shipped name means; with `beside`, a path starts at that folder."""
     shipped = shipped_recipes()
     looks_like_path = reference.endswith(".toml") or "/" in reference
     if not looks_like_path and reference in shipped:
@@ -138,12 +137,12 @@ def find_recipe(reference: str, beside: Path | None = None) -> Path:
 
 
 def _label(path: Path) -> str:
-    """A shipped recipe by its file name (where the package lies tells nothing), any other as it was given."""
+    """Returns the file name of a shipped recipe, and the path of any other as it was given."""
     return path.name if path.parent == _SHIPPED else str(path)
 
 
 def _with_base(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The file's values over those of the recipe that it extends, and where each key came from."""
+    """Returns the file's values over those of the recipe that it extends, and where each key came from."""
     data = read_toml(path)
     base_reference = data.pop("extends", None)
     if base_reference is None:
@@ -164,7 +163,7 @@ def _with_base(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _overlay(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Tables are joined, anything else (lists too) is replaced."""
+    """Joins tables; replaces anything else, lists too."""
     joined = dict(base)
     for key, value in over.items():
         both_tables = isinstance(value, dict) and isinstance(base.get(key), dict)
@@ -204,7 +203,7 @@ def _value(raw: str, parts: Sequence[str]) -> Any:
 
 
 def _accepted(parts: Sequence[str]) -> tuple[Any, ...]:
-    """The types that the key takes; empty for a key that is not known."""
+    """Returns the types that the key takes; empty for a key that is not known."""
     model: Any = Recipe
     for part in parts:
         info = (
@@ -219,7 +218,7 @@ def _accepted(parts: Sequence[str]) -> tuple[Any, ...]:
 def _validate(
     data: dict[str, Any], origins: dict[str, str], default_origin: str
 ) -> tuple[Recipe | None, list[Complaint]]:
-    """The recipe and what is wrong with it.
+    """Returns the recipe and what is wrong with it.
 
     Values that do not fit by themselves are left out and the rest is checked again, so that a wrong type in
     one section does not hide two keys that contradict each other in another.
@@ -257,9 +256,7 @@ def _leave_out(data: dict[str, Any], location: Sequence[str | int]) -> None:
 
 
 def _origin(key: str, origins: dict[str, str], otherwise: str) -> str:
-    """Of the key itself or the table above it; of a value inside it (dataset.mixture.NAME) where there is
-    none.
-    """
+    """Returns the origin of the key or the table above it, else of a value in it (dataset.mixture.NAME)."""
     key = key.split("[")[0]
     above = key
     while above:

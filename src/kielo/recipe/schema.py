@@ -7,7 +7,7 @@ from kielo.recipe.sections import Recipe
 
 
 def json_schema() -> dict[str, Any]:
-    """Draft 2020-12. With `extends` nothing is required, since the base recipe may have it."""
+    """Returns the schema (draft 2020-12). With `extends` nothing is required: the base recipe may have it."""
     schema = Recipe.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "Kielo recipe"

@@ -1,11 +1,17 @@
-"""What a recipe may say: one frozen, typed section per room that reads it.
+"""The sections of a recipe, frozen and typed. A key is declared here and nowhere else.
 
-Units are in the names. Every field is read by some room (a house test holds that), and every default is
-the value that a newcomer should have. `[model]` keys are those of a Hugging Face `config.json`.
+Units are in the names. Every field is read by some room (a house test checks that), and every default is the
+value that a newcomer should have. `[model]` keys are those of a Hugging Face `config.json`.
+
+`resolve` copies sections whole into `resolved.toml`: those with identity (what is trained: stored in each
+checkpoint, and a change of it is refused) and those with placement (where and how it runs: may change for
+every attempt). A section of both kinds is made of base classes, one of each kind, so that a key's class says
+which it is: `TrainIdentity`, `TrainPlacement`, and `TrainSchedule`, of which `resolve` makes steps. A new key
+is an entry in the right class here, and the line that uses it.
 """
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -21,8 +27,12 @@ from pydantic import (
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.model_types import FAMILIES
 
+Part = TypeVar("Part", bound="Section")
+
 
 class Section(BaseModel):
+    """One frozen table of a recipe, a card or `resolved.toml`. Refuses unknown keys, NaN and infinities."""
+
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=False, protected_namespaces=(), allow_inf_nan=False
     )
@@ -34,10 +44,13 @@ class Section(BaseModel):
             raise ValueError("what would work: a number below 2**63, for torch and numpy hold 64 bits")
         return value
 
+    def part(self, kind: type[Part]) -> Part:
+        """Returns the values of the fields that `kind`, a base class of this section, declares."""
+        return kind(**{name: getattr(self, name) for name in kind.model_fields})
+
 
 class Source(Section):
-    """One body of raw text. Exactly one of `path` and `debian_package`/`huggingface_dataset` says where it
-    is.
+    """One body of raw text, in exactly one place: `path`, or `debian_package` and/or `huggingface_dataset`.
 
     `debian_package` is fetched with apt-get into the run folder; where apt is missing, `huggingface_dataset`
     is used instead.
@@ -84,8 +97,9 @@ class Source(Section):
 
 
 def _sources(value: Any) -> Any:
-    """`--set corpus.sources=a.txt,b.jsonl.zst` and plain strings mean paths; each source gets a name of its
-    own.
+    """Makes tables of plain strings, which are paths, and give each source a name of its own.
+
+    `--set corpus.sources=a.txt,b.jsonl.zst` is such a string, with commas.
     """
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
@@ -148,7 +162,8 @@ class Corpus(Section):
         0.01,
         ge=0,
         le=1,
-        description="bad records are passed over up to this share of a source's; one of ten or more always, unless 0",
+        description="bad records are passed over up to this share of a source's; one of ten or more always, "
+        "unless 0",
     )
     workers: PositiveInt = 2
 
@@ -162,7 +177,15 @@ class Tokenizer(Section):
     )
 
 
-class Dataset(Section):
+class DatasetIdentity(Section):
+    """Keys of [dataset] that are copied into the identity."""
+
+    mask_documents: bool = Field(False, description="attention does not cross document borders")
+
+
+class Dataset(DatasetIdentity):
+    """[dataset]: the other keys become the token shards and the phases."""
+
     sequence_length: PositiveInt = 512
     heldout_share: float = Field(0.02, gt=0, lt=0.5, description="share of documents, by hash of the text")
     mixture: dict[str, PositiveFloat] = Field(
@@ -171,12 +194,12 @@ class Dataset(Section):
     max_epochs: PositiveFloat = Field(
         4.0, description="refuse to repeat a source more often (Muennighoff et al. 2023)"
     )
-    mask_documents: bool = Field(False, description="attention does not cross document borders")
 
 
 class Model(Section):
-    """Keys as in Hugging Face `config.json`; keys there that do not change the maths are ignored
-    on import.
+    """[model], of the identity: keys as in Hugging Face's `config.json`.
+
+    Keys there that do not change the maths are ignored on import.
     """
 
     model_type: Literal[tuple(FAMILIES)] = "llama"
@@ -228,24 +251,25 @@ class Model(Section):
     initializer_range: PositiveFloat = 0.02
     weights: str | None = Field(
         None,
-        description='"hf:FOLDER" or "hf:OWNER/NAME[@REVISION]" on the Hugging Face hub starts from these weights; their '
-        "config.json replaces the keys above",
+        description='"hf:FOLDER" or "hf:OWNER/NAME[@REVISION]" on the Hugging Face hub starts from these '
+        "weights; their config.json replaces the keys above",
     )
 
     @property
     def vocab_rows(self) -> int:
-        """Rows of the look-up table and the head: vocab_size, which must be set, up to a multiple of
-        vocab_multiple.
+        """Rows of the embedding and the head: vocab_size (which must be set), rounded up to vocab_multiple.
 
-        Those beyond vocab_size are padding: zero, never trained, in no logits that anyone reads and in no
-        export.
+        Those beyond vocab_size are padding: zero, never trained, in no logits that are read and in no export.
         """
         assert self.vocab_size is not None
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
 
 
 class Layout(Section):
-    """Ranks along each mesh axis, and what is traded for memory. The expert axis is not in use yet."""
+    """[layout], of the placement: ranks along each mesh axis, and what is traded for memory.
+
+    The expert axis is not in use yet.
+    """
 
     pipeline: PositiveInt = Field(1, description="ranks that split the layers into stages")
     pipeline_schedule: Literal[
@@ -283,7 +307,8 @@ class Layout(Section):
     compile: bool | None = Field(None, description="layers by torch.compile; default: on GPUs")
     recompute: Literal["none", "attention", "operators", "full"] = Field(
         "none",
-        description="activations made again in the backward: none, of attention, all but saved operators, all",
+        description="activations made again in the backward: none, of attention, all but saved operators, "
+        "all",
     )
     recompute_every_layers: PositiveInt = Field(1, description="recompute in every n-th layer")
     recompute_saved_operators: tuple[str, ...] = Field(
@@ -293,9 +318,7 @@ class Layout(Section):
 
 
 class BatchRamp(Section):
-    """Steps that begin small and grow by equal amounts, evenly over `tokens` (Megatron's
-    --rampup-batch-size).
-    """
+    """Steps begin small and grow by equal amounts, evenly over `tokens` (Megatron's --rampup-batch-size)."""
 
     first_tokens_per_step: PositiveInt = Field(description="of the first step")
     step_tokens: PositiveInt = Field(description="what tokens_per_step grows by each time")
@@ -310,13 +333,15 @@ Precision = Literal["fp32", "bf16", "fp8"]
 
 
 class Fp8(Section):
-    """How layers multiply matrices where the precision is fp8 (Micikevicius et al. 2022, arXiv:2209.05433).
-    The rest is as in bf16, the head too.
+    """[train.fp8]: how layers multiply matrices in fp8 (Micikevicius et al. 2022, arXiv:2209.05433).
+
+    All else is as in bf16, the head too.
     """
 
     scaling: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] = Field(
         "tensorwise",
-        description="a scale for each tensor, for each row, or for each row with the weights' gradients in bf16",
+        description="a scale for each tensor, for each row, or for each row with the weights' gradients in "
+        "bf16",
     )
     kept_in_bf16: tuple[str, ...] = Field(
         (), description='modules that stay in bf16: "layers.0", "layers.*.attention"'
@@ -339,15 +364,14 @@ class Fp8(Section):
     )
 
 
-class Train(Section):
+class TrainSchedule(Section):
+    """Keys of [train] of which `resolve` makes phases of steps and segments of the learning rate."""
+
     tokens: PositiveInt = Field(
         10_000_000, description="token budget of the run; with phases: left out, or their sum"
     )
     tokens_per_step: PositiveInt = Field(16_384, description="one optimiser step, over all ranks")
     batch_ramp: BatchRamp | None = Field(None, description="smaller steps at the start; of the first phase")
-    skip_steps: tuple[tuple[PositiveInt, PositiveInt], ...] = Field(
-        (), description="[first, last] steps whose text is passed over without training on it"
-    )
     micro_batch_sequences: PositiveInt = Field(
         4, description="sequences per forward on one rank (lowered to what divides)"
     )
@@ -357,6 +381,14 @@ class Train(Section):
     warmup_share: float = Field(0.02, ge=0, lt=1, description="share of the tokens")
     decay_share: float = Field(
         0.2, ge=0, le=1, description=f"share of the tokens that {_WITH_DECAY_SHARE} spends decaying"
+    )
+
+
+class TrainIdentity(Section):
+    """Keys of [train] that are copied into the identity: optimiser, objective, precision, skipped steps."""
+
+    skip_steps: tuple[tuple[PositiveInt, PositiveInt], ...] = Field(
+        (), description="[first, last] steps whose text is passed over without training on it"
     )
     weight_decay: float = Field(0.1, ge=0)
     adam_beta1: float = Field(0.9, gt=0, lt=1)
@@ -372,22 +404,30 @@ class Train(Section):
     optimiser_state: Literal["fp32", "bf16"] = Field(
         "fp32", description="precision in which moments are kept"
     )
-    loss_chunk_tokens: PositiveInt = Field(2048, description="tokens whose logits exist at one time")
     max_skipped_steps_in_a_row: PositiveInt = 3
+    heldout_sequences: PositiveInt = Field(64, description="sequences of the held-out text scored each time")
+
+
+class TrainPlacement(Section):
+    """Keys of [train] that are copied into the placement: memory, logs and time limits."""
+
+    loss_chunk_tokens: PositiveInt = Field(2048, description="tokens whose logits exist at one time")
     log_every_steps: PositiveInt = 10
     heldout_every_steps: PositiveInt = 100
-    heldout_sequences: PositiveInt = Field(64, description="sequences of the held-out text scored each time")
     tensorboard: bool = True
     start_timeout_seconds: float = Field(300.0, ge=1, le=604_800, description="for each communicator")
 
 
-class Phase(Section):
-    """A part of the run with its own steps, sequences or text. What it leaves out is [train]'s and
-    [dataset]'s.
+class Train(TrainPlacement, TrainIdentity, TrainSchedule):
+    """[train]: one table for the person who writes it; each key's class says what becomes of it."""
 
-    A `learning_rate` begins a new stretch of the learning rate, which lasts until a later phase begins one
-    and warms up from the rate that was reached. The shares are of that stretch; what they leave out is
-    [train]'s.
+
+class Phase(Section):
+    """One of [[phases]]: a part of the run with its own steps, sequences or text.
+
+    A key that it leaves out has the value of [train] or [dataset]. A `learning_rate` begins a new segment of
+    the learning rate, which lasts until a later phase begins one and warms up from the rate that was reached;
+    the shares are of that segment's tokens.
     """
 
     tokens: PositiveInt = Field(description="token budget of the phase")
@@ -395,7 +435,7 @@ class Phase(Section):
     sequence_length: PositiveInt | None = Field(None, description="must divide the longest of all phases")
     mixture: dict[str, PositiveFloat] | None = None
     micro_batch_sequences: PositiveInt | None = None
-    learning_rate: PositiveFloat | None = Field(None, description="begins a new stretch of the learning rate")
+    learning_rate: PositiveFloat | None = Field(None, description="begins a new segment of the learning rate")
     final_learning_rate_ratio: float | None = Field(None, ge=0, le=1)
     schedule: ScheduleName | None = None
     warmup_share: float | None = Field(None, ge=0, lt=1)
@@ -403,6 +443,8 @@ class Phase(Section):
 
 
 class Checkpoint(Section):
+    """[checkpoint], of the placement."""
+
     every_steps: PositiveInt = 500
     keep_newest: int = Field(
         2,
@@ -436,10 +478,17 @@ class Report(Section):
     text_license: str = Field("", description="of the training text, for the card")
 
 
-class Recipe(Section):
+class RecipeIdentity(Section):
+    """Keys outside all tables that are copied into the identity."""
+
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)
     language: str
     seed: int = Field(1, ge=0)
+
+
+class Recipe(RecipeIdentity):
+    """A whole recipe."""
+
     description: str = ""
     folder: str = Field("", description="run folder; default: runs/NAME")
     cluster: str = Field(

@@ -1,4 +1,4 @@
-"""Which layouts can split a sequence over the context axis: arithmetic on numbers, torch-free."""
+"""Checks that a layout can split a sequence over the context axis: arithmetic, torch-free."""
 
 import math
 
@@ -8,9 +8,9 @@ from kielo.recipe.sections import Layout, Model
 def check_context(
     model: Model, sequence_length: int, layout: Layout, length_key: str = "dataset.sequence_length"
 ) -> list[str]:
-    """What stands in the way of `layout.context`, each complaint with numbers that would work; [] if nothing.
+    """Returns what is wrong with `layout.context`, each complaint with numbers that would work.
 
-    length_key: what the recipe calls `sequence_length`.
+    length_key: the recipe's key of `sequence_length`.
     """
     ranks = layout.context
     if ranks == 1:
@@ -37,16 +37,15 @@ def check_context(
         if common % ranks:
             sizes = [size for size in range(1, common + 1) if common % size == 0]
             complaints.append(
-                f'layout.context = {ranks} with layout.context_attention = "ulysses" splits the {heads} heads and '
-                f"{kv_heads} key-value heads of each tensor rank, which must both be multiples of it; what "
-                "would "
-                f'work: layout.context {_listed(sizes)}, or context_attention = "all_gather"'
+                f'layout.context = {ranks} with layout.context_attention = "ulysses" splits the {heads} '
+                f"heads and {kv_heads} key-value heads of each tensor rank, which must both be multiples of "
+                f'it; what would work: layout.context {_listed(sizes)}, or context_attention = "all_gather"'
             )
     return complaints
 
 
 def lengths_that_split(sequence_length: int, ranks: int) -> list[int]:
-    """The nearest lengths, below and above, that split into two equal blocks for each rank."""
+    """Returns the nearest lengths, below and above, that split into two equal blocks for each rank."""
     below = sequence_length // (2 * ranks) * 2 * ranks
     return [length for length in (below, below + 2 * ranks) if length]
 

@@ -1,6 +1,4 @@
-"""Which models and devices can multiply in FP8, and which matrices are: arithmetic on the recipe,
-torch-free.
-"""
+"""Checks that a model and a device can multiply in FP8, and lists the matrices: arithmetic, torch-free."""
 
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
@@ -20,10 +18,10 @@ _HEAD_WIDTHS = {
 
 
 def fp8_complaints(model: Model, layout: Layout, fp8: Fp8) -> list[str]:
-    """What in `fp8` does not fit `model` (complete), and sizes that FP8 kernels cannot multiply, each with
-    what works.
+    """Returns what in `fp8` does not fit `model` (complete), and sizes that FP8 kernels cannot multiply.
 
-    Emulation multiplies any size. Whether `layout.tensor` divides at all is `layout_check`'s to say.
+    Each complaint says what would work. Emulation multiplies any size. `layout_check` checks that
+    `layout.tensor` divides at all.
     """
     matrices = layer_matrices(model)
     complaints = list(_unknown_patterns(matrices, fp8.kept_in_bf16))
@@ -31,8 +29,7 @@ def fp8_complaints(model: Model, layout: Layout, fp8: Fp8) -> list[str]:
     if not in_fp8:
         complaints.append(
             f"train.fp8.kept_in_bf16 = {list(fp8.kept_in_bf16)} leaves no matrix in FP8; what would work: "
-            "fewer "
-            'patterns, or train.precision = "bf16"'
+            'fewer patterns, or train.precision = "bf16"'
         )
     if not fp8.emulate:
         complaints += _size_complaints(model, layout.tensor, {name.rpartition(".")[2] for name in in_fp8})
@@ -40,17 +37,18 @@ def fp8_complaints(model: Model, layout: Layout, fp8: Fp8) -> list[str]:
 
 
 def without_fp8(card: Accelerator) -> str | None:
-    """The complaint about a device that multiplies nothing in 8 bits, or None."""
+    """Returns the complaint about a device that multiplies nothing in 8 bits, or None."""
     if card.peak_tflops.get("fp8"):
         return None
     return (
-        f'train.precision = "fp8" on {card.name}: its card has no fp8 peak, so its products would gain nothing; what would '
-        'work: train.precision = "bf16", or devices that have FP8 (NVIDIA from H100 on, AMD from MI300X on)'
+        f'train.precision = "fp8" on {card.name}: its card has no fp8 peak, so its products would gain '
+        'nothing; what would work: train.precision = "bf16", or devices that have FP8 (NVIDIA from H100 on, '
+        "AMD from MI300X on)"
     )
 
 
 def layer_matrices(model: Model) -> list[str]:
-    """The names of all modules in the layers that are one matrix, of the whole model."""
+    """Returns the names of all modules in the layers of the whole model that are one matrix."""
     words = families.module(model.model_type, "layout").TENSOR_AXIS
     weights = families.module(model.model_type, "names").to_hugging_face(model)
     modules = (
@@ -62,9 +60,7 @@ def layer_matrices(model: Model) -> list[str]:
 
 
 def is_kept(module_name: str, patterns: Iterable[str]) -> bool:
-    """Whether a pattern of shell wildcards (`*` takes dots too) is the module's name or that of a module
-    around it.
-    """
+    """Returns True if a shell pattern (`*` takes dots too) matches the module's name or one around it."""
     parts = module_name.split(".")
     around = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
     return any(fnmatchcase(name, pattern) for pattern in patterns for name in around)
@@ -76,8 +72,9 @@ def _unknown_patterns(matrices: list[str], patterns: Iterable[str]) -> Iterator[
             layers = len({name.split(".")[1] for name in matrices})
             kinds = dict.fromkeys(name.split(".", 2)[2] for name in matrices)
             yield (
-                f'train.fp8.kept_in_bf16: "{pattern}" names no matrix of the layers; what would work: "layers.0" to '
-                f'"layers.{layers - 1}", with "*" for any number, alone or with {_listed(f".{kind}" for kind in kinds)}'
+                f'train.fp8.kept_in_bf16: "{pattern}" names no matrix of the layers; what would work: '
+                f'"layers.0" to "layers.{layers - 1}", with "*" for any number, alone or with '
+                f"{_listed(f'.{kind}' for kind in kinds)}"
             )
 
 
@@ -93,7 +90,8 @@ def _size_complaints(model: Model, tensor: int, kinds: set[str]) -> Iterator[str
         heads = getattr(model, key)
         yield from _width_complaint(
             f"model.{key} × model.head_dim = {heads} × {model.head_dim}",
-            heads * model.head_dim, tensor, f"model.head_dim of {_listed(_neighbours(model.head_dim, MULTIPLE))}",
+            heads * model.head_dim, tensor,
+            f"model.head_dim of {_listed(_neighbours(model.head_dim, MULTIPLE))}",
         )  # fmt: skip
     if kinds - _HEAD_WIDTHS.keys():
         size = model.intermediate_size

@@ -1,8 +1,6 @@
-"""Which layouts a model can have, and which a machine likes: arithmetic on the recipe, before anything
-starts.
+"""Checks that a model can have a layout, and advises on its speed: arithmetic on the recipe, torch-free.
 
-A complaint is about a layout that cannot run and names the numbers that can. Advice never blocks and changes
-nothing.
+A complaint is about a layout that cannot run, and names the numbers that can. Advice stops nothing.
 """
 
 import math
@@ -16,14 +14,16 @@ from kielo.resolve.stages import stage_complaints
 def layout_complaints(
     model: Model, sequence_length: int, layout: Layout, length_key: str = "dataset.sequence_length"
 ) -> list[str]:
-    """What of `model` (complete) and `sequence_length`, which the recipe has as `length_key`, does not divide
-    by the ranks of an axis.
+    """Returns which sizes of `model` (complete) and of its sequences do not divide by the ranks of an axis.
+
+    length_key: the recipe's key of `sequence_length`.
     """
     complaints = list(_tensor_complaints(model, layout.tensor))
     if layout.compile and fails_compiled(layout):
         complaints.append(
-            f'layout.compile = true with layout.tensor = {layout.tensor} and layout.recompute = "{layout.recompute}": torch cannot '
-            'compile recomputed layers that tensor ranks share; what would work: layout.compile = false, or recompute = "none"'
+            f"layout.compile = true with layout.tensor = {layout.tensor} and layout.recompute = "
+            f'"{layout.recompute}": torch cannot compile recomputed layers that tensor ranks share; what '
+            'would work: layout.compile = false, or recompute = "none"'
         )
     parts = layout.tensor * layout.context
     if layout.tensor > 1 and layout.sequence_parallel and sequence_length % parts:
@@ -41,8 +41,9 @@ def layout_complaints(
 
 
 def fails_compiled(layout: Layout) -> bool:
-    """torch 2.13 compiles neither: "expected all tensors_saved_with_vc_check to be Tensors", one being a
-    DeviceMesh.
+    """Returns True for recomputed layers that tensor ranks share, which torch 2.13 does not compile.
+
+    It says "expected all tensors_saved_with_vc_check to be Tensors": one is a DeviceMesh.
     """
     return layout.tensor > 1 and layout.recompute != "none"
 
@@ -69,9 +70,11 @@ def _tensor_complaints(model: Model, ranks: int) -> Iterator[str]:
 
 
 def shape_advice(model: Model, layout: Layout, accelerator: str) -> list[str]:
-    """What the machine would like better. On MI250X matrices want a hidden size in multiples of 1,024 and at
-    least 1,280 columns a tensor rank (LUMI's blog post "Scaling the pre-training of large language models of
-    >100B parameters to thousands of AMD MI250X GPUs", section on tensor parallelism).
+    """Returns advice on sizes that are slow on a machine.
+
+    MI250X is fast at hidden sizes in multiples of 1,024 and at least 1,280 columns a tensor rank (LUMI's blog
+    post "Scaling the pre-training of large language models of >100B parameters to thousands of AMD MI250X
+    GPUs", section on tensor parallelism).
     """
     advice = []
     if layout.tensor > 1 and model.hidden_size % (64 * layout.tensor):

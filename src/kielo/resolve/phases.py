@@ -1,8 +1,8 @@
-"""The recipe's phases in numbers: steps, samples, text drawn before each, and the stretches of the learning
-rate.
+"""Phases in numbers: steps, samples, text drawn before each, and the segments of the learning rate.
 
-In: a recipe, and the tokens that each source has to predict. Out: `Phase`s and `RateStretch`es, and how often
-each source is read. Pure arithmetic; numbers that cannot be had are `resolve`'s complaints.
+In: the phases of a recipe, and the tokens that each source has to predict. Out: `Phase`s and
+`LearningRateSegment`s, and how often each source is read. Arithmetic; `resolve` complains of numbers that are
+not possible.
 """
 
 import math
@@ -14,11 +14,11 @@ from kielo.dataset.order import Phase as OrderPhase
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.phases import FullPhase
 from kielo.recipe.sections import BatchRamp
-from kielo.resolve.resolved import Phase, RateStretch
+from kielo.resolve.resolved import LearningRateSegment, Phase
 
 
 def ramp_steps(ramp: BatchRamp, tokens_per_step: int) -> list[tuple[int, int]]:
-    """(tokens per step, steps of it) of a batch ramp, in order, up to where steps have `tokens_per_step`.
+    """Returns (tokens per step, number of such steps) of a batch ramp, in order, below `tokens_per_step`.
 
     Megatron-LM's rule (`RampupBatchsizeNumMicroBatchesCalculator`): ramp.tokens are shared out evenly over
     the sizes below the full one, and a step has the size in whose share the tokens before it end. A size
@@ -43,11 +43,10 @@ def plan_phases(
     seed: int,
     num_tokens: Mapping[str, int],
 ) -> tuple[Phase, ...]:
-    """Every phase, complete. mixtures: of each of `asked`. num_tokens: source → tokens to predict in one
-    epoch.
+    """Computes the phases. mixtures: of each of `asked`. num_tokens: source → tokens to predict in one epoch.
 
-    What is left of a phase's tokens after whole steps is not trained. Mixtures may be empty while there are
-    complaints to be made; offsets are then left out.
+    Tokens of a phase that do not fill a step are not trained. Mixtures may be empty where the recipe will be
+    refused; offsets are then left out.
     """
     phases: list[Phase] = []
     step, sample, offsets = 1, 0, {}
@@ -70,13 +69,13 @@ def plan_phases(
     return tuple(phases)
 
 
-def plan_learning_rates(asked: Sequence[FullPhase], phases: Sequence[Phase]) -> tuple[RateStretch, ...]:
-    """The stretches in tokens; warm-up and decay are whole multiples of what all steps of the stretch are
-    multiples of.
-    """
+def plan_learning_rates(
+    asked: Sequence[FullPhase], phases: Sequence[Phase]
+) -> tuple[LearningRateSegment, ...]:
+    """Computes the segments. Warm-up and decay are multiples of a number that divides all their steps."""
     begins = [phase for phase in asked if phase.learning_rate is not None]
     ends = [phase.number for phase in begins[1:]] + [len(asked) + 1]
-    stretches, first_token = [], 0
+    segments, first_token = [], 0
     for begin, end in zip(begins, ends, strict=True):
         inside = [phase for phase in phases if begin.number <= phase.number < end]
         tokens = sum(phase.steps * phase.tokens_per_step for phase in inside)
@@ -84,18 +83,16 @@ def plan_learning_rates(asked: Sequence[FullPhase], phases: Sequence[Phase]) -> 
         rate = begin.learning_rate
         warmup = round(rate.warmup_share * (tokens // unit)) * unit
         decay = LEARNING_RATE_SCHEDULES[rate.schedule].decay_tokens(rate.decay_share, tokens, warmup, unit)
-        stretches.append(RateStretch(
+        segments.append(LearningRateSegment(
             first_token=first_token, tokens=tokens, peak=rate.peak, final=rate.peak * rate.final_ratio,
             schedule=rate.schedule, warmup_tokens=warmup, decay_tokens=decay,
         ))  # fmt: skip
         first_token += tokens
-    return tuple(stretches)
+    return tuple(segments)
 
 
 def epochs(phases: Sequence[Phase], num_tokens: Mapping[str, int]) -> dict[str, tuple[Fraction, Fraction]]:
-    """Source → how often all phases together read it, and how much of that may come of quotas being whole
-    numbers.
-    """
+    """Returns source → (how often all phases read it, how much of that may come of whole-number quotas)."""
     found: dict[str, tuple[Fraction, Fraction]] = {}
     numbers_seen: set[int] = set()
     for phase in phases:
@@ -110,7 +107,7 @@ def epochs(phases: Sequence[Phase], num_tokens: Mapping[str, int]) -> dict[str, 
 
 
 def merged(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """[first, last] ranges in order, those that overlap or touch made one."""
+    """Returns [first, last] ranges in order; those that overlap or touch are joined."""
     joined: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if joined and first <= joined[-1][1] + 1:
@@ -123,8 +120,8 @@ def merged(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 def first_difference(
     ranges: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]], last_step: int
 ) -> int | None:
-    """The first step, up to `last_step`, that is in one of two lists of ranges and not in the other."""
-    # A step at which just one list has a border is where they part.
+    """Returns the first step, up to `last_step`, that is in just one of two lists of ranges, or None."""
+    # The lists differ from a step on at which only one has a border.
     borders = [{border for first, last in some for border in (first, last + 1)} for some in (ranges, others)]
     different = [step for step in borders[0] ^ borders[1] if step <= last_step]
     return min(different, default=None)

@@ -1,7 +1,7 @@
-"""Recipe + machine → `Resolved`: every derived number of a run, computed here once; torch-free.
+"""Resolves a recipe on a machine: recipe + machine → `Resolved`, every derived number of a run; torch-free.
 
-Reads the manifests of the run folder's tokens and the tokenizer; refuses numbers that cannot be had, all of
-them at once, each with one that can.
+Reads the manifests of the run folder's tokens and the tokenizer. Refuses numbers that are not possible, all
+of them at once, each with one that is.
 """
 
 import math
@@ -20,7 +20,16 @@ from kielo.recipe.cards import Accelerator, accelerator_of_device, accelerators,
 from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import FullPhase, full_phases, longest_sequence_length
-from kielo.recipe.sections import Checkpoint, Layout, Model, Recipe
+from kielo.recipe.sections import (
+    Checkpoint,
+    DatasetIdentity,
+    Layout,
+    Model,
+    Recipe,
+    RecipeIdentity,
+    TrainIdentity,
+    TrainPlacement,
+)
 from kielo.resolve.fp8_check import fp8_complaints, without_fp8
 from kielo.resolve.layout_check import fails_compiled, layout_complaints
 from kielo.resolve.optimiser_check import optimiser_complaints
@@ -34,8 +43,9 @@ _MOST_RANKS = 1_000_000  # more than any machine has; what would work is counted
 
 @dataclass(frozen=True)
 class Text:
-    """What resolving reads of the stages before. tokens: source → its number of them; tokenizer_hash: ""
-    where unknown.
+    """Facts of the tokens and the tokenizer that numbers follow from.
+
+    tokens: source → its number of tokens. tokenizer_hash: "" where it is not known.
     """
 
     tokens: Mapping[str, int]
@@ -47,8 +57,9 @@ class Text:
 
 
 def text_of_run(run_folder: Path) -> Text:
-    """KieloError for a stage that is not finished, and for another tokenizer than the one that made the
-    tokens.
+    """Reads the facts of a run folder.
+
+    Raises KieloError for a stage that is not finished, and for another tokenizer than made the tokens.
     """
     tokens = packed_manifest(run_folder / "tokens")
     check_tokenizer(run_folder)
@@ -64,11 +75,12 @@ def text_of_run(run_folder: Path) -> Text:
 
 
 def imagined_text(recipe: Recipe) -> Text:
-    """As much text as the recipe asks for, for plans that need no corpus. Its vocabulary is of
-    `model.vocab_size` tokens, of those of the ready tokenizer, or of as many as one is to learn.
+    """Returns as much text as the recipe asks for, for plans that need no corpus.
+
+    Its vocabulary has `model.vocab_size` tokens, those of the ready tokenizer, or as many as one is to learn.
     """
     tokenizer = recipe.tokenizer
-    # what comes with weights is read with them
+    # a vocabulary that comes with weights is read with them
     size = recipe.model.vocab_size or (1 if recipe.model.weights else None)
     if size is None:
         size = (
@@ -76,6 +88,29 @@ def imagined_text(recipe: Recipe) -> Text:
         )
     enough = 2 * sum(phase.tokens for phase in full_phases(recipe)) + longest_sequence_length(recipe)
     return Text({source.name: enough for source in recipe.corpus.sources}, enough, "", size, 0)
+
+
+@dataclass(frozen=True)
+class _Machine:
+    """`world_size` ranks on devices of one kind; card: None where no card describes them."""
+
+    world_size: int
+    device: str
+    card: Accelerator | None
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The phases as the recipe asks for them, and in numbers.
+
+    micro_batches: (sequences, number of them in a step) on one rank, of each of `phases`. num_tokens: source
+    → tokens to predict in one epoch.
+    """
+
+    asked: tuple[FullPhase, ...]
+    phases: tuple[Phase, ...]
+    micro_batches: tuple[tuple[int, int], ...]
+    num_tokens: dict[str, int]
 
 
 def resolve(
@@ -86,7 +121,7 @@ def resolve(
     accelerator: str | None = None,
     text: Text | None = None,
 ) -> Resolved:
-    """The whole run in numbers.
+    """Computes every number of the run.
 
     world_size: ranks. device: "cpu" or "cuda". accelerator: a card's name or the name that the driver gives
     the device; default: the cluster card's. text: default, that in the run folder. Raises KieloError for
@@ -98,131 +133,143 @@ def resolve(
     if text is None:
         text = text_of_run(run_folder)
         check_recipe(recipe, run_folder)
-    train, data = recipe.train, recipe.dataset
+    machine = _Machine(world_size, device, _accelerator(recipe, device, accelerator))
     complaints: list[str] = []
-
-    asked = full_phases(recipe)
-    replicate, shard = _axes(recipe, world_size, complaints)
-    data_ranks = replicate * shard
-    model = complete_model(recipe, asked, text.vocabulary_size, complaints)
-    for phase in asked:
-        complaints += layout_complaints(
-            model, phase.sequence_length, recipe.layout, phase.key("sequence_length")
-        )
-    mixtures = [_mixture(phase, text.tokens, run_folder / "tokens", complaints) for phase in asked]
-    num_tokens = {name: number - 1 for name, number in text.tokens.items()}
-    phases = plan_phases(asked, mixtures, train.batch_ramp, recipe.seed, num_tokens)
-    complaints += _unshared(asked, phases, data_ranks)
-    micro_batches = [_micro_batches(phase, asked[phase.number - 1], data_ranks) for phase in phases]
-    if recipe.layout.pipeline > 1:
-        schedule, stages = recipe.layout.pipeline_schedule, num_stages(recipe.layout)
-        for _, number in micro_batches:
-            complaint = micro_batch_complaint(schedule, number, recipe.layout.pipeline, stages)
-            complaints += [complaint] if complaint else []
-    complaints += _repeated_too_often(recipe, asked, phases, num_tokens)
-    complaints += _skipped_beyond(train.skip_steps, phases[-1].last_step)
-    card = _accelerator(recipe, device, accelerator)
-    complaints += _precision_complaints(model, recipe, phases[-1].last_step, device, card)
-    if _computes_in_fp8(recipe):
-        complaints += _fp8_token_complaints(recipe, asked, phases, micro_batches)
-    complaints += optimiser_complaints(train)
-    heldout_available = num_sequences(text.heldout_tokens, phases[0].sequence_length)
-    if heldout_available == 0:
+    layout = _with_axes(recipe.layout, world_size, complaints)
+    model = complete_model(recipe, full_phases(recipe), text.vocabulary_size, complaints)
+    steps = _steps(recipe, text, run_folder, layout.replicate * layout.shard, complaints)
+    complaints += _model_complaints(model, recipe, steps, machine)
+    complaints += _step_complaints(recipe, steps, layout.replicate * layout.shard)
+    heldout = num_sequences(text.heldout_tokens, steps.phases[0].sequence_length)
+    if heldout == 0:
         complaints.append(
             f"{run_folder / 'tokens'}: no held-out text; what would work: a larger dataset.heldout_share "
-            f"than {data.heldout_share}, or more text"
+            f"than {recipe.dataset.heldout_share}, or more text"
         )
     if complaints:
         complaints = list(dict.fromkeys(complaints))  # phases may have the same
         raise KieloError(complaints[0] if len(complaints) == 1 else _listed(recipe, complaints))
-
-    count = module(model.model_type, "count")
-    count.check(model)
-    identity = Identity(
-        name=recipe.name,
-        language=recipe.language,
-        seed=recipe.seed,
-        model=model,
-        mask_documents=data.mask_documents,
-        tokens_hash=text.tokens_hash,
-        phases=phases,
-        skip_steps=merged(train.skip_steps),
-        learning_rates=plan_learning_rates(asked, phases),
-        weight_decay=train.weight_decay,
-        adam_beta1=train.adam_beta1,
-        adam_beta2=train.adam_beta2,
-        adam_epsilon=train.adam_epsilon,
-        max_gradient_norm=train.max_gradient_norm,
-        z_loss=train.z_loss,
-        precision=train.precision,
-        precision_changes=tuple(sorted(train.precision_changes)),
-        fp8=train.fp8,
-        optimiser_state=train.optimiser_state,
-        max_skipped_steps_in_a_row=train.max_skipped_steps_in_a_row,
-        heldout_sequences=min(train.heldout_sequences, heldout_available),
+    module(model.model_type, "count").check(model)
+    identity = _identity(recipe, model, steps, text.tokens_hash, heldout)
+    return Resolved(
+        identity=identity, placement=_placement(recipe, identity, layout, machine, steps, text, run_folder)
     )
-    placement = Placement(
-        world_size=world_size,
-        pipeline=recipe.layout.pipeline,
-        pipeline_schedule=recipe.layout.pipeline_schedule,
-        pipeline_layers=layers_of_stages(model, identity.longest_sequence_length, recipe.layout),
-        replicate=replicate,
-        shard=shard,
-        context=recipe.layout.context,
-        tensor=recipe.layout.tensor,
-        expert=recipe.layout.expert,
-        sequence_parallel=recipe.layout.sequence_parallel,
-        zero=recipe.layout.zero,
-        cpu_offload=recipe.layout.cpu_offload,
-        context_attention=recipe.layout.context_attention,
-        compile=_compiles(recipe.layout, device),
-        recompute=recipe.layout.recompute,
-        recompute_every_layers=recipe.layout.recompute_every_layers,
-        recompute_saved_operators=recipe.layout.recompute_saved_operators,
+
+
+def _steps(recipe: Recipe, text: Text, run_folder: Path, data_ranks: int, complaints: list[str]) -> _Steps:
+    asked = full_phases(recipe)
+    mixtures = [_mixture(phase, text.tokens, run_folder / "tokens", complaints) for phase in asked]
+    num_tokens = {name: number - 1 for name, number in text.tokens.items()}
+    phases = plan_phases(asked, mixtures, recipe.train.batch_ramp, recipe.seed, num_tokens)
+    micro_batches = tuple(_micro_batches(phase, asked[phase.number - 1], data_ranks) for phase in phases)
+    return _Steps(asked, phases, micro_batches, num_tokens)
+
+
+def _model_complaints(model: Model, recipe: Recipe, steps: _Steps, machine: _Machine) -> Iterator[str]:
+    """Yields why `model` (complete) cannot have this layout or be computed in these precisions."""
+    for phase in steps.asked:
+        yield from layout_complaints(
+            model, phase.sequence_length, recipe.layout, phase.key("sequence_length")
+        )
+    yield from _precision_complaints(model, recipe, steps.phases[-1].last_step, machine)
+    if _computes_in_fp8(recipe):
+        yield from _fp8_token_complaints(recipe, steps)
+
+
+def _step_complaints(recipe: Recipe, steps: _Steps, data_ranks: int) -> Iterator[str]:
+    """Yields why ranks cannot share the steps, the text is too short for them, or AdamW cannot take them."""
+    yield from _unshared(steps.asked, steps.phases, data_ranks)
+    if recipe.layout.pipeline > 1:
+        schedule, stages = recipe.layout.pipeline_schedule, num_stages(recipe.layout)
+        for _, number in steps.micro_batches:
+            complaint = micro_batch_complaint(schedule, number, recipe.layout.pipeline, stages)
+            yield from [complaint] if complaint else []
+    yield from _repeated_too_often(recipe, steps)
+    yield from _skipped_beyond(recipe.train.skip_steps, steps.phases[-1].last_step)
+    yield from optimiser_complaints(recipe.train)
+
+
+def _identity(recipe: Recipe, model: Model, steps: _Steps, tokens_hash: str, heldout: int) -> Identity:
+    """heldout: sequences of held-out text that there are."""
+    train = recipe.train.part(TrainIdentity)
+    in_order = {
+        "skip_steps": merged(train.skip_steps),
+        "precision_changes": tuple(sorted(train.precision_changes)),
+        "heldout_sequences": min(train.heldout_sequences, heldout),
+    }
+    return Identity(
+        **dict(recipe.part(RecipeIdentity)),
+        model=model,
+        dataset=recipe.dataset.part(DatasetIdentity),
+        train=train.model_copy(update=in_order),
+        tokens_hash=tokens_hash,
+        phases=steps.phases,
+        learning_rates=plan_learning_rates(steps.asked, steps.phases),
+    )
+
+
+def _placement(
+    recipe: Recipe,
+    identity: Identity,
+    layout: Layout,
+    machine: _Machine,
+    steps: _Steps,
+    text: Text,
+    run_folder: Path,
+) -> Placement:
+    model, card = identity.model, machine.card
+    count = module(model.model_type, "count")
+    return Placement(
+        world_size=machine.world_size,
+        layout=_filled_in(layout, identity, machine.device),
+        train=recipe.train.part(TrainPlacement),
+        checkpoint=_keeping_some(recipe.checkpoint, identity.total_steps),
         phases=tuple(
             PhasePlacement(
                 micro_batch_sequences=size,
                 micro_batches_per_step=number,
                 flops_per_token=count.flops_per_token(model, phase.sequence_length),
             )
-            for phase, (size, number) in zip(phases, micro_batches)
+            for phase, (size, number) in zip(steps.phases, steps.micro_batches)
         ),
-        device=device,
+        device=machine.device,
         accelerator=card.name if card else "unknown",
         peak_tflops=card.peak_tflops if card else {},
         parameters=count.parameters(model),
         end_of_text_id=text.end_of_text_id,
         tokenizer_hash=text.tokenizer_hash,
-        loss_chunk_tokens=train.loss_chunk_tokens,
-        log_every_steps=train.log_every_steps,
-        heldout_every_steps=train.heldout_every_steps,
-        checkpoint_every_steps=recipe.checkpoint.every_steps,
-        keep_newest=recipe.checkpoint.keep_newest,
-        keep_every_steps=_keep_every_steps(recipe.checkpoint, identity.total_steps),
-        tensorboard=train.tensorboard,
-        start_timeout_seconds=train.start_timeout_seconds,
         tokens_folder=str(run_folder / "tokens"),
         tokenizer_folder=str(run_folder / "tokenizer"),
         train_folder=str(run_folder / "train"),
     )
-    return Resolved(identity=identity, placement=placement)
 
 
-def _keep_every_steps(checkpoint: Checkpoint, total_steps: int) -> int:
-    """By default every tenth checkpoint stays, or as many fewer as make ten of a whole run."""
+def _filled_in(layout: Layout, identity: Identity, device: str) -> Layout:
+    """Returns the layout, whose axes are known, with everything else that the recipe leaves to Kielo."""
+    stages = layers_of_stages(identity.model, identity.longest_sequence_length, layout)
+    return layout.model_copy(
+        update={
+            "compile": _compiles(layout, device),
+            "pipeline_layers": stages if layout.pipeline > 1 else None,
+            "pipeline_stages_per_rank": len(stages) // layout.pipeline if layout.pipeline > 1 else None,
+        }
+    )
+
+
+def _keeping_some(checkpoint: Checkpoint, total_steps: int) -> Checkpoint:
+    """Returns the section with its default: every tenth checkpoint stays, but at most ten of a whole run."""
     if checkpoint.keep_every_steps is not None:
-        return checkpoint.keep_every_steps
-    return checkpoint.every_steps * max(10, math.ceil(total_steps / (10 * checkpoint.every_steps)))
+        return checkpoint
+    every = checkpoint.every_steps * max(10, math.ceil(total_steps / (10 * checkpoint.every_steps)))
+    return checkpoint.model_copy(update={"keep_every_steps": every})
 
 
 def consent(old: Identity, new: Resolved) -> None:
-    """Go on only with the same identity. Raises KieloError listing the keys that changed; placement may
-    change.
+    """Raises KieloError listing the keys that changed unless both identities are the same.
 
-    Which steps are skipped, and what is computed in which precision, is not looked at: that may change for
-    steps that are still to come.
+    Skipped steps and precisions are not compared: they may change for steps that are still to come.
     """
-    later = {"skip_steps", "precision", "precision_changes", "fp8"}
+    later = {"train": {"skip_steps", "precision", "precision_changes", "fp8"}}
     before, after = (
         _flat(identity.model_dump(mode="json", exclude=later)) for identity in (old, new.identity)
     )
@@ -237,35 +284,28 @@ def consent(old: Identity, new: Resolved) -> None:
 
 
 def num_sequences(tokens: int, sequence_length: int) -> int:
-    """Sequences in a stream: each has sequence_length predicted tokens, the last may be padded."""
+    """Returns the sequences in a stream: each predicts sequence_length tokens, the last may be padded."""
     return max(0, math.ceil((tokens - 1) / sequence_length))
 
 
-def _axes(recipe: Recipe, world_size: int, complaints: list[str]) -> tuple[int, int]:
-    """Ranks along (replicate, shard); shard = 0 takes what is left."""
-    layout = recipe.layout
+def _with_axes(layout: Layout, world_size: int, complaints: list[str]) -> Layout:
+    """Returns the layout whose axes make up `world_size`: shard = 0 takes what is left."""
     others = layout.pipeline * layout.replicate * layout.context * layout.tensor
-    if world_size % others or (layout.shard and others * layout.shard != world_size):
-        sizes = {
-            axis: getattr(layout, axis) for axis in ("pipeline", "replicate", "shard", "context", "tensor")
-        }
-        asked = (
-            " × ".join(f"layout.{axis} = {size}" for axis, size in sizes.items() if size > 1) or "the layout"
-        )
-        inner = layout.pipeline * layout.context * layout.tensor
-        divisors = [str(number) for number in range(1, world_size + 1) if world_size % (number * inner) == 0]
-        ways = [f"{others * (layout.shard or 1)} ranks, or a multiple with layout.shard = 0"]
-        if divisors:
-            ways.append(f"layout.shard = 0 with layout.replicate one of {', '.join(divisors)}")
-        complaints.append(
-            f"{asked} does not make up {world_size} ranks; what would work: {'; or '.join(ways)}"
-        )
-        return 1, max(1, world_size // inner)
-    return layout.replicate, world_size // others
+    if world_size % others == 0 and layout.shard in (0, world_size // others):
+        return layout.model_copy(update={"shard": world_size // others})
+    sizes = {axis: getattr(layout, axis) for axis in ("pipeline", "replicate", "shard", "context", "tensor")}
+    asked = " × ".join(f"layout.{axis} = {size}" for axis, size in sizes.items() if size > 1) or "the layout"
+    inner = layout.pipeline * layout.context * layout.tensor
+    divisors = [str(number) for number in range(1, world_size + 1) if world_size % (number * inner) == 0]
+    ways = [f"{others * (layout.shard or 1)} ranks, or a multiple with layout.shard = 0"]
+    if divisors:
+        ways.append(f"layout.shard = 0 with layout.replicate one of {', '.join(divisors)}")
+    complaints.append(f"{asked} does not make up {world_size} ranks; what would work: {'; or '.join(ways)}")
+    return layout.model_copy(update={"replicate": 1, "shard": max(1, world_size // inner)})
 
 
 def _unshared(asked: Sequence[FullPhase], phases: Sequence[Phase], data_ranks: int) -> Iterator[str]:
-    """Steps that the ranks cannot share evenly; of a batch ramp, the first such step."""
+    """Yields the steps that the ranks cannot share evenly; of a batch ramp, the first such step."""
     in_ramp: set[int] = set()
     for phase, following in zip(phases, [*phases[1:], None]):
         of, length, sequences = asked[phase.number - 1], phase.sequence_length, phase.sequences_per_step
@@ -281,7 +321,10 @@ def _unshared(asked: Sequence[FullPhase], phases: Sequence[Phase], data_ranks: i
         if is_ramp:
             in_ramp.add(phase.number)
             key = "train.batch_ramp: tokens_per_step"
-            would_work = f"train.batch_ramp.first_tokens_per_step and step_tokens in multiples of {length * data_ranks}"
+            would_work = (
+                "train.batch_ramp.first_tokens_per_step and step_tokens in multiples of "
+                f"{length * data_ranks}"
+            )
         yield (
             f"{key} = {tokens} is {sequences} sequences of {of.key('sequence_length')} = {length}, which "
             f"{data_ranks} ranks cannot share evenly; what would work: {would_work}, or this many ranks: "
@@ -290,7 +333,7 @@ def _unshared(asked: Sequence[FullPhase], phases: Sequence[Phase], data_ranks: i
 
 
 def _micro_batches(phase: Phase, asked: FullPhase, data_ranks: int) -> tuple[int, int]:
-    """Sequences of a micro-batch, and micro-batches of a step, on one rank."""
+    """Returns (sequences of a micro-batch, micro-batches of a step) on one rank."""
     sequences_per_rank = max(1, phase.sequences_per_step // data_ranks)
     size = _largest_divisor(sequences_per_rank, asked.micro_batch_sequences)
     return size, sequences_per_rank // size
@@ -303,8 +346,9 @@ def _largest_divisor(number: int, at_most: int) -> int:
 def complete_model(
     recipe: Recipe, asked: Sequence[FullPhase], tokenizer_vocab_size: int, complaints: list[str]
 ) -> Model:
-    """The model section with every derived key set, from the weights' config.json where there are weights;
-    what does not fit goes to `complaints`.
+    """Returns the model section with every derived key set, from config.json where it has weights.
+
+    Adds what does not fit to `complaints`.
     """
     model, longest = recipe.model, max(asked, key=lambda phase: phase.sequence_length)
     length = longest.sequence_length
@@ -327,7 +371,10 @@ def complete_model(
 
 
 def _model_of_weights(model: Model) -> Model:
-    """Of a repository on the hub the commit is kept: a run does not change because a repository did."""
+    """Reads the model of `model.weights`, which becomes the commit of a repository on the hub.
+
+    A run does not change because a repository did.
+    """
     assert model.weights is not None
     folder = resolve_weights(model.weights)
     kept = {"weights": pinned(model.weights, folder), "vocab_multiple": model.vocab_multiple}
@@ -337,9 +384,7 @@ def _model_of_weights(model: Model) -> Model:
 def _mixture(
     phase: FullPhase, tokens: Mapping[str, int], folder: Path, complaints: list[str]
 ) -> dict[str, float]:
-    """Source → weight; by tokens where the recipe says nothing. Sources without a sequence of
-    text fall out.
-    """
+    """Returns source → weight, by tokens if the recipe says nothing; sources without text are left out."""
     filled = [name for name, number in tokens.items() if num_sequences(number, phase.sequence_length)]
     if not filled:
         complaints.append(f"{folder}: no source has any text left to train on")
@@ -352,12 +397,11 @@ def _mixture(
     return {name: weight for name, weight in phase.mixture.items() if name in filled}
 
 
-def _repeated_too_often(
-    recipe: Recipe, asked: Sequence[FullPhase], phases: Sequence[Phase], num_tokens: dict[str, int]
-) -> Iterator[str]:
-    """Epochs of each source against dataset.max_epochs (Muennighoff et al. 2023, arXiv:2305.16264)."""
+def _repeated_too_often(recipe: Recipe, steps: _Steps) -> Iterator[str]:
+    """Yields sources read more often than dataset.max_epochs (Muennighoff et al. 2023, arXiv:2305.16264)."""
+    asked = steps.asked
     allowed, tokens = recipe.dataset.max_epochs, sum(phase.tokens for phase in asked)
-    for name, (read, grace) in epochs(phases, num_tokens).items():
+    for name, (read, grace) in epochs(steps.phases, steps.num_tokens).items():
         if read <= Fraction(allowed) + grace:
             continue
         what, fewer = f"the phases' tokens = {tokens}", f"fewer tokens in a phase with {name} in its mixture"
@@ -394,46 +438,43 @@ def _computes_in_fp8(recipe: Recipe) -> bool:
     return "fp8" in (recipe.train.precision, *(precision for _, precision in changes))
 
 
-def _fp8_token_complaints(
-    recipe: Recipe,
-    asked: Sequence[FullPhase],
-    phases: Sequence[Phase],
-    micro_batches: Sequence[tuple[int, int]],
-) -> Iterator[str]:
-    """The gradient of a weight is a product over a micro-batch's tokens, and FP8 units take 16 numbers at a
-    time.
+def _fp8_token_complaints(recipe: Recipe, steps: _Steps) -> Iterator[str]:
+    """Yields the phases whose micro-batches FP8 cannot multiply.
+
+    The gradient of a weight is a product over a micro-batch's tokens, and FP8 units take 16 values at a time.
     """
     context = recipe.layout.context
-    for phase, (sequences, _) in zip(phases, micro_batches):
+    for phase, (sequences, _) in zip(steps.phases, steps.micro_batches):
         tokens = sequences * phase.sequence_length // context
         if tokens % 16:
-            key = asked[phase.number - 1].key("sequence_length")
+            key = steps.asked[phase.number - 1].key("sequence_length")
             yield (
                 f"{key} = {phase.sequence_length} makes micro-batches of {tokens} tokens on a rank, and FP8 "
                 f"multiplies 16 at a time; what would work: a sequence_length in multiples of {16 * context}"
             )
 
 
-def _precision_complaints(
-    model: Model, recipe: Recipe, last_step: int, device: str, card: Accelerator | None
-) -> Iterator[str]:
+def _precision_complaints(model: Model, recipe: Recipe, last_step: int, machine: _Machine) -> Iterator[str]:
     train = recipe.train
     steps = [step for step, _ in train.precision_changes]
     for step in sorted(set(steps)):
         if step > last_step:
             yield f"train.precision_changes: step {step} is beyond the run's last step, {last_step}"
         if steps.count(step) > 1:
-            yield f"train.precision_changes: step {step} is there {steps.count(step)} times; each may be there once"
+            yield (
+                f"train.precision_changes: step {step} is there {steps.count(step)} times; each may be there "
+                "once"
+            )
     if not _computes_in_fp8(recipe):
         return
     yield from fp8_complaints(model, recipe.layout, train.fp8)
-    complaint = without_fp8(card) if device == "cuda" and card is not None and not train.fp8.emulate else None
-    if complaint:
-        yield complaint
+    if machine.device == "cuda" and machine.card is not None and not train.fp8.emulate:
+        complaint = without_fp8(machine.card)
+        yield from [complaint] if complaint else []
 
 
 def _accelerator(recipe: Recipe, device: str, name: str | None) -> Accelerator | None:
-    """The card whose peak MFU is measured against; None when the device is not one that a card describes."""
+    """Returns the card that MFU is measured against; None when no card describes the device."""
     if name in accelerators():
         return accelerator_card(name)
     if name is not None:
@@ -448,7 +489,7 @@ def _listed(recipe: Recipe, complaints: list[str]) -> str:
 
 
 def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted key → value; the entries of a list of tables have numbers from 1."""
+    """Returns dotted key → value; the entries of a list of tables have numbers from 1."""
     values: dict[str, Any] = {}
     for key, value in content.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):

@@ -1,28 +1,47 @@
-"""`resolved.toml`: every derived number of a run, once. Written by `resolve`, read by every rank.
+"""`resolved.toml`: every number of a run. Written by `resolve`, read by every rank.
 
-Identity is what is trained: a change of it is another run and needs consent. Placement is where and how this
-attempt runs: layout, micro-batch, folders; it is resolved anew for every attempt.
+The identity is what is trained: it is stored in each checkpoint, and a change of it is another run. The
+placement is where and how this attempt runs; it is resolved anew for every attempt.
+
+Both hold sections of the recipe whole (`model`, `dataset` and `train`; `layout`, `train` and `checkpoint`),
+where a value that the recipe leaves to Kielo, such as `layout.shard = 0`, is filled in. All their other keys
+are derived. A key that is added to a section of `recipe/sections.py` is in here without an edit.
 """
 
 import os
 import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+from pydantic import PositiveInt, ValidationError
 
-from kielo.artifact.manifest import hash_json, write_text_atomically
+from kielo.artifact.manifest import write_text_atomically
+from kielo.artifact.run_format import (
+    FORMAT_VERSION,
+    VERSION_KEY,
+    migrated_identity,
+    migrated_run,
+    with_version,
+)
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Fp8, Model, Precision, ScheduleName
+from kielo.recipe.sections import (
+    Checkpoint,
+    DatasetIdentity,
+    Layout,
+    Model,
+    RecipeIdentity,
+    ScheduleName,
+    Section,
+    TrainIdentity,
+    TrainPlacement,
+)
 
 _HEADER = "# Written by kielo from the recipe and the machine; edit the recipe instead.\n"
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-
-class Phase(_Frozen):
+class Phase(Section):
     """Steps `first_step` … `last_step` (from 1) of one size, from sample `first_sample` on.
 
     `number` is the recipe's phase; those of a batch ramp share it, and with it their order of the data, which
@@ -46,10 +65,11 @@ class Phase(_Frozen):
         return self.first_step + self.steps - 1
 
 
-class RateStretch(_Frozen):
-    """Learning rates over `tokens` tokens after the first `first_token` of the run: from the rate before it
-    (0 at the start) to `peak` in `warmup_tokens`, then down to `final`; `decay_tokens` of the end are the
-    schedule's decay.
+class LearningRateSegment(Section):
+    """Learning rates over `tokens` tokens after the first `first_token` tokens of the run.
+
+    The rate rises from the one before (0 at the start) to `peak` in `warmup_tokens`, then falls to `final`;
+    the last `decay_tokens` are the schedule's decay.
     """
 
     first_token: int
@@ -61,33 +81,32 @@ class RateStretch(_Frozen):
     decay_tokens: int
 
 
-class Identity(_Frozen):
-    """What is trained. `model` is complete: vocab_size, num_key_value_heads, head_dim and positions are set.
+@dataclass(frozen=True)
+class StepRange:
+    """Steps up to `last_step` that are trained, or passed over, without a change between them.
 
-    `skip_steps` are [first, last] steps that are passed over, in order, without overlap.
+    They are of `Identity.phases[phase_index]`.
     """
 
-    name: str
-    language: str
-    seed: int
+    phase_index: int
+    last_step: int
+    is_skipped: bool
+
+
+class Identity(RecipeIdentity):
+    """What is trained.
+
+    `model` is complete: vocab_size, num_key_value_heads, head_dim and positions are set. In `train`, the
+    ranges of `skip_steps` and `precision_changes` are in order and the ranges do not overlap, and
+    `heldout_sequences` are at most those that there are.
+    """
+
     model: Model
-    mask_documents: bool
+    dataset: DatasetIdentity
+    train: TrainIdentity
     tokens_hash: str
     phases: tuple[Phase, ...]
-    skip_steps: tuple[tuple[int, int], ...] = ()
-    learning_rates: tuple[RateStretch, ...]
-    weight_decay: float
-    adam_beta1: float
-    adam_beta2: float
-    adam_epsilon: float
-    max_gradient_norm: float
-    z_loss: float
-    precision: Precision
-    precision_changes: tuple[tuple[int, Precision], ...] = ()
-    fp8: Fp8 = Fp8()
-    optimiser_state: Literal["fp32", "bf16"] = "fp32"
-    max_skipped_steps_in_a_row: PositiveInt
-    heldout_sequences: PositiveInt
+    learning_rates: tuple[LearningRateSegment, ...]
 
     @property
     def total_steps(self) -> int:
@@ -102,29 +121,28 @@ class Identity(_Frozen):
         return max(phase.sequence_length for phase in self.phases)
 
     def phase_index(self, step: int) -> int:
-        """Which of `phases` step `step` is in; the last one's for later steps."""
+        """Returns which of `phases` step `step` is in; the last one's for later steps."""
         return next(
             (i for i, phase in enumerate(self.phases) if step <= phase.last_step), len(self.phases) - 1
         )
 
-    def stretch(self, step: int) -> tuple[int, int, bool]:
-        """What step `step` begins when the steps before it are done: which of `phases`, its last step in one
-        go, and whether its steps are passed over. A change of precision begins another stretch.
+    def next_steps(self, step: int) -> StepRange:
+        """Returns the steps from `step` on that are taken in one go, when those before it are done.
+
+        They end with the phase, before a change of precision, and where skipped steps begin or end.
         """
         index = self.phase_index(step)
-        changes = [first_step - 1 for first_step, _ in self.precision_changes if first_step > step]
+        changes = [first_step - 1 for first_step, _ in self.train.precision_changes if first_step > step]
         last = min([self.phases[index].last_step, *changes])
-        for first_skipped, last_skipped in self.skip_steps:
+        for first_skipped, last_skipped in self.train.skip_steps:
             if first_skipped <= step <= last_skipped:
-                return index, min(last, last_skipped), True
+                return StepRange(index, min(last, last_skipped), is_skipped=True)
             if step < first_skipped:
-                return index, min(last, first_skipped - 1), False
-        return index, last, False
+                return StepRange(index, min(last, first_skipped - 1), is_skipped=False)
+        return StepRange(index, last, is_skipped=False)
 
     def tokens_after(self, step: int) -> int:
-        """Tokens of the first `step` steps, passed-over ones included; steps after the last are
-        of its size.
-        """
+        """Returns the tokens of the first `step` steps, also skipped; steps after the last have its size."""
         within = sum(
             phase.tokens_per_step * (min(step, phase.last_step) - phase.first_step + 1)
             for phase in self.phases
@@ -133,8 +151,8 @@ class Identity(_Frozen):
         return within + max(0, step - self.total_steps) * self.phases[-1].tokens_per_step
 
 
-class PhasePlacement(_Frozen):
-    """How one rank takes the steps of the phase with the same place in `Identity.phases`."""
+class PhasePlacement(Section):
+    """Steps of one phase on one rank; in the order of `Identity.phases`."""
 
     micro_batch_sequences: PositiveInt
     micro_batches_per_step: PositiveInt
@@ -142,28 +160,18 @@ class PhasePlacement(_Frozen):
     planned_tokens_per_second: float | None = None
 
 
-class Placement(_Frozen):
-    """Where and how it runs. Axis sizes multiply to world_size; `phases` are in the order of the identity's;
-    peak_tflops: precision → TFLOP/s of one accelerator, as far as its card knows them.
+class Placement(Section):
+    """Where and how a run is computed.
+
+    `layout` has every size filled in: its axes multiply to `world_size`, and typed into a recipe it gives
+    the same run. `checkpoint.keep_every_steps` is filled in. peak_tflops: precision → TFLOP/s of one
+    accelerator, for those that its card knows.
     """
 
     world_size: PositiveInt
-    pipeline: PositiveInt = 1
-    pipeline_schedule: str = "1f1b"
-    pipeline_layers: tuple[int, ...] = ()
-    replicate: PositiveInt
-    shard: PositiveInt
-    context: PositiveInt = 1
-    tensor: PositiveInt = 1
-    expert: PositiveInt = 1
-    sequence_parallel: bool = True
-    zero: Literal[1, 2, 3] = 1
-    cpu_offload: bool = False
-    context_attention: Literal["all_gather", "ulysses"] = "all_gather"
-    compile: bool = False
-    recompute: Literal["none", "attention", "operators", "full"] = "none"
-    recompute_every_layers: PositiveInt = 1
-    recompute_saved_operators: tuple[str, ...] = ()
+    layout: Layout
+    train: TrainPlacement
+    checkpoint: Checkpoint
     phases: tuple[PhasePlacement, ...]
     device: Literal["cpu", "cuda"]
     accelerator: str
@@ -171,32 +179,49 @@ class Placement(_Frozen):
     parameters: int
     end_of_text_id: int
     tokenizer_hash: str = ""
-    loss_chunk_tokens: PositiveInt
-    log_every_steps: PositiveInt
-    heldout_every_steps: PositiveInt
-    checkpoint_every_steps: PositiveInt
-    keep_newest: PositiveInt
-    keep_every_steps: int
-    tensorboard: bool
-    start_timeout_seconds: float
     tokens_folder: str
     tokenizer_folder: str
     train_folder: str
 
 
-class Resolved(_Frozen):
+class Resolved(Section):
     identity: Identity
     placement: Placement
 
 
-def identity_hash(identity: Identity) -> str:
-    """xxh3-128 of what is trained, in hexadecimal."""
-    return hash_json(identity.model_dump(mode="json"))
+def stored_identity(identity: Identity) -> dict[str, Any]:
+    """Returns the identity as JSON with the format's version, for checkpoints and manifests."""
+    return with_version(identity.model_dump(mode="json"))
+
+
+def read_identity(stored: Mapping[str, Any], where: Path | str) -> Identity:
+    """Returns the identity that any version stored. Raises KieloError naming the keys that do not fit."""
+    content = migrated_identity(stored, where)
+    try:
+        return _identity(content)
+    except ValidationError as error:
+        raise KieloError(
+            f"{where}: describes its run with keys or values that this Kielo does not know "
+            f"({_keys_of(error)}); go on with the Kielo that wrote it, or give the recipe another folder"
+        ) from None
+
+
+def as_stored_now(stored: Mapping[str, Any], where: Path | str) -> dict[str, Any]:
+    """Returns an identity that any version stored as this version stores it, so that two can be compared.
+
+    What does not fit an identity is left as it is. Raises KieloError for a later version of the format.
+    """
+    content = migrated_identity(stored, where)
+    try:
+        return stored_identity(_identity(content))
+    except ValidationError:
+        return content
 
 
 def write(resolved: Resolved, path: Path | str) -> None:
-    """Write as TOML, aside and renamed. Values that are None are left out. KieloError where another file has
-    the name.
+    """Writes as TOML, aside and renamed. Values that are None are left out.
+
+    Raises KieloError where a file that Kielo did not write has the name.
     """
     try:
         is_own = not os.path.lexists(path) or Path(path).read_text(encoding="utf-8").startswith(_HEADER)
@@ -206,14 +231,14 @@ def write(resolved: Resolved, path: Path | str) -> None:
         raise KieloError(
             f"{path}: is there already, and Kielo did not write it; move it away, nothing was written"
         )
-    text = _HEADER
+    text = f"{_HEADER}{VERSION_KEY} = {FORMAT_VERSION}\n"
     for name, part in resolved.model_dump(mode="json").items():
         text += _table(name, part)
     write_text_atomically(path, text)
 
 
 def read(path: Path | str) -> Resolved:
-    """Read what `write` wrote. Raises KieloError naming the file and the keys that do not fit."""
+    """Reads what any version wrote. Raises KieloError naming the file and the keys that do not fit."""
     try:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -224,13 +249,21 @@ def read(path: Path | str) -> Resolved:
         raise KieloError(
             f"{path}: not valid TOML ({error}); delete it, `kielo train` writes it again"
         ) from None
+    content = migrated_run(content, path)
     try:
         return Resolved.model_validate(content)
     except ValidationError as error:
-        keys = ", ".join(".".join(map(str, entry["loc"])) for entry in error.errors())
         raise KieloError(
-            f"{path}: does not fit this version of kielo ({keys}); delete it and resolve again"
+            f"{path}: does not fit this version of kielo ({_keys_of(error)}); delete it and resolve again"
         ) from None
+
+
+def _identity(content: dict[str, Any]) -> Identity:
+    return Identity.model_validate({key: value for key, value in content.items() if key != VERSION_KEY})
+
+
+def _keys_of(error: ValidationError) -> str:
+    return ", ".join(".".join(map(str, entry["loc"])) for entry in error.errors())
 
 
 def _table(name: str, content: dict[str, Any], brackets: tuple[str, str] = ("[", "]")) -> str:

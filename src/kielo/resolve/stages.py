@@ -1,7 +1,7 @@
-"""Which layers each pipeline stage has, and which stages each pipeline rank: arithmetic, no torch.
+"""Splits layers into pipeline stages, and stages among pipeline ranks: arithmetic, no torch.
 
-A stage's cost is its model FLOPs; the head counts with the last one, the look-up table costs nothing. Stages
-lie on ranks in a loop (rank r has r, r + p, …: Narayanan et al. 2021, arXiv:2104.04473) or in a V (rank r has
+A stage's cost is its model FLOPs; the head counts with the last one, the embedding costs nothing. Stages
+are on ranks in a loop (rank r has r, r + p, …: Narayanan et al. 2021, arXiv:2104.04473) or in a V (rank r has
 r and 2p - 1 - r: Qi et al. 2023, arXiv:2401.10241), so that a V's first and last stage share a rank.
 """
 
@@ -13,7 +13,7 @@ from kielo.recipe.sections import Layout, Model
 
 
 class Schedule(NamedTuple):
-    """What follows from a schedule's name."""
+    """Facts of one pipeline schedule."""
 
     stages_per_rank: int  # where the recipe does not say
     is_v: bool
@@ -37,8 +37,9 @@ def num_stages(layout: Layout) -> int:
 
 
 def layers_of_stages(model: Model, sequence_length: int, layout: Layout) -> tuple[int, ...]:
-    """Layers of each stage, as the recipe lists them or by cost; of a layout that `stage_complaints` has
-    passed.
+    """Returns the number of layers of each stage, as the recipe lists them or by cost.
+
+    `stage_complaints` must have passed the layout.
     """
     if layout.pipeline == 1:
         return (model.num_hidden_layers,)
@@ -51,10 +52,13 @@ def layers_of_stages(model: Model, sequence_length: int, layout: Layout) -> tupl
 
 
 def stage_complaints(model: Model, layout: Layout) -> Iterator[str]:
-    """What of the pipeline axis cannot run, whatever the number of micro-batches."""
+    """Yields what of the pipeline axis cannot run with any number of micro-batches."""
     if layout.pipeline == 1:
         if layout.pipeline_layers is not None or layout.pipeline_stages_per_rank is not None:
-            yield "layout.pipeline_layers and layout.pipeline_stages_per_rank are for layout.pipeline of 2 or more"
+            yield (
+                "layout.pipeline_layers and layout.pipeline_stages_per_rank are for layout.pipeline of 2 or "
+                "more"
+            )
         return
     schedule, stages = layout.pipeline_schedule, num_stages(layout)
     usual, is_v, splits_backward = SCHEDULES[schedule]
@@ -75,8 +79,8 @@ def stage_complaints(model: Model, layout: Layout) -> Iterator[str]:
     if splits_backward and layout.recompute != "none":
         yield (
             f"layout.pipeline_schedule = {schedule!r} takes the backward pass apart, which recomputation "
-            "(layout.recompute "
-            f'= {layout.recompute!r}) does not allow; what would work: layout.recompute = "none", or interleaved_1f1b'
+            f"(layout.recompute = {layout.recompute!r}) does not allow; what would work: "
+            'layout.recompute = "none", or interleaved_1f1b'
         )
     layers = layout.pipeline_layers
     total = model.num_hidden_layers
@@ -98,14 +102,14 @@ def stage_complaints(model: Model, layout: Layout) -> Iterator[str]:
 
 
 def stages_of_rank(schedule: str, ranks: int, rank: int, stages_per_rank: int) -> tuple[int, ...]:
-    """The stages that pipeline rank `rank` of `ranks` has, in the order of the model."""
+    """Returns the stages of pipeline rank `rank` of `ranks`, in the order of the model."""
     if SCHEDULES[schedule].is_v:
         return rank, 2 * ranks - 1 - rank
     return tuple(range(rank, ranks * stages_per_rank, ranks))
 
 
 def rank_of_each_stage(schedule: str, ranks: int, stages_per_rank: int) -> list[int]:
-    """The pipeline rank that has each stage, in the order of the model."""
+    """Returns the pipeline rank of each stage, in the order of the model."""
     owner = {
         stage: rank
         for rank in range(ranks)
@@ -115,12 +119,11 @@ def rank_of_each_stage(schedule: str, ranks: int, stages_per_rank: int) -> list[
 
 
 def split_by_cost(num_layers: int, stages: int, layer_cost: float, head_cost: float) -> tuple[int, ...]:
-    """Layers of each stage, in order, such that the heaviest stage is as light as can be; at least one each
-    but the last.
+    """Returns the layers of each stage, in order, for which the heaviest stage is lightest.
 
-    The last stage has the head, and may have no layer at all where the head outweighs one. Of equal splits
-    the one with fewer layers on later stages is taken, for they hold the logits too. Raises ValueError when
-    there are fewer layers than stages less one.
+    Each stage but the last has at least one layer. The last has the head, and may have no layer where the
+    head costs more than one. Of equal splits the one with fewer layers on later stages is taken, as they
+    hold the logits too. Raises ValueError when there are fewer layers than stages less one.
     """
     if num_layers < stages - 1 or stages < 1:
         raise ValueError(f"{num_layers} layers do not make {stages} stages")
@@ -137,13 +140,13 @@ def split_by_cost(num_layers: int, stages: int, layer_cost: float, head_cost: fl
 
 
 def layer_numbers(layers_of_stages: Sequence[int]) -> list[range]:
-    """The numbers of each stage's layers."""
+    """Returns the numbers of each stage's layers."""
     starts = [sum(layers_of_stages[:stage]) for stage in range(len(layers_of_stages) + 1)]
     return [range(start, stop) for start, stop in zip(starts, starts[1:])]
 
 
 def micro_batch_complaint(schedule: str, micro_batches: int, ranks: int, stages: int) -> str | None:
-    """Why torch's schedule cannot run so many micro-batches, with numbers that would work; None if it can."""
+    """Returns why torch's schedule cannot run so many micro-batches, and what would work; None if it can."""
     if schedule in ("1f1b", "dualpipev") and micro_batches < stages:
         return (
             f"{schedule} needs at least as many micro-batches a step as stages, and there are "

@@ -1,23 +1,19 @@
-"""Bytes that a rank of Kielo holds between steps: parameters, gradients and optimiser state; arithmetic, no
-torch.
+"""Computes the bytes that a rank holds between steps: parameters, gradients and optimiser state; no torch.
 
-They follow from the shapes of the parameters, the words of the family's layout table and the placement. They
-are exact: `kielo rehearse` measures the same numbers.
+They follow from the shapes of the parameters, the family's tensor-parallel plan and the layout. They are
+exact: `kielo rehearse` measures the same numbers.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from kielo.models.families import module
 from kielo.models.parameter_shapes import layout_word, parameter_shapes
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import Layout, Model
 from kielo.resolve.ranks import coordinates
 from kielo.resolve.stages import layer_numbers, stages_of_rank
-
-if TYPE_CHECKING:
-    from kielo.resolve.resolved import Placement
 
 _FP32 = 4
 _MOMENTS = 2
@@ -31,8 +27,10 @@ _SPLIT_DIM = {"vocabulary": 0, "column": 0, "all_heads": 0, "row": 1}
 
 @dataclass(frozen=True)
 class StateBytes:
-    """parameters: fp32, with what FSDP2 pads them by. gradients: fp32, as they are before the optimiser's
-    step. optimiser: two moments, and a count of steps in fp32 for each parameter.
+    """Bytes on one rank.
+
+    parameters: fp32, with FSDP2's padding. gradients: fp32, before the optimiser's step. optimiser: two
+    moments, and a count of steps in fp32 for each parameter.
     """
 
     parameters: int
@@ -45,38 +43,35 @@ class StateBytes:
 
 
 def state_bytes(
-    model: Model, placement: "Placement", rank: int, optimiser_state: Literal["fp32", "bf16"] = "fp32"
+    model: Model, layout: Layout, rank: int, optimiser_state: Literal["fp32", "bf16"] = "fp32"
 ) -> StateBytes:
-    """Of rank `rank`. `model` is complete, and the layout one that `resolve` has passed.
+    """Computes the bytes of rank `rank`. `model` is complete, and `layout` is resolved.
 
     With tied embeddings the last pipeline stage has a copy of the embedding as its head, with a gradient
-    (which lies in one buffer with that of the last norm, though it is used up before the step) and no
-    optimiser state.
+    (in one buffer with that of the last norm, though it is used up before the step) and no optimiser state.
     """
-    place = coordinates(placement, rank)
-    ranks, number = placement.shard * placement.context, place["shard"] * placement.context + place["context"]
+    place = coordinates(layout, rank)
+    ranks, number = layout.shard * layout.context, place["shard"] * layout.context + place["context"]
     padded = exact = steps = 0
-    for shape, is_copy in _shapes_of_rank(model, placement, place["pipeline"]):
+    for shape, is_copy in _shapes_of_rank(model, layout, place["pipeline"]):
         row, rows = prod(shape[1:]), shape[0]
-        # as torch.chunk cuts: equal pieces rounded up, the last ranks with less or none
-        piece = -(-rows // ranks)
-        padded += piece * row
+        # as torch.chunk cuts: equal numbers of rows, rounded up; the last ranks have fewer or none
+        rows_of_rank = -(-rows // ranks)
+        padded += rows_of_rank * row
         if not is_copy:
-            exact += max(0, min(piece, rows - piece * number)) * row
+            exact += max(0, min(rows_of_rank, rows - rows_of_rank * number)) * row
             steps += 1
     moments = _MOMENTS * STATE_BYTES[optimiser_state] * exact
     return StateBytes(_FP32 * padded, _FP32 * padded, moments + _FP32 * steps)
 
 
 def _shapes_of_rank(
-    model: Model, placement: "Placement", pipeline_rank: int
+    model: Model, layout: Layout, pipeline_rank: int
 ) -> Iterator[tuple[tuple[int, ...], bool]]:
-    """(shape on this rank of the tensor axis, is it the copy of a tied embedding) of each parameter of its
-    stages.
-    """
+    """Yields (shape on one tensor rank, True for the copy of a tied embedding) of each parameter."""
     words = module(model.model_type, "layout").TENSOR_AXIS
     shapes = parameter_shapes(model)
-    layers, is_last = _layers_of_rank(model, placement, pipeline_rank)
+    layers, is_last = _layers_of_rank(model, layout, pipeline_rank)
     for name, shape in shapes.items():
         module_name, _, kind = name.rpartition(".")
         if name.startswith("layers."):
@@ -86,18 +81,18 @@ def _shapes_of_rank(
         else:
             is_here = pipeline_rank == 0
         if is_here:
-            yield _on_tensor_axis(shape, kind, layout_word(words, module_name), placement.tensor), False
-    if is_last and placement.pipeline > 1 and "head.weight" not in shapes:
-        yield _on_tensor_axis(shapes["embed.weight"], "weight", "column", placement.tensor), True
+            yield _on_tensor_axis(shape, kind, layout_word(words, module_name), layout.tensor), False
+    if is_last and layout.pipeline > 1 and "head.weight" not in shapes:
+        yield _on_tensor_axis(shapes["embed.weight"], "weight", "column", layout.tensor), True
 
 
-def _layers_of_rank(model: Model, placement: "Placement", pipeline_rank: int) -> tuple[set[int], bool]:
-    """(numbers of its layers, does it have the last stage)."""
-    if placement.pipeline == 1:
+def _layers_of_rank(model: Model, layout: Layout, pipeline_rank: int) -> tuple[set[int], bool]:
+    """Returns (the numbers of its layers, True if it has the last stage)."""
+    if layout.pipeline == 1:
         return set(range(model.num_hidden_layers)), True
-    ranges = layer_numbers(placement.pipeline_layers)
+    ranges = layer_numbers(layout.pipeline_layers)
     stages = stages_of_rank(
-        placement.pipeline_schedule, placement.pipeline, pipeline_rank, len(ranges) // placement.pipeline
+        layout.pipeline_schedule, layout.pipeline, pipeline_rank, len(ranges) // layout.pipeline
     )
     return {layer for stage in stages for layer in ranges[stage]}, stages[-1] == len(ranges) - 1
 

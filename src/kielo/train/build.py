@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +26,7 @@ from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import Mesh, build_mesh, data_rank, data_ranks, sum_over_data
 from kielo.parallel.norm import clip_gradients
 from kielo.parallel.world import World, make_host_group
-from kielo.recipe.sections import Precision
+from kielo.recipe.sections import Layout, Precision, TrainIdentity
 from kielo.resolve.resolved import Identity, Placement, Resolved
 from kielo.train.feed import Feed
 from kielo.train.forward_backward import ForwardBackward, forward_backward_of
@@ -36,7 +35,7 @@ from kielo.train.guard import Guard
 from kielo.train.heldout import HeldOut, share_of
 from kielo.train.log import Log, MetricsFile, Sink, TensorBoard, Terminal
 from kielo.train.meter import Meter
-from kielo.train.optimiser import OptimiserSettings, build_optimiser
+from kielo.train.optimiser import build_optimiser
 from kielo.train.parts import PhaseParts, PrecisionParts, Run, StepParts
 from kielo.train.precision import next_precision, settle_matrix_products
 from kielo.train.profile import Profile
@@ -44,13 +43,6 @@ from kielo.train.schedule import learning_rate
 from kielo.train.state import Checkpoints, State, note_alert
 from kielo.train.step_row import StepRow
 from kielo.train.stop import Stop
-
-
-class StepSettings(OptimiserSettings, Protocol):
-    """Settings of an optimiser step; `resolve.resolved.Identity` has all of them."""
-
-    z_loss: float
-    max_gradient_norm: float
 
 
 def assemble(
@@ -65,12 +57,12 @@ def assemble(
     """
     identity, placement = resolved.identity, resolved.placement
     device, state = world.device, State()
-    mesh = build_mesh(world, placement)
-    guard = Guard(device, identity.max_skipped_steps_in_a_row, identity.fp8.watch_steps)
+    mesh = build_mesh(world, placement.layout)
+    guard = Guard(device, identity.train)
     checkpoints = Checkpoints(_store(placement, world, permit), resolved, guard, state)
     meter = Meter(world.size, identity.total_tokens, device)
     stop.use(device)
-    log = Log(placement.log_every_steps, identity.total_steps, _sinks(identity, placement, world))
+    log = Log(placement.train, identity.total_steps, _sinks(identity, placement, world))
     precision = next_precision(identity, checkpoints.found)
     return Run(
         device=device,
@@ -135,18 +127,19 @@ def phase_parts(run: Run, resolved: Resolved, index: int, last_step: int) -> Ite
 def build_step(
     model: nn.Module,
     mesh: Mesh,
-    settings: StepSettings,
-    placement: Placement,
+    train: TrainIdentity,
+    layout: Layout,
+    loss_chunk_tokens: int,
     precision: Precision,
     guard: Guard,
 ) -> StepParts:
     """Builds the parts of an optimiser step of `model`, which is laid out over `mesh` and has its memory."""
-    optimiser = build_optimiser(model, settings)
+    optimiser = build_optimiser(model, train)
     if precision == "fp8":
         optimiser.adamw.register_step_post_hook(lambda *_: scale_weights(model))
     return StepParts(
-        forward_backward=forward_backward_of(model, mesh, settings.z_loss, placement, precision),
-        clip=partial(clip_gradients, model, mesh, settings.max_gradient_norm),
+        forward_backward=forward_backward_of(model, mesh, train.z_loss, loss_chunk_tokens, layout, precision),
+        clip=partial(clip_gradients, model, mesh, train.max_gradient_norm),
         guard=guard,
         optimiser=optimiser,
     )
@@ -167,7 +160,7 @@ def _build_precision(
     """
     identity, placement = resolved.identity, resolved.placement
     if precision == "fp8":
-        refuse_without_fp8(device, identity.fp8)
+        refuse_without_fp8(device, identity.train.fp8)
     settle_matrix_products(precision)
     is_restored, weights = checkpoints.newest is not None, identity.model.weights
     model = laid_out(identity, placement, mesh, precision)
@@ -177,15 +170,17 @@ def _build_precision(
         source_tensors = load_model_weights(
             dict(model.named_parameters()), resolve_weights(weights), identity.model
         )
-    step = build_step(model, mesh, identity, placement, precision, guard)
+    step = build_step(
+        model, mesh, identity.train, placement.layout, placement.train.loss_chunk_tokens, precision, guard
+    )
     checkpoints.track(dict(model.named_parameters()), step.optimiser, source_tensors)
     heldout = _heldout(identity, placement, mesh, device, model, step.forward_backward)
-    if precision == "fp8" and identity.fp8.probe_every_steps:
+    if precision == "fp8" and identity.train.fp8.probe_every_steps:
         probe = Fp8Probe(
             step.forward_backward,
             model,
             mesh,
-            identity.fp8.probe_every_steps,
+            identity.train.fp8.probe_every_steps,
             identity.total_steps,
             log.write,
         )
@@ -197,9 +192,9 @@ def _store(placement: Placement, world: World, permit: Callable[[], None]) -> St
     folder = Path(placement.train_folder)
     return Store(
         folder / "checkpoints",
-        placement.keep_newest,
-        placement.keep_every_steps,
-        make_host_group(world, "checkpoint", placement.start_timeout_seconds),
+        placement.checkpoint.keep_newest,
+        placement.checkpoint.keep_every_steps,
+        make_host_group(world, "checkpoint"),
         on_alert=_alert(placement),
         permit=permit,
     )
@@ -213,7 +208,7 @@ def laid_out(identity: Identity, placement: Placement, mesh: Mesh, precision: Pr
     """Builds the model over the mesh, on meta, so that no rank ever holds more than its shards of it."""
     with torch.device("meta"):
         model = families.build_model(identity.model)
-    return lay_out(model, mesh, placement, precision, identity.fp8)
+    return lay_out(model, mesh, placement.layout, precision, identity.train.fp8)
 
 
 def _fill(
@@ -225,7 +220,7 @@ def _fill(
         model,
         device,
         None if is_filled_later else lambda name, shape: initial_value(name, shape, config, identity.seed),
-        is_offloaded=placement.cpu_offload,
+        is_offloaded=placement.layout.cpu_offload,
     )
 
 
@@ -237,7 +232,7 @@ def _feed(resolved: Resolved, index: int, last_step: int, mesh: Mesh, device: to
         phase,
         identity.longest_sequence_length,
         placement.end_of_text_id,
-        identity.mask_documents,
+        identity.dataset.mask_documents,
     )
     read_step = partial(batches.step, data_rank=data_rank(mesh), data_ranks=data_ranks(mesh))
     micro_batch_sequences = placement.phases[index].micro_batch_sequences
@@ -264,7 +259,10 @@ def _heldout(
 ) -> HeldOut:
     length = identity.phases[0].sequence_length  # of the whole run, so that its scores can be compared
     batch = heldout_batch(
-        Path(placement.tokens_folder), length, identity.heldout_sequences, identity.mask_documents
+        Path(placement.tokens_folder),
+        length,
+        identity.train.heldout_sequences,
+        identity.dataset.mask_documents,
     )
     share = share_of(
         batch,
@@ -279,7 +277,7 @@ def _heldout(
         forward_backward,
         partial(sum_over_data, mesh=mesh),
         device,
-        placement.heldout_every_steps,
+        placement.train.heldout_every_steps,
         identity.total_steps,
     )
 
@@ -292,6 +290,6 @@ def _sinks(identity: Identity, placement: Placement, world: World) -> list[Sink]
         Terminal(identity.total_steps, _alert(placement)),
         MetricsFile(folder / "metrics.jsonl"),
     ]
-    if placement.tensorboard:
+    if placement.train.tensorboard:
         sinks.append(TensorBoard(folder / "tensorboard"))
     return sinks

@@ -32,8 +32,7 @@ class FailsafeStream:
             return function(*arguments)
         except (OSError, ValueError) as error:  # ValueError: it was closed
             self.failure = error
-        # What waits in its buffer could not be written at the end either, nor what processes of ours print
-        # there.
+        # The buffered text could not be written at the end either, nor the output of child processes.
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())

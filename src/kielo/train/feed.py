@@ -75,7 +75,7 @@ class Feed:
         self._columns_s = positions_s
         self._positions_s = None if positions_s is None else positions_s.to(device)
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
-        # One thread: it only hides the reading; more would only compete with the arithmetic.
+        # One thread is enough to hide the reading; more would compete with the arithmetic.
         self._reader = ThreadPoolExecutor(
             max_workers=1, thread_name_prefix="feed", initializer=self._choose_device
         )
@@ -88,8 +88,8 @@ class Feed:
         arriving = self._ahead[1].result()
         self._ahead = self._begin(step + 1) if step < self._last_step else None
         if arriving.arrived is not None:
-            # The device waits here, not the host: what is queued from now on comes after the copies. And as
-            # the memory is the copying stream's, its allocator must be told who else uses it.
+            # The device waits here, not the host: work queued from now on runs after the copies. The memory
+            # belongs to the copying stream, so its allocator must know that this stream uses it too.
             stream = torch.cuda.current_stream(self._device)
             stream.wait_event(arriving.arrived)
             for tensor in arriving.tensors:
@@ -114,7 +114,7 @@ class Feed:
         if self._copies is None:
             return self._arriving(step, samples, (inputs, labels, documents), counted)
         with torch.cuda.stream(self._copies):
-            # Only from pinned memory does a copy to the device not stop the host.
+            # A copy to the device makes the host wait, except from pinned memory.
             copied = (
                 None if tensor is None else tensor.pin_memory().to(self._device, non_blocking=True)
                 for tensor in (inputs, labels, documents)
@@ -123,7 +123,7 @@ class Feed:
             return replace(arriving, arrived=self._copies.record_event())
 
     def _arriving(self, step: int, samples: tuple[int, ...], tensors: _Tensors, counted: int) -> _Arriving:
-        # Filled in on the device: the number travels with the order to do so, and not as a copy.
+        # Filled on the device: the number is an argument of the kernel, and not a copy from the host.
         counted_tokens = torch.full((), counted, dtype=torch.int64, device=self._device)
         micro_batches = _split(tensors, self._micro_batch_sequences, self._positions_s)
         held = (*(tensor for tensor in tensors if tensor is not None), counted_tokens)

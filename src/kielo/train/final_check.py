@@ -36,7 +36,7 @@ def refuse_unsound_weights(model: nn.Module, device: torch.device) -> None:
     """
     shards = {name: local(parameter).detach() for name, parameter in model.named_parameters()}
     shards = {name: shard for name, shard in shards.items() if shard.numel()}
-    # NaN is smallest and largest
+    # aminmax returns NaN for both ends where there is one
     ends = [torch.stack(shard.aminmax()).float().to(device) for shard in shards.values()]
     bad = (
         ~torch.stack(ends).isfinite().all(dim=1) if ends else torch.zeros(0, dtype=torch.bool, device=device)

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from kielo.parallel.mesh import Mesh, sum_over_data
 from kielo.parallel.shard import COMPUTE_DTYPES, set_last_micro_batch
-from kielo.recipe.sections import Precision
-from kielo.resolve.resolved import Placement
+from kielo.recipe.sections import Layout, Precision
 from kielo.resolve.stages import SCHEDULES
 from kielo.train.feed import MicroBatch, StepBatch
 from kielo.train.next_token import NextToken, tensor_axis
@@ -39,7 +38,7 @@ class PlainForwardBackward:
 
         It is in nats per counted token over all ranks, with the z-loss where there is one.
         """
-        # A step of nothing but padding has loss 0 and no gradient; dividing by 0 would make it look broken.
+        # A step of padding only has loss 0 and no gradient; dividing by 0 would make it not finite.
         divisor = self._sum_over_data(batch.counted_tokens).clamp(min=1).to(torch.float32)
         loss = torch.zeros((), device=divisor.device)
         for number, micro_batch in enumerate(batch.micro_batches, start=1):
@@ -58,23 +57,21 @@ ForwardBackward = PlainForwardBackward | PipelineForwardBackward
 
 
 def forward_backward_of(
-    model: nn.Module, mesh: Mesh, z_loss: float, placement: Placement, precision: Precision
+    model: nn.Module, mesh: Mesh, z_loss: float, loss_chunk_tokens: int, layout: Layout, precision: Precision
 ) -> ForwardBackward:
     """Builds the forward and backward passes of `model`, which is laid out over `mesh`."""
     sum_over_ranks = partial(sum_over_data, mesh=mesh)
-    goes_twice = placement.pipeline > 1 and SCHEDULES[placement.pipeline_schedule].splits_backward
-    objective = NextToken(
-        z_loss, placement.loss_chunk_tokens, tensor_axis(mesh), goes_twice, placement.compile
-    )
-    if placement.pipeline == 1:
+    goes_twice = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
+    objective = NextToken(z_loss, loss_chunk_tokens, tensor_axis(mesh), goes_twice, layout.compile)
+    if layout.pipeline == 1:
         return PlainForwardBackward(model, objective, sum_over_ranks)
-    splits_sequence = placement.tensor > 1 and placement.sequence_parallel
+    splits_sequence = layout.tensor > 1 and layout.sequence_parallel
     return PipelineForwardBackward(
         model,
         objective,
         sum_over_ranks,
         mesh,
-        placement.pipeline_schedule,
+        layout.pipeline_schedule,
         splits_sequence,
         COMPUTE_DTYPES[precision],
     )

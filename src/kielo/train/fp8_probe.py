@@ -57,5 +57,5 @@ class Fp8Probe:
         finally:
             for parameter, gradient in zip(parameters, in_fp8, strict=True):
                 parameter.grad = gradient
-        # By the law of cosines; the norms are summed over all ranks already.
+        # The law of cosines; the norms are already those over all ranks.
         return ((norm_fp8**2 + norm_bf16**2 - difference**2) / (2 * norm_fp8 * norm_bf16)).item()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import TrainIdentity
 from kielo.train.delayed_reader import DelayedReader
 
 
@@ -21,11 +22,11 @@ class Guard:
     See `delayed_reader.py`.
     """
 
-    def __init__(self, device: torch.device, max_in_a_row: int, remembered_steps: int = 50):
-        self._max_in_a_row = max_in_a_row
+    def __init__(self, device: torch.device, train: TrainIdentity):
+        self._max_in_a_row = train.max_skipped_steps_in_a_row
         # a ring of (loss, norm)
-        self._remembered = torch.full((remembered_steps, 2), math.nan, device=device)
-        self._steps = 0  # of which the ring holds the last
+        self._remembered = torch.full((train.fp8.watch_steps, 2), math.nan, device=device)
+        self._steps = 0  # checked in all; the ring holds the last of them
         self._counts = torch.zeros(2, dtype=torch.int64, device=device)  # bad in a row up to now, bad in all
         self._late = DelayedReader(device)
 

@@ -28,6 +28,7 @@ from typing import Any, Protocol, TextIO
 from kielo.artifact.manifest import write_text_atomically
 from kielo.artifact.metrics import describe_odd, split_metrics
 from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import TrainPlacement
 from kielo.train.failsafe_stream import FailsafeStream
 
 logger = logging.getLogger(__name__)
@@ -46,8 +47,8 @@ class Sink(Protocol):
 class Log:
     """Passes rows on to its sinks; a rank without sinks pays nothing."""
 
-    def __init__(self, every_steps: int, total_steps: int, sinks: Sequence[Sink]):
-        self._every_steps = every_steps
+    def __init__(self, train: TrainPlacement, total_steps: int, sinks: Sequence[Sink]):
+        self._every_steps = train.log_every_steps
         self._total_steps = total_steps
         self._sinks = sinks
 

@@ -123,8 +123,7 @@ class _ChunkedLoss(torch.autograd.Function):
         num_tokens = _own_tokens(len(weight_vd), options)
         chunk_on_one_rank = _compiled_chunk() if options.compiles else _chunk
         loss = torch.zeros((), dtype=torch.float32, device=hidden_nd.device)
-        # needs_input_grad does not know of no_grad. Whatever is frozen costs neither its matmul nor its
-        # memory.
+        # needs_input_grad ignores no_grad. A frozen input costs neither its matmul nor its memory.
         needs_hidden, needs_weight = (needs_gradients and needs for needs in ctx.needs_input_grad[:2])
         hidden_gradient = torch.empty_like(hidden_nd) if needs_hidden else None
         weight_gradient = torch.zeros_like(weight_vd, dtype=torch.float32) if needs_weight else None
@@ -139,7 +138,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 tanh_cv = logits_cv.div_(softcap).tanh_()
                 logits_cv = softcap * tanh_cv
             if num_tokens < logits_cv.shape[1]:
-                # Not left out of the product: a GPU multiplies the padded width faster than an odd one.
+                # The product includes the padding: a GPU multiplies that width faster than an odd one.
                 logits_cv[:, num_tokens:] = -torch.inf
             if group is None:
                 parts = chunk_on_one_rank(logits_cv, labels_c, weights_c, z_loss, needs_gradients)
@@ -188,7 +187,7 @@ def _chunk(
     loss, slopes_c = _loss_and_slopes(-target_log_probabilities_c, log_z_c, weights_c, z_loss)
     if not needs_gradients:
         return loss, None
-    # In place of what is no longer needed.
+    # In place: the log-probabilities are not needed any more.
     gradient_cv = log_probabilities_cv.exp_().mul_(slopes_c.unsqueeze(1))
     gradient_cv.scatter_add_(1, targets_c1, -weights_c.unsqueeze(1))
     return loss, gradient_cv if logits_cv.dtype == torch.float32 else logits_cv.copy_(gradient_cv)
@@ -218,8 +217,7 @@ def _chunk_over_ranks(
     own_maxima_c = logits_cv.amax(1).float().clamp(min=torch.finfo(torch.float32).min)
     exponentials_cv = logits_cv.float().sub_(own_maxima_c.unsqueeze(1)).exp_()
     # One collective a chunk, of 12 bytes a token and rank: small beside the chunk's matmuls. One for all
-    # chunks could only come when each chunk has had its logits, which would then have to be made a second
-    # time.
+    # chunks would have to wait for the logits of every chunk, which would then be computed twice.
     own_3c = torch.stack([own_maxima_c, exponentials_cv.sum(1), target_logits_c])
     all_t3c = own_3c.new_empty(group.size(), *own_3c.shape)
     dist.all_gather(list(all_t3c.unbind(0)), own_3c, group=group)
@@ -232,7 +230,7 @@ def _chunk_over_ranks(
     loss, slopes_c = _loss_and_slopes(cross_entropies_c, maxima_c + log_sums_c, weights_c, z_loss)
     if not needs_gradients:
         return loss, None
-    # The exponentials are this rank's already: from its own maximum to the group's is one factor a token.
+    # The exponentials use this rank's own maximum; one factor a token converts them to the group's.
     factors_c = slopes_c * (own_maxima_c - maxima_c).exp() / sums_c
     gradient_cv = exponentials_cv.mul_(factors_c.unsqueeze(1))
     gradient_cv.scatter_add_(1, targets_c1, -(weights_c * is_here_c).unsqueeze(1))

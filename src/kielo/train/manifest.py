@@ -9,6 +9,7 @@ import os
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,7 +27,7 @@ from kielo.artifact.manifest import (
 )
 from kielo.artifact.metrics import read_metrics
 from kielo.recipe.errors import KieloError
-from kielo.resolve.resolved import Resolved
+from kielo.resolve.resolved import Resolved, as_stored_now, stored_identity
 
 KIND, VERSION = "train", 1
 # 75: EX_TEMPFAIL, "stopped on purpose, start me again"
@@ -35,14 +36,21 @@ EXIT_CODES = {"finished": 0, "failed": 1, "requeue": 75}
 
 def is_finished(resolved: Resolved) -> bool:
     """Returns True if the train folder holds this very run, trained to its end."""
-    return is_current(resolved.placement.train_folder, KIND, VERSION, _inputs(resolved), _section(resolved))
+    return is_current(
+        resolved.placement.train_folder,
+        KIND,
+        VERSION,
+        _inputs(resolved),
+        _section(resolved),
+        migrate=partial(_migrated, resolved),
+    )
 
 
 def withdraw_manifest(resolved: Resolved) -> None:
     """Removes this run's manifest, as a run that goes on is not finished; another run's stays."""
     folder = Path(resolved.placement.train_folder)
     manifest = read_manifest(folder)
-    if manifest is not None and manifest.section == _section(resolved):
+    if manifest is not None and _migrated(resolved, manifest.section) == _section(resolved):
         (folder / MANIFEST_NAME).unlink(missing_ok=True)
 
 
@@ -90,8 +98,8 @@ def _signs(resolved: Resolved) -> list[str]:
         if outcome["outcome"] in ("finished", "requeue") and outcome["step"]:
             signs.append(f"outcome.json says that it stopped at step {outcome['step']}")
     steps = [row["step"] for row in read_metrics(folder / "metrics.jsonl") if "loss" in row]
-    # Beyond the second save the first is over.
-    if steps and steps[-1] - steps[0] > 2 * resolved.placement.checkpoint_every_steps:
+    # By the time of the second save the first is complete.
+    if steps and steps[-1] - steps[0] > 2 * resolved.placement.checkpoint.every_steps:
         signs.append(f"metrics.jsonl goes on to step {steps[-1]}")
     return signs
 
@@ -175,5 +183,9 @@ def _inputs(resolved: Resolved) -> dict[str, str]:
     return {"tokens": resolved.identity.tokens_hash}
 
 
+def _migrated(resolved: Resolved, section: dict[str, Any]) -> dict[str, Any]:
+    return as_stored_now(section, Path(resolved.placement.train_folder) / MANIFEST_NAME)
+
+
 def _section(resolved: Resolved) -> dict[str, Any]:
-    return as_json(resolved.identity.model_dump(mode="json"))
+    return as_json(stored_identity(resolved.identity))

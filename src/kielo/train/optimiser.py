@@ -11,7 +11,6 @@ nearest.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,22 +18,13 @@ from torch.optim.adamw import adamw as adamw_step
 from torch.profiler import record_function
 
 from kielo.parallel.materialise import local
+from kielo.recipe.sections import TrainIdentity
 from kielo.resolve.state_bytes import WIDENED_BYTES
 from kielo.train.profile import OPTIMISER
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STATE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 WIDENED_ELEMENTS = WIDENED_BYTES // (len(MOMENTS) * torch.float32.itemsize)
-
-
-class OptimiserSettings(Protocol):
-    """Settings of the optimiser; `resolve.resolved.Identity` has all of them."""
-
-    weight_decay: float
-    adam_beta1: float
-    adam_beta2: float
-    adam_epsilon: float
-    optimiser_state: Literal["fp32", "bf16"]
 
 
 class Optimiser:
@@ -44,22 +34,22 @@ class Optimiser:
     the first step needs no more memory than the others.
     """
 
-    def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], settings: OptimiserSettings):
+    def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], train: TrainIdentity):
         self.parameters = {name: p for name, p in named_parameters if p.requires_grad}
         groups = [
             {
                 "params": [p for p in self.parameters.values() if is_decayed(p)],
-                "weight_decay": settings.weight_decay,
+                "weight_decay": train.weight_decay,
             },
             {"params": [p for p in self.parameters.values() if not is_decayed(p)], "weight_decay": 0.0},
         ]
-        # Stages may train nothing, and torch refuses an empty list, though not an empty group.
-        adamw = torch.optim.AdamW if settings.optimiser_state == "fp32" else NarrowAdamW
+        # A stage may train nothing; torch refuses an empty list of groups, but takes an empty group.
+        adamw = torch.optim.AdamW if train.optimiser_state == "fp32" else NarrowAdamW
         self.adamw = adamw(
             [group for group in groups if group["params"]] or groups,
             lr=0.0,  # each step brings its own
-            betas=(settings.adam_beta1, settings.adam_beta2),
-            eps=settings.adam_epsilon,
+            betas=(train.adam_beta1, train.adam_beta2),
+            eps=train.adam_epsilon,
             fused=True,
         )
         for parameter in self.parameters.values():
@@ -67,7 +57,7 @@ class Optimiser:
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             state.update(
                 {
-                    moment: torch.zeros_like(parameter, dtype=STATE_DTYPES[settings.optimiser_state])
+                    moment: torch.zeros_like(parameter, dtype=STATE_DTYPES[train.optimiser_state])
                     for moment in MOMENTS
                 }
             )
@@ -134,7 +124,7 @@ class NarrowAdamW(torch.optim.AdamW):
                     wide[: len(bucket)],
                     wide[len(bucket) :],
                     [],
-                    # Of a parameter in several slices the update counts with the last.
+                    # An update of a parameter in several slices is counted once, with the last slice.
                     [
                         state["step"] if slice_.is_last else state["step"].clone()
                         for slice_, state in zip(bucket, states)
@@ -194,6 +184,6 @@ def is_decayed(parameter: Tensor) -> bool:
     return parameter.ndim >= 2
 
 
-def build_optimiser(model: nn.Module, settings: OptimiserSettings) -> Optimiser:
+def build_optimiser(model: nn.Module, train: TrainIdentity) -> Optimiser:
     """Builds the optimiser of the model's trainable parameters; a tied weight counts once."""
-    return Optimiser(model.named_parameters(), settings)
+    return Optimiser(model.named_parameters(), train)

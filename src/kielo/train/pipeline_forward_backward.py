@@ -42,7 +42,7 @@ class PipelineForwardBackward:
         self._sequence_parts = mesh["tensor"].size() if splits_sequence else 1
         ranks = self._axis.size()
         self._rank_of_each_stage = rank_of_each_stage(schedule, ranks, model.num_stages // ranks)
-        self._made: tuple[tuple[int, ...], Schedule] | None = None  # for which shapes, and the schedule
+        self._made: tuple[tuple[int, ...], Schedule] | None = None  # shapes, and the schedule for them
         self._divisor: Tensor | None = None
         self._positions_s: Tensor | None = None
         for part in model.parts:
@@ -56,7 +56,7 @@ class PipelineForwardBackward:
         self._divisor = self._sum_over_data(batch.counted_tokens).clamp(min=1).to(torch.float32)
         self._model.copy_tied()
         self._place(micro_batches[0])
-        # torch's schedules take a step whole and cut it again.
+        # torch's schedules take the whole step and split it again.
         inputs, labels = (), None
         if self._model.first is not None:
             inputs = (torch.cat([micro_batch.inputs_bs for micro_batch in micro_batches]),)
@@ -114,7 +114,7 @@ class PipelineForwardBackward:
             )
 
     def _with_positions(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        # Not an argument of the schedule, which would cut it up like the batch.
+        # Not an argument of the schedule, which would split it like the batch.
         return args, kwargs | {"positions_s": self._positions_s}
 
     def _hidden_shape(self, micro_batch: MicroBatch) -> tuple[int, int, int]:

@@ -34,6 +34,6 @@ def change_before(identity: Identity, step: int, refused: Collection[int]) -> tu
     A run begins with a change at step 1. refused: first steps of changes that do not count. Where none is
     left it is bf16.
     """
-    changes = ((1, identity.precision), *identity.precision_changes)
+    changes = ((1, identity.train.precision), *identity.train.precision_changes)
     begun = [change for change in changes if change[0] <= step and change[0] not in refused]
     return begun[-1] if begun else (1, "bf16")

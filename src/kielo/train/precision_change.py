@@ -16,7 +16,7 @@ from kielo.train.build import compute_in, restore
 from kielo.train.parts import Run
 from kielo.train.precision import change_before, next_precision
 
-CHECK_EVERY_STEPS = 10  # one step's loss is noise
+CHECK_EVERY_STEPS = 10  # the loss of one step is too noisy
 
 
 def settle_precision(run: Run, resolved: Resolved) -> None:
@@ -37,7 +37,7 @@ def settle_precision(run: Run, resolved: Resolved) -> None:
     state.watch = None  # of a change that this one ends
     if is_change:
         run.log.write({"step": state.step, "tokens": state.tokens, "precision": run.current.precision})
-        _begin_watch(run, resolved.identity.fp8)
+        _begin_watch(run, resolved.identity.train.fp8)
 
 
 def next_check(run: Run, fp8: Fp8) -> float:
@@ -54,7 +54,7 @@ def check_watched_change(run: Run, resolved: Resolved) -> None:
 
     All ranks call it together and decide the same.
     """
-    state, watch, fp8 = run.state, run.state.watch, resolved.identity.fp8
+    state, watch, fp8 = run.state, run.state.watch, resolved.identity.train.fp8
     if watch is None:
         return
     done = state.step - watch["first_step"] + 1
@@ -94,7 +94,7 @@ def _take_back(run: Run, resolved: Resolved) -> None:
     It goes on from the checkpoint at the change if that still exists, else from here.
     """
     state, identity, verdict = run.state, resolved.identity, _verdict(run, "taken back")
-    first_step = verdict["precision_from"]
+    first_step, fp8 = verdict["precision_from"], identity.train.fp8
     asked_from, _ = change_before(identity, first_step, state.refused_changes)
     refused = [*state.refused_changes, asked_from]
     with run.meter.paused():
@@ -111,7 +111,7 @@ def _take_back(run: Run, resolved: Resolved) -> None:
         state.step,
         f"fp8 from step {first_step} on made the loss rise by {verdict['loss_rise']:.1%} and the gradient "
         f"norm by {verdict['gradient_norm_rise']:.0%} (train.fp8.max_loss_rise = "
-        f"{identity.fp8.max_loss_rise}, max_gradient_norm_rise = {identity.fp8.max_gradient_norm_rise}), so "
+        f"{fp8.max_loss_rise}, max_gradient_norm_rise = {fp8.max_gradient_norm_rise}), so "
         f"the run goes on in {precision} after step {state.step}. What may help: "
         'train.fp8.scaling = "rowwise", more in train.fp8.kept_in_bf16, or a later change',
     )

@@ -28,14 +28,14 @@ from kielo.artifact.durable import bring_to_disk, make_folder, name_durably
 from kielo.artifact.manifest import write_json_atomically
 
 HEAD_AND_LOSS, OPTIMISER = "head_and_loss", "optimiser"
-# Of two parts at the same time the earlier one is counted. Beside these a profile has "idle" and "step".
+# When two parts run at the same time, the first of this list counts. A profile also has "idle" and "step".
 PARTS = (HEAD_AND_LOSS, OPTIMISER, "attention", "matrices", "memory_bound", "communication")
 FOLDER = "profile"  # in the train stage's folder
 _STEP = "ProfilerStep#"  # torch.profiler's own name for a step's range
 
 _COMMUNICATION = re.compile(r"nccl|rccl|gloo|c10d", re.IGNORECASE)
-# Kernels of Inductor bear the names of the operators that they were fused from, so that their prefix decides:
-# only templates (tem) are attention or products of matrices.
+# Inductor names kernels after the operators that it fused, so their prefix decides: only templates (tem) are
+# attention or products of matrices.
 _FUSED = re.compile(r"triton_(?!tem)")
 _ATTENTION_KERNEL = re.compile(
     r"flash|fmha|sdpa|flex_|attention|attn_|bwd_kernel_(dk|dq|fuse)|bwd_preprocess", re.IGNORECASE
@@ -47,7 +47,7 @@ _ATTENTION_OPERATOR = re.compile(r"scaled_dot_product|flash_attention|flex_atten
 _MATRIX_OPERATOR = re.compile(
     r"::_?(scaled_)?(add|b|baddb)?(mm|mv)(_|$)|::(_?mkl\w*_linear|_linear_pointwise|dot$)"
 )
-# They hold the Python between operators, during which nothing is computed.
+# They include the Python between operators, during which nothing is computed.
 _NOT_WORK = re.compile(r"ProfilerStep#|Torch-Compiled Region|TorchDynamo")
 
 _Interval = tuple[float, float]  # from, to; microseconds
@@ -237,14 +237,14 @@ class Profile:
     def _write_or_tell(self, profiler: torch.profiler.profile) -> None:
         try:
             self._write(profiler)
-        except (OSError, ValueError) as problem:  # a profile is not worth a run
+        except (OSError, ValueError) as problem:  # a failed profile must not end the run
             self._tell(f"no profile of rank {self._rank}: {problem}")
 
     def _write(self, profiler: torch.profiler.profile) -> None:
         make_folder(self._folder)
         trace_file = self._folder / f"trace_rank{self._rank}.json.gz"
-        # Aside first: a name without end is never taken for a whole trace. The ending tells torch to
-        # compress.
+        # Written aside first, so that a half-written file never has the trace's name. torch compresses files
+        # with this ending.
         aside = trace_file.with_name(f".{os.getpid()}.{trace_file.name}")
         try:
             profiler.export_chrome_trace(str(aside))

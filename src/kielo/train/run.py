@@ -50,7 +50,7 @@ def train(resolved: Resolved, max_steps: int | None = None, profile_steps: int =
         return _nothing_to_do(resolved, is_first)
     with Stop(max_steps, is_telling=is_first) as stop:
         try:
-            world = start_world(resolved.placement.start_timeout_seconds, resolved.placement.device)
+            world = start_world(resolved.placement.train.start_timeout_seconds, resolved.placement.device)
             with _lease(resolved, world) as lease:
                 return _attempt(resolved, world, stop, lease, profile_steps)
         finally:
@@ -143,12 +143,12 @@ def _fit_phases(run: Run, resolved: Resolved) -> str:
     is_stopped = False
     while state.step < identity.total_steps and not is_stopped:
         settle_precision(run, resolved)
-        index, last_step, is_skipped = identity.stretch(state.step + 1)
-        if is_skipped:
-            is_stopped = _pass_over(run, identity, index, last_step)
+        steps = identity.next_steps(state.step + 1)
+        if steps.is_skipped:
+            is_stopped = _pass_over(run, identity, steps.phase_index, steps.last_step)
         else:
-            last_step = min(last_step, next_check(run, identity.fp8))
-            with phase_parts(run, resolved, index, last_step) as phase:
+            last_step = min(steps.last_step, next_check(run, identity.train.fp8))
+            with phase_parts(run, resolved, steps.phase_index, last_step) as phase:
                 is_stopped = fit(run, phase)
             if not is_stopped:
                 check_watched_change(run, resolved)
@@ -182,8 +182,8 @@ def _note_failure(resolved: Resolved, error: Exception, state: State, is_first: 
     if not is_first and (not isinstance(error, KieloError) or has_outcome(resolved)):
         return
     message = str(error) if isinstance(error, KieloError) else f"{type(error).__name__}: {error}"
-    # A full disk may be the very failure, and must not hide behind this one; nor must a job that took the
-    # folder over.
+    # A full disk may be the very failure, which an error of this write must not replace; the same holds for a
+    # job that took the folder over.
     with suppress(OSError, KieloError):
         lease.check()
         write_outcome(resolved, "failed", state.step, state.tokens, message)

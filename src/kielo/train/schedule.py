@@ -6,45 +6,22 @@ restore.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
 from kielo.recipe.errors import KieloError
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
+from kielo.resolve.resolved import Identity, LearningRateSegment
 
 
-class Segment(Protocol):
-    """One segment of the learning rate; `resolve.resolved.RateStretch` has all of it."""
-
-    first_token: int
-    tokens: int
-    peak: float
-    final: float
-    schedule: str
-    warmup_tokens: int
-    decay_tokens: int
-
-
-class Steps(Protocol):
-    tokens_per_step: int
-
-
-class ScheduleSettings(Protocol):
-    """Settings of a schedule; `resolve.resolved.Identity` has all of them."""
-
-    learning_rates: Sequence[Segment]
-    phases: Sequence[Steps]
-
-
-def learning_rate(settings: ScheduleSettings) -> Callable[[int], float]:
+def learning_rate(identity: Identity) -> Callable[[int], float]:
     """Returns the rate as a function of the tokens at a step's end; beyond the last segment its final rate.
 
     Smaller steps change nothing. Warm-up climbs linearly and arrives at the peak after `warmup_tokens`: in
     the first segment from zero, which no step has, and in a later one from the end of the segment before
     (Ibrahim et al. 2024, arXiv:2403.08763). After it the rate falls as `LEARNING_RATE_SCHEDULES` says.
     """
-    segments = settings.learning_rates
-    tokens_per_step = {phase.tokens_per_step for phase in settings.phases}
+    segments = identity.learning_rates
+    tokens_per_step = {phase.tokens_per_step for phase in identity.phases}
     rates: list[Callable[[int], float]] = []
     start = 0.0
     for segment in segments:
@@ -59,14 +36,15 @@ def learning_rate(settings: ScheduleSettings) -> Callable[[int], float]:
     return rate
 
 
-def _rate(segment: Segment, start: float, tokens_per_step: Iterable[int]) -> Callable[[int], float]:
+def _rate(
+    segment: LearningRateSegment, start: float, tokens_per_step: Iterable[int]
+) -> Callable[[int], float]:
     if segment.schedule not in LEARNING_RATE_SCHEDULES:
         known = ", ".join(LEARNING_RATE_SCHEDULES)
         raise KieloError(f"train.schedule = {segment.schedule!r} is not known; choose one of {known}")
     height = LEARNING_RATE_SCHEDULES[segment.schedule].height
     peak, final = segment.peak, segment.final
-    # In the largest unit that all of it is made of: where steps have one size, rates are those of counting
-    # steps.
+    # Counted in the largest common unit: where all steps have one size, rates equal those counted in steps.
     unit = math.gcd(segment.tokens, segment.warmup_tokens, segment.decay_tokens, *tokens_per_step)
     warmup, total, decay = (n // unit for n in (segment.warmup_tokens, segment.tokens, segment.decay_tokens))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import FrameType
 
 INTERRUPTED = 130  # the exit code of a process that was ended by Ctrl-C
-# One Ctrl-C may come twice: to the whole group of processes, and once more from a parent that passes it on.
+# One Ctrl-C may arrive twice: the terminal signals the whole process group, and a parent passes it on.
 _SAME_PRESS_SECONDS = 1.0
 
 

@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import ValidationError
 from torch import Tensor
 
 from kielo.artifact.checkpoint_index import step_folder_name, step_folders, step_of
@@ -23,7 +22,7 @@ from kielo.checkpoint.store import Store
 from kielo.recipe.errors import KieloError
 from kielo.resolve.phases import first_difference
 from kielo.resolve.resolve import consent
-from kielo.resolve.resolved import Identity, Resolved
+from kielo.resolve.resolved import Resolved, read_identity, stored_identity
 from kielo.train.guard import Guard
 from kielo.train.optimiser import Optimiser
 
@@ -89,7 +88,7 @@ class Checkpoints:
         if self.newest is not None:
             plain = store.plain(self.newest)
             self.found.restore(plain)
-            self._refuse_another_identity(plain["identity"])
+            consent(read_identity(plain["identity"], self.newest), resolved)
             self._refuse_other_skips(plain["skipped_steps"], plain["step"])
 
     def track(
@@ -121,7 +120,7 @@ class Checkpoints:
         """
         if step == self._resolved.identity.total_steps:
             return True
-        if step % self._resolved.placement.checkpoint_every_steps == 0 and self._state.watch is None:
+        if step % self._resolved.placement.checkpoint.every_steps == 0 and self._state.watch is None:
             self._is_due = True
         return self._is_due and not self._guard.bad_in_a_row
 
@@ -135,7 +134,7 @@ class Checkpoints:
         A save that fails is reported and retried when the next is due. loss: of this step, over all ranks,
         for people who look at checkpoints; None where the step was passed over.
 
-        The newest checkpoint from before steps that were not finite is kept until `checkpoint_every_steps`
+        The newest checkpoint from before steps that were not finite is kept until `checkpoint.every_steps`
         sound ones have followed; a save right after such a step (a signal, the last step) removes no other.
         """
         settled_loss = math.nan if loss is None else float(loss)  # waits for the device, as the copy does
@@ -145,7 +144,7 @@ class Checkpoints:
             "loss": settled_loss if math.isfinite(settled_loss) else None,
             "optimiser_updates": self._optimiser.updates,
             "guard": guard,
-            "identity": self._resolved.identity.model_dump(mode="json"),
+            "identity": stored_identity(self._resolved.identity),
             "source_tensors": self._source_tensors,
             "tokenizer_hash": self._resolved.placement.tokenizer_hash,
         }
@@ -167,7 +166,7 @@ class Checkpoints:
             state.trouble = {"sound_step": sound_step, "unsound_step": state.step}
         elif (
             state.trouble
-            and state.step - state.trouble["unsound_step"] >= self._resolved.placement.checkpoint_every_steps
+            and state.step - state.trouble["unsound_step"] >= self._resolved.placement.checkpoint.every_steps
         ):
             state.trouble = None
         self._last_save = (state.step, skipped)
@@ -224,28 +223,17 @@ class Checkpoints:
         self._last_save, self._is_due = (self._state.step, plain["guard"]["skipped"]), False
 
     def go_back_to(self, step: int) -> bool:
-        """Makes this step's checkpoint the newest, removing later ones. Returns False if it does not exist."""
+        """Makes this step's checkpoint the newest, removing later ones. Returns False if there is none."""
         found = self._store.go_back_to(step)
         self.newest = found or self.newest
         return found is not None
-
-    def _refuse_another_identity(self, plain_identity: dict) -> None:
-        try:
-            identity = Identity.model_validate(plain_identity)
-        except ValidationError as error:
-            keys = ", ".join(".".join(map(str, entry["loc"])) for entry in error.errors())
-            raise KieloError(
-                f"{self.newest}: was written by another version of kielo, whose runs are described "
-                f"otherwise ({keys}); go on with that version, or give the recipe another folder"
-            ) from None
-        consent(identity, self._resolved)
 
     def _refuse_other_skips(self, skipped_steps: list[list[int]], step: int) -> None:
         """Raises KieloError if the recipe skips other steps than the checkpoint's run did.
 
         Steps to come may be skipped freely; for others the run must go back to an earlier checkpoint.
         """
-        asked = self._resolved.identity.skip_steps
+        asked = self._resolved.identity.train.skip_steps
         parting_step = first_difference([(first, last) for first, last in skipped_steps], asked, step)
         if parting_step is None:
             return

@@ -20,7 +20,7 @@ from kielo.resolve.resolved import Resolved
 
 RECORD_NAME = "tokens_verified.json"
 SUFFIXES = (".bin", ".idx")
-# between two looks at all ranks: a collective must not wait for as long as terabytes take to read
+# between two collectives: one that waited while terabytes are read would time out
 WAIT_SECONDS = 10.0
 
 
@@ -66,7 +66,7 @@ class TokenCheck:
         names = [name for name in manifest.files if name.endswith(SUFFIXES)]
         check_sizes(self._folder, manifest, names)
         self._listed = {name: manifest.files[name]["xxh3_128"] for name in names}
-        # As they are before the reading: a file that changes during it is read again next time.
+        # States from before the reading: a file that changes during it is read again next time.
         self._states = {
             name: [checksum, *_state(self._folder / name)] for name, checksum in self._listed.items()
         }

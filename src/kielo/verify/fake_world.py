@@ -1,6 +1,7 @@
 """A world of any size of which only one rank exists, for rehearsals: its collectives do nothing."""
 
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,13 +25,13 @@ def fake_world(rank: int, size: int, has_pipeline: bool) -> Iterator[World]:
     check_version()
     if dist.is_initialized():
         raise KieloError("a rehearsal needs a process of its own, and this one has a process group already")
-    # It would warn for every gathered tensor that it takes two steps.
+    # torch would warn for every gathered tensor that gathering takes two steps.
     logger = logging.getLogger("torch.distributed.tensor._redistribute")
     level = logger.level
     logger.setLevel(logging.ERROR)
     store = start_fake_group(rank, size)
     try:
-        world = World(rank, size, 0, torch.device("cpu"), store, is_rehearsed=True)
+        world = World(rank, size, 0, torch.device("cpu"), math.inf, store, is_rehearsed=True)
         if has_pipeline:
             with without_peers():
                 yield world

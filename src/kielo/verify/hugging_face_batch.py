@@ -40,7 +40,7 @@ def hugging_face_batch(micro_batch: MicroBatch, model: PreTrainedModel, has_alib
     arguments: dict[str, Any] = {"input_ids": micro_batch.inputs_bs}
     if micro_batch.documents_bs is not None:
         arguments["attention_mask"] = _masks(micro_batch.documents_bs, model.config)
-    # OPT would count places off the mask.
+    # OPT would count positions from the mask.
     if "position_ids" in inspect.signature(type(model).forward).parameters:
         arguments["position_ids"] = torch.arange(length, device=micro_batch.inputs_bs.device)[None]
     return HuggingFaceBatch(arguments, micro_batch.labels_bs, sequences)

@@ -61,8 +61,8 @@ class HuggingFaceSide:
         parts = families.module(identity.model.model_type, "count").layer_parts(identity.model)
         self._has_alibi = parts.has_alibi
         self._shapes = {name: weight.shape for name, weight in weights.items()}
-        self._max_gradient_norm = identity.max_gradient_norm
-        self._z_loss = identity.z_loss
+        self._max_gradient_norm = identity.train.max_gradient_norm
+        self._z_loss = identity.train.z_loss
         self._accelerator = Accelerator(cpu=device == "cpu", mixed_precision="no")
         model = _model(
             identity, reads_own_files, {key: overrides[key] for key in overrides if key not in OPTIMISER_KEYS}
@@ -72,10 +72,10 @@ class HuggingFaceSide:
         model.eval()
         rate = learning_rate(identity)
         optimiser = torch.optim.AdamW(
-            _groups(model, identity.weight_decay),
+            _groups(model, identity.train.weight_decay),
             lr=identity.learning_rates[0].peak,
-            betas=(identity.adam_beta1, identity.adam_beta2),
-            eps=identity.adam_epsilon,
+            betas=(identity.train.adam_beta1, identity.train.adam_beta2),
+            eps=identity.train.adam_epsilon,
             fused=True,  # transformers' Trainer's own default
         )
         scheduler = torch.optim.lr_scheduler.LambdaLR(
@@ -185,11 +185,12 @@ def stored_parameters(model: PreTrainedModel, pieces: Mapping[str, Piece]) -> di
 def _overridden(identity: Identity, overrides: dict[str, Any]) -> Identity:
     """The identity with the optimiser's overrides; learning_rate is the first segment's peak."""
     changes = {key: overrides[key] for key in OPTIMISER_KEYS if key in overrides}
+    others: dict[str, Any] = {}
     if "learning_rate" in changes:
-        first, *others = identity.learning_rates
+        first, *later = identity.learning_rates
         first = first.model_copy(update={"peak": changes.pop("learning_rate")})
-        changes["learning_rates"] = (first, *others)
-    return identity.model_copy(update=changes)
+        others["learning_rates"] = (first, *later)
+    return identity.model_copy(update=others | {"train": identity.train.model_copy(update=changes)})
 
 
 def _model(identity: Identity, reads_own_files: bool, overrides: dict[str, Any]) -> PreTrainedModel:

@@ -56,9 +56,9 @@ class KieloSide:
     """The model and its optimiser step, built as for training, with the results that parity compares."""
 
     def __init__(self, identity: Identity, placement: Placement, world: World, checkpoint: Path | None):
-        self._max_gradient_norm = identity.max_gradient_norm
+        self._max_gradient_norm = identity.train.max_gradient_norm
         self._vocab_size = identity.model.vocab_size
-        self._mesh = build_mesh(world, placement)
+        self._mesh = build_mesh(world, placement.layout)
         family = families.module(identity.model.model_type, "model")
         names = families.module(identity.model.model_type, "names").to_hugging_face(identity.model)
         self._rows = {ours: piece.rows for ours, piece in names.items()}
@@ -77,8 +77,15 @@ class KieloSide:
         if is_read:
             source = resolve_weights(identity.model.weights)
             load_model_weights(dict(self.model.named_parameters()), source, identity.model)
-        guard = Guard(world.device, identity.max_skipped_steps_in_a_row)
-        step = build_step(self.model, self._mesh, identity, placement, "fp32", guard)
+        step = build_step(
+            self.model,
+            self._mesh,
+            identity.train,
+            placement.layout,
+            placement.train.loss_chunk_tokens,
+            "fp32",
+            Guard(world.device, identity.train),
+        )
         self._step = replace(step, clip=self._clip_and_measure(step.clip))
         self._clipped_norm = math.nan
         self._rate, self._tokens_after = learning_rate(identity), identity.tokens_after

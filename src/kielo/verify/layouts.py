@@ -112,7 +112,7 @@ def _entry(recipe: Recipe, case: Case, found: dict[str, Any]) -> dict[str, Any]:
         "ranks": case.ranks,
         "tied": of.model.tie_word_embeddings,
         "documents": of.mask_documents,
-        "z_loss": of.z_loss,
+        "z_loss": of.train.z_loss,
         "micro_batches": case.micro_batches,
         "precision": case.precision,
         "max_relative_loss_difference": loss["value"],
@@ -145,7 +145,7 @@ def _launch(num_ranks: int, scratch: Path, function: Callable[..., None], *argum
         local_addr="localhost",
         max_restarts=0,
         start_method="forkserver",
-        signals_to_handle="SIGTERM",  # an interrupt from the keyboard stays one
+        signals_to_handle="SIGTERM",  # a keyboard interrupt stays an interrupt
         logs_specs=DefaultLogsSpecs(log_dir=str(scratch)),
     )
     with _handler_kept(signal.SIGTERM):
@@ -164,5 +164,5 @@ def _handler_kept(number: signal.Signals) -> Iterator[None]:
 
 def _reason(error: ChildFailedError) -> str:
     rank, failure = error.get_first_failure()
-    said = failure.message  # a dict where the rank raised, plain text where a signal ended it
+    said = failure.message  # a dict where the rank raised, text where a signal ended it
     return f"rank {rank}: {said['message'] if isinstance(said, dict) else said}"

@@ -113,7 +113,7 @@ def _one_axis() -> list[Case]:
     cases += [Case({"tensor": 2, "sequence_parallel": False}, micro_batches) for micro_batches in (1, 4)]
     cases += [Case({"tensor": 2}, switches={"z_loss": 1e-3}), Case({"shard": 2, "cpu_offload": True})]
     contexts = [{"context": 2, "context_attention": form} for form in ("all_gather", "ulysses")]
-    # With documents and without, attention takes two different ways.
+    # Attention runs different code with document masks and without.
     cases += [
         Case(context, switches={"documents": documents})
         for context in contexts
@@ -175,10 +175,10 @@ def _pipelines() -> list[Case]:
     cases += [Case(layout, 4, {"tied": tied}) for layout in alone for tied in (True, False)]
     cases += [Case(layout, 4, {"documents": True, "z_loss": 1e-3}) for layout in alone]
     cases += [Case(layout | {axis: 2}, 4) for layout in alone for axis in INNER_AXES]
-    # Stages in the middle then train nothing, and gradients pass through them all the same.
+    # Stages in the middle then train nothing, but gradients still pass through them.
     cases += [Case(layout, 4, {"frozen": True}) for layout in alone]
     cases += [Case(alone[1] | {"pipeline": 4}, 4, {"frozen": True}), Case({"shard": 2}, 2, {"frozen": True})]
-    # The last stage has nothing but the norm and the head.
+    # The last stage has only the norm and the head.
     cases += [
         Case(alone[1] | {"pipeline_layers": (4, 0)}, 4),
         Case(alone[4] | {"pipeline_layers": (2, 1, 1, 0)}, 4),

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ from kielo.parallel.apply import lay_out
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import Mesh, build_mesh, data_rank, data_ranks
 from kielo.parallel.world import World, end_world, start_world
-from kielo.recipe.sections import Recipe
+from kielo.recipe.sections import Layout, Recipe
 from kielo.resolve.stages import layers_of_stages
 from kielo.train.build import build_step, positions_of_rank
 from kielo.train.feed import Feed, StepBatch
@@ -78,7 +77,7 @@ def make_references(recipe: Recipe, cases: Sequence[Case], steps: int, folder: P
             else:
                 alone = Case({}, switches=case.switches, precision=case.precision)
                 outcome = train_laid_out(
-                    of, alone, steps, world, build_mesh(world, _placement(recipe, alone)), recipe
+                    of, alone, steps, world, build_mesh(world, _layout(recipe, alone)), recipe
                 )
             save_file({name: tensor.contiguous() for name, tensor in outcome.items()}, path)
 
@@ -114,10 +113,10 @@ def compare(
 
     meshes: those made so far, by the sizes of their axes; a new one is added.
     """
-    placement = _placement(recipe, case)
-    sizes = tuple(getattr(placement, axis) for axis in AXES)
+    layout = _layout(recipe, case)
+    sizes = tuple(getattr(layout, axis) for axis in AXES)
     if sizes not in meshes:
-        meshes[sizes] = build_mesh(world, placement)
+        meshes[sizes] = build_mesh(world, layout)
     settle_matrix_products(case.precision)
     outcome = train_laid_out(subject(recipe, case.switches), case, steps, world, meshes[sizes], recipe)
     _check_that_all_is_held(set(outcome), set(truth))
@@ -129,12 +128,12 @@ def train_laid_out(of: Subject, case: Case, steps: int, world: World, mesh: Mesh
 
     Returns whole tensors on every rank.
     """
-    placement = _placement(recipe, case)
+    layout = _layout(recipe, case)
     with torch.device("meta"):
         model = families.build_model(of.model)
     freeze(of, model)
-    model = lay_out(model, mesh, placement, case.precision)
-    materialise(model, world.device, partial(first_value, of), placement.cpu_offload)
+    model = lay_out(model, mesh, layout, case.precision)
+    materialise(model, world.device, partial(first_value, of), layout.cpu_offload)
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     gradients: Outcome = {}
 
@@ -142,8 +141,8 @@ def train_laid_out(of: Subject, case: Case, steps: int, world: World, mesh: Mesh
         if batch.step == 1:
             gradients.update(_gradients(named))
 
-    guard = Guard(world.device, max_in_a_row=steps)
-    parts = build_step(model, mesh, of, placement, case.precision, guard)
+    guard = Guard(world.device, of.train)
+    parts = build_step(model, mesh, of.train, layout, LOSS_CHUNK_TOKENS, case.precision, guard)
     parts = replace(parts, on_gradients=keep_gradients)
     feed = _feed(of, case, steps, world, mesh)
     try:
@@ -237,15 +236,10 @@ def _feed(of: Subject, case: Case, steps: int, world: World, mesh: Mesh) -> Feed
     return Feed(read_step, micro_batch_sequences, steps, world.device, positions_of_rank(LENGTH, mesh))
 
 
-def _placement(recipe: Recipe, case: Case) -> SimpleNamespace:
-    """The part of a `resolve.resolved.Placement` that laying out and a step read."""
+def _layout(recipe: Recipe, case: Case) -> Layout:
+    """The case's layout with the layers of its stages."""
     layers = layers_of_stages(subject(recipe, case.switches).model, LENGTH, case.section)
-    section = case.section.model_dump() | {"pipeline_layers": layers}
-    return SimpleNamespace(
-        **section,
-        loss_chunk_tokens=LOSS_CHUNK_TOKENS,
-        start_timeout_seconds=recipe.train.start_timeout_seconds,
-    )
+    return case.section.model_copy(update={"pipeline_layers": layers})
 
 
 def _reference(folder: Path, case: Case) -> Path:

@@ -17,10 +17,10 @@ from kielo.artifact.weights_folder import resolve_weights
 from kielo.dataset.batches import NOT_COUNTED
 from kielo.models import families
 from kielo.models.blocks.init import seeded_normal
-from kielo.recipe.sections import Model, Recipe
+from kielo.recipe.sections import Model, Recipe, TrainIdentity
 from kielo.train.optimiser import is_decayed
 
-# 128 rows hold the vocabulary: with four tensor ranks one has some padding and one has nothing else.
+# 128 rows hold the vocabulary: with four tensor ranks one has some padding and one has only padding.
 SEQUENCES, LENGTH, VOCABULARY = 8, 32, 90
 # An initial range in which attention is far from uniform, so that a wrong position or mask shows.
 TINY = {
@@ -43,16 +43,9 @@ class Subject:
     model: Model
     seed: int
     mask_documents: bool
-    z_loss: float
+    train: TrainIdentity
     learning_rate: float = 1e-3
-    weight_decay: float = 0.1
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.95
-    # With 1e-8 a tensor whose true gradient is zero moves by mere summation order.
-    adam_epsilon: float = 1e-6
-    optimiser_state: str = "fp32"
     frozen: bool = False  # all layers but the first and the last
-    max_gradient_norm: float = 0.5  # less than the norms that come, so that clipping is tried too
 
 
 def subject(recipe: Recipe, switches: Mapping[str, Any]) -> Subject:
@@ -66,11 +59,19 @@ def subject(recipe: Recipe, switches: Mapping[str, Any]) -> Subject:
         model = families.read_hf_config(resolve_weights(model.weights))
     model = _tiny(model, switches.get("tied", model.tie_word_embeddings))
     families.module(model.model_type, "count").check(model)
+    train = TrainIdentity(
+        weight_decay=0.1,
+        adam_beta1=0.9,
+        adam_beta2=0.95,
+        adam_epsilon=1e-6,  # with 1e-8 a tensor whose true gradient is zero moves by mere summation order
+        max_gradient_norm=0.5,  # less than the norms that occur, so that clipping is tested too
+        z_loss=switches.get("z_loss", recipe.train.z_loss),
+    )
     return Subject(
         model,
         recipe.seed,
-        mask_documents=switches.get("documents", recipe.dataset.mask_documents),
-        z_loss=switches.get("z_loss", recipe.train.z_loss),
+        switches.get("documents", recipe.dataset.mask_documents),
+        train,
         frozen=switches.get("frozen", False),
     )
 
@@ -144,11 +145,16 @@ def train_plainly(of: Subject, steps: int) -> Outcome:
             parameter.copy_(first_value(of, name, parameter.shape))
     freeze(of, model)
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    decayed = [parameter for parameter in named.values() if is_decayed(parameter)]
+    others = [parameter for parameter in named.values() if not is_decayed(parameter)]
+    train = of.train
     adamw = torch.optim.AdamW(
-        [{"params": [p for p in named.values() if is_decayed(p)], "weight_decay": of.weight_decay},
-         {"params": [p for p in named.values() if not is_decayed(p)], "weight_decay": 0.0}],
-        lr=of.learning_rate, betas=(of.adam_beta1, of.adam_beta2), eps=of.adam_epsilon, fused=True,
-    )  # fmt: skip
+        [{"params": decayed, "weight_decay": train.weight_decay}, {"params": others, "weight_decay": 0.0}],
+        lr=of.learning_rate,
+        betas=(train.adam_beta1, train.adam_beta2),
+        eps=train.adam_epsilon,
+        fused=True,
+    )
     losses, norms, outcome = [], [], {}
     for step in range(1, steps + 1):
         adamw.zero_grad()
@@ -157,7 +163,7 @@ def train_plainly(of: Subject, steps: int) -> Outcome:
         if step == 1:
             outcome = {f"gradient/{name}": p.grad.clone() for name, p in named.items()}
         losses.append(loss.detach())
-        norms.append(nn.utils.clip_grad_norm_(model.parameters(), of.max_gradient_norm))
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), train.max_gradient_norm))
         adamw.step()
     outcome |= {f"weight/{name}": p.detach().clone() for name, p in named.items()}
     return outcome | {"losses": torch.stack(losses), "norms": torch.stack(norms)}
@@ -169,6 +175,6 @@ def _plain_loss(model: nn.Module, of: Subject, step: int) -> Tensor:
     )
     logits = model.logits(model(inputs, documents))
     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=NOT_COUNTED)
-    if of.z_loss:
-        loss = loss + of.z_loss * logits.logsumexp(-1)[labels != NOT_COUNTED].square().mean()
+    if of.train.z_loss:
+        loss = loss + of.train.z_loss * logits.logsumexp(-1)[labels != NOT_COUNTED].square().mean()
     return loss

@@ -13,7 +13,7 @@ def table(certificate: dict[str, Any]) -> tuple[tuple[str, ...], list[list[str]]
         for entry in certificate["cases"]
         if entry["precision"] == "fp32"
     ]
-    # A choice of cases may leave fp32 out.
+    # The chosen cases may lack fp32.
     return TITLES, rows + [
         [name, *_what(entry), "", "", "", "", *_bf16(entry)] for name, entry in in_bf16.items()
     ]

@@ -7,17 +7,31 @@ does.
 """
 
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from kielo.artifact.manifest import hash_manifest, is_current, write_json_atomically, write_stage
+from kielo.artifact.manifest import (
+    MANIFEST_NAME,
+    hash_manifest,
+    is_current,
+    write_json_atomically,
+    write_stage,
+)
 from kielo.artifact.stage_json import read_stage_json
 from kielo.dataset.batches import Batches
 from kielo.parallel.world import World
-from kielo.resolve.resolved import Identity, Phase, Placement, Resolved
+from kielo.resolve.resolved import (
+    Identity,
+    Phase,
+    Placement,
+    Resolved,
+    as_stored_now,
+    stored_identity,
+)
 from kielo.train.feed import Feed, StepBatch
 from kielo.verify.hugging_face_side import HuggingFaceSide
 from kielo.verify.kielo_side import KieloSide, world_of_one
@@ -68,14 +82,14 @@ def verify_parity(
     inputs = {"tokens": identity.tokens_hash}
     if checkpoint is not None:
         inputs["checkpoint"] = hash_manifest(checkpoint)
-    section = asdict(options) | {"identity": resolved.identity.model_dump(mode="json")}
-    if is_current(folder, KIND, VERSION, inputs, section):
+    section = asdict(options) | {"identity": stored_identity(resolved.identity)}
+    if is_current(folder, KIND, VERSION, inputs, section, migrate=partial(_migrated, folder)):
         certificate = read_stage_json(folder, CERTIFICATE_NAME)
         # one that failed is checked again: the cause may have been outside the recipe
         if certificate["passed"]:
             return certificate
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
-        with world_of_one(placement.start_timeout_seconds, placement.device) as world:
+        with world_of_one(placement.train.start_timeout_seconds, placement.device) as world:
             certificate = _compare(identity, placement, world, checkpoint, options)
         certificate |= {
             "weights": str(checkpoint or identity.model.weights or f"initial values of seed {identity.seed}")
@@ -92,12 +106,19 @@ def verify_parity(
     return certificate
 
 
+def _migrated(folder: Path, section: dict[str, Any]) -> dict[str, Any]:
+    """Returns a manifest's section, of any version of the identity's format, as this version writes it."""
+    return section | {"identity": as_stored_now(section.get("identity", {}), folder / MANIFEST_NAME)}
+
+
 def _scaled(resolved: Resolved) -> tuple[Identity, Placement]:
     """The run as one process with everything in fp32, at the learning rates of its own steps."""
-    alone = dict.fromkeys(("world_size", "pipeline", "replicate", "shard", "context", "tensor"), 1)
-    placement = resolved.placement.model_copy(update=alone | {"cpu_offload": False})
+    alone = dict.fromkeys(("pipeline", "replicate", "shard", "context", "tensor"), 1)
+    layout = resolved.placement.layout.model_copy(update=alone | {"cpu_offload": False})
+    placement = resolved.placement.model_copy(update={"world_size": 1, "layout": layout})
     in_fp32 = {"precision": "fp32", "precision_changes": (), "optimiser_state": "fp32"}
-    return resolved.identity.model_copy(update=in_fp32), placement
+    train = resolved.identity.train.model_copy(update=in_fp32)
+    return resolved.identity.model_copy(update={"train": train}), placement
 
 
 def _small_phase(identity: Identity, options: ParityOptions) -> Phase:
@@ -116,7 +137,7 @@ def _feed(identity: Identity, placement: Placement, phase: Phase, device: torch.
     """The feed of two micro-batches a step, so that summing over them is checked too."""
     batches = Batches(
         Path(placement.tokens_folder), identity.seed, phase, phase.sequence_length, placement.end_of_text_id,
-        identity.mask_documents,
+        identity.dataset.mask_documents,
     )  # fmt: skip
     micro_batch_sequences = (phase.sequences_per_step + 1) // 2
     return Feed(lambda step: batches.step(step, 0, 1), micro_batch_sequences, phase.last_step, device)

@@ -22,7 +22,7 @@ from kielo.recipe.cards import accelerator, accelerators
 from kielo.recipe.errors import KieloError
 from kielo.resolve.ranks import AXES, coordinates
 from kielo.resolve.resolved import PhasePlacement, Resolved
-from kielo.resolve.stages import layer_numbers, micro_batch_complaint, stages_of_rank
+from kielo.resolve.stages import layer_numbers, micro_batch_complaint, num_stages, stages_of_rank
 from kielo.resolve.state_bytes import StateBytes, state_bytes
 from kielo.train.build import build_step, laid_out, positions_of_rank
 from kielo.train.feed import MicroBatch, StepBatch
@@ -43,12 +43,13 @@ def rehearse(resolved: Resolved, rank: int) -> dict[str, Any]:
     extrapolated from the last of them. Layers are not compiled, and the precision is the run's first. Raises
     KieloError for a rank that does not exist and for what cannot be rehearsed.
     """
-    # A compiler would ask for values; operators that it fuses are counted one by one.
-    placement = resolved.placement.model_copy(update={"compile": False})
+    # A compiler would need values; operators that it fuses are counted one by one.
+    layout = resolved.placement.layout.model_copy(update={"compile": False})
+    placement = resolved.placement.model_copy(update={"layout": layout})
     resolved = resolved.model_copy(update={"placement": placement})
     if not 0 <= rank < placement.world_size:
         raise KieloError(f"rank {rank}: the job has ranks 0 to {placement.world_size - 1}")
-    if placement.cpu_offload:
+    if layout.cpu_offload:
         raise KieloError(
             "layout.cpu_offload = true cannot be rehearsed: the CPU takes the place of the device here, so "
             "their memory cannot be counted apart; what would work: layout.cpu_offload = false"
@@ -57,9 +58,9 @@ def rehearse(resolved: Resolved, rank: int) -> dict[str, Any]:
     index = heaviest_phase(resolved)
     phase = placement.phases[index]
     few, many = rehearsed_micro_batches(resolved, phase)
-    with fake_world(rank, placement.world_size, has_pipeline=placement.pipeline > 1) as world:
-        mesh = build_mesh(world, placement)
-        model = laid_out(resolved.identity, placement, mesh, resolved.identity.precision)
+    with fake_world(rank, placement.world_size, has_pipeline=layout.pipeline > 1) as world:
+        mesh = build_mesh(world, layout)
+        model = laid_out(resolved.identity, placement, mesh, resolved.identity.train.precision)
         with fake_tensors(), RankWatch(*groups_of(mesh)) as watch:
             step = WatchedStep(resolved, index, mesh, model, world, watch)
             first = step.run(few)
@@ -72,26 +73,26 @@ def rehearse(resolved: Resolved, rank: int) -> dict[str, Any]:
     peak_phase = max(peaks, key=lambda name: peaks[name].bytes)
     card = accelerator(placement.accelerator) if placement.accelerator in accelerators() else None
     memory = None if card is None else card.memory_bytes
-    stages = _stages(resolved, coordinates(placement, rank)["pipeline"])
+    stages = _stages(resolved, coordinates(layout, rank)["pipeline"])
     return {
         "name": resolved.identity.name,
         "torch": torch.__version__,
         "rank": rank,
         "world_size": placement.world_size,
-        "axes": {axis: getattr(placement, axis) for axis in AXES if getattr(placement, axis) > 1},
+        "axes": {axis: getattr(layout, axis) for axis in AXES if getattr(layout, axis) > 1},
         "coordinates": {
-            axis: n for axis, n in coordinates(placement, rank).items() if getattr(placement, axis) > 1
+            axis: n for axis, n in coordinates(layout, rank).items() if getattr(layout, axis) > 1
         },
         "stages": stages,
-        "zero": placement.zero,
-        "recompute": placement.recompute,
+        "zero": layout.zero,
+        "recompute": layout.recompute,
         "sequence_length": resolved.identity.phases[index].sequence_length,
         "micro_batch_sequences": phase.micro_batch_sequences,
         "micro_batches_per_step": phase.micro_batches_per_step,
         "rehearsed_micro_batches": many,
         "state_bytes": asdict(step.held),
         "computed_state_bytes": asdict(
-            state_bytes(resolved.identity.model, placement, rank, resolved.identity.optimiser_state)
+            state_bytes(resolved.identity.model, layout, rank, resolved.identity.train.optimiser_state)
         ),
         "peaks": {name: {"bytes": peak.bytes, "kinds": peak.kinds} for name, peak in peaks.items()},
         "peak_phase": peak_phase,
@@ -132,8 +133,9 @@ class WatchedStep:
         self._name(_all_parameters(self.model), "parameters")
         scale_weights(self.model)
         self._name(model.buffers(), "tables")
-        guard = Guard(world.device, identity.max_skipped_steps_in_a_row)
-        step = build_step(model, mesh, identity, placement, identity.precision, guard)
+        train, chunk_tokens = identity.train, placement.train.loss_chunk_tokens
+        guard = Guard(world.device, train)
+        step = build_step(model, mesh, train, placement.layout, chunk_tokens, train.precision, guard)
         self._step = replace(step, on_gradients=self._begin_update)
         self._name(_state(self._step.optimiser), "optimiser")
         self.held = StateBytes(0, 0, 0)
@@ -170,7 +172,7 @@ class WatchedStep:
             MicroBatch(
                 torch.zeros(shape, dtype=torch.int64),
                 torch.zeros(shape, dtype=torch.int64),
-                torch.zeros(shape, dtype=torch.int32) if identity.mask_documents else None,
+                torch.zeros(shape, dtype=torch.int32) if identity.dataset.mask_documents else None,
                 positions,
             )
             for _ in range(micro_batches)
@@ -214,8 +216,8 @@ def heaviest_phase(resolved: Resolved) -> int:
 
 def rehearsed_micro_batches(resolved: Resolved, phase: PhasePlacement) -> tuple[int, int]:
     """Returns the numbers of micro-batches (of the step that warms up, of the step that counts)."""
-    placement, all_of_them = resolved.placement, phase.micro_batches_per_step
-    ranks, schedule, stages = placement.pipeline, placement.pipeline_schedule, len(placement.pipeline_layers)
+    layout, all_of_them = resolved.placement.layout, phase.micro_batches_per_step
+    ranks, schedule = layout.pipeline, layout.pipeline_schedule
     # With 1F1B at most p are in flight at once, and with one more all ranks are busy; schedules with more
     # stages a rank need a second round to show their peak.
     longest = {"gpipe": all_of_them, "1f1b": ranks + 1}.get(schedule, 2 * ranks + 2)
@@ -223,7 +225,7 @@ def rehearsed_micro_batches(resolved: Resolved, phase: PhasePlacement) -> tuple[
     fitting = [
         number
         for number in range(1, most + 1)
-        if ranks == 1 or micro_batch_complaint(schedule, number, ranks, stages) is None
+        if ranks == 1 or micro_batch_complaint(schedule, number, ranks, num_stages(layout)) is None
     ] or [all_of_them]
     return fitting[0], fitting[-1]
 
@@ -250,12 +252,12 @@ def _with_all_buffers(peak: Peak, wanted: int, many: int) -> Peak:
 
 def _stages(resolved: Resolved, pipeline_rank: int) -> dict[str, list[int]]:
     """Returns stage number → its [first, last] layer, [] where it has none."""
-    placement = resolved.placement
-    if placement.pipeline == 1:
+    layout = resolved.placement.layout
+    if layout.pipeline == 1:
         return {"0": [0, resolved.identity.model.num_hidden_layers - 1]}
-    ranges = layer_numbers(placement.pipeline_layers)
+    ranges = layer_numbers(layout.pipeline_layers)
     numbers = stages_of_rank(
-        placement.pipeline_schedule, placement.pipeline, pipeline_rank, len(ranges) // placement.pipeline
+        layout.pipeline_schedule, layout.pipeline, pipeline_rank, layout.pipeline_stages_per_rank
     )
     return {
         str(number): [ranges[number][0], ranges[number][-1]] if ranges[number] else [] for number in numbers

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from kielo.artifact.run_format import with_version
 from kielo.artifact.weights_folder import resolve_weights
 from kielo.checkpoint.export_tensors import row_boxes
 from kielo.checkpoint.hugging_face_export import export
@@ -116,7 +117,7 @@ def _save(store: Store, source: Path, config: Model) -> dict[str, str]:
     parameters = dict(model.named_parameters())
     weights = load_model_weights(parameters, source, config)
     plain = {
-        "identity": {"name": source.name, "model": config.model_dump(mode="json")},
+        "identity": with_version({"name": source.name, "model": config.model_dump(mode="json")}),
         "source_tensors": weights,
     }
     store.save(0, {f"model/{name}": parameter for name, parameter in parameters.items()}, plain)

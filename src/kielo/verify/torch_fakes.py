@@ -79,7 +79,7 @@ def storages_watched(resized: Callable[[torch.UntypedStorage], None]) -> Iterato
     try:
         yield
     finally:
-        # Inherited, not the class's own.
+        # The original is inherited, so removing the class's own attribute restores it.
         del torch.UntypedStorage.resize_
 
 
@@ -90,7 +90,7 @@ def storage_key(storage: torch.UntypedStorage) -> int:
 
 def plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensors with memory inside `tensor`: itself, or what a DTensor or a weight in FP8 wraps."""
-    # Not `materialise.local`: that is an operator, which what is gathered in FP8 does not know.
+    # Not `materialise.local`: it calls an operator that weights gathered in FP8 do not have.
     part = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     part = part._tensor if hasattr(part, "fsdp_pre_all_gather") else part
     if not is_wrapper(type(part)):
@@ -115,7 +115,7 @@ def group_name(argument: object) -> str | None:
     if isinstance(argument, torch.ScriptObject):
         try:
             argument = dist.ProcessGroup.unbox(argument)
-        except (RuntimeError, TypeError):  # another kind of object
+        except (RuntimeError, TypeError):  # not a process group
             return None
     return argument.group_name if isinstance(argument, dist.ProcessGroup) else None
 

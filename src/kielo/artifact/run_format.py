@@ -1,0 +1,119 @@
+"""The format in which a run is described: its version, and a migration from each version to the next.
+
+`resolved.toml` describes a run by its identity and its placement. The identity alone is also stored in each
+checkpoint's `index.json` and in the manifests of the stages `train` and `verify`. Each of these says the
+`format_version` that it was written in; version 0 did not say it. Readers migrate what they read, so that a
+run goes on when Kielo is upgraded in its middle.
+
+A key that is new and has a default needs no new version. To rename, move or remove a key, or to change its
+meaning: add an entry to `_MIGRATIONS`, and a golden file (`tests/resolve/golden_runs.py`). Migrations work on
+plain tables, so that no later change of a section can break them, and pass by what is not there.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kielo.recipe.errors import KieloError
+
+VERSION_KEY = "format_version"
+Table = dict[str, Any]
+
+
+class Migration(NamedTuple):
+    """Functions from the tables of one version to those of the next."""
+
+    identity: Callable[[Table], Table]
+    placement: Callable[[Table], Table]
+
+
+def _identity_from_0(identity: Table) -> Table:
+    """Version 1 stores the keys of [train] and [dataset] in tables of these names."""
+    identity, dataset = _split(identity, ("mask_documents",))
+    identity, train = _split(identity, (
+        "skip_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_gradient_norm",
+        "z_loss", "precision", "precision_changes", "fp8", "optimiser_state", "max_skipped_steps_in_a_row",
+        "heldout_sequences",
+    ))  # fmt: skip
+    return identity | {"dataset": dataset, "train": train}
+
+
+def _placement_from_0(placement: Table) -> Table:
+    """Version 1 stores the keys of [layout], [train] and [checkpoint] in tables of these names.
+
+    A layout without stages lists no layers of stages, and one with stages says how many a rank has.
+    """
+    placement, layout = _split(placement, (
+        "pipeline", "pipeline_schedule", "pipeline_layers", "replicate", "shard", "context", "tensor",
+        "expert", "sequence_parallel", "zero", "cpu_offload", "context_attention", "compile", "recompute",
+        "recompute_every_layers", "recompute_saved_operators",
+    ))  # fmt: skip
+    layout = {"compile": False, "recompute_saved_operators": []} | layout
+    ranks, layers = layout.get("pipeline", 1), layout.pop("pipeline_layers", [])
+    if ranks > 1:
+        layout |= {"pipeline_layers": layers, "pipeline_stages_per_rank": len(layers) // ranks}
+    placement, train = _split(placement, (
+        "loss_chunk_tokens", "log_every_steps", "heldout_every_steps", "tensorboard", "start_timeout_seconds",
+    ))  # fmt: skip
+    placement, checkpoint = _split(placement, ("checkpoint_every_steps", "keep_newest", "keep_every_steps"))
+    if "checkpoint_every_steps" in checkpoint:
+        checkpoint["every_steps"] = checkpoint.pop("checkpoint_every_steps")
+    return placement | {"layout": layout, "train": train, "checkpoint": checkpoint}
+
+
+def _split(table: Table, names: tuple[str, ...]) -> tuple[Table, Table]:
+    """Returns (the table without `names`, what it held under `names`)."""
+    rest = {key: value for key, value in table.items() if key not in names}
+    return rest, {key: table[key] for key in names if key in table}
+
+
+_MIGRATIONS = (Migration(_identity_from_0, _placement_from_0),)  # entry n: from version n to n + 1
+FORMAT_VERSION = len(_MIGRATIONS)
+
+
+def with_version(content: Mapping[str, Any]) -> Table:
+    """Returns the content of a file with the version that this code writes."""
+    return {VERSION_KEY: FORMAT_VERSION, **content}
+
+
+def migrated_identity(stored: Mapping[str, Any], where: Path | str) -> Table:
+    """Returns an identity that was stored with its version as this version stores it, with the version.
+
+    Raises KieloError naming `where` and both versions for a later version than this code knows.
+    """
+    identity, version = _without_version(stored, where)
+    for migration in _MIGRATIONS[version:]:
+        identity = migration.identity(identity)
+    return with_version(identity)
+
+
+def migrated_run(stored: Mapping[str, Any], where: Path | str) -> Table:
+    """Returns {"identity", "placement"} of this version. `stored`: the content of a `resolved.toml`.
+
+    Raises KieloError as `migrated_identity` does, and for tables that no version wrote.
+    """
+    run, version = _without_version(stored, where)
+    try:
+        for migration in _MIGRATIONS[version:]:
+            run = {
+                "identity": migration.identity(run["identity"]),
+                "placement": migration.placement(run["placement"]),
+            }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise KieloError(
+            f"{where}: is not of format version {version} ({error!r}); delete it and resolve again"
+        ) from None
+    return run
+
+
+def _without_version(stored: Mapping[str, Any], where: Path | str) -> tuple[Table, int]:
+    content = dict(stored)
+    version = content.pop(VERSION_KEY, 0)
+    if not isinstance(version, int) or version < 0:
+        raise KieloError(f"{where}: {VERSION_KEY} = {version!r} is no version of the format")
+    if version > FORMAT_VERSION:
+        raise KieloError(
+            f"{where}: is of format version {version}, and this Kielo reads versions up to {FORMAT_VERSION}; "
+            "go on with the Kielo that wrote it, or with a later one"
+        )
+    return content, version
