@@ -1,21 +1,19 @@
 """Kielo's own step, on the parts that `train/build.py` assembles for one rank, compiled like its recipes."""
 
-from functools import partial
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.profiler import record_function
 
 from contenders.contender import OPTIMISER, Contender, LeftOut, Work, learning_rate, next_tokens
-from kielo.parallel.gradient_clipping import clip_gradients
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import build_mesh
 from kielo.resolve.resolved import Resolved
-from kielo.train.build import laid_out
+from kielo.train.build import build_step, laid_out
 from kielo.train.feed import MicroBatch, StepBatch
-from kielo.train.forward_backward import forward_backward_of
 from kielo.train.guard import Guard
-from kielo.train.optimiser import build_optimiser
+from kielo.train.loop import optimiser_step
 
 
 def build(work: Work) -> Contender:
@@ -49,17 +47,10 @@ class Own(Contender):
         mesh = build_mesh(work.world, placement.layout)
         model = laid_out(identity, placement, mesh, identity.train.precision)
         materialise(model, work.device, work.value)
-        self._forward_backward = forward_backward_of(
-            model,
-            identity.train.z_loss,
-            placement.train.loss_chunk_tokens,
-            mesh,
-            placement.layout,
-            identity.train.precision,
-        )
-        self._clip = partial(clip_gradients, model, mesh, identity.train.max_gradient_norm)
-        self._guard = Guard(work.device, identity.train)
-        self._optimiser = build_optimiser(model, identity.train)
+        train, chunk_tokens = identity.train, placement.train.loss_chunk_tokens
+        guard = Guard(work.device, train)
+        step = build_step(model, mesh, train, placement.layout, chunk_tokens, train.precision, guard)
+        self._step = replace(step, clip=record_function(OPTIMISER)(step.clip))
 
     def step(self, number: int) -> Tensor:
         work = self.work
@@ -69,10 +60,7 @@ class Own(Contender):
         ]
         sequences = work.micro_batches * work.micro_batch_sequences
         counted = torch.full((), sequences * (work.sequence_length - 1), device=work.device)
-        loss = self._forward_backward(StepBatch(number, (), micro_batches, counted))
-        with record_function(OPTIMISER):
-            skip = self._guard.check(loss, self._clip())
-            self._optimiser.step(learning_rate(work), skip)
-            self._optimiser.zero_grad()
-        self._guard.stop_if_diverged(number)
+        batch = StepBatch(number, (), micro_batches, counted)
+        loss, _ = optimiser_step(self._step, batch, learning_rate(work))
+        self._step.guard.stop_if_diverged(number)
         return loss

@@ -27,7 +27,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Model
 from kielo.train import run as run_module
-from kielo.train.finish import refuse_unsound_weights
+from kielo.train.final_check import refuse_unsound_weights
 from tests.checkpoint.layouts import config as layouts_config
 from tests.checkpoint.layouts import model_on_ranks
 from tests.faults.trial import Outcome, belongings, kielo, refused, went_well
@@ -631,24 +631,24 @@ def test_a_run_whose_weights_end_broken_is_not_finished(
     assert (packed / "run" / "train" / "manifest.json").exists()
 
 
-def fit_and_break(run: Any) -> bool:
+def fit_and_break(run: Any, phase: Any) -> bool:
     from kielo.train.loop import fit
 
-    is_stopped = fit(run)
+    is_stopped = fit(run, phase)
     run.checkpoints.settle()
     with torch.no_grad():
-        dict(run.model.named_parameters())["layers.0.attention.q.weight"].mul_(torch.nan)
+        dict(run.current.model.named_parameters())["layers.0.attention.q.weight"].mul_(torch.nan)
     return is_stopped
 
 
 def test_a_run_whose_heldout_loss_ends_broken_is_not_finished(
     packed: Path, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fit_badly(run: Any) -> bool:
+    def fit_badly(run: Any, phase: Any) -> bool:
         from kielo.train.loop import fit
 
-        run.heldout.score = lambda: float("nan")
-        return fit(run)
+        run.current.heldout.score = lambda: float("nan")
+        return fit(run, phase)
 
     monkeypatch.setattr(run_module, "fit", fit_badly)
     refused(here(packed, "train", "tiny.toml"), "step 20, the last", "held-out loss")

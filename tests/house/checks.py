@@ -11,6 +11,7 @@ PACKAGE = ROOT / "src" / "kielo"
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "core", "base", "tools", "manager"}
 FORBIDDEN_IN_MODELS = ("torch.distributed", "torch.cuda", "os", "kielo.parallel")
 FAMILY_TABLES = ("tensor_parallel_plan", "names", "count")
+MOST_ARGUMENTS = 7
 
 
 def folders_without_init(package: Path) -> list[str]:
@@ -42,6 +43,21 @@ def banned_names(package: Path) -> list[str]:
 def parsed(folder: Path) -> Iterator[tuple[Path, ast.Module]]:
     for path in sorted(folder.rglob("*.py")):
         yield path, ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def functions_with_many_arguments(package: Path) -> list[str]:
+    """Functions with more than `MOST_ARGUMENTS` arguments, self and cls not counted, as `FILE: NAME`."""
+    found = []
+    for path, tree in parsed(package):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                signature = node.args
+                arguments = [*signature.posonlyargs, *signature.args, *signature.kwonlyargs]
+                arguments += [one for one in (signature.vararg, signature.kwarg) if one is not None]
+                names = [one.arg for one in arguments if one.arg not in ("self", "cls")]
+                if len(names) > MOST_ARGUMENTS:
+                    found.append(f"{path.relative_to(package)}: {node.name}")
+    return found
 
 
 def ranks_and_devices_in_models(package: Path) -> list[str]:

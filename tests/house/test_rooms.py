@@ -1,5 +1,6 @@
-"""Rules that import-linter cannot see: packages, names, single-device models;
-each check also sees a planted fault.
+"""House rules that import-linter cannot check: packages, names, signatures, single-device models.
+
+Each check is also shown a planted fault.
 """
 
 import pytest
@@ -38,6 +39,31 @@ def test_no_room_or_file_has_a_name_that_says_nothing(house):
     (house / "models" / "model_utils.py").touch()
     (house / "core").mkdir()
     assert checks.banned_names(house) == ["core", "models/model_utils.py"]
+
+
+# Functions that are still to be given a dataclass of options.
+MANY_ARGUMENTS = [
+    "checkpoint/hugging_face_export.py: export",
+    "checkpoint/hugging_face_export.py: _write",
+    "models/blocks/attention.py: __init__",
+    "models/blocks/decoder.py: __init__",
+    "parallel/pipeline.py: schedule_of",
+    "parallel/torch_pipelining.py: make_schedule",
+    "plan/candidates.py: candidate_columns",
+]
+
+
+def test_no_function_takes_more_than_seven_arguments(house):
+    """More than that are fields of a frozen dataclass of options, with names at the call."""
+    assert [
+        found for found in checks.functions_with_many_arguments(PACKAGE) if found not in MANY_ARGUMENTS
+    ] == []
+    (house / "models" / "llama" / "model.py").write_text(
+        "class A:\n"
+        "    def seven(self, a, b, c, d, e, *, f, g): ...\n"
+        "    async def eight(a, b, c, d, e, f, *g, **h): ..."
+    )
+    assert checks.functions_with_many_arguments(house) == ["models/llama/model.py: eight"]
 
 
 @pytest.mark.parametrize(

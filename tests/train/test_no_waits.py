@@ -20,7 +20,8 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kielo.train import build, late, run
+from kielo.train import delayed_reader, run
+from kielo.train.parts import PhaseParts, Run
 from tests.ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
@@ -80,15 +81,16 @@ class Watch:
     def switch(self) -> None:
         """Switches looking on and off."""
 
-    def watched(self, of_run: "build.Run") -> None:
+    def watched(self, of_run: Run, phase: PhaseParts) -> None:
         """Let the places pass where the loop waits, and look on from the moment when the third step is taken.
 
         The first compile, choose kernels, and compare once what they rely on.
         """
-        of_run.step_row, of_run.heldout.row = self.allow(of_run.step_row), self.allow(of_run.heldout.row)
+        heldout = of_run.current.heldout
+        of_run.step_row, heldout.row = self.allow(of_run.step_row), self.allow(heldout.row)
         of_run.checkpoints.save = self.allow(of_run.checkpoints.save)
-        late.LateReader.read = self.allow(late.LateReader.read)
-        take = of_run.feed.take
+        delayed_reader.DelayedReader.read = self.allow(delayed_reader.DelayedReader.read)
+        take = phase.feed.take
 
         def counted(step: int) -> Any:
             self.steps += 1
@@ -96,7 +98,7 @@ class Watch:
             self.switch()
             return take(step)
 
-        of_run.feed.take = counted
+        phase.feed.take = counted
 
 
 class WatchedOperators(TorchDispatchMode):
@@ -138,10 +140,10 @@ def train_watched(resolved: Any) -> tuple[int, list[str]]:
     """Steps looked at and what would have waited in them, on one rank."""
     watch, fit = Watch(), run.fit
 
-    def watched_fit(of_run: "build.Run") -> bool:
-        watch.watched(of_run)
+    def watched_fit(of_run: Run, phase: PhaseParts) -> bool:
+        watch.watched(of_run, phase)
         with WatchedOperators(watch), WatchedFunctions(watch):
-            stopped = fit(of_run)
+            stopped = fit(of_run, phase)
         watch.is_allowed = True
         return stopped
 
@@ -200,10 +202,10 @@ class OnGpu(Watch):
 def train_on_gpu(resolved: Any) -> int:
     watch, fit = OnGpu(), run.fit
 
-    def watched_fit(of_run: "build.Run") -> bool:
-        watch.watched(of_run)
+    def watched_fit(of_run: Run, phase: PhaseParts) -> bool:
+        watch.watched(of_run, phase)
         try:
-            return fit(of_run)
+            return fit(of_run, phase)
         finally:
             watch.is_allowed = True
             watch.switch()

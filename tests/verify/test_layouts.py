@@ -29,16 +29,28 @@ from kielo.verify.layouts_table import misses, table, verdict
 # A handful that touches every axis, ZeRO degree and recompute policy, tied and untied; the rest is in make
 # test-full.
 FEW = [
-    "one_rank-micro4", "replicate2-micro4", "shard2-zero2-micro4", "shard2-zero3-recompute_operators",
-    "tensor2-tied", "tensor2-untied", "tensor2-no_sequence-micro4", "shard2-cpu_offload",
-    "tensor2-recompute_full-every2", "context2-all_gather-documents",
-    "context2-ulysses-no_documents", "context2-all_gather-recompute_attention", "tensor2-bf16",
-    "shard2-tensor2-zero3-recompute_full-micro2-untied", "context2-tensor2-ulysses-micro2-documents",
-    "pipeline2-gpipe-micro4-untied", "pipeline2-dualpipev-micro4-frozen", "pipeline2-1f1b-layers4_0-micro4",
+    "one_rank-micro4",
+    "replicate2-micro4",
+    "shard2-zero2-micro4",
+    "shard2-zero3-recompute_operators",
+    "tensor2-tied",
+    "tensor2-untied",
+    "tensor2-no_sequence-micro4",
+    "shard2-cpu_offload",
+    "tensor2-recompute_full-every2",
+    "context2-all_gather-documents",
+    "context2-ulysses-no_documents",
+    "context2-all_gather-recompute_attention",
+    "tensor2-bf16",
+    "shard2-tensor2-zero3-recompute_full-micro2-untied",
+    "context2-tensor2-ulysses-micro2-documents",
+    "pipeline2-gpipe-micro4-untied",
+    "pipeline2-dualpipev-micro4-frozen",
+    "pipeline2-1f1b-layers4_0-micro4",
     "pipeline2-1f1b-shard2-tensor2-micro4-tied-documents",
     "pipeline2-interleaved_zero_bubble-shard2-tensor2-micro4",
     "pipeline2-zbv-shard2-tensor2-micro4",
-]  # fmt: skip
+]
 
 
 def recipe(*sets: str) -> Recipe:

@@ -16,7 +16,7 @@ from kielo.dataset.batches import Batches
 from kielo.models.llama.model import Llama, initial_value
 from kielo.models.llama.names import hf_config
 from kielo.recipe.errors import KieloError
-from kielo.verify.parity import verify_parity
+from kielo.verify.parity import ParityOptions, verify_parity
 from tests.models.equality import pair
 from tests.models.tiny_configs import TINY
 from tests.train.tiny_run import resolve, write_tokens
@@ -32,13 +32,14 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def check(resolved: Any, folder: Path, **keywords: Any) -> tuple[dict[str, Any], str]:
+def check(
+    resolved: Any, folder: Path, checkpoint: Path | None = None, **options: Any
+) -> tuple[dict[str, Any], str]:
     """The certificate, and what was printed."""
     printed = io.StringIO()
     console = Console(file=printed, width=140)
-    return verify_parity(
-        resolved, folder, sequence_length=16, console=console, **keywords
-    ), printed.getvalue()
+    options = ParityOptions(sequence_length=16, **options)
+    return verify_parity(resolved, folder, checkpoint, options, console), printed.getvalue()
 
 
 def with_model(resolved: Any, **changes: Any) -> Any:

@@ -24,16 +24,23 @@ from kielo.train.build import laid_out
 from kielo.verify import rehearse as room
 from kielo.verify.fake_world import groups_of
 from kielo.verify.rank_watch import RankWatch
-from kielo.verify.rehearse import Job, heaviest_phase, rehearse, rehearsed_micro_batches
+from kielo.verify.rehearse import WatchedStep, heaviest_phase, rehearse, rehearsed_micro_batches
 from tests.ranks import run_ranks
 
 TINY = [
-    "model.vocab_size=4098", "model.vocab_multiple=2", "model.hidden_size=64", "model.intermediate_size=160",
-    "model.num_hidden_layers=3", "model.num_attention_heads=8", "model.num_key_value_heads=4",
+    "model.vocab_size=4098",
+    "model.vocab_multiple=2",
+    "model.hidden_size=64",
+    "model.intermediate_size=160",
+    "model.num_hidden_layers=3",
+    "model.num_attention_heads=8",
+    "model.num_key_value_heads=4",
     "dataset.sequence_length=128",
-    "model.tie_word_embeddings=false", "train.micro_batch_sequences=1", "train.tokens_per_step=512",
+    "model.tie_word_embeddings=false",
+    "train.micro_batch_sequences=1",
+    "train.tokens_per_step=512",
     "train.loss_chunk_tokens=64",
-]  # fmt: skip
+]
 TWO_RANKS = {
     "tensor, bf16": ("layout.tensor=2", "train.precision=bf16", "train.tokens_per_step=256"),
     "shard, unequal rows": (
@@ -84,13 +91,13 @@ def real_rank(jobs: list[Resolved]) -> list[tuple[dict, int]]:
         model = laid_out(resolved.identity, resolved.placement, mesh, resolved.identity.train.precision)
         events = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         with events as profiler, RankWatch(*groups_of(mesh)) as watch:
-            job = Job(resolved, index, mesh, model, world, watch)
-            job.step(many)  # neighbours agree on shapes in the first step
+            step = WatchedStep(resolved, index, mesh, model, world, watch)
+            step.run(many)  # neighbours agree on shapes in the first step
             for number in range(STEPS):
                 with record_function(f"step {number}"):
-                    counts = job.step(many)
+                    counts = step.run(many)
         found.append((counts, _peak(profiler.profiler.kineto_results.events())))
-        del job, model
+        del step, model
         gc.collect()  # or the next job's record begins with what is given back of this one
     return found
 
@@ -192,14 +199,14 @@ def test_a_long_schedule_counts_as_if_it_were_run_whole(sets, monkeypatch):
 def test_a_leak_shows(monkeypatch):
     """Broken on purpose: a pass that keeps what it made is found by the ledger, byte for byte."""
     resolved = planned(2)
-    kept, before = [], Job.step
+    kept, before = [], WatchedStep.batch
     sound = rehearse(resolved, 0)["peak_bytes"]
 
-    def leaking(job, micro_batches):
+    def leaking(step, micro_batches):
         kept.append(torch.empty(1000))
-        return before(job, micro_batches)
+        return before(step, micro_batches)
 
-    monkeypatch.setattr(Job, "step", leaking)
+    monkeypatch.setattr(WatchedStep, "batch", leaking)
     assert rehearse(resolved, 0)["peak_bytes"] == sound + 2 * 4000
 
 
@@ -234,7 +241,7 @@ def test_the_words_print_a_rank_and_refuse_what_cannot_be(capsys):
     rehearsals = json.loads(capsys.readouterr().out)
     assert [rehearsal["rank"] for rehearsal in rehearsals] == [0, 1]
     assert main([*words, *layout, "--stage", "1"]) == 0
-    assert "computed from the layout table: the same" in capsys.readouterr().out
+    assert "computed from the tensor-parallel plan: the same" in capsys.readouterr().out
     assert main([*words, "--rank", "2"]) == 1
     assert "ranks 0 to 1" in capsys.readouterr().err
     assert main([*words, "--set", "layout.cpu_offload=true"]) == 1

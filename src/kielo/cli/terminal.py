@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, redi
 from io import TextIOWrapper
 from typing import Any
 
-from kielo.train.lasting_stream import LastingStream
+from kielo.train.failsafe_stream import FailsafeStream
 
 
 def open_standard_streams() -> None:
@@ -25,15 +25,15 @@ def open_standard_streams() -> None:
 
 
 @contextmanager
-def lasting_output() -> Iterator[LastingStream]:
+def lasting_output() -> Iterator[FailsafeStream]:
     """While it lasts, stdout and stderr raise nothing, whatever becomes of them, and write characters that
     their encoding lacks as \\u and \\x. Yields stdout, which knows whether it failed.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    output = LastingStream(sys.stdout)
-    with redirect_stdout(output), redirect_stderr(LastingStream(sys.stderr)):
+    output = FailsafeStream(sys.stdout)
+    with redirect_stdout(output), redirect_stderr(FailsafeStream(sys.stderr)):
         yield output
 
 

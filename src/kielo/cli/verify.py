@@ -68,17 +68,15 @@ def certify(recipe: Recipe, folder: Path, steps: int | None = None, is_quiet: bo
     section, checkpoint = recipe.verify, newest_checkpoint(folder)
     check_tokens(read_plain(checkpoint), folder)
     from kielo.resolve.resolved import read
-    from kielo.verify.parity import print_parity, verify_parity
+    from kielo.verify.parity import ParityOptions, print_parity, verify_parity
 
-    certificate = verify_parity(
-        read(folder / "resolved.toml"),
-        folder / "verify",
-        checkpoint=checkpoint,
+    options = ParityOptions(
         steps=steps or section.parity_steps,
         sequences_per_step=section.parity_sequences_per_step,
         sequence_length=section.parity_sequence_length,
         tolerance=section.tolerance,
     )
+    certificate = verify_parity(read(folder / "resolved.toml"), folder / "verify", checkpoint, options)
     if not is_quiet:
         print_parity(certificate)
     return certificate

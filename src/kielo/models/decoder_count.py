@@ -28,7 +28,8 @@ class LayerParts:
 
     mlp_matrices: 3 for a gated MLP, else 2. norms: those of whole hidden states. norm: "layer" is torch's
     LayerNorm; "rms" is RMSNorm, whose result is rounded before it is weighted; "rms_fp32" rounds after that.
-    has_head_norms: are queries and keys normed too?
+    has_head_norms: are queries and keys normed too? has_groups: may heads share keys and values? has_alibi:
+    positions are ALiBi's biases of the scores. mlp_ratio: intermediate_size / hidden_size, where it is fixed.
     """
 
     mlp_matrices: Literal[2, 3]
@@ -36,6 +37,9 @@ class LayerParts:
     norms: int = 2
     has_head_norms: bool = False
     is_rotary: bool = True
+    has_groups: bool = True
+    has_alibi: bool = False
+    mlp_ratio: int | None = None
 
 
 def check(config: Model, parts: LayerParts, reads: Iterable[str] = (), others: Iterable[str] = ()) -> None:

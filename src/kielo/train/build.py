@@ -1,12 +1,13 @@
-"""Assembles a run: the resolved numbers and a world of ranks → the parts that the loop calls, in the order
-they need.
+"""Builds the parts of a run, in the order in which they need each other.
 
-All choices that depend on layout, device or recipe are made here, once.
+In: the resolved numbers and a world of ranks. All choices that depend on layout, device or recipe are made
+here, once.
 """
 
 import gc
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,16 +26,17 @@ from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import Mesh, build_mesh, data_rank, data_ranks, sum_over_data
 from kielo.parallel.parallelise import parallelise
 from kielo.parallel.world import World, make_host_group
-from kielo.recipe.sections import Precision
+from kielo.recipe.sections import Layout, Precision, TrainIdentity
 from kielo.resolve.resolved import Identity, Placement, Resolved
 from kielo.train.feed import Feed
 from kielo.train.forward_backward import ForwardBackward, forward_backward_of
 from kielo.train.fp8_probe import Fp8Probe
 from kielo.train.guard import Guard
-from kielo.train.heldout import HeldOut
+from kielo.train.heldout import HeldOut, share_of
 from kielo.train.log import Log, MetricsFile, Sink, TensorBoard, Terminal
 from kielo.train.meter import Meter
-from kielo.train.optimiser import Optimiser, build_optimiser
+from kielo.train.optimiser import build_optimiser
+from kielo.train.parts import PhaseParts, PrecisionParts, Run, StepParts
 from kielo.train.precision import next_precision, settle_matrix_products
 from kielo.train.profile import Profile
 from kielo.train.schedule import learning_rate
@@ -43,58 +45,10 @@ from kielo.train.step_row import StepRow
 from kielo.train.stop import Stop
 
 
-@dataclass
-class Run:
-    """The parts of a run, as the loop names them."""
-
-    device: torch.device
-    mesh: Mesh
-    state: State
-    guard: Guard
-    learning_rate: Callable[[int], float]
-    meter: Meter
-    step_row: StepRow
-    log: Log
-    stop: Stop
-    checkpoints: RunCheckpoints
-    alert: Callable[[int, str], None]
-    profile: Profile
-    # Of a precision, by `compute_in`:
-    precision: Precision = "fp32"
-    model: nn.Module | None = None
-    forward_backward: ForwardBackward | None = None
-    clip: Callable[[], Tensor] | None = None
-    optimiser: Optimiser | None = None
-    heldout: HeldOut | None = None
-    # Of a phase, by `enter`:
-    feed: Feed | None = None
-    last_step: int = 0
-    tokens_per_step: int = 0
-    sequences_per_step: int = 0
-
-    def restore(self) -> None:
-        """Go back to the newest checkpoint; without one the first weights stay."""
-        self.checkpoints.restore()
-        scale_weights(self.model)
-
-    def forget_model(self) -> None:
-        """Give its memory back, for the one that takes its place."""
-        self.model = self.forward_backward = self.clip = self.optimiser = self.heldout = None
-        self.checkpoints.forget()
-        gc.collect()  # hooks and modules hold each other
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    def close_feed(self) -> None:
-        if self.feed is not None:
-            self.feed.close()
-            self.feed = None
-
-
 def assemble(
     resolved: Resolved, world: World, stop: Stop, permit: Callable[[], None], profile_steps: int = 0
 ) -> Run:
-    """Every part of the run `resolved` but those of a phase, on this rank. All ranks call it together.
+    """Builds every part of the run but those of a phase, on this rank. All ranks call it together.
 
     permit: raises KieloError when this job may no longer save checkpoints. profile_steps: how many to record.
 
@@ -102,89 +56,136 @@ def assemble(
     world, a checkpoint of another run.
     """
     identity, placement = resolved.identity, resolved.placement
-    device = world.device
+    device, state = world.device, State()
     mesh = build_mesh(world, placement.layout)
-    checkpoints = RunCheckpoints(_checkpointer(placement, world, permit), resolved)
     guard = Guard(device, identity.train)
+    checkpoints = RunCheckpoints(_checkpointer(placement, world, permit), resolved, guard, state)
     meter = Meter(world.size, identity.total_tokens, device)
     stop.use(device)
-    run = Run(
+    log = Log(placement.train, identity.total_steps, _sinks(identity, placement, world))
+    precision = next_precision(identity, checkpoints.found)
+    return Run(
         device=device,
         mesh=mesh,
-        state=State(),
+        state=state,
         guard=guard,
         learning_rate=learning_rate(identity),
         meter=meter,
         step_row=StepRow(meter, guard),
-        log=Log(placement.train, identity.total_steps, _sinks(identity, placement, world)),
+        log=log,
         stop=stop,
         checkpoints=checkpoints,
         alert=_alert(placement) if world.rank == 0 else lambda step, message: None,
-        # By then all is compiled and warm.
+        # At the third step everything is compiled and warm.
         profile=Profile(
             placement.train_folder, checkpoints.found.step + 3, profile_steps, device, paused=meter.paused
         ),
+        current=_build_precision(resolved, precision, mesh, device, guard, checkpoints, log),
     )
-    compute_in(run, resolved, next_precision(identity, checkpoints.found))
-    return run
 
 
 def compute_in(run: Run, resolved: Resolved, precision: Precision) -> None:
-    """Make `run` one that computes in `precision`: the model and all that holds it, anew, without its
-    weights' values where there is a checkpoint to restore. Modules cannot be changed once FSDP2 or a compiler
-    has seen them.
+    """Replaces the run's model, and everything that holds it, by one that computes in `precision`.
+
+    The memory of the old model is freed first. Modules cannot be changed once FSDP2 or a compiler has seen
+    them. The caller restores the weights from a checkpoint.
+    """
+    del run.current
+    run.checkpoints.forget()
+    gc.collect()  # hooks and modules hold each other
+    if run.device.type == "cuda":
+        torch.cuda.empty_cache()
+    run.current = _build_precision(
+        resolved, precision, run.mesh, run.device, run.guard, run.checkpoints, run.log
+    )
+
+
+def restore(run: Run) -> None:
+    """Restores the newest checkpoint; without one the initial weights stay."""
+    run.checkpoints.restore()
+    scale_weights(run.current.model)
+
+
+@contextmanager
+def phase_parts(run: Run, resolved: Resolved, index: int, last_step: int) -> Iterator[PhaseParts]:
+    """Builds the parts for steps of phase `index` up to `last_step`; meter and log rows are set to it."""
+    phase, placement = resolved.identity.phases[index], resolved.placement.phases[index]
+    run.meter.use(
+        placement.flops_per_token,
+        run.state.tokens,
+        resolved.placement.peak_tflops.get(run.current.precision),
+        placement.planned_tokens_per_second,
+    )
+    run.step_row.phase = phase.number
+    feed = _feed(resolved, index, last_step, run.mesh, run.device)
+    try:
+        yield PhaseParts(feed, last_step, phase.tokens_per_step, phase.sequences_per_step)
+    finally:
+        feed.close()
+
+
+def build_step(
+    model: nn.Module,
+    mesh: Mesh,
+    train: TrainIdentity,
+    layout: Layout,
+    loss_chunk_tokens: int,
+    precision: Precision,
+    guard: Guard,
+) -> StepParts:
+    """Builds the parts of an optimiser step of `model`, which is laid out over `mesh` and has its memory."""
+    optimiser = build_optimiser(model, train)
+    if precision == "fp8":
+        optimiser.adamw.register_step_post_hook(lambda *_: scale_weights(model))
+    return StepParts(
+        forward_backward=forward_backward_of(model, mesh, train.z_loss, loss_chunk_tokens, layout, precision),
+        clip=partial(clip_gradients, model, mesh, train.max_gradient_norm),
+        guard=guard,
+        optimiser=optimiser,
+    )
+
+
+def _build_precision(
+    resolved: Resolved,
+    precision: Precision,
+    mesh: Mesh,
+    device: torch.device,
+    guard: Guard,
+    checkpoints: RunCheckpoints,
+    log: Log,
+) -> PrecisionParts:
+    """Builds the model and everything that holds it.
+
+    With a checkpoint to restore, the weights get memory but no values.
     """
     identity, placement = resolved.identity, resolved.placement
-    run.forget_model()
     if precision == "fp8":
-        refuse_without_fp8(run.device, identity.train.fp8)
+        refuse_without_fp8(device, identity.train.fp8)
     settle_matrix_products(precision)
-    is_restored, weights = run.checkpoints.newest is not None, identity.model.weights
-    model = laid_out(identity, placement, run.mesh, precision)
-    _fill(model, identity, placement, run.device, is_filled_later=is_restored or weights is not None)
+    is_restored, weights = checkpoints.newest is not None, identity.model.weights
+    model = laid_out(identity, placement, mesh, precision)
+    _fill(model, identity, placement, device, is_filled_later=is_restored or weights is not None)
     source_tensors = None
     if weights is not None and not is_restored:
         source_tensors = load_model_weights(
             dict(model.named_parameters()), resolve_weights(weights), identity.model
         )
-    forward_backward = forward_backward_of(
-        model, identity.train.z_loss, placement.train.loss_chunk_tokens, run.mesh, placement.layout, precision
+    step = build_step(
+        model, mesh, identity.train, placement.layout, placement.train.loss_chunk_tokens, precision, guard
     )
-    optimiser = build_optimiser(model, identity.train)
-    run.checkpoints.track(dict(model.named_parameters()), optimiser, run.guard, run.state, source_tensors)
-    run.precision, run.model, run.optimiser = precision, model, optimiser
-    run.clip = partial(clip_gradients, model, run.mesh, identity.train.max_gradient_norm)
-    run.heldout = _heldout(identity, placement, run.mesh, run.device, model, forward_backward)
-    run.forward_backward = forward_backward
-    if precision == "fp8":
-        optimiser.adamw.register_step_post_hook(lambda *_: scale_weights(model))
-        if identity.train.fp8.probe_every_steps:
-            run.forward_backward = Fp8Probe(
-                forward_backward,
-                model,
-                run.mesh,
-                identity.train.fp8.probe_every_steps,
-                identity.total_steps,
-                run.log.write,
-            )
-
-
-def enter(run: Run, resolved: Resolved, index: int, last_step: int) -> None:
-    """Make `run` one of phase `index` of the resolved run, up to `last_step`: all that a phase changes, and
-    no more.
-    """
-    phase, placement = resolved.identity.phases[index], resolved.placement.phases[index]
-    run.close_feed()
-    run.feed = _feed(resolved, index, last_step, run.mesh, run.device)
-    run.last_step = last_step
-    run.tokens_per_step, run.sequences_per_step = phase.tokens_per_step, phase.sequences_per_step
-    run.meter.use(
-        placement.flops_per_token,
-        run.state.tokens,
-        resolved.placement.peak_tflops.get(run.precision),
-        placement.planned_tokens_per_second,
-    )
-    run.step_row.phase = phase.number
+    checkpoints.track(dict(model.named_parameters()), step.optimiser, source_tensors)
+    heldout = _heldout(identity, placement, mesh, device, model, step.forward_backward)
+    if precision == "fp8" and identity.train.fp8.probe_every_steps:
+        probe = Fp8Probe(
+            step.forward_backward,
+            model,
+            mesh,
+            identity.train.fp8.probe_every_steps,
+            identity.total_steps,
+            log.write,
+        )
+        step = replace(step, on_gradients=probe)
+    return PrecisionParts(precision, model, step, heldout)
 
 
 def _checkpointer(placement: Placement, world: World, permit: Callable[[], None]) -> Checkpointer:
@@ -204,9 +205,7 @@ def _alert(placement: Placement) -> Callable[[int, str], None]:
 
 
 def laid_out(identity: Identity, placement: Placement, mesh: Mesh, precision: Precision) -> nn.Module:
-    """The model over the mesh, on meta: no rank ever holds more than its shards of a model too
-    large for it.
-    """
+    """Builds the model over the mesh, on meta, so that no rank ever holds more than its shards of it."""
     with torch.device("meta"):
         model = families.build_model(identity.model)
     return parallelise(model, mesh, placement.layout, precision, identity.train.fp8)
@@ -237,11 +236,13 @@ def _feed(resolved: Resolved, index: int, last_step: int, mesh: Mesh, device: to
     )
     read_step = partial(batches.step, data_rank=data_rank(mesh), data_ranks=data_ranks(mesh))
     micro_batch_sequences = placement.phases[index].micro_batch_sequences
-    return Feed(read_step, micro_batch_sequences, last_step, device, _positions(phase.sequence_length, mesh))
+    return Feed(
+        read_step, micro_batch_sequences, last_step, device, positions_of_rank(phase.sequence_length, mesh)
+    )
 
 
-def _positions(sequence_length: int, mesh: Mesh) -> Tensor | None:
-    """Which columns of each sequence this rank takes."""
+def positions_of_rank(sequence_length: int, mesh: Mesh) -> Tensor | None:
+    """The columns of each sequence that this rank takes; None if it takes all of them."""
     axis = mesh["context"]
     if axis.size() == 1:
         return None
@@ -263,18 +264,21 @@ def _heldout(
         identity.train.heldout_sequences,
         identity.dataset.mask_documents,
     )
-    return HeldOut(
+    share = share_of(
         batch,
         data_rank(mesh),
         data_ranks(mesh),
-        partial(sum_over_data, mesh=mesh),
         placement.phases[0].micro_batch_sequences,
+        positions_of_rank(length, mesh),
+    )
+    return HeldOut(
+        share,
+        model,
         forward_backward,
+        partial(sum_over_data, mesh=mesh),
+        device,
         placement.train.heldout_every_steps,
         identity.total_steps,
-        device,
-        model,
-        _positions(length, mesh),
     )
 
 

@@ -1,5 +1,4 @@
-"""Numpy batches from `dataset` as torch micro-batches on the device, the next step's while this one is worked
-on.
+"""Feeds torch micro-batches to the device, one step ahead, from `dataset`'s numpy batches.
 
 In: the step number. Out: this rank's share of the step, cut into micro-batches on the device. A thread reads
 one step ahead; on a GPU it also pins what it read and starts its copy, on a stream of its own, so that
@@ -20,7 +19,7 @@ from kielo.dataset.batches import NOT_COUNTED, Batch
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward takes: token ids, labels (-100: not counted) and document numbers, each [b, s].
+    """The input of one forward: token ids, labels (-100: not counted) and document numbers, each [b, s].
 
     positions_s: which columns of their sequences these are, int64 [s]; None where the rank holds whole
     sequences.
@@ -55,10 +54,10 @@ _Tensors = tuple[Tensor, Tensor, Tensor | None]  # inputs, labels and document n
 
 
 class Feed:
-    """`take(step)` gives the batch of that step; reading, cutting and copying run one step ahead in a thread.
+    """Gives the batch of each step; a thread reads, cuts and copies one step ahead.
 
     read_step: from the step (1-based) to this rank's sequences of it. positions_s: the columns that this rank
-    takes of each sequence; None: all. On the device lies at most one step more than the one that was taken.
+    takes of each sequence; None: all. The device holds at most one step more than the one that was taken.
     """
 
     def __init__(
@@ -76,21 +75,21 @@ class Feed:
         self._columns_s = positions_s
         self._positions_s = None if positions_s is None else positions_s.to(device)
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
-        # One thread: it only hides the reading; more would only compete with the arithmetic.
+        # One thread is enough to hide the reading; more would compete with the arithmetic.
         self._reader = ThreadPoolExecutor(
             max_workers=1, thread_name_prefix="feed", initializer=self._choose_device
         )
         self._ahead: tuple[int, Future[_Arriving]] | None = None
 
     def take(self, step: int) -> StepBatch:
-        """The batch of `step`, whatever was taken before. An error of the reading thread is raised here."""
+        """Returns the batch of `step`, whatever was taken before; raises an error of the reading thread."""
         if self._ahead is None or self._ahead[0] != step:
             self._ahead = self._begin(step)
         arriving = self._ahead[1].result()
         self._ahead = self._begin(step + 1) if step < self._last_step else None
         if arriving.arrived is not None:
-            # The device waits here, not the host: what is queued from now on comes after the copies. And as
-            # the memory is the copying stream's, its allocator must be told who else uses it.
+            # The device waits here, not the host: work queued from now on runs after the copies. The memory
+            # belongs to the copying stream, so its allocator must know that this stream uses it too.
             stream = torch.cuda.current_stream(self._device)
             stream.wait_event(arriving.arrived)
             for tensor in arriving.tensors:
@@ -115,7 +114,7 @@ class Feed:
         if self._copies is None:
             return self._arriving(step, samples, (inputs, labels, documents), counted)
         with torch.cuda.stream(self._copies):
-            # Only from pinned memory does a copy to the device not stop the host.
+            # A copy to the device makes the host wait, except from pinned memory.
             copied = (
                 None if tensor is None else tensor.pin_memory().to(self._device, non_blocking=True)
                 for tensor in (inputs, labels, documents)
@@ -124,11 +123,11 @@ class Feed:
             return replace(arriving, arrived=self._copies.record_event())
 
     def _arriving(self, step: int, samples: tuple[int, ...], tensors: _Tensors, counted: int) -> _Arriving:
-        # Filled in on the device: the number travels with the order to do so, and not as a copy.
+        # Filled on the device: the number is an argument of the kernel, and not a copy from the host.
         counted_tokens = torch.full((), counted, dtype=torch.int64, device=self._device)
-        pieces = _split(tensors, self._micro_batch_sequences, self._positions_s)
+        micro_batches = _split(tensors, self._micro_batch_sequences, self._positions_s)
         held = (*(tensor for tensor in tensors if tensor is not None), counted_tokens)
-        return _Arriving(StepBatch(step, samples, pieces, counted_tokens), held)
+        return _Arriving(StepBatch(step, samples, micro_batches, counted_tokens), held)
 
 
 def cut(
@@ -138,22 +137,23 @@ def cut(
     micro_batch_sequences: int,
     positions_s: Tensor | None = None,
 ) -> list[MicroBatch]:
-    """Arrays [n, s] as micro-batches of up to `micro_batch_sequences` sequences and the columns
-    `positions_s`, on the CPU.
+    """Cuts arrays [n, s] into micro-batches of up to `micro_batch_sequences` sequences, on the CPU.
+
+    positions_s: the columns to take; None: all.
     """
     return _split(_on_host(inputs, labels, documents, positions_s), micro_batch_sequences, positions_s)
 
 
-def to_device(piece: MicroBatch, device: torch.device) -> MicroBatch:
+def to_device(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:
     return MicroBatch(
-        *(None if tensor is None else tensor.to(device, non_blocking=True) for tensor in _fields(piece))
+        *(None if tensor is None else tensor.to(device, non_blocking=True) for tensor in _fields(micro_batch))
     )
 
 
 def _on_host(
     inputs: np.ndarray, labels: np.ndarray, documents: np.ndarray | None, positions_s: Tensor | None
 ) -> _Tensors:
-    """The columns `positions_s` of each array as tensors; all columns without a copy."""
+    """Returns the columns `positions_s` of each array as tensors; all columns without a copy."""
     arrays: tuple[np.ndarray | None, ...] = (inputs, labels, documents)
     if positions_s is not None:
         arrays = tuple(None if array is None else array.take(positions_s.numpy(), axis=1) for array in arrays)
@@ -161,12 +161,12 @@ def _on_host(
 
 
 def _split(tensors: _Tensors, micro_batch_sequences: int, positions_s: Tensor | None) -> list[MicroBatch]:
-    """Tensors [n, s] as micro-batches, views of them."""
+    """Splits tensors [n, s] into micro-batches, which are views of them."""
     inputs, labels, documents = (
         repeat(None) if tensor is None else tensor.split(micro_batch_sequences) for tensor in tensors
     )
-    return [MicroBatch(*piece, positions_s) for piece in zip(inputs, labels, documents)]
+    return [MicroBatch(*micro_batch, positions_s) for micro_batch in zip(inputs, labels, documents)]
 
 
-def _fields(piece: MicroBatch) -> tuple[Tensor | None, ...]:
-    return piece.inputs_bs, piece.labels_bs, piece.documents_bs, piece.positions_s
+def _fields(micro_batch: MicroBatch) -> tuple[Tensor | None, ...]:
+    return micro_batch.inputs_bs, micro_batch.labels_bs, micro_batch.documents_bs, micro_batch.positions_s

@@ -2,8 +2,8 @@
 
 The loss is the sum over counted tokens divided by their number in the whole step, over all ranks and
 micro-batches, and that number is known *before* the first backward. So gradients need only be summed, and
-loss and gradients are the same for every layout and micro-batch size, however unevenly the counted tokens
-lie.
+loss and gradients are the same for every layout and micro-batch size, however unevenly counted tokens are
+spread.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from kielo.train.pipeline_forward_backward import PipelineForwardBackward
 
 
 class PlainForwardBackward:
-    """Micro-batch after micro-batch through the whole model, for every layout without pipeline stages.
+    """Passes each micro-batch through the whole model, for every layout without pipeline stages.
 
     sum_over_data: a tensor's sum over the ranks that see different tokens.
     """
@@ -34,36 +34,32 @@ class PlainForwardBackward:
         self._sum_over_data = sum_over_data
 
     def __call__(self, batch: StepBatch) -> Tensor:
-        """float32 scalar on the device: nats per counted token over all ranks, plus the z-loss where there is
-        one.
+        """Returns the loss, a float32 scalar on the device; the gradients are left on the parameters.
+
+        It is in nats per counted token over all ranks, with the z-loss where there is one.
         """
-        # A step of nothing but padding has loss 0 and no gradient; dividing by 0 would make it look broken.
+        # A step of padding only has loss 0 and no gradient; dividing by 0 would make it not finite.
         divisor = self._sum_over_data(batch.counted_tokens).clamp(min=1).to(torch.float32)
         loss = torch.zeros((), device=divisor.device)
-        for number, piece in enumerate(batch.micro_batches, start=1):
+        for number, micro_batch in enumerate(batch.micro_batches, start=1):
             set_last_micro_batch(self._model, number == len(batch.micro_batches))
-            part = self._objective(self._model, piece, divisor)
+            part = self._objective(self._model, micro_batch, divisor)
             part.backward()
             loss += part.detach()
         return self._sum_over_data(loss)
 
-    def score(self, piece: MicroBatch, divisor: Tensor, z_loss: float) -> Tensor:
-        """This rank's share of the loss, with another z-loss; no gradients."""
-        return replace(self._objective, z_loss=z_loss)(self._model, piece, divisor)
+    def score(self, micro_batch: MicroBatch, divisor: Tensor, z_loss: float) -> Tensor:
+        """Returns this rank's share of the loss, with another z-loss; no gradients."""
+        return replace(self._objective, z_loss=z_loss)(self._model, micro_batch, divisor)
 
 
 ForwardBackward = PlainForwardBackward | PipelineForwardBackward
 
 
 def forward_backward_of(
-    model: nn.Module,
-    z_loss: float,
-    loss_chunk_tokens: int,
-    mesh: Mesh,
-    layout: Layout,
-    precision: Precision,
+    model: nn.Module, mesh: Mesh, z_loss: float, loss_chunk_tokens: int, layout: Layout, precision: Precision
 ) -> ForwardBackward:
-    """The passes of `model` as it lies on `mesh`."""
+    """Builds the forward and backward passes of `model`, which is laid out over `mesh`."""
     sum_over_ranks = partial(sum_over_data, mesh=mesh)
     goes_twice = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
     objective = NextToken(z_loss, loss_chunk_tokens, tensor_axis(mesh), goes_twice, layout.compile)

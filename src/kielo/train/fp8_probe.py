@@ -1,21 +1,22 @@
-"""How far FP8's gradients point where those in bf16 do: late divergence announces itself there."""
+"""The angle between FP8's gradients and those in bf16: an early sign of late divergence."""
 
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from kielo.parallel.fp8 import in_bf16
 from kielo.parallel.gradient_clipping import gradient_norm
 from kielo.parallel.mesh import Mesh
-from kielo.train.feed import MicroBatch, StepBatch
+from kielo.train.feed import StepBatch
 from kielo.train.forward_backward import ForwardBackward
 
 
 class Fp8Probe:
-    """A `ForwardBackward` that now and then goes through a batch once more, in bf16, and writes the cosine
-    between the two gradients down. The step itself is as it would be without. Costs a second copy of the
-    gradients while it looks.
+    """Runs a batch once more in bf16 every `every_steps` steps and logs the cosine between both gradients.
+
+    Called after the backward pass, before clipping; the gradients stay as they were. Costs a second copy of
+    the gradients meanwhile.
     """
 
     def __init__(
@@ -30,18 +31,14 @@ class Fp8Probe:
         self._forward_backward, self._model, self._mesh = forward_backward, model, mesh
         self._every_steps, self._total_steps, self._write = every_steps, total_steps, write
 
-    def __call__(self, batch: StepBatch) -> Tensor:
-        loss = self._forward_backward(batch)
+    def __call__(self, batch: StepBatch) -> None:
         if batch.step % self._every_steps == 0 or batch.step in (1, self._total_steps):
             self._write({"step": batch.step, "fp8_gradient_cosine": self.cosine(batch)})
-        return loss
-
-    def score(self, piece: MicroBatch, divisor: Tensor, z_loss: float) -> Tensor:
-        return self._forward_backward.score(piece, divisor, z_loss)
 
     def cosine(self, batch: StepBatch) -> float:
-        """Between the gradients that lie on the parameters, of `batch` in FP8, and those in bf16. Waits for
-        the device.
+        """The cosine between the parameters' gradients of `batch`, made in FP8, and those in bf16.
+
+        Waits for the device.
         """
         parameters = [parameter for parameter in self._model.parameters() if parameter.grad is not None]
         in_fp8, norm_fp8 = (
@@ -60,5 +57,5 @@ class Fp8Probe:
         finally:
             for parameter, gradient in zip(parameters, in_fp8, strict=True):
                 parameter.grad = gradient
-        # By the law of cosines; the norms are summed over all ranks already.
+        # The law of cosines; the norms are already those over all ranks.
         return ((norm_fp8**2 + norm_bf16**2 - difference**2) / (2 * norm_fp8 * norm_bf16)).item()

@@ -1,9 +1,8 @@
-"""Keeps a run sane: a step whose loss or gradient norm is not finite is not taken, and a run of them ends the
-run.
+"""Skips steps whose loss or gradient norm is not finite, and ends a run with too many of them in a row.
 
 In: the loss and the global gradient norm of a step, the same on every rank. Out: a flag on the device for the
-optimiser, counts for the log, KieloError once too many steps in a row were bad, and, for whoever watches a
-change, the losses and norms of the last steps.
+optimiser, counts for the log, KieloError once too many steps in a row were bad, and, for the watch over a
+change of precision, the losses and norms of the last steps.
 """
 
 import math
@@ -14,25 +13,27 @@ from torch import Tensor
 
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import TrainIdentity
-from kielo.train.late import LateReader
+from kielo.train.delayed_reader import DelayedReader
 
 
 class Guard:
-    """Counts on the device, so that a sound step costs no wait; the host looks at them late (see
-    `late.py`).
+    """Counts bad steps on the device, so that a sound step costs no wait; the host reads the counts late.
+
+    See `delayed_reader.py`.
     """
 
     def __init__(self, device: torch.device, train: TrainIdentity):
         self._max_in_a_row = train.max_skipped_steps_in_a_row
         # a ring of (loss, norm)
         self._remembered = torch.full((train.fp8.watch_steps, 2), math.nan, device=device)
-        self._steps = 0  # of which the ring holds the last
+        self._steps = 0  # checked in all; the ring holds the last of them
         self._counts = torch.zeros(2, dtype=torch.int64, device=device)  # bad in a row up to now, bad in all
-        self._late = LateReader(device)
+        self._late = DelayedReader(device)
 
     def check(self, loss: Tensor, gradient_norm: Tensor) -> Tensor:
-        """float32 scalar on the device: 1 where this step must be skipped. All ranks get the same, as both
-        inputs do.
+        """Returns a float32 scalar on the device: 1 where this step must be skipped.
+
+        All ranks get the same, as both inputs are the same on all ranks.
         """
         bad = ~(torch.isfinite(loss) & torch.isfinite(gradient_norm))
         self._counts[0] = (self._counts[0] + 1) * bad
@@ -44,7 +45,7 @@ class Guard:
         return bad.to(torch.float32)
 
     def stop_if_diverged(self, step: int, way_on: Callable[[int], str] = lambda first_bad_step: "") -> None:
-        """Raise KieloError after too many bad steps in a row; on a GPU one step later than on a CPU.
+        """Raises KieloError after too many bad steps in a row; on a GPU one step later than on a CPU.
 
         way_on: the first of them → how to go on, a sentence for the message. All ranks call it together.
         """
@@ -62,18 +63,16 @@ class Guard:
 
     @property
     def bad_in_a_row(self) -> int:
-        """Steps that were not finite up to now, without a sound one between. Waits for the device."""
+        """The number of bad steps up to now without a sound one between them. Waits for the device."""
         return int(self._counts[0].item())
 
     @property
     def skipped(self) -> int:
-        """Steps skipped since step 1. Waits for the device."""
+        """The number of steps skipped since step 1. Waits for the device."""
         return int(self._counts[1].item())
 
     def last(self, steps: int) -> list[tuple[float, float]]:
-        """Loss and gradient norm of the last steps, oldest first, of as many as are remembered. Waits for the
-        device.
-        """
+        """Returns loss and gradient norm of the last remembered steps, oldest first. Waits for the device."""
         size = len(self._remembered)
         rows = self._remembered.tolist()
         return [

@@ -5,6 +5,7 @@ the same (to rounding) on any number of ranks.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,40 +13,58 @@ from torch import Tensor, nn
 
 from kielo.dataset.batches import NOT_COUNTED, Batch
 from kielo.parallel.fsdp import forward_only
-from kielo.train.feed import cut, to_device
+from kielo.train.feed import MicroBatch, cut, to_device
 from kielo.train.forward_backward import ForwardBackward
 from kielo.train.state import State
 
 
+@dataclass(frozen=True)
+class HeldOutShare:
+    """The held-out sequences of one rank, cut into micro-batches; counted_tokens: those of all ranks."""
+
+    micro_batches: list[MicroBatch]
+    counted_tokens: int
+
+
+def share_of(
+    batch: Batch,
+    data_rank: int,
+    data_ranks: int,
+    micro_batch_sequences: int,
+    positions_s: Tensor | None = None,
+) -> HeldOutShare:
+    """Cuts sequences r, r + n, … of `batch`, which holds all held-out sequences, for rank r of n.
+
+    positions_s: the columns that this rank takes of each sequence; None: all.
+    """
+    inputs, labels, documents = (
+        None if array is None else _share(array, data_rank, data_ranks, padding)
+        for array, padding in ((batch.inputs, 0), (batch.labels, NOT_COUNTED), (batch.documents, 0))
+    )
+    micro_batches = cut(inputs, labels, documents, micro_batch_sequences, positions_s)
+    return HeldOutShare(micro_batches, int((batch.labels != NOT_COUNTED).sum()))
+
+
 class HeldOut:
-    """Rank r of n scores sequences r, r + n, … of `batch`, which holds all held-out sequences."""
+    """Scores the held-out text every `every_steps` steps and after the last one."""
 
     def __init__(
         self,
-        batch: Batch,
-        data_rank: int,
-        data_ranks: int,
-        sum_over_data: Callable[[Tensor], Tensor],
-        micro_batch_sequences: int,
+        share: HeldOutShare,
+        model: nn.Module,
         forward_backward: ForwardBackward,
+        sum_over_data: Callable[[Tensor], Tensor],
+        device: torch.device,
         every_steps: int,
         total_steps: int,
-        device: torch.device,
-        model: nn.Module,
-        positions_s: Tensor | None = None,
     ):
-        self._counted_tokens = int((batch.labels != NOT_COUNTED).sum())
-        inputs, labels, documents = (
-            None if array is None else _share(array, data_rank, data_ranks, padding)
-            for array, padding in ((batch.inputs, 0), (batch.labels, NOT_COUNTED), (batch.documents, 0))
-        )
-        self._micro_batches = cut(inputs, labels, documents, micro_batch_sequences, positions_s)
-        self._sum_over_data = sum_over_data
+        self._share = share
+        self._model = model
         self._forward_backward = forward_backward
+        self._sum_over_data = sum_over_data
+        self._device = device
         self._every_steps = every_steps
         self._total_steps = total_steps
-        self._device = device
-        self._model = model
         self._scored: tuple[int, float] | None = None  # step, loss
 
     def due(self, step: int) -> bool:
@@ -56,26 +75,24 @@ class HeldOut:
         return {"step": state.step, "tokens": state.tokens, "heldout_loss": self.loss_at(state)}
 
     def loss_at(self, state: State) -> float:
-        """`score`, once a step."""
+        """Returns the score at this step, computed once."""
         if self._scored is None or self._scored[0] != state.step:
             self._scored = (state.step, self.score())
         return self._scored[1]
 
     def score(self) -> float:
-        """Mean nats per counted token, without z-loss. All ranks call it together."""
-        model = self._model
-        divisor = torch.tensor(float(max(self._counted_tokens, 1)), device=self._device)
+        """Computes the mean nats per counted token, without z-loss. All ranks call it together."""
+        divisor = torch.tensor(float(max(self._share.counted_tokens, 1)), device=self._device)
         loss = torch.zeros((), device=self._device)
-        with forward_only(model):
-            for piece in self._micro_batches:
-                loss += self._forward_backward.score(to_device(piece, self._device), divisor, z_loss=0.0)
+        with forward_only(self._model):
+            for micro_batch in self._share.micro_batches:
+                on_device = to_device(micro_batch, self._device)
+                loss += self._forward_backward.score(on_device, divisor, z_loss=0.0)
         return self._sum_over_data(loss).item()
 
 
 def _share(array: np.ndarray, data_rank: int, data_ranks: int, padding: int) -> np.ndarray:
-    """Every rank gets the same number of rows, if need be some that do not count: a forward is a collective
-    act.
-    """
+    """Returns this rank's rows, filled up with `padding`: a forward is collective, so all need as many."""
     missing = -len(array) % data_ranks
     filled = np.concatenate([array, np.full((missing, *array.shape[1:]), padding, dtype=array.dtype)])
     return filled[data_rank::data_ranks]

@@ -29,7 +29,7 @@ from kielo.artifact.manifest import write_text_atomically
 from kielo.artifact.metrics import describe_odd, split_metrics
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import TrainPlacement
-from kielo.train.lasting_stream import LastingStream
+from kielo.train.failsafe_stream import FailsafeStream
 
 logger = logging.getLogger(__name__)
 Row = Mapping[str, Any]
@@ -57,12 +57,12 @@ class Log:
             sink.start(step)
 
     def go_back(self, step: int) -> None:
-        """Forget the rows beyond `step`, from which the run goes on."""
+        """Drops the rows beyond `step`, from which the run goes on."""
         self.close()
         self.start(step)
 
     def due(self, step: int) -> bool:
-        """The first step too, so that its warm-up can be told from the rest, and the last."""
+        """Returns True at every logged step, the first, so that its warm-up stands apart, and the last."""
         return step % self._every_steps == 0 or step in (1, self._total_steps)
 
     def write(self, row: Row) -> None:
@@ -75,18 +75,16 @@ class Log:
 
 
 class MetricsFile:
-    """`metrics.jsonl`: one JSON object a line, appended. Numbers that JSON lacks (NaN, infinity) are written
-    as null.
-    """
+    """`metrics.jsonl`: one JSON object a line, appended; NaN and infinity, which JSON lacks, are null."""
 
     def __init__(self, path: Path):
         self._path = path
         self._file: TextIO | None = None
 
     def start(self, step: int) -> None:
-        """Drop what an earlier attempt wrote beyond `step`, and the half line of one that was killed.
+        """Drops rows of an earlier attempt beyond `step`, and the half line of one that was killed.
 
-        Lines that are no rows of a run go to `metrics.jsonl.odd`: somebody wrote them.
+        Lines that are no rows of a run are moved to `metrics.jsonl.odd`: somebody wrote them.
         """
         rows, odd = split_metrics(self._path)
         if odd:
@@ -111,7 +109,7 @@ class MetricsFile:
 
     def close(self) -> None:
         if self._file is not None:
-            with suppress(OSError):  # what could not be written was already told
+            with suppress(OSError):  # what could not be written was already reported
                 self._file.close()
 
 
@@ -124,8 +122,15 @@ def _as_line(row: Row) -> str:
 
 
 _NO_SCALARS = (
-    "step", "samples", "seconds", "seconds_left", "passed_over_from", "precision", "precision_from", "outcome",
-)  # fmt: skip
+    "step",
+    "samples",
+    "seconds",
+    "seconds_left",
+    "passed_over_from",
+    "precision",
+    "precision_from",
+    "outcome",
+)
 
 
 class TensorBoard:
@@ -161,7 +166,7 @@ class TensorBoard:
 class PlainLines:
     """One line a row, for files and batch jobs."""
 
-    def __init__(self, total_steps: int, stream: TextIO | LastingStream):
+    def __init__(self, total_steps: int, stream: TextIO | FailsafeStream):
         self._total_steps = total_steps
         self._stream = stream
 
@@ -182,7 +187,7 @@ class PlainLines:
 class ProgressBar:
     """A bar that moves with each logged row, for a person at a terminal."""
 
-    def __init__(self, total_steps: int, stream: TextIO | LastingStream):
+    def __init__(self, total_steps: int, stream: TextIO | FailsafeStream):
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -205,30 +210,31 @@ class ProgressBar:
 
 
 class Terminal:
-    """A bar where somebody looks, else plain lines. `alert` is told once when they can no longer
-    be written.
+    """A progress bar on a terminal, else plain lines.
+
+    `alert` is called once when they can no longer be written.
     """
 
     def __init__(self, total_steps: int, alert: Callable[[int, str], None], stream: TextIO | None = None):
         stream = sys.stdout if stream is None else stream
-        self._stream = stream if isinstance(stream, LastingStream) else LastingStream(stream)
+        self._stream = stream if isinstance(stream, FailsafeStream) else FailsafeStream(stream)
         self._sink = (ProgressBar if stream.isatty() else PlainLines)(total_steps, self._stream)
-        self._alert, self._is_told = alert, False
+        self._alert, self._has_failed = alert, False
 
     def start(self, step: int) -> None:
         self._sink.start(step)
-        self._look(step)
+        self._check(step)
 
     def write(self, row: Row) -> None:
         self._sink.write(row)
-        self._look(row["step"])
+        self._check(row["step"])
 
     def close(self) -> None:
         self._sink.close()
 
-    def _look(self, step: int) -> None:
-        if self._stream.failure is not None and not self._is_told:
-            self._is_told = True
+    def _check(self, step: int) -> None:
+        if self._stream.failure is not None and not self._has_failed:
+            self._has_failed = True
             self._alert(
                 step,
                 f"the terminal takes no more output ({self._stream.failure}); training goes on without it",

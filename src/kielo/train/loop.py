@@ -1,37 +1,36 @@
-"""The training loop: one turn is one optimiser step over the recipe's tokens per step, on any number of
-ranks.
+"""The training loop: one turn is one optimiser step, on any number of ranks.
 
-Begin reading Kielo here; whatever this page calls stands in the file of its name. How the model lies on the
-ranks, in which precision it computes and what started the process were all decided in `build.py`, before the
-first turn. A turn makes the host wait for the device only where it says so.
+Begin reading Kielo here. Every function that this page calls is in the file of its name. The layout of the
+model on the ranks, its precision and the launcher were all settled in `build.py` before the first turn. The
+host waits for the device only where a comment says so.
 """
 
-from kielo.train.build import Run
+from torch import Tensor
+
+from kielo.train.feed import StepBatch
+from kielo.train.parts import PhaseParts, Run, StepParts
 
 
-def fit(run: Run) -> bool:
-    """Train until `run.last_step`, or until a signal: whether there was one, the same on every rank.
+def fit(run: Run, phase: PhaseParts) -> bool:
+    """Trains until `phase.last_step` or until a signal. Returns True on every rank if there was a signal.
 
     Raises KieloError when too many steps in a row were not finite.
     """
     state = run.state
-    while state.step < run.last_step:
-        state.advance(run.tokens_per_step, run.sequences_per_step)
-        batch = run.feed.take(state.step)
-        loss = run.forward_backward(batch)  # divided by the counted tokens of all ranks; gradients are sums
-        gradient_norm = run.clip()  # over all ranks, as it was before clipping
-        skip = run.guard.check(loss, gradient_norm)  # stays on the device, where the optimiser reads it
+    while state.step < phase.last_step:
+        state.advance(phase.tokens_per_step, phase.sequences_per_step)
+        batch = phase.feed.take(state.step)
         learning_rate = run.learning_rate(state.tokens)
-        run.optimiser.step(learning_rate, skip)
-        run.optimiser.zero_grad()
+        loss, gradient_norm = optimiser_step(run.current.step, batch, learning_rate)
         run.guard.stop_if_diverged(state.step, run.checkpoints.way_on)
         run.profile.step(state.step)
 
         if run.log.due(state.step):  # the host waits for the device
             run.log.write(run.step_row(state, loss, gradient_norm, learning_rate))
-        if run.heldout.due(state.step):
+        heldout = run.current.heldout
+        if heldout.due(state.step):
             with run.meter.paused():
-                run.log.write(run.heldout.row(state))
+                run.log.write(heldout.row(state))
         stopping = run.stop.agreed(state.step)
         if stopping or run.checkpoints.due(state.step):
             with run.meter.paused():
@@ -40,3 +39,17 @@ def fit(run: Run) -> bool:
         if stopping:
             return True
     return False
+
+
+def optimiser_step(parts: StepParts, batch: StepBatch, learning_rate: float) -> tuple[Tensor, Tensor]:
+    """Takes one optimiser step. Returns the loss and the gradient norm before clipping, both over all ranks.
+
+    `kielo verify` and `kielo rehearse` call it too, so that they check the step that training takes.
+    """
+    loss = parts.forward_backward(batch)  # divided by the counted tokens of all ranks; gradients are sums
+    parts.on_gradients(batch)
+    gradient_norm = parts.clip()
+    skip = parts.guard.check(loss, gradient_norm)  # stays on the device, where the optimiser reads it
+    parts.optimiser.step(learning_rate, skip)
+    parts.optimiser.zero_grad()
+    return loss, gradient_norm

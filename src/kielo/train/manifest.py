@@ -1,8 +1,7 @@
-"""The training stage's own papers: `outcome.json` of every attempt, `manifest.json` of a finished run.
-Torch-free.
+"""The training stage's records: `outcome.json` of every attempt, `manifest.json` of a finished run.
 
-The folder is filled in place over many attempts. The manifest lists only the last checkpoint's manifest,
-which lists and checksums the rest: reading terabytes of weights once more would say nothing new.
+Torch-free. The folder is filled in place over many attempts. The manifest lists only the last checkpoint's
+manifest, which lists and checksums the rest: reading terabytes of weights once more would add nothing.
 """
 
 import json
@@ -36,7 +35,7 @@ EXIT_CODES = {"finished": 0, "failed": 1, "requeue": 75}
 
 
 def is_finished(resolved: Resolved) -> bool:
-    """Whether the train folder holds this very run, trained to its end."""
+    """Returns True if the train folder holds this very run, trained to its end."""
     return is_current(
         resolved.placement.train_folder,
         KIND,
@@ -48,7 +47,7 @@ def is_finished(resolved: Resolved) -> bool:
 
 
 def withdraw_manifest(resolved: Resolved) -> None:
-    """A run that goes on is not finished. The manifest of another run is left to it."""
+    """Removes this run's manifest, as a run that goes on is not finished; another run's stays."""
     folder = Path(resolved.placement.train_folder)
     manifest = read_manifest(folder)
     if manifest is not None and _migrated(resolved, manifest.section) == _section(resolved):
@@ -56,10 +55,10 @@ def withdraw_manifest(resolved: Resolved) -> None:
 
 
 def refuse_lost_checkpoints(resolved: Resolved) -> None:
-    """Raise KieloError where training had saved and no checkpoint is left: it does not begin anew unasked.
-    Changes nothing.
+    """Raises KieloError where training had saved and no checkpoint is left: it does not restart unasked.
 
-    A job that was killed before its first save leaves metrics of few steps and no more, and may begin anew.
+    Changes nothing. A job that was killed before its first save leaves metrics of few steps and no more, and
+    may begin again.
     """
     folder = Path(resolved.placement.train_folder)
     if step_folders(folder / "checkpoints"):
@@ -74,8 +73,9 @@ def refuse_lost_checkpoints(resolved: Resolved) -> None:
 
 
 def _traces(checkpoints: Path) -> list[str]:
-    """What is left of checkpoints: set aside, half removed, or links that lead nowhere. A save that was
-    killed is no trace.
+    """Returns the remains of checkpoints: set aside, half removed, or dangling links.
+
+    A save that was killed does not count.
     """
     with suppress(FileNotFoundError, NotADirectoryError):
         names = sorted(os.listdir(checkpoints))
@@ -88,7 +88,7 @@ def _traces(checkpoints: Path) -> list[str]:
 
 
 def _signs(resolved: Resolved) -> list[str]:
-    """What the papers beside the checkpoints say of saves."""
+    """Returns signs of earlier saves in the records beside the checkpoints."""
     folder = Path(resolved.placement.train_folder)
     signs = []
     if read_manifest(folder) is not None:
@@ -98,7 +98,7 @@ def _signs(resolved: Resolved) -> list[str]:
         if outcome["outcome"] in ("finished", "requeue") and outcome["step"]:
             signs.append(f"outcome.json says that it stopped at step {outcome['step']}")
     steps = [row["step"] for row in read_metrics(folder / "metrics.jsonl") if "loss" in row]
-    # Beyond the second save the first is over.
+    # By the time of the second save the first is complete.
     if steps and steps[-1] - steps[0] > 2 * resolved.placement.checkpoint.every_steps:
         signs.append(f"metrics.jsonl goes on to step {steps[-1]}")
     return signs
@@ -107,7 +107,7 @@ def _signs(resolved: Resolved) -> list[str]:
 def write_outcome(
     resolved: Resolved, outcome: str, step: int, tokens: int, message: str = ""
 ) -> dict[str, Any]:
-    """`outcome.json`: what became of this attempt. torchrun flattens exit codes, so this file says them."""
+    """Writes `outcome.json`, the result of this attempt; torchrun does not pass its exit code on."""
     content = {
         "outcome": outcome,
         "step": step,
@@ -124,12 +124,12 @@ def has_outcome(resolved: Resolved) -> bool:
 
 
 def forget_outcome(resolved: Resolved) -> None:
-    """That of an earlier attempt: a new one that is killed must not be taken for it."""
+    """Removes an earlier attempt's outcome, which a new attempt that is killed would seem to have written."""
     _outcome_path(resolved).unlink(missing_ok=True)
 
 
 def write_train_manifest(resolved: Resolved, checkpoint: Path) -> Manifest:
-    """The manifest of a finished run, from its metrics and its last checkpoint."""
+    """Writes the manifest of a finished run, from its metrics and its last checkpoint."""
     folder = Path(resolved.placement.train_folder)
     rows = read_metrics(folder / "metrics.jsonl")
     steps = [row for row in rows if "loss" in row]
@@ -162,13 +162,13 @@ def write_train_manifest(resolved: Resolved, checkpoint: Path) -> Manifest:
 
 
 def usual_tokens_per_second(step_rows: list[dict[str, Any]]) -> float | None:
-    """Median over the logged steps, without the first of each attempt, which warms up."""
+    """Returns the median over the logged steps, without the first of each attempt, which warms up."""
     settled = [row for before, row in zip(step_rows, step_rows[1:]) if row["seconds"] > before["seconds"]]
     return median(row["tokens_per_second"] for row in settled or step_rows) if step_rows else None
 
 
 def wall_seconds(step_rows: list[dict[str, Any]]) -> float:
-    """Seconds of training over all attempts: each begins again at zero."""
+    """Returns the seconds of training over all attempts, each of which counts from zero."""
     ends = [
         row["seconds"] for row, after in zip(step_rows, step_rows[1:]) if after["seconds"] < row["seconds"]
     ]

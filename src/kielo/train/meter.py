@@ -1,4 +1,4 @@
-"""Speed: tokens per second, TFLOP/s, share of the accelerator's peak, and the time left.
+"""The speed of training: tokens per second, TFLOP/s, share of the accelerator's peak, and the time left.
 
 In: the number of tokens done, at moments when the device has caught up with the host. Out: the figures since
 the last such moment. Time spent on held-out text and checkpoints is left out.
@@ -12,7 +12,7 @@ import torch
 
 
 class Meter:
-    """A stopwatch over training steps only, of the phase and precision that `use` says."""
+    """A stopwatch over training steps only, for the phase and precision that `use` sets."""
 
     def __init__(self, ranks: int, total_tokens: int, device: torch.device):
         self._flops_per_token = 0.0
@@ -24,7 +24,7 @@ class Meter:
         self.start(0)
 
     def start(self, tokens: int) -> None:
-        """Begin at `tokens` tokens done: at step 0, or where a checkpoint left off."""
+        """Starts at `tokens` tokens done: at step 0, or at the step of a checkpoint."""
         self._tokens = self._tokens_counted = tokens
         self._flops = 0.0
         self._since = time.perf_counter()
@@ -37,32 +37,32 @@ class Meter:
         peak_tflops: float | None,
         planned_tokens_per_second: float | None = None,
     ) -> None:
-        """Of each token after the first `tokens`: model FLOPs, forward and backward (recomputation does not
-        count), the peak of one accelerator (None where no card gives one; then MFU is None), and the speed
-        that the planner expects.
+        """Sets the figures of each token after the first `tokens`.
+
+        flops_per_token: the model's, forward and backward, without recomputation. peak_tflops: of one
+        accelerator; None where no card gives it, then MFU is None. planned_tokens_per_second: as the planner
+        expects.
         """
         self._count_flops(tokens)
         self._flops_per_token = flops_per_token
         self._peak_tflops, self._planned = peak_tflops, planned_tokens_per_second
 
     def go_back(self, tokens: int) -> None:
-        """To an earlier number of tokens: what was done beyond it led nowhere, though it took its time."""
+        """Returns to an earlier number of tokens. The work beyond it is discarded, its time still counts."""
         self._tokens = self._tokens_counted = tokens
         self._flops = 0.0
 
     def pass_over(self, before: int, after: int) -> None:
-        """The tokens between these were left behind without work."""
+        """Counts the tokens between these as passed over, without work."""
         self._count_flops(before)
         self._tokens += after - before
         self._tokens_counted = after
 
     def lap(self, tokens: int) -> dict[str, float | None]:
-        """Figures since the last lap; call it right after the host has read a number of this step from the
-        device.
+        """Returns figures since the last lap; call it right after the host has read a number from the device.
 
-        tokens_per_second, and as planned (None: nobody planned), over all ranks; tflops_per_second of one
-        rank; mfu 0..1 (Chowdhery et al. 2022); seconds of training in this process so far; seconds_left at
-        this speed.
+        tokens_per_second, and as planned (None: no plan), over all ranks; tflops_per_second of one rank; mfu
+        0..1 (Chowdhery et al. 2022); seconds of training in this process so far; seconds_left at this speed.
         """
         now = time.perf_counter()
         elapsed = max(now - self._since, 1e-9)
@@ -87,7 +87,7 @@ class Meter:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Time inside does not count. On a GPU it first waits for the steps that are still under way."""
+        """Excludes the time inside. On a GPU it first waits for the steps that are still running."""
         self._synchronise()
         paused_at = time.perf_counter()
         yield

@@ -1,4 +1,4 @@
-"""From a micro-batch, or what a last pipeline stage made of it, to the loss of predicting each next token."""
+"""The loss of predicting each next token, for a micro-batch or for the output of the last pipeline stage."""
 
 from dataclasses import dataclass
 
@@ -9,18 +9,16 @@ from torch.profiler import record_function
 from kielo.parallel.mesh import Mesh
 from kielo.parallel.tensor_parallel import gather_sequence
 from kielo.train.feed import MicroBatch
-from kielo.train.objective import chunked_loss
+from kielo.train.loss import LossOptions, chunked_loss
 from kielo.train.profile import HEAD_AND_LOSS
 
 
 @dataclass(frozen=True)
 class NextToken:
-    """`objective(model, piece, divisor)` is this rank's share of the loss, a scalar in fp32 (see
-    `chunked_loss`).
+    """Computes this rank's share of the loss, a scalar in fp32, by `chunked_loss`.
 
-    tensor_axis: the ranks that each hold a part of the vocabulary; None: this one holds it all.
-    keeps_gradients: for schedules that go backward twice; compiles: fuse what is done to logits (see there
-    for both).
+    tensor_axis: the ranks that each hold a part of the vocabulary; None: this one holds it all. For
+    keeps_gradients and compiles see `LossOptions`.
     """
 
     z_loss: float
@@ -29,36 +27,33 @@ class NextToken:
     keeps_gradients: bool = False
     compiles: bool = False
 
-    def __call__(self, model: nn.Module, piece: MicroBatch, divisor: Tensor) -> Tensor:
-        hidden_bsd = self.gathered(model(piece.inputs_bs, piece.documents_bs, piece.positions_s))
-        return self.of_hidden(model, hidden_bsd, piece.labels_bs, divisor)
+    def __call__(self, model: nn.Module, micro_batch: MicroBatch, divisor: Tensor) -> Tensor:
+        hidden_bsd = self.gathered(
+            model(micro_batch.inputs_bs, micro_batch.documents_bs, micro_batch.positions_s)
+        )
+        return self.of_hidden(model, hidden_bsd, micro_batch.labels_bs, divisor)
 
     def gathered(self, hidden_bsd: Tensor) -> Tensor:
-        """What a model returned, whole along the sequence and a plain tensor on each rank of the
-        tensor axis.
-        """
+        """Returns the model's output, whole along the sequence and plain, on each rank of the tensor axis."""
         return hidden_bsd if self.tensor_axis is None else gather_sequence(hidden_bsd, self.tensor_axis)
 
     def of_hidden(self, model: nn.Module, hidden_bsd: Tensor, labels_bs: Tensor, divisor: Tensor) -> Tensor:
-        """The loss of gathered hidden states."""
+        """Computes the loss of gathered hidden states."""
+        options = LossOptions(
+            self.z_loss,
+            self.chunk_tokens,
+            group=None if self.tensor_axis is None else self.tensor_axis.get_group(),
+            vocab_size=model.config.vocab_size,
+            softcap=model.config.final_logit_softcapping,
+            keeps_gradients=self.keeps_gradients,
+            compiles=self.compiles,
+        )
         # The head is read only now: FSDP2 makes it whole in the forward and keeps it so until the backward.
         with record_function(HEAD_AND_LOSS):
-            return chunked_loss(
-                hidden_bsd,
-                model.head.weight,
-                labels_bs,
-                divisor,
-                self.z_loss,
-                self.chunk_tokens,
-                None if self.tensor_axis is None else self.tensor_axis.get_group(),
-                model.config.vocab_size,
-                model.config.final_logit_softcapping,
-                self.keeps_gradients,
-                self.compiles,
-            )
+            return chunked_loss(hidden_bsd, model.head.weight, labels_bs, divisor, options)
 
 
 def tensor_axis(mesh: Mesh) -> DeviceMesh | None:
-    """The tensor axis as `NextToken` wants it."""
+    """Returns the tensor axis for `NextToken`: None where it has one rank."""
     axis = mesh.parameters["tensor"]
     return axis if axis.size() > 1 else None

@@ -1,11 +1,12 @@
 """AdamW over the sharded parameters of a model, with a step that a flag on the device can undo.
 
-In: gradients on the parameters, the learning rate of the step, optionally a flag. Out: parameters and moments
-moved, or, where the flag is set, left bit for bit as they were. The moments have names
-("<parameter>/exp_avg"), so that a checkpoint knows no order of parameters and no layout.
+In: gradients on the parameters, the learning rate of the step, optionally a flag. Out: updated parameters and
+moments, or, where the flag is set, the same bit for bit. The moments have names ("<parameter>/exp_avg"), so
+that a checkpoint depends on no order of parameters and no layout.
 
 Moments may be kept in bf16, as DeepSeek-V3 was trained (arXiv:2412.19437, section 3.3.1): 4 bytes a parameter
-less. A step widens them to fp32, a bounded part at a time, is torch's own, and rounds them to nearest.
+less. A step widens them to fp32, a bounded part at a time, runs torch's own kernel, and rounds them to
+nearest.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,7 +28,7 @@ WIDENED_ELEMENTS = WIDENED_BYTES // (len(MOMENTS) * torch.float32.itemsize)
 
 
 class Optimiser:
-    """torch's fused AdamW (Loshchilov and Hutter 2019), its state made at once instead of at the first step.
+    """torch's fused AdamW (Loshchilov and Hutter 2019) with its state made at once, not at the first step.
 
     The state must exist before the first step for a checkpoint to be restored into it in place, and so that
     the first step needs no more memory than the others.
@@ -42,7 +43,7 @@ class Optimiser:
             },
             {"params": [p for p in self.parameters.values() if not is_decayed(p)], "weight_decay": 0.0},
         ]
-        # Stages may train nothing, and torch refuses an empty list, though not an empty group.
+        # A stage may train nothing; torch refuses an empty list of groups, but takes an empty group.
         adamw = torch.optim.AdamW if train.optimiser_state == "fp32" else NarrowAdamW
         self.adamw = adamw(
             [group for group in groups if group["params"]] or groups,
@@ -62,7 +63,7 @@ class Optimiser:
             )
 
     def step(self, lr: float, skip: Tensor | None = None) -> None:
-        """One update at learning rate `lr`. `skip`: a float32 scalar on the device, 1 leaves all as it was.
+        """Makes one update at learning rate `lr`; where `skip` (a float32 scalar) is 1, all stays unchanged.
 
         torch's fused kernels read the flag on the device (it is what gradient scalers use), also for DTensors
         and on the CPU, so that the host need not wait to learn whether the step was sound. A skipped step
@@ -80,7 +81,7 @@ class Optimiser:
         self.adamw.zero_grad(set_to_none=True)
 
     def moments(self) -> dict[str, Tensor]:
-        """The moments themselves, no copies: "<parameter>/exp_avg", "<parameter>/exp_avg_sq"."""
+        """Returns the moments themselves, no copies: "<parameter>/exp_avg", "<parameter>/exp_avg_sq"."""
         return {
             f"{name}/{moment}": self.adamw.state[parameter][moment]
             for name, parameter in self.parameters.items()
@@ -94,38 +95,39 @@ class Optimiser:
 
     @updates.setter
     def updates(self, updates: int) -> None:
+        """The number of updates made, without skipped steps. Waits for the device."""
         for state in self.adamw.state.values():
             state["step"].fill_(updates)
 
 
 class NarrowAdamW(torch.optim.AdamW):
-    """With moments narrower than the parameters, which whoever makes it puts into its state.
+    """AdamW with moments narrower than the parameters; the caller puts them into its state.
 
-    torch's fused kernel wants them as wide (on the CPU in torch 2.13, everywhere in 2.11). Each rank works on
-    the elements that lie on it, for AdamW knows no neighbours. What a skipped step gives back is what was
-    widened, bit for bit.
+    torch's fused kernel wants them as wide (on the CPU in torch 2.13, everywhere in 2.11). Each rank updates
+    its own elements, which AdamW treats independently. After a skipped step the widened moments are rounded
+    back bit for bit.
     """
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
         for group in self.param_groups:
             for bucket in _buckets([p for p in group["params"] if p.grad is not None], WIDENED_ELEMENTS):
-                states = [self.state[piece.parameter] for piece in bucket]
+                states = [self.state[slice_.parameter] for slice_ in bucket]
                 narrow = [
-                    piece.of(state[moment]) for moment in MOMENTS for piece, state in zip(bucket, states)
+                    slice_.of(state[moment]) for moment in MOMENTS for slice_, state in zip(bucket, states)
                 ]
                 wide = [torch.empty_like(moment, dtype=torch.float32) for moment in narrow]
                 torch._foreach_copy_(wide, narrow)
                 adamw_step(
-                    [piece.of(piece.parameter) for piece in bucket],
-                    [piece.of(piece.parameter.grad) for piece in bucket],
+                    [slice_.of(slice_.parameter) for slice_ in bucket],
+                    [slice_.of(slice_.parameter.grad) for slice_ in bucket],
                     wide[: len(bucket)],
                     wide[len(bucket) :],
                     [],
-                    # Of a parameter in several pieces the update counts with the last.
+                    # An update of a parameter in several slices is counted once, with the last slice.
                     [
-                        state["step"] if piece.is_last else state["step"].clone()
-                        for piece, state in zip(bucket, states)
+                        state["step"] if slice_.is_last else state["step"].clone()
+                        for slice_, state in zip(bucket, states)
                     ],
                     fused=True,
                     found_inf=self.found_inf,
@@ -141,8 +143,8 @@ class NarrowAdamW(torch.optim.AdamW):
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """Elements `first` … `last` - 1 of what a rank has of a parameter."""
+class _Slice:
+    """Elements `first` … `last` - 1 of this rank's part of a parameter."""
 
     parameter: nn.Parameter
     first: int
@@ -150,21 +152,22 @@ class _Piece:
     is_last: bool
 
     def of(self, tensor: Tensor) -> Tensor:
-        """A flat view of these elements of the parameter, its gradient or a moment; FSDP2's shards are
-        contiguous.
+        """Returns a flat view of these elements of the parameter, its gradient or a moment.
+
+        FSDP2's shards are contiguous.
         """
         return local(tensor).view(-1)[self.first : self.last]
 
 
-def _buckets(parameters: Iterable[nn.Parameter], limit: int) -> Iterator[list[_Piece]]:
-    """All elements on this rank, at most `limit` at a time; no parameter has two pieces in one bucket."""
-    bucket: list[_Piece] = []
+def _buckets(parameters: Iterable[nn.Parameter], limit: int) -> Iterator[list[_Slice]]:
+    """Yields all elements on this rank, at most `limit` at a time, one slice of a parameter a bucket."""
+    bucket: list[_Slice] = []
     room = limit
     for parameter in parameters:
         size, first = local(parameter).numel(), 0
         while True:
             last = min(first + room, size)
-            bucket.append(_Piece(parameter, first, last, last == size))
+            bucket.append(_Slice(parameter, first, last, last == size))
             room -= last - first
             if room == 0:
                 yield bucket
@@ -177,12 +180,10 @@ def _buckets(parameters: Iterable[nn.Parameter], limit: int) -> Iterator[list[_P
 
 
 def is_decayed(parameter: Tensor) -> bool:
-    """Weight decay is for matrices, the embedding among them; norm weights and biases have none."""
+    """Returns True for matrices, the embedding among them; norm weights and biases have no weight decay."""
     return parameter.ndim >= 2
 
 
 def build_optimiser(model: nn.Module, train: TrainIdentity) -> Optimiser:
-    """An optimiser for the trainable parameters of `model`; a tied weight counts once, under its
-    first name.
-    """
+    """Builds the optimiser of the model's trainable parameters; a tied weight counts once."""
     return Optimiser(model.named_parameters(), train)

@@ -1,5 +1,4 @@
-"""One step's forward and backward passes through pipeline stages: a batch → the step's loss, gradients left
-behind.
+"""One step's forward and backward passes through pipeline stages: a batch → the loss, gradients left behind.
 
 The same sum over counted tokens divided by their global number as in `forward_backward.py`; torch's schedule
 decides when which micro-batch goes through which stage, and what FSDP2 gathers and reduces meanwhile.
@@ -22,10 +21,10 @@ from kielo.train.next_token import NextToken
 
 
 class PipelineForwardBackward:
-    """As `PlainForwardBackward`, and every pipeline rank gets the same numbers.
+    """The pipeline's counterpart of `PlainForwardBackward`; every pipeline rank gets the same numbers.
 
-    schedule: a word of `resolve/stages.py`. splits_sequence: does the tensor axis split hidden states along
-    the sequence; what stages hand on then has fewer columns than the tokens.
+    schedule: a name of `resolve/stages.py`. splits_sequence: does the tensor axis split hidden states along
+    the sequence; stages then exchange fewer columns than there are tokens.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class PipelineForwardBackward:
         self._sequence_parts = mesh["tensor"].size() if splits_sequence else 1
         ranks = self._axis.size()
         self._rank_of_each_stage = rank_of_each_stage(schedule, ranks, model.num_stages // ranks)
-        self._made: tuple[tuple[int, ...], Schedule] | None = None  # for which shapes, and the schedule
+        self._made: tuple[tuple[int, ...], Schedule] | None = None  # shapes, and the schedule for them
         self._divisor: Tensor | None = None
         self._positions_s: Tensor | None = None
         for part in model.parts:
@@ -52,82 +51,88 @@ class PipelineForwardBackward:
             model.last.register_forward_hook(lambda module, inputs, output: objective.gathered(output))
 
     def __call__(self, batch: StepBatch) -> Tensor:
-        """float32 scalar on the device, the same on every rank; as `PlainForwardBackward`."""
-        pieces = batch.micro_batches
+        """Returns the loss as `PlainForwardBackward` does, the same on every rank."""
+        micro_batches = batch.micro_batches
         self._divisor = self._sum_over_data(batch.counted_tokens).clamp(min=1).to(torch.float32)
         self._model.copy_tied()
-        self._place(pieces[0])
-        # torch's schedules take a step whole and cut it again.
+        self._place(micro_batches[0])
+        # torch's schedules take the whole step and split it again.
         inputs, labels = (), None
         if self._model.first is not None:
-            inputs = (torch.cat([piece.inputs_bs for piece in pieces]),)
+            inputs = (torch.cat([micro_batch.inputs_bs for micro_batch in micro_batches]),)
         if self._model.last is not None:
-            labels = torch.cat([piece.labels_bs for piece in pieces])
+            labels = torch.cat([micro_batch.labels_bs for micro_batch in micro_batches])
         documents = {}
-        if pieces[0].documents_bs is not None:
-            documents = {"documents_bs": torch.cat([piece.documents_bs for piece in pieces])}
+        if micro_batches[0].documents_bs is not None:
+            documents = {
+                "documents_bs": torch.cat([micro_batch.documents_bs for micro_batch in micro_batches])
+            }
         losses: list[Tensor] = []
-        self._schedule(pieces).step(*inputs, target=labels, losses=losses, return_outputs=False, **documents)
+        self._schedule(micro_batches).step(
+            *inputs, target=labels, losses=losses, return_outputs=False, **documents
+        )
         self._model.add_tied_gradient()
         loss = torch.zeros((), device=self._divisor.device)
         for part in losses:  # the last stage's
             loss += part.detach()
         return sum_over(self._sum_over_data(loss), [self._axis])
 
-    def score(self, piece: MicroBatch, divisor: Tensor, z_loss: float) -> Tensor:
-        """This data rank's share of the loss, with another z-loss; no gradients.
+    def score(self, micro_batch: MicroBatch, divisor: Tensor, z_loss: float) -> Tensor:
+        """Returns this data rank's share of the loss, with another z-loss; no gradients.
 
-        Stage after stage, each rank waiting for the one before: held-out text comes in pieces of any size,
-        which torch's schedules do not take.
+        It runs stage after stage, each rank waiting for the one before: held-out text comes in batches of any
+        size, which torch's schedules do not take.
         """
-        self._place(piece)
+        self._place(micro_batch)
         self._model.copy_tied()
         model, group, ranks = self._model, self._axis.get_group(), self._rank_of_each_stage
         hidden_bsd = None
         for part, number in zip(model.parts, model.numbers):
             if number > 0 and ranks[number - 1] != group.rank():
                 hidden_bsd = torch.empty(
-                    self._hidden_shape(piece), dtype=self._compute_dtype, device=divisor.device
+                    self._hidden_shape(micro_batch), dtype=self._compute_dtype, device=divisor.device
                 )
                 dist.recv(hidden_bsd, group=group, group_src=ranks[number - 1])
-            hidden_bsd = part(piece.inputs_bs if number == 0 else hidden_bsd, documents_bs=piece.documents_bs)
+            hidden_bsd = part(
+                micro_batch.inputs_bs if number == 0 else hidden_bsd, documents_bs=micro_batch.documents_bs
+            )
             if number + 1 < model.num_stages and ranks[number + 1] != group.rank():
                 dist.send(hidden_bsd.contiguous(), group=group, group_dst=ranks[number + 1])
         loss = torch.zeros((), device=divisor.device)
         if model.last is not None:
             loss = replace(self._objective, z_loss=z_loss).of_hidden(
-                model.last, hidden_bsd, piece.labels_bs, divisor
+                model.last, hidden_bsd, micro_batch.labels_bs, divisor
             )
         return sum_over(loss, [self._axis])
 
-    def _place(self, piece: MicroBatch) -> None:
-        """Stages are told the places of their columns: their hidden states may hold fewer than the tokens
-        had.
-        """
-        self._positions_s = piece.positions_s
+    def _place(self, micro_batch: MicroBatch) -> None:
+        """Sets the positions for all stages: hidden states may hold fewer columns than there are tokens."""
+        self._positions_s = micro_batch.positions_s
         if self._positions_s is None:
-            self._positions_s = torch.arange(piece.inputs_bs.shape[1], device=piece.inputs_bs.device)
+            self._positions_s = torch.arange(
+                micro_batch.inputs_bs.shape[1], device=micro_batch.inputs_bs.device
+            )
 
     def _with_positions(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        # Not an argument of the schedule, which would cut it up like the batch.
+        # Not an argument of the schedule, which would split it like the batch.
         return args, kwargs | {"positions_s": self._positions_s}
 
-    def _hidden_shape(self, piece: MicroBatch) -> tuple[int, int, int]:
-        rows, columns = piece.inputs_bs.shape
+    def _hidden_shape(self, micro_batch: MicroBatch) -> tuple[int, int, int]:
+        rows, columns = micro_batch.inputs_bs.shape
         return rows, columns // self._sequence_parts, self._model.config.hidden_size
 
-    def _schedule(self, pieces: list[MicroBatch]) -> Schedule:
-        """Made at the first step, and again when shapes or the number of micro-batches change."""
-        shapes = (len(pieces), *pieces[0].inputs_bs.shape)
+    def _schedule(self, micro_batches: list[MicroBatch]) -> Schedule:
+        """Returns the schedule for these micro-batches, made anew when their number or shapes change."""
+        shapes = (len(micro_batches), *micro_batches[0].inputs_bs.shape)
         if self._made is None or self._made[0] != shapes:
             empty = partial(torch.empty, device="meta", dtype=self._compute_dtype, requires_grad=True)
             examples = ExampleTensors(
-                tokens_bs=pieces[0].inputs_bs.to("meta"),
-                hidden_bsd=empty(self._hidden_shape(pieces[0])),
-                output_bsd=empty((*pieces[0].inputs_bs.shape, self._model.config.hidden_size)),
+                tokens_bs=micro_batches[0].inputs_bs.to("meta"),
+                hidden_bsd=empty(self._hidden_shape(micro_batches[0])),
+                output_bsd=empty((*micro_batches[0].inputs_bs.shape, self._model.config.hidden_size)),
             )
             options = ScheduleOptions(
-                self._schedule_name, len(pieces), self._loss, pieces[0].inputs_bs.device
+                self._schedule_name, len(micro_batches), self._loss, micro_batches[0].inputs_bs.device
             )
             self._made = shapes, schedule_of(self._model, options, examples)
         return self._made[1]

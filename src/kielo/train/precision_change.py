@@ -1,11 +1,9 @@
-"""A change of precision inside a run: save, build the model anew, restore; and a watch that takes a change to
-fp8 back.
+"""A change of precision inside a run: save, rebuild the model, restore; a change to fp8 is watched.
 
 Modules cannot be swapped under FSDP2 or a compiler, so a change goes through a checkpoint, like a restart,
 but inside the job. After a change to fp8 the mean loss and gradient norm of every ten steps are compared with
 those of the steps before it. Where one has risen too far, the run goes back to the checkpoint at the change
-and on in the precision before. What was computed in which precision stands in every checkpoint, and in the
-metrics.
+and continues in the old precision. Every checkpoint and the metrics record the precision of each step.
 """
 
 import math
@@ -14,51 +12,56 @@ from statistics import fmean
 
 from kielo.recipe.sections import Fp8
 from kielo.resolve.resolved import Resolved
-from kielo.train.build import Run, compute_in
+from kielo.train.build import compute_in, restore
+from kielo.train.parts import Run
 from kielo.train.precision import change_before, next_precision
 
-LOOK_STEPS = 10  # one step's loss is noise
+CHECK_EVERY_STEPS = 10  # the loss of one step is too noisy
 
 
 def settle_precision(run: Run, resolved: Resolved) -> None:
-    """Computes the next steps in the recipe's precision. All ranks call it together, before each range."""
+    """Changes to the recipe's precision for the next step.
+
+    All ranks call it together, before a range of steps.
+    """
     state, wanted = run.state, next_precision(resolved.identity, run.state)
-    if wanted != run.precision:
+    if wanted != run.current.precision:
         with run.meter.paused():
             _save_here(run)
             compute_in(run, resolved, wanted)
-            run.restore()
-    if state.precisions and state.precisions[-1][1] == run.precision:
+            restore(run)
+    if state.precisions and state.precisions[-1][1] == run.current.precision:
         return
     is_change = bool(state.precisions)
-    state.precisions.append([state.step + 1, run.precision])
+    state.precisions.append([state.step + 1, run.current.precision])
     state.watch = None  # of a change that this one ends
     if is_change:
-        run.log.write({"step": state.step, "tokens": state.tokens, "precision": run.precision})
+        run.log.write({"step": state.step, "tokens": state.tokens, "precision": run.current.precision})
         _begin_watch(run, resolved.identity.train.fp8)
 
 
-def next_look(run: Run, fp8: Fp8) -> float:
-    """The step after which `look` is to be called next."""
+def next_check(run: Run, fp8: Fp8) -> float:
+    """Returns the step after which `check_watched_change` must be called next."""
     watch = run.state.watch
     if watch is None:
         return math.inf
     done = run.state.step - watch["first_step"] + 1
-    return watch["first_step"] - 1 + min((done // LOOK_STEPS + 1) * LOOK_STEPS, fp8.watch_steps)
+    return watch["first_step"] - 1 + min((done // CHECK_EVERY_STEPS + 1) * CHECK_EVERY_STEPS, fp8.watch_steps)
 
 
-def look(run: Run, resolved: Resolved) -> None:
-    """Judge the steps since the last look, where a change is watched. All ranks call it together and decide
-    the same.
+def check_watched_change(run: Run, resolved: Resolved) -> None:
+    """Judges the steps since the last check, if a change is watched; takes the change back if it did harm.
+
+    All ranks call it together and decide the same.
     """
     state, watch, fp8 = run.state, run.state.watch, resolved.identity.train.fp8
     if watch is None:
         return
     done = state.step - watch["first_step"] + 1
-    if done < fp8.watch_steps and done % LOOK_STEPS:
+    if done < fp8.watch_steps and done % CHECK_EVERY_STEPS:
         return
-    loss, norm = _means(run.guard.last(min(LOOK_STEPS, done)))
-    # Not `max`, which a NaN would slip through.
+    loss, norm = _means(run.guard.last(min(CHECK_EVERY_STEPS, done)))
+    # Not `max`, which may ignore a NaN.
     watch["loss_rise"] = _larger(watch["loss_rise"], loss / watch["loss"] - 1)
     watch["gradient_norm_rise"] = _larger(watch["gradient_norm_rise"], norm / watch["gradient_norm"] - 1)
     if not (
@@ -76,7 +79,7 @@ def _begin_watch(run: Run, fp8: Fp8) -> None:
         for row in run.guard.last(fp8.watch_steps)
         if all(math.isfinite(value) and value > 0 for value in row)
     ]
-    if run.precision != "fp8" or not before:
+    if run.current.precision != "fp8" or not before:
         return
     loss, norm = _means(before)
     run.state.watch = {
@@ -86,11 +89,12 @@ def _begin_watch(run: Run, fp8: Fp8) -> None:
 
 
 def _take_back(run: Run, resolved: Resolved) -> None:
-    """Compute in what the recipe had before the change, from the checkpoint at the change where there still
-    is one.
+    """Rebuilds the model in the precision before the change.
+
+    It goes on from the checkpoint at the change if that still exists, else from here.
     """
     state, identity, verdict = run.state, resolved.identity, _verdict(run, "taken back")
-    first_step = verdict["precision_from"]
+    first_step, fp8 = verdict["precision_from"], identity.train.fp8
     asked_from, _ = change_before(identity, first_step, state.refused_changes)
     refused = [*state.refused_changes, asked_from]
     with run.meter.paused():
@@ -98,7 +102,7 @@ def _take_back(run: Run, resolved: Resolved) -> None:
             _save_here(run)
         _, precision = change_before(identity, first_step, refused)
         compute_in(run, resolved, precision)
-        run.restore()
+        restore(run)
     state.refused_changes, state.watch = refused, None
     run.meter.go_back(state.tokens)
     run.log.go_back(state.step)
@@ -107,14 +111,14 @@ def _take_back(run: Run, resolved: Resolved) -> None:
         state.step,
         f"fp8 from step {first_step} on made the loss rise by {verdict['loss_rise']:.1%} and the gradient "
         f"norm by {verdict['gradient_norm_rise']:.0%} (train.fp8.max_loss_rise = "
-        f"{identity.train.fp8.max_loss_rise}, max_gradient_norm_rise = {identity.train.fp8.max_gradient_norm_rise}), so "
-        f"the run goes on in {precision} after step "
-        f'{state.step}. What may help: train.fp8.scaling = "rowwise", more in train.fp8.kept_in_bf16, or a later change',
+        f"{fp8.max_loss_rise}, max_gradient_norm_rise = {fp8.max_gradient_norm_rise}), so "
+        f"the run goes on in {precision} after step {state.step}. What may help: "
+        'train.fp8.scaling = "rowwise", more in train.fp8.kept_in_bf16, or a later change',
     )
 
 
 def _save_here(run: Run) -> None:
-    """Have a checkpoint of this very step."""
+    """Saves a checkpoint of this very step, if there is none."""
     run.checkpoints.settle()
     if run.state.step and run.checkpoints.newest_step != run.state.step:
         last = run.guard.last(1)
@@ -125,9 +129,14 @@ def _save_here(run: Run) -> None:
 def _verdict(run: Run, what: str) -> dict:
     state, watch = run.state, run.state.watch
     return {
-        "step": state.step, "tokens": state.tokens, "precision": run.precision, "precision_from": watch["first_step"],
-        "outcome": what, "loss_rise": watch["loss_rise"], "gradient_norm_rise": watch["gradient_norm_rise"],
-    }  # fmt: skip
+        "step": state.step,
+        "tokens": state.tokens,
+        "precision": run.current.precision,
+        "precision_from": watch["first_step"],
+        "outcome": what,
+        "loss_rise": watch["loss_rise"],
+        "gradient_norm_rise": watch["gradient_norm_rise"],
+    }
 
 
 def _means(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -1,5 +1,4 @@
-"""Where the time of a step goes: a torch.profiler trace → seconds of attention, matrices, the rest, and of
-doing nothing.
+"""The time of a step by part: a torch.profiler trace → seconds of attention, matrices, the rest, and idle.
 
 In: a trace of some steps (Chrome's trace format, as torch.profiler exports it). Out: seconds per step of each
 part. What runs at the same time is never counted twice: parts are differences of unions of intervals, in the
@@ -29,14 +28,14 @@ from kielo.artifact.durable import bring_to_disk, make_folder, name_durably
 from kielo.artifact.manifest import write_json_atomically
 
 HEAD_AND_LOSS, OPTIMISER = "head_and_loss", "optimiser"
-# Of two parts at the same time the earlier one is counted. Beside these a profile has "idle" and "step".
+# When two parts run at the same time, the first of this list counts. A profile also has "idle" and "step".
 PARTS = (HEAD_AND_LOSS, OPTIMISER, "attention", "matrices", "memory_bound", "communication")
 FOLDER = "profile"  # in the train stage's folder
 _STEP = "ProfilerStep#"  # torch.profiler's own name for a step's range
 
 _COMMUNICATION = re.compile(r"nccl|rccl|gloo|c10d", re.IGNORECASE)
-# Kernels of Inductor bear the names of the operators that they were fused from, so that their prefix decides:
-# only templates (tem) are attention or products of matrices.
+# Inductor names kernels after the operators that it fused, so their prefix decides: only templates (tem) are
+# attention or products of matrices.
 _FUSED = re.compile(r"triton_(?!tem)")
 _ATTENTION_KERNEL = re.compile(
     r"flash|fmha|sdpa|flex_|attention|attn_|bwd_kernel_(dk|dq|fuse)|bwd_preprocess", re.IGNORECASE
@@ -48,17 +47,17 @@ _ATTENTION_OPERATOR = re.compile(r"scaled_dot_product|flash_attention|flex_atten
 _MATRIX_OPERATOR = re.compile(
     r"::_?(scaled_)?(add|b|baddb)?(mm|mv)(_|$)|::(_?mkl\w*_linear|_linear_pointwise|dot$)"
 )
-# They hold the Python between operators, during which nothing is computed.
+# They include the Python between operators, during which nothing is computed.
 _NOT_WORK = re.compile(r"ProfilerStep#|Torch-Compiled Region|TorchDynamo")
 
 _Interval = tuple[float, float]  # from, to; microseconds
 
 
 def parts_of(trace: dict[str, Any]) -> dict[str, float]:
-    """Seconds per step of each of `PARTS`, of "idle" and of the whole "step", from a parsed trace.
+    """Returns seconds per step of each of `PARTS`, of "idle" and of the whole "step", from a parsed trace.
 
-    With events of a GPU: what it did, from the first kernel that the traced steps launched to the end of the
-    last; a kernel launched inside one of the two ranges is of that range, others are told by their names.
+    With events of a GPU: from the first kernel that the traced steps launched to the end of the last; a
+    kernel launched inside one of the two ranges belongs to that range, others are told by their names.
     Without: the operators on the CPU, from the first step's begin to the last one's end. Raises ValueError
     where no step was traced.
     """
@@ -80,7 +79,7 @@ def parts_of(trace: dict[str, Any]) -> dict[str, float]:
 def _on_gpu(
     events: list[dict], kernels: list[dict], ranges: "_Ranges", host: _Interval
 ) -> tuple[_Interval, dict[str, list[_Interval]]]:
-    """The time that the steps' kernels took, and each part's intervals."""
+    """Returns the time that the steps' kernels took, and each part's intervals."""
     launches = {
         event["args"]["correlation"]: event
         for event in events
@@ -101,9 +100,7 @@ def _on_gpu(
 
 
 def _on_cpu(events: list[dict], ranges: "_Ranges") -> dict[str, list[_Interval]]:
-    """Each part's intervals. An operator lies inside those that called it: the part that comes first in
-    `PARTS` counts.
-    """
+    """Returns each part's intervals; of nested operators, the part that comes first in `PARTS` counts."""
     work = defaultdict(list)
     for event in events:
         if event.get("cat") == "cpu_op" and not _NOT_WORK.match(event["name"]):
@@ -130,7 +127,7 @@ def _part_of_operator(name: str) -> str:
 
 
 class _Ranges:
-    """The loop's two kinds of range, by the thread that was in them."""
+    """The loop's two kinds of range, by thread."""
 
     def __init__(self, events: Iterable[dict]):
         found = defaultdict(list)
@@ -140,14 +137,14 @@ class _Ranges:
         self._by_thread = {thread: sorted(ranges) for thread, ranges in found.items()}
 
     def around(self, event: dict) -> str | None:
-        """The range in which a host's event began, or None. These ranges do not lie in one another."""
+        """Returns the range in which a host's event began, or None. These ranges are never nested."""
         ranges = self._by_thread.get((event.get("pid"), event.get("tid")), [])
         place = bisect_right(ranges, (event["ts"], float("inf"))) - 1
         return ranges[place][2] if place >= 0 and event["ts"] <= ranges[place][1] else None
 
 
 def _shared_out(work: dict[str, list[_Interval]], window: _Interval, steps: int) -> dict[str, float]:
-    """Seconds per step: what each part's intervals add to the union of those of the parts before it."""
+    """Returns seconds per step: what each part's intervals add to the union of the parts before it."""
     parts, so_far, covered = {}, [], 0.0
     for part in PARTS:
         so_far = _union(so_far + work.get(part, []), window)
@@ -158,7 +155,7 @@ def _shared_out(work: dict[str, list[_Interval]], window: _Interval, steps: int)
 
 
 def _union(intervals: list[_Interval], window: _Interval) -> list[_Interval]:
-    """Disjoint intervals in order, cut to the window."""
+    """Returns disjoint intervals in order, cut to the window."""
     union: list[_Interval] = []
     for begin, end in sorted(intervals):
         begin, end = max(begin, window[0]), min(end, window[1])
@@ -176,7 +173,7 @@ def _span(event: dict) -> _Interval:
 
 
 def step_parts(run_one_step: Callable[[], object], steps: int, device: torch.device) -> dict[str, float]:
-    """`parts_of` so many steps, after one that only warms the profiler up."""
+    """Returns `parts_of` so many steps, after one that only warms the profiler up."""
     traces: list[dict] = []
     recording = _Recording(steps, device, lambda profiler: traces.append(_exported(profiler)))
     recording.begin()
@@ -187,12 +184,12 @@ def step_parts(run_one_step: Callable[[], object], steps: int, device: torch.dev
 
 
 class Profile:
-    """Records steps `first_step` … of a run on request and writes `profile/trace_rankN.json.gz`, by each
-    rank, and `profile/profile.json`, by rank 0, into `folder` (the train stage's).
+    """Records steps `first_step` … of a run on request.
 
-    steps: how many, 0 for none: then nothing is ever done. tell: takes the line for people. paused: entered
-    while the profiler starts and while files are written, so that the speed of the run is not measured
-    through it.
+    Each rank writes `profile/trace_rankN.json.gz`, and rank 0 `profile/profile.json`, into `folder` (the
+    train stage's). steps: how many, 0 for none, which then costs nothing. tell: takes the line for people.
+    paused: entered while the profiler starts and while files are written, so that the run's speed is measured
+    without them.
     """
 
     def __init__(
@@ -210,8 +207,10 @@ class Profile:
         self._recording: _Recording | None = None
 
     def step(self, step: int) -> None:
-        """Called after every step. The step before `first_step` warms the profiler up; where that is over
-        already, recording begins two steps from now.
+        """Advances the recording; called after every step.
+
+        The step before `first_step` warms the profiler up; where that is over already, recording begins two
+        steps from now.
         """
         if not self._left or step < self._first_step - 2:
             return
@@ -228,7 +227,7 @@ class Profile:
             self._recording = None  # with all that it recorded
 
     def close(self) -> None:
-        """For the end of a run. Steps that are being recorded are given up."""
+        """Ends the profile with the run. Steps that are being recorded are discarded."""
         if self._recording is not None:
             self._recording.give_up()
             self._recording, self._left = None, 0
@@ -238,14 +237,14 @@ class Profile:
     def _write_or_tell(self, profiler: torch.profiler.profile) -> None:
         try:
             self._write(profiler)
-        except (OSError, ValueError) as problem:  # a profile is not worth a run
+        except (OSError, ValueError) as problem:  # a failed profile must not end the run
             self._tell(f"no profile of rank {self._rank}: {problem}")
 
     def _write(self, profiler: torch.profiler.profile) -> None:
         make_folder(self._folder)
         trace_file = self._folder / f"trace_rank{self._rank}.json.gz"
-        # Aside first: a name without end is never taken for a whole trace. The ending tells torch to
-        # compress.
+        # Written aside first, so that a half-written file never has the trace's name. torch compresses files
+        # with this ending.
         aside = trace_file.with_name(f".{os.getpid()}.{trace_file.name}")
         try:
             profiler.export_chrome_trace(str(aside))
@@ -268,8 +267,9 @@ class Profile:
 
 
 def line(parts: dict[str, float], steps: int) -> str:
-    """For people: "10 steps: 1.23 s each: matrices 61 %, attention 20 %, …, idle 2.1 %"; what is nothing is
-    left out.
+    """Returns a line such as "10 steps: 1.23 s each: matrices 61 %, attention 20 %, …, idle 2.1 %".
+
+    Parts that take no time are left out.
     """
     step = max(parts["step"], 1e-12)
     busy = sorted((part for part in PARTS if parts[part] / step >= 5e-4), key=lambda part: -parts[part])
@@ -282,8 +282,9 @@ def _per_cent(share: float) -> str:
 
 
 class _Recording:
-    """torch's profiler over one step that warms it up and `steps` that count; the device is idle at both
-    borders.
+    """torch's profiler over one step that warms it up and `steps` that count.
+
+    The device is idle at both borders.
     """
 
     def __init__(self, steps: int, device: torch.device, on_trace: Callable[[torch.profiler.profile], None]):
@@ -298,7 +299,7 @@ class _Recording:
         self._profiler.start()
 
     def step(self) -> None:
-        """After each step. The last one hands the trace over."""
+        """Advances the profiler after a step; the last one hands the trace over."""
         self._done += 1
         if self._done in (0, self._steps) and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
@@ -307,7 +308,7 @@ class _Recording:
             self._profiler.stop()
 
     def give_up(self) -> None:
-        """Leave no trace."""
+        """Stops without a trace."""
         self._profiler.stop()
 
     def _ready(self, profiler: torch.profiler.profile) -> None:
@@ -316,7 +317,7 @@ class _Recording:
 
 
 def _exported(profiler: torch.profiler.profile) -> dict:
-    """The trace as torch would write it to a file."""
+    """Returns the trace as torch would write it to a file."""
     with tempfile.TemporaryDirectory() as folder:
         profiler.export_chrome_trace(str(file := Path(folder) / "trace.json"))
         return json.loads(file.read_text(encoding="utf-8"), strict=False)

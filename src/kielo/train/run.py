@@ -1,7 +1,6 @@
-"""The training stage on one rank: a resolved run → checkpoints, metrics, `outcome.json` and, at the end, a
-manifest.
+"""The training stage on one rank: a resolved run → checkpoints, metrics, `outcome.json` and a manifest.
 
-`kielo train` calls `train` on every rank; launchers meet it only here.
+`kielo train` calls `train` on every rank; launchers use nothing else of this room.
 """
 
 from collections.abc import Iterator
@@ -16,8 +15,8 @@ from kielo.parallel.world import World, end_world, start_world
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Identity, Resolved
 from kielo.resolve.resolved import write as write_resolved
-from kielo.train.build import Run, assemble, enter
-from kielo.train.finish import refuse_unsound_end
+from kielo.train.build import assemble, phase_parts, restore
+from kielo.train.final_check import refuse_unsound_end
 from kielo.train.loop import fit
 from kielo.train.manifest import (
     EXIT_CODES,
@@ -29,7 +28,8 @@ from kielo.train.manifest import (
     write_outcome,
     write_train_manifest,
 )
-from kielo.train.precision_change import look, next_look, settle_precision
+from kielo.train.parts import Run
+from kielo.train.precision_change import check_watched_change, next_check, settle_precision
 from kielo.train.state import State
 from kielo.train.step_row import passed_over_row
 from kielo.train.stop import Stop
@@ -37,15 +37,13 @@ from kielo.train.token_check import TokenCheck
 
 
 def train(resolved: Resolved, max_steps: int | None = None, profile_steps: int = 0) -> dict[str, Any]:
-    """Start or go on with the run; the same answer on every rank: {"outcome", "step", "tokens", "exit_code",
-    "message"}.
+    """Starts or continues the run: {"outcome", "step", "tokens", "exit_code", "message"} on every rank.
 
     outcome is "finished" (exit code 0) or "requeue" (75: stopped by a signal or at step `max_steps`, saved,
-    and to be started again). A run that was finished before is left as it is. `resolved.toml` in the run's
-    folder is written anew. An error is written down as "failed" and raised; a refusal before training begins
+    and to be started again). A run that was finished before is left unchanged. `resolved.toml` in the run's
+    folder is rewritten. An error is recorded as "failed" and raised; a refusal before training begins
     (KieloError: another job works in the folder, another identity, tokens that were altered) is only raised,
-    and outcome, plan and manifest stay as they are. profile_steps: how many steps to record, from the third
-    on.
+    and outcome, plan and manifest stay. profile_steps: how many steps to record, from the third on.
     """
     is_first = find_rendezvous().rank == 0
     if is_finished(resolved):
@@ -60,20 +58,20 @@ def train(resolved: Resolved, max_steps: int | None = None, profile_steps: int =
 
 
 def _nothing_to_do(resolved: Resolved, is_first: bool) -> dict[str, Any]:
-    identity, told = resolved.identity, "nothing to do: the run was finished before"
+    identity, message = resolved.identity, "nothing to do: the run was finished before"
     state = State(identity.total_steps, identity.total_tokens)
     if not is_first:
-        return _settle(resolved, "finished", state, is_first, told)
+        return _settle(resolved, "finished", state, is_first, message)
     with held(_run_folder(resolved)):
         _write_plan(resolved)
-        return _settle(resolved, "finished", state, is_first, told)
+        return _settle(resolved, "finished", state, is_first, message)
 
 
 @contextmanager
 def _lease(resolved: Resolved, world: World) -> Iterator[Lease]:
-    """The run folder's lease, which rank 0 holds for all. Refused on all ranks together."""
+    """Takes the run folder's lease on rank 0, for all ranks; a refusal is raised on all of them."""
     with ExitStack() as until_the_end:
-        # Not on the other ranks: the lease that they are sent is only to be checked.
+        # Not on the other ranks, which only check the lease that they are sent.
         yield Agreement().on_first(lambda: until_the_end.enter_context(held(_run_folder(resolved))))
 
 
@@ -81,7 +79,7 @@ def _attempt(
     resolved: Resolved, world: World, stop: Stop, lease: Lease, profile_steps: int
 ) -> dict[str, Any]:
     is_first, state, has_begun = world.rank == 0, State(), False
-    # before the papers that tell of them are touched
+    # before the records that mention them are touched
     Agreement().on_first(lambda: refuse_lost_checkpoints(resolved))
     try:
         with TokenCheck(resolved, Agreement()) as tokens:  # they are read while the model is built
@@ -130,17 +128,16 @@ def _fit_and_close(run: Run, resolved: Resolved) -> str:
         run.checkpoints.close()
         run.profile.close()
         run.log.close()
-        run.close_feed()
 
 
 def _fit_phases(run: Run, resolved: Resolved) -> str:
-    """Train from the newest checkpoint through all phases, or until a signal: "finished" or "requeue".
+    """Trains from the newest checkpoint through all phases, or until a signal: "finished" or "requeue".
 
     Raises KieloError when too many steps in a row were not finite, when the last checkpoint cannot be saved,
     and for an end that is not sound.
     """
     state, identity = run.state, resolved.identity
-    run.restore()
+    restore(run)
     run.log.start(state.step)
     run.meter.start(state.tokens)
     is_stopped = False
@@ -150,12 +147,12 @@ def _fit_phases(run: Run, resolved: Resolved) -> str:
         if steps.is_skipped:
             is_stopped = _pass_over(run, identity, steps.phase_index, steps.last_step)
         else:
-            last_step = min(steps.last_step, next_look(run, identity.train.fp8))
-            enter(run, resolved, steps.phase_index, last_step)
-            is_stopped = fit(run)
+            last_step = min(steps.last_step, next_check(run, identity.train.fp8))
+            with phase_parts(run, resolved, steps.phase_index, last_step) as phase:
+                is_stopped = fit(run, phase)
             if not is_stopped:
-                look(run, resolved)
-    # the last save must succeed; one before it that failed was told, and tried again
+                check_watched_change(run, resolved)
+    # the last save must succeed; one before it that failed was reported and retried
     run.checkpoints.settle()
     if state.step < identity.total_steps:
         return "requeue"
@@ -164,9 +161,7 @@ def _fit_phases(run: Run, resolved: Resolved) -> str:
 
 
 def _pass_over(run: Run, identity: Identity, index: int, last_step: int) -> bool:
-    """Leave the text up to `last_step` behind without training on it: whether a signal came, the same on
-    every rank.
-    """
+    """Passes over the text up to `last_step`. Returns True on every rank if a signal came."""
     state, phase, tokens_before, first_step = (
         run.state,
         identity.phases[index],
@@ -183,12 +178,12 @@ def _pass_over(run: Run, identity: Identity, index: int, last_step: int) -> bool
 
 
 def _note_failure(resolved: Resolved, error: Exception, state: State, is_first: bool, lease: Lease) -> None:
-    """Any rank may be the only one that knows what went wrong; mostly all do, and one file is enough."""
+    """Records a failure. Any rank may be the only one that knows it; mostly all do: one file is enough."""
     if not is_first and (not isinstance(error, KieloError) or has_outcome(resolved)):
         return
     message = str(error) if isinstance(error, KieloError) else f"{type(error).__name__}: {error}"
-    # A full disk may be the very failure, and must not hide behind this one; nor must a job that took the
-    # folder over.
+    # A full disk may be the very failure, which an error of this write must not replace; the same holds for a
+    # job that took the folder over.
     with suppress(OSError, KieloError):
         lease.check()
         write_outcome(resolved, "failed", state.step, state.tokens, message)

@@ -1,4 +1,4 @@
-"""Learning rate as a pure function of the tokens of a run.
+"""The learning rate as a pure function of the tokens of a run.
 
 In: the segments of a run (peak, final rate, warm-up, decay, in tokens). Out: a function from the tokens at
 the end of a step to the learning rate of that step. It keeps no state, so there is nothing to save or to
@@ -14,12 +14,11 @@ from kielo.resolve.resolved import Identity, LearningRateSegment
 
 
 def learning_rate(identity: Identity) -> Callable[[int], float]:
-    """The rate of each step, by the tokens at its end: smaller steps change nothing. Beyond the last segment
-    its final one.
+    """Returns the rate as a function of the tokens at a step's end; beyond the last segment its final rate.
 
-    Warm-up climbs linearly and arrives at the peak after `warmup_tokens`: in the first segment from zero,
-    which no step has, and in a later one from where the segment before ended (Ibrahim et al. 2024,
-    arXiv:2403.08763). After it the rate goes down as `LEARNING_RATE_SCHEDULES` says.
+    Smaller steps change nothing. Warm-up climbs linearly and arrives at the peak after `warmup_tokens`: in
+    the first segment from zero, which no step has, and in a later one from the end of the segment before
+    (Ibrahim et al. 2024, arXiv:2403.08763). After it the rate falls as `LEARNING_RATE_SCHEDULES` says.
     """
     segments = identity.learning_rates
     tokens_per_step = {phase.tokens_per_step for phase in identity.phases}
@@ -30,7 +29,7 @@ def learning_rate(identity: Identity) -> Callable[[int], float]:
         start = rates[-1](segment.first_token + segment.tokens)
 
     def rate(tokens: int) -> float:
-        # a step is of the segment that it ends in
+        # a step belongs to the segment that it ends in
         number = sum(tokens > segment.first_token for segment in segments)
         return rates[max(0, number - 1)](tokens)
 
@@ -45,8 +44,7 @@ def _rate(
         raise KieloError(f"train.schedule = {segment.schedule!r} is not known; choose one of {known}")
     height = LEARNING_RATE_SCHEDULES[segment.schedule].height
     peak, final = segment.peak, segment.final
-    # In the largest unit that all of it is made of: where steps have one size, rates are those of counting
-    # steps.
+    # Counted in the largest common unit: where all steps have one size, rates equal those counted in steps.
     unit = math.gcd(segment.tokens, segment.warmup_tokens, segment.decay_tokens, *tokens_per_step)
     warmup, total, decay = (n // unit for n in (segment.warmup_tokens, segment.tokens, segment.decay_tokens))
 

@@ -1,5 +1,7 @@
-"""The signals that mean stop: SIGTERM and SIGUSR1 (what Slurm, torchrun and people send), SIGINT (Ctrl-C) and
-SIGHUP (a terminal that was closed). Torch-free: whoever starts the ranks uses it as well.
+"""The signals that mean stop: SIGTERM, SIGUSR1, SIGINT and SIGHUP.
+
+Slurm, torchrun and people send SIGTERM and SIGUSR1; Ctrl-C is SIGINT; a closed terminal sends SIGHUP.
+Torch-free: what starts the ranks uses it as well.
 """
 
 import signal
@@ -8,14 +10,14 @@ from collections.abc import Callable
 from types import FrameType
 
 INTERRUPTED = 130  # the exit code of a process that was ended by Ctrl-C
-# One Ctrl-C may come twice: to the whole group of processes, and once more from a parent that passes it on.
+# One Ctrl-C may arrive twice: the terminal signals the whole process group, and a parent passes it on.
 _SAME_PRESS_SECONDS = 1.0
 
 
 def take_over_signals(note: Callable[[int, FrameType | None], None]) -> dict[int, object]:
-    """Have `note` called for the signals that mean stop; returns the handlers before.
+    """Has `note` called for the signals that mean stop; returns the handlers before.
 
-    SIGINT and SIGHUP that are ignored, as under nohup or in the background of a script, stay so.
+    SIGINT and SIGHUP that are ignored, as under nohup or in the background of a script, stay ignored.
     """
     taken = [signal.SIGTERM, signal.SIGUSR1]
     taken += [
@@ -30,7 +32,7 @@ def give_signals_back(handlers_before: dict[int, object]) -> None:
 
 
 class Presses:
-    """Tells a second Ctrl-C from the first."""
+    """Distinguishes a second Ctrl-C from the first."""
 
     def __init__(self) -> None:
         self._first: float | None = None

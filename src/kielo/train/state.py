@@ -1,7 +1,7 @@
-"""Where a run stands, and how that becomes a checkpoint and comes back.
+"""The state of a run, and its checkpoints.
 
 A checkpoint holds the weights, both moments, the number of updates, step, tokens and samples (all that the
-data order needs), the steps that were passed over, what was computed in which precision, the guard's counts,
+data order needs), the steps that were passed over, the precision of each range of steps, the guard's counts,
 the step's loss and the identity of the run. Nothing in it depends on the layout, so any number of ranks
 restores it; on the same number the run ends with bitwise the weights of one that was never stopped.
 """
@@ -31,14 +31,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class State:
-    """Steps done, and with them tokens and samples: a skipped step counts too, for its text is behind us.
+    """The steps, tokens and samples done; those of a skipped step count too.
 
     skipped_steps: the [first, last] steps that the recipe passed over so far. precisions: [first step,
-    precision] of each range of steps, as it was computed. refused_changes: first steps of the recipe's
-    changes of precision that were taken back. watch: of the change that is being watched (see `precision_change.py`),
-    None when none is. trouble: since steps were not finite: {"sound_step": of the last save before them,
-    "unsound_step": of the last save that followed one}. None where none were, or where enough sound steps
-    have followed.
+    precision] of each range of steps. refused_changes: first steps of the recipe's changes of precision that
+    were taken back. watch: of the change that is being watched (see `precision_change.py`), None when none
+    is. trouble: since steps were not finite: {"sound_step": of the last save before them, "unsound_step": of
+    the last save that followed one}. None where none were, or where enough sound steps have followed.
     """
 
     step: int = 0
@@ -56,7 +55,7 @@ class State:
         self.samples += sequences_per_step
 
     def pass_over(self, last_step: int, tokens_per_step: int, sequences_per_step: int) -> None:
-        """Leave steps of one size behind, up to `last_step`."""
+        """Advances to `last_step` by steps of one size that are not trained on."""
         first_step = self.step + 1
         while self.step < last_step:
             self.advance(tokens_per_step, sequences_per_step)
@@ -66,24 +65,22 @@ class State:
             self.skipped_steps.append([first_step, last_step])
 
     def restore(self, plain: Mapping[str, object]) -> None:
-        """Become what a checkpoint's plain state says; what versions before did not know keeps its first
-        value.
-        """
+        """Takes over a checkpoint's plain state; fields that older versions lacked keep their first value."""
         for name, first in asdict(State()).items():
             setattr(self, name, plain.get(name, first))
 
 
 class RunCheckpoints:
-    """Saves and restores the parts of a run that move. All ranks call each method together."""
+    """Saves and restores the parts of a run that change. All ranks call each method together."""
 
-    def __init__(self, checkpointer: Checkpointer, resolved: Resolved):
-        """Find the newest whole checkpoint; `checkpointer.warnings` lists those that it passed over.
+    def __init__(self, checkpointer: Checkpointer, resolved: Resolved, guard: Guard, state: State):
+        """Finds the newest whole checkpoint, before a model is built that it would not fit.
 
-        Raises KieloError, naming the keys, where it is of a run with another identity: before a model is
-        built that it would not fit.
+        Raises KieloError, naming the keys, where it is of a run with another identity.
         """
         self._checkpointer = checkpointer
         self._resolved = resolved
+        self._guard, self._state = guard, state
         self._last_save = (0, 0)  # its step, and how many steps had not been finite by then
         self._is_due = False
         self.newest: Path | None = checkpointer.newest()
@@ -98,28 +95,28 @@ class RunCheckpoints:
         self,
         parameters: Mapping[str, Tensor],
         optimiser: Optimiser,
-        guard: Guard,
-        state: State,
         source_tensors: Mapping[str, str] | None = None,
     ) -> None:
-        """Say what moves, and make the memory that saving takes. parameters: our name → DTensor.
+        """Registers the tensors to save and reserves host memory for their copies.
 
-        source_tensors: what the weights that the run begins from call their tensors, and their dtypes; an
-        export gives them back.
+        parameters: our name → DTensor. source_tensors: the names and dtypes of the tensors that the run's
+        first weights came from; an export uses them.
         """
-        self._optimiser, self._guard, self._state = optimiser, guard, state
+        self._optimiser = optimiser
         self._source_tensors = dict(source_tensors or {})
         self._tensors = {f"model/{name}": tensor for name, tensor in parameters.items()}
         self._tensors |= {f"optimiser/{name}": tensor for name, tensor in optimiser.moments().items()}
         self._checkpointer.reserve(self._tensors)
 
     def forget(self) -> None:
-        """Let go of what `track` was told, so that its memory can be given back."""
+        """Drops the tensors and the optimiser of `track`, so that their memory can be freed."""
         self._optimiser, self._tensors = None, {}
 
     def due(self, step: int) -> bool:
-        """Not while a change of precision is watched, which may lead back to the checkpoint before it, and
-        not after a step that was not finite: then after the next that is. Asked after every step.
+        """Returns True if a checkpoint must be saved after `step`. Called after every step.
+
+        None is saved while a change of precision is watched, which may lead back to the checkpoint before it,
+        nor after a step that was not finite: then after the next sound one.
         """
         if step == self._resolved.identity.total_steps:
             return True
@@ -132,11 +129,10 @@ class RunCheckpoints:
         return None if self.newest is None else step_of(self.newest)
 
     def save(self, loss: Tensor | float | None) -> None:
-        """Copy what moves, and have it written while training goes on; a failure is told and tried again when
-        next due.
+        """Copies the state to the host and starts to write it while training goes on.
 
-        loss: of this step, over all ranks, for people who look at checkpoints; None where the step was passed
-        over.
+        A save that fails is reported and retried when the next is due. loss: of this step, over all ranks,
+        for people who look at checkpoints; None where the step was passed over.
 
         The newest checkpoint from before steps that were not finite is kept until `checkpoint.every_steps`
         sound ones have followed; a save right after such a step (a signal, the last step) removes no other.
@@ -165,7 +161,7 @@ class RunCheckpoints:
         )
 
     def _note_trouble(self, skipped: int) -> None:
-        """skipped: steps that were not finite, since step 1."""
+        """Updates `trouble`. skipped: steps that were not finite, since step 1."""
         state, (last_step, skipped_before) = self._state, self._last_save
         if skipped > skipped_before:
             sound_step = state.trouble["sound_step"] if state.trouble else last_step
@@ -178,12 +174,11 @@ class RunCheckpoints:
         self._last_save = (state.step, skipped)
 
     def way_on(self, first_bad_step: int) -> str:
-        """How a run that ends because of steps that were not finite, from `first_bad_step` on, can go on: a
-        sentence.
+        """Returns a sentence: how to go on with a run that ends because of bad steps since `first_bad_step`.
 
         The checkpoint of the step just before is suspect: that step's own update may have spoilt the weights.
         """
-        with suppress(KieloError):  # told already
+        with suppress(KieloError):  # reported already
             self._checkpointer.settle()
         folder = self._checkpointer.folder
         try:
@@ -195,7 +190,10 @@ class RunCheckpoints:
         if sound is None and not suspects:
             return f"No checkpoint had been saved before step {first_bad_step}. "
         if sound is None:
-            return f"No sound step followed the only checkpoint in {folder}, {suspects[0]}, so its weights may be spoilt. "
+            return (
+                f"No sound step followed the only checkpoint in {folder}, {suspects[0]}, so its weights may "
+                "be spoilt. "
+            )
         if not suspects:
             return (
                 f"{sound} is the newest checkpoint, from before the first of them, step {first_bad_step}; "
@@ -208,17 +206,15 @@ class RunCheckpoints:
         )
 
     def settle(self) -> None:
-        """Wait for the last save. Raises KieloError where it failed: there is no next one to make
-        up for it.
-        """
+        """Waits for the last save. Raises KieloError if it failed, as no later save can replace it."""
         self.newest = self._checkpointer.settle() or self.newest
 
     def close(self) -> None:
-        """Let a save under way come to its end, also when training has failed."""
+        """Lets a save in progress finish, also when training has failed."""
         self._checkpointer.close()
 
     def restore(self) -> None:
-        """Go back to the newest checkpoint; without one everything stays at the first weights and step 0."""
+        """Restores the newest checkpoint. Without one, the initial weights and step 0 stay."""
         if self.newest is None:
             return
         plain = self._checkpointer.restore(self.newest, self._tensors)
@@ -229,16 +225,15 @@ class RunCheckpoints:
         self._last_save, self._is_due = (self._state.step, plain["guard"]["skipped"]), False
 
     def go_back_to(self, step: int) -> bool:
-        """Whether there is a checkpoint of this step; then later ones are removed and `restore` restores this
-        one.
-        """
+        """Makes this step's checkpoint the newest, removing later ones. Returns False if there is none."""
         found = self._checkpointer.go_back_to(step)
         self.newest = found or self.newest
         return found is not None
 
     def _refuse_other_skips(self, skipped_steps: list[list[int]], step: int) -> None:
-        """Which steps are skipped may change for those to come, and for others by going back to an earlier
-        checkpoint.
+        """Raises KieloError if the recipe skips other steps than the checkpoint's run did.
+
+        Steps to come may be skipped freely; for others the run must go back to an earlier checkpoint.
         """
         asked = self._resolved.identity.train.skip_steps
         parting_step = first_difference([(first, last) for first, last in skipped_steps], asked, step)
@@ -260,11 +255,12 @@ class RunCheckpoints:
 
 
 def note_alert(path: Path, step: int, message: str) -> None:
-    """Warn on the terminal, and append {"time", "step", "message"} to `path` (`train/alerts.jsonl`): for what
-    went wrong without stopping the run.
+    """Warns on the terminal and appends {"time", "step", "message"} to `path` (`train/alerts.jsonl`).
+
+    It is for errors that do not stop the run.
     """
     logger.warning("step %d: %s", step, message)
     row = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "step": step, "message": message}
-    # a full disk may be the very thing told
+    # a full disk may be the very error
     with suppress(OSError), open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(row, ensure_ascii=False) + "\n")

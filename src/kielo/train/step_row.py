@@ -26,7 +26,7 @@ class StepRow:
             "tokens": state.tokens,
             "samples": state.samples,
             "phase": self.phase,
-            "loss": loss.item(),  # waits for the device; only after it is the stopwatch right
+            "loss": loss.item(),  # waits for the device, and so must come before the meter is read
             "gradient_norm": gradient_norm.item(),
             "learning_rate": learning_rate,
         }

@@ -1,5 +1,4 @@
-"""Stopping on purpose: a signal to any rank, or a step limit, ends the run after a step that all ranks agree
-on.
+"""Deliberate stops: a signal to any rank, or a step limit, ends the run after a step that all ranks agree on.
 
 In: the signals of `signals.py`. Out: `agreed(step)`, the same answer on every rank.
 """
@@ -12,15 +11,17 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-from kielo.train.late import LateReader
+from kielo.train.delayed_reader import DelayedReader
 from kielo.train.signals import INTERRUPTED, Presses, give_signals_back, take_over_signals
 
 
 class Stop:
-    """Remembers that a signal came. As a context it takes over the signals, from before the world is up (that
-    can take minutes) to the end, and then gives them back. A second Ctrl-C ends the process at once.
+    """Remembers that a signal came, and takes the signals over while it is entered.
 
-    step_limit: stop after this step as if a signal had come. is_telling: whether this rank says that a signal
+    It is entered before the world is started, which can take minutes. A second Ctrl-C ends the process at
+    once.
+
+    step_limit: stop after this step as if a signal had come. is_telling: does this rank print that a signal
     came.
     """
 
@@ -31,7 +32,7 @@ class Stop:
         self._presses = Presses()
         self._handlers_before: dict[int, object] = {}
         self._device = torch.device("cpu")
-        self._late = LateReader(self._device)
+        self._late = DelayedReader(self._device)
 
     def __enter__(self) -> "Stop":
         self._handlers_before = take_over_signals(self._note)
@@ -41,7 +42,7 @@ class Stop:
         give_signals_back(self._handlers_before)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        # No more than this: a handler runs between any two instructions, also inside a collective or a print.
+        # Nothing more: a handler runs between any two instructions, also inside a collective or a print.
         if self._presses.is_second(number):
             self._tell("ended at once, unsaved; the same command goes on from the newest checkpoint")
             os._exit(INTERRUPTED)
@@ -56,14 +57,14 @@ class Stop:
                 os.write(2, f"\nkielo: {text}\n".encode())
 
     def use(self, device: torch.device) -> None:
-        """The device that the ranks' process group works on."""
-        self._device, self._late = device, LateReader(device)
+        """Sets the device that the ranks' process group works on."""
+        self._device, self._late = device, DelayedReader(device)
 
     def agreed(self, step: int) -> bool:
-        """Whether to stop after `step`: at once on the CPU, one step later on a GPU (see `late.py`).
+        """Returns True if the run must stop after `step`: at once on the CPU, one step later on a GPU.
 
-        Called by all ranks. A signal reaches them at different times, and a rank that left alone would hang
-        the rest.
+        See `delayed_reader.py`. Called by all ranks. A signal reaches them at different times, and a rank
+        that left alone would hang the rest.
         """
         # Made on the device: copying a number there from ordinary memory would make the host wait.
         ranks_that_want = torch.full((1,), float(self.wanted), device=self._device)

@@ -1,8 +1,7 @@
-"""Token files against the checksums in their manifest, read in a thread while the model is built.
+"""Checks token files against the checksums in their manifest, in a thread while the model is built.
 
-Files that an earlier attempt found sound, and whose size, times and inode are as they were then, are not read
-again: `train/tokens_verified.json` remembers them, so that a job that is requeued reads nothing. The ranks
-share the files.
+Files that an earlier attempt found sound, and whose size, times and inode are unchanged, are not read again:
+`train/tokens_verified.json` lists them, so that a requeued job reads nothing. The ranks share the files.
 """
 
 import json
@@ -21,7 +20,7 @@ from kielo.resolve.resolved import Resolved
 
 RECORD_NAME = "tokens_verified.json"
 SUFFIXES = (".bin", ".idx")
-# between two looks at all ranks: a collective must not wait for as long as terabytes take to read
+# between two collectives: one that waited while terabytes are read would time out
 WAIT_SECONDS = 10.0
 
 
@@ -52,9 +51,7 @@ class TokenCheck:
         self._reader.shutdown()
 
     def finish(self) -> None:
-        """Wait until every rank has read its share. Raises KieloError on every rank if any file is not what
-        was packed.
-        """
+        """Waits until every rank has read its share. Raises KieloError on every rank for a changed file."""
         while not all(self._ranks.gather(self._is_read())):
             pass
         self._ranks.refuse_together(self._reading.result())
@@ -62,14 +59,14 @@ class TokenCheck:
             self._ranks.on_first(lambda: write_json_atomically(self._record_path, self._states))
 
     def _look(self) -> tuple[dict[str, str], list[str]]:
-        """Rank 0: file → checksum as listed, and the files that are to be read, the largest first."""
+        """Returns file → listed checksum, and the files to read, the largest first; on rank 0."""
         manifest = packed_manifest(self._folder)
         if hash_manifest(self._folder) != self._tokens_hash:
-            raise KieloError(f"{self._folder}: was made anew while this job started; start it again")
+            raise KieloError(f"{self._folder}: was replaced while this job started; start it again")
         names = [name for name in manifest.files if name.endswith(SUFFIXES)]
         check_sizes(self._folder, manifest, names)
         self._listed = {name: manifest.files[name]["xxh3_128"] for name in names}
-        # As they are before the reading: a file that changes during it is read again next time.
+        # States from before the reading: a file that changes during it is read again next time.
         self._states = {
             name: [checksum, *_state(self._folder / name)] for name, checksum in self._listed.items()
         }
@@ -81,7 +78,7 @@ class TokenCheck:
         return bool(wait([self._reading], timeout=WAIT_SECONDS).done)
 
     def _read(self, names: list[str]) -> str | None:
-        """In the thread: what is wrong with the first file that is not as listed; None if all are."""
+        """Returns what is wrong with the first file that is not as listed, or None. Runs in the thread."""
         for name in names:
             path = self._folder / name
             try:
@@ -110,7 +107,7 @@ def hash_unless_stopped(path: Path, stopped: Event) -> str | None:
 
 
 def _state(path: Path) -> list[int]:
-    """What changes with a file: size, times in nanoseconds, inode."""
+    """Returns what changes with a file: size, times in nanoseconds, inode."""
     found = path.stat()
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 

@@ -1,6 +1,4 @@
-"""A world of any size with one rank in it: for rehearsals. Rank and size → a `World` whose collectives do
-nothing.
-"""
+"""A world of any size of which only one rank exists, for rehearsals: its collectives do nothing."""
 
 import logging
 import math
@@ -20,13 +18,14 @@ from kielo.verify.torch_fakes import check_version, end_fake_group, start_fake_g
 
 @contextmanager
 def fake_world(rank: int, size: int, has_pipeline: bool) -> Iterator[World]:
-    """This process as rank `rank` of `size`. KieloError where this process is in another world, or torch
-    cannot.
+    """Makes this process rank `rank` of `size`.
+
+    Raises KieloError where this process is in another world already, or where torch cannot rehearse.
     """
     check_version()
     if dist.is_initialized():
         raise KieloError("a rehearsal needs a process of its own, and this one has a process group already")
-    # It would say for every gathered tensor that it takes two steps.
+    # torch would warn for every gathered tensor that gathering takes two steps.
     logger = logging.getLogger("torch.distributed.tensor._redistribute")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -44,7 +43,7 @@ def fake_world(rank: int, size: int, has_pipeline: bool) -> Iterator[World]:
 
 
 def groups_of(mesh: Mesh) -> tuple[dict[str, str], str]:
-    """(a communicator's name → the axis that talks over it, the name of the one that weights are split over).
+    """Returns (a communicator's name → its axis, the name of the communicator that weights are split over).
 
     Where weights are split over shard × context, that is the axis `shard` too, or `context` where shard is 1.
     """

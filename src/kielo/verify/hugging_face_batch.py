@@ -1,4 +1,4 @@
-"""A micro-batch as transformers' models take it, who sees whom in their own words.
+"""A micro-batch in the form that transformers' models take, with their attention masks.
 
 Data in: token ids, labels and document numbers, each [b, s]; data out: arguments of a model's forward, and
 the labels that belong to its logits. Shape letters: b = sequences, s = tokens of one, n = documents.
@@ -14,14 +14,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from kielo.train.feed import MicroBatch
 
-# BLOOM makes the biases of its scores from a mask of tokens, and takes no mask of pairs.
-_TAKE_NO_PAIRS = ("bloom",)
-
 
 @dataclass(frozen=True)
 class HuggingFaceBatch:
-    """is_token [n, longest]: of documents each in a row of its own, which columns are not filling; None: rows
-    as given.
+    """The arguments of one forward of transformers' model, and its labels.
+
+    is_token [n, longest]: with one document a row, the columns that are no padding; None: rows as given.
     """
 
     arguments: dict[str, Any]
@@ -30,26 +28,28 @@ class HuggingFaceBatch:
     is_token: Tensor | None = None
 
     def as_given(self, x: Tensor) -> Tensor:
-        """What came out of the model, in the sequences of the micro-batch again: [b, s, ...]."""
+        """Returns the model's output `x` in the sequences of the micro-batch: [b, s, ...]."""
         return x if self.is_token is None else x[self.is_token].unflatten(0, (self.sequences, -1))
 
 
-def hugging_face_batch(piece: MicroBatch, model: PreTrainedModel) -> HuggingFaceBatch:
-    sequences, length = piece.inputs_bs.shape
-    if piece.documents_bs is not None and model.config.model_type in _TAKE_NO_PAIRS:
-        return _documents_apart(piece)
-    arguments: dict[str, Any] = {"input_ids": piece.inputs_bs}
-    if piece.documents_bs is not None:
-        arguments["attention_mask"] = _masks(piece.documents_bs, model.config)
-    # OPT would count places off the mask.
+def hugging_face_batch(micro_batch: MicroBatch, model: PreTrainedModel, has_alibi: bool) -> HuggingFaceBatch:
+    """Converts a micro-batch. With ALiBi, transformers takes a mask of tokens and none of pairs of tokens."""
+    sequences, length = micro_batch.inputs_bs.shape
+    if micro_batch.documents_bs is not None and has_alibi:
+        return _documents_apart(micro_batch)
+    arguments: dict[str, Any] = {"input_ids": micro_batch.inputs_bs}
+    if micro_batch.documents_bs is not None:
+        arguments["attention_mask"] = _masks(micro_batch.documents_bs, model.config)
+    # OPT would count positions from the mask.
     if "position_ids" in inspect.signature(type(model).forward).parameters:
-        arguments["position_ids"] = torch.arange(length, device=piece.inputs_bs.device)[None]
-    return HuggingFaceBatch(arguments, piece.labels_bs, sequences)
+        arguments["position_ids"] = torch.arange(length, device=micro_batch.inputs_bs.device)[None]
+    return HuggingFaceBatch(arguments, micro_batch.labels_bs, sequences)
 
 
 def _masks(documents_bs: Tensor, config: PretrainedConfig) -> Tensor | dict[str, Tensor]:
-    """[b, 1, s, s] to add to scores; where layers differ in how far they see, one for each kind. A model
-    takes such a mask as it is, so that windows must be in it.
+    """Makes the mask [b, 1, s, s] that is added to scores; one for each kind of layer, where windows differ.
+
+    A model uses such a mask unchanged, so windows must be in it.
     """
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or [
@@ -65,11 +65,12 @@ def _masks(documents_bs: Tensor, config: PretrainedConfig) -> Tensor | dict[str,
     return masks if len(masks) > 1 else masks.popitem()[1]
 
 
-def _documents_apart(piece: MicroBatch) -> HuggingFaceBatch:
-    """Each document in a row of its own, filled up at its end, which what comes before does not see.
-    Distances are all that such a model knows of places.
+def _documents_apart(micro_batch: MicroBatch) -> HuggingFaceBatch:
+    """Puts each document in a row of its own, padded at its end; the tokens before do not see the padding.
+
+    A model that knows only distances between tokens computes the same.
     """
-    documents_bs = piece.documents_bs
+    documents_bs = micro_batch.documents_bs
     begins = torch.ones_like(documents_bs, dtype=torch.bool)
     begins[:, 1:] = documents_bs[:, 1:] != documents_bs[:, :-1]
     first_n = begins.flatten().nonzero().squeeze(1)
@@ -77,6 +78,6 @@ def _documents_apart(piece: MicroBatch) -> HuggingFaceBatch:
     columns = torch.arange(int(length_n.max()), device=first_n.device)
     is_token = columns < length_n[:, None]
     places = (first_n[:, None] + columns).where(is_token, first_n[:, None])
-    labels = piece.labels_bs.flatten()[places].masked_fill(~is_token, -100)
-    arguments = {"input_ids": piece.inputs_bs.flatten()[places]}
+    labels = micro_batch.labels_bs.flatten()[places].masked_fill(~is_token, -100)
+    arguments = {"input_ids": micro_batch.inputs_bs.flatten()[places]}
     return HuggingFaceBatch(arguments, labels, documents_bs.shape[0], is_token)

@@ -1,5 +1,4 @@
-"""The other side of the parity check: transformers' own model under accelerate, as a careful user would write
-it.
+"""The other side of the parity check: transformers' model under accelerate, as a careful user would train it.
 
 Nothing of Kielo's maths, loss, weight-decay rule or clipping is used here. Dropout is off, for Kielo has
 none. Data in: the resolved run, in fp32, and weights; data out: as from `kielo_side`, by our names.
@@ -8,7 +7,7 @@ none. Data in: the resolved run, in fp32, and weights; data out: as from `kielo_
 import inspect
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -21,14 +20,12 @@ from kielo.checkpoint.pieces import cut, join
 from kielo.models import families
 from kielo.models.piece import Piece, by_stored_name
 from kielo.recipe.errors import KieloError
+from kielo.resolve.resolved import Identity
 from kielo.train.feed import MicroBatch, StepBatch
 from kielo.train.schedule import learning_rate
 from kielo.verify.hugging_face_batch import HuggingFaceBatch, hugging_face_batch
 from kielo.verify.settings import dtype_names, optimiser_settings, rope_settings
 from kielo.verify.trace import Trace, trace_forward
-
-if TYPE_CHECKING:
-    from kielo.resolve.resolved import Identity
 
 # What transformers' Trainer leaves without weight decay.
 _NOT_DECAYED = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
@@ -43,19 +40,26 @@ OPTIMISER_KEYS = (
 
 
 class HuggingFaceSide:
+    """transformers' model, optimiser and learning-rate scheduler, with the results that parity compares."""
+
     def __init__(
         self,
-        identity: "Identity",
+        identity: Identity,
         device: str,
         weights: Mapping[str, Tensor],
         overrides: dict[str, Any],
         reads_own_files: bool = False,
     ):
-        """`weights`: our name → values (no padding rows) to copy; with reads_own_files only their shapes
-        count, and transformers loads identity.model.weights itself.
+        """Builds the model and the optimiser.
+
+        weights: our name → values (no padding rows) to copy. reads_own_files: transformers loads
+        identity.model.weights itself, and only the shapes of `weights` count. overrides: keys to set wrong on
+        purpose.
         """
         identity = _overridden(identity, overrides)
         self._pieces = families.module(identity.model.model_type, "names").to_hugging_face(identity.model)
+        parts = families.module(identity.model.model_type, "count").layer_parts(identity.model)
+        self._has_alibi = parts.has_alibi
         self._shapes = {name: weight.shape for name, weight in weights.items()}
         self._max_gradient_norm = identity.train.max_gradient_norm
         self._z_loss = identity.train.z_loss
@@ -81,7 +85,7 @@ class HuggingFaceSide:
         self.model, self._optimiser, self._scheduler = self._accelerator.prepare(model, optimiser, scheduler)
 
     def _named(self) -> dict[str, nn.Parameter]:
-        """Our name → the live parameter that it is, or is a part of."""
+        """Returns our name → the live parameter that it is, or is a part of."""
         live = stored_parameters(self._unwrapped(), self._pieces)
         return {ours: live[piece.name] for ours, piece in self._pieces.items()}
 
@@ -98,8 +102,9 @@ class HuggingFaceSide:
         return cut(stored, self._pieces[name], self._shapes[name])
 
     def modules(self) -> dict[str, nn.Module]:
-        """Our module name → theirs, where they are one to one: what is fused there shows in what comes after
-        it.
+        """Returns our module name → their module, where the two are one to one.
+
+        A difference in a module that is fused there shows in the modules after it.
         """
         model, owners = self._unwrapped(), {}
         for module in self._unwrapped().modules():
@@ -110,39 +115,40 @@ class HuggingFaceSide:
         return {ours: module for ours, module in found.items() if uses[id(module)] == 1}
 
     def trace(self, batch: StepBatch) -> Trace:
-        """What goes in and out of `modules`, for the first micro-batch of the step."""
-        piece = self._batch(batch.micro_batches[0])
+        """Traces the input and output of `modules` for the first micro-batch of the step."""
+        theirs = self._converted(batch.micro_batches[0])
         with torch.no_grad():
             trace = trace_forward(
-                self.modules(), lambda: self.model(**piece.arguments, use_cache=False).logits
+                self.modules(), lambda: self.model(**theirs.arguments, use_cache=False).logits
             )
-        passed = {name: (piece.as_given(x), piece.as_given(out)) for name, (x, out) in trace.passed.items()}
-        return Trace(passed, piece.as_given(trace.logits))
+        passed = {name: (theirs.as_given(x), theirs.as_given(out)) for name, (x, out) in trace.passed.items()}
+        return Trace(passed, theirs.as_given(trace.logits))
 
     def backward(self, batch: StepBatch) -> float:
-        """The step's loss, by transformers' own function: `num_items_in_batch` makes it a sum over counted
-        tokens.
+        """Runs the step's backward passes and returns its loss, by transformers' own function.
+
+        `num_items_in_batch` makes that function sum over counted tokens.
         """
         counted = int(batch.counted_tokens)
         total = 0.0
         for micro_batch in batch.micro_batches:
-            piece, model = self._batch(micro_batch), self._unwrapped()
-            logits = self.model(**piece.arguments, use_cache=False).logits
+            theirs, model = self._converted(micro_batch), self._unwrapped()
+            logits = self.model(**theirs.arguments, use_cache=False).logits
             loss = model.loss_function(
-                logits=logits, labels=None, vocab_size=model.config.vocab_size, shift_labels=piece.labels,
+                logits=logits, labels=None, vocab_size=model.config.vocab_size, shift_labels=theirs.labels,
                 num_items_in_batch=torch.tensor(counted, device=logits.device),
             )  # fmt: skip
             if self._z_loss:
-                log_z = logits.float().logsumexp(-1)[piece.labels != -100]
+                log_z = logits.float().logsumexp(-1)[theirs.labels != -100]
                 loss = loss + self._z_loss * log_z.square().sum() / counted
             self._accelerator.backward(loss)
             total += loss.item()
         return total
 
-    def _batch(self, piece: MicroBatch) -> HuggingFaceBatch:
-        return hugging_face_batch(piece, self._unwrapped())
+    def _converted(self, micro_batch: MicroBatch) -> HuggingFaceBatch:
+        return hugging_face_batch(micro_batch, self._unwrapped(), self._has_alibi)
 
-    def update(self, step: int) -> dict[str, float]:
+    def update(self) -> dict[str, float]:
         rate = self._optimiser.param_groups[0]["lr"]
         norm = self._accelerator.clip_grad_norm_(self.model.parameters(), self._max_gradient_norm).item()
         clipped = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters()]).item()
@@ -166,9 +172,9 @@ class HuggingFaceSide:
 
 
 def stored_parameters(model: PreTrainedModel, pieces: Mapping[str, Piece]) -> dict[str, nn.Parameter]:
-    """A file's tensor → the live parameter, for the `pieces` of a family.
+    """Returns stored tensor → live parameter, for the `pieces` of a family.
 
-    Only the head is ever called otherwise: transformers 5 keeps GPT-NeoX's `embed_out` as `lm_head`.
+    Only the head's name differs: transformers 5 keeps GPT-NeoX's `embed_out` as `lm_head`.
     """
     live = dict(model.named_parameters())
     if "head.weight" in pieces:
@@ -176,8 +182,8 @@ def stored_parameters(model: PreTrainedModel, pieces: Mapping[str, Piece]) -> di
     return {piece.name: live[piece.name] for piece in pieces.values()}
 
 
-def _overridden(identity: "Identity", overrides: dict[str, Any]) -> "Identity":
-    """learning_rate: the peak of the first segment."""
+def _overridden(identity: Identity, overrides: dict[str, Any]) -> Identity:
+    """The identity with the optimiser's overrides; learning_rate is the first segment's peak."""
     changes = {key: overrides[key] for key in OPTIMISER_KEYS if key in overrides}
     others: dict[str, Any] = {}
     if "learning_rate" in changes:
@@ -187,10 +193,8 @@ def _overridden(identity: "Identity", overrides: dict[str, Any]) -> "Identity":
     return identity.model_copy(update=others | {"train": identity.train.model_copy(update=changes)})
 
 
-def _model(identity: "Identity", reads_own_files: bool, overrides: dict[str, Any]) -> PreTrainedModel:
-    """With attention written out ("eager"): not every family's bends of the scores are in the
-    faster forms.
-    """
+def _model(identity: Identity, reads_own_files: bool, overrides: dict[str, Any]) -> PreTrainedModel:
+    """Builds transformers' model with plain attention ("eager"), the only form that covers every family."""
     names = families.module(identity.model.model_type, "names")
     if reads_own_files:
         folder = resolve_weights(identity.model.weights)
@@ -228,7 +232,7 @@ def _override(config: PretrainedConfig, key: str, value: Any) -> None:
 
 
 def _groups(model: PreTrainedModel, weight_decay: float) -> list[dict[str, Any]]:
-    """Decayed and not decayed, by transformers' own rule on names."""
+    """Groups parameters by weight decay, by transformers' own rule on names."""
     decayed = set(get_parameter_names(model, [nn.LayerNorm], _NOT_DECAYED))
     named = list(model.named_parameters())
     return [
@@ -238,8 +242,9 @@ def _groups(model: PreTrainedModel, weight_decay: float) -> list[dict[str, Any]]
 
 
 def _rope_tables(model: PreTrainedModel) -> Iterable[tuple[Tensor, Tensor]]:
-    """Of the first two positions, (cosines, sines) [2, r/2]: of full and then of windowed layers, where they
-    differ.
+    """Yields (cosines, sines) [2, r/2] of the first two positions, of full and then of windowed layers.
+
+    Yields one pair where the two kinds do not differ, and none without RoPE.
     """
     rotary = getattr(model.base_model, "rotary_emb", None)
     if rotary is None:
@@ -252,5 +257,5 @@ def _rope_tables(model: PreTrainedModel) -> Iterable[tuple[Tensor, Tensor]]:
 
 
 def _epsilon(module: nn.Module) -> float | None:
-    """Of a norm, which transformers' families call by two names."""
+    """Returns a norm's epsilon, which transformers' families give two names; None for other modules."""
     return getattr(module, "variance_epsilon", getattr(module, "eps", None))

@@ -1,15 +1,15 @@
-"""Kielo's side of the parity check: the training path itself (laid out, chunked loss, optimiser, schedule),
-on one rank.
+"""Kielo's side of the parity check: the training loop's own step on one rank.
 
 Data in: the resolved run, in fp32, and the weights to start from; data out: traces, losses, gradients,
 updates and the settings that the live objects hold.
 """
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,28 +19,25 @@ from kielo.checkpoint.hugging_face_import import load_model_weights
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.models import families
 from kielo.parallel.fsdp import forward_only
-from kielo.parallel.gradient_clipping import clip_gradients, gradient_norm
+from kielo.parallel.gradient_clipping import gradient_norm
 from kielo.parallel.materialise import local, materialise
-from kielo.parallel.mesh import build_mesh, sum_over_data
-from kielo.parallel.parallelise import parallelise
+from kielo.parallel.mesh import build_mesh
 from kielo.parallel.world import World, end_world, start_world
 from kielo.recipe.errors import KieloError
+from kielo.resolve.resolved import Identity, Placement
+from kielo.train.build import build_step, laid_out
 from kielo.train.feed import StepBatch
-from kielo.train.forward_backward import PlainForwardBackward
-from kielo.train.next_token import NextToken
-from kielo.train.optimiser import build_optimiser
+from kielo.train.guard import Guard
+from kielo.train.loop import optimiser_step
 from kielo.train.precision import settle_matrix_products
 from kielo.train.schedule import learning_rate
 from kielo.verify.settings import dtype_names, optimiser_settings, rope_settings
 from kielo.verify.trace import Trace, trace_forward
 
-if TYPE_CHECKING:
-    from kielo.resolve.resolved import Identity, Placement
-
 
 @contextmanager
 def world_of_one(timeout_seconds: float, device: str) -> Iterator[World]:
-    """The world of ranks that training starts, of this process alone; fp32 products are true fp32 inside."""
+    """Starts the world of ranks that training starts, for this process alone, with exact fp32 products."""
     product_precision = torch.get_float32_matmul_precision()
     world = start_world(timeout_seconds, device)
     try:
@@ -56,16 +53,16 @@ def world_of_one(timeout_seconds: float, device: str) -> Iterator[World]:
 
 
 class KieloSide:
-    def __init__(self, identity: "Identity", placement: "Placement", world: World, checkpoint: Path | None):
+    """The model and its optimiser step, built as for training, with the results that parity compares."""
+
+    def __init__(self, identity: Identity, placement: Placement, world: World, checkpoint: Path | None):
         self._max_gradient_norm = identity.train.max_gradient_norm
         self._vocab_size = identity.model.vocab_size
         self._mesh = build_mesh(world, placement.layout)
         family = families.module(identity.model.model_type, "model")
         names = families.module(identity.model.model_type, "names").to_hugging_face(identity.model)
         self._rows = {ours: piece.rows for ours, piece in names.items()}
-        with torch.device("meta"):
-            self.model = families.build_model(identity.model)
-        parallelise(self.model, self._mesh, placement.layout, "fp32")
+        self.model = laid_out(identity, placement, self._mesh, "fp32")
         stored = {}
         if checkpoint is not None:
             stored = read_tensors(checkpoint, [f"model/{name}" for name in names])
@@ -80,16 +77,21 @@ class KieloSide:
         if is_read:
             source = resolve_weights(identity.model.weights)
             load_model_weights(dict(self.model.named_parameters()), source, identity.model)
-        self._optimiser = build_optimiser(self.model, identity.train)
-        self._rate, self._tokens_after = learning_rate(identity), identity.tokens_after
-        self._forward_backward = PlainForwardBackward(
+        step = build_step(
             self.model,
-            NextToken(identity.train.z_loss, placement.train.loss_chunk_tokens),
-            partial(sum_over_data, mesh=self._mesh),
+            self._mesh,
+            identity.train,
+            placement.layout,
+            placement.train.loss_chunk_tokens,
+            "fp32",
+            Guard(world.device, identity.train),
         )
+        self._step = replace(step, clip=self._clip_and_measure(step.clip))
+        self._clipped_norm = math.nan
+        self._rate, self._tokens_after = learning_rate(identity), identity.tokens_after
 
     def parameters(self) -> dict[str, Tensor]:
-        """Our name → the weight itself (one rank holds all of it), without rows that pad the vocabulary."""
+        """Returns our name → the weight itself, whole on one rank, without rows that pad the vocabulary."""
         named = self.model.named_parameters()
         return {name: local(parameter).detach()[: self._rows[name]] for name, parameter in named}
 
@@ -98,15 +100,15 @@ class KieloSide:
         return {name: local(parameter.grad)[: self._rows[name]] for name, parameter in named}
 
     def trace(self, batch: StepBatch, modules: Iterable[str]) -> Trace:
-        """What goes in and out of `modules`, for the first micro-batch of the step.
+        """Traces the input and output of `modules` for the first micro-batch of the step.
 
-        Logits are those of the tokens that there are.
+        Logits are those of tokens only, without the padding of the vocabulary.
         """
-        piece = batch.micro_batches[0]
+        micro_batch = batch.micro_batches[0]
 
         def forward() -> Tensor:
             with forward_only(self.model):
-                return self.model.logits(self.model(piece.inputs_bs, piece.documents_bs))
+                return self.model.logits(self.model(micro_batch.inputs_bs, micro_batch.documents_bs))
 
         trace = trace_forward({name: self.model.get_submodule(name) for name in modules}, forward)
         into, out = trace.passed["head"]
@@ -116,24 +118,36 @@ class KieloSide:
             trace.passed["embed"] = (tokens, out * self.model.embed_scale)
         return trace
 
-    def backward(self, batch: StepBatch) -> float:
-        """The step's loss; its gradients stay on the parameters."""
-        return self._forward_backward(batch).item()
+    def step(self, batch: StepBatch, on_gradients: Callable[[StepBatch], None]) -> dict[str, float]:
+        """Takes one optimiser step, by the training loop's own function, and returns what it measured.
 
-    def update(self, step: int) -> dict[str, float]:
-        """Clip, step, forget the gradients. The rate is read off the optimiser afterwards."""
-        norm = clip_gradients(self.model, self._mesh, self._max_gradient_norm).item()
-        clipped = gradient_norm(self.model, self._mesh).item()
-        self._optimiser.step(self._rate(self._tokens_after(step)))
-        self._optimiser.zero_grad()
-        rate = self._optimiser.adamw.param_groups[0]["lr"]
-        return {"learning_rate": rate, "gradient_norm": norm, "clipped_gradient_norm": clipped}
+        on_gradients: called with the batch before the gradients are clipped. The learning rate is read off
+        the optimiser.
+        """
+        parts = replace(self._step, on_gradients=on_gradients)
+        loss, norm = optimiser_step(parts, batch, self._rate(self._tokens_after(batch.step)))
+        return {
+            "loss": loss.item(),
+            "learning_rate": parts.optimiser.adamw.param_groups[0]["lr"],
+            "gradient_norm": norm.item(),
+            "clipped_gradient_norm": self._clipped_norm,
+        }
+
+    def _clip_and_measure(self, clip: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """Wraps `clip` so that the norm of the clipped gradients is measured as well."""
+
+        def clip_and_measure() -> Tensor:
+            norm = clip()
+            self._clipped_norm = gradient_norm(self.model, self._mesh).item()
+            return norm
+
+        return clip_and_measure
 
     def settings(self) -> dict[str, Any]:
-        """Read off the live model and optimiser, after at least one step."""
+        """Reads settings off the live model and optimiser, after at least one step."""
         named = dict(self.model.named_parameters())
         epsilons = {module.epsilon for module in self.model.modules() if hasattr(module, "epsilon")}
-        return optimiser_settings(self._optimiser.adamw, named) | rope_settings(self._rope_tables()) | {
+        return optimiser_settings(self._step.optimiser.adamw, named) | rope_settings(self._rope_tables()) | {
             "clipping, largest gradient norm": self._max_gradient_norm,
             "norm epsilon": sorted(epsilons),
             "head tied to embedding": self.model.head.weight is self.model.embed.weight,
@@ -141,9 +155,7 @@ class KieloSide:
         }  # fmt: skip
 
     def _rope_tables(self) -> Iterable[tuple[Tensor, Tensor]]:
-        """As `hugging_face_side` has them: one for all layers where all that are in use are the
-        same module.
-        """
+        """Returns the tables in use, like `hugging_face_side`: one pair where all layers share a module."""
         kinds = sorted({layer.kind for layer in self.model.layers.values()})
         ropes = (getattr(self.model, self.model.kinds[kind].rope) for kind in kinds)
         return [rope(2) for rope in dict.fromkeys(ropes) if rope is not None]

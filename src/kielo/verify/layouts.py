@@ -1,10 +1,9 @@
-"""Do layouts leave the model as it is? Every axis, and products of them, against one process, number by
-number.
+"""Compares the training of a tiny model in every layout with that on one process, number by number.
 
 In: a recipe (only its family and switches; the model is tiny, and no stage of a run is needed). Out:
-`layouts.json`, the certificate: for each case how far ten steps' losses and gradient norms, each tensor's
-gradient and each tensor's final weights are from those of one plain process. gloo ranks on this machine's
-CPU, one thread each.
+`layouts.json`, the certificate: for each case the differences of ten steps' losses and gradient norms, of
+each tensor's gradient and of each tensor's final weights from those of one plain process. gloo ranks on this
+machine's CPU, one thread each.
 """
 
 import json
@@ -42,9 +41,9 @@ def verify_layouts(
     mutation: str | None = None,
     steps: int = 10,
 ) -> dict[str, Any]:
-    """The certificate, also written to `folder`/layouts.json; `["passed"]` is the answer.
+    """Runs the cases and writes the certificate to `folder`/layouts.json; `["passed"]` is the answer.
 
-    `cases`: names or shell patterns of those to run, default all. `mutation`: dotted name of a function that
+    cases: names or shell patterns of those to run, default all. mutation: dotted name of a function that
     every rank calls before its cases, to break something on purpose. bf16 is compared with bf16 on one rank
     and has no bar. Raises KieloError for a pattern that no case fits. Progress goes to stderr.
     """
@@ -54,7 +53,9 @@ def verify_layouts(
     refuse_other_json(Path(folder) / CERTIFICATE_NAME, "bars")
     with tempfile.TemporaryDirectory(prefix="kielo_layouts_") as scratch_name:
         scratch = Path(scratch_name)
-        print(f"layouts: {len(chosen)} cases; first the truth, on one process", file=sys.stderr, flush=True)
+        print(
+            f"layouts: {len(chosen)} cases; first the reference, on one process", file=sys.stderr, flush=True
+        )
         _launch(1, scratch, make_references, recipe, chosen, steps, scratch)
         found: dict[str, dict[str, Any]] = {}
         for ranks in sorted({case.ranks for case in chosen}):
@@ -77,9 +78,7 @@ def verify_layouts(
 def _run(
     recipe: Recipe, cases: list[Case], steps: int, scratch: Path, mutation: str | None
 ) -> dict[str, dict[str, Any]]:
-    """Differences by case name. A case that raises is noted, and ranks are started anew for those
-    after it.
-    """
+    """Returns differences by case name. A case that raises is noted, and the ranks are restarted after it."""
     found: dict[str, dict[str, Any]] = {}
     results = scratch / f"results_{cases[0].ranks}.jsonl"
     left = cases
@@ -130,7 +129,7 @@ def _finite(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _launch(num_ranks: int, scratch: Path, function: Callable[..., None], *arguments: Any) -> None:
-    """`function(*arguments)` on so many new processes of this machine, by torch's own launcher.
+    """Runs `function(*arguments)` on so many new processes of this machine, by torch's own launcher.
 
     Raises ChildFailedError when one of them raises; the others are then stopped.
     """
@@ -146,7 +145,7 @@ def _launch(num_ranks: int, scratch: Path, function: Callable[..., None], *argum
         local_addr="localhost",
         max_restarts=0,
         start_method="forkserver",
-        signals_to_handle="SIGTERM",  # an interrupt from the keyboard stays one
+        signals_to_handle="SIGTERM",  # a keyboard interrupt stays an interrupt
         logs_specs=DefaultLogsSpecs(log_dir=str(scratch)),
     )
     with _handler_kept(signal.SIGTERM):
@@ -155,7 +154,7 @@ def _launch(num_ranks: int, scratch: Path, function: Callable[..., None], *argum
 
 @contextmanager
 def _handler_kept(number: signal.Signals) -> Iterator[None]:
-    """torch's launcher leaves a signal handler of its own behind."""
+    """Restores the signal handler at the end: torch's launcher leaves one of its own behind."""
     before = signal.getsignal(number)
     try:
         yield
@@ -165,5 +164,5 @@ def _handler_kept(number: signal.Signals) -> Iterator[None]:
 
 def _reason(error: ChildFailedError) -> str:
     rank, failure = error.get_first_failure()
-    said = failure.message  # a dict where the rank raised, plain text where a signal ended it
+    said = failure.message  # a dict where the rank raised, text where a signal ended it
     return f"rank {rank}: {said['message'] if isinstance(said, dict) else said}"

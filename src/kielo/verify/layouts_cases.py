@@ -1,7 +1,6 @@
-"""Which layouts `kielo verify layouts` tries, as data: axes alone, in pairs and threes, with what crosses
-them.
+"""The cases of `kielo verify layouts`, as data: axes alone, in pairs and in threes, with other settings.
 
-A case is a layout section, a number of micro-batches, a precision, and switches of the recipe that it turns.
+A case is a layout section, a number of micro-batches, a precision, and the recipe's switches that it sets.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +20,10 @@ SWITCHES = ("tied", "documents", "z_loss", "frozen")
 
 @dataclass(frozen=True)
 class Case:
-    """`layout` has keys of the recipe's [layout], axes that it leaves out being 1; `switches` keys of
-    SWITCHES, and what it leaves out is as in the recipe. `micro_batches` is a rank's number of them in one
-    step.
+    """One layout to check, and the settings that it is checked with.
+
+    layout: keys of the recipe's [layout]; axes that it leaves out are 1. switches: keys of SWITCHES; the
+    recipe's values where it has none. micro_batches: a rank's number of them in one step.
     """
 
     layout: Mapping[str, Any]
@@ -43,53 +43,55 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Whatever sets the case apart, in few letters: `shard2-tensor2-zero3-full-micro2-tied`."""
+        """Everything that distinguishes the case, in short: `shard2-tensor2-zero3-full-micro2-tied`."""
         section, switches = self.section, self.switches
-        words = [f"{axis}{getattr(section, axis)}" for axis in AXES if getattr(section, axis) > 1] or [
+        terms = [f"{axis}{getattr(section, axis)}" for axis in AXES if getattr(section, axis) > 1] or [
             "one_rank"
         ]
         if section.pipeline > 1:
-            words.insert(1, section.pipeline_schedule)
+            terms.insert(1, section.pipeline_schedule)
         if section.pipeline_layers is not None:
-            words.append("layers" + "_".join(map(str, section.pipeline_layers)))
+            terms.append("layers" + "_".join(map(str, section.pipeline_layers)))
         if section.zero != 1:
-            words.append(f"zero{section.zero}")
+            terms.append(f"zero{section.zero}")
         if not section.sequence_parallel:
-            words.append("no_sequence")
+            terms.append("no_sequence")
         if section.cpu_offload:
-            words.append("cpu_offload")
+            terms.append("cpu_offload")
         if section.context > 1:
-            words.append(section.context_attention)
+            terms.append(section.context_attention)
         if section.recompute != "none":
-            words.append(f"recompute_{section.recompute}")
+            terms.append(f"recompute_{section.recompute}")
         if section.recompute_every_layers != 1:
-            words.append(f"every{section.recompute_every_layers}")
+            terms.append(f"every{section.recompute_every_layers}")
         if self.micro_batches != 1:
-            words.append(f"micro{self.micro_batches}")
+            terms.append(f"micro{self.micro_batches}")
         if "tied" in switches:
-            words.append("tied" if switches["tied"] else "untied")
+            terms.append("tied" if switches["tied"] else "untied")
         if "documents" in switches:
-            words.append("documents" if switches["documents"] else "no_documents")
+            terms.append("documents" if switches["documents"] else "no_documents")
         if "z_loss" in switches:
-            words.append("z_loss" if switches["z_loss"] else "no_z_loss")
+            terms.append("z_loss" if switches["z_loss"] else "no_z_loss")
         if switches.get("frozen"):
-            words.append("frozen")
+            terms.append("frozen")
         if self.precision != "fp32":
-            words.append(self.precision)
-        return "-".join(words)
+            terms.append(self.precision)
+        return "-".join(terms)
 
 
 def all_cases() -> list[Case]:
-    """Every case, those on few ranks first. Four axes at 2 would need 16 ranks, so they cross in
-    threes on 8.
+    """Returns every case, those on few ranks first.
+
+    Four axes of 2 would need 16 ranks, so they cross in threes on 8.
     """
     cases = [*_one_axis(), *_recomputation(), *_pairs(), *_threes(), *_pipelines()]
     return sorted(cases, key=lambda case: case.ranks)
 
 
 def chosen_cases(patterns: Sequence[str] | None) -> list[Case]:
-    """The cases with these names (shell patterns, `tensor2*`); all without patterns. KieloError for one that
-    fits none.
+    """Returns the cases with these names (shell patterns, `tensor2*`), or all without patterns.
+
+    Raises KieloError for a pattern that fits no case.
     """
     cases = all_cases()
     if not patterns:
@@ -111,7 +113,7 @@ def _one_axis() -> list[Case]:
     cases += [Case({"tensor": 2, "sequence_parallel": False}, micro_batches) for micro_batches in (1, 4)]
     cases += [Case({"tensor": 2}, switches={"z_loss": 1e-3}), Case({"shard": 2, "cpu_offload": True})]
     contexts = [{"context": 2, "context_attention": form} for form in ("all_gather", "ulysses")]
-    # With documents and without, attention takes two different ways.
+    # Attention runs different code with document masks and without.
     cases += [
         Case(context, switches={"documents": documents})
         for context in contexts
@@ -166,17 +168,17 @@ def _threes() -> list[Case]:
 
 
 def _pipelines() -> list[Case]:
-    """Every schedule alone, with each other axis, and with tensor and shard at once."""
+    """Makes cases of every schedule alone, with each other axis, and with tensor and shard at once."""
     alone: list[dict[str, Any]] = [{"pipeline": 2, "pipeline_schedule": name} for name in SCHEDULES]
     cases = [Case(layout, 4) for layout in alone]
     cases += [Case(alone[1] | {"pipeline": 4}, 4), Case(alone[1], 8), Case(alone[2], 2)]
     cases += [Case(layout, 4, {"tied": tied}) for layout in alone for tied in (True, False)]
     cases += [Case(layout, 4, {"documents": True, "z_loss": 1e-3}) for layout in alone]
     cases += [Case(layout | {axis: 2}, 4) for layout in alone for axis in INNER_AXES]
-    # Stages in the middle then train nothing, and gradients pass through them all the same.
+    # Stages in the middle then train nothing, but gradients still pass through them.
     cases += [Case(layout, 4, {"frozen": True}) for layout in alone]
     cases += [Case(alone[1] | {"pipeline": 4}, 4, {"frozen": True}), Case({"shard": 2}, 2, {"frozen": True})]
-    # The last stage has nothing but the norm and the head.
+    # The last stage has only the norm and the head.
     cases += [
         Case(alone[1] | {"pipeline_layers": (4, 0)}, 4),
         Case(alone[4] | {"pipeline_layers": (2, 1, 1, 0)}, 4),

@@ -1,9 +1,8 @@
-"""What one rank of `kielo verify layouts` does: train a subject laid out, by training's own parts, and
-compare.
+"""One rank of `kielo verify layouts`: it trains a subject laid out, by training's own parts, and compares.
 
-In: cases and the folder with the reference outcomes; out: a line of JSON for each case (rank 0), saying how
-far loss, norm, gradients and weights are from the reference. Every rank compares what it holds, and the
-farthest counts.
+In: cases and the folder with the reference outcomes; out: a line of JSON for each case (rank 0) with the
+differences of loss, norm, gradients and weights from the reference. Every rank compares what it holds, and
+the largest difference counts.
 """
 
 import importlib
@@ -14,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,17 +27,16 @@ from torch.distributed.tensor import DTensor
 from kielo.checkpoint.read_checkpoint import some_names
 from kielo.dataset.batches import Batch
 from kielo.models import families
-from kielo.parallel.context_parallel import context_positions
-from kielo.parallel.gradient_clipping import clip_gradients
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import Mesh, build_mesh, data_rank, data_ranks
 from kielo.parallel.parallelise import parallelise
 from kielo.parallel.world import World, end_world, start_world
 from kielo.recipe.sections import Layout, Recipe
 from kielo.resolve.stages import layers_of_stages
-from kielo.train.feed import Feed
-from kielo.train.forward_backward import forward_backward_of
-from kielo.train.optimiser import build_optimiser
+from kielo.train.build import build_step, positions_of_rank
+from kielo.train.feed import Feed, StepBatch
+from kielo.train.guard import Guard
+from kielo.train.loop import optimiser_step
 from kielo.train.precision import settle_matrix_products
 from kielo.verify.layouts_cases import AXES, Case
 from kielo.verify.layouts_subject import (
@@ -54,17 +53,17 @@ from kielo.verify.layouts_subject import (
 
 LOSS_CHUNK_TOKENS = 48  # divides neither a sequence nor a step
 
-# A tensor whose true gradient is nothing, as a key's bias has it without RoPE, is all rounding: it is
-# measured against these root mean squares. Those of all other tensors are larger, in every family.
+# A tensor whose true gradient is zero, as that of a key's bias without RoPE, is only rounding: it is compared
+# with these root mean squares. Those of all other tensors are larger, in every family.
 GRADIENT_FLOOR = 1e-4
 WEIGHT_FLOOR = 1e-3
 
 
 def make_references(recipe: Recipe, cases: Sequence[Case], steps: int, folder: Path) -> None:
-    """On one rank: train each subject of `cases` and write its outcome into `folder`.
+    """Trains each subject of `cases` on one rank and writes its outcome into `folder`.
 
-    For fp32 that is plain training; for bf16 the laid-out code on this one rank, whose rounding is what is
-    asked about.
+    For fp32 that is plain training; for bf16 it is the laid-out code on one rank, as only the layout's
+    rounding is of interest.
     """
     with _world(recipe) as world:
         for case in cases:
@@ -86,7 +85,7 @@ def make_references(recipe: Recipe, cases: Sequence[Case], steps: int, folder: P
 def run_cases(
     recipe: Recipe, cases: Sequence[Case], steps: int, folder: Path, results: Path, mutation: str | None
 ) -> None:
-    """On each of a case's ranks: run `cases` (all of one number of ranks), in order.
+    """Runs `cases` (all of one number of ranks) in order, on each of their ranks.
 
     Rank 0 appends a line to `results` when a case is done. `mutation` is the dotted name of a function that
     is called first and may break anything (the check of the check).
@@ -110,7 +109,7 @@ def run_cases(
 def compare(
     recipe: Recipe, case: Case, steps: int, world: World, meshes: dict[tuple[int, ...], Mesh], truth: Outcome
 ) -> dict[str, dict[str, Any]]:
-    """The `differences` of a case's training from `truth`, the largest of all ranks, the same on each.
+    """Trains a case and returns its largest `differences` from `truth` over all ranks, the same on each.
 
     meshes: those made so far, by the sizes of their axes; a new one is added.
     """
@@ -125,8 +124,9 @@ def compare(
 
 
 def train_laid_out(of: Subject, case: Case, steps: int, world: World, mesh: Mesh, recipe: Recipe) -> Outcome:
-    """`steps` optimiser steps by the parts that `train/build.py` assembles. Whole tensors come back, on every
-    rank.
+    """Trains a subject laid out, by the parts of `train/build.py` and the step of `train/loop.py`.
+
+    Returns whole tensors on every rank.
     """
     layout = _layout(recipe, case)
     with torch.device("meta"):
@@ -135,32 +135,31 @@ def train_laid_out(of: Subject, case: Case, steps: int, world: World, mesh: Mesh
     model = parallelise(model, mesh, layout, case.precision)
     materialise(model, world.device, partial(first_value, of), layout.cpu_offload)
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    optimiser = build_optimiser(model, of.train)
-    forward_backward = forward_backward_of(
-        model, of.train.z_loss, LOSS_CHUNK_TOKENS, mesh, layout, case.precision
-    )
+    gradients: Outcome = {}
+
+    def keep_gradients(batch: StepBatch) -> None:
+        if batch.step == 1:
+            gradients.update(_gradients(named))
+
+    guard = Guard(world.device, of.train)
+    parts = build_step(model, mesh, of.train, layout, LOSS_CHUNK_TOKENS, case.precision, guard)
+    parts = replace(parts, on_gradients=keep_gradients)
     feed = _feed(of, case, steps, world, mesh)
-    losses, norms, outcome = [], [], {}
     try:
-        for step in range(1, steps + 1):
-            losses.append(forward_backward(feed.take(step)))
-            if step == 1:
-                outcome = _gradients(named)
-            norms.append(clip_gradients(model, mesh, of.train.max_gradient_norm))
-            optimiser.step(of.learning_rate)
-            optimiser.zero_grad()
+        taken = [optimiser_step(parts, feed.take(step), of.learning_rate) for step in range(1, steps + 1)]
     finally:
         feed.close()
-    outcome |= {f"weight/{name}": _whole(parameter) for name, parameter in named.items()}
+    losses, norms = zip(*taken)
+    outcome = gradients | {f"weight/{name}": _whole(parameter) for name, parameter in named.items()}
     return outcome | {"losses": torch.stack(losses), "norms": torch.stack(norms)}
 
 
 def differences(ours: Outcome, theirs: Outcome) -> dict[str, dict[str, Any]]:
-    """For loss, norm, gradient and weight the largest difference, {"value", "at"}; `at` names the step or
-    tensor.
+    """Returns the largest difference of loss, norm, gradient and weight, each {"value", "at"}.
 
-    Tensors by the root mean square of their difference over that of `theirs`, or over the floor where that is
-    more. A pipeline rank has only the tensors of its stages.
+    `at` names the step or the tensor. Tensors are compared by the root mean square of their difference over
+    that of `theirs`, or over the floor where that is more. A pipeline rank has only the tensors of its
+    stages.
     """
     if ours.keys() - theirs.keys():
         raise ValueError(f"other tensors than in the reference: {sorted(ours.keys() - theirs.keys())}")
@@ -174,9 +173,12 @@ def differences(ours: Outcome, theirs: Outcome) -> dict[str, dict[str, Any]]:
         )
     for what, floor in (("gradient", GRADIENT_FLOOR), ("weight", WEIGHT_FLOOR)):
         names = [name for name in ours if name.startswith(what + "/")]
-        found[what] = _largest({
-            name.partition("/")[2]: _relative_l2(ours[name].double(), theirs[name].double(), floor) for name in names
-        })  # fmt: skip
+        found[what] = _largest(
+            {
+                name.partition("/")[2]: _relative_l2(ours[name].double(), theirs[name].double(), floor)
+                for name in names
+            }
+        )
     return found
 
 
@@ -188,14 +190,14 @@ def _relative_l2(ours: Tensor, theirs: Tensor, floor: float) -> float:
 
 def _largest(values: dict[str, float]) -> dict[str, Any]:
     if not values:
-        return {"value": 0.0, "at": "nothing: its stages are frozen"}
+        return {"value": 0.0, "at": "none: its stages are frozen"}
     finite = {name: value if math.isfinite(value) else math.inf for name, value in values.items()}
     name = max(finite, key=finite.__getitem__)
     return {"value": finite[name], "at": name}
 
 
 def _check_that_all_is_held(mine: set[str], all_names: set[str]) -> None:
-    """Each tensor of the truth is on some rank: what no stage has would be compared with nothing."""
+    """Raises ValueError for tensors of the truth that no rank holds: they would be compared with nothing."""
     everybodys: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everybodys, mine)
     missing = all_names - set().union(*everybodys)
@@ -222,18 +224,16 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _feed(of: Subject, case: Case, steps: int, world: World, mesh: Mesh) -> Feed:
-    """This rank's rows and columns, as `train/build.py` asks for them."""
-    rank, ranks, context = data_rank(mesh), data_ranks(mesh), mesh["context"]
+    """The feed of this rank's rows and columns, as in `train/build.py`."""
+    rank, ranks = data_rank(mesh), data_ranks(mesh)
 
     def read_step(step: int) -> Batch:
         samples, *arrays = step_arrays(of, step)
         inputs, labels, documents = (None if array is None else array[rank::ranks] for array in arrays)
         return Batch(inputs, labels, documents, samples[rank::ranks])
 
-    positions_s = None
-    if context.size() > 1:
-        positions_s = context_positions(LENGTH, context.size(), context.get_local_rank())
-    return Feed(read_step, SEQUENCES // ranks // case.micro_batches, steps, world.device, positions_s)
+    micro_batch_sequences = SEQUENCES // ranks // case.micro_batches
+    return Feed(read_step, micro_batch_sequences, steps, world.device, positions_of_rank(LENGTH, mesh))
 
 
 def _layout(recipe: Recipe, case: Case) -> Layout:
@@ -243,7 +243,7 @@ def _layout(recipe: Recipe, case: Case) -> Layout:
 
 
 def _reference(folder: Path, case: Case) -> Path:
-    """Cases with equal switches and precision share a reference."""
+    """The file of a case's reference; cases with equal switches and precision share one."""
     switches = "-".join(f"{key}_{value}" for key, value in sorted(case.switches.items()))
     return folder / f"{case.precision}-{switches}.safetensors"
 
@@ -251,7 +251,7 @@ def _reference(folder: Path, case: Case) -> Path:
 @contextmanager
 def _world(recipe: Recipe) -> Iterator[World]:
     torch.set_num_threads(1)  # many ranks share the cores of one machine
-    # Each rank would say once for every case that gathering a whole tensor takes two steps.
+    # Each rank would warn in every case that gathering a whole tensor takes two steps.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     world = start_world(recipe.train.start_timeout_seconds, "cpu")
     try:

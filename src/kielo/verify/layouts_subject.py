@@ -1,5 +1,4 @@
-"""What every layout must train alike: a tiny model of the recipe's kind, random text, and the truth of one
-process.
+"""The tiny model and random text that every layout must train alike, and their training on one process.
 
 In: a recipe and switches; out: a `Subject`, the arrays of its steps, and the `Outcome` of training it
 plainly, without mesh, FSDP, chunked loss or micro-batches. Shape letters: b = sequences, s = tokens of one.
@@ -21,7 +20,7 @@ from kielo.models.blocks.init import seeded_normal
 from kielo.recipe.sections import Model, Recipe, TrainIdentity
 from kielo.train.optimiser import is_decayed
 
-# 128 rows hold the vocabulary: with four tensor ranks one has some padding and one has nothing else.
+# 128 rows hold the vocabulary: with four tensor ranks one has some padding and one has only padding.
 SEQUENCES, LENGTH, VOCABULARY = 8, 32, 90
 # An initial range in which attention is far from uniform, so that a wrong position or mask shows.
 TINY = {
@@ -30,11 +29,6 @@ TINY = {
     "max_position_embeddings": LENGTH, "initializer_range": 0.1, "weights": None,
 }  # fmt: skip
 
-_ALL_HEADS = {"num_key_value_heads": 8}
-# Where a family ties dimensions to each other.
-_OF_FAMILY = {
-    "gpt2": _ALL_HEADS, "opt": _ALL_HEADS, "gpt_neox": _ALL_HEADS, "bloom": _ALL_HEADS | {"intermediate_size": 4 * 64},
-}  # fmt: skip
 WINDOW = 9  # shorter than a sequence, and than the half of one
 
 # "losses" and "norms" [steps], "gradient/NAME" after the first step's backward, "weight/NAME" after the last
@@ -44,9 +38,7 @@ Outcome = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Subject:
-    """The tiny model and how it is trained; the numbers that the recipe does not give are chosen to show
-    faults.
-    """
+    """The tiny model and its training; numbers that the recipe does not give are chosen to show faults."""
 
     model: Model
     seed: int
@@ -57,35 +49,41 @@ class Subject:
 
 
 def subject(recipe: Recipe, switches: Mapping[str, Any]) -> Subject:
-    """The recipe's family and switches (RoPE, windows, caps, tying, biases, document masks, z-loss) at tiny
-    dimensions.
+    """Makes the subject of the recipe's family and switches, with the model at tiny sizes.
 
-    KieloError where the family cannot have these together.
+    Switches are RoPE, windows, caps, tying, biases, document masks and z-loss. Raises KieloError where the
+    family cannot have these together.
     """
     model = recipe.model
     if model.weights is not None:
         model = families.read_hf_config(resolve_weights(model.weights))
     model = _tiny(model, switches.get("tied", model.tie_word_embeddings))
     families.module(model.model_type, "count").check(model)
+    train = TrainIdentity(
+        weight_decay=0.1,
+        adam_beta1=0.9,
+        adam_beta2=0.95,
+        adam_epsilon=1e-6,  # with 1e-8 a tensor whose true gradient is zero moves by mere summation order
+        max_gradient_norm=0.5,  # less than the norms that occur, so that clipping is tested too
+        z_loss=switches.get("z_loss", recipe.train.z_loss),
+    )
     return Subject(
         model,
         recipe.seed,
-        mask_documents=switches.get("documents", recipe.dataset.mask_documents),
-        train=TrainIdentity(
-            z_loss=switches.get("z_loss", recipe.train.z_loss),
-            # With 1e-8 a tensor whose true gradient is zero moves by mere summation order.
-            adam_epsilon=1e-6,
-            max_gradient_norm=0.5,  # less than the norms that come, so that clipping is tried too
-        ),
+        switches.get("documents", recipe.dataset.mask_documents),
+        train,
         frozen=switches.get("frozen", False),
     )
 
 
 def _tiny(model: Model, tied: bool | None) -> Model:
-    """`model` with all that has a size made small; what is more than a size (wide heads, windows, scales)
-    stays.
-    """
-    sizes = TINY | _OF_FAMILY.get(model.model_type, {}) | {"tie_word_embeddings": tied}
+    """`model` with small sizes; features that are more than a size (wide heads, windows, scales) stay."""
+    sizes = TINY | {"tie_word_embeddings": tied}
+    parts = families.module(model.model_type, "count").layer_parts(model)
+    if not parts.has_groups:
+        sizes["num_key_value_heads"] = sizes["num_attention_heads"]
+    if parts.mlp_ratio is not None:
+        sizes["intermediate_size"] = parts.mlp_ratio * sizes["hidden_size"]
     if model.head_dim is not None and model.head_dim * model.num_attention_heads != model.hidden_size:
         sizes["head_dim"] = 16
     if model.sliding_window is not None:
@@ -101,7 +99,7 @@ def _tiny(model: Model, tied: bool | None) -> Model:
 
 
 def step_arrays(of: Subject, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
-    """Sample numbers [b] of one step, and its inputs, labels and document numbers, each [b, s].
+    """Returns sample numbers [b] of one step, and its inputs, labels and document numbers, each [b, s].
 
     Each row counts another number of labels, so that a mean of means shows.
     """
@@ -111,22 +109,27 @@ def step_arrays(of: Subject, step: int) -> tuple[np.ndarray, np.ndarray, np.ndar
     labels = tokens[:, 1:].copy()
     for row in range(SEQUENCES):
         labels[row, generator.permutation(LENGTH)[: 3 * row]] = NOT_COUNTED
-    # Whole stretches too: a part of a sequence may count nothing at all.
+    # Half a sequence too: a context rank's part of one may count no label at all.
     labels[-1, : LENGTH // 2] = NOT_COUNTED
     samples = np.arange((step - 1) * SEQUENCES, step * SEQUENCES)
     return samples, tokens[:, :-1].copy(), labels, documents if of.mask_documents else None
 
 
 def first_value(of: Subject, name: str, shape: Sequence[int]) -> Tensor:
-    """The family's own, fp32 on the CPU. Vectors are spread: among equal ones or zeros a shard in the wrong
-    place hides, and a bias that ten steps have made from nothing is too small to be measured against itself.
+    """The family's initial value, fp32 on the CPU, with noise added to vectors.
+
+    Among equal ones or zeros a shard in the wrong place would not show, and a bias that ten steps have made
+    from zero is too small to be measured against itself.
     """
     value = families.module(of.model.model_type, "model").initial_value(name, shape, of.model, of.seed)
     return value + seeded_normal(f"spread of {name}", shape, 0.1, of.seed) if len(shape) == 1 else value
 
 
 def freeze(of: Subject, model: nn.Module) -> None:
-    """In place; a stage's layers have the whole model's numbers."""
+    """Freezes all layers but the first and the last, in place, if the subject says so.
+
+    A stage's layers have the whole model's numbers.
+    """
     if not of.frozen:
         return
     ends = ("layers.0.", f"layers.{of.model.num_hidden_layers - 1}.")
@@ -135,19 +138,23 @@ def freeze(of: Subject, model: nn.Module) -> None:
 
 
 def train_plainly(of: Subject, steps: int) -> Outcome:
-    """The truth: one process, the whole batch at once, torch's own cross-entropy, clipping and AdamW."""
+    """Trains on one process: the whole batch at once, torch's own cross-entropy, clipping and AdamW."""
     model = families.build_model(of.model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(first_value(of, name, parameter.shape))
     freeze(of, model)
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    decayed = [parameter for parameter in named.values() if is_decayed(parameter)]
+    others = [parameter for parameter in named.values() if not is_decayed(parameter)]
+    train = of.train
     adamw = torch.optim.AdamW(
-        [{"params": [p for p in named.values() if is_decayed(p)], "weight_decay": of.train.weight_decay},
-         {"params": [p for p in named.values() if not is_decayed(p)], "weight_decay": 0.0}],
-        lr=of.learning_rate, betas=(of.train.adam_beta1, of.train.adam_beta2), eps=of.train.adam_epsilon,
+        [{"params": decayed, "weight_decay": train.weight_decay}, {"params": others, "weight_decay": 0.0}],
+        lr=of.learning_rate,
+        betas=(train.adam_beta1, train.adam_beta2),
+        eps=train.adam_epsilon,
         fused=True,
-    )  # fmt: skip
+    )
     losses, norms, outcome = [], [], {}
     for step in range(1, steps + 1):
         adamw.zero_grad()
@@ -156,7 +163,7 @@ def train_plainly(of: Subject, steps: int) -> Outcome:
         if step == 1:
             outcome = {f"gradient/{name}": p.grad.clone() for name, p in named.items()}
         losses.append(loss.detach())
-        norms.append(nn.utils.clip_grad_norm_(model.parameters(), of.train.max_gradient_norm))
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), train.max_gradient_norm))
         adamw.step()
     outcome |= {f"weight/{name}": p.detach().clone() for name, p in named.items()}
     return outcome | {"losses": torch.stack(losses), "norms": torch.stack(norms)}

@@ -1,6 +1,4 @@
-"""The certificate of layouts in words: a row for each case, and which bar was missed where. Needs
-no torch.
-"""
+"""The layouts certificate as text: a row for each case, and which bar was missed where. Torch-free."""
 
 from typing import Any
 
@@ -8,23 +6,21 @@ TITLES = ("case", "ranks", "tied", "loss", "gradient norm", "worst gradient", "w
 
 
 def table(certificate: dict[str, Any]) -> tuple[tuple[str, ...], list[list[str]]]:
-    """(titles, rows) of layouts.json: relative differences from one process; the same case in bf16 is a
-    column.
-    """
+    """Returns (titles, rows) of layouts.json: relative differences from one process, bf16's in a column."""
     in_bf16 = {_name_in_fp32(entry): entry for entry in certificate["cases"] if entry["precision"] == "bf16"}
     rows = [
         _row(entry, in_bf16.pop(entry["name"], None))
         for entry in certificate["cases"]
         if entry["precision"] == "fp32"
     ]
-    # A choice of cases may leave fp32 out.
+    # The chosen cases may lack fp32.
     return TITLES, rows + [
         [name, *_what(entry), "", "", "", "", *_bf16(entry)] for name, entry in in_bf16.items()
     ]
 
 
 def verdict(certificate: dict[str, Any]) -> str:
-    """Passed, with the bars; or every bar that was missed, with case and tensor."""
+    """Returns the verdict: passed, with the bars; or every bar that was missed, with case and tensor."""
     bars = certificate["bars"]
     asked = (
         f"bars in fp32: loss {bars['loss']:.0e} and gradient norm {bars['norm']:.0e} at each of "
@@ -44,7 +40,7 @@ def verdict(certificate: dict[str, Any]) -> str:
 
 
 def misses(entry: dict[str, Any], bars: dict[str, float]) -> list[str]:
-    """Which bars a case of the certificate misses, and where; empty for one that passed or has no bar."""
+    """Returns the bars that a case misses, and where; empty for one that passed or has no bar."""
     if entry["error"]:
         return [entry["error"]]
     if entry["passed"] is not False:

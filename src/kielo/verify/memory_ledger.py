@@ -1,9 +1,8 @@
-"""What memory is held for, from birth to end: tensors seen by an observer → bytes now, and peaks by phase and
-kind.
+"""A ledger of memory by purpose: it sees tensors made and freed, and gives peaks by phase and kind.
 
-A storage counts once, with its whole size, however many tensors look into it. Its kind may become known late
-(that a buffer was a gradient shows when backward is over), so peaks are made by going through the whole
-record again.
+A storage counts once, with its whole size, however many tensors share it. Its kind may become known late
+(that a buffer was a gradient shows when the backward pass is over), so peaks are computed from the whole
+record at the end.
 """
 
 import weakref
@@ -18,7 +17,7 @@ from kielo.verify.torch_fakes import storage_key
 
 @dataclass
 class Holding:
-    """One storage. `reference` tells when it is freed."""
+    """One storage. `reference` reports when it is freed."""
 
     kind: str
     bytes: int
@@ -27,14 +26,14 @@ class Holding:
 
 @dataclass(frozen=True)
 class Peak:
-    """The most bytes held at one time of a phase, and what for."""
+    """The most bytes held at one time of a phase, by kind."""
 
     bytes: int
     kinds: dict[str, int]
 
 
 class MemoryLedger:
-    """phase: asked at each change, the word under which it is recorded."""
+    """Records every change of memory; `phase` returns the name under which a change is recorded."""
 
     def __init__(self, phase: Callable[[], str]) -> None:
         self._phase = phase
@@ -42,7 +41,7 @@ class MemoryLedger:
         self._record: list[tuple[Holding, int, str]] = []
 
     def see(self, tensor: Tensor, kind: str) -> None:
-        """Enter the tensor's storage, as `kind` if it is new."""
+        """Enters the tensor's storage, as `kind` if it is new."""
         if tensor.device.type == "meta":
             return
         storage = tensor.untyped_storage()
@@ -64,22 +63,22 @@ class MemoryLedger:
         return None if holding is None else holding.kind
 
     def name(self, tensors: Iterable[Tensor], kind: str) -> None:
-        """These are of `kind`, and have been so from their birth."""
+        """Sets the kind of these tensors, from their first byte on."""
         for tensor in tensors:
             self.see(tensor, kind)
             self._held[storage_key(tensor.untyped_storage())].kind = kind
 
     def bytes_of(self, tensors: Iterable[Tensor]) -> int:
-        """Of all their storages, each once."""
+        """Returns the bytes of all their storages, each counted once."""
         found = {storage_key(t.untyped_storage()): t.untyped_storage().nbytes() for t in tensors}
         return sum(found.values())
 
     def begin(self) -> None:
-        """Begin a new record with what is held now."""
+        """Begins a new record with what is held now."""
         self._record = [(holding, holding.bytes, self._phase()) for holding in self._held.values()]
 
     def peaks(self) -> dict[str, Peak]:
-        """Phase → its peak, since `begin`."""
+        """Returns phase → its peak, since `begin`."""
         now, most, at = 0, {}, {}
         for place, (_, change, phase) in enumerate(self._record):
             now += change

@@ -1,4 +1,4 @@
-"""Is it the same model, trained the same way? Kielo against Hugging Face's transformers under accelerate.
+"""Compares training in Kielo with training in Hugging Face's transformers under accelerate.
 
 Same weights, same samples in the same order, same settings, fp32, one process: logits, loss, gradients, then
 optimiser steps. Data in: a resolved run and perhaps a checkpoint; data out: `parity.json` (the certificate;
@@ -6,10 +6,10 @@ optimiser steps. Data in: a resolved run and perhaps a checkpoint; data out: `pa
 does.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -23,65 +23,81 @@ from kielo.artifact.manifest import (
 )
 from kielo.artifact.stage_json import read_stage_json
 from kielo.dataset.batches import Batches
-from kielo.resolve.resolved import as_stored_now, stored_identity
+from kielo.parallel.world import World
+from kielo.resolve.resolved import (
+    Identity,
+    Phase,
+    Placement,
+    Resolved,
+    as_stored_now,
+    stored_identity,
+)
 from kielo.train.feed import Feed, StepBatch
 from kielo.verify.hugging_face_side import HuggingFaceSide
 from kielo.verify.kielo_side import KieloSide, world_of_one
 from kielo.verify.parity_table import print_parity
 from kielo.verify.settings import differing
-from kielo.verify.trace import first_parting, largest_difference
-
-if TYPE_CHECKING:
-    from kielo.resolve.resolved import Identity, Phase, Placement, Resolved
+from kielo.verify.trace import first_difference, largest_difference
 
 KIND, VERSION = "parity", 2
 CERTIFICATE_NAME = "parity.json"
 GRADIENT_TOLERANCE = 1e-3  # relative; fp32 rounding is about 1e-6, a wrong term is not under 1e-3
 
 
+@dataclass(frozen=True)
+class ParityOptions:
+    """Options of the parity check: how many steps of what size, and what counts as equal.
+
+    tolerance: the largest relative difference of a step's losses. hugging_face_overrides: keys of the Hugging
+    Face side to set wrong on purpose (`rope_theta`, `rms_norm_eps`, `weight_decay`, …): the check of the
+    check.
+    """
+
+    steps: int = 20
+    sequences_per_step: int = 4
+    tolerance: float = 1e-5
+    sequence_length: int = 128
+    hugging_face_overrides: dict[str, Any] = field(default_factory=dict)
+
+    def fitting(self, max_position_embeddings: int) -> "ParityOptions":
+        """The same with sequences that the model has positions for."""
+        return replace(self, sequence_length=min(self.sequence_length, max_position_embeddings))
+
+
 def verify_parity(
-    resolved: "Resolved",
+    resolved: Resolved,
     folder: Path,
     checkpoint: Path | None = None,
-    steps: int = 20,
-    sequences_per_step: int = 4,
-    sequence_length: int = 128,
-    tolerance: float = 1e-5,
-    hugging_face_overrides: dict[str, Any] | None = None,
+    options: ParityOptions | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """The certificate, also written to `folder`/parity.json with a manifest; `["passed"]` is the answer.
+    """Compares both sides and writes the certificate to `folder`/parity.json; `["passed"]` is the answer.
 
-    It passes when at every step the losses differ by at most `tolerance` (relative), no setting differs, and
-    the first step's gradients agree. Starts from `checkpoint`'s weights, else from those that the run starts
-    from (`model.weights`, or the seeded initial values). `hugging_face_overrides` sets keys of the Hugging
-    Face side wrong on purpose (`rope_theta`, `rms_norm_eps`, `weight_decay`, …): the check of the check. The
-    table goes to `console` where one is given.
+    It passes when at every step the losses agree within the tolerance, no setting differs, and the first
+    step's gradients agree. Starts from `checkpoint`'s weights, else from those that the run starts from
+    (`model.weights`, or the seeded initial values). The table goes to `console` where one is given.
     """
-    overrides = hugging_face_overrides or {}
     identity, placement = _scaled(resolved)
-    phase = _small_phase(identity, steps, sequences_per_step, sequence_length)
-    settings = {"steps": steps, "sequences_per_step": sequences_per_step, "tolerance": tolerance,
-                "sequence_length": phase.sequence_length, "hugging_face_overrides": overrides}  # fmt: skip
+    options = (options or ParityOptions()).fitting(identity.model.max_position_embeddings)
     inputs = {"tokens": identity.tokens_hash}
     if checkpoint is not None:
         inputs["checkpoint"] = hash_manifest(checkpoint)
-    section = settings | {"identity": stored_identity(resolved.identity)}
+    section = asdict(options) | {"identity": stored_identity(resolved.identity)}
     if is_current(folder, KIND, VERSION, inputs, section, migrate=partial(_migrated, folder)):
         certificate = read_stage_json(folder, CERTIFICATE_NAME)
-        # one that failed is looked at again: the cause may have been outside the recipe
+        # one that failed is checked again: the cause may have been outside the recipe
         if certificate["passed"]:
             return certificate
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
         with world_of_one(placement.train.start_timeout_seconds, placement.device) as world:
-            certificate = _compare(identity, placement, phase, world, checkpoint, tolerance, overrides)
+            certificate = _compare(identity, placement, world, checkpoint, options)
         certificate |= {
             "weights": str(checkpoint or identity.model.weights or f"initial values of seed {identity.seed}")
         }
-        certificate |= settings
+        certificate |= asdict(options)
         write_json_atomically(stage.folder / CERTIFICATE_NAME, certificate)
         stage.counts.update(
-            steps=steps,
+            steps=options.steps,
             passed=certificate["passed"],
             max_relative_loss_difference=certificate["max_relative_loss_difference"],
         )
@@ -91,12 +107,12 @@ def verify_parity(
 
 
 def _migrated(folder: Path, section: dict[str, Any]) -> dict[str, Any]:
-    """Return the section of a manifest of any version of the identity's format as this version writes it."""
+    """Returns a manifest's section, of any version of the identity's format, as this version writes it."""
     return section | {"identity": as_stored_now(section.get("identity", {}), folder / MANIFEST_NAME)}
 
 
-def _scaled(resolved: "Resolved") -> tuple["Identity", "Placement"]:
-    """The run as one process with all in fp32, at the learning rates of its own steps."""
+def _scaled(resolved: Resolved) -> tuple[Identity, Placement]:
+    """The run as one process with everything in fp32, at the learning rates of its own steps."""
     alone = dict.fromkeys(("pipeline", "replicate", "shard", "context", "tensor"), 1)
     layout = resolved.placement.layout.model_copy(update=alone | {"cpu_offload": False})
     placement = resolved.placement.model_copy(update={"world_size": 1, "layout": layout})
@@ -105,21 +121,20 @@ def _scaled(resolved: "Resolved") -> tuple["Identity", "Placement"]:
     return resolved.identity.model_copy(update={"train": train}), placement
 
 
-def _small_phase(identity: "Identity", steps: int, sequences_per_step: int, sequence_length: int) -> "Phase":
+def _small_phase(identity: Identity, options: ParityOptions) -> Phase:
     """The first phase with few and short sequences a step."""
-    sequence_length = min(sequence_length, identity.model.max_position_embeddings)
     return identity.phases[0].model_copy(
         update={
-            "steps": steps,
-            "sequence_length": sequence_length,
-            "sequences_per_step": sequences_per_step,
-            "tokens_per_step": sequences_per_step * sequence_length,
+            "steps": options.steps,
+            "sequence_length": options.sequence_length,
+            "sequences_per_step": options.sequences_per_step,
+            "tokens_per_step": options.sequences_per_step * options.sequence_length,
         }
     )
 
 
-def _feed(identity: "Identity", placement: "Placement", phase: "Phase", device: torch.device) -> Feed:
-    """Of two micro-batches a step, so that summing over them is checked too."""
+def _feed(identity: Identity, placement: Placement, phase: Phase, device: torch.device) -> Feed:
+    """The feed of two micro-batches a step, so that summing over them is checked too."""
     batches = Batches(
         Path(placement.tokens_folder), identity.seed, phase, phase.sequence_length, placement.end_of_text_id,
         identity.dataset.mask_documents,
@@ -129,27 +144,25 @@ def _feed(identity: "Identity", placement: "Placement", phase: "Phase", device: 
 
 
 def _compare(
-    identity: "Identity",
-    placement: "Placement",
-    phase: "Phase",
-    world: Any,
-    checkpoint: Path | None,
-    tolerance: float,
-    overrides: dict[str, Any],
+    identity: Identity, placement: Placement, world: World, checkpoint: Path | None, options: ParityOptions
 ) -> dict[str, Any]:
     ours = KieloSide(identity, placement, world, checkpoint)
     # Weights in Hugging Face's own files are loaded by Hugging Face's own code, which checks our import too.
     own_files = checkpoint is None and identity.model.weights is not None
     theirs = HuggingFaceSide(
-        identity, placement.device, ours.parameters(), overrides, reads_own_files=own_files
+        identity,
+        placement.device,
+        ours.parameters(),
+        options.hugging_face_overrides,
+        reads_own_files=own_files,
     )
-    steps = phase.last_step
+    phase = _small_phase(identity, options)
     feed = _feed(identity, placement, phase, world.device)
     try:
         first_batch = feed.take(1)
         weight = largest_difference(ours.parameters(), theirs.parameters())
         our_trace, their_trace = ours.trace(first_batch, theirs.modules()), theirs.trace(first_batch)
-        records, gradient, update = _train(ours, theirs, feed, first_batch, steps)
+        records, gradient, update = _train(ours, theirs, feed, first_batch, phase.last_step)
     finally:
         feed.close()
 
@@ -160,9 +173,11 @@ def _compare(
     differences = [
         _relative(mine, their) for mine, their in zip(losses["ours"], losses["theirs"], strict=True)
     ]
-    parting_step = next((step for step, value in enumerate(differences, 1) if not value <= tolerance), None)
-    passed = parting_step is None and not wrong_settings and gradient[1] <= GRADIENT_TOLERANCE
-    parting = None if passed else first_parting(our_trace, their_trace, tolerance)
+    first_step = next(
+        (step for step, value in enumerate(differences, 1) if not value <= options.tolerance), None
+    )
+    passed = first_step is None and not wrong_settings and gradient[1] <= GRADIENT_TOLERANCE
+    layer = None if passed else first_difference(our_trace, their_trace, options.tolerance)
     return {
         "passed": passed,
         "max_relative_loss_difference": max(differences),
@@ -173,13 +188,13 @@ def _compare(
         "gradient_norms": {side: [record["gradient_norm"] for record in records[side]] for side in records},
         "first_difference": None
         if passed
-        else (asdict(parting) if parting else {"layer": None, "where": None, "relative_difference": None})
+        else (asdict(layer) if layer else {"layer": None, "where": None, "relative_difference": None})
         | {
             "settings": wrong_settings,
             "weight": weight[0] if weight[1] > 0 else None,
             "gradient": gradient[0] if gradient[1] > GRADIENT_TOLERANCE else None,
-            "update": update[0] if parting_step else None,
-            "step": parting_step,
+            "update": update[0] if first_step else None,
+            "step": first_step,
         },
     }
 
@@ -187,31 +202,36 @@ def _compare(
 def _train(
     ours: KieloSide, theirs: HuggingFaceSide, feed: Feed, first_batch: StepBatch, steps: int
 ) -> tuple[dict[str, list[dict[str, float]]], tuple[str, float], tuple[str, float]]:
-    """(what each side measured at each step, largest gradient difference and largest weight difference of
-    step 1).
+    """Trains both sides and compares their gradients and weights in step 1.
+
+    Returns (what each side measured at each step, largest gradient difference, largest weight difference).
     """
     records: dict[str, list[dict[str, float]]] = {"ours": [], "theirs": []}
+    gradient, nonzero = ("", 0.0), []
+
+    def compare_gradients(batch: StepBatch) -> None:
+        nonlocal gradient, nonzero
+        if batch.step > 1:
+            return
+        their_gradients = theirs.gradients()
+        largest = max(value.norm().item() for value in their_gradients.values())
+        # One that is truly zero (a key's bias without RoPE) is nothing but rounding.
+        gradient = largest_difference(ours.gradients(), their_gradients, floor=1e-3 * largest)
+        nonzero = [name for name, value in their_gradients.items() if value.norm().item() > 1e-6 * largest]
+
     for step in range(1, steps + 1):
         batch = first_batch if step == 1 else feed.take(step)
-        losses = {"ours": ours.backward(batch), "theirs": theirs.backward(batch)}
-        if step == 1:
-            their_gradients = theirs.gradients()
-            largest = max(value.norm().item() for value in their_gradients.values())
-            # One that is truly zero (a key's bias, where positions do not turn it) is nothing but rounding.
-            gradient = largest_difference(ours.gradients(), their_gradients, floor=1e-3 * largest)
-            felt = [name for name, value in their_gradients.items() if value.norm().item() > 1e-6 * largest]
-        for name, side in (("ours", ours), ("theirs", theirs)):
-            records[name].append({"loss": losses[name]} | side.update(step))
+        their_loss = theirs.backward(batch)
+        records["ours"].append(ours.step(batch, compare_gradients))
+        records["theirs"].append({"loss": their_loss} | theirs.update())
         if step == 1:
             our_weights = ours.parameters()
-            update = largest_difference({name: our_weights[name] for name in felt}, theirs.parameters())
+            update = largest_difference({name: our_weights[name] for name in nonzero}, theirs.parameters())
     return records, gradient, update
 
 
 def _run_settings(records: list[dict[str, float]], trace: Any) -> dict[str, Any]:
-    """Settings that only show in a run: what the optimiser was given, what the embedding saw,
-    what came out.
-    """
+    """Settings that only show in a run: learning rates, the embedding's input, precisions, clipping."""
     tokens = trace.passed["embed"][0]
     return {
         "learning rate of each step": [record["learning_rate"] for record in records],
@@ -222,9 +242,7 @@ def _run_settings(records: list[dict[str, float]], trace: Any) -> dict[str, Any]
 
 
 def _norm_let_through(records: list[dict[str, float]]) -> float | str:
-    """The norm that gradients had after the first clipping, measured: it tells a clipping that
-    does not clip.
-    """
+    """The measured gradient norm after the first clipping, which exposes a clipping that does nothing."""
     for record in records:
         if record["clipped_gradient_norm"] < 0.999 * record["gradient_norm"]:
             return record["clipped_gradient_norm"]

@@ -1,4 +1,4 @@
-"""The parity certificate on a terminal: settings side by side, both loss curves, the verdict."""
+"""The parity certificate as text on a terminal: settings side by side, both loss curves, the verdict."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from kielo.verify.settings import in_words
 
 
 def print_parity(certificate: dict[str, Any], console: Console | None = None) -> None:
-    """`certificate` as in parity.json; to the terminal where no console is given."""
+    """Prints `certificate` (as in parity.json) to the console, by default the terminal."""
     console = console or Console()
     ours, theirs = certificate["settings"]["ours"], certificate["settings"]["theirs"]
     different = set(certificate["settings"]["differing"])
@@ -38,7 +38,7 @@ def print_parity(certificate: dict[str, Any], console: Console | None = None) ->
 
 
 def verdict(certificate: dict[str, Any]) -> str:
-    """One paragraph: passed with the figures, or what differs and where it starts."""
+    """Returns one paragraph: passed, with the figures; or what differs, and where it starts."""
     figures = (
         f"largest relative loss difference {certificate['max_relative_loss_difference']:.1e} over "
         f"{certificate['steps']} steps (tolerance {certificate['tolerance']:.0e}); logits differ by at most "

@@ -1,9 +1,8 @@
-"""One rank's operators, watched as they come: memory, floating-point operations and collectives of local
-tensors.
+"""Watches the operators of one rank: memory, floating-point operations and collectives of local tensors.
 
-DTensors, and weights in FP8, are taken apart by torch first, so that sizes are those of this rank and not of
-the whole model. A fake tensor has no value to tell: whoever asks for one gets 1, and whoever compares two
-hears that they are equal.
+torch decomposes DTensors, and weights in FP8, first, so that sizes are those of this rank and not of the
+whole model. A fake tensor has no value: a question for its value is answered with 1, and a comparison of two
+with True.
 """
 
 from collections import Counter
@@ -31,20 +30,31 @@ from kielo.verify.torch_fakes import (
 _aten = torch.ops.aten
 _QUESTIONS = (_aten._local_scalar_dense.default, _aten.equal.default)
 _COLLECTIVES = {
-    "_allgather_base_": "all-gather", "allgather_": "all-gather", "all_gather_into_tensor": "all-gather",
-    "allgather_into_tensor_coalesced_": "all-gather", "_reduce_scatter_base_": "reduce-scatter",
-    "reduce_scatter_tensor": "reduce-scatter", "allreduce_": "all-reduce", "all_reduce": "all-reduce",
-    "alltoall_base_": "all-to-all", "all_to_all_single": "all-to-all", "broadcast_": "broadcast", "send": "send",
+    "_allgather_base_": "all-gather",
+    "allgather_": "all-gather",
+    "all_gather_into_tensor": "all-gather",
+    "allgather_into_tensor_coalesced_": "all-gather",
+    "_reduce_scatter_base_": "reduce-scatter",
+    "reduce_scatter_tensor": "reduce-scatter",
+    "allreduce_": "all-reduce",
+    "all_reduce": "all-reduce",
+    "alltoall_base_": "all-to-all",
+    "all_to_all_single": "all-to-all",
+    "broadcast_": "broadcast",
+    "send": "send",
     "recv_": "receive",
-}  # fmt: skip
+}
 
 
 class RankWatch(TorchDispatchMode):
-    """axes: a communicator's name → its axis of the mesh. weights_group: the name of the one that FSDP2 talks
-    over.
+    """Counts memory, FLOPs and collectives while it is entered.
+
+    axes: a communicator's name → its axis of the mesh. weights_group: the name of the communicator that FSDP2
+    uses.
 
     flops: "matrix products" and "attention" → operations; the causal half of attention's scores counts, as in
-    `models/decoder_count.py`. collectives: (axis, operation) → (how often, bytes of the whole buffers).
+    `models/decoder_count.py`. calls and bytes: (axis, operation) → how often, and the bytes of the whole
+    buffers.
     """
 
     def __init__(self, axes: Mapping[str, str], weights_group: str) -> None:
@@ -56,11 +66,11 @@ class RankWatch(TorchDispatchMode):
         self.calls: Counter[tuple[str, str]] = Counter()
         self.bytes: Counter[tuple[str, str]] = Counter()
         self._stack = ExitStack()
-        self._looks_away = False
+        self._is_paused = False
 
     def __enter__(self) -> "RankWatch":
         self._stack.enter_context(storages_watched(self.ledger.resized))
-        self._stack.enter_context(sharding_watched(self._look_away))
+        self._stack.enter_context(sharding_watched(self._pause))
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
@@ -68,7 +78,7 @@ class RankWatch(TorchDispatchMode):
         self._stack.close()
 
     def begin(self) -> None:
-        """Count from here on; what is held stays held."""
+        """Starts the counts from zero; memory that is held stays held."""
         self.flops.clear()
         self.calls.clear()
         self.bytes.clear()
@@ -76,7 +86,7 @@ class RankWatch(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if self._looks_away:
+        if self._is_paused:
             return operator(*args, **kwargs)
         self._note_parameters(args)
         if any(map(is_wrapper, types)):
@@ -93,8 +103,8 @@ class RankWatch(TorchDispatchMode):
             self._count_collective(operator, args, made)
         return result
 
-    def _look_away(self, begins: bool) -> None:
-        self._looks_away = begins
+    def _pause(self, is_paused: bool) -> None:
+        self._is_paused = is_paused
 
     def _phase(self) -> str:
         if self.section != "passes":
@@ -104,13 +114,13 @@ class RankWatch(TorchDispatchMode):
     def _kind(self, operator: Any, args: tuple) -> str:
         if self.section != "passes":
             return self.section
-        # FSDP2 adds gradients up over micro-batches in another precision than they are born in.
+        # FSDP2 sums gradients over micro-batches in another precision than the backward pass makes them in.
         if operator is _aten._to_copy.default and self.ledger.kind_of(args[0]) == "gradients":
             return "gradients"
         return "backward" if is_in_backward() else "activations"
 
     def _note_parameters(self, args: Iterable[Any]) -> None:
-        """A parameter in an operator that is not one of the rank's own is what FSDP2 has gathered of them."""
+        """Names parameters in an operator that are not the rank's own: FSDP2 has gathered them."""
         for arg in args:
             if isinstance(arg, nn.Parameter) and not arg.is_meta:
                 parts = plain_parts(arg)

@@ -1,24 +1,20 @@
-"""One rank of the real job, at its real size, on this machine: resolved numbers and a rank → bytes, FLOPs,
-collectives.
+"""One rank of a real job, at its real size, on this machine: bytes, FLOPs and collectives of one step.
 
-The ranks beside it are imagined and tensors have no memory (torch's fake process group and fake tensors), but
-all that runs is training's own: the model is laid out, goes forward, backward and takes an optimiser step,
-and each operator of the rank is watched. Two steps are run, one to warm up and one that counts: the first
-asks torch how DTensors split, which looks like operators at the size of the whole model.
+The other ranks do not exist and tensors have no memory (torch's fake process group and fake tensors), but all
+that runs is training's own: the model is laid out, goes forward, backward and takes an optimiser step, and
+each operator of the rank is watched. Two steps are run, one to warm up and one that counts: the first asks
+torch how DTensors split, which looks like operators at the size of the whole model.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from kielo.parallel.context_parallel import context_positions
 from kielo.parallel.fp8 import scale_weights
-from kielo.parallel.gradient_clipping import clip_gradients
 from kielo.parallel.materialise import local, materialise
 from kielo.parallel.mesh import Mesh, build_mesh
 from kielo.parallel.world import World
@@ -28,11 +24,11 @@ from kielo.resolve.ranks import AXES, coordinates
 from kielo.resolve.resolved import PhasePlacement, Resolved
 from kielo.resolve.stages import layer_numbers, micro_batch_complaint, num_stages, stages_of_rank
 from kielo.resolve.state_bytes import StateBytes, state_bytes
-from kielo.train.build import laid_out
+from kielo.train.build import build_step, laid_out, positions_of_rank
 from kielo.train.feed import MicroBatch, StepBatch
-from kielo.train.forward_backward import forward_backward_of
 from kielo.train.guard import Guard
-from kielo.train.optimiser import Optimiser, build_optimiser
+from kielo.train.loop import optimiser_step
+from kielo.train.optimiser import Optimiser
 from kielo.verify.fake_world import fake_world, groups_of
 from kielo.verify.memory_ledger import Peak
 from kielo.verify.rank_watch import RankWatch
@@ -40,14 +36,14 @@ from kielo.verify.torch_fakes import fake_tensors
 
 
 def rehearse(resolved: Resolved, rank: int) -> dict[str, Any]:
-    """What rank `rank` holds, computes and sends in one step of the phase whose micro-batches are largest.
+    """Returns what one rank holds, computes and sends in one step of the heaviest phase.
 
-    Of a step's micro-batches no more than 2p + 2 are run over p pipeline ranks (of gpipe all), by when as
-    many are under way at once as ever will be; counts go on as with the last of them. Layers are not
-    compiled, and the precision is the run's first. KieloError for a rank that is not there and for what
-    cannot be rehearsed.
+    That is the phase with the largest micro-batches. Of a step's micro-batches no more than 2p + 2 are run
+    over p pipeline ranks (of gpipe all), by when as many are in flight at once as ever will be; counts are
+    extrapolated from the last of them. Layers are not compiled, and the precision is the run's first. Raises
+    KieloError for a rank that does not exist and for what cannot be rehearsed.
     """
-    # A compiler would ask for values; what it fuses is counted as if it were not.
+    # A compiler would need values; operators that it fuses are counted one by one.
     layout = resolved.placement.layout.model_copy(update={"compile": False})
     placement = resolved.placement.model_copy(update={"layout": layout})
     resolved = resolved.model_copy(update={"placement": placement})
@@ -55,8 +51,8 @@ def rehearse(resolved: Resolved, rank: int) -> dict[str, Any]:
         raise KieloError(f"rank {rank}: the job has ranks 0 to {placement.world_size - 1}")
     if layout.cpu_offload:
         raise KieloError(
-            "layout.cpu_offload = true cannot be rehearsed: the CPU stands in for the device here, so "
-            "memory of the two could not be told apart; what would work: layout.cpu_offload = false"
+            "layout.cpu_offload = true cannot be rehearsed: the CPU takes the place of the device here, so "
+            "their memory cannot be counted apart; what would work: layout.cpu_offload = false"
         )
     started = time.monotonic()
     index = heaviest_phase(resolved)
@@ -66,9 +62,9 @@ def rehearse(resolved: Resolved, rank: int) -> dict[str, Any]:
         mesh = build_mesh(world, layout)
         model = laid_out(resolved.identity, placement, mesh, resolved.identity.train.precision)
         with fake_tensors(), RankWatch(*groups_of(mesh)) as watch:
-            job = Job(resolved, index, mesh, model, world, watch)
-            first = job.step(few)
-            counts = job.step(many)
+            step = WatchedStep(resolved, index, mesh, model, world, watch)
+            first = step.run(few)
+            counts = step.run(many)
             peaks = {
                 name: _with_all_buffers(peak, phase.micro_batches_per_step, many)
                 for name, peak in watch.ledger.peaks().items()
@@ -77,15 +73,16 @@ def rehearse(resolved: Resolved, rank: int) -> dict[str, Any]:
     peak_phase = max(peaks, key=lambda name: peaks[name].bytes)
     card = accelerator(placement.accelerator) if placement.accelerator in accelerators() else None
     memory = None if card is None else card.memory_bytes
-    sizes = {axis: getattr(layout, axis) for axis in AXES}
     stages = _stages(resolved, coordinates(layout, rank)["pipeline"])
     return {
         "name": resolved.identity.name,
         "torch": torch.__version__,
         "rank": rank,
         "world_size": placement.world_size,
-        "axes": {axis: size for axis, size in sizes.items() if size > 1},
-        "coordinates": {axis: n for axis, n in coordinates(layout, rank).items() if sizes[axis] > 1},
+        "axes": {axis: getattr(layout, axis) for axis in AXES if getattr(layout, axis) > 1},
+        "coordinates": {
+            axis: n for axis, n in coordinates(layout, rank).items() if getattr(layout, axis) > 1
+        },
         "stages": stages,
         "zero": layout.zero,
         "recompute": layout.recompute,
@@ -93,7 +90,7 @@ def rehearse(resolved: Resolved, rank: int) -> dict[str, Any]:
         "micro_batch_sequences": phase.micro_batch_sequences,
         "micro_batches_per_step": phase.micro_batches_per_step,
         "rehearsed_micro_batches": many,
-        "state_bytes": asdict(job.held),
+        "state_bytes": asdict(step.held),
         "computed_state_bytes": asdict(
             state_bytes(resolved.identity.model, layout, rank, resolved.identity.train.optimiser_state)
         ),
@@ -105,18 +102,20 @@ def rehearse(resolved: Resolved, rank: int) -> dict[str, Any]:
         "fits": None if memory is None else peaks[peak_phase].bytes <= memory,
         "flops": {what: per_step["flops", what] for kind, what in per_step if kind == "flops"},
         "collectives": [
-            {"axis": axis, "operation": operation, "count": per_step["calls", (axis, operation)],
-             "bytes": per_step["bytes", (axis, operation)]}
+            {
+                "axis": axis,
+                "operation": operation,
+                "count": per_step["calls", (axis, operation)],
+                "bytes": per_step["bytes", (axis, operation)],
+            }
             for axis, operation in sorted(what for kind, what in per_step if kind == "calls")
         ],
         "seconds": time.monotonic() - started,
-    }  # fmt: skip
+    }
 
 
-class Job:
-    """The parts of a rank's step, with memory, and the step itself. `watch` may be None, for ranks that are
-    there.
-    """
+class WatchedStep:
+    """The model and the optimiser step of one rank, with memory, under a watch."""
 
     def __init__(
         self,
@@ -127,60 +126,49 @@ class Job:
         world: World,
         watch: RankWatch | None = None,
     ) -> None:
+        """Builds the parts. watch: None to run the step without one, on ranks that exist."""
         identity, placement = resolved.identity, resolved.placement
         self._resolved, self._index, self._mesh, self._watch = resolved, index, mesh, watch
         self.model = materialise(model, world.device, None)
         self._name(_all_parameters(self.model), "parameters")
         scale_weights(self.model)
         self._name(model.buffers(), "tables")
-        self._optimiser = build_optimiser(model, identity.train)
-        self._name(_state(self._optimiser), "optimiser")
-        self._forward_backward = forward_backward_of(
-            model,
-            identity.train.z_loss,
-            placement.train.loss_chunk_tokens,
-            mesh,
-            placement.layout,
-            identity.train.precision,
-        )
-        self._clip: Callable[[], Tensor] = partial(
-            clip_gradients, model, mesh, identity.train.max_gradient_norm
-        )
-        self._guard = Guard(world.device, identity.train)
+        train, chunk_tokens = identity.train, placement.train.loss_chunk_tokens
+        guard = Guard(world.device, train)
+        step = build_step(model, mesh, train, placement.layout, chunk_tokens, train.precision, guard)
+        self._step = replace(step, on_gradients=self._begin_update)
+        self._name(_state(self._step.optimiser), "optimiser")
         self.held = StateBytes(0, 0, 0)
 
-    def step(self, micro_batches: int) -> dict[tuple[str, Any], int]:
-        """One optimiser step of so many micro-batches, as in `train/loop.py`; ("flops", what), ("calls",
-        what) and ("bytes", what) → how many of it there were.
+    def run(self, micro_batches: int) -> dict[tuple[str, Any], int]:
+        """Takes one optimiser step of so many micro-batches, by the function of `train/loop.py`.
+
+        Returns ("flops", what), ("calls", what) and ("bytes", what) → how many of it there were.
         """
-        batch = self._batch(micro_batches)
+        batch = self.batch(micro_batches)
         self._section("passes")
         if self._watch is not None:
             self._watch.begin()
-        loss = self._forward_backward(batch)
-        self._section("update")
-        self._note_state()
-        gradient_norm = self._clip()
-        skip = self._guard.check(loss, gradient_norm)
-        self._optimiser.step(self._resolved.identity.learning_rates[0].peak, skip)
-        scale_weights(self.model)
-        self._optimiser.zero_grad()
+        optimiser_step(self._step, batch, self._resolved.identity.learning_rates[0].peak)
         if self._watch is None:
             return {}
         counters = (("flops", self._watch.flops), ("calls", self._watch.calls), ("bytes", self._watch.bytes))
         return {(kind, what): number for kind, counter in counters for what, number in counter.items()}
 
-    def _batch(self, micro_batches: int) -> StepBatch:
+    def _begin_update(self, batch: StepBatch) -> None:
+        self._section("update")
+        self._note_state()
+
+    def batch(self, micro_batches: int) -> StepBatch:
         identity, placement = self._resolved.identity, self._resolved.placement
         length, rows = (
             identity.phases[self._index].sequence_length,
             placement.phases[self._index].micro_batch_sequences,
         )
-        axis = self._mesh["context"]
-        positions = context_positions(length, axis.size(), axis.get_local_rank()) if axis.size() > 1 else None
-        shape = rows, length // axis.size()
+        positions = positions_of_rank(length, self._mesh)
+        shape = rows, length // self._mesh["context"].size()
         self._section("batch")
-        pieces = [
+        batches = [
             MicroBatch(
                 torch.zeros(shape, dtype=torch.int64),
                 torch.zeros(shape, dtype=torch.int64),
@@ -189,17 +177,17 @@ class Job:
             )
             for _ in range(micro_batches)
         ]
-        return StepBatch(1, (), pieces, torch.ones((), dtype=torch.int64))
+        return StepBatch(1, (), batches, torch.ones((), dtype=torch.int64))
 
     def _note_state(self) -> None:
-        """What is held when the step comes: gradients are reduced, and nothing else is left of the passes."""
+        """Measures the state before the update: gradients are reduced, and the passes hold nothing else."""
         parameters = _all_parameters(self.model)
         gradients = [p.grad for p in parameters if p.grad is not None]
         self._name(gradients, "gradients")
         if self._watch is not None:
             self._name(parameters, "parameters")
             ledger = self._watch.ledger
-            state = list(_state(self._optimiser))
+            state = list(_state(self._step.optimiser))
             self.held = StateBytes(
                 *(ledger.bytes_of(map(local, some)) for some in (parameters, gradients, state))
             )
@@ -214,7 +202,7 @@ class Job:
 
 
 def heaviest_phase(resolved: Resolved) -> int:
-    """The phase with the most tokens in a micro-batch, then the most micro-batches."""
+    """Returns the phase with the most tokens in a micro-batch, then the most micro-batches."""
     identity, placement = resolved.identity, resolved.placement
 
     def weight(index: int) -> tuple[int, int]:
@@ -227,11 +215,11 @@ def heaviest_phase(resolved: Resolved) -> int:
 
 
 def rehearsed_micro_batches(resolved: Resolved, phase: PhasePlacement) -> tuple[int, int]:
-    """(of the step that warms up, of the step that counts)."""
+    """Returns the numbers of micro-batches (of the step that warms up, of the step that counts)."""
     layout, all_of_them = resolved.placement.layout, phase.micro_batches_per_step
     ranks, schedule = layout.pipeline, layout.pipeline_schedule
-    # With 1F1B p are under way at once, or fewer, and with the next all ranks are at work; schedules with
-    # more stages a rank need a second round to show all.
+    # With 1F1B at most p are in flight at once, and with one more all ranks are busy; schedules with more
+    # stages a rank need a second round to show their peak.
     longest = {"gpipe": all_of_them, "1f1b": ranks + 1}.get(schedule, 2 * ranks + 2)
     most = min(all_of_them, longest if ranks > 1 else 2)
     fitting = [
@@ -245,7 +233,7 @@ def rehearsed_micro_batches(resolved: Resolved, phase: PhasePlacement) -> tuple[
 def _extended(
     first: dict[tuple[str, Any], int], counts: dict[tuple[str, Any], int], few: int, many: int, wanted: int
 ) -> dict[tuple[str, Any], int]:
-    """Counts of a step of `wanted` micro-batches, which grow with each as they did from `few` to `many`."""
+    """Extrapolates counts to `wanted` micro-batches: they grow with each as they did from `few` to `many`."""
     if wanted == many:
         return counts
     grown = {key: counts[key] - first.get(key, 0) for key in counts}
@@ -253,8 +241,9 @@ def _extended(
 
 
 def _with_all_buffers(peak: Peak, wanted: int, many: int) -> Peak:
-    """The peak of `wanted` micro-batches: all of them lie there from the beginning, and torch's stages have a
-    buffer to receive each of them.
+    """The peak with the buffers of `wanted` micro-batches.
+
+    Their inputs are all in memory from the start, and torch's stages have a receive buffer for each of them.
     """
     more = {kind: peak.kinds.get(kind, 0) * (wanted - many) // many for kind in ("batch", "receive buffers")}
     kinds = {kind: size + more.get(kind, 0) for kind, size in peak.kinds.items()}
@@ -262,7 +251,7 @@ def _with_all_buffers(peak: Peak, wanted: int, many: int) -> Peak:
 
 
 def _stages(resolved: Resolved, pipeline_rank: int) -> dict[str, list[int]]:
-    """Stage number → [first, last] layer of it, [] where it has none."""
+    """Returns stage number → its [first, last] layer, [] where it has none."""
     layout = resolved.placement.layout
     if layout.pipeline == 1:
         return {"0": [0, resolved.identity.model.num_hidden_layers - 1]}
@@ -281,5 +270,5 @@ def _state(optimiser: Optimiser) -> Iterator[Tensor]:
 
 
 def _all_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """With the copy of a tied embedding, which no one optimises and a model of stages does not name."""
+    """The model's parameters, with the copy of a tied embedding, which stages do not name or optimise."""
     return [p for module in model.modules() for p in module.parameters(recurse=False)]

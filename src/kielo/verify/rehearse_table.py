@@ -1,13 +1,13 @@
-"""A rehearsal in words: rows for tables, and sentences. Dictionaries of `rehearse.rehearse` in."""
+"""A rehearsal as text: rows for tables, and sentences, from the dictionaries of `rehearse.rehearse`."""
 
 from collections.abc import Sequence
 from typing import Any
 
 _PHASES = ("forward", "backward", "update")
-NOTES = """what this is: torch's fake process group and fake tensors; kernels are the CPU's, whose attention stores what a GPU's
-flash attention does (keys and values of grouped heads are repeated for it). Not counted: the allocator's fragmentation,
-buffers of the communication library, and what a kernel needs only inside itself. Layers are not compiled: where a run compiles them it holds less, as what is fused
-is never stored."""
+NOTES = """what this is: torch's fake process group and fake tensors; kernels are the CPU's, whose attention
+stores what a GPU's flash attention does (keys and values of grouped heads are repeated for it). Not counted:
+the allocator's fragmentation, buffers of the communication library, and a kernel's own working memory. Layers
+are not compiled: a run that compiles them holds less, as fused operators store no results in between."""
 
 
 def headline(rehearsal: dict[str, Any]) -> str:
@@ -28,7 +28,7 @@ def headline(rehearsal: dict[str, Any]) -> str:
 
 
 def memory(rehearsal: dict[str, Any]) -> tuple[Sequence[str], list[tuple]]:
-    """Most bytes at one time of each phase of the step, and what for."""
+    """Returns titles and rows: the most bytes at one time of each phase of the step, by kind."""
     peaks = rehearsal["peaks"]
     kinds = sorted(
         {kind for peak in peaks.values() for kind in peak["kinds"]}, key=lambda kind: -_largest(peaks, kind)
@@ -48,7 +48,7 @@ def summary(rehearsal: dict[str, Any]) -> str:
     flops = ", ".join(f"{count:.4g} of {what}" for what, count in rehearsal["flops"].items())
     return (
         "bytes between steps: " + ", ".join(f"{what} {size:,}" for what, size in held.items())
-        + f"; computed from the layout table: {said}\n"
+        + f"; computed from the tensor-parallel plan: {said}\n"
         f"FLOPs of a step: {sum(rehearsal['flops'].values()):.5g} ({flops})"
     )  # fmt: skip
 
@@ -62,7 +62,7 @@ def collectives(rehearsal: dict[str, Any]) -> tuple[Sequence[str], list[tuple]]:
 
 
 def verdict(rehearsals: Sequence[dict[str, Any]]) -> str:
-    """Of the rank that holds most."""
+    """Returns one sentence about the rank that holds most."""
     worst = max(rehearsals, key=lambda rehearsal: rehearsal["peak_bytes"])
     peak, memory_bytes = worst["peak_bytes"], worst["memory_bytes"]
     said = f"most memory: {_gigabytes(peak)} GB on rank {worst['rank']}, in the {worst['peak_phase']} phase"
@@ -70,7 +70,8 @@ def verdict(rehearsals: Sequence[dict[str, Any]]) -> str:
         return f"{said}; the card of {worst['accelerator']} does not say how much there is"
     left = memory_bytes - peak
     room = f"{_gigabytes(left)} GB are left" if left >= 0 else f"{_gigabytes(-left)} GB too much"
-    return f"{said}; {worst['accelerator']} has {_gigabytes(memory_bytes)} GB: it {'fits' if left >= 0 else 'does not fit'}, {room}"
+    fits = "fits" if left >= 0 else "does not fit"
+    return f"{said}; {worst['accelerator']} has {_gigabytes(memory_bytes)} GB: it {fits}, {room}"
 
 
 def _largest(peaks: dict[str, Any], kind: str) -> int:

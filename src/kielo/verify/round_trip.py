@@ -1,5 +1,4 @@
-"""Hugging Face weights in and out again: folder → parameters → checkpoint → export, and every tensor
-compared.
+"""Imports Hugging Face weights, saves and exports them again, and compares every tensor.
 
 Nothing is trained in between, so names, dtypes, shapes and bytes must be the source's own. Weights that are
 not finite are refused, as by training. All runs through the code that training and export use; the host holds
@@ -32,12 +31,12 @@ from kielo.recipe.sections import Model
 
 
 def verify_round_trip(reference: str, keep: Path | None = None) -> dict[str, Any]:
-    """The folder `reference` (a path, hf:FOLDER or hf:OWNER/NAME) imported on one rank and exported again.
+    """Imports the folder `reference` (a path, hf:FOLDER or hf:OWNER/NAME) on one rank and exports it again.
 
-    keep: where to leave the export; all else lies in a temporary folder (TMPDIR says where) and is removed.
+    keep: the folder for the export; everything else is in a temporary folder (set by TMPDIR) and is removed.
     Returns {"source", "passed", "tensors", "bytes", "differences", "left_out", "export"}: `tensors` is name →
     {"dtype", "shape", "bytes", "sha256"} of the source, `differences` the same of the export for those that
-    differ (None: not there), `left_out` the source's tensors that are no weights. Raises KieloError for what
+    differ (None: missing), `left_out` the source's tensors that are no weights. Raises KieloError for what
     cannot be imported.
     """
     if not reference.startswith("hf:") and not Path(reference).expanduser().is_dir():
@@ -67,7 +66,7 @@ def verify_round_trip(reference: str, keep: Path | None = None) -> dict[str, Any
 
 
 def table(result: dict[str, Any]) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Titles and rows, one for each dtype of the source."""
+    """Returns titles and rows, one for each dtype of the source."""
     num_tensors, num_bytes, num_different = Counter(), Counter(), Counter()
     for name, what in result["tensors"].items():
         num_tensors[what["dtype"]] += 1
@@ -81,7 +80,7 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[tuple[Any, ...]]]:
 
 
 def verdict(result: dict[str, Any]) -> str:
-    """One sentence: it holds, or which tensor differs first and how."""
+    """Returns one sentence: the round trip holds, or which tensor differs first and how."""
     tensors, different = result["tensors"], result["differences"]
     if result["passed"]:
         same = f"name, dtype, shape and bytes of all {len(tensors)} tensors are those of {result['source']}"
@@ -98,9 +97,7 @@ def _in_words(what: dict[str, Any] | None) -> str:
 
 
 def _in_and_out(source: Path, checkpoints: Path, to: Path) -> dict[str, str]:
-    """Export to `to` what was imported from `source`; returns what was taken for weights, and
-    their dtypes.
-    """
+    """Imports `source` and exports it to `to`; returns the tensors taken for weights, and their dtypes."""
     model = read_hf_config(source)
     checkpointer = Checkpointer(checkpoints)
     try:
@@ -114,7 +111,7 @@ def _in_and_out(source: Path, checkpoints: Path, to: Path) -> dict[str, str]:
 
 
 def _save(checkpointer: Checkpointer, source: Path, config: Model) -> dict[str, str]:
-    """The weights of `source` as a checkpoint of step 0; the memory of the model ends with this call."""
+    """Saves the weights of `source` as a checkpoint of step 0; the model's memory is freed on return."""
     with torch.device("meta"):
         model = families.build_model(config)
     materialise(model, torch.device("cpu"), None)
@@ -129,7 +126,7 @@ def _save(checkpointer: Checkpointer, source: Path, config: Model) -> dict[str, 
 
 
 def _description(path: Path, stored: StoredTensor) -> dict[str, Any]:
-    """{"dtype", "shape", "bytes", "sha256"}, read block by block."""
+    """Returns {"dtype", "shape", "bytes", "sha256"} of a stored tensor, read block by block."""
     dtype = DTYPES[stored.dtype]
     digest = hashlib.sha256()
     with TensorFile(path, {}) as file:

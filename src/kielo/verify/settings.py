@@ -1,5 +1,4 @@
-"""Effective settings of a training run, read off live objects, in words that both sides of a comparison
-share.
+"""Effective settings of a training run, read off live objects under names that both sides share.
 
 Data in: an optimiser, RoPE tables, parameters; data out: plain values under setting names, and which of two
 differ.
@@ -12,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SETTING_TOLERANCE = 1e-5  # RoPE frequencies are read off fp32 tables; every other setting is exact
+SETTING_TOLERANCE = 1e-5  # RoPE frequencies are read off fp32 tables; other settings are exact
 
 
 def optimiser_settings(optimiser: torch.optim.AdamW, named: dict[str, torch.nn.Parameter]) -> dict[str, Any]:
-    """`named`: our parameter name → the parameter as the optimiser holds it."""
+    """Reads settings off an optimiser. named: our parameter name → the parameter that it holds."""
     group_of = {id(parameter): group for group in optimiser.param_groups for parameter in group["params"]}
     groups = {name: group_of[id(parameter)] for name, parameter in named.items() if id(parameter) in group_of}
     moments = [
@@ -33,8 +32,9 @@ def optimiser_settings(optimiser: torch.optim.AdamW, named: dict[str, torch.nn.P
 
 
 def rope_settings(tables: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Any]:
-    """Of (cosines, sines) in use: those of all layers, or of full layers and then windowed ones; none without
-    RoPE.
+    """Reads settings off the (cosines, sines) of all layers, or of full layers and then windowed ones.
+
+    Returns none without RoPE.
     """
     settings: dict[str, Any] = {}
     for (cos, sin), which in zip(tables, ("", " of windowed layers")):
@@ -45,14 +45,12 @@ def rope_settings(tables: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Any]:
 
 
 def frequencies_at_position_1(cos: Tensor, sin: Tensor) -> list[float]:
-    """Radians per position of each pair, from the tables in use ([≥ 2, head_dim / 2]): position
-    1's angles.
-    """
+    """Radians per position of each pair: position 1's angles in the tables in use ([≥ 2, head_dim / 2])."""
     return torch.atan2(sin[1].double(), cos[1].double()).abs().tolist()
 
 
 def base_of(frequencies: list[float]) -> float | None:
-    """RoPE's base, from its two fastest pairs, which stretching leaves in their proportion."""
+    """RoPE's base, from its two fastest pairs, whose ratio scaling leaves unchanged."""
     if len(frequencies) < 2 or not frequencies[1]:
         return None
     return (frequencies[0] / frequencies[1]) ** len(frequencies)
@@ -63,7 +61,7 @@ def dtype_names(tensors: Iterable[Tensor]) -> list[str]:
 
 
 def differing(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
-    """Names of the settings that are not the same, in the order in which they are listed."""
+    """Returns the names of the settings that differ, in the order of `ours`."""
     return [name for name in ours if not _same(ours[name], theirs.get(name))]
 
 
@@ -78,7 +76,7 @@ def _same(ours: Any, theirs: Any) -> bool:
 
 
 def in_words(value: Any) -> str:
-    """A setting for a table's cell: long lists by their ends, weight decay by its groups."""
+    """A setting as the text of a table's cell: long lists by their ends, weight decay by its groups."""
     if isinstance(value, dict):
         groups = {
             decay: sum(other == decay for other in value.values()) for decay in sorted(set(value.values()))

@@ -1,5 +1,4 @@
-"""All that rehearsing needs of torch beyond its documented surface, by version: fake ranks, fake tensors, and
-the two questions that only the inside of torch answers.
+"""Torch's undocumented parts that rehearsing needs: fake ranks, fake tensors, and two internal queries.
 
 Tested with torch 2.13.
 """
@@ -24,7 +23,7 @@ _NEEDED = (
 
 
 def check_version() -> None:
-    """KieloError, naming the version, for a torch that has not what rehearsing needs."""
+    """Raises KieloError, naming the version, for a torch without the parts that rehearsing needs."""
     missing = [name for owner, name in _NEEDED if not hasattr(owner, name)]
     if missing:
         raise KieloError(
@@ -35,8 +34,9 @@ def check_version() -> None:
 
 
 def start_fake_group(rank: int, size: int) -> dist.Store:
-    """The default process group of `size` ranks of which only this one is there; collectives
-    return at once.
+    """Starts the default process group of `size` ranks of which only this one exists.
+
+    Its collectives return at once.
     """
     store = FakeStore()
     dist.init_process_group("fake", rank=rank, world_size=size, store=store)
@@ -44,27 +44,29 @@ def start_fake_group(rank: int, size: int) -> dist.Store:
 
 
 def end_fake_group() -> None:
-    """DTensor's plans are forgotten too: they would be taken for those of another rank, with communicators of
-    this one.
+    """Ends the process group and clears DTensor's cached plans.
+
+    They would be used for another rank, with this rank's communicators.
     """
     dist.destroy_process_group()
     debug._clear_sharding_prop_cache()
 
 
 def fake_tensors() -> AbstractContextManager:
-    """While it lasts, tensors have shapes, types and devices, but no memory and no values."""
+    """Returns a context in which tensors have shapes, types and devices, but no memory and no values."""
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def is_in_backward() -> bool:
-    """Is autograd at work on the calling thread?"""
+    """Returns True if autograd runs a backward pass on the calling thread."""
     return torch._C._current_graph_task_id() != -1
 
 
 @contextmanager
 def storages_watched(resized: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
-    """`resized(storage)` after each change of a storage's size: so FSDP2 gives memory back, and no operator
-    tells.
+    """Calls `resized(storage)` after each change of a storage's size.
+
+    FSDP2 gives memory back in this way, which no operator reports.
     """
     before = torch.UntypedStorage.resize_
 
@@ -77,20 +79,18 @@ def storages_watched(resized: Callable[[torch.UntypedStorage], None]) -> Iterato
     try:
         yield
     finally:
-        # Inherited, not the class's own.
+        # The original is inherited, so removing the class's own attribute restores it.
         del torch.UntypedStorage.resize_
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:
-    """The same for all tensors that share the storage, while it lives."""
+    """Returns a key that all tensors of the storage share, while it lives."""
     return storage._cdata
 
 
 def plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors with memory that it is made of: itself, or what DTensors and weights in FP8 are wrapped
-    around.
-    """
-    # Not `materialise.local`: that is an operator, which what is gathered in FP8 does not know.
+    """The tensors with memory inside `tensor`: itself, or what a DTensor or a weight in FP8 wraps."""
+    # Not `materialise.local`: it calls an operator that weights gathered in FP8 do not have.
     part = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     part = part._tensor if hasattr(part, "fsdp_pre_all_gather") else part
     if not is_wrapper(type(part)):
@@ -100,7 +100,7 @@ def plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def is_wrapper(kind: type) -> bool:
-    """Is a tensor of this class made of others, which its operators are taken apart into?"""
+    """Returns True if tensors of this class wrap others, into which torch decomposes their operators."""
     return hasattr(kind, "__tensor_flatten__")
 
 
@@ -109,21 +109,22 @@ def is_fake(tensor: torch.Tensor) -> bool:
 
 
 def group_name(argument: object) -> str | None:
-    """The name of the communicator that an operator got as this argument; None for other arguments."""
+    """Returns the communicator's name if an operator's argument is one, None for other arguments."""
     if isinstance(argument, str):
         return argument
     if isinstance(argument, torch.ScriptObject):
         try:
             argument = dist.ProcessGroup.unbox(argument)
-        except (RuntimeError, TypeError):  # another kind of object
+        except (RuntimeError, TypeError):  # not a process group
             return None
     return argument.group_name if isinstance(argument, dist.ProcessGroup) else None
 
 
 @contextmanager
 def sharding_watched(entered: Callable[[bool], None]) -> Iterator[None]:
-    """`entered(True)` when torch begins to ask how a DTensor operator changes shapes, `entered(False)` when
-    it knows: what runs between the two is of the size of the whole model, and not the rank's work.
+    """Calls `entered(True)` when torch computes a DTensor operator's shapes, and `entered(False)` after it.
+
+    Operators between the two have the size of the whole model, and are not the rank's work.
     """
     before = ShardingPropagator._propagate_tensor_meta_non_cached
 

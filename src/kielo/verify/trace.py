@@ -1,4 +1,4 @@
-"""What passes through the modules of two models, and where they part first.
+"""Inputs and outputs of two models' modules, and the first place where they differ.
 
 Data in: modules under common names, a forward pass; data out: for each module in the order of running, its
 input and output; and the first place where two such traces differ.
@@ -21,8 +21,8 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class Parting:
-    """The first place where two traces differ. `where` says it in words."""
+class FirstDifference:
+    """The first place where two traces differ. `where` describes it in a phrase."""
 
     layer: str
     where: str
@@ -49,10 +49,9 @@ def trace_forward(modules: dict[str, nn.Module], forward: Callable[[], Tensor]) 
 
 
 def relative_difference(ours: Tensor, theirs: Tensor, floor: float = 0.0) -> float:
-    """‖ours − theirs‖ / ‖theirs‖; infinite where one is not finite or the sizes differ (some models flatten
-    tokens).
+    """Computes ‖ours − theirs‖ / ‖theirs‖; infinite where one is not finite or the sizes differ.
 
-    floor: lesser norms of theirs are taken for this.
+    Some models flatten tokens, so only the number of elements must agree. floor: the least norm of theirs.
     """
     if ours.numel() != theirs.numel():
         return float("inf")
@@ -62,13 +61,12 @@ def relative_difference(ours: Tensor, theirs: Tensor, floor: float = 0.0) -> flo
     return ratio if ratio == ratio else float("inf")
 
 
-def first_parting(ours: Trace, theirs: Trace, limit: float) -> Parting | None:
-    """The first module, in our order of running, whose input or output differs by more than `limit`
-    (relative).
+def first_difference(ours: Trace, theirs: Trace, limit: float) -> FirstDifference | None:
+    """Finds the first module, in our order of running, whose input or output differs by more than `limit`.
 
-    An input that differs, while all before it agreed, puts the cause between modules: it is then the parent
-    (attention or MLP, say) that is named. An output that differs for an equal input is that module's own
-    doing.
+    The limit is relative. An input that differs, while everything before it agreed, puts the cause between
+    modules: the parent (attention or MLP, say) is named then. An output that differs for an equal input is
+    caused by that module itself.
     """
     before: list[str] = []
     for name, (our_input, our_output) in ours.passed.items():
@@ -79,12 +77,12 @@ def first_parting(ours: Trace, theirs: Trace, limit: float) -> Parting | None:
                 siblings = [other.rpartition(".")[2] for other in before if _parent(other) == _parent(name)]
                 after = f"after {', '.join(siblings)} and " if siblings else ""
                 where = f"{after}before {name.rpartition('.')[2]}" if _parent(name) else f"before {name}"
-                return Parting(_parent(name) or name, where, difference)
+                return FirstDifference(_parent(name) or name, where, difference)
         elif name == "embed" and not torch.equal(our_input, their_input):
-            return Parting(name, "the token ids themselves", float("inf"))
+            return FirstDifference(name, "the token ids themselves", float("inf"))
         difference = relative_difference(our_output, their_output)
         if difference > limit:
-            return Parting(name, "in it: its input is equal, its output is not", difference)
+            return FirstDifference(name, "in it: its input is equal, its output is not", difference)
         before.append(name)
     return None
 

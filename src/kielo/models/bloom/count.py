@@ -35,7 +35,9 @@ def _complaints(config: Model) -> Iterable[str]:
 
 
 def layer_parts(config: Model) -> LayerParts:
-    return LayerParts(mlp_matrices=2, norm="layer", is_rotary=False)
+    return LayerParts(
+        mlp_matrices=2, norm="layer", is_rotary=False, has_groups=False, has_alibi=True, mlp_ratio=4
+    )
 
 
 def layer_parameters(config: Model) -> int:

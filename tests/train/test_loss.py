@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kielo.parallel.world import start_world
-from kielo.train.objective import chunked_loss
+from kielo.train.loss import LossOptions, chunked_loss
 from tests.ranks import run_ranks
 
 
@@ -32,7 +32,7 @@ def test_compiled_is_the_same(dtype: torch.dtype, tolerance: float) -> None:
     arguments = tensors(dtype, vocabulary=64, vocab_size=50)
     outcomes = []
     for compiles in (False, True):
-        loss = chunked_loss(*arguments, 1e-3, 16, vocab_size=50, compiles=compiles)
+        loss = chunked_loss(*arguments, LossOptions(1e-3, 16, vocab_size=50, compiles=compiles))
         outcomes.append((loss, *torch.autograd.grad(loss, arguments[:2])))
     for plain, compiled in zip(*outcomes, strict=True):
         torch.testing.assert_close(compiled, plain, atol=tolerance, rtol=tolerance)
@@ -70,7 +70,7 @@ def test_equals_plain_cross_entropy(z_loss: float, chunk_tokens: int) -> None:
     for chunks that divide the tokens or do not.
     """
     hidden, weight, labels, divisor = tensors()
-    loss = chunked_loss(hidden, weight, labels, divisor, z_loss, chunk_tokens)
+    loss = chunked_loss(hidden, weight, labels, divisor, LossOptions(z_loss, chunk_tokens))
     ours = torch.autograd.grad(3 * loss, (hidden, weight))
     expected_loss = plain_loss(hidden, weight, labels, divisor, z_loss)
     expected = torch.autograd.grad(3 * expected_loss, (hidden, weight))
@@ -84,7 +84,7 @@ def test_bf16_weight_keeps_fp32_loss_and_sums() -> None:
     the fp32 ones.
     """
     hidden, weight, labels, divisor = tensors(torch.bfloat16)
-    loss = chunked_loss(hidden, weight, labels, divisor, 1e-4, 7)
+    loss = chunked_loss(hidden, weight, labels, divisor, LossOptions(1e-4, 7))
     loss.backward()
     assert loss.dtype == torch.float32 and weight.grad.dtype == hidden.grad.dtype == torch.bfloat16
     wide = [tensor.detach().float().requires_grad_() for tensor in (hidden, weight)]
@@ -101,7 +101,7 @@ def test_full_logits_never_exist() -> None:
     hidden.requires_grad_()
     weight.requires_grad_()
     with Shapes() as shapes:
-        chunked_loss(hidden, weight, labels, torch.tensor(400.0), 0.0, 16).backward()
+        chunked_loss(hidden, weight, labels, torch.tensor(400.0), LossOptions(0.0, 16)).backward()
     assert max(shape.numel() for shape in shapes.seen) <= max(16 * 50, hidden.numel()) < 400 * 50
 
 
@@ -111,8 +111,10 @@ def test_without_gradients_and_without_labels() -> None:
     """
     hidden, weight, labels, divisor = tensors()
     with torch.no_grad():
-        silent = chunked_loss(hidden, weight, labels, divisor, 0.0, 5)
-    torch.testing.assert_close(silent, chunked_loss(hidden, weight, labels, divisor, 0.0, 5).detach())
+        silent = chunked_loss(hidden, weight, labels, divisor, LossOptions(0.0, 5))
+    torch.testing.assert_close(
+        silent, chunked_loss(hidden, weight, labels, divisor, LossOptions(0.0, 5)).detach()
+    )
     empty = chunked_loss(hidden, weight, torch.full_like(labels, -100), divisor)
     empty.backward()
     assert empty == 0 and weight.grad.abs().max() == 0 and hidden.grad.abs().max() == 0
@@ -139,11 +141,12 @@ def test_padding_rows_are_as_if_they_were_not_there(dtype: torch.dtype, z_loss: 
     torch.testing.assert_close(hidden_gradient, expected[1], **close)
     torch.testing.assert_close(weight_gradient[:67], expected[2], **close)
     assert weight_gradient[:67].any() and not weight_gradient[67:].any()
-    frozen = chunked_loss(hidden, weight.detach(), labels, divisor, z_loss, 7, vocab_size=67)
+    options = LossOptions(z_loss, 7, vocab_size=67)
+    frozen = chunked_loss(hidden, weight.detach(), labels, divisor, options)
     assert torch.equal(torch.autograd.grad(3 * frozen, hidden)[0], hidden_gradient)
     labels[0, 0] = 67
     with torch.no_grad():
-        assert chunked_loss(hidden, weight, labels, divisor, z_loss, 7, vocab_size=67) == float("inf")
+        assert chunked_loss(hidden, weight, labels, divisor, options) == float("inf")
 
 
 def capped_loss(hidden, weight, labels, divisor, z_loss, softcap):
@@ -162,7 +165,9 @@ def capped_over_ranks(softcap):
     for dtype in (torch.float32, torch.bfloat16):
         hidden, weight, labels, divisor = tensors(dtype, 48, 41)
         rows, _ = rows_of_rank(weight)
-        loss = chunked_loss(hidden, rows, labels, divisor, 1e-2, 7, dist.group.WORLD, 41, softcap)
+        loss = chunked_loss(
+            hidden, rows, labels, divisor, LossOptions(1e-2, 7, dist.group.WORLD, 41, softcap)
+        )
         results[dtype] = loss.detach(), *torch.autograd.grad(3 * loss, (hidden, rows))
     return results
 
@@ -179,7 +184,7 @@ def test_capped_logits_are_plain_autograds(softcap: float) -> None:
         truth = capped_loss(
             hidden.float(), without_padding(weight, 41).float(), labels, divisor, 1e-2, softcap
         )
-        loss = chunked_loss(hidden, weight, labels, divisor, 1e-2, 7, None, 41, softcap)
+        loss = chunked_loss(hidden, weight, labels, divisor, LossOptions(1e-2, 7, None, 41, softcap))
         one = loss.detach(), *torch.autograd.grad(3 * loss, (hidden, weight))
         losses, hidden_gradients, row_gradients = zip(*(rank[dtype] for rank in ranks), strict=True)
         two = losses[0], sum(part.float() for part in hidden_gradients), torch.cat(row_gradients)
@@ -189,7 +194,7 @@ def test_capped_logits_are_plain_autograds(softcap: float) -> None:
                 assert (mine.float() - theirs).norm() / theirs.norm() < close
         with torch.no_grad():
             assert torch.equal(
-                chunked_loss(hidden, weight, labels, divisor, 1e-2, 7, None, 41, softcap), one[0]
+                chunked_loss(hidden, weight, labels, divisor, LossOptions(1e-2, 7, None, 41, softcap)), one[0]
             )
 
 
@@ -197,7 +202,7 @@ CASES = [(0.0, 1), (0.0, 7), (1e-2, 7), (1e-2, 64)]  # (z_loss, chunk_tokens); t
 
 
 def loss_and_gradients(hidden, weight, labels, divisor, z_loss, chunk_tokens, group=None, vocab_size=None):
-    loss = chunked_loss(hidden, weight, labels, divisor, z_loss, chunk_tokens, group, vocab_size)
+    loss = chunked_loss(hidden, weight, labels, divisor, LossOptions(z_loss, chunk_tokens, group, vocab_size))
     return loss.detach(), *torch.autograd.grad(3 * loss, (hidden, weight))
 
 
@@ -226,7 +231,8 @@ def parallel_losses(vocab_size):
                 assert torch.equal(one, other)
             with torch.no_grad():
                 assert torch.equal(
-                    chunked_loss(hidden, laid_out, labels, divisor, *case, group, vocab_size), loss
+                    chunked_loss(hidden, laid_out, labels, divisor, LossOptions(*case, group, vocab_size)),
+                    loss,
                 )
             results[dtype, case] = plain
     return results
@@ -262,13 +268,17 @@ def parallel_corners():
     hidden, weight, labels, divisor = tensors(vocabulary=48)
     rows, laid_out = rows_of_rank(weight)
     with Shapes() as shapes:
-        loss = chunked_loss(hidden, rows, labels, divisor, 1e-3, 7, group)
+        loss = chunked_loss(hidden, rows, labels, divisor, LossOptions(1e-3, 7, group))
         (3 * loss).backward()
     stray = labels.clone()
     stray[0, 0] = 48
     with pytest.raises(ValueError, match="Shard"):
         chunked_loss(
-            hidden, laid_out.detach().redistribute(placements=[Replicate()]), labels, divisor, group=group
+            hidden,
+            laid_out.detach().redistribute(placements=[Replicate()]),
+            labels,
+            divisor,
+            LossOptions(group=group),
         )
     alone = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
     return {
@@ -278,11 +288,13 @@ def parallel_corners():
             hidden, rows, torch.full_like(labels, -100), divisor, 1e-3, 7, group
         ),
         "frozen head": torch.autograd.grad(
-            chunked_loss(hidden, rows.detach(), labels, divisor, 1e-3, 7, group), hidden
+            chunked_loss(hidden, rows.detach(), labels, divisor, LossOptions(1e-3, 7, group)), hidden
         )[0],
         "hidden": hidden.grad / 3,
-        "stray label": chunked_loss(hidden, rows, stray, divisor, 0.0, 7, group).item(),
-        "padding as label": chunked_loss(hidden, rows, labels, divisor, 1e-3, 7, group, vocab_size=20).item(),
+        "stray label": chunked_loss(hidden, rows, stray, divisor, LossOptions(0.0, 7, group)).item(),
+        "padding as label": chunked_loss(
+            hidden, rows, labels, divisor, LossOptions(1e-3, 7, group, 20)
+        ).item(),
         "alone": loss_and_gradients(hidden, weight, labels, divisor, 1e-3, 7, alone),
     }
 

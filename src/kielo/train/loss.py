@@ -1,17 +1,18 @@
-"""The language-model loss: head, cross-entropy and z-loss in one autograd function: no full logits.
+"""The language-model loss: head, cross-entropy and z-loss in one autograd function, without full logits.
 
 Data in: hidden states [n, d], the head's weight [v, d], labels [n]; data out: one fp32 number, the sum over
 counted labels divided by a divisor that the caller has counted over all ranks and micro-batches. Gradients
-are made chunk by chunk in the forward pass, while a chunk's logits are there (the idea of Liger Kernel, Hsu
-et al. 2024, arXiv:2410.10989).
+are made chunk by chunk in the forward pass, while a chunk's logits exist (the idea of Liger Kernel, Hsu et
+al. 2024, arXiv:2410.10989).
 
-Where the head's rows lie on several ranks of the tensor axis, each rank makes only its own rows' logits, and
-a chunk's softmax is put together from three numbers a token and rank (the idea of Megatron-LM, Shoeybi et al.
-2019, arXiv:1909.08053, section 3). Shape letters: n = tokens, d = hidden size, v = vocabulary (this rank's
-rows of it), c = tokens of one chunk, t = ranks of the tensor axis.
+Where the head's rows are split over several ranks of the tensor axis, each rank makes only its own rows'
+logits, and a chunk's softmax is combined from three numbers a token and rank (the idea of Megatron-LM,
+Shoeybi et al. 2019, arXiv:1909.08053, section 3). Shape letters: n = tokens, d = hidden size, v = vocabulary
+(this rank's rows of it), c = tokens of one chunk, t = ranks of the tensor axis.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -23,73 +24,78 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 IGNORED_LABEL = -100
 
 
+@dataclass(frozen=True)
+class LossOptions:
+    """Options of `chunked_loss`.
+
+    z_loss: the weight of log² Z, which keeps logits from drifting (PaLM, Chowdhery et al. 2022,
+    arXiv:2204.02311, section 5); log Z is the log of the softmax's sum.
+
+    chunk_tokens: at most `chunk_tokens` × v logits exist at one time.
+
+    group: the tensor axis, where it has more than one rank; each rank then has a part of the head's rows.
+
+    vocab_size: the number of tokens, None for one a row. Rows of the head beyond it (over all ranks) only pad
+    it: they have no share in log Z and their gradient is exactly 0. A label that is padding makes the loss
+    infinite.
+
+    softcap: logits become cap × tanh(logit / cap) first, in their own precision as in Hugging Face's Gemma
+    (Gemma 2, Gemma Team 2024, arXiv:2408.00118, section 2); None for none.
+
+    keeps_gradients: the loss can be differentiated more than once, always by the same factor, as pipeline
+    schedules do that take the gradients of inputs and of weights one after the other.
+
+    compiles: torch.compile fuses the operations on one rank's logits, which halves their memory traffic on a
+    GPU.
+    """
+
+    z_loss: float = 0.0
+    chunk_tokens: int = 2048
+    group: dist.ProcessGroup | None = None
+    vocab_size: int | None = None
+    softcap: float | None = None
+    keeps_gradients: bool = False
+    compiles: bool = False
+
+
 def chunked_loss(
-    hidden: Tensor,
-    head_weight: Tensor,
-    labels: Tensor,
-    divisor: Tensor,
-    z_loss: float = 0.0,
-    chunk_tokens: int = 2048,
-    group: dist.ProcessGroup | None = None,
-    vocab_size: int | None = None,
-    softcap: float | None = None,
-    keeps_gradients: bool = False,
-    compiles: bool = False,
+    hidden: Tensor, head_weight: Tensor, labels: Tensor, divisor: Tensor, options: LossOptions | None = None
 ) -> Tensor:
     """Σ over counted labels of (cross-entropy + z_loss × log² Z) / divisor, in nats, a scalar in fp32.
 
     hidden [..., d], head_weight [v, d] (any one precision), labels [...] with -100 where nothing is counted,
     divisor a scalar tensor (the global count of counted labels, so that gradients are equal for every
-    layout). At most `chunk_tokens` × v logits exist at one time. log Z is the log of the softmax's sum; its
-    square keeps logits from drifting (PaLM, Chowdhery et al. 2022, arXiv:2204.02311, section 5). The softmax
-    is in fp32; the weight's gradient is summed over the chunks in fp32. Can be differentiated once; with
-    keeps_gradients more often, always by the same factor, as schedules do that take the gradients of inputs
-    and of weights one after the other.
+    layout). The softmax is in fp32; the weight's gradient is summed over the chunks in fp32. Can be
+    differentiated once, without `keeps_gradients`.
 
-    vocab_size: how many tokens there are, None for one a row. Rows of the head beyond that (over all ranks)
-    only pad it: they have no share in log Z and their gradient is exactly 0, as if they were not there. A
-    label that is padding makes the loss infinite.
-
-    softcap: logits become cap × tanh(logit / cap) first, in their own precision as in Hugging Face's Gemma
-    (Gemma 2, Gemma Team 2024, arXiv:2408.00118, section 2); None for none.
-
-    compiles: what happens to the logits of one rank is fused by torch.compile, which halves its memory
-    traffic on a GPU.
-
-    group: the tensor axis, where it has more than one rank. head_weight is then this rank's rows, plain [v,
-    d] or a DTensor with Shard(0) on that axis alone: rank r has ids r × v … (r + 1) × v - 1, as many on each.
-    hidden, labels (ids of the whole vocabulary) and divisor are the same on all ranks of the group. So is the
-    loss, to the bit; call backward on each rank's own, not on a sum over the ranks. The weight's gradient is
-    that of this rank's rows. The gradient to hidden is only this rank's rows' part of it: the caller, who
-    gathered hidden along the sequence, sums and scatters the parts in one collective. A label that is no id
-    of the vocabulary makes the loss infinite. Raises ValueError for a DTensor that is laid out otherwise.
+    With `group`, head_weight is this rank's rows, plain [v, d] or a DTensor with Shard(0) on that axis alone:
+    rank r has ids r × v … (r + 1) × v - 1, as many on each. hidden, labels (ids of the whole vocabulary) and
+    divisor are the same on all ranks of the group. So is the loss, to the bit; call backward on each rank's
+    own, not on a sum over the ranks. The weight's gradient is that of this rank's rows. The gradient to
+    hidden is only this rank's rows' part of it: the caller, who gathered hidden along the sequence, sums and
+    scatters the parts in one collective. A label that is no id of the vocabulary makes the loss infinite.
+    Raises ValueError for a DTensor that is laid out otherwise.
     """
-    if group is not None and group.size() == 1:
-        group = None
-    weight_vd = _own_rows(head_weight, group)
-    num_tokens = num_rows = len(weight_vd)
-    if vocab_size is not None:
-        first_row = 0 if group is None else group.rank() * num_rows
-        num_tokens = min(max(vocab_size - first_row, 0), num_rows)
+    options = options or LossOptions()
+    if options.group is not None and options.group.size() == 1:
+        options = replace(options, group=None)
+    weight_vd = _own_rows(head_weight, options.group)
     needs_gradients = torch.is_grad_enabled() and (hidden.requires_grad or weight_vd.requires_grad)
     return _ChunkedLoss.apply(
-        hidden.flatten(0, -2),
-        weight_vd,
-        labels.flatten(),
-        divisor,
-        z_loss,
-        chunk_tokens,
-        needs_gradients,
-        group,
-        num_tokens,
-        softcap,
-        keeps_gradients,
-        compiles,
+        hidden.flatten(0, -2), weight_vd, labels.flatten(), divisor, needs_gradients, options
     )
 
 
+def _own_tokens(num_rows: int, options: LossOptions) -> int:
+    """The number of this rank's rows of the head that are tokens; the rows after them are padding."""
+    if options.vocab_size is None:
+        return num_rows
+    first_row = 0 if options.group is None else options.group.rank() * num_rows
+    return min(max(options.vocab_size - first_row, 0), num_rows)
+
+
 def _own_rows(head_weight: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """This rank's rows [v, d] as a plain tensor; the gradient comes back to a DTensor in its placement."""
+    """Returns this rank's rows [v, d] as a plain tensor; the gradient of a DTensor keeps its placement."""
     if not isinstance(head_weight, DTensor):
         return head_weight
     num_ranks = 1 if group is None else group.size()
@@ -110,24 +116,19 @@ class _ChunkedLoss(torch.autograd.Function):
         weight_vd: Tensor,
         labels_n: Tensor,
         divisor: Tensor,
-        z_loss: float,
-        chunk_tokens: int,
         needs_gradients: bool,
-        group: dist.ProcessGroup | None,
-        num_tokens: int,
-        softcap: float | None,
-        keeps_gradients: bool,
-        compiles: bool,
+        options: LossOptions,
     ) -> Tensor:
-        chunk_on_one_rank = _compiled_chunk() if compiles else _chunk
+        z_loss, softcap, group = options.z_loss, options.softcap, options.group
+        num_tokens = _own_tokens(len(weight_vd), options)
+        chunk_on_one_rank = _compiled_chunk() if options.compiles else _chunk
         loss = torch.zeros((), dtype=torch.float32, device=hidden_nd.device)
-        # needs_input_grad does not know of no_grad. Whatever is frozen costs neither its matmul nor its
-        # memory.
+        # needs_input_grad ignores no_grad. A frozen input costs neither its matmul nor its memory.
         needs_hidden, needs_weight = (needs_gradients and needs for needs in ctx.needs_input_grad[:2])
         hidden_gradient = torch.empty_like(hidden_nd) if needs_hidden else None
         weight_gradient = torch.zeros_like(weight_vd, dtype=torch.float32) if needs_weight else None
-        for start in range(0, len(hidden_nd), chunk_tokens):
-            chunk = slice(start, start + chunk_tokens)
+        for start in range(0, len(hidden_nd), options.chunk_tokens):
+            chunk = slice(start, start + options.chunk_tokens)
             hidden_cd = hidden_nd[chunk]
             counted_c = labels_n[chunk] != IGNORED_LABEL
             labels_c = labels_n[chunk].masked_fill(~counted_c, 0)
@@ -137,7 +138,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 tanh_cv = logits_cv.div_(softcap).tanh_()
                 logits_cv = softcap * tanh_cv
             if num_tokens < logits_cv.shape[1]:
-                # Not left out of the product: a GPU multiplies the padded width faster than an odd one.
+                # The product includes the padding: a GPU multiplies that width faster than an odd one.
                 logits_cv[:, num_tokens:] = -torch.inf
             if group is None:
                 parts = chunk_on_one_rank(logits_cv, labels_c, weights_c, z_loss, needs_gradients)
@@ -152,14 +153,13 @@ class _ChunkedLoss(torch.autograd.Function):
             if needs_weight:
                 _add_product(weight_gradient, logits_gradient_cv.t(), hidden_cd)
         ctx.gradients = (hidden_gradient, weight_gradient)
-        ctx.weight_dtype, ctx.keeps_gradients, ctx.is_scaled = weight_vd.dtype, keeps_gradients, False
+        ctx.weight_dtype, ctx.keeps_gradients = weight_vd.dtype, options.keeps_gradients
+        ctx.is_scaled = False
         return loss
 
     @staticmethod
     def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Scales what the forward pass left. In place: a copy of a 128k vocabulary's gradient is
-        gigabytes.
-        """
+        """Scales the gradients of the forward pass in place: a copy for a 128k vocabulary is gigabytes."""
         if ctx.gradients is None:
             raise RuntimeError("chunked_loss can be differentiated once; its gradients are already used up")
         hidden_gradient, weight_gradient = ctx.gradients
@@ -170,24 +170,24 @@ class _ChunkedLoss(torch.autograd.Function):
                 weight_gradient = weight_gradient.mul_(loss_gradient).to(ctx.weight_dtype)
             ctx.is_scaled = True
         ctx.gradients = (hidden_gradient, weight_gradient) if ctx.keeps_gradients else None
-        return hidden_gradient, weight_gradient, *(None,) * 10
+        return hidden_gradient, weight_gradient, None, None, None, None
 
 
 def _chunk(
     logits_cv: Tensor, labels_c: Tensor, weights_c: Tensor, z_loss: float, needs_gradients: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """(the chunk's share of the loss, the loss's gradient to the logits in the logits' precision)."""
+    """Returns (the chunk's share of the loss, its gradient to the logits in the logits' precision)."""
     targets_c1 = labels_c.unsqueeze(1)
     log_probabilities_cv = torch.log_softmax(logits_cv, dim=-1, dtype=torch.float32)
     target_log_probabilities_c = log_probabilities_cv.gather(1, targets_c1).squeeze(1)
     log_z_c = None
     if z_loss:
-        # log Z = logit − log probability, of any word that is not padding: the first never is.
+        # log Z = logit − log probability, of any row that is not padding: the first never is.
         log_z_c = logits_cv[:, 0].float() - log_probabilities_cv[:, 0]
     loss, slopes_c = _loss_and_slopes(-target_log_probabilities_c, log_z_c, weights_c, z_loss)
     if not needs_gradients:
         return loss, None
-    # Written over what is no longer needed.
+    # In place: the log-probabilities are not needed any more.
     gradient_cv = log_probabilities_cv.exp_().mul_(slopes_c.unsqueeze(1))
     gradient_cv.scatter_add_(1, targets_c1, -weights_c.unsqueeze(1))
     return loss, gradient_cv if logits_cv.dtype == torch.float32 else logits_cv.copy_(gradient_cv)
@@ -206,10 +206,10 @@ def _chunk_over_ranks(
     needs_gradients: bool,
     group: dist.ProcessGroup,
 ) -> tuple[Tensor, Tensor | None]:
-    """`_chunk` where logits_cv are this rank's words only: (the whole loss, the gradient to these logits)."""
-    num_words = logits_cv.shape[1]
-    targets_c = labels_c - group.rank() * num_words
-    is_here_c = (targets_c >= 0) & (targets_c < num_words)
+    """Returns (the whole loss, the gradient to these logits) where logits_cv are only this rank's rows."""
+    num_rows = logits_cv.shape[1]
+    targets_c = labels_c - group.rank() * num_rows
+    is_here_c = (targets_c >= 0) & (targets_c < num_rows)
     targets_c1 = targets_c.masked_fill(~is_here_c, 0).unsqueeze(1)
     # −∞ where the target is another rank's: the largest over the ranks is the target's logit.
     target_logits_c = logits_cv.gather(1, targets_c1).squeeze(1).float().masked_fill(~is_here_c, -torch.inf)
@@ -217,8 +217,7 @@ def _chunk_over_ranks(
     own_maxima_c = logits_cv.amax(1).float().clamp(min=torch.finfo(torch.float32).min)
     exponentials_cv = logits_cv.float().sub_(own_maxima_c.unsqueeze(1)).exp_()
     # One collective a chunk, of 12 bytes a token and rank: small beside the chunk's matmuls. One for all
-    # chunks could only come when each chunk has had its logits, which would then have to be made a second
-    # time.
+    # chunks would have to wait for the logits of every chunk, which would then be computed twice.
     own_3c = torch.stack([own_maxima_c, exponentials_cv.sum(1), target_logits_c])
     all_t3c = own_3c.new_empty(group.size(), *own_3c.shape)
     dist.all_gather(list(all_t3c.unbind(0)), own_3c, group=group)
@@ -231,7 +230,7 @@ def _chunk_over_ranks(
     loss, slopes_c = _loss_and_slopes(cross_entropies_c, maxima_c + log_sums_c, weights_c, z_loss)
     if not needs_gradients:
         return loss, None
-    # The exponentials are this rank's already: from its own maximum to the group's is one factor a token.
+    # The exponentials use this rank's own maximum; one factor a token converts them to the group's.
     factors_c = slopes_c * (own_maxima_c - maxima_c).exp() / sums_c
     gradient_cv = exponentials_cv.mul_(factors_c.unsqueeze(1))
     gradient_cv.scatter_add_(1, targets_c1, -(weights_c * is_here_c).unsqueeze(1))
@@ -241,7 +240,7 @@ def _chunk_over_ranks(
 def _loss_and_slopes(
     cross_entropies_c: Tensor, log_z_c: Tensor | None, weights_c: Tensor, z_loss: float
 ) -> tuple[Tensor, Tensor]:
-    """(the tokens' weighted sum, the slopes with which d/dlogits = slope × p − weight × onehot(target))."""
+    """Returns (the weighted sum over tokens, slopes: d/dlogits = slope × p − weight × onehot(target))."""
     if not z_loss:
         return torch.dot(cross_entropies_c, weights_c), weights_c
     loss = torch.dot(cross_entropies_c + z_loss * log_z_c.square(), weights_c)
@@ -249,7 +248,7 @@ def _loss_and_slopes(
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, summed in fp32 whatever the factors' precision."""
+    """Adds left @ right to `total`, summed in fp32 whatever the factors' precision."""
     if left.dtype == torch.float32:
         total.addmm_(left, right)
     else:

@@ -1,7 +1,7 @@
-"""Small numbers from the device, read by the host without stopping it.
+"""Small numbers from the device, read by the host without making it wait.
 
 In: a few numbers in a tensor, each step. Out: the same numbers as a list: of this step on the CPU, of the
-step before on a GPU, where the copy of the newest is still under way. Every rank reads the same step's
+step before on a GPU, where the copy of the newest is still in progress. Every rank reads the same step's
 numbers at the same step, so what follows from them (stopping, failing) happens on all ranks alike.
 """
 
@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 
-class LateReader:
-    """On a GPU one step behind: it waits only for a copy that was queued a whole step ago, which costs
-    nothing.
-    """
+class DelayedReader:
+    """Reads numbers one step late on a GPU, where it waits only for a copy that was queued a step ago."""
 
     def __init__(self, device: torch.device):
         self._on_gpu = device.type == "cuda"
@@ -22,9 +20,7 @@ class LateReader:
         self._queue: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
 
     def read(self, numbers: Tensor) -> list[float] | None:
-        """Queue `numbers` (one dim) and give those of the last step that is surely done, or None at the very
-        start.
-        """
+        """Queues `numbers` (one dim) and returns those of the last finished step; None at the very start."""
         if not self._on_gpu:
             return numbers.tolist()
         copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)

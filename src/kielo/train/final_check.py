@@ -1,4 +1,4 @@
-"""What must hold before a run is called finished: its weights and its held-out loss are finite."""
+"""The check before a run is called finished: its weights and its held-out loss must be finite."""
 
 import math
 
@@ -9,18 +9,18 @@ from torch import nn
 from kielo.checkpoint.agreement import Agreement
 from kielo.parallel.materialise import local
 from kielo.recipe.errors import KieloError
-from kielo.train.build import Run
+from kielo.train.parts import Run
 
 _WAY_BACK = "; move the newest checkpoints out of train/checkpoints, and the run goes on from one before"
 
 
 def refuse_unsound_end(run: Run) -> None:
-    """KieloError, the same on every rank, naming a weight that is not finite, or the held-out loss.
+    """Raises KieloError on every rank, naming a weight that is not finite, or the held-out loss.
 
-    A last step that was skipped is no reason: the weights are those of the sound step before it.
+    A last step that was skipped is accepted: the weights are those of the sound step before it.
     """
-    refuse_unsound_weights(run.model, run.device)
-    loss = run.heldout.loss_at(run.state)
+    refuse_unsound_weights(run.current.model, run.device)
+    loss = run.current.heldout.loss_at(run.state)
     if not math.isfinite(loss):
         raise KieloError(
             f"step {run.state.step}, the last: the held-out loss is {loss}, so the run is not "
@@ -30,13 +30,13 @@ def refuse_unsound_end(run: Run) -> None:
 
 @torch.no_grad()
 def refuse_unsound_weights(model: nn.Module, device: torch.device) -> None:
-    """KieloError, the same on every rank, naming weights that hold NaN or infinities.
+    """Raises KieloError on every rank, naming weights that hold NaN or infinities.
 
-    Each rank looks at its shards, without memory of their size; one number goes around.
+    Each rank checks its shards, without memory of their size; one number is reduced over the ranks.
     """
     shards = {name: local(parameter).detach() for name, parameter in model.named_parameters()}
     shards = {name: shard for name, shard in shards.items() if shard.numel()}
-    # NaN is smallest and largest
+    # aminmax returns NaN for both ends where there is one
     ends = [torch.stack(shard.aminmax()).float().to(device) for shard in shards.values()]
     bad = (
         ~torch.stack(ends).isfinite().all(dim=1) if ends else torch.zeros(0, dtype=torch.bool, device=device)

@@ -1,4 +1,4 @@
-"""Output that cannot end the work: a terminal, a pipe or a file that may go away or fill up."""
+"""A text stream whose failure does not end the work: a terminal, a pipe or a file may vanish or fill up."""
 
 import os
 from collections.abc import Callable
@@ -6,9 +6,10 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 
-class LastingStream:
-    """A text stream that raises nothing. Its first failure is kept in `failure`; from then on what is written
-    goes nowhere.
+class FailsafeStream:
+    """A text stream that raises nothing.
+
+    Its first failure is kept in `failure`; what is written after it is discarded.
     """
 
     def __init__(self, stream: TextIO):
@@ -31,8 +32,7 @@ class LastingStream:
             return function(*arguments)
         except (OSError, ValueError) as error:  # ValueError: it was closed
             self.failure = error
-        # What waits in its buffer could not be written at the end either, nor what processes of ours print
-        # there.
+        # The buffered text could not be written at the end either, nor the output of child processes.
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())

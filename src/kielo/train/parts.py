@@ -1,0 +1,81 @@
+"""The parts of a training run, by how long they exist: for an attempt, a precision, a phase or a step.
+
+`build.py` makes them, `loop.py` calls them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from kielo.parallel.mesh import Mesh
+from kielo.recipe.sections import Precision
+from kielo.train.feed import Feed, StepBatch
+from kielo.train.forward_backward import ForwardBackward
+from kielo.train.guard import Guard
+from kielo.train.heldout import HeldOut
+from kielo.train.log import Log
+from kielo.train.meter import Meter
+from kielo.train.optimiser import Optimiser
+from kielo.train.profile import Profile
+from kielo.train.state import RunCheckpoints, State
+from kielo.train.step_row import StepRow
+from kielo.train.stop import Stop
+
+
+def _ignore(batch: StepBatch) -> None:
+    """Ignores the gradients."""
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """The parts of one optimiser step, in the order in which `loop.optimiser_step` calls them.
+
+    on_gradients: called with the step's batch after the backward pass and before clipping.
+    """
+
+    forward_backward: ForwardBackward
+    clip: Callable[[], Tensor]
+    guard: Guard
+    optimiser: Optimiser
+    on_gradients: Callable[[StepBatch], None] = _ignore
+
+
+@dataclass(frozen=True)
+class PrecisionParts:
+    """The model in one precision and everything that holds it; a change of precision replaces all of it."""
+
+    precision: Precision
+    model: nn.Module
+    step: StepParts
+    heldout: HeldOut
+
+
+@dataclass(frozen=True)
+class PhaseParts:
+    """The batches and sizes of consecutive steps of one phase, up to `last_step`."""
+
+    feed: Feed
+    last_step: int
+    tokens_per_step: int
+    sequences_per_step: int
+
+
+@dataclass
+class Run:
+    """The parts of one attempt at a run. `current` are the parts of the precision in use."""
+
+    device: torch.device
+    mesh: Mesh
+    state: State
+    guard: Guard
+    learning_rate: Callable[[int], float]
+    meter: Meter
+    step_row: StepRow
+    log: Log
+    stop: Stop
+    checkpoints: RunCheckpoints
+    alert: Callable[[int, str], None]
+    profile: Profile
+    current: PrecisionParts
