@@ -204,7 +204,7 @@ def train_until_told(resolved: Any, signs: Path) -> str:
         return original(self, step)
 
     build.Feed.take = take
-    return train(resolved)["outcome"]
+    return train(resolved).outcome
 
 
 def wait_for(path: Path) -> None:

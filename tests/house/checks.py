@@ -46,6 +46,17 @@ def parsed(folder: Path) -> Iterator[tuple[Path, ast.Module]]:
         yield path, ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
+def exchanged_files_by_name(package: Path, names: set[str]) -> list[str]:
+    """Files outside artifact/ that name a file which stages exchange, instead of its type there."""
+    return sorted(
+        f"{path.relative_to(package)}:{node.lineno}: {node.value}"
+        for path, tree in parsed(package)
+        if not path.is_relative_to(package / "artifact")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and node.value in names
+    )
+
+
 def ranks_and_devices_in_models(package: Path) -> list[str]:
     """Where models/ leaves the single device: distributed code, the environment, or a device by name."""
     found = []

@@ -2,8 +2,11 @@
 fault.
 """
 
+from pathlib import Path
+
 import pytest
 
+from kielo.artifact.formats import FORMATS
 from tests.house import checks
 from tests.house.checks import PACKAGE
 
@@ -38,6 +41,16 @@ def test_no_room_or_file_has_a_name_that_says_nothing(house):
     (house / "models" / "model_utils.py").touch()
     (house / "core").mkdir()
     assert checks.banned_names(house) == ["core", "models/model_utils.py"]
+
+
+def test_files_that_stages_exchange_are_read_through_their_types(house):
+    """Nobody else builds their paths, so nobody else parses them."""
+    names = {Path(found.file).name for found in FORMATS.values()} - {"recipe.toml"}
+    assert checks.exchanged_files_by_name(PACKAGE, names) == []
+    for room in ("artifact", "report"):
+        (house / room).mkdir()
+        (house / room / "gather.py").write_text("scores = json.loads((folder / 'scores.json').read_text())")
+    assert checks.exchanged_files_by_name(house, names) == ["report/gather.py:1: scores.json"]
 
 
 @pytest.mark.parametrize(

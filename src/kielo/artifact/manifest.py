@@ -1,9 +1,9 @@
-"""The manifest: the file that says a stage's folder is finished, and from what it was made.
+"""The manifest: the file that says that a stage's folder is finished, and from what it was made.
 
 A stage writes into a folder aside (`stage_folder.py`); at the end every file is hashed and brought to the
 disk, `manifest.json` is written last, and the folder takes its name. So a folder with a manifest is complete,
-and one without is not finished. What no manifest lists is not Kielo's: a stage never replaces it. Inputs by
-hash + recipe section -> folder with files and manifest.json.
+and one without is not finished. A file that no manifest lists is not Kielo's: a stage never replaces it.
+Inputs by hash + recipe section → folder with files and manifest.json.
 """
 
 import json
@@ -27,17 +27,17 @@ from kielo.recipe.errors import KieloError
 
 MANIFEST_NAME = "manifest.json"
 READ_BYTES = 1 << 20
-DAMAGED_FILE = "file"  # the first word of such a difference
-# files up to this size are hashed, not only measured, to tell whether a stage is current
+DAMAGED_FILE = "file"  # beginning of such a difference
+# Files up to this size are hashed, not only measured, to decide whether a stage is current.
 HASHED_BYTES = 1 << 20
 PACKAGES = ("kielo", "numpy", "tokenizers", "torch", "transformers", "datatrove")
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a finished stage folder says about itself.
+    """The content of `manifest.json`.
 
-    `inputs` maps a name to a hash, `section` is what the recipe said (JSON), `counts` holds the stage's
+    `inputs` maps a name to a hash, `section` is the recipe's section (JSON), `counts` holds the stage's
     figures, `files` maps a path relative to the folder to {"bytes", "xxh3_128"}.
     """
 
@@ -61,7 +61,7 @@ class Stage:
 
 
 def read_manifest(folder: Path | str) -> Manifest | None:
-    """The folder's manifest; None when there is none (the stage is not finished).
+    """Returns the folder's manifest; None when there is none (the stage is not finished).
 
     Raises KieloError when there is one that cannot be understood.
     """
@@ -83,10 +83,10 @@ def read_manifest(folder: Path | str) -> Manifest | None:
 def is_current(
     folder: Path | str, kind: str, version: int, inputs: Mapping[str, str], section: Mapping[str, Any]
 ) -> bool:
-    """Whether `folder` already holds what these inputs and this section would make again.
+    """Returns True if `folder` already holds what these inputs and this section would make.
 
-    Small files are compared by hash, larger ones by size only: reading terabytes to decide that nothing is to
-    do would be worse.
+    Small files are compared by hash, larger ones by size only: reading terabytes to find that there is
+    nothing to do would be worse.
     """
     return read_manifest(folder) is not None and not differences(folder, kind, version, inputs, section)
 
@@ -94,9 +94,10 @@ def is_current(
 def differences(
     folder: Path | str, kind: str, version: int, inputs: Mapping[str, str], section: Mapping[str, Any]
 ) -> list[str]:
-    """Why the finished stage in `folder` is not what these inputs and this section would make: what changed,
-    in words; empty when it is current, or when there is no finished stage. A file that is not as listed
-    begins with DAMAGED_FILE.
+    """Returns the differences of the finished stage in `folder` from what these inputs and this section make.
+
+    Sentences for people; none when it is current, or when there is no finished stage. A difference of a file
+    that is not as listed begins with DAMAGED_FILE.
     """
     manifest = read_manifest(folder)
     if manifest is None:
@@ -117,8 +118,9 @@ def differences(
 
 
 def expire(folder: Path | str) -> None:
-    """Let a finished stage be made again by the next run: its manifest names an input that nothing has. Its
-    files stay until then. Does nothing where no stage is finished.
+    """Have the next run make a finished stage again: its manifest gets an input that no stage has.
+
+    Its files stay until then. Does nothing where no stage is finished.
     """
     manifest = read_manifest(folder)
     if manifest is not None:
@@ -127,9 +129,7 @@ def expire(folder: Path | str) -> None:
 
 
 def check_sizes(folder: Path | str, manifest: Manifest, names: Iterable[str]) -> None:
-    """Raise KieloError unless the files `names` of `folder` are there, with the sizes that its manifest
-    lists.
-    """
+    """Raise KieloError unless the files `names` of `folder` have the sizes that its manifest lists."""
     for name in names:
         path, listed = Path(folder) / name, manifest.files.get(name)
         if listed is None:
@@ -146,7 +146,7 @@ def check_sizes(folder: Path | str, manifest: Manifest, names: Iterable[str]) ->
 
 
 def hash_file(path: Path | str) -> str:
-    """xxh3-128 of the file's bytes, in hexadecimal."""
+    """Returns the xxh3-128 of the file's bytes, in hexadecimal."""
     digest = xxhash.xxh3_128()
     with open(path, "rb") as file:
         while block := file.read(READ_BYTES):
@@ -155,7 +155,7 @@ def hash_file(path: Path | str) -> str:
 
 
 def hash_manifest(folder: Path | str) -> str:
-    """Hash of what identifies a finished stage's output: kind, version, inputs, section and files.
+    """Returns the hash that identifies a finished stage's output: kind, version, inputs, section and files.
 
     Seconds, dates and library versions are left out, so the same output made twice has one hash.
     Raises KieloError when the stage is not finished.
@@ -175,7 +175,7 @@ def hash_manifest(folder: Path | str) -> str:
 
 
 def hash_json(content: Any) -> str:
-    """xxh3-128 of the content as canonical JSON (sorted keys), in hexadecimal."""
+    """Returns the xxh3-128 of the content as canonical JSON (sorted keys), in hexadecimal."""
     text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return xxhash.xxh3_128_hexdigest(text.encode())
 
@@ -209,8 +209,9 @@ def write_stage(
 
 
 def refuse_foreign(folder: Path | str, kind: str) -> None:
-    """KieloError, naming a file, where `folder` holds anything but what a `kind` stage wrote: a stage would
-    replace it. And where no stage folder can be. Call it before a stage begins its work; it changes nothing.
+    """Raise KieloError, naming a file, where `folder` holds anything that a `kind` stage did not write.
+
+    A stage would replace it. Also where no stage folder can be. Call it before a stage begins its work.
 
     What Kielo adds to a finished folder bears its mark (`own_text.py`).
     """
@@ -263,13 +264,12 @@ def write_text_atomically(path: Path | str, text: str) -> None:
 
 
 def as_json(content: Any) -> Any:
-    """The content as it reads back from JSON (tuples become lists), so that comparisons with a file hold."""
+    """Returns the content as it reads back from JSON (tuples become lists), for comparison with a file."""
     return json.loads(json.dumps(content, ensure_ascii=False))
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide an output, those that are installed; imports
-    none."""
+    """Returns the versions of Python and of those packages that decide an output. Imports none of them."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -298,9 +298,7 @@ def _changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
 
 
 def _foreign(folder: Path, kind: str) -> str | None:
-    """The first file in `folder`, relative to it, that a `kind` stage did not write; None where there is
-    none.
-    """
+    """Returns the first file in `folder`, relative to it, that a `kind` stage did not write, if any."""
     names = sorted(os.listdir(folder)) if folder.is_dir() else []
     if not names:
         return None

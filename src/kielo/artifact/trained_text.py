@@ -1,4 +1,4 @@
-"""Protects the text that a run trains on: data stages ask here before they replace a finished folder.
+"""The protection of the text that a run trains on: data stages ask before they replace a finished folder.
 
 RUN/corpus, RUN/tokenizer and RUN/tokens are one text; RUN/train/checkpoints holds what was trained on it.
 """
@@ -17,8 +17,7 @@ NAMED_DIFFERENCES = 4
 def refuse_to_replace(
     folder: Path | str, kind: str, version: int, inputs: Mapping[str, str], section: Mapping[str, Any]
 ) -> None:
-    """Raise KieloError if the finished data stage in `folder` would be made otherwise and the run has
-    checkpoints.
+    """Raise KieloError if the run has checkpoints and its finished data stage in `folder` would change.
 
     kind … section: as in `manifest.is_current`. A folder that is missing may be made: nothing is replaced.
     """
@@ -32,10 +31,9 @@ def refuse_to_replace(
 
 
 def refuse_while_trained_on(folder: Path | str, why: str, advice: str = "") -> None:
-    """Raise KieloError, saying `why` the data stage in `folder` would be made again, if the run has
-    checkpoints.
+    """Raise KieloError if the run has checkpoints, saying `why` the data stage would be made again.
 
-    advice: what would work first of all.
+    advice: the first thing that would work.
     """
     folder = Path(folder)
     checkpoints = folder.parent / "train" / "checkpoints"

@@ -44,8 +44,8 @@ def evaluate(options: argparse.Namespace) -> None:
         with held(folder):
             scores = evaluate(recipe, folder, model if options.recipe else newest_checkpoint(folder))
     if options.json:
-        return print_json(scores)
-    bits = scores["bits_per_byte"]
+        return print_json(scores.content())
+    bits = scores.bits_per_byte.content()
     print_table(["contender", "bits per byte"], [(name, f"{value:.3f}") for name, value in bits.items()])
-    for sample in scores["samples"]:
-        print(f"\n{sample['prompt']} ▸ {sample['text']}")
+    for sample in scores.samples:
+        print(f"\n{sample.prompt} ▸ {sample.text}")

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from kielo.artifact.formats import FORMATS, schema_of
 from kielo.artifact.manifest import write_text_atomically
 from kielo.cli.flags import VerbParser, add_verb, examples, takes_recipe
 from kielo.cli.terminal import print_json, print_table
@@ -62,13 +63,20 @@ def recipes(options: argparse.Namespace) -> None:
 
 
 def schema_flags(parser: argparse.ArgumentParser) -> None:
-    examples(parser, "kielo schema > kielo.schema.json")
+    examples(parser, "kielo schema", "kielo schema --of recipe > recipe.schema.json")
+    parser.add_argument(
+        "--of",
+        choices=FORMATS,
+        metavar="NAME",
+        help=f"print the schema of this format; one of {', '.join(FORMATS)}. Default: a table of the formats",
+    )
 
 
 def schema(options: argparse.Namespace) -> None:
-    from kielo.recipe.schema import json_schema
-
-    print_json(json_schema())
+    if options.of:
+        return print_json(schema_of(options.of))
+    rows = [(name, format.file, format.content) for name, format in FORMATS.items()]
+    print_table(["format", "file", "content"], rows)
 
 
 def clusters_flags(parser: argparse.ArgumentParser) -> None:

@@ -43,7 +43,7 @@ _VERBS = {
     "data": ("look:data", "the documents that made a step"),
     "show": ("look:show", "every value of a recipe and where it came from"),
     "recipes": ("look:recipes", "the shipped recipes; --copy writes one here to change"),
-    "schema": ("look:schema", "the JSON Schema of recipes, for editors"),
+    "schema": ("look:schema", "the file formats: a recipe's and those that stages exchange, as JSON Schema"),
     "clusters": ("look:clusters", "the cluster cards"),
     "languages": ("look:languages", "the language cards"),
 }

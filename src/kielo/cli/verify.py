@@ -2,9 +2,9 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from kielo.artifact.lease import held
+from kielo.artifact.parity import Parity
 from kielo.cli.flags import VerbParser, add_verb, examples, takes_recipe
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table
 from kielo.recipe.errors import KieloError
@@ -53,13 +53,13 @@ def parity(options: argparse.Namespace) -> int:
     with held(folder):
         certificate = certify(recipe, folder, options.steps, is_quiet=options.json)
     if options.json:
-        print_json(certificate)
+        print_json(certificate.content())
     else:
-        print(f"certificate: {folder / 'verify' / 'parity.json'}")
-    return 0 if certificate["passed"] else 1
+        print(f"certificate: {folder / 'verify' / certificate.FILE_NAME}")
+    return 0 if certificate.passed else 1
 
 
-def certify(recipe: Recipe, folder: Path, steps: int | None = None, is_quiet: bool = False) -> dict[str, Any]:
+def certify(recipe: Recipe, folder: Path, steps: int | None = None, is_quiet: bool = False) -> Parity:
     """Parity of the run's newest checkpoint with Hugging Face; prints it unless quiet."""
     from kielo.checkpoint.store import read_plain
     from kielo.cli.checkpoint import newest_checkpoint

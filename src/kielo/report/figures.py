@@ -16,6 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from kielo.artifact.funnel import FunnelRow
+from kielo.artifact.metrics import HeldOutLoss, Row, TrainingStep
 from kielo.report.units import format_bytes
 
 # Placeholder colour -> the variable that style.py defines for both schemes.
@@ -56,13 +58,13 @@ def bits_per_byte_bars(labels: Sequence[str], values: Sequence[float]) -> str:
         return _svg(figure, "bits")
 
 
-def funnel_bars(steps: Sequence[dict[str, Any]], bytes_in: int) -> str:
+def funnel_bars(steps: Sequence[FunnelRow], bytes_in: int) -> str:
     """Bytes left after each step, and beside them what the step dropped."""
     with _style():
         figure, axes = _figure(0.36 * (len(steps) + 1) + 0.3)
-        labels = [step["name"] for step in steps]
-        left = [step["bytes_left"] for step in steps]
-        dropped = [max(0, step["bytes"]) for step in steps]
+        labels = [step.name for step in steps]
+        left = [step.bytes_left for step in steps]
+        dropped = [max(0, step.bytes) for step in steps]
         if not steps or dropped[0]:  # else the first step's own bar shows the text as it was read
             labels, left, dropped = ["as read", *labels], [bytes_in, *left], [0, *dropped]
         positions = range(len(labels))[::-1]
@@ -80,7 +82,7 @@ def funnel_bars(steps: Sequence[dict[str, Any]], bytes_in: int) -> str:
         return _svg(figure, "funnel")
 
 
-def loss_curves(rows: Sequence[dict[str, Any]], heldout: Sequence[dict[str, Any]]) -> str:
+def loss_curves(rows: Sequence[TrainingStep], heldout: Sequence[HeldOutLoss]) -> str:
     """Training and held-out loss in nats per token, over optimiser steps."""
     with _style():
         figure, axes = _figure(3.2)
@@ -93,7 +95,7 @@ def loss_curves(rows: Sequence[dict[str, Any]], heldout: Sequence[dict[str, Any]
         return _svg(figure, "loss")
 
 
-def speed_curve(rows: Sequence[dict[str, Any]]) -> str:
+def speed_curve(rows: Sequence[TrainingStep]) -> str:
     """Tokens per second over optimiser steps, from zero."""
     with _style():
         figure, axes = _figure(2.0)
@@ -190,10 +192,10 @@ def _ends(axes: Axes, curves: Sequence[tuple[str, list, list, str]]) -> None:
         )  # fmt: skip
 
 
-def _finite(rows: Sequence[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:
+def _finite(rows: Sequence[Row], key: str) -> tuple[list[int], list[float]]:
     """Steps and values of the rows that have a finite number there (a skipped step may not)."""
-    pairs = [(row["step"], row[key]) for row in rows if isinstance(row.get(key), int | float)]
-    pairs = [(step, value) for step, value in pairs if abs(value) < float("inf")]
+    pairs = [(row.step, getattr(row, key)) for row in rows]
+    pairs = [(step, value) for step, value in pairs if value is not None and isfinite(value)]
     return [step for step, _ in pairs], [value for _, value in pairs]
 
 

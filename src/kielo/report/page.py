@@ -9,8 +9,11 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
+from kielo.artifact.funnel import FunnelRow
+from kielo.artifact.metrics import PrecisionVerdict
+from kielo.artifact.parity import Parity
+from kielo.artifact.scores import Scores
 from kielo.report import figures
-from kielo.report.gather import BASELINES, beats_all
 from kielo.report.style import CSS
 from kielo.report.units import format_bytes, format_seconds
 
@@ -80,14 +83,13 @@ def _verdict(gathered: dict[str, Any]) -> str:
     """One line: does the model beat the baselines, and is it the same model as Hugging Face's?"""
     claims = []
     scores, parity = gathered["scores"], gathered["parity"]
-    bits = scores["bits_per_byte"] if scores else {}
-    if bits.keys() >= {"model", *BASELINES}:
-        beaten = sum(bits["model"] < bits[name] for name in BASELINES)
-        words = "beats all three baselines" if beats_all(bits) else f"beats {beaten} of three baselines"
-        claims.append((beats_all(bits), f"The model {words} in held-out bits per byte."))
+    if scores and (baselines := scores.bits_per_byte.baselines()):
+        beaten = [scores.bits_per_byte.model < bits for bits in baselines.values()]
+        words = "beats all three baselines" if all(beaten) else f"beats {sum(beaten)} of three baselines"
+        claims.append((all(beaten), f"The model {words} in held-out bits per byte."))
     if parity:
-        words = "computes the same" if parity["passed"] else "does not compute the same"
-        claims.append((parity["passed"], f"Kielo {words} as Hugging Face transformers."))
+        words = "computes the same" if parity.passed else "does not compute the same"
+        claims.append((parity.passed, f"Kielo {words} as Hugging Face transformers."))
     if not claims:
         return '<p class="verdict">This run has not been evaluated or verified yet.</p>'
     marks = [
@@ -99,12 +101,10 @@ def _verdict(gathered: dict[str, Any]) -> str:
 
 def _headline_figures(gathered: dict[str, Any]) -> str:
     facts = []
-    if gathered["scores"] and "model" in gathered["scores"]["bits_per_byte"]:
-        facts.append((f"{gathered['scores']['bits_per_byte']['model']:.3f}", "bits per byte, held-out"))
-    if gathered["parity"]:
-        facts.append(
-            (f"{gathered['parity']['max_relative_loss_difference']:.1e}", "largest loss difference to HF")
-        )
+    if scores := gathered["scores"]:
+        facts.append((f"{scores.bits_per_byte.model:.3f}", "bits per byte, held-out"))
+    if parity := gathered["parity"]:
+        facts.append((f"{parity.max_relative_loss_difference:.1e}", "largest loss difference to HF"))
     if gathered["training"] and gathered["training"]["tokens_per_second"]:
         facts.append((f"{gathered['training']['tokens_per_second']:,.0f}", "tokens per second"))
     if gathered["corpus"]:
@@ -114,29 +114,29 @@ def _headline_figures(gathered: dict[str, Any]) -> str:
 
 
 def _bits_per_byte(gathered: dict[str, Any]) -> str:
-    scores = gathered["scores"]
-    bits = scores["bits_per_byte"] if scores else {}
-    if not bits.keys() >= {"model", *BASELINES}:
+    scores: Scores | None = gathered["scores"]
+    baselines = scores.bits_per_byte.baselines() if scores else {}
+    if not baselines:
         return _not_run("evaluate")
-    names = ["This model", *(baseline_name(name, scores) for name in BASELINES)]
-    values = [bits["model"], *(bits[name] for name in BASELINES)]
+    names = ["This model", *(baseline_name(name, scores) for name in baselines)]
+    values = [scores.bits_per_byte.model, *baselines.values()]
     facts = (
-        f"Fewer is better. {scores['heldout_documents']:,} held-out documents, "
-        f"{format_bytes(scores['heldout_bytes'])}: "
-        f"{scores['convention']} (sequence_length {scores['sequence_length']}, stride {scores['stride']}). "
+        f"Fewer is better. {scores.heldout_documents:,} held-out documents, "
+        f"{format_bytes(scores.heldout_bytes)}: "
+        f"{scores.convention} (sequence_length {scores.sequence_length}, stride {scores.stride}). "
         "The baselines were given the same training text."
     )
-    if scores["heldout_documents"] < scores.get("heldout_documents_in_all", 0):
-        facts += f" An even sample of {scores['heldout_documents_in_all']:,} held-out documents."
-    given, whole = scores.get("training_bytes_of_byte_baselines", 0), scores.get("training_bytes", 0)
+    if scores.heldout_documents < scores.heldout_documents_in_all:
+        facts += f" An even sample of {scores.heldout_documents_in_all:,} held-out documents."
+    given, whole = scores.training_bytes_of_byte_baselines, scores.training_bytes
     if given < whole:
         facts += f" xz and the n-gram were given an even sample of it: {format_bytes(given)} of {format_bytes(whole)}."
     return _figure(figures.bits_per_byte_bars(names, values), facts)
 
 
-def baseline_name(name: str, scores: dict[str, Any]) -> str:
-    """A baseline in words."""
-    return BASELINE_NAMES[name].format(order=scores.get("ngram_order", ""))
+def baseline_name(name: str, scores: Scores) -> str:
+    """Returns a baseline's name for people."""
+    return BASELINE_NAMES[name].format(order=scores.ngram_order)
 
 
 def _samples(gathered: dict[str, Any]) -> str:
@@ -145,45 +145,44 @@ def _samples(gathered: dict[str, Any]) -> str:
         return _not_run("evaluate")
     language = escape(gathered["recipe"].language, quote=True)
     quotes = "\n".join(
-        f'<blockquote lang="{language}" dir="auto"><b>{escape(sample["prompt"])}</b>{escape(sample["text"])}</blockquote>'
-        for sample in scores["samples"]
+        f'<blockquote lang="{language}" dir="auto">'
+        f"<b>{escape(sample.prompt)}</b>{escape(sample.text)}</blockquote>"
+        for sample in scores.samples
     )
-    sampling = scores.get("sampling", {})
-    words = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in sampling.items())
+    words = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in scores.sampling.items())
     return f"{quotes}\n<p class='note'>Bold: the prompt, the opening of a held-out document. Sampling: {escape(words)}.</p>"
 
 
 def _parity(gathered: dict[str, Any]) -> str:
-    parity = gathered["parity"]
+    parity: Parity | None = gathered["parity"]
     if not parity:
         return _not_run("verify")
-    verdict = "passed" if parity["passed"] else "failed"
+    verdict = "passed" if parity.passed else "failed"
     sentence = (
-        f"Same weights and samples, {parity['steps']} optimiser steps in Kielo and in Hugging Face "
-        f"transformers: largest relative loss difference {parity['max_relative_loss_difference']:.1e}, "
-        f"tolerance {parity['tolerance']:.0e}."
+        f"Same weights and samples, {parity.steps} optimiser steps in Kielo and in Hugging Face "
+        f"transformers: largest relative loss difference {parity.max_relative_loss_difference:.1e}, "
+        f"tolerance {parity.tolerance:.0e}."
     )
     parts = [
-        f'<p><strong class="{"good" if parity["passed"] else "bad"}">{verdict.capitalize()}.</strong> {escape(sentence)}</p>'
+        f'<p><strong class="{"good" if parity.passed else "bad"}">{verdict.capitalize()}.</strong> '
+        f"{escape(sentence)}</p>"
     ]
-    if parity.get("first_difference"):
-        parts.append(f'<p class="bad">First difference: {escape(_words(parity["first_difference"]))}</p>')
-    losses = parity.get("losses") or {}
-    if losses.get("ours") and len(losses["ours"]) == len(losses.get("theirs", ())):
-        svg = figures.parity_curves(losses["ours"], losses["theirs"], parity["tolerance"])
+    if parity.first_difference:
+        found = _words(parity.first_difference.content())
+        parts.append(f'<p class="bad">First difference: {escape(found)}</p>')
+    losses = parity.losses
+    if losses.ours and len(losses.ours) == len(losses.theirs):
+        svg = figures.parity_curves(losses.ours, losses.theirs, parity.tolerance)
         parts.append(_figure(svg, "Both losses at each step, and how far they are apart."))
     differences = [
-        (label, f"{parity[key]:.1e}")
-        for key, label in (
-            ("logits_max_difference", "Largest difference of logits"),
-            ("gradient_max_relative_difference", "Largest relative difference of gradients"),
-        )
-        if isinstance(parity.get(key), int | float)
+        ("Largest difference of logits", f"{parity.logits_max_difference:.1e}"),
+        ("Largest relative difference of gradients", f"{parity.gradient_max_relative_difference:.1e}"),
     ]
-    if differences:
-        parts.append(_table(("Before the first step", ""), differences))
-    rows = [(_label(name), _words(ours), _words(theirs)) for name, ours, theirs, _ in parity["setting_rows"]]
-    differing = [number for number, row in enumerate(parity["setting_rows"]) if row[3]]
+    parts.append(_table(("Before the first step", ""), differences))
+    ours, theirs = parity.settings.ours, parity.settings.theirs
+    names = list(dict.fromkeys([*ours, *theirs]))
+    rows = [(_label(name), _words(ours.get(name)), _words(theirs.get(name))) for name in names]
+    differing = [number for number, name in enumerate(names) if name in parity.settings.differing]
     table = _table(("Effective setting", "Kielo", "transformers"), rows, words=3, marked=differing)
     parts.append(f"<details open><summary>Settings side by side</summary>{table}</details>")
     return "\n".join(parts)
@@ -191,33 +190,35 @@ def _parity(gathered: dict[str, Any]) -> str:
 
 def _training(gathered: dict[str, Any]) -> str:
     training = gathered["training"]
-    if not training or not training["rows"]:
+    if not training or not training["steps"]:
         return _not_run("train")
-    last = training["rows"][-1]
+    last = training["steps"][-1]
     speed = training["tokens_per_second"]
-    sentence = f"{last['step']:,} optimiser steps"
-    if last.get("tokens"):
-        sentence += f" over {last['tokens']:,} tokens"
+    sentence = f"{last.step:,} optimiser steps"
+    if last.tokens:
+        sentence += f" over {last.tokens:,} tokens"
     if speed:
         sentence += f", at {speed:,.0f} tokens per second (median)"
-    if last.get("mfu"):
-        sentence += f", {100 * last['mfu']:.1f} % of the accelerator's peak"
-    if last.get("skipped"):
-        sentence += f"; steps skipped because they were not finite: {last['skipped']}"
+    if last.mfu:
+        sentence += f", {100 * last.mfu:.1f} % of the accelerator's peak"
+    if last.skipped:
+        sentence += f"; steps skipped because they were not finite: {last.skipped}"
     if training["passed_over"]:
-        ranges = ", ".join(f"{row['passed_over_from']:,}–{row['step']:,}" for row in training["passed_over"])
+        ranges = ", ".join(f"{row.passed_over_from:,}–{row.step:,}" for row in training["passed_over"])
         sentence += f"; steps passed over, as the recipe asks: {ranges}"
     for row in training["precisions"]:
-        taken_back = (
-            " again: the loss or the gradient norm had risen" if row.get("outcome") == "taken back" else ""
-        )
-        # Of a change that was kept only the change itself is told.
-        if row.get("outcome") != "kept":
-            sentence += f"; {row['precision'] if not taken_back else 'the precision before'} after step {row['step']:,}{taken_back}"
-    curves = figures.loss_curves(training["rows"], training["heldout"])
+        match row:
+            case PrecisionVerdict(outcome="taken back"):
+                sentence += f"; the precision before after step {row.step:,} again"
+                sentence += ": the loss or the gradient norm had risen"
+            case PrecisionVerdict():  # kept: the change itself is reported
+                pass
+            case _:
+                sentence += f"; {row.precision} after step {row.step:,}"
+    curves = figures.loss_curves(training["steps"], training["heldout"])
     parts = [f"<p>{escape(sentence)}.</p>", _figure(curves, "Loss of the training and of the held-out text.")]
     if speed:
-        parts.append(_figure(figures.speed_curve(training["rows"]), "Training speed."))
+        parts.append(_figure(figures.speed_curve(training["steps"]), "Training speed."))
     return "\n".join(parts)
 
 
@@ -230,15 +231,14 @@ def _corpus(gathered: dict[str, Any]) -> str:
         f"{corpus['documents_kept']:,} of {corpus['documents_in']:,} documents are left."
     )
     figure = _figure(
-        figures.funnel_bars(_by_step(funnel["steps"]), corpus["bytes_in"]),
+        figures.funnel_bars(_by_step(funnel.steps), corpus["bytes_in"]),
         "Text left after each step, and what the step dropped.",
     )
-    parts = [f"<p>{escape(kept)}</p>", figure, _funnel_table(funnel["steps"])]
-    sources = funnel.get("sources", ())
-    if examples := [(source["name"], told) for source in sources for told in source.get("bad_examples", ())]:
+    parts = [f"<p>{escape(kept)}</p>", figure, _funnel_table(funnel.steps)]
+    if examples := [(source.name, bad) for source in funnel.sources for bad in source.bad_examples]:
         table = _table(("Source", "What was wrong"), examples, words=2)
         parts.append(f"<details><summary>The first records that could not be read</summary>{table}</details>")
-    for kind, shares in (funnel.get("threshold_table") or {}).items():
+    for kind, shares in funnel.threshold_table.items():
         rows = [(threshold, f"{100 * share:.1f} %") for threshold, share in shares.items()]
         table = _table(("Language threshold", f"Share of {kind} kept, in bytes"), rows)
         parts.append(
@@ -247,29 +247,31 @@ def _corpus(gathered: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _by_step(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _by_step(rows: Sequence[FunnelRow]) -> list[FunnelRow]:
     """One row a step: the funnel has one for each reason, with the same figures of what was left."""
-    steps: dict[str, dict[str, Any]] = {}
+    steps: dict[str, FunnelRow] = {}
     for row in rows:
-        step = steps.setdefault(row["name"], {**row, "documents": 0, "bytes": 0})
-        step["documents"] += row["documents"]
-        step["bytes"] += row["bytes"]
+        before = steps.get(row.name)
+        dropped = {"documents": row.documents, "bytes": row.bytes}
+        if before is not None:
+            dropped = {"documents": before.documents + row.documents, "bytes": before.bytes + row.bytes}
+        steps[row.name] = row.model_copy(update=dropped)
     return list(steps.values())
 
 
-def _funnel_table(steps: Sequence[dict[str, Any]]) -> str:
+def _funnel_table(steps: Sequence[FunnelRow]) -> str:
     """A row for each reason; a step's name and what it left stand once, in its first row."""
     rows = []
     for before, step in zip([None, *steps], steps):
-        is_first = before is None or before["name"] != step["name"]
+        is_first = before is None or before.name != step.name
         rows.append(
             (
-                step["name"] if is_first else "",
-                step["reason"],
-                f"{step['documents']:,}",
-                format_bytes(step["bytes"]),
-                f"{step['documents_left']:,}" if is_first else "",
-                format_bytes(step["bytes_left"]) if is_first else "",
+                step.name if is_first else "",
+                step.reason,
+                f"{step.documents:,}",
+                format_bytes(step.bytes),
+                f"{step.documents_left:,}" if is_first else "",
+                format_bytes(step.bytes_left) if is_first else "",
             )
         )
     header = ("Step", "Why dropped", "Documents dropped", "Text dropped", "Documents left", "Text left")
@@ -280,9 +282,8 @@ def _tokenizer(gathered: dict[str, Any]) -> str:
     measured = gathered["tokenizer"]
     if not measured:
         return _not_run("tokenizer")
-    rows = [(name, _measure(key, measured[key])) for key, name in TOKENIZER_NAMES.items() if key in measured]
-    on = f" on {_words(measured['measured_on'])}" if "measured_on" in measured else ""
-    parts = [_table((f"Measured{on}", ""), rows)]
+    rows = [(name, _measure(key, getattr(measured, key))) for key, name in TOKENIZER_NAMES.items()]
+    parts = [_table((f"Measured on {measured.measured_on}", ""), rows)]
     sources = (gathered["tokens"] or {}).get("sources")
     if sources:
         packed = {**sources, "held-out": gathered["tokens"]["heldout"]}

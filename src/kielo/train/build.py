@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from kielo.artifact.alerts import ALERTS_NAME
+from kielo.artifact.metrics import METRICS_NAME
 from kielo.artifact.weights_folder import resolve_weights
 from kielo.checkpoint.hugging_face_import import load_model_weights
 from kielo.checkpoint.store import Store
@@ -200,7 +202,7 @@ def _store(placement: Placement, world: World, permit: Callable[[], None]) -> St
 
 
 def _alert(placement: Placement) -> Callable[[int, str], None]:
-    return partial(note_alert, Path(placement.train_folder) / "alerts.jsonl")
+    return partial(note_alert, Path(placement.train_folder) / ALERTS_NAME)
 
 
 def laid_out(identity: Identity, placement: Placement, mesh: Mesh, precision: Precision) -> nn.Module:
@@ -281,7 +283,7 @@ def _sinks(identity: Identity, placement: Placement, world: World) -> list[Sink]
     folder = Path(placement.train_folder)
     sinks: list[Sink] = [
         Terminal(identity.total_steps, _alert(placement)),
-        MetricsFile(folder / "metrics.jsonl"),
+        MetricsFile(folder / METRICS_NAME),
     ]
     if placement.tensorboard:
         sinks.append(TensorBoard(folder / "tensorboard"))

@@ -1,10 +1,10 @@
 """How far FP8's gradients point where those in bf16 do: late divergence announces itself there."""
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor, nn
 
+from kielo.artifact.metrics import Fp8GradientProbe
 from kielo.parallel.fp8 import in_bf16
 from kielo.parallel.mesh import Mesh
 from kielo.parallel.norm import gradient_norm
@@ -25,7 +25,7 @@ class Fp8Probe:
         mesh: Mesh,
         every_steps: int,
         total_steps: int,
-        write: Callable[[dict[str, Any]], None],
+        write: Callable[[Fp8GradientProbe], None],
     ):
         self._forward_backward, self._model, self._mesh = forward_backward, model, mesh
         self._every_steps, self._total_steps, self._write = every_steps, total_steps, write
@@ -33,7 +33,7 @@ class Fp8Probe:
     def __call__(self, batch: StepBatch) -> Tensor:
         loss = self._forward_backward(batch)
         if batch.step % self._every_steps == 0 or batch.step in (1, self._total_steps):
-            self._write({"step": batch.step, "fp8_gradient_cosine": self.cosine(batch)})
+            self._write(Fp8GradientProbe(step=batch.step, fp8_gradient_cosine=self.cosine(batch)))
         return loss
 
     def score(self, piece: MicroBatch, divisor: Tensor, z_loss: float) -> Tensor:

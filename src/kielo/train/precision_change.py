@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
+from kielo.artifact.metrics import PrecisionChange, PrecisionVerdict
 from kielo.recipe.sections import Fp8
 from kielo.resolve.resolved import Resolved
 from kielo.train.build import Run, compute_in
@@ -36,7 +37,7 @@ def settle_precision(run: Run, resolved: Resolved) -> None:
     state.precisions.append([state.step + 1, run.precision])
     state.watch = None  # of a change that this one ends
     if is_change:
-        run.log.write({"step": state.step, "tokens": state.tokens, "precision": run.precision})
+        run.log.write(PrecisionChange(step=state.step, tokens=state.tokens, precision=run.precision))
         _begin_watch(run, resolved.identity.fp8)
 
 
@@ -92,7 +93,7 @@ def _take_back(run: Run, resolved: Resolved) -> None:
     is one.
     """
     state, identity, verdict = run.state, resolved.identity, _verdict(run, "taken back")
-    first_step = verdict["precision_from"]
+    first_step = verdict.precision_from
     asked_from, _ = change_before(identity, first_step, state.refused_changes)
     refused = [*state.refused_changes, asked_from]
     with run.meter.paused():
@@ -104,11 +105,11 @@ def _take_back(run: Run, resolved: Resolved) -> None:
     state.refused_changes, state.watch = refused, None
     run.meter.go_back(state.tokens)
     run.log.go_back(state.step)
-    run.log.write(verdict | {"step": state.step, "tokens": state.tokens})
+    run.log.write(verdict.model_copy(update={"step": state.step, "tokens": state.tokens}))
     run.alert(
         state.step,
-        f"fp8 from step {first_step} on made the loss rise by {verdict['loss_rise']:.1%} and the gradient "
-        f"norm by {verdict['gradient_norm_rise']:.0%} (train.fp8.max_loss_rise = "
+        f"fp8 from step {first_step} on made the loss rise by {verdict.loss_rise:.1%} and the gradient "
+        f"norm by {verdict.gradient_norm_rise:.0%} (train.fp8.max_loss_rise = "
         f"{identity.fp8.max_loss_rise}, max_gradient_norm_rise = {identity.fp8.max_gradient_norm_rise}), so "
         f"the run goes on in {precision} after step "
         f'{state.step}. What may help: train.fp8.scaling = "rowwise", more in train.fp8.kept_in_bf16, or a later change',
@@ -124,12 +125,12 @@ def _save_here(run: Run) -> None:
         run.checkpoints.settle()
 
 
-def _verdict(run: Run, what: str) -> dict:
+def _verdict(run: Run, outcome: str) -> PrecisionVerdict:
     state, watch = run.state, run.state.watch
-    return {
-        "step": state.step, "tokens": state.tokens, "precision": run.precision, "precision_from": watch["first_step"],
-        "outcome": what, "loss_rise": watch["loss_rise"], "gradient_norm_rise": watch["gradient_norm_rise"],
-    }  # fmt: skip
+    return PrecisionVerdict(
+        step=state.step, tokens=state.tokens, precision=run.precision, precision_from=watch["first_step"],
+        outcome=outcome, loss_rise=watch["loss_rise"], gradient_norm_rise=watch["gradient_norm_rise"],
+    )  # fmt: skip
 
 
 def _means(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:

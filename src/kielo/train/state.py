@@ -6,18 +6,17 @@ the step's loss and the identity of the run. Nothing in it depends on the layout
 restores it; on the same number the run ends with bitwise the weights of one that was never stopped.
 """
 
-import json
 import logging
 import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import ValidationError
 from torch import Tensor
 
+from kielo.artifact.alerts import append_alert
 from kielo.artifact.checkpoint_index import step_folder_name, step_folders, step_of
 from kielo.checkpoint.store import Store
 from kielo.recipe.errors import KieloError
@@ -268,11 +267,7 @@ class Checkpoints:
 
 
 def note_alert(path: Path, step: int, message: str) -> None:
-    """Warn on the terminal, and append {"time", "step", "message"} to `path` (`train/alerts.jsonl`): for what
-    went wrong without stopping the run.
-    """
+    """Warn on the terminal and append to `path` (`train/alerts.jsonl`). The run goes on."""
     logger.warning("step %d: %s", step, message)
-    row = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "step": step, "message": message}
-    # a full disk may be the very thing told
-    with suppress(OSError), open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    with suppress(OSError):  # a full disk may be the very thing that is reported
+        append_alert(path, step, message)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
-from kielo.artifact.manifest import hash_manifest, is_current, write_json_atomically, write_stage
-from kielo.artifact.stage_json import read_stage_json
+from kielo.artifact.manifest import hash_manifest, is_current, write_stage
+from kielo.artifact.parity import FirstDifference, GradientNorms, Losses, Parity, Settings
+from kielo.artifact.stage_json import read_stage_json, write_json
 from kielo.dataset.batches import Batches
 from kielo.train.feed import Feed, StepBatch
 from kielo.verify.hugging_face_side import HuggingFaceSide
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from kielo.resolve.resolved import Identity, Phase, Placement, Resolved
 
 KIND, VERSION = "parity", 2
-CERTIFICATE_NAME = "parity.json"
 GRADIENT_TOLERANCE = 1e-3  # relative; fp32 rounding is about 1e-6, a wrong term is not under 1e-3
 
 
@@ -41,8 +41,8 @@ def verify_parity(
     tolerance: float = 1e-5,
     hugging_face_overrides: dict[str, Any] | None = None,
     console: Console | None = None,
-) -> dict[str, Any]:
-    """The certificate, also written to `folder`/parity.json with a manifest; `["passed"]` is the answer.
+) -> Parity:
+    """The certificate, also written to `folder`/parity.json with a manifest; `passed` is the answer.
 
     It passes when at every step the losses differ by at most `tolerance` (relative), no setting differs, and
     the first step's gradients agree. Starts from `checkpoint`'s weights, else from those that the run starts
@@ -60,22 +60,20 @@ def verify_parity(
         inputs["checkpoint"] = hash_manifest(checkpoint)
     section = settings | {"identity": resolved.identity.model_dump(mode="json")}
     if is_current(folder, KIND, VERSION, inputs, section):
-        certificate = read_stage_json(folder, CERTIFICATE_NAME)
+        certificate = read_stage_json(folder, Parity)
         # one that failed is looked at again: the cause may have been outside the recipe
-        if certificate["passed"]:
+        if certificate.passed:
             return certificate
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
         with world_of_one(placement.start_timeout_seconds, placement.device) as world:
-            certificate = _compare(identity, placement, phase, world, checkpoint, tolerance, overrides)
-        certificate |= {
-            "weights": str(checkpoint or identity.model.weights or f"initial values of seed {identity.seed}")
-        }
-        certificate |= settings
-        write_json_atomically(stage.folder / CERTIFICATE_NAME, certificate)
+            found = _compare(identity, placement, phase, world, checkpoint, tolerance, overrides)
+        weights = str(checkpoint or identity.model.weights or f"initial values of seed {identity.seed}")
+        certificate = Parity(**found, weights=weights, **settings)
+        write_json(stage.folder, certificate)
         stage.counts.update(
             steps=steps,
-            passed=certificate["passed"],
-            max_relative_loss_difference=certificate["max_relative_loss_difference"],
+            passed=certificate.passed,
+            max_relative_loss_difference=certificate.max_relative_loss_difference,
         )
     if console is not None:
         print_parity(certificate, console)
@@ -148,24 +146,25 @@ def _compare(
     parting_step = next((step for step, value in enumerate(differences, 1) if not value <= tolerance), None)
     passed = parting_step is None and not wrong_settings and gradient[1] <= GRADIENT_TOLERANCE
     parting = None if passed else first_parting(our_trace, their_trace, tolerance)
+    norms = {side: [record["gradient_norm"] for record in records[side]] for side in records}
     return {
         "passed": passed,
         "max_relative_loss_difference": max(differences),
         "logits_max_difference": (our_trace.logits - their_trace.logits).abs().max().item(),
         "gradient_max_relative_difference": gradient[1],
-        "settings": {"ours": our_settings, "theirs": their_settings, "differing": wrong_settings},
-        "losses": losses | {"relative_differences": differences},
-        "gradient_norms": {side: [record["gradient_norm"] for record in records[side]] for side in records},
+        "settings": Settings(ours=our_settings, theirs=their_settings, differing=wrong_settings),
+        "losses": Losses(**losses, relative_differences=differences),
+        "gradient_norms": GradientNorms(**norms),
         "first_difference": None
         if passed
-        else (asdict(parting) if parting else {"layer": None, "where": None, "relative_difference": None})
-        | {
-            "settings": wrong_settings,
-            "weight": weight[0] if weight[1] > 0 else None,
-            "gradient": gradient[0] if gradient[1] > GRADIENT_TOLERANCE else None,
-            "update": update[0] if parting_step else None,
-            "step": parting_step,
-        },
+        else FirstDifference(
+            **(asdict(parting) if parting else {"layer": None, "where": None, "relative_difference": None}),
+            settings=wrong_settings,
+            weight=weight[0] if weight[1] > 0 else None,
+            gradient=gradient[0] if gradient[1] > GRADIENT_TOLERANCE else None,
+            update=update[0] if parting_step else None,
+            step=parting_step,
+        ),
     }
 
 
