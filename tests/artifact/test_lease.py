@@ -67,8 +67,8 @@ def foreign_holder(folder: Path, host: str = "nid001234") -> Path:
     """A lease as another machine would leave it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "lease.00000007.json"
-    holder = {"token": "t", "host": host, "machine": "m", "pid": 1, "process_started": 1, "slurm_job_id": "77",
-              "started_at": "2026-11-21T12:00:00+00:00"}  # fmt: skip
+    holder = {"token": "t", "host": host, "machine": "m", "pid": 1, "process_started": 1,
+              "slurm_job_id": "77", "started_at": "2026-11-21T12:00:00+00:00"}  # fmt: skip
     path.write_text(json.dumps(holder))
     return path
 

@@ -20,7 +20,8 @@ from kielo.artifact.metrics import (
 LINES = {
     b'{"step": 20, "tokens": 2560, "samples": 160, "phase": 1, "loss": 4.31, "gradient_norm": null, '
     b'"learning_rate": 1e-05, "tokens_per_second": 61377.5, "planned_tokens_per_second": null, '
-    b'"tflops_per_second": 0.005, "mfu": null, "seconds": 0.4, "seconds_left": 0.0, "skipped": 0}': TrainingStep,
+    b'"tflops_per_second": 0.005, "mfu": null, "seconds": 0.4, "seconds_left": 0.0, '
+    b'"skipped": 0}': TrainingStep,
     b'{"step": 1, "tokens": 128, "samples": 8, "loss": null, "gradient_norm": 0.9, "learning_rate": 0.001, '
     b'"tokens_per_second": 1e+20, "tflops_per_second": 0.1, "mfu": 0.5, "seconds": 2.0, '
     b'"seconds_left": 1.5, "skipped": 1}': TrainingStep,

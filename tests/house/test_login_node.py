@@ -46,7 +46,10 @@ def test_the_command_line_loads_no_room():
     """`kielo --help` pays for no library: not pydantic, numpy or datatrove either."""
     heavy = ("torch", "transformers", "pydantic", "numpy", "datatrove", "tokenizers", "matplotlib", "pyarrow")
     rooms = ("kielo.recipe.sections", "kielo.corpus.run", "kielo.train.loop", "kielo.resolve.resolve")
-    asked = "import io, contextlib\nfrom kielo.cli.main import main\nwith contextlib.redirect_stdout(io.StringIO()): main([])"
+    asked = (
+        "import io, contextlib\nfrom kielo.cli.main import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()): main([])"
+    )
     assert loaded_after(asked, heavy + rooms) == []
 
 

@@ -12,7 +12,10 @@ import pytest
 from tests.house.checks import FAMILY_TABLES, PACKAGE, ROOT
 
 CONTRACTS = ROOT / ".importlinter"
-LINT = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(config_filename=sys.argv[1], no_cache=True))"
+LINT = (
+    "import sys; from importlinter.cli import lint_imports; "
+    "sys.exit(lint_imports(config_filename=sys.argv[1], no_cache=True))"
+)
 
 
 def lint(source_folder: Path) -> subprocess.CompletedProcess:

@@ -55,8 +55,8 @@ def corpus(folder: Path) -> None:
         ("duplicate documents", "document seen before", 3, 2_000),
     ):
         documents, size = documents - dropped, size - dropped_bytes
-        steps.append({"name": name, "reason": reason, "documents": dropped, "lines": 0, "bytes": dropped_bytes,
-                      "documents_left": documents, "bytes_left": size})  # fmt: skip
+        steps.append({"name": name, "reason": reason, "documents": dropped, "lines": 0,
+                      "bytes": dropped_bytes, "documents_left": documents, "bytes_left": size})  # fmt: skip
     table = {"lines": {"0.5": 0.62, "0.9": 0.55}, "documents": {"0.5": 0.93, "0.9": 0.9}}
     counts = {"bytes_in": 4_620_000, "documents_in": 2550, "bytes_kept": size, "documents_kept": documents}
     _stage(

@@ -33,8 +33,8 @@ _ADVICE = {
 class DurableFile:
     """A new file of bytes, written aside: readers find all of it or the one before.
 
-    That holds after a power cut too. Folders that are missing are made. As a context manager it is abandoned at an exception. OSError passes
-    through.
+    That holds after a power cut too. Folders that are missing are made. As a context manager it is abandoned
+    at an exception. OSError passes through.
     """
 
     def __init__(self, path: Path | str):

@@ -60,7 +60,10 @@ class Holder:
         return (self.host, self.machine) == (socket.gethostname(), _machine())
 
     def is_running(self) -> bool:
-        """Returns True if a holder that `is_here` lives; a zombie or a later process of its number is not it."""
+        """Returns True if a holder that `is_here` lives.
+
+        A later process with its number is another; a zombie holds nothing.
+        """
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:

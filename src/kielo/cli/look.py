@@ -1,4 +1,4 @@
-"""Verbs that answer a question and change nothing (but `recipes --copy`). None needs torch."""
+"""Verbs that answer a question and change nothing, except `recipes --copy`. None needs torch."""
 
 import argparse
 import json
@@ -128,9 +128,11 @@ def languages(options: argparse.Namespace) -> None:
 
 def tokenizer_flags(parser: argparse.ArgumentParser) -> None:
     examples(parser, "kielo tokenizer measure A B --text file.txt")
-    words = parser.add_subparsers(dest="word", metavar="WORD", required=True, parser_class=VerbParser)
+    subverbs = parser.add_subparsers(
+        dest="subverb", metavar="SUBVERB", required=True, parser_class=VerbParser
+    )
     add_verb(
-        words,
+        subverbs,
         "measure",
         "look:measure",
         "tokens per word, bytes per token, exact round trip, Rényi efficiency",

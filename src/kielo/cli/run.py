@@ -1,6 +1,4 @@
-"""`kielo run`: every stage that is not done yet, in order. Each stage meets the next one in a
-folder on disk.
-"""
+"""`kielo run`: every stage that is not done yet, in order. Stages exchange folders on disk."""
 
 import argparse
 import signal
@@ -80,8 +78,7 @@ def run(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end a stage as an exception does, so that what it began is cleared away and the lease given
-    back.
+    """Have SIGTERM end a stage as an exception does: its folder aside is removed and the lease given back.
 
     Training takes the signal over while it runs.
     """
@@ -96,9 +93,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 def _make_again(name: str | None, invocation: Invocation, chosen: tuple[str, ...]) -> None:
-    """Let the stage `name` be made anew though nothing changed. Those after it are, where what they read is
-    another then.
-    """
+    """Have the stage `name` made again though nothing changed; later stages follow if its output changes."""
     if name is None:
         return
     if name not in chosen:
@@ -110,9 +105,7 @@ def _make_again(name: str | None, invocation: Invocation, chosen: tuple[str, ...
 
 
 def _do(name: str, invocation: Invocation, is_chosen: bool) -> None:
-    """Make the stage if it was chosen, and note its seconds; those of a stage that was made before, if it was
-    not.
-    """
+    """Make the stage if it was chosen, and note its seconds; else note those of the stage made before."""
     folder, make = _STAGES[name]
     before = read_manifest(invocation.folder / folder) if folder else None
     if not is_chosen:

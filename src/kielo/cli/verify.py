@@ -1,4 +1,4 @@
-"""`kielo verify`: proofs that print a table, write a certificate, and fail when they fail."""
+"""`kielo verify`: proofs that print a table and write a certificate; exit code 1 where one fails."""
 
 import argparse
 from pathlib import Path
@@ -60,7 +60,7 @@ def parity(options: argparse.Namespace) -> int:
 
 
 def certify(recipe: Recipe, folder: Path, steps: int | None = None, is_quiet: bool = False) -> Parity:
-    """Parity of the run's newest checkpoint with Hugging Face; prints it unless quiet."""
+    """Certify the parity of the run's newest checkpoint with Hugging Face; prints it unless quiet."""
     from kielo.checkpoint.store import read_plain
     from kielo.cli.checkpoint import newest_checkpoint
     from kielo.dataset.provenance import check_tokens

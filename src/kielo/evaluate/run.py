@@ -1,5 +1,4 @@
-"""The evaluate stage: a run's checkpoint and texts -> `evaluate/scores.json`; and the scores of any other
-model.
+"""The evaluate stage: a run's checkpoint and texts → `evaluate/scores.json`; also the scores of other models.
 
 Every contender scores the same held-out documents under the convention of `bits_per_byte.py`.
 """
@@ -35,8 +34,8 @@ CONVENTION = (
 def evaluate(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -> Scores:
     """Score the run's checkpoint (default: the newest whole one) beside three baselines given the same text.
 
-    Writes `run_folder/evaluate`. A current folder is read back instead. Raises KieloError when a stage that it
-    needs is not finished, and when text, tokenizer and checkpoint do not belong together.
+    Writes `run_folder/evaluate`. A current folder is read back instead. Raises KieloError when a stage that
+    it needs is not finished, and when text, tokenizer and checkpoint do not belong together.
     """
     run_folder = Path(run_folder)
     folder = run_folder / "evaluate"
@@ -112,7 +111,7 @@ def _continue(contender: Contender, recipe: Recipe, prompt: str, seed: int) -> s
 def _baselines(
     recipe: Recipe, run_folder: Path, heldout: Sequence[str]
 ) -> tuple[dict[str, float], dict[str, int]]:
-    """Bits per byte of the three baselines, and how much training text the two byte baselines were given."""
+    """Returns the baselines' bits per byte, and the bytes of training text that they were given."""
     texts, given = training_texts(recipe, run_folder / "corpus")
     training, heldout_stream = byte_stream(texts), byte_stream(heldout)
     tokenizer = load_tokenizer(run_folder / "tokenizer")
