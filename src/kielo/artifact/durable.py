@@ -80,7 +80,7 @@ def is_aside(name: str) -> bool:
 
 
 @contextmanager
-def disk_problems_told(what: str) -> Iterator[None]:
+def disk_problems_reported(what: str) -> Iterator[None]:
     """Make a KieloError of what a disk refuses inside: full, read-only, gone. It begins with `what`."""
     try:
         yield

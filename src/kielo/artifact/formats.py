@@ -37,7 +37,7 @@ def _whole_file(folder: str, kind: type[JsonFile]) -> Format:
 
 
 FORMATS = {
-    "recipe": Format("recipe.toml", "What a person asks for.", (Recipe,)),
+    "recipe": Format("recipe.toml", "The settings of a run, written by a person.", (Recipe,)),
     "funnel": _whole_file("corpus/", Funnel),
     "tokenizer": _whole_file("tokenizer/", TokenizerMeasure),
     "metrics": Format(

@@ -20,7 +20,7 @@ from typing import Any
 
 import xxhash
 
-from kielo.artifact.durable import DurableFile, bring_tree_to_disk, disk_problems_told, is_aside
+from kielo.artifact.durable import DurableFile, bring_tree_to_disk, disk_problems_reported, is_aside
 from kielo.artifact.own_text import is_own_text
 from kielo.artifact.stage_folder import StageFolder
 from kielo.recipe.errors import KieloError
@@ -186,14 +186,14 @@ def write_stage(
 ) -> Iterator[Stage]:
     """Write a whole stage folder or nothing.
 
-    Yields a `Stage` whose `folder` lies aside. At a clean exit the files are hashed and brought to the disk,
+    Yields a `Stage` whose `folder` is aside. At a clean exit the files are hashed and brought to the disk,
     the manifest is written and the folder takes its name, replacing an older one. At an exception nothing of
     it is left, and `folder` stays as it was. A disk that is full, read-only or gone becomes a KieloError, and
     so does, before anything is done, a `folder` that holds what this stage did not write.
     """
     started = time.monotonic()
     made = StageFolder(folder, kind, hash_json([kind, version, dict(inputs), as_json(section)]))
-    with disk_problems_told(f"{folder}: the {kind} stage"):
+    with disk_problems_reported(f"{folder}: the {kind} stage"):
         refuse_foreign(folder, kind)
         try:
             made.begin()

@@ -109,7 +109,7 @@ class Fp8GradientProbe(Row):
     """Cosine of the angle between the two, -1 to 1; null: not finite."""
 
 
-# Kinds by a key that tells them apart. The first that fits is taken: a verdict has a change's key as well.
+# Kinds by a key that identifies them. The first that fits is taken: a verdict has a change's key as well.
 KINDS: dict[str, type[Row]] = {
     "loss": TrainingStep,
     "heldout_loss": HeldOutLoss,

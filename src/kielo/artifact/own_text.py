@@ -51,7 +51,7 @@ def refuse_other_text(path: Path | str) -> None:
 def refuse_other_json(path: Path | str, key: str) -> None:
     """Raise KieloError where something else than Kielo's own JSON, an object with `key`, has that name.
 
-    JSON has no comments, so a key must tell.
+    JSON has no comments, so a key marks it.
     """
     path = Path(path)
     try:

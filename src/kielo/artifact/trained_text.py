@@ -26,7 +26,7 @@ def refuse_to_replace(
         return
     named = ", ".join(changed[:NAMED_DIFFERENCES]) + (", …" if len(changed) > NAMED_DIFFERENCES else "")
     is_damage = all(change.startswith(DAMAGED_FILE) for change in changed)
-    advice = f"move {folder} away, and it is made anew of the same text; " if is_damage else ""
+    advice = f"move {folder} away, and it is made again from the same text; " if is_damage else ""
     refuse_while_trained_on(folder, f"changed since it was made: {named}", advice)
 
 
@@ -44,5 +44,5 @@ def refuse_while_trained_on(folder: Path | str, why: str, advice: str = "") -> N
         f"{folder}: would be made again ({why}), and {checkpoints} holds {kept[0].name}, which was trained "
         f"on it. Nothing was changed. What would work: {advice}--set name=… or another `folder` for the "
         "changed text; the old text and values; --from train to go on with the text as it is; or move "
-        f"{checkpoints.parent} away to start anew"
+        f"{checkpoints.parent} away to start again at step 0"
     )

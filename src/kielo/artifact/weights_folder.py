@@ -57,7 +57,7 @@ def weight_files(folder: Path) -> dict[Path, list[str] | None]:
     """Returns each file of weights in `folder` → the tensors that an index lists; None for a single file.
 
     Raises KieloError for a folder without weights, and for an index that is damaged, or names files that are
-    not there or would lie in another folder.
+    not there or are in another folder.
     """
     folder = Path(folder)
     for single, index in _WEIGHTS:
@@ -122,7 +122,7 @@ def _fetched(reference: str, name: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
     def fetch(*patterns: str) -> Path:
-        # Not what lies in folders of the repository: copies in other formats.
+        # Without the repository's subfolders: they hold copies in other formats.
         return Path(
             snapshot_download(
                 name, revision=revision, allow_patterns=[*_SMALL_FILES, *patterns], ignore_patterns=["*/*"]

@@ -26,13 +26,13 @@ _ADVICE = {
     errno.EPERM: "see who may read and write there",
     errno.EROFS: "the disk can only be read: give the run another `folder`",
     errno.ENOENT: "was it moved or removed?",
-    errno.ENOTDIR: "a file stands where a folder is needed: move it away, or give another folder",
-    errno.EISDIR: "a folder stands where a file is needed: move it away, or give another name",
+    errno.ENOTDIR: "a file is where a folder is needed: move it away, or give another folder",
+    errno.EISDIR: "a folder is where a file is needed: move it away, or give another name",
     errno.ELOOP: "a link there leads to itself",
     errno.ENAMETOOLONG: "give it a shorter name",
     errno.EMFILE: "too many files are open: raise `ulimit -n`",
     errno.ENOMEM: "there is not enough memory",
-    errno.ESTALE: "the file system lost the file: try again, and tell who runs it if that does not help",
+    errno.ESTALE: "the file system lost the file: try again, and ask its administrators if that does not help",
     errno.EIO: "the disk or its network failed: the system's log (dmesg) says more",
 }
 

@@ -48,7 +48,7 @@ def run_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--again", choices=[stage for stage in STAGES if stage not in ("train", "report")], metavar="STAGE",
-        help="make this stage anew though its inputs and settings did not change",
+        help="make this stage again though its inputs and settings did not change",
     )  # fmt: skip
     parser.add_argument("--ranks", type=int, default=1, help="processes for training on this machine")
     parser.add_argument("--json", action="store_true", help="print summary.json at the end instead of tables")
@@ -119,7 +119,7 @@ def _do(name: str, invocation: Invocation, is_chosen: bool) -> None:
     seconds = before.wall_seconds if skipped else time.monotonic() - started
     invocation.stages[name] = StageTime(seconds=round(seconds, 3), skipped=skipped)
     if skipped:
-        again = "" if name == "train" else f"; --again {name} makes it anew"
+        again = "" if name == "train" else f"; --again {name} makes it again"
         print(f"   nothing to do: made before from the same inputs and recipe{again}", flush=True)
 
 

@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from kielo.artifact.durable import disk_problems_told
+from kielo.artifact.durable import disk_problems_reported
 from kielo.artifact.own_text import refuse_other_json, refuse_other_text, write_own_text
 from kielo.artifact.stage_json import write_json
 from kielo.artifact.summary import StageTime, Summary
@@ -34,7 +34,7 @@ def write_report(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime] 
             f"{run_folder}: a file of a stage there is not as Kielo writes it ({type(error).__name__}: "
             f"{error}), so no report can be made of it; run that stage again"
         ) from error
-    with disk_problems_told(f"{run_folder}: the report"):
+    with disk_problems_reported(f"{run_folder}: the report"):
         model_card.write_model_card(gathered)
         write_own_text(path, html)
         own = StageTime(seconds=round(time.monotonic() - started, 3), skipped=False)
