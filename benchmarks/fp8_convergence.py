@@ -16,7 +16,6 @@ benchmarks/results/fp8_convergence_SHAPE_DEVICE.json.
 """
 
 import argparse
-import json
 import platform
 import shutil
 import signal
@@ -29,6 +28,16 @@ from pathlib import Path
 from typing import Any
 
 from kielo.artifact.manifest import installed_versions, write_json_atomically
+from kielo.artifact.metrics import (
+    METRICS_NAME,
+    Fp8GradientProbe,
+    HeldOutLoss,
+    PrecisionVerdict,
+    Row,
+    TrainingStep,
+    of_kind,
+    read_metrics,
+)
 from kielo.recipe.sections import Recipe
 from kielo.resolve.resolve import resolve, text_of_run
 from kielo.resolve.resolved import Resolved
@@ -78,11 +87,11 @@ def main() -> int:
         return _train(_resolved(options.shape, tokens, folder, options.only, steps))
     until = time.monotonic() + options.seconds_limit
     for name in RUNS:
-        done = folder / name / "rows.json"
+        done = folder / name / METRICS_NAME
         if not done.exists() and not _run_apart(name, options, folder, until):
             print(f"{name}: stopped before its end; the same command goes on with it", flush=True)
             return 75
-    rows = {name: json.loads((folder / name / "rows.json").read_text(encoding="utf-8")) for name in RUNS}
+    rows = {name: read_metrics(folder / name / METRICS_NAME) for name in RUNS}
     figures = measure(rows, steps)
     resolved = _resolved(options.shape, tokens, folder, "bf16", steps)
     trained = sum(resolved.identity.phases[0].mixture.values())
@@ -91,21 +100,19 @@ def main() -> int:
         "shape": options.shape, "model": resolved.identity.model.model_dump(mode="json", exclude_none=True),
         "parameters": resolved.placement.parameters, "steps": steps, "tokens_per_step": shape.tokens_per_step,
         "epochs": round(steps * shape.tokens_per_step / trained, 1), "is_emulated": shape.device == "cpu",
-        **figures, "rows": rows,
+        **figures, "rows": {name: [row.model_dump(exclude_unset=True) for row in of] for name, of in rows.items()},
     }  # fmt: skip
     write_json_atomically(RESULTS / f"fp8_convergence_{options.shape}_{shape.device}.json", document)
     _print(document)
     return 0 if all(bar["passed"] for bar in figures["bars"]) else 1
 
 
-def measure(rows: dict[str, list[dict[str, Any]]], steps: int) -> dict[str, Any]:
+def measure(rows: dict[str, list[Row]], steps: int) -> dict[str, Any]:
     """Returns the figures of the bars, and the bars; `rows`: run → rows of its metrics.jsonl."""
-    losses = {name: {row["step"]: row["loss"] for row in of if "loss" in row} for name, of in rows.items()}
-    heldout = {
-        name: [row["heldout_loss"] for row in of if "heldout_loss" in row][-1] for name, of in rows.items()
-    }
+    losses = {name: {row.step: row.loss for row in of_kind(of, TrainingStep)} for name, of in rows.items()}
+    heldout = {name: of_kind(of, HeldOutLoss)[-1].heldout_loss for name, of in rows.items()}
     last = {name: _mean(of, steps - WINDOW + 1) for name, of in losses.items()}
-    cosines = {row["step"]: row["fp8_gradient_cosine"] for row in rows["fp8"] if "fp8_gradient_cosine" in row}
+    cosines = {row.step: row.fp8_gradient_cosine for row in of_kind(rows["fp8"], Fp8GradientProbe)}
     change = _change(steps)
     plain, changed = losses["bf16"], losses["bf16_to_fp8"]
     rises = {
@@ -124,7 +131,7 @@ def measure(rows: dict[str, list[dict[str, Any]]], steps: int) -> dict[str, Any]
         "heldout_loss": heldout, "training_loss": last, "differences": differences, "cosines": cosines,
         "change_at_step": change, "largest_rise": rises[at], "largest_rise_at_step": at,
         "largest_difference_before_the_change": before,
-        "outcomes": [row for row in rows["bf16_to_fp8"] if "outcome" in row],
+        "outcomes": [row.model_dump() for row in of_kind(rows["bf16_to_fp8"], PrecisionVerdict)],
         "bars": [
             {"name": "loss of FP8 by bf16's", "value": worst, "bar": LOSS_BAR, "passed": worst <= LOSS_BAR},
             {"name": "lowest cosine of gradients", "value": lowest, "bar": COSINE_BAR,
@@ -192,15 +199,14 @@ def _train(resolved: Resolved) -> int:
 
     Three checkpoints of a billion parameters would take too much disk.
     """
-    from kielo.artifact.metrics import read_metrics  # torch is not needed by the process that waits
-    from kielo.train.run import train
+    from kielo.train.run import train  # torch is not needed by the process that waits
 
     folder = Path(resolved.placement.train_folder)
     answer = train(resolved)
-    if answer["outcome"] == "finished":
-        write_json_atomically(folder.parent / "rows.json", read_metrics(folder / "metrics.jsonl"))
+    if answer.outcome == "finished":
+        shutil.copyfile(folder / METRICS_NAME, folder.parent / METRICS_NAME)
         shutil.rmtree(folder / "checkpoints")
-    return answer["exit_code"]
+    return answer.exit_code
 
 
 def _machine(device: str) -> str:
@@ -225,7 +231,7 @@ def _print(document: dict[str, Any]) -> None:
         f"{', '.join(f'{step}: {cosine:.5f}' for step, cosine in document['cosines'].items())}"
     )
     for row in document["outcomes"]:
-        print(f"change to {row.get('precision')} after step {row['step']}: {row['outcome']}")
+        print(f"change to {row['precision']} after step {row['step']}: {row['outcome']}")
     for bar in document["bars"]:
         print(
             f"bar: {bar['name']} {bar['value']:.5f} (bar {bar['bar']}): "

@@ -34,6 +34,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from kielo.artifact.manifest import write_stage
+from kielo.artifact.metrics import METRICS_NAME, TrainingStep, of_kind, read_metrics
 from kielo.artifact.token_shards import TokenShardWriter
 from kielo.plan.calibrate import Comparison, Machine, compare, measure, read_machine, write_machine
 from kielo.recipe.errors import KieloError
@@ -165,15 +166,15 @@ def _trained(training: Training, folder: Path, text: Path, trials: int) -> dict[
         if not (kept / "steps.json").is_file() or _fewest(attempt, training) > _fewest(kept, training):
             shutil.rmtree(kept, ignore_errors=True)
             attempt.rename(kept)
-    return {"metrics": kept / "train" / "metrics.jsonl", "disturbed": _disturbed(kept)}
+    return {"metrics": kept / "train" / METRICS_NAME, "disturbed": _disturbed(kept)}
 
 
 def _fewest(folder: Path, training: Training) -> int:
     """Returns the undisturbed steps of the kind that has fewest, without its first two."""
-    rows = [json.loads(line) for line in (folder / "train" / "metrics.jsonl").read_text().splitlines()]
+    rows = of_kind(read_metrics(folder / "train" / METRICS_NAME), TrainingStep)
     ends = np.cumsum([kind.steps for kind in training.step_kinds])
     firsts = ends - [kind.steps for kind in training.step_kinds] + 1
-    steps = [row["step"] for row in rows if "tokens_per_second" in row]
+    steps = [row.step for row in rows]
     return min(
         sum(first + 2 <= step <= end for step in steps) for first, end in zip(firsts.tolist(), ends.tolist())
     )
@@ -189,7 +190,7 @@ def _train(training: Training, folder: Path, text: Path) -> None:
     folder.mkdir(parents=True)
     for part in ("tokens", "tokenizer"):
         (folder / part).symlink_to(text / part)
-    recipe, metrics = folder / "recipe.toml", folder / "train" / "metrics.jsonl"
+    recipe, metrics = folder / "recipe.toml", folder / "train" / METRICS_NAME
     recipe.write_text(_recipe(training, folder), encoding="utf-8")
     command = [sys.executable, "-m", "kielo", "train", str(recipe), "--ranks", str(RANKS)]
     with (

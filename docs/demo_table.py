@@ -10,6 +10,9 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+from kielo.artifact.stage_json import read_json
+from kielo.artifact.summary import Summary
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "demo_estonian.json"
 BEGIN, END = "<!-- demo: written by docs/demo_table.py", "<!-- /demo -->"
@@ -43,7 +46,7 @@ def table(result: dict) -> str:
 
 def main() -> None:
     if len(sys.argv) > 1:
-        summary = json.loads((Path(sys.argv[1]) / "summary.json").read_text(encoding="utf-8"))
+        summary = read_json(sys.argv[1], Summary).content()
         summary.pop("export", None)  # a path of the machine that ran it
         RESULT.parent.mkdir(parents=True, exist_ok=True)
         result = {"date": datetime.now(UTC).date().isoformat(), "machine": _machine(), "summary": summary}

@@ -68,8 +68,7 @@ def foreign_holder(folder: Path, host: str = "nid001234") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "lease.00000007.json"
     holder = {"token": "t", "host": host, "machine": "m", "pid": 1, "process_started": 1,
-        "slurm_job_id": "77",
-              "started_at": "2026-11-21T12:00:00+00:00"}  # fmt: skip
+              "slurm_job_id": "77", "started_at": "2026-11-21T12:00:00+00:00"}  # fmt: skip
     path.write_text(json.dumps(holder))
     return path
 
@@ -207,7 +206,7 @@ def train_until_told(resolved: Any, signs: Path) -> str:
         return original(self, step)
 
     build.Feed.take = take
-    return train(resolved)["outcome"]
+    return train(resolved).outcome
 
 
 def wait_for(path: Path) -> None:

@@ -399,7 +399,7 @@ def test_weights_are_found_by_folder_or_by_name(tmp_path, monkeypatch):
 
 
 def train_on_rank(resolved: Any, max_steps: int | None) -> str:
-    return train(resolved, max_steps)["outcome"]
+    return train(resolved, max_steps).outcome
 
 
 def test_a_run_starts_from_weights_and_keeps_their_record(tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kielo.cli.main import main
-from kielo.cli.plan import WORDS
+from kielo.cli.plan import SUBVERBS
 from kielo.recipe.read import shipped_recipes
 
 ESTONIAN = ["estonian_llama31_70b", "--cluster", "lumi_g"]
@@ -110,12 +110,12 @@ def test_each_word_has_its_help(capsys) -> None:
     """`kielo plan --help` lists the words, and each has flags and an example of its own;
     no shipped recipe is called so.
     """
-    assert not set(WORDS) & set(shipped_recipes())
-    for words in ([], *([word] for word in WORDS)):
+    assert not set(SUBVERBS) & set(shipped_recipes())
+    for words in ([], *([word] for word in SUBVERBS)):
         assert main(["plan", *words, "--help"]) == 0
         text = capsys.readouterr().out
         assert text.startswith(" ".join(["usage: kielo plan", *words, "["])) and "example: kielo plan" in text
-        assert all(word in text for word in (words or WORDS))
+        assert all(word in text for word in (words or SUBVERBS))
 
 
 def test_it_needs_no_torch() -> None:

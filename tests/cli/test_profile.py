@@ -4,10 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from kielo.artifact.outcome import Outcome
 from kielo.cli import train
 from kielo.cli.main import main
 
-DONE = {"outcome": "finished", "exit_code": 0, "message": ""}
+DONE = Outcome(outcome="finished", step=1, tokens=1, exit_code=0, message="")
 
 
 @pytest.mark.parametrize(("words", "steps"), [([], 0), (["--profile"], 10), (["--profile", "3"], 3)])
@@ -29,8 +30,8 @@ def test_ranks_are_started_with_the_option(monkeypatch, tmp_path, words, given):
         return SimpleNamespace(wait=lambda *_: SimpleNamespace(failures={}))
 
     monkeypatch.setattr("kielo.parallel.local_ranks.start_processes", started)
-    monkeypatch.setattr("kielo.resolve.resolve.resolve", lambda *_, **__: None)  # nothing is packed there
-    monkeypatch.setattr(train, "read_outcome", lambda *_: DONE)
+    monkeypatch.setattr("kielo.train.start_ranks.resolve", lambda *_, **__: None)  # nothing is packed there
+    monkeypatch.setattr("kielo.train.start_ranks.read_outcome", lambda *_: DONE)
     assert main(["train", "demo_estonian", "--ranks", "2", "--set", f"folder={tmp_path}", *words]) == 0
     child = commands[0][commands[0].index("kielo") + 1 :]
     assert child[:2] == ["train", "demo_estonian"] and child[4:] == given

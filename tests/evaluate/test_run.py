@@ -77,18 +77,17 @@ def test_scores_are_written_and_made_once(run_folder: Path) -> None:
     a second call changes nothing.
     """
     scores = evaluate(RECIPE, run_folder)
-    assert scores == json.loads((run_folder / "evaluate" / "scores.json").read_text(encoding="utf-8"))
-    assert list(scores["bits_per_byte"]) == ["model", "unigram", "xz", "ngram"]
-    assert all(0 < value < 20 for value in scores["bits_per_byte"].values())
-    # Random weights know nothing; the n-gram has learned ten words.
-    assert (
-        scores["bits_per_byte"]["ngram"]
-        < scores["bits_per_byte"]["unigram"]
-        < scores["bits_per_byte"]["model"]
+    assert scores.content() == json.loads(
+        (run_folder / "evaluate" / "scores.json").read_text(encoding="utf-8")
     )
+    bits = scores.bits_per_byte
+    assert list(bits.content()) == ["model", "unigram", "xz", "ngram"]
+    assert all(0 < value < 20 for value in bits.content().values())
+    # Random weights know nothing; the n-gram has learned ten words.
+    assert bits.ngram < bits.unigram < bits.model
     texts, _ = heldout_texts(run_folder / "tokens")
-    assert len(scores["samples"]) == 3
-    assert all(any(text.startswith(sample["prompt"]) for text in texts) for sample in scores["samples"])
+    assert len(scores.samples) == 3
+    assert all(any(text.startswith(sample.prompt) for text in texts) for sample in scores.samples)
     written = read_manifest(run_folder / "evaluate").written_at, (run_folder / "evaluate").stat().st_ino
     assert evaluate(RECIPE, run_folder) == scores
     assert written == (
@@ -138,8 +137,8 @@ def test_the_export_scores_like_the_checkpoint(run_folder: Path, tmp_path: Path)
     model = resolve(RECIPE, run_folder, 1, "cpu").identity.model
     export(checkpoint, tmp_path / "hf", model, run_folder / "tokenizer")
     ours, theirs = evaluate(RECIPE, run_folder), evaluate_hugging_face(RECIPE, run_folder, tmp_path / "hf")
-    assert theirs["bits_per_byte"] == pytest.approx(ours["bits_per_byte"], rel=1e-5)
-    assert theirs["samples"] == ours["samples"]
+    assert theirs.bits_per_byte.content() == pytest.approx(ours.bits_per_byte.content(), rel=1e-5)
+    assert theirs.samples == ours.samples
 
 
 def test_what_is_missing_is_named(run_folder: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kielo.artifact.outcome import Outcome
 from kielo.checkpoint import saving
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.recipe.errors import KieloError
@@ -38,7 +39,7 @@ def undisturbed(tmp_path_factory) -> Path:
     return folder
 
 
-def go_on(folder: Path, train_folder: Path, max_steps: int | None = None) -> dict:
+def go_on(folder: Path, train_folder: Path, max_steps: int | None = None) -> Outcome:
     return train(resolve(folder, **RUN, train_folder=str(train_folder)), max_steps=max_steps)
 
 
@@ -119,9 +120,9 @@ def test_stopped_at_a_border(undisturbed, tmp_path, step):
     warm-up and decay.
     """
     outcome = run_ranks(go_on, 1, undisturbed, tmp_path / "train", step)[0]
-    assert outcome["outcome"] == "requeue" and outcome["step"] == step
+    assert outcome.outcome == "requeue" and outcome.step == step
     outcome = run_ranks(go_on, 1, undisturbed, tmp_path / "train")[0]
-    assert outcome["outcome"] == "finished"
+    assert outcome.outcome == "finished"
     ends_like(undisturbed, tmp_path / "train")
 
 

@@ -816,7 +816,7 @@ def train_on_rank(workplace: Path) -> str:
     stand_in_hub(workplace)
     os.chdir(workplace)
     sets = ["model.weights=hf:org/model", "train.tokens=256"]
-    return train_here(read_recipe("tiny.toml", sets).recipe)["outcome"]
+    return train_here(read_recipe("tiny.toml", sets).recipe).outcome
 
 
 def test_one_rank_of_each_node_asks_the_hub(ready: Path) -> None:

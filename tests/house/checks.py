@@ -60,6 +60,17 @@ def functions_with_many_arguments(package: Path) -> list[str]:
     return found
 
 
+def exchanged_files_by_name(package: Path, names: set[str]) -> list[str]:
+    """Files outside artifact/ that name a file which stages exchange, instead of its type there."""
+    return sorted(
+        f"{path.relative_to(package)}:{node.lineno}: {node.value}"
+        for path, tree in parsed(package)
+        if not path.is_relative_to(package / "artifact")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and node.value in names
+    )
+
+
 def ranks_and_devices_in_models(package: Path) -> list[str]:
     """Finds where models/ leaves the single device: distributed code, the environment, a device by name."""
     found = []

@@ -78,8 +78,7 @@ def test_every_field_of_a_card_is_read():
     """
     for_people = {
         "language.notes", "cluster.description", "cluster.network", "cluster.date", "cluster.notes",
-        "accelerator.date",
-        "accelerator.notes",
+        "accelerator.date", "accelerator.notes",
     }  # fmt: skip
     for_launch = {"cluster.cpu_cores_per_node", "cluster.scheduler", "cluster.internet_on_compute_nodes"}
     found = unread_fields(PACKAGE, cards.Language, "language") + unread_fields(

@@ -3,8 +3,11 @@
 Each check is also shown a planted fault.
 """
 
+from pathlib import Path
+
 import pytest
 
+from kielo.artifact.formats import FORMATS
 from tests.house import checks
 from tests.house.checks import PACKAGE
 
@@ -41,29 +44,25 @@ def test_no_room_or_file_has_a_name_that_says_nothing(house):
     assert checks.banned_names(house) == ["core", "models/model_utils.py"]
 
 
-# Functions that are still to be given a dataclass of options.
-MANY_ARGUMENTS = [
-    "checkpoint/hugging_face_export.py: export",
-    "checkpoint/hugging_face_export.py: _write",
-    "models/blocks/attention.py: __init__",
-    "models/blocks/decoder.py: __init__",
-    "parallel/pipeline.py: schedule_of",
-    "parallel/torch_pipelining.py: make_schedule",
-    "plan/candidates.py: candidate_columns",
-]
-
-
 def test_no_function_takes_more_than_seven_arguments(house):
     """More than that are fields of a frozen dataclass of options, with names at the call."""
-    assert [
-        found for found in checks.functions_with_many_arguments(PACKAGE) if found not in MANY_ARGUMENTS
-    ] == []
+    assert checks.functions_with_many_arguments(PACKAGE) == []
     (house / "models" / "llama" / "model.py").write_text(
         "class A:\n"
         "    def seven(self, a, b, c, d, e, *, f, g): ...\n"
         "    async def eight(a, b, c, d, e, f, *g, **h): ..."
     )
     assert checks.functions_with_many_arguments(house) == ["models/llama/model.py: eight"]
+
+
+def test_files_that_stages_exchange_are_read_through_their_types(house):
+    """Nobody else builds their paths, so nobody else parses them."""
+    names = {Path(found.file).name for found in FORMATS.values()} - {"recipe.toml"}
+    assert checks.exchanged_files_by_name(PACKAGE, names) == []
+    for room in ("artifact", "report"):
+        (house / room).mkdir()
+        (house / room / "gather.py").write_text("scores = json.loads((folder / 'scores.json').read_text())")
+    assert checks.exchanged_files_by_name(house, names) == ["report/gather.py:1: scores.json"]
 
 
 @pytest.mark.parametrize(

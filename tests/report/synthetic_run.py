@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from kielo.artifact.manifest import write_manifest
+from kielo.artifact.summary import StageTime
 from kielo.recipe.sections import Recipe
 
 HOSTILE = "<script>document.body.innerHTML = ''</script> & $x_1$ \"'"
@@ -21,13 +22,13 @@ RECIPE = Recipe.model_validate(
     }
 )
 STAGES = {
-    "corpus": {"seconds": 41.2, "skipped": True},
-    "tokenizer": {"seconds": 1.3, "skipped": False},
-    "pack": {"seconds": 1.9, "skipped": False},
-    "train": {"seconds": 252.0, "skipped": False},
-    "verify": {"seconds": 14.8, "skipped": False},
-    "evaluate": {"seconds": 21.0, "skipped": False},
-    "export": {"seconds": 0.8, "skipped": False},
+    "corpus": StageTime(seconds=41.2, skipped=True),
+    "tokenizer": StageTime(seconds=1.3, skipped=False),
+    "pack": StageTime(seconds=1.9, skipped=False),
+    "train": StageTime(seconds=252.0, skipped=False),
+    "verify": StageTime(seconds=14.8, skipped=False),
+    "evaluate": StageTime(seconds=21.0, skipped=False),
+    "export": StageTime(seconds=0.8, skipped=False),
 }
 
 
@@ -54,11 +55,15 @@ def corpus(folder: Path) -> None:
         ("duplicate documents", "document seen before", 3, 2_000),
     ):
         documents, size = documents - dropped, size - dropped_bytes
-        steps.append({"name": name, "reason": reason, "documents": dropped, "bytes": dropped_bytes,
-                      "documents_left": documents, "bytes_left": size})  # fmt: skip
+        steps.append({"name": name, "reason": reason, "documents": dropped, "lines": 0,
+                      "bytes": dropped_bytes, "documents_left": documents, "bytes_left": size})  # fmt: skip
     table = {"lines": {"0.5": 0.62, "0.9": 0.55}, "documents": {"0.5": 0.93, "0.9": 0.9}}
     counts = {"bytes_in": 4_620_000, "documents_in": 2550, "bytes_kept": size, "documents_kept": documents}
-    _stage(folder, {"funnel.json": {"steps": steps, "threshold_table": table}}, counts)
+    _stage(
+        folder,
+        {"funnel.json": {"settings": {}, "sources": [], "steps": steps, "threshold_table": table}},
+        counts,
+    )
 
 
 def tokenizer_and_tokens(folder: Path) -> None:
@@ -68,9 +73,15 @@ def tokenizer_and_tokens(folder: Path) -> None:
         "vocabulary_size": 4096,
         "tokens_per_word": 2.31,
         "bytes_per_token": 3.42,
+        "characters_per_token": 3.31,
         "exact_round_trip_share": 1.0,
         "vocabulary_used_share": 0.871,
+        "single_byte_token_share": 0.02,
         "renyi_efficiency": 0.48,
+        "shannon_efficiency": 0.71,
+        "texts": 85,
+        "words": 12_169,
+        "bytes": 96_140,
         "tokens": 28_111,
     }
     _stage(folder / "tokenizer", {"measure.json": figures}, {})
@@ -121,7 +132,12 @@ def verify(folder: Path, passed: bool = True) -> None:
             "theirs": settings | ({} if passed else {"RoPE base": 500_000.0}),
             "differing": [] if passed else ["RoPE base"],
         },
-        "losses": {"ours": ours, "theirs": theirs},
+        "losses": {"ours": ours, "theirs": theirs, "relative_differences": [0.0] * 20},
+        "gradient_norms": {"ours": [1.0] * 20, "theirs": [1.0] * 20},
+        "weights": "initial values of seed 1",
+        "sequences_per_step": 4,
+        "sequence_length": 128,
+        "hugging_face_overrides": {},
         "first_difference": None
         if passed
         else {"layer": "layers.0.attention", "where": "forward", "weight": None, "settings": ["RoPE base"]},

@@ -10,6 +10,8 @@ import pytest
 import yaml
 from rich.console import Console
 
+from kielo.artifact.stage_json import read_json
+from kielo.artifact.summary import Summary
 from kielo.recipe.errors import KieloError
 from kielo.report.figures import FIGURES
 from kielo.report.summary import print_summary
@@ -66,7 +68,7 @@ def test_summary_has_just_the_promised_keys(run_folder: Path) -> None:
     assert report["seconds"] > 0 and report["skipped"] is False
     assert summary.pop("kielo_version")
     assert summary == {
-        "stages": STAGES,
+        "stages": {name: stage.content() for name, stage in STAGES.items()},
         "corpus": {
             "bytes_in": 4_620_000,
             "documents_in": 2550,
@@ -104,9 +106,8 @@ def test_page_says_what_the_run_showed(run_folder: Path, tmp_path: Path) -> None
     """
     text = Page((run_folder / "report.html").read_text(encoding="utf-8")).text
     for told in ("beats all three baselines", "1.413", "1.552", "byte 6-gram", "line in another language",
-        "1.70 MB",
-                 "2.310", "12,000", "4.0e-07", "tolerance", "RoPE base", "held-out 2.9", "from_pretrained",
-                 "already done", "4 min 12 s", "2,990,080", "733–738"):  # fmt: skip
+                 "1.70 MB", "2.310", "12,000", "4.0e-07", "tolerance", "RoPE base", "held-out 2.9",
+                 "from_pretrained", "already done", "4 min 12 s", "2,990,080", "733–738"):  # fmt: skip
         assert told in text, told
     shutil.copytree(run_folder, tmp_path / "run")
     synthetic_run.verify(tmp_path / "run" / "verify", passed=False)
@@ -132,7 +133,7 @@ def test_an_unfinished_run_has_a_report_too(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
     assert summary["bits_per_byte"] == dict.fromkeys(("model", "unigram", "xz", "ngram"))
     assert summary["export"] is None and not (tmp_path / "hf").exists()
-    print_summary(summary, Console(record=True))
+    print_summary(read_json(tmp_path, Summary), Console(record=True))
 
 
 def test_a_damaged_file_is_named(run_folder: Path, tmp_path: Path) -> None:
@@ -190,12 +191,12 @@ def test_card_names_datasets_of_the_hub(run_folder: Path) -> None:
 
 def test_terminal_table(run_folder: Path) -> None:
     """The table says which baselines are beaten, by name, and takes no text for markup."""
-    summary = json.loads((run_folder / "summary.json").read_text(encoding="utf-8"))
-    summary["stages"]["report"]["seconds"] = 1.0
-    summary["export"] = "runs/[red]x"
-    summary["bits_per_byte"]["xz"] = 1.2
+    content = json.loads((run_folder / "summary.json").read_text(encoding="utf-8"))
+    content["stages"]["report"]["seconds"] = 1.0
+    content["export"] = "runs/[red]x"
+    content["bits_per_byte"]["xz"] = 1.2
     console = Console(record=True, width=100)
-    print_summary(summary, console)
+    print_summary(Summary.model_validate(content), console)
     text = console.export_text()
     for told in (
         "1.552  (beaten)",

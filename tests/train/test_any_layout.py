@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kielo.artifact.checkpoint_folder import step_of
-from kielo.artifact.metrics import read_metrics
+from kielo.artifact.metrics import HeldOutLoss, Kind, TrainingStep, of_kind, read_metrics
 from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
 from kielo.resolve.resolved import Resolved
 from kielo.train.run import train
@@ -31,12 +31,13 @@ def resolved_for(folder: Path, tied: bool = False, **layout: Any) -> Resolved:
 def rows(folder: Path, *keys: str) -> torch.Tensor:
     """The last ten steps' values of these keys."""
     return torch.tensor(
-        [[row[key] for key in keys] for row in logged(folder, "loss")[-10:]], dtype=torch.float64
+        [[getattr(row, key) for key in keys] for row in logged(folder, TrainingStep)[-10:]],
+        dtype=torch.float64,
     )
 
 
-def logged(folder: Path, key: str) -> list[dict[str, Any]]:
-    return [row for row in read_metrics(folder / "train" / "metrics.jsonl") if key in row]
+def logged(folder: Path, kind: type[Kind]) -> list[Kind]:
+    return of_kind(read_metrics(folder / "train" / "metrics.jsonl"), kind)
 
 
 WITHIN_STAGES = {"shard": 2, "context": 2, "tensor": 2, "micro_batch": 2}
@@ -99,9 +100,9 @@ def assert_equal_runs(folder: Path, whole: Path) -> None:
     exact = ("step", "samples", "tokens", "learning_rate", "skipped")
     assert torch.equal(rows(folder, *exact), rows(whole, *exact))
     torch.testing.assert_close(rows(folder, "loss"), rows(whole, "loss"), rtol=1e-5, atol=0)
-    scores = [logged(run, "heldout_loss")[-1] for run in (folder, whole)]
-    assert scores[0]["step"] == scores[1]["step"] == 20
-    assert scores[0]["heldout_loss"] == pytest.approx(scores[1]["heldout_loss"], rel=1e-5)
+    scores = [logged(run, HeldOutLoss)[-1] for run in (folder, whole)]
+    assert scores[0].step == scores[1].step == 20
+    assert scores[0].heldout_loss == pytest.approx(scores[1].heldout_loss, rel=1e-5)
 
 
 @pytest.mark.parametrize(("saved_on", "layout"), [

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kielo.artifact.metrics import read_metrics
+from kielo.artifact.metrics import TrainingStep, of_kind, read_metrics
 from tests.ranks import run_ranks
 from tests.train.test_train import on_rank
 from tests.train.tiny_run import resolve, write_tokens
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 def losses(folder: Path) -> torch.Tensor:
     return torch.tensor(
-        [row["loss"] for row in read_metrics(folder / "train" / "metrics.jsonl") if "loss" in row]
+        [row.loss for row in of_kind(read_metrics(folder / "train" / "metrics.jsonl"), TrainingStep)]
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kielo.artifact.metrics import read_metrics
+from kielo.artifact.metrics import HeldOutLoss, TrainingStep, read_metrics
 from kielo.recipe.sections import TrainPlacement
 from kielo.train import meter as meter_module
 from kielo.train.log import Log, MetricsFile, PlainLines
@@ -15,11 +15,11 @@ from kielo.train.manifest import usual_tokens_per_second, wall_seconds
 from kielo.train.meter import Meter
 
 
-def row(step: int, loss: float = 2.0) -> dict:
-    return {
-        "step": step, "loss": loss, "gradient_norm": 1.0, "learning_rate": 1e-3, "tokens_per_second": 1234.5,
-        "seconds": 1.0, "tflops_per_second": 0.01, "mfu": None, "skipped": 1, "seconds_left": 100.0,
-    }  # fmt: skip
+def row(step: int, loss: float = 2.0) -> TrainingStep:
+    return TrainingStep(
+        step=step, loss=loss, gradient_norm=1.0, learning_rate=1e-3, tokens_per_second=1234.5, seconds=1.0,
+        tflops_per_second=0.01, mfu=None, skipped=1, seconds_left=100.0,
+    )  # fmt: skip
 
 
 def test_rows_beyond_the_restored_step_are_dropped(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_rows_beyond_the_restored_step_are_dropped(tmp_path: Path) -> None:
     log.start(10)
     assert read_metrics(path) == [row(10)]
     log.write(row(20, float("nan")))
-    log.write({"step": 20, "heldout_loss": 1.5})
+    log.write(HeldOutLoss(step=20, heldout_loss=1.5))
     log.close()
     assert [json.loads(line).get("loss", "held-out") for line in path.read_text().splitlines()] == [
         2.0,
@@ -90,7 +90,7 @@ def test_the_manifest_counts_attempts_apart() -> None:
     seconds add up over attempts.
     """
     rows = [
-        {"seconds": seconds, "tokens_per_second": speed}
+        TrainingStep(step=1, loss=2.0, seconds=seconds, tokens_per_second=speed)
         for seconds, speed in ((5.0, 1), (6.0, 100), (7.0, 102), (4.0, 2), (5.0, 104))
     ]
     assert usual_tokens_per_second(rows) == 102

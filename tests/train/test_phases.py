@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models
 from torch.nn import functional as F
 
 from kielo.artifact.manifest import write_stage
-from kielo.artifact.metrics import read_metrics
+from kielo.artifact.metrics import PassedOver, TrainingStep, of_kind, read_metrics
 from kielo.artifact.token_shards import TokenShard, TokenShardWriter
 from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
 from kielo.dataset.batches import NOT_COUNTED
@@ -87,14 +87,14 @@ def on_rank(resolved: Resolved, max_steps: int | None = None) -> tuple[str, dict
 
     build.Feed.take = take
     try:
-        return train(resolved, max_steps)["outcome"], steps
+        return train(resolved, max_steps).outcome, steps
     finally:
         build.Feed.take = original
 
 
 def rows(folder: Path, *keys: str) -> list[tuple]:
-    found = [row for row in read_metrics(folder / "train" / "metrics.jsonl") if "loss" in row]
-    return [tuple(row[key] for key in keys) for row in found]
+    found = of_kind(read_metrics(folder / "train" / "metrics.jsonl"), TrainingStep)
+    return [tuple(getattr(row, key) for key in keys) for row in found]
 
 
 def checkpoint(folder: Path, step: int) -> Path:
@@ -191,7 +191,7 @@ def test_every_number_of_the_docs_recipe(tmp_path: Path) -> None:
         24064,
     ]
     train_folder = Path(resolved.placement.train_folder)
-    assert train(resolved, max_steps=1)["step"] == 1
+    assert train(resolved, max_steps=1).step == 1
     assert read(train_folder.parent / "resolved.toml") == resolved
 
 
@@ -261,10 +261,8 @@ def test_losses_and_rates_are_those_of_plain_training(
         found[:, 1], torch.tensor(learning_rates, dtype=torch.float64), rtol=1e-12, atol=0
     )
     assert [number for (number,) in rows(folder, "phase")] == [1] * 12 + [2] * 3 + [3] * 3 + [4] * 6
-    passed_over = [
-        row for row in read_metrics(folder / "train" / "metrics.jsonl") if "passed_over_from" in row
-    ]
-    assert [(row["passed_over_from"], row["step"], row["phase"]) for row in passed_over] == [
+    passed_over = of_kind(read_metrics(folder / "train" / "metrics.jsonl"), PassedOver)
+    assert [(row.passed_over_from, row.step, row.phase) for row in passed_over] == [
         (9, 10, 1),
         (18, 18, 2),
         (19, 19, 3),
@@ -329,7 +327,7 @@ def test_skips_may_change_for_steps_to_come(tmp_path: Path) -> None:
     """
     for stop in (11, 12, 13):
         train(resolved_in(tmp_path), max_steps=stop)
-    assert train(resolved_in(tmp_path, "train.skip_steps=[[9, 10], [16, 17]]"), max_steps=14)["step"] == 14
+    assert train(resolved_in(tmp_path, "train.skip_steps=[[9, 10], [16, 17]]"), max_steps=14).step == 14
     changed = resolved_in(tmp_path, "train.skip_steps=[[9, 10], [12, 13], [27, 28]]")
     with pytest.raises(KieloError) as caught:
         train(changed)

@@ -11,7 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from kielo.artifact.metrics import read_metrics
+from kielo.artifact.metrics import (
+    Fp8GradientProbe,
+    PrecisionChange,
+    PrecisionVerdict,
+    TrainingStep,
+    of_kind,
+    read_metrics,
+)
 from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
 from kielo.parallel import parallelise
 from kielo.recipe.sections import Fp8
@@ -73,8 +80,8 @@ def test_a_change_equals_a_restart_by_hand(folder: Path) -> None:
         read_tensors(checkpoint(undisturbed, 20))["model/embed.weight"],
     )
     assert read_plain(checkpoint(inside, 20))["precisions"] == [[1, "fp32"], [7, "bf16"], [15, "fp32"]]
-    changes = [row for row in read_metrics(inside / "metrics.jsonl") if "precision" in row]
-    assert [(row["step"], row["precision"]) for row in changes] == [(6, "bf16"), (14, "fp32")]
+    changes = of_kind(read_metrics(inside / "metrics.jsonl"), PrecisionChange)
+    assert [(row.step, row.precision) for row in changes] == [(6, "bf16"), (14, "fp32")]
 
 
 def test_two_models_never_lie_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,9 +156,9 @@ def test_harm_is_taken_back(folder: Path, pretended: Any, stop_at: int | None) -
     alert = json.loads((watched / "alerts.jsonl").read_text(encoding="utf-8"))
     assert alert["step"] == 8 and "fp8 from step 9 on made the loss rise by" in alert["message"]
     rows = read_metrics(watched / "metrics.jsonl")
-    assert [row["step"] for row in rows if "loss" in row] == list(range(1, 21))  # none twice
-    verdict = next(row for row in rows if row.get("outcome") == "taken back")
-    assert verdict["loss_rise"] > 0.2 and verdict["precision_from"] == 9
+    assert [row.step for row in of_kind(rows, TrainingStep)] == list(range(1, 21))  # none twice
+    verdict = next(row for row in of_kind(rows, PrecisionVerdict) if row.outcome == "taken back")
+    assert verdict.loss_rise > 0.2 and verdict.precision_from == 9
 
 
 def test_what_does_no_harm_stays(folder: Path, pretended: Any) -> None:
@@ -163,8 +170,8 @@ def test_what_does_no_harm_stays(folder: Path, pretended: Any) -> None:
         [],
         None,
     )
-    kept = next(row for row in read_metrics(watched / "metrics.jsonl") if row.get("outcome") == "kept")
-    assert kept["step"] == 14 and abs(kept["loss_rise"]) < 0.3
+    (kept,) = of_kind(read_metrics(watched / "metrics.jsonl"), PrecisionVerdict)
+    assert kept.outcome == "kept" and kept.step == 14 and abs(kept.loss_rise) < 0.3
     assert not (watched / "alerts.jsonl").exists()
 
 
@@ -174,7 +181,7 @@ def test_a_change_ends_the_watch_of_the_one_before(folder: Path, pretended: Any)
     changes = WATCHED | {"precision_changes": ((9, "fp8"), (12, "bf16"))}
     watched = run_in(folder, "watched", **changes | {"fp8": Fp8(watch_steps=6, max_loss_rise=0.3)})
     assert read_plain(checkpoint(watched, 20))["precisions"] == [[1, "bf16"], [9, "fp8"], [12, "bf16"]]
-    assert not [row for row in read_metrics(watched / "metrics.jsonl") if "outcome" in row]
+    assert not of_kind(read_metrics(watched / "metrics.jsonl"), PrecisionVerdict)
 
 
 def test_a_loss_that_is_no_number_is_taken_back(folder: Path, pretended: Any) -> None:
@@ -203,9 +210,8 @@ def test_fp8_itself_comes_and_goes(folder: Path) -> None:
     trained = run_in(folder, "fp8", fp8=fp8, **changes)
     assert read_plain(checkpoint(trained, 20))["precisions"] == [[1, "bf16"], [7, "fp8"], [17, "bf16"]]
     cosines = {
-        row["step"]: row["fp8_gradient_cosine"]
-        for row in read_metrics(trained / "metrics.jsonl")
-        if "fp8_gradient_cosine" in row
+        row.step: row.fp8_gradient_cosine
+        for row in of_kind(read_metrics(trained / "metrics.jsonl"), Fp8GradientProbe)
     }
     assert list(cosines) == [8, 12, 16]
     # Below 1, for 8 bits are seen, and above what matrices 16 wide leave of them: each entry is a few per

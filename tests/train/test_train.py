@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from kielo.artifact.metrics import read_metrics
+from kielo.artifact.metrics import HeldOutLoss, TrainingStep, of_kind, read_metrics
+from kielo.artifact.outcome import Outcome
 from kielo.artifact.whole_checkpoints import list_checkpoints
 from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
 from kielo.checkpoint.safetensors_storage import SafetensorsStorageWriter
@@ -49,15 +50,13 @@ def on_rank(resolved: Resolved, stop_at: int | None = None) -> dict[str, Any]:
     return {"outcome": train(resolved), "samples": samples}
 
 
-def step_rows(folder: Path) -> list[dict[str, Any]]:
-    return [row for row in read_metrics(folder / "train" / "metrics.jsonl") if "loss" in row]
+def step_rows(folder: Path) -> list[TrainingStep]:
+    return of_kind(read_metrics(folder / "train" / "metrics.jsonl"), TrainingStep)
 
 
 def heldout_losses(folder: Path) -> list[float]:
     return [
-        row["heldout_loss"]
-        for row in read_metrics(folder / "train" / "metrics.jsonl")
-        if "heldout_loss" in row
+        row.heldout_loss for row in of_kind(read_metrics(folder / "train" / "metrics.jsonl"), HeldOutLoss)
     ]
 
 
@@ -91,9 +90,9 @@ def test_losses_and_norms_do_not_depend_on_layout_or_micro_batches(tmp_path: Pat
         write_tokens(folder / "tokens")
         resolved = resolve(folder, **layout)
         results = run_ranks(on_rank, resolved.placement.world_size, resolved)
-        assert {result["outcome"]["outcome"] for result in results} == {"finished"}
+        assert {result["outcome"].outcome for result in results} == {"finished"}
         assert is_finished(resolved)
-        curves.append([(row["loss"], row["gradient_norm"]) for row in step_rows(folder)])
+        curves.append([(row.loss, row.gradient_norm) for row in step_rows(folder)])
         heldout.append(heldout_losses(folder))
     assert len(curves[0]) == 20 and len(heldout[0]) == 2
     assert curves[0][-1][0] < curves[0][0][0] - 0.3, "it does not learn"
@@ -115,7 +114,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     assert undisturbed[3] == list(range(2 * SEQUENCES, 3 * SEQUENCES))
 
     first = run_ranks(on_rank, 2, resolve(stopped, shard=2), stop_at)
-    assert [result["outcome"]["exit_code"] for result in first] == [75, 75]
+    assert [result["outcome"].exit_code for result in first] == [75, 75]
     outcome = json.loads((stopped / "train" / "outcome.json").read_text())
     assert (outcome["outcome"], outcome["step"], outcome["exit_code"]) == ("requeue", stop_at, 75)
     assert not (stopped / "train" / "manifest.json").exists()
@@ -124,18 +123,18 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     os.system(f"cp -r '{stopped}/tokens' '{stopped}/train' '{elsewhere}'")
 
     second = run_ranks(on_rank, 2, resolve(stopped, shard=2))
-    assert {result["outcome"]["exit_code"] for result in second} == {0}
+    assert {result["outcome"].exit_code for result in second} == {0}
     assert samples_of_steps(first) | samples_of_steps(second) == undisturbed
     expected, found = weights(whole), weights(stopped)
     assert expected.keys() == found.keys() and len(expected) > 20
     assert all(torch.equal(expected[name], found[name]) for name in expected)
-    assert [row["step"] for row in step_rows(stopped)] == list(range(1, 21))
-    assert [row["loss"] for row in step_rows(stopped)] == [row["loss"] for row in step_rows(whole)]
+    assert [row.step for row in step_rows(stopped)] == list(range(1, 21))
+    assert [row.loss for row in step_rows(stopped)] == [row.loss for row in step_rows(whole)]
 
     # Another layout as well as another number of ranks: a checkpoint knows neither.
     other_ranks = run_ranks(on_rank, 4, resolve(elsewhere, tensor=2, shard=2, micro_batch=1))
     assert samples_of_steps(first) | samples_of_steps(other_ranks) == undisturbed
-    losses = [[row["loss"] for row in step_rows(place)] for place in (elsewhere, whole)]
+    losses = [[row.loss for row in step_rows(place)] for place in (elsewhere, whole)]
     torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=1e-5, atol=0)
 
 
@@ -147,10 +146,10 @@ def test_a_step_that_is_not_finite_is_skipped_by_all(tmp_path: Path) -> None:
     write_tokens(folder / "tokens", spoilt_steps=(3, 5, 6))
     resolved = resolve(folder, shard=2, log_every_steps=1, total_steps=8)
     results = run_ranks(on_rank, 2, resolved)
-    assert {result["outcome"]["outcome"] for result in results} == {"finished"}
+    assert {result["outcome"].outcome for result in results} == {"finished"}
     rows = step_rows(folder)
-    assert [row["skipped"] for row in rows] == [0, 0, 1, 1, 2, 3, 3, 3]
-    assert [row["step"] for row in rows if row["loss"] is None] == [3, 5, 6]
+    assert [row.skipped for row in rows] == [0, 0, 1, 1, 2, 3, 3, 3]
+    assert [row.step for row in rows if row.loss is None] == [3, 5, 6]
     assert all(tensor.isfinite().all() for tensor in weights(folder, 8).values())
     plain = read_plain(folder / "train" / "checkpoints" / "step_00000008")
     assert plain["optimiser_updates"] == 5, "a bad step was taken"
@@ -168,15 +167,15 @@ def test_a_stop_among_bad_steps_saves_and_removes_nothing(tmp_path: Path) -> Non
     write_tokens(folder / "tokens", spoilt_steps=(12, 13))
     resolved = resolve(folder, every_steps=5, heldout_every_steps=100)
     checkpoints = folder / "train" / "checkpoints"
-    assert train(resolved, max_steps=13)["outcome"] == "requeue"
+    assert train(resolved, max_steps=13).outcome == "requeue"
     assert [row["step"] for row in list_checkpoints(checkpoints)] == [13, 10, 5]
     plain = read_plain(checkpoints / "step_00000013")
     assert plain["guard"]["in_a_row"] == 2 and plain["trouble"] == {"sound_step": 10, "unsound_step": 13}
     alert = json.loads((folder / "train" / "alerts.jsonl").read_text())
     assert alert["step"] == 13 and "last 2 steps were not finite" in alert["message"]
-    assert train(resolved, max_steps=15)["outcome"] == "requeue"
+    assert train(resolved, max_steps=15).outcome == "requeue"
     assert [row["step"] for row in list_checkpoints(checkpoints)] == [15, 13, 10]
-    assert train(resolved)["outcome"] == "finished"
+    assert train(resolved).outcome == "finished"
     assert [row["step"] for row in list_checkpoints(checkpoints)] == [20, 15]
 
 
@@ -203,25 +202,19 @@ def test_one_process_needs_no_launcher_and_another_identity_is_refused(folder: P
     a changed learning rate is refused by name, unharmed.
     """
     torch.set_num_threads(1)
-    assert train(resolve(folder, total_steps=6), max_steps=4)["outcome"] == "requeue"
+    assert train(resolve(folder, total_steps=6), max_steps=4).outcome == "requeue"
     with pytest.raises(KieloError, match=r"learning_rates.1.peak: was 0.005, is now 0.1"):
         train(resolve(folder, total_steps=6, learning_rate=0.1))
     assert json.loads((folder / "train" / "outcome.json").read_text())["exit_code"] == 75
     resolved = resolve(folder, total_steps=6, tensorboard=True)
-    assert train(resolved) == {
-        "outcome": "finished",
-        "step": 6,
-        "tokens": 6 * 128,
-        "exit_code": 0,
-        "message": "",
-    }
+    assert train(resolved) == Outcome(outcome="finished", step=6, tokens=6 * 128, exit_code=0, message="")
     assert any((folder / "train" / "tensorboard").iterdir())
     manifest = json.loads((folder / "train" / "manifest.json").read_text())
     assert (
         manifest["counts"]["steps"] == 6 and manifest["counts"]["heldout_loss"] == heldout_losses(folder)[-1]
     )
     before = (folder / "train" / "manifest.json").stat().st_mtime_ns
-    assert train(resolved)["message"].startswith("nothing to do")
+    assert train(resolved).message.startswith("nothing to do")
     assert (folder / "train" / "manifest.json").stat().st_mtime_ns == before
 
 
@@ -251,6 +244,6 @@ def test_a_checkpoint_that_cannot_be_saved_stops_no_training(
     assert json.loads((folder / "train" / "outcome.json").read_text())["outcome"] == "failed"
     rows = list_checkpoints(folder / "train" / "checkpoints", checksums=True)
     assert [(row["step"], row["state"]) for row in rows] == [(6, "verified"), (2, "verified")]
-    assert rows[0]["loss"] == step_rows(folder)[5]["loss"] and rows[0]["tokens"] == 6 * 128
+    assert rows[0]["loss"] == step_rows(folder)[5].loss and rows[0]["tokens"] == 6 * 128
     full_at.clear()
-    assert train(resolved)["outcome"] == "finished"
+    assert train(resolved).outcome == "finished"

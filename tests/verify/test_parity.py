@@ -52,18 +52,18 @@ def test_twenty_steps_agree(run_folder: Path) -> None:
     step, settings equal, and the certificate is on disk with a manifest.
     """
     certificate, printed = check(resolve(run_folder), run_folder / "verify")
-    assert certificate["passed"], printed
-    assert certificate["max_relative_loss_difference"] <= 1e-5
-    assert certificate["logits_max_difference"] <= 1e-5
-    assert certificate["gradient_max_relative_difference"] <= 1e-5
-    assert certificate["settings"]["differing"] == [] and certificate["first_difference"] is None
-    losses = certificate["losses"]["ours"]
+    assert certificate.passed, printed
+    assert certificate.max_relative_loss_difference <= 1e-5
+    assert certificate.logits_max_difference <= 1e-5
+    assert certificate.gradient_max_relative_difference <= 1e-5
+    assert certificate.settings.differing == [] and certificate.first_difference is None
+    losses = certificate.losses.ours
     assert len(losses) == 20 and losses[-1] < losses[0]
-    settings = certificate["settings"]["ours"]
+    settings = certificate.settings.ours
     assert settings["Adam epsilon"] == [1e-8] and len(settings["learning rate of each step"]) == 20
     assert settings["clipping, norm let through"] == pytest.approx(0.5, rel=1e-4)
     on_disk = json.loads((run_folder / "verify" / "parity.json").read_text())
-    assert on_disk == json.loads(json.dumps(certificate))
+    assert on_disk == json.loads(json.dumps(certificate.content()))
     assert read_manifest(run_folder / "verify").counts["passed"]
     assert "Parity with Hugging Face holds" in printed
 
@@ -89,10 +89,10 @@ def test_a_wrong_setting_is_named(
     certificate, printed = check(
         resolve(run_folder), tmp_path / "verify", steps=3, hugging_face_overrides=overrides
     )
-    first = certificate["first_difference"]
-    assert not certificate["passed"]
-    assert (first["settings"][0] if first["settings"] else None) == setting, first
-    assert first["layer"] == layer, first
+    first = certificate.first_difference
+    assert not certificate.passed
+    assert (first.settings[0] if first.settings else None) == setting, first
+    assert first.layer == layer, first
     for name in filter(None, (setting, layer)):
         assert name in printed.rpartition("NO parity")[2]
 
@@ -106,11 +106,11 @@ def test_other_families_agree(run_folder: Path, tmp_path: Path, variant: str) ->
     model = ours.config.model_dump() | {"weights": f"hf:{tmp_path / 'hf'}"}
     resolved = with_model(resolve(run_folder), **model)
     certificate, printed = check(resolved, tmp_path / "verify", steps=3, sequences_per_step=8)
-    assert certificate["passed"], printed
-    assert certificate["logits_max_difference"] <= 1e-5
-    assert certificate["gradient_max_relative_difference"] <= 1e-4
-    settings = certificate["settings"]["theirs"]
-    assert settings["weight decay"] == certificate["settings"]["ours"]["weight decay"]
+    assert certificate.passed, printed
+    assert certificate.logits_max_difference <= 1e-5
+    assert certificate.gradient_max_relative_difference <= 1e-4
+    settings = certificate.settings.theirs
+    assert settings["weight decay"] == certificate.settings.ours["weight decay"]
     assert set(settings["weight decay"]) == {name for name, _ in ours.named_parameters()}
     assert ("RoPE base" in settings) == (variant in ("gemma2", "gpt_neox"))
 
@@ -133,12 +133,12 @@ def test_a_wrong_setting_is_named_in_other_families(
     resolved = with_model(resolve(run_folder, seed=SEED_WITH_BORDER), **ours.config.model_dump())
     assert len(first_documents(resolved).unique()) > 1
     certificate, printed = check(resolved, tmp_path / "right", steps=1)
-    assert certificate["passed"], printed
+    assert certificate.passed, printed
     certificate, _ = check(resolved, tmp_path / "wrong", steps=2, hugging_face_overrides=overrides)
-    first = certificate["first_difference"]
-    assert not certificate["passed"]
-    assert (first["settings"][0] if first["settings"] else None) == setting, first
-    assert first["layer"] == layer, first
+    first = certificate.first_difference
+    assert not certificate.passed
+    assert (first.settings[0] if first.settings else None) == setting, first
+    assert first.layer == layer, first
 
 
 def first_documents(resolved: Any) -> torch.Tensor:
@@ -167,9 +167,9 @@ def test_checkpoint_tied_and_stretched(run_folder: Path, tmp_path: Path) -> None
     checkpointer.save(5, weights, {})
     checkpoint = checkpointer.settle()
     certificate, printed = check(resolved, tmp_path / "verify", checkpoint=checkpoint, steps=3)
-    assert certificate["passed"], printed
-    assert certificate["settings"]["theirs"]["head tied to embedding"]
-    assert "step_00000005" in certificate["weights"]
+    assert certificate.passed, printed
+    assert certificate.settings.theirs["head tied to embedding"]
+    assert "step_00000005" in certificate.weights
 
 
 def test_hugging_face_weights_load_alike(run_folder: Path, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_hugging_face_weights_load_alike(run_folder: Path, tmp_path: Path) -> No
     LlamaForCausalLM(LlamaConfig(**hf_config(resolved.identity.model))).save_pretrained(tmp_path / "hf")
     resolved = with_model(resolved, weights=f"hf:{tmp_path / 'hf'}")
     certificate, printed = check(resolved, tmp_path / "verify", steps=2)
-    assert certificate["passed"], printed
+    assert certificate.passed, printed
 
 
 def test_unknown_override_is_refused(run_folder: Path, tmp_path: Path) -> None:

@@ -21,8 +21,7 @@ from kielo.recipe.errors import KieloError
 
 SUFFIX = ".jsonl.zst"
 READ_BYTES = 1 << 18
-# A decompressor gives all that its input stands for, up to 128 KiB of text for 4 bytes: so this makes 16 MiB
-# at most.
+# A decompressor returns all the output of its input, up to 128 KiB of text for 4 bytes: at most 16 MiB here.
 ZSTD_READ_BYTES = 1 << 9
 COMPRESSION_LEVEL = 6
 
@@ -69,8 +68,7 @@ class DocumentWriter:
 
 
 def write_documents(path: Path | str, documents: Iterable[dict[str, Any]]) -> int:
-    """Write all the documents to one .jsonl.zst file; returns how many. Nothing is left after an
-    exception."""
+    """Write all the documents to one .jsonl.zst file; returns their number. An exception leaves nothing."""
     count = 0
     with DocumentWriter(path) as writer:
         for document in documents:
@@ -80,7 +78,7 @@ def write_documents(path: Path | str, documents: Iterable[dict[str, Any]]) -> in
 
 
 def read_documents(folder_or_file: Path | str) -> Iterator[dict[str, Any]]:
-    """The documents of one file, or of a folder's *.jsonl.zst in the order of their names.
+    """Yields the documents of one file, or of a folder's *.jsonl.zst in the order of their names.
 
     Raises KieloError naming the file, and the line where there is one.
     """
@@ -93,7 +91,7 @@ def read_documents(folder_or_file: Path | str) -> Iterator[dict[str, Any]]:
 
 
 def read_lines(path: Path | str, max_bytes: int | None = None) -> Iterator[tuple[int, bytes | None]]:
-    """(line number from 1, bytes without the line end) of a plain, .gz or .zst file.
+    """Yields (line number from 1, bytes without the line end) of a plain, .gz or .zst file.
 
     A line longer than `max_bytes` comes as None, and is never held as a whole. A byte-order mark is no part
     of a line. Raises KieloError when a compressed file is damaged or cut short, and for text that is not
@@ -105,8 +103,7 @@ def read_lines(path: Path | str, max_bytes: int | None = None) -> Iterator[tuple
 
 
 def parse_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """One line of JSON as a dict; KieloError names the file and line when it is not UTF-8 or not an
-    object."""
+    """Returns the JSON object of one line. KieloError, naming file and line, for anything else."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError as problem:
@@ -120,7 +117,7 @@ def parse_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def decode_text(path: Path, number: int, line: bytes) -> str:
-    """UTF-8 text of one line; KieloError names the file, line and byte when it is something else."""
+    """Returns the UTF-8 text of one line. KieloError, naming file, line and byte, for anything else."""
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as problem:
@@ -131,9 +128,7 @@ def decode_text(path: Path, number: int, line: bytes) -> str:
 
 
 def other_encoding(start: bytes) -> str | None:
-    """The name of the encoding when text begins like UTF-16 or UTF-32: by its mark, or by where its zero
-    bytes are.
-    """
+    """Returns the encoding of text that begins like UTF-16 or UTF-32, by its mark or by its zero bytes."""
     for mark, name in _OTHER_MARKS:
         if start.startswith(mark):
             return name
@@ -200,12 +195,9 @@ def _decompress_zstd(path: Path) -> Iterator[bytes]:
 
 
 def split_lines(blocks: Iterable[bytes], max_bytes: int | None = None) -> Iterator[bytes | None]:
-    """The lines; None for one of more than `max_bytes`, of which no more than that and a block is
-    ever held.
-    """
+    """Yields the lines; None for one of more than `max_bytes`, of which at most that and a block is held."""
     limit = math.inf if max_bytes is None else max_bytes
-    # The end of an unfinished line is kept in parts: joining at every block would be quadratic in a long
-    # line.
+    # The end of an unfinished line is kept in parts: joining at every block is quadratic in a long line.
     unfinished: list[bytes] = []
     size = 0
     for block in blocks:

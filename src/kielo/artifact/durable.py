@@ -1,4 +1,4 @@
-"""Durable writes: what a finished file or folder needs so that a power cut does not undo it.
+"""Durable writes: a file or folder that is finished is not undone by a power cut.
 
 A rename is durable once the folder that holds the name is on the disk, and a file's content once the file
 itself is. `DurableFile` does all of it for one file. For files that another program wrote: `bring_to_disk`
@@ -17,24 +17,24 @@ from types import TracebackType
 from kielo.recipe.errors import KieloError
 
 _ASIDE = re.compile(r"\..*\.\d+\.kielo-partial")
-# file systems bring many files to the disk at once: 2,500 small ones took a fifth of the time
+# File systems bring many files to the disk at once: 2,500 small ones took a fifth of the time.
 _SYNC_THREADS = 16
 
 _ADVICE = {
     errno.ENOSPC: "free some space, or set `folder` in the recipe to a larger disk",
     errno.EDQUOT: "free some space, or set `folder` in the recipe to a larger disk",
-    errno.EFBIG: "raise the limit of a file's size (ulimit -f), or set `folder` in the recipe to another disk",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f), or set `folder` in the recipe to another "
+    "disk",
     errno.EROFS: "set `folder` in the recipe to a disk that can be written",
     errno.EACCES: "set `folder` in the recipe to one that can be written",
 }
 
 
 class DurableFile:
-    """A new file of bytes, written aside: after `close` a reader, and a power cut, finds the whole file or
-    the one before.
+    """A new file of bytes, written aside: readers find all of it or the one before.
 
-    Folders that are missing are made. As a context manager it is abandoned at an exception. OSError passes
-    through.
+    That holds after a power cut too. Folders that are missing are made. As a context manager it is abandoned
+    at an exception. OSError passes through.
     """
 
     def __init__(self, path: Path | str):
@@ -80,7 +80,7 @@ def is_aside(name: str) -> bool:
 
 
 @contextmanager
-def disk_problems_told(what: str) -> Iterator[None]:
+def disk_problems_reported(what: str) -> Iterator[None]:
     """Make a KieloError of what a disk refuses inside: full, read-only, gone. It begins with `what`."""
     try:
         yield
@@ -94,9 +94,7 @@ def disk_problems_told(what: str) -> Iterator[None]:
 
 
 def bring_to_disk(path: Path | str) -> None:
-    """Wait until the content of a closed file, or the entries of a folder, are on the disk. OSError where it
-    fails.
-    """
+    """Wait until a closed file's content, or a folder's entries, are on the disk. OSError if it fails."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -114,9 +112,7 @@ def bring_tree_to_disk(folder: Path | str) -> None:
 
 
 def name_durably(aside: Path, path: Path) -> None:
-    """Give a file or folder that is on the disk its name, in place of an older file or an empty
-    folder there.
-    """
+    """Give a file or folder that is on the disk its name; replaces an older file or an empty folder."""
     os.replace(aside, path)
     bring_to_disk(path.parent)
 

@@ -1,15 +1,15 @@
-"""One job at a time in a run's folder: the lease that whoever changes it holds. Torch-free.
+"""The lease of a run's folder, so that one job at a time changes it. Torch-free.
 
-    RUN/lease.00000003.json     who holds it; its modification time is the beat, moved every few seconds
+    RUN/lease.00000003.json     the holder; its modification time is the beat, moved every few seconds
 
 `kielo run` holds it for all its stages and hands it down to the training that it starts; rank 0 of `kielo
 train` and the verbs that write a stage alone hold it themselves (`held`). Verbs that only read need none.
 
-Leases are numbered. Who finds none makes number 1; who finds that the holder of the newest is dead makes the
-next number, exclusively, so that of many takers one wins, and a holder that was only frozen sees that it has
-lost. No lease is ever written over, no clocks of two machines are compared, and flock, which cluster file
-systems often lack, is not needed. The beat is a file time and not a counter in the file because a full disk
-must not stop it.
+Leases are numbered. A taker that finds none makes number 1; one that finds the holder of the newest dead
+makes the next number, exclusively, so that one of many takers wins, and a holder that was only frozen sees
+that it has lost. No lease is ever written over, no clocks of two machines are compared, and flock, which
+cluster file systems often lack, is not needed. The beat is a file time and not a counter in the file, because
+a full disk must not stop it.
 """
 
 import json
@@ -30,8 +30,8 @@ from kielo.recipe.errors import KieloError
 
 logger = logging.getLogger(__name__)
 BEAT_SECONDS = 10.0
-# A holder on another machine is taken for dead after so many beats that did not come, looked for so often
-# each. Looks are counted, not seconds: while the file system hangs for everyone, no look ends and nobody is
+# A holder on another machine is taken for dead after this many missing beats, with this many looks for each.
+# Looks are counted, not seconds: while the file system hangs for everyone, no look ends and nobody is
 # declared dead.
 QUIET_BEATS, LOOKS_PER_BEAT = 3, 5
 # environment variable: token of the lease that this process or the one that started it holds
@@ -41,9 +41,7 @@ _LEASE_FILE = re.compile(r"lease\.(\d{8,})\.json")
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that holds a lease. process_started: clock ticks from boot, None where there is
-    no /proc.
-    """
+    """The process that holds a lease. process_started: clock ticks from boot; None: there is no /proc."""
 
     token: str
     host: str
@@ -58,12 +56,13 @@ class Holder:
         return f"process {self.pid} on {self.host}{job}, since {self.started_at}"
 
     def is_here(self) -> bool:
-        """Whether its process number means something to us: same host, boot and set of process numbers."""
+        """Returns True if its process number is one of ours: same host, boot and set of process numbers."""
         return (self.host, self.machine) == (socket.gethostname(), _machine())
 
     def is_running(self) -> bool:
-        """Of a holder that `is_here`. A later process with the same number is another; a zombie holds
-        nothing.
+        """Returns True if a holder that `is_here` lives.
+
+        A later process with its number is another; a zombie holds nothing.
         """
         try:
             os.kill(self.pid, 0)
@@ -82,9 +81,9 @@ class Holder:
 def held(folder: Path | str) -> Iterator["Lease"]:
     """Hold the lease of the run folder `folder` for as long as the block lasts.
 
-    Inside a block of the same folder, also that of the process that started this one, it is the same lease:
-    who took it keeps it beating and gives it back. Raises KieloError, naming the holder, while another job
-    has it.
+    Inside a block of the same folder, also one of the process that started this one, it is the same lease:
+    its taker keeps it beating and gives it back. Raises KieloError, naming the holder, while another job has
+    it.
     """
     handed_down = os.environ.get(HANDED_DOWN, "")
     lease = Lease.with_token(folder, handed_down) if handed_down else None
@@ -100,9 +99,7 @@ def held(folder: Path | str) -> Iterator["Lease"]:
 
 
 class Lease:
-    """The right to change a run's folder. Any rank of the job may `check` it; who took it keeps
-    it `beating`.
-    """
+    """The right to change a run's folder. Any rank of the job may `check` it; its taker keeps it beating."""
 
     def __init__(self, path: Path, text: str, beat_seconds: float):
         self.path, self._text, self._beat_seconds = path, text, beat_seconds
@@ -115,9 +112,7 @@ class Lease:
 
     @classmethod
     def with_token(cls, folder: Path | str, token: str) -> "Lease | None":
-        """The newest lease of `folder` if it is the one with this token. It is not ours to beat or to give
-        back.
-        """
+        """Returns the newest lease of `folder` if it has this token. Its taker beats it and gives it back."""
         folder = Path(folder)
         try:
             last = max(_numbers(folder), default=0)
@@ -133,9 +128,9 @@ class Lease:
     def take(cls, folder: Path | str, beat_seconds: float = BEAT_SECONDS) -> "Lease":
         """Take the lease of `folder`, which is made where it is missing; nothing else in it is changed.
 
-        That of a dead process of this machine is taken over at once; one from another machine (or one that
-        cannot be read) after `QUIET_BEATS` beats that did not come. Raises KieloError, naming the holder,
-        while it is alive.
+        A lease of a dead process of this machine is taken over at once; one from another machine (or one that
+        cannot be read) after `QUIET_BEATS` missing beats. Raises KieloError, naming the holder, while it
+        lives.
         """
         folder = Path(folder)
         try:
@@ -164,8 +159,9 @@ class Lease:
             ) from error
 
     def check(self) -> None:
-        """Call before anything is published. Raises KieloError when the lease was lost, now or ever before;
-        OSError when it cannot be read.
+        """Raise KieloError if the lease was ever lost. Call it before anything is published.
+
+        OSError when the lease cannot be read.
         """
         if self._lost is None:
             self._look()
@@ -174,9 +170,7 @@ class Lease:
 
     @contextmanager
     def beating(self) -> Iterator["Lease"]:
-        """Show others that this process lives, from a thread; at the end give the lease back, if it is still
-        ours.
-        """
+        """Show others that this process lives, from a thread; at the end give the lease back, if ours."""
         over = threading.Event()
         thread = threading.Thread(target=self._beat, args=(over,), name="lease", daemon=True)
         thread.start()
@@ -229,9 +223,7 @@ class _Seen:
 
 
 def _end_earlier_leases(train_folder: Path, beat_seconds: float) -> None:
-    """Versions before kept the lease in RUN/train: that of a live job refuses, those of dead ones are
-    removed.
-    """
+    """Refuse a live job's lease in RUN/train, where earlier versions kept it; remove those of dead ones."""
     if train_folder.is_dir():
         for number in sorted(_numbers(train_folder)):
             path = _lease_path(train_folder, number)
@@ -240,9 +232,7 @@ def _end_earlier_leases(train_folder: Path, beat_seconds: float) -> None:
 
 
 def _dead_lease(path: Path, beat_seconds: float) -> _Seen | None:
-    """What lies in the lease of a dead holder; None if it went away. Raises KieloError when the holder is
-    alive.
-    """
+    """Returns the lease of a dead holder; None if it went away. KieloError while the holder is alive."""
     seen = _read(path)
     for _ in range(QUIET_BEATS * LOOKS_PER_BEAT):
         if seen is None:
@@ -291,9 +281,7 @@ def _own_text() -> str:
 
 
 def _machine() -> str:
-    """This boot and this set of process numbers (containers have their own); empty where there is
-    no /proc.
-    """
+    """Returns this boot and set of process numbers (containers have their own); empty without /proc."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
@@ -302,8 +290,9 @@ def _machine() -> str:
 
 
 def _process_state(pid: int) -> tuple[str, int]:
-    """State letter and start in clock ticks from boot (proc(5), fields 3 and 22). OSError where they cannot
-    be read.
+    """Returns a process's state letter and its start in clock ticks from boot (proc(5), fields 3 and 22).
+
+    OSError where they cannot be read.
     """
     # The second field is the program's name in parentheses, and may hold spaces and parentheses itself.
     after_name = (
@@ -313,7 +302,7 @@ def _process_state(pid: int) -> tuple[str, int]:
 
 
 def _create(path: Path, text: str) -> bool:
-    """Make the file if it is not there; whether it was made."""
+    """Make the file if it is not there; returns True if it was made."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:

@@ -1,9 +1,9 @@
-"""The manifest: the file that says a stage's folder is finished, and from what it was made.
+"""The manifest: the file that says that a stage's folder is finished, and from what it was made.
 
 A stage writes into a folder aside (`stage_folder.py`); at the end every file is hashed and brought to the
 disk, `manifest.json` is written last, and the folder takes its name. So a folder with a manifest is complete,
-and one without is not finished. What no manifest lists is not Kielo's: a stage never replaces it. Inputs by
-hash + recipe section -> folder with files and manifest.json.
+and one without is not finished. A file that no manifest lists is not Kielo's: a stage never replaces it.
+Inputs by hash + recipe section → folder with files and manifest.json.
 """
 
 import json
@@ -20,24 +20,24 @@ from typing import Any
 
 import xxhash
 
-from kielo.artifact.durable import DurableFile, bring_tree_to_disk, disk_problems_told, is_aside
+from kielo.artifact.durable import DurableFile, bring_tree_to_disk, disk_problems_reported, is_aside
 from kielo.artifact.own_text import is_own_text
 from kielo.artifact.stage_folder import StageFolder
 from kielo.recipe.errors import KieloError
 
 MANIFEST_NAME = "manifest.json"
 READ_BYTES = 1 << 20
-DAMAGED_FILE = "file"  # the first word of such a difference
-# files up to this size are hashed, not only measured, to tell whether a stage is current
+DAMAGED_FILE = "file"  # beginning of such a difference
+# Files up to this size are hashed, not only measured, to decide whether a stage is current.
 HASHED_BYTES = 1 << 20
 PACKAGES = ("kielo", "numpy", "tokenizers", "torch", "transformers", "datatrove")
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a finished stage folder says about itself.
+    """The content of `manifest.json`.
 
-    `inputs` maps a name to a hash, `section` is what the recipe said (JSON), `counts` holds the stage's
+    `inputs` maps a name to a hash, `section` is the recipe's section (JSON), `counts` holds the stage's
     figures, `files` maps a path relative to the folder to {"bytes", "xxh3_128"}.
     """
 
@@ -61,7 +61,7 @@ class Stage:
 
 
 def read_manifest(folder: Path | str) -> Manifest | None:
-    """The folder's manifest; None when there is none (the stage is not finished).
+    """Returns the folder's manifest; None when there is none (the stage is not finished).
 
     Raises KieloError when there is one that cannot be understood.
     """
@@ -106,9 +106,10 @@ def differences(
     section: Mapping[str, Any],
     migrate: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> list[str]:
-    """Why the finished stage in `folder` is not what these inputs and this section would make: what changed,
-    in words; empty when it is current, or when there is no finished stage. A file that is not as listed
-    begins with DAMAGED_FILE.
+    """Returns the differences of the finished stage in `folder` from what these inputs and this section make.
+
+    Sentences for people; none when it is current, or when there is no finished stage. A difference of a file
+    that is not as listed begins with DAMAGED_FILE.
     """
     manifest = read_manifest(folder)
     if manifest is None:
@@ -128,8 +129,9 @@ def differences(
 
 
 def expire(folder: Path | str) -> None:
-    """Let a finished stage be made again by the next run: its manifest names an input that nothing has. Its
-    files stay until then. Does nothing where no stage is finished.
+    """Have the next run make a finished stage again: its manifest gets an input that no stage has.
+
+    Its files stay until then. Does nothing where no stage is finished.
     """
     manifest = read_manifest(folder)
     if manifest is not None:
@@ -138,9 +140,7 @@ def expire(folder: Path | str) -> None:
 
 
 def check_sizes(folder: Path | str, manifest: Manifest, names: Iterable[str]) -> None:
-    """Raise KieloError unless the files `names` of `folder` are there, with the sizes that its manifest
-    lists.
-    """
+    """Raise KieloError unless the files `names` of `folder` have the sizes that its manifest lists."""
     for name in names:
         path, listed = Path(folder) / name, manifest.files.get(name)
         if listed is None:
@@ -157,7 +157,7 @@ def check_sizes(folder: Path | str, manifest: Manifest, names: Iterable[str]) ->
 
 
 def hash_file(path: Path | str) -> str:
-    """xxh3-128 of the file's bytes, in hexadecimal."""
+    """Returns the xxh3-128 of the file's bytes, in hexadecimal."""
     digest = xxhash.xxh3_128()
     with open(path, "rb") as file:
         while block := file.read(READ_BYTES):
@@ -166,7 +166,7 @@ def hash_file(path: Path | str) -> str:
 
 
 def hash_manifest(folder: Path | str) -> str:
-    """Hash of what identifies a finished stage's output: kind, version, inputs, section and files.
+    """Returns the hash that identifies a finished stage's output: kind, version, inputs, section and files.
 
     Seconds, dates and library versions are left out, so the same output made twice has one hash.
     Raises KieloError when the stage is not finished.
@@ -186,7 +186,7 @@ def hash_manifest(folder: Path | str) -> str:
 
 
 def hash_json(content: Any) -> str:
-    """xxh3-128 of the content as canonical JSON (sorted keys), in hexadecimal."""
+    """Returns the xxh3-128 of the content as canonical JSON (sorted keys), in hexadecimal."""
     text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return xxhash.xxh3_128_hexdigest(text.encode())
 
@@ -197,14 +197,14 @@ def write_stage(
 ) -> Iterator[Stage]:
     """Write a whole stage folder or nothing.
 
-    Yields a `Stage` whose `folder` lies aside. At a clean exit the files are hashed and brought to the disk,
+    Yields a `Stage` whose `folder` is aside. At a clean exit the files are hashed and brought to the disk,
     the manifest is written and the folder takes its name, replacing an older one. At an exception nothing of
     it is left, and `folder` stays as it was. A disk that is full, read-only or gone becomes a KieloError, and
     so does, before anything is done, a `folder` that holds what this stage did not write.
     """
     started = time.monotonic()
     made = StageFolder(folder, kind, hash_json([kind, version, dict(inputs), as_json(section)]))
-    with disk_problems_told(f"{folder}: the {kind} stage"):
+    with disk_problems_reported(f"{folder}: the {kind} stage"):
         refuse_foreign(folder, kind)
         try:
             made.begin()
@@ -220,8 +220,9 @@ def write_stage(
 
 
 def refuse_foreign(folder: Path | str, kind: str) -> None:
-    """KieloError, naming a file, where `folder` holds anything but what a `kind` stage wrote: a stage would
-    replace it. And where no stage folder can be. Call it before a stage begins its work; it changes nothing.
+    """Raise KieloError, naming a file, where `folder` holds anything that a `kind` stage did not write.
+
+    A stage would replace it. Also where no stage folder can be. Call it before a stage begins its work.
 
     What Kielo adds to a finished folder bears its mark (`own_text.py`).
     """
@@ -274,13 +275,12 @@ def write_text_atomically(path: Path | str, text: str) -> None:
 
 
 def as_json(content: Any) -> Any:
-    """The content as it reads back from JSON (tuples become lists), so that comparisons with a file hold."""
+    """Returns the content as it reads back from JSON (tuples become lists), for comparison with a file."""
     return json.loads(json.dumps(content, ensure_ascii=False))
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide an output, those that are installed; imports
-    none."""
+    """Returns the versions of Python and of those packages that decide an output. Imports none of them."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -309,9 +309,7 @@ def _changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
 
 
 def _foreign(folder: Path, kind: str) -> str | None:
-    """The first file in `folder`, relative to it, that a `kind` stage did not write; None where there is
-    none.
-    """
+    """Returns the first file in `folder`, relative to it, that a `kind` stage did not write, if any."""
     names = sorted(os.listdir(folder)) if folder.is_dir() else []
     if not names:
         return None

@@ -1,37 +1,169 @@
-"""`metrics.jsonl`: the rows that a run logs, one JSON object a line; `train/log.py` says what is in them.
-Torch-free.
+"""`metrics.jsonl`: the rows that a run logs, one JSON object a line, each kind of row a type. Torch-free.
 
-A person may have edited the file, and a killed attempt leaves half a line: what is no row is passed over,
-never an error.
+A key that only one kind of row has tells the kind. A person may have edited the file, and a killed attempt
+leaves half a line: a line that is no row is passed over, and is never an error.
 """
 
 import json
 import logging
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import from_json
 
 logger = logging.getLogger(__name__)
-_NUMBERS = frozenset((
-    "step", "tokens", "samples", "phase", "loss", "gradient_norm", "learning_rate", "tokens_per_second",
-    "planned_tokens_per_second", "tflops_per_second", "mfu", "seconds", "seconds_left", "skipped", "heldout_loss",
-    "passed_over_from", "precision_from", "loss_rise", "gradient_norm_rise", "fp8_gradient_cosine",
-))  # fmt: skip
+METRICS_NAME = "metrics.jsonl"
 _BEGINNING = b'{"step": '  # of every row that Kielo writes
-_TEXTS = frozenset(("precision", "outcome"))
-_OF_A_TRAINING_STEP = ("tokens_per_second", "seconds")
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file in order; none where there is no file. Warns of the lines that are none."""
+class Row(BaseModel):
+    """A row of a kind that this Kielo does not know: another one or a person wrote it."""
+
+    model_config = ConfigDict(frozen=True, strict=True, use_attribute_docstrings=True)
+
+    step: int
+    """Optimiser steps since the start of the run, those passed over included."""
+
+
+class TrainingStep(Row):
+    """A training step that was logged."""
+
+    tokens: int | None = None
+    """Tokens since step 1."""
+    samples: int | None = None
+    """Sequences since step 1."""
+    phase: int | None = None
+    """The phase's number in the recipe, from 1."""
+    loss: float | None
+    """Loss of this step in nats per counted token, over all ranks, the z-loss included; null: not finite."""
+    gradient_norm: float | None = None
+    """L2 norm of the gradient over all ranks, before clipping; null: not finite."""
+    learning_rate: float | None = None
+    """Learning rate of this step."""
+    tokens_per_second: float
+    """Tokens per second over all ranks since the last logged step; held-out text and saving are left out."""
+    planned_tokens_per_second: float | None = None
+    """Tokens per second over all ranks that the planner expects; null: no card knows the machine."""
+    tflops_per_second: float | None = None
+    """TFLOP/s of one rank: model FLOPs, without recomputation."""
+    mfu: float | None = None
+    """Model FLOPs utilisation of one rank, 0 to 1; null: no card gives the accelerator's peak."""
+    seconds: float
+    """Seconds of training since the start of this attempt."""
+    seconds_left: float | None = None
+    """Seconds of training that are left at this speed."""
+    skipped: int | None = None
+    """Steps since step 1 whose update was left out because it was not finite."""
+
+
+class HeldOutLoss(Row):
+    """The loss on held-out text after a step."""
+
+    tokens: int | None = None
+    """Tokens since step 1."""
+    heldout_loss: float | None
+    """Loss on held-out text in nats per counted token, without z-loss; null: not finite."""
+
+
+class PassedOver(Row):
+    """Steps that were passed over without training, up to `step`, as `train.skip_steps` says."""
+
+    tokens: int | None = None
+    """Tokens since step 1, those passed over included."""
+    samples: int | None = None
+    """Sequences since step 1, those passed over included."""
+    phase: int | None = None
+    """The phase's number in the recipe, from 1."""
+    passed_over_from: int
+    """The first step that was passed over."""
+
+
+class PrecisionChange(Row):
+    """A change of precision after `step`."""
+
+    tokens: int | None = None
+    """Tokens since step 1."""
+    precision: str
+    """The precision of the steps that follow: fp32, bf16 or fp8."""
+
+
+class PrecisionVerdict(PrecisionChange):
+    """The verdict on a change of precision that was watched. Its `precision` is the one that was judged."""
+
+    precision_from: int
+    """The first step in that precision."""
+    outcome: str
+    """"kept", or "taken back": then the run goes on in the precision before."""
+    loss_rise: float | None
+    """Largest rise of the mean loss, as a share of the loss before the change; null: not finite."""
+    gradient_norm_rise: float | None
+    """Largest rise of the mean gradient norm, as a share of the norm before the change; null: not finite."""
+
+
+class Fp8GradientProbe(Row):
+    """The gradient of a step in FP8 beside the one in bf16."""
+
+    fp8_gradient_cosine: float | None
+    """Cosine of the angle between the two, -1 to 1; null: not finite."""
+
+
+# Kinds by a key that identifies them. The first that fits is taken: a verdict has a change's key as well.
+KINDS: dict[str, type[Row]] = {
+    "loss": TrainingStep,
+    "heldout_loss": HeldOutLoss,
+    "passed_over_from": PassedOver,
+    "fp8_gradient_cosine": Fp8GradientProbe,
+    "outcome": PrecisionVerdict,
+    "precision": PrecisionChange,
+}
+Kind = TypeVar("Kind", bound=Row)
+
+
+def read_row(line: bytes) -> Row | None:
+    """Returns the row that a line holds, of its own kind; None for a line that is no row."""
+    try:
+        content = from_json(line)  # four times as fast as json.loads
+    except ValueError:
+        return None
+    if not isinstance(content, dict):
+        return None
+    kind = next((kind for key, kind in KINDS.items() if key in content), Row)
+    try:
+        return kind.model_validate(content)
+    except ValidationError:
+        return None
+
+
+def write_row(row: Row) -> str:
+    """Returns the row's line. Numbers that JSON lacks (NaN, infinity) are written as null."""
+    return (
+        json.dumps({key: _finite(value) for key, value in row.model_dump(exclude_unset=True).items()}) + "\n"
+    )
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_metrics(path: Path) -> list[Row]:
+    """Returns the rows of a metrics file in order; none where there is no file. Warns of other lines."""
     rows, odd = split_metrics(path)
     if odd:
         logger.warning("%s: %s; passed over", path, describe_odd(odd))
-    return rows
+    return [row for row, _ in rows]
 
 
-def split_metrics(path: Path) -> tuple[list[dict[str, Any]], list[tuple[int, bytes]]]:
-    """(rows, (line number, line) of all that is no row), less the half line that a killed attempt left at the
-    end.
+def of_kind(rows: list[Row], kind: type[Kind]) -> list[Kind]:
+    """Returns the rows of this kind, in their order."""
+    return [row for row in rows if isinstance(row, kind)]
+
+
+def split_metrics(path: Path) -> tuple[list[tuple[Row, bytes]], list[tuple[int, bytes]]]:
+    """Returns (row, line) of each row, and (line number, line) of each line that is no row.
+
+    The half line that a killed attempt left at the end is in neither.
     """
     try:
         lines = path.read_bytes().split(b"\n")
@@ -39,9 +171,9 @@ def split_metrics(path: Path) -> tuple[list[dict[str, Any]], list[tuple[int, byt
         return [], []
     rows, odd = [], []
     for number, line in enumerate(lines, start=1):
-        row = _row(line)
+        row = read_row(line)
         if row is not None:
-            rows.append(row)
+            rows.append((row, line))
         elif line.strip() and not (
             number == len(lines) and line[: len(_BEGINNING)] == _BEGINNING[: len(line)]
         ):
@@ -50,24 +182,6 @@ def split_metrics(path: Path) -> tuple[list[dict[str, Any]], list[tuple[int, byt
 
 
 def describe_odd(odd: list[tuple[int, bytes]]) -> str:
-    """E.g. "3 lines are no rows of a run (4, 5, 9)"."""
+    """Returns e.g. "3 lines are no row of a run (number 4, 5, 9)"."""
     numbers = ", ".join(str(number) for number, _ in odd[:10]) + (", …" if len(odd) > 10 else "")
     return f"{len(odd)} line{'s are' if len(odd) > 1 else ' is'} no row of a run (number {numbers})"
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line.decode("utf-8"))  # of bytes json would guess the encoding
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-        return None
-    numbers = (row[key] for key in _NUMBERS & row.keys())
-    texts = (row[key] for key in _TEXTS & row.keys())
-    if not all(value is None or type(value) in (int, float) for value in numbers):
-        return None
-    if not all(isinstance(value, str) for value in texts):
-        return None
-    if "loss" in row and any(row.get(key) is None for key in _OF_A_TRAINING_STEP):
-        return None
-    return row

@@ -1,5 +1,4 @@
-"""Texts that Kielo writes where people keep theirs, such as a model card: their last line tells them from a
-person's.
+"""Texts of Kielo's own where people keep theirs, such as a model card: their last line marks them.
 
 That line is a comment with a checksum of all before it. So a text is Kielo's own, and may be replaced, as
 long as nobody has changed it; anything else under its name is refused.
@@ -22,12 +21,12 @@ _LAST_LINE = re.compile(rb"[^\n]*" + re.escape(_MARK.format("")).encode() + rb"(
 
 
 def marked(text: str, comment: str = HTML_COMMENT) -> str:
-    """`text`, whose last line ends in a line end, with the line that says whose it is."""
+    """Returns `text`, whose last line ends in a line end, with the line that marks it as Kielo's."""
     return text + comment.format(_MARK.format(xxhash.xxh3_128_hexdigest(text.encode()))) + "\n"
 
 
 def is_own_text(path: Path | str) -> bool:
-    """True for a file that Kielo wrote and nobody changed since. OSError where it cannot be read."""
+    """Returns True if Kielo wrote the file and nobody changed it since. OSError where it cannot be read."""
     path = Path(path)
     if path.is_symlink() or not path.is_file() or path.stat().st_size > _MAX_BYTES:
         return False
@@ -38,7 +37,7 @@ def is_own_text(path: Path | str) -> bool:
 
 
 def refuse_other_text(path: Path | str) -> None:
-    """KieloError where something else than Kielo's own text has that name."""
+    """Raise KieloError where something else than Kielo's own text has that name."""
     path = Path(path)
     if path.is_symlink() and not path.exists():
         raise KieloError(f"{path}: a symbolic link that leads nowhere; remove it, nothing was written")
@@ -50,8 +49,9 @@ def refuse_other_text(path: Path | str) -> None:
 
 
 def refuse_other_json(path: Path | str, key: str) -> None:
-    """Raise KieloError where something else than Kielo's own JSON, an object with `key`, has that name: JSON
-    has no comments.
+    """Raise KieloError where something else than Kielo's own JSON, an object with `key`, has that name.
+
+    JSON has no comments, so a key marks it.
     """
     path = Path(path)
     try:

@@ -1,8 +1,8 @@
-"""A stage folder whose files take hours: what was finished before a crash is kept, and not written again.
+"""A stage folder whose files take hours: files that were finished before a crash are kept.
 
 Like `manifest.write_stage` it is whole or not at all: files go into the folder aside (`stage_folder.py`), the
-manifest is written last and the folder takes its name. Besides, the journal aside holds, after the line with
-the identity of the stage, one for every large file that is finished and on the disk, with its checksums.
+manifest is written last and the folder takes its name. Besides, the journal aside has, after the line with
+the identity of the stage, a line for every large file that is finished and on the disk, with its checksums.
 """
 
 import errno
@@ -57,24 +57,22 @@ class ResumableStage:
         self._began = time.monotonic()
 
     def is_done(self) -> bool:
-        """Whether `folder` holds this stage; then what a killed `publish` may have left is removed."""
+        """Returns True if `folder` holds this stage; then removes what a killed `publish` may have left."""
         is_done = is_current(self.folder, *self._identity)
         if is_done and not self.new.exists():
             self._place.remove()
         return is_done
 
     def is_written(self) -> bool:
-        """Whether an earlier attempt was killed when only the name was missing."""
+        """Returns True if an earlier attempt was killed when only the name was missing."""
         return is_current(self.new, *self._identity)
 
     def refuse(self) -> None:
-        """KieloError where `folder` holds what such a stage did not write, or cannot be one.
-        Changes nothing.
-        """
+        """Raise KieloError where `folder` holds what such a stage did not write, or cannot be one."""
         refuse_foreign(self.folder, self._identity[0])
 
     def begin(self) -> None:
-        """Open the folder aside: with the finished files of an attempt at the same, else empty.
+        """Open the folder aside: with the finished files of an earlier attempt at this stage, else empty.
 
         KieloError while another process writes it.
         """
@@ -93,19 +91,19 @@ class ResumableStage:
                 path.unlink()
 
     def expect(self, num_bytes: int) -> None:
-        """So much is still to be written; OSError at once where the disk has no room for it."""
+        """Note the bytes that are still to be written; OSError at once where the disk lacks the room."""
         self._missing_bytes = num_bytes
         if num_bytes > shutil.disk_usage(self.new).free:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def add(self, name: str, record: dict[str, Any]) -> None:
-        """`name` is whole and on the disk."""
+        """Note that the file `name` is whole and on the disk."""
         self._note({"file": name} | record)
         self.finished[name] = record
         self._missing_bytes -= record["bytes"]
 
     def write(self, name: str, data: bytes, is_listed: bool = True) -> None:
-        """A small file, which a later attempt writes anew. Without `is_listed` the manifest leaves it out."""
+        """Write a small file, which a later attempt writes again. is_listed: the manifest lists it."""
         with DurableFile(self.new / name) as file:
             file.write(data)
         if is_listed:
@@ -116,7 +114,7 @@ class ResumableStage:
             self._small[name] = {"bytes": len(data)} | digests
 
     def finish(self, counts: Mapping[str, Any]) -> None:
-        """The manifest: all is written. Its counts get the sha256 of each file."""
+        """Write the manifest: all files are written. Its counts get the sha256 of each file."""
         records = dict(sorted((self.finished | self._small).items()))
         sha256 = {name: record["sha256"] for name, record in records.items()}
         kind, version, inputs, section = self._identity
@@ -137,7 +135,7 @@ class ResumableStage:
         write_json_atomically(self.new / MANIFEST_NAME, asdict(manifest))
 
     def publish(self) -> None:
-        """The finished folder takes its name; an older one there is removed."""
+        """Give the finished folder its name; an older one there is removed."""
         refuse_foreign(self.folder, self._identity[0])  # again: the work may have taken hours
         self._place.publish()
 
@@ -150,7 +148,7 @@ class ResumableStage:
         self._place.discard()
 
     def stopped(self, error: OSError) -> KieloError:
-        """What to tell of a failed write: why, what is kept, and how to go on."""
+        """Returns the message of a failed write: the cause, what is kept, and how to go on."""
         why = str(error)
         if error.errno in _DISK_FULL:
             free = shutil.disk_usage(next(folder for folder in self.new.parents if folder.exists())).free
@@ -161,9 +159,7 @@ class ResumableStage:
         )
 
     def _read_journal(self, content: bytes) -> tuple[int, dict[str, dict[str, Any]]]:
-        """(bytes of the lines that can be trusted, the finished files by name); a kill may tear the last
-        line.
-        """
+        """Returns (bytes of the sound lines, the finished files by name); a kill may tear the last line."""
         sound, finished = 0, {}
         for line in content[: content.rfind(b"\n") + 1].splitlines(keepends=True):
             try:

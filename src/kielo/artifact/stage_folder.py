@@ -1,14 +1,13 @@
-"""The folder of a stage in its place: where a link leads, what is made aside, and how the new takes the old
-one's name.
+"""The folder of a stage, and the folder aside in which its next content is written.
 
-    RUN/corpus              the stage's folder; where it is a symbolic link, the link stays and PLACE is where it leads
-    PLACE/../.corpus.kielo/ beside it, while the stage works
-        journal.jsonl       says that Kielo made this folder aside: one without it is never emptied or removed
+    RUN/corpus              the stage's folder; a symbolic link stays one, and PLACE is the folder that it
+    leads to PLACE/../.corpus.kielo/ the folder aside, while the stage works
+        journal.jsonl       marks this folder as Kielo's: one without it is never emptied or removed
         new/                the next content, which takes the place when it is finished
-        old/                the content before, for the moment of the exchange
+        old/                the content before, during the exchange
 
 A kill at any moment leaves the old content or the new one, in the place or in the folder aside; `begin` puts
-it back. Whose the content of the place is, `manifest.refuse_foreign` knows.
+it back. `manifest.refuse_foreign` decides whether the content of the place is Kielo's.
 """
 
 import fcntl
@@ -23,11 +22,10 @@ from kielo.recipe.errors import KieloError
 
 
 class StageFolder:
-    """The folder `folder` of a `kind` stage. Order of use: `refuse`, `begin`, files into `new`, `publish`;
-    last `close`.
+    """The folder `folder` of a `kind` stage.
 
-    identity: hash of what is made. The first line of the journal is `head`, with it; `journal` is open from
-    `begin` on.
+    Order of use: `refuse`, `begin`, files into `new`, `publish`; last `close`. identity: hash of what is
+    made, which is in `head`, the first line of the journal. `journal` is open from `begin` on.
     """
 
     def __init__(self, folder: Path | str, kind: str, identity: str):
@@ -43,9 +41,7 @@ class StageFolder:
         self.journal = None
 
     def refuse(self) -> None:
-        """KieloError where no stage folder can be, or where the folder aside is not of our making. Changes
-        nothing.
-        """
+        """Raise KieloError where no stage folder can be, or where the folder aside is not Kielo's."""
         if not os.path.isdir(self.place):
             if self.folder.is_symlink():
                 raise KieloError(
@@ -68,9 +64,9 @@ class StageFolder:
             )
 
     def begin(self, is_resumed: bool = False) -> None:
-        """Make the folder aside, or open the one that a killed attempt left; `new` is empty unless
-        `is_resumed`.
+        """Make the folder aside, or open the one that a killed attempt left.
 
+        is_resumed: `new` keeps its files, else it is emptied.
         KieloError while another process works there.
         """
         make_folder(self._aside)
@@ -87,9 +83,7 @@ class StageFolder:
         self.new.mkdir(exist_ok=True)
 
     def settle(self) -> None:
-        """End an exchange that was killed: the old content goes back into an empty place, else it
-        is removed.
-        """
+        """End an exchange that was killed: the old content goes back to an empty place, or goes."""
         if self.journal_path.exists() and self._old.exists():
             if self.place.exists() and os.listdir(self.place):
                 shutil.rmtree(self._old, ignore_errors=True)
@@ -97,9 +91,7 @@ class StageFolder:
                 name_durably(self._old, self.place)
 
     def publish(self) -> None:
-        """Give `new`, whose files are on the disk, the place; then remove the folder aside with the content
-        before.
-        """
+        """Move `new`, whose files are on the disk, to the place; then remove the folder aside with `old`."""
         bring_to_disk(self.new)
         if self.place.exists():
             os.rename(self.place, self._old)
@@ -112,9 +104,7 @@ class StageFolder:
         self.close()
 
     def remove(self) -> None:
-        """Remove the folder aside if it is ours, as far as it goes: the journal last, so that the rest is
-        known as ours.
-        """
+        """Remove the folder aside if it is Kielo's, as far as possible; the journal, its mark, last."""
         if not self._is_ours():
             return
         with suppress(OSError):
@@ -136,7 +126,7 @@ class StageFolder:
             self.journal.close()
 
     def _is_ours(self) -> bool:
-        """Empty is what a kill leaves before the journal is there, and after."""
+        """Returns True if Kielo made the folder aside. A kill before or after the journal leaves it empty."""
         if not self._aside.is_dir() or self._aside.is_symlink():
             return False
         return self.journal_path.is_file() or not any(self._aside.iterdir())

@@ -41,8 +41,7 @@ class TokenShardWriter:
     def add(self, tokens: np.ndarray) -> None:
         """Append one document, a one-dimensional array of token ids below vocab_size.
 
-        Raises KieloError for an id outside the vocabulary: a shard that wraps round would train on other
-        words.
+        Raises KieloError for an id outside the vocabulary: an id that wraps round is another token.
         """
         tokens = np.asarray(tokens)
         if tokens.ndim != 1:
@@ -86,8 +85,7 @@ class TokenShardWriter:
 class TokenShard:
     """One shard, memory-mapped: opening it reads the index only.
 
-    num_tokens, num_documents; dtype of the stored ids; document_offsets: int64 [num_documents + 1], in
-    tokens.
+    num_tokens, num_documents; dtype of the stored ids; document_offsets: int64 [num_documents + 1], tokens.
     """
 
     def __init__(self, prefix: Path | str):
@@ -109,7 +107,7 @@ class TokenShard:
             self._tokens = np.memmap(self._data_path, self.dtype, "r").view(np.ndarray)
 
     def read(self, start_token: int, count: int) -> np.ndarray:
-        """Tokens start_token .. start_token+count-1 of the whole stream, [count], a view of the mapped file.
+        """Returns tokens start_token .. start_token+count-1 of the stream, [count], a view of the file.
 
         Raises IndexError outside the shard.
         """
@@ -120,7 +118,7 @@ class TokenShard:
         return self._tokens[start_token : start_token + count]
 
     def whole_sequences(self, length: int) -> np.ndarray:
-        """Every whole sequence and its next token, [sequences, length + 1], a view of the mapped file.
+        """Returns each whole sequence and its next token, [sequences, length + 1], a view of the mapped file.
 
         Row i is tokens i * length .. (i + 1) * length, so that neighbours share a token.
         """

@@ -1,4 +1,4 @@
-"""Protects the text that a run trains on: data stages ask here before they replace a finished folder.
+"""The protection of the text that a run trains on: data stages ask before they replace a finished folder.
 
 RUN/corpus, RUN/tokenizer and RUN/tokens are one text; RUN/train/checkpoints holds what was trained on it.
 """
@@ -17,8 +17,7 @@ NAMED_DIFFERENCES = 4
 def refuse_to_replace(
     folder: Path | str, kind: str, version: int, inputs: Mapping[str, str], section: Mapping[str, Any]
 ) -> None:
-    """Raise KieloError if the finished data stage in `folder` would be made otherwise and the run has
-    checkpoints.
+    """Raise KieloError if the run has checkpoints and its finished data stage in `folder` would change.
 
     kind … section: as in `manifest.is_current`. A folder that is missing may be made: nothing is replaced.
     """
@@ -27,15 +26,14 @@ def refuse_to_replace(
         return
     named = ", ".join(changed[:NAMED_DIFFERENCES]) + (", …" if len(changed) > NAMED_DIFFERENCES else "")
     is_damage = all(change.startswith(DAMAGED_FILE) for change in changed)
-    advice = f"move {folder} away, and it is made anew of the same text; " if is_damage else ""
+    advice = f"move {folder} away, and it is made again from the same text; " if is_damage else ""
     refuse_while_trained_on(folder, f"changed since it was made: {named}", advice)
 
 
 def refuse_while_trained_on(folder: Path | str, why: str, advice: str = "") -> None:
-    """Raise KieloError, saying `why` the data stage in `folder` would be made again, if the run has
-    checkpoints.
+    """Raise KieloError if the run has checkpoints, saying `why` the data stage would be made again.
 
-    advice: what would work first of all.
+    advice: the first thing that would work.
     """
     folder = Path(folder)
     checkpoints = folder.parent / "train" / "checkpoints"
@@ -46,5 +44,5 @@ def refuse_while_trained_on(folder: Path | str, why: str, advice: str = "") -> N
         f"{folder}: would be made again ({why}), and {checkpoints} holds {kept[0].name}, which was trained "
         f"on it. Nothing was changed. What would work: {advice}--set name=… or another `folder` for the "
         "changed text; the old text and values; --from train to go on with the text as it is; or move "
-        f"{checkpoints.parent} away to start anew"
+        f"{checkpoints.parent} away to start again at step 0"
     )

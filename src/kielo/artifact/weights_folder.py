@@ -1,4 +1,4 @@
-"""A folder of Hugging Face weights, without torch: where it is, and which of its files hold tensors.
+"""A folder of Hugging Face weights, without torch: its place, and which of its files hold tensors.
 
 In: `hf:FOLDER`, or `hf:OWNER/NAME[@REVISION]` on the Hugging Face hub; out: a folder with a config.json and
 weights, for a repository its snapshot in the local cache. Files: `model.safetensors`, or shards that
@@ -15,7 +15,7 @@ from typing import Any
 from kielo.recipe.errors import KieloError
 
 CONFIG_FILE = "config.json"
-# In the order in which they are looked for: one file with all tensors, and the index of several.
+# (one file with all tensors, index of several), in the order of the search
 _WEIGHTS = (
     ("model.safetensors", "model.safetensors.index.json"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
@@ -25,12 +25,11 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def resolve_weights(reference: str) -> Path:
-    """The local folder of `reference`; what the hub has is fetched into its cache unless it lies there
-    already.
+    """Returns the local folder of `reference`; weights on the hub are fetched into its cache once.
 
-    A name without revision is asked of the cache first too: a repository that moved on does not change what
-    is trained. Raises KieloError, with what would work, for a folder that is not there and a hub that does
-    not answer.
+    A name without revision is looked up in the cache first too: a repository that moved on does not change
+    what is trained. Raises KieloError, with what would work, for a folder that is not there and a hub that
+    does not answer.
     """
     where = reference.removeprefix("hf:")
     folder = Path(where).expanduser()
@@ -47,9 +46,7 @@ def resolve_weights(reference: str) -> Path:
 
 
 def pinned(reference: str, folder: Path) -> str:
-    """`reference`, which was resolved to `folder`, with the commit if it is a repository: its snapshot's
-    name.
-    """
+    """Returns `reference` with the commit if it is a repository: the name of its snapshot `folder`."""
     where = reference.removeprefix("hf:")
     if Path(where).expanduser().is_dir() or not _COMMIT.fullmatch(folder.name):
         return reference
@@ -57,10 +54,10 @@ def pinned(reference: str, folder: Path) -> str:
 
 
 def weight_files(folder: Path) -> dict[Path, list[str] | None]:
-    """Each file of weights in `folder` → the tensors that an index says it holds, None for a single file.
+    """Returns each file of weights in `folder` → the tensors that an index lists; None for a single file.
 
     Raises KieloError for a folder without weights, and for an index that is damaged, or names files that are
-    not there or would lie in another folder.
+    not there or are in another folder.
     """
     folder = Path(folder)
     for single, index in _WEIGHTS:
@@ -100,7 +97,7 @@ def _indexed(folder: Path, index: str) -> dict[Path, list[str] | None]:
 
 
 def unique_keys(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object of the file `path`; of two entries with one name json would keep the last in silence."""
+    """Returns a JSON object of the file `path`. KieloError for two entries of one name."""
     content = dict(pairs)
     if len(content) < len(pairs):
         twice = next(key for key, number in Counter(key for key, _ in pairs).items() if number > 1)
@@ -109,9 +106,7 @@ def unique_keys(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _cached(name: str, revision: str | None) -> Path | None:
-    """The snapshot in the cache if everything of it is there, without asking the hub: so thousands of ranks
-    can.
-    """
+    """Returns the snapshot in the cache if it is whole. The hub is not asked: thousands of ranks may call."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -127,7 +122,7 @@ def _fetched(reference: str, name: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
     def fetch(*patterns: str) -> Path:
-        # Not what lies in folders of the repository: copies in other formats.
+        # Without the repository's subfolders: they hold copies in other formats.
         return Path(
             snapshot_download(
                 name, revision=revision, allow_patterns=[*_SMALL_FILES, *patterns], ignore_patterns=["*/*"]

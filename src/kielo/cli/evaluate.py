@@ -1,6 +1,4 @@
-"""`kielo evaluate`: a run's newest checkpoint, another checkpoint of it, or any Hugging Face folder on its
-text.
-"""
+"""`kielo evaluate`: scores of a run's checkpoint, or of a Hugging Face folder, on the run's held-out text."""
 
 import argparse
 from pathlib import Path
@@ -26,7 +24,7 @@ def evaluate(options: argparse.Namespace) -> None:
     if model.is_dir() and options.recipe is None:
         what = "Hugging Face folder" if is_hugging_face else "folder"
         raise KieloError(
-            f"{model} is a {what}; name the recipe whose held-out text should judge it: kielo evaluate "
+            f"{model} is a {what}; name the recipe whose held-out text should score it: kielo evaluate "
             f"{model} RECIPE"
         )
     if options.recipe is not None and not model.is_dir():
@@ -44,8 +42,8 @@ def evaluate(options: argparse.Namespace) -> None:
         with held(folder):
             scores = evaluate(recipe, folder, model if options.recipe else newest_checkpoint(folder))
     if options.json:
-        return print_json(scores)
-    bits = scores["bits_per_byte"]
+        return print_json(scores.content())
+    bits = scores.bits_per_byte.content()
     print_table(["contender", "bits per byte"], [(name, f"{value:.3f}") for name, value in bits.items()])
-    for sample in scores["samples"]:
-        print(f"\n{sample['prompt']} ▸ {sample['text']}")
+    for sample in scores.samples:
+        print(f"\n{sample.prompt} ▸ {sample.text}")

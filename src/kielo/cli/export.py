@@ -63,7 +63,9 @@ def export(options: argparse.Namespace) -> None:
 
 
 def export_checkpoint(checkpoint: Path, to: Path, tokenizer_folder: Path, **how: Any) -> None:
-    """The model's settings come from the checkpoint itself. Does nothing when `to` holds just that already.
+    """Export a checkpoint to the folder `to`; does nothing when `to` holds that export already.
+
+    The model's settings come from the checkpoint itself.
 
     how: fields of `ExportOptions`. Raises KieloError for another tokenizer than the one that made
     the tokens.
@@ -88,7 +90,7 @@ def export_checkpoint(checkpoint: Path, to: Path, tokenizer_folder: Path, **how:
 
 
 def _checkpoint(path: Path) -> Path:
-    """The checkpoint folder itself, or the newest whole one of a run folder."""
+    """Returns the checkpoint folder itself, or the newest whole one of a run folder."""
     from kielo.artifact.checkpoint_folder import INDEX_NAME
     from kielo.cli.checkpoint import newest_checkpoint
 
@@ -103,7 +105,7 @@ def _checkpoint(path: Path) -> Path:
 
 
 def _tokenizer_folder(checkpoint: Path, given: str | None) -> Path:
-    """The one that is named, or that of the run in whose folder the checkpoint lies."""
+    """Returns the folder that is named, or that of the run in whose folder the checkpoint is."""
     if given is not None:
         folder, hint = Path(given), "name a folder that has one"
     else:
@@ -114,7 +116,7 @@ def _tokenizer_folder(checkpoint: Path, given: str | None) -> Path:
 
 
 def _run_folder(checkpoint: Path) -> Path | None:
-    """The run in whose folder the checkpoint lies."""
+    """Returns the folder of the run in which the checkpoint is; None outside a run."""
     return next(
         (parent for parent in checkpoint.resolve().parents if (parent / "train" / "checkpoints").is_dir()),
         None,

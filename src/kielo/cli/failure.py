@@ -1,5 +1,6 @@
-"""What a verb says when it cannot go on: an exception -> one sentence; of an unexpected one, where its
-traceback lies.
+"""The message of a verb that cannot go on: an exception → one sentence.
+
+The traceback of an unexpected exception is written to a file, which the message names.
 """
 
 import errno
@@ -16,7 +17,7 @@ from kielo import __version__
 from kielo.recipe.errors import KieloError
 
 _EXTRAS = ("torch", "transformers", "accelerate", "safetensors", "tensorboard")
-# What would work, by what the operating system says; without an entry its own words are enough.
+# Advice by the operating system's error; without an entry its own message is enough.
 _ADVICE = {
     errno.ENOSPC: "free some space, then the same command goes on",
     errno.EDQUOT: "your quota is used up: free some space, then the same command goes on",
@@ -25,19 +26,19 @@ _ADVICE = {
     errno.EPERM: "see who may read and write there",
     errno.EROFS: "the disk can only be read: give the run another `folder`",
     errno.ENOENT: "was it moved or removed?",
-    errno.ENOTDIR: "a file stands where a folder is needed: move it away, or give another folder",
-    errno.EISDIR: "a folder stands where a file is needed: move it away, or give another name",
+    errno.ENOTDIR: "a file is where a folder is needed: move it away, or give another folder",
+    errno.EISDIR: "a folder is where a file is needed: move it away, or give another name",
     errno.ELOOP: "a link there leads to itself",
     errno.ENAMETOOLONG: "give it a shorter name",
     errno.EMFILE: "too many files are open: raise `ulimit -n`",
     errno.ENOMEM: "there is not enough memory",
-    errno.ESTALE: "the file system lost the file: try again, and tell who runs it if that does not help",
+    errno.ESTALE: "the file system lost the file: try again, and ask its administrators if that does not help",
     errno.EIO: "the disk or its network failed: the system's log (dmesg) says more",
 }
 
 
 def sentence(error: BaseException) -> str | None:
-    """The message for an error of an expected kind; None where only a traceback tells more."""
+    """Returns the message of an error of an expected kind; None where a traceback is needed."""
     if isinstance(error, KieloError):
         return str(error)
     if isinstance(error, ModuleNotFoundError):
@@ -48,7 +49,8 @@ def sentence(error: BaseException) -> str | None:
             else None
         )
     if _is_out_of_memory(error):
-        return f"{_rank()}out of memory ({_first_line(error) or 'of the processor'}); smaller batches or a larger machine work"
+        where = _first_line(error) or "of the processor"
+        return f"{_rank()}out of memory ({where}); smaller batches or a larger machine work"
     if isinstance(error, RecursionError):
         return "a file is nested too deeply to be read; what Kielo writes and reads is a few levels deep"
     if isinstance(error, OSError) and error.errno is not None:
@@ -56,14 +58,17 @@ def sentence(error: BaseException) -> str | None:
     if isinstance(error, UnicodeError | json.JSONDecodeError):
         return f"a file is not what it should be ({error}); KIELO_TRACEBACK=1 shows where it was read"
     if type(error).__module__.startswith("torch.distributed") or type(error).__name__.startswith("Dist"):
-        return f"{_rank()}the ranks lost each other ({_first_line(error)}); another rank's message is the cause, if there is one"
+        return (
+            f"{_rank()}the ranks lost each other ({_first_line(error)}); another rank's message is the "
+            "cause, if there is one"
+        )
     return None
 
 
 def report_unexpected(error: BaseException) -> str:
-    """Write the traceback to a file, here or in the system's temporary folder; the message that names it."""
+    """Write the traceback to a file, here or in the temporary folder; returns the message that names it."""
     text = "".join(traceback.format_exception(error))
-    what = f"{type(error).__name__}: {_first_line(error)}"
+    fault = f"{_rank()}a fault of Kielo's own ({type(error).__name__}: {_first_line(error)})"
     report = (
         f"kielo {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
         f"{datetime.now(UTC).isoformat(timespec='seconds')}\n{' '.join(sys.argv)}\n\n{text}"
@@ -75,19 +80,19 @@ def report_unexpected(error: BaseException) -> str:
                 file.write(report)
         except OSError:
             continue
-        return f"{_rank()}a fault of Kielo's own ({what}); its traceback is in {path}: please report it with that file"
-    return f"{_rank()}a fault of Kielo's own ({what}), and no traceback could be written; KIELO_TRACEBACK=1 shows it"
+        return f"{fault}; its traceback is in {path}: please report it with that file"
+    return f"{fault}, and no traceback could be written; KIELO_TRACEBACK=1 shows it"
 
 
 def _of_the_system(error: OSError) -> str:
     paths = " → ".join(str(path) for path in (error.filename, error.filename2) if path is not None)
-    words = error.strerror or os.strerror(error.errno)
+    reason = error.strerror or os.strerror(error.errno)
     advice = _ADVICE.get(error.errno)
-    return f"{paths or 'a file or device'}: {words}" + (f"; {advice}" if advice else "")
+    return f"{paths or 'a file or device'}: {reason}" + (f"; {advice}" if advice else "")
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """torch has an error of its own on GPUs, and none on processors; torch is not imported here."""
+    """Returns True for Python's and torch's errors of memory. torch is not imported; on CPUs it has none."""
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"

@@ -1,4 +1,4 @@
-"""Parsers of verbs: each reads its flags when it is asked for, so that `kielo --help` imports no room."""
+"""Parsers of verbs: each declares its flags when it is used, so that `kielo --help` imports no room."""
 
 import argparse
 import importlib
@@ -19,32 +19,31 @@ class VerbParser(argparse.ArgumentParser):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
         self.set_defaults(handler=handler)
         self._handler = handler
-        self._first_words: dict[str, VerbParser] = {}
+        self._subverbs: dict[str, VerbParser] = {}
 
-    def may_begin_with(self, words: Mapping[str, tuple[str, str]]) -> None:
-        """Let the verb's first argument be one of these words, each with a parser of its own: word →
-        (handler, summary).
+    def may_begin_with(self, subverbs: Mapping[str, tuple[str, str]]) -> None:
+        """Let the first argument be a subverb, which has a parser of its own: name → (handler, summary).
 
         An argument that is spelled like one is given as a path: `kielo plan ./compare`.
         """
-        width = max(map(len, words))
-        listed = "\n".join(f"{word:{width}}  {summary}" for word, (_, summary) in words.items())
-        self.add_argument_group(f"words that may come first (see {self.prog} WORD --help)", listed)
-        for word, (handler, summary) in words.items():
-            self._first_words[word] = VerbParser(
-                handler=handler, prog=f"{self.prog} {word}", description=_sentence(summary)
+        width = max(map(len, subverbs))
+        listed = "\n".join(f"{name:{width}}  {summary}" for name, (_, summary) in subverbs.items())
+        self.add_argument_group(f"subverbs (see {self.prog} SUBVERB --help)", listed)
+        for name, (handler, summary) in subverbs.items():
+            self._subverbs[name] = VerbParser(
+                handler=handler, prog=f"{self.prog} {name}", description=_sentence(summary)
             )
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         module, function = self._handler.split(":")
         getattr(importlib.import_module("kielo.cli." + module), function + "_flags")(self)
-        if args and args[0] in self._first_words:
-            return self._first_words[args[0]].parse_known_args(args[1:], namespace)
+        if args and args[0] in self._subverbs:
+            return self._subverbs[args[0]].parse_known_args(args[1:], namespace)
         return super().parse_known_args(args, namespace)
 
 
 def add_verb(group: Any, name: str, handler: str, summary: str) -> None:
-    """A verb, or a word below one. `group` is what `add_subparsers(parser_class=VerbParser)` gave."""
+    """Add a verb or a subverb. `group` is the result of `add_subparsers(parser_class=VerbParser)`."""
     group.add_parser(name, handler=handler, help=summary, description=_sentence(summary))
 
 
@@ -53,7 +52,7 @@ def _sentence(summary: str) -> str:
 
 
 def examples(parser: argparse.ArgumentParser, *commands: str) -> None:
-    """Shown at the end of `--help`."""
+    """Show these commands at the end of `--help`."""
     parser.epilog = "example: " + "\n         ".join(commands)
 
 

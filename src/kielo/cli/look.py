@@ -1,4 +1,4 @@
-"""Verbs that answer a question and change nothing (but `recipes --copy`). None needs torch."""
+"""Verbs that answer a question and change nothing, except `recipes --copy`. None needs torch."""
 
 import argparse
 import json
@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from kielo.artifact.formats import FORMATS, schema_of
 from kielo.artifact.manifest import write_text_atomically
 from kielo.cli.flags import VerbParser, add_verb, examples, takes_recipe
 from kielo.cli.terminal import print_json, print_table
@@ -62,13 +63,20 @@ def recipes(options: argparse.Namespace) -> None:
 
 
 def schema_flags(parser: argparse.ArgumentParser) -> None:
-    examples(parser, "kielo schema > kielo.schema.json")
+    examples(parser, "kielo schema", "kielo schema --of recipe > recipe.schema.json")
+    parser.add_argument(
+        "--of",
+        choices=FORMATS,
+        metavar="NAME",
+        help=f"print the schema of this format; one of {', '.join(FORMATS)}. Default: a table of the formats",
+    )
 
 
 def schema(options: argparse.Namespace) -> None:
-    from kielo.recipe.schema import json_schema
-
-    print_json(json_schema())
+    if options.of:
+        return print_json(schema_of(options.of))
+    rows = [(name, format.file, format.content) for name, format in FORMATS.items()]
+    print_table(["format", "file", "content"], rows)
 
 
 def clusters_flags(parser: argparse.ArgumentParser) -> None:
@@ -120,9 +128,11 @@ def languages(options: argparse.Namespace) -> None:
 
 def tokenizer_flags(parser: argparse.ArgumentParser) -> None:
     examples(parser, "kielo tokenizer measure A B --text file.txt")
-    words = parser.add_subparsers(dest="word", metavar="WORD", required=True, parser_class=VerbParser)
+    subverbs = parser.add_subparsers(
+        dest="subverb", metavar="SUBVERB", required=True, parser_class=VerbParser
+    )
     add_verb(
-        words,
+        subverbs,
         "measure",
         "look:measure",
         "tokens per word, bytes per token, exact round trip, Rényi efficiency",

@@ -1,5 +1,4 @@
-"""The words: parse, then call one verb. A room is imported only when its verb is used, so `--help` stays
-quick.
+"""The command line: parse, then call one verb. A room is imported only when its verb is used.
 
 Exit codes: 0 done, 1 failed with a message that says what would work, 2 usage, 75 stopped on purpose
 (requeue), 130 interrupted. With KIELO_TRACEBACK=1 in the environment a failure shows its traceback as well.
@@ -20,7 +19,7 @@ from kielo.train.signals import INTERRUPTED
 
 STAGES = ("corpus", "tokenizer", "pack", "train", "verify", "evaluate", "export", "report")
 REQUEUE = 75
-_WORKS_ON = ("run", "train")  # their exit code is that of the work, whatever becomes of the output
+_KEEPS_EXIT_CODE = ("run", "train")  # the exit code is that of the work, whatever becomes of the output
 
 # Verb → its handler, "module:function" below kielo.cli, and what it does. Its flags are declared beside the
 # handler.
@@ -43,7 +42,7 @@ _VERBS = {
     "data": ("look:data", "the documents that made a step"),
     "show": ("look:show", "every value of a recipe and where it came from"),
     "recipes": ("look:recipes", "the shipped recipes; --copy writes one here to change"),
-    "schema": ("look:schema", "the JSON Schema of recipes, for editors"),
+    "schema": ("look:schema", "the file formats: a recipe's and those that stages exchange, as JSON Schema"),
     "clusters": ("look:clusters", "the cluster cards"),
     "languages": ("look:languages", "the language cards"),
 }
@@ -71,11 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if output.failure is None or isinstance(output.failure, BrokenPipeError):  # `kielo show … | head`
             return code
         _say(f"the output could not be written ({output.failure})")
-        return code if options.verb in _WORKS_ON else code or 1
+        return code if options.verb in _KEEPS_EXIT_CODE else code or 1
 
 
 def _call(arguments: Sequence[str] | None, options: argparse.Namespace) -> int:
-    """Parse into `options` and call the verb: its exit code. Every exception ends here in a message."""
+    """Parse into `options`, call the verb, and return its exit code. Every exception becomes a message."""
     try:
         parser = _parser()
         parser.parse_args(arguments, options)
@@ -87,7 +86,7 @@ def _call(arguments: Sequence[str] | None, options: argparse.Namespace) -> int:
             return 2
         module, function = options.handler.split(":")
         return getattr(importlib.import_module("kielo.cli." + module), function)(options) or 0
-    except SystemExit as usage:  # argparse has said what there is to say, and no verb has worked
+    except SystemExit as usage:  # argparse has printed the reason, and no verb was called
         options.verb = None
         return usage.code
     except KeyboardInterrupt:

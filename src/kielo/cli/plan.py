@@ -1,7 +1,6 @@
-"""`kielo plan`: which layouts fit a machine, how fast, at what cost and why; or one layout's numbers, for
-`train`. No torch.
+"""`kielo plan`: layouts that fit a machine, with their speed and cost; or the numbers of one. No torch.
 
-The first argument is a recipe, or one of `WORDS`, each of which is a question of its own.
+The first argument is a recipe, or one of `SUBVERBS`.
 """
 
 import argparse
@@ -20,9 +19,9 @@ if TYPE_CHECKING:  # `kielo plan --help` loads none of it
     from kielo.recipe.cards import Cluster
     from kielo.recipe.sections import Recipe
 
-WORDS = {
+SUBVERBS = {
     "compare": ("plan:compare", "layouts side by side, with a verdict"),
-    "explain": ("plan:explain", "what bounds one layout, in words"),
+    "explain": ("plan:explain", "what bounds the speed of one layout"),
     "calibrate": ("plan:calibrate", "a card of your own machine, from what your runs measured"),
     "resolve": ("plan:resolve", "every number of a run, written into the run folder"),
 }
@@ -36,7 +35,7 @@ def plan_flags(parser: VerbParser) -> None:
         "kielo plan estonian_llama31_70b --nodes 16 --all",
         "kielo plan compare estonian_llama31_70b tp8pp4 tp8pp8 --nodes 16",
     )  # fmt: skip
-    parser.may_begin_with(WORDS)
+    parser.may_begin_with(SUBVERBS)
     _takes_machine(parser)
     parser.add_argument("--top", type=int, metavar="K", help="list so many layouts for each number of nodes")
     parser.add_argument("--all", action="store_true", help="name every layout that is not listed, with why")
@@ -173,7 +172,7 @@ def explain(options: argparse.Namespace) -> int:
 
     run, nodes = _run_and_nodes(options)
     if len(nodes) != 1:
-        raise KieloError("`kielo plan explain` tells of one number of nodes: give --nodes one number")
+        raise KieloError("`kielo plan explain` is about one number of nodes: give --nodes one number")
     planned = named(run, nodes[0], options.layout)
     best = search(run, nodes).ranked[nodes[0]]
     lines = why(planned, [other for other in different_axes(best)[:3] if other.name != planned.name])
@@ -210,7 +209,7 @@ def calibrate(options: argparse.Namespace) -> int:
 
 
 def resolve(options: argparse.Namespace) -> int:
-    """The recipe's own layout, or --layout's, in numbers for `train`, written into the run folder."""
+    """Write every number of a run on the recipe's layout, or --layout's, into the run folder."""
     from kielo.cli.plan_tables import identity_and_placement, layout_toml
     from kielo.plan.choose_layout import named
     from kielo.plan.cost import with_layout
@@ -267,7 +266,7 @@ def _run_and_nodes(options: argparse.Namespace) -> tuple["RunToPlan", list[int]]
 
 
 def _nodes(text: str | None, site: "Cluster") -> list[int]:
-    """ "16", "4,8,12", or "4..256": doubled from the first to the last."""
+    """Returns the numbers of nodes in "16", "4,8,12" or "4..256" (doubled from the first to the last)."""
     if text is None:
         if site.nodes == 1:
             return [1]

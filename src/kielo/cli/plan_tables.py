@@ -1,4 +1,4 @@
-"""What `kielo plan` prints: found layouts → rows for people and values for machines."""
+"""The output of `kielo plan`: found layouts → rows for people and values for machines."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -31,14 +31,15 @@ def heading(run: RunToPlan, found: Found) -> str:
 
 def ranking_rows(listed: Sequence[PlannedLayout], costs: Sequence[Cost]) -> Table:
     titles = (
-        "nodes", "layout", "tokens/s", "s a step", f"{SHARE:.0%} interval", "TFLOP/s a device", "MFU", "GB a device", "bubble",
-        "device hours", "days", "jobs", "checkpoint",
+        "nodes", "layout", "tokens/s", "s a step", f"{SHARE:.0%} interval", "TFLOP/s a device", "MFU",
+        "GB a device", "bubble", "device hours", "days", "jobs", "checkpoint",
     )  # fmt: skip
     rows = [
         (
             planned.nodes, planned.name, f"{planned.tokens_per_second:,.0f}", f"{planned.step_seconds:.3g}",
-            f"{planned.low_seconds:.3g}–{planned.high_seconds:.3g}", f"{planned.tflops_per_device:.1f}", f"{planned.mfu:.1%}",
-            f"{planned.peak_bytes / _GIGA:.1f}", f"{planned.seconds['bubble'] / planned.step_seconds:.1%}",
+            f"{planned.low_seconds:.3g}–{planned.high_seconds:.3g}", f"{planned.tflops_per_device:.1f}",
+            f"{planned.mfu:.1%}", f"{planned.peak_bytes / _GIGA:.1f}",
+            f"{planned.seconds['bubble'] / planned.step_seconds:.1%}",
             f"{cost.device_hours:,.0f}", f"{cost.days:,.1f}", cost.jobs,
             f"{cost.checkpoint_bytes / _GIGA:,.0f} GB in {cost.checkpoint_seconds:.0f} s",
         )
@@ -63,7 +64,7 @@ def part_rows(listed: Sequence[PlannedLayout]) -> Table:
 
 
 def refusal_rows(found: Found, is_all: bool) -> Table:
-    """Why layouts are not listed: reasons with how many and one of them, or every layout by name."""
+    """Returns why layouts are not listed: reasons with a count and an example, or every layout by name."""
     rows: list[tuple[Any, ...]] = []
     for nodes, reasons in {**{"any": found.impossible}, **found.refused}.items():
         for why, layouts in sorted(reasons.items(), key=lambda item: -len(item[1])):
@@ -76,7 +77,7 @@ def refusal_rows(found: Found, is_all: bool) -> Table:
 
 
 def name(choice: Choice) -> str:
-    """Of what no number of nodes makes possible, the axes alone."""
+    """Returns the layout's name; the axes alone where no number of nodes makes it possible."""
     layout = choice.layout
     if layout.shard * layout.replicate > 1:
         return choice.name
@@ -91,7 +92,7 @@ def notes(
     own: Mapping[int, PlannedLayout | str],
     found: Found,
 ) -> list[str]:
-    """Where the recipe's own layout stands, and what the figures take for granted."""
+    """Returns sentences: the rank of the recipe's own layout, and the assumptions behind the figures."""
     lines = []
     for nodes, planned in own.items():
         if isinstance(planned, str):
@@ -115,7 +116,7 @@ def notes(
         f"{run.usable_bytes / _GIGA:.1f} GB a device are usable. Hours are of "
         f"{wall}{START_SECONDS / 60:.0f} minutes to start each, a save every "
         f"{run.recipe.checkpoint.every_steps} steps and held-out text; no queue, no failures. MFU is of "
-        f"model FLOPs at {run.peak_tflops:g} TFLOP/s. `kielo plan explain` tells why '{first.name}' is so "
+        f"model FLOPs at {run.peak_tflops:g} TFLOP/s. `kielo plan explain` says why '{first.name}' is so "
         "fast; `kielo rehearse` measures the bytes."
     )
     most = run.site.max_nodes_per_job
@@ -133,11 +134,12 @@ def planned_json(planned: PlannedLayout, cost: Cost) -> dict[str, Any]:
         "layout": planned.layout.model_dump(mode="json"), "micro_batch_sequences": planned.micro_batch,
         "micro_batches_per_step": planned.micro_batches, "sequence_length": planned.sequence_length,
         "tokens_per_step": planned.tokens_per_step, "fits": planned.fits, "bytes": planned.bytes,
-        "peak_bytes": planned.peak_bytes, "usable_bytes": planned.run.usable_bytes, "seconds": planned.seconds,
-        "hidden_data_seconds": planned.hidden_data_seconds,
-        "step_seconds": planned.step_seconds, "interval_seconds": [planned.low_seconds, planned.high_seconds],
-        "tokens_per_second": planned.tokens_per_second, "tflops_per_device": planned.tflops_per_device, "mfu": planned.mfu,
-        "cost": vars(cost) | {"days": cost.days},
+        "peak_bytes": planned.peak_bytes, "usable_bytes": planned.run.usable_bytes,
+        "seconds": planned.seconds, "hidden_data_seconds": planned.hidden_data_seconds,
+        "step_seconds": planned.step_seconds,
+        "interval_seconds": [planned.low_seconds, planned.high_seconds],
+        "tokens_per_second": planned.tokens_per_second, "tflops_per_device": planned.tflops_per_device,
+        "mfu": planned.mfu, "cost": vars(cost) | {"days": cost.days},
     }  # fmt: skip
 
 
@@ -159,14 +161,21 @@ def plan_json(
     return {
         "recipe": run.recipe.name, "cluster": run.site.name, "looked_at": found.looked_at,
         "layouts": [planned_json(planned, cost) for planned, cost in zip(listed, costs)],
-        "own": {nodes: each if isinstance(each, str) else {"name": each.name, "tokens_per_second": each.tokens_per_second,
-                "step_seconds": each.step_seconds, "peak_bytes": each.peak_bytes, "fits": each.fits} for nodes, each in own.items()},
-        "not_listed": {"any": reasons(found.impossible)} | {nodes: reasons(of) for nodes, of in found.refused.items()},
+        "own": {nodes: each if isinstance(each, str) else _own_json(each) for nodes, each in own.items()},
+        "not_listed": {"any": reasons(found.impossible)}
+        | {nodes: reasons(of) for nodes, of in found.refused.items()},
     }  # fmt: skip
 
 
+def _own_json(planned: PlannedLayout) -> dict[str, Any]:
+    return {
+        key: getattr(planned, key)
+        for key in ("name", "tokens_per_second", "step_seconds", "peak_bytes", "fits")
+    }
+
+
 def layout_toml(planned: PlannedLayout) -> str:
-    """What to put into a recipe for this layout."""
+    """Returns the lines of a recipe that choose this layout."""
     chosen = planned.layout.model_dump(mode="json", exclude_defaults=True, exclude={"shard"})
     lines = [f"{key} = {_toml(value)}" for key, value in chosen.items()]
     return "\n".join(["[layout]", *lines, "", "[train]", f"micro_batch_sequences = {planned.micro_batch}"])
@@ -183,9 +192,7 @@ def _toml(value: Any) -> str:
 
 
 def identity_and_placement(resolved: Resolved) -> list[Table]:
-    """Every number of a resolved run: what is trained, how it is placed, its phases, and its
-    learning rates.
-    """
+    """Returns tables of every number of a resolved run: identity, placement, phases and learning rates."""
     tables: list[Table] = []
     for title, part in (("identity", resolved.identity), ("placement", resolved.placement)):
         values = part.model_dump(mode="json", exclude={"phases", "learning_rates"})

@@ -1,4 +1,4 @@
-"""`kielo rehearse`: one rank of the real job on this machine; prints what it holds, computes and sends."""
+"""`kielo rehearse`: one rank of the real job on this machine; prints its memory, FLOPs and collectives."""
 
 import argparse
 
@@ -50,7 +50,7 @@ def rehearse(options: argparse.Namespace) -> int:
 
 
 def planned(options: argparse.Namespace) -> Resolved:
-    """The recipe on so many nodes of a cluster (or so many ranks), with imagined text."""
+    """Resolves the recipe on --nodes of a cluster (or --ranks), with imagined text."""
     sets = [*options.sets, *([f'cluster="{options.cluster}"'] if options.cluster else [])]
     recipe = read_recipe(options.recipe, sets).recipe
     card = cluster(recipe.cluster)
@@ -62,7 +62,7 @@ def planned(options: argparse.Namespace) -> Resolved:
 
 
 def chosen_ranks(resolved: Resolved, rank: int | None, stage: int | None, all_stages: bool) -> list[int]:
-    """The ranks to rehearse; of a stage, the one with 0 on all axes but the pipeline's."""
+    """Returns the ranks to rehearse; for a stage, the one with 0 on all axes but the pipeline's."""
     layout = resolved.placement.layout
     if all_stages:
         return [rank_of_stage(layout, number) for number in range(layout.pipeline)]

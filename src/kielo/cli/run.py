@@ -1,9 +1,6 @@
-"""`kielo run`: every stage that is not done yet, in order. Each stage meets the next one in a
-folder on disk.
-"""
+"""`kielo run`: every stage that is not done yet, in order. Stages exchange folders on disk."""
 
 import argparse
-import json
 import signal
 import sys
 import time
@@ -14,6 +11,8 @@ from pathlib import Path
 
 from kielo.artifact.lease import held
 from kielo.artifact.manifest import expire, read_manifest
+from kielo.artifact.stage_json import read_json
+from kielo.artifact.summary import StageTime, Summary
 from kielo.artifact.trained_text import refuse_while_trained_on
 from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.main import REQUEUE, STAGES
@@ -24,15 +23,15 @@ from kielo.recipe.sections import Recipe
 
 
 @dataclass
-class Job:
-    """What every stage may know; `stages` fills as they end."""
+class Invocation:
+    """One call of `kielo run`; `stages` fills as they end."""
 
     recipe: Recipe
     reference: str
     sets: list[str]
     folder: Path
     ranks: int
-    stages: dict[str, dict] = field(default_factory=dict)
+    stages: dict[str, StageTime] = field(default_factory=dict)
 
 
 class Requeue(Exception):
@@ -49,7 +48,7 @@ def run_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--again", choices=[stage for stage in STAGES if stage not in ("train", "report")], metavar="STAGE",
-        help="make this stage anew though its inputs and settings did not change",
+        help="make this stage again though its inputs and settings did not change",
     )  # fmt: skip
     parser.add_argument("--ranks", type=int, default=1, help="processes for training on this machine")
     parser.add_argument("--json", action="store_true", help="print summary.json at the end instead of tables")
@@ -59,28 +58,27 @@ def run(options: argparse.Namespace) -> int:
     recipe = read_recipe(options.recipe, options.sets).recipe
     if options.ranks < 1:
         raise KieloError(f"--ranks {options.ranks}: give 1 or more")
-    job = Job(recipe, options.recipe, options.sets, run_folder(recipe), options.ranks)
+    invocation = Invocation(recipe, options.recipe, options.sets, run_folder(recipe), options.ranks)
     chosen = _chosen(options)
-    with keep_stdout_for_json(options.json), _ended_by_sigterm(), held(job.folder):
+    with keep_stdout_for_json(options.json), _ended_by_sigterm(), held(invocation.folder):
         try:
-            _make_again(options.again, job, chosen)
+            _make_again(options.again, invocation, chosen)
             for name in STAGES:
-                _do(name, job, name in chosen)
+                _do(name, invocation, name in chosen)
         except Requeue as stop:
             print(f"── {stop}")
             return REQUEUE
     if options.json:
-        summary = job.folder / "summary.json"
-        print_json(
-            json.loads(summary.read_text(encoding="utf-8")) if "report" in chosen else {"stages": job.stages}
-        )
+        if "report" in chosen:
+            print_json(read_json(invocation.folder, Summary).content())
+        else:
+            print_json({"stages": {name: stage.content() for name, stage in invocation.stages.items()}})
     return 0
 
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end a stage as an exception does, so that what it began is cleared away and the lease given
-    back.
+    """Have SIGTERM end a stage as an exception does: its folder aside is removed and the lease given back.
 
     Training takes the signal over while it runs.
     """
@@ -94,38 +92,34 @@ def _ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _make_again(name: str | None, job: Job, chosen: tuple[str, ...]) -> None:
-    """Let the stage `name` be made anew though nothing changed. Those after it are, where what they read is
-    another then.
-    """
+def _make_again(name: str | None, invocation: Invocation, chosen: tuple[str, ...]) -> None:
+    """Have the stage `name` made again though nothing changed; later stages follow if its output changes."""
     if name is None:
         return
     if name not in chosen:
         raise KieloError(f"--again {name}: this stage is not among those to run: {', '.join(chosen)}")
-    folder = job.folder / _STAGES[name][0]
+    folder = invocation.folder / _STAGES[name][0]
     if name in STAGES[: STAGES.index("train")]:
         refuse_while_trained_on(folder, f"--again {name}")
     expire(folder)
 
 
-def _do(name: str, job: Job, is_chosen: bool) -> None:
-    """Make the stage if it was chosen, and note its seconds; those of a stage that was made before, if it was
-    not.
-    """
+def _do(name: str, invocation: Invocation, is_chosen: bool) -> None:
+    """Make the stage if it was chosen, and note its seconds; else note those of the stage made before."""
     folder, make = _STAGES[name]
-    before = read_manifest(job.folder / folder) if folder else None
+    before = read_manifest(invocation.folder / folder) if folder else None
     if not is_chosen:
         if before is not None:
-            job.stages[name] = {"seconds": before.wall_seconds, "skipped": True}
+            invocation.stages[name] = StageTime(seconds=before.wall_seconds, skipped=True)
         return
     print(f"── {name}", flush=True)
     started = time.monotonic()
-    make(job)
-    skipped = before is not None and read_manifest(job.folder / folder) == before
+    make(invocation)
+    skipped = before is not None and read_manifest(invocation.folder / folder) == before
     seconds = before.wall_seconds if skipped else time.monotonic() - started
-    job.stages[name] = {"seconds": round(seconds, 3), "skipped": skipped}
+    invocation.stages[name] = StageTime(seconds=round(seconds, 3), skipped=skipped)
     if skipped:
-        again = "" if name == "train" else f"; --again {name} makes it anew"
+        again = "" if name == "train" else f"; --again {name} makes it again"
         print(f"   nothing to do: made before from the same inputs and recipe{again}", flush=True)
 
 
@@ -143,89 +137,96 @@ def _chosen(options: argparse.Namespace) -> tuple[str, ...]:
     return STAGES[first : last + 1]
 
 
-def _corpus(job: Job) -> None:
+def _corpus(invocation: Invocation) -> None:
     from kielo.corpus.run import run_corpus
 
-    run_corpus(job.recipe, job.folder / "corpus", job.folder / "raw")
+    run_corpus(invocation.recipe, invocation.folder / "corpus", invocation.folder / "raw")
 
 
-def _tokenizer(job: Job) -> None:
+def _tokenizer(invocation: Invocation) -> None:
     from kielo.tokenizer.train import train_tokenizer
 
-    _need(job, "corpus")
-    train_tokenizer(job.recipe, job.folder / "corpus", job.folder / "tokenizer")
+    _need(invocation, "corpus")
+    train_tokenizer(invocation.recipe, invocation.folder / "corpus", invocation.folder / "tokenizer")
 
 
-def _pack(job: Job) -> None:
+def _pack(invocation: Invocation) -> None:
     from kielo.dataset.pack import pack
 
-    _need(job, "corpus", "tokenizer")
-    pack(job.recipe, job.folder / "corpus", job.folder / "tokenizer", job.folder / "tokens")
+    _need(invocation, "corpus", "tokenizer")
+    pack(
+        invocation.recipe,
+        invocation.folder / "corpus",
+        invocation.folder / "tokenizer",
+        invocation.folder / "tokens",
+    )
 
 
-def _train(job: Job) -> None:
-    from kielo.cli.train import start_ranks, train_here
+def _train(invocation: Invocation) -> None:
+    from kielo.cli.train import train_here, train_on_ranks
 
-    _need(job, "tokenizer", "tokens")
-    if job.ranks > 1:
-        outcome = start_ranks(job.recipe, job.reference, job.sets, job.ranks)
+    _need(invocation, "tokenizer", "tokens")
+    if invocation.ranks > 1:
+        outcome = train_on_ranks(invocation.recipe, invocation.reference, invocation.sets, invocation.ranks)
     else:
-        outcome = train_here(job.recipe)
-    if outcome["exit_code"] == REQUEUE:
-        raise Requeue(outcome["message"])
-    if outcome["exit_code"]:
-        raise KieloError(f"training failed: {outcome['message']}")
+        outcome = train_here(invocation.recipe)
+    if outcome.exit_code == REQUEUE:
+        raise Requeue(outcome.message)
+    if outcome.exit_code:
+        raise KieloError(f"training failed: {outcome.message}")
 
 
-def _verify(job: Job) -> None:
+def _verify(invocation: Invocation) -> None:
     from kielo.cli.verify import certify
 
-    _need(job, "tokens", "train")
-    certificate = certify(job.recipe, job.folder)
-    if not certificate["passed"]:
+    _need(invocation, "tokens", "train")
+    certificate = certify(invocation.recipe, invocation.folder)
+    if not certificate.passed:
         raise KieloError(
-            f"parity with Hugging Face failed: {certificate['first_difference']}; "
-            f"see {job.folder / 'verify' / 'parity.json'}"
+            f"parity with Hugging Face failed: {certificate.first_difference.content()}; "
+            f"see {invocation.folder / 'verify' / certificate.FILE_NAME}"
         )
 
 
-def _evaluate(job: Job) -> None:
+def _evaluate(invocation: Invocation) -> None:
     from kielo.cli.checkpoint import newest_checkpoint
     from kielo.evaluate.run import evaluate
 
-    _need(job, "corpus", "tokenizer", "tokens", "train")
-    evaluate(job.recipe, job.folder, newest_checkpoint(job.folder))
+    _need(invocation, "corpus", "tokenizer", "tokens", "train")
+    evaluate(invocation.recipe, invocation.folder, newest_checkpoint(invocation.folder))
 
 
-def _export(job: Job) -> None:
+def _export(invocation: Invocation) -> None:
     from kielo.cli.checkpoint import newest_checkpoint
     from kielo.cli.export import export_checkpoint
 
-    _need(job, "tokenizer", "train")
-    export_checkpoint(newest_checkpoint(job.folder), job.folder / "hf", job.folder / "tokenizer")
+    _need(invocation, "tokenizer", "train")
+    export_checkpoint(
+        newest_checkpoint(invocation.folder), invocation.folder / "hf", invocation.folder / "tokenizer"
+    )
 
 
-def _report(job: Job) -> None:
+def _report(invocation: Invocation) -> None:
     from kielo.report.summary import print_summary
     from kielo.report.write import write_report
 
-    _need(job, "corpus", "tokenizer", "train", "verify", "evaluate", "hf")
-    job.stages["report"] = {"seconds": 0.0, "skipped": False}
-    page = write_report(job.folder, job.recipe, job.stages)
-    print_summary(json.loads((job.folder / "summary.json").read_text(encoding="utf-8")))
+    _need(invocation, "corpus", "tokenizer", "train", "verify", "evaluate", "hf")
+    invocation.stages["report"] = StageTime(seconds=0.0, skipped=False)
+    page = write_report(invocation.folder, invocation.recipe, invocation.stages)
+    print_summary(read_json(invocation.folder, Summary))
     print(f"report: {page}")
 
 
-def _need(job: Job, *folders: str) -> None:
+def _need(invocation: Invocation, *folders: str) -> None:
     for folder in folders:
-        if read_manifest(job.folder / folder) is None:
+        if read_manifest(invocation.folder / folder) is None:
             raise KieloError(
-                f"{job.folder / folder} is not finished, and this stage needs it; "
-                f"run `kielo run {job.reference}` without --from and --only"
+                f"{invocation.folder / folder} is not finished, and this stage needs it; "
+                f"run `kielo run {invocation.reference}` without --from and --only"
             )
 
 
-_STAGES: dict[str, tuple[str, Callable[[Job], None]]] = {
+_STAGES: dict[str, tuple[str, Callable[[Invocation], None]]] = {
     "corpus": ("corpus", _corpus),
     "tokenizer": ("tokenizer", _tokenizer),
     "pack": ("tokens", _pack),

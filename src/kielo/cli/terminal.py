@@ -1,4 +1,4 @@
-"""How a verb speaks: a table for people, JSON for machines, to whatever stdout and stderr are."""
+"""The output of verbs: a table for people, JSON for machines, to whatever stdout and stderr are."""
 
 import json
 import os
@@ -12,8 +12,9 @@ from kielo.train.failsafe_stream import FailsafeStream
 
 
 def open_standard_streams() -> None:
-    """Where stdin, stdout or stderr is closed, let it lead nowhere: else the next file that is opened takes
-    its number, and gets what libraries print.
+    """Open stdin, stdout and stderr on /dev/null where they are closed.
+
+    Else the next file that is opened takes their number, and gets what libraries print.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
@@ -26,8 +27,9 @@ def open_standard_streams() -> None:
 
 @contextmanager
 def lasting_output() -> Iterator[FailsafeStream]:
-    """While it lasts, stdout and stderr raise nothing, whatever becomes of them, and write characters that
-    their encoding lacks as \\u and \\x. Yields stdout, which knows whether it failed.
+    """Keep stdout and stderr from raising errors inside the block, whatever becomes of them.
+
+    Characters that their encoding lacks are written as \\u and \\x. Yields stdout, with the failure it met.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
@@ -38,9 +40,7 @@ def lasting_output() -> Iterator[FailsafeStream]:
 
 
 def keep_stdout_for_json(is_json: bool) -> AbstractContextManager:
-    """While it lasts, what the rooms tell a person goes to stderr, so that stdout holds one JSON
-    value alone.
-    """
+    """Send messages to stderr inside the block if `is_json`, so that stdout holds one JSON value alone."""
     return redirect_stdout(sys.stderr) if is_json else nullcontext()
 
 
@@ -50,9 +50,7 @@ def print_json(value: Any) -> None:
 
 
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """On a terminal a table as wide as it; in a pipe or log, lines whose columns are tabs apart and never
-    cut.
-    """
+    """Print a table as wide as the terminal; in a pipe or log, lines of uncut columns with tabs between."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -71,7 +69,7 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 
 def flat(value: dict, prefix: str = "") -> list[tuple[str, Any]]:
-    """Dotted key → value of one level of sections."""
+    """Returns (dotted key, value) pairs of one level of sections."""
     pairs = []
     for key, entry in value.items():
         nested = isinstance(entry, dict) and entry and not prefix

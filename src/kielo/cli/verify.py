@@ -1,10 +1,10 @@
-"""`kielo verify`: proofs that print a table, write a certificate, and fail when they fail."""
+"""`kielo verify`: proofs that print a table and write a certificate; exit code 1 where one fails."""
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from kielo.artifact.lease import held
+from kielo.artifact.parity import Parity
 from kielo.cli.flags import VerbParser, add_verb, examples, takes_recipe
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table
 from kielo.recipe.errors import KieloError
@@ -53,14 +53,14 @@ def parity(options: argparse.Namespace) -> int:
     with held(folder):
         certificate = certify(recipe, folder, options.steps, is_quiet=options.json)
     if options.json:
-        print_json(certificate)
+        print_json(certificate.content())
     else:
-        print(f"certificate: {folder / 'verify' / 'parity.json'}")
-    return 0 if certificate["passed"] else 1
+        print(f"certificate: {folder / 'verify' / certificate.FILE_NAME}")
+    return 0 if certificate.passed else 1
 
 
-def certify(recipe: Recipe, folder: Path, steps: int | None = None, is_quiet: bool = False) -> dict[str, Any]:
-    """Parity of the run's newest checkpoint with Hugging Face; prints it unless quiet."""
+def certify(recipe: Recipe, folder: Path, steps: int | None = None, is_quiet: bool = False) -> Parity:
+    """Certify the parity of the run's newest checkpoint with Hugging Face; prints it unless quiet."""
     from kielo.checkpoint.read_checkpoint import read_plain
     from kielo.cli.checkpoint import newest_checkpoint
     from kielo.dataset.provenance import check_tokens

@@ -1,14 +1,13 @@
 """The funnel: what each step dropped and why, what was left, and the message if nothing was.
 
-The steps' counts -> rows for people. A row is {"name", "reason", "documents", "lines", "bytes",
-"documents_left", "bytes_left"}; documents, lines and bytes are those that the step dropped for that reason. A
-record that could not be read is a document without bytes.
+The steps' counts → rows for people (`artifact/funnel.py`).
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from kielo.artifact.funnel import FunnelRow
 from kielo.corpus.language_identification import THRESHOLDS
 from kielo.corpus.step import SEPARATOR, CorpusStep
 
@@ -18,9 +17,9 @@ OTHERS = "other reasons"
 NOT_SHOWN = ("write cleaned", "merge cleaned", "write")
 
 
-def build_funnel(steps: Sequence[CorpusStep], counts: Sequence[dict[str, int]]) -> list[dict[str, Any]]:
+def build_funnel(steps: Sequence[CorpusStep], counts: Sequence[dict[str, int]]) -> list[FunnelRow]:
     """Returns rows in the order of the steps, each step's largest reason first; at least one row a step."""
-    rows: list[dict[str, Any]] = []
+    rows: list[FunnelRow] = []
     for step, labels in zip(steps, counts, strict=True):
         if step.name in NOT_SHOWN:
             continue
@@ -29,7 +28,7 @@ def build_funnel(steps: Sequence[CorpusStep], counts: Sequence[dict[str, int]]) 
             "bytes_left": labels.get("bytes_left/", 0),
         }
         for reason, dropped in _largest_reasons(labels).items():
-            rows.append({"name": step.name, "reason": reason, **dropped, **left})
+            rows.append(FunnelRow(name=step.name, reason=reason, **dropped, **left))
     return rows
 
 
@@ -60,13 +59,13 @@ def by_source(labels: dict[str, int]) -> dict[str, dict[str, int]]:
     return dict(sources)
 
 
-def empty_message(language: str, rows: Sequence[dict[str, Any]], table: dict[str, Any], settings: str) -> str:
+def empty_message(language: str, rows: Sequence[FunnelRow], table: dict[str, Any], settings: str) -> str:
     """Returns why nothing was left and what to change: the funnel, and the share kept at each threshold."""
     lines = [f"corpus: nothing is left of the text ({settings}). What each step dropped:"]
     lines += [
-        f"  {row['name']:<20} {row['reason']:<36} {row['documents']:>9,} documents {row['bytes']:>14,} bytes"
+        f"  {row.name:<20} {row.reason:<36} {row.documents:>9,} documents {row.bytes:>14,} bytes"
         for row in rows
-        if row["bytes"] or row["documents"]
+        if row.bytes or row.documents
     ]
     for kind, shares in table.items():
         lines.append(

@@ -12,14 +12,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from kielo.artifact.funnel import Funnel, FunnelSource
 from kielo.artifact.manifest import (
     Manifest,
     is_current,
     read_manifest,
     refuse_foreign,
-    write_json_atomically,
     write_stage,
 )
+from kielo.artifact.stage_json import write_json
 from kielo.artifact.trained_text import refuse_to_replace
 from kielo.corpus.executor import run_pipeline
 from kielo.corpus.fetch import fetch_sources, file_stamps
@@ -176,10 +177,8 @@ def _conclude(
         counts[what] = sum(source[what] for source in described)
     counts["words_kept"] = tallies[-1].get("words/", 0)
     counts["sources"] = described
-    write_json_atomically(
-        folder / "funnel.json",
-        {"settings": settings, "sources": described, "steps": rows, "threshold_table": table},
-    )
+    sources = [FunnelSource(**source) for source in described]
+    write_json(folder, Funnel(settings=settings, sources=sources, steps=rows, threshold_table=table))
 
 
 def _speaker(progress: bool) -> Callable[[str], None]:

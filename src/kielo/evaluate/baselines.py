@@ -1,10 +1,9 @@
-"""Three honest baselines that a language model has to beat: given the same training text, how many bits
-does the held-out text cost?
+"""Three baselines that a language model has to beat: the bits of held-out text, given the same training text.
 
-Training and held-out text -> total bits. The convention, which `bits_per_byte.py` shares: a text is the
+Training and held-out text → total bits. The convention, which `bits_per_byte.py` shares: a text is the
 UTF-8 bytes of its documents, and each document is closed by one border (the end-of-text token for the model
-and the token unigram; for the two byte baselines the byte 0xFF, which no UTF-8 text contains). Everyone
-pays for the borders, and everyone's bits are divided by the bytes of the documents plus one per border.
+and the token unigram; for the two byte baselines the byte 0xFF, which no UTF-8 text contains). The bits of
+borders count for every contender, and are divided by the bytes of the documents plus one per border.
 """
 
 import lzma
@@ -20,14 +19,14 @@ LARGEST_XZ_DICTIONARY_BYTES = 1 << 30
 
 
 def byte_stream(texts: Iterable[str]) -> bytes:
-    """The documents' UTF-8 bytes, a border byte after each."""
+    """Returns the documents' UTF-8 bytes, a border byte after each."""
     return b"".join(text.encode("utf-8") + BORDER for text in texts)
 
 
 def unigram_bits(training_counts: np.ndarray, heldout_tokens: np.ndarray) -> float:
-    """Total bits of the held-out tokens [n] under the training frequencies of each token [vocab_size].
+    """Returns the total bits of the held-out tokens [n] under the training counts of each token [vocab_size].
 
-    Krichevsky–Trofimov smoothing: half a count for every token, so that unseen tokens have a price.
+    Krichevsky–Trofimov smoothing: half a count for every token, so that unseen tokens have a probability.
     """
     smoothed = training_counts.astype(np.float64) + 0.5
     bits = -np.log2(smoothed / smoothed.sum())
@@ -35,9 +34,9 @@ def unigram_bits(training_counts: np.ndarray, heldout_tokens: np.ndarray) -> flo
 
 
 def xz_bits(training: bytes, heldout: bytes) -> float:
-    """Bits that `xz -9e` adds for the held-out text when it follows the training text.
+    """Returns the bits that `xz -9e` adds for the held-out text when it follows the training text.
 
-    The dictionary is as large as both texts together, so that no training text is out of its reach.
+    The dictionary is as large as both texts together, so that it covers all training text.
     """
     dictionary_bytes = 1 << max(20, (len(training) + len(heldout) - 1).bit_length())
     filters = [
@@ -75,29 +74,27 @@ class ByteNgram:
         keys, counts = np.unique(_ngram_keys(stream, longest), return_counts=True)
         for length in range(longest, 0, -1):
             tables.append(_OrderTable(keys, counts))
-            if (
-                length > 1
-            ):  # different bytes before each (length - 1)-gram: drop the first byte and count again
+            if length > 1:
+                # Different bytes before each (length - 1)-gram: drop the first byte and count again.
                 mask = np.uint64((1 << 8 * (length - 1)) - 1)
                 keys, counts = np.unique(keys & mask, return_counts=True)
         self._tables = tables[::-1]  # by length: 1, 2, …
 
     def bits(self, heldout: bytes) -> float:
-        """Total bits of a text that starts after a border."""
+        """Returns the total bits of a text that starts after a border."""
         stream = np.frombuffer(BORDER + heldout, dtype=np.uint8)
         probability = np.full(len(heldout), 1 / 256)
         for length, table in enumerate(self._tables, start=1):
             if len(stream) < length:
                 break
-            # The n-gram that ends at byte i starts at i - length + 1; the border before the text is never
-            # predicted.
+            # The n-gram that ends at byte i starts at i - length + 1; the first border is never predicted.
             first = max(length - 1, 1)
             keys = _ngram_keys(stream, length)[first - length + 1 :]
             probability[first - 1 :] = table.interpolate(keys, probability[first - 1 :])
         return float(-np.log2(probability).sum())
 
     def probabilities(self, context: bytes) -> np.ndarray:
-        """Probability of each next byte [256] after `context` (its last order - 1 bytes are used)."""
+        """Returns the probability of each next byte [256] after `context` (its last order - 1 bytes)."""
         context = context[-(self.order - 1) :] if self.order > 1 else b""
         probability = np.full(256, 1 / 256)
         for length, table in enumerate(self._tables, start=1):
@@ -124,7 +121,7 @@ class _OrderTable:
         self.context_discounts = np.add.reduceat(discount_of_key, starts)
 
     def interpolate(self, keys: np.ndarray, shorter: np.ndarray) -> np.ndarray:
-        """Probability of each n-gram's last byte [n], given the next shorter order's [n]."""
+        """Returns the probability of each n-gram's last byte [n], given the next shorter order's [n]."""
         context = keys >> np.uint64(8)
         row = np.minimum(np.searchsorted(self.contexts, context), len(self.contexts) - 1)
         known = self.contexts[row] == context
@@ -136,9 +133,9 @@ class _OrderTable:
 
 
 def _discounts(counts: np.ndarray) -> np.ndarray:
-    """What is taken from counts of 0, 1, 2, and 3 or more (Chen and Goodman 1998, equation 26).
+    """Returns the discounts of counts of 0, 1, 2, and 3 or more (Chen and Goodman 1998, equation 26).
 
-    On texts too short for the estimate (a count-of-counts of zero), half a count. Always within (0, count].
+    Texts too short for the estimate (a count-of-counts of zero) get half a count. Always within (0, count].
     """
     n1, n2, n3, n4 = (float(np.count_nonzero(counts == c)) for c in (1, 2, 3, 4))
     if min(n1, n2, n3) == 0:
@@ -149,8 +146,9 @@ def _discounts(counts: np.ndarray) -> np.ndarray:
 
 
 def _ngram_keys(stream: np.ndarray, length: int) -> np.ndarray:
-    """Key of the n-gram that starts at each byte [len(stream) - length + 1]: its bytes, big-endian, in a
-    uint64.
+    """Returns the key of the n-gram that starts at each byte [len(stream) - length + 1].
+
+    A key is the n-gram's bytes, big-endian, in a uint64.
     """
     num_ngrams = len(stream) - length + 1
     keys = np.zeros(num_ngrams, dtype=np.uint64)

@@ -1,14 +1,12 @@
-"""How many bits a model needs for each byte of held-out text.
+"""The bits that a model needs for each byte of held-out text.
 
-The measure that no tokenizer can bend: losses per token cannot be compared across tokenizers, bits per byte
-can. The convention: the held-out documents form one stream, each closed by the end-of-text token, as in
-training; every token's cost is counted exactly once, end-of-text included; the bits are divided by the
-documents' UTF-8 bytes plus one byte for each border. Contenders of every kind are measured so (see
-`baselines.py`).
+Losses per token cannot be compared across tokenizers, bits per byte can. The convention: the held-out
+documents form one stream, each closed by the end-of-text token, as in training; every token's bits are
+counted exactly once, end-of-text included; they are divided by the documents' UTF-8 bytes plus one byte for
+each border. The convention is the same for every kind of contender (see `baselines.py`).
 
-Windows overlap by default: they are one training sequence long and advance by half of it, and only tokens
-that no earlier window counted are counted, so all but the first tokens have at least half a sequence of
-context.
+Windows overlap by default: they are one training sequence long and advance by half of it. Only tokens that no
+earlier window counted are counted, so all but the first tokens have at least half a sequence of context.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,14 +33,12 @@ class Window:
 
 
 def counted_bytes(texts: Sequence[str]) -> int:
-    """What bits are divided by: UTF-8 bytes of the documents and one for each document's border."""
+    """Returns the divisor of bits: UTF-8 bytes of the documents, and one for each document's border."""
     return sum(len(text.encode("utf-8")) + 1 for text in texts)
 
 
 def windows(num_tokens: int, length: int, stride: int) -> Iterator[Window]:
-    """Windows of one length (num_tokens where that is less) that count each of the predictions
-    exactly once.
-    """
+    """Yields windows of one length (at most num_tokens) that count each prediction exactly once."""
     if not 1 <= stride <= length:
         raise KieloError(f"stride is {stride}; it must be between 1 and the sequence length, {length}")
     length = min(length, num_tokens)
@@ -55,8 +51,9 @@ def windows(num_tokens: int, length: int, stride: int) -> Iterator[Window]:
 
 @torch.inference_mode()
 def token_stream_bits(contender: Contender, tokens: np.ndarray, stride: int | None = None) -> float:
-    """Total bits of the stream of tokens [n], which starts a document. `stride` defaults to half
-    a sequence.
+    """Returns the total bits of the stream of tokens [n], which starts a document.
+
+    stride: default half a sequence.
     """
     length = min(contender.sequence_length, len(tokens))
     stream = torch.from_numpy(np.concatenate([[contender.start_id], tokens])).to(torch.int64)
@@ -78,5 +75,5 @@ def token_stream_bits(contender: Contender, tokens: np.ndarray, stride: int | No
 
 
 def bits_per_byte(contender: Contender, texts: Sequence[str], stride: int | None = None) -> float:
-    """Bits per byte of whole documents, in the order given."""
+    """Returns the bits per byte of whole documents, in the order given."""
     return token_stream_bits(contender, contender.encode_documents(texts), stride) / counted_bytes(texts)

@@ -1,6 +1,6 @@
-"""A model to be judged: what scoring and sampling need of it, whatever folder it came from.
+"""A model to be scored: the interface that scoring and sampling use, whatever folder it came from.
 
-A Kielo checkpoint (with the run's resolved.toml and tokenizer) or a Hugging Face folder -> a `Contender` that
+A Kielo checkpoint (with the run's resolved.toml and tokenizer) or a Hugging Face folder → a `Contender` that
 turns token ids into logits, in fp32, on the GPU where there is one.
 """
 
@@ -23,8 +23,9 @@ Logits = Callable[[Tensor, Tensor | None], Tensor]
 
 @dataclass(frozen=True)
 class Contender:
-    """`logits(tokens_bs, documents_bs | None) -> logits_bsv`; `start_id` is what precedes the
-    first document.
+    """A model with its tokenizer. `logits(tokens_bs, documents_bs | None) -> logits_bsv`.
+
+    start_id: the token that precedes the first document.
     """
 
     name: str
@@ -37,11 +38,11 @@ class Contender:
     device: torch.device
 
     def encode_documents(self, texts: Iterable[str]) -> np.ndarray:
-        """Token ids of all documents in one int64 stream, end-of-text after each."""
+        """Returns the token ids of all documents in one int64 stream, end-of-text after each."""
         return document_tokens(self.tokenizer, self.end_of_text_id, texts)
 
     def documents(self, tokens_bs: Tensor) -> Tensor | None:
-        """Number of each token's document within its row, for the models that were trained to mask by it.
+        """Returns the number of each token's document within its row, if the model was trained to mask by it.
 
         The end-of-text token belongs to the document that it ends, as in training.
         """
@@ -52,13 +53,13 @@ class Contender:
 
 
 def document_tokens(tokenizer: TextTokenizer, end_of_text: int, texts: Iterable[str]) -> np.ndarray:
-    """One int64 stream: each text's ids, then end-of-text."""
+    """Returns one int64 stream: each text's ids, then end-of-text."""
     rows = encode(tokenizer, list(texts))
     return np.concatenate([np.asarray([*row, end_of_text], dtype=np.int64) for row in rows])
 
 
 def load_checkpoint(checkpoint: Path, resolved: Resolved, tokenizer_folder: Path) -> Contender:
-    """The model of a Kielo checkpoint, as it was trained, on one device."""
+    """Loads the model of a Kielo checkpoint, as it was trained, onto one device."""
     config = resolved.identity.model
     device = _device()
     with torch.device("meta"):
@@ -84,7 +85,7 @@ def load_checkpoint(checkpoint: Path, resolved: Resolved, tokenizer_folder: Path
 
 
 def load_hugging_face(folder: Path, sequence_length: int | None = None) -> Contender:
-    """Any causal language model in a Hugging Face folder with a `tokenizer.json`.
+    """Loads any causal language model in a Hugging Face folder with a `tokenizer.json`.
 
     `sequence_length` defaults to the model's own, at most 2,048. Documents are not masked, for transformers'
     models are not trained so.

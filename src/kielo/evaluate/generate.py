@@ -1,6 +1,6 @@
 """Text that a model writes: temperature and top-k sampling, seeded.
 
-Prompt -> continuation. There is no key-value cache: samples are short, and so one definition of the model's
+Prompt → continuation. There is no key-value cache: samples are short, and so one definition of the model's
 forward serves training, scoring and sampling.
 """
 
@@ -18,9 +18,7 @@ NUM_SAMPLES = 3
 
 
 def default_prompts(texts: Sequence[str], num_prompts: int = NUM_SAMPLES) -> list[str]:
-    """The openings (first words) of held-out documents, spread evenly over them; long enough ones are
-    preferred.
-    """
+    """Returns openings of held-out documents, spread evenly over them; long documents are preferred."""
     long_enough = [text for text in texts if len(text) > 2 * PROMPT_MOST_CHARACTERS] or texts
     openings = list(dict.fromkeys(filter(None, map(opening, long_enough))))
     if not openings:
@@ -29,7 +27,7 @@ def default_prompts(texts: Sequence[str], num_prompts: int = NUM_SAMPLES) -> lis
 
 
 def opening(text: str) -> str:
-    """The text's first five words, across lines where the first is shorter."""
+    """Returns the text's first five words, across lines where the first is shorter."""
     words = text[: 4 * PROMPT_MOST_CHARACTERS].split()[:PROMPT_WORDS]
     return " ".join(words)[:PROMPT_MOST_CHARACTERS].rstrip()
 
@@ -38,19 +36,19 @@ def opening(text: str) -> str:
 def generate(
     contender: Contender, prompt: str, num_tokens: int, temperature: float, top_k: int, seed: int
 ) -> str:
-    """What the model writes after `prompt`: at most `num_tokens` tokens, fewer where it ends the text.
+    """Returns the model's continuation of `prompt`: at most `num_tokens` tokens, up to the end of text.
 
     A temperature of 0 takes the likeliest token each time. The same seed gives the same text on one machine.
     """
     prompt_ids = encode(contender.tokenizer, [prompt])[0]
-    num_words = vocabulary_size(contender.tokenizer)
+    num_tokens_known = vocabulary_size(contender.tokenizer)
     generator = torch.Generator().manual_seed(seed)
     ids = [contender.start_id, *prompt_ids]
     for _ in range(num_tokens):
         context = torch.tensor([ids[-contender.sequence_length :]], device=contender.device)
         logits = contender.logits(context, contender.documents(context))[0, -1].float().cpu()
         # Some models count more tokens than their tokenizer has.
-        token = pick(logits[:num_words], temperature, top_k, generator)
+        token = pick(logits[:num_tokens_known], temperature, top_k, generator)
         if token == contender.end_of_text_id:
             break
         ids.append(token)
@@ -58,7 +56,7 @@ def generate(
 
 
 def pick(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:
-    """One token from logits [vocab]: the softmax at this temperature over the `top_k` likeliest."""
+    """Draws one token from logits [vocab]: the softmax at this temperature over the `top_k` likeliest."""
     if temperature == 0:
         return int(logits.argmax())
     values, candidates = logits.topk(min(top_k, len(logits)))
@@ -68,6 +66,5 @@ def pick(logits: Tensor, temperature: float, top_k: int, generator: torch.Genera
 
 def _decode_continuation(contender: Contender, prompt: str, prompt_ids: list[int], new_ids: list[int]) -> str:
     whole, new = decode(contender.tokenizer, [prompt_ids + new_ids, new_ids])
-    # A tokenizer that strips or normalises does not give the prompt back exactly; then the new tokens stand
-    # alone.
+    # A tokenizer that strips or normalises does not decode to the prompt exactly; then only new tokens count.
     return whole[len(prompt) :] if whole.startswith(prompt) else new

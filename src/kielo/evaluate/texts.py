@@ -1,4 +1,4 @@
-"""The texts of a run that contenders are judged on and baselines learn from: run folder -> documents' texts.
+"""The texts of a run that contenders are scored on and baselines learn from: run folder → documents' texts.
 
 A corpus too large for memory is sampled evenly, the same sample for everyone, and the scores say so.
 """
@@ -22,7 +22,7 @@ MOST_UNIGRAM_TOKENS = 1 << 28
 
 
 def heldout_texts(tokens_folder: Path) -> tuple[list[str], dict[str, int]]:
-    """The held-out documents, or an even sample of about 4 MiB of them; and how many there are in all."""
+    """Returns the held-out documents, or an even sample of about 4 MiB; and the number and bytes of all."""
     path = tokens_folder / "heldout.jsonl.zst"
     check_sizes(tokens_folder, packed_manifest(tokens_folder), [path.name])
     sizes = [_num_bytes(document["text"]) for document in read_documents(path)]
@@ -34,7 +34,7 @@ def heldout_texts(tokens_folder: Path) -> tuple[list[str], dict[str, int]]:
 
 
 def training_texts(recipe: Recipe, corpus_folder: Path) -> tuple[list[str], dict[str, int]]:
-    """The corpus without the held-out documents, or an even sample of about 32 MiB; and the bytes of both."""
+    """Returns the corpus without held-out documents, or an even sample of 32 MiB; and the bytes of both."""
 
     def all_texts() -> Iterator[str]:
         for document in read_documents(corpus_folder / "documents"):
@@ -47,33 +47,29 @@ def training_texts(recipe: Recipe, corpus_folder: Path) -> tuple[list[str], dict
 
 
 def training_token_counts(tokens_folder: Path, vocab_size: int) -> np.ndarray:
-    """How often each token [vocab_size] stands in the training shards (of very many tokens, an
-    even sample).
-    """
+    """Counts each token [vocab_size] in the training shards; in an even sample where there are very many."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     shards = [
         open_shard(tokens_folder, name) for name in sorted(packed_manifest(tokens_folder).counts["sources"])
     ]
     share = min(1.0, MOST_UNIGRAM_TOKENS / max(1, sum(shard.num_tokens for shard in shards)))
     for shard in shards:
-        for start, count in _spread_pieces(shard.num_tokens, share):
+        for start, count in _spread_parts(shard.num_tokens, share):
             counts += np.bincount(shard.read(start, count), minlength=vocab_size)
     return counts
 
 
 def evenly(items: Iterable[Any], share: float) -> Iterator[Any]:
-    """Every item for a share of 1 and above, else that share of them at even distances, the first
-    included.
-    """
+    """Yields that share of the items at even distances, the first included; all from a share of 1 on."""
     for number, item in enumerate(items):
         if share >= 1 or number == 0 or int((number + 1) * share) > int(number * share):
             yield item
 
 
-def _spread_pieces(num_tokens: int, share: float, piece: int = 1 << 22) -> Iterator[tuple[int, int]]:
-    """(start, count) of pieces that cover the share of a shard, at even distances."""
-    for start in range(0, num_tokens, piece):
-        count = round(min(piece, num_tokens - start) * share)
+def _spread_parts(num_tokens: int, share: float, part: int = 1 << 22) -> Iterator[tuple[int, int]]:
+    """Yields (start, count) of parts that cover the share of a shard, at even distances."""
+    for start in range(0, num_tokens, part):
+        count = round(min(part, num_tokens - start) * share)
         if count:
             yield start, count
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from kielo.artifact.metrics import read_metrics
+from kielo.artifact.metrics import PassedOver, TrainingStep, read_metrics
 from kielo.artifact.own_text import HASH_COMMENT, write_own_text
 from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, members, read_card
 from kielo.plan.least_squares import fit_drawn_to_priors
@@ -36,6 +36,7 @@ from kielo.resolve.resolved import Resolved
 from kielo.resolve.resolved import read as read_resolved
 
 Column = np.ndarray
+_StepRow = TrainingStep | PassedOver
 MIN_ROWS = 3  # of steps of one size, after the warm-up
 _WARM_UP_STEPS = 2  # of a phase: they take memory, choose kernels and make schedules
 _NOISE = 0.02  # expected error of a median step; the spreads below are weighed against it
@@ -253,34 +254,38 @@ def _read_run(path: Path) -> _Run:
     return _Run(path, resolved, seconds)
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def _rows(path: Path) -> list[_StepRow]:
     """Reads the rows of training steps and of steps that were passed over."""
-    return [row for row in read_metrics(path) if row.get("tokens_per_second") or "passed_over_from" in row]
+    return [
+        row
+        for row in read_metrics(path)
+        if isinstance(row, PassedOver) or (isinstance(row, TrainingStep) and row.tokens_per_second)
+    ]
 
 
-def _last_attempt(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _last_attempt(rows: Iterable[_StepRow]) -> list[_StepRow]:
     """Returns the rows of the newest attempt, whose layout is the one in resolved.toml.
 
     Each attempt counts its seconds from 0.
     """
-    last: list[dict[str, Any]] = []
+    last: list[_StepRow] = []
     seconds = 0.0
     for row in rows:
-        if row.get("seconds", seconds) < seconds:
-            last = []
+        if isinstance(row, TrainingStep):
+            last = [] if row.seconds < seconds else last
+            seconds = row.seconds
         last.append(row)
-        seconds = row.get("seconds", seconds)
-    return last if any("tokens_per_second" in row for row in last) else []
+    return last if any(isinstance(row, TrainingStep) for row in last) else []
 
 
-def _refuse_other_ranks(path: Path, rows: Sequence[dict[str, Any]], resolved: Resolved) -> None:
+def _refuse_other_ranks(path: Path, rows: Sequence[_StepRow], resolved: Resolved) -> None:
     """Raises KieloError if the rows are of another number of ranks than resolved.toml.
 
     A finished run that is started again on other ranks trains nothing, but writes a resolved.toml for them.
     """
-    row, placement = next(row for row in reversed(rows) if "tokens_per_second" in row), resolved.placement
-    per_token = placement.phases[resolved.identity.phase_index(row["step"])].flops_per_token
-    ranks = row["tokens_per_second"] * per_token / (row.get("tflops_per_second") or np.nan) / 1e12
+    row, placement = next(row for row in reversed(rows) if isinstance(row, TrainingStep)), resolved.placement
+    per_token = placement.phases[resolved.identity.phase_index(row.step)].flops_per_token
+    ranks = row.tokens_per_second * per_token / (row.tflops_per_second or np.nan) / 1e12
     # A row across two phases has tokens of both; numbers of ranks differ by more than that.
     if ranks / placement.world_size > 1.4 or placement.world_size / ranks > 1.4:
         raise KieloError(
@@ -289,7 +294,7 @@ def _refuse_other_ranks(path: Path, rows: Sequence[dict[str, Any]], resolved: Re
         )
 
 
-def _seconds_by_size(rows: Sequence[dict[str, Any]], resolved: Resolved) -> dict[StepSize, list[float]]:
+def _seconds_by_size(rows: Sequence[_StepRow], resolved: Resolved) -> dict[StepSize, list[float]]:
     """Returns seconds of a step, one figure a row, by the step's size.
 
     A row covers the steps since the row before it. Left out are rows with the first steps of a phase or of
@@ -297,17 +302,17 @@ def _seconds_by_size(rows: Sequence[dict[str, Any]], resolved: Resolved) -> dict
     """
     identity, found, before = resolved.identity, {}, None
     for row in rows:
-        first, before = None if before is None else before + 1, row["step"]
-        if first is None or "passed_over_from" in row:
+        first, before = None if before is None else before + 1, row.step
+        if first is None or isinstance(row, PassedOver):
             continue
         index = identity.phase_index(first)
         phase, placed = identity.phases[index], resolved.placement.phases[index]
-        if first < phase.first_step + _WARM_UP_STEPS or row["step"] > phase.last_step:
+        if first < phase.first_step + _WARM_UP_STEPS or row.step > phase.last_step:
             continue
-        if identity.train.precision_changes and row["step"] >= identity.train.precision_changes[0][0]:
+        if identity.train.precision_changes and row.step >= identity.train.precision_changes[0][0]:
             continue
         size = StepSize(phase.sequence_length, placed.micro_batch_sequences, placed.micro_batches_per_step)
-        found.setdefault(size, []).append(phase.tokens_per_step / row["tokens_per_second"])
+        found.setdefault(size, []).append(phase.tokens_per_step / row.tokens_per_second)
     return found
 
 

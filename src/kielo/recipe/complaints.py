@@ -88,7 +88,9 @@ def _explain(entry: Any, model: type[BaseModel], origin: Callable[[str], str]) -
     where = origin(key)
     if kind == "extra_forbidden":
         near = _nearest_of_list_item(entry["loc"], model) or nearest_key(key, model)
-        hint = f"the nearest known key is {near}" if near else "`kielo schema` lists the known keys"
+        hint = (
+            f"the nearest known key is {near}" if near else "`kielo schema --of recipe` lists the known keys"
+        )
         return Complaint((key,), f"{where}: unknown key {key}; {hint}")
     if kind == "missing":
         return Complaint((key,), f"{where}: {key} is missing; it has no default")

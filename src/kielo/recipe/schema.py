@@ -5,11 +5,13 @@ from typing import Any
 from kielo.recipe.cards import clusters, languages
 from kielo.recipe.sections import Recipe
 
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
 
 def json_schema() -> dict[str, Any]:
     """Returns the schema (draft 2020-12). With `extends` nothing is required: the base recipe may have it."""
     schema = Recipe.model_json_schema()
-    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["$schema"] = DIALECT
     schema["title"] = "Kielo recipe"
     properties = schema["properties"]
     properties["extends"] = {

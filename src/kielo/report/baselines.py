@@ -1,6 +1,6 @@
 """Names of the baselines of bits per byte, as the page and the model card write them."""
 
-from typing import Any
+from kielo.artifact.scores import Scores
 
 _NAMES = {
     "unigram": "Token unigram",
@@ -9,6 +9,6 @@ _NAMES = {
 }
 
 
-def baseline_name(name: str, scores: dict[str, Any]) -> str:
+def baseline_name(name: str, scores: Scores) -> str:
     """Returns a baseline's full name; `scores` has the order of the n-gram."""
-    return _NAMES[name].format(order=scores.get("ngram_order", ""))
+    return _NAMES[name].format(order=scores.ngram_order)

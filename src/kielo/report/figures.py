@@ -16,8 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from kielo.artifact.funnel import FunnelRow
+from kielo.artifact.metrics import Row
 from kielo.report.baselines import baseline_name
-from kielo.report.gather import BASELINES
 from kielo.report.units import format_bytes
 
 # Placeholder colour -> the variable that style.py defines for both schemes.
@@ -46,9 +47,9 @@ WIDTH_INCHES = 8.4
 def bits_per_byte_bars(gathered: dict[str, Any]) -> str:
     """Draws a bar for the model, in the accent colour, and for each baseline; fewer bits are better."""
     scores = gathered["scores"]
-    bits = scores["bits_per_byte"]
-    labels = ["This model", *(baseline_name(name, scores) for name in BASELINES)]
-    values = [bits["model"], *(bits[name] for name in BASELINES)]
+    baselines = scores.bits_per_byte.baselines()
+    labels = ["This model", *(baseline_name(name, scores) for name in baselines)]
+    values = [scores.bits_per_byte.model, *baselines.values()]
     with _style():
         figure, axes = _figure(0.42 * len(labels) + 0.5)
         positions = range(len(labels))[::-1]
@@ -66,14 +67,14 @@ def bits_per_byte_caption(gathered: dict[str, Any]) -> str:
     """Says what the bits per byte were measured on, and what the baselines were given."""
     scores = gathered["scores"]
     facts = (
-        f"Fewer is better. {scores['heldout_documents']:,} held-out documents, "
-        f"{format_bytes(scores['heldout_bytes'])}: "
-        f"{scores['convention']} (sequence_length {scores['sequence_length']}, stride {scores['stride']}). "
+        f"Fewer is better. {scores.heldout_documents:,} held-out documents, "
+        f"{format_bytes(scores.heldout_bytes)}: "
+        f"{scores.convention} (sequence_length {scores.sequence_length}, stride {scores.stride}). "
         "The baselines were given the same training text."
     )
-    if scores["heldout_documents"] < scores.get("heldout_documents_in_all", 0):
-        facts += f" An even sample of {scores['heldout_documents_in_all']:,} held-out documents."
-    given, whole = scores.get("training_bytes_of_byte_baselines", 0), scores.get("training_bytes", 0)
+    if scores.heldout_documents < scores.heldout_documents_in_all:
+        facts += f" An even sample of {scores.heldout_documents_in_all:,} held-out documents."
+    given, whole = scores.training_bytes_of_byte_baselines, scores.training_bytes
     if given < whole:
         facts += (
             f" xz and the n-gram were given an even sample of it: {format_bytes(given)} of "
@@ -84,12 +85,12 @@ def bits_per_byte_caption(gathered: dict[str, Any]) -> str:
 
 def funnel_bars(gathered: dict[str, Any]) -> str:
     """Draws bytes left after each step, and beside them those that the step dropped."""
-    steps, bytes_in = _by_step(gathered["funnel"]["steps"]), gathered["corpus"]["bytes_in"]
+    steps, bytes_in = _by_step(gathered["funnel"].steps), gathered["corpus"]["bytes_in"]
     with _style():
         figure, axes = _figure(0.36 * (len(steps) + 1) + 0.3)
-        labels = [step["name"] for step in steps]
-        left = [step["bytes_left"] for step in steps]
-        dropped = [max(0, step["bytes"]) for step in steps]
+        labels = [step.name for step in steps]
+        left = [step.bytes_left for step in steps]
+        dropped = [max(0, step.bytes) for step in steps]
         if not steps or dropped[0]:  # else the first step's own bar shows the text as it was read
             labels, left, dropped = ["as read", *labels], [bytes_in, *left], [0, *dropped]
         positions = range(len(labels))[::-1]
@@ -112,7 +113,7 @@ def loss_curves(gathered: dict[str, Any]) -> str:
     training = gathered["training"]
     with _style():
         figure, axes = _figure(3.2)
-        steps, losses = _finite(training["rows"], "loss")
+        steps, losses = _finite(training["steps"], "loss")
         axes.plot(steps, losses, color=OTHER, linewidth=1.2)
         heldout_steps, heldout_losses = _finite(training["heldout"], "heldout_loss")
         axes.plot(heldout_steps, heldout_losses, color=OURS, linewidth=1.8, marker="o", markersize=4)
@@ -128,7 +129,7 @@ def speed_curve(gathered: dict[str, Any]) -> str | None:
         return None
     with _style():
         figure, axes = _figure(2.0)
-        steps, speeds = _finite(training["rows"], "tokens_per_second")
+        steps, speeds = _finite(training["steps"], "tokens_per_second")
         axes.plot(steps, speeds, color=OURS, linewidth=1.4)
         axes.set_ylim(0, max(speeds, default=1) * 1.15)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
@@ -139,8 +140,7 @@ def speed_curve(gathered: dict[str, Any]) -> str | None:
 def parity_curves(gathered: dict[str, Any]) -> str | None:
     """Draws both losses at each step, and their relative difference on a log scale with the tolerance."""
     parity = gathered["parity"]
-    losses, tolerance = parity.get("losses") or {}, parity["tolerance"]
-    ours, theirs = losses.get("ours"), losses.get("theirs", ())
+    ours, theirs, tolerance = parity.losses.ours, parity.losses.theirs, parity.tolerance
     if not ours or len(ours) != len(theirs):
         return None
     with _style():
@@ -210,13 +210,15 @@ FIGURES = (  # in the order of each section
 )
 
 
-def _by_step(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _by_step(rows: Sequence[FunnelRow]) -> list[FunnelRow]:
     """Adds up the funnel's rows, one for each reason, to one row for each step."""
-    steps: dict[str, dict[str, Any]] = {}
+    steps: dict[str, FunnelRow] = {}
     for row in rows:
-        step = steps.setdefault(row["name"], {**row, "documents": 0, "bytes": 0})
-        step["documents"] += row["documents"]
-        step["bytes"] += row["bytes"]
+        before = steps.get(row.name)
+        dropped = {"documents": row.documents, "bytes": row.bytes}
+        if before is not None:
+            dropped = {"documents": before.documents + row.documents, "bytes": before.bytes + row.bytes}
+        steps[row.name] = row.model_copy(update=dropped)
     return list(steps.values())
 
 
@@ -260,10 +262,10 @@ def _ends(axes: Axes, curves: Sequence[tuple[str, list, list, str]]) -> None:
         )  # fmt: skip
 
 
-def _finite(rows: Sequence[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:
+def _finite(rows: Sequence[Row], key: str) -> tuple[list[int], list[float]]:
     """Returns steps and values of the rows with a finite number there, which a skipped step may not have."""
-    pairs = [(row["step"], row[key]) for row in rows if isinstance(row.get(key), int | float)]
-    pairs = [(step, value) for step, value in pairs if abs(value) < float("inf")]
+    pairs = [(row.step, getattr(row, key)) for row in rows]
+    pairs = [(step, value) for step, value in pairs if value is not None and isfinite(value)]
     return [step for step, _ in pairs], [value for _, value in pairs]
 
 

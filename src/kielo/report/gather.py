@@ -10,9 +10,23 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from kielo.artifact.funnel import Funnel
 from kielo.artifact.manifest import Manifest, read_manifest
-from kielo.artifact.metrics import read_metrics
-from kielo.artifact.stage_json import read_stage_json
+from kielo.artifact.metrics import (
+    METRICS_NAME,
+    HeldOutLoss,
+    PassedOver,
+    PrecisionChange,
+    Row,
+    TrainingStep,
+    of_kind,
+    read_metrics,
+)
+from kielo.artifact.parity import Parity
+from kielo.artifact.scores import Scores
+from kielo.artifact.stage_json import JsonObject, read_stage_json
+from kielo.artifact.summary import BitsPerByteSummary, CorpusSummary, ParitySummary, StageTime, Summary
+from kielo.artifact.tokenizer_measure import TokenizerMeasure
 from kielo.recipe.sections import Recipe
 
 # Stage, in the order of a run -> its folder.
@@ -25,13 +39,12 @@ STAGE_FOLDERS = {
     "evaluate": "evaluate",
     "export": "hf",
 }
-BASELINES = ("unigram", "xz", "ngram")
 
 
-def gather(run_folder: Path, recipe: Recipe, stages: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> dict[str, Any]:
     """Collects the run folder's content.
 
-    `stages` is name -> {"seconds", "skipped"} of this run; manifests have the seconds of skipped stages.
+    `stages` are those of this run; manifests have the seconds of skipped stages.
     """
     run_folder = Path(run_folder)
     manifests = {stage: read_manifest(run_folder / folder) for stage, folder in STAGE_FOLDERS.items()}
@@ -42,36 +55,32 @@ def gather(run_folder: Path, recipe: Recipe, stages: dict[str, dict[str, Any]]) 
         "stages": stages,
         "stage_rows": _stage_rows(manifests, stages),
         "corpus": manifests["corpus"].counts if manifests["corpus"] else None,
-        "funnel": read_stage_json(run_folder / "corpus", "funnel.json"),
-        "tokenizer": read_stage_json(run_folder / "tokenizer", "measure.json"),
+        "funnel": read_stage_json(run_folder / "corpus", Funnel),
+        "tokenizer": read_stage_json(run_folder / "tokenizer", TokenizerMeasure),
         "tokens": manifests["pack"].counts if manifests["pack"] else None,
         "training": _training(run_folder / "train", manifests["train"]),
-        "parity": _parity(read_stage_json(run_folder / "verify", "parity.json")),
-        "scores": read_stage_json(run_folder / "evaluate", "scores.json"),
+        "parity": read_stage_json(run_folder / "verify", Parity),
+        "scores": read_stage_json(run_folder / "evaluate", Scores),
         "export": str(run_folder / "hf") if manifests["export"] else None,
         "export_counts": manifests["export"].counts if manifests["export"] else {},
         "versions": _versions(manifests),
     }
 
 
-def summarise(gathered: dict[str, Any]) -> dict[str, Any]:
+def summarise(gathered: dict[str, Any]) -> Summary:
     """Returns the content of summary.json; the values of stages that have not run are None."""
-    corpus, parity, scores = gathered["corpus"], gathered["parity"], gathered["scores"]
-    training = gathered["training"]
-    return {
-        "stages": gathered["stages"],
-        "corpus": _pick(corpus, ("bytes_in", "documents_in", "bytes_kept", "documents_kept")),
-        "bits_per_byte": _pick(scores and scores["bits_per_byte"], ("model", *BASELINES)),
-        "parity": _pick(parity, ("max_relative_loss_difference", "steps", "passed")),
-        "tokens_per_second": training["tokens_per_second"] if training else None,
-        "export": gathered["export"],
-        "kielo_version": gathered["kielo_version"],
-    }
-
-
-def beats_all(bits_per_byte: dict[str, float]) -> bool:
-    """Returns True if the model needs fewer bits per byte than every baseline."""
-    return all(bits_per_byte["model"] < bits_per_byte[name] for name in BASELINES)
+    scores, training = gathered["scores"], gathered["training"]
+    return Summary(
+        stages=gathered["stages"],
+        corpus=CorpusSummary(**_pick(gathered["corpus"], CorpusSummary)),
+        bits_per_byte=BitsPerByteSummary(
+            **_pick(scores and scores.bits_per_byte.content(), BitsPerByteSummary)
+        ),
+        parity=ParitySummary(**_pick(gathered["parity"] and gathered["parity"].content(), ParitySummary)),
+        tokens_per_second=training["tokens_per_second"] if training else None,
+        export=gathered["export"],
+        kielo_version=gathered["kielo_version"],
+    )
 
 
 def kielo_version() -> str:
@@ -81,62 +90,41 @@ def kielo_version() -> str:
         return "unknown"
 
 
-def _pick(content: dict[str, Any] | None, keys: Sequence[str]) -> dict[str, Any]:
-    return {key: (content or {}).get(key) for key in keys}
+def _pick(content: dict[str, Any] | None, kind: type[JsonObject]) -> dict[str, Any]:
+    return {key: (content or {}).get(key) for key in kind.model_fields}
 
 
 def _training(folder: Path, manifest: Manifest | None) -> dict[str, Any] | None:
     """Returns curves of metrics.jsonl, the median tokens per second and the stage's counts.
 
-    Curves are {"rows", "heldout", "passed_over", "precisions"}, by step.
+    Curves are {"steps", "heldout", "passed_over", "precisions"}, by step.
     """
-    path = folder / "metrics.jsonl"
+    path = folder / METRICS_NAME
     if not path.is_file():
         return None
-    rows: dict[int, dict] = {}
-    heldout: dict[int, dict] = {}
-    passed_over: dict[int, dict] = {}
-    precisions: dict[int, dict] = {}
-    for row in read_metrics(path):
-        # A resumed run writes steps again; the later row is the one that led to the model.
-        kinds = {
-            "heldout_loss": heldout,
-            "passed_over_from": passed_over,
-            "precision": precisions,
-            "loss": rows,
-        }
-        for key, kind in kinds.items():
-            if key in row:
-                kind[row["step"]] = row
-    ordered = [rows[step] for step in sorted(rows)]
+    rows = read_metrics(path)
+    steps = _by_step(of_kind(rows, TrainingStep))
     # The first row pays for warming up; it counts only where there is no other.
-    speeds = [row["tokens_per_second"] for row in ordered if row.get("tokens_per_second")]
+    speeds = [row.tokens_per_second for row in steps if row.tokens_per_second]
     counts = manifest.counts if manifest else {}
     return {
-        "rows": ordered,
-        "heldout": [heldout[step] for step in sorted(heldout)],
-        "passed_over": [passed_over[step] for step in sorted(passed_over)],
-        "precisions": [precisions[step] for step in sorted(precisions)],
+        "steps": steps,
+        "heldout": _by_step(of_kind(rows, HeldOutLoss)),
+        "passed_over": _by_step(of_kind(rows, PassedOver)),
+        "precisions": _by_step(of_kind(rows, PrecisionChange)),
         "tokens_per_second": counts.get("tokens_per_second")
         or (median(speeds[1:] or speeds) if speeds else None),
         "counts": counts,
     }
 
 
-def _parity(certificate: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Returns the certificate with `setting_rows`: (setting, ours, theirs, True if they differ)."""
-    if certificate is None:
-        return None
-    settings = certificate["settings"]
-    ours, theirs, differing = settings["ours"], settings["theirs"], settings.get("differing", ())
-    names = dict.fromkeys([*ours, *theirs])
-    rows = [(name, ours.get(name), theirs.get(name), name in differing) for name in names]
-    return certificate | {"setting_rows": rows}
+def _by_step(rows: Sequence[Row]) -> list[Row]:
+    """Returns one row a step. A resumed run writes steps again; the later row is that of the model."""
+    last = {row.step: row for row in rows}
+    return [last[step] for step in sorted(last)]
 
 
-def _stage_rows(
-    manifests: dict[str, Manifest | None], stages: dict[str, dict[str, Any]]
-) -> list[dict[str, Any]]:
+def _stage_rows(manifests: dict[str, Manifest | None], stages: dict[str, StageTime]) -> list[dict[str, Any]]:
     """Returns a row for each stage: the seconds that made its folder, and if this run did it."""
     names = list(dict.fromkeys([*STAGE_FOLDERS, *stages]))
     rows = []
@@ -144,10 +132,10 @@ def _stage_rows(
         manifest, asked = manifests.get(name), stages.get(name)
         if manifest is None and asked is None:
             state, seconds = "not finished", None
-        elif asked is None or asked.get("skipped"):
+        elif asked is None or asked.skipped:
             state, seconds = "already done", manifest.wall_seconds if manifest else None
         else:
-            state, seconds = "done", asked["seconds"]
+            state, seconds = "done", asked.seconds
         rows.append({"name": name, "state": state, "seconds": seconds})
     return rows
 

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from kielo.artifact.own_text import is_own_text, write_own_text
+from kielo.artifact.parity import Parity
+from kielo.artifact.scores import Scores
 from kielo.recipe.sections import Recipe, Source
 from kielo.report.baselines import baseline_name
-from kielo.report.gather import BASELINES
 from kielo.report.units import format_bytes
 
 
@@ -75,29 +76,30 @@ def _is_from_hub(source: Source) -> bool:
     return bool(source.huggingface_dataset and not source.debian_package and not source.path)
 
 
-def _bits_per_byte(scores: dict[str, Any] | None) -> str:
-    if not scores or not scores["bits_per_byte"].keys() >= {"model", *BASELINES}:
+def _bits_per_byte(scores: Scores | None) -> str:
+    baselines = scores.bits_per_byte.baselines() if scores else {}
+    if not baselines:
         return ""
-    bits = scores["bits_per_byte"]
-    names = {"model": "**this model**"} | {name: baseline_name(name, scores) for name in BASELINES}
-    rows = "\n".join(f"| {full} | {bits[name]:.3f} |" for name, full in names.items())
+    contenders = {"**this model**": scores.bits_per_byte.model}
+    contenders |= {baseline_name(name, scores): bits for name, bits in baselines.items()}
+    rows = "\n".join(f"| {name} | {bits:.3f} |" for name, bits in contenders.items())
     return (
-        f"## Held-out bits per byte\n\nOn {scores['heldout_documents']:,} held-out documents "
-        f"({format_bytes(scores['heldout_bytes'])}); fewer is better. The baselines were given the same "
-        f"training text.\n\n| | bits per byte |\n|---|--:|\n{rows}\n\nConvention: {scores['convention']}; "
-        f"sequence_length {scores['sequence_length']}, stride {scores['stride']}."
+        f"## Held-out bits per byte\n\nOn {scores.heldout_documents:,} held-out documents "
+        f"({format_bytes(scores.heldout_bytes)}); fewer is better. The baselines were given the same "
+        f"training text.\n\n| | bits per byte |\n|---|--:|\n{rows}\n\nConvention: {scores.convention}; "
+        f"sequence_length {scores.sequence_length}, stride {scores.stride}."
     )
 
 
-def _parity(parity: dict[str, Any] | None) -> str:
+def _parity(parity: Parity | None) -> str:
     if not parity:
         return ""
-    verdict = "Passed" if parity["passed"] else "Not passed"
+    verdict = "Passed" if parity.passed else "Not passed"
     return (
         f"## Parity\n\n{verdict}: this architecture was trained in Kielo and in Hugging Face transformers, "
-        f"from the same weights on the same samples with the same settings. Over {parity['steps']} "
-        f"optimiser steps the losses differ by at most {parity['max_relative_loss_difference']:.1e} "
-        f"(relative); the tolerance is {parity['tolerance']:.0e}."
+        f"from the same weights on the same samples with the same settings. Over {parity.steps} "
+        f"optimiser steps the losses differ by at most {parity.max_relative_loss_difference:.1e} "
+        f"(relative); the tolerance is {parity.tolerance:.0e}."
     )
 
 
@@ -113,10 +115,10 @@ def _training(gathered: dict[str, Any]) -> str:
             f"- After cleaning: {format_bytes(corpus['bytes_kept'])} in {corpus['documents_kept']:,} "
             f"documents, of {format_bytes(corpus['bytes_in'])} in {corpus['documents_in']:,}"
         )
-    if training and training["rows"]:
-        last = training["rows"][-1]
-        tokens = f", {last['tokens']:,} tokens" if last.get("tokens") else ""
-        lines.append(f"- Training: {last['step']:,} optimiser steps{tokens}")
+    if training and training["steps"]:
+        last = training["steps"][-1]
+        tokens = f", {last.tokens:,} tokens" if last.tokens else ""
+        lines.append(f"- Training: {last.step:,} optimiser steps{tokens}")
     return "## Training text\n\n" + "\n".join(lines)
 
 
@@ -141,8 +143,8 @@ def _limits() -> str:
 
 
 def _first_prompt(gathered: dict[str, Any]) -> str:
-    samples = (gathered["scores"] or {}).get("samples") or []
-    return samples[0]["prompt"] if samples else ""
+    samples = gathered["scores"].samples if gathered["scores"] else []
+    return samples[0].prompt if samples else ""
 
 
 def _plain(text: str) -> str:

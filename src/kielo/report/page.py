@@ -10,8 +10,10 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
+from kielo.artifact.funnel import FunnelRow
+from kielo.artifact.metrics import PrecisionVerdict
+from kielo.artifact.parity import Parity
 from kielo.report.figures import FIGURES
-from kielo.report.gather import BASELINES, beats_all
 from kielo.report.style import CSS
 from kielo.report.units import format_bytes, format_seconds
 
@@ -77,14 +79,13 @@ def _verdict(gathered: dict[str, Any]) -> str:
     """Says in one line if the model beats the baselines and computes the same as Hugging Face's."""
     claims = []
     scores, parity = gathered["scores"], gathered["parity"]
-    bits = scores["bits_per_byte"] if scores else {}
-    if bits.keys() >= {"model", *BASELINES}:
-        beaten = sum(bits["model"] < bits[name] for name in BASELINES)
-        text = "beats all three baselines" if beats_all(bits) else f"beats {beaten} of three baselines"
-        claims.append((beats_all(bits), f"The model {text} in held-out bits per byte."))
+    if scores and (baselines := scores.bits_per_byte.baselines()):
+        beaten = [scores.bits_per_byte.model < bits for bits in baselines.values()]
+        text = "beats all three baselines" if all(beaten) else f"beats {sum(beaten)} of three baselines"
+        claims.append((all(beaten), f"The model {text} in held-out bits per byte."))
     if parity:
-        text = "computes the same" if parity["passed"] else "does not compute the same"
-        claims.append((parity["passed"], f"Kielo {text} as Hugging Face transformers."))
+        text = "computes the same" if parity.passed else "does not compute the same"
+        claims.append((parity.passed, f"Kielo {text} as Hugging Face transformers."))
     if not claims:
         return '<p class="verdict">This run has not been evaluated or verified yet.</p>'
     marks = {True: ("good", "✓"), False: ("bad", "✗")}
@@ -98,12 +99,10 @@ def _verdict(gathered: dict[str, Any]) -> str:
 
 def _headline_figures(gathered: dict[str, Any]) -> str:
     facts = []
-    if gathered["scores"] and "model" in gathered["scores"]["bits_per_byte"]:
-        facts.append((f"{gathered['scores']['bits_per_byte']['model']:.3f}", "bits per byte, held-out"))
-    if gathered["parity"]:
-        facts.append(
-            (f"{gathered['parity']['max_relative_loss_difference']:.1e}", "largest loss difference to HF")
-        )
+    if scores := gathered["scores"]:
+        facts.append((f"{scores.bits_per_byte.model:.3f}", "bits per byte, held-out"))
+    if parity := gathered["parity"]:
+        facts.append((f"{parity.max_relative_loss_difference:.1e}", "largest loss difference to HF"))
     if gathered["training"] and gathered["training"]["tokens_per_second"]:
         facts.append((f"{gathered['training']['tokens_per_second']:,.0f}", "tokens per second"))
     if gathered["corpus"]:
@@ -114,8 +113,7 @@ def _headline_figures(gathered: dict[str, Any]) -> str:
 
 def _bits_per_byte(gathered: dict[str, Any]) -> str:
     scores = gathered["scores"]
-    bits = scores["bits_per_byte"] if scores else {}
-    if not bits.keys() >= {"model", *BASELINES}:
+    if not scores or not scores.bits_per_byte.baselines():
         return _not_run("evaluate")
     return _figures("bits-per-byte", gathered)
 
@@ -126,45 +124,42 @@ def _samples(gathered: dict[str, Any]) -> str:
         return _not_run("evaluate")
     language = escape(gathered["recipe"].language, quote=True)
     quotes = "\n".join(
-        f'<blockquote lang="{language}" dir="auto"><b>{escape(sample["prompt"])}</b>'
-        f"{escape(sample['text'])}</blockquote>"
-        for sample in scores["samples"]
+        f'<blockquote lang="{language}" dir="auto">'
+        f"<b>{escape(sample.prompt)}</b>{escape(sample.text)}</blockquote>"
+        for sample in scores.samples
     )
-    sampling = scores.get("sampling", {})
-    settings = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in sampling.items())
+    settings = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in scores.sampling.items())
     note = f"Bold: the prompt, the opening of a held-out document. Sampling: {escape(settings)}."
     return f"{quotes}\n<p class='note'>{note}</p>"
 
 
 def _parity(gathered: dict[str, Any]) -> str:
-    parity = gathered["parity"]
+    parity: Parity | None = gathered["parity"]
     if not parity:
         return _not_run("verify")
-    verdict = "passed" if parity["passed"] else "failed"
+    verdict = "passed" if parity.passed else "failed"
     sentence = (
-        f"Same weights and samples, {parity['steps']} optimiser steps in Kielo and in Hugging Face "
-        f"transformers: largest relative loss difference {parity['max_relative_loss_difference']:.1e}, "
-        f"tolerance {parity['tolerance']:.0e}."
+        f"Same weights and samples, {parity.steps} optimiser steps in Kielo and in Hugging Face "
+        f"transformers: largest relative loss difference {parity.max_relative_loss_difference:.1e}, "
+        f"tolerance {parity.tolerance:.0e}."
     )
     parts = [
-        f'<p><strong class="{"good" if parity["passed"] else "bad"}">{verdict.capitalize()}.</strong> '
+        f'<p><strong class="{"good" if parity.passed else "bad"}">{verdict.capitalize()}.</strong> '
         f"{escape(sentence)}</p>"
     ]
-    if parity.get("first_difference"):
-        parts.append(f'<p class="bad">First difference: {escape(_text(parity["first_difference"]))}</p>')
+    if parity.first_difference:
+        found = _text(parity.first_difference.content())
+        parts.append(f'<p class="bad">First difference: {escape(found)}</p>')
     parts.append(_figures("parity", gathered))
     differences = [
-        (label, f"{parity[key]:.1e}")
-        for key, label in (
-            ("logits_max_difference", "Largest difference of logits"),
-            ("gradient_max_relative_difference", "Largest relative difference of gradients"),
-        )
-        if isinstance(parity.get(key), int | float)
+        ("Largest difference of logits", f"{parity.logits_max_difference:.1e}"),
+        ("Largest relative difference of gradients", f"{parity.gradient_max_relative_difference:.1e}"),
     ]
-    if differences:
-        parts.append(_table(("Before the first step", ""), differences))
-    rows = [(_label(name), _text(ours), _text(theirs)) for name, ours, theirs, _ in parity["setting_rows"]]
-    differing = [number for number, row in enumerate(parity["setting_rows"]) if row[3]]
+    parts.append(_table(("Before the first step", ""), differences))
+    ours, theirs = parity.settings.ours, parity.settings.theirs
+    names = list(dict.fromkeys([*ours, *theirs]))
+    rows = [(_label(name), _text(ours.get(name)), _text(theirs.get(name))) for name in names]
+    differing = [number for number, name in enumerate(names) if name in parity.settings.differing]
     table = _table(("Effective setting", "Kielo", "transformers"), rows, text_columns=3, marked=differing)
     parts.append(f"<details open><summary>Settings side by side</summary>{table}</details>")
     return "\n".join(parts)
@@ -172,29 +167,31 @@ def _parity(gathered: dict[str, Any]) -> str:
 
 def _training(gathered: dict[str, Any]) -> str:
     training = gathered["training"]
-    if not training or not training["rows"]:
+    if not training or not training["steps"]:
         return _not_run("train")
-    last = training["rows"][-1]
+    last = training["steps"][-1]
     speed = training["tokens_per_second"]
-    sentence = f"{last['step']:,} optimiser steps"
-    if last.get("tokens"):
-        sentence += f" over {last['tokens']:,} tokens"
+    sentence = f"{last.step:,} optimiser steps"
+    if last.tokens:
+        sentence += f" over {last.tokens:,} tokens"
     if speed:
         sentence += f", at {speed:,.0f} tokens per second (median)"
-    if last.get("mfu"):
-        sentence += f", {100 * last['mfu']:.1f} % of the accelerator's peak"
-    if last.get("skipped"):
-        sentence += f"; steps skipped because they were not finite: {last['skipped']}"
+    if last.mfu:
+        sentence += f", {100 * last.mfu:.1f} % of the accelerator's peak"
+    if last.skipped:
+        sentence += f"; steps skipped because they were not finite: {last.skipped}"
     if training["passed_over"]:
-        ranges = ", ".join(f"{row['passed_over_from']:,}–{row['step']:,}" for row in training["passed_over"])
+        ranges = ", ".join(f"{row.passed_over_from:,}–{row.step:,}" for row in training["passed_over"])
         sentence += f"; steps passed over, as the recipe asks: {ranges}"
     for row in training["precisions"]:
-        taken_back = (
-            " again: the loss or the gradient norm had risen" if row.get("outcome") == "taken back" else ""
-        )
-        if row.get("outcome") != "kept":  # the change itself has a row of its own
-            precision = "the precision before" if taken_back else row["precision"]
-            sentence += f"; {precision} after step {row['step']:,}{taken_back}"
+        match row:
+            case PrecisionVerdict(outcome="taken back"):
+                sentence += f"; the precision before after step {row.step:,} again"
+                sentence += ": the loss or the gradient norm had risen"
+            case PrecisionVerdict():  # kept: the change itself is reported
+                pass
+            case _:
+                sentence += f"; {row.precision} after step {row.step:,}"
     return f"<p>{escape(sentence)}.</p>\n{_figures('training', gathered)}"
 
 
@@ -206,12 +203,11 @@ def _corpus(gathered: dict[str, Any]) -> str:
         f"{format_bytes(corpus['bytes_kept'])} of {format_bytes(corpus['bytes_in'])} and "
         f"{corpus['documents_kept']:,} of {corpus['documents_in']:,} documents are left."
     )
-    parts = [f"<p>{escape(kept)}</p>", _figures("corpus", gathered), _funnel_table(funnel["steps"])]
-    sources = funnel.get("sources", ())
-    if examples := [(source["name"], told) for source in sources for told in source.get("bad_examples", ())]:
+    parts = [f"<p>{escape(kept)}</p>", _figures("corpus", gathered), _funnel_table(funnel.steps)]
+    if examples := [(source.name, bad) for source in funnel.sources for bad in source.bad_examples]:
         table = _table(("Source", "What was wrong"), examples, text_columns=2)
         parts.append(f"<details><summary>The first records that could not be read</summary>{table}</details>")
-    for kind, shares in (funnel.get("threshold_table") or {}).items():
+    for kind, shares in funnel.threshold_table.items():
         rows = [(threshold, f"{100 * share:.1f} %") for threshold, share in shares.items()]
         table = _table(("Language threshold", f"Share of {kind} kept, in bytes"), rows)
         parts.append(
@@ -220,19 +216,19 @@ def _corpus(gathered: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _funnel_table(steps: Sequence[dict[str, Any]]) -> str:
+def _funnel_table(steps: Sequence[FunnelRow]) -> str:
     """Returns a table with a row for each reason; a step's name and what it left are in its first row."""
     rows = []
     for before, step in zip([None, *steps], steps):
-        is_first = before is None or before["name"] != step["name"]
+        is_first = before is None or before.name != step.name
         rows.append(
             (
-                step["name"] if is_first else "",
-                step["reason"],
-                f"{step['documents']:,}",
-                format_bytes(step["bytes"]),
-                f"{step['documents_left']:,}" if is_first else "",
-                format_bytes(step["bytes_left"]) if is_first else "",
+                step.name if is_first else "",
+                step.reason,
+                f"{step.documents:,}",
+                format_bytes(step.bytes),
+                f"{step.documents_left:,}" if is_first else "",
+                format_bytes(step.bytes_left) if is_first else "",
             )
         )
     header = ("Step", "Why dropped", "Documents dropped", "Text dropped", "Documents left", "Text left")
@@ -243,9 +239,8 @@ def _tokenizer(gathered: dict[str, Any]) -> str:
     measured = gathered["tokenizer"]
     if not measured:
         return _not_run("tokenizer")
-    rows = [(name, _measure(key, measured[key])) for key, name in TOKENIZER_NAMES.items() if key in measured]
-    on = f" on {_text(measured['measured_on'])}" if "measured_on" in measured else ""
-    parts = [_table((f"Measured{on}", ""), rows)]
+    rows = [(name, _measure(key, getattr(measured, key))) for key, name in TOKENIZER_NAMES.items()]
+    parts = [_table((f"Measured on {measured.measured_on}", ""), rows)]
     sources = (gathered["tokens"] or {}).get("sources")
     if sources:
         packed = {**sources, "held-out": gathered["tokens"]["heldout"]}

@@ -1,18 +1,17 @@
 """The table that ends a run: summary -> the terminal."""
 
-from typing import Any
-
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kielo.report.gather import BASELINES
+from kielo.artifact.scores import BASELINES
+from kielo.artifact.summary import ParitySummary, Summary
 from kielo.report.units import format_bytes, format_seconds
 
 NAMES = {"unigram": "token unigram", "xz": "xz -9", "ngram": "byte n-gram"}
 
 
-def print_summary(summary: dict[str, Any], console: Console | None = None) -> None:
+def print_summary(summary: Summary, console: Console | None = None) -> None:
     """Prints a summary of `report.gather.summarise`, with a dash for stages that have not run."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
@@ -22,30 +21,31 @@ def print_summary(summary: dict[str, Any], console: Console | None = None) -> No
     (console or Console()).print(table)
 
 
-def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     """Returns (name, value) for each line of the table, as plain text."""
-    bits, parity, corpus = summary["bits_per_byte"], summary["parity"], summary["corpus"]
+    bits, corpus = summary.bits_per_byte, summary.corpus
     rows = [("text kept", "–")]
-    if corpus["bytes_in"]:
+    if corpus.bytes_in:
         rows[0] = (
             "text kept",
-            f"{format_bytes(corpus['bytes_kept'])} of {format_bytes(corpus['bytes_in'])}, "
-            f"{corpus['documents_kept']:,} of {corpus['documents_in']:,} documents",
+            f"{format_bytes(corpus.bytes_kept)} of {format_bytes(corpus.bytes_in)}, "
+            f"{corpus.documents_kept:,} of {corpus.documents_in:,} documents",
         )
-    speed = summary["tokens_per_second"]
+    speed = summary.tokens_per_second
     rows.append(("training speed", f"{speed:,.0f} tokens per second" if speed else "–"))
-    rows.append(("held-out bits per byte", _number(bits["model"])))
+    rows.append(("held-out bits per byte", _number(bits.model)))
     for name in BASELINES:
-        rows.append((f"  {NAMES[name]}", _number(bits[name]) + _against(bits["model"], bits[name])))
-    rows.append(("parity with Hugging Face", _parity(parity)))
-    rows.append(("exported model", summary["export"] or "–"))
-    seconds = [stage["seconds"] for stage in summary["stages"].values()]
-    skipped = sum(bool(stage["skipped"]) for stage in summary["stages"].values())
+        value = getattr(bits, name)
+        rows.append((f"  {NAMES[name]}", _number(value) + _against(bits.model, value)))
+    rows.append(("parity with Hugging Face", _parity(summary.parity)))
+    rows.append(("exported model", summary.export or "–"))
+    seconds = [stage.seconds for stage in summary.stages.values()]
+    skipped = sum(stage.skipped for stage in summary.stages.values())
     done = f"{format_seconds(sum(seconds))}" + (
         f" ({skipped} of {len(seconds)} stages were already done)" if skipped else ""
     )
     rows.append(("time", done))
-    rows.append(("Kielo", summary["kielo_version"]))
+    rows.append(("Kielo", summary.kielo_version))
     return rows
 
 
@@ -59,11 +59,11 @@ def _against(model: float | None, baseline: float | None) -> str:
     return "  (beaten)" if model < baseline else "  (not beaten)"
 
 
-def _parity(parity: dict[str, Any]) -> str:
-    if parity["max_relative_loss_difference"] is None:
+def _parity(parity: ParitySummary) -> str:
+    if parity.max_relative_loss_difference is None:
         return "–"
-    verdict = "passed" if parity["passed"] else "FAILED"
+    verdict = "passed" if parity.passed else "FAILED"
     return (
-        f"{verdict}: largest relative loss difference {parity['max_relative_loss_difference']:.1e} "
-        f"over {parity['steps']} steps"
+        f"{verdict}: largest relative loss difference {parity.max_relative_loss_difference:.1e} "
+        f"over {parity.steps} steps"
     )

@@ -24,6 +24,8 @@ from kielo.artifact.manifest import (
     write_stage,
     write_text_atomically,
 )
+from kielo.artifact.stage_json import write_json
+from kielo.artifact.tokenizer_measure import TokenizerMeasure
 from kielo.artifact.trained_text import refuse_to_replace
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
@@ -82,13 +84,11 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
             save(train_on(_training_texts(recipe, corpus_folder), recipe), stage.folder)
         tokenizer = load_tokenizer(stage.folder)
         measured_on, texts = _texts_to_measure(recipe, corpus_folder)
-        figures = {
-            "measured_on": measured_on,
-            "end_of_text_id": end_of_text_id(tokenizer),
-            **measure(tokenizer, texts),
-        }
-        write_json_atomically(stage.folder / "measure.json", figures)
-        stage.counts.update(figures)
+        measured = TokenizerMeasure(
+            measured_on=measured_on, end_of_text_id=end_of_text_id(tokenizer), **measure(tokenizer, texts)
+        )
+        write_json(stage.folder, measured)
+        stage.counts.update(measured.content())
     return read_manifest(folder)
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from kielo.artifact.alerts import ALERTS_NAME
+from kielo.artifact.metrics import METRICS_NAME
 from kielo.artifact.weights_folder import resolve_weights
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.hugging_face_import import load_model_weights
@@ -201,7 +203,7 @@ def _checkpointer(placement: Placement, world: World, permit: Callable[[], None]
 
 
 def _alert(placement: Placement) -> Callable[[int, str], None]:
-    return partial(note_alert, Path(placement.train_folder) / "alerts.jsonl")
+    return partial(note_alert, Path(placement.train_folder) / ALERTS_NAME)
 
 
 def laid_out(identity: Identity, placement: Placement, mesh: Mesh, precision: Precision) -> nn.Module:
@@ -288,7 +290,7 @@ def _sinks(identity: Identity, placement: Placement, world: World) -> list[Sink]
     folder = Path(placement.train_folder)
     sinks: list[Sink] = [
         Terminal(identity.total_steps, _alert(placement)),
-        MetricsFile(folder / "metrics.jsonl"),
+        MetricsFile(folder / METRICS_NAME),
     ]
     if placement.train.tensorboard:
         sinks.append(TensorBoard(folder / "tensorboard"))

@@ -1,10 +1,10 @@
 """The angle between FP8's gradients and those in bf16: an early sign of late divergence."""
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import nn
 
+from kielo.artifact.metrics import Fp8GradientProbe
 from kielo.parallel.fp8 import in_bf16
 from kielo.parallel.gradient_clipping import gradient_norm
 from kielo.parallel.mesh import Mesh
@@ -26,14 +26,14 @@ class Fp8Probe:
         mesh: Mesh,
         every_steps: int,
         total_steps: int,
-        write: Callable[[dict[str, Any]], None],
+        write: Callable[[Fp8GradientProbe], None],
     ):
         self._forward_backward, self._model, self._mesh = forward_backward, model, mesh
         self._every_steps, self._total_steps, self._write = every_steps, total_steps, write
 
     def __call__(self, batch: StepBatch) -> None:
         if batch.step % self._every_steps == 0 or batch.step in (1, self._total_steps):
-            self._write({"step": batch.step, "fp8_gradient_cosine": self.cosine(batch)})
+            self._write(Fp8GradientProbe(step=batch.step, fp8_gradient_cosine=self.cosine(batch)))
 
     def cosine(self, batch: StepBatch) -> float:
         """The cosine between the parameters' gradients of `batch`, made in FP8, and those in bf16.

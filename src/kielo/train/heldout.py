@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from kielo.artifact.metrics import HeldOutLoss
 from kielo.dataset.batches import NOT_COUNTED, Batch
 from kielo.parallel.fsdp import forward_only
 from kielo.train.feed import MicroBatch, cut, to_device
@@ -70,9 +71,9 @@ class HeldOut:
     def due(self, step: int) -> bool:
         return step % self._every_steps == 0 or step == self._total_steps
 
-    def row(self, state: State) -> dict[str, float]:
-        """The log's row about held-out text. Waits for the device."""
-        return {"step": state.step, "tokens": state.tokens, "heldout_loss": self.loss_at(state)}
+    def row(self, state: State) -> HeldOutLoss:
+        """Returns the log's row of the loss on held-out text. Waits for the device."""
+        return HeldOutLoss(step=state.step, tokens=state.tokens, heldout_loss=self.loss_at(state))
 
     def loss_at(self, state: State) -> float:
         """Returns the score at this step, computed once."""

@@ -1,38 +1,35 @@
-"""What the world sees of a run: rows of numbers, on rank 0 only, to the terminal, `metrics.jsonl` and
-TensorBoard.
+"""The log of a run: rows of numbers, on rank 0 only, to the terminal, `metrics.jsonl` and TensorBoard.
 
-In: settled rows (plain numbers). Out: lines. Sinks change nothing in the run.
-
-A row of `metrics.jsonl` is of held-out text ("step", "tokens", "heldout_loss"), of steps that were passed
-over up to its "step" ("tokens", "samples", "phase", "passed_over_from": the first of them), of a change of
-"precision" after its "step" ("tokens"; once it was watched also "precision_from", "loss_rise",
-"gradient_norm_rise" and the "outcome": kept or taken back), of FP8's gradients beside those in bf16
-("fp8_gradient_cosine") or of a training step: "step", "tokens", "samples" (both since step 1), "phase" (its
-number in the recipe), "loss" (of that step, in nats per counted token over all ranks, the z-loss included
-where the recipe has one; null where it was not finite), "gradient_norm" (before clipping), "learning_rate",
-"tokens_per_second", "planned_tokens_per_second" (null where no card knows the machine), "tflops_per_second"
-(of one rank), "mfu", "seconds" (of training, from this attempt's start), "seconds_left", "skipped" (steps,
-since step 1).
+In: settled rows (plain numbers), of the kinds in `artifact/metrics.py`. Out: lines. Sinks change nothing in
+the run.
 """
 
-import json
 import logging
-import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from kielo.artifact.manifest import write_text_atomically
-from kielo.artifact.metrics import describe_odd, split_metrics
+from kielo.artifact.metrics import (
+    Fp8GradientProbe,
+    HeldOutLoss,
+    PassedOver,
+    PrecisionChange,
+    PrecisionVerdict,
+    Row,
+    TrainingStep,
+    describe_odd,
+    split_metrics,
+    write_row,
+)
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import TrainPlacement
 from kielo.train.failsafe_stream import FailsafeStream
 
 logger = logging.getLogger(__name__)
-Row = Mapping[str, Any]
 
 
 class Sink(Protocol):
@@ -94,13 +91,13 @@ class MetricsFile:
                 file.flush()
                 os.fsync(file.fileno())
             logger.warning("%s: %s; moved to %s", self._path, describe_odd(odd), aside.name)
-        kept = [row for row in rows if row["step"] <= step]
-        write_text_atomically(self._path, "".join(_as_line(row) for row in kept))
+        kept = [line.decode() + "\n" for row, line in rows if row.step <= step]
+        write_text_atomically(self._path, "".join(kept))
         self._file = open(self._path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - closed by close()
 
     def write(self, row: Row) -> None:
         try:
-            self._file.write(_as_line(row))
+            self._file.write(write_row(row))
         except OSError as error:
             raise KieloError(
                 f"{self._path}: cannot be written ({error.strerror}); free some space, then the same "
@@ -111,14 +108,6 @@ class MetricsFile:
         if self._file is not None:
             with suppress(OSError):  # what could not be written was already reported
                 self._file.close()
-
-
-def _as_line(row: Row) -> str:
-    finite = {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in row.items()
-    }
-    return json.dumps(finite) + "\n"
 
 
 _NO_SCALARS = (
@@ -152,11 +141,11 @@ class TensorBoard:
         self._writer = self._make_writer(log_dir=str(self._folder), purge_step=step + 1 if step else None)
 
     def write(self, row: Row) -> None:
-        for key, value in row.items():
+        for key, value in row.model_dump().items():
             if key in _NO_SCALARS or value is None:
                 continue
             name = "heldout/loss" if key == "heldout_loss" else f"train/{key}"
-            self._writer.add_scalar(name, value, row["step"])
+            self._writer.add_scalar(name, value, row.step)
 
     def close(self) -> None:
         if self._writer is not None:
@@ -175,7 +164,7 @@ class PlainLines:
             self._print(f"going on after step {step} of {self._total_steps}")
 
     def write(self, row: Row) -> None:
-        self._print(f"step {row['step']}/{self._total_steps}  {describe(row)}")
+        self._print(f"step {row.step}/{self._total_steps}  {describe(row)}")
 
     def close(self) -> None:
         pass
@@ -200,10 +189,10 @@ class ProgressBar:
         self._bar.start()
 
     def write(self, row: Row) -> None:
-        if "loss" not in row:
-            self._bar.console.print(f"step {row['step']}: {describe(row)}")
+        if isinstance(row, TrainingStep):
+            self._bar.update(self._task, completed=row.step, description=describe(row))
         else:
-            self._bar.update(self._task, completed=row["step"], description=describe(row))
+            self._bar.console.print(f"step {row.step}: {describe(row)}")
 
     def close(self) -> None:
         self._bar.stop()
@@ -227,7 +216,7 @@ class Terminal:
 
     def write(self, row: Row) -> None:
         self._sink.write(row)
-        self._check(row["step"])
+        self._check(row.step)
 
     def close(self) -> None:
         self._sink.close()
@@ -242,37 +231,40 @@ class Terminal:
 
 
 def describe(row: Row) -> str:
-    """A row in words, e.g. "loss 3.120  norm 0.84  lr 9.1e-04  12,300 tokens/s  0.11 TFLOP/s  left 3 min"."""
-    if "heldout_loss" in row:
-        return f"held-out loss {row['heldout_loss']:.4f}"
-    if "passed_over_from" in row:
-        return f"passed over from step {row['passed_over_from']}, as train.skip_steps says"
-    if "fp8_gradient_cosine" in row:
-        return f"gradients in fp8 and in bf16: cosine {row['fp8_gradient_cosine']:.5f}"
-    if "outcome" in row:
-        return (
-            f"{row['precision']} since step {row['precision_from']} {row['outcome']}: loss "
-            f"{row['loss_rise']:+.2%}, gradient norm {row['gradient_norm_rise']:+.1%} at most"
-        )
-    if "precision" in row:
-        return f"from here on in {row['precision']}"
+    """Returns e.g. "loss 3.120  norm 0.84  lr 9.1e-04  12,300 tokens/s  0.11 TFLOP/s  left 3 min"."""
+    match row:
+        case TrainingStep():
+            return _describe_step(row)
+        case HeldOutLoss():
+            return f"held-out loss {row.heldout_loss:.4f}"
+        case PassedOver():
+            return f"passed over from step {row.passed_over_from}, as train.skip_steps says"
+        case Fp8GradientProbe():
+            return f"gradients in fp8 and in bf16: cosine {row.fp8_gradient_cosine:.5f}"
+        case PrecisionVerdict():
+            return (
+                f"{row.precision} since step {row.precision_from} {row.outcome}: loss "
+                f"{row.loss_rise:+.2%}, gradient norm {row.gradient_norm_rise:+.1%} at most"
+            )
+        case PrecisionChange():
+            return f"from here on in {row.precision}"
+    raise TypeError(f"no description of {type(row).__name__}")
+
+
+def _describe_step(row: TrainingStep) -> str:
+    planned = row.planned_tokens_per_second
     parts = [
-        f"loss {row['loss']:.4f}",
-        f"norm {row['gradient_norm']:.2f}",
-        f"lr {row['learning_rate']:.2e}",
-        f"{row['tokens_per_second']:,.0f} tokens/s{_planned(row)}",
-        f"{row['tflops_per_second']:.3g} TFLOP/s",
+        f"loss {row.loss:.4f}",
+        f"norm {row.gradient_norm:.2f}",
+        f"lr {row.learning_rate:.2e}",
+        f"{row.tokens_per_second:,.0f} tokens/s" + (f" ({planned:,.0f} planned)" if planned else ""),
+        f"{row.tflops_per_second:.3g} TFLOP/s",
     ]
-    if row["mfu"] is not None:
-        parts.append(f"MFU {row['mfu']:.1%}")
-    if row["skipped"]:
-        parts.append(f"skipped {row['skipped']}")
-    return "  ".join([*parts, f"left {_duration(row['seconds_left'])}"])
-
-
-def _planned(row: Row) -> str:
-    speed = row.get("planned_tokens_per_second")
-    return f" ({speed:,.0f} planned)" if speed else ""
+    if row.mfu is not None:
+        parts.append(f"MFU {row.mfu:.1%}")
+    if row.skipped:
+        parts.append(f"skipped {row.skipped}")
+    return "  ".join([*parts, f"left {_duration(row.seconds_left)}"])
 
 
 def _duration(seconds: float) -> str:

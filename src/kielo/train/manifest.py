@@ -4,7 +4,6 @@ Torch-free. The folder is filled in place over many attempts. The manifest lists
 manifest, which lists and checksums the rest: reading terabytes of weights once more would add nothing.
 """
 
-import json
 import os
 from contextlib import suppress
 from dataclasses import asdict
@@ -25,13 +24,13 @@ from kielo.artifact.manifest import (
     read_manifest,
     write_json_atomically,
 )
-from kielo.artifact.metrics import read_metrics
+from kielo.artifact.metrics import METRICS_NAME, HeldOutLoss, TrainingStep, of_kind, read_metrics
+from kielo.artifact.outcome import Outcome
+from kielo.artifact.stage_json import read_json
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Resolved, as_stored_now, stored_identity
 
 KIND, VERSION = "train", 1
-# 75: EX_TEMPFAIL, "stopped on purpose, start me again"
-EXIT_CODES = {"finished": 0, "failed": 1, "requeue": 75}
 
 
 def is_finished(resolved: Resolved) -> bool:
@@ -93,30 +92,15 @@ def _signs(resolved: Resolved) -> list[str]:
     signs = []
     if read_manifest(folder) is not None:
         signs.append(f"{MANIFEST_NAME} is that of a finished run")
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        outcome = json.loads(_outcome_path(resolved).read_text(encoding="utf-8"))
-        if outcome["outcome"] in ("finished", "requeue") and outcome["step"]:
-            signs.append(f"outcome.json says that it stopped at step {outcome['step']}")
-    steps = [row["step"] for row in read_metrics(folder / "metrics.jsonl") if "loss" in row]
+    with suppress(OSError, KieloError):
+        outcome = read_json(folder, Outcome)
+        if outcome is not None and outcome.outcome != "failed" and outcome.step:
+            signs.append(f"outcome.json says that it stopped at step {outcome.step}")
+    steps = [row.step for row in of_kind(read_metrics(folder / METRICS_NAME), TrainingStep)]
     # By the time of the second save the first is complete.
     if steps and steps[-1] - steps[0] > 2 * resolved.placement.checkpoint.every_steps:
         signs.append(f"metrics.jsonl goes on to step {steps[-1]}")
     return signs
-
-
-def write_outcome(
-    resolved: Resolved, outcome: str, step: int, tokens: int, message: str = ""
-) -> dict[str, Any]:
-    """Writes `outcome.json`, the result of this attempt; torchrun does not pass its exit code on."""
-    content = {
-        "outcome": outcome,
-        "step": step,
-        "tokens": tokens,
-        "exit_code": EXIT_CODES[outcome],
-        "message": message,
-    }
-    write_json_atomically(_outcome_path(resolved), content)
-    return content
 
 
 def has_outcome(resolved: Resolved) -> bool:
@@ -131,9 +115,8 @@ def forget_outcome(resolved: Resolved) -> None:
 def write_train_manifest(resolved: Resolved, checkpoint: Path) -> Manifest:
     """Writes the manifest of a finished run, from its metrics and its last checkpoint."""
     folder = Path(resolved.placement.train_folder)
-    rows = read_metrics(folder / "metrics.jsonl")
-    steps = [row for row in rows if "loss" in row]
-    heldout = [row for row in rows if "heldout_loss" in row]
+    rows = read_metrics(folder / METRICS_NAME)
+    steps, heldout = of_kind(rows, TrainingStep), of_kind(rows, HeldOutLoss)
     last = checkpoint / MANIFEST_NAME
     manifest = Manifest(
         kind=KIND,
@@ -143,10 +126,10 @@ def write_train_manifest(resolved: Resolved, checkpoint: Path) -> Manifest:
         counts={
             "steps": resolved.identity.total_steps,
             "tokens": resolved.identity.total_tokens,
-            "skipped_steps": steps[-1].get("skipped") or 0 if steps else 0,
+            "skipped_steps": steps[-1].skipped or 0 if steps else 0,
             "tokens_per_second": usual_tokens_per_second(steps),
-            "loss": steps[-1]["loss"] if steps else None,
-            "heldout_loss": heldout[-1]["heldout_loss"] if heldout else None,
+            "loss": steps[-1].loss if steps else None,
+            "heldout_loss": heldout[-1].heldout_loss if heldout else None,
             "ranks": resolved.placement.world_size,
             "parameters": resolved.placement.parameters,
         },
@@ -161,22 +144,20 @@ def write_train_manifest(resolved: Resolved, checkpoint: Path) -> Manifest:
     return manifest
 
 
-def usual_tokens_per_second(step_rows: list[dict[str, Any]]) -> float | None:
+def usual_tokens_per_second(steps: list[TrainingStep]) -> float | None:
     """Returns the median over the logged steps, without the first of each attempt, which warms up."""
-    settled = [row for before, row in zip(step_rows, step_rows[1:]) if row["seconds"] > before["seconds"]]
-    return median(row["tokens_per_second"] for row in settled or step_rows) if step_rows else None
+    settled = [row for before, row in zip(steps, steps[1:]) if row.seconds > before.seconds]
+    return median(row.tokens_per_second for row in settled or steps) if steps else None
 
 
-def wall_seconds(step_rows: list[dict[str, Any]]) -> float:
+def wall_seconds(steps: list[TrainingStep]) -> float:
     """Returns the seconds of training over all attempts, each of which counts from zero."""
-    ends = [
-        row["seconds"] for row, after in zip(step_rows, step_rows[1:]) if after["seconds"] < row["seconds"]
-    ]
-    return sum(ends) + (step_rows[-1]["seconds"] if step_rows else 0.0)
+    ends = [row.seconds for row, after in zip(steps, steps[1:]) if after.seconds < row.seconds]
+    return sum(ends) + (steps[-1].seconds if steps else 0.0)
 
 
 def _outcome_path(resolved: Resolved) -> Path:
-    return Path(resolved.placement.train_folder) / "outcome.json"
+    return Path(resolved.placement.train_folder) / Outcome.FILE_NAME
 
 
 def _inputs(resolved: Resolved) -> dict[str, str]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
+from kielo.artifact.metrics import PrecisionChange, PrecisionVerdict
 from kielo.recipe.sections import Fp8
 from kielo.resolve.resolved import Resolved
 from kielo.train.build import compute_in, restore
@@ -36,7 +37,7 @@ def settle_precision(run: Run, resolved: Resolved) -> None:
     state.precisions.append([state.step + 1, run.current.precision])
     state.watch = None  # of a change that this one ends
     if is_change:
-        run.log.write({"step": state.step, "tokens": state.tokens, "precision": run.current.precision})
+        run.log.write(PrecisionChange(step=state.step, tokens=state.tokens, precision=run.current.precision))
         _begin_watch(run, resolved.identity.train.fp8)
 
 
@@ -94,7 +95,7 @@ def _take_back(run: Run, resolved: Resolved) -> None:
     It goes on from the checkpoint at the change if that still exists, else from here.
     """
     state, identity, verdict = run.state, resolved.identity, _verdict(run, "taken back")
-    first_step, fp8 = verdict["precision_from"], identity.train.fp8
+    first_step, fp8 = verdict.precision_from, identity.train.fp8
     asked_from, _ = change_before(identity, first_step, state.refused_changes)
     refused = [*state.refused_changes, asked_from]
     with run.meter.paused():
@@ -106,11 +107,11 @@ def _take_back(run: Run, resolved: Resolved) -> None:
     state.refused_changes, state.watch = refused, None
     run.meter.go_back(state.tokens)
     run.log.go_back(state.step)
-    run.log.write(verdict | {"step": state.step, "tokens": state.tokens})
+    run.log.write(verdict.model_copy(update={"step": state.step, "tokens": state.tokens}))
     run.alert(
         state.step,
-        f"fp8 from step {first_step} on made the loss rise by {verdict['loss_rise']:.1%} and the gradient "
-        f"norm by {verdict['gradient_norm_rise']:.0%} (train.fp8.max_loss_rise = "
+        f"fp8 from step {first_step} on made the loss rise by {verdict.loss_rise:.1%} and the gradient "
+        f"norm by {verdict.gradient_norm_rise:.0%} (train.fp8.max_loss_rise = "
         f"{fp8.max_loss_rise}, max_gradient_norm_rise = {fp8.max_gradient_norm_rise}), so "
         f"the run goes on in {precision} after step {state.step}. What may help: "
         'train.fp8.scaling = "rowwise", more in train.fp8.kept_in_bf16, or a later change',
@@ -126,17 +127,12 @@ def _save_here(run: Run) -> None:
         run.checkpoints.settle()
 
 
-def _verdict(run: Run, what: str) -> dict:
+def _verdict(run: Run, outcome: str) -> PrecisionVerdict:
     state, watch = run.state, run.state.watch
-    return {
-        "step": state.step,
-        "tokens": state.tokens,
-        "precision": run.current.precision,
-        "precision_from": watch["first_step"],
-        "outcome": what,
-        "loss_rise": watch["loss_rise"],
-        "gradient_norm_rise": watch["gradient_norm_rise"],
-    }
+    return PrecisionVerdict(
+        step=state.step, tokens=state.tokens, precision=run.current.precision, precision_from=watch["first_step"],
+        outcome=outcome, loss_rise=watch["loss_rise"], gradient_norm_rise=watch["gradient_norm_rise"],
+    )  # fmt: skip
 
 
 def _means(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -6,9 +6,10 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from kielo.artifact.lease import Lease, held
+from kielo.artifact.outcome import EXIT_CODES, Outcome
+from kielo.artifact.stage_json import write_json
 from kielo.checkpoint.agreement import Agreement
 from kielo.parallel.rendezvous import find_rendezvous
 from kielo.parallel.world import World, end_world, start_world
@@ -19,13 +20,11 @@ from kielo.train.build import assemble, phase_parts, restore
 from kielo.train.final_check import refuse_unsound_end
 from kielo.train.loop import fit
 from kielo.train.manifest import (
-    EXIT_CODES,
     forget_outcome,
     has_outcome,
     is_finished,
     refuse_lost_checkpoints,
     withdraw_manifest,
-    write_outcome,
     write_train_manifest,
 )
 from kielo.train.parts import Run
@@ -36,10 +35,10 @@ from kielo.train.stop import Stop
 from kielo.train.token_check import TokenCheck
 
 
-def train(resolved: Resolved, max_steps: int | None = None, profile_steps: int = 0) -> dict[str, Any]:
-    """Starts or continues the run: {"outcome", "step", "tokens", "exit_code", "message"} on every rank.
+def train(resolved: Resolved, max_steps: int | None = None, profile_steps: int = 0) -> Outcome:
+    """Starts or continues the run; returns the same outcome on every rank.
 
-    outcome is "finished" (exit code 0) or "requeue" (75: stopped by a signal or at step `max_steps`, saved,
+    It is "finished" (exit code 0) or "requeue" (75: stopped by a signal or at step `max_steps`, saved,
     and to be started again). A run that was finished before is left unchanged. `resolved.toml` in the run's
     folder is rewritten. An error is recorded as "failed" and raised; a refusal before training begins
     (KieloError: another job works in the folder, another identity, tokens that were altered) is only raised,
@@ -57,7 +56,7 @@ def train(resolved: Resolved, max_steps: int | None = None, profile_steps: int =
             end_world()
 
 
-def _nothing_to_do(resolved: Resolved, is_first: bool) -> dict[str, Any]:
+def _nothing_to_do(resolved: Resolved, is_first: bool) -> Outcome:
     identity, message = resolved.identity, "nothing to do: the run was finished before"
     state = State(identity.total_steps, identity.total_tokens)
     if not is_first:
@@ -75,9 +74,7 @@ def _lease(resolved: Resolved, world: World) -> Iterator[Lease]:
         yield Agreement().on_first(lambda: until_the_end.enter_context(held(_run_folder(resolved))))
 
 
-def _attempt(
-    resolved: Resolved, world: World, stop: Stop, lease: Lease, profile_steps: int
-) -> dict[str, Any]:
+def _attempt(resolved: Resolved, world: World, stop: Stop, lease: Lease, profile_steps: int) -> Outcome:
     is_first, state, has_begun = world.rank == 0, State(), False
     # before the records that mention them are touched
     Agreement().on_first(lambda: refuse_lost_checkpoints(resolved))
@@ -186,18 +183,13 @@ def _note_failure(resolved: Resolved, error: Exception, state: State, is_first: 
     # job that took the folder over.
     with suppress(OSError, KieloError):
         lease.check()
-        write_outcome(resolved, "failed", state.step, state.tokens, message)
+        _settle(resolved, "failed", state, is_writing=True, message=message)
 
 
-def _settle(
-    resolved: Resolved, outcome: str, state: State, is_first: bool, message: str = ""
-) -> dict[str, Any]:
-    if is_first:
-        return write_outcome(resolved, outcome, state.step, state.tokens, message)
-    return {
-        "outcome": outcome,
-        "step": state.step,
-        "tokens": state.tokens,
-        "exit_code": EXIT_CODES[outcome],
-        "message": message,
-    }
+def _settle(resolved: Resolved, what: str, state: State, is_writing: bool, message: str = "") -> Outcome:
+    outcome = Outcome(
+        outcome=what, step=state.step, tokens=state.tokens, exit_code=EXIT_CODES[what], message=message
+    )
+    if is_writing:
+        write_json(resolved.placement.train_folder, outcome)
+    return outcome

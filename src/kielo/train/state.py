@@ -6,17 +6,16 @@ the step's loss and the identity of the run. Nothing in it depends on the layout
 restores it; on the same number the run ends with bitwise the weights of one that was never stopped.
 """
 
-import json
 import logging
 import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 from torch import Tensor
 
+from kielo.artifact.alerts import append_alert
 from kielo.artifact.checkpoint_folder import step_folder_name, step_folders, step_of
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.recipe.errors import KieloError
@@ -260,7 +259,5 @@ def note_alert(path: Path, step: int, message: str) -> None:
     It is for errors that do not stop the run.
     """
     logger.warning("step %d: %s", step, message)
-    row = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "step": step, "message": message}
-    # a full disk may be the very error
-    with suppress(OSError), open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    with suppress(OSError):  # a full disk may be the very error
+        append_alert(path, step, message)

@@ -1,9 +1,8 @@
 """A step's row for the log: tensors on the device → plain numbers. Making it waits for the device."""
 
-from typing import Any
-
 from torch import Tensor
 
+from kielo.artifact.metrics import PassedOver, TrainingStep
 from kielo.train.guard import Guard
 from kielo.train.meter import Meter
 from kielo.train.state import State
@@ -19,27 +18,28 @@ class StepRow:
 
     def __call__(
         self, state: State, loss: Tensor, gradient_norm: Tensor, learning_rate: float
-    ) -> dict[str, Any]:
-        """The row that `log.py` describes: loss and norm of this one step, speed since the last row."""
-        row = {
-            "step": state.step,
-            "tokens": state.tokens,
-            "samples": state.samples,
-            "phase": self.phase,
-            "loss": loss.item(),  # waits for the device, and so must come before the meter is read
-            "gradient_norm": gradient_norm.item(),
-            "learning_rate": learning_rate,
-        }
-        speed = self._meter.lap(state.tokens)
-        return row | speed | {"skipped": self._guard.skipped}
+    ) -> TrainingStep:
+        """Returns the row of this step: its own loss and norm, the speed since the last row."""
+        loss_of_step = loss.item()  # waits for the device, and so must come before the meter is read
+        return TrainingStep(
+            step=state.step,
+            tokens=state.tokens,
+            samples=state.samples,
+            phase=self.phase,
+            loss=loss_of_step,
+            gradient_norm=gradient_norm.item(),
+            learning_rate=learning_rate,
+            **self._meter.lap(state.tokens),
+            skipped=self._guard.skipped,
+        )
 
 
-def passed_over_row(state: State, phase: int, first_step: int) -> dict[str, int]:
-    """The row for steps that were passed over, from `first_step` to the state's."""
-    return {
-        "step": state.step,
-        "tokens": state.tokens,
-        "samples": state.samples,
-        "phase": phase,
-        "passed_over_from": first_step,
-    }
+def passed_over_row(state: State, phase: int, first_step: int) -> PassedOver:
+    """Returns the row of the steps that were passed over, from `first_step` to the state's."""
+    return PassedOver(
+        step=state.step,
+        tokens=state.tokens,
+        samples=state.samples,
+        phase=phase,
+        passed_over_from=first_step,
+    )

@@ -14,14 +14,9 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from kielo.artifact.manifest import (
-    MANIFEST_NAME,
-    hash_manifest,
-    is_current,
-    write_json_atomically,
-    write_stage,
-)
-from kielo.artifact.stage_json import read_stage_json
+from kielo.artifact.manifest import MANIFEST_NAME, hash_manifest, is_current, write_stage
+from kielo.artifact.parity import FirstDifference, GradientNorms, Losses, Parity, Settings
+from kielo.artifact.stage_json import read_stage_json, write_json
 from kielo.dataset.batches import Batches
 from kielo.parallel.world import World
 from kielo.resolve.resolved import (
@@ -40,7 +35,6 @@ from kielo.verify.settings import differing
 from kielo.verify.trace import first_difference, largest_difference
 
 KIND, VERSION = "parity", 2
-CERTIFICATE_NAME = "parity.json"
 GRADIENT_TOLERANCE = 1e-3  # relative; fp32 rounding is about 1e-6, a wrong term is not under 1e-3
 
 
@@ -70,8 +64,8 @@ def verify_parity(
     checkpoint: Path | None = None,
     options: ParityOptions | None = None,
     console: Console | None = None,
-) -> dict[str, Any]:
-    """Compares both sides and writes the certificate to `folder`/parity.json; `["passed"]` is the answer.
+) -> Parity:
+    """Compares both sides and writes the certificate to `folder`/parity.json; its `passed` is the answer.
 
     It passes when at every step the losses agree within the tolerance, no setting differs, and the first
     step's gradients agree. Starts from `checkpoint`'s weights, else from those that the run starts from
@@ -84,22 +78,20 @@ def verify_parity(
         inputs["checkpoint"] = hash_manifest(checkpoint)
     section = asdict(options) | {"identity": stored_identity(resolved.identity)}
     if is_current(folder, KIND, VERSION, inputs, section, migrate=partial(_migrated, folder)):
-        certificate = read_stage_json(folder, CERTIFICATE_NAME)
+        certificate = read_stage_json(folder, Parity)
         # one that failed is checked again: the cause may have been outside the recipe
-        if certificate["passed"]:
+        if certificate.passed:
             return certificate
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
         with world_of_one(placement.train.start_timeout_seconds, placement.device) as world:
-            certificate = _compare(identity, placement, world, checkpoint, options)
-        certificate |= {
-            "weights": str(checkpoint or identity.model.weights or f"initial values of seed {identity.seed}")
-        }
-        certificate |= asdict(options)
-        write_json_atomically(stage.folder / CERTIFICATE_NAME, certificate)
+            found = _compare(identity, placement, world, checkpoint, options)
+        weights = str(checkpoint or identity.model.weights or f"initial values of seed {identity.seed}")
+        certificate = Parity(**found, weights=weights, **asdict(options))
+        write_json(stage.folder, certificate)
         stage.counts.update(
             steps=options.steps,
-            passed=certificate["passed"],
-            max_relative_loss_difference=certificate["max_relative_loss_difference"],
+            passed=certificate.passed,
+            max_relative_loss_difference=certificate.max_relative_loss_difference,
         )
     if console is not None:
         print_parity(certificate, console)
@@ -178,24 +170,25 @@ def _compare(
     )
     passed = first_step is None and not wrong_settings and gradient[1] <= GRADIENT_TOLERANCE
     layer = None if passed else first_difference(our_trace, their_trace, options.tolerance)
+    norms = {side: [record["gradient_norm"] for record in records[side]] for side in records}
     return {
         "passed": passed,
         "max_relative_loss_difference": max(differences),
         "logits_max_difference": (our_trace.logits - their_trace.logits).abs().max().item(),
         "gradient_max_relative_difference": gradient[1],
-        "settings": {"ours": our_settings, "theirs": their_settings, "differing": wrong_settings},
-        "losses": losses | {"relative_differences": differences},
-        "gradient_norms": {side: [record["gradient_norm"] for record in records[side]] for side in records},
+        "settings": Settings(ours=our_settings, theirs=their_settings, differing=wrong_settings),
+        "losses": Losses(**losses, relative_differences=differences),
+        "gradient_norms": GradientNorms(**norms),
         "first_difference": None
         if passed
-        else (asdict(layer) if layer else {"layer": None, "where": None, "relative_difference": None})
-        | {
-            "settings": wrong_settings,
-            "weight": weight[0] if weight[1] > 0 else None,
-            "gradient": gradient[0] if gradient[1] > GRADIENT_TOLERANCE else None,
-            "update": update[0] if first_step else None,
-            "step": first_step,
-        },
+        else FirstDifference(
+            **(asdict(layer) if layer else {"layer": None, "where": None, "relative_difference": None}),
+            settings=wrong_settings,
+            weight=weight[0] if weight[1] > 0 else None,
+            gradient=gradient[0] if gradient[1] > GRADIENT_TOLERANCE else None,
+            update=update[0] if first_step else None,
+            step=first_step,
+        ),
     }
 
 

@@ -1,18 +1,17 @@
 """The parity certificate as text on a terminal: settings side by side, both loss curves, the verdict."""
 
-from typing import Any
-
 from rich.console import Console
 from rich.table import Table
 
+from kielo.artifact.parity import Parity
 from kielo.verify.settings import in_words
 
 
-def print_parity(certificate: dict[str, Any], console: Console | None = None) -> None:
+def print_parity(certificate: Parity, console: Console | None = None) -> None:
     """Prints `certificate` (as in parity.json) to the console, by default the terminal."""
     console = console or Console()
-    ours, theirs = certificate["settings"]["ours"], certificate["settings"]["theirs"]
-    different = set(certificate["settings"]["differing"])
+    ours, theirs = certificate.settings.ours, certificate.settings.theirs
+    different = set(certificate.settings.differing)
     table = Table(title="Effective settings", title_justify="left")
     for column in ("", "Kielo", "Hugging Face"):
         table.add_column(column)
@@ -25,45 +24,43 @@ def print_parity(certificate: dict[str, Any], console: Console | None = None) ->
     curves = Table(title="Loss of each step (nats per token)", title_justify="left")
     for column in ("step", "Kielo", "Hugging Face", "relative difference"):
         curves.add_column(column, justify="right")
-    losses = certificate["losses"]
+    losses = certificate.losses
     for step, (our_loss, their_loss, difference) in enumerate(
-        zip(losses["ours"], losses["theirs"], losses["relative_differences"], strict=True), start=1
+        zip(losses.ours, losses.theirs, losses.relative_differences, strict=True), start=1
     ):
-        style = "bold red" if not difference <= certificate["tolerance"] else None
+        style = "bold red" if not difference <= certificate.tolerance else None
         curves.add_row(str(step), f"{our_loss:.7f}", f"{their_loss:.7f}", f"{difference:.1e}", style=style)
     console.print(curves)
-    console.print(
-        verdict(certificate), style="green" if certificate["passed"] else "bold red", highlight=False
-    )
+    console.print(verdict(certificate), style="green" if certificate.passed else "bold red", highlight=False)
 
 
-def verdict(certificate: dict[str, Any]) -> str:
+def verdict(certificate: Parity) -> str:
     """Returns one paragraph: passed, with the figures; or what differs, and where it starts."""
     figures = (
-        f"largest relative loss difference {certificate['max_relative_loss_difference']:.1e} over "
-        f"{certificate['steps']} steps (tolerance {certificate['tolerance']:.0e}); logits differ by at most "
-        f"{certificate['logits_max_difference']:.1e}, gradients by "
-        f"{certificate['gradient_max_relative_difference']:.1e}"
+        f"largest relative loss difference {certificate.max_relative_loss_difference:.1e} over "
+        f"{certificate.steps} steps (tolerance {certificate.tolerance:.0e}); logits differ by at most "
+        f"{certificate.logits_max_difference:.1e}, gradients by "
+        f"{certificate.gradient_max_relative_difference:.1e}"
     )
-    if certificate["passed"]:
+    if certificate.passed:
         return f"Parity with Hugging Face holds: {figures}."
-    first = certificate["first_difference"]
+    first = certificate.first_difference
     lines = [f"NO parity with Hugging Face: {figures}."]
-    if first["settings"]:
-        ours, theirs = certificate["settings"]["ours"], certificate["settings"]["theirs"]
+    if first.settings:
+        ours, theirs = certificate.settings.ours, certificate.settings.theirs
         lines += [
             f"Setting: {name}: {in_words(ours[name])} here, {in_words(theirs[name])} there."
-            for name in first["settings"]
+            for name in first.settings
         ]
-    if first["layer"]:
+    if first.layer:
         lines.append(
-            f"First layer that differs: {first['layer']} ({first['where']}; relative "
-            f"{first['relative_difference']:.1e})."
+            f"First layer that differs: {first.layer} ({first.where}; relative "
+            f"{first.relative_difference:.1e})."
         )
     for key, label in (("weight", "Starting weight that differs"), ("gradient", "Gradient that differs most"),
                        ("update", "Weight that differs most after step 1")):  # fmt: skip
-        if first[key]:
-            lines.append(f"{label}: {first[key]}.")
-    if first["step"]:
-        lines.append(f"Losses part at step {first['step']}.")
+        if name := getattr(first, key):
+            lines.append(f"{label}: {name}.")
+    if first.step:
+        lines.append(f"Losses part at step {first.step}.")
     return "\n".join(lines)

@@ -1,0 +1,145 @@
+"""Inspection of checkpoints, without torch: those that a path means, their faults, and the content of one.
+
+Nothing is changed.
+"""
+
+import re
+from collections.abc import Iterable
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from kielo.artifact.checkpoint_faults import Fault, FaultyCheckpoint, find_fault
+from kielo.artifact.checkpoint_folder import INDEX_NAME, step_folders, step_of
+from kielo.artifact.checkpoint_index import CheckpointIndex, TensorEntry, read_index
+from kielo.artifact.checkpoint_manifest import listed_files
+from kielo.artifact.manifest import read_manifest
+from kielo.artifact.whole_checkpoints import check_checkpoint
+from kielo.recipe.errors import KieloError
+
+
+def checkpoints_folder(run: Path) -> Path | None:
+    """Returns the folder of checkpoints in a run folder or train folder, or that folder itself; else None."""
+    for folder in (run / "train" / "checkpoints", run / "checkpoints", run):
+        if step_folders(folder):
+            return folder
+    return None
+
+
+def find_checkpoints(path: Path) -> list[Path]:
+    """Returns the checkpoint at `path`, or all of the run there, newest first. KieloError for neither."""
+    if _is_checkpoint(path):
+        return [path.parent.resolve() / path.resolve().name if path.is_symlink() else path]
+    folder = checkpoints_folder(path)
+    if folder is None:
+        raise KieloError(
+            f"{path}: neither a checkpoint nor a run folder with checkpoints; give a folder such as "
+            "runs/demo_estonian or runs/demo_estonian/train/checkpoints/newest"
+        )
+    return step_folders(folder)
+
+
+def refuse_no_checkpoint(path: Path) -> None:
+    """Raise KieloError if `path` is not the folder of one checkpoint."""
+    if not _is_checkpoint(path):
+        raise KieloError(
+            f"{path}: not the folder of a checkpoint; `kielo checkpoint list RUN` names those of a run"
+        )
+
+
+def newest_whole(paths: list[Path]) -> Path:
+    """Returns the newest that is whole by its sizes; without one the newest, so that its damage is shown."""
+    return next((path for path in paths if check_checkpoint(path, checksums=False) is None), paths[0])
+
+
+def find_faults(paths: Iterable[Path]) -> dict[Path, list[Fault]]:
+    """Returns the faults of each checkpoint, one a file. Every byte is read; stderr shows a progress bar."""
+    files, faults = {}, {}
+    for path in paths:
+        faults[path] = []
+        try:
+            files[path] = listed_files(path)
+        except FaultyCheckpoint as error:
+            faults[path] = [error.fault]
+    total = sum(record["bytes"] for listed in files.values() for record in listed.values())
+    with tqdm(total=total, unit="B", unit_scale=True, desc="verifying", disable=None) as bar:
+        for path, listed in files.items():
+            for name in sorted(listed):
+                fault = find_fault(path, [name], listed)
+                faults[path] += [fault] if fault else []
+                bar.update(listed[name]["bytes"])
+    return faults
+
+
+def state_after_verification(faults: list[Fault]) -> str:
+    """Returns "verified", or the faults. Known damage comes first: an unreadable file says less."""
+    faults = sorted(faults, key=lambda fault: fault.kind != "damaged")
+    return f"{faults[0].kind}: {'; '.join(fault.reason for fault in faults)}" if faults else "verified"
+
+
+def describe_checkpoint(path: Path) -> dict[str, Any]:
+    """Returns the facts of one checkpoint, as `kielo checkpoint show --json` prints them."""
+    index = read_index(path)
+    files = listed_files(path)
+    manifest = read_manifest(path)
+    # The index is what is shown: it is read whole, of the rest only sizes and save ids.
+    fault = find_fault(path, [INDEX_NAME], files) or check_checkpoint(path, checksums=False)
+    return {
+        "checkpoint": str(path),
+        "state": str(fault) if fault else "complete",
+        "step": index.step,
+        **{key: index.plain.get(key) for key in ("tokens", "samples", "loss")},
+        "save_id": index.save_id,
+        "written_at": manifest.written_at,
+        "written_by": f"kielo {manifest.versions['kielo']}",
+        "recipe": index.plain.get("identity", {}).get("name"),
+        "model": index.plain.get("identity", {}).get("model"),
+        "averaged_from": index.plain.get("averaged_from"),
+        "parts": _parts(index),
+        "files": {name: record["bytes"] for name, record in files.items()},
+    }
+
+
+def describe_tensors(path: Path) -> list[dict[str, Any]]:
+    """Returns a row for each tensor: dtype, shape, number of chunks, and the tensor that it is tied to."""
+    index = read_index(path)
+    return [
+        {
+            "name": name,
+            "dtype": index.entry(name).dtype,
+            "shape": list(index.entry(name).shape),
+            "chunks": len(index.entry(name).chunks),
+            "tied_to": index.aliases.get(name),
+        }
+        for name in index.names()
+    ]
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Returns True for a damaged one too, which its name tells; `newest` is a symbolic link."""
+    return (path / INDEX_NAME).is_file() or (path.is_dir() and step_of(path.resolve()) is not None)
+
+
+def _parts(index: CheckpointIndex) -> list[dict[str, Any]]:
+    """Counts tensors, elements and bytes by part (`model`, `optimiser`) and dtype; tied tensors once."""
+    groups: dict[tuple[str, str], list[TensorEntry]] = {}
+    for name, entry in index.tensors.items():
+        groups.setdefault((name.partition("/")[0], entry.dtype), []).append(entry)
+    return [
+        {
+            "part": part,
+            "dtype": dtype,
+            "tensors": len(entries),
+            "elements": (elements := sum(prod(entry.shape) for entry in entries)),
+            "bytes": elements * _bytes_per_element(dtype),
+        }
+        for (part, dtype), entries in sorted(groups.items())
+    ]
+
+
+def _bytes_per_element(dtype: str) -> int:
+    """Reads the bits in a safetensors dtype's name (F32, BF16, F8_E4M3, I64); BOOL takes a byte."""
+    bits = re.search(r"\d+", dtype)
+    return int(bits[0]) // 8 if bits else 1

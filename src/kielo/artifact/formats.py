@@ -1,0 +1,66 @@
+"""The formats that have a JSON Schema: the recipe, and the files that stages exchange.
+
+Name → `Format`. A new format is a file in this room and a line here.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Union
+
+from pydantic import BaseModel, TypeAdapter
+
+from kielo.artifact import alerts, metrics
+from kielo.artifact.funnel import Funnel
+from kielo.artifact.outcome import Outcome
+from kielo.artifact.parity import Parity
+from kielo.artifact.scores import Scores
+from kielo.artifact.stage_json import JsonFile
+from kielo.artifact.summary import Summary
+from kielo.artifact.tokenizer_measure import TokenizerMeasure
+from kielo.recipe.schema import DIALECT, json_schema
+from kielo.recipe.sections import Recipe
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format: the file that has it (below the run's folder), its content in a sentence, and its types.
+
+    types: one for the whole file or for each line; several where lines are of several kinds.
+    """
+
+    file: str
+    content: str
+    types: tuple[type[BaseModel], ...]
+
+
+def _whole_file(folder: str, kind: type[JsonFile]) -> Format:
+    return Format(folder + kind.FILE_NAME, (kind.__doc__ or "").partition("\n")[0], (kind,))
+
+
+FORMATS = {
+    "recipe": Format("recipe.toml", "The settings of a run, written by a person.", (Recipe,)),
+    "funnel": _whole_file("corpus/", Funnel),
+    "tokenizer": _whole_file("tokenizer/", TokenizerMeasure),
+    "metrics": Format(
+        "train/" + metrics.METRICS_NAME,
+        "A row of the training log, one JSON object a line.",
+        (*metrics.KINDS.values(), metrics.Row),
+    ),
+    "alerts": Format(
+        "train/" + alerts.ALERTS_NAME,
+        "A fault that did not stop training, one JSON object a line.",
+        (alerts.Alert,),
+    ),
+    "outcome": _whole_file("train/", Outcome),
+    "parity": _whole_file("verify/", Parity),
+    "scores": _whole_file("evaluate/", Scores),
+    "summary": _whole_file("", Summary),
+}
+
+
+def schema_of(name: str) -> dict[str, Any]:
+    """Returns the JSON Schema (draft 2020-12) of a format in `FORMATS`."""
+    if name == "recipe":
+        return json_schema()
+    found = FORMATS[name]
+    schema = TypeAdapter(Union[found.types]).json_schema()  # noqa: UP007 - of a tuple
+    return {"$schema": DIALECT, **schema, "title": found.file, "description": found.content}

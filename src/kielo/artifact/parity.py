@@ -1,0 +1,88 @@
+"""`verify/parity.json`: the certificate that Kielo and Hugging Face's transformers compute the same."""
+
+from typing import Any, ClassVar
+
+from kielo.artifact.stage_json import JsonFile, JsonObject
+
+
+class Settings(JsonObject):
+    """Effective settings, side by side."""
+
+    ours: dict[str, Any]
+    """Name of the setting → its value in Kielo."""
+    theirs: dict[str, Any]
+    """Name of the setting → its value in transformers."""
+    differing: list[str]
+    """Names of the settings that differ."""
+
+
+class Losses(JsonObject):
+    """The loss of each optimiser step, in nats per token."""
+
+    ours: list[float]
+    """Kielo's, one for each step."""
+    theirs: list[float]
+    """Those of transformers, one for each step."""
+    relative_differences: list[float]
+    """|ours - theirs| / |theirs| of each step."""
+
+
+class GradientNorms(JsonObject):
+    """The gradient norm of each optimiser step, before clipping."""
+
+    ours: list[float]
+    """Kielo's, one for each step."""
+    theirs: list[float]
+    """Those of transformers, one for each step."""
+
+
+class FirstDifference(JsonObject):
+    """The place where the two sides part first, as far as it is known."""
+
+    layer: str | None = None
+    """The first layer whose outputs or gradients differ."""
+    where: str | None = None
+    """The pass in which that layer differs."""
+    relative_difference: float | None = None
+    """Relative distance of that layer's values."""
+    settings: list[str] | None = None
+    """Names of the settings that differ."""
+    weight: str | None = None
+    """The starting weight that differs most; null: none differs."""
+    gradient: str | None = None
+    """The gradient of step 1 that differs most; null: none is beyond the tolerance."""
+    update: str | None = None
+    """The weight that differs most after step 1; null where the losses never part."""
+    step: int | None = None
+    """The first step whose losses are further apart than the tolerance."""
+
+
+class Parity(JsonFile):
+    """Comparison of Kielo and transformers: the same weights and samples, trained in fp32 in one process."""
+
+    FILE_NAME: ClassVar[str] = "parity.json"
+
+    passed: bool
+    """True if losses and gradients agree within their tolerances and no setting differs."""
+    max_relative_loss_difference: float
+    """Largest relative difference of the losses over all steps."""
+    logits_max_difference: float
+    """Largest absolute difference of the first batch's logits, before the first step."""
+    gradient_max_relative_difference: float
+    """Largest relative difference of a tensor's gradient in step 1."""
+    settings: Settings
+    losses: Losses
+    gradient_norms: GradientNorms
+    first_difference: FirstDifference | None
+    weights: str
+    """Origin of the weights: a checkpoint, Hugging Face weights, or the initial values of a seed."""
+    steps: int
+    """Optimiser steps that were compared."""
+    sequences_per_step: int
+    """Sequences of each step."""
+    tolerance: float
+    """Largest relative difference of the losses with which the certificate passes."""
+    sequence_length: int
+    """Tokens of a sequence."""
+    hugging_face_overrides: dict[str, Any]
+    """Settings of transformers that were set wrong on purpose, to check the check; empty in a run."""

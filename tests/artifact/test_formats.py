@@ -1,0 +1,148 @@
+"""What stages exchange is written through its type, and `kielo schema` describes it key by key."""
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from kielo.artifact import formats
+from kielo.artifact.alerts import ALERTS_NAME, Alert, append_alert
+from kielo.artifact.formats import FORMATS, schema_of
+from kielo.artifact.manifest import write_manifest
+from kielo.artifact.metrics import METRICS_NAME, Row, of_kind, read_metrics
+from kielo.artifact.outcome import Outcome
+from kielo.artifact.stage_json import JsonFile, read_json, read_stage_json, write_json
+from kielo.cli.main import main
+from kielo.recipe.errors import KieloError
+from kielo.report.write import write_report
+from tests.report import synthetic_run
+
+FILES = {
+    name: found.types[0] for name, found in FORMATS.items() if issubclass(found.types[0], JsonFile)
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    """A run with every file that stages exchange, as a Kielo of another version left it."""
+    folder = tmp_path_factory.mktemp("run")
+    synthetic_run.write_run(folder)
+    write_report(folder, synthetic_run.RECIPE, synthetic_run.STAGES)
+    write_json(folder / "train", Outcome(outcome="requeue", step=4, tokens=512, exit_code=75, message="õ"))
+    append_alert(folder / "train" / ALERTS_NAME, 4, "õ")
+    return folder
+
+
+def is_schema(value: Any) -> bool:
+    """True for the parts of JSON Schema (draft 2020-12) that are used here, and nothing else."""
+    names = {"null", "boolean", "object", "array", "number", "string", "integer"}
+    schemas_of = {
+        "$defs": dict,
+        "properties": dict,
+        "anyOf": list,
+        "items": None,
+        "additionalProperties": None,
+    }
+    if isinstance(value, bool):
+        return True
+    for key, kind in schemas_of.items():
+        parts = value.get(key, kind() if kind else True)
+        parts = list(parts.values()) if isinstance(parts, dict) and kind is dict else parts
+        if not all(is_schema(part) for part in (parts if isinstance(parts, list) else [parts])):
+            return False
+    texts = (value.get(key, "") for key in ("$schema", "$ref", "title", "description"))
+    return value.get("type", "null") in names and all(isinstance(text, str) for text in texts)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_schema_names_every_key(name, capsys):
+    """Each with a description; `kielo schema --of` prints it."""
+    assert main(["schema", "--of", name]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema == schema_of(name) and schema["$schema"].endswith("2020-12/schema")
+    if name == "recipe":
+        return
+    assert is_schema(schema)
+    described = {
+        entry["title"]: entry for entry in [schema | {"title": ""}, *schema.get("$defs", {}).values()]
+    }
+    for kind in FORMATS[name].types:
+        found = described.get(kind.__name__, schema)
+        assert found["properties"].keys() == kind.model_fields.keys()
+    parts = [part["properties"] for part in described.values() if "properties" in part]
+    texts = [value for properties in parts for value in properties.values()]
+    assert texts and all("description" in value or "$ref" in json.dumps(value) for value in texts)
+
+
+def test_without_a_name_the_formats_are_listed(capsys):
+    assert main(["schema"]) == 0
+    listed = [line.split("\t") for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [(name, file) for name, file, _ in listed] == [
+        (name, found.file) for name, found in FORMATS.items()
+    ]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_is_written_as_it_was_read(name, run_folder, tmp_path):
+    """Key by key; and what a newer Kielo added stays."""
+    path = run_folder / FORMATS[name].file
+    content = json.loads(path.read_text(encoding="utf-8")) | {"of_a_newer_kielo": [1]}
+    (tmp_path / path.name).write_text(json.dumps(content), encoding="utf-8")
+    write_json(tmp_path, read_json(tmp_path, FILES[name]))
+    assert json.loads((tmp_path / path.name).read_text(encoding="utf-8")) == content
+    assert path.name == FILES[name].FILE_NAME
+
+
+def test_lines_are_of_the_listed_kinds(run_folder):
+    rows = read_metrics(run_folder / FORMATS["metrics"].file)
+    assert {type(row) for row in rows} < set(FORMATS["metrics"].types) - {Row}
+    assert len(rows) == sum(len(of_kind(rows, kind)) for kind in {type(row) for row in rows})
+    (line,) = (run_folder / FORMATS["alerts"].file).read_text(encoding="utf-8").splitlines()
+    assert Alert.model_validate_json(line).message == "õ"
+    assert FORMATS["metrics"].file.endswith(METRICS_NAME)
+
+
+DAMAGE = {
+    "not JSON": ('{"passed": tr', "not as Kielo writes it"),
+    "a list": ("[]", "should be an object"),
+    "nothing": ("", "not as Kielo writes it"),
+    "other keys": ('{"a": 1}', "Field required"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_foreign_file_is_refused_by_name(name, what, tmp_path):
+    text, told = DAMAGE[what]
+    (tmp_path / FILES[name].FILE_NAME).write_text(text, encoding="utf-8")
+    with pytest.raises(KieloError, match=f"{FILES[name].FILE_NAME}.*{told}"):
+        read_json(tmp_path, FILES[name])
+    assert read_json(tmp_path / "nowhere", FILES[name]) is None
+
+
+def test_the_wrong_key_is_named(run_folder, tmp_path):
+    """Values are not bent to their type; the message says what would work."""
+    scores = json.loads((run_folder / "evaluate" / "scores.json").read_text(encoding="utf-8"))
+    scores["bits_per_byte"]["xz"] = "1.6"
+    (tmp_path / "scores.json").write_text(json.dumps(scores), encoding="utf-8")
+    with pytest.raises(KieloError, match=r"scores.json.*bits_per_byte\.xz: .*number\); move .* away and run"):
+        read_stage_json(tmp_path, FILES["scores"])
+
+
+def test_a_file_that_is_not_the_stages_is_refused(tmp_path):
+    """It may be whole: the manifest knows its checksum."""
+    write_json(tmp_path, Outcome(outcome="finished", step=1, tokens=1, exit_code=0, message=""))
+    write_manifest(tmp_path, "train", 1, {}, {}, {}, 1.0)
+    assert read_stage_json(tmp_path, Outcome).step == 1
+    write_json(tmp_path, Outcome(outcome="finished", step=2, tokens=1, exit_code=0, message=""))
+    with pytest.raises(KieloError, match="outcome.json: was changed since the stage wrote it"):
+        read_stage_json(tmp_path, Outcome)
+
+
+def test_every_type_of_a_whole_file_is_a_format():
+    """A file in this room that no one listed would have no schema."""
+    kinds = {
+        kind for kind in vars(formats).values() if isinstance(kind, type) and issubclass(kind, BaseModel)
+    }
+    assert set(JsonFile.__subclasses__()) == set(FILES.values()) <= kinds

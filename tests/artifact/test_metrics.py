@@ -1,0 +1,83 @@
+"""Each kind of row of metrics.jsonl is told apart, read and written back to the same bytes."""
+
+import pytest
+
+from kielo.artifact.metrics import (
+    Fp8GradientProbe,
+    HeldOutLoss,
+    PassedOver,
+    PrecisionChange,
+    PrecisionVerdict,
+    Row,
+    TrainingStep,
+    of_kind,
+    read_metrics,
+    read_row,
+    write_row,
+)
+
+# Lines of real runs; the second is of a Kielo before phases and plans.
+LINES = {
+    b'{"step": 20, "tokens": 2560, "samples": 160, "phase": 1, "loss": 4.31, "gradient_norm": null, '
+    b'"learning_rate": 1e-05, "tokens_per_second": 61377.5, "planned_tokens_per_second": null, '
+    b'"tflops_per_second": 0.005, "mfu": null, "seconds": 0.4, "seconds_left": 0.0, '
+    b'"skipped": 0}': TrainingStep,
+    b'{"step": 1, "tokens": 128, "samples": 8, "loss": null, "gradient_norm": 0.9, "learning_rate": 0.001, '
+    b'"tokens_per_second": 1e+20, "tflops_per_second": 0.1, "mfu": 0.5, "seconds": 2.0, '
+    b'"seconds_left": 1.5, "skipped": 1}': TrainingStep,
+    b'{"step": 20, "tokens": 2560, "heldout_loss": 4.25}': HeldOutLoss,
+    b'{"step": 12, "tokens": 1536, "samples": 96, "phase": 2, "passed_over_from": 9}': PassedOver,
+    b'{"step": 8, "tokens": 1024, "precision": "fp8"}': PrecisionChange,
+    b'{"step": 8, "tokens": 1024, "precision": "fp8", "precision_from": 9, "outcome": "taken back", '
+    b'"loss_rise": 0.31, "gradient_norm_rise": null}': PrecisionVerdict,
+    b'{"step": 12, "fp8_gradient_cosine": 0.998}': Fp8GradientProbe,
+    b'{"step": 3, "of_a_newer_kielo": 1.5}': Row,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "kind"), LINES.items(), ids=[kind.__name__ for kind in LINES.values()])
+def test_a_line_is_read_as_its_kind(line, kind):
+    """And written again it has the same bytes."""
+    row = read_row(line)
+    assert type(row) is kind
+    if kind is not Row:
+        assert write_row(row).encode() == line + b"\n"
+
+
+def test_what_is_not_finite_is_null():
+    row = PrecisionVerdict(
+        step=1, precision="fp8", precision_from=1, outcome="kept", loss_rise=float("inf"),
+        gradient_norm_rise=float("nan"),
+    )  # fmt: skip
+    written = read_row(write_row(row).encode())
+    assert (written.loss_rise, written.gradient_norm_rise) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"step": 3.5, "heldout_loss": 1.0}',
+        b'{"step": "3", "heldout_loss": 1.0}',
+        b'{"step": 3, "heldout_loss": "1.0"}',
+        b'{"step": 3, "heldout_loss": true}',
+        b'{"step": 3, "passed_over_from": null}',
+        b'{"step": 3, "precision": "fp8", "outcome": "kept"}',
+        b'{"step": 3, "loss": 1.0, "seconds": 1.0}',
+        b'{"heldout_loss": 1.0}',
+        b'[{"step": 3}]',
+        b"",
+    ],
+)
+def test_a_damaged_line_is_no_row(line):
+    assert read_row(line) is None
+
+
+def test_a_file_keeps_the_order_and_the_half_line_is_left_out(tmp_path, caplog):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"\n".join([*LINES, b"a note", b'{"step": 9, "lo']))
+    rows = read_metrics(path)
+    assert [type(row) for row in rows] == list(LINES.values())
+    assert "1 line is no row of a run (number 9)" in caplog.text
+    # A verdict is about a change of precision.
+    assert [row.step for row in of_kind(rows, PrecisionChange)] == [8, 8]
+    assert read_metrics(tmp_path / "none.jsonl") == []
