@@ -77,7 +77,8 @@ def test_every_field_of_a_card_is_read():
     are left.
     """
     for_people = {
-        "language.notes", "cluster.description", "cluster.network", "cluster.date", "cluster.notes", "accelerator.date",
+        "language.notes", "cluster.description", "cluster.network", "cluster.date", "cluster.notes",
+        "accelerator.date",
         "accelerator.notes",
     }  # fmt: skip
     for_launch = {"cluster.cpu_cores_per_node", "cluster.scheduler", "cluster.internet_on_compute_nodes"}

@@ -81,7 +81,7 @@ print(read("resolved.toml").model_dump_json())
 
 
 def test_a_new_knob_needs_no_edit_in_resolve(tmp_path):
-    """A field planted in each class of sections.py, and nowhere else, is typed, resolved, written and read."""
+    """A field planted in each class of sections.py, and nowhere else, is resolved, written and read."""
     house = tmp_path / "kielo"
     shutil.copytree(PACKAGE, house, ignore=shutil.ignore_patterns("__pycache__"))
     path = house / "recipe" / "sections.py"

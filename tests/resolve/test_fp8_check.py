@@ -7,7 +7,8 @@ from kielo.recipe.sections import Fp8, Layout, Model
 from kielo.resolve.fp8_check import fp8_complaints, is_kept, layer_matrices
 
 MODEL = Model(
-    hidden_size=2048, intermediate_size=5632, num_hidden_layers=4, num_attention_heads=16, num_key_value_heads=4,
+    hidden_size=2048, intermediate_size=5632, num_hidden_layers=4, num_attention_heads=16,
+    num_key_value_heads=4,
     head_dim=128, vocab_size=32000, max_position_embeddings=4096, attention_bias=False, mlp_bias=False,
     tie_word_embeddings=False,
 )  # fmt: skip
@@ -25,15 +26,18 @@ def test_a_model_that_fits_has_no_complaints():
 @pytest.mark.parametrize(
     ("model", "layout", "fp8", "named"),
     [
-        (MODEL, Layout(), Fp8(kept_in_bf16=("layers.4",)), ['"layers.4" names no matrix', '"layers.0" to "layers.3"', ".mlp.down"]),
+        (MODEL, Layout(), Fp8(kept_in_bf16=("layers.4",)),
+         ['"layers.4" names no matrix', '"layers.0" to "layers.3"', ".mlp.down"]),
         (MODEL, Layout(), Fp8(kept_in_bf16=("head",), emulate=True), ['"head" names no matrix']),
         (MODEL, Layout(), Fp8(kept_in_bf16=("layers.*.attention_norm",)), ["attention_norm"]),
         (MODEL, Layout(), Fp8(kept_in_bf16=("layers",)), ["no matrix in FP8", 'train.precision = "bf16"']),
         (changed(hidden_size=2056), Layout(), Fp8(), ["model.hidden_size = 2056", "2048 or 2064"]),
         (changed(head_dim=36), Layout(tensor=4), Fp8(), [
-            "model.num_key_value_heads × model.head_dim = 4 × 36", "is 36 a rank", "layout.tensor of 1", "model.head_dim of 32 or 48",
+            "model.num_key_value_heads × model.head_dim = 4 × 36", "is 36 a rank", "layout.tensor of 1",
+            "model.head_dim of 32 or 48",
         ]),
-        (changed(intermediate_size=5640), Layout(tensor=4), Fp8(), ["model.intermediate_size = 5640", "is 1410 a rank", "5632 or 5696"]),
+        (changed(intermediate_size=5640), Layout(tensor=4), Fp8(),
+         ["model.intermediate_size = 5640", "is 1410 a rank", "5632 or 5696"]),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_named_with_what_would(model, layout, fp8, named):
@@ -66,7 +70,8 @@ def test_the_matrices_are_all_linears_of_the_layers(model_type):
 
     heads = 2 if model_type in ("gpt2", "opt", "gpt_neox", "bloom") else 1
     model = families.complete(
-        Model(model_type=model_type, hidden_size=32, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        Model(model_type=model_type, hidden_size=32, intermediate_size=128, num_hidden_layers=2,
+        num_attention_heads=2,
               num_key_value_heads=heads, vocab_size=64), 16
     )  # fmt: skip
     with torch.device("meta"):

@@ -88,18 +88,24 @@ def test_complaints_of_the_recipe_name_the_phase(tmp_path) -> None:
     """Sums, divisors, sources, segments, ramps and ranges that do not fit, each with what would work."""
     two = "phases=[{tokens=15360}, {tokens=15360, %s}]"
     expected = {
-        (two % "tokens_per_step=100",): ["phases.2.tokens_per_step = 100 is no multiple of dataset.sequence_length = 64",
-                                         "what would work: 64 or 128"],
-        (two % "tokens_per_step=30720",): ["phases.2.tokens = 15360 is less than one step of phases.2.tokens_per_step = 30720"],
-        (two % "sequence_length=96",): ["dataset.sequence_length = 64 does not divide the longest of the run, phases.2.sequence_length = 96",
-                                        "what would work: phases.2.sequence_length = 64 or 128"],
+        (two % "tokens_per_step=100",): [
+            "phases.2.tokens_per_step = 100 is no multiple of dataset.sequence_length = 64",
+            "what would work: 64 or 128"],
+        (two % "tokens_per_step=30720",): [
+            "phases.2.tokens = 15360 is less than one step of phases.2.tokens_per_step = 30720"],
+        (two % "sequence_length=96",): [
+            "dataset.sequence_length = 64 does not divide the longest of the run, "
+            "phases.2.sequence_length = 96",
+            "what would work: phases.2.sequence_length = 64 or 128"],
         (two % "mixture={c=1}",): ["phases.2.mixture.c: no source has this name; the sources are a, b"],
-        (two % "warmup_share=0.1",): ["phases.2.warmup_share is of a new segment", "set phases.2.learning_rate too"],
+        (two % "warmup_share=0.1",): [
+            "phases.2.warmup_share is of a new segment", "set phases.2.learning_rate too"],
         (two % 'learning_rate=1e-4, schedule="wsd", warmup_share=0.9, decay_share=0.2',): [
             "phases.2.warmup_share = 0.9 and phases.2.decay_share = 0.2 are more than the whole segment"],
         (two % "sequence_length=128", "model.max_position_embeddings=64"): [
             "model.max_position_embeddings = 64 is less than phases.2.sequence_length = 128"],
-        (two % "tokns_per_step=64",): ["unknown key phases.2.tokns_per_step; the nearest known key is phases.2.tokens_per_step"],
+        (two % "tokns_per_step=64",): [
+            "unknown key phases.2.tokns_per_step; the nearest known key is phases.2.tokens_per_step"],
         (two % "sequence_length=64", "train.tokens=1000000"): [
             "train.tokens = 1000000 is not the sum of the phases' tokens, 30720; leave train.tokens out"],
         ("train.batch_ramp={first_tokens_per_step=512, step_tokens=100, tokens=3072}",): [
@@ -107,9 +113,11 @@ def test_complaints_of_the_recipe_name_the_phase(tmp_path) -> None:
             "work: 64 or 128"],
         ("train.batch_ramp={first_tokens_per_step=512, step_tokens=640, tokens=3072}",): [
             "does not arrive at train.tokens_per_step = 1536; what would work: train.tokens_per_step = 1152"],
-        ("train.batch_ramp={first_tokens_per_step=512, step_tokens=512, tokens=15360}", two % "sequence_length=64"): [
+        ("train.batch_ramp={first_tokens_per_step=512, step_tokens=512, tokens=15360}",
+         two % "sequence_length=64"): [
             "train.batch_ramp.tokens = 15360 does not end before phases.1.tokens = 15360 does"],
-        ("train.skip_steps=[[5, 3]]",): ["train.skip_steps: [5, 3] ends before it begins; what would work: [3, 5]"],
+        ("train.skip_steps=[[5, 3]]",): [
+            "train.skip_steps: [5, 3] ends before it begins; what would work: [3, 5]"],
     }  # fmt: skip
     for sets, parts in expected.items():
         text = complaint(tmp_path, *sets)

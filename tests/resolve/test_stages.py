@@ -26,7 +26,8 @@ from kielo.resolve.stages import (
 )
 
 MODEL = Model(
-    hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=4, head_dim=64,
+    hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8,
+    num_key_value_heads=4, head_dim=64,
     vocab_size=32000, max_position_embeddings=1024,
 )  # fmt: skip
 
@@ -80,20 +81,29 @@ INTERLEAVED = {"pipeline": 2, "pipeline_schedule": "interleaved_1f1b"}
 @pytest.mark.parametrize(
     ("refused", "named", "works"),
     [
-        ({"pipeline_layers": (8,)}, "for layout.pipeline of 2 or more", {"pipeline": 2, "pipeline_layers": (4, 4)}),
-        ({"pipeline_stages_per_rank": 2}, "for layout.pipeline of 2 or more", INTERLEAVED | {"pipeline_stages_per_rank": 2}),
-        ({"pipeline": 2, "pipeline_stages_per_rank": 2}, "'1f1b' has 1 stage on", INTERLEAVED | {"pipeline_stages_per_rank": 2}),
-        ({"pipeline": 2, "pipeline_schedule": "zbv", "pipeline_stages_per_rank": 3}, "2 stages on each rank", {"pipeline_stages_per_rank": 2}),
-        (INTERLEAVED | {"pipeline_stages_per_rank": 1}, "needs layout.pipeline_stages_per_rank of 2 or more", {"pipeline_stages_per_rank": 2}),
+        ({"pipeline_layers": (8,)}, "for layout.pipeline of 2 or more",
+         {"pipeline": 2, "pipeline_layers": (4, 4)}),
+        ({"pipeline_stages_per_rank": 2}, "for layout.pipeline of 2 or more",
+         INTERLEAVED | {"pipeline_stages_per_rank": 2}),
+        ({"pipeline": 2, "pipeline_stages_per_rank": 2}, "'1f1b' has 1 stage on",
+         INTERLEAVED | {"pipeline_stages_per_rank": 2}),
+        ({"pipeline": 2, "pipeline_schedule": "zbv", "pipeline_stages_per_rank": 3},
+         "2 stages on each rank", {"pipeline_stages_per_rank": 2}),
+        (INTERLEAVED | {"pipeline_stages_per_rank": 1},
+         "needs layout.pipeline_stages_per_rank of 2 or more", {"pipeline_stages_per_rank": 2}),
         ({"pipeline": 2, "pipeline_schedule": "zbv", "zero": 3}, "wrong gradients", {"zero": 2}),
-        ({"pipeline": 2, "pipeline_schedule": "interleaved_zero_bubble", "zero": 3}, "wrong gradients", {"pipeline_schedule": "interleaved_1f1b"}),
-        ({"pipeline": 2, "pipeline_schedule": "dualpipev", "zero": 3}, "wrong gradients", {"pipeline_schedule": "1f1b"}),
-        ({"pipeline": 2, "pipeline_schedule": "zbv", "recompute": "full"}, "takes the backward pass apart", {"recompute": "none"}),
+        ({"pipeline": 2, "pipeline_schedule": "interleaved_zero_bubble", "zero": 3}, "wrong gradients",
+         {"pipeline_schedule": "interleaved_1f1b"}),
+        ({"pipeline": 2, "pipeline_schedule": "dualpipev", "zero": 3}, "wrong gradients",
+         {"pipeline_schedule": "1f1b"}),
+        ({"pipeline": 2, "pipeline_schedule": "zbv", "recompute": "full"}, "takes the backward pass apart",
+         {"recompute": "none"}),
         ({"pipeline": 2, "pipeline_layers": (8,)}, "what would work: [4, 4]", {"pipeline_layers": (4, 4)}),
         ({"pipeline": 2, "pipeline_layers": (4, 5)}, "num_hidden_layers = 8", {"pipeline_layers": (4, 4)}),
         ({"pipeline": 2, "pipeline_layers": (9, -1)}, "what would work: [4, 4]", {"pipeline_layers": (4, 4)}),
         ({"pipeline": 2, "pipeline_layers": (0, 8)}, "only the last may be 0", {"pipeline_layers": (8, 0)}),
-        ({"pipeline": 4, "pipeline_layers": (8, 0, 0, 0)}, "what would work: [2, 2, 2, 2]", {"pipeline_layers": (2, 2, 2, 2)}),
+        ({"pipeline": 4, "pipeline_layers": (8, 0, 0, 0)}, "what would work: [2, 2, 2, 2]",
+         {"pipeline_layers": (2, 2, 2, 2)}),
         ({"pipeline": 10}, "at most 9 stages", {"pipeline": 9}),
         ({"pipeline": 5, "pipeline_schedule": "dualpipev"}, "at most 9 stages", {"pipeline": 4}),
     ],
@@ -117,7 +127,8 @@ def torch_takes(name: str, micro_batches: int, ranks: int) -> bool:
     made = [
         SimpleNamespace(
             stage_index=number, num_stages=stages, group_size=ranks, group_rank=0, is_first=number == 0,
-            is_last=number == stages - 1, submod=torch.nn.Identity(), has_backward=True, group=None, device=torch.device("cpu"),
+            is_last=number == stages - 1, submod=torch.nn.Identity(), has_backward=True, group=None,
+            device=torch.device("cpu"),
         ) for number in numbers
     ]  # fmt: skip
     of_torch = getattr(torch_schedules, _CLASSES[name])

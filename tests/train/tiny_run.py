@@ -51,8 +51,10 @@ def resolve(
     ranks = shard * replicate
     identity: dict[str, Any] = {
         "name": "tiny", "language": "et", "seed": 3, "model": Model(
-            hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-            head_dim=4, vocab_size=VOCABULARY, vocab_multiple=10, max_position_embeddings=LENGTH, initializer_range=0.2,
+            hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=4, vocab_size=VOCABULARY, vocab_multiple=10, max_position_embeddings=LENGTH,
+            initializer_range=0.2,
         ),
         "tokens_hash": hash_manifest(folder / "tokens"),
     }  # fmt: skip
@@ -64,7 +66,8 @@ def resolve(
         "heldout_sequences": 7,
     }
     phase: dict[str, Any] = {
-        "total_steps": 20, "mixture": {"books": 3.0, "news": 2.0}, "learning_rate": 5e-3, "final_learning_rate": 5e-4,
+        "total_steps": 20, "mixture": {"books": 3.0, "news": 2.0}, "learning_rate": 5e-3,
+        "final_learning_rate": 5e-4,
         "schedule": "cosine", "warmup_steps": 4, "decay_steps": 4, "flops_per_token": 1000,
     }  # fmt: skip
     layout: dict[str, Any] = {
@@ -80,10 +83,12 @@ def resolve(
         "world_size": ranks * context * tensor * pipeline,
         "device": "cpu", "accelerator": "test", "peak_tflops": {"fp32": 1.0}, "parameters": 5000,
         "end_of_text_id": 0,
-        "tokens_folder": str(folder / "tokens"), "tokenizer_folder": "", "train_folder": str(folder / "train"),
+        "tokens_folder": str(folder / "tokens"), "tokenizer_folder": "",
+        "train_folder": str(folder / "train"),
     }  # fmt: skip
     sections = {
-        TrainIdentity: trained, DatasetIdentity: dataset, Layout: layout, TrainPlacement: running, Checkpoint: checkpoint,
+        TrainIdentity: trained, DatasetIdentity: dataset, Layout: layout, TrainPlacement: running,
+        Checkpoint: checkpoint,
     }  # fmt: skip
     for key, value in changes.items():
         given = next((given for section, given in sections.items() if key in section.model_fields), None)
@@ -94,12 +99,14 @@ def resolve(
     placement |= {"layout": layout, "train": running, "checkpoint": checkpoint}
     steps, step = phase["total_steps"], SEQUENCES * LENGTH
     identity["phases"] = [Phase(
-        number=1, first_step=1, steps=steps, first_sample=0, sequence_length=LENGTH, sequences_per_step=SEQUENCES,
+        number=1, first_step=1, steps=steps, first_sample=0, sequence_length=LENGTH,
+        sequences_per_step=SEQUENCES,
         tokens_per_step=step, mixture=phase["mixture"], order_first_sample=0, offsets={},
     )]  # fmt: skip
     identity["learning_rates"] = [LearningRateSegment(
         first_token=0, tokens=steps * step, peak=phase["learning_rate"], final=phase["final_learning_rate"],
-        schedule=phase["schedule"], warmup_tokens=phase["warmup_steps"] * step, decay_tokens=phase["decay_steps"] * step,
+        schedule=phase["schedule"], warmup_tokens=phase["warmup_steps"] * step,
+        decay_tokens=phase["decay_steps"] * step,
     )]  # fmt: skip
     placement["phases"] = [PhasePlacement(
         micro_batch_sequences=micro_batch, micro_batches_per_step=SEQUENCES // ranks // micro_batch,

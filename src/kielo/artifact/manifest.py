@@ -90,8 +90,9 @@ def is_current(
 ) -> bool:
     """Returns True if `folder` already holds what these inputs and this section would make again.
 
-    migrate: the section of a manifest of any version of its format → that of this version. Small files are compared by hash, larger ones by size only: reading terabytes to decide that nothing is to
-    do would be worse.
+    migrate: the section of a manifest of any version of its format → that of this version. Small files are
+    compared by hash, larger ones by size only: reading terabytes to decide that nothing is to do would be
+    worse.
     """
     is_finished = read_manifest(folder) is not None
     return is_finished and not differences(folder, kind, version, inputs, section, migrate)

@@ -21,7 +21,8 @@ from kielo.recipe.errors import KieloError
 class World:
     """This process among all. `store` is the meeting point for marks; it carries no tensors.
 
-    timeout_seconds: for each communicator. is_rehearsed: the others are imagined (`kielo rehearse`), and no communicator is waited for.
+    timeout_seconds: for each communicator. is_rehearsed: the others are imagined (`kielo rehearse`), and no
+    communicator is waited for.
     """
 
     rank: int
@@ -72,11 +73,12 @@ def meet(place: Rendezvous, timeout_seconds: float) -> dist.Store:
     return _meeting[1]
 
 
-def make_host_group(world: World, name: str) -> dist.ProcessGroup | None:
+def make_host_group(world: World, name: str, timeout_seconds: float) -> dist.ProcessGroup | None:
     """A group of all ranks over the CPU (gloo), for a thread beside the training: collectives of one group
     must come from one thread, in one order. None in a world of one rank, which has nobody to talk to.
 
-    All ranks call it together. Raises KieloError naming the ranks that did not arrive in time.
+    All ranks call it together. Raises KieloError naming the ranks that did not arrive within
+    `timeout_seconds`.
     """
     if world.size == 1:
         return None
@@ -86,7 +88,7 @@ def make_host_group(world: World, name: str) -> dist.ProcessGroup | None:
         return dist.new_group(list(ranks), backend="gloo", group_desc=name)
 
     return raise_communicator(
-        name, ranks, world.rank, world.store, torch.device("cpu"), world.timeout_seconds, make
+        name, ranks, world.rank, world.store, torch.device("cpu"), timeout_seconds, make
     )
 
 

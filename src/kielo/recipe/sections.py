@@ -31,7 +31,7 @@ Part = TypeVar("Part", bound="Section")
 
 
 class Section(BaseModel):
-    """One frozen table of a recipe, a card or `resolved.toml`. Refuses unknown keys, NaN and infinities."""
+    """One frozen table of a recipe or a card. Refuses unknown keys, NaN and infinities."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=False, protected_namespaces=(), allow_inf_nan=False

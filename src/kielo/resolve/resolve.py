@@ -261,7 +261,7 @@ def _keeping_some(checkpoint: Checkpoint, total_steps: int) -> Checkpoint:
     if checkpoint.keep_every_steps is not None:
         return checkpoint
     every = checkpoint.every_steps * max(10, math.ceil(total_steps / (10 * checkpoint.every_steps)))
-    return checkpoint.model_copy(update={"keep_every_steps": every})
+    return checkpoint.model_copy(update={"keep_every_steps": min(every, 2**63 - 1)})  # as much as TOML holds
 
 
 def consent(old: Identity, new: Resolved) -> None:

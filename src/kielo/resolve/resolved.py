@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from kielo.artifact.manifest import write_text_atomically
 from kielo.artifact.run_format import (
@@ -33,7 +33,6 @@ from kielo.recipe.sections import (
     Model,
     RecipeIdentity,
     ScheduleName,
-    Section,
     TrainIdentity,
     TrainPlacement,
 )
@@ -41,7 +40,13 @@ from kielo.recipe.sections import (
 _HEADER = "# Written by kielo from the recipe and the machine; edit the recipe instead.\n"
 
 
-class Phase(Section):
+class _Frozen(BaseModel):
+    """A table of derived numbers, which may be larger than those that a recipe may hold."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class Phase(_Frozen):
     """Steps `first_step` … `last_step` (from 1) of one size, from sample `first_sample` on.
 
     `number` is the recipe's phase; those of a batch ramp share it, and with it their order of the data, which
@@ -65,7 +70,7 @@ class Phase(Section):
         return self.first_step + self.steps - 1
 
 
-class LearningRateSegment(Section):
+class LearningRateSegment(_Frozen):
     """Learning rates over `tokens` tokens after the first `first_token` tokens of the run.
 
     The rate rises from the one before (0 at the start) to `peak` in `warmup_tokens`, then falls to `final`;
@@ -151,7 +156,7 @@ class Identity(RecipeIdentity):
         return within + max(0, step - self.total_steps) * self.phases[-1].tokens_per_step
 
 
-class PhasePlacement(Section):
+class PhasePlacement(_Frozen):
     """Steps of one phase on one rank; in the order of `Identity.phases`."""
 
     micro_batch_sequences: PositiveInt
@@ -160,7 +165,7 @@ class PhasePlacement(Section):
     planned_tokens_per_second: float | None = None
 
 
-class Placement(Section):
+class Placement(_Frozen):
     """Where and how a run is computed.
 
     `layout` has every size filled in: its axes multiply to `world_size`, and typed into a recipe it gives
@@ -184,7 +189,7 @@ class Placement(Section):
     train_folder: str
 
 
-class Resolved(Section):
+class Resolved(_Frozen):
     identity: Identity
     placement: Placement
 

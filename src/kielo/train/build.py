@@ -194,7 +194,7 @@ def _store(placement: Placement, world: World, permit: Callable[[], None]) -> St
         folder / "checkpoints",
         placement.checkpoint.keep_newest,
         placement.checkpoint.keep_every_steps,
-        make_host_group(world, "checkpoint"),
+        make_host_group(world, "checkpoint", world.timeout_seconds),
         on_alert=_alert(placement),
         permit=permit,
     )

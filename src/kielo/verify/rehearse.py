@@ -73,16 +73,15 @@ def rehearse(resolved: Resolved, rank: int) -> dict[str, Any]:
     peak_phase = max(peaks, key=lambda name: peaks[name].bytes)
     card = accelerator(placement.accelerator) if placement.accelerator in accelerators() else None
     memory = None if card is None else card.memory_bytes
+    sizes = {axis: getattr(layout, axis) for axis in AXES}
     stages = _stages(resolved, coordinates(layout, rank)["pipeline"])
     return {
         "name": resolved.identity.name,
         "torch": torch.__version__,
         "rank": rank,
         "world_size": placement.world_size,
-        "axes": {axis: getattr(layout, axis) for axis in AXES if getattr(layout, axis) > 1},
-        "coordinates": {
-            axis: n for axis, n in coordinates(layout, rank).items() if getattr(layout, axis) > 1
-        },
+        "axes": {axis: size for axis, size in sizes.items() if size > 1},
+        "coordinates": {axis: n for axis, n in coordinates(layout, rank).items() if sizes[axis] > 1},
         "stages": stages,
         "zero": layout.zero,
         "recompute": layout.recompute,
