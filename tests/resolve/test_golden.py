@@ -91,6 +91,8 @@ def test_tables_that_no_version_wrote_are_refused(tmp_path):
         path.write_text(text)
         with pytest.raises(KieloError, match="resolved.toml"):
             read(path)
+    with pytest.raises(KieloError, match="index.json: describes no run"):
+        read_identity(3, "index.json")
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -6,8 +6,8 @@ checkpoint's `index.json` and in the manifests of the stages `train` and `verify
 run goes on when Kielo is upgraded in its middle.
 
 A key that is new and has a default needs no new version. To rename, move or remove a key, or to change its
-meaning: add an entry to `_MIGRATIONS`, and a golden file (`tests/resolve/golden_runs.py`). Migrations work on
-plain tables, so that no later change of a section can break them, and pass by what is not there.
+meaning: add an entry to `_MIGRATIONS`, and golden files (`python -m tests.train.make_golden`). Migrations
+work on plain tables, so that no later change of a section can break them, and accept tables that lack keys.
 """
 
 from collections.abc import Callable, Mapping
@@ -107,6 +107,8 @@ def migrated_run(stored: Mapping[str, Any], where: Path | str) -> Table:
 
 
 def _without_version(stored: Mapping[str, Any], where: Path | str) -> tuple[Table, int]:
+    if not isinstance(stored, Mapping):
+        raise KieloError(f"{where}: describes no run, but holds {stored!r} in its place")
     content = dict(stored)
     version = content.pop(VERSION_KEY, 0)
     if not isinstance(version, int) or version < 0:
