@@ -42,7 +42,8 @@ test-full: $(VENV)/.test
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
 
 lint: $(VENV)/.test
-	$(BIN)/python -m ruff check src tests benchmarks
+	$(BIN)/python -m ruff check src tests benchmarks docs
+	$(BIN)/python -m ruff format --check -q src tests benchmarks docs
 	$(BIN)/lint-imports
 
 # Peers want other versions of what Kielo uses, so they live apart.

@@ -39,8 +39,9 @@ from kielo.artifact.metrics import (
     read_metrics,
 )
 from kielo.recipe.sections import Recipe
-from kielo.resolve.resolve import resolve, text_of_run
+from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import Resolved
+from kielo.resolve.text import text_of_run
 
 RESULTS = Path(__file__).resolve().parent / "results"
 RUNS = ("bf16", "fp8", "bf16_to_fp8")
@@ -100,7 +101,8 @@ def main() -> int:
         "shape": options.shape, "model": resolved.identity.model.model_dump(mode="json", exclude_none=True),
         "parameters": resolved.placement.parameters, "steps": steps, "tokens_per_step": shape.tokens_per_step,
         "epochs": round(steps * shape.tokens_per_step / trained, 1), "is_emulated": shape.device == "cpu",
-        **figures, "rows": {name: [row.model_dump(exclude_unset=True) for row in of] for name, of in rows.items()},
+        **figures,
+        "rows": {name: [row.model_dump(exclude_unset=True) for row in of] for name, of in rows.items()},
     }  # fmt: skip
     write_json_atomically(RESULTS / f"fp8_convergence_{options.shape}_{shape.device}.json", document)
     _print(document)

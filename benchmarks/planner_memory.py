@@ -27,9 +27,10 @@ from kielo.plan.workload_row import StepSize, TrainOptions, workload_row
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.read import read_recipe
 from kielo.resolve.ranks import rank_of_stage
-from kielo.resolve.resolve import imagined_text, resolve
+from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import Resolved
 from kielo.resolve.state_bytes import state_bytes
+from kielo.resolve.text import imagined_text
 from kielo.verify.rehearse import heaviest_phase, rehearse
 
 RESULTS = Path(__file__).parent / "results" / "planner_memory.json"

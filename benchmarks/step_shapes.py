@@ -12,8 +12,9 @@ from kielo.plan.activation_bytes import layer_bytes
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Model, Recipe
-from kielo.resolve.resolve import imagined_text, resolve
+from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import Resolved
+from kielo.resolve.text import imagined_text
 
 LEARNING_RATE = 1e-4
 GPU_TOKENS_PER_STEP = 131_072

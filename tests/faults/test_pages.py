@@ -78,7 +78,8 @@ PLACES = {
         lambda run, words: edit(run / "corpus" / "funnel.json", "steps", 0, "reason", words=words),
     "a threshold": lambda run, words: edit(run / "corpus" / "funnel.json", "threshold_table",
         words={words: {words: 0.5}}),
-    "a difference": lambda run, words: edit(run / "verify" / "parity.json", "first_difference", words={"layer": words}),
+    "a difference":
+        lambda run, words: edit(run / "verify" / "parity.json", "first_difference", words={"layer": words}),
     "a setting":
         lambda run, words: edit(run / "verify" / "parity.json", "settings", "theirs", words={words: words}),
     "a version": lambda run, words: edit(run / "tokens" / "manifest.json", "versions", words={words: words}),

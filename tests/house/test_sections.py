@@ -72,7 +72,8 @@ PLACES = {
 SCRIPT = """
 import sys
 from kielo.recipe.read import read_recipe
-from kielo.resolve.resolve import imagined_text, resolve
+from kielo.resolve.resolve import resolve
+from kielo.resolve.text import imagined_text
 from kielo.resolve.resolved import read, write
 recipe = read_recipe("demo_estonian", sys.argv[1:]).recipe
 write(resolve(recipe, "run", 1, "cpu", text=imagined_text(recipe)), "resolved.toml")

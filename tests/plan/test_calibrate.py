@@ -25,8 +25,9 @@ from kielo.plan.efficiency import fitted, members
 from kielo.recipe.cards import accelerator
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
-from kielo.resolve.resolve import imagined_text, resolve
+from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import Resolved, write
+from kielo.resolve.text import imagined_text
 
 # Phases as (sequence length, micro-batch, micro-batches, steps).
 SHAPES = [(256, 1, 1, 12), (256, 1, 4, 12), (1024, 1, 1, 12), (128, 1, 4, 12), (256, 4, 1, 12)]

@@ -17,7 +17,8 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases, longest_sequence_length
 from kielo.recipe.read import read_recipe, shipped_recipes
 from kielo.recipe.sections import Layout
-from kielo.resolve.resolve import imagined_text, resolve
+from kielo.resolve.resolve import resolve
+from kielo.resolve.text import imagined_text
 
 
 def run_of(name: str, *sets: str) -> RunToPlan:

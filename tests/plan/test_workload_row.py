@@ -15,9 +15,10 @@ from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Layout
 from kielo.resolve.ranks import rank_of_stage
-from kielo.resolve.resolve import imagined_text, resolve
+from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import Resolved
 from kielo.resolve.state_bytes import state_bytes
+from kielo.resolve.text import imagined_text
 from tests.plan.workloads import workload
 
 # Wide enough that norms are below the tolerance, and a vocabulary that outweighs no layer.
@@ -165,7 +166,8 @@ def test_degrees_differ_in_what_they_send():
         layout = Layout(shard=8, zero=zero, pipeline=pipeline)
         work = Workload.of([
             workload_row(
-                model, layout, accelerator("h100_80"), cluster("dgx_h100"), StepSize(512, 1, 4), TrainOptions()
+                model, layout, accelerator("h100_80"), cluster("dgx_h100"),
+                StepSize(512, 1, 4), TrainOptions()
             )
         ])  # fmt: skip
         rates = fitted()[0].of(work)

@@ -5,8 +5,9 @@ from pathlib import Path
 from kielo.artifact.manifest import hash_manifest, read_manifest
 from kielo.recipe.read import read_toml
 from kielo.recipe.sections import Recipe
-from kielo.resolve.resolve import Text, resolve
+from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import Resolved
+from kielo.resolve.text import Text
 
 GOLDEN = Path(__file__).parent / "golden"
 RECIPES = ("tiny", "phases")

@@ -14,7 +14,8 @@ from tokenizers import Tokenizer, models
 from kielo.artifact.manifest import hash_manifest, write_stage
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
-from kielo.resolve.resolve import consent, num_sequences, resolve
+from kielo.resolve.mixture import num_sequences
+from kielo.resolve.resolve import consent, resolve
 from kielo.resolve.resolved import read, write
 
 VOCABULARY = 300

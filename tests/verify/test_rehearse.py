@@ -17,9 +17,10 @@ from kielo.parallel.mesh import build_mesh
 from kielo.parallel.world import start_world
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
-from kielo.resolve.resolve import imagined_text, resolve
+from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import Resolved
 from kielo.resolve.state_bytes import state_bytes
+from kielo.resolve.text import imagined_text
 from kielo.train.build import laid_out
 from kielo.verify import rehearse as room
 from kielo.verify.fake_world import groups_of

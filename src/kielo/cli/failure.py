@@ -32,7 +32,7 @@ _ADVICE = {
     errno.ENAMETOOLONG: "give it a shorter name",
     errno.EMFILE: "too many files are open: raise `ulimit -n`",
     errno.ENOMEM: "there is not enough memory",
-    errno.ESTALE: "the file system lost the file: try again, and ask its administrators if that does not help",
+    errno.ESTALE: "the file system lost the file: try again; if that does not help, ask its administrators",
     errno.EIO: "the disk or its network failed: the system's log (dmesg) says more",
 }
 

@@ -8,9 +8,10 @@ from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
 from kielo.resolve.ranks import rank_of_stage
-from kielo.resolve.resolve import imagined_text, resolve
+from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import Resolved
 from kielo.resolve.stages import rank_of_each_stage
+from kielo.resolve.text import imagined_text
 
 
 def rehearse_flags(parser: argparse.ArgumentParser) -> None:

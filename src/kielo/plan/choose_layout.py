@@ -8,7 +8,8 @@ from kielo.plan.planned_layout import PlannedLayout, plan_layouts
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import Found, search
 from kielo.recipe.errors import KieloError
-from kielo.resolve.resolve import imagined_text, resolve
+from kielo.resolve.resolve import resolve
+from kielo.resolve.text import imagined_text
 
 
 def named(run: RunToPlan, nodes: int, name: str, or_nearest: bool = False) -> PlannedLayout:

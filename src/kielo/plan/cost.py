@@ -7,9 +7,10 @@ from kielo.plan.expected_speed import tokens_per_second
 from kielo.plan.planned_layout import PlannedLayout
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
-from kielo.resolve.resolve import imagined_text, resolve
+from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import Resolved
 from kielo.resolve.state_bytes import STATE_BYTES
+from kielo.resolve.text import imagined_text
 
 # From a job's start to its first step: containers and imports on all nodes, communicators, reading the
 # checkpoint. OpenEuroLLM measured 330 s for reading replicas alone (2026); communicators are given 300 s each

@@ -17,9 +17,10 @@ from kielo.recipe.cards import cluster as cluster_card
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import FullPhase, full_phases
 from kielo.recipe.sections import Layout, Model, Precision, Recipe
+from kielo.resolve.complete_model import complete_model
 from kielo.resolve.fp8_check import without_fp8
 from kielo.resolve.phases import ramp_steps
-from kielo.resolve.resolve import complete_model, imagined_text
+from kielo.resolve.text import imagined_text
 
 
 @dataclass(frozen=True)

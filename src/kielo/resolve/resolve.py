@@ -5,21 +5,17 @@ of them at once, each with one that is.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from kielo.artifact.manifest import hash_manifest
-from kielo.artifact.weights_folder import pinned, resolve_weights
-from kielo.dataset.batches import packed_manifest
-from kielo.dataset.provenance import check_recipe, check_tokenizer
-from kielo.models.families import complete, module, read_hf_config
+from kielo.dataset.provenance import check_recipe
+from kielo.models.families import module
 from kielo.recipe.cards import Accelerator, accelerator_of_device, accelerators, cluster
 from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.errors import KieloError
-from kielo.recipe.phases import FullPhase, full_phases, longest_sequence_length
+from kielo.recipe.phases import FullPhase, full_phases
 from kielo.recipe.sections import (
     Checkpoint,
     DatasetIdentity,
@@ -30,64 +26,17 @@ from kielo.recipe.sections import (
     TrainIdentity,
     TrainPlacement,
 )
+from kielo.resolve.complete_model import complete_model
 from kielo.resolve.fp8_check import fp8_complaints, without_fp8
 from kielo.resolve.layout_check import fails_compiled, layout_complaints
+from kielo.resolve.mixture import mixture_of, num_sequences, repeated_too_often
 from kielo.resolve.optimiser_check import optimiser_complaints
-from kielo.resolve.phases import epochs, merged, plan_learning_rates, plan_phases
+from kielo.resolve.phases import merged, plan_learning_rates, plan_phases
 from kielo.resolve.resolved import Identity, Phase, PhasePlacement, Placement, Resolved
 from kielo.resolve.stages import layers_of_stages, micro_batch_complaint, num_stages
-from kielo.tokenizer.load import end_of_text_id, load_tokenizer, tokenizer_hash, vocabulary_size
+from kielo.resolve.text import Text, text_of_run
 
 _MOST_RANKS = 1_000_000  # more than any machine has; what would work is counted up to the number of ranks
-
-
-@dataclass(frozen=True)
-class Text:
-    """Facts of the tokens and the tokenizer that numbers follow from.
-
-    tokens: source → its number of tokens. tokenizer_hash: "" where it is not known.
-    """
-
-    tokens: Mapping[str, int]
-    heldout_tokens: int
-    tokens_hash: str
-    vocabulary_size: int
-    end_of_text_id: int
-    tokenizer_hash: str = ""
-
-
-def text_of_run(run_folder: Path) -> Text:
-    """Reads the facts of a run folder.
-
-    Raises KieloError for a stage that is not finished, and for another tokenizer than made the tokens.
-    """
-    tokens = packed_manifest(run_folder / "tokens")
-    check_tokenizer(run_folder)
-    tokenizer = load_tokenizer(run_folder / "tokenizer")
-    return Text(
-        {name: counts["tokens"] for name, counts in tokens.counts["sources"].items()},
-        tokens.counts["heldout"]["tokens"],
-        hash_manifest(run_folder / "tokens"),
-        vocabulary_size(tokenizer),
-        end_of_text_id(tokenizer),
-        tokenizer_hash(run_folder / "tokenizer"),
-    )
-
-
-def imagined_text(recipe: Recipe) -> Text:
-    """Returns as much text as the recipe asks for, for plans that need no corpus.
-
-    Its vocabulary has `model.vocab_size` tokens, those of the ready tokenizer, or as many as one is to learn.
-    """
-    tokenizer = recipe.tokenizer
-    # a vocabulary that comes with weights is read with them
-    size = recipe.model.vocab_size or (1 if recipe.model.weights else None)
-    if size is None:
-        size = (
-            vocabulary_size(load_tokenizer(Path(tokenizer.path))) if tokenizer.path else tokenizer.vocab_size
-        )
-    enough = 2 * sum(phase.tokens for phase in full_phases(recipe)) + longest_sequence_length(recipe)
-    return Text({source.name: enough for source in recipe.corpus.sources}, enough, "", size, 0)
 
 
 @dataclass(frozen=True)
@@ -158,7 +107,7 @@ def resolve(
 
 def _steps(recipe: Recipe, text: Text, run_folder: Path, data_ranks: int, complaints: list[str]) -> _Steps:
     asked = full_phases(recipe)
-    mixtures = [_mixture(phase, text.tokens, run_folder / "tokens", complaints) for phase in asked]
+    mixtures = [mixture_of(phase, text.tokens, run_folder / "tokens", complaints) for phase in asked]
     num_tokens = {name: number - 1 for name, number in text.tokens.items()}
     phases = plan_phases(asked, mixtures, recipe.train.batch_ramp, recipe.seed, num_tokens)
     micro_batches = tuple(_micro_batches(phase, asked[phase.number - 1], data_ranks) for phase in phases)
@@ -184,7 +133,7 @@ def _step_complaints(recipe: Recipe, steps: _Steps, data_ranks: int) -> Iterator
         for _, number in steps.micro_batches:
             complaint = micro_batch_complaint(schedule, number, recipe.layout.pipeline, stages)
             yield from [complaint] if complaint else []
-    yield from _repeated_too_often(recipe, steps)
+    yield from repeated_too_often(recipe, steps.asked, steps.phases, steps.num_tokens)
     yield from _skipped_beyond(recipe.train.skip_steps, steps.phases[-1].last_step)
     yield from optimiser_complaints(recipe.train)
 
@@ -283,11 +232,6 @@ def consent(old: Identity, new: Resolved) -> None:
         )
 
 
-def num_sequences(tokens: int, sequence_length: int) -> int:
-    """Returns the sequences in a stream: each predicts sequence_length tokens, the last may be padded."""
-    return max(0, math.ceil((tokens - 1) / sequence_length))
-
-
 def _with_axes(layout: Layout, world_size: int, complaints: list[str]) -> Layout:
     """Returns the layout whose axes make up `world_size`: shard = 0 takes what is left."""
     others = layout.pipeline * layout.replicate * layout.context * layout.tensor
@@ -341,81 +285,6 @@ def _micro_batches(phase: Phase, asked: FullPhase, data_ranks: int) -> tuple[int
 
 def _largest_divisor(number: int, at_most: int) -> int:
     return next(size for size in range(min(number, at_most), 0, -1) if number % size == 0)
-
-
-def complete_model(
-    recipe: Recipe, asked: Sequence[FullPhase], tokenizer_vocab_size: int, complaints: list[str]
-) -> Model:
-    """Returns the model section with every derived key set, from config.json where it has weights.
-
-    Adds what does not fit to `complaints`.
-    """
-    model, longest = recipe.model, max(asked, key=lambda phase: phase.sequence_length)
-    length = longest.sequence_length
-    if model.weights is not None:
-        model = _model_of_weights(model)
-    vocab_size = model.vocab_size or tokenizer_vocab_size
-    if vocab_size < tokenizer_vocab_size:
-        complaints.append(
-            f"model.vocab_size = {vocab_size} is less than the tokenizer's {tokenizer_vocab_size} tokens; "
-            f"what would work: {tokenizer_vocab_size} or more, or the tokenizer that belongs to "
-            "model.weights"
-        )
-    positions = model.max_position_embeddings or length
-    if positions < length:
-        complaints.append(
-            f"{longest.key('sequence_length')} = {length} is more than model.max_position_embeddings = "
-            f"{positions}; what would work: a sequence_length of at most {positions}"
-        )
-    return complete(model.model_copy(update={"vocab_size": vocab_size}), positions)
-
-
-def _model_of_weights(model: Model) -> Model:
-    """Reads the model of `model.weights`, which becomes the commit of a repository on the hub.
-
-    A run does not change because a repository did.
-    """
-    assert model.weights is not None
-    folder = resolve_weights(model.weights)
-    kept = {"weights": pinned(model.weights, folder), "vocab_multiple": model.vocab_multiple}
-    return read_hf_config(folder).model_copy(update=kept)
-
-
-def _mixture(
-    phase: FullPhase, tokens: Mapping[str, int], folder: Path, complaints: list[str]
-) -> dict[str, float]:
-    """Returns source → weight, by tokens if the recipe says nothing; sources without text are left out."""
-    filled = [name for name, number in tokens.items() if num_sequences(number, phase.sequence_length)]
-    if not filled:
-        complaints.append(f"{folder}: no source has any text left to train on")
-    if not phase.mixture:
-        return {name: float(tokens[name]) for name in filled}
-    for name in phase.mixture:
-        if name not in filled:
-            key = phase.key("mixture")
-            complaints.append(f"{key}.{name}: {folder} has no such text; the sources are {', '.join(filled)}")
-    return {name: weight for name, weight in phase.mixture.items() if name in filled}
-
-
-def _repeated_too_often(recipe: Recipe, steps: _Steps) -> Iterator[str]:
-    """Yields sources read more often than dataset.max_epochs (Muennighoff et al. 2023, arXiv:2305.16264)."""
-    asked = steps.asked
-    allowed, tokens = recipe.dataset.max_epochs, sum(phase.tokens for phase in asked)
-    for name, (read, grace) in epochs(steps.phases, steps.num_tokens).items():
-        if read <= Fraction(allowed) + grace:
-            continue
-        what, fewer = f"the phases' tokens = {tokens}", f"fewer tokens in a phase with {name} in its mixture"
-        if len(asked) == 1:
-            key, size = asked[0].key("tokens"), asked[0].tokens_per_step
-            what, fewer = (
-                f"{key} = {tokens}",
-                f"{key} of at most {int(tokens * allowed / read) // size * size}",
-            )
-        yield (
-            f"{what} would read the source {name} {float(read):.2f} times, more than dataset.max_epochs = "
-            f"{allowed:g}; what would work: {fewer}, max_epochs of {math.ceil(read)}, a smaller weight of "
-            f"{name} in the mixture, or more text"
-        )
 
 
 def _skipped_beyond(skip_steps: Sequence[tuple[int, int]], total_steps: int) -> Iterator[str]:

@@ -130,7 +130,8 @@ def _save_here(run: Run) -> None:
 def _verdict(run: Run, outcome: str) -> PrecisionVerdict:
     state, watch = run.state, run.state.watch
     return PrecisionVerdict(
-        step=state.step, tokens=state.tokens, precision=run.current.precision, precision_from=watch["first_step"],
+        step=state.step, tokens=state.tokens, precision=run.current.precision,
+        precision_from=watch["first_step"],
         outcome=outcome, loss_rise=watch["loss_rise"], gradient_norm_rise=watch["gradient_norm_rise"],
     )  # fmt: skip
 

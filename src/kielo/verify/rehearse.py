@@ -8,7 +8,7 @@ torch how DTensors split, which looks like operators at the size of the whole mo
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -70,10 +70,29 @@ def rehearse(resolved: Resolved, rank: int) -> dict[str, Any]:
                 for name, peak in watch.ledger.peaks().items()
             }
     per_step = _extended(first, counts, few, many, phase.micro_batches_per_step)
+    counted = _Counted(step.held, peaks, per_step, many)
+    return _report(resolved, rank, index, counted) | {"seconds": time.monotonic() - started}
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """Counts of the watch: bytes between steps, peaks by section, FLOPs and collectives of a whole step.
+
+    many: micro-batches of the step that was run.
+    """
+
+    held: StateBytes
+    peaks: dict[str, Peak]
+    per_step: dict[tuple[str, Any], int]
+    many: int
+
+
+def _report(resolved: Resolved, rank: int, index: int, counted: _Counted) -> dict[str, Any]:
+    placement, peaks, per_step = resolved.placement, counted.peaks, counted.per_step
+    layout, phase = placement.layout, placement.phases[index]
     peak_phase = max(peaks, key=lambda name: peaks[name].bytes)
     card = accelerator(placement.accelerator) if placement.accelerator in accelerators() else None
     memory = None if card is None else card.memory_bytes
-    stages = _stages(resolved, coordinates(layout, rank)["pipeline"])
     return {
         "name": resolved.identity.name,
         "torch": torch.__version__,
@@ -83,14 +102,14 @@ def rehearse(resolved: Resolved, rank: int) -> dict[str, Any]:
         "coordinates": {
             axis: n for axis, n in coordinates(layout, rank).items() if getattr(layout, axis) > 1
         },
-        "stages": stages,
+        "stages": _stages(resolved, coordinates(layout, rank)["pipeline"]),
         "zero": layout.zero,
         "recompute": layout.recompute,
         "sequence_length": resolved.identity.phases[index].sequence_length,
         "micro_batch_sequences": phase.micro_batch_sequences,
         "micro_batches_per_step": phase.micro_batches_per_step,
-        "rehearsed_micro_batches": many,
-        "state_bytes": asdict(step.held),
+        "rehearsed_micro_batches": counted.many,
+        "state_bytes": asdict(counted.held),
         "computed_state_bytes": asdict(
             state_bytes(resolved.identity.model, layout, rank, resolved.identity.train.optimiser_state)
         ),
@@ -110,7 +129,6 @@ def rehearse(resolved: Resolved, rank: int) -> dict[str, Any]:
             }
             for axis, operation in sorted(what for kind, what in per_step if kind == "calls")
         ],
-        "seconds": time.monotonic() - started,
     }
 
 

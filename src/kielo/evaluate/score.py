@@ -1,0 +1,79 @@
+"""Scores a model on the held-out text of a run: bits per byte beside the baselines, and samples of its text.
+
+What is scored, and on which text, is decided here; `bits_per_byte.py` has the arithmetic.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from kielo.artifact.scores import BitsPerByte, Sample, Scores
+from kielo.evaluate.baselines import ByteNgram, byte_stream, unigram_bits, xz_bits
+from kielo.evaluate.bits_per_byte import counted_bytes, token_stream_bits
+from kielo.evaluate.contender import Contender, document_tokens
+from kielo.evaluate.generate import default_prompts, generate
+from kielo.evaluate.texts import heldout_texts, training_texts, training_token_counts
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Recipe
+from kielo.tokenizer.load import end_of_text_id, load_tokenizer, vocabulary_size
+
+CONVENTION = (
+    "bits of all tokens, end-of-text included, divided by the UTF-8 bytes of the held-out documents plus "
+    "one byte for each document; windows of sequence_length tokens advance by stride"
+)
+
+
+def score(contender: Contender, name: str, recipe: Recipe, run_folder: Path) -> Scores:
+    """Score the contender, which `name` names, beside the baselines on the held-out text of a run."""
+    texts, coverage = heldout_texts(run_folder / "tokens")
+    tokens = contender.encode_documents(texts)
+    stride = max(1, contender.sequence_length // 2)
+    num_bytes = counted_bytes(texts)
+    bits_per_byte = token_stream_bits(contender, tokens, stride) / num_bytes
+    if not math.isfinite(bits_per_byte):
+        raise KieloError(
+            f"{contender.name}: the model's loss is {bits_per_byte}: its weights are damaged, or overflow"
+        )
+    samples = [
+        Sample(prompt=prompt, text=_continue(contender, recipe, prompt, recipe.seed + number))
+        for number, prompt in enumerate(recipe.evaluate.prompts or default_prompts(texts))
+    ]
+    baselines, given = _baselines(recipe, run_folder, texts)
+    return Scores(
+        model=name,
+        bits_per_byte=BitsPerByte(model=bits_per_byte, **baselines),
+        samples=samples,
+        sampling=recipe.evaluate.model_dump(include={"temperature", "top_k"}) | {"seed": recipe.seed},
+        heldout_bytes=num_bytes - len(texts),
+        heldout_documents=len(texts),
+        heldout_tokens=len(tokens),
+        sequence_length=contender.sequence_length,
+        stride=stride,
+        convention=CONVENTION,
+        **coverage,
+        **given,
+        ngram_order=recipe.evaluate.ngram_order,
+    )
+
+
+def _continue(contender: Contender, recipe: Recipe, prompt: str, seed: int) -> str:
+    evaluate = recipe.evaluate
+    return generate(contender, prompt, evaluate.sample_tokens, evaluate.temperature, evaluate.top_k, seed)
+
+
+def _baselines(
+    recipe: Recipe, run_folder: Path, heldout: Sequence[str]
+) -> tuple[dict[str, float], dict[str, int]]:
+    """Returns the baselines' bits per byte, and the bytes of training text that they were given."""
+    texts, given = training_texts(recipe, run_folder / "corpus")
+    training, heldout_stream = byte_stream(texts), byte_stream(heldout)
+    tokenizer = load_tokenizer(run_folder / "tokenizer")
+    # The training shards' own counts: the unigram learns from what the model was trained on.
+    counts = training_token_counts(run_folder / "tokens", vocabulary_size(tokenizer))
+    bits = {
+        "unigram": unigram_bits(counts, document_tokens(tokenizer, end_of_text_id(tokenizer), heldout)),
+        "xz": xz_bits(training, heldout_stream),
+        "ngram": ByteNgram(training, recipe.evaluate.ngram_order).bits(heldout_stream),
+    }
+    num_bytes = counted_bytes(heldout)
+    return {name: value / num_bytes for name, value in bits.items()}, given

@@ -1,0 +1,61 @@
+"""Facts of the text that the numbers of a run follow from: read from a run folder, or imagined for a plan."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kielo.artifact.manifest import hash_manifest
+from kielo.dataset.batches import packed_manifest
+from kielo.dataset.provenance import check_tokenizer
+from kielo.recipe.phases import full_phases, longest_sequence_length
+from kielo.recipe.sections import Recipe
+from kielo.tokenizer.load import end_of_text_id, load_tokenizer, tokenizer_hash, vocabulary_size
+
+
+@dataclass(frozen=True)
+class Text:
+    """Facts of the tokens and the tokenizer that numbers follow from.
+
+    tokens: source → its number of tokens. tokenizer_hash: "" where it is not known.
+    """
+
+    tokens: Mapping[str, int]
+    heldout_tokens: int
+    tokens_hash: str
+    vocabulary_size: int
+    end_of_text_id: int
+    tokenizer_hash: str = ""
+
+
+def text_of_run(run_folder: Path) -> Text:
+    """Reads the facts of a run folder.
+
+    Raises KieloError for a stage that is not finished, and for another tokenizer than made the tokens.
+    """
+    tokens = packed_manifest(run_folder / "tokens")
+    check_tokenizer(run_folder)
+    tokenizer = load_tokenizer(run_folder / "tokenizer")
+    return Text(
+        {name: counts["tokens"] for name, counts in tokens.counts["sources"].items()},
+        tokens.counts["heldout"]["tokens"],
+        hash_manifest(run_folder / "tokens"),
+        vocabulary_size(tokenizer),
+        end_of_text_id(tokenizer),
+        tokenizer_hash(run_folder / "tokenizer"),
+    )
+
+
+def imagined_text(recipe: Recipe) -> Text:
+    """Returns as much text as the recipe asks for, for plans that need no corpus.
+
+    Its vocabulary has `model.vocab_size` tokens, those of the ready tokenizer, or as many as one is to learn.
+    """
+    tokenizer = recipe.tokenizer
+    # a vocabulary that comes with weights is read with them
+    size = recipe.model.vocab_size or (1 if recipe.model.weights else None)
+    if size is None:
+        size = (
+            vocabulary_size(load_tokenizer(Path(tokenizer.path))) if tokenizer.path else tokenizer.vocab_size
+        )
+    enough = 2 * sum(phase.tokens for phase in full_phases(recipe)) + longest_sequence_length(recipe)
+    return Text({source.name: enough for source in recipe.corpus.sources}, enough, "", size, 0)
