@@ -30,7 +30,7 @@ def export_flags(parser: argparse.ArgumentParser) -> None:
         "there were any, else fp32",
     )
     parser.add_argument(
-        "--max-shard-gb", type=float, default=5.0, metavar="GB", help="size of a file of weights; default: 5"
+        "--max-shard-gb", type=float, metavar="GB", help="size of a file of weights; default: 5"
     )
     parser.add_argument("--tokenizer", metavar="DIR", help="folder with a tokenizer.json; default: the run's")
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
@@ -43,17 +43,14 @@ def export(options: argparse.Namespace) -> None:
     with keep_stdout_for_json(options.json):
         checkpoint = _checkpoint(Path(options.checkpoint))
         tokenizer_folder = _tokenizer_folder(checkpoint, options.tokenizer)
-        if not 0 < options.max_shard_gb < math.inf:
-            raise KieloError(f"--max-shard-gb {options.max_shard_gb:g}: give a number above 0; 5 is usual")
-        max_shard_bytes = int(options.max_shard_gb * 1e9)
-        export_checkpoint(
-            checkpoint,
-            to,
-            tokenizer_folder,
-            dtype=options.dtype,
-            max_shard_bytes=max_shard_bytes,
-            is_replacing=False,
-        )
+        size = {}
+        if options.max_shard_gb is not None:
+            if not 0 < options.max_shard_gb < math.inf:
+                raise KieloError(
+                    f"--max-shard-gb {options.max_shard_gb:g}: give a number above 0; 5 is usual"
+                )
+            size["max_shard_bytes"] = int(options.max_shard_gb * 1e9)
+        export_checkpoint(checkpoint, to, tokenizer_folder, dtype=options.dtype, is_replacing=False, **size)
     if options.json:
         return print_json(_summary(checkpoint, to))
     print(

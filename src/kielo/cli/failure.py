@@ -1,10 +1,5 @@
-"""The message of a verb that cannot go on: an exception → one sentence.
+"""The report of an unexpected exception: its traceback in a file, and a message that names the file."""
 
-The traceback of an unexpected exception is written to a file, which the message names.
-"""
-
-import errno
-import json
 import os
 import platform
 import sys
@@ -14,61 +9,13 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from kielo import __version__
-from kielo.recipe.errors import KieloError
-
-_EXTRAS = ("torch", "transformers", "accelerate", "safetensors", "tensorboard")
-# Advice by the operating system's error; without an entry its own message is enough.
-_ADVICE = {
-    errno.ENOSPC: "free some space, then the same command goes on",
-    errno.EDQUOT: "your quota is used up: free some space, then the same command goes on",
-    errno.EFBIG: "a file may not be that large here: see `ulimit -f`, or use another disk",
-    errno.EACCES: "see who may read and write there",
-    errno.EPERM: "see who may read and write there",
-    errno.EROFS: "the disk can only be read: give the run another `folder`",
-    errno.ENOENT: "was it moved or removed?",
-    errno.ENOTDIR: "a file is where a folder is needed: move it away, or give another folder",
-    errno.EISDIR: "a folder is where a file is needed: move it away, or give another name",
-    errno.ELOOP: "a link there leads to itself",
-    errno.ENAMETOOLONG: "give it a shorter name",
-    errno.EMFILE: "too many files are open: raise `ulimit -n`",
-    errno.ENOMEM: "there is not enough memory",
-    errno.ESTALE: "the file system lost the file: try again; if that does not help, ask its administrators",
-    errno.EIO: "the disk or its network failed: the system's log (dmesg) says more",
-}
-
-
-def sentence(error: BaseException) -> str | None:
-    """Returns the message of an error of an expected kind; None where a traceback is needed."""
-    if isinstance(error, KieloError):
-        return str(error)
-    if isinstance(error, ModuleNotFoundError):
-        package = (error.name or "").split(".")[0]
-        return (
-            f"this verb needs {package}; install it with: pip install 'kielo[train]'"
-            if package in _EXTRAS
-            else None
-        )
-    if _is_out_of_memory(error):
-        where = _first_line(error) or "of the processor"
-        return f"{_rank()}out of memory ({where}); smaller batches or a larger machine work"
-    if isinstance(error, RecursionError):
-        return "a file is nested too deeply to be read; what Kielo writes and reads is a few levels deep"
-    if isinstance(error, OSError) and error.errno is not None:
-        return _of_the_system(error)
-    if isinstance(error, UnicodeError | json.JSONDecodeError):
-        return f"a file is not what it should be ({error}); KIELO_TRACEBACK=1 shows where it was read"
-    if type(error).__module__.startswith("torch.distributed") or type(error).__name__.startswith("Dist"):
-        return (
-            f"{_rank()}the ranks lost each other ({_first_line(error)}); another rank's message is the "
-            "cause, if there is one"
-        )
-    return None
+from kielo.recipe.error_messages import first_line, rank_prefix
 
 
 def report_unexpected(error: BaseException) -> str:
     """Write the traceback to a file, here or in the temporary folder; returns the message that names it."""
     text = "".join(traceback.format_exception(error))
-    fault = f"{_rank()}a fault of Kielo's own ({type(error).__name__}: {_first_line(error)})"
+    fault = f"{rank_prefix()}a fault of Kielo's own ({type(error).__name__}: {first_line(error)})"
     report = (
         f"kielo {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
         f"{datetime.now(UTC).isoformat(timespec='seconds')}\n{' '.join(sys.argv)}\n\n{text}"
@@ -82,27 +29,3 @@ def report_unexpected(error: BaseException) -> str:
             continue
         return f"{fault}; its traceback is in {path}: please report it with that file"
     return f"{fault}, and no traceback could be written; KIELO_TRACEBACK=1 shows it"
-
-
-def _of_the_system(error: OSError) -> str:
-    paths = " → ".join(str(path) for path in (error.filename, error.filename2) if path is not None)
-    reason = error.strerror or os.strerror(error.errno)
-    advice = _ADVICE.get(error.errno)
-    return f"{paths or 'a file or device'}: {reason}" + (f"; {advice}" if advice else "")
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Returns True for Python's and torch's errors of memory. torch is not imported; on CPUs it has none."""
-    return (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
-    )
-
-
-def _rank() -> str:
-    return f"rank {os.environ['RANK']}: " if os.environ.get("RANK") else ""
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), "")[:300]

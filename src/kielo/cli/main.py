@@ -12,9 +12,10 @@ import traceback
 from collections.abc import Sequence
 
 from kielo import __version__
-from kielo.cli.failure import report_unexpected, sentence
+from kielo.cli.failure import report_unexpected
 from kielo.cli.flags import VerbParser, add_verb
 from kielo.cli.terminal import lasting_output, open_standard_streams
+from kielo.recipe.error_messages import sentence
 from kielo.train.signals import INTERRUPTED
 
 STAGES = ("corpus", "tokenizer", "pack", "train", "verify", "evaluate", "export", "report")

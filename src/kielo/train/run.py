@@ -13,6 +13,7 @@ from kielo.artifact.stage_json import write_json
 from kielo.checkpoint.agreement import Agreement
 from kielo.parallel.rendezvous import find_rendezvous
 from kielo.parallel.world import World, end_world, start_world
+from kielo.recipe.error_messages import sentence
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Identity, Resolved
 from kielo.resolve.resolved import write as write_resolved
@@ -178,7 +179,7 @@ def _note_failure(resolved: Resolved, error: Exception, state: State, is_first: 
     """Records a failure. Any rank may be the only one that knows it; mostly all do: one file is enough."""
     if not is_first and (not isinstance(error, KieloError) or has_outcome(resolved)):
         return
-    message = str(error) if isinstance(error, KieloError) else f"{type(error).__name__}: {error}"
+    message = sentence(error) or f"{type(error).__name__}: {error}"
     # A full disk may be the very failure, which an error of this write must not replace; the same holds for a
     # job that took the folder over.
     with suppress(OSError, KieloError):
