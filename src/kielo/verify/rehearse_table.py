@@ -81,8 +81,8 @@ def host_verdict(rehearsals: Sequence[dict[str, Any]]) -> str:
     room = f"{_gigabytes(abs(usable - size))} GB {'are left' if size <= usable else 'too much'}"
     return (
         f"host memory: {_gigabytes(size)} GB a node, if all its ranks are as rank {worst['rank']}, for the "
-        f"copies that a save makes (on CPUs for all of the above too); a node has {_gigabytes(usable)} GB: it "
-        f"{'fits' if size <= usable else 'does not fit'}, {room}"
+        f"copies that a save makes (on CPUs for all of the above too); a node has {_gigabytes(usable)} GB: "
+        f"it {'fits' if size <= usable else 'does not fit'}, {room}"
     )
 
 
