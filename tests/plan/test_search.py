@@ -2,10 +2,13 @@
 and its clock is the simulated one.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from kielo.models.families import complete
+from kielo.plan.choose_layout import named
 from kielo.plan.cost import START_SECONDS, cost, resolved_of, with_layout
 from kielo.plan.expected_speed import with_expectation
 from kielo.plan.layout_name import matches
@@ -142,6 +145,25 @@ def test_70b_on_four_nodes_and_on_two() -> None:
     assert four.ranked[4]
     two = search(run_of(ESTONIAN), [2], matches("tp8pp2-mb1"))
     assert not two.ranked[2] and two.nearest[2].peak_bytes > two.nearest[2].run.usable_bytes
+
+
+def test_host_memory_is_counted_and_refused() -> None:
+    """Copies of 12 bytes a parameter, and 16 more that wait there with offload; too little of it refuses."""
+    run = run_of(ESTONIAN)
+    usual = search(run, [4], matches("tp8pp4")).ranked[4][0]
+    offloaded = usual.layout.model_copy(update={"cpu_offload": True})
+    parameters = 8 * usual.bytes["weights"] / 4  # of eight ranks a node
+    assert usual.host_bytes_per_node == pytest.approx(12 * parameters)
+    (more,) = plan_layouts(run, [(offloaded, 4, usual.micro_batch)])
+    assert more.host_bytes_per_node == pytest.approx(28 * parameters)
+    assert run.usable_host_bytes == 480 * 2**30 > usual.host_bytes_per_node
+
+    small = replace(run, site=run.site.model_copy(update={"memory_gib_per_node": 100}))
+    found = search(small, [4], matches("tp8pp4"))
+    assert not found.ranked[4] and any("107.4 GB of host memory a node" in why for why in found.refused[4])
+    assert found.nearest[4].device_need.fits and not found.nearest[4].fits
+    with pytest.raises(KieloError, match="of host memory a node, the least .* and 107.4 GB are usable"):
+        named(small, 4, "tp8pp4")
 
 
 def test_tensor_ranks_that_do_not_divide_are_told() -> None:

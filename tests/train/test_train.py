@@ -218,6 +218,32 @@ def test_one_process_needs_no_launcher_and_another_identity_is_refused(folder: P
     assert (folder / "train" / "manifest.json").stat().st_mtime_ns == before
 
 
+def test_deterministic_kernels_are_used_and_on_a_cpu_give_the_same_bits(tmp_path: Path) -> None:
+    """train.deterministic holds for all steps, and what it set is taken back at the end."""
+    torch.set_num_threads(1)
+    seen, original_take = [], Feed.take
+
+    def take(self: Any, step: int) -> Any:
+        seen.append(torch.are_deterministic_algorithms_enabled() and torch.backends.cudnn.deterministic)
+        return original_take(self, step)
+
+    ended = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Feed, "take", take)
+        patch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that the patch takes it back
+        patch.delenv("CUBLAS_WORKSPACE_CONFIG")
+        for is_deterministic in (False, True):
+            folder = tmp_path / str(is_deterministic)
+            write_tokens(folder / "tokens")
+            train(resolve(folder, total_steps=4, deterministic=is_deterministic))
+            assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) == is_deterministic
+            ended.append(weights(folder, 4))
+    assert seen == [False] * 4 + [True] * 4
+    assert not torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.deterministic
+    assert ended[0].keys() == ended[1].keys()
+    assert all(torch.equal(tensor, ended[1][name]) for name, tensor in ended[0].items())
+
+
 def test_a_checkpoint_that_cannot_be_saved_stops_no_training(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

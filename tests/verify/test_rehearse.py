@@ -241,8 +241,15 @@ def test_the_words_print_a_rank_and_refuse_what_cannot_be(capsys):
     assert main([*words, *layout, "--all-stages", "--json"]) == 0
     rehearsals = json.loads(capsys.readouterr().out)
     assert [rehearsal["rank"] for rehearsal in rehearsals] == [0, 1]
+    for rehearsal in rehearsals:  # two ranks a node, on which devices have no memory of their own
+        held = rehearsal["state_bytes"]
+        each = held["parameters"] + held["optimiser"] + rehearsal["peak_bytes"]
+        assert rehearsal["host_bytes_per_node"] == 2 * each
+        assert rehearsal["usable_host_bytes_per_node"] == 4 * 2**30
     assert main([*words, *layout, "--stage", "1"]) == 0
-    assert "computed from the tensor-parallel plan: the same" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "computed from the tensor-parallel plan: the same" in printed
+    assert "a node has 4.295 GB: it fits" in printed
     assert main([*words, "--rank", "2"]) == 1
     assert "ranks 0 to 1" in capsys.readouterr().err
     assert main([*words, "--set", "layout.cpu_offload=true"]) == 1

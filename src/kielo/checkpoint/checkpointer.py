@@ -74,6 +74,7 @@ class Checkpointer:
 
     def reserve(self, tensors: dict[str, torch.Tensor]) -> None:
         """Allocate the host memory for saves of these tensors; otherwise the first save does it."""
+        self._wait()  # the save under way reads the memory that may be replaced
         self._staging.reserve(untied(tensors))
 
     def save(
@@ -133,8 +134,12 @@ class Checkpointer:
         return path
 
     def close(self) -> None:
-        """Wait for the save under way, whether it succeeds or fails. No other may follow."""
+        """Wait for the save under way, whether it succeeds or fails, and free its host memory.
+
+        No other save may follow.
+        """
         self._writer.shutdown(wait=True)
+        self._staging.close()
 
     def newest(self) -> Path | None:
         """Find the newest checkpoint that is whole, by reading every file; None if there is no checkpoint.

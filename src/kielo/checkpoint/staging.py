@@ -7,20 +7,43 @@ from torch import Tensor
 
 from kielo.parallel.materialise import local
 
+_ALIGNMENT = 512  # bytes between the first bytes of two copies are multiples of it
+
 
 class Staging:
-    """Host memory as large as the tensors, kept from save to save; pinned for tensors on a GPU."""
+    """One buffer of host memory, kept from save to save, of which the copies are views.
+
+    For tensors on a GPU it is registered with the driver (pinned). torch's allocator of pinned memory is not
+    used: it rounds each tensor up to a power of two, and keeps what was freed.
+    """
 
     def __init__(self) -> None:
+        self._buffer: Tensor | None = None
+        self._is_registered = False
         self._copies: dict[str, Tensor] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the buffer."""
+        return 0 if self._buffer is None else self._buffer.numel()
 
     def reserve(self, tensors: Mapping[str, Tensor]) -> None:
         """Allocate and touch the memory before a save; fresh memory costs several times the copy."""
-        for name, tensor in tensors.items():
-            shard, copy = local(tensor), self._copies.get(name)
-            if copy is None or (copy.shape, copy.dtype) != (shard.shape, shard.dtype):
-                memory = torch.empty(shard.shape, dtype=shard.dtype, pin_memory=shard.is_cuda)
-                self._copies[name] = memory.zero_()
+        shards = {name: local(tensor) for name, tensor in tensors.items()}
+        if all(_is_like(self._copies.get(name), shard) for name, shard in shards.items()):
+            return
+        self.close()
+        ends, end = {}, 0
+        for name, shard in shards.items():
+            end = ends[name] = -(-end // _ALIGNMENT) * _ALIGNMENT + shard.nbytes
+        self._buffer = torch.empty(end, dtype=torch.uint8).zero_()
+        if any(shard.is_cuda for shard in shards.values()):
+            error = torch.cuda.cudart().cudaHostRegister(self._buffer.data_ptr(), end, 0)
+            torch.cuda.check_error(int(error))
+            self._is_registered = True
+        for name, shard in shards.items():
+            copy = self._buffer[ends[name] - shard.nbytes : ends[name]]
+            self._copies[name] = copy.view(shard.dtype).view(shard.shape)
 
     @torch.no_grad()
     def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -34,3 +57,14 @@ class Staging:
         if is_on_gpu:
             torch.cuda.current_stream().synchronize()
         return {name: self._copies[name] for name in tensors}
+
+    def close(self) -> None:
+        """Gives the memory back. Copies that were returned are no longer valid."""
+        if self._is_registered:
+            torch.cuda.check_error(int(torch.cuda.cudart().cudaHostUnregister(self._buffer.data_ptr())))
+        self._buffer, self._is_registered = None, False
+        self._copies.clear()
+
+
+def _is_like(copy: Tensor | None, shard: Tensor) -> bool:
+    return copy is not None and (copy.shape, copy.dtype) == (shard.shape, shard.dtype)

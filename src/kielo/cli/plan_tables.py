@@ -104,7 +104,8 @@ def notes(
             if best
             else ""
         )
-        gb = f"{planned.peak_bytes / _GIGA:.1f} of {run.usable_bytes / _GIGA:.1f} GB"
+        need = planned.need
+        gb = f"{need.bytes / _GIGA:.1f} of {need.usable / _GIGA:.1f} GB{need.of_host}"
         fits = f"{gb}{behind}" if planned.fits else f"does not fit, {gb}"
         lines.append(
             f"{nodes} nodes, the recipe's own layout: {planned.name}, {planned.tokens_per_second:,.0f} "
@@ -113,7 +114,9 @@ def notes(
     first = listed[0]
     wall = f"jobs of at most {run.site.max_wall_hours:g} hours, " if run.site.max_wall_hours else ""
     lines.append(
-        f"{run.usable_bytes / _GIGA:.1f} GB a device are usable. Hours are of "
+        f"{run.usable_bytes / _GIGA:.1f} GB a device are usable. '{first.name}' takes "
+        f"{first.host_bytes_per_node / _GIGA:.1f} of {run.usable_host_bytes / _GIGA:.1f} GB of host memory a "
+        "node. Hours are of "
         f"{wall}{START_SECONDS / 60:.0f} minutes to start each, a save every "
         f"{run.recipe.checkpoint.every_steps} steps and held-out text; no queue, no failures. MFU is of "
         f"model FLOPs at {run.peak_tflops:g} TFLOP/s. `kielo plan explain` says why '{first.name}' is so "
@@ -135,6 +138,8 @@ def planned_json(planned: PlannedLayout, cost: Cost) -> dict[str, Any]:
         "micro_batches_per_step": planned.micro_batches, "sequence_length": planned.sequence_length,
         "tokens_per_step": planned.tokens_per_step, "fits": planned.fits, "bytes": planned.bytes,
         "peak_bytes": planned.peak_bytes, "usable_bytes": planned.run.usable_bytes,
+        "host_bytes_per_node": planned.host_bytes_per_node,
+        "usable_host_bytes_per_node": planned.run.usable_host_bytes,
         "seconds": planned.seconds, "hidden_data_seconds": planned.hidden_data_seconds,
         "step_seconds": planned.step_seconds,
         "interval_seconds": [planned.low_seconds, planned.high_seconds],

@@ -4,7 +4,7 @@ import argparse
 
 from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.terminal import print_json, print_table
-from kielo.recipe.cards import accelerator, cluster
+from kielo.recipe.cards import Cluster, accelerator, cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
 from kielo.resolve.ranks import rank_of_stage
@@ -30,15 +30,23 @@ def rehearse_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def rehearse(options: argparse.Namespace) -> int:
-    resolved = planned(options)
+    resolved, site = planned(options)
     ranks = chosen_ranks(resolved, options.rank, options.stage, options.all_stages)
     from kielo.verify.rehearse import rehearse as rehearse_rank
 
-    rehearsals = [rehearse_rank(resolved, rank) for rank in ranks]
+    rehearsals = [rehearse_rank(resolved, rank, site) for rank in ranks]
     if options.json:
         print_json(rehearsals)
         return 0
-    from kielo.verify.rehearse_table import NOTES, collectives, headline, memory, summary, verdict
+    from kielo.verify.rehearse_table import (
+        NOTES,
+        collectives,
+        headline,
+        host_verdict,
+        memory,
+        summary,
+        verdict,
+    )
 
     for rehearsal in rehearsals:
         print(headline(rehearsal))
@@ -46,12 +54,13 @@ def rehearse(options: argparse.Namespace) -> int:
         print(summary(rehearsal))
         print_table(*collectives(rehearsal))
     print(verdict(rehearsals))
+    print(host_verdict(rehearsals))
     print(NOTES)
     return 0
 
 
-def planned(options: argparse.Namespace) -> Resolved:
-    """Resolves the recipe on --nodes of a cluster (or --ranks), with imagined text."""
+def planned(options: argparse.Namespace) -> tuple[Resolved, Cluster]:
+    """Resolves the recipe on --nodes of a cluster (or --ranks), with imagined text; returns both."""
     sets = [*options.sets, *([f'cluster="{options.cluster}"'] if options.cluster else [])]
     recipe = read_recipe(options.recipe, sets).recipe
     card = cluster(recipe.cluster)
@@ -59,7 +68,7 @@ def planned(options: argparse.Namespace) -> Resolved:
         raise KieloError(f"--nodes {options.nodes}: {card.name} has 1 to {card.nodes} nodes")
     ranks = (options.nodes or 1) * card.devices_per_node if options.ranks is None else options.ranks
     device = accelerator(card.accelerator).device
-    return resolve(recipe, run_folder(recipe), ranks, device, text=imagined_text(recipe))
+    return resolve(recipe, run_folder(recipe), ranks, device, text=imagined_text(recipe)), card
 
 
 def chosen_ranks(resolved: Resolved, rank: int | None, stage: int | None, all_stages: bool) -> list[int]:

@@ -14,6 +14,7 @@ from kielo.artifact.outcome import REFUSAL_FILE, Outcome
 from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.main import REQUEUE
 from kielo.cli.terminal import keep_stdout_for_json, print_json
+from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
 from kielo.recipe.sections import Recipe
@@ -102,6 +103,7 @@ def train_here(recipe: Recipe, profile_steps: int = 0) -> Outcome:
     import torch
 
     from kielo.artifact.weights_folder import resolve_weights
+    from kielo.parallel.allocator import settle_allocator
     from kielo.parallel.once_a_node import once_a_node
     from kielo.parallel.rendezvous import find_rendezvous
     from kielo.plan.expected_speed import with_expectation
@@ -111,6 +113,11 @@ def train_here(recipe: Recipe, profile_steps: int = 0) -> Outcome:
     place = find_rendezvous()
     folder = run_folder(recipe)
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        card = accelerator(cluster(recipe.cluster).accelerator)
+        said = settle_allocator(card.allocator_settings)
+        if said and place.rank == 0:
+            print(f"device memory: {said}", flush=True)
     device_name = torch.cuda.get_device_name() if device == "cuda" else None
     weights = recipe.model.weights
     try:

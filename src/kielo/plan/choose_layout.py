@@ -70,14 +70,17 @@ def nothing_runs(run: RunToPlan, nodes: Sequence[int], found: Found) -> KieloErr
     more = 2 * max(nodes)
     while more <= run.site.nodes and not search(run, [more]).ranked[more]:
         more *= 2
+    need = nearest.need
     advice = (
         f"{more} nodes"
         if more <= run.site.nodes
+        else f"a smaller model, or a machine with more {need.where.removeprefix('of ')}"
+        if need.of_host
         else "a smaller model, or a machine with more memory a device"
     )
     return KieloError(
-        f"no layout of {run.recipe.name} fits {where}: the least is {nearest.peak_bytes / 1e9:.1f} GB a "
-        f"device ({nearest.name} on {number}), and {run.usable_bytes / 1e9:.1f} GB are usable; what would "
+        f"no layout of {run.recipe.name} fits {where}: the least is {need.bytes / 1e9:.1f} GB "
+        f"{need.where} ({nearest.name} on {number}), and {need.usable / 1e9:.1f} GB are usable; what would "
         f"work: {advice}"
     )
 
@@ -106,10 +109,10 @@ def _not_among(name: str, run: RunToPlan, nodes: int, found: Found) -> KieloErro
     """Makes the error that says why no layout of that name is in the ranking."""
     fits = matches(name)
     if nodes in found.nearest:
-        nearest = found.nearest[nodes]
+        nearest, need = found.nearest[nodes], found.nearest[nodes].need
         return KieloError(
-            f"{name} on {nodes} nodes does not fit: {nearest.name} needs {nearest.peak_bytes / 1e9:.1f} GB "
-            f"a device, the least of all with that name, and {run.usable_bytes / 1e9:.1f} GB are usable"
+            f"{name} on {nodes} nodes does not fit: {nearest.name} needs {need.bytes / 1e9:.1f} GB "
+            f"{need.where}, the least of all with that name, and {need.usable / 1e9:.1f} GB are usable"
         )
     reasons = [why for why, layouts in found.refused.get(nodes, {}).items() if layouts]
     reasons += [

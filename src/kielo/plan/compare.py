@@ -54,6 +54,7 @@ def compare(several: Sequence[PlannedLayout]) -> tuple[tuple[str, ...], list[tup
     rows += [
         row("memory in all, GB", lambda planned: gb_text(planned.peak_bytes)),
         row("of usable, GB", lambda planned: gb_text(planned.run.usable_bytes)),
+        row("host memory a node, GB", lambda planned: gb_text(planned.host_bytes_per_node)),
         row("fits", lambda planned: "yes" if planned.fits else "no"),
     ]
     return ("", *(planned.name for planned in several)), rows
@@ -73,8 +74,8 @@ def verdict(several: Sequence[PlannedLayout]) -> str:
     missed = [planned for planned in several if not planned.fits]
     if missed:
         lacks = [
-            f"{_called(planned, several)} ({gb_text(planned.peak_bytes)} of "
-            f"{gb_text(planned.run.usable_bytes)} GB)"
+            f"{_called(planned, several)} ({gb_text(planned.need.bytes)} of "
+            f"{gb_text(planned.need.usable)} GB{planned.need.of_host})"
             for planned in missed
         ]
         sentences.append(f"{listed(lacks, 'and')} {'do' if len(missed) > 1 else 'does'} not fit.")
@@ -113,7 +114,8 @@ def against(planned: PlannedLayout, other: PlannedLayout) -> str:
 
 
 def unfit(planned: PlannedLayout) -> str:
-    return "" if planned.fits else f", which does not fit into {gb_text(planned.run.usable_bytes)} GB"
+    need = planned.need
+    return "" if need.fits else f", which does not fit into {gb_text(need.usable)} GB{need.of_host}"
 
 
 def _named_differences(planned: PlannedLayout, other: PlannedLayout) -> str:

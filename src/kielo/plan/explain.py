@@ -45,6 +45,7 @@ def why(planned: PlannedLayout, others: Sequence[PlannedLayout] = ()) -> list[st
         _headline(planned),
         *_precision(planned),
         _memory(planned),
+        _host_memory(planned),
         *_parts(planned),
         *_recomputation(planned),
         _bound(planned),
@@ -105,17 +106,30 @@ def _precision(planned: PlannedLayout) -> Iterator[str]:
 
 def _memory(planned: PlannedLayout) -> str:
     """Says what the fullest device holds, in GB of 1e9 bytes like `kielo rehearse`."""
-    usable, peak = planned.run.usable_bytes, planned.peak_bytes
+    need = planned.device_need
+    usable, peak = need.usable, need.bytes
     left, largest_first = usable - peak, sorted(planned.bytes.items(), key=lambda each: -each[1])
     parts = ", ".join(f"{BYTES.get(part, part)} {gb_text(size)}" for part, size in largest_first if size > 0)
     room = (
-        f"{gb_text(left)} GB ({left / usable:.0%}) are left"
-        if planned.fits
-        else f"{gb_text(-left)} GB too much"
+        f"{gb_text(left)} GB ({left / usable:.0%}) are left" if need.fits else f"{gb_text(-left)} GB too much"
     )
     return (
-        f"Memory {'fits' if planned.fits else 'does not fit'}: {gb_text(peak)} GB on the fullest device, of "
+        f"Memory {'fits' if need.fits else 'does not fit'}: {gb_text(peak)} GB on the fullest device, of "
         f"{gb_text(usable)} usable GB; {room}. In GB of 1e9 bytes: {parts}."
+    )
+
+
+def _host_memory(planned: PlannedLayout) -> str:
+    """Says what a node's own memory holds if all its ranks are as the fullest one."""
+    need = planned.host_need
+    content = "the copies that a save makes of weights and optimiser state"
+    if planned.run.card.device == "cpu":
+        content = f"all of the above and {content}"
+    elif planned.layout.cpu_offload:
+        content = f"weights, gradients and optimiser state, and {content}"
+    return (
+        f"Host memory {'fits' if need.fits else 'does not fit'}: at most {gb_text(need.bytes)} GB a node, of "
+        f"{gb_text(need.usable)} GB, for {content}."
     )
 
 

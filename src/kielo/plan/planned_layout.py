@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,23 @@ from kielo.plan.workload import Workload
 from kielo.plan.workload_row import StepSize
 from kielo.recipe.phases import FullPhase
 from kielo.recipe.sections import Layout
+
+
+class Need(NamedTuple):
+    """Bytes of one kind of memory that a layout needs, and that there are."""
+
+    bytes: float
+    usable: float
+    where: str = "a device"
+
+    @property
+    def fits(self) -> bool:
+        return self.bytes <= self.usable
+
+    @property
+    def of_host(self) -> str:
+        """Names the memory where it is not a device's, which goes without saying."""
+        return "" if self.where == "a device" else f" {self.where}"
 
 
 @dataclass(frozen=True)
@@ -57,8 +75,26 @@ class PlannedLayout:
         return sum(self.bytes.values())
 
     @property
+    def host_bytes_per_node(self) -> float:
+        """Bytes in a node's own memory: copies of a save, and what layout.cpu_offload keeps there."""
+        return self.run.host_bytes_per_node(self.bytes, self.layout.cpu_offload)
+
+    @property
+    def device_need(self) -> Need:
+        return Need(self.peak_bytes, self.run.usable_bytes)
+
+    @property
+    def host_need(self) -> Need:
+        return Need(self.host_bytes_per_node, self.run.usable_host_bytes, "of host memory a node")
+
+    @property
+    def need(self) -> Need:
+        """The memory that decides: a node's own where only that is too small, else a device's."""
+        return self.host_need if self.device_need.fits and not self.host_need.fits else self.device_need
+
+    @property
     def fits(self) -> bool:
-        return self.peak_bytes <= self.run.usable_bytes
+        return self.need.fits
 
     @property
     def tokens_per_second(self) -> float:

@@ -1,5 +1,6 @@
 """A run to plan: a recipe with a complete model on a machine; no torch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,7 @@ from kielo.recipe.sections import Layout, Model, Precision, Recipe
 from kielo.resolve.complete_model import complete_model
 from kielo.resolve.fp8_check import without_fp8
 from kielo.resolve.phases import ramp_steps
+from kielo.resolve.state_bytes import Bytes, host_bytes
 from kielo.resolve.text import imagined_text
 
 
@@ -104,8 +106,23 @@ class RunToPlan:
     def usable_bytes(self) -> float:
         """Bytes that a device can give; where its card has none, its share of the node's memory."""
         if self.card.memory_bytes is None:
-            return self.site.memory_gib_per_node * 2**30 / self.site.devices_per_node
+            return self.usable_host_bytes / self.site.devices_per_node
         return float(usable_bytes(self.card.memory_bytes))
+
+    @property
+    def usable_host_bytes(self) -> float:
+        """Bytes of a node's own memory that a job may use."""
+        return self.site.memory_gib_per_node * 2**30
+
+    def host_bytes_per_node(self, parts: Mapping[str, Bytes], is_offloaded: bool) -> Bytes:
+        """Computes the bytes in a node's own memory if all its ranks hold `parts`, as the fullest one does.
+
+        parts: as of `MemoryBytes.parts`. Devices without memory of their own hold them there too.
+        """
+        held = [parts.get(name, 0.0) for name in ("weights", "gradients", "optimiser")]
+        if self.card.device == "cpu":
+            return self.site.devices_per_node * (host_bytes(*held, is_offloaded=False) + sum(parts.values()))
+        return self.site.devices_per_node * host_bytes(*held, is_offloaded)
 
     @property
     def peak_tflops(self) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 
 from kielo.plan.layout_name import layout_name
 from kielo.plan.memory import memory_bytes
-from kielo.plan.planned_layout import PlannedLayout, plan_layouts
+from kielo.plan.planned_layout import Need, PlannedLayout, plan_layouts
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
@@ -132,12 +132,19 @@ def _on_nodes(
     runs = np.flatnonzero(reason == "")
     if not len(runs):
         return
-    peak = memory_bytes(work.take(runs)).peak("reserved")
-    fits = peak <= run.usable_bytes
-    if not fits.all():
-        refused[f"needs more than {run.usable_bytes / 1e9:.1f} GB a device"] = [
-            layouts[number] for number in runs[~fits]
-        ]
+    memory = memory_bytes(work.take(runs))
+    peak = memory.peak("reserved")
+    needs = [
+        Need(peak, run.usable_bytes),
+        Need(run.host_bytes_per_node(memory.parts(), False), run.usable_host_bytes, "of host memory a node"),
+    ]
+    fits = np.ones(len(runs), bool)
+    for need in needs:
+        if (fits & ~need.fits).any():
+            refused[f"needs more than {need.usable / 1e9:.1f} GB {need.where}"] = [
+                layouts[number] for number in runs[fits & ~need.fits]
+            ]
+        fits &= need.fits
     least = layouts[runs[np.argmin(peak)]]
     found.nearest[nodes] = plan_layouts(run, [(least.layout, nodes, least.micro_batch)])[0]
     runs = runs[fits]

@@ -58,6 +58,9 @@ class Accelerator(Section):
     link_gb_per_second: float = Field(
         0.0, description="to the other devices of a node, one way, in 10^9 bytes"
     )
+    allocator_settings: str = Field(
+        "", description="PYTORCH_ALLOC_CONF of a training, where the environment sets none"
+    )
     power_share: float = Field(1.0, description="its power limit by that of its architecture's full part")
     source: str
     date: str

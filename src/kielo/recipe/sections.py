@@ -412,6 +412,11 @@ class TrainPlacement(Section):
     """Keys of [train] that are copied into the placement: memory, logs and time limits."""
 
     loss_chunk_tokens: PositiveInt = Field(2048, description="tokens whose logits exist at one time")
+    deterministic: bool = Field(
+        False,
+        description="the same bits from each run on the same ranks, on GPUs too: no kernel adds in an order "
+        "that varies; attention's backward is slower there. A CPU needs no such setting",
+    )
     log_every_steps: PositiveInt = 10
     heldout_every_steps: PositiveInt = 100
     tensorboard: bool = True

@@ -7,7 +7,7 @@ exact: `kielo rehearse` measures the same numbers.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Literal, TypeVar
 
 from kielo.models.families import module
 from kielo.models.parameter_shapes import parameter_shapes
@@ -16,6 +16,7 @@ from kielo.recipe.sections import Layout, Model
 from kielo.resolve.ranks import coordinates
 from kielo.resolve.stages import layer_numbers, stages_of_rank
 
+Bytes = TypeVar("Bytes")  # a number, or a column of them
 _FP32 = 4
 _MOMENTS = 2
 STATE_BYTES = {"fp32": 4, "bf16": 2}  # of a moment
@@ -64,6 +65,16 @@ def state_bytes(
             steps += 1
     moments = _MOMENTS * STATE_BYTES[optimiser_state] * exact
     return StateBytes(_FP32 * padded, _FP32 * padded, moments + _FP32 * steps)
+
+
+def host_bytes(parameters: Bytes, gradients: Bytes, optimiser: Bytes, is_offloaded: bool) -> Bytes:
+    """Computes a rank's bytes in the memory of its node, from the bytes that it holds between steps.
+
+    These are the copies of a save (`checkpoint/staging.py`), and all three with layout.cpu_offload. On
+    devices that have no memory of their own, what they hold is not counted here.
+    """
+    offloaded = parameters + gradients + optimiser if is_offloaded else 0
+    return parameters + optimiser + offloaded
 
 
 def _shapes_of_rank(

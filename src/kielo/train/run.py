@@ -18,6 +18,7 @@ from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Identity, Resolved
 from kielo.resolve.resolved import write as write_resolved
 from kielo.train.build import assemble, phase_parts, restore
+from kielo.train.determinism import determinism
 from kielo.train.final_check import refuse_unsound_end
 from kielo.train.loop import fit
 from kielo.train.manifest import (
@@ -48,7 +49,10 @@ def train(resolved: Resolved, max_steps: int | None = None, profile_steps: int =
     is_first = find_rendezvous().rank == 0
     if is_finished(resolved):
         return _nothing_to_do(resolved, is_first)
-    with Stop(max_steps, is_telling=is_first) as stop:
+    with (
+        determinism(resolved.placement.train.deterministic),
+        Stop(max_steps, is_telling=is_first) as stop,
+    ):
         try:
             world = start_world(resolved.placement.train.start_timeout_seconds, resolved.placement.device)
             with _lease(resolved, world) as lease:

@@ -3,7 +3,8 @@
 A checkpoint holds the weights, both moments, the number of updates, step, tokens and samples (all that the
 data order needs), the steps that were passed over, the precision of each range of steps, the guard's counts,
 the step's loss and the identity of the run. Nothing in it depends on the layout, so any number of ranks
-restores it; on the same number the run ends with bitwise the weights of one that was never stopped.
+restores it. On the same number the run ends with bitwise the weights of one that was never stopped: always on
+CPUs, on GPUs with train.deterministic.
 """
 
 import logging

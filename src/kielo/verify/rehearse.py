@@ -18,12 +18,12 @@ from kielo.parallel.fp8 import scale_weights
 from kielo.parallel.materialise import local, materialise
 from kielo.parallel.mesh import Mesh, build_mesh
 from kielo.parallel.world import World
-from kielo.recipe.cards import accelerator, accelerators
+from kielo.recipe.cards import Cluster, accelerator, accelerators
 from kielo.recipe.errors import KieloError
 from kielo.resolve.ranks import AXES, coordinates
 from kielo.resolve.resolved import PhasePlacement, Resolved
 from kielo.resolve.stages import layer_numbers, micro_batch_complaint, num_stages, stages_of_rank
-from kielo.resolve.state_bytes import StateBytes, state_bytes
+from kielo.resolve.state_bytes import StateBytes, host_bytes, state_bytes
 from kielo.train.build import build_step, laid_out, positions_of_rank
 from kielo.train.feed import MicroBatch, StepBatch
 from kielo.train.guard import Guard
@@ -35,8 +35,10 @@ from kielo.verify.rank_watch import RankWatch
 from kielo.verify.torch_fakes import fake_tensors
 
 
-def rehearse(resolved: Resolved, rank: int) -> dict[str, Any]:
+def rehearse(resolved: Resolved, rank: int, site: Cluster | None = None) -> dict[str, Any]:
     """Returns what one rank holds, computes and sends in one step of the heaviest phase.
+
+    site: the cluster, whose nodes' own memory is compared with what their ranks need if all are as this one.
 
     That is the phase with the largest micro-batches. Of a step's micro-batches no more than 2p + 2 are run
     over p pipeline ranks (of gpipe all), by when as many are in flight at once as ever will be; counts are
@@ -71,7 +73,8 @@ def rehearse(resolved: Resolved, rank: int) -> dict[str, Any]:
             }
     per_step = _extended(first, counts, few, many, phase.micro_batches_per_step)
     counted = _Counted(step.held, peaks, per_step, many)
-    return _report(resolved, rank, index, counted) | {"seconds": time.monotonic() - started}
+    report = _report(resolved, rank, index, counted)
+    return report | _host(resolved, report, site) | {"seconds": time.monotonic() - started}
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,19 @@ def _report(resolved: Resolved, rank: int, index: int, counted: _Counted) -> dic
             }
             for axis, operation in sorted(what for kind, what in per_step if kind == "calls")
         ],
+    }
+
+
+def _host(resolved: Resolved, report: dict[str, Any], site: Cluster | None) -> dict[str, Any]:
+    """Returns the bytes in a node's own memory that its ranks need: copies of a save, and all on a CPU."""
+    if site is None:
+        return {}
+    each = host_bytes(*report["state_bytes"].values(), is_offloaded=False)
+    if resolved.placement.device == "cpu":
+        each += report["peak_bytes"]
+    return {
+        "host_bytes_per_node": each * min(site.devices_per_node, resolved.placement.world_size),
+        "usable_host_bytes_per_node": site.memory_gib_per_node * 2**30,
     }
 
 

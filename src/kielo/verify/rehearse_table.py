@@ -74,6 +74,18 @@ def verdict(rehearsals: Sequence[dict[str, Any]]) -> str:
     return f"{said}; {worst['accelerator']} has {_gigabytes(memory_bytes)} GB: it {fits}, {room}"
 
 
+def host_verdict(rehearsals: Sequence[dict[str, Any]]) -> str:
+    """Returns one sentence about the memory of a node itself, by the rank that needs most of it."""
+    worst = max(rehearsals, key=lambda rehearsal: rehearsal["host_bytes_per_node"])
+    size, usable = worst["host_bytes_per_node"], worst["usable_host_bytes_per_node"]
+    room = f"{_gigabytes(abs(usable - size))} GB {'are left' if size <= usable else 'too much'}"
+    return (
+        f"host memory: {_gigabytes(size)} GB a node, if all its ranks are as rank {worst['rank']}, for the "
+        f"copies that a save makes (on CPUs for all of the above too); a node has {_gigabytes(usable)} GB: "
+        f"it {'fits' if size <= usable else 'does not fit'}, {room}"
+    )
+
+
 def _largest(peaks: dict[str, Any], kind: str) -> int:
     return max(peak["kinds"].get(kind, 0) for peak in peaks.values())
 
