@@ -20,6 +20,7 @@ from kielo.recipe.sections import Layout, Model, Precision, Recipe
 from kielo.resolve.complete_model import complete_model
 from kielo.resolve.fp8_check import without_fp8
 from kielo.resolve.phases import ramp_steps
+from kielo.resolve.software import planned
 from kielo.resolve.text import imagined_text
 
 
@@ -106,6 +107,10 @@ class RunToPlan:
         if self.card.memory_bytes is None:
             return self.site.memory_gib_per_node * 2**30 / self.site.devices_per_node
         return float(usable_bytes(self.card.memory_bytes))
+
+    @property
+    def torch_version(self) -> str:
+        return planned(self.site).torch
 
     @property
     def peak_tflops(self) -> float:
