@@ -10,7 +10,6 @@ from torch._dynamo.utils import counters
 from kielo.models import families
 from kielo.models.blocks.decoder import init_weights
 from kielo.models.llama.model import Llama, initial_value
-from kielo.parallel import compile as compile_
 from kielo.parallel.compile import apply_compile
 from kielo.parallel.fsdp import set_last_micro_batch
 from kielo.parallel.materialise import materialise
@@ -21,6 +20,7 @@ from kielo.parallel.tensor_parallel import gather_sequence
 from kielo.parallel.world import start_world
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout, Model
+from kielo.resolve import software
 from kielo.resolve.stages import SCHEDULES
 from tests.models.equality import batch as tiny_batch
 from tests.models.equality import mean_loss, our_logits, pair
@@ -118,8 +118,8 @@ def test_a_machine_without_a_compiler_says_so(monkeypatch) -> None:
     with pytest.raises(KieloError, match=r"layout.compile: .*no compiler \(g\+\+\).*layout.compile = false"):
         apply_compile(Llama(config(tied=False)))
     monkeypatch.delenv("CXX")
-    monkeypatch.setattr(compile_.shutil, "which", lambda name: name)
-    monkeypatch.setattr(compile_.sysconfig, "get_path", lambda name: "/nowhere")
+    monkeypatch.setattr(software.shutil, "which", lambda name: name)
+    monkeypatch.setattr(software.sysconfig, "get_path", lambda name: "/nowhere")
     with pytest.raises(KieloError, match=r"no Python.h.*python3-dev"):
         apply_compile(Llama(config(tied=False)))
 

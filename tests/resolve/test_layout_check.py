@@ -5,7 +5,7 @@ what a machine likes is said and never blocks.
 import pytest
 
 from kielo.recipe.sections import Layout, Model
-from kielo.resolve.layout_check import layout_complaints, shape_advice
+from kielo.resolve.layout_check import layout_complaints, speed_advice
 
 MODEL = Model(
     hidden_size=2048, intermediate_size=5632, num_attention_heads=12, num_key_value_heads=4, head_dim=128,
@@ -53,10 +53,10 @@ def test_advice_is_for_the_machine():
     """MI250X likes a hidden size in multiples of 1,024 and 1,280 columns a tensor rank;
     others are not told so.
     """
-    assert shape_advice(MODEL, Layout(tensor=1), "mi250x_gcd") == []
-    assert "less than 1,280" in shape_advice(MODEL, Layout(tensor=2), "mi250x_gcd")[0]
-    assert shape_advice(MODEL, Layout(tensor=2), "h100_sxm") == []
+    assert speed_advice(MODEL, Layout(tensor=1), "mi250x_gcd") == []
+    assert "less than 1,280" in speed_advice(MODEL, Layout(tensor=2), "mi250x_gcd")[0]
+    assert speed_advice(MODEL, Layout(tensor=2), "h100_sxm") == []
     assert (
         "multiples of 1,024"
-        in shape_advice(MODEL.model_copy(update={"hidden_size": 2560}), Layout(), "mi250x_gcd")[0]
+        in speed_advice(MODEL.model_copy(update={"hidden_size": 2560}), Layout(), "mi250x_gcd")[0]
     )

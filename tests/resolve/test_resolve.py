@@ -17,6 +17,7 @@ from kielo.recipe.sections import Recipe
 from kielo.resolve.mixture import num_sequences
 from kielo.resolve.resolve import consent, resolve
 from kielo.resolve.resolved import read, write
+from kielo.resolve.software import Software
 
 VOCABULARY = 300
 
@@ -185,19 +186,25 @@ def test_precisions_may_change_later_and_only_where_they_can_be(run_folder):
 
 
 def test_layers_are_compiled_on_gpus_where_they_can_be(run_folder):
-    """Unset: on GPUs, but not recomputed layers that tensor ranks share, which torch fails on; asked for,
-    they are refused.
+    """Unset: on GPUs, where this torch can, a compiler is there and no schedule splits the backward; what
+    is asked for and impossible is refused.
     """
     shared = {"tensor": 2, "recompute": "full"}
-    for layout, device, compiles in (
-        ({}, "cuda", True),
-        ({}, "cpu", False),
-        ({"compile": True}, "cpu", True),
-        (shared, "cuda", False),
+    split = {"pipeline": 2, "pipeline_schedule": "interleaved_zero_bubble"}
+    for layout, device, software, compiles in (
+        ({}, "cuda", None, True),
+        ({}, "cpu", None, False),
+        ({"compile": True}, "cpu", None, True),
+        ({}, "cuda", Software("2.13.0", "no compiler"), False),
+        (shared, "cuda", None, False),
+        (shared, "cuda", Software("2.11.0+cu130"), True),
+        (shared, "cuda", Software("2.10.0"), True),
+        (shared | {"recompute": "operators"}, "cuda", None, True),
+        (split, "cuda", None, False),
     ):
-        assert (
-            resolve(recipe(layout=layout), run_folder, 2, device, "h200").placement.layout.compile == compiles
-        )
+        asked = recipe(layout=layout, model={"num_hidden_layers": 4}, train={"micro_batch_sequences": 1})
+        resolved = resolve(asked, run_folder, 2, device, "h200", software=software)
+        assert resolved.placement.layout.compile == compiles, (layout, software)
     assert "layout.compile = false" in refusal(
         recipe(layout=shared | {"compile": True}), run_folder, 2, "cuda", "h200"
     )

@@ -217,7 +217,7 @@ def resolve(options: argparse.Namespace) -> int:
     from kielo.plan.run_to_plan import RunToPlan
     from kielo.recipe.cards import accelerator, cluster
     from kielo.recipe.read import run_folder
-    from kielo.resolve.layout_check import shape_advice
+    from kielo.resolve.layout_check import speed_advice
     from kielo.resolve.resolve import resolve
     from kielo.resolve.resolved import write
 
@@ -240,7 +240,7 @@ def resolve(options: argparse.Namespace) -> int:
         return 0
     for table in identity_and_placement(resolved):
         print_table(*table)
-    for advice in shape_advice(resolved.identity.model, recipe.layout, resolved.placement.accelerator):
+    for advice in speed_advice(resolved.identity.model, recipe.layout, resolved.placement.accelerator):
         print(f"advice: {advice}")
     print(f"wrote {folder / 'resolved.toml'}")
     if options.layout:

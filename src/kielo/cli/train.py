@@ -108,6 +108,7 @@ def train_here(recipe: Recipe, profile_steps: int = 0) -> Outcome:
     from kielo.parallel.rendezvous import find_rendezvous
     from kielo.plan.expected_speed import with_expectation
     from kielo.resolve.resolve import resolve
+    from kielo.resolve.software import installed
     from kielo.train.run import train
 
     place = find_rendezvous()
@@ -129,7 +130,11 @@ def train_here(recipe: Recipe, profile_steps: int = 0) -> Outcome:
                 recipe.train.start_timeout_seconds,
                 FETCH_LIMIT_SECONDS,
             )
-        resolved = resolve(recipe, folder, world_size=place.size, device=device, accelerator=device_name)
+        software = installed(device)
+        missing = software.missing_compiler
+        if missing and place.rank == 0 and device == "cuda" and recipe.layout.compile is None:
+            print(f"warning: layers are not compiled; {missing}", file=sys.stderr)
+        resolved = resolve(recipe, folder, place.size, device, device_name, software=software)
         return train(with_expectation(resolved, recipe), profile_steps=profile_steps)
     except KieloError as error:
         if file := os.environ.get(REFUSAL_FILE):

@@ -5,10 +5,6 @@ number of layers, and FSDP2 gathers and scatters between them. Wrappers of a lay
 before, such as recomputation, are compiled with it; those that come after (FSDP2's hooks) stay outside.
 """
 
-import os
-import shutil
-import sysconfig
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +12,7 @@ from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from kielo.recipe.errors import KieloError
+from kielo.resolve.software import missing_compiler
 
 # Limit of the versions of one layer's code. torch's own is 8, beyond which layers would run uncompiled: each
 # shape of a micro-batch (of phases, of held-out text), each kind of mask, and evaluation has a version.
@@ -28,7 +25,9 @@ def apply_compile(model: nn.Module) -> None:
     Each shape is compiled for itself: a run has few, and code for any shape is slower. Raises KieloError
     where a compiler or the headers of Python are missing.
     """
-    check_compiler()
+    missing = missing_compiler("cuda" if torch.cuda.is_available() else "cpu")
+    if missing is not None:
+        raise KieloError(missing)
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _VERSIONS)
     layers = list(model.layers.values())
     for layer in layers:
@@ -36,22 +35,6 @@ def apply_compile(model: nn.Module) -> None:
         layer.forward = torch.compile(layer.forward, dynamic=False)
     for layer in layers[:1]:
         layer.register_forward_pre_hook(_wait)
-
-
-def check_compiler() -> None:
-    """Raises KieloError where a compiler or the headers of Python, which torch.compile needs, are missing."""
-    has_gpu = torch.cuda.is_available()
-    names = [os.environ.get("CC"), "gcc", "clang"] if has_gpu else [os.environ.get("CXX", "g++")]
-    if not any(name and shutil.which(name.split()[0]) for name in names):
-        missing, package = (f"compiler ({'gcc' if has_gpu else 'g++'})", "gcc" if has_gpu else "g++")
-    elif not Path(sysconfig.get_path("include"), "Python.h").exists():
-        missing, package = "Python.h", "python3-dev"
-    else:
-        return
-    raise KieloError(
-        f"layout.compile: this machine has no {missing}, and torch.compile needs it; what would work: "
-        f"install it (Debian and Ubuntu: apt-get install {package}), or layout.compile = false"
-    )
 
 
 def _wait(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

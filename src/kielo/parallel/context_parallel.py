@@ -232,7 +232,8 @@ def _all_to_all(slices: Tensor, group: dist.ProcessGroup) -> Tensor:
     slices = slices.contiguous()
     received = torch.empty_like(slices)
     dist.all_to_all_single(received, slices, group=group)
-    return received
+    # A view: dynamo of torch 2.11 drops the gradient of a function that returns the buffer it wrote to.
+    return received.view_as(received)
 
 
 def _all_gather(part: Tensor, group: dist.ProcessGroup) -> Tensor:

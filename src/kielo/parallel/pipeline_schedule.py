@@ -1,7 +1,8 @@
 """Pipeline schedules of torch.distributed.pipelining, and all uses of its undocumented parts, by version.
 
-Tested with torch 2.13. Stages are static: shapes are given, and no forward is run to find them out, which
-torch does since 2.12 when both input and output examples are given.
+`resolve/torch_versions.py` lists the versions that run each schedule. Stages are static: shapes are given,
+and no forward is run to find them out, which torch does since 2.12 when both input and output examples
+are given.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,8 +17,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from kielo.recipe.errors import KieloError
-
-VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+from kielo.resolve.torch_versions import schedule_complaint
 
 TORCH_CLASSES = {
     "gpipe": "ScheduleGPipe",
@@ -27,8 +27,6 @@ TORCH_CLASSES = {
     "zbv": "ScheduleZBVZeroBubble",
     "dualpipev": "ScheduleDualPipeV",
 }
-# Measured: ZBV fails at start-up on 2.10.
-_NEEDS_VERSION = {"zbv": (2, 11), "dualpipev": (2, 11)}
 
 
 class Schedule(Protocol):
@@ -62,12 +60,9 @@ def make_schedule(
     examples: (input, output) of each part for one micro-batch, on meta. Raises KieloError, naming the
     version, for a schedule that this torch does not run.
     """
-    needed = _NEEDS_VERSION.get(options.name)
-    if needed is not None and needed > VERSION:
-        raise KieloError(
-            f"layout.pipeline_schedule = {options.name!r} needs torch {'.'.join(map(str, needed))} or newer; "
-            f"this is {torch.__version__}. What would work: 1f1b, interleaved_1f1b or interleaved_zero_bubble"
-        )
+    complaint = schedule_complaint(options.name, torch.__version__)
+    if complaint is not None:
+        raise KieloError(complaint)
     stages = [
         PipelineStage(
             part, number, num_stages, options.device, input_args=given, output_args=made, group=group

@@ -30,6 +30,7 @@ from kielo.resolve.stages import (
     stage_complaints,
     stages_of_rank,
 )
+from kielo.resolve.torch_versions import torch_complaints
 
 _MATRIX_WORK = ("matrix", "head")
 _INTERLEAVED = (2, 3, 4, 5, 6, 8)  # stages a rank
@@ -285,7 +286,9 @@ def _other_schedules(facts: _Facts, divisor: int) -> Iterator[str]:
     for schedule, each in tried:
         changes = {"pipeline_schedule": schedule, "pipeline_stages_per_rank": each, "pipeline_layers": None}
         changed = layout.model_copy(update=changes)
-        if any(stage_complaints(facts.run.model, changed)):
+        if any(stage_complaints(facts.run.model, changed)) or torch_complaints(
+            changed, facts.run.torch_version
+        ):
             continue
         if (
             micro_batch_complaint(schedule, planned.micro_batches, layout.pipeline, num_stages(changed))

@@ -21,6 +21,7 @@ from kielo.recipe.sections import Layout, Model, Precision, Recipe
 from kielo.resolve.complete_model import complete_model
 from kielo.resolve.fp8_check import without_fp8
 from kielo.resolve.phases import ramp_steps
+from kielo.resolve.software import planned
 from kielo.resolve.state_bytes import Bytes, host_bytes
 from kielo.resolve.text import imagined_text
 
@@ -123,6 +124,10 @@ class RunToPlan:
         if self.card.device == "cpu":
             return self.site.devices_per_node * (host_bytes(*held, is_offloaded=False) + sum(parts.values()))
         return self.site.devices_per_node * host_bytes(*held, is_offloaded)
+
+    @property
+    def torch_version(self) -> str:
+        return planned(self.site).torch
 
     @property
     def peak_tflops(self) -> float:

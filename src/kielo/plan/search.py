@@ -21,6 +21,7 @@ from kielo.plan.workload_row import StepSize
 from kielo.recipe.sections import Layout
 from kielo.resolve.layout_check import layout_complaints
 from kielo.resolve.stages import SCHEDULES
+from kielo.resolve.torch_versions import torch_complaints
 
 Column = np.ndarray
 _MICRO_BATCHES = (1, 2, 4, 8)
@@ -271,7 +272,12 @@ def _layouts(run: RunToPlan, devices: Sequence[int], found: Found) -> Iterator[L
     for layout in _axes(run, devices, found):
         splits = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
         for again, every in _RECOMPUTATION[:1] if splits else _RECOMPUTATION:
-            yield layout.model_copy(update=usual | {"recompute": again, "recompute_every_layers": every})
+            one = layout.model_copy(update=usual | {"recompute": again, "recompute_every_layers": every})
+            complaints = torch_complaints(one, run.torch_version)
+            for complaint in complaints:
+                found.impossible.setdefault(complaint, []).append(Choice(one, 1, 1, 1))
+            if not complaints:
+                yield one
 
 
 def _axes(run: RunToPlan, devices: Sequence[int], found: Found) -> Iterator[Layout]:
@@ -311,7 +317,7 @@ def _schedules(run: RunToPlan, layout: Layout, found: Found) -> Iterator[Layout]
     for choice in choices:
         one = layout.model_copy(update=choice)
         complaints = layout_complaints(
-            run.model, run.phase.sequence_length, one, run.phase.key("sequence_length")
+            run.model, run.phase.sequence_length, one, run.phase.key("sequence_length"), run.torch_version
         )
         for complaint in complaints[:1]:
             found.impossible.setdefault(complaint, []).append(Choice(one, 1, 1, 1))

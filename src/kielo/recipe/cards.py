@@ -91,6 +91,9 @@ class Cluster(Section):
         None, gt=0, description="writing, of the file system for checkpoints"
     )
     internet_on_compute_nodes: bool
+    torch: str | None = Field(
+        None, pattern=r"^\d+\.\d+", description="version that plans are made for; default: the newest tried"
+    )
     source: str
     date: str
     notes: str = ""

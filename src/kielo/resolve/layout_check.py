@@ -9,22 +9,21 @@ from collections.abc import Iterator
 from kielo.recipe.sections import Layout, Model
 from kielo.resolve.context_check import check_context
 from kielo.resolve.stages import stage_complaints
+from kielo.resolve.torch_versions import NEWEST, compile_advice, torch_complaints
 
 
 def layout_complaints(
-    model: Model, sequence_length: int, layout: Layout, length_key: str = "dataset.sequence_length"
+    model: Model,
+    sequence_length: int,
+    layout: Layout,
+    length_key: str = "dataset.sequence_length",
+    torch_version: str = NEWEST,
 ) -> list[str]:
-    """Returns which sizes of `model` (complete) and of its sequences do not divide by the ranks of an axis.
+    """Returns which sizes of `model` (complete) do not divide by the ranks, and what torch does not run.
 
     length_key: the recipe's key of `sequence_length`.
     """
-    complaints = list(_tensor_complaints(model, layout.tensor))
-    if layout.compile and fails_compiled(layout):
-        complaints.append(
-            f"layout.compile = true with layout.tensor = {layout.tensor} and layout.recompute = "
-            f'"{layout.recompute}": torch cannot compile recomputed layers that tensor ranks share; what '
-            'would work: layout.compile = false, or recompute = "none"'
-        )
+    complaints = list(_tensor_complaints(model, layout.tensor)) + torch_complaints(layout, torch_version)
     parts = layout.tensor * layout.context
     if layout.tensor > 1 and layout.sequence_parallel and sequence_length % parts:
         below = sequence_length // parts * parts
@@ -38,14 +37,6 @@ def layout_complaints(
         + check_context(model, sequence_length, layout, length_key)
         + list(stage_complaints(model, layout))
     )
-
-
-def fails_compiled(layout: Layout) -> bool:
-    """Returns True for recomputed layers that tensor ranks share, which torch 2.13 does not compile.
-
-    It says "expected all tensors_saved_with_vc_check to be Tensors": one is a DeviceMesh.
-    """
-    return layout.tensor > 1 and layout.recompute != "none"
 
 
 def _tensor_complaints(model: Model, ranks: int) -> Iterator[str]:
@@ -69,14 +60,16 @@ def _tensor_complaints(model: Model, ranks: int) -> Iterator[str]:
             )
 
 
-def shape_advice(model: Model, layout: Layout, accelerator: str) -> list[str]:
-    """Returns advice on sizes that are slow on a machine.
+def speed_advice(model: Model, layout: Layout, accelerator: str) -> list[str]:
+    """Returns advice on sizes that are slow on a machine, and on slow combinations of keys.
 
     MI250X is fast at hidden sizes in multiples of 1,024 and at least 1,280 columns a tensor rank (LUMI's blog
     post "Scaling the pre-training of large language models of >100B parameters to thousands of AMD MI250X
     GPUs", section on tensor parallelism).
     """
     advice = []
+    if layout.compile and (slow := compile_advice(layout)):
+        advice.append(slow)
     if layout.tensor > 1 and model.hidden_size % (64 * layout.tensor):
         advice.append(
             f"model.hidden_size = {model.hidden_size} over layout.tensor = {layout.tensor} is no multiple "

@@ -28,13 +28,15 @@ from kielo.recipe.sections import (
 )
 from kielo.resolve.complete_model import complete_model
 from kielo.resolve.fp8_check import fp8_complaints, without_fp8
-from kielo.resolve.layout_check import fails_compiled, layout_complaints
+from kielo.resolve.layout_check import layout_complaints
 from kielo.resolve.mixture import mixture_of, num_sequences, repeated_too_often
 from kielo.resolve.optimiser_check import optimiser_complaints
 from kielo.resolve.phases import merged, plan_learning_rates, plan_phases
 from kielo.resolve.resolved import Identity, Phase, PhasePlacement, Placement, Resolved
+from kielo.resolve.software import Software, planned
 from kielo.resolve.stages import layers_of_stages, micro_batch_complaint, num_stages
 from kielo.resolve.text import Text, text_of_run
+from kielo.resolve.torch_versions import compile_advice, compile_complaint
 
 _MOST_RANKS = 1_000_000  # more than any machine has; what would work is counted up to the number of ranks
 
@@ -46,6 +48,7 @@ class _Machine:
     world_size: int
     device: str
     card: Accelerator | None
+    software: Software
 
 
 @dataclass(frozen=True)
@@ -69,12 +72,14 @@ def resolve(
     device: str,
     accelerator: str | None = None,
     text: Text | None = None,
+    software: Software | None = None,
 ) -> Resolved:
     """Computes every number of the run.
 
     world_size: ranks. device: "cpu" or "cuda". accelerator: a card's name or the name that the driver gives
-    the device; default: the cluster card's. text: default, that in the run folder. Raises KieloError for
-    missing stages, for a text that this recipe would not have made, and with every impossible number.
+    the device; default: the cluster card's. text: default, that in the run folder. software: default, that
+    of a plan for the recipe's cluster. Raises KieloError for missing stages, for a text that this recipe
+    would not have made, and with every impossible number.
     """
     run_folder = Path(run_folder)
     if not 1 <= world_size <= _MOST_RANKS:
@@ -82,7 +87,8 @@ def resolve(
     if text is None:
         text = text_of_run(run_folder)
         check_recipe(recipe, run_folder)
-    machine = _Machine(world_size, device, _accelerator(recipe, device, accelerator))
+    software = software or planned(cluster(recipe.cluster))
+    machine = _Machine(world_size, device, _accelerator(recipe, device, accelerator), software)
     complaints: list[str] = []
     layout = _with_axes(recipe.layout, world_size, complaints)
     model = complete_model(recipe, full_phases(recipe), text.vocabulary_size, complaints)
@@ -118,7 +124,11 @@ def _model_complaints(model: Model, recipe: Recipe, steps: _Steps, machine: _Mac
     """Yields why `model` (complete) cannot have this layout or be computed in these precisions."""
     for phase in steps.asked:
         yield from layout_complaints(
-            model, phase.sequence_length, recipe.layout, phase.key("sequence_length")
+            model,
+            phase.sequence_length,
+            recipe.layout,
+            phase.key("sequence_length"),
+            machine.software.torch,
         )
     yield from _precision_complaints(model, recipe, steps.phases[-1].last_step, machine)
     if _computes_in_fp8(recipe):
@@ -170,7 +180,7 @@ def _placement(
     count = module(model.model_type, "count")
     return Placement(
         world_size=machine.world_size,
-        layout=_filled_in(layout, identity, machine.device),
+        layout=_filled_in(layout, identity, machine),
         train=recipe.train.part(TrainPlacement),
         checkpoint=_keeping_some(recipe.checkpoint, identity.total_steps),
         phases=tuple(
@@ -193,12 +203,12 @@ def _placement(
     )
 
 
-def _filled_in(layout: Layout, identity: Identity, device: str) -> Layout:
+def _filled_in(layout: Layout, identity: Identity, machine: _Machine) -> Layout:
     """Returns the layout, whose axes are known, with everything else that the recipe leaves to Kielo."""
     stages = layers_of_stages(identity.model, identity.longest_sequence_length, layout)
     return layout.model_copy(
         update={
-            "compile": _compiles(layout, device),
+            "compile": _compiles(layout, machine),
             "pipeline_layers": stages if layout.pipeline > 1 else None,
             "pipeline_stages_per_rank": len(stages) // layout.pipeline if layout.pipeline > 1 else None,
         }
@@ -296,10 +306,16 @@ def _skipped_beyond(skip_steps: Sequence[tuple[int, int]], total_steps: int) -> 
             )
 
 
-def _compiles(layout: Layout, device: str) -> bool:
-    if layout.compile is None:
-        return device == "cuda" and not fails_compiled(layout)
-    return layout.compile
+def _compiles(layout: Layout, machine: _Machine) -> bool:
+    """Returns the recipe's choice, else True on GPUs where compiled layers work and are faster."""
+    if layout.compile is not None:
+        return layout.compile
+    against = (
+        machine.software.missing_compiler,
+        compile_complaint(layout, machine.software.torch),
+        compile_advice(layout),
+    )
+    return machine.device == "cuda" and not any(against)
 
 
 def _computes_in_fp8(recipe: Recipe) -> bool:

@@ -17,6 +17,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.read import run_folder
 from kielo.recipe.sections import Recipe
 from kielo.resolve.resolve import resolve
+from kielo.resolve.software import installed
 from kielo.train.signals import Presses, give_signals_back, take_over_signals
 
 
@@ -33,7 +34,7 @@ def start_ranks(
     shutdown_seconds: time to save after a stop signal. is_quiet: what the ranks print goes to stderr.
     Raises KieloError for numbers that so many ranks cannot run, before any of them is started.
     """
-    resolve(recipe, run_folder(recipe), world_size=ranks, device="cpu")
+    resolve(recipe, run_folder(recipe), world_size=ranks, device="cpu", software=installed("cpu"))
     folder = run_folder(recipe) / "train"
     state_before = _state_of(folder / Outcome.FILE_NAME)
     with tempfile.NamedTemporaryFile("r", prefix="kielo_", encoding="utf-8") as refusal:
