@@ -86,6 +86,15 @@ class _Communicators:
         return self._made[tuple(mine)]
 
 
+def communicators(mesh: Mesh) -> list[dist.ProcessGroup]:
+    """Returns this rank's groups, each once: that of the world and those of all axes."""
+    groups = [
+        dist.group.WORLD,
+        *(group for ranks in (mesh.ranks, mesh.parameters) for group in ranks.get_all_groups()),
+    ]
+    return list({group.group_name: group for group in groups}.values())
+
+
 def data_ranks(mesh: Mesh) -> int:
     """Returns the number of ranks that see different samples."""
     count = 1

@@ -25,8 +25,9 @@ from kielo.parallel.context_parallel import context_positions
 from kielo.parallel.fp8 import refuse_without_fp8, scale_weights
 from kielo.parallel.gradient_clipping import clip_gradients
 from kielo.parallel.materialise import materialise
-from kielo.parallel.mesh import Mesh, build_mesh, data_rank, data_ranks, sum_over_data
+from kielo.parallel.mesh import Mesh, build_mesh, communicators, data_rank, data_ranks, sum_over_data
 from kielo.parallel.parallelise import parallelise
+from kielo.parallel.time_limits import TimeLimits
 from kielo.parallel.world import World, make_host_group
 from kielo.recipe.sections import Layout, Precision, TrainIdentity
 from kielo.resolve.resolved import Identity, Placement, Resolved
@@ -60,6 +61,9 @@ def assemble(
     identity, placement = resolved.identity, resolved.placement
     device, state = world.device, State()
     mesh = build_mesh(world, placement.layout)
+    time_limits = TimeLimits(
+        communicators(mesh), placement.train.start_timeout_seconds, placement.train.step_timeout_seconds
+    )
     guard = Guard(device, identity.train)
     checkpoints = RunCheckpoints(_checkpointer(placement, world, permit), resolved, guard, state)
     meter = Meter(world.size, identity.total_tokens, device)
@@ -69,6 +73,7 @@ def assemble(
     return Run(
         device=device,
         mesh=mesh,
+        time_limits=time_limits,
         state=state,
         guard=guard,
         learning_rate=learning_rate(identity),

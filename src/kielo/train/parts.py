@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kielo.parallel.mesh import Mesh
+from kielo.parallel.time_limits import TimeLimits
 from kielo.recipe.sections import Precision
 from kielo.train.feed import Feed, StepBatch
 from kielo.train.forward_backward import ForwardBackward
@@ -68,6 +69,7 @@ class Run:
 
     device: torch.device
     mesh: Mesh
+    time_limits: TimeLimits
     state: State
     guard: Guard
     learning_rate: Callable[[int], float]
