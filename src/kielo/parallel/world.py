@@ -6,13 +6,13 @@ and ROCm), so a laptop runs what a cluster runs.
 
 import contextlib
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from kielo.parallel.communicator import raise_communicator
+from kielo.parallel.communicator import Startup, raise_communicator
 from kielo.parallel.rendezvous import Rendezvous, find_rendezvous
 from kielo.recipe.errors import KieloError
 
@@ -33,6 +33,10 @@ class World:
     store: dist.Store = field(repr=False, compare=False)
     is_rehearsed: bool = False
 
+    @property
+    def startup(self) -> Startup:
+        return Startup(self.rank, self.store, self.device, self.timeout_seconds)
+
 
 _world: World | None = None  # ended by end_world; one a process, like torch's default process group
 _meeting: tuple[Rendezvous, dist.Store] | None = None  # the store in which the ranks of an attempt meet
@@ -48,14 +52,17 @@ def start_world(timeout_seconds: float, device: str | None = None) -> World:
     place = find_rendezvous()
     chosen = _device(device, place.local_rank)
     store = meet(place, timeout_seconds)
+    startup = Startup(place.rank, store, chosen, timeout_seconds)
 
     def make() -> dist.ProcessGroup:
         backend = "nccl" if chosen.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size)
+        dist.init_process_group(
+            backend, store=store, rank=place.rank, world_size=place.size, timeout=startup.group_timeout
+        )
         return dist.group.WORLD
 
     try:
-        raise_communicator("world", range(place.size), place.rank, store, chosen, timeout_seconds, make)
+        raise_communicator(startup, "world", range(place.size), make)
     except KieloError:
         linger(place)
         raise
@@ -84,9 +91,8 @@ def make_host_group(world: World, name: str, timeout_seconds: float) -> dist.Pro
     def make() -> dist.ProcessGroup:
         return dist.new_group(list(ranks), backend="gloo", group_desc=name)
 
-    return raise_communicator(
-        name, ranks, world.rank, world.store, torch.device("cpu"), timeout_seconds, make
-    )
+    startup = replace(world.startup, device=torch.device("cpu"), timeout_seconds=timeout_seconds)
+    return raise_communicator(startup, name, ranks, make)
 
 
 def end_world(wait_seconds: float = 10.0) -> None:
