@@ -415,6 +415,9 @@ class TrainPlacement(Section):
     log_every_steps: PositiveInt = 10
     heldout_every_steps: PositiveInt = 100
     tensorboard: bool = True
+    collect_garbage_every_steps: PositiveInt = Field(
+        50, description="Python's collector, on all ranks at once; 1 in zero-bubble schedules"
+    )
     start_timeout_seconds: float = Field(
         1800.0,
         ge=1,

@@ -25,6 +25,7 @@ def fit(run: Run, phase: PhaseParts) -> bool:
         run.guard.stop_if_diverged(state.step, run.checkpoints.way_on)
         run.profile.step(state.step)
         run.time_limits.step_done()
+        run.garbage.step(state.step)
 
         if run.log.due(state.step):  # the host waits for the device
             run.log.write(run.step_row(state, loss, gradient_norm, learning_rate))
@@ -37,6 +38,7 @@ def fit(run: Run, phase: PhaseParts) -> bool:
             with run.meter.paused(), run.time_limits.paused():
                 # the copy waits for the device; writing goes on beside the next steps
                 run.checkpoints.save(loss)
+                run.garbage.collect()
         if stopping:
             return True
     return False

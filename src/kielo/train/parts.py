@@ -14,6 +14,7 @@ from kielo.parallel.time_limits import TimeLimits
 from kielo.recipe.sections import Precision
 from kielo.train.feed import Feed, StepBatch
 from kielo.train.forward_backward import ForwardBackward
+from kielo.train.garbage import Garbage
 from kielo.train.guard import Guard
 from kielo.train.heldout import HeldOut
 from kielo.train.log import Log
@@ -80,4 +81,5 @@ class Run:
     checkpoints: RunCheckpoints
     alert: Callable[[int, str], None]
     profile: Profile
+    garbage: Garbage
     current: PrecisionParts

@@ -124,6 +124,7 @@ def _fit_and_close(run: Run, resolved: Resolved) -> str:
     finally:
         run.checkpoints.close()
         run.profile.close()
+        run.garbage.end()
         run.log.close()
 
 
@@ -135,6 +136,7 @@ def _fit_phases(run: Run, resolved: Resolved) -> str:
     """
     state, identity = run.state, resolved.identity
     restore(run)
+    run.garbage.begin()
     run.log.start(state.step)
     run.meter.start(state.tokens)
     is_stopped = False
