@@ -1,6 +1,7 @@
 """Launchers are read alike, and a rank that does not come is named."""
 
 import os
+import resource
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,9 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
+from kielo.parallel.communicator import warm_messages, who_is_missing
 from kielo.parallel.mesh import AXES, build_mesh
+from kielo.parallel.open_files import allow_open_files
 from kielo.parallel.rendezvous import Rendezvous, find_rendezvous, first_host
-from kielo.parallel.world import start_world
+from kielo.parallel.world import make_host_group, start_world
 from kielo.recipe.errors import KieloError
 from tests.ranks import free_port, run_ranks
 
@@ -117,6 +120,86 @@ def test_an_axis_that_is_never_made_is_named():
     """Each communicator has its own limit: the axis and the missing rank are in the message."""
     messages = run_ranks(axis_without, 4, 3)
     assert "communicator 'replicate'" in messages[1] and "rank 3 did not arrive, 1 of 2 did" in messages[1]
+
+
+def warm_pipeline():
+    sent, send = [], dist.send
+
+    def recorded(tensor, group, group_dst):
+        sent.append(group_dst)
+        send(tensor, group=group, group_dst=group_dst)
+
+    dist.send = recorded
+    world = start_world(30, "cpu")
+    mesh = build_mesh(world, layout(pipeline=4))
+    if world.rank == 3:
+        return sent, "absent"
+    startup, group = replace(world.startup, timeout_seconds=1), mesh["pipeline"].get_group()
+    try:
+        warm_messages(startup, "again", range(4), group)
+    except KieloError as error:
+        return sent, str(error)
+
+
+def test_messages_of_a_pipeline_are_warmed_in_both_directions():
+    """Neighbours, and the first and the last rank; a rank that is missing is named by each pair it is in."""
+    sent, messages = zip(*run_ranks(warm_pipeline, 4))
+    assert [sorted(targets[:2]) for targets in sent] == [[1, 3], [0, 2], [1, 3], [0, 2]]
+    for rank, pair in ((0, "again 0-3"), (2, "again 2-3")):
+        assert f"communicator '{pair}'" in messages[rank] and "rank 3 did not arrive" in messages[rank]
+
+
+def sockets():
+    entries = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
+    return sum(os.readlink(entry).startswith("socket") for entry in entries if os.path.islink(entry))
+
+
+def connect_host_group():
+    world = start_world(30, "cpu")
+    before = sockets()
+    group = make_host_group(world, "checkpoint", 30)
+    made, gathered = sockets() - before, [None] * world.size
+    dist.all_gather_object(gathered, world.rank, group=group)
+    dist.barrier(group=group)
+    return made, gathered
+
+
+def test_a_host_group_connects_only_ranks_that_send_to_each_other():
+    """A listening socket and the ring's two neighbours; all with all would be one and seven."""
+    ranks = run_ranks(connect_host_group, 8)
+    assert all(gathered == list(range(8)) for _, gathered in ranks)
+    assert all(made <= 3 for made, _ in ranks[1:])  # the first one serves the store, too
+
+
+def test_too_few_open_files_are_refused_with_the_number_that_is_needed(monkeypatch):
+    """Rank 0 of 6,144 serves the store and gathers; the soft limit is raised to the hard one."""
+    limits = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.append(pair))
+    allow_open_files(Rendezvous(5, 6144, 5))
+    with pytest.raises(KieloError, match=r"needs up to 18944 open files and sockets.*hard limit is 4096"):
+        allow_open_files(Rendezvous(0, 6144, 0))
+    assert limits == [(4096, 4096)] * 2
+
+
+class CountingStore(dist.HashStore):
+    """Counts the questions for marks."""
+
+    checks = 0
+
+    def check(self, keys):
+        self.checks += 1
+        return super().check(keys)
+
+
+def test_marks_are_asked_for_by_one_rank_and_by_halves():
+    """Three of 6,144 are found with few questions, once; later askers read the answer."""
+    store = CountingStore()
+    for rank in set(range(6144)) - {7, 8, 5000}:
+        store.set(f"arrived/world/{rank}", b"1")
+    answers = {who_is_missing("world", range(6144), store) for _ in range(3)}
+    assert len(answers) == 1 and answers.pop().startswith("ranks 7, 8, 5000 did not arrive, 6141 of 6144 did")
+    assert store.checks < 60
 
 
 def wrong_layouts():

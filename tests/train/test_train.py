@@ -6,7 +6,9 @@ import errno
 import json
 import os
 import random
+import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from kielo.artifact.outcome import Outcome
 from kielo.artifact.whole_checkpoints import list_checkpoints
 from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
 from kielo.checkpoint.safetensors_storage import SafetensorsStorageWriter
+from kielo.cli.failure import sentence
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Resolved
 from kielo.train.feed import Feed
@@ -195,6 +198,32 @@ def test_three_such_steps_in_a_row_end_the_run(tmp_path: Path) -> None:
         "train.learning_rate" in outcome["message"]
         and "No checkpoint had been saved before step 4" in outcome["message"]
     )
+
+
+def on_rank_that_falls_silent(resolved: Resolved) -> str:
+    """Trains; the last rank is late for step 2 by more than the short limit, and for step 4 for good."""
+    late = {2: 1.3, 4: 2.5} if os.environ["RANK"] == "1" else {}
+    original_take = Feed.take
+
+    def take(self: Any, step: int) -> Any:
+        time.sleep(late.get(step, 0))
+        return original_take(self, step)
+
+    Feed.take = take
+    try:
+        return train(resolved).outcome
+    except RuntimeError as error:
+        step = json.loads(Path(resolved.placement.train_folder, "outcome.json").read_text())["step"]
+        return f"step {step}: {sentence(error)}"
+
+
+def test_a_rank_that_falls_silent_ends_the_others_within_the_limit(folder: Path) -> None:
+    """The limit is long for the first two steps and short for the later ones; the message names the key."""
+    waiting, silent = run_ranks(
+        on_rank_that_falls_silent, 2, resolve(folder, shard=2, step_timeout_seconds=1)
+    )
+    assert re.search(r"step [34]: .*the ranks lost each other .*1000ms.*train.step_timeout_seconds", waiting)
+    assert re.match("step [34]: ", silent)
 
 
 def test_one_process_needs_no_launcher_and_another_identity_is_refused(folder: Path) -> None:

@@ -105,7 +105,7 @@ def resolve(
     }  # fmt: skip
     running: dict[str, Any] = {
         "loss_chunk_tokens": 24, "log_every_steps": 1, "heldout_every_steps": 10, "tensorboard": False,
-        "start_timeout_seconds": 60.0,
+        "start_timeout_seconds": 120.0,
     }  # fmt: skip
     checkpoint: dict[str, Any] = {"every_steps": 100, "keep_newest": 2, "keep_every_steps": 0}
     placement: dict[str, Any] = {

@@ -40,6 +40,9 @@ def train_flags(parser: argparse.ArgumentParser) -> None:
         metavar="STEPS",
         help="from the third step on, record so many (default: 10): where their time goes, and a trace",
     )
+    parser.add_argument(
+        "--profile-ranks", metavar="0,5,…", help="with --profile: record on these ranks only; 0 sums it up"
+    )
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
 
 
@@ -50,10 +53,11 @@ def train(options: argparse.Namespace) -> int:
         raise KieloError(f"--ranks {ranks}: give 1 or more")
     if options.profile is not None and options.profile < 1:
         raise KieloError(f"--profile {options.profile}: give 1 step or more")
-    profile_steps = options.profile or 0
+    profile_steps = _profile_steps(options, ranks)
     with keep_stdout_for_json(options.json):
         if ranks > 1:
             profile = ["--profile", str(profile_steps)] if profile_steps else []
+            profile += ["--profile-ranks", options.profile_ranks] if options.profile_ranks else []
             outcome = train_on_ranks(
                 recipe, options.recipe, options.sets, ranks, profile, options.shutdown_seconds
             )
@@ -66,6 +70,23 @@ def train(options: argparse.Namespace) -> int:
     elif outcome.message and not _is_reported_by_another():
         print(outcome.message)
     return outcome.exit_code
+
+
+def _profile_steps(options: argparse.Namespace, ranks: int) -> int:
+    """Returns how many steps this rank records, or those of the chosen `ranks` that it starts."""
+    from kielo.parallel.rendezvous import find_rendezvous
+
+    if options.profile_ranks is None:
+        return options.profile or 0
+    chosen = options.profile_ranks.split(",")
+    place = find_rendezvous()
+    size = max(place.size, ranks)
+    if options.profile is None or not all(one.isdecimal() and int(one) < size for one in chosen):
+        raise KieloError(
+            f"--profile-ranks {options.profile_ranks}: give --profile too, and ranks from 0 to {size - 1} "
+            "such as 0,1"
+        )
+    return options.profile if ranks > 1 or place.rank in map(int, chosen) else 0
 
 
 def _is_reported_by_another() -> bool:

@@ -8,52 +8,103 @@ rank sets a mark in the store when it arrives, and at the time limit the missing
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from kielo.recipe.errors import KieloError
 
+_ANSWER_SECONDS = 3.0  # rank 0, which serves the store, stays as long (world.linger)
+
+
+@dataclass(frozen=True)
+class Startup:
+    """The rank that starts communicators, the store of the marks, and the time limit of each start."""
+
+    rank: int
+    store: dist.Store
+    device: torch.device
+    timeout_seconds: float
+
+    @property
+    def group_timeout(self) -> timedelta:
+        """Time limit of a new group, longer than that of its start, which names the missing ranks."""
+        return timedelta(seconds=self.timeout_seconds, minutes=30)
+
 
 def raise_communicator(
-    name: str,
-    ranks: Sequence[int],
-    rank: int,
-    store: dist.Store,
-    device: torch.device,
-    timeout_seconds: float,
-    make: Callable[[], dist.ProcessGroup],
+    startup: Startup, name: str, ranks: Sequence[int], make: Callable[[], dist.ProcessGroup]
 ) -> dist.ProcessGroup:
     """Calls `make`, sums a one over the new group, and returns the group.
 
     Args: `name` is the mesh axis (or "world") for messages and marks; `ranks` are the global ranks of the
-    group; `store` is seen by all of them. Raises KieloError naming the axis and the ranks that did not arrive
-    within `timeout_seconds`, on every rank that did.
+    group. Raises KieloError naming the axis and the ranks that did not arrive within the time limit, on every
+    rank that did.
     """
-    outcome: dict[str, dist.ProcessGroup | BaseException] = {}
-    marks = store.clone()  # a store serves one thread at a time, and `make` may be waiting in the other one
+    made = []
+
+    def start() -> None:
+        made.append(make())
+        _warm(made[0], len(ranks), startup.device)
+
+    _within_limit(startup, name, ranks, start)
+    return made[0]
+
+
+def warm_messages(startup: Startup, name: str, ranks: Sequence[int], group: dist.ProcessGroup) -> None:
+    """Sends one message each way between neighbours of `group`, and between its first and last rank.
+
+    A pipeline sends between these. NCCL makes a communicator of two ranks at their first message, which would
+    otherwise be in the middle of a step. `ranks` are the global ranks of the group. Raises KieloError naming
+    the rank that did not arrive within the time limit of each pair.
+    """
+    size, mine = len(ranks), list(ranks).index(startup.rank)
+    pairs = [(first, first + 1) for start in (0, 1) for first in range(start, size - 1, 2)]
+    if size > 2:
+        pairs.append((0, size - 1))
+    for pair in pairs:  # all ranks of the group take their pairs in this order
+        if mine not in pair:
+            continue
+        low, high = pair
+
+        def exchange(low: int = low, high: int = high) -> None:
+            message = torch.ones((), device=startup.device)
+            for source, target in ((low, high), (high, low)):
+                if mine == source:
+                    dist.send(message, group=group, group_dst=target)
+                else:
+                    dist.recv(message, group=group, group_src=source)
+            message.item()  # waits for the device
+
+        _within_limit(startup, f"{name} {low}-{high}", [ranks[low], ranks[high]], exchange)
+
+
+def _within_limit(startup: Startup, name: str, ranks: Sequence[int], start: Callable[[], None]) -> None:
+    """Calls `start` in a thread; raises KieloError if it fails or does not end within the time limit."""
+    marks = startup.store.clone()  # a store serves one thread at a time, and `start` may be waiting in it
+    errors: list[BaseException] = []
+    ended = threading.Event()
 
     def work() -> None:
         try:
-            if device.type == "cuda":
-                torch.cuda.set_device(device)  # the current device belongs to the thread
-            group = make()
-            _warm(group, len(ranks), device)
-            outcome["group"] = group
+            if startup.device.type == "cuda":
+                torch.cuda.set_device(startup.device)  # the current device belongs to the thread
+            start()
         except BaseException as error:  # noqa: B036 - handed to the waiting thread, which raises it
-            outcome["error"] = error
+            errors.append(error)
+        ended.set()
 
-    marks.set(_mark(name, rank), b"1")
-    thread = threading.Thread(target=work, name=f"communicator {name}", daemon=True)
-    thread.start()
-    thread.join(timeout_seconds)
-    if "group" in outcome:
-        return outcome["group"]
-    error = outcome.get("error")
-    reason = f"failed ({error})" if error else f"was not up after {timeout_seconds:g} s"
+    marks.set(_mark(name, startup.rank), b"1")
+    threading.Thread(target=work, name=f"communicator {name}", daemon=True).start()
+    is_ended = ended.wait(startup.timeout_seconds)
+    if is_ended and not errors:
+        return
+    reason = f"failed ({errors[0]})" if is_ended else f"was not up after {startup.timeout_seconds:g} s"
     raise KieloError(
-        f"rank {rank}: communicator {name!r} {reason}: {who_is_missing(name, ranks, marks)}"
-    ) from error
+        f"rank {startup.rank}: communicator {name!r} {reason}: {who_is_missing(name, ranks, marks)}"
+    ) from (errors[0] if is_ended else None)
 
 
 def _warm(group: dist.ProcessGroup, size: int, device: torch.device) -> None:
@@ -64,14 +115,35 @@ def _warm(group: dist.ProcessGroup, size: int, device: torch.device) -> None:
 
 
 def who_is_missing(name: str, ranks: Sequence[int], store: dist.Store) -> str:
-    """Returns text about the ranks without a mark in `store`."""
+    """Returns text about the ranks without a mark in `store`.
+
+    The first rank of the group to ask looks for the marks and leaves the text in the store for the others: of
+    thousands of ranks that give up at once, each would ask for thousands of marks.
+    """
+    text = f"missing/{name}/{ranks[0]}"
     try:
-        missing = [rank for rank in ranks if not store.check([_mark(name, rank)])]
+        if store.add(f"{text}/asked", 1) == 1:
+            store.set(text, _about(_missing(name, ranks, store), len(ranks)))
+        store.wait([text], timedelta(seconds=_ANSWER_SECONDS))
+        return store.get(text).decode()
     except RuntimeError:  # dist.DistError is one
         return "the store on rank 0 is gone, so rank 0 ended first; its message gives the reason"
+
+
+def _missing(name: str, ranks: Sequence[int], store: dist.Store) -> list[int]:
+    """Returns the ranks without a mark: one question, and two for each half that lacks some."""
+    if store.check([_mark(name, rank) for rank in ranks]):
+        return []
+    if len(ranks) == 1:
+        return list(ranks)
+    middle = len(ranks) // 2
+    return _missing(name, ranks[:middle], store) + _missing(name, ranks[middle:], store)
+
+
+def _about(missing: list[int], size: int) -> str:
     if not missing:
         return (
-            f"all {len(ranks)} ranks arrived, but could not communicate; check the network interface "
+            f"all {size} ranks arrived, but could not communicate; check the network interface "
             "(NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME) and train.start_timeout_seconds"
         )
     shown = ", ".join(map(str, missing[:32])) + (
@@ -79,7 +151,7 @@ def who_is_missing(name: str, ranks: Sequence[int], store: dist.Store) -> str:
     )
     plural = "ranks" if len(missing) > 1 else "rank"
     return (
-        f"{plural} {shown} did not arrive, {len(ranks) - len(missing)} of {len(ranks)} did; look at the log "
+        f"{plural} {shown} did not arrive, {size - len(missing)} of {size} did; look at the log "
         f"of {plural} {shown}, or raise "
         "train.start_timeout_seconds if they are merely slow"
     )

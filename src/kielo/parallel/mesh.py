@@ -6,12 +6,13 @@ stay within a node and `replicate` goes across nodes.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from kielo.parallel.communicator import raise_communicator
+from kielo.parallel.communicator import raise_communicator, warm_messages
 from kielo.parallel.world import World
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout
@@ -51,6 +52,9 @@ def build_mesh(world: World, layout: Layout) -> Mesh:
     ranks = torch.arange(world.size).reshape(sizes)
     communicators = _Communicators(world)
     mesh = communicators.mesh(ranks, AXES)
+    if layout.pipeline > 1 and not world.is_rehearsed:
+        group = mesh["pipeline"].get_group()
+        warm_messages(world.startup, "pipeline", dist.get_process_group_ranks(group), group)
     if layout.context == 1:
         return Mesh(mesh, mesh)
     merged = ranks.flatten(AXES.index("shard"), AXES.index("context"))
@@ -77,13 +81,21 @@ class _Communicators:
             if len(mine) == 1 or self._world.is_rehearsed:
                 group = dist.new_group(mine, use_local_synchronization=True)
             else:
-                make = _maker(rows, mine, name)
-                world = self._world
+                startup = self._world.startup
                 group = raise_communicator(
-                    name, mine, world.rank, world.store, world.device, self._world.timeout_seconds, make
+                    startup, name, mine, _maker(rows, mine, name, startup.group_timeout)
                 )
             self._made[tuple(mine)] = group
         return self._made[tuple(mine)]
+
+
+def communicators(mesh: Mesh) -> list[dist.ProcessGroup]:
+    """Returns this rank's groups, each once: that of the world and those of all axes."""
+    groups = [
+        dist.group.WORLD,
+        *(group for ranks in (mesh.ranks, mesh.parameters) for group in ranks.get_all_groups()),
+    ]
+    return list({group.group_name: group for group in groups}.values())
 
 
 def data_ranks(mesh: Mesh) -> int:
@@ -119,10 +131,12 @@ def sum_over(tensor: torch.Tensor, axes: Sequence[DeviceMesh]) -> torch.Tensor:
     return total
 
 
-def _maker(rows: list[list[int]], mine: list[int], axis: str) -> Callable[[], dist.ProcessGroup]:
+def _maker(
+    rows: list[list[int]], mine: list[int], axis: str, timeout: timedelta
+) -> Callable[[], dist.ProcessGroup]:
     def make() -> dist.ProcessGroup:
         # Every rank makes every row, in the same order: torch numbers groups by counting.
-        made = [dist.new_group(row, group_desc=axis) for row in rows]
+        made = [dist.new_group(row, timeout=timeout, group_desc=axis) for row in rows]
         return made[rows.index(mine)]
 
     return make

@@ -5,14 +5,18 @@ and ROCm), so a laptop runs what a cluster runs.
 """
 
 import contextlib
+import os
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from kielo.parallel.communicator import raise_communicator
+from kielo.parallel.communicator import Startup, raise_communicator
+from kielo.parallel.open_files import allow_open_files
 from kielo.parallel.rendezvous import Rendezvous, find_rendezvous
 from kielo.recipe.errors import KieloError
 
@@ -33,7 +37,12 @@ class World:
     store: dist.Store = field(repr=False, compare=False)
     is_rehearsed: bool = False
 
+    @property
+    def startup(self) -> Startup:
+        return Startup(self.rank, self.store, self.device, self.timeout_seconds)
 
+
+_LAZY_GLOO = "TORCH_GLOO_LAZY_INIT"
 _world: World | None = None  # ended by end_world; one a process, like torch's default process group
 _meeting: tuple[Rendezvous, dist.Store] | None = None  # the store in which the ranks of an attempt meet
 
@@ -48,14 +57,17 @@ def start_world(timeout_seconds: float, device: str | None = None) -> World:
     place = find_rendezvous()
     chosen = _device(device, place.local_rank)
     store = meet(place, timeout_seconds)
+    startup = Startup(place.rank, store, chosen, timeout_seconds)
 
     def make() -> dist.ProcessGroup:
         backend = "nccl" if chosen.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size)
+        dist.init_process_group(
+            backend, store=store, rank=place.rank, world_size=place.size, timeout=startup.group_timeout
+        )
         return dist.group.WORLD
 
     try:
-        raise_communicator("world", range(place.size), place.rank, store, chosen, timeout_seconds, make)
+        raise_communicator(startup, "world", range(place.size), make)
     except KieloError:
         linger(place)
         raise
@@ -74,19 +86,31 @@ def meet(place: Rendezvous, timeout_seconds: float) -> dist.Store:
 def make_host_group(world: World, name: str, timeout_seconds: float) -> dist.ProcessGroup | None:
     """Makes a group of all ranks over the CPU (gloo), for a thread beside the training; None for one rank.
 
-    Collectives of one group must come from one thread, in one order. All ranks call it together. Raises
-    KieloError naming the ranks that did not arrive within `timeout_seconds`.
+    Two ranks connect when they first send to each other: a ring and trees, and all with rank 0, instead of
+    all with all. Collectives of one group must come from one thread, in one order. All ranks call it
+    together. Raises KieloError naming the ranks that did not arrive within `timeout_seconds`.
     """
     if world.size == 1:
         return None
     ranks = range(world.size)
 
-    def make() -> dist.ProcessGroup:
-        return dist.new_group(list(ranks), backend="gloo", group_desc=name)
+    startup = replace(world.startup, device=torch.device("cpu"), timeout_seconds=timeout_seconds)
 
-    return raise_communicator(
-        name, ranks, world.rank, world.store, torch.device("cpu"), timeout_seconds, make
-    )
+    def make() -> dist.ProcessGroup:
+        with _connecting_lazily():
+            return dist.new_group(list(ranks), timeout=startup.group_timeout, backend="gloo", group_desc=name)
+
+    return raise_communicator(startup, name, ranks, make)
+
+
+@contextmanager
+def _connecting_lazily() -> Iterator[None]:
+    """Makes gloo groups that are made meanwhile connect at first use; torch 2.10, 2.11 and 2.13 know it."""
+    os.environ[_LAZY_GLOO] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_LAZY_GLOO]
 
 
 def end_world(wait_seconds: float = 10.0) -> None:
@@ -131,6 +155,7 @@ def _device(kind: str | None, local_rank: int) -> torch.device:
 def _store(place: Rendezvous, timeout_seconds: float) -> dist.Store:
     if place.size == 1:
         return dist.HashStore()  # in memory: one process needs no port
+    allow_open_files(place)
     try:
         return dist.TCPStore(
             place.host,

@@ -51,10 +51,10 @@ def sentence(error: BaseException) -> str | None:
         return _of_the_system(error)
     if isinstance(error, UnicodeError | json.JSONDecodeError):
         return f"a file is not what it should be ({error}); KIELO_TRACEBACK=1 shows where it was read"
-    if type(error).__module__.startswith("torch.distributed") or type(error).__name__.startswith("Dist"):
+    if _is_of_other_ranks(error):
         return (
             f"{rank_prefix()}the ranks lost each other ({first_line(error)}); another rank's message is the "
-            "cause, if there is one"
+            "cause, if there is one; a rank that is merely slow needs a longer train.step_timeout_seconds"
         )
     return None
 
@@ -72,6 +72,15 @@ def _is_out_of_memory(error: BaseException) -> bool:
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
         or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+    )
+
+
+def _is_of_other_ranks(error: BaseException) -> bool:
+    """Returns True for errors of torch.distributed, and for gloo's, which have no class of their own."""
+    return (
+        type(error).__module__.startswith("torch.distributed")
+        or type(error).__name__.startswith("Dist")
+        or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
     )
 
 

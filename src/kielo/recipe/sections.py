@@ -420,7 +420,19 @@ class TrainPlacement(Section):
     log_every_steps: PositiveInt = 10
     heldout_every_steps: PositiveInt = 100
     tensorboard: bool = True
-    start_timeout_seconds: float = Field(300.0, ge=1, le=604_800, description="for each communicator")
+    collect_garbage_every_steps: PositiveInt = Field(
+        50, description="Python's collector, on all ranks at once; 1 in zero-bubble schedules"
+    )
+    start_timeout_seconds: float = Field(
+        1800.0,
+        ge=1,
+        le=604_800,
+        description="longest wait for other ranks at the start, for each communicator, and in collectives "
+        "until the first steps are done: cold imports and compilation take minutes",
+    )
+    step_timeout_seconds: float = Field(
+        600.0, ge=1, le=604_800, description="longest wait for other ranks in each collective of later steps"
+    )
 
 
 class Train(TrainPlacement, TrainIdentity, TrainSchedule):

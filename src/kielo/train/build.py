@@ -25,14 +25,17 @@ from kielo.parallel.context_parallel import context_positions
 from kielo.parallel.fp8 import refuse_without_fp8, scale_weights
 from kielo.parallel.gradient_clipping import clip_gradients
 from kielo.parallel.materialise import materialise
-from kielo.parallel.mesh import Mesh, build_mesh, data_rank, data_ranks, sum_over_data
+from kielo.parallel.mesh import Mesh, build_mesh, communicators, data_rank, data_ranks, sum_over_data
 from kielo.parallel.parallelise import parallelise
+from kielo.parallel.time_limits import TimeLimits
 from kielo.parallel.world import World, make_host_group
 from kielo.recipe.sections import Layout, Precision, TrainIdentity
 from kielo.resolve.resolved import Identity, Placement, Resolved
+from kielo.resolve.stages import SCHEDULES
 from kielo.train.feed import Feed
 from kielo.train.forward_backward import ForwardBackward, forward_backward_of
 from kielo.train.fp8_probe import Fp8Probe
+from kielo.train.garbage import Garbage
 from kielo.train.guard import Guard
 from kielo.train.heldout import HeldOut, share_of
 from kielo.train.log import Log, MetricsFile, Sink, TensorBoard, Terminal
@@ -60,6 +63,9 @@ def assemble(
     identity, placement = resolved.identity, resolved.placement
     device, state = world.device, State()
     mesh = build_mesh(world, placement.layout)
+    time_limits = TimeLimits(
+        communicators(mesh), placement.train.start_timeout_seconds, placement.train.step_timeout_seconds
+    )
     guard = Guard(device, identity.train)
     checkpoints = RunCheckpoints(_checkpointer(placement, world, permit), resolved, guard, state)
     meter = Meter(world.size, identity.total_tokens, device)
@@ -69,6 +75,7 @@ def assemble(
     return Run(
         device=device,
         mesh=mesh,
+        time_limits=time_limits,
         state=state,
         guard=guard,
         learning_rate=learning_rate(identity),
@@ -82,6 +89,7 @@ def assemble(
         profile=Profile(
             placement.train_folder, checkpoints.found.step + 3, profile_steps, device, paused=meter.paused
         ),
+        garbage=_garbage(placement),
         current=_build_precision(resolved, precision, mesh, device, guard, checkpoints, log),
     )
 
@@ -94,12 +102,14 @@ def compute_in(run: Run, resolved: Resolved, precision: Precision) -> None:
     """
     del run.current
     run.checkpoints.forget()
+    run.garbage.end()
     gc.collect()  # hooks and modules hold each other
     if run.device.type == "cuda":
         torch.cuda.empty_cache()
     run.current = _build_precision(
         resolved, precision, run.mesh, run.device, run.guard, run.checkpoints, run.log
     )
+    run.garbage.begin()
 
 
 def restore(run: Run) -> None:
@@ -282,6 +292,13 @@ def _heldout(
         placement.train.heldout_every_steps,
         identity.total_steps,
     )
+
+
+def _garbage(placement: Placement) -> Garbage:
+    # A schedule that splits the backward leaves graphs, with their activations, that refer to each other.
+    layout = placement.layout
+    is_split = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
+    return Garbage(1 if is_split else placement.train.collect_garbage_every_steps)
 
 
 def _sinks(identity: Identity, placement: Placement, world: World) -> list[Sink]:

@@ -24,18 +24,21 @@ def fit(run: Run, phase: PhaseParts) -> bool:
         loss, gradient_norm = optimiser_step(run.current.step, batch, learning_rate)
         run.guard.stop_if_diverged(state.step, run.checkpoints.way_on)
         run.profile.step(state.step)
+        run.time_limits.step_done()
+        run.garbage.step(state.step)
 
         if run.log.due(state.step):  # the host waits for the device
             run.log.write(run.step_row(state, loss, gradient_norm, learning_rate))
         heldout = run.current.heldout
         if heldout.due(state.step):
-            with run.meter.paused():
+            with run.meter.paused(), run.time_limits.paused():
                 run.log.write(heldout.row(state))
         stopping = run.stop.agreed(state.step)
         if stopping or run.checkpoints.due(state.step):
-            with run.meter.paused():
+            with run.meter.paused(), run.time_limits.paused():
                 # the copy waits for the device; writing goes on beside the next steps
                 run.checkpoints.save(loss)
+                run.garbage.collect()
         if stopping:
             return True
     return False

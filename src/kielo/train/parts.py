@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from kielo.parallel.mesh import Mesh
+from kielo.parallel.time_limits import TimeLimits
 from kielo.recipe.sections import Precision
 from kielo.train.feed import Feed, StepBatch
 from kielo.train.forward_backward import ForwardBackward
+from kielo.train.garbage import Garbage
 from kielo.train.guard import Guard
 from kielo.train.heldout import HeldOut
 from kielo.train.log import Log
@@ -68,6 +70,7 @@ class Run:
 
     device: torch.device
     mesh: Mesh
+    time_limits: TimeLimits
     state: State
     guard: Guard
     learning_rate: Callable[[int], float]
@@ -78,4 +81,5 @@ class Run:
     checkpoints: RunCheckpoints
     alert: Callable[[int, str], None]
     profile: Profile
+    garbage: Garbage
     current: PrecisionParts

@@ -129,6 +129,7 @@ def _fit_and_close(run: Run, resolved: Resolved) -> str:
     finally:
         run.checkpoints.close()
         run.profile.close()
+        run.garbage.end()
         run.log.close()
 
 
@@ -140,10 +141,12 @@ def _fit_phases(run: Run, resolved: Resolved) -> str:
     """
     state, identity = run.state, resolved.identity
     restore(run)
+    run.garbage.begin()
     run.log.start(state.step)
     run.meter.start(state.tokens)
     is_stopped = False
     while state.step < identity.total_steps and not is_stopped:
+        run.time_limits.restart()
         settle_precision(run, resolved)
         steps = identity.next_steps(state.step + 1)
         if steps.is_skipped:
@@ -154,6 +157,7 @@ def _fit_phases(run: Run, resolved: Resolved) -> str:
                 is_stopped = fit(run, phase)
             if not is_stopped:
                 check_watched_change(run, resolved)
+    run.time_limits.restart()
     # the last save must succeed; one before it that failed was reported and retried
     run.checkpoints.settle()
     if state.step < identity.total_steps:
