@@ -20,6 +20,8 @@ from kielo.recipe.errors import KieloError
 # Limit of the versions of one layer's code. torch's own is 8, beyond which layers would run uncompiled: each
 # shape of a micro-batch (of phases, of held-out text), each kind of mask, and evaluation has a version.
 _VERSIONS = 64
+# An environment variable and no key of a recipe: tests trace without writing machine code ("aot_eager").
+BACKEND_VARIABLE = "KIELO_COMPILE_BACKEND"
 
 
 def apply_compile(model: nn.Module) -> None:
@@ -28,14 +30,32 @@ def apply_compile(model: nn.Module) -> None:
     Each shape is compiled for itself: a run has few, and code for any shape is slower. Raises KieloError
     where a compiler or the headers of Python are missing.
     """
-    check_compiler()
+    backend = chosen_backend()
+    if backend == "inductor":
+        check_compiler()
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _VERSIONS)
     layers = list(model.layers.values())
     for layer in layers:
         # Not layer.compile(): it compiles a module's hooks too, and ignores a forward that was replaced.
-        layer.forward = torch.compile(layer.forward, dynamic=False)
+        layer.forward = torch.compile(layer.forward, dynamic=False, backend=backend)
     for layer in layers[:1]:
         layer.register_forward_pre_hook(_wait)
+
+
+def chosen_backend() -> str:
+    """Returns torch.compile's backend: that of KIELO_COMPILE_BACKEND, or else inductor."""
+    return os.environ.get(BACKEND_VARIABLE, "inductor")
+
+
+def working_backend() -> str:
+    """Returns the chosen backend, or aot_eager, which needs no compiler, where inductor finds none."""
+    backend = chosen_backend()
+    if backend == "inductor":
+        try:
+            check_compiler()
+        except KieloError:
+            return "aot_eager"
+    return backend
 
 
 def check_compiler() -> None:
