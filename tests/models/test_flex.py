@@ -10,6 +10,7 @@ from kielo.models.blocks import flex
 from kielo.models.blocks.alibi import Alibi
 from kielo.models.blocks.attention import InnerAttention, MaskMaker
 from kielo.parallel.compile import apply_compile
+from kielo.parallel.context_parallel import context_positions
 from kielo.train.precision import settle_matrix_products
 from tests.models.equality import batch, mean_loss, our_logits, pair
 from tests.models.tiny_configs import LENGTH as TINY_LENGTH
@@ -79,6 +80,24 @@ def test_outputs_are_the_dense_ones(
     assert dense.blocks is None, "the CPU keeps the dense reference"
     with torch.no_grad():
         torch.testing.assert_close(inner(*inputs, in_blocks), inner(*inputs, dense), atol=2e-6, rtol=0)
+
+
+@CASES
+@DOCUMENTS
+def test_queries_at_other_positions_are_those_of_the_whole(scores: str, is_masked: bool) -> None:
+    """A context rank's two blocks against all keys: rows of the whole sequence's output."""
+    make_masks, inner = parts(scores, WINDOW)
+    numbers, cpu, positions = (
+        documents() if is_masked else None,
+        torch.device("cpu"),
+        context_positions(200, 2, 1),
+    )
+    q, k, v, _ = projections(groups=2)
+    dense = make_masks(numbers, None, LENGTH, cpu)[WINDOW]
+    in_blocks = make_masks.in_blocks(numbers, LENGTH, cpu, positions)[WINDOW]
+    with torch.no_grad():
+        found, whole = inner(q[:, :, positions], k, v, in_blocks), inner(q, k, v, dense)
+    torch.testing.assert_close(found, whole[:, :, positions], atol=2e-6, rtol=0)
 
 
 @pytest.mark.parametrize("scores", ["plain", "ALiBi", "cap"])

@@ -1,6 +1,6 @@
 """Compiled layers: the numbers of uncompiled ones, one code for all layers of a kind, in every layout."""
 
-from functools import partial
+import os
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def traced(monkeypatch):
     torch.set_num_threads(1)
     torch._dynamo.reset()
     counters.clear()
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setenv(compile_.BACKEND_VARIABLE, "aot_eager")
     with torch._dynamo.config.patch(recompile_limit=8):
         yield
 
@@ -152,7 +152,7 @@ def one_process() -> dict:
 
 
 def laid_out(sizes: dict) -> tuple:
-    torch.compile = partial(torch.compile, backend="aot_eager")  # of this rank's process only
+    os.environ[compile_.BACKEND_VARIABLE] = "aot_eager"  # of this rank's process only
     world = start_world(30, "cpu")
     placement = layout(**sizes, compile=True)
     mesh = build_mesh(world, placement)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kielo.models.blocks.alibi import Alibi
 from kielo.models.blocks.attention import InnerAttention, MaskMaker
@@ -18,6 +19,7 @@ from kielo.parallel.context_parallel import (
     in_rank_order,
     in_sequence_order,
 )
+from kielo.parallel.recompute import apply_recompute
 from kielo.parallel.world import start_world
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout
@@ -145,6 +147,53 @@ def test_compiled_attention_has_the_gradients_of_uncompiled() -> None:
     """torch 2.11 gave the exchange of Ulysses a gradient of 0, without an error."""
     for differences in run_ranks(compare_compiled, 2):
         assert max(differences.values()) <= 2e-6, differences
+
+
+class LargestBooleans(TorchDispatchMode):
+    """Notes how many entries the largest boolean tensor has: a mask of queries and keys."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        result = operator(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.dtype == torch.bool:
+            self.largest = max(self.largest, result.numel())
+        return result
+
+
+def plain_and_masked(policy: str, is_compiled: bool) -> tuple[float, int, int]:
+    """(worst difference from one process, the largest mask without documents, with documents)."""
+    world = start_world(60, "cpu")
+    positions = context_positions(LENGTH, world.size, world.rank)
+    tensors = projections(4)
+    part = [tensor[:, :, positions] for tensor in tensors]
+    whole = attend(model(), tensors, None, torch.arange(LENGTH))
+    split = laid("all_gather", world.size)
+    apply_recompute(split, Layout(recompute=policy))
+    with LargestBooleans() as plain:
+        found = attend(split, part, None, positions)
+    with LargestBooleans() as masked:
+        attend(split, part, documents()[:, positions], positions)
+    if is_compiled:
+        inner = split.layers["0"].attention.inner
+        inner.forward = torch.compile(inner.forward, backend="aot_eager", fullgraph=True, dynamic=False)
+        found = attend(split, part, None, positions)
+    worst = max((mine - its[:, :, positions]).abs().max().item() for mine, its in zip(found, whole))
+    return worst, plain.largest, masked.largest
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_compiled"),
+    [
+        ("none", False),
+        *(pytest.param(policy, True, marks=pytest.mark.full) for policy in ("none", "attention")),
+    ],
+)
+def test_gathered_attention_without_documents_makes_no_mask(policy: str, is_compiled: bool) -> None:
+    """No [q, n] tensor, and the numbers of one process; the counter sees the mask of documents."""
+    for worst, plain, masked in run_ranks(plain_and_masked, 2, policy, is_compiled):
+        assert worst <= 5e-6
+        assert plain <= LENGTH < LENGTH * LENGTH // 4 <= masked
 
 
 def compare_bf16(form: str) -> tuple[bool, float, int]:

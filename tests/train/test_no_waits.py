@@ -6,6 +6,7 @@ are let pass.
 """
 
 import math
+import os
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kielo.parallel.compile import BACKEND_VARIABLE
 from kielo.train import delayed_reader, run
 from kielo.train.parts import PhaseParts, Run
 from tests.ranks import run_ranks
@@ -148,13 +150,20 @@ def train_watched(resolved: Any) -> tuple[int, list[str]]:
         return stopped
 
     run.fit = watched_fit
+    os.environ[BACKEND_VARIABLE] = "aot_eager"  # of this rank's process only
     run.train(resolved)
     return watch.steps, sorted(watch.found)
 
 
 @pytest.mark.parametrize(
     "layout",
-    [{}, {"shard": 2}, {"tensor": 2}, {"context": 2}],
+    [
+        {},
+        {"shard": 2},
+        {"tensor": 2},
+        {"context": 2},
+        pytest.param({"shard": 2, "compile": True}, marks=pytest.mark.full),
+    ],
     ids=lambda layout: "x".join(layout) or "one rank",
 )
 def test_a_step_does_not_wait(tmp_path, layout):
@@ -162,7 +171,7 @@ def test_a_step_does_not_wait(tmp_path, layout):
     write_tokens(tmp_path / "tokens")
     for steps, found in run_ranks(
         train_watched,
-        math.prod(layout.values()),
+        math.prod(size for size in layout.values() if size is not True),
         resolve(tmp_path, total_steps=8, log_every_steps=5, **layout),
     ):
         assert (steps, "\n".join(found)) == (8, "")

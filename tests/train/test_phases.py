@@ -21,6 +21,7 @@ from kielo.dataset.batches import NOT_COUNTED
 from kielo.dataset.order import Order, OrderSource, Phase
 from kielo.dataset.query import documents_of_step
 from kielo.models import families
+from kielo.parallel.compile import BACKEND_VARIABLE
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.resolve.resolve import resolve
@@ -300,6 +301,17 @@ def test_stopped_in_every_phase_and_at_every_border(
     assert all(torch.equal(before[name], after[name]) for name in before)
     recorded = {step: read_plain(checkpoint(tmp_path, step))["skipped_steps"] for step in (8, 10, 17, 18, 22)}
     assert recorded == {8: [], 10: [[9, 10]], 17: [[9, 10]], 18: [[9, 10], [18, 18]], 22: [[9, 10], [18, 19]]}
+
+
+@pytest.mark.full
+def test_compiled_layers_pass_every_border(
+    tmp_path: Path, undisturbed: tuple[Path, dict[int, dict[int, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other lengths and micro-batches in each phase: losses within 1e-5 of the uncompiled run's."""
+    monkeypatch.setenv(BACKEND_VARIABLE, "aot_eager")
+    assert on_rank(resolved_in(tmp_path, "layout.compile=true"))[0] == "finished"
+    losses = [torch.tensor(rows(folder, "loss")) for folder in (tmp_path, undisturbed[0])]
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("layout", [(), ("layout.context=2",)])

@@ -21,6 +21,7 @@ from kielo.artifact.metrics import (
 )
 from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
 from kielo.parallel import parallelise
+from kielo.parallel.compile import BACKEND_VARIABLE
 from kielo.recipe.sections import Fp8
 from kielo.train import build
 from kielo.train.precision import change_before
@@ -195,6 +196,23 @@ def test_a_loss_that_is_no_number_is_taken_back(folder: Path, pretended: Any) ->
     assert_same_end(
         watched, run_in(folder, "never", precision="bf16", learning_rate=1e-4, final_learning_rate=1e-4)
     )
+
+
+@pytest.mark.full
+def test_a_change_of_compiled_layers_is_that_of_uncompiled_ones(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From bf16 to fp32 and back: weights within bf16's rounding of each other."""
+    monkeypatch.setenv(BACKEND_VARIABLE, "aot_eager")
+    changes = {"precision": "bf16", "precision_changes": ((7, "fp32"), (17, "bf16"))}
+    plain, compiled = (
+        read_tensors(checkpoint(run_in(folder, name, compile=is_compiled, **changes), 20))
+        for name, is_compiled in (("plain", False), ("compiled", True))
+    )
+    assert plain.keys() == compiled.keys()
+    for name, tensor in plain.items():
+        if name.startswith("model/"):
+            assert (tensor - compiled[name]).norm() <= 1e-2 * tensor.norm(), name
 
 
 def test_fp8_itself_comes_and_goes(folder: Path) -> None:

@@ -12,11 +12,13 @@ from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from kielo.recipe.errors import KieloError
-from kielo.resolve.software import missing_compiler
+from kielo.resolve.software import chosen_backend, missing_compiler
 
 # Limit of the versions of one layer's code. torch's own is 8, beyond which layers would run uncompiled: each
 # shape of a micro-batch (of phases, of held-out text), each kind of mask, and evaluation has a version.
 _VERSIONS = 64
+# An environment variable and no key of a recipe: tests trace without writing machine code ("aot_eager").
+BACKEND_VARIABLE = "KIELO_COMPILE_BACKEND"
 
 
 def apply_compile(model: nn.Module) -> None:
@@ -25,16 +27,26 @@ def apply_compile(model: nn.Module) -> None:
     Each shape is compiled for itself: a run has few, and code for any shape is slower. Raises KieloError
     where a compiler or the headers of Python are missing.
     """
-    missing = missing_compiler("cuda" if torch.cuda.is_available() else "cpu")
+    missing = missing_compiler(_device())
     if missing is not None:
         raise KieloError(missing)
+    backend = chosen_backend()
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _VERSIONS)
     layers = list(model.layers.values())
     for layer in layers:
         # Not layer.compile(): it compiles a module's hooks too, and ignores a forward that was replaced.
-        layer.forward = torch.compile(layer.forward, dynamic=False)
+        layer.forward = torch.compile(layer.forward, dynamic=False, backend=backend)
     for layer in layers[:1]:
         layer.register_forward_pre_hook(_wait)
+
+
+def working_backend() -> str:
+    """Returns the chosen backend, or aot_eager, which needs no compiler, where inductor finds none."""
+    return "aot_eager" if missing_compiler(_device()) else chosen_backend()
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _wait(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from kielo.models.blocks.attention import InnerAttention, Mask, MaskMaker
+from kielo.parallel import lower_right_attention
 from kielo.parallel.mesh import Mesh
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout
@@ -60,7 +61,7 @@ class ContextMaskMaker(MaskMaker):
     """Base of both forms: it gathers the document numbers of whole sequences, and checks positions."""
 
     def __init__(self, group: dist.ProcessGroup, whole: MaskMaker) -> None:
-        super().__init__(whole.windows, whole.needs_distance)
+        super().__init__(whole.windows, whole.needs_distance, whole.is_capped)
         self.group = group
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self._lengths_checked: set[int] = set()
@@ -86,7 +87,10 @@ class ContextMaskMaker(MaskMaker):
 
 
 class GatherMaskMaker(ContextMaskMaker):
-    """Makes masks of this rank's queries against all keys. Dense: O(s²/c) memory, also without documents."""
+    """Makes masks of this rank's queries against all keys: in blocks on a GPU, dense on the CPU.
+
+    Plain causal attention needs none.
+    """
 
     def forward(
         self,
@@ -95,11 +99,13 @@ class GatherMaskMaker(ContextMaskMaker):
         sequence_length: int,
         device: torch.device,
     ) -> dict[int | None, Mask]:
-        """Returns window → mask, with `visible` [b or 1, 1, s/c, s], keys in the order of the sequence."""
+        """Returns window → mask; a `visible` is [b or 1, 1, s/c, s], keys in the order of the sequence."""
         self.check_positions(positions_s)
-        keys_s = torch.arange(sequence_length * self.ranks, device=device)
+        length = sequence_length * self.ranks
         all_documents = None if documents_bs is None else self.whole_documents(documents_bs)
-        return self.masks(positions_s, keys_s, documents_bs, all_documents, is_causal_enough=False)
+        if device.type != "cpu":
+            return self.in_blocks(all_documents, length, device, positions_s)
+        return self.masks(positions_s, torch.arange(length), documents_bs, all_documents)
 
 
 class GatherAttention(InnerAttention):
@@ -118,6 +124,9 @@ class GatherAttention(InnerAttention):
         """Returns [b, h, s/c, k]. mask: one of GatherMaskMaker."""
         parts = _GatherParts.apply(torch.stack((k_bgsk, v_bgsk)), self.group)
         keys, values = in_sequence_order(parts, dim=3).unbind()
+        if mask.blocks is not None:
+            return super().forward(q_bhsk, keys, values, mask)
+        is_plain = mask.visible is None and self.softcap is None and lower_right_attention.has_kernel(q_bhsk)
         block = q_bhsk.shape[2] // 2
         halves = (
             (slice(0, block), (self.rank + 1) * block),
@@ -125,13 +134,25 @@ class GatherAttention(InnerAttention):
         )
         outputs = []
         for rows, end in halves:
-            part = mask.part(rows, slice(0, end))
-            outputs.append(super().forward(q_bhsk[:, :, rows], keys[:, :, :end], values[:, :, :end], part))
+            inputs = q_bhsk[:, :, rows], keys[:, :, :end], values[:, :, :end]
+            if is_plain:
+                outputs.append(lower_right_attention.attend_to_all(*inputs, self.scale))
+            else:
+                outputs.append(super().forward(*inputs, _part(mask, rows, end, q_bhsk.device)))
         return torch.cat(outputs, dim=2)
 
 
+def _part(mask: Mask, rows: slice, end: int, device: torch.device) -> Mask:
+    """Returns the dense mask of these queries, the last of `end` positions."""
+    if mask.visible is not None:
+        return mask.part(rows, slice(0, end))
+    queries = rows.stop - rows.start
+    visible = torch.ones(queries, end, dtype=torch.bool, device=device).tril(end - queries)
+    return Mask(visible[None, None])
+
+
 class UlyssesMaskMaker(ContextMaskMaker):
-    """Makes masks of whole sequences, as on one device: dense with documents, O(s²) memory; none without."""
+    """Makes masks of whole sequences, as on one device."""
 
     def forward(
         self,
@@ -142,7 +163,7 @@ class UlyssesMaskMaker(ContextMaskMaker):
     ) -> dict[int | None, Mask]:
         self.check_positions(positions_s)
         all_documents = None if documents_bs is None else self.whole_documents(documents_bs)
-        return self.dense(all_documents, sequence_length * self.ranks, device)
+        return super().forward(all_documents, None, sequence_length * self.ranks, device)
 
 
 class UlyssesAttention(InnerAttention):

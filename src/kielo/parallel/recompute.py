@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from kielo.parallel import lower_right_attention
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout
 
@@ -85,6 +86,7 @@ def _operators(names: tuple[str, ...]) -> set[Any]:
                 for kernel in _ATTENTION_KERNELS
                 if hasattr(torch.ops.aten, kernel)
             }
+            found.add(lower_right_attention.OPERATOR)
         elif hasattr(torch.ops.aten, name):
             found.add(getattr(torch.ops.aten, name))
         else:

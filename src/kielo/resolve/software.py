@@ -10,6 +10,8 @@ from pathlib import Path
 from kielo.recipe.cards import Cluster
 from kielo.resolve.torch_versions import NEWEST
 
+BACKEND_VARIABLE = "KIELO_COMPILE_BACKEND"
+
 
 @dataclass(frozen=True)
 class Software:
@@ -40,11 +42,19 @@ def installed_torch() -> str:
         return NEWEST
 
 
+def chosen_backend() -> str:
+    """Returns torch.compile's backend: that of KIELO_COMPILE_BACKEND, or else inductor."""
+    return os.environ.get(BACKEND_VARIABLE, "inductor")
+
+
 def missing_compiler(device: str) -> str | None:
     """Returns what torch.compile lacks on this machine, and what would work; None if it has all.
 
-    It needs a C compiler for GPUs, a C++ compiler for CPUs, and the headers of Python.
+    Inductor needs a C compiler for GPUs, a C++ compiler for CPUs, and the headers of Python; other backends
+    need nothing.
     """
+    if chosen_backend() != "inductor":
+        return None
     is_gpu = device == "cuda"
     names = [os.environ.get("CC"), "gcc", "clang"] if is_gpu else [os.environ.get("CXX", "g++")]
     if not any(name and shutil.which(name.split()[0]) for name in names):

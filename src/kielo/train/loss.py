@@ -21,6 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from kielo.resolve.software import chosen_backend
+
 IGNORED_LABEL = -100
 
 
@@ -195,7 +197,7 @@ def _chunk(
 
 @cache
 def _compiled_chunk() -> Callable[..., tuple[Tensor, Tensor | None]]:
-    return torch.compile(_chunk)
+    return torch.compile(_chunk, backend=chosen_backend())
 
 
 def _chunk_over_ranks(

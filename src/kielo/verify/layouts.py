@@ -110,6 +110,7 @@ def _entry(recipe: Recipe, case: Case, found: dict[str, Any]) -> dict[str, Any]:
             key: value for key, value in case.section.model_dump(mode="json").items() if key in case.layout
         },
         "ranks": case.ranks,
+        "compile_backend": found.get("compile_backend") if case.section.compile else None,
         "tied": of.model.tie_word_embeddings,
         "documents": of.mask_documents,
         "z_loss": of.train.z_loss,

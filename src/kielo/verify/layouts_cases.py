@@ -64,6 +64,8 @@ class Case:
             terms.append(f"recompute_{section.recompute}")
         if section.recompute_every_layers != 1:
             terms.append(f"every{section.recompute_every_layers}")
+        if section.compile:
+            terms.append("compiled")
         if self.micro_batches != 1:
             terms.append(f"micro{self.micro_batches}")
         if "tied" in switches:
@@ -84,7 +86,7 @@ def all_cases() -> list[Case]:
 
     Four axes of 2 would need 16 ranks, so they cross in threes on 8.
     """
-    cases = [*_one_axis(), *_recomputation(), *_pairs(), *_threes(), *_pipelines()]
+    cases = [*_one_axis(), *_recomputation(), *_pairs(), *_threes(), *_pipelines(), *_compiled()]
     return sorted(cases, key=lambda case: case.ranks)
 
 
@@ -136,6 +138,17 @@ def _recomputation() -> list[Case]:
     policies.append({"recompute": "full", "recompute_every_layers": 2})
     layouts = ({"shard": 2, "zero": 1}, {"shard": 2, "zero": 3}, {"tensor": 2}, {"context": 2})
     return [Case(layout | policy) for layout in layouts for policy in policies]
+
+
+def _compiled() -> list[Case]:
+    """Makes cases of compiled layers, which GPUs have by default."""
+    layouts: list[dict[str, Any]] = [
+        {"shard": 2, "zero": 3, "recompute": "operators"},
+        {"tensor": 2},
+        {"pipeline": 2, "pipeline_schedule": "1f1b"},
+    ]
+    layouts += [{"context": 2, "context_attention": form} for form in ("all_gather", "ulysses")]
+    return [Case(layout | {"compile": True}, 4) for layout in layouts]
 
 
 def _pairs() -> list[Case]:

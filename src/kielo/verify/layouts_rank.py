@@ -9,6 +9,7 @@ import importlib
 import json
 import logging
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -27,11 +28,13 @@ from torch.distributed.tensor import DTensor
 from kielo.checkpoint.read_checkpoint import some_names
 from kielo.dataset.batches import Batch
 from kielo.models import families
+from kielo.parallel.compile import working_backend
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import Mesh, build_mesh, data_rank, data_ranks
 from kielo.parallel.parallelise import parallelise
 from kielo.parallel.world import World, end_world, start_world
 from kielo.recipe.sections import Layout, Recipe
+from kielo.resolve.software import BACKEND_VARIABLE, chosen_backend
 from kielo.resolve.stages import layers_of_stages
 from kielo.train.build import build_step, positions_of_rank
 from kielo.train.feed import Feed, StepBatch
@@ -90,6 +93,7 @@ def run_cases(
     Rank 0 appends a line to `results` when a case is done. `mutation` is the dotted name of a function that
     is called first and may break anything (the check of the check).
     """
+    os.environ[BACKEND_VARIABLE] = working_backend()
     with _world(recipe) as world:
         if mutation is not None:
             module, _, function = mutation.rpartition(".")
@@ -100,7 +104,8 @@ def run_cases(
             difference = compare(recipe, case, steps, world, meshes, load_file(_reference(folder, case)))
             if world.rank == 0:
                 with open(results, "a", encoding="utf-8") as file:
-                    file.write(json.dumps({"name": case.name} | difference) + "\n")
+                    row = {"name": case.name, "compile_backend": chosen_backend()} | difference
+                    file.write(json.dumps(row) + "\n")
                 figures = ", ".join(f"{what} {entry['value']:.1e}" for what, entry in difference.items())
                 seconds = time.monotonic() - started
                 print(f"layouts: {case.name}: {figures} ({seconds:.1f} s)", file=sys.stderr, flush=True)

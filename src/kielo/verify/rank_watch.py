@@ -8,6 +8,7 @@ with True.
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -144,6 +145,13 @@ class RankWatch(TorchDispatchMode):
                 is_causal = kwargs.get("is_causal", args[4] if len(args) > 4 else False)
                 count = sdpa_flop_count(*(arg.shape for arg in args[:3]))
             self.flops["attention"] += count // 2 if is_causal else count
+        elif name.startswith("lower_right_attention"):
+            # The last queries see all keys before them and half of their own. Grouped keys count for each.
+            is_backward = "backward" in name
+            queries, keys = (arg.shape for arg in args[is_backward : is_backward + 2])
+            every, own = (queries[:2] + (number, keys[3]) for number in (keys[2], queries[2]))
+            count = partial(sdpa_backward_flop_count, queries) if is_backward else sdpa_flop_count
+            self.flops["attention"] += count(queries, every, every) - count(queries, own, own) // 2
         elif packet in flop_registry:
             self.flops["matrix products"] += flop_registry[packet](*args, **kwargs, out_val=result)
 

@@ -24,13 +24,15 @@ class Mask:
 
     visible: [b or 1, 1, q, n] bool, None for plain causal attention, which is faster: a dense mask takes
     O(s²) memory. Every query sees itself, so no softmax divides by zero. distance: query position - key
-    position [q, n], where scores depend on it (ALiBi). blocks: replaces both, for FlexAttention over whole
-    sequences on a GPU, where masks or changed scores need more than plain attention.
+    position [q, n], where scores depend on it (ALiBi). blocks: replaces both, for FlexAttention on a GPU,
+    where masks or changed scores need more than plain attention. positions: with blocks, the positions of the
+    queries, None where they are whole sequences.
     """
 
     visible: Tensor | None
     distance: Tensor | None = None
     blocks: BlockMask | None = None
+    positions: Tensor | None = None
 
     def part(self, queries: slice, keys: slice) -> "Mask":
         """Returns the mask of some queries and some keys; `visible` must not be None."""
@@ -72,9 +74,16 @@ class MaskMaker(nn.Module):
         return self.masks(places_s, places_s, documents_bs, documents_bs)
 
     def in_blocks(
-        self, documents_bs: Tensor | None, sequence_length: int, device: torch.device
+        self,
+        documents_bs: Tensor | None,
+        sequence_length: int,
+        device: torch.device,
+        positions_q: Tensor | None = None,
     ) -> dict[int | None, Mask]:
-        """Returns window → mask of whole sequences for FlexAttention; none for plain causal attention."""
+        """Returns window → mask of whole sequences for FlexAttention; none for plain causal attention.
+
+        positions_q: the positions of the queries, None for all.
+        """
         is_plain = documents_bs is None and not self.needs_distance and not self.is_capped
         masks = {}
         for window in self.windows:
@@ -82,8 +91,8 @@ class MaskMaker(nn.Module):
             if is_plain and reach is None:
                 masks[window] = Mask(None)
             else:
-                blocks = flex.block_mask(reach, documents_bs, sequence_length, device)
-                masks[window] = Mask(None, blocks=blocks)
+                blocks = flex.block_mask(reach, documents_bs, sequence_length, device, positions_q)
+                masks[window] = Mask(None, blocks=blocks, positions=positions_q)
         return masks
 
     def masks(
@@ -92,16 +101,11 @@ class MaskMaker(nn.Module):
         key_positions_n: Tensor,
         query_documents_bq: Tensor | None,
         key_documents_bn: Tensor | None,
-        is_causal_enough: bool = True,
     ) -> dict[int | None, Mask]:
-        """Returns window → mask of queries and keys at these positions, in these documents.
-
-        is_causal_enough: queries and keys are the same columns, so that plain causal attention needs no mask.
-        """
+        """Returns window → mask of queries and keys at these positions, in these documents."""
         num_keys = key_positions_n.numel()
         needs_none = [
-            is_causal_enough and query_documents_bq is None and (window is None or window >= num_keys)
-            for window in self.windows
+            query_documents_bq is None and (window is None or window >= num_keys) for window in self.windows
         ]
         if all(needs_none) and not self.needs_distance:
             return dict.fromkeys(self.windows, Mask(None))
@@ -136,7 +140,10 @@ class InnerAttention(nn.Module):
         """Returns [b, h, s, k]. heads: the slice of this rank's heads that these are, None for all."""
         if mask.blocks is not None:
             slopes_h = None if self.alibi is None else self.alibi.slopes
-            return flex.attend(q_bhsk, k_bgsk, v_bgsk, mask.blocks, self.scale, self.softcap, slopes_h)
+            if slopes_h is not None and heads is not None:
+                slopes_h = slopes_h[heads]
+            scores = flex.Scores(self.scale, self.softcap, slopes_h, mask.positions)
+            return flex.attend(q_bhsk, k_bgsk, v_bgsk, mask.blocks, scores)
         if self.softcap is not None:
             return self._capped(q_bhsk, k_bgsk, v_bgsk, mask)
         attn_mask = mask.visible

@@ -7,6 +7,7 @@ Shape letters: b = batch, s = sequence, h = heads, g = key and value heads, k = 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -17,39 +18,60 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 _SMALLEST_HEAD = 16  # of the kernel; smaller heads are padded
 
 
+@dataclass(frozen=True)
+class Scores:
+    """Options of the scores: scale, and either softcap or slopes, or neither, as in `InnerAttention`.
+
+    positions_q: the positions of the queries, None where they are 0, 1, ….
+    """
+
+    scale: float | None = None
+    softcap: float | None = None
+    slopes_h: Tensor | None = None
+    positions_q: Tensor | None = None
+
+
 def block_mask(
-    window: int | None, documents_bs: Tensor | None, length: int, device: torch.device
+    window: int | None,
+    documents_bs: Tensor | None,
+    length: int,
+    device: torch.device,
+    positions_q: Tensor | None = None,
 ) -> BlockMask:
-    """Returns FlexAttention's block mask: causal, and within the window and the document if given."""
+    """Returns FlexAttention's block mask: causal, and within the window and the document if given.
+
+    The keys are whole sequences of `length`; positions_q: the positions of the queries, None for all.
+    """
 
     def is_visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        visible = query >= key
+        position = query if positions_q is None else positions_q[query]
+        visible = position >= key
         if window is not None:
-            visible = visible & (query - key < window)
+            visible = visible & (position - key < window)
         if documents_bs is not None:
-            visible = visible & (documents_bs[b, query] == documents_bs[b, key])
+            visible = visible & (documents_bs[b, position] == documents_bs[b, key])
         return visible
 
     batch = None if documents_bs is None else documents_bs.shape[0]
-    return compiled_on(device, create_block_mask)(is_visible, batch, None, length, length, device=device)
+    queries = length if positions_q is None else positions_q.numel()
+    return compiled_on(device, create_block_mask)(is_visible, batch, None, queries, length, device=device)
 
 
-def attend(
-    q_bhsk: Tensor,
-    k_bgsk: Tensor,
-    v_bgsk: Tensor,
-    blocks: BlockMask,
-    scale: float | None = None,
-    softcap: float | None = None,
-    slopes_h: Tensor | None = None,
-) -> Tensor:
-    """Returns [b, h, s, k]; arguments as of `InnerAttention`. Either softcap or slopes, or neither."""
+def attend(q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, blocks: BlockMask, scores: Scores) -> Tensor:
+    """Returns [b, h, s, k]."""
+    scale, softcap, slopes_h, positions_q = (
+        scores.scale,
+        scores.softcap,
+        scores.slopes_h,
+        scores.positions_q,
+    )
 
     def capped(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return softcap * torch.tanh(score / softcap)
 
     def sloped(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return score - slopes_h[h] * (query - key)
+        position = query if positions_q is None else positions_q[query]
+        return score - slopes_h[h] * (position - key)
 
     size = q_bhsk.shape[-1]
     padded = (F.pad(x, (0, max(0, _SMALLEST_HEAD - size))) for x in (q_bhsk, k_bgsk, v_bgsk))
