@@ -21,6 +21,7 @@ from kielo.parallel.world import start_world
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout, Model
 from kielo.resolve import software
+from kielo.resolve.software import BACKEND_VARIABLE
 from kielo.resolve.stages import SCHEDULES
 from tests.models.equality import batch as tiny_batch
 from tests.models.equality import mean_loss, our_logits, pair
@@ -42,7 +43,7 @@ def traced(monkeypatch):
     torch.set_num_threads(1)
     torch._dynamo.reset()
     counters.clear()
-    monkeypatch.setenv(compile_.BACKEND_VARIABLE, "aot_eager")
+    monkeypatch.setenv(BACKEND_VARIABLE, "aot_eager")
     with torch._dynamo.config.patch(recompile_limit=8):
         yield
 
@@ -152,7 +153,7 @@ def one_process() -> dict:
 
 
 def laid_out(sizes: dict) -> tuple:
-    os.environ[compile_.BACKEND_VARIABLE] = "aot_eager"  # of this rank's process only
+    os.environ[BACKEND_VARIABLE] = "aot_eager"  # of this rank's process only
     world = start_world(30, "cpu")
     placement = layout(**sizes, compile=True)
     mesh = build_mesh(world, placement)

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kielo.parallel.compile import BACKEND_VARIABLE
+from kielo.resolve.software import BACKEND_VARIABLE
 from kielo.train import delayed_reader, run
 from kielo.train.parts import PhaseParts, Run
 from tests.ranks import run_ranks

@@ -21,8 +21,8 @@ from kielo.artifact.metrics import (
 )
 from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
 from kielo.parallel import parallelise
-from kielo.parallel.compile import BACKEND_VARIABLE
 from kielo.recipe.sections import Fp8
+from kielo.resolve.software import BACKEND_VARIABLE
 from kielo.train import build
 from kielo.train.precision import change_before
 from kielo.train.run import train

@@ -17,8 +17,6 @@ from kielo.resolve.software import chosen_backend, missing_compiler
 # Limit of the versions of one layer's code. torch's own is 8, beyond which layers would run uncompiled: each
 # shape of a micro-batch (of phases, of held-out text), each kind of mask, and evaluation has a version.
 _VERSIONS = 64
-# An environment variable and no key of a recipe: tests trace without writing machine code ("aot_eager").
-BACKEND_VARIABLE = "KIELO_COMPILE_BACKEND"
 
 
 def apply_compile(model: nn.Module) -> None:

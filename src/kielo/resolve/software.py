@@ -10,6 +10,7 @@ from pathlib import Path
 from kielo.recipe.cards import Cluster
 from kielo.resolve.torch_versions import NEWEST
 
+# An environment variable and no key of a recipe: tests trace without writing machine code ("aot_eager").
 BACKEND_VARIABLE = "KIELO_COMPILE_BACKEND"
 
 
