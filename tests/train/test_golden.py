@@ -24,7 +24,7 @@ def test_a_run_goes_on_from_the_checkpoint_of_every_version(version: Path, tmp_p
     shutil.copytree(GOLDEN / "tokens", tmp_path / "tokens")
     shutil.copytree(version / "checkpoint", tmp_path / "train" / "checkpoints" / "step_00000004")
     (outcome,) = run_ranks(train, 1, golden_resolved("tiny", tmp_path))
-    assert (outcome["outcome"], outcome["step"]) == ("finished", 10)
+    assert (outcome.outcome, outcome.step) == ("finished", 10)
     undisturbed, now = (read_manifest(folder) for folder in (version / "finished_train", tmp_path / "train"))
     for key in ("loss", "heldout_loss"):
         assert now.counts[key] == pytest.approx(undisturbed.counts[key], rel=1e-5)

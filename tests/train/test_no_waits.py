@@ -40,7 +40,7 @@ WAITING_FUNCTIONS = {
     torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy,
 }  # fmt: skip
 # Asked of a CPU alone, where it costs nothing.
-ONLY_ON_A_CPU = {("norm.py", "clip_gradients")}
+ONLY_ON_A_CPU = {("gradient_clipping.py", "clip_gradients")}
 # The ranks of a mesh are a small tensor, on the host whatever the device.
 ON_THE_HOST = ("torch/distributed/device_mesh.py", "torch/distributed/_mesh_layout.py")
 
