@@ -8,13 +8,18 @@ PART ?= 1
 GPU_PYTHON ?= $(firstword $(wildcard $(PEERS)/bin/python $(BIN)/python) $(PYTHON))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-faults test-full lint bench-peers bench-gpu clean
+# Other versions of torch, each with the torchao that goes with it: 6.8 and 4.5 GB. Folders elsewhere: TORCH_210=, TORCH_211=
+TORCH_210 ?= .torch/2.10
+TORCH_211 ?= .torch/2.11
+
+.PHONY: help demo test test-faults test-full test-torches lint bench-peers bench-gpu clean
 
 help:
 	@echo "make demo       real Estonian text to a verified, publishable model (about 10 minutes on 2 cores)"
 	@echo "make test       the test suite"
 	@echo "make test-faults  odd inputs, faults and careless uses: nothing is lost, nothing is silent"
 	@echo "make test-full  every combination, for a night"
+	@echo "make test-torches  what depends on torch, with 2.10, 2.11 and the pinned version (downloads 11 GB)"
 	@echo "make lint       ruff and the stairs of imports"
 	@echo "make bench-peers           the engines that benchmarks/step.py compares with, in an environment of their own"
 	@echo "make bench-gpu PART=1|2|3  every bar that needs a GPU, in three parts of at most 9 minutes"
@@ -41,6 +46,16 @@ test-faults: $(VENV)/.test
 test-full: $(VENV)/.test
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
 
+# Without constraints.txt, which pins another torch.
+.torch/2.10:
+	$(BIN)/python -m pip install -q --target $@ --no-cache-dir --no-compile torch==2.10.0 torchao==0.16.0 || { rm -rf $@; exit 1; }
+
+.torch/2.11:
+	$(BIN)/python -m pip install -q --target $@ --no-cache-dir --no-compile torch==2.11.0 torchao==0.17.0 || { rm -rf $@; exit 1; }
+
+test-torches: $(VENV)/.test $(TORCH_210) $(TORCH_211)
+	$(BIN)/python benchmarks/torches.py $(abspath $(TORCH_210)) $(abspath $(TORCH_211)) ''
+
 lint: $(VENV)/.test
 	$(BIN)/python -m ruff check src tests benchmarks docs
 	$(BIN)/python -m ruff format --check -q src tests benchmarks docs
@@ -59,4 +74,4 @@ bench-gpu:
 	$(GPU_PYTHON) benchmarks/gpu.py --part $(PART) $(BENCH_OPTIONS)
 
 clean:
-	rm -rf $(VENV) $(PEERS) runs build dist src/*.egg-info
+	rm -rf $(VENV) $(PEERS) .torch runs build dist src/*.egg-info
