@@ -20,7 +20,7 @@ from kielo.artifact.outcome import Outcome
 from kielo.artifact.whole_checkpoints import list_checkpoints
 from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
 from kielo.checkpoint.safetensors_storage import SafetensorsStorageWriter
-from kielo.cli.failure import sentence
+from kielo.recipe.error_messages import sentence
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Resolved
 from kielo.train.feed import Feed
