@@ -3,21 +3,30 @@
 Each part is a list of commands with time limits. What a command found stays where it wrote it, and that it
 ran is noted in gpu_parts.json of the same folder, so that a part that was cut off goes on where it stopped
 (--all begins anew). A command that fails does not stop the others; the exit status tells.
+
+Packages that are missing are named, with the command that fetches their wheels elsewhere. --wheels FOLDER
+installs all wheels of a folder into its subfolder `installed` and puts that first on the path.
 """
 
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+import tomllib
 from dataclasses import dataclass
 from datetime import date
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _HERE = Path(__file__).parent
 RESULTS = _HERE / "results"
 _PART_SECONDS = 540
+# Version of torch → of the torchao that goes with it.
+_TORCHAO = {"2.10": "0.16.0", "2.11": "0.17.0", "2.13": "0.18.0"}
+_ASK_FOR_TORCH = ("accelerate", "torchao")  # pip would fetch torch with them
 _LEAST_SECONDS = 20  # less is not worth beginning
 
 
@@ -86,6 +95,7 @@ PARTS: dict[int, list[Command]] = {
 
 def main() -> None:
     options = _options()
+    _provide_packages(options.wheels)
     folder = Path(options.to)
     folder.mkdir(parents=True, exist_ok=True)
     notes = folder / "gpu_parts.json"
@@ -114,6 +124,43 @@ def main() -> None:
         ran.get(f"{options.part} {command.name}", {}).get("status") == 0 for command in PARTS[options.part]
     ]
     sys.exit(0 if all(done) else 1)
+
+
+def missing_packages() -> list[str]:
+    """Returns what Kielo requires and this Python lacks, as pip takes it; torch itself is left out."""
+    project = tomllib.loads((_HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    torch = ".".join(_installed("torch").split(".")[:2])
+    required = [*project["dependencies"], *project["optional-dependencies"]["train"], "pytest"]
+    required.append(f"torchao=={_TORCHAO[torch]}" if torch in _TORCHAO else "torchao")
+    names = {one: re.match(r"[\w.-]+", one).group() for one in required}
+    return [one for one, name in names.items() if name not in ("torch", "kielo") and not _installed(name)]
+
+
+def _installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _provide_packages(wheels: Path | None) -> None:
+    """Puts the packages of the folder `wheels` on the path; without one, names those that are missing."""
+    if wheels is None:
+        missing = missing_packages()
+        alone = [one for one in missing if one.startswith(_ASK_FOR_TORCH)]
+        others = [one for one in missing if one not in alone]
+        for options, names in (("", others), (" --no-deps", alone)):
+            if names:
+                quoted = " ".join(f"'{name}'" for name in names)
+                print(f"missing; fetch by: pip download -d wheels{options} {quoted}")
+        if missing:
+            print("(with internet and the same Python), then here: --wheels wheels", flush=True)
+        return
+    target = wheels.resolve() / "installed"
+    files = sorted(map(str, wheels.glob("*.whl")))
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--upgrade"]
+    subprocess.run([*pip, "--target", str(target), *files], check=True)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(target), os.environ.get("PYTHONPATH")]))
 
 
 def _run(command: Command, seconds: float, folder: Path, options: argparse.Namespace) -> int:
@@ -153,6 +200,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--tokens", default="runs/demo_estonian", help="run folder with real text, for the convergence of FP8"
     )
+    parser.add_argument("--wheels", type=Path, help="folder of wheels, where packages are missing")
     parser.add_argument("--to", default=str(RESULTS), help="folder of the results")
     return parser.parse_args()
 
