@@ -189,7 +189,14 @@ def _chunk(
     loss, slopes_c = _loss_and_slopes(-target_log_probabilities_c, log_z_c, weights_c, z_loss)
     if not needs_gradients:
         return loss, None
-    # In place: the log-probabilities are not needed any more.
+    if torch.compiler.is_compiling():
+        # By comparison of ids, so that one loop does all: a scatter needs a chunk of fp32 in memory.
+        ids_v = torch.arange(logits_cv.shape[1], dtype=torch.int32, device=logits_cv.device)
+        is_target_cv = ids_v == targets_c1.int()
+        targets_cv = torch.where(is_target_cv, weights_c.unsqueeze(1), 0.0)
+        gradient_cv = log_probabilities_cv.exp() * slopes_c.unsqueeze(1) - targets_cv
+        return loss, gradient_cv.to(logits_cv.dtype)
+    # In place: the log-probabilities are not needed any more. Without fusion a scatter is faster.
     gradient_cv = log_probabilities_cv.exp_().mul_(slopes_c.unsqueeze(1))
     gradient_cv.scatter_add_(1, targets_c1, -weights_c.unsqueeze(1))
     return loss, gradient_cv if logits_cv.dtype == torch.float32 else logits_cv.copy_(gradient_cv)
