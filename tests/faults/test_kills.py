@@ -173,7 +173,7 @@ def test_a_run_in_progress_with_another_identity(undisturbed, tmp_path, key):
 PLACEMENTS = {
     "micro_batch": 4, "loss_chunk_tokens": 7, "log_every_steps": 1, "heldout_every_steps": 3,
     "every_steps": 2,
-    "keep_newest": 1, "keep_every_steps": 5, "recompute": "full",
+    "keep_newest": 3, "keep_every_steps": 5, "recompute": "full",
 }  # fmt: skip
 
 
