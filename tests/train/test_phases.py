@@ -21,11 +21,11 @@ from kielo.dataset.batches import NOT_COUNTED
 from kielo.dataset.order import Order, OrderSource, Phase
 from kielo.dataset.query import documents_of_step
 from kielo.models import families
-from kielo.parallel.compile import BACKEND_VARIABLE
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import Resolved, read
+from kielo.resolve.software import BACKEND_VARIABLE
 from kielo.train import build
 from kielo.train.optimiser import is_decayed
 from kielo.train.run import train
