@@ -21,13 +21,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _interrupts_arrive() -> Iterator[None]:
-    """Ctrl-C reaches the processes that the suite starts:
-    they would inherit that it is ignored in the background.
+def _signals_arrive() -> Iterator[None]:
+    """Ctrl-C and SIGHUP reach the processes that the suite starts.
+
+    In the background, and under nohup, they would inherit that these signals are ignored.
     """
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
