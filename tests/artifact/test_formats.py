@@ -1,4 +1,4 @@
-"""What stages exchange is written through its type, and `kielo schema` describes it key by key."""
+"""Files that stages exchange are written through their types, and `kielo schema` describes each key."""
 
 import json
 from typing import Any

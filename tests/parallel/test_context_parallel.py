@@ -51,7 +51,7 @@ WINDOW = {"plain": None, "alibi": None, "capped": 9}
 
 
 def model(scores: str = "plain") -> nn.Module:
-    """As much of a model as `apply_context_parallel` touches."""
+    """The part of a model that `apply_context_parallel` changes."""
     whole, layer = nn.Module(), nn.Module()
     whole.make_masks, layer.attention = (
         MaskMaker((None, WINDOW[scores]), needs_distance=scores == "alibi"),

@@ -101,7 +101,7 @@ def copy(whole: Path, to: Path, checkpoint: str = HALF) -> None:
 
 
 def assert_equal_runs(folder: Path, whole: Path) -> None:
-    """The last ten steps, and how held-out text scores at their end: it comes in pieces of unequal sizes,
+    """The last ten steps, and how held-out text scores at their end: it comes in parts of unequal sizes,
     which depend on the layout.
     """
     exact = ("step", "samples", "tokens", "learning_rate", "skipped")

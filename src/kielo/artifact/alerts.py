@@ -17,7 +17,7 @@ class Alert(JsonObject):
     step: int
     """Optimiser steps since the start of the run."""
     message: str
-    """What went wrong, as a sentence."""
+    """The error, as a sentence."""
 
 
 def append_alert(path: Path, step: int, message: str) -> None:

@@ -37,7 +37,7 @@ class Staging:
         for name, shard in shards.items():
             end = ends[name] = -(-end // _ALIGNMENT) * _ALIGNMENT + shard.nbytes
         self._buffer = torch.empty(end, dtype=torch.uint8).zero_()
-        if any(shard.is_cuda for shard in shards.values()):
+        if end and any(shard.is_cuda for shard in shards.values()):  # a rank may hold empty shards only
             error = torch.cuda.cudart().cudaHostRegister(self._buffer.data_ptr(), end, 0)
             torch.cuda.check_error(int(error))
             self._is_registered = True

@@ -92,7 +92,7 @@ def run_folder(recipe: Recipe) -> Path:
         for stage in REPLACED_FOLDERS:
             if path and Path(path).is_relative_to(os.path.realpath(folder / stage)):
                 raise KieloError(
-                    f"{key} = {value!r}: lies in {folder / stage}, a folder of this run that Kielo writes "
+                    f"{key} = {value!r}: is in {folder / stage}, a folder of this run that Kielo writes "
                     "and replaces; move it out of there, or give the run another `folder`; nothing was "
                     "changed"
                 )

@@ -293,7 +293,7 @@ class Layout(Section):
     )
     expert: Literal[1] = 1
     sequence_parallel: bool = Field(
-        True, description="tensor ranks also split what lies between their matrices"
+        True, description="tensor ranks also split the activations between their matrices"
     )
     zero: Literal[1, 2, 3] = Field(
         1, description="1: optimiser state stays split through a step; 2: gradients too; 3: parameters too"

@@ -99,7 +99,7 @@ class StepRange:
 
 
 class Identity(RecipeIdentity):
-    """What is trained.
+    """The description of what is trained.
 
     `model` is complete: vocab_size, num_key_value_heads, head_dim and positions are set. In `train`, the
     ranges of `skip_steps` and `precision_changes` are in order and the ranges do not overlap, and
@@ -166,7 +166,7 @@ class PhasePlacement(_Frozen):
 
 
 class Placement(_Frozen):
-    """Where and how a run is computed.
+    """The place and way in which a run is computed.
 
     `layout` has every size filled in: its axes multiply to `world_size`, and typed into a recipe it gives
     the same run. `checkpoint.keep_every_steps` is filled in. peak_tflops: precision → TFLOP/s of one

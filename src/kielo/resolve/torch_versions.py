@@ -16,7 +16,7 @@ NEWEST = TRIED[-1]
 
 
 class Limit(NamedTuple):
-    """What some versions of torch do not run well, and what happens there."""
+    """A feature that some versions of torch do not run well, and its failure there."""
 
     what: str
     works_on: tuple[str, ...]  # of TRIED

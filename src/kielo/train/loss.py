@@ -104,8 +104,8 @@ def _own_rows(head_weight: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     fitting = [(Shard(0),), (Replicate(),)] if num_ranks == 1 else [(Shard(0),)]
     if head_weight.placements not in fitting or head_weight.device_mesh.size() != num_ranks:
         raise ValueError(
-            f"the head's weight lies as {head_weight.placements} on {head_weight.device_mesh}; the loss over"
-            f" {num_ranks} rank(s) of the tensor axis takes Shard(0) on a mesh of that axis alone"
+            f"the head's weight is placed as {head_weight.placements} on {head_weight.device_mesh}; the loss "
+            f"over {num_ranks} rank(s) of the tensor axis takes Shard(0) on a mesh of that axis alone"
         )
     return head_weight.to_local(grad_placements=head_weight.placements)
 

@@ -54,7 +54,7 @@ class ParityOptions:
     hugging_face_overrides: dict[str, Any] = field(default_factory=dict)
 
     def fitting(self, max_position_embeddings: int) -> "ParityOptions":
-        """The same with sequences that the model has positions for."""
+        """Returns these options with sequences no longer than the model has positions."""
         return replace(self, sequence_length=min(self.sequence_length, max_position_embeddings))
 
 
