@@ -54,7 +54,8 @@ def print_json(value: Any) -> None:
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[Any]], is_wide: bool = False) -> None:
     """Print a table as wide as the terminal; in a pipe or log, lines of uncut columns with tabs between.
 
-    A cell that does not fit, or has a line break, goes on in the next line: nothing is cut. is_wide: lines are as long as they are.
+    A cell that does not fit, or has a line break, goes on in the next line: nothing is cut. is_wide: lines
+    are as long as they need to be.
     """
     from rich.table import Table
     from rich.text import Text
