@@ -4,6 +4,7 @@ every verb that touches a run, through the real entry point.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -133,6 +134,27 @@ def test_the_export_is_the_same_model_in_transformers(finished):
     )
 
 
+def test_the_folder_of_a_run_names_it(finished, capsys, tmp_path):
+    """Its recipe.toml has the flags too; the folder may have moved; a copy that a person changed stays."""
+    recipe, _ = finished
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(recipe.parent / "run", moved)
+    assert main(["show", str(recipe), "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert main(["show", str(moved), "--json"]) == 0
+    second = json.loads(capsys.readouterr().out)
+    assert second.pop("folder")["value"] == str(moved) and first.pop("folder")
+    assert {key: one["value"] for key, one in second.items()} == {
+        key: one["value"] for key, one in first.items()
+    }
+    own = moved / "recipe.toml"
+    own.write_text(own.read_text() + "# mine\n")
+    assert main(["run", str(moved), "--only", "tokenizer", "--set", "report.license=mit"]) == 0
+    assert "changed by hand" in capsys.readouterr().err and own.read_text().endswith("# mine\n")
+    own.unlink()
+    assert main(["show", str(moved)]) == 1 and "a folder without recipe.toml" in capsys.readouterr().err
+
+
 def test_the_verbs_that_ask_about_a_run_answer_in_json(finished, capsys, tmp_path):
     """plan, data, checkpoint list, show, tokenizer measure, verify parity, evaluate and export,
     on one finished run.
@@ -150,8 +172,8 @@ def test_the_verbs_that_ask_about_a_run_answer_in_json(finished, capsys, tmp_pat
     assert checkpoints[-1]["step"] == 20 and checkpoints[-1]["state"] == "complete"
     assert ask("show", recipe, "--set", "seed=9")["seed"] == {"value": 9, "origin": "--set"}
     assert ask("tokenizer", "measure", run / "tokenizer", "--text", recipe.parent / "text.txt")
-    assert ask("verify", "parity", recipe)["passed"]
-    assert ask("evaluate", recipe)["bits_per_byte"] == summary["bits_per_byte"]
+    assert ask("verify", "parity", run)["passed"]
+    assert ask("evaluate", run)["bits_per_byte"] == summary["bits_per_byte"]
     theirs = ask("evaluate", run / "hf", recipe)["bits_per_byte"]
     assert theirs["model"] == pytest.approx(summary["bits_per_byte"]["model"], rel=1e-4)
     checkpoint = run / "train" / "checkpoints" / checkpoints[-1]["name"]

@@ -165,6 +165,10 @@ def compare(options: argparse.Namespace) -> int:
 
     run, nodes = _run_and_nodes(options)
     several = [named(run, number, name, or_nearest=True) for number in nodes for name in options.layouts]
+    if len(options.layouts) > 1 and len({(planned.nodes, planned.name) for planned in several}) == len(nodes):
+        raise KieloError(
+            f"{' and '.join(options.layouts)} are one layout, {several[0].name}; give two that differ"
+        )
     plots = []
     if options.plot:
         from kielo.report.plan_figures import parts_svg

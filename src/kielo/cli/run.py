@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kielo.artifact.lease import held
 from kielo.artifact.manifest import expire, read_manifest
+from kielo.artifact.run_recipe import write_run_recipe
 from kielo.artifact.stage_json import read_json
 from kielo.artifact.summary import StageTime, Summary
 from kielo.artifact.trained_text import refuse_while_trained_on
@@ -18,7 +19,7 @@ from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.main import REQUEUE, STAGES
 from kielo.cli.terminal import keep_stdout_for_json, print_json
 from kielo.recipe.errors import KieloError
-from kielo.recipe.read import read_recipe, run_folder
+from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, run_folder
 from kielo.recipe.sections import Recipe
 
 
@@ -61,6 +62,9 @@ def run(options: argparse.Namespace) -> int:
     invocation = Invocation(recipe, options.recipe, options.sets, run_folder(recipe), options.ranks)
     chosen = _chosen(options)
     with keep_stdout_for_json(options.json), _ended_by_sigterm(), held(invocation.folder):
+        if not write_run_recipe(recipe, invocation.folder):
+            mine = invocation.folder / RUN_RECIPE_NAME
+            print(f"{mine} was changed by hand and stays as it is", file=sys.stderr)
         try:
             _make_again(options.again, invocation, chosen)
             for name in STAGES:

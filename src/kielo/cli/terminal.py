@@ -63,7 +63,7 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[Any]], is_wide: b
     rows = [["" if cell is None else str(cell) for cell in row] for row in rows]
     console = _console(_LONGEST_LINE if is_wide else None)
     if not console.is_terminal:
-        for row in (titles, *rows):
+        for row in (titles, *rows) if any(titles) else rows:
             print("\t".join(row).replace("\n", ""))
         return
     table = Table(box=None, show_header=any(titles), padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
