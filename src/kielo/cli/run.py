@@ -62,13 +62,15 @@ def run(options: argparse.Namespace) -> int:
     invocation = Invocation(recipe, options.recipe, options.sets, run_folder(recipe), options.ranks)
     chosen = _chosen(options)
     with keep_stdout_for_json(options.json), _ended_by_sigterm(), held(invocation.folder):
-        if not write_run_recipe(recipe, invocation.folder):
-            mine = invocation.folder / RUN_RECIPE_NAME
-            print(f"{mine} was changed by hand and stays as it is", file=sys.stderr)
         try:
             _make_again(options.again, invocation, chosen)
             for name in STAGES:
                 _do(name, invocation, name in chosen)
+                if name == chosen[0] and not write_run_recipe(recipe, invocation.folder):
+                    mine = invocation.folder / RUN_RECIPE_NAME
+                    print(f"{mine} was changed by hand and stays as it is", file=sys.stderr)
+                if name == "corpus" and "train" in chosen:
+                    _check_budget(invocation)
         except Requeue as stop:
             print(f"── {stop}")
             return REQUEUE
@@ -145,6 +147,17 @@ def _corpus(invocation: Invocation) -> None:
     from kielo.corpus.run import run_corpus
 
     run_corpus(invocation.recipe, invocation.folder / "corpus", invocation.folder / "raw")
+
+
+def _check_budget(invocation: Invocation) -> None:
+    """Refuse a token budget that the text cannot give, before the stages that take longer."""
+    from kielo.resolve.budget import check_text_suffices
+
+    manifest = read_manifest(invocation.folder / "corpus")
+    if manifest is not None:
+        check_text_suffices(
+            invocation.recipe, manifest.counts["bytes_kept"], f"{invocation.folder / 'corpus'}"
+        )
 
 
 def _tokenizer(invocation: Invocation) -> None:

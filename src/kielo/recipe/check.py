@@ -168,7 +168,7 @@ def _phases(recipe: Recipe) -> Found:
     train, total = recipe.train, sum(phase.tokens for phase in recipe.phases)
     longest = max(full_phases(recipe), key=lambda phase: phase.sequence_length)
     names = [source.name for source in recipe.corpus.sources]
-    if recipe.phases and "tokens" in train.model_fields_set and train.tokens != total:
+    if recipe.phases and train.tokens not in (None, total):
         yield (
             ("train.tokens", "phases"),
             f"train.tokens = {train.tokens} is not the sum of the phases' tokens, {total}; leave "
@@ -233,7 +233,8 @@ def _batch_ramp(recipe: Recipe) -> Found:
             f"and does not arrive at {full_key} = {phase.tokens_per_step}; what would work: {full_key} = "
             f"{last}",
         )
-    if ramp.tokens >= phase.tokens:
+    follows_from_text = recipe.train.tokens is None and not recipe.phases
+    if ramp.tokens >= phase.tokens and not follows_from_text:
         yield (
             ("train.batch_ramp.tokens", phase.key("tokens")),
             f"train.batch_ramp.tokens = {ramp.tokens} does not end before {phase.key('tokens')} = "

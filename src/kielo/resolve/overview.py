@@ -8,6 +8,7 @@ from kielo.models.families import module
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import FullPhase, full_phases
 from kielo.recipe.sections import Model, Recipe
+from kielo.resolve.budget import has_budget
 from kielo.resolve.complete_model import complete_model
 from kielo.resolve.phases import epochs
 from kielo.resolve.resolved import Identity
@@ -24,10 +25,10 @@ class Overview:
 
     model: Model
     parameters: int
-    tokens: int
+    tokens: int | None
     steps: tuple[tuple[int, int], ...]
     learning_rates: tuple[str, ...]
-    flops: float
+    flops: float | None
     epochs: Mapping[str, float] | None = None
 
     def rows(self) -> list[tuple[str, str]]:
@@ -44,10 +45,11 @@ class Overview:
                 f"{model.num_hidden_layers} layers of {model.hidden_size:,}, {heads}, MLP "
                 f"{model.intermediate_size:,}, {model.vocab_size:,} tokens in the vocabulary",
             ),
-            ("training", f"{amount(self.tokens)} tokens; {steps}"),
+            ("training", f"{self._tokens()}; {steps}"),
             ("learning rate", "; then ".join(self.learning_rates)),
-            ("compute", f"{self.flops:.2g} model FLOPs"),
         ]
+        if self.flops is not None:
+            rows.append(("compute", f"{self.flops:.2g} model FLOPs"))
         if self.epochs is not None:
             read = ", ".join(f"{times:.2f} of {name}" for name, times in self.epochs.items())
             rows.insert(3, ("epochs", read))
@@ -63,6 +65,9 @@ class Overview:
             "epochs": None if self.epochs is None else dict(self.epochs),
         }
 
+    def _tokens(self) -> str:
+        return "as many tokens as the text gives" if self.tokens is None else f"{amount(self.tokens)} tokens"
+
 
 def overview_of_recipe(recipe: Recipe) -> Overview:
     """Returns the facts before there is text. Raises KieloError for a model that is not complete."""
@@ -71,7 +76,8 @@ def overview_of_recipe(recipe: Recipe) -> Overview:
     model = complete_model(recipe, phases, imagined_text(recipe).vocabulary_size, complaints)
     if complaints:
         raise KieloError("; ".join(complaints))
-    return overview_of_phases(model, phases)
+    overview = overview_of_phases(model, phases)
+    return overview if has_budget(recipe) else replace(overview, tokens=None, flops=None)
 
 
 def overview_of_phases(model: Model, phases: Sequence[FullPhase]) -> Overview:
