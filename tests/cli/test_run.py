@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from kielo.artifact.whole_checkpoints import newest_checkpoint
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.cli.main import STAGES, main
 from kielo.evaluate.contender import load_checkpoint
+from kielo.evaluate.generate import generate
 from kielo.resolve.resolved import read
 from tests.corpus.texts import ENGLISH, estonian_document
 
@@ -153,6 +155,27 @@ def test_the_folder_of_a_run_names_it(finished, capsys, tmp_path):
     assert "changed by hand" in capsys.readouterr().err and own.read_text().endswith("# mine\n")
     own.unlink()
     assert main(["show", str(moved)]) == 1 and "a folder without recipe.toml" in capsys.readouterr().err
+
+
+def test_a_run_writes_text(finished, capsys, tmp_path):
+    """The same text streamed and as JSON, from the export or from a checkpoint that has none yet; and the one
+    that evaluation writes, which has no key-value cache, with the likeliest tokens.
+    """
+    recipe, _ = finished
+    run = tmp_path / "run"
+    shutil.copytree(recipe.parent / "run", run)
+    asked = ["generate", str(run), "Seadistage", "--tokens", "12", "--temperature", "0"]
+    assert main(asked) == 0
+    streamed = capsys.readouterr().out
+    assert streamed.startswith("Seadistage") and len(streamed) > len("Seadistage\n")
+    shutil.rmtree(run / "hf")
+    assert main([*asked, "--json"]) == 0
+    text = json.loads(capsys.readouterr().out)["text"]
+    assert streamed == f"Seadistage{text}\n"
+    resolved = read(run / "resolved.toml")
+    contender = load_checkpoint(newest_checkpoint(run), resolved, run / "tokenizer")
+    assert generate(contender, "Seadistage", 12, 0.0, 50, 1) == text
+    assert main([*asked, "--tokens", "0"]) == 1 and "--tokens 0" in capsys.readouterr().err
 
 
 def test_the_verbs_that_ask_about_a_run_answer_in_json(finished, capsys, tmp_path):
