@@ -36,7 +36,7 @@ def test_the_ranking_and_its_reasons(capsys) -> None:
         assert layout["cost"]["jobs"] >= 1 and layout["cost"]["device_hours"] > 0
     assert any("needs more than" in reason["why"] for reason in found["not_listed"]["4"])
     assert found["own"]["4"]["fits"]
-    assert main(["plan", *ESTONIAN, "--nodes", "4"]) == 0
+    assert main(["plan", *ESTONIAN, "--nodes", "4", "--wide"]) == 0
     text = capsys.readouterr().out
     assert "tokens/s" in text and "the recipe's own layout" in text and "not listed, for example" in text
 

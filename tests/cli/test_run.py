@@ -4,6 +4,7 @@ every verb that touches a run, through the real entry point.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,9 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from kielo.artifact.whole_checkpoints import newest_checkpoint
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.cli.main import STAGES, main
 from kielo.evaluate.contender import load_checkpoint
+from kielo.evaluate.generate import generate
 from kielo.resolve.resolved import read
 from tests.corpus.texts import ENGLISH, estonian_document
 
@@ -133,6 +136,48 @@ def test_the_export_is_the_same_model_in_transformers(finished):
     )
 
 
+def test_the_folder_of_a_run_names_it(finished, capsys, tmp_path):
+    """Its recipe.toml has the flags too; the folder may have moved; a copy that a person changed stays."""
+    recipe, _ = finished
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(recipe.parent / "run", moved)
+    assert main(["show", str(recipe), "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert main(["show", str(moved), "--json"]) == 0
+    second = json.loads(capsys.readouterr().out)
+    assert second.pop("folder")["value"] == str(moved) and first.pop("folder")
+    assert {key: one["value"] for key, one in second.items()} == {
+        key: one["value"] for key, one in first.items()
+    }
+    own = moved / "recipe.toml"
+    own.write_text(own.read_text() + "# mine\n")
+    assert main(["run", str(moved), "--only", "tokenizer", "--set", "report.license=mit"]) == 0
+    assert "changed by hand" in capsys.readouterr().err and own.read_text().endswith("# mine\n")
+    own.unlink()
+    assert main(["show", str(moved)]) == 1 and "a folder without recipe.toml" in capsys.readouterr().err
+
+
+def test_a_run_writes_text(finished, capsys, tmp_path):
+    """The same text streamed and as JSON, from the export or from a checkpoint that has none yet; and the one
+    that evaluation writes, which has no key-value cache, with the likeliest tokens.
+    """
+    recipe, _ = finished
+    run = tmp_path / "run"
+    shutil.copytree(recipe.parent / "run", run)
+    asked = ["generate", str(run), "Seadistage", "--tokens", "12", "--temperature", "0"]
+    assert main(asked) == 0
+    streamed = capsys.readouterr().out
+    assert streamed.startswith("Seadistage") and len(streamed) > len("Seadistage\n")
+    shutil.rmtree(run / "hf")
+    assert main([*asked, "--json"]) == 0
+    text = json.loads(capsys.readouterr().out)["text"]
+    assert streamed == f"Seadistage{text}\n"
+    resolved = read(run / "resolved.toml")
+    contender = load_checkpoint(newest_checkpoint(run), resolved, run / "tokenizer")
+    assert generate(contender, "Seadistage", 12, 0.0, 50, 1) == text
+    assert main([*asked, "--tokens", "0"]) == 1 and "--tokens 0" in capsys.readouterr().err
+
+
 def test_the_verbs_that_ask_about_a_run_answer_in_json(finished, capsys, tmp_path):
     """plan, data, checkpoint list, show, tokenizer measure, verify parity, evaluate and export,
     on one finished run.
@@ -150,8 +195,8 @@ def test_the_verbs_that_ask_about_a_run_answer_in_json(finished, capsys, tmp_pat
     assert checkpoints[-1]["step"] == 20 and checkpoints[-1]["state"] == "complete"
     assert ask("show", recipe, "--set", "seed=9")["seed"] == {"value": 9, "origin": "--set"}
     assert ask("tokenizer", "measure", run / "tokenizer", "--text", recipe.parent / "text.txt")
-    assert ask("verify", "parity", recipe)["passed"]
-    assert ask("evaluate", recipe)["bits_per_byte"] == summary["bits_per_byte"]
+    assert ask("verify", "parity", run)["passed"]
+    assert ask("evaluate", run)["bits_per_byte"] == summary["bits_per_byte"]
     theirs = ask("evaluate", run / "hf", recipe)["bits_per_byte"]
     assert theirs["model"] == pytest.approx(summary["bits_per_byte"]["model"], rel=1e-4)
     checkpoint = run / "train" / "checkpoints" / checkpoints[-1]["name"]

@@ -92,6 +92,26 @@ def test_no_is_a_word():
     assert "language = 'no' has no card; known: da, en, et" in message("demo_estonian", ["language=no"])
 
 
+MEANT = {
+    "cluster=lumi": "did you mean lumi_g?",
+    "cluster=lumi_c": "did you mean lumi_g?",
+    "language=finnish": "did you mean fi?",
+    "language=Nynorsk": "did you mean nn?",
+    "name=my model": "what would work: my_model",
+    "name=Põhi mudel": "what would work: Pohi_mudel",
+    "name=モデル": "what would work: Latin letters",
+    "train=5": "train is a section with keys of its own; what would work: a key of it, such as train.tokens",
+    "corpus=text.txt": "corpus is a section",
+}
+
+
+@pytest.mark.parametrize("text", MEANT)
+def test_a_near_miss_is_answered_with_what_was_meant(text):
+    """In one line, without a pattern and without a dump of defaults."""
+    complaint = message("demo_estonian", [text])
+    assert MEANT[text] in complaint and "\n" not in complaint and len(complaint) < 250
+
+
 def test_extends_one_level(tmp_path, small):
     """Tables are joined, lists replaced, origins kept apart; a second level is refused."""
     child = tmp_path / "child.toml"
@@ -172,7 +192,7 @@ def test_one_complaint_names_file_and_key(tmp_path, content, expected):
 def test_files_that_are_no_recipes(tmp_path):
     """Missing, a folder, not UTF-8: the message says which, and what ships."""
     assert "did you mean demo_estonian?" in message("demo_estonia")
-    assert "no such recipe file" in message(str(tmp_path))
+    assert "a folder without recipe.toml" in message(str(tmp_path))
     path = tmp_path / "latin1.toml"
     path.write_bytes(b'name = "s\xe4\xe4"\n')
     assert f"{path}: byte 9 is not UTF-8" in message(path)

@@ -1,6 +1,7 @@
 """A finished run folder, written by hand: what each stage leaves behind, with hostile text in every place."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ import numpy as np
 from kielo.artifact.manifest import write_manifest
 from kielo.artifact.summary import StageTime
 from kielo.recipe.sections import Recipe
+from kielo.resolve.resolve import resolve
+from kielo.resolve.resolved import write
+from kielo.resolve.text import imagined_text
 
 HOSTILE = "<script>document.body.innerHTML = ''</script> & $x_1$ \"'"
 
@@ -16,6 +20,8 @@ RECIPE = Recipe.model_validate(
     {
         "name": "demo_estonian",
         "language": "no",  # what YAML would read as false
+        "tokenizer": {"vocab_size": 4096},
+        "train": {"tokens": 3_014_656, "tokens_per_step": 4096},
         "description": f"A small Llama {HOSTILE}",
         "corpus": {"sources": [{"name": "help", "debian_package": "libreoffice-help-et"}]},
         "report": {"license": "mpl-2.0", "text_license": "MPL-2.0 (LibreOffice help)"},
@@ -106,6 +112,8 @@ def training(folder: Path) -> None:
     lines = [json.dumps(row) for row in rows]
     lines.insert(30, '{"step": 999, "lo')  # an attempt that was killed while writing
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    text = replace(imagined_text(RECIPE), tokens={"help": 3_000_000})
+    write(resolve(RECIPE, "", 1, "cpu", text=text), folder.parent / "resolved.toml")
     write_manifest(folder, "train", 1, {}, {}, {"tokens_per_second": 12_000.0}, 252.0)
 
 

@@ -67,6 +67,7 @@ def test_summary_has_just_the_promised_keys(run_folder: Path) -> None:
     report = summary["stages"].pop("report")
     assert report["seconds"] > 0 and report["skipped"] is False
     assert summary.pop("kielo_version")
+    assert summary.pop("parameters") > 1e6 and summary.pop("tokens") == 3_014_656
     assert summary == {
         "stages": {name: stage.content() for name, stage in STAGES.items()},
         "corpus": {
@@ -107,7 +108,8 @@ def test_page_says_what_the_run_showed(run_folder: Path, tmp_path: Path) -> None
     text = Page((run_folder / "report.html").read_text(encoding="utf-8")).text
     for told in ("beats all three baselines", "1.413", "1.552", "byte 6-gram", "line in another language",
                  "1.70 MB", "2.310", "12,000", "4.0e-07", "tolerance", "RoPE base", "held-out 2.9",
-                 "from_pretrained", "already done", "4 min 12 s", "2,990,080", "733–738"):  # fmt: skip
+                 "from_pretrained", "already done", "4 min 12 s", "2,990,080", "733–738",
+                 "million parameters", "5.91 of help", "0.001 to 0.0001, cosine", "model FLOPs"):  # fmt: skip
         assert told in text, told
     shutil.copytree(run_folder, tmp_path / "run")
     synthetic_run.verify(tmp_path / "run" / "verify", passed=False)

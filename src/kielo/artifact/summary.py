@@ -58,6 +58,10 @@ class Summary(JsonFile):
 
     stages: dict[str, StageTime]
     """Stage → its time, in the order of the run."""
+    parameters: int | None = None
+    """Parameters of the model; null: nothing was trained."""
+    tokens: int | None = None
+    """Tokens of the whole training; null: nothing was trained."""
     corpus: CorpusSummary
     bits_per_byte: BitsPerByteSummary
     parity: ParitySummary

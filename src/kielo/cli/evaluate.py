@@ -6,13 +6,15 @@ from pathlib import Path
 from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.terminal import print_json, print_table
 from kielo.recipe.errors import KieloError
-from kielo.recipe.read import read_recipe, run_folder
+from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, run_folder
 
 
 def evaluate_flags(parser: argparse.ArgumentParser) -> None:
     examples(parser, "kielo evaluate demo_estonian", "kielo evaluate runs/demo_estonian/hf demo_estonian")
     parser.add_argument(
-        "model", metavar="MODEL", help="a recipe (its newest checkpoint) or a Hugging Face folder"
+        "model",
+        metavar="MODEL",
+        help="a recipe or a run folder (its newest checkpoint), or a Hugging Face folder",
     )
     takes_recipe(parser, nargs="?")
     parser.add_argument("--json", action="store_true")
@@ -21,7 +23,8 @@ def evaluate_flags(parser: argparse.ArgumentParser) -> None:
 def evaluate(options: argparse.Namespace) -> None:
     model = Path(options.model)
     is_hugging_face = (model / "config.json").is_file()
-    if model.is_dir() and options.recipe is None:
+    is_run = (model / RUN_RECIPE_NAME).is_file()
+    if model.is_dir() and not is_run and options.recipe is None:
         what = "Hugging Face folder" if is_hugging_face else "folder"
         raise KieloError(
             f"{model} is a {what}; name the recipe whose held-out text should score it: kielo evaluate "

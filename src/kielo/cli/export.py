@@ -54,8 +54,8 @@ def export(options: argparse.Namespace) -> None:
     if options.json:
         return print_json(_summary(checkpoint, to))
     print(
-        f"wrote {to}; load it with transformers.AutoModelForCausalLM.from_pretrained({str(to)!r}, "
-        "dtype='auto')"
+        f"wrote {to} from {checkpoint.name}; load it with "
+        f"transformers.AutoModelForCausalLM.from_pretrained({str(to)!r}, dtype='auto')"
     )
 
 

@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_RECIPE_HELP = "path of a recipe, or the name of a shipped one (see `kielo recipes`)"
+_RECIPE_HELP = "path of a recipe, the name of a shipped one (see `kielo recipes`), or a run folder"
 
 
 class VerbParser(argparse.ArgumentParser):

@@ -12,6 +12,7 @@ from kielo.cli.flags import VerbParser, add_verb, examples, takes_recipe
 from kielo.cli.terminal import print_json, print_table
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder, shipped_recipes
+from kielo.recipe.sections import Recipe
 
 
 def show_flags(parser: argparse.ArgumentParser) -> None:
@@ -27,8 +28,21 @@ def show(options: argparse.Namespace) -> None:
         return print_json(
             {key: {"value": value, "origin": read.origins[key]} for key, value in values.items()}
         )
+    print_table(("", ""), _overview_rows(read.recipe))
     rows = [(key, json.dumps(value, ensure_ascii=False), read.origins[key]) for key, value in values.items()]
     print_table(["key", "value", "from"], rows)
+
+
+def _overview_rows(recipe: Recipe) -> list[tuple[str, str]]:
+    """Returns the facts of the run, or why they are not known: `show` answers for unfinished recipes too."""
+    from kielo.resolve.overview import overview_of_recipe
+
+    if (recipe.model.weights or "").startswith("hf:"):
+        return [("model", f"that of {recipe.model.weights}, which `kielo train` fetches")]
+    try:
+        return overview_of_recipe(recipe).rows()
+    except KieloError as error:
+        return [("model", f"not complete: {error}")]
 
 
 def _value(content: Any, key: str) -> Any:

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed with a message that says what would work, 2 usage, 
 
 import argparse
 import importlib
+import logging
 import os
 import sys
 import traceback
@@ -20,6 +21,8 @@ from kielo.train.signals import INTERRUPTED
 
 STAGES = ("corpus", "tokenizer", "pack", "train", "verify", "evaluate", "export", "report")
 REQUEUE = 75
+# They warn at import: of kernels that this machine's wheels lack, and of each other's names.
+_NOISY_LOGGERS = ("torchao", "torch.utils._pytree")
 _KEEPS_EXIT_CODE = ("run", "train")  # the exit code is that of the work, whatever becomes of the output
 
 # Verb → its handler, "module:function" below kielo.cli, and what it does. Its flags are declared beside the
@@ -37,6 +40,7 @@ _VERBS = {
         "evaluate:evaluate",
         "bits per byte, baselines and samples; or samples of any Hugging Face folder",
     ),
+    "generate": ("generate:generate", "what a model writes after a prompt"),
     "export": ("export:export", "a checkpoint as a Hugging Face folder"),
     "tokenizer": ("look:tokenizer", "measure tokenizers"),
     "checkpoint": ("checkpoint:checkpoint", "list, show, verify and average checkpoints"),
@@ -64,6 +68,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     open_standard_streams()
+    for name in _NOISY_LOGGERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
     options = argparse.Namespace(verb=None)
     with lasting_output() as output:
         code = _call(arguments, options)

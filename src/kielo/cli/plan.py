@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kielo.artifact.lease import held
 from kielo.cli.flags import VerbParser, examples, takes_recipe
-from kielo.cli.terminal import print_json, print_table
+from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.recipe.errors import KieloError
 
 if TYPE_CHECKING:  # `kielo plan --help` loads none of it
@@ -25,7 +25,8 @@ SUBVERBS = {
     "calibrate": ("plan:calibrate", "a card of your own machine, from what your runs measured"),
     "resolve": ("plan:resolve", "every number of a run, written into the run folder"),
 }
-_LISTED, _LISTED_OF_EACH = 12, 3  # layouts for one number of nodes, and for each of several
+# Layouts for one number of nodes, and for each of several.
+_LISTED, _LISTED_IN_SHORT = (12, 3), (3, 1)
 _MOST_NODE_COUNTS = 12
 
 
@@ -37,8 +38,13 @@ def plan_flags(parser: VerbParser) -> None:
     )  # fmt: skip
     parser.may_begin_with(SUBVERBS)
     _takes_machine(parser)
+    parser.add_argument(
+        "--wide",
+        action="store_true",
+        help="more layouts, seconds by part, and why others are not listed",
+    )
     parser.add_argument("--top", type=int, metavar="K", help="list so many layouts for each number of nodes")
-    parser.add_argument("--all", action="store_true", help="name every layout that is not listed, with why")
+    parser.add_argument("--all", action="store_true", help="as --wide, with every layout that is not listed")
     parser.add_argument("--plot", metavar="DIR", help="draw how it scales into this folder, as SVG")
     _takes_wall_hours(parser)
 
@@ -104,9 +110,19 @@ def _takes_wall_hours(parser: argparse.ArgumentParser) -> None:
 
 
 def plan(options: argparse.Namespace) -> int:
-    from kielo.cli.plan_tables import heading, notes, part_rows, plan_json, ranking_rows, refusal_rows
+    from kielo.cli.plan_tables import (
+        best_rows,
+        facts,
+        notes,
+        part_rows,
+        plan_json,
+        ranking_rows,
+        refusal_rows,
+        short_notes,
+    )
     from kielo.plan.choose_layout import different_axes, nothing_runs, own
     from kielo.plan.cost import cost
+    from kielo.plan.planned_layout import PlannedLayout
     from kielo.plan.search import search
 
     if options.top is not None and options.top < 1:
@@ -115,7 +131,8 @@ def plan(options: argparse.Namespace) -> int:
     found = search(run, nodes)
     if not any(found.ranked.values()):
         raise nothing_runs(run, nodes, found)
-    many = options.top or (_LISTED if len(nodes) == 1 else _LISTED_OF_EACH)
+    is_full = options.wide or options.all or options.json
+    many = options.top or (_LISTED if is_full else _LISTED_IN_SHORT)[len(nodes) > 1]
     listed = [planned for number in nodes for planned in different_axes(found.ranked[number])[:many]]
     costs = [cost(planned, options.wall_hours) for planned in listed]
     owns = {number: own(run, number) for number in nodes}
@@ -123,13 +140,20 @@ def plan(options: argparse.Namespace) -> int:
     if options.json:
         print_json(plan_json(run, found, listed, costs, owns, options.all) | {"plots": plots})
         return 0
-    print(heading(run, found))
-    print_table(*ranking_rows(listed, costs))
-    print("seconds of a step by part")
-    print_table(*part_rows(listed))
-    print_table(*refusal_rows(found, options.all))
-    for line in [*notes(run, listed, costs, owns, found), *(f"wrote {path}" for path in plots)]:
-        print(line)
+    print_table(("", ""), facts(run, nodes, found))
+    if options.wide or options.all:
+        print_table(*ranking_rows(listed, costs), is_wide=True)
+        print("seconds of a step by part")
+        print_table(*part_rows(listed), is_wide=True)
+        print_table(*refusal_rows(found, options.all), is_wide=True)
+        lines = notes(run, listed, costs, owns, found)
+    else:
+        only = owns[nodes[0]] if len(nodes) == 1 else None
+        own_cost = (only, cost(only, options.wall_hours)) if isinstance(only, PlannedLayout) else None
+        print_table(*best_rows(run, list(zip(listed, costs)), own_cost))
+        lines = short_notes(run, listed, owns)
+    for line in [*lines, *(f"wrote {path}" for path in plots)]:
+        print_text(line)
     return 0
 
 
@@ -141,6 +165,10 @@ def compare(options: argparse.Namespace) -> int:
 
     run, nodes = _run_and_nodes(options)
     several = [named(run, number, name, or_nearest=True) for number in nodes for name in options.layouts]
+    if len(options.layouts) > 1 and len({(planned.nodes, planned.name) for planned in several}) == len(nodes):
+        raise KieloError(
+            f"{' and '.join(options.layouts)} are one layout, {several[0].name}; give two that differ"
+        )
     plots = []
     if options.plot:
         from kielo.report.plan_figures import parts_svg
@@ -157,7 +185,7 @@ def compare(options: argparse.Namespace) -> int:
         return 0
     print_table(*compare(several))
     for number in nodes:
-        print(f"{number} nodes: {verdict([planned for planned in several if planned.nodes == number])}")
+        print_text(f"{number} nodes: {verdict([planned for planned in several if planned.nodes == number])}")
     for path in plots:
         print(f"wrote {path}")
     return 0
@@ -192,7 +220,7 @@ def explain(options: argparse.Namespace) -> int:
         )
         return 0
     for line in lines:
-        print(line)
+        print_text(line)
     print("\nIn the recipe:\n" + layout_toml(planned))
     for path in plots:
         print(f"wrote {path}")

@@ -2,31 +2,72 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
 from kielo.cli.terminal import flat
+from kielo.plan.compare import verdict
 from kielo.plan.cost import START_SECONDS, Cost
-from kielo.plan.part_names import SECONDS
+from kielo.plan.part_names import SECONDS, count_text
 from kielo.plan.planned_layout import PlannedLayout
 from kielo.plan.prediction_interval import SHARE
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import Choice, Found
+from kielo.resolve.overview import overview_of_phases
 from kielo.resolve.resolved import Resolved
 
 Table = tuple[Sequence[str], list[tuple[Any, ...]]]
 _GIGA = 1e9
+_NAME_COLUMNS = 24  # of a layout, beside six columns of figures in a line of 80
 _NAMES_IN_JSON = 3  # of refused layouts for a reason, unless all are asked for
 
 
-def heading(run: RunToPlan, found: Found) -> str:
-    phase, recipe = run.phase, run.recipe
-    tokens = sum(each.tokens for each in run.phases)
-    of_phase = f" (phase {phase.number})" if len(run.phases) > 1 else ""
-    return (
-        f"{recipe.name} on {run.site.name}: {tokens / _GIGA:,.1f} billion tokens, {phase.tokens_per_step:,} "
-        f"a step{of_phase}, sequences of {phase.sequence_length:,}, {run.precision}; {found.looked_at:,} "
-        "layouts looked at, the fastest of each tensor × pipeline × context"
-    )
+def facts(run: RunToPlan, nodes: Sequence[int], found: Found) -> list[tuple[str, str]]:
+    """Returns (name, value) of the run and the machine that layouts are ranked for."""
+    rows = overview_of_phases(run.model, run.phases).rows()
+    of_phase = f", ranked by phase {run.phase.number}" if len(run.phases) > 1 else ""
+    numbers = ", ".join(f"{number:,}" for number in nodes)
+    return [
+        ("recipe", run.recipe.name),
+        *rows,
+        (
+            "machine",
+            f"{run.site.name}, {numbers} nodes of {count_text(run.site.devices_per_node, 'device')} "
+            f"({run.card.name}), {run.usable_bytes / _GIGA:.1f} GB of each usable",
+        ),
+        ("layouts", f"{found.looked_at:,} looked at, in {run.precision}{of_phase}"),
+    ]
+
+
+def best_rows(
+    run: RunToPlan, listed: Sequence[tuple[PlannedLayout, Cost]], own: tuple[PlannedLayout, Cost] | None
+) -> Table:
+    """Returns rows that fit a line of 80 columns: the fastest layouts, and the recipe's own, marked by *."""
+    unit = run.site.billing_unit
+    titles = ("nodes", "tokens/s", "GB", "days", "device-hours", *([unit] if unit else []), "layout")
+    rows = []
+    for planned, its_cost in [*listed, *([own] if own else [])]:
+        is_own = own is not None and planned.name == own[0].name
+        hours = [its_cost.device_hours, billed_hours(run, its_cost.device_hours)]
+        rows.append(
+            (
+                planned.nodes, f"{planned.tokens_per_second:,.0f}", f"{planned.peak_bytes / _GIGA:.1f}",
+                f"{its_cost.days:,.1f}", *(f"{number:,.0f}" for number in hours if number is not None),
+                _broken(planned.name + " *" * is_own),
+            )
+        )  # fmt: skip
+    return titles, list(dict.fromkeys(rows))  # the recipe's own layout may be among the fastest
+
+
+def _broken(name: str) -> str:
+    """Breaks the name of a layout before a term, so that it fits its column."""
+    return "\n".join(wrap(name.replace("-", "- "), _NAME_COLUMNS)).replace("- ", "-")
+
+
+def billed_hours(run: RunToPlan, device_hours: float) -> float | None:
+    """Returns what the site bills for `device_hours`, in its billing unit; None where no card says it."""
+    per_node_hour = run.site.billed_per_node_hour
+    return None if per_node_hour is None else device_hours / run.site.devices_per_node * per_node_hour
 
 
 def ranking_rows(listed: Sequence[PlannedLayout], costs: Sequence[Cost]) -> Table:
@@ -122,16 +163,49 @@ def notes(
         f"model FLOPs at {run.peak_tflops:g} TFLOP/s. `kielo plan explain` says why '{first.name}' is so "
         "fast; `kielo rehearse` measures the bytes."
     )
-    most = run.site.max_nodes_per_job
-    if most and max(own) > most:
-        lines.append(
-            f"{run.site.name} lets a job have {most} nodes in its usual queue; more need an agreement with "
-            "the site."
-        )
+    lines += _agreement(run, own)
     return lines
 
 
+def short_notes(
+    run: RunToPlan, listed: Sequence[PlannedLayout], own: Mapping[int, PlannedLayout | str]
+) -> list[str]:
+    """Returns sentences: how the recipe's own layout differs from the fastest one, and what to ask next."""
+    lines, slower = [], []
+    for nodes, planned in own.items():
+        best = next(each for each in listed if each.nodes == nodes)
+        on = f" on {count_text(nodes, 'node')}" * (len(own) > 1)
+        if isinstance(planned, str):
+            lines.append(f"The recipe's own layout cannot run{on}: {planned}")
+        elif len(own) == 1 and planned.name != best.name:
+            lines.append(f"* the recipe's own layout. {verdict([best, planned])}")
+        elif not planned.fits:
+            lines.append(f"The recipe's own layout does not fit{on}.")
+        else:
+            slower.append(f"{1 - planned.tokens_per_second / best.tokens_per_second:.0%}{on}")
+    if slower:
+        lines.append(f"The recipe's own layout is slower than the fastest by {', '.join(slower)}.")
+    lines += _agreement(run, own)
+    name = listed[0].name
+    lines.append(
+        f"More: --wide; `kielo plan explain {run.recipe.name} {name} --nodes {listed[0].nodes}` explains a "
+        "layout and prints it for the recipe."
+    )
+    return lines
+
+
+def _agreement(run: RunToPlan, own: Mapping[int, PlannedLayout | str]) -> list[str]:
+    most = run.site.max_nodes_per_job
+    if most is None or max(own) <= most:
+        return []
+    return [
+        f"{run.site.name} lets a job have {most} nodes in its usual queue; more need an agreement with the "
+        "site."
+    ]
+
+
 def planned_json(planned: PlannedLayout, cost: Cost) -> dict[str, Any]:
+    billed = billed_hours(planned.run, cost.device_hours)
     return {
         "name": planned.name, "nodes": planned.nodes, "devices": planned.devices,
         "layout": planned.layout.model_dump(mode="json"), "micro_batch_sequences": planned.micro_batch,
@@ -144,7 +218,7 @@ def planned_json(planned: PlannedLayout, cost: Cost) -> dict[str, Any]:
         "step_seconds": planned.step_seconds,
         "interval_seconds": [planned.low_seconds, planned.high_seconds],
         "tokens_per_second": planned.tokens_per_second, "tflops_per_device": planned.tflops_per_device,
-        "mfu": planned.mfu, "cost": vars(cost) | {"days": cost.days},
+        "mfu": planned.mfu, "cost": vars(cost) | {"days": cost.days, "billed_hours": billed},
     }  # fmt: skip
 
 
@@ -165,6 +239,8 @@ def plan_json(
 
     return {
         "recipe": run.recipe.name, "cluster": run.site.name, "looked_at": found.looked_at,
+        "run": overview_of_phases(run.model, run.phases).figures(),
+        "billing_unit": run.site.billing_unit or None,
         "layouts": [planned_json(planned, cost) for planned, cost in zip(listed, costs)],
         "own": {nodes: each if isinstance(each, str) else _own_json(each) for nodes, each in own.items()},
         "not_listed": {"any": reasons(found.impossible)}

@@ -7,6 +7,7 @@ from kielo.cli.terminal import print_json, print_table
 from kielo.recipe.cards import Cluster, accelerator, cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
+from kielo.resolve.overview import overview_of_run
 from kielo.resolve.ranks import rank_of_stage
 from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import Resolved
@@ -48,6 +49,7 @@ def rehearse(options: argparse.Namespace) -> int:
         verdict,
     )
 
+    print_table(("", ""), overview_of_run(resolved.identity, {}).rows())
     for rehearsal in rehearsals:
         print(headline(rehearsal))
         print_table(*memory(rehearsal))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kielo.artifact.lease import held
 from kielo.artifact.manifest import expire, read_manifest
+from kielo.artifact.run_recipe import write_run_recipe
 from kielo.artifact.stage_json import read_json
 from kielo.artifact.summary import StageTime, Summary
 from kielo.artifact.trained_text import refuse_while_trained_on
@@ -18,7 +19,7 @@ from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.main import REQUEUE, STAGES
 from kielo.cli.terminal import keep_stdout_for_json, print_json
 from kielo.recipe.errors import KieloError
-from kielo.recipe.read import read_recipe, run_folder
+from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, run_folder
 from kielo.recipe.sections import Recipe
 
 
@@ -65,6 +66,11 @@ def run(options: argparse.Namespace) -> int:
             _make_again(options.again, invocation, chosen)
             for name in STAGES:
                 _do(name, invocation, name in chosen)
+                if name == chosen[0] and not write_run_recipe(recipe, invocation.folder):
+                    mine = invocation.folder / RUN_RECIPE_NAME
+                    print(f"{mine} was changed by hand and stays as it is", file=sys.stderr)
+                if name == "corpus" and "train" in chosen:
+                    _check_budget(invocation)
         except Requeue as stop:
             print(f"── {stop}")
             return REQUEUE
@@ -141,6 +147,17 @@ def _corpus(invocation: Invocation) -> None:
     from kielo.corpus.run import run_corpus
 
     run_corpus(invocation.recipe, invocation.folder / "corpus", invocation.folder / "raw")
+
+
+def _check_budget(invocation: Invocation) -> None:
+    """Refuse a token budget that the text cannot give, before the stages that take longer."""
+    from kielo.resolve.budget import check_text_suffices
+
+    manifest = read_manifest(invocation.folder / "corpus")
+    if manifest is not None:
+        check_text_suffices(
+            invocation.recipe, manifest.counts["bytes_kept"], f"{invocation.folder / 'corpus'}"
+        )
 
 
 def _tokenizer(invocation: Invocation) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 from kielo.train.failsafe_stream import FailsafeStream
 
+_LONGEST_LINE = 1000  # characters, of a table that is not fitted to the terminal
+
 
 def open_standard_streams() -> None:
     """Open stdin, stdout and stderr on /dev/null where they are closed.
@@ -49,23 +51,45 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, ensure_ascii=not is_unicode, indent=1, default=str))
 
 
-def print_table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a table as wide as the terminal; in a pipe or log, lines of uncut columns with tabs between."""
-    from rich.console import Console
+def print_table(titles: Sequence[str], rows: Iterable[Sequence[Any]], is_wide: bool = False) -> None:
+    """Print a table as wide as the terminal; in a pipe or log, lines of uncut columns with tabs between.
+
+    A cell that does not fit, or has a line break, goes on in the next line: nothing is cut. is_wide: lines
+    are as long as they need to be.
+    """
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
+    rows = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    console = _console(_LONGEST_LINE if is_wide else None)
     if not console.is_terminal:
-        for row in (titles, *rows):
-            print("\t".join("" if cell is None else str(cell) for cell in row))
+        for row in (titles, *rows) if any(titles) else rows:
+            print("\t".join(row).replace("\n", ""))
         return
-    table = Table()
-    for title in titles:
-        table.add_column(Text(title))
+    table = Table(box=None, show_header=any(titles), padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for title, cells in zip(titles, zip(*rows) if rows else ((),) * len(titles)):
+        is_number = all(cell[:1].isdigit() for cell in cells)
+        table.add_column(Text(title), overflow="fold", justify="right" if is_number else "left")
     for row in rows:
-        table.add_row(*[Text("" if cell is None else str(cell)) for cell in row])
-    console.print(table)
+        table.add_row(*map(Text, row))
+    console.print(table, soft_wrap=is_wide)
+
+
+def print_text(text: str) -> None:
+    """Print sentences, broken between words where the terminal's line ends; in a pipe as one line."""
+    from rich.text import Text
+
+    console = _console()
+    if console.is_terminal:
+        console.print(Text(text))
+    else:
+        print(text)
+
+
+def _console(width: int | None = None) -> Any:
+    from rich.console import Console
+
+    return Console(width=width)
 
 
 def flat(value: dict, prefix: str = "") -> list[tuple[str, Any]]:

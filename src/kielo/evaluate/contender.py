@@ -7,6 +7,7 @@ turns token ids into logits, in fp32, on the GPU where there is one.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,16 +91,36 @@ def load_hugging_face(folder: Path, sequence_length: int | None = None) -> Conte
     `sequence_length` defaults to the model's own, at most 2,048. Documents are not masked, for transformers'
     models are not trained so.
     """
-    from transformers import AutoModelForCausalLM  # seconds to import; a Kielo checkpoint does without
-
     device = _device()
     tokenizer = load_tokenizer(folder)
     end_id = end_of_text_id(tokenizer)
+    model = load_hugging_face_model(folder, vocabulary_size(tokenizer), torch.float32)
+    longest = getattr(model.config, "max_position_embeddings", None) or 2048
+    return Contender(
+        name=str(folder),
+        logits=lambda tokens_bs, _: model(input_ids=tokens_bs, use_cache=False).logits,
+        tokenizer=tokenizer,
+        start_id=start_of_text_id(model, end_id),
+        end_of_text_id=end_id,
+        sequence_length=min(longest, sequence_length or 2048),
+        mask_documents=False,
+        device=device,
+    )
+
+
+def load_hugging_face_model(folder: Path, num_tokens: int, dtype: torch.dtype | str) -> Any:
+    """Loads transformers' model, in no other place than the folder, onto the GPU where there is one.
+
+    num_tokens: of its tokenizer. Raises KieloError for what transformers cannot load, for missing tensors,
+    and for a smaller vocabulary than the tokenizer's.
+    """
+    from transformers import AutoModelForCausalLM  # seconds to import; a Kielo checkpoint does without
+
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True
         )
-        model = model.to(device).eval()
+        model = model.to(_device()).eval()
     # transformers' readers and models have a dozen kinds of error for what does not fit
     except Exception as error:
         if isinstance(error, ModuleNotFoundError):
@@ -114,24 +135,18 @@ def load_hugging_face(folder: Path, sequence_length: int | None = None) -> Conte
             f"{folder}: tensors of the model are missing: {', '.join(sorted(loading['missing_keys'])[:8])}"
         )
     rows = model.get_input_embeddings().weight.shape[0]
-    if rows < vocabulary_size(tokenizer):
+    if rows < num_tokens:
         raise KieloError(
-            f"{folder}: the tokenizer has {vocabulary_size(tokenizer)} tokens, and the model's vocabulary "
-            f"{rows} rows; they do not belong together"
+            f"{folder}: the tokenizer has {num_tokens} tokens, and the model's vocabulary {rows} rows; they "
+            "do not belong together"
         )
-    start_id = model.config.bos_token_id
-    start_id = start_id if isinstance(start_id, int) and 0 <= start_id < rows else None
-    longest = getattr(model.config, "max_position_embeddings", None) or 2048
-    return Contender(
-        name=str(folder),
-        logits=lambda tokens_bs, _: model(input_ids=tokens_bs, use_cache=False).logits,
-        tokenizer=tokenizer,
-        start_id=end_id if start_id is None else start_id,
-        end_of_text_id=end_id,
-        sequence_length=min(longest, sequence_length or 2048),
-        mask_documents=False,
-        device=device,
-    )
+    return model
+
+
+def start_of_text_id(model: Any, end_of_text: int) -> int:
+    """Returns the token that precedes the first document: the model's own, else the end of text."""
+    start_id, rows = model.config.bos_token_id, model.get_input_embeddings().weight.shape[0]
+    return start_id if isinstance(start_id, int) and 0 <= start_id < rows else end_of_text
 
 
 def _device() -> torch.device:

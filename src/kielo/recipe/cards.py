@@ -90,6 +90,8 @@ class Cluster(Section):
     file_system_gb_per_second: float | None = Field(
         None, gt=0, description="writing, of the file system for checkpoints"
     )
+    billing_unit: str = Field("", description='the site\'s, such as "GPU-hours"; empty: not known')
+    billed_per_node_hour: float | None = Field(None, gt=0, description="billing units of a whole node")
     internet_on_compute_nodes: bool
     torch: str | None = Field(
         None, pattern=r"^\d+\.\d+", description="version that plans are made for; default: the newest tried"

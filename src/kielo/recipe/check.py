@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kielo.recipe.cards import clusters, language, languages
-from kielo.recipe.complaints import Complaint
+from kielo.recipe.complaints import Complaint, did_you_mean
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.phases import full_phases
@@ -32,7 +32,12 @@ Found = Iterator[tuple[tuple[str, ...], str]]
 
 def _names(recipe: Recipe) -> Found:
     if recipe.language not in languages():
-        yield ("language",), f"language = {recipe.language!r} has no card; known: {', '.join(languages())}"
+        named = {code: [language(code).name] for code in languages()}
+        yield (
+            ("language",),
+            f"language = {recipe.language!r} has no card; known: {', '.join(named)}"
+            f"{did_you_mean(recipe.language, named)}",
+        )
     elif recipe.corpus.language_identifier not in language(recipe.language).identifier_codes:
         known = ", ".join(language(recipe.language).identifier_codes)
         yield (
@@ -41,7 +46,12 @@ def _names(recipe: Recipe) -> Found:
             f"{recipe.language!r}; what would work: {known}",
         )
     if recipe.cluster not in clusters():
-        yield ("cluster",), f"cluster = {recipe.cluster!r} has no card; known: {', '.join(clusters())}"
+        named = {name: [] for name in clusters()}
+        yield (
+            ("cluster",),
+            f"cluster = {recipe.cluster!r} has no card; known: {', '.join(named)}"
+            f"{did_you_mean(recipe.cluster, named)}",
+        )
 
 
 def _sources(recipe: Recipe) -> Found:
@@ -158,7 +168,7 @@ def _phases(recipe: Recipe) -> Found:
     train, total = recipe.train, sum(phase.tokens for phase in recipe.phases)
     longest = max(full_phases(recipe), key=lambda phase: phase.sequence_length)
     names = [source.name for source in recipe.corpus.sources]
-    if recipe.phases and "tokens" in train.model_fields_set and train.tokens != total:
+    if recipe.phases and train.tokens not in (None, total):
         yield (
             ("train.tokens", "phases"),
             f"train.tokens = {train.tokens} is not the sum of the phases' tokens, {total}; leave "
@@ -223,7 +233,8 @@ def _batch_ramp(recipe: Recipe) -> Found:
             f"and does not arrive at {full_key} = {phase.tokens_per_step}; what would work: {full_key} = "
             f"{last}",
         )
-    if ramp.tokens >= phase.tokens:
+    follows_from_text = recipe.train.tokens is None and not recipe.phases
+    if ramp.tokens >= phase.tokens and not follows_from_text:
         yield (
             ("train.batch_ramp.tokens", phase.key("tokens")),
             f"train.batch_ramp.tokens = {ramp.tokens} does not end before {phase.key('tokens')} = "

@@ -5,7 +5,8 @@ In: pydantic's errors and where each value came from. Out: lines for people, eve
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Sequence
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,21 @@ def nearest_key(unknown: str, model: type[BaseModel]) -> str | None:
     return None
 
 
+def did_you_mean(given: str, known: Mapping[str, Sequence[str]]) -> str:
+    """Returns "; did you mean lumi_g?", or "" where no name is near. known: name → what else it is called."""
+    called = {
+        word: name
+        for name, others in known.items()
+        for other in (name, *others)
+        for word in (other.lower(), *other.lower().split())
+    }
+    asked = given.lower()
+    beginning = [name for other, name in called.items() if asked and other.startswith(asked)]
+    near = difflib.get_close_matches(asked, called, n=1)
+    found = called.get(asked) or (beginning[0] if beginning else called[near[0]] if near else None)
+    return f"; did you mean {found}?" if found else ""
+
+
 def from_validation(
     error: ValidationError, model: type[BaseModel], origin: Callable[[str], str]
 ) -> list[Complaint]:
@@ -94,6 +110,15 @@ def _explain(entry: Any, model: type[BaseModel], origin: Callable[[str], str]) -
         return Complaint((key,), f"{where}: unknown key {key}; {hint}")
     if kind == "missing":
         return Complaint((key,), f"{where}: {key} is missing; it has no default")
+    if kind in ("model_type", "dict_type") and _section(key, model) is not None:
+        example = next(iter(_section(key, model).model_fields))
+        return Complaint(
+            (key,),
+            f"{where}: {key} = {_short(entry['input'])} does not fit, for {key} is a section with keys "
+            f"of its own; what would work: a key of it, such as {key}.{example}",
+        )
+    if kind == "string_pattern_mismatch":
+        return Complaint((key,), f"{where}: {key} = {_short(entry['input'])} does not fit; {_name(entry)}")
     would_work = re.sub(r"^(Input should be|Value error,)\s*", "", entry["msg"])
     if entry["msg"].startswith("Input should be"):
         would_work = f"what would work: {would_work}"
@@ -115,6 +140,24 @@ def _nearest_of_list_item(location: Sequence[str | int], model: type[BaseModel])
         str(leaf), (Phase if parents[0] == "phases" else Source).model_fields, n=1
     )
     return dotted((*parents, close[0])) if close else None
+
+
+def _section(key: str, model: type[BaseModel]) -> type[BaseModel] | None:
+    """Returns the class of a section; None for any other key."""
+    info = model.model_fields.get(key)
+    kind = info.annotation if info else None
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _name(entry: Any) -> str:
+    """Returns what would work for a name: the given one with other characters replaced, if that is one."""
+    pattern, given = entry["ctx"]["pattern"], entry["input"]
+    without_accents = unicodedata.normalize("NFKD", given).encode("ascii", "ignore").decode()
+    likely = re.sub(r"[^A-Za-z0-9_.-]+", "_", without_accents).strip("_.-")
+    for candidate in (likely, likely.lower()):
+        if re.fullmatch(pattern, candidate):
+            return f"what would work: {candidate}"
+    return "what would work: Latin letters without accents, digits, and _ . - inside of a name"
 
 
 def _default(key: str, model: type[BaseModel]) -> Any:

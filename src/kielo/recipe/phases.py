@@ -55,8 +55,10 @@ def full_phases(recipe: Recipe) -> tuple[FullPhase, ...]:
             train.warmup_share,
             train.decay_share,
         )
+        # Tokens that follow from the text count as one step until `resolve` knows the text.
+        tokens = train.tokens or train.tokens_per_step
         return (FullPhase(
-            1, train.tokens, train.tokens_per_step, dataset.sequence_length, dataset.mixture,
+            1, tokens, train.tokens_per_step, dataset.sequence_length, dataset.mixture,
             train.micro_batch_sequences, rate, frozenset(),
         ),)  # fmt: skip
     return tuple(_full(recipe, number, phase) for number, phase in enumerate(recipe.phases, start=1))

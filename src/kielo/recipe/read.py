@@ -25,6 +25,7 @@ from kielo.recipe.sections import Recipe
 # The folders of a run that stages replace as a whole. `train` is filled in place, and `raw` may hold a
 # person's text.
 REPLACED_FOLDERS = ("corpus", "tokenizer", "tokens", "verify", "evaluate", "hf")
+RUN_RECIPE_NAME = "recipe.toml"  # in a run folder; `kielo run` writes it
 _SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
 # In place of required values that are missing or broken, so that the rest can still be checked.
 _STAND_INS: dict[str, Any] = {"name": "stand_in", "language": "et", "corpus": {"sources": ["stand_in.txt"]}}
@@ -41,13 +42,15 @@ class Read:
 def read_recipe(reference: str | Path, sets: Sequence[str] = ()) -> Read:
     """Reads, overlays and checks a recipe.
 
-    reference: a path, or the name of a shipped recipe. sets: "section.key=value" each, the value in TOML or,
-    where that does not parse or the key wants text, as it stands. Raises KieloError with every complaint at
-    once.
+    reference: a path, the name of a shipped recipe, or the folder of a run. sets: "section.key=value" each,
+    the value in TOML or, where that does not parse or the key wants text, as it stands. Raises KieloError
+    with every complaint at once.
     """
     path = find_recipe(str(reference))
     try:
         data, origins = _with_base(path)
+        if os.path.isdir(reference):  # which may have been moved
+            data["folder"], origins["folder"] = str(reference), _label(path)
         complaints = [complaint for text in sets if (complaint := _apply_set(text, data, origins))]
         recipe, found = _validate(data, origins, default_origin=_label(path))
     except RecursionError:
@@ -121,7 +124,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def find_recipe(reference: str, beside: Path | None = None) -> Path:
-    """Returns the file that a path or a shipped name means; with `beside`, a path starts at that folder."""
+    """Returns the file of a path, a shipped name or a run folder; paths start at `beside`, if it is given."""
     shipped = shipped_recipes()
     looks_like_path = reference.endswith(".toml") or "/" in reference
     if not looks_like_path and reference in shipped:
@@ -129,6 +132,13 @@ def find_recipe(reference: str, beside: Path | None = None) -> Path:
     path = (beside or Path()) / reference
     if path.is_file():
         return path
+    if path.is_dir():
+        if (path / RUN_RECIPE_NAME).is_file():
+            return path / RUN_RECIPE_NAME
+        raise KieloError(
+            f"{path}: a folder without {RUN_RECIPE_NAME}, which `kielo run` writes into its run folder; give "
+            "the recipe that it was made from"
+        )
     near = difflib.get_close_matches(Path(reference).stem, shipped, n=1)
     meant = f"; did you mean {near[0]}?" if near else ""
     raise KieloError(

@@ -367,8 +367,10 @@ class Fp8(Section):
 class TrainSchedule(Section):
     """Keys of [train] of which `resolve` makes phases of steps and segments of the learning rate."""
 
-    tokens: PositiveInt = Field(
-        10_000_000, description="token budget of the run; with phases: left out, or their sum"
+    tokens: PositiveInt | None = Field(
+        None,
+        description="token budget of the run; default: the text, dataset.max_epochs times; with phases: left "
+        "out, or their sum",
     )
     tokens_per_step: PositiveInt = Field(16_384, description="one optimiser step, over all ranks")
     batch_ramp: BatchRamp | None = Field(None, description="smaller steps at the start; of the first phase")

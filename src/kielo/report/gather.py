@@ -28,6 +28,8 @@ from kielo.artifact.stage_json import JsonObject, read_stage_json
 from kielo.artifact.summary import BitsPerByteSummary, CorpusSummary, ParitySummary, StageTime, Summary
 from kielo.artifact.tokenizer_measure import TokenizerMeasure
 from kielo.recipe.sections import Recipe
+from kielo.resolve.overview import Overview, overview_of_run
+from kielo.resolve.resolved import read as read_resolved
 
 # Stage, in the order of a run -> its folder.
 STAGE_FOLDERS = {
@@ -58,6 +60,7 @@ def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> di
         "funnel": read_stage_json(run_folder / "corpus", Funnel),
         "tokenizer": read_stage_json(run_folder / "tokenizer", TokenizerMeasure),
         "tokens": manifests["pack"].counts if manifests["pack"] else None,
+        "overview": _overview(run_folder, manifests),
         "training": _training(run_folder / "train", manifests["train"]),
         "parity": read_stage_json(run_folder / "verify", Parity),
         "scores": read_stage_json(run_folder / "evaluate", Scores),
@@ -69,9 +72,11 @@ def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> di
 
 def summarise(gathered: dict[str, Any]) -> Summary:
     """Returns the content of summary.json; the values of stages that have not run are None."""
-    scores, training = gathered["scores"], gathered["training"]
+    scores, training, overview = gathered["scores"], gathered["training"], gathered["overview"]
     return Summary(
         stages=gathered["stages"],
+        parameters=overview.parameters if overview else None,
+        tokens=overview.tokens if overview else None,
         corpus=CorpusSummary(**_pick(gathered["corpus"], CorpusSummary)),
         bits_per_byte=BitsPerByteSummary(
             **_pick(scores and scores.bits_per_byte.content(), BitsPerByteSummary)
@@ -92,6 +97,15 @@ def kielo_version() -> str:
 
 def _pick(content: dict[str, Any] | None, kind: type[JsonObject]) -> dict[str, Any]:
     return {key: (content or {}).get(key) for key in kind.model_fields}
+
+
+def _overview(run_folder: Path, manifests: dict[str, Manifest | None]) -> Overview | None:
+    """Returns the size of the run that was trained, None before that."""
+    tokens = manifests["pack"].counts["sources"] if manifests["pack"] else {}
+    if manifests["train"] is None or not (run_folder / "resolved.toml").is_file():
+        return None
+    identity = read_resolved(run_folder / "resolved.toml").identity
+    return overview_of_run(identity, {name: counts["tokens"] for name, counts in tokens.items()})
 
 
 def _training(folder: Path, manifest: Manifest | None) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ from kielo.artifact.scores import Scores
 from kielo.recipe.sections import Recipe, Source
 from kielo.report.baselines import baseline_name
 from kielo.report.units import format_bytes
+from kielo.resolve.overview import Overview
 
 
 def write_model_card(gathered: dict[str, Any]) -> Path | None:
@@ -38,6 +39,7 @@ def render(gathered: dict[str, Any]) -> str:
         _plain(recipe.description),
         f"A causal language model for the language `{_plain(recipe.language)}`, made with Kielo "
         f"{gathered['kielo_version']}.",
+        _model(gathered["overview"]),
         _bits_per_byte(gathered["scores"]),
         _parity(gathered["parity"]),
         "## How to load it",
@@ -74,6 +76,13 @@ def _front_matter(recipe: Recipe) -> str:
 
 def _is_from_hub(source: Source) -> bool:
     return bool(source.huggingface_dataset and not source.debian_package and not source.path)
+
+
+def _model(overview: Overview | None) -> str:
+    if overview is None:
+        return ""
+    rows = "\n".join(f"| {name} | {_plain(value)} |" for name, value in overview.rows())
+    return f"## Model\n\n| | |\n|---|---|\n{rows}"
 
 
 def _bits_per_byte(scores: Scores | None) -> str:

@@ -16,6 +16,7 @@ from kielo.artifact.parity import Parity
 from kielo.report.figures import FIGURES
 from kielo.report.style import CSS
 from kielo.report.units import format_bytes, format_seconds
+from kielo.resolve.overview import amount
 
 TOKENIZER_NAMES = {
     "vocabulary_size": "Vocabulary",
@@ -101,6 +102,8 @@ def _headline_figures(gathered: dict[str, Any]) -> str:
     facts = []
     if scores := gathered["scores"]:
         facts.append((f"{scores.bits_per_byte.model:.3f}", "bits per byte, held-out"))
+    if overview := gathered["overview"]:
+        facts.append((amount(overview.parameters), "parameters"))
     if parity := gathered["parity"]:
         facts.append((f"{parity.max_relative_loss_difference:.1e}", "largest loss difference to HF"))
     if gathered["training"] and gathered["training"]["tokens_per_second"]:
@@ -192,7 +195,9 @@ def _training(gathered: dict[str, Any]) -> str:
                 pass
             case _:
                 sentence += f"; {row.precision} after step {row.step:,}"
-    return f"<p>{escape(sentence)}.</p>\n{_figures('training', gathered)}"
+    overview = gathered["overview"]
+    table = _table(("model", ""), overview.rows(), text_columns=2) if overview else ""
+    return f"<p>{escape(sentence)}.</p>\n{table}{_figures('training', gathered)}"
 
 
 def _corpus(gathered: dict[str, Any]) -> str:

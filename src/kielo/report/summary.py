@@ -7,6 +7,7 @@ from rich.text import Text
 from kielo.artifact.scores import BASELINES
 from kielo.artifact.summary import ParitySummary, Summary
 from kielo.report.units import format_bytes, format_seconds
+from kielo.resolve.overview import amount
 
 NAMES = {"unigram": "token unigram", "xz": "xz -9", "ngram": "byte n-gram"}
 
@@ -30,6 +31,10 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
             "text kept",
             f"{format_bytes(corpus.bytes_kept)} of {format_bytes(corpus.bytes_in)}, "
             f"{corpus.documents_kept:,} of {corpus.documents_in:,} documents",
+        )
+    if summary.parameters and summary.tokens:
+        rows.append(
+            ("model", f"{amount(summary.parameters)} parameters, trained on {amount(summary.tokens)} tokens")
         )
     speed = summary.tokens_per_second
     rows.append(("training speed", f"{speed:,.0f} tokens per second" if speed else "–"))

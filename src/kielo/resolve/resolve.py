@@ -26,6 +26,7 @@ from kielo.recipe.sections import (
     TrainIdentity,
     TrainPlacement,
 )
+from kielo.resolve.budget import with_budget
 from kielo.resolve.complete_model import complete_model
 from kielo.resolve.fp8_check import fp8_complaints, without_fp8
 from kielo.resolve.layout_check import layout_complaints
@@ -87,6 +88,7 @@ def resolve(
     if text is None:
         text = text_of_run(run_folder)
         check_recipe(recipe, run_folder)
+    recipe = with_budget(recipe, text)
     software = software or planned(cluster(recipe.cluster))
     machine = _Machine(world_size, device, _accelerator(recipe, device, accelerator), software)
     complaints: list[str] = []

@@ -36,6 +36,7 @@ from kielo.recipe.sections import (
     TrainIdentity,
     TrainPlacement,
 )
+from kielo.recipe.toml_text import toml_table
 
 _HEADER = "# Written by kielo from the recipe and the machine; edit the recipe instead.\n"
 
@@ -238,7 +239,7 @@ def write(resolved: Resolved, path: Path | str) -> None:
         )
     text = f"{_HEADER}{VERSION_KEY} = {FORMAT_VERSION}\n"
     for name, part in resolved.model_dump(mode="json").items():
-        text += _table(name, part)
+        text += toml_table(name, part)
     write_text_atomically(path, text)
 
 
@@ -269,44 +270,3 @@ def _identity(content: dict[str, Any]) -> Identity:
 
 def _keys_of(error: ValidationError) -> str:
     return ", ".join(".".join(map(str, entry["loc"])) for entry in error.errors())
-
-
-def _table(name: str, content: dict[str, Any], brackets: tuple[str, str] = ("[", "]")) -> str:
-    tables = {key: value for key, value in content.items() if isinstance(value, dict)}
-    lists = {key: value for key, value in content.items() if _is_list_of_tables(value)}
-    plain = {key: value for key, value in content.items() if value is not None and key not in tables | lists}
-    text = f"\n{brackets[0]}{name}{brackets[1]}\n"
-    text += "".join(f"{_key(key)} = {_value(value)}\n" for key, value in plain.items())
-    text += "".join(_table(f"{name}.{_key(key)}", value) for key, value in tables.items())
-    for key, entries in lists.items():
-        text += "".join(_table(f"{name}.{_key(key)}", entry, ("[[", "]]")) for entry in entries)
-    return text
-
-
-def _is_list_of_tables(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(entry, dict) for entry in value)
-
-
-def _key(key: str) -> str:
-    bare = key.isascii() and key.replace("_", "").replace("-", "").isalnum()
-    return key if bare else _value(key)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, str):
-        return '"' + "".join(_escape(character) for character in value) + '"'
-    if isinstance(value, list):
-        return "[" + ", ".join(_value(entry) for entry in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_key(key)} = {_value(entry)}" for key, entry in value.items()) + "}"
-    raise TypeError(f"no TOML for {type(value).__name__}")
-
-
-def _escape(character: str) -> str:
-    if character in '"\\':
-        return "\\" + character
-    return f"\\u{ord(character):04x}" if ord(character) < 32 or ord(character) == 127 else character

@@ -1,0 +1,70 @@
+"""`kielo generate`: what a model writes after a prompt, printed as it comes."""
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kielo.artifact.manifest import read_manifest
+from kielo.cli.flags import examples
+from kielo.cli.terminal import keep_stdout_for_json, print_json
+from kielo.recipe.errors import KieloError
+from kielo.recipe.read import read_recipe, run_folder
+
+
+def generate_flags(parser: argparse.ArgumentParser) -> None:
+    examples(
+        parser, 'kielo generate demo_estonian "Dokumendi salvestamiseks"',
+        'kielo generate runs/demo_estonian/hf "Kord oli" --temperature 0',
+    )  # fmt: skip
+    parser.add_argument("model", metavar="MODEL", help="a recipe, a run folder or a Hugging Face folder")
+    parser.add_argument("prompt", metavar="PROMPT", help="the beginning of the text")
+    parser.add_argument(
+        "--tokens", type=int, default=200, metavar="N", help="write at most so many; default: 200"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.8, metavar="T",
+        help="0: the likeliest token each time; default: 0.8",
+    )  # fmt: skip
+    parser.add_argument(
+        "--top-k", type=int, default=50, metavar="K", help="draw among the K likeliest tokens; default: 50"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of the draws; default: 1")
+    parser.add_argument("--json", action="store_true", help="print prompt and text as JSON when it is whole")
+
+
+def generate(options: argparse.Namespace) -> None:
+    for flag, value, least in (("--tokens", options.tokens, 1), ("--top-k", options.top_k, 1)):
+        if value < least:
+            raise KieloError(f"{flag} {value}: give {least} or more")
+    if not 0 <= options.temperature < 100:
+        raise KieloError(f"--temperature {options.temperature:g}: give a number from 0 to 100; 0.8 is usual")
+    with keep_stdout_for_json(options.json), _hugging_face_folder(options) as folder:
+        from kielo.evaluate.continue_text import Sampling, continue_text
+
+        sampling = Sampling(options.tokens, options.temperature, options.top_k, options.seed)
+        if not options.json:
+            print(options.prompt, end="", flush=True)
+        text = continue_text(folder, options.prompt, sampling, prints=not options.json)
+    if options.json:
+        print_json({"prompt": options.prompt, "text": text})
+
+
+@contextmanager
+def _hugging_face_folder(options: argparse.Namespace) -> Iterator[Path]:
+    """Yields the folder itself, the export of a finished run, or one made now of its newest checkpoint."""
+    if (Path(options.model) / "config.json").is_file():
+        yield Path(options.model)
+        return
+    folder = run_folder(read_recipe(options.model).recipe)
+    if read_manifest(folder / "hf") is not None:
+        yield folder / "hf"
+        return
+    from kielo.cli.checkpoint import newest_checkpoint
+    from kielo.cli.export import export_checkpoint
+
+    checkpoint = newest_checkpoint(folder)
+    with tempfile.TemporaryDirectory(prefix="kielo-") as place:
+        export_checkpoint(checkpoint, Path(place) / "hf", folder / "tokenizer")
+        yield Path(place) / "hf"

@@ -1,0 +1,130 @@
+"""The facts of a run that people ask for first: parameters, tokens, learning rate and FLOPs; no torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kielo.models.families import module
+from kielo.recipe.errors import KieloError
+from kielo.recipe.phases import FullPhase, full_phases
+from kielo.recipe.sections import Model, Recipe
+from kielo.resolve.budget import has_budget
+from kielo.resolve.complete_model import complete_model
+from kielo.resolve.phases import epochs
+from kielo.resolve.resolved import Identity
+from kielo.resolve.text import imagined_text
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The size of a run. `model` is complete; `flops` are model FLOPs of the whole run.
+
+    `steps`: (tokens a step, tokens of a sequence), one for each kind of step. `learning_rates`: a sentence
+    for each segment. `epochs`: source → how often it is read; None where the text is not packed yet.
+    """
+
+    model: Model
+    parameters: int
+    tokens: int | None
+    steps: tuple[tuple[int, int], ...]
+    learning_rates: tuple[str, ...]
+    flops: float | None
+    epochs: Mapping[str, float] | None = None
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Returns (name, value) for people."""
+        model = self.model
+        heads = f"{model.num_attention_heads} heads"
+        if model.num_key_value_heads != model.num_attention_heads:
+            heads += f" ({model.num_key_value_heads} of keys)"
+        steps = "; ".join(f"steps of {step:,}, sequences of {length:,}" for step, length in self.steps)
+        rows = [
+            ("model", f"{model.model_type}, {amount(self.parameters)} parameters"),
+            (
+                "shape",
+                f"{model.num_hidden_layers} layers of {model.hidden_size:,}, {heads}, MLP "
+                f"{model.intermediate_size:,}, {model.vocab_size:,} tokens in the vocabulary",
+            ),
+            ("training", f"{self._tokens()}; {steps}"),
+            ("learning rate", "; then ".join(self.learning_rates)),
+        ]
+        if self.flops is not None:
+            rows.append(("compute", f"{self.flops:.2g} model FLOPs"))
+        if self.epochs is not None:
+            read = ", ".join(f"{times:.2f} of {name}" for name, times in self.epochs.items())
+            rows.insert(3, ("epochs", read))
+        return rows
+
+    def figures(self) -> dict[str, Any]:
+        """Returns name → number for machines."""
+        return {
+            "model_type": self.model.model_type,
+            "parameters": self.parameters,
+            "tokens": self.tokens,
+            "model_flops": self.flops,
+            "epochs": None if self.epochs is None else dict(self.epochs),
+        }
+
+    def _tokens(self) -> str:
+        return "as many tokens as the text gives" if self.tokens is None else f"{amount(self.tokens)} tokens"
+
+
+def overview_of_recipe(recipe: Recipe) -> Overview:
+    """Returns the facts before there is text. Raises KieloError for a model that is not complete."""
+    complaints: list[str] = []
+    phases = full_phases(recipe)
+    model = complete_model(recipe, phases, imagined_text(recipe).vocabulary_size, complaints)
+    if complaints:
+        raise KieloError("; ".join(complaints))
+    overview = overview_of_phases(model, phases)
+    return overview if has_budget(recipe) else replace(overview, tokens=None, flops=None)
+
+
+def overview_of_phases(model: Model, phases: Sequence[FullPhase]) -> Overview:
+    """Returns the facts of a complete model and complete phases."""
+    kinds = [(phase.tokens, phase.tokens_per_step, phase.sequence_length) for phase in phases]
+    rates = [phase.learning_rate for phase in phases if phase.learning_rate is not None]
+    sentences = [_rate(rate.peak, rate.peak * rate.final_ratio, rate.schedule) for rate in rates]
+    return _overview(model, kinds, sentences)
+
+
+def overview_of_run(identity: Identity, source_tokens: Mapping[str, int]) -> Overview:
+    """Returns the facts of a resolved run. source_tokens: source → tokens that were packed; may be empty."""
+    phases = identity.phases
+    kinds = [
+        (phase.steps * phase.tokens_per_step, phase.tokens_per_step, phase.sequence_length)
+        for phase in phases
+    ]
+    sentences = [_rate(rate.peak, rate.final, rate.schedule) for rate in identity.learning_rates]
+    overview = _overview(identity.model, kinds, sentences)
+    if not source_tokens:
+        return overview
+    read = epochs(phases, {name: tokens - 1 for name, tokens in source_tokens.items()})
+    return replace(overview, epochs={name: float(times) for name, (times, _) in read.items()})
+
+
+def _overview(model: Model, kinds: Sequence[tuple[int, int, int]], learning_rates: Sequence[str]) -> Overview:
+    """Adds up; kinds: (tokens, tokens a step, tokens of a sequence) of each phase."""
+    count = module(model.model_type, "count")
+    return Overview(
+        model,
+        count.parameters(model),
+        sum(tokens for tokens, _, _ in kinds),
+        tuple(dict.fromkeys((step, length) for _, step, length in kinds)),
+        tuple(learning_rates),
+        float(sum(tokens * count.flops_per_token(model, length) for tokens, _, length in kinds)),
+    )
+
+
+def amount(number: float) -> str:
+    """Returns a number for people: "34.2 billion", "9.44 million", "512"."""
+    for name, size in (("billion", 1e9), ("million", 1e6)):
+        if number >= size:
+            places = 0 if number >= 1000 * size else 1 if number >= 10 * size else 2
+            text = f"{number / size:,.{places}f}"
+            return f"{text.removesuffix('.0').removesuffix('.00')} {name}"
+    return f"{number:,}"
+
+
+def _rate(peak: float, final: float, schedule: str) -> str:
+    return f"{peak:.3g} to {final:.3g}, {schedule}"

@@ -1,0 +1,42 @@
+"""What verbs print on a terminal of 80 columns: no line is longer, and nothing is cut."""
+
+import re
+
+import pytest
+
+from kielo.cli.main import main
+
+SCREENS = {
+    "plan": ["plan", "poro_34b", "--nodes", "64"],
+    "plan of several": ["plan", "estonian_llama31_70b", "--nodes", "4..64"],
+    "plan compare": ["plan", "compare", "estonian_llama31_70b", "tp8pp4", "tp8pp8", "--nodes", "16"],
+    "plan explain": ["plan", "explain", "estonian_llama31_70b", "tp8pp4", "--nodes", "16"],
+    "show": ["show", "poro_34b"],
+    "recipes": ["recipes"],
+    "clusters": ["clusters"],
+    "languages": ["languages"],
+    "schema": ["schema"],
+}
+
+
+@pytest.mark.parametrize("arguments", SCREENS.values(), ids=SCREENS)
+def test_a_screen_has_80_columns(arguments: list[str], capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes stdout for a terminal
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(arguments) == 0
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert lines and not [line for line in lines if len(line) > 80 or "…" in line]
+
+
+def test_a_plan_answers_in_a_short_table(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters, the fastest layouts with days and what the site bills, and the recipe's own beside them."""
+    assert main(["plan", "poro_34b", "--nodes", "64"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "model\tbloom, 34.2 billion parameters" in lines
+    titles = next(line for line in lines if line.startswith("nodes")).split("\t")
+    rows = [line.split("\t") for line in lines if line.startswith("64\t")]
+    assert titles == ["nodes", "tokens/s", "GB", "days", "device-hours", "GPU-hours", "layout"]
+    assert 2 <= len(rows) <= 10 and [row for row in rows if row[-1].endswith("*")]
+    for row in rows:  # LUMI bills a whole MI250X, which is two devices
+        device_hours, billed = (float(cell.replace(",", "")) for cell in row[4:6])
+        assert billed == pytest.approx(device_hours / 2, abs=1)

@@ -1,0 +1,70 @@
+"""The facts that `plan`, `show`, `rehearse`, the report and the card say of a run first."""
+
+import pytest
+
+from kielo.recipe.errors import KieloError
+from kielo.recipe.read import read_recipe
+from kielo.resolve.budget import check_text_suffices
+from kielo.resolve.overview import amount, overview_of_recipe, overview_of_run
+from kielo.resolve.resolve import resolve
+from kielo.resolve.text import Text, imagined_text
+
+# The published numbers of parameters, in billions, and how exactly they were published.
+PUBLISHED = {
+    "estonian_llama31_70b": (70.6, 0.05),  # arXiv:2407.21783, and the model card
+    "norwegian_7b": (7.25, 0.01),  # norallm/normistral-7b-warm
+    "poro_34b": (34.2, 0.1),  # arXiv:2404.01856
+    "bloom_176b_finnish": (176.2, 0.1),  # arXiv:2211.05100
+    "llmjp_172b": (172.0, 1.0),  # arXiv:2407.03963
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_the_published_ones(name: str) -> None:
+    parameters, error = PUBLISHED[name]
+    assert overview_of_recipe(read_recipe(name).recipe).parameters / 1e9 == pytest.approx(
+        parameters, abs=error
+    )
+
+
+def test_a_recipe_and_its_run_have_the_same_facts() -> None:
+    """They differ in epochs, which follow from the text, and in tokens by less than a step of each phase."""
+    recipe = read_recipe("demo_estonian").recipe
+    before = dict(overview_of_recipe(recipe).rows())
+    source = recipe.corpus.sources[0].name
+    text = Text({source: recipe.train.tokens // 2}, 10**6, "", recipe.tokenizer.vocab_size, 0)
+    run = overview_of_run(resolve(recipe, "", 1, "cpu", text=text).identity, text.tokens)
+    after = dict(run.rows())
+    assert after.pop("epochs") == f"2.00 of {source}"
+    assert after.keys() == before.keys() and after["shape"] == before["shape"]
+    assert after["learning rate"] == before["learning rate"]
+    assert recipe.train.tokens - recipe.train.tokens_per_step < run.tokens <= recipe.train.tokens
+    assert run.flops / run.tokens == pytest.approx(6 * run.parameters, rel=0.5)
+
+
+def test_a_budget_that_is_not_set_follows_from_the_text() -> None:
+    """Whole steps that read no source too often, also with weights; a plan needs a number."""
+    recipe = read_recipe("own_text", ["corpus.sources=a.txt,b.txt", "dataset.max_epochs=4"]).recipe
+    text = Text({"a": 90_001, "b": 30_001}, 10**5, "hash", recipe.tokenizer.vocab_size, 0)
+    for weights, most in (("{}", 8 * 120_000), ("{a = 1, b = 1}", 2 * 8 * 30_000)):
+        asked = read_recipe("own_text", ["corpus.sources=a.txt,b.txt", f"dataset.mixture={weights}"]).recipe
+        run = overview_of_run(resolve(asked, "", 1, "cpu", text=text).identity, text.tokens)
+        assert most - 3 * 2048 < run.tokens <= most * 1.01 and run.tokens % 2048 == 0
+        assert max(run.epochs.values()) <= 8.01
+    with pytest.raises(KieloError, match="train.tokens is not set"):
+        resolve(recipe, "", 1, "cpu", text=imagined_text(recipe))
+    with pytest.raises(KieloError, match="less than one step .* what would work"):
+        resolve(recipe, "", 1, "cpu", text=Text({"a": 100}, 10**5, "hash", 4096, 0))
+    assert overview_of_recipe(recipe).tokens is None
+
+
+def test_a_budget_that_the_text_cannot_give_is_refused_before_the_text_is_packed() -> None:
+    recipe = read_recipe("demo_estonian", ["train.tokens=16000000"]).recipe
+    check_text_suffices(recipe, 4_000_000, "runs/x/corpus")
+    with pytest.raises(KieloError, match="runs/x/corpus has 3,000,000 bytes.*leave train.tokens out"):
+        check_text_suffices(recipe, 3_000_000, "runs/x/corpus")
+
+
+def test_amounts_read_like_text() -> None:
+    amounts = {34_216_534_016: "34.2 billion", 10**10: "10 billion", 9_440_000: "9.44 million", 512: "512"}
+    assert {number: amount(number) for number in amounts} == amounts
