@@ -20,7 +20,6 @@ _PRELOAD = [
     "torch",
     "torch._dynamo",
     "torch.distributed.fsdp",
-    "torch.distributed.checkpoint",
     "torch.distributed.tensor",
     "torchao.float8",
     "kielo.train.run",

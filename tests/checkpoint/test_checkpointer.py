@@ -28,9 +28,11 @@ from kielo.artifact.whole_checkpoints import (
     newest_checkpoint,
     newest_complete,
 )
+from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
-from kielo.checkpoint.safetensors_storage import SafetensorsStorageWriter
+from kielo.checkpoint.restoring import fill
+from kielo.checkpoint.safetensors_stream import SafetensorsStream
 from kielo.parallel.world import make_host_group, start_world
 from kielo.recipe.errors import KieloError
 from tests.checkpoint.layouts import config, model_on_ranks, values
@@ -150,20 +152,32 @@ def test_nothing_is_pickled_or_unpickled(tmp_path, monkeypatch):
     json.loads((path / "index.json").read_text())
 
 
+def test_a_rank_is_filled_from_the_lines_of_its_own_tensors(tmp_path):
+    """A rank of a pipeline parses no entry of another stage's tensors: those are spoilt here."""
+    path = filled_checkpointer(tmp_path).settle()
+    index = path / "index.json"
+    head, a, b, end = index.read_bytes().splitlines(keepends=True)
+    index.write_bytes(head + a + b"x" * (len(b) - 1) + b"\n" + end)
+    tensors = {"model/a": torch.zeros(64, 8)}
+    assert fill(path, tensors, Agreement()) == {"step": 200} and tensors["model/a"].eq(2).all()
+    with pytest.raises(KieloError, match="not a checkpoint index"):
+        fill(path, small(0.0), Agreement())
+
+
 @contextmanager
 def writing_waits_for(event: threading.Event) -> Iterator[None]:
     """Every save inside has been planned, and writes nothing before `event` is set."""
-    original = SafetensorsStorageWriter.write_data
+    original = SafetensorsStream.write
 
-    def write_data(self, plan, planner):
+    def write(self, tensor):
         assert event.wait(30)
-        return original(self, plan, planner)
+        original(self, tensor)
 
-    SafetensorsStorageWriter.write_data = write_data
+    SafetensorsStream.write = write
     try:
         yield
     finally:
-        SafetensorsStorageWriter.write_data = original
+        SafetensorsStream.write = original
 
 
 def test_tensors_and_state_may_change_while_they_are_written(tmp_path):

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 import torch
 
+from kielo.artifact.checkpoint_index import CheckpointIndex
 from kielo.artifact.metrics import HeldOutLoss, TrainingStep, of_kind, read_metrics
 from kielo.artifact.outcome import Outcome
 from kielo.artifact.whole_checkpoints import list_checkpoints
+from kielo.checkpoint import saving
 from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
-from kielo.checkpoint.safetensors_storage import SafetensorsStorageWriter
 from kielo.recipe.error_messages import sentence
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Resolved
@@ -281,14 +282,14 @@ def test_a_checkpoint_that_cannot_be_saved_stops_no_training(
     """
     torch.set_num_threads(1)
     full_at = {4, 8}
-    original = SafetensorsStorageWriter.prepare_global_plan
+    original = saving.write_index
 
-    def prepare(self: SafetensorsStorageWriter, plans: list[Any]) -> list[Any]:
-        if self.index.step in full_at:
+    def write_index(folder: Path, index: CheckpointIndex, entries: dict[str, str]) -> dict[str, Any]:
+        if index.step in full_at:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return original(self, plans)
+        return original(folder, index, entries)
 
-    monkeypatch.setattr(SafetensorsStorageWriter, "prepare_global_plan", prepare)
+    monkeypatch.setattr(saving, "write_index", write_index)
     resolved = resolve(folder, total_steps=8, every_steps=2)
     with pytest.raises(KieloError, match="step_00000008 was not saved .*disk full"):
         train(resolved)

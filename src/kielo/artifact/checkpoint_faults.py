@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from kielo.artifact import block_digests
 from kielo.artifact.checkpoint_folder import INDEX_NAME, VERSION, os_error_text
+from kielo.artifact.checkpoint_index_lines import read_head
 from kielo.artifact.manifest import MANIFEST_NAME
 from kielo.recipe.errors import KieloError
 
@@ -99,7 +100,8 @@ def _save_id_inside(path: Path) -> str | None:
     """Reads the save id in a file: the index's JSON or a safetensors header; None where it has none."""
     try:
         if path.name == INDEX_NAME:
-            return json.loads(path.read_bytes())["save_id"]
+            with open(path, "rb") as file:
+                return read_head(file)["save_id"]
         with open(path, "rb") as file:
             header_bytes = int.from_bytes(file.read(8), "little")
             if header_bytes > _MAX_HEADER_BYTES:

@@ -1,17 +1,17 @@
 """The index of a checkpoint, `index.json`: dtype, shape and chunks of every tensor, and the plain state."""
 
-import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from kielo.artifact.block_digests import BlockDigests
 from kielo.artifact.checkpoint_faults import FaultyCheckpoint, another_version, fault_of_reading
 from kielo.artifact.checkpoint_folder import INDEX_NAME, VERSION
+from kielo.artifact.checkpoint_index_lines import index_text, read_entries, read_head
 from kielo.artifact.run_format import migrated_identity
 from kielo.recipe.errors import KieloError
 
@@ -40,6 +40,7 @@ class CheckpointIndex:
     """The tensors and the plain state of one save.
 
     save_id: the same in all files of the save. aliases: a tied tensor's name → the name it is stored under.
+    unread: names of tensors that the file holds and that were not asked for.
     """
 
     save_id: str
@@ -47,71 +48,91 @@ class CheckpointIndex:
     tensors: dict[str, TensorEntry]
     aliases: dict[str, str] = field(default_factory=dict)
     plain: dict[str, Any] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
 
     def names(self) -> list[str]:
-        return [*self.tensors, *self.aliases]
+        return [*self.tensors, *self.unread, *self.aliases]
 
     def entry(self, name: str) -> TensorEntry | None:
         return self.tensors.get(self.aliases.get(name, name))
-
-    def to_json(self) -> str:
-        return json.dumps({"version": VERSION, **dataclasses.asdict(self)})
 
 
 def chunk_key(name: str, offset: Iterable[int]) -> str:
     return f"{name}@{','.join(map(str, offset))}"
 
 
-def parse_index(text: str, where: Path | str) -> CheckpointIndex:
-    """Parses the text of an `index.json`, with the run's identity as this version stores it.
-
-    Raises KieloError, naming the file, for anything but a sound index.
-    """
-    try:
-        stored = json.loads(text)
-        if stored["version"] != VERSION:
-            raise FaultyCheckpoint(Path(where).parent, another_version(INDEX_NAME, stored["version"]))
-        tensors = {name: _entry(entry) for name, entry in stored["tensors"].items()}
-        plain = stored["plain"]
-        if "identity" in plain:
-            plain = plain | {"identity": migrated_identity(plain["identity"], where)}
-        index = CheckpointIndex(stored["save_id"], stored["step"], tensors, stored["aliases"], plain)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise KieloError(f"{where}: not a checkpoint index ({error!r})") from error
-    for name, entry in index.tensors.items():
-        if sum(math.prod(chunk.shape) for chunk in entry.chunks) != math.prod(entry.shape):
-            raise KieloError(f"{where}: the chunks of {name} do not make up its shape {list(entry.shape)}")
-    for alias, name in index.aliases.items():
-        if name not in index.tensors:
-            raise KieloError(f"{where}: {alias} is tied to {name}, which is not there")
-    return index
+def entry_json(entry: TensorEntry) -> str:
+    """Returns the entry of a tensor as the index stores it."""
+    chunks = [vars(chunk) for chunk in entry.chunks]
+    return json.dumps({"dtype": entry.dtype, "shape": entry.shape, "chunks": chunks})
 
 
-def read_index(folder: Path) -> CheckpointIndex:
-    """Reads the index of the checkpoint `folder`.
+def read_index(folder: Path, names: Collection[str] | None = None) -> CheckpointIndex:
+    """Reads the index of the checkpoint `folder`, with the run's identity as this version stores it.
 
-    Raises KieloError if it is missing, FaultyCheckpoint if it cannot be read or is of another version.
+    names: of the tensors whose entries are parsed, where the file holds them; None: all. Raises KieloError,
+    naming the file, if it is missing or not a sound index, FaultyCheckpoint if it cannot be read or is of
+    another version.
     """
     path = Path(folder) / INDEX_NAME
     try:
-        text = path.read_text(encoding="utf-8")
+        with open(path, "rb") as file:
+            index = _parsed(path, file, names)
     except (FileNotFoundError, NotADirectoryError):
         raise KieloError(f"{folder} is not a checkpoint: {INDEX_NAME} is missing") from None
     except (OSError, UnicodeDecodeError) as error:
         raise FaultyCheckpoint(folder, fault_of_reading(INDEX_NAME, error)) from error
-    return parse_index(text, path)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise KieloError(f"{path}: not a checkpoint index ({error!r})") from error
+    for name, entry in index.tensors.items():
+        if sum(math.prod(chunk.shape) for chunk in entry.chunks) != math.prod(entry.shape):
+            raise KieloError(f"{path}: the chunks of {name} do not make up its shape {list(entry.shape)}")
+    held = {*index.tensors, *index.unread}
+    for alias, name in index.aliases.items():
+        if name not in held:
+            raise KieloError(f"{path}: {alias} is tied to {name}, which is not there")
+    return index
 
 
-def write_index(folder: Path, index: CheckpointIndex) -> dict[str, Any]:
-    """Writes `index.json` and brings it to the disk; returns its record for the manifest."""
-    text = index.to_json().encode()
+def write_index(folder: Path, index: CheckpointIndex, entries: Mapping[str, str]) -> dict[str, Any]:
+    """Writes `index.json` and brings it to the disk; returns its record for the manifest.
+
+    entries: tensor → its entry as `entry_json` gives it, in place of `index.tensors`.
+    """
+    head = {
+        "version": VERSION,
+        "save_id": index.save_id,
+        "step": index.step,
+        "aliases": index.aliases,
+        "plain": index.plain,
+    }
+    digests, num_bytes = BlockDigests(), 0
     with open(Path(folder) / INDEX_NAME, "wb") as file:
-        file.write(text)
+        for part in index_text(head, entries):
+            file.write(part)
+            digests.update(part)
+            num_bytes += len(part)
         file.flush()
         os.fsync(file.fileno())
-    digests = BlockDigests()
-    digests.update(text)
-    return {"bytes": len(text), "xxh3_64_blocks": digests.hexdigests(), "save_id": index.save_id}
+    return {"bytes": num_bytes, "xxh3_64_blocks": digests.hexdigests(), "save_id": index.save_id}
+
+
+def _parsed(path: Path, file: BinaryIO, names: Collection[str] | None) -> CheckpointIndex:
+    stored = read_head(file)
+    if stored["version"] != VERSION:
+        raise FaultyCheckpoint(path.parent, another_version(INDEX_NAME, stored["version"]))
+    plain, aliases = stored["plain"], stored["aliases"]
+    if "identity" in plain:
+        plain = plain | {"identity": migrated_identity(plain["identity"], path)}
+    held = stored["tensors"] if "tensors" in stored else stored["lines"]
+    wanted = set(held) if names is None else {aliases.get(name, name) for name in names}
+    if "tensors" in stored:
+        entries = {name: entry for name, entry in held.items() if name in wanted}
+    else:
+        entries = read_entries(file, held, wanted)
+    tensors = {name: _entry(entry) for name, entry in entries.items()}
+    unread = tuple(name for name in held if name not in tensors)
+    return CheckpointIndex(stored["save_id"], stored["step"], tensors, aliases, plain, unread)
 
 
 def _entry(stored: dict[str, Any]) -> TensorEntry:

@@ -74,7 +74,7 @@ def _row(path: Path, checksums: bool) -> dict[str, Any]:
     written_at = None
     with suppress(KieloError):
         written_at = read_checkpoint_manifest(path).written_at
-        plain = read_index(path).plain
+        plain = read_index(path, names=()).plain
     return {
         "name": path.name,
         "step": step_of(path),

@@ -1,7 +1,7 @@
 """Agreement of all ranks: values in, the same value or the same error out on every rank.
 
-Without a process group the one process is rank 0 of 1, and nothing is sent. Sent values are short
-descriptions (paths, names, messages), never tensors.
+Without a process group the one process is rank 0 of 1, and nothing is sent. Sent values are descriptions
+(paths, names, shapes, messages), never tensors.
 """
 
 import socket
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from kielo.recipe.errors import KieloError
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Agreement:
@@ -46,6 +47,43 @@ class Agreement:
         if answer[1] is not None:
             raise KieloError(answer[1]) from cause
         return answer[0]
+
+    def on_all(self, action: Callable[[], T]) -> list[T]:
+        """Runs `action` on every rank; returns all results, or raises the first rank's error on every rank.
+
+        Its message ends with the rank. An OSError keeps its errno.
+        """
+        answer: T | Exception
+        cause: Exception | None = None
+        try:
+            answer = action()
+        except OSError as error:
+            reason = f"{error.strerror or error} on rank {self.rank}"
+            answer, cause = OSError(error.errno, reason, error.filename), error
+        except Exception as error:
+            kind = KieloError if isinstance(error, KieloError) else RuntimeError
+            answer, cause = kind(f"{error} on rank {self.rank} ({type(error).__name__})"), error
+        answers = self.gather(answer)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer from cause
+        return answers
+
+    def distribute(self, value: T, divide: Callable[[list[T]], list[R]]) -> R:
+        """Gives rank 0 the values of all ranks, and returns to each rank its entry of `divide(values)`.
+
+        Unlike `gather`, nothing else is sent to other ranks. Raises what `on_first` raises.
+        """
+        values: list[T] = [value] * self.size
+        if self.size > 1:
+            dist.gather_object(value, values if self.rank == 0 else None, group=self.group, group_dst=0)
+        parts: list[R] = []
+        self.on_first(lambda: parts.extend(divide(values)))
+        if self.size == 1:
+            return parts[0]
+        received: list[R | None] = [None]
+        dist.scatter_object_list(received, parts if self.rank == 0 else None, group=self.group, group_src=0)
+        return received[0]
 
     def refuse_together(self, complaint: str | None) -> None:
         """Raise KieloError on every rank if any rank complains: the first complaint, with its rank."""

@@ -21,6 +21,7 @@ from kielo.artifact.checkpoint_index import (
     Chunk,
     TensorEntry,
     chunk_key,
+    entry_json,
     read_index,
     write_index,
 )
@@ -67,7 +68,8 @@ def average(checkpoints: Sequence[Path], to: Path) -> Path:
         refuse_if_too_full(to.parent, tensor_bytes + _DESCRIPTION_BYTES * len(index.tensors), num_files=4)
         partial.mkdir()
         files = {rank_file_name(0): _write_means(partial, index, indexes)}
-        files[INDEX_NAME] = write_index(partial, index)
+        entries = {name: entry_json(entry) for name, entry in index.tensors.items()}
+        files[INDEX_NAME] = write_index(partial, index, entries)
         write_checkpoint_manifest(partial, index, files, tensor_bytes, time.monotonic() - began)
         bring_to_disk(partial)
         name_durably(partial, to)

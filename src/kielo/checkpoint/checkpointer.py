@@ -24,6 +24,7 @@ from kielo.checkpoint.prune import mark_damaged, remove_later, remove_leftovers
 from kielo.checkpoint.publish import point_newest
 from kielo.checkpoint.read_checkpoint import read_plain
 from kielo.checkpoint.restoring import fill
+from kielo.checkpoint.save_plan import SavePlanner
 from kielo.checkpoint.saving import Save, Saver
 from kielo.checkpoint.staging import Staging
 from kielo.checkpoint.tied_tensors import untied
@@ -49,7 +50,7 @@ class Checkpointer:
     `keep_newest` says; 0: none. on_alert(step, message): called on rank 0, mostly in the writing thread, for
     a save that failed, old checkpoints that could not be removed or had to be kept, and damaged ones. permit:
     called on rank 0 before a save and again before it is published; its KieloError refuses (another job has
-    taken the folder). `warnings` lists what the last `newest` passed over.
+    taken the folder). `warnings` lists what the last `newest` passed over. `planner` keeps the plan of saves.
     """
 
     def __init__(
@@ -66,16 +67,24 @@ class Checkpointer:
         self._ranks, self._on_alert, self._permit = Agreement(group), on_alert, permit
         self._verification = Verification(self._ranks)
         self._staging = Staging()
-        self._saver = Saver(self.folder, keep_newest, keep_every_steps, self._ranks, on_alert, permit)
+        self.planner = SavePlanner(self._ranks)
+        self._saver = Saver(
+            self.folder, keep_newest, keep_every_steps, self._ranks, self.planner, on_alert, permit
+        )
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._under_way: Future[tuple[Path | None, str | None]] | None = None
         self._published: Path | None = None
         self._failure: str | None = None
 
     def reserve(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Allocate the host memory for saves of these tensors; otherwise the first save does it."""
+        """Allocate the host memory for saves of these tensors and plan them; else the first save does both.
+
+        Planned beside the training, the steps of that time would be slow. Raises KieloError on every rank
+        where the ranks' parts do not make up a tensor.
+        """
         self._wait()  # the save under way reads the memory that may be replaced
         self._staging.reserve(untied(tensors))
+        self.planner.plan(tensors)
 
     def save(
         self,

@@ -22,15 +22,16 @@ def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, to
     checkpoint does not hold.
     """
     path = Path(path)
-    index = read_index(path)
-    names = index.names() if names is None else list(names)
+    names = None if names is None else list(names)
+    index = read_index(path, names)
+    names = index.names() if names is None else names
     verify(path, index, names)
     return {name: _assemble(path, index.entry(name)) for name in names}
 
 
 def read_plain(path: Path) -> dict[str, Any]:
     """Reads the plain JSON state of a checkpoint."""
-    return read_index(path).plain
+    return read_index(path, names=()).plain
 
 
 def verify(path: Path, index: CheckpointIndex, names: Iterable[str]) -> None:

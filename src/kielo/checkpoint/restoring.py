@@ -5,26 +5,29 @@ from typing import Any
 
 import torch
 
-from kielo.artifact.checkpoint_folder import INDEX_NAME
-from kielo.artifact.checkpoint_index import CheckpointIndex, parse_index
+from kielo.artifact.checkpoint_index import CheckpointIndex, read_index
 from kielo.checkpoint.agreement import Agreement
-from kielo.checkpoint.distributed_checkpoint import load_tensors
 from kielo.checkpoint.read_checkpoint import missing_names
 from kielo.checkpoint.safetensors_dtypes import DTYPES
+from kielo.checkpoint.safetensors_storage import fill_from_chunks
 from kielo.recipe.errors import KieloError
 
 
 def fill(path: Path, tensors: dict[str, torch.Tensor], ranks: Agreement) -> dict[str, Any]:
     """Fill `tensors` in place from the checkpoint `path`; returns its plain state.
 
-    Raises KieloError on every rank, before any tensor changes, for names, shapes or dtypes that the
-    checkpoint cannot fill.
+    Each rank reads the index's lines of its own tensors. Raises KieloError on every rank, before any tensor
+    changes, for names, shapes or dtypes that the checkpoint cannot fill.
     """
-    text = ranks.on_first(lambda: (path / INDEX_NAME).read_text(encoding="utf-8"))
-    index = parse_index(text, path / INDEX_NAME)
-    ranks.refuse_together(missing_names(path, index, tensors) or _misfit(path, index, tensors))
+    index = complaint = None
     try:
-        load_tensors(path, index, tensors, ranks)
+        index = read_index(path, tensors)
+        complaint = missing_names(path, index, tensors) or _misfit(path, index, tensors)
+    except KieloError as error:
+        complaint = str(error)
+    ranks.refuse_together(complaint)
+    try:
+        ranks.on_all(lambda: fill_from_chunks(path, index, tensors))
     except OSError as error:
         raise KieloError(f"checkpoint {path} cannot be read: {error}") from error
     return index.plain

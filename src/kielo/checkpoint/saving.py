@@ -4,25 +4,32 @@ The files are written beside their place (`step_00000100.ID.partial`) and brough
 the folder when every rank has finished, its manifest last. Then old checkpoints are pruned.
 """
 
+import json
 import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from kielo.artifact.checkpoint_folder import step_folder_name, step_of
-from kielo.artifact.checkpoint_index import CheckpointIndex
+from kielo.artifact.checkpoint_folder import INDEX_NAME, step_folder_name, step_of
+from kielo.artifact.checkpoint_index import CheckpointIndex, write_index
 from kielo.artifact.checkpoint_manifest import write_checkpoint_manifest
 from kielo.checkpoint.agreement import Agreement
-from kielo.checkpoint.distributed_checkpoint import save_tensors
 from kielo.checkpoint.prune import prune, remove_leftovers
-from kielo.checkpoint.publish import aside_name, discard, failure, point_newest, publish
-from kielo.checkpoint.safetensors_storage import SafetensorsStorageWriter
-from kielo.checkpoint.tied_tensors import tied_names
+from kielo.checkpoint.publish import (
+    aside_name,
+    discard,
+    failure,
+    point_newest,
+    publish,
+    refuse_if_too_full,
+)
+from kielo.checkpoint.safetensors_storage import FileRecord, write_chunks
+from kielo.checkpoint.save_plan import SavePlanner, WholePlan
 from kielo.recipe.errors import KieloError
 
 
@@ -45,13 +52,29 @@ class Save:
 
 
 @dataclass(frozen=True)
+class _Target:
+    """The place of one save: written as `partial`, with a save id, and published as `final`."""
+
+    final: Path
+    save_id: str
+
+    @property
+    def partial(self) -> Path:
+        return aside_name(self.final, self.save_id, "partial")
+
+
+@dataclass(frozen=True)
 class Saver:
-    """Writes, publishes and prunes the checkpoints of `folder`; its arguments are those of `Checkpointer`."""
+    """Writes, publishes and prunes the checkpoints of `folder`; its arguments are those of `Checkpointer`.
+
+    planner: keeps the plan from save to save.
+    """
 
     folder: Path
     keep_newest: int
     keep_every_steps: int
     ranks: Agreement
+    planner: SavePlanner
     on_alert: Callable[[int, str], None]
     permit: Callable[[], None]
 
@@ -59,47 +82,60 @@ class Saver:
         """Returns the published path, or None and why the save failed; the same on every rank."""
         if save.device is not None:
             torch.cuda.set_device(save.device)  # the current device belongs to the thread
-        began = time.monotonic()
-        final = self.folder / step_folder_name(save.step)
-        index = CheckpointIndex("", save.step, {}, self._all_tied(save.tensors), save.plain)
-        index = replace(index, save_id=self.ranks.on_first(lambda: secrets.token_hex(8)))
-        partial = aside_name(final, index.save_id, "partial")
-        writer = SafetensorsStorageWriter(partial, index, self.ranks.rank, save.copies)
-        stored = {name: tensor for name, tensor in save.tensors.items() if name not in index.aliases}
+        began, whole = time.monotonic(), WholePlan()
+        save_id = self.ranks.on_first(lambda: secrets.token_hex(8))
+        target = _Target(self.folder / step_folder_name(save.step), save_id)
         try:
             self.ranks.refuse_together(complaint_unless_finite(save.copies))
-            self.ranks.on_first(self._make_room)
-            save_tensors(writer, stored, self.ranks)
-            self.ranks.on_first(lambda: self._publish(writer, final, time.monotonic() - began))
+            plan = self.planner.plan(save.tensors)
+            whole = plan.whole
+            index = CheckpointIndex(save_id, save.step, {}, whole.aliases, save.plain)
+            self.ranks.on_first(lambda: self._make_room(target.partial, index, whole))
+            records = self.ranks.on_all(
+                lambda: write_chunks(target.partial, self.ranks.rank, save_id, plan.written, save.copies)
+            )
+            self.ranks.on_first(lambda: self._publish(target, index, whole, records, began))
         except (KieloError, OSError) as error:
-            return None, self.ranks.on_first(lambda error=error: self._give_up(writer, final, error))
-        self.ranks.on_first(lambda: self._clear_up(final, save))
-        return final, None
+            return None, self.ranks.on_first(
+                lambda error=error: self._give_up(target, whole.tensor_bytes, error)
+            )
+        self.ranks.on_first(lambda: self._clear_up(target.final, save))
+        return target.final, None
 
-    def _all_tied(self, tensors: dict[str, torch.Tensor]) -> dict[str, str]:
-        return {
-            alias: name for tied in self.ranks.gather(tied_names(tensors)) for alias, name in tied.items()
-        }
+    def _make_room(self, partial: Path, index: CheckpointIndex, whole: WholePlan) -> None:
+        """Rank 0: remove what a killed save left, refuse a disk that is too full, and make the folder.
 
-    def _make_room(self) -> None:
-        """Rank 0: remove what a killed save left; this save may need its room."""
+        The index describes each chunk in more bytes than its file's header does.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.folder)
+        described = len(json.dumps(index.plain)) + 2 * sum(map(len, whole.entries.values()))
+        # Besides the ranks' files: index, manifest, the folder itself, and the symbolic link.
+        refuse_if_too_full(self.folder, whole.tensor_bytes + described, whole.num_files + 4)
+        partial.mkdir()
 
-    def _publish(self, writer: SafetensorsStorageWriter, final: Path, wall_seconds: float) -> None:
-        """Rank 0, when all files are on the disk: write the manifest and rename the folder."""
-        write_checkpoint_manifest(
-            writer.folder, writer.index, writer.files, writer.tensor_bytes, wall_seconds
-        )
+    def _publish(
+        self,
+        target: _Target,
+        index: CheckpointIndex,
+        whole: WholePlan,
+        records: list[dict[str, FileRecord]],
+        began: float,
+    ) -> None:
+        """Rank 0, when all ranks' files are on the disk: write index and manifest, and rename the folder."""
+        files = {name: record for of_rank in records for name, record in of_rank.items()}
+        files[INDEX_NAME] = write_index(target.partial, index, whole.entries)
+        wall_seconds = time.monotonic() - began
+        write_checkpoint_manifest(target.partial, index, files, whole.tensor_bytes, wall_seconds)
         self.permit()
-        publish(writer.folder, final)
+        publish(target.partial, target.final)
 
-    def _give_up(self, writer: SafetensorsStorageWriter, final: Path, error: Exception) -> str:
+    def _give_up(self, target: _Target, tensor_bytes: int, error: Exception) -> str:
         """Rank 0: leave nothing of the failed checkpoint; returns why it failed."""
         with suppress(OSError):
-            discard(writer.folder, final)
-        message = failure(final, writer.tensor_bytes, error)
-        self.on_alert(writer.index.step, message)
+            discard(target.partial, target.final)
+        message = failure(target.final, tensor_bytes, error)
+        self.on_alert(step_of(target.final), message)
         return message
 
     def _clear_up(self, newest: Path, save: Save) -> None:

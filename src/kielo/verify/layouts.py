@@ -31,7 +31,7 @@ from kielo.verify.layouts_subject import subject
 CERTIFICATE_NAME = "layouts.json"
 # fp32. Loss and norm at each step; gradients after the first step's backward and weights after the last step.
 BARS = {"loss": 1e-5, "norm": 1e-5, "gradient": 2e-5, "weight": 2e-5}
-_PRELOADED = ["kielo.verify.layouts_rank", "torch._dynamo", "torch.distributed.checkpoint"]
+_PRELOADED = ["kielo.verify.layouts_rank", "torch._dynamo"]
 
 
 def verify_layouts(

@@ -1,0 +1,145 @@
+"""The plan of a save: which rank writes which chunk, and each tensor's entry in the index.
+
+The plan depends on names, shapes, dtypes and layout of the tensors and not on their values, so it is made
+once and kept until one of these changes. Rank 0 makes it for the chunks of all ranks, in Python: made at each
+save, it would hold the interpreter's lock for that long beside the training.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import NamedTuple
+
+from torch import Tensor
+
+from kielo.artifact.checkpoint_folder import rank_file_name
+from kielo.artifact.checkpoint_index import Chunk, TensorEntry, chunk_key, entry_json
+from kielo.checkpoint.agreement import Agreement
+from kielo.checkpoint.safetensors_dtypes import DTYPE_NAMES, DTYPES, nbytes
+from kielo.checkpoint.tied_tensors import tied_names
+from kielo.parallel.materialise import local, local_slices
+from kielo.recipe.errors import KieloError
+
+
+class HeldChunk(NamedTuple):
+    """The part of a tensor of the shape `whole` that one rank has: `shape` elements from `offset`."""
+
+    name: str
+    dtype: str
+    whole: tuple[int, ...]
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return nbytes(DTYPES[self.dtype], self.shape)
+
+
+@dataclass(frozen=True)
+class WholePlan:
+    """The plan of all ranks, on rank 0.
+
+    entries: tensor → its entry in the index, as JSON. aliases: a tied tensor's name → the name it is stored
+    under. num_files: ranks that write a file.
+    """
+
+    entries: dict[str, str] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    tensor_bytes: int = 0
+    num_files: int = 0
+
+
+@dataclass(frozen=True)
+class SavePlan:
+    """The plan of one rank: it has `held` and `tied`, and writes `written`. whole: empty but on rank 0."""
+
+    held: list[HeldChunk]
+    tied: dict[str, str]
+    written: list[HeldChunk]
+    whole: WholePlan
+
+
+class SavePlanner:
+    """Plans saves, and keeps the plan until a rank's tensors are others. All ranks call it together.
+
+    num_planned: chunks that rank 0 has planned so far, those of all ranks and replicas counted.
+    """
+
+    def __init__(self, ranks: Agreement):
+        self._ranks = ranks
+        self._kept: SavePlan | None = None
+        self._whole = WholePlan()
+        self.num_planned = 0
+
+    def plan(self, tensors: Mapping[str, Tensor]) -> SavePlan:
+        """Raises KieloError on every rank where the ranks' chunks do not make up a tensor."""
+        held, tied = held_chunks(tensors), tied_names(tensors)
+        is_kept = self._kept is not None and (self._kept.held, self._kept.tied) == (held, tied)
+        if not all(self._ranks.gather(is_kept)):
+            self._kept, self._whole = None, WholePlan()
+            written = self._ranks.distribute((held, tied), self._plan_all)
+            self._kept = SavePlan(held, tied, [held[position] for position in written], self._whole)
+        return self._kept
+
+    def _plan_all(self, of_ranks: list[tuple[list[HeldChunk], dict[str, str]]]) -> list[list[int]]:
+        self.num_planned += sum(len(held) for held, _ in of_ranks)
+        aliases = {alias: name for _, tied in of_ranks for alias, name in tied.items()}
+        written, self._whole = plan_all([held for held, _ in of_ranks], aliases)
+        return written
+
+
+def plan_all(of_ranks: list[list[HeldChunk]], aliases: dict[str, str]) -> tuple[list[list[int]], WholePlan]:
+    """Plans the save of all ranks, each chunk once, by that holder that has the least to write so far.
+
+    of_ranks: the chunks that each rank has. aliases: names that are not stored. Returns for each rank the
+    positions of what it writes, wide dtypes first. Raises KieloError where the chunks do not make up a
+    tensor.
+    """
+    written: list[list[int]] = [[] for _ in of_ranks]
+    loads = [0] * len(of_ranks)
+    entries = {}
+    for name, chunks in _by_tensor(of_ranks, aliases).items():
+        stored = []
+        for offset, (chunk, holders) in chunks.items():
+            rank = min(holders, key=loads.__getitem__)
+            written[rank].append(holders[rank])
+            loads[rank] += chunk.nbytes
+            stored.append(Chunk(offset, chunk.shape, rank_file_name(rank), chunk_key(name, offset)))
+        if sum(prod(chunk.shape) for chunk in stored) != prod(chunk.whole):
+            raise KieloError(f"the ranks' parts of {name} do not make up its shape {list(chunk.whole)}")
+        entries[name] = entry_json(TensorEntry(chunk.dtype, chunk.whole, tuple(stored)))
+    for positions, held in zip(written, of_ranks):
+        positions.sort(key=lambda position, held=held: -DTYPES[held[position].dtype].itemsize)
+    return written, WholePlan(entries, aliases, sum(loads), sum(map(bool, written)))
+
+
+def held_chunks(tensors: Mapping[str, Tensor]) -> list[HeldChunk]:
+    """Lists this rank's parts of the tensors, without the empty ones of tensors with fewer rows than ranks.
+
+    A tensor without elements is a part of its own.
+    """
+    held = []
+    for name, tensor in tensors.items():
+        box = local_slices(tensor)
+        offset, shape = tuple(part.start for part in box), tuple(part.stop - part.start for part in box)
+        if prod(shape) or not tensor.numel():
+            held.append(HeldChunk(name, DTYPE_NAMES[local(tensor).dtype], tuple(tensor.shape), offset, shape))
+    return held
+
+
+def _by_tensor(
+    of_ranks: list[list[HeldChunk]], aliases: Mapping[str, str]
+) -> dict[str, dict[tuple[int, ...], tuple[HeldChunk, dict[int, int]]]]:
+    """Returns tensor → offset → (chunk, rank that holds it → position there), without tied names."""
+    tensors: dict[str, dict[tuple[int, ...], tuple[HeldChunk, dict[int, int]]]] = {}
+    for rank, held in enumerate(of_ranks):
+        for position, chunk in enumerate(held):
+            if chunk.name in aliases:
+                continue
+            chunks = tensors.setdefault(chunk.name, {})
+            first, holders = chunks.setdefault(chunk.offset, (chunk, {}))
+            holders[rank] = position
+            known = next(iter(chunks.values()))[0]
+            if first.shape != chunk.shape or known[:3] != chunk[:3]:
+                raise KieloError(f"{chunk.name} is not the same tensor on rank {rank} as on others")
+    return tensors
