@@ -97,14 +97,26 @@ def _erfinv(bits: np.ndarray, edge: float) -> np.ndarray:
 
     Each step but the logarithm rounds alike on every processor and in every place of an array.
     """
-    x = (bits.astype(np.float32) + 0.5) * (edge * 2.0**-31)
-    from_end = 2**31 - 1 - (bits ^ (bits >> 31))  # an integer, so that numbers far out stay exact
-    rest = (from_end.astype(np.float32) + 0.5) * (edge * 2.0**-31) + (1 - edge)  # 1 - |x|
-    w = -np.log(rest * (2 - rest))
+    rest = _scaled(2**31 - 1 - (bits ^ (bits >> 31)), edge)  # from an integer, so that it is exact far out
+    rest += 1 - edge  # 1 - |x|
+    w = 2 - rest
+    w *= rest
+    np.log(w, out=w)
+    np.negative(w, out=w)
     far = np.flatnonzero(w >= _TAIL_BEGINS)
-    factor = _polynomial(_CENTRE, w - 2.5)
-    factor[far] = _polynomial(_TAIL, np.sqrt(w[far]) - 3)
-    return x * factor
+    far_w = np.sqrt(w[far]) - 3
+    w -= 2.5
+    factor = _polynomial(_CENTRE, w)
+    factor[far] = _polynomial(_TAIL, far_w)
+    factor *= _scaled(bits, edge)
+    return factor
+
+
+def _scaled(integers: np.ndarray, edge: float) -> np.ndarray:
+    scaled = integers.astype(np.float32)
+    scaled += 0.5
+    scaled *= edge * 2.0**-31
+    return scaled
 
 
 def _polynomial(coefficients: Sequence[float], x: np.ndarray) -> np.ndarray:
