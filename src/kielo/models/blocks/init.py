@@ -93,7 +93,7 @@ def _runs(shape: Sequence[int], box: Box) -> Iterator[tuple[int, int]]:
 
 
 def _erfinv(bits: np.ndarray, edge: float) -> np.ndarray:
-    """Returns erfinv of even numbers within ±edge, made of random bits (int32): normal ones with variance ½.
+    """Returns erfinv of uniform numbers within ±edge, made of random bits (int32): normal, variance ½.
 
     Each step but the logarithm rounds alike on every processor and in every place of an array.
     """
