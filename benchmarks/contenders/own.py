@@ -46,7 +46,7 @@ class Own(Contender):
             self.note = f"{self.note}; {scaling}".lstrip("; ")
         mesh = build_mesh(work.world, placement.layout)
         model = laid_out(identity, placement, mesh, identity.train.precision)
-        materialise(model, work.device, work.value)
+        materialise(model, work.device, lambda name, shape, box: work.value(name, shape)[box])
         train, chunk_tokens = identity.train, placement.train.loss_chunk_tokens
         guard = Guard(work.device, train)
         step = build_step(model, mesh, train, placement.layout, chunk_tokens, train.precision, guard)

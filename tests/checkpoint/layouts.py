@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from kielo.models.blocks.init import constant
 from kielo.models.llama.model import Llama, initial_value
+from kielo.models.piece import Box
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import AXES, build_mesh
 from kielo.parallel.parallelise import parallelise
@@ -47,8 +49,14 @@ def model_on_ranks(
     with torch.device("meta"):
         whole = Llama(model)
     laid_out = parallelise(whole, mesh, placement, "fp32")
-    return materialise(laid_out, world.device, fill or (lambda name, shape: torch.zeros(shape))), mesh
+    return materialise(laid_out, world.device, fill or zeros), mesh
+
+
+def zeros(name: str, shape: torch.Size, box: Box) -> torch.Tensor:
+    return constant(0.0, shape, box)
 
 
 def values(model: Model, seed: int):
-    return lambda name, shape: initial_value(name, shape, model, seed) + (0.5 if "norm" in name else 0)
+    return lambda name, shape, box=None: (
+        initial_value(name, shape, model, seed, box) + (0.5 if "norm" in name else 0)
+    )

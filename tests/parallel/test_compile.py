@@ -10,6 +10,7 @@ from torch._dynamo.utils import counters
 from kielo.models import families
 from kielo.models.blocks.decoder import init_weights
 from kielo.models.llama.model import Llama, initial_value
+from kielo.models.piece import Box
 from kielo.parallel.compile import apply_compile
 from kielo.parallel.fsdp import set_last_micro_batch
 from kielo.parallel.materialise import materialise
@@ -128,8 +129,8 @@ def test_a_machine_without_a_compiler_says_so(monkeypatch) -> None:
 RANKS = deep(vocab_size=68)  # divides by the tensor ranks
 
 
-def filled(name: str, shape: torch.Size) -> torch.Tensor:
-    return initial_value(name, shape, RANKS, seed=3) * (1 if "norm" in name else 5)
+def filled(name: str, shape: torch.Size, box: Box | None = None) -> torch.Tensor:
+    return initial_value(name, shape, RANKS, 3, box) * (1 if "norm" in name else 5)
 
 
 def score(hidden_bsd: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.checkpoint.tied_tensors import tied_names
 from kielo.models.llama.model import Llama, initial_value
+from kielo.models.piece import Box
 from kielo.parallel.fp8 import apply_fp8, import_float8, in_bf16, refuse_without_fp8, scale_weights
 from kielo.parallel.fsdp import apply_fsdp, set_last_micro_batch
 from kielo.parallel.gradient_clipping import clip_gradients
@@ -82,8 +83,8 @@ def test_coarser_rounding_breaks_the_bound():
 # Layouts
 
 
-def fill(name: str, shape: torch.Size) -> torch.Tensor:
-    return initial_value(name, shape, CONFIG, seed=3) * (1 if "norm" in name else 5)
+def fill(name: str, shape: torch.Size, box: Box | None = None) -> torch.Tensor:
+    return initial_value(name, shape, CONFIG, 3, box) * (1 if "norm" in name else 5)
 
 
 def build(sizes: dict, fp8: Fp8, precision: str = "fp8", between: str | None = None, is_scaled: bool = True):

@@ -4,7 +4,9 @@ identity apart from placement.
 
 import json
 import math
+import shutil
 import tomllib
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +20,7 @@ from kielo.resolve.mixture import num_sequences
 from kielo.resolve.resolve import consent, resolve
 from kielo.resolve.resolved import read, write
 from kielo.resolve.software import Software
+from kielo.tokenizer import load
 
 VOCABULARY = 300
 
@@ -49,8 +52,9 @@ def finish_pack(folder, sources: dict[str, int], heldout: int) -> None:
         stage.counts["heldout"] = {"tokens": heldout, "documents": 1, "bytes": heldout}
 
 
-def finish_tokenizer(folder, vocab_size: int) -> None:
+def finish_tokenizer(folder, vocab_size: int, **counts: int) -> None:
     with write_stage(folder, "tokenizer", 1, {}, {}) as stage:
+        stage.counts.update(counts)
         vocabulary = {"<|endoftext|>": 0} | {f"t{number}": number for number in range(1, vocab_size)}
         Tokenizer(models.BPE(vocab=vocabulary, merges=[])).save(str(stage.folder / "tokenizer.json"))
 
@@ -346,6 +350,28 @@ def test_weights_of_the_hub_are_kept_by_their_commit(run_folder, tmp_path, monke
     for reference in ("hf:org/model", "hf:org/model@main", f"hf:org/model@{commit}"):
         model = resolve(recipe(model={"weights": reference}), run_folder, 1, "cpu").identity.model
         assert (model.weights, model.hidden_size) == (f"hf:org/model@{commit}", 48)
+
+
+def test_the_tokenizer_is_loaded_only_where_its_manifest_says_too_little(run_folder, tmp_path, monkeypatch):
+    """Not at all if the stage wrote it; once if its manifest has no largest id or a file is another since."""
+    loads = []
+
+    def counted(path):
+        loads.append(path)
+        return Tokenizer.from_file(path)
+
+    monkeypatch.setattr(load, "Tokenizer", SimpleNamespace(from_file=counted))
+    (tmp_path / "tokens").symlink_to(run_folder / "tokens")
+    finish_tokenizer(tmp_path / "tokenizer", 4001, largest_id=4000, end_of_text_id=0)
+    known = resolve(recipe(), tmp_path, 1, "cpu")
+    assert not loads and known.identity.model.vocab_size == 4001 and known.placement.end_of_text_id == 0
+    (tmp_path / "tokenizer" / "special_tokens_map.json").write_text('{"eos_token": "t7"}')
+    changed = resolve(recipe(), tmp_path, 1, "cpu")
+    assert len(loads) == 1 and changed.placement.end_of_text_id == 7
+    assert changed.placement.tokenizer_hash != known.placement.tokenizer_hash
+    shutil.rmtree(tmp_path / "tokenizer")
+    finish_tokenizer(tmp_path / "tokenizer", 4001)
+    assert resolve(recipe(), tmp_path, 1, "cpu") == known and len(loads) == 2
 
 
 def test_unfinished_or_empty_stages_are_named(run_folder, tmp_path):

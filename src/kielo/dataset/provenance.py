@@ -9,23 +9,30 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kielo.artifact.manifest import Manifest, as_json, hash_file, hash_manifest, read_manifest
+from kielo.artifact.manifest import Manifest, as_json, hash_manifest, read_manifest
 from kielo.corpus.settings import effective_settings
 from kielo.dataset.batches import packed_manifest
 from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
-from kielo.tokenizer.load import TOKENIZER_FILE, end_of_text_id, load_tokenizer, tokenizer_hash
+from kielo.tokenizer.facts import TokenizerFacts, tokenizer_facts, tokenizer_hash
+from kielo.tokenizer.load import TOKENIZER_FILE
 
 SHOWN_DIGITS = 12  # of a hash, in messages
 
 
 def check_tokenizer(run_folder: Path | str) -> None:
     """Raises KieloError unless RUN/tokenizer is the one that RUN/tokens was packed with."""
+    if packed_manifest(Path(run_folder) / "tokens").inputs.get("tokenizer") is not None:
+        tokenizer_of_tokens(run_folder)
+
+
+def tokenizer_of_tokens(run_folder: Path | str) -> TokenizerFacts:
+    """Returns the facts of RUN/tokenizer; raises KieloError unless RUN/tokens was packed with it."""
     tokens_folder, folder = Path(run_folder) / "tokens", Path(run_folder) / "tokenizer"
     made_with = packed_manifest(tokens_folder).inputs.get("tokenizer")
-    if made_with is None:
-        return  # packed by another program: nothing is known
+    if made_with is None:  # packed by another program: nothing to compare with
+        return tokenizer_facts(folder)
     manifest = read_manifest(folder)
     if manifest is None:
         raise _another_tokenizer(
@@ -33,14 +40,15 @@ def check_tokenizer(run_folder: Path | str) -> None:
         )
     if hash_manifest(folder) != made_with:
         raise _another_tokenizer(folder, tokens_folder, made_with, hash_manifest(folder)[:SHOWN_DIGITS])
-    tokenizer = load_tokenizer(folder)
-    is_as_written = hash_file(folder / TOKENIZER_FILE) == manifest.files[TOKENIZER_FILE]["xxh3_128"]
-    if not is_as_written or end_of_text_id(tokenizer) != manifest.counts.get(
-        "end_of_text_id", end_of_text_id(tokenizer)
+    facts = tokenizer_facts(folder)
+    is_as_written = facts.file_hash == manifest.files[TOKENIZER_FILE]["xxh3_128"]
+    if not is_as_written or facts.end_of_text_id != manifest.counts.get(
+        "end_of_text_id", facts.end_of_text_id
     ):
         raise _another_tokenizer(
             folder, tokens_folder, made_with, "one whose files were changed after it was made"
         )
+    return facts
 
 
 def check_recipe(recipe: Recipe, run_folder: Path | str) -> None:

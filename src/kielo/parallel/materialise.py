@@ -1,6 +1,6 @@
 """Memory for a parallel model on meta: names and values → this rank's shards.
 
-One parameter at a time exists whole, on the CPU, only until its shard is copied from it.
+A rank makes its own part of each parameter, on the CPU, one at a time.
 """
 
 from collections.abc import Callable
@@ -9,28 +9,34 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-Fill = Callable[[str, torch.Size], torch.Tensor]
+from kielo.models.piece import Box
+
+Fill = Callable[[str, torch.Size, Box], torch.Tensor]
 
 
 def materialise(
     model: nn.Module, device: torch.device, fill: Fill | None, is_offloaded: bool = False
 ) -> nn.Module:
-    """Gives `model` memory on `device` and values from `fill(name, global shape)`; returns the model.
+    """Gives `model` memory on `device` and values from `fill(name, global shape, box)`; returns the model.
 
     is_offloaded: parameters are on the CPU, where FSDP2's offload policy needs them.
 
-    `fill` returns the whole parameter (fp32, CPU); with the same values on all ranks the model is the same
-    for every layout. It is called once for each parameter, tied ones once together; None leaves the memory
-    uninitialised, for values that are then read into it. `model.reset_buffers(device)` sets the buffers.
+    `fill` returns the box of the parameter that this rank holds (fp32, CPU); with values that depend on an
+    element's place in the whole only, the model is the same for every layout. It is called once for each
+    parameter with elements here, tied ones once together; None leaves the memory uninitialised, for values
+    that are then read into it. `model.reset_buffers(device)` sets the buffers.
     """
     model.to_empty(device="cpu" if is_offloaded else device)
     model.tie()  # to_empty gives a tied head memory of its own
     with torch.no_grad():
         for name, parameter in model.named_parameters() if fill is not None else ():
-            values = fill(name, parameter.shape)
-            if values.shape != parameter.shape:
-                raise ValueError(f"{name}: has shape {tuple(parameter.shape)}, got {tuple(values.shape)}")
-            local(parameter).copy_(values[local_slices(parameter)])
+            part = local(parameter)
+            if not part.numel():
+                continue
+            values = fill(name, parameter.shape, local_slices(parameter))
+            if values.shape != part.shape:
+                raise ValueError(f"{name}: {tuple(part.shape)} is held here, got {tuple(values.shape)}")
+            part.copy_(values)
     model.reset_buffers(device)
     return model
 
@@ -44,7 +50,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return part._tensor if hasattr(part, "fsdp_pre_all_gather") else part
 
 
-def local_slices(tensor: torch.Tensor) -> tuple[slice, ...]:
+def local_slices(tensor: torch.Tensor) -> Box:
     """Returns the slices of the whole tensor that `local(tensor)` is, one a dim, empty if it has nothing.
 
     A sharded dim is cut as torch.chunk cuts it: equal chunks rounded up, the last ranks with less or none. A

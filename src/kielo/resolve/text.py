@@ -6,10 +6,10 @@ from pathlib import Path
 
 from kielo.artifact.manifest import hash_manifest
 from kielo.dataset.batches import packed_manifest
-from kielo.dataset.provenance import check_tokenizer
+from kielo.dataset.provenance import tokenizer_of_tokens
 from kielo.recipe.phases import full_phases, longest_sequence_length
 from kielo.recipe.sections import Recipe
-from kielo.tokenizer.load import end_of_text_id, load_tokenizer, tokenizer_hash, vocabulary_size
+from kielo.tokenizer.load import load_tokenizer, vocabulary_size
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,14 @@ def text_of_run(run_folder: Path) -> Text:
     Raises KieloError for a stage that is not finished, and for another tokenizer than made the tokens.
     """
     tokens = packed_manifest(run_folder / "tokens")
-    check_tokenizer(run_folder)
-    tokenizer = load_tokenizer(run_folder / "tokenizer")
+    tokenizer = tokenizer_of_tokens(run_folder)
     return Text(
         {name: counts["tokens"] for name, counts in tokens.counts["sources"].items()},
         tokens.counts["heldout"]["tokens"],
         hash_manifest(run_folder / "tokens"),
-        vocabulary_size(tokenizer),
-        end_of_text_id(tokenizer),
-        tokenizer_hash(run_folder / "tokenizer"),
+        tokenizer.vocabulary_size,
+        tokenizer.end_of_text_id,
+        tokenizer.hash,
     )
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from kielo.artifact.manifest import hash_file, hash_json
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.control_tokens import CONFIG_FILES, read_object, without_control_tokens
 
@@ -53,15 +52,20 @@ def load_tokenizer(folder: Path | str) -> TextTokenizer:
         raise KieloError(f"{path}: not a readable tokenizer ({problem})") from None
     whole.no_padding()
     whole.no_truncation()
-    return TextTokenizer(whole, path.parent, _end_of_text_in(path.parent))
+    return TextTokenizer(whole, path.parent, end_of_text(path.parent))
+
+
+def end_of_text(folder: Path) -> str:
+    """Returns the name of the token that ends a document.
+
+    This is `eos_token` of tokenizer_config.json or special_tokens_map.json, and `<|endoftext|>` without one.
+    """
+    names = (special_token(folder / file, "eos_token") for file in CONFIG_FILES)
+    return next(filter(None, names), END_OF_TEXT)
 
 
 def end_of_text_id(tokenizer: TextTokenizer) -> int:
-    """Returns the id of the token that ends a document.
-
-    This is `eos_token` of tokenizer_config.json or special_tokens_map.json, and `<|endoftext|>` without one.
-    Raises KieloError when the vocabulary lacks it.
-    """
+    """Returns the id of the token that ends a document; raises KieloError when the vocabulary lacks it."""
     number = tokenizer.whole.token_to_id(tokenizer.end_of_text)
     if number is None:
         raise KieloError(
@@ -69,19 +73,6 @@ def end_of_text_id(tokenizer: TextTokenizer) -> int:
             f"special tokens as eos_token in its {CONFIG_FILE}"
         )
     return number
-
-
-def tokenizer_hash(folder: Path | str) -> str:
-    """Returns a hash of all that decides a text's ids: tokenizer.json and the name of end-of-text.
-
-    Chat templates and the like are left out. Raises KieloError where there is no tokenizer.json.
-    """
-    path = Path(folder) / TOKENIZER_FILE
-    if not path.is_file():
-        raise KieloError(
-            f"{path}: no such file; a tokenizer folder in Hugging Face form has a tokenizer.json"
-        )
-    return hash_json([hash_file(path), _end_of_text_in(path.parent)])
 
 
 def vocabulary_size(tokenizer: TextTokenizer) -> int:
@@ -124,8 +115,3 @@ def special_token(path: Path, key: str) -> str | None:
             f"{path}: {key} = {str(value)[:60]} does not fit; expected the text of one token, or null"
         )
     return name or None
-
-
-def _end_of_text_in(folder: Path) -> str:
-    names = (special_token(folder / file, "eos_token") for file in CONFIG_FILES)
-    return next(filter(None, names), END_OF_TEXT)

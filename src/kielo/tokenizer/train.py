@@ -29,8 +29,16 @@ from kielo.artifact.tokenizer_measure import TokenizerMeasure
 from kielo.artifact.trained_text import refuse_to_replace
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
+from kielo.tokenizer.facts import LARGEST_ID
 from kielo.tokenizer.heldout import is_heldout, place_by_hash
-from kielo.tokenizer.load import CONFIG_FILE, END_OF_TEXT, TOKENIZER_FILE, end_of_text_id, load_tokenizer
+from kielo.tokenizer.load import (
+    CONFIG_FILE,
+    END_OF_TEXT,
+    TOKENIZER_FILE,
+    end_of_text_id,
+    load_tokenizer,
+    vocabulary_size,
+)
 from kielo.tokenizer.measure import measure
 
 KIND, VERSION = "tokenizer", 1
@@ -88,7 +96,7 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
             measured_on=measured_on, end_of_text_id=end_of_text_id(tokenizer), **measure(tokenizer, texts)
         )
         write_json(stage.folder, measured)
-        stage.counts.update(measured.content())
+        stage.counts.update(measured.content() | {LARGEST_ID: vocabulary_size(tokenizer) - 1})
     return read_manifest(folder)
 
 

@@ -226,12 +226,12 @@ def laid_out(identity: Identity, placement: Placement, mesh: Mesh, precision: Pr
 def _fill(
     model: nn.Module, identity: Identity, placement: Placement, device: torch.device, is_filled_later: bool
 ) -> None:
-    config = identity.model
+    config, seed = identity.model, identity.seed
     initial_value = families.module(config.model_type, "model").initial_value
     materialise(
         model,
         device,
-        None if is_filled_later else lambda name, shape: initial_value(name, shape, config, identity.seed),
+        None if is_filled_later else lambda name, shape, box: initial_value(name, shape, config, seed, box),
         is_offloaded=placement.layout.cpu_offload,
     )
 

@@ -18,6 +18,7 @@ from kielo.artifact.weights_folder import resolve_weights
 from kielo.checkpoint.hugging_face_import import load_model_weights
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.models import families
+from kielo.models.piece import Box
 from kielo.parallel.fsdp import forward_only
 from kielo.parallel.gradient_clipping import gradient_norm
 from kielo.parallel.materialise import local, materialise
@@ -67,10 +68,10 @@ class KieloSide:
         if checkpoint is not None:
             stored = read_tensors(checkpoint, [f"model/{name}" for name in names])
 
-        def fill(name: str, shape: torch.Size) -> Tensor:
+        def fill(name: str, shape: torch.Size, box: Box) -> Tensor:
             if checkpoint is not None:
-                return stored.pop(f"model/{name}").float()
-            return family.initial_value(name, shape, identity.model, identity.seed)
+                return stored.pop(f"model/{name}")[box].float()
+            return family.initial_value(name, shape, identity.model, identity.seed, box)
 
         is_read = checkpoint is None and identity.model.weights is not None
         materialise(self.model, world.device, None if is_read else fill)

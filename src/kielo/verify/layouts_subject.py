@@ -17,6 +17,7 @@ from kielo.artifact.weights_folder import resolve_weights
 from kielo.dataset.batches import NOT_COUNTED
 from kielo.models import families
 from kielo.models.blocks.init import seeded_normal
+from kielo.models.piece import Box
 from kielo.recipe.sections import Model, Recipe, TrainIdentity
 from kielo.train.optimiser import is_decayed
 
@@ -115,14 +116,16 @@ def step_arrays(of: Subject, step: int) -> tuple[np.ndarray, np.ndarray, np.ndar
     return samples, tokens[:, :-1].copy(), labels, documents if of.mask_documents else None
 
 
-def first_value(of: Subject, name: str, shape: Sequence[int]) -> Tensor:
-    """The family's initial value, fp32 on the CPU, with noise added to vectors.
+def first_value(of: Subject, name: str, shape: Sequence[int], box: Box | None = None) -> Tensor:
+    """Returns the family's initial value (of the box), fp32 on the CPU, with noise added to vectors.
 
     Among equal ones or zeros a shard in the wrong place would not show, and a bias that ten steps have made
     from zero is too small to be measured against itself.
     """
-    value = families.module(of.model.model_type, "model").initial_value(name, shape, of.model, of.seed)
-    return value + seeded_normal(f"spread of {name}", shape, 0.1, of.seed) if len(shape) == 1 else value
+    value = families.module(of.model.model_type, "model").initial_value(name, shape, of.model, of.seed, box)
+    if len(shape) > 1:
+        return value
+    return value + seeded_normal(f"spread of {name}", shape, 0.1, of.seed, box=box)
 
 
 def freeze(of: Subject, model: nn.Module) -> None:

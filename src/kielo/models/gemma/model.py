@@ -12,17 +12,17 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 
 from kielo.models.blocks.attention import Attention, AttentionOptions, InnerAttention, Mask
 from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind
-from kielo.models.blocks.init import seeded_normal
+from kielo.models.blocks.init import constant, seeded_normal
 from kielo.models.blocks.mlp import GatedMLP
 from kielo.models.blocks.norm import RMSNorm
 from kielo.models.blocks.rope import RotaryEmbedding
 from kielo.models.decoder_count import layer_types
 from kielo.models.gemma.count import check, has_head_norms
+from kielo.models.piece import Box
 from kielo.recipe.sections import Model
 
 
@@ -73,15 +73,17 @@ class Gemma(Decoder):
         )
 
 
-def initial_value(name: str, shape: Sequence[int], config: Model, seed: int) -> Tensor:
-    """First value of one parameter, fp32 on the CPU, from nothing but seed, name, whole shape and config.
+def initial_value(
+    name: str, shape: Sequence[int], config: Model, seed: int, box: Box | None = None
+) -> Tensor:
+    """Returns the first values of a box of one parameter (None: all of it), fp32 on the CPU.
 
-    Gemma's reports do not give initial values. Here, as in Hugging Face's Gemma: norm weights, to which 1 is
-    added, and biases 0, matrices normal with `initializer_range`; a norm follows each layer's two matrices
-    that write to the residual stream, so that they need no division by depth. Rows that pad the vocabulary
-    are 0.
+    They follow from seed, name, whole shape and config alone. Gemma's reports do not give initial values.
+    Here, as in Hugging Face's Gemma: norm weights, to which 1 is added, and biases 0, matrices normal with
+    `initializer_range`; a norm follows each layer's two matrices that write to the residual stream, so that
+    they need no division by depth. Rows that pad the vocabulary are 0.
     """
     if name.endswith((".bias", "norm.weight")):
-        return torch.zeros(tuple(shape), dtype=torch.float32, device="cpu")
+        return constant(0.0, shape, box)
     rows = config.vocab_size if name in ("embed.weight", "head.weight") else None
-    return seeded_normal(name, shape, config.initializer_range, seed, rows)
+    return seeded_normal(name, shape, config.initializer_range, seed, rows, box=box)

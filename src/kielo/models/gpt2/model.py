@@ -11,15 +11,15 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 
 from kielo.models.blocks.attention import Attention, AttentionOptions, Mask
 from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind
-from kielo.models.blocks.init import seeded_normal
+from kielo.models.blocks.init import constant, seeded_normal
 from kielo.models.blocks.mlp import PlainMLP
 from kielo.models.blocks.norm import LayerNorm
 from kielo.models.gpt2.count import check
+from kielo.models.piece import Box
 from kielo.recipe.sections import Model
 
 
@@ -48,20 +48,22 @@ class GPT2(Decoder):
         super().__init__(config, partial(Layer, config), norm, {Layer.kind: LayerKind()}, options)
 
 
-def initial_value(name: str, shape: Sequence[int], config: Model, seed: int) -> Tensor:
-    """First value of one parameter, fp32 on the CPU, from nothing but seed, name, whole shape and config.
+def initial_value(
+    name: str, shape: Sequence[int], config: Model, seed: int, box: Box | None = None
+) -> Tensor:
+    """Returns the first values of a box of one parameter (None: all of it), fp32 on the CPU.
 
-    Norms are 1, biases 0, matrices and both embeddings normal with `initializer_range`; the two matrices of
-    each layer that write to the residual stream are divided by √(2 × layers) (the paper's section 2.3;
-    Megatron-LM's and Hugging Face's code, which agree; OpenAI's own code has half the deviation for
-    positions). Rows that pad the vocabulary are 0.
+    They follow from seed, name, whole shape and config alone. Norms are 1, biases 0, matrices and both
+    embeddings normal with `initializer_range`; the two matrices of each layer that write to the residual
+    stream are divided by √(2 × layers) (the paper's section 2.3; Megatron-LM's and Hugging Face's code, which
+    agree; OpenAI's own code has half the deviation for positions). Rows that pad the vocabulary are 0.
     """
     if name.endswith(".bias"):
-        return torch.zeros(tuple(shape), dtype=torch.float32, device="cpu")
+        return constant(0.0, shape, box)
     if name.endswith("norm.weight"):
-        return torch.ones(tuple(shape), dtype=torch.float32, device="cpu")
+        return constant(1.0, shape, box)
     standard_deviation = config.initializer_range
     if name.endswith((".attention.o.weight", ".mlp.down.weight")):
         standard_deviation /= math.sqrt(2 * config.num_hidden_layers)
     rows = config.vocab_size if name in ("embed.weight", "head.weight") else None
-    return seeded_normal(name, shape, standard_deviation, seed, rows)
+    return seeded_normal(name, shape, standard_deviation, seed, rows, box=box)

@@ -9,16 +9,16 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 
 from kielo.models.blocks.attention import Attention, AttentionOptions, Mask
 from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind
-from kielo.models.blocks.init import seeded_normal
+from kielo.models.blocks.init import constant, seeded_normal
 from kielo.models.blocks.mlp import PlainMLP
 from kielo.models.blocks.norm import LayerNorm
 from kielo.models.blocks.rope import RotaryEmbedding
 from kielo.models.gpt_neox.count import check, rotary_size
+from kielo.models.piece import Box
 from kielo.recipe.sections import Model
 
 
@@ -52,20 +52,23 @@ class GPTNeoX(Decoder):
         super().__init__(config, partial(Layer, config), norm, kinds, DecoderOptions(rope))
 
 
-def initial_value(name: str, shape: Sequence[int], config: Model, seed: int) -> Tensor:
-    """First value of one parameter, fp32 on the CPU, from nothing but seed, name, whole shape and config.
+def initial_value(
+    name: str, shape: Sequence[int], config: Model, seed: int, box: Box | None = None
+) -> Tensor:
+    """Returns the first values of a box of one parameter (None: all of it), fp32 on the CPU.
 
-    GPT-NeoX-20B's rule (Black et al. 2022, section 2.3, and its training code): norms are 1, biases 0; the
-    two matrices of each layer that write to the residual stream are normal with 2 / (layers × √d) (Wang and
-    Komatsuzaki 2021), all others with √(2 / 5d) (Nguyen and Salazar 2019, arXiv:1910.05895).
-    `initializer_range` has no part in it. Rows that pad the vocabulary are 0.
+    They follow from seed, name, whole shape and config alone. GPT-NeoX-20B's rule (Black et al. 2022, section
+    2.3, and its training code): norms are 1, biases 0; the two matrices of each layer that write to the
+    residual stream are normal with 2 / (layers × √d) (Wang and Komatsuzaki 2021), all others with √(2 / 5d)
+    (Nguyen and Salazar 2019, arXiv:1910.05895). `initializer_range` has no part in it. Rows that pad the
+    vocabulary are 0.
     """
     if name.endswith(".bias"):
-        return torch.zeros(tuple(shape), dtype=torch.float32, device="cpu")
+        return constant(0.0, shape, box)
     if name.endswith("norm.weight"):
-        return torch.ones(tuple(shape), dtype=torch.float32, device="cpu")
+        return constant(1.0, shape, box)
     standard_deviation = math.sqrt(2 / (5 * config.hidden_size))
     if name.endswith((".attention.o.weight", ".mlp.down.weight")):
         standard_deviation = 2 / (config.num_hidden_layers * math.sqrt(config.hidden_size))
     rows = config.vocab_size if name in ("embed.weight", "head.weight") else None
-    return seeded_normal(name, shape, standard_deviation, seed, rows)
+    return seeded_normal(name, shape, standard_deviation, seed, rows, box=box)

@@ -10,17 +10,17 @@ size.
 from collections.abc import Sequence
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 
 from kielo.models.blocks.attention import Attention, AttentionOptions, Mask
 from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind
-from kielo.models.blocks.init import seeded_normal
+from kielo.models.blocks.init import constant, seeded_normal
 from kielo.models.blocks.mlp import GatedMLP
 from kielo.models.blocks.norm import RMSNorm
 from kielo.models.blocks.rope import RotaryEmbedding
 from kielo.models.decoder_count import layer_types
 from kielo.models.olmo.count import check
+from kielo.models.piece import Box
 from kielo.recipe.sections import Model
 
 
@@ -62,16 +62,19 @@ class Olmo(Decoder):
         super().__init__(config, partial(Layer, config), norm, kinds, DecoderOptions(rope, local_rope))
 
 
-def initial_value(name: str, shape: Sequence[int], config: Model, seed: int) -> Tensor:
-    """First value of one parameter, fp32 on the CPU, from nothing but seed, name, whole shape and config.
+def initial_value(
+    name: str, shape: Sequence[int], config: Model, seed: int, box: Box | None = None
+) -> Tensor:
+    """Returns the first values of a box of one parameter (None: all of it), fp32 on the CPU.
 
-    Norms are 1, biases 0, matrices normal with `initializer_range` in every layer alike, none of them beyond
-    three standard deviations (OLMo 2's paper, and `init_cutoff_factor` in configs/official-1124 of
-    github.com/allenai/OLMo). Rows that pad the vocabulary are 0.
+    They follow from seed, name, whole shape and config alone. Norms are 1, biases 0, matrices normal with
+    `initializer_range` in every layer alike, none of them beyond three standard deviations (OLMo 2's paper,
+    and `init_cutoff_factor` in configs/official-1124 of github.com/allenai/OLMo). Rows that pad the
+    vocabulary are 0.
     """
     if name.endswith(".bias"):
-        return torch.zeros(tuple(shape), dtype=torch.float32, device="cpu")
+        return constant(0.0, shape, box)
     if name.endswith("norm.weight"):
-        return torch.ones(tuple(shape), dtype=torch.float32, device="cpu")
+        return constant(1.0, shape, box)
     rows = config.vocab_size if name in ("embed.weight", "head.weight") else None
-    return seeded_normal(name, shape, config.initializer_range, seed, rows, cutoff=3.0)
+    return seeded_normal(name, shape, config.initializer_range, seed, rows, cutoff=3.0, box=box)

@@ -13,6 +13,7 @@ from kielo.models.blocks.norm import LayerNorm
 from kielo.models.gpt2 import model as gpt2
 from kielo.models.gpt2.model import Layer
 from kielo.models.opt.count import FIRST_POSITION, check
+from kielo.models.piece import Box
 from kielo.recipe.sections import Model
 
 
@@ -26,6 +27,8 @@ class OPT(Decoder):
         super().__init__(config, partial(Layer, config), norm, {Layer.kind: LayerKind()}, options)
 
 
-def initial_value(name: str, shape: Sequence[int], config: Model, seed: int) -> Tensor:
+def initial_value(
+    name: str, shape: Sequence[int], config: Model, seed: int, box: Box | None = None
+) -> Tensor:
     """Returns a GPT-2's first value: the paper (section 2.2) follows Megatron-LM, with range 0.006."""
-    return gpt2.initial_value(name, shape, config, seed)
+    return gpt2.initial_value(name, shape, config, seed, box)

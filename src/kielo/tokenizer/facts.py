@@ -1,0 +1,73 @@
+"""Facts of a tokenizer that a run's numbers follow from, read from its manifest where that can be trusted.
+
+So a rank of a run parses no vocabulary.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kielo.artifact.manifest import Manifest, hash_file, hash_json, read_manifest
+from kielo.recipe.errors import KieloError
+from kielo.tokenizer.control_tokens import CONFIG_FILES
+from kielo.tokenizer.load import (
+    TOKENIZER_FILE,
+    end_of_text,
+    end_of_text_id,
+    load_tokenizer,
+    vocabulary_size,
+)
+
+LARGEST_ID = "largest_id"  # count in the manifest
+
+
+@dataclass(frozen=True)
+class TokenizerFacts:
+    """Facts of one tokenizer. file_hash: of tokenizer.json; hash: see `tokenizer_hash`."""
+
+    vocabulary_size: int
+    end_of_text_id: int
+    file_hash: str
+    hash: str
+
+
+def tokenizer_facts(folder: Path | str) -> TokenizerFacts:
+    """Reads the facts from the manifest if the files are as it lists them; if not, loads the tokenizer once.
+
+    A manifest of an earlier version of Kielo does not have them all. Raises KieloError like `load_tokenizer`.
+    """
+    folder = Path(folder)
+    file_hash, manifest = _file_hash(folder), read_manifest(folder)
+    hashes = {TOKENIZER_FILE: file_hash}
+    hashes |= {name: hash_file(folder / name) for name in CONFIG_FILES if (folder / name).is_file()}
+    if manifest is not None and LARGEST_ID in manifest.counts and hashes == _listed(manifest):
+        size, end = manifest.counts[LARGEST_ID] + 1, manifest.counts["end_of_text_id"]
+    else:
+        tokenizer = load_tokenizer(folder)
+        size, end = vocabulary_size(tokenizer), end_of_text_id(tokenizer)
+    return TokenizerFacts(size, end, file_hash, _hash(file_hash, folder))
+
+
+def tokenizer_hash(folder: Path | str) -> str:
+    """Returns a hash of all that decides a text's ids: tokenizer.json and the name of end-of-text.
+
+    Chat templates and the like are left out. Raises KieloError where there is no tokenizer.json.
+    """
+    return _hash(_file_hash(Path(folder)), Path(folder))
+
+
+def _hash(file_hash: str, folder: Path) -> str:
+    return hash_json([file_hash, end_of_text(folder)])
+
+
+def _file_hash(folder: Path) -> str:
+    path = folder / TOKENIZER_FILE
+    if not path.is_file():
+        raise KieloError(
+            f"{path}: no such file; a tokenizer folder in Hugging Face form has a tokenizer.json"
+        )
+    return hash_file(path)
+
+
+def _listed(manifest: Manifest) -> dict[str, str]:
+    names = (TOKENIZER_FILE, *CONFIG_FILES)
+    return {name: manifest.files[name]["xxh3_128"] for name in names if name in manifest.files}
