@@ -411,7 +411,9 @@ class TrainIdentity(Section):
 class TrainPlacement(Section):
     """Keys of [train] that are copied into the placement: memory, logs and time limits."""
 
-    loss_chunk_tokens: PositiveInt = Field(2048, description="tokens whose logits exist at one time")
+    loss_chunk_tokens: PositiveInt | None = Field(
+        None, description="tokens whose logits exist at one time; default: by a GPU's memory, 2048 on a CPU"
+    )
     deterministic: bool = Field(
         False,
         description="the same bits from each run on the same ranks, on GPUs too: no kernel adds in an order "
