@@ -21,6 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from kielo.parallel.fp8_head import Fp8Head
+from kielo.recipe.sections import Fp8
 from kielo.resolve.loss_chunk import LEAST_CHUNK_TOKENS
 from kielo.resolve.software import chosen_backend
 
@@ -50,6 +52,9 @@ class LossOptions:
 
     compiles: torch.compile fuses the operations on a chunk's logits, which halves their memory traffic on a
     GPU; with `group`, those before the chunk's collective and those after it.
+
+    fp8: the settings of FP8 if logits and the gradient to hidden states are FP8 products; the weight's
+    gradient never is.
     """
 
     z_loss: float = 0.0
@@ -59,6 +64,7 @@ class LossOptions:
     softcap: float | None = None
     keeps_gradients: bool = False
     compiles: bool = False
+    fp8: Fp8 | None = None
 
 
 def chunked_loss(
@@ -124,6 +130,7 @@ class _ChunkedLoss(torch.autograd.Function):
     ) -> Tensor:
         z_loss, softcap, group = options.z_loss, options.softcap, options.group
         num_tokens = _own_tokens(len(weight_vd), options)
+        fp8 = None if options.fp8 is None else Fp8Head(weight_vd, options.fp8)
         chunk_on_one_rank = _compiled(_chunk) if options.compiles else _chunk
         loss = torch.zeros((), dtype=torch.float32, device=hidden_nd.device)
         # needs_input_grad ignores no_grad. A frozen input costs neither its matmul nor its memory.
@@ -137,7 +144,7 @@ class _ChunkedLoss(torch.autograd.Function):
             counted_c = labels_n[chunk] != IGNORED_LABEL
             labels_c = labels_n[chunk].masked_fill(~counted_c, 0)
             weights_c = counted_c / divisor.float()
-            logits_cv = torch.mm(hidden_cd, weight_vd.t())
+            logits_cv = torch.mm(hidden_cd, weight_vd.t()) if fp8 is None else fp8.logits(hidden_cd)
             if softcap is not None:
                 tanh_cv = logits_cv.div_(softcap).tanh_()
                 logits_cv = softcap * tanh_cv
@@ -152,8 +159,10 @@ class _ChunkedLoss(torch.autograd.Function):
             loss += chunk_loss
             if softcap is not None and needs_gradients:
                 logits_gradient_cv = torch.ops.aten.tanh_backward(logits_gradient_cv, tanh_cv)
-            if needs_hidden:
+            if needs_hidden and fp8 is None:
                 torch.mm(logits_gradient_cv, weight_vd, out=hidden_gradient[chunk])
+            elif needs_hidden:
+                hidden_gradient[chunk] = fp8.hidden_gradient(logits_gradient_cv)
             if needs_weight:
                 _add_product(weight_gradient, logits_gradient_cv.t(), hidden_cd, is_first=start == 0)
         ctx.gradients = (hidden_gradient, weight_gradient)
