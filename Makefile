@@ -22,7 +22,7 @@ help:
 	@echo "make test-torches  what depends on torch, with 2.10, 2.11 and the pinned version (downloads 11 GB)"
 	@echo "make lint       ruff and the stairs of imports"
 	@echo "make bench-peers           the engines that benchmarks/step.py compares with, in an environment of their own"
-	@echo "make bench-gpu PART=1|2|3  every bar that needs a GPU, in three parts of at most 9 minutes"
+	@echo "make bench-gpu PART=1|2|3|4  every bar that needs a GPU, in parts of at most 9 minutes"
 
 $(VENV)/.train: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Kielo needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12") if sys.version_info < (3, 11) else 0'

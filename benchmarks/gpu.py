@@ -1,4 +1,4 @@
-"""Every bar that needs a GPU, in three parts of at most nine minutes: `make bench-gpu PART=1|2|3`.
+"""Every bar that needs a GPU, in parts of at most nine minutes: `make bench-gpu PART=1|2|3|4`.
 
 Each part is a list of commands with time limits. What a command found stays where it wrote it, and that it
 ran is noted in gpu_parts.json of the same folder, so that a part that was cut off goes on where it stopped
@@ -44,19 +44,20 @@ class Command:
     is_repeated: bool = False
 
 
-def _step(shape: str, contenders: str, seconds: int, pairs: int) -> Command:
+def _step(shape: str, contenders: str, seconds: int, pairs: int, moments: str = "fp32") -> Command:
     """Returns the command of a step benchmark with at most `pairs` rounds, as many as time allows.
 
-    A step of many micro-batches is warm after one step, and long enough to be timed alone.
+    A step of many micro-batches is warm after one step, and long enough to be timed alone. moments: AdamW's.
     """
+    name = f"step {shape}" + ", moments in bf16" * (moments == "bf16")
     arguments = (
         "benchmarks/step.py", "--shape", shape, "--precision", "bf16", "--device", "cuda", "--contenders",
-        contenders,
+        contenders, "--moments", moments,
         "--pairs", str(pairs), "--warm-up", "1", "--steps-per-turn", "1", "--parts", "--seconds-limit",
         "{seconds}",
         "--to", "{to}", "--skip-done",
     )  # fmt: skip
-    return Command(f"step {shape}", arguments, seconds)
+    return Command(name, arguments, seconds)
 
 
 _GPU_PEERS = "torchtitan,torchtitan-fp8,megatron,megatron-fp8"
@@ -90,6 +91,8 @@ PARTS: dict[int, list[Command]] = {
             is_repeated=True,
         ),
     ],
+    # More layers of the model fit the device, so that the step is more like the whole model's.
+    4: [_step("llama_8b", "kielo,kielo-fp8", 360, 6, "bf16")],
 }
 
 

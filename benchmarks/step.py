@@ -12,7 +12,7 @@ times show that it was the same work.
 
 A ratio above 1 means that Kielo is faster; it is the median over rounds of the peer's seconds by Kielo's of
 the same round, with a 95 % bootstrap interval. TFLOP/s are model FLOPs, by one formula for all
-(`step_shapes.flops_of`). Writes results/step_<shape>_<precision>_<device>.json.
+(`step_shapes.flops_of`). Writes results/step_<shape>_<precision>[_bf16_moments]_<device>.json.
 """
 
 import argparse
@@ -217,7 +217,10 @@ def main() -> None:
     for name in names:
         if name not in contenders.NAMES:
             raise KieloError(f"--contenders: {name}; there are {', '.join(contenders.NAMES)}")
-    path = Path(options.to) / f"step_{options.shape}_{options.precision}_{device}.json"
+        if options.moments == "bf16" and name not in OWN:
+            raise KieloError(f"--moments bf16: {name} has none; what would work: {', '.join(OWN)}")
+    choice = "_bf16_moments" if options.moments == "bf16" else ""
+    path = Path(options.to) / f"step_{options.shape}_{options.precision}{choice}_{device}.json"
     if options.skip_done and _is_done(path, names, options):
         print(f"{path}: done already, with these versions")
         return
@@ -226,7 +229,7 @@ def main() -> None:
         torch.set_num_threads(options.threads)
     settle_matrix_products(options.precision)
     work, layers = _work(options, world)
-    is_together = not options.one_by_one and _fits_together(work, names)
+    is_together = not options.one_by_one and _fits_together(work, names, options.moments)
     bench = Bench(work, names, options, started)
     print(_headline(options, work, layers, is_together), file=sys.stderr, flush=True)
 
@@ -255,11 +258,11 @@ def _work(options: argparse.Namespace, world: Any) -> tuple[Work, int]:
             f"--shape {options.shape} is for a GPU; what would work: --shape tiny, or --layers 1 for a try"
         )
     free = torch.cuda.mem_get_info(device)[0] if is_on_gpu else float("inf")
-    layers = options.layers or layers_that_fit(options.shape, free)
+    layers = options.layers or layers_that_fit(options.shape, free, options.moments)
     name = torch.cuda.get_device_name(device) if is_on_gpu else "cpu"
     precisions = (options.precision, "fp8")
     resolved, resolved_fp8 = (
-        resolved_of(options.shape, layers, one, device.type, name) for one in precisions
+        resolved_of(options.shape, layers, one, device.type, name, options.moments) for one in precisions
     )
     phase = resolved.placement.phases[0]
     sequences = phase.micro_batch_sequences * phase.micro_batches_per_step
@@ -275,12 +278,13 @@ def _work(options: argparse.Namespace, world: Any) -> tuple[Work, int]:
     return Work(resolved, resolved_fp8, world, tokens, compiles), layers
 
 
-def _fits_together(work: Work, names: tuple[str, ...]) -> bool:
+def _fits_together(work: Work, names: tuple[str, ...], moments: str) -> bool:
     if work.device.type == "cpu":
         return True
     free = torch.cuda.mem_get_info(work.device)[0]
     # Activations and logits of the one whose turn it is: as much as it holds, or a tenth of the device.
-    return len(names) * state_bytes(work.model) + max(2 * state_bytes(work.model), free / 10) < 0.8 * free
+    each = state_bytes(work.model, moments)
+    return len(names) * each + max(2 * each, free / 10) < 0.8 * free
 
 
 def _result(options: argparse.Namespace, bench: Bench, layers: int, is_together: bool) -> dict[str, Any]:
@@ -292,6 +296,7 @@ def _result(options: argparse.Namespace, bench: Bench, layers: int, is_together:
         "date": date.today().isoformat(),
         "shape": options.shape,
         "precision": options.precision,
+        "moments": options.moments,
         "device": work.device.type,
         "accelerator": work.resolved.placement.accelerator,
         "layers": layers,
@@ -367,7 +372,8 @@ def table(result: dict[str, Any]) -> str:
     rows, widest = result["contenders"], max(map(len, [*result["contenders"], "contender"]))
     lines = [
         f"{result['shape']}, {result['layers']} layers ({result['parameters'] / 1e6:,.1f} M parameters, "
-        f"head {result['head_share_of_flops']:.1%} of FLOPs), {result['precision']}, "
+        f"head {result['head_share_of_flops']:.1%} of FLOPs), {result['precision']}, moments in "
+        f"{result['moments']}, "
         f"{result['machine'].get('gpu', result['machine']['cpu'])}, {result['tokens_per_step']:,} tokens a "
         f"step in {result['micro_batches_per_step']} micro-batches",
         f"  {'contender':{widest}}  {'tokens/s':>10}  {'TFLOP/s':>8}  {'MFU':>6}  {'s/step':>8}  "
@@ -405,7 +411,8 @@ def table(result: dict[str, Any]) -> str:
 
 def _headline(options: argparse.Namespace, work: Work, layers: int, is_together: bool) -> str:
     how = "together on the device" if is_together else "one after the other"
-    return f"{options.shape}, {layers} layers, {options.precision}: contenders {how}"
+    kinds = f"{options.precision}, moments in {options.moments}"
+    return f"{options.shape}, {layers} layers, {kinds}: contenders {how}"
 
 
 def _reason(error: Exception) -> str:
@@ -469,6 +476,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--shape", choices=SHAPES, default="tiny")
     parser.add_argument(
         "--precision", choices=["fp32", "bf16"], default="fp32", help="of all but contenders named -fp8"
+    )
+    parser.add_argument(
+        "--moments",
+        choices=["fp32", "bf16"],
+        default="fp32",
+        help="AdamW's (train.optimiser_state); bf16: Kielo's only, and as many layers more as that lets fit",
     )
     parser.add_argument("--contenders", metavar="A,B,…", help=f"of {', '.join(contenders.NAMES)}")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")

@@ -36,14 +36,15 @@ def main() -> None:
 
 def _compare(result: dict[str, Any], name: str, row: dict[str, Any], seconds_limit: float) -> None:
     """Prints how far the contender's peak is from the rehearsed one, and stores it in its row."""
-    precision = _OWN[name] or result["precision"]
+    precision, moments = _OWN[name] or result["precision"], result.get("moments", "fp32")
     what, seen = (
-        f"{result['shape']} {name}, peak memory {row['peak_memory_bytes'] / 1e9:.2f} GB",
+        f"{result['shape']} {name}, moments in {moments}, peak memory "
+        f"{row['peak_memory_bytes'] / 1e9:.2f} GB",
         row["peak_memory_bytes"],
     )
     try:
         if "rehearsed" not in row:
-            arguments = [result["shape"], str(result["layers"]), precision, result["machine"]["gpu"]]
+            arguments = [result["shape"], str(result["layers"]), precision, result["machine"]["gpu"], moments]
             row["rehearsed"] = _in_a_process_of_its_own(arguments, seconds_limit)
     except (subprocess.SubprocessError, ValueError) as error:
         what, apart = f"{what}, no rehearsal ({_last_line(error)})", None
@@ -66,10 +67,10 @@ def _in_a_process_of_its_own(arguments: list[str], seconds_limit: float) -> dict
     return json.loads(ran.stdout.splitlines()[-1])
 
 
-def _rehearsed(shape: str, layers: str, precision: str, device_name: str) -> dict[str, Any]:
+def _rehearsed(shape: str, layers: str, precision: str, device_name: str, moments: str) -> dict[str, Any]:
     from kielo.verify.rehearse import rehearse
 
-    rehearsal = rehearse(resolved_of(shape, int(layers), precision, "cuda", device_name), 0)
+    rehearsal = rehearse(resolved_of(shape, int(layers), precision, "cuda", device_name, moments), 0)
     return {
         "peak_bytes": rehearsal["peak_bytes"],
         "kinds": rehearsal["peaks"][rehearsal["peak_phase"]]["kinds"],
@@ -89,7 +90,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("results", nargs="*", metavar="RESULT.json")
     parser.add_argument("--seconds-limit", type=float, default=120, help="of each rehearsal")
     parser.add_argument(
-        "--rehearse", nargs=4, metavar=("SHAPE", "LAYERS", "PRECISION", "GPU"), help=argparse.SUPPRESS
+        "--rehearse",
+        nargs=5,
+        metavar=("SHAPE", "LAYERS", "PRECISION", "GPU", "MOMENTS"),
+        help=argparse.SUPPRESS,
     )
     return parser.parse_args()
 

@@ -18,9 +18,9 @@ from kielo.resolve.text import imagined_text
 
 LEARNING_RATE = 1e-4
 GPU_TOKENS_PER_STEP = 131_072
-# Bytes of a parameter while it trains: fp32 with its gradient and two moments, and the bf16 copy that is
-# multiplied.
-_PARAMETER_BYTES = 18
+# Bytes of a parameter between steps: fp32 with its gradient, and two moments.
+_STATE_BYTES = {"fp32": 16, "bf16": 12}
+_COPY_BYTES = 2  # and of the bf16 copy that is multiplied
 # Of a logit where no contender makes them in chunks: bf16, fp32, the log-softmax, and two gradients.
 _LOGIT_BYTES = 16
 # What an eager model under autocast keeps of a layer, by what Kielo keeps: its norms give fp32, and each
@@ -92,8 +92,10 @@ def _demo() -> Shape:
 SHAPES["demo"] = _demo()
 
 
-def recipe_of(name: str, layers: int, precision: str, is_emulated: bool = False) -> Recipe:
-    """Returns the recipe of shape `name` with so many layers.
+def recipe_of(
+    name: str, layers: int, precision: str, is_emulated: bool = False, moments: str = "fp32"
+) -> Recipe:
+    """Returns the recipe of shape `name` with so many layers and AdamW's moments in `moments`.
 
     is_emulated: FP8 is rounded but multiplied in a wider precision, on devices without FP8.
     """
@@ -105,6 +107,7 @@ def recipe_of(name: str, layers: int, precision: str, is_emulated: bool = False)
         "learning_rate": LEARNING_RATE,
         "precision": precision,
         "fp8": {"emulate": is_emulated},
+        "optimiser_state": moments,
     }
     return Recipe(
         name=f"step_{name}",
@@ -116,17 +119,19 @@ def recipe_of(name: str, layers: int, precision: str, is_emulated: bool = False)
     )
 
 
-def resolved_of(name: str, layers: int, precision: str, device: str, device_name: str) -> Resolved:
+def resolved_of(
+    name: str, layers: int, precision: str, device: str, device_name: str, moments: str = "fp32"
+) -> Resolved:
     """Resolves one rank of the shape on `device` ("cpu" or "cuda"), whose driver names it `device_name`."""
-    recipe = recipe_of(name, layers, precision, is_emulated=precision == "fp8" and device == "cpu")
+    recipe = recipe_of(name, layers, precision, precision == "fp8" and device == "cpu", moments)
     return resolve(recipe, "", 1, device, accelerator=device_name, text=imagined_text(recipe))
 
 
-def layers_that_fit(name: str, free_bytes: float) -> int:
+def layers_that_fit(name: str, free_bytes: float, moments: str = "fp32") -> int:
     """Returns the shape's layers, or as many as train in `free_bytes` of a device with every contender.
 
-    18 bytes a parameter, 16 bytes for each logit of a micro-batch, and 1.5 times what Kielo keeps of a
-    layer's activations. KieloError where not one layer does.
+    18 bytes a parameter (14 with `moments` in bf16), 16 bytes for each logit of a micro-batch, and 1.5 times
+    what Kielo keeps of a layer's activations. KieloError where not one layer does.
     """
     shape = SHAPES[name]
     if shape.layers is not None:
@@ -136,9 +141,10 @@ def layers_that_fit(name: str, free_bytes: float) -> int:
     tokens = shape.micro_batch_sequences * shape.sequence_length
     layout = recipe_of(name, 1, "bf16").layout
     kept, _ = layer_bytes(whole, layout, shape.sequence_length, 2)
-    each = _PARAMETER_BYTES * count.layer_parameters(whole) + _HUNGRIEST * kept * tokens
+    parameter_bytes = _STATE_BYTES[moments] + _COPY_BYTES
+    each = parameter_bytes * count.layer_parameters(whole) + _HUNGRIEST * kept * tokens
     ends = (
-        _PARAMETER_BYTES * count.parameters(with_layers(whole, 0)) + _LOGIT_BYTES * tokens * whole.vocab_size
+        parameter_bytes * count.parameters(with_layers(whole, 0)) + _LOGIT_BYTES * tokens * whole.vocab_size
     )
     layers = int((_USABLE * free_bytes - ends) // each)
     if layers < 1:
@@ -148,9 +154,9 @@ def layers_that_fit(name: str, free_bytes: float) -> int:
     return min(layers, whole.num_hidden_layers)
 
 
-def state_bytes(model: Model) -> int:
+def state_bytes(model: Model, moments: str) -> int:
     """Returns bytes of one contender between two steps."""
-    return 16 * module(model.model_type, "count").parameters(model)
+    return _STATE_BYTES[moments] * module(model.model_type, "count").parameters(model)
 
 
 def whole_model(name: str) -> Model:

@@ -18,7 +18,15 @@ from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.checkpoint.tied_tensors import tied_names
 from kielo.models.llama.model import Llama, initial_value
 from kielo.models.piece import Box
-from kielo.parallel.fp8 import apply_fp8, import_float8, in_bf16, refuse_without_fp8, scale_weights
+from kielo.parallel.fp8 import (
+    apply_fp8,
+    float8_config,
+    import_float8,
+    in_bf16,
+    refuse_without_fp8,
+    scale_weights,
+)
+from kielo.parallel.fp8_head import Fp8Head
 from kielo.parallel.fsdp import apply_fsdp, set_last_micro_batch
 from kielo.parallel.gradient_clipping import clip_gradients
 from kielo.parallel.materialise import local, local_slices, materialise
@@ -31,6 +39,7 @@ from kielo.parallel.world import start_world
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Fp8, Layout, Model, TrainIdentity
 from kielo.resolve.fp8_check import layer_matrices
+from kielo.train.loss import LossOptions, chunked_loss
 from kielo.train.optimiser import build_optimiser
 from tests.ranks import run_ranks
 
@@ -253,13 +262,41 @@ def swapped(fp8: Fp8) -> dict[str, list[str]]:
     }
 
 
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_the_heads_products_are_those_of_a_float8_linear(scaling):
+    """Bit by bit, of one chunk; its weight's gradient is that of bf16 products with the same gradient."""
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(48, 32, generator=generator).bfloat16().requires_grad_()
+    weight = (0.2 * torch.randn(80, 32, generator=generator)).bfloat16().requires_grad_()
+    labels, fp8 = torch.arange(48) % 80, Fp8(scaling=scaling, head=True, emulate=True)
+    linear = nn.Sequential(nn.Linear(32, 80, bias=False, device="meta"))
+    linear[0].weight = nn.Parameter(weight.detach())
+    logits = import_float8().convert_to_float8_training(linear, config=float8_config(fp8))(hidden)
+    truth = nn.functional.cross_entropy(logits.float(), labels)
+    logits.retain_grad()
+    truth.backward()
+    expected, hidden.grad = hidden.grad, None
+    loss = chunked_loss(hidden, weight, labels, torch.tensor(48.0), LossOptions(chunk_tokens=64, fp8=fp8))
+    loss.backward()
+    torch.testing.assert_close(loss, truth)
+    torch.testing.assert_close(
+        hidden.grad, expected, rtol=2e-2, atol=1e-5
+    )  # one rounding of a logit's gradient
+    torch.testing.assert_close(weight.grad, logits.grad.t() @ hidden, rtol=2e-2, atol=1e-4)
+    head = Fp8Head(weight.detach(), fp8)
+    with torch.no_grad():
+        assert torch.equal(head.logits(hidden), logits)
+        assert torch.equal(head.hidden_gradient(logits.grad), expected)
+
+
 def test_in_bf16_is_bf16_and_leaves_no_trace():
     """Bit for bit what a model laid out in bf16 gives, also from weights gathered in FP8; and FP8 is as it
     was after it.
 
     FP8's gradient of the same batch points the same way: a cosine of 0.99 at least.
     """
-    for rank in sum(run_ranks(both_ways, 2, [{"shard": 2}, {"tensor": 2}], Fp8(emulate=True)), []):
+    fp8 = Fp8(emulate=True, head=True)
+    for rank in sum(run_ranks(both_ways, 2, [{"shard": 2}, {"tensor": 2}], fp8), []):
         assert rank["is bf16"] and rank["is fp8 again"] and not rank["is fp8 bf16"]
         assert rank["cosine"] >= 0.99
 
@@ -275,7 +312,9 @@ def fp8_and_bf16(sizes: dict, fp8: Fp8) -> dict:
         for layer in model.layers.values():
             layer.compile(backend="aot_eager")
     in_fp8 = backward(model, mesh, 1)["gradients"]
+    assert model.fp8_head == (fp8 if fp8.head else None)
     with in_bf16(model, mesh):
+        assert model.fp8_head is None
         wide = backward(model, mesh, 1)["gradients"]
     with torch.compiler.set_stance("fail_on_recompile" if is_compiled else "default"):
         again = backward(model, mesh, 1)["gradients"]

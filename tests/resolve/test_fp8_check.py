@@ -38,6 +38,8 @@ def test_a_model_that_fits_has_no_complaints():
         ]),
         (changed(intermediate_size=5640), Layout(tensor=4), Fp8(),
          ["model.intermediate_size = 5640", "is 1410 a rank", "5632 or 5696"]),
+        (changed(vocab_size=100, vocab_multiple=4), Layout(tensor=4), Fp8(head=True),
+         ["train.fp8.head: 100 rows", "model.vocab_multiple = 64"]),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_named_with_what_would(model, layout, fp8, named):

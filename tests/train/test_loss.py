@@ -14,12 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kielo.parallel.world import start_world
+from kielo.resolve.software import BACKEND_VARIABLE
 from kielo.train.loss import LossOptions, chunked_loss
 from tests.ranks import run_ranks
 
 
 def plain_loss(hidden, weight, labels, divisor, z_loss):
-    logits = (hidden.flatten(0, -2) @ weight.t()).float()
+    logits = (hidden.flatten(0, -2) @ weight.t()).to(torch.promote_types(hidden.dtype, torch.float32))
     labels = labels.flatten()
     log_z = torch.logsumexp(logits, dim=-1)[labels != -100]
     return (F.cross_entropy(logits, labels, reduction="sum") + z_loss * log_z.square().sum()) / divisor
@@ -79,20 +80,29 @@ def test_equals_plain_cross_entropy(z_loss: float, chunk_tokens: int) -> None:
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
 
 
-def test_bf16_weight_keeps_fp32_loss_and_sums() -> None:
-    """The loss stays fp32 with a weight in bf16, and the gradients stay within bf16's rounding of
-    the fp32 ones.
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 6e-3)], ids=str)
+@pytest.mark.parametrize("chunk_tokens", [1, 7, 64])
+def test_loss_and_gradients_are_fp64s(dtype, tolerance, chunk_tokens, device) -> None:
+    """Loss (always fp32) and gradients (in their inputs' precision) by norm beside fp64 from the same inputs.
+
+    fp32: some ten roundings of 2⁻²⁴. bf16: logits, their gradients and the results are rounded, 2⁻⁹ each. The
+    weight's gradient is summed over 38 chunks as well as over one: in fp32, in the product itself on CUDA.
     """
-    hidden, weight, labels, divisor = tensors(torch.bfloat16)
-    loss = chunked_loss(hidden, weight, labels, divisor, LossOptions(1e-4, 7))
-    loss.backward()
-    assert loss.dtype == torch.float32 and weight.grad.dtype == hidden.grad.dtype == torch.bfloat16
-    wide = [tensor.detach().float().requires_grad_() for tensor in (hidden, weight)]
-    expected = plain_loss(*wide, labels, divisor, 1e-4)
-    expected.backward()
-    torch.testing.assert_close(loss, expected, rtol=2e-3, atol=0)
-    for mine, theirs in ((hidden.grad, wide[0].grad), (weight.grad, wide[1].grad)):
-        assert (mine.float() - theirs).norm() / theirs.norm() < 1e-2
+    hidden, weight, labels, divisor = tensors(dtype)
+    wide = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight)]
+    truth = plain_loss(*wide, labels, divisor, 1e-3)
+    given = [hidden, weight, labels, divisor]
+    loss = chunked_loss(*(tensor.to(device) for tensor in given), LossOptions(1e-3, chunk_tokens))
+    assert loss.dtype == torch.float32
+    gradients = torch.autograd.grad(3 * loss, given[:2])
+    for mine, theirs in zip(gradients, torch.autograd.grad(3 * truth, wide), strict=True):
+        assert mine.dtype == dtype
+        assert (mine.double() - theirs).norm() / theirs.norm() < tolerance
+    assert abs(loss.item() / truth.item() - 1) < tolerance
 
 
 def test_full_logits_never_exist() -> None:
@@ -159,26 +169,26 @@ def capped_loss(hidden, weight, labels, divisor, z_loss, softcap):
     return loss.detach(), *torch.autograd.grad(3 * loss, (hidden, weight))
 
 
-def capped_over_ranks(softcap):
+def capped_over_ranks(softcap, compiles):
     start_world(60, "cpu")
     results = {}
     for dtype in (torch.float32, torch.bfloat16):
         hidden, weight, labels, divisor = tensors(dtype, 48, 41)
         rows, _ = rows_of_rank(weight)
-        loss = chunked_loss(
-            hidden, rows, labels, divisor, LossOptions(1e-2, 7, dist.group.WORLD, 41, softcap)
-        )
+        options = LossOptions(1e-2, 19, dist.group.WORLD, 41, softcap, compiles=compiles)
+        loss = chunked_loss(hidden, rows, labels, divisor, options)
         results[dtype] = loss.detach(), *torch.autograd.grad(3 * loss, (hidden, rows))
     return results
 
 
-@pytest.mark.parametrize("softcap", [0.5, 30.0])
-def test_capped_logits_are_plain_autograds(softcap: float) -> None:
-    """A cap that bends most logits, or hardly one, on one process and over two ranks, with z-loss and
-    padding: loss and gradients are those of plain autograd to 1e-6, in bf16 to its rounding, and padding's
-    gradient is exactly 0.
+@pytest.mark.parametrize(("softcap", "compiles"), [(0.5, False), (30.0, True)])
+def test_capped_logits_are_plain_autograds(softcap: float, compiles: bool, monkeypatch) -> None:
+    """A cap that bends most logits, or hardly one, on one process and over two ranks (there compiled, too),
+    with z-loss and padding: loss and gradients are those of plain autograd to 1e-6, in bf16 to its rounding,
+    and padding's gradient is exactly 0.
     """
-    ranks = run_ranks(capped_over_ranks, 2, softcap)
+    monkeypatch.setenv(BACKEND_VARIABLE, "aot_eager")
+    ranks = run_ranks(capped_over_ranks, 2, softcap, compiles)
     for dtype, close in ((torch.float32, 1e-6), (torch.bfloat16, 1e-2)):
         hidden, weight, labels, divisor = tensors(dtype, 48, 41)
         truth = capped_loss(

@@ -11,7 +11,7 @@ the values that it was computed from: code that changes weights calls `scale_wei
 """
 
 import logging
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -40,11 +40,11 @@ _AMD_ARCHITECTURES = ("gfx94", "gfx95", "gfx12")  # MI300, MI350, RDNA 4
 def apply_fp8(model: nn.Module, mesh: Mesh, fp8: Fp8) -> None:
     """Replaces the layers' matrices, all but `fp8.kept_in_bf16`, by float8 linears, in place (model on meta).
 
-    The head stays: the loss multiplies it by chunks, and its products decide the logits. Raises KieloError
-    where torchao is not installed.
+    The head is multiplied by the loss, by chunks, which asks `model.fp8_head` how: in bf16 if that is None.
+    Raises KieloError where torchao is not installed.
     """
     float8 = import_float8()
-    config = replace(float8.Float8LinearConfig.from_recipe_name(fp8.scaling), emulate=fp8.emulate)
+    config = float8_config(fp8)
     chosen = {
         name: module
         for name, module in model.named_modules()
@@ -58,6 +58,12 @@ def apply_fp8(model: nn.Module, mesh: Mesh, fp8: Fp8) -> None:
         _swap(float8, model, gathered, replace(config, enable_fsdp_float8_all_gather=True))
     # In a tuple they are not registered under a second name.
     model.fp8_linears = tuple(model.get_submodule(name) for name in chosen)
+    model.fp8_head = fp8 if fp8.head else None
+
+
+def float8_config(fp8: Fp8) -> Any:
+    """Returns torchao's Float8LinearConfig of these settings."""
+    return replace(import_float8().Float8LinearConfig.from_recipe_name(fp8.scaling), emulate=fp8.emulate)
 
 
 def import_float8() -> ModuleType:
@@ -106,15 +112,19 @@ def scale_weights(model: nn.Module) -> None:
 def in_bf16(model: nn.Module, mesh: Mesh) -> Iterator[None]:
     """Makes forward and backward passes inside multiply in bf16, as nn.Linear does, with the same weights.
 
-    It is for comparing gradients of the same batch, not for training: compiled layers run uncompiled, and
-    weights that FSDP gathers in FP8 are gathered again for each product. Enter and leave it between steps.
+    The head's products, too. It is for comparing gradients of the same batch, not for training: compiled
+    layers run uncompiled, and weights that FSDP gathers in FP8 are gathered again for each product. Enter and
+    leave it between steps.
     """
     linears = _fp8_linears(model)
     if not linears:
         yield
         return
+    heads = [(part, part.fp8_head) for part in _parts(model) if hasattr(part, "fp8_head")]
     _reshard(model)  # so that `linear.weight` is the shard
     try:
+        for part, _ in heads:
+            part.fp8_head = None
         for linear in linears:
             is_gathered_in_fp8 = linear.config.enable_fsdp_float8_all_gather
             linear.forward = partial(
@@ -123,6 +133,8 @@ def in_bf16(model: nn.Module, mesh: Mesh) -> Iterator[None]:
         with torch.compiler.set_stance("force_eager"):
             yield
     finally:
+        for part, head in heads:
+            part.fp8_head = head
         for linear in linears:
             vars(linear).pop("forward", None)  # the class's forward is used again
 
@@ -179,9 +191,11 @@ def _has_fp8(device: torch.device) -> bool:
 
 def _fp8_linears(model: nn.Module) -> list[nn.Linear]:
     """Returns the linears that `apply_fp8` made, also those of all stages of a rank."""
-    return [
-        linear for part in getattr(model, "parts", [model]) for linear in getattr(part, "fp8_linears", ())
-    ]
+    return [linear for part in _parts(model) for linear in getattr(part, "fp8_linears", ())]
+
+
+def _parts(model: nn.Module) -> Iterable[nn.Module]:
+    return getattr(model, "parts", [model])
 
 
 def _reshard(model: nn.Module) -> None:

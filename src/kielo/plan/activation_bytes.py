@@ -6,6 +6,7 @@ They are counted tensor by tensor from the code of `models/blocks`; `memory.memo
 from kielo.models.decoder_count import LayerParts
 from kielo.models.families import module
 from kielo.recipe.sections import Layout, Model, Precision
+from kielo.resolve.loss_chunk import LEAST_CHUNK_TOKENS
 from kielo.resolve.stages import SCHEDULES, layers_of_stages, stages_of_rank
 
 _FP32 = 4
@@ -21,7 +22,7 @@ def memory_columns(
     layout: Layout,
     sequence_length: int,
     precision: Precision = "bf16",
-    loss_chunk_tokens: int = 2048,
+    loss_chunk_tokens: int = LEAST_CHUNK_TOKENS,
     on_processor: bool = False,
 ) -> dict[str, float]:
     """Returns the columns of a `Workload` that `memory.memory_bytes` needs.

@@ -99,8 +99,9 @@ def _precision(planned: PlannedLayout) -> Iterator[str]:
         share, is_gathered = fp8_share(run.model, fp8), is_gathered_in_fp8(fp8, run.card.device)
         gathered = ", which are also gathered in 8 bits" * is_gathered
         products = "; products for weights' gradients are in bf16" * (fp8.scaling == "rowwise_with_gw_hp")
+        head = "the head's weight gradient" if fp8.head else "the head"
         yield (
-            f"FP8 ({fp8.scaling}) is for {share:.0%} of the layers' matrices{gathered}{products}; the head, "
+            f"FP8 ({fp8.scaling}) is for {share:.0%} of the layers' matrices{gathered}{products}; {head}, "
             "attention and what is kept for the backward pass are in bf16."
         )
 

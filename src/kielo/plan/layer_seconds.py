@@ -65,9 +65,16 @@ def layer_seconds(work: Workload, rates: Any) -> LayerSeconds:
 
 
 def head_seconds(work: Workload, rates: Any) -> Column:
-    """Computes seconds of the output matrix and the loss, which engines keep in bf16 whatever the recipe."""
+    """Computes seconds of the output matrix and the loss, which engines keep in bf16 unless they say so.
+
+    The weight's gradient is wide in every recipe.
+    """
     rows = work.vocabulary / work.tensor
-    product = 3 * _product_seconds(work, rates, work.tokens, rows, work.hidden, np.zeros(len(work), bool))
+    is_in, wide = (work.recipe > 0) & (work.head_in_recipe > 0), np.zeros(len(work), bool)
+    product = sum(
+        _product_seconds(work, rates, work.tokens, rows, work.hidden, recipe)
+        for recipe in (is_in, is_in, wide)
+    )
     whole = work.whole_logits > 0
     # bytes of logits, read and written as bf16 and fp32, with gradients
     logits = 16 * work.tokens * np.where(whole, work.vocabulary, rows)

@@ -270,8 +270,9 @@ class _Rank:
         logit = work.logit_bytes + bytes_per_element * (work.tokens > tokens)  # with the chunk before
         columns = tokens * work.vocabulary / work.tensor
         product = np.where(bytes_per_element < _FP32_BYTES, bytes_per_element * self.head, 0.0)
-        return _FP32_BYTES * self.head + self.has_head * np.maximum(
-            logit * columns, product + bytes_per_element * columns
+        rounded = 2 * work.head_in_recipe * self.head  # the weight in 8 bits, by rows and by columns
+        return _FP32_BYTES * self.head + self.has_head * (
+            rounded + np.maximum(logit * columns, product + bytes_per_element * columns)
         )
 
 

@@ -9,6 +9,7 @@ from kielo.plan.precision import fp8_share, is_gathered_in_fp8, matrix_recipe
 from kielo.plan.workload import ATTENTION_KERNELS, RECIPES, machine_columns
 from kielo.recipe.cards import Accelerator, Cluster
 from kielo.recipe.sections import Fp8, Layout, Model, Precision
+from kielo.resolve.loss_chunk import loss_chunk_tokens
 from kielo.resolve.stages import SCHEDULES
 from kielo.resolve.state_bytes import STATE_BYTES
 
@@ -33,7 +34,7 @@ class TrainOptions:
     precision: Precision = "bf16"
     fp8: Fp8 = Fp8()
     optimiser_state: Literal["fp32", "bf16"] = "fp32"
-    loss_chunk_tokens: int = 2048
+    loss_chunk_tokens: int | None = None
 
 
 def workload_row(
@@ -55,9 +56,8 @@ def workload_row(
     layers_again, attention_again, operators_again = _RECOMPUTE[layout.recompute]
     ranks, fp8, is_fp8 = layout.shard * layout.context, train.fp8, train.precision == "fp8"
     recipe, share = matrix_recipe(train.precision, fp8), fp8_share(model, fp8) if is_fp8 else 1.0
-    own = memory_columns(
-        model, layout, step.sequence_length, train.precision, train.loss_chunk_tokens, on_processor
-    )
+    chunk_tokens = loss_chunk_tokens(train.loss_chunk_tokens, model, layout, card)
+    own = memory_columns(model, layout, step.sequence_length, train.precision, chunk_tokens, on_processor)
     is_gathered = is_fp8 and is_gathered_in_fp8(fp8, "cpu" if on_processor else card.device)
     return {
         "layers": model.num_hidden_layers, "hidden": model.hidden_size, "heads": model.num_attention_heads,
@@ -77,7 +77,8 @@ def workload_row(
         "dropout": 0.0, "unfused_norms": 0.0, "whole_logits": 0.0, "tied": float(model.tie_word_embeddings),
         "recipe": RECIPES.index(recipe), "kernel": ATTENTION_KERNELS.index("flash"),
         "engine": ENGINES.index("fsdp"),
-        "recipe_share": share, "wide_weight_gradients": float(fp8.scaling == "rowwise_with_gw_hp"),
+        "recipe_share": share, "head_in_recipe": float(is_fp8 and fp8.head),
+        "wide_weight_gradients": float(fp8.scaling == "rowwise_with_gw_hp"),
     } | own | {"gathered_bytes": own["gathered_bytes"] - share * is_gathered} | machine_columns(
         card, cluster.network_gbit_per_second_per_node * 1e9 / 8, cluster.devices_per_node, recipe
     )  # fmt: skip

@@ -335,7 +335,7 @@ Precision = Literal["fp32", "bf16", "fp8"]
 class Fp8(Section):
     """[train.fp8]: how layers multiply matrices in fp8 (Micikevicius et al. 2022, arXiv:2209.05433).
 
-    All else is as in bf16, the head too.
+    All else is as in bf16.
     """
 
     scaling: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] = Field(
@@ -345,6 +345,10 @@ class Fp8(Section):
     )
     kept_in_bf16: tuple[str, ...] = Field(
         (), description='modules that stay in bf16: "layers.0", "layers.*.attention"'
+    )
+    head: bool = Field(
+        False,
+        description="the head's products too: logits and the gradient of its input; its weight's is in bf16",
     )
     gathered_in_fp8: bool = Field(
         True, description="send and hold weights in 8 bits, where scaling is tensorwise"
@@ -413,7 +417,9 @@ class TrainIdentity(Section):
 class TrainPlacement(Section):
     """Keys of [train] that are copied into the placement: memory, logs and time limits."""
 
-    loss_chunk_tokens: PositiveInt = Field(2048, description="tokens whose logits exist at one time")
+    loss_chunk_tokens: PositiveInt | None = Field(
+        None, description="tokens whose logits exist at one time; default: by a GPU's memory, 2048 on a CPU"
+    )
     deterministic: bool = Field(
         False,
         description="the same bits from each run on the same ranks, on GPUs too: no kernel adds in an order "

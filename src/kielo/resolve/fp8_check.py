@@ -33,6 +33,12 @@ def fp8_complaints(model: Model, layout: Layout, fp8: Fp8) -> list[str]:
         )
     if not fp8.emulate:
         complaints += _size_complaints(model, layout.tensor, {name.rpartition(".")[2] for name in in_fp8})
+    if fp8.head and not fp8.emulate and model.vocab_rows // layout.tensor % MULTIPLE:
+        complaints.append(
+            f"train.fp8.head: {model.vocab_rows} rows of the vocabulary over layout.tensor = "
+            f"{layout.tensor} are no multiple of {MULTIPLE} a rank, and FP8 kernels multiply no other sizes; "
+            f"what would work: model.vocab_multiple = {MULTIPLE * layout.tensor}, or train.fp8.head = false"
+        )
     return complaints
 
 

@@ -30,6 +30,7 @@ from kielo.resolve.budget import with_budget
 from kielo.resolve.complete_model import complete_model
 from kielo.resolve.fp8_check import fp8_complaints, without_fp8
 from kielo.resolve.layout_check import layout_complaints
+from kielo.resolve.loss_chunk import loss_chunk_tokens
 from kielo.resolve.mixture import mixture_of, num_sequences, repeated_too_often
 from kielo.resolve.optimiser_check import optimiser_complaints
 from kielo.resolve.phases import merged, plan_learning_rates, plan_phases
@@ -180,10 +181,11 @@ def _placement(
 ) -> Placement:
     model, card = identity.model, machine.card
     count = module(model.model_type, "count")
+    chunk_tokens = loss_chunk_tokens(recipe.train.loss_chunk_tokens, model, layout, card)
     return Placement(
         world_size=machine.world_size,
         layout=_filled_in(layout, identity, machine),
-        train=recipe.train.part(TrainPlacement),
+        train=recipe.train.part(TrainPlacement).model_copy(update={"loss_chunk_tokens": chunk_tokens}),
         checkpoint=_keeping_some(recipe.checkpoint, identity.total_steps),
         phases=tuple(
             PhasePlacement(

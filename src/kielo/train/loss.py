@@ -14,13 +14,16 @@ Shoeybi et al. 2019, arXiv:1909.08053, section 3). Shape letters: n = tokens, d 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from kielo.parallel.fp8_head import Fp8Head
+from kielo.recipe.sections import Fp8
+from kielo.resolve.loss_chunk import LEAST_CHUNK_TOKENS
 from kielo.resolve.software import chosen_backend
 
 IGNORED_LABEL = -100
@@ -47,17 +50,21 @@ class LossOptions:
     keeps_gradients: the loss can be differentiated more than once, always by the same factor, as pipeline
     schedules do that take the gradients of inputs and of weights one after the other.
 
-    compiles: torch.compile fuses the operations on one rank's logits, which halves their memory traffic on a
-    GPU.
+    compiles: torch.compile fuses the operations on a chunk's logits, which halves their memory traffic on a
+    GPU; with `group`, those before the chunk's collective and those after it.
+
+    fp8: the settings of FP8 if logits and the gradient to hidden states are FP8 products; the weight's
+    gradient never is.
     """
 
     z_loss: float = 0.0
-    chunk_tokens: int = 2048
+    chunk_tokens: int = LEAST_CHUNK_TOKENS
     group: dist.ProcessGroup | None = None
     vocab_size: int | None = None
     softcap: float | None = None
     keeps_gradients: bool = False
     compiles: bool = False
+    fp8: Fp8 | None = None
 
 
 def chunked_loss(
@@ -123,19 +130,21 @@ class _ChunkedLoss(torch.autograd.Function):
     ) -> Tensor:
         z_loss, softcap, group = options.z_loss, options.softcap, options.group
         num_tokens = _own_tokens(len(weight_vd), options)
-        chunk_on_one_rank = _compiled_chunk() if options.compiles else _chunk
+        fp8 = None if options.fp8 is None else Fp8Head(weight_vd, options.fp8)
+        chunk_on_one_rank = _compiled(_chunk) if options.compiles else _chunk
         loss = torch.zeros((), dtype=torch.float32, device=hidden_nd.device)
         # needs_input_grad ignores no_grad. A frozen input costs neither its matmul nor its memory.
         needs_hidden, needs_weight = (needs_gradients and needs for needs in ctx.needs_input_grad[:2])
         hidden_gradient = torch.empty_like(hidden_nd) if needs_hidden else None
-        weight_gradient = torch.zeros_like(weight_vd, dtype=torch.float32) if needs_weight else None
-        for start in range(0, len(hidden_nd), options.chunk_tokens):
+        # The first chunk's product writes it.
+        weight_gradient = torch.empty_like(weight_vd, dtype=torch.float32) if needs_weight else None
+        for start in range(0, max(len(hidden_nd), 1), options.chunk_tokens):
             chunk = slice(start, start + options.chunk_tokens)
             hidden_cd = hidden_nd[chunk]
             counted_c = labels_n[chunk] != IGNORED_LABEL
             labels_c = labels_n[chunk].masked_fill(~counted_c, 0)
             weights_c = counted_c / divisor.float()
-            logits_cv = torch.mm(hidden_cd, weight_vd.t())
+            logits_cv = torch.mm(hidden_cd, weight_vd.t()) if fp8 is None else fp8.logits(hidden_cd)
             if softcap is not None:
                 tanh_cv = logits_cv.div_(softcap).tanh_()
                 logits_cv = softcap * tanh_cv
@@ -145,15 +154,17 @@ class _ChunkedLoss(torch.autograd.Function):
             if group is None:
                 parts = chunk_on_one_rank(logits_cv, labels_c, weights_c, z_loss, needs_gradients)
             else:
-                parts = _chunk_over_ranks(logits_cv, labels_c, weights_c, z_loss, needs_gradients, group)
+                parts = _chunk_over_ranks(logits_cv, labels_c, weights_c, needs_gradients, options)
             chunk_loss, logits_gradient_cv = parts
             loss += chunk_loss
             if softcap is not None and needs_gradients:
                 logits_gradient_cv = torch.ops.aten.tanh_backward(logits_gradient_cv, tanh_cv)
-            if needs_hidden:
+            if needs_hidden and fp8 is None:
                 torch.mm(logits_gradient_cv, weight_vd, out=hidden_gradient[chunk])
+            elif needs_hidden:
+                hidden_gradient[chunk] = fp8.hidden_gradient(logits_gradient_cv)
             if needs_weight:
-                _add_product(weight_gradient, logits_gradient_cv.t(), hidden_cd)
+                _add_product(weight_gradient, logits_gradient_cv.t(), hidden_cd, is_first=start == 0)
         ctx.gradients = (hidden_gradient, weight_gradient)
         ctx.weight_dtype, ctx.keeps_gradients = weight_vd.dtype, options.keeps_gradients
         ctx.is_scaled = False
@@ -169,7 +180,7 @@ class _ChunkedLoss(torch.autograd.Function):
             if hidden_gradient is not None:
                 hidden_gradient.mul_(loss_gradient)
             if weight_gradient is not None:
-                weight_gradient = weight_gradient.mul_(loss_gradient).to(ctx.weight_dtype)
+                weight_gradient = _scaled(weight_gradient, loss_gradient, ctx.weight_dtype)
             ctx.is_scaled = True
         ctx.gradients = (hidden_gradient, weight_gradient) if ctx.keeps_gradients else None
         return hidden_gradient, weight_gradient, None, None, None, None
@@ -190,46 +201,71 @@ def _chunk(
     if not needs_gradients:
         return loss, None
     if torch.compiler.is_compiling():
-        # By comparison of ids, so that one loop does all: a scatter needs a chunk of fp32 in memory.
-        ids_v = torch.arange(logits_cv.shape[1], dtype=torch.int32, device=logits_cv.device)
-        is_target_cv = ids_v == targets_c1.int()
-        targets_cv = torch.where(is_target_cv, weights_c.unsqueeze(1), 0.0)
-        gradient_cv = log_probabilities_cv.exp() * slopes_c.unsqueeze(1) - targets_cv
-        return loss, gradient_cv.to(logits_cv.dtype)
-    # In place: the log-probabilities are not needed any more. Without fusion a scatter is faster.
-    gradient_cv = log_probabilities_cv.exp_().mul_(slopes_c.unsqueeze(1))
-    gradient_cv.scatter_add_(1, targets_c1, -weights_c.unsqueeze(1))
-    return loss, gradient_cv if logits_cv.dtype == torch.float32 else logits_cv.copy_(gradient_cv)
+        return loss, _fused_gradient(log_probabilities_cv.exp(), slopes_c, labels_c, weights_c, logits_cv)
+    return loss, _gradient(log_probabilities_cv.exp_(), slopes_c, targets_c1, weights_c, logits_cv)
 
 
 @cache
-def _compiled_chunk() -> Callable[..., tuple[Tensor, Tensor | None]]:
-    return torch.compile(_chunk, backend=chosen_backend())
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, backend=chosen_backend())
 
 
 def _chunk_over_ranks(
     logits_cv: Tensor,
     labels_c: Tensor,
     weights_c: Tensor,
-    z_loss: float,
     needs_gradients: bool,
-    group: dist.ProcessGroup,
+    options: LossOptions,
 ) -> tuple[Tensor, Tensor | None]:
     """Returns (the whole loss, the gradient to these logits) where logits_cv are only this rank's rows."""
-    num_rows = logits_cv.shape[1]
-    targets_c = labels_c - group.rank() * num_rows
-    is_here_c = (targets_c >= 0) & (targets_c < num_rows)
-    targets_c1 = targets_c.masked_fill(~is_here_c, 0).unsqueeze(1)
+    own_sums, loss_of_all, group = _own_sums, _loss_of_all, options.group
+    if options.compiles:
+        own_sums, loss_of_all = _compiled(_own_sums), _compiled(_loss_of_all)
+    targets_c = labels_c - group.rank() * logits_cv.shape[1]
+    own_3c, exponentials_cv = own_sums(logits_cv, targets_c)
+    # One collective a chunk, of 12 bytes a token and rank: small beside the chunk's matmuls. One for all
+    # chunks would have to wait for the logits of every chunk, which would then be computed twice.
+    all_t3c = own_3c.new_empty(group.size(), *own_3c.shape)
+    dist.all_gather(list(all_t3c.unbind(0)), own_3c, group=group)
+    sums = _Sums(own_3c[0], all_t3c, exponentials_cv)
+    return loss_of_all(logits_cv, targets_c, weights_c, sums, options.z_loss, needs_gradients)
+
+
+class _Sums(NamedTuple):
+    """Numbers of a chunk's softmax over ranks.
+
+    own_maxima_c: this rank's largest logits. all_t3c: the largest logit, the sum of exponentials and the
+    target's logit, of each rank. exponentials_cv: exp(logit − own maximum) in fp32; None in compiled code.
+    """
+
+    own_maxima_c: Tensor
+    all_t3c: Tensor
+    exponentials_cv: Tensor | None
+
+
+def _own_sums(logits_cv: Tensor, targets_c: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Returns this rank's (row of `_Sums.all_t3c`, exponentials); targets_c: rows here, or beyond them."""
+    is_here_c, targets_c1 = _here(logits_cv, targets_c)
     # −∞ where the target is another rank's: the largest over the ranks is the target's logit.
     target_logits_c = logits_cv.gather(1, targets_c1).squeeze(1).float().masked_fill(~is_here_c, -torch.inf)
     # Finite where all of this rank's rows are padding: −∞ − −∞ is not a number.
     own_maxima_c = logits_cv.amax(1).float().clamp(min=torch.finfo(torch.float32).min)
-    exponentials_cv = logits_cv.float().sub_(own_maxima_c.unsqueeze(1)).exp_()
-    # One collective a chunk, of 12 bytes a token and rank: small beside the chunk's matmuls. One for all
-    # chunks would have to wait for the logits of every chunk, which would then be computed twice.
+    exponentials_cv = _exponentials(logits_cv, own_maxima_c)
     own_3c = torch.stack([own_maxima_c, exponentials_cv.sum(1), target_logits_c])
-    all_t3c = own_3c.new_empty(group.size(), *own_3c.shape)
-    dist.all_gather(list(all_t3c.unbind(0)), own_3c, group=group)
+    # Compiled code computes them again, where it would have to write and read a chunk of fp32.
+    return own_3c, None if torch.compiler.is_compiling() else exponentials_cv
+
+
+def _loss_of_all(
+    logits_cv: Tensor,
+    targets_c: Tensor,
+    weights_c: Tensor,
+    sums: _Sums,
+    z_loss: float,
+    needs_gradients: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Returns (the whole loss, the gradient to these logits) by the sums of all ranks."""
+    own_maxima_c, all_t3c, exponentials_cv = sums
     maxima_tc, sums_tc, targets_tc = all_t3c.unbind(1)
     # Every rank adds up the same numbers in the same order, so the loss is the same to the bit.
     maxima_c = maxima_tc.amax(0)
@@ -241,9 +277,49 @@ def _chunk_over_ranks(
         return loss, None
     # The exponentials use this rank's own maximum; one factor a token converts them to the group's.
     factors_c = slopes_c * (own_maxima_c - maxima_c).exp() / sums_c
+    if exponentials_cv is None:
+        exponentials_cv = _exponentials(logits_cv, own_maxima_c)
+        return loss, _fused_gradient(exponentials_cv, factors_c, targets_c, weights_c, logits_cv)
+    is_here_c, targets_c1 = _here(logits_cv, targets_c)
+    return loss, _gradient(exponentials_cv, factors_c, targets_c1, weights_c * is_here_c, logits_cv)
+
+
+def _here(logits_cv: Tensor, targets_c: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns (True where the target is one of these rows, the target's row or 0)."""
+    is_here_c = (targets_c >= 0) & (targets_c < logits_cv.shape[1])
+    return is_here_c, targets_c.masked_fill(~is_here_c, 0).unsqueeze(1)
+
+
+def _exponentials(logits_cv: Tensor, maxima_c: Tensor) -> Tensor:
+    """Computes exp(logit − maximum) in fp32; uncompiled, in the memory of logits that are fp32."""
+    if torch.compiler.is_compiling():
+        return (logits_cv.float() - maxima_c.unsqueeze(1)).exp()
+    return logits_cv.float().sub_(maxima_c.unsqueeze(1)).exp_()
+
+
+def _gradient(
+    exponentials_cv: Tensor, factors_c: Tensor, targets_c1: Tensor, weights_c: Tensor, logits_cv: Tensor
+) -> Tensor:
+    """Computes factor × exponential − weight × onehot(target), in place: in the logits' memory if narrower.
+
+    Without fusion a scatter is faster than a comparison of ids.
+    """
     gradient_cv = exponentials_cv.mul_(factors_c.unsqueeze(1))
-    gradient_cv.scatter_add_(1, targets_c1, -(weights_c * is_here_c).unsqueeze(1))
-    return loss, gradient_cv if logits_cv.dtype == torch.float32 else logits_cv.copy_(gradient_cv)
+    gradient_cv.scatter_add_(1, targets_c1, -weights_c.unsqueeze(1))
+    return gradient_cv if logits_cv.dtype == torch.float32 else logits_cv.copy_(gradient_cv)
+
+
+def _fused_gradient(
+    exponentials_cv: Tensor, factors_c: Tensor, targets_c: Tensor, weights_c: Tensor, logits_cv: Tensor
+) -> Tensor:
+    """Computes the same in compiled code; a target that is no row here has no share.
+
+    By comparison of ids one loop does all: a scatter needs a chunk of fp32 in memory.
+    """
+    ids_v = torch.arange(logits_cv.shape[1], dtype=torch.int32, device=logits_cv.device)
+    is_target_cv = ids_v == targets_c.int().unsqueeze(1)
+    targets_cv = torch.where(is_target_cv, weights_c.unsqueeze(1), 0.0)
+    return (exponentials_cv * factors_c.unsqueeze(1) - targets_cv).to(logits_cv.dtype)
 
 
 def _loss_and_slopes(
@@ -256,9 +332,32 @@ def _loss_and_slopes(
     return loss, (1 + 2 * z_loss * log_z_c) * weights_c
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Adds left @ right to `total`, summed in fp32 whatever the factors' precision."""
-    if left.dtype == torch.float32:
-        total.addmm_(left, right)
+def _sums_in_fp32(device: torch.device) -> bool:
+    """Returns True if products of bf16 matrices can be added to an fp32 one: by cuBLAS, not on ROCm or CPUs.
+
+    torch 2.10 is the first that takes the sum itself in fp32 (pytorch/pytorch#167931).
+    """
+    return device.type == "cuda" and torch.version.hip is None
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> None:
+    """Adds left @ right to the fp32 `total`, or writes it over `total` if it is the first."""
+    beta = 0 if is_first else 1  # 0 reads nothing of `total`
+    if left.dtype == total.dtype:
+        total.addmm_(left, right, beta=beta)
+    elif _sums_in_fp32(total.device):
+        torch.addmm(total, left, right, out_dtype=total.dtype, beta=beta, out=total)
+    elif is_first:
+        total.copy_(left @ right)
     else:
         total.add_(left @ right)
+
+
+def _scaled(total: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns `factor` × the fp32 `total` in `dtype`; a GPU reads and writes once where that is narrower.
+
+    Autograd converts a gradient to its parameter's dtype, so the rounding cannot be left to the reduction.
+    """
+    if total.dtype != dtype and total.device.type == "cuda":
+        return torch.mul(total, factor, out=torch.empty_like(total, dtype=dtype))
+    return total.mul_(factor).to(dtype)

@@ -1,0 +1,25 @@
+"""Tokens whose logits exist at one time: the recipe's, or by the device's memory."""
+
+import pytest
+
+from kielo.recipe.cards import accelerator
+from kielo.recipe.sections import Layout, Model
+from kielo.resolve.loss_chunk import loss_chunk_tokens
+
+
+@pytest.mark.parametrize(
+    ("asked", "card", "vocabulary", "tensor", "tokens"),
+    [
+        (None, "h200", 128_256, 1, 4096),  # 141 GB / 128 / (2 bytes × 128,256) = 4,294
+        (None, "h200", 128_256, 8, 32_768),
+        (None, "h100_80", 32_000, 1, 8192),
+        (None, "v100_16", 128_256, 1, 2048),  # fewer are not worth it
+        (None, "cpu", 100, 1, 2048),
+        (None, None, 100, 1, 2048),
+        (300, "h200", 128_256, 1, 300),
+    ],
+)
+def test_a_chunks_logits_take_their_share_of_memory(asked, card, vocabulary, tensor, tokens):
+    model = Model(vocab_size=vocabulary)
+    found = loss_chunk_tokens(asked, model, Layout(tensor=tensor), card and accelerator(card))
+    assert found == tokens
