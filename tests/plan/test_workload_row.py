@@ -5,15 +5,16 @@ from functools import partial
 import numpy as np
 import pytest
 
-from kielo.plan.activation_bytes import layer_bytes, memory_columns
 from kielo.plan.collective_seconds import data_seconds, ring_bandwidth
 from kielo.plan.efficiency import fitted
-from kielo.plan.memory import memory_bytes
 from kielo.plan.workload import Workload
-from kielo.plan.workload_row import StepSize, TrainOptions, workload_row
+from kielo.plan.workload_row import workload_row
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Layout
+from kielo.resolve.activation_bytes import layer_bytes, memory_columns
+from kielo.resolve.memory import memory_bytes
+from kielo.resolve.memory_row import StepSize, TrainOptions
 from kielo.resolve.ranks import rank_of_stage
 from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import Resolved

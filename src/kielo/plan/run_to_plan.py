@@ -9,9 +9,8 @@ from typing import Any
 from kielo.models.families import module
 from kielo.plan.calibrate import read_machine
 from kielo.plan.efficiency import Efficiency, fitted
-from kielo.plan.memory import usable_bytes
 from kielo.plan.precision import main_precision
-from kielo.plan.workload_row import StepSize, TrainOptions, workload_row
+from kielo.plan.workload_row import workload_row
 from kielo.recipe.cards import Accelerator, Cluster
 from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.cards import cluster as cluster_card
@@ -20,6 +19,8 @@ from kielo.recipe.phases import FullPhase, full_phases
 from kielo.recipe.sections import Layout, Model, Precision, Recipe
 from kielo.resolve.complete_model import complete_model
 from kielo.resolve.fp8_check import without_fp8
+from kielo.resolve.memory import usable_bytes
+from kielo.resolve.memory_row import StepSize, TrainOptions
 from kielo.resolve.phases import ramp_steps
 from kielo.resolve.software import planned
 from kielo.resolve.state_bytes import Bytes, host_bytes

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from kielo.plan.workload import Workload
+from kielo.resolve.memory_row import MemoryColumns
 from kielo.resolve.state_bytes import WIDENED_BYTES
 
 Column = np.ndarray
@@ -75,7 +75,7 @@ def usable_bytes(memory_bytes_of_card: float) -> float:
     return memory_bytes_of_card * _DRIVER_SHARE
 
 
-def memory_bytes(work: Workload) -> MemoryBytes:
+def memory_bytes(work: MemoryColumns) -> MemoryBytes:
     """Computes the bytes of the first pipeline rank or of the last, whichever peaks higher.
 
     FSDP2 splits fp32 parameters and moments whatever the ZeRO degree, which decides what a step holds whole.
@@ -98,7 +98,7 @@ class _Rank:
     benchmarks/planner_memory.py compares its bytes with rehearsals.
     """
 
-    work: Workload
+    work: MemoryColumns
     parameters: Column
     layers: Column
     passes: Column
@@ -184,7 +184,7 @@ class _Rank:
     @cached_property
     def layer(self) -> Column:
         """Parameters of one layer."""
-        return self.work.layer_parameters / self.work.tensor
+        return self.work.layer_elements
 
     @cached_property
     def root(self) -> Column:
