@@ -137,8 +137,7 @@ class RunToPlan:
 
     def columns(self, layout: Layout, step: StepSize) -> dict[str, Any]:
         """Returns a row for `Workload.of`: the run in this layout."""
-        train = self.recipe.train
-        options = TrainOptions(self.precision, train.fp8, train.optimiser_state, train.loss_chunk_tokens)
+        options = TrainOptions.of(self.precision, self.recipe.train)
         return workload_row(self.model, layout, self.card, self.site, step, options)
 
     def flops_per_token(self, sequence_length: int) -> int:

@@ -372,8 +372,10 @@ class TrainSchedule(Section):
     )
     tokens_per_step: PositiveInt = Field(16_384, description="one optimiser step, over all ranks")
     batch_ramp: BatchRamp | None = Field(None, description="smaller steps at the start; of the first phase")
-    micro_batch_sequences: PositiveInt = Field(
-        4, description="sequences per forward on one rank (lowered to what divides)"
+    micro_batch_sequences: PositiveInt | None = Field(
+        None,
+        description="sequences per forward on one rank (lowered to what divides); default: the most that fit "
+        "the device's memory, or 4 where no card knows it",
     )
     learning_rate: PositiveFloat = 1e-3
     final_learning_rate_ratio: float = Field(0.1, ge=0, le=1)

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
-from kielo.recipe.sections import Fp8, Layout, Model, Precision
+from kielo.recipe.sections import Fp8, Layout, Model, Precision, Train
 from kielo.resolve.activation_bytes import layer_parts, memory_columns
 from kielo.resolve.fp8_check import fp8_share, is_gathered_in_fp8
 from kielo.resolve.stages import SCHEDULES
@@ -35,6 +35,11 @@ class TrainOptions:
     fp8: Fp8 = Fp8()
     optimiser_state: Literal["fp32", "bf16"] = "fp32"
     loss_chunk_tokens: int = 2048
+
+    @staticmethod
+    def of(precision: Precision, train: Train) -> "TrainOptions":
+        """Returns the settings of `train` for the steps in `precision`."""
+        return TrainOptions(precision, train.fp8, train.optimiser_state, train.loss_chunk_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
