@@ -361,7 +361,10 @@ def _work(runs: Sequence[_Run], card: Accelerator, site: Cluster | None) -> Work
     rows = []
     for run in runs:
         identity, layout = run.resolved.identity, run.resolved.placement.layout
-        train = TrainOptions(precision, identity.train.fp8, identity.train.optimiser_state)
+        train = TrainOptions(
+            precision, identity.train.fp8, identity.train.optimiser_state,
+            gradient_reduce_dtype=identity.train.gradient_reduce_dtype,
+        )  # fmt: skip
         rows += [workload_row(identity.model, layout, card, site, size, train) for size in run.seconds]
     return Workload.of(rows)
 

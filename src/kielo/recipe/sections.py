@@ -330,6 +330,7 @@ _WITH_DECAY_SHARE = ", ".join(
     name for name, schedule in LEARNING_RATE_SCHEDULES.items() if schedule.has_decay_share
 )
 Precision = Literal["fp32", "bf16", "fp8"]
+ReduceDtype = Literal["fp32", "bf16"]
 
 
 class Fp8(Section):
@@ -405,6 +406,9 @@ class TrainIdentity(Section):
     fp8: Fp8 = Fp8()
     optimiser_state: Literal["fp32", "bf16"] = Field(
         "fp32", description="precision in which moments are kept"
+    )
+    gradient_reduce_dtype: ReduceDtype = Field(
+        "fp32", description="dtype in which data-parallel ranks send and add up gradients"
     )
     max_skipped_steps_in_a_row: PositiveInt = 3
     heldout_sequences: PositiveInt = Field(64, description="sequences of the held-out text scored each time")

@@ -148,7 +148,7 @@ class _Rank:
         reduced_late = np.where(wait_whole, waiting, self.shards * (work.micro_batches > 1))
         reduced_late = (
             reduced_late
-            + _FP32_BYTES * self.layer
+            + work.reduce_bytes * self.layer
             + np.where(self.is_pipeline, 0.0, bytes_per_element * self.head + np.where(wait_whole, 0.0, mlp))
         )
         rest = np.where(self.is_pipeline, 0.0, a_pass - a_layer + np.where(wait_whole, 0.0, again))
@@ -165,7 +165,7 @@ class _Rank:
                 zero,
             ),
             (
-                _FP32_BYTES * (self.layers / self.shard + 1) * self.layer + ends,
+                (_FP32_BYTES * self.layers / self.shard + work.reduce_bytes) * self.layer + ends,
                 bytes_per_element * self.root,
                 zero,
                 zero,
@@ -236,7 +236,7 @@ class _Rank:
         work = self.work
         embedding = work.vocabulary * work.hidden / work.tensor * self.has_embed
         whole = _FP32_BYTES * (self.parameters + self.embedding_gradient - embedding)
-        waiting = np.where(self.waits_whole, whole, self.shards + _FP32_BYTES * self.root) * (
+        waiting = np.where(self.waits_whole, whole, self.shards + work.reduce_bytes * self.root) * (
             work.micro_batches > 1
         )
         return waiting + work.splits_backward * work.compute_bytes * (

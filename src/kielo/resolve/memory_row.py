@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
-from kielo.recipe.sections import Fp8, Layout, Model, Precision, Train
+from kielo.recipe.sections import Fp8, Layout, Model, Precision, ReduceDtype, Train
 from kielo.resolve.activation_bytes import layer_parts, memory_columns
 from kielo.resolve.fp8_check import fp8_share, is_gathered_in_fp8
 from kielo.resolve.stages import SCHEDULES
@@ -35,11 +35,18 @@ class TrainOptions:
     fp8: Fp8 = Fp8()
     optimiser_state: Literal["fp32", "bf16"] = "fp32"
     loss_chunk_tokens: int = 2048
+    gradient_reduce_dtype: ReduceDtype = "fp32"
 
     @staticmethod
     def of(precision: Precision, train: Train) -> "TrainOptions":
         """Returns the settings of `train` for the steps in `precision`."""
-        return TrainOptions(precision, train.fp8, train.optimiser_state, train.loss_chunk_tokens)
+        return TrainOptions(
+            precision,
+            train.fp8,
+            train.optimiser_state,
+            train.loss_chunk_tokens,
+            train.gradient_reduce_dtype,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +78,7 @@ class MemoryColumns:
     # bytes of a parameter in the precision of the compute, gathered from fp32 shards
     compute_bytes: Column = _ZERO
     gathered_bytes: Column = _ZERO  # the same of a layer's parameter; 1 where matrices are gathered in 8 bits
+    reduce_bytes: Column = _ZERO  # of a gradient, where data-parallel ranks send it
     layer_elements: Column = _ZERO  # of one layer's matrices on a tensor rank
     # of the first pipeline rank, and of the last where that is another rank and has the head
     first_parameters: Column = _ZERO
@@ -145,4 +153,5 @@ def memory_row(
         "micro_batch": step.micro_batch, "micro_batches": step.micro_batches,
         "splits_backward": float(schedule.splits_backward and is_pipeline),
         "optimiser_bytes": 2 * STATE_BYTES[train.optimiser_state], "tied": float(model.tie_word_embeddings),
+        "reduce_bytes": {"fp32": 4, "bf16": 2}[train.gradient_reduce_dtype],
     } | own  # fmt: skip

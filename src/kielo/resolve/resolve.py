@@ -142,6 +142,7 @@ def _step_complaints(recipe: Recipe, steps: _Steps, data_ranks: int) -> Iterator
     """Yields why ranks cannot share the steps, the text is too short for them, or AdamW cannot take them."""
     if "fp8" in _precisions(recipe):
         yield from _fp8_token_complaints(recipe, steps)
+    yield from _reduction_complaint(recipe, steps)
     yield from _unshared(steps.asked, steps.phases, data_ranks)
     if recipe.layout.pipeline > 1:
         schedule, stages = recipe.layout.pipeline_schedule, num_stages(recipe.layout)
@@ -233,7 +234,7 @@ def consent(old: Identity, new: Resolved) -> None:
 
     Skipped steps and precisions are not compared: they may change for steps that are still to come.
     """
-    later = {"train": {"skip_steps", "precision", "precision_changes", "fp8"}}
+    later = {"train": {"skip_steps", "precision", "precision_changes", "fp8", "gradient_reduce_dtype"}}
     before, after = (
         _flat(identity.model_dump(mode="json", exclude=later)) for identity in (old, new.identity)
     )
@@ -355,6 +356,21 @@ def _fp8_token_complaints(recipe: Recipe, steps: _Steps) -> Iterator[str]:
                 f"{key} = {phase.sequence_length} makes micro-batches of {tokens} tokens on a rank, and FP8 "
                 f"multiplies 16 at a time; what would work: a sequence_length in multiples of {16 * context}"
             )
+
+
+def _reduction_complaint(recipe: Recipe, steps: _Steps) -> Iterator[str]:
+    """Yields why gradients cannot be reduced in bf16.
+
+    FSDP2 adds up what micro-batches scatter, until it is summed across replicas, in the reduction's buffer.
+    """
+    layout, has_several = recipe.layout, any(number > 1 for _, number in steps.micro_batches)
+    is_scattered_often = layout.zero > 1 and layout.pipeline == 1 and has_several
+    if recipe.train.gradient_reduce_dtype == "bf16" and layout.replicate > 1 and is_scattered_often:
+        yield (
+            f'train.gradient_reduce_dtype = "bf16" with layout.replicate = {layout.replicate} and '
+            f"layout.zero = {layout.zero} would add up the gradients of micro-batches in bf16; "
+            'what would work: layout.zero = 1, layout.replicate = 1, or train.gradient_reduce_dtype = "fp32"'
+        )
 
 
 def _precision_complaints(model: Model, recipe: Recipe, last_step: int, machine: _Machine) -> Iterator[str]:
