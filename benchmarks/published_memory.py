@@ -1,14 +1,14 @@
 """Bytes of a device that engines other than Kielo train on; arithmetic, no torch.
 
 Activations by Korthikanti et al. 2022 (arXiv:2205.05198, section 4, equations 1 to 6), written out for any
-widths of queries, keys and MLP. Kielo's own bytes are counted in `kielo/plan/memory.py`.
+widths of queries, keys and MLP. Kielo's own bytes are counted in `kielo/resolve/memory.py`.
 """
 
 import numpy as np
 
 from kielo.plan.efficiency import ENGINES
-from kielo.plan.memory import MemoryBytes
 from kielo.plan.workload import Workload
+from kielo.resolve.memory import MemoryBytes
 
 Column = np.ndarray
 _BF16_BYTES = 2

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kielo.models.families import module
-from kielo.plan.activation_bytes import layer_bytes
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Model, Recipe
+from kielo.resolve.activation_bytes import layer_bytes
 from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import Resolved
 from kielo.resolve.text import imagined_text

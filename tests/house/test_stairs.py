@@ -53,7 +53,7 @@ def test_code_imports_only_downwards_and_the_login_node_needs_no_torch():
             "import kielo.verify",
             "kielo.evaluate is not allowed to import kielo.verify",
         ),
-        ("train/planted.py", "import kielo.plan.memory", "kielo.train is not allowed to import kielo.plan"),
+        ("train/planted.py", "import kielo.plan.workload", "kielo.train is not allowed to import kielo.plan"),
         ("recipe/sections.py", "import kielo.recipe.read", "No cycles are allowed in kielo.recipe"),
         ("attic/__init__.py", "", "kielo.attic"),
         ("plan/planted.py", "import torch.nn", "kielo.plan is not allowed to import torch"),

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from published_memory import formula_memory_bytes, kept_activation_bytes, layer_activation_bytes
 
-from kielo.plan.memory import usable_bytes
 from kielo.plan.workload import ATTENTION_KERNELS
+from kielo.resolve.memory import usable_bytes
 from tests.plan.workloads import workload
 
 GIB = 2**30

@@ -7,17 +7,19 @@ import pytest
 
 from kielo.models.families import complete
 from kielo.plan.explain import why
-from kielo.plan.memory import memory_bytes
 from kielo.plan.planned_layout import plan_layouts
-from kielo.plan.precision import fp8_share, main_precision, steps_by_precision
+from kielo.plan.precision import main_precision, steps_by_precision
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
-from kielo.plan.workload_row import StepSize, TrainOptions, workload_row
+from kielo.plan.workload_row import workload_row
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Fp8, Layout, Model, Train
+from kielo.resolve.fp8_check import fp8_share
+from kielo.resolve.memory import memory_bytes
+from kielo.resolve.memory_row import StepSize, TrainOptions
 from kielo.resolve.optimiser_check import optimiser_complaints
 
 SETS = ["cluster=dgx_h100", "train.tokens=41943040"]  # ten steps

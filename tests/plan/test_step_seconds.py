@@ -19,10 +19,11 @@ from kielo.plan.layer_seconds import matrix_flops
 from kielo.plan.prediction_interval import interval
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload, machine_columns
-from kielo.plan.workload_row import StepSize, TrainOptions, workload_row
+from kielo.plan.workload_row import workload_row
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout, Model
+from kielo.resolve.memory_row import StepSize, TrainOptions
 from tests.plan.workloads import columns, workload
 
 

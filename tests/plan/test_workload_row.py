@@ -5,15 +5,16 @@ from functools import partial
 import numpy as np
 import pytest
 
-from kielo.plan.activation_bytes import layer_bytes, memory_columns
 from kielo.plan.collective_seconds import data_seconds, ring_bandwidth
-from kielo.plan.efficiency import fitted
-from kielo.plan.memory import memory_bytes
+from kielo.plan.efficiency import Efficiency, fitted
 from kielo.plan.workload import Workload
-from kielo.plan.workload_row import StepSize, TrainOptions, workload_row
+from kielo.plan.workload_row import workload_row
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Layout
+from kielo.resolve.activation_bytes import layer_bytes, memory_columns
+from kielo.resolve.memory import memory_bytes
+from kielo.resolve.memory_row import StepSize, TrainOptions
 from kielo.resolve.ranks import rank_of_stage
 from kielo.resolve.resolve import resolve
 from kielo.resolve.resolved import Resolved
@@ -141,6 +142,31 @@ def test_layouts_in_one_workload_have_the_bytes_that_each_has_alone():
         assert list(together.peak(kind)) == [each.peak(kind)[0] for each in alone]
     with pytest.raises(ValueError, match="only trainings of Kielo"):
         memory_bytes(workload({}, rows[0]))
+
+
+@pytest.mark.parametrize("layout", [{}, {"zero": 2}, {"zero": 3}, {"zero": 3, "replicate": 2, "shard": 16}])
+def test_bf16_halves_what_gradients_send(layout):
+    """Between nodes, beside a gather of parameters in bf16 that stays; and their buffers in memory."""
+    model = planned(1, 2).identity.model
+    seconds, peaks = [], []
+    for dtype in ("fp32", "bf16"):
+        row = workload_row(
+            model, Layout(**{"shard": 32} | layout), accelerator("h100_80"), cluster("dgx_h100"),
+            StepSize(512, 1, 4), TrainOptions(gradient_reduce_dtype=dtype),
+        )  # fmt: skip
+        work = Workload.of([row])
+        latency_free = Efficiency(fitted()[0].values | {"latency_seconds": np.zeros(1)})
+        once, each = data_seconds(work, latency_free.of(work))
+        seconds.append((once + 4 * each)[0])
+        peaks.append(memory_bytes(work).peak("allocated")[0])
+    # fp32 of gradients beside bf16 of parameters. ZeRO 1: 4 + 2 bytes; ZeRO 2: 4 × 4 + 2; ZeRO 3, whose
+    # traffic is fitted: a third of each micro-batch, and all that replicas sum.
+    left = {1: 4 / 6, 2: 10 / 18, 3: 5 / 6}[layout.get("zero", 1)]
+    if "replicate" in layout:
+        assert 0.5 < seconds[1] / seconds[0] < left
+    else:
+        assert seconds[1] / seconds[0] == pytest.approx(left, rel=1e-6)
+    assert peaks[1] <= peaks[0]
 
 
 def test_zero_degrees_of_kielo_differ_only_within_a_step():

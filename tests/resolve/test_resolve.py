@@ -230,6 +230,24 @@ def test_micro_batches_make_up_the_step(run_folder, sequences, ranks, asked):
     assert placed.micro_batch_sequences <= asked and all(sequences // ranks % size for size in larger)
 
 
+def test_replicas_reduce_in_bf16_only_what_is_scattered_once(run_folder):
+    """Their sums over micro-batches would be in bf16. Each way out that the complaint names is one."""
+    layout, train = {"replicate": 2, "zero": 2}, {"gradient_reduce_dtype": "bf16"}
+    assert "would add up the gradients of micro-batches in bf16" in refusal(
+        recipe(layout=layout, train=train), run_folder, 4, "cpu"
+    )
+    for changes in (
+        {"layout": {"zero": 1}}, {"layout": {"replicate": 1}}, {"train": {"micro_batch_sequences": 6}},
+        {"train": {"gradient_reduce_dtype": "fp32"}},
+    ):  # fmt: skip
+        asked = recipe(layout=layout | changes.get("layout", {}), train=train | changes.get("train", {}))
+        resolved = resolve(asked, run_folder, 4, "cpu")
+    consent(
+        resolved.identity,
+        resolve(recipe(layout=layout, train=train | {"micro_batch_sequences": 6}), run_folder, 4, "cpu"),
+    )
+
+
 def test_impossible_numbers_come_with_those_that_work(run_folder):
     """All at once; each suggestion is tried."""
     text = refusal(

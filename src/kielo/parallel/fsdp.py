@@ -9,19 +9,24 @@ parameters and m micro-batches a step, each rank sends and receives about
 
 and with `replicate` > 1 (hybrid sharding) an all-reduce of its gradient shard, once a step.
 
-Parameters are fp32, compute is bf16 or fp32, gradients are reduced in fp32 and *summed*: the loss is already
-divided by the global number of counted tokens, so a mean over ranks would divide twice.
+Parameters are fp32, compute is bf16 or fp32, gradients are reduced in fp32 or bf16 and *summed*: the loss is
+already divided by the global number of counted tokens, so a mean over ranks would divide twice.
+
+Gradients of micro-batches are added up in fp32 whatever they are reduced in: at degree 1, and in pipelines,
+whole on each rank and reduced once a step; at degrees 2 and 3 reduced first and added up as shards.
+`MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)` would add up whole gradients in bf16, because FSDP2
+converts them only where the dtypes differ (`FSDPParam.to_accumulated_grad_if_needed`, torch 2.10 to 2.13).
 
 The head's weight is read outside of the model's forward (the loss makes logits by chunks), so the root's
 parameters (embedding, last norm, head) must be whole from forward to the end of backward: the root is never
 resharded after forward, and FSDP2 reduces the root's gradients after all others.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -31,13 +36,43 @@ from torch.distributed.fsdp import (
 )
 
 from kielo.parallel.mesh import Mesh
-from kielo.recipe.sections import Layout, Precision
+from kielo.recipe.sections import Layout, Precision, ReduceDtype
 
 # fp8: dtype of activations between products
 COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 
+# renamed in torch 2.13
+_reduce_scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
 
-def apply_fsdp(model: nn.Module, mesh: Mesh, layout: Layout, precision: Precision) -> None:
+
+class _ReduceInBf16:
+    """The reduction of FSDP2 (`set_custom_reduce_scatter`) with buffers in bf16.
+
+    FSDP2 takes these buffers from here, and rounds gradients as it copies them in. The all-reduce across
+    replicas works on the same buffer; the result is converted to the parameter's fp32.
+    """
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=torch.bfloat16, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: distributed.ProcessGroup,
+        op: distributed.ReduceOp,
+        async_op: bool = False,
+    ) -> distributed.Work | None:
+        return _reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+
+
+def apply_fsdp(
+    model: nn.Module,
+    mesh: Mesh,
+    layout: Layout,
+    precision: Precision,
+    gradient_reduce_dtype: ReduceDtype = "fp32",
+) -> None:
     """Wraps each layer of `model.layers`, then the root, in place.
 
     Ranks along `replicate` hold equal shards (hybrid sharding: reduce-scatter along `shard`, then all-reduce
@@ -68,6 +103,8 @@ def apply_fsdp(model: nn.Module, mesh: Mesh, layout: Layout, precision: Precisio
             module.set_gradient_divide_factor(1.0)
             # Without this a factor becomes PREMUL_SUM, which gloo refuses (torch 2.13).
             module.set_force_sum_reduction_for_comms(True)
+            if gradient_reduce_dtype == "bf16":
+                module.set_custom_reduce_scatter(_ReduceInBf16())
 
 
 def set_last_micro_batch(model: nn.Module, is_last: bool) -> None:

@@ -18,27 +18,37 @@ from kielo.parallel.mesh import Mesh
 from kielo.parallel.pipeline_parallel import into_stages
 from kielo.parallel.recompute import apply_recompute
 from kielo.parallel.tensor_parallel import apply_tensor_parallel
-from kielo.recipe.sections import Fp8, Layout, Precision
+from kielo.recipe.sections import Fp8, Layout, Precision, ReduceDtype
 
 _NO_FP8 = Fp8()
 
 
 def parallelise(
-    model: nn.Module, mesh: Mesh, layout: Layout, precision: Precision, fp8: Fp8 = _NO_FP8
+    model: nn.Module,
+    mesh: Mesh,
+    layout: Layout,
+    precision: Precision,
+    fp8: Fp8 = _NO_FP8,
+    gradient_reduce_dtype: ReduceDtype = "fp32",
 ) -> nn.Module:
     """Applies all axes of `mesh` to `model` (fp32 parameters, on meta); returns it, or this rank's stages.
 
     fp8: the settings where `precision` is fp8.
     """
-    if layout.pipeline > 1:
-        return into_stages(
-            model, mesh, layout, lambda part: _parallelise_part(part, mesh, layout, precision, fp8)
-        )
-    return _parallelise_part(model, mesh, layout, precision, fp8)
+
+    def part_of(model: nn.Module) -> nn.Module:
+        return _parallelise_part(model, mesh, layout, precision, fp8, gradient_reduce_dtype)
+
+    return into_stages(model, mesh, layout, part_of) if layout.pipeline > 1 else part_of(model)
 
 
 def _parallelise_part(
-    model: nn.Module, mesh: Mesh, layout: Layout, precision: Precision, fp8: Fp8
+    model: nn.Module,
+    mesh: Mesh,
+    layout: Layout,
+    precision: Precision,
+    fp8: Fp8,
+    gradient_reduce_dtype: ReduceDtype,
 ) -> nn.Module:
     if precision == "fp8":
         apply_fp8(model, mesh, fp8)
@@ -47,5 +57,5 @@ def _parallelise_part(
     apply_recompute(model, layout)
     if layout.compile:
         apply_compile(model)
-    apply_fsdp(model, mesh, layout, precision)
+    apply_fsdp(model, mesh, layout, precision, gradient_reduce_dtype)
     return model

@@ -27,11 +27,12 @@ from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, memb
 from kielo.plan.least_squares import fit_drawn_to_priors
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
-from kielo.plan.workload_row import StepSize, TrainOptions, workload_row
+from kielo.plan.workload_row import workload_row
 from kielo.recipe.cards import Accelerator, Cluster, accelerators, clusters
 from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.cards import cluster as cluster_card
 from kielo.recipe.errors import KieloError
+from kielo.resolve.memory_row import StepSize, TrainOptions
 from kielo.resolve.resolved import Resolved
 from kielo.resolve.resolved import read as read_resolved
 
@@ -360,7 +361,10 @@ def _work(runs: Sequence[_Run], card: Accelerator, site: Cluster | None) -> Work
     rows = []
     for run in runs:
         identity, layout = run.resolved.identity, run.resolved.placement.layout
-        train = TrainOptions(precision, identity.train.fp8, identity.train.optimiser_state)
+        train = TrainOptions(
+            precision, identity.train.fp8, identity.train.optimiser_state,
+            gradient_reduce_dtype=identity.train.gradient_reduce_dtype,
+        )  # fmt: skip
         rows += [workload_row(identity.model, layout, card, site, size, train) for size in run.seconds]
     return Workload.of(rows)
 

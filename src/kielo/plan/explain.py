@@ -18,11 +18,12 @@ from kielo.plan.layer_seconds import layer_seconds, matrix_flops
 from kielo.plan.part_names import BYTES, SECONDS, capital, count_text, gb_text, listed, seconds_text
 from kielo.plan.pipeline_simulation import simulated_seconds
 from kielo.plan.planned_layout import PlannedLayout, plan_layouts
-from kielo.plan.precision import fp8_share, is_gathered_in_fp8, steps_by_precision
+from kielo.plan.precision import steps_by_precision
 from kielo.plan.prediction_interval import SHARE
 from kielo.plan.step_seconds import optimiser_bytes
 from kielo.plan.workload import Workload
-from kielo.plan.workload_row import StepSize
+from kielo.resolve.fp8_check import fp8_share, is_gathered_in_fp8
+from kielo.resolve.memory_row import StepSize
 from kielo.resolve.stages import (
     SCHEDULES,
     micro_batch_complaint,

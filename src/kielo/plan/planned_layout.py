@@ -8,16 +8,16 @@ import numpy as np
 
 from kielo.plan.collective_seconds import data_seconds
 from kielo.plan.layout_name import layout_name
-from kielo.plan.memory import memory_bytes
 from kielo.plan.pipeline_seconds import layout_pipeline, with_simulation
 from kielo.plan.pipeline_simulation import StageSeconds
 from kielo.plan.prediction_interval import interval
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
-from kielo.plan.workload_row import StepSize
 from kielo.recipe.phases import FullPhase
 from kielo.recipe.sections import Layout
+from kielo.resolve.memory import memory_bytes
+from kielo.resolve.memory_row import StepSize
 
 
 class Need(NamedTuple):

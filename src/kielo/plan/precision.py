@@ -1,11 +1,7 @@
-"""Precision of a run for plans: that of most steps, and the share of a model that is in FP8; no torch."""
+"""Precision of a run for plans: that of most steps, and its name in the planner's columns; no torch."""
 
-from math import prod
-
-from kielo.models.parameter_shapes import parameter_shapes
 from kielo.recipe.phases import full_phases
-from kielo.recipe.sections import Fp8, Model, Precision, Recipe
-from kielo.resolve.fp8_check import is_kept, layer_matrices
+from kielo.recipe.sections import Fp8, Precision, Recipe
 from kielo.resolve.phases import plan_phases
 
 
@@ -36,20 +32,3 @@ def matrix_recipe(precision: Precision, fp8: Fp8) -> str:
     if precision != "fp8":
         return "bf16"
     return "fp8" if fp8.scaling == "tensorwise" else "fp8_rowwise"
-
-
-def is_gathered_in_fp8(fp8: Fp8, device: str) -> bool:
-    """Returns True if weights are gathered in 8 bits; on a processor FP8 is only emulated."""
-    return fp8.gathered_in_fp8 and fp8.scaling == "tensorwise" and device == "cuda"
-
-
-def fp8_share(model: Model, fp8: Fp8) -> float:
-    """Returns the share of the layers' matrices in FP8, by weights, for a complete `model`.
-
-    Modules that `kept_in_bf16` names stay in bf16.
-    """
-    shapes = parameter_shapes(model)
-    sizes = {name: prod(shapes[f"{name}.weight"]) for name in layer_matrices(model)}
-    return sum(size for name, size in sizes.items() if not is_kept(name, fp8.kept_in_bf16)) / sum(
-        sizes.values()
-    )

@@ -9,9 +9,8 @@ from typing import Any
 from kielo.models.families import module
 from kielo.plan.calibrate import read_machine
 from kielo.plan.efficiency import Efficiency, fitted
-from kielo.plan.memory import usable_bytes
 from kielo.plan.precision import main_precision
-from kielo.plan.workload_row import StepSize, TrainOptions, workload_row
+from kielo.plan.workload_row import workload_row
 from kielo.recipe.cards import Accelerator, Cluster
 from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.cards import cluster as cluster_card
@@ -21,6 +20,8 @@ from kielo.recipe.sections import Layout, Model, Precision, Recipe
 from kielo.resolve.budget import check_budget
 from kielo.resolve.complete_model import complete_model
 from kielo.resolve.fp8_check import without_fp8
+from kielo.resolve.memory import usable_bytes
+from kielo.resolve.memory_row import StepSize, TrainOptions
 from kielo.resolve.phases import ramp_steps
 from kielo.resolve.software import planned
 from kielo.resolve.state_bytes import Bytes, host_bytes
@@ -138,8 +139,7 @@ class RunToPlan:
 
     def columns(self, layout: Layout, step: StepSize) -> dict[str, Any]:
         """Returns a row for `Workload.of`: the run in this layout."""
-        train = self.recipe.train
-        options = TrainOptions(self.precision, train.fp8, train.optimiser_state, train.loss_chunk_tokens)
+        options = TrainOptions.of(self.precision, self.recipe.train)
         return workload_row(self.model, layout, self.card, self.site, step, options)
 
     def flops_per_token(self, sequence_length: int) -> int:

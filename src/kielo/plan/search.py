@@ -12,14 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from kielo.plan.layout_name import layout_name
-from kielo.plan.memory import memory_bytes
 from kielo.plan.planned_layout import Need, PlannedLayout, plan_layouts
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
-from kielo.plan.workload_row import StepSize
 from kielo.recipe.sections import Layout
 from kielo.resolve.layout_check import layout_complaints
+from kielo.resolve.memory import memory_bytes
+from kielo.resolve.memory_row import StepSize
 from kielo.resolve.stages import SCHEDULES
 from kielo.resolve.torch_versions import torch_complaints
 

@@ -4,8 +4,7 @@ The planner's formulas take and return columns (one entry for each training), so
 take as long as one.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from kielo.plan.efficiency import ARCHITECTURES
 from kielo.recipe.cards import Accelerator
 from kielo.recipe.errors import KieloError
+from kielo.resolve.memory_row import MemoryColumns
 
 Column = np.ndarray
 ATTENTION_KERNELS = ("unfused", "fused_softmax", "flash_1", "flash")
@@ -21,12 +21,11 @@ _ZERO: Column = np.float64(0)
 _ONE: Column = np.float64(1)
 
 
-@dataclass(frozen=True)
-class Workload:
-    """n trainings as columns [n]; sizes are whole numbers in floats, so that products cannot overflow.
+@dataclass(frozen=True, kw_only=True)
+class Workload(MemoryColumns):
+    """n trainings as columns [n]: those that bytes depend on, and those that only seconds do.
 
-    Model: `mlp_matrices` is 3 for a gated MLP, else 2. `sequence` is tokens a sample. Layout: `chunks` are
-    pipeline stages a rank, `shard` the ranks that ZeRO splits over (at most `data`), `zero` 0 to 3.
+    Layout: `shard` is at most `data`.
     Recomputation: `layers_again` and `attention_again` are the shares of layers, and of attention alone, that
     the backward pass recomputes; `operators_again` that of the matrix products by op-wise checkpointing.
     Mixtures of experts: a token goes to `experts_each` of `experts` routed ones; `shared_ffn` is the width of
@@ -35,36 +34,19 @@ class Workload:
     """
 
     layers: Column
-    hidden: Column
     heads: Column
     kv_heads: Column
     head_dim: Column
-    ffn: Column
-    mlp_matrices: Column
-    vocabulary: Column
-    sequence: Column
-    tensor: Column
-    pipeline: Column
-    chunks: Column
-    context: Column
     data: Column
-    shard: Column
-    zero: Column
-    sequence_parallel: Column
-    micro_batch: Column
-    micro_batches: Column
     layers_again: Column
     attention_again: Column
     operators_again: Column
-    splits_backward: Column  # 1 for schedules that split the backward pass
-    # bytes of a parameter between steps: its weight, its gradient, and the optimiser's with master weights
+    # bytes of a parameter between steps: its weight, and its gradient
     weight_bytes: Column
     gradient_bytes: Column
-    optimiser_bytes: Column
     dropout: Column  # 1 where masks are kept
     unfused_norms: Column  # share of a norm's steps that are not fused: 1 in eager PyTorch, else 0
     whole_logits: Column  # 1 where each tensor rank has those of the whole vocabulary
-    tied: Column  # 1 where head and embedding are tied
     recipe: Column  # index in RECIPES
     kernel: Column  # index in ATTENTION_KERNELS
     engine: Column  # index in efficiency.ENGINES
@@ -91,56 +73,10 @@ class Workload:
     wide_weight_gradients: Column = _ZERO
     # share of the network's bandwidth that rings reached in a measurement; 0 where nobody measured it
     ring_share: Column = _ZERO
-    # Counted for Kielo's own training by `activation_bytes.memory_columns`; 0 for other engines.
-    # bytes of a parameter in the precision of the compute, gathered from fp32 shards
-    compute_bytes: Column = _ZERO
-    gathered_bytes: Column = _ZERO  # the same of a layer's parameter; 1 where matrices are gathered in 8 bits
-    # of the first pipeline rank, and of the last where that is another rank and has the head
-    first_parameters: Column = _ZERO
-    last_parameters: Column = _ZERO
-    first_layers: Column = _ZERO
-    last_layers: Column = _ZERO
-    # chunks' passes under way at once on these ranks, if there are micro-batches enough
-    first_passes: Column = _ZERO
-    last_passes: Column = _ZERO
-    # bytes of a token and layer from forward to backward; and those added while a layer is recomputed
-    kept_bytes: Column = _ZERO
-    again_bytes: Column = _ZERO
-    logit_bytes: Column = _ZERO
-    loss_tokens: Column = _ZERO  # tokens whose logits exist at one time
-
-    @staticmethod
-    def of(rows: Iterable[Mapping[str, Any]]) -> "Workload":
-        """Makes a workload from rows that have a number for each field without a default."""
-        rows = list(rows)
-        return Workload(
-            **{
-                field.name: np.array(
-                    [
-                        row[field.name] if field.default is MISSING else row.get(field.name, field.default)
-                        for row in rows
-                    ],
-                    dtype=float,
-                )
-                for field in fields(Workload)
-            }
-        )
-
-    def __len__(self) -> int:
-        return len(self.layers)
-
-    def take(self, index: Column) -> "Workload":
-        """Returns the trainings at `index` (numbers or booleans)."""
-        return Workload(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
 
     @property
     def devices(self) -> Column:
         return self.tensor * self.pipeline * self.context * self.data
-
-    @property
-    def tokens(self) -> Column:
-        """Tokens of a micro-batch on a device, with all hidden columns, or 1 / tensor of them where split."""
-        return self.micro_batch * self.sequence / self.context
 
     @property
     def tokens_per_step(self) -> Column:

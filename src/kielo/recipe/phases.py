@@ -25,7 +25,8 @@ class LearningRate:
 class FullPhase:
     """One phase, complete. `number` counts from 1.
 
-    `learning_rate`: the segment that begins with the phase; None where the one before goes on.
+    `micro_batch_sequences`: None where Kielo chooses. `learning_rate`: the segment that begins with the
+    phase; None where the one before goes on.
     """
 
     number: int
@@ -33,7 +34,7 @@ class FullPhase:
     tokens_per_step: int
     sequence_length: int
     mixture: Mapping[str, float]
-    micro_batch_sequences: int
+    micro_batch_sequences: int | None
     learning_rate: LearningRate | None
     given: frozenset[str]
 

@@ -330,6 +330,7 @@ _WITH_DECAY_SHARE = ", ".join(
     name for name, schedule in LEARNING_RATE_SCHEDULES.items() if schedule.has_decay_share
 )
 Precision = Literal["fp32", "bf16", "fp8"]
+ReduceDtype = Literal["fp32", "bf16"]
 
 
 class Fp8(Section):
@@ -378,8 +379,10 @@ class TrainSchedule(Section):
     )
     tokens_per_step: PositiveInt = Field(16_384, description="one optimiser step, over all ranks")
     batch_ramp: BatchRamp | None = Field(None, description="smaller steps at the start; of the first phase")
-    micro_batch_sequences: PositiveInt = Field(
-        4, description="sequences per forward on one rank (lowered to what divides)"
+    micro_batch_sequences: PositiveInt | None = Field(
+        None,
+        description="sequences per forward on one rank (lowered to what divides); default: the most that fit "
+        "the device's memory, or 4 where no card knows it",
     )
     learning_rate: PositiveFloat = 1e-3
     final_learning_rate_ratio: float = Field(0.1, ge=0, le=1)
@@ -409,6 +412,9 @@ class TrainIdentity(Section):
     fp8: Fp8 = Fp8()
     optimiser_state: Literal["fp32", "bf16"] = Field(
         "fp32", description="precision in which moments are kept"
+    )
+    gradient_reduce_dtype: ReduceDtype = Field(
+        "fp32", description="dtype in which data-parallel ranks send and add up gradients"
     )
     max_skipped_steps_in_a_row: PositiveInt = 3
     heldout_sequences: PositiveInt = Field(64, description="sequences of the held-out text scored each time")

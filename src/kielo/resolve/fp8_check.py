@@ -1,9 +1,11 @@
-"""Checks that a model and a device can multiply in FP8, and lists the matrices: arithmetic, torch-free."""
+"""Checks that a model and a device can multiply in FP8; lists the matrices: arithmetic, torch-free."""
 
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
+from math import prod
 
 from kielo.models import families
+from kielo.models.parameter_shapes import parameter_shapes
 from kielo.models.tensor_parallel_styles import style_of
 from kielo.recipe.cards import Accelerator
 from kielo.recipe.sections import Fp8, Layout, Model
@@ -70,6 +72,23 @@ def is_kept(module_name: str, patterns: Iterable[str]) -> bool:
     parts = module_name.split(".")
     around = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
     return any(fnmatchcase(name, pattern) for pattern in patterns for name in around)
+
+
+def is_gathered_in_fp8(fp8: Fp8, device: str) -> bool:
+    """Returns True if weights are gathered in 8 bits; on a processor FP8 is only emulated."""
+    return fp8.gathered_in_fp8 and fp8.scaling == "tensorwise" and device == "cuda"
+
+
+def fp8_share(model: Model, fp8: Fp8) -> float:
+    """Returns the share of the layers' matrices in FP8, by weights, for a complete `model`.
+
+    Modules that `kept_in_bf16` names stay in bf16.
+    """
+    shapes = parameter_shapes(model)
+    sizes = {name: prod(shapes[f"{name}.weight"]) for name in layer_matrices(model)}
+    return sum(size for name, size in sizes.items() if not is_kept(name, fp8.kept_in_bf16)) / sum(
+        sizes.values()
+    )
 
 
 def _unknown_patterns(matrices: list[str], patterns: Iterable[str]) -> Iterator[str]:

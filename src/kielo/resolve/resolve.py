@@ -21,6 +21,7 @@ from kielo.recipe.sections import (
     DatasetIdentity,
     Layout,
     Model,
+    Precision,
     Recipe,
     RecipeIdentity,
     TrainIdentity,
@@ -31,6 +32,8 @@ from kielo.resolve.complete_model import complete_model
 from kielo.resolve.fp8_check import fp8_complaints, without_fp8
 from kielo.resolve.layout_check import layout_complaints
 from kielo.resolve.loss_chunk import loss_chunk_tokens
+from kielo.resolve.memory_row import TrainOptions
+from kielo.resolve.micro_batch import RankOfRun, micro_batch
 from kielo.resolve.mixture import mixture_of, num_sequences, repeated_too_often
 from kielo.resolve.optimiser_check import optimiser_complaints
 from kielo.resolve.phases import merged, plan_learning_rates, plan_phases
@@ -95,8 +98,11 @@ def resolve(
     complaints: list[str] = []
     layout = _with_axes(recipe.layout, world_size, complaints)
     model = complete_model(recipe, full_phases(recipe), text.vocabulary_size, complaints)
-    steps = _steps(recipe, text, run_folder, layout.replicate * layout.shard, complaints)
-    complaints += _model_complaints(model, recipe, steps, machine)
+    complaints += _layout_complaints(model, recipe, machine)
+    options = tuple(TrainOptions.of(precision, recipe.train) for precision in _precisions(recipe))
+    rank = RankOfRun(model, layout, options, None if complaints else machine.card)
+    steps = _steps(recipe, rank, text, run_folder, complaints)
+    complaints += _precision_complaints(model, recipe, steps.phases[-1].last_step, machine)
     complaints += _step_complaints(recipe, steps, layout.replicate * layout.shard)
     heldout = num_sequences(text.heldout_tokens, steps.phases[0].sequence_length)
     if heldout == 0:
@@ -114,18 +120,18 @@ def resolve(
     )
 
 
-def _steps(recipe: Recipe, text: Text, run_folder: Path, data_ranks: int, complaints: list[str]) -> _Steps:
+def _steps(recipe: Recipe, rank: RankOfRun, text: Text, run_folder: Path, complaints: list[str]) -> _Steps:
     asked = full_phases(recipe)
     mixtures = [mixture_of(phase, text.tokens, run_folder / "tokens", complaints) for phase in asked]
     num_tokens = {name: number - 1 for name, number in text.tokens.items()}
     phases = plan_phases(asked, mixtures, recipe.train.batch_ramp, recipe.seed, num_tokens)
-    micro_batches = tuple(_micro_batches(phase, asked[phase.number - 1], data_ranks) for phase in phases)
+    micro_batches = tuple(_micro_batches(phase, asked[phase.number - 1], rank) for phase in phases)
     return _Steps(asked, phases, micro_batches, num_tokens)
 
 
-def _model_complaints(model: Model, recipe: Recipe, steps: _Steps, machine: _Machine) -> Iterator[str]:
-    """Yields why `model` (complete) cannot have this layout or be computed in these precisions."""
-    for phase in steps.asked:
+def _layout_complaints(model: Model, recipe: Recipe, machine: _Machine) -> Iterator[str]:
+    """Yields why `model` (complete) cannot have this layout."""
+    for phase in full_phases(recipe):
         yield from layout_complaints(
             model,
             phase.sequence_length,
@@ -133,13 +139,13 @@ def _model_complaints(model: Model, recipe: Recipe, steps: _Steps, machine: _Mac
             phase.key("sequence_length"),
             machine.software.torch,
         )
-    yield from _precision_complaints(model, recipe, steps.phases[-1].last_step, machine)
-    if _computes_in_fp8(recipe):
-        yield from _fp8_token_complaints(recipe, steps)
 
 
 def _step_complaints(recipe: Recipe, steps: _Steps, data_ranks: int) -> Iterator[str]:
     """Yields why ranks cannot share the steps, the text is too short for them, or AdamW cannot take them."""
+    if "fp8" in _precisions(recipe):
+        yield from _fp8_token_complaints(recipe, steps)
+    yield from _reduction_complaint(recipe, steps)
     yield from _unshared(steps.asked, steps.phases, data_ranks)
     if recipe.layout.pipeline > 1:
         schedule, stages = recipe.layout.pipeline_schedule, num_stages(recipe.layout)
@@ -232,7 +238,7 @@ def consent(old: Identity, new: Resolved) -> None:
 
     Skipped steps and precisions are not compared: they may change for steps that are still to come.
     """
-    later = {"train": {"skip_steps", "precision", "precision_changes", "fp8"}}
+    later = {"train": {"skip_steps", "precision", "precision_changes", "fp8", "gradient_reduce_dtype"}}
     before, after = (
         _flat(identity.model_dump(mode="json", exclude=later)) for identity in (old, new.identity)
     )
@@ -290,11 +296,23 @@ def _unshared(asked: Sequence[FullPhase], phases: Sequence[Phase], data_ranks: i
         )
 
 
-def _micro_batches(phase: Phase, asked: FullPhase, data_ranks: int) -> tuple[int, int]:
-    """Returns (sequences of a micro-batch, micro-batches of a step) on one rank."""
-    sequences_per_rank = max(1, phase.sequences_per_step // data_ranks)
-    size = _largest_divisor(sequences_per_rank, asked.micro_batch_sequences)
-    return size, sequences_per_rank // size
+def _micro_batches(phase: Phase, asked: FullPhase, rank: RankOfRun) -> tuple[int, int]:
+    """Returns (sequences of a micro-batch, micro-batches of a step) on one rank.
+
+    The small steps of a batch ramp have micro-batches no larger than those after them, and mostly the same:
+    each size is compiled on its own.
+    """
+    length, data_ranks = phase.sequence_length, rank.layout.replicate * rank.layout.shard
+    sequences, most = (
+        max(1, number // data_ranks) for number in (phase.sequences_per_step, asked.tokens_per_step // length)
+    )
+    if asked.micro_batch_sequences is not None:
+        size = _largest_divisor(sequences, asked.micro_batch_sequences)
+    else:
+        size = micro_batch(rank, length, most)
+        if sequences != most:
+            size = micro_batch(rank, length, sequences, at_most=size)
+    return size, sequences // size
 
 
 def _largest_divisor(number: int, at_most: int) -> int:
@@ -322,9 +340,10 @@ def _compiles(layout: Layout, machine: _Machine) -> bool:
     return machine.device == "cuda" and not any(against)
 
 
-def _computes_in_fp8(recipe: Recipe) -> bool:
+def _precisions(recipe: Recipe) -> list[Precision]:
+    """Returns the precisions that the run computes in."""
     changes = recipe.train.precision_changes
-    return "fp8" in (recipe.train.precision, *(precision for _, precision in changes))
+    return list(dict.fromkeys([recipe.train.precision, *(precision for _, precision in changes)]))
 
 
 def _fp8_token_complaints(recipe: Recipe, steps: _Steps) -> Iterator[str]:
@@ -343,6 +362,21 @@ def _fp8_token_complaints(recipe: Recipe, steps: _Steps) -> Iterator[str]:
             )
 
 
+def _reduction_complaint(recipe: Recipe, steps: _Steps) -> Iterator[str]:
+    """Yields why gradients cannot be reduced in bf16.
+
+    FSDP2 adds up what micro-batches scatter, until it is summed across replicas, in the reduction's buffer.
+    """
+    layout, has_several = recipe.layout, any(number > 1 for _, number in steps.micro_batches)
+    is_scattered_often = layout.zero > 1 and layout.pipeline == 1 and has_several
+    if recipe.train.gradient_reduce_dtype == "bf16" and layout.replicate > 1 and is_scattered_often:
+        yield (
+            f'train.gradient_reduce_dtype = "bf16" with layout.replicate = {layout.replicate} and '
+            f"layout.zero = {layout.zero} would add up the gradients of micro-batches in bf16; "
+            'what would work: layout.zero = 1, layout.replicate = 1, or train.gradient_reduce_dtype = "fp32"'
+        )
+
+
 def _precision_complaints(model: Model, recipe: Recipe, last_step: int, machine: _Machine) -> Iterator[str]:
     train = recipe.train
     steps = [step for step, _ in train.precision_changes]
@@ -354,7 +388,7 @@ def _precision_complaints(model: Model, recipe: Recipe, last_step: int, machine:
                 f"train.precision_changes: step {step} is there {steps.count(step)} times; each may be there "
                 "once"
             )
-    if not _computes_in_fp8(recipe):
+    if "fp8" not in _precisions(recipe):
         return
     yield from fp8_complaints(model, recipe.layout, train.fp8)
     if machine.device == "cuda" and machine.card is not None and not train.fp8.emulate:

@@ -220,7 +220,8 @@ def laid_out(identity: Identity, placement: Placement, mesh: Mesh, precision: Pr
     """Builds the model over the mesh, on meta, so that no rank ever holds more than its shards of it."""
     with torch.device("meta"):
         model = families.build_model(identity.model)
-    return parallelise(model, mesh, placement.layout, precision, identity.train.fp8)
+    train = identity.train
+    return parallelise(model, mesh, placement.layout, precision, train.fp8, train.gradient_reduce_dtype)
 
 
 def _fill(

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from kielo.plan.workload import Workload
+from kielo.resolve.memory_row import MemoryColumns
 from kielo.resolve.state_bytes import WIDENED_BYTES
 
 Column = np.ndarray
@@ -75,7 +75,7 @@ def usable_bytes(memory_bytes_of_card: float) -> float:
     return memory_bytes_of_card * _DRIVER_SHARE
 
 
-def memory_bytes(work: Workload) -> MemoryBytes:
+def memory_bytes(work: MemoryColumns) -> MemoryBytes:
     """Computes the bytes of the first pipeline rank or of the last, whichever peaks higher.
 
     FSDP2 splits fp32 parameters and moments whatever the ZeRO degree, which decides what a step holds whole.
@@ -98,7 +98,7 @@ class _Rank:
     benchmarks/planner_memory.py compares its bytes with rehearsals.
     """
 
-    work: Workload
+    work: MemoryColumns
     parameters: Column
     layers: Column
     passes: Column
@@ -148,7 +148,7 @@ class _Rank:
         reduced_late = np.where(wait_whole, waiting, self.shards * (work.micro_batches > 1))
         reduced_late = (
             reduced_late
-            + _FP32_BYTES * self.layer
+            + work.reduce_bytes * self.layer
             + np.where(self.is_pipeline, 0.0, bytes_per_element * self.head + np.where(wait_whole, 0.0, mlp))
         )
         rest = np.where(self.is_pipeline, 0.0, a_pass - a_layer + np.where(wait_whole, 0.0, again))
@@ -165,7 +165,7 @@ class _Rank:
                 zero,
             ),
             (
-                _FP32_BYTES * (self.layers / self.shard + 1) * self.layer + ends,
+                (_FP32_BYTES * self.layers / self.shard + work.reduce_bytes) * self.layer + ends,
                 bytes_per_element * self.root,
                 zero,
                 zero,
@@ -184,7 +184,7 @@ class _Rank:
     @cached_property
     def layer(self) -> Column:
         """Parameters of one layer."""
-        return self.work.layer_parameters / self.work.tensor
+        return self.work.layer_elements
 
     @cached_property
     def root(self) -> Column:
@@ -236,7 +236,7 @@ class _Rank:
         work = self.work
         embedding = work.vocabulary * work.hidden / work.tensor * self.has_embed
         whole = _FP32_BYTES * (self.parameters + self.embedding_gradient - embedding)
-        waiting = np.where(self.waits_whole, whole, self.shards + _FP32_BYTES * self.root) * (
+        waiting = np.where(self.waits_whole, whole, self.shards + work.reduce_bytes * self.root) * (
             work.micro_batches > 1
         )
         return waiting + work.splits_backward * work.compute_bytes * (

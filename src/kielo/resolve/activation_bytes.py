@@ -25,7 +25,7 @@ def memory_columns(
     loss_chunk_tokens: int = LEAST_CHUNK_TOKENS,
     on_processor: bool = False,
 ) -> dict[str, float]:
-    """Returns the columns of a `Workload` that `memory.memory_bytes` needs.
+    """Returns the columns of `MemoryColumns` that only Kielo's own training has.
 
     `stage_complaints` has found nothing wrong with `layout`. on_processor: counts as a rehearsal does, where
     attention copies its output and softmax copies the logits.
@@ -49,6 +49,7 @@ def memory_columns(
     return {
         "compute_bytes": bytes_per_element,
         "gathered_bytes": bytes_per_element,
+        "layer_elements": _layer_elements(model, layout),
         "first_layers": first,
         "last_layers": last,
         "first_parameters": first * _layer_elements(model, layout) + first_ends + _position_elements(model),
