@@ -22,7 +22,8 @@ def fetch_on_rank(folder: Path) -> str:
             raise KieloError("no network")
 
     try:
-        once_a_node("find weights", fetch, find_rendezvous(), 30, 30)
+        place = find_rendezvous()
+        once_a_node("find weights", fetch, place, meet(place, 30), 30)
     except KieloError as error:
         return str(error)
     return "found"
@@ -41,7 +42,7 @@ def wait_in_vain() -> str:
         store.wait(["told"])  # it serves the store, and does nothing for its node
         return ""
     try:
-        once_a_node("find weights", lambda: None, place, 30, 0.1)
+        once_a_node("find weights", lambda: None, place, store, 0.1)
     except KieloError as error:
         return str(error)
     finally:
@@ -55,7 +56,8 @@ def test_a_rank_that_waits_has_a_limit_and_says_so() -> None:
 
 
 def test_one_process_asks_nobody() -> None:
-    """A world of one rank acts, without a store."""
+    """A world of one rank acts, and waits for nobody."""
     done: list[int] = []
-    once_a_node("act", lambda: done.append(1), Rendezvous(0, 1, 0), 0, 0)
+    place = Rendezvous(0, 1, 0)
+    once_a_node("act", lambda: done.append(1), place, meet(place, 0), 0)
     assert done == [1]

@@ -127,6 +127,7 @@ def train_here(recipe: Recipe, profile_steps: int = 0) -> Outcome:
     from kielo.parallel.allocator import settle_allocator
     from kielo.parallel.once_a_node import once_a_node
     from kielo.parallel.rendezvous import find_rendezvous
+    from kielo.parallel.world import meet
     from kielo.plan.expected_speed import with_expectation
     from kielo.resolve.resolve import resolve
     from kielo.resolve.software import installed
@@ -148,7 +149,7 @@ def train_here(recipe: Recipe, profile_steps: int = 0) -> Outcome:
                 f"find {weights}",
                 lambda: resolve_weights(weights),
                 place,
-                recipe.train.start_timeout_seconds,
+                meet(place, recipe.train.start_timeout_seconds),
                 FETCH_LIMIT_SECONDS,
             )
         software = installed(device)

@@ -9,22 +9,23 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from kielo.parallel.rendezvous import Rendezvous
-from kielo.parallel.world import linger, meet
+from kielo.parallel.world import linger
 from kielo.recipe.errors import KieloError
 
 
 def once_a_node(
-    name: str, action: Callable[[], object], place: Rendezvous, meeting_seconds: float, limit_seconds: float
+    name: str, action: Callable[[], object], place: Rendezvous, meeting: dist.Store, limit_seconds: float
 ) -> None:
     """Calls `action` on the ranks of local rank 0; the others wait for all of these, at most `limit_seconds`.
 
-    Called by all ranks with the same `name`, once an attempt. Raises KieloError on every rank, with the same
-    message, where an action raised one, and on a rank that has waited too long.
+    Called by all ranks with the same `name`, once an attempt. meeting: the store of `world.meet`. Raises
+    KieloError on every rank, with the same message, where an action raised one, and on a rank that has waited
+    too long.
     """
     if place.size == 1:
         action()
         return
-    store = dist.PrefixStore(f"once_a_node/{name}", meet(place, meeting_seconds))
+    store = dist.PrefixStore(f"once_a_node/{name}", meeting)
     if place.local_rank == 0:
         complaint = _complaint(action)
         if complaint:

@@ -25,8 +25,8 @@ from kielo.recipe.errors import KieloError
 class World:
     """This process among all. `store` is for marks of arrival; it carries no tensors.
 
-    timeout_seconds: the limit for each communicator. is_rehearsed: the other ranks are not real (`kielo
-    rehearse`), and no communicator is waited for.
+    timeout_seconds: the limit for each communicator. host_backend: the backend of groups over the CPU.
+    is_rehearsed: the other ranks are not real (`kielo rehearse`), and no communicator is waited for.
     """
 
     rank: int
@@ -35,6 +35,7 @@ class World:
     device: torch.device
     timeout_seconds: float
     store: dist.Store = field(repr=False, compare=False)
+    host_backend: str = "gloo"
     is_rehearsed: bool = False
 
     @property
@@ -53,26 +54,33 @@ def start_world(timeout_seconds: float, device: str | None = None) -> World:
     Args: `timeout_seconds` limits the meeting and the first all-reduce, each; `device` is "cpu" or "cuda",
     default CUDA (or ROCm) where there is one. Raises KieloError naming the ranks that did not arrive.
     """
-    global _world
     place = find_rendezvous()
     chosen = _device(device, place.local_rank)
-    store = meet(place, timeout_seconds)
-    startup = Startup(place.rank, store, chosen, timeout_seconds)
-
-    def make() -> dist.ProcessGroup:
-        backend = "nccl" if chosen.type == "cuda" else "gloo"
-        dist.init_process_group(
-            backend, store=store, rank=place.rank, world_size=place.size, timeout=startup.group_timeout
-        )
-        return dist.group.WORLD
-
+    backend = "nccl" if chosen.type == "cuda" else "gloo"
+    world = World(
+        place.rank, place.size, place.local_rank, chosen, timeout_seconds, meet(place, timeout_seconds)
+    )
     try:
-        raise_communicator(startup, "world", range(place.size), make)
+        return enter_world(world, backend)
     except KieloError:
         linger(place)
         raise
-    _world = World(place.rank, place.size, place.local_rank, chosen, timeout_seconds, store)
-    return _world
+
+
+def enter_world(world: World, backend: str) -> World:
+    """Makes the process group of all ranks, which meet in `world.store`; returns `world`."""
+    global _world
+    startup = world.startup
+
+    def make() -> dist.ProcessGroup:
+        dist.init_process_group(
+            backend, store=world.store, rank=world.rank, world_size=world.size, timeout=startup.group_timeout
+        )
+        return dist.group.WORLD
+
+    raise_communicator(startup, "world", range(world.size), make)
+    _world = world
+    return world
 
 
 def meet(place: Rendezvous, timeout_seconds: float) -> dist.Store:
@@ -98,7 +106,9 @@ def make_host_group(world: World, name: str, timeout_seconds: float) -> dist.Pro
 
     def make() -> dist.ProcessGroup:
         with _connecting_lazily():
-            return dist.new_group(list(ranks), timeout=startup.group_timeout, backend="gloo", group_desc=name)
+            return dist.new_group(
+                list(ranks), timeout=startup.group_timeout, backend=world.host_backend, group_desc=name
+            )
 
     return raise_communicator(startup, name, ranks, make)
 

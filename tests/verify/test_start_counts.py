@@ -1,0 +1,103 @@
+"""The start of one rank of 6,144, counted: nothing grows faster than the ranks that it must reach."""
+
+import os
+import threading
+from datetime import timedelta
+
+import pytest
+import start_counts
+import torch
+import torch.distributed as dist
+
+from kielo.parallel.open_files import open_files_needed
+from kielo.parallel.rendezvous import Rendezvous
+from kielo.verify.counted_world import CountedStore
+from kielo.verify.start_counts import count_start, gloo_peers, gloo_store_operations
+from tests.ranks import run_ranks
+
+
+def test_counts_of_a_start_do_not_grow_with_the_job():
+    """One rank of 6,144 asks for what one of 512 does; rank 0 for as much as there are ranks."""
+    committed = start_counts.read()
+    small, large = (count_start(start_counts.job(size), 1) for size in (512, 6144))
+    assert (small, large) == (committed[512][1], committed[6144][1])
+    assert small.store_operations["counted"] == large.store_operations["counted"] < 20
+    assert len(small.communicators) == len(large.communicators) == 4
+    assert (small.pairs, small.nccl_sockets, small.parts) == (large.pairs, large.nccl_sockets, large.parts)
+    assert large.weights * 11 < small.weights and large.job_parts == 12 * small.job_parts
+    assert large.host_sockets < 20 and sum(large.store_operations.values()) < 70
+
+
+def test_rank_zero_has_sockets_for_all():
+    """What rank 0 connects with is within the limit of open files that it asks for."""
+    for size, counts in start_counts.read().items():
+        first = counts[0]
+        stores = 2 * size  # each rank's connection, and another one while a communicator starts
+        sockets = first.nccl_sockets + first.host_sockets + stores
+        assert size <= first.host_sockets < sockets < open_files_needed(Rendezvous(0, size, 0))
+
+
+def test_the_page_holds_the_counts():
+    """docs/rehearse.md has the table of the committed counts."""
+    assert start_counts.table(start_counts.read()) in start_counts.PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.full
+def test_committed_counts_are_those_of_the_code():
+    """Every count of every size, made again."""
+    assert {size: start_counts.count(size) for size in start_counts.SIZES} == start_counts.read()
+
+
+class SharedStore(CountedStore):
+    """One rank's view of a store that all ranks share; `asked_for`: the ranks whose addresses it got."""
+
+    def __init__(self, shared: dist.Store, size: int):
+        super().__init__(size)
+        self._shared = shared
+        self.asked_for: set[int] = set()
+
+    def set(self, key, value):
+        super().set(key, value)
+        self._shared.set(key, value)
+
+    def get(self, key):
+        super().get(key)
+        self.asked_for.add(int(key.rpartition("/")[2]))
+        return self._shared.get(key)
+
+    def wait(self, keys, timeout=None):
+        super().wait(keys)
+        self._shared.wait(keys)
+
+
+def peers_of_gloo(size: int) -> list[tuple[set[int], int]]:
+    """Returns each rank's peers and store operations in a real gloo group, one thread a rank."""
+    os.environ["TORCH_GLOO_LAZY_INIT"] = "1"  # this process is of its own
+    shared, groups = dist.HashStore(), [None] * size
+    stores = [SharedStore(shared, size) for _ in range(size)]
+
+    def work(rank: int) -> None:
+        store = dist.PrefixStore("group", stores[rank])
+        group = groups[rank] = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=30))
+        one, gathered = torch.ones(()), [torch.zeros(()) for _ in range(size)]
+        group.allreduce([one]).wait()
+        group.allgather([gathered], [one]).wait()
+        broadcast, gather, scatter = dist.BroadcastOptions(), dist.GatherOptions(), dist.ScatterOptions()
+        broadcast.rootRank = gather.rootRank = scatter.rootRank = 0
+        group.broadcast([one], broadcast).wait()
+        group.gather([gathered] if rank == 0 else [], [one], gather).wait()
+        group.scatter([one], [gathered] if rank == 0 else [], scatter).wait()
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [(store.asked_for, store.operations.total()) for store in stores]
+
+
+def test_gloo_connects_as_computed():
+    """The computed peers and store operations of a lazily connected group are those of real ones."""
+    size = 11
+    computed = [(gloo_peers(rank, size), gloo_store_operations(rank, size)) for rank in range(size)]
+    assert run_ranks(peers_of_gloo, 1, size) == [computed]
