@@ -68,7 +68,6 @@ class Workload(MemoryColumns):
     # weights of attention's projections by those of full rank; below 1 where low-rank
     projection_share: Column = _ONE
     recipe_share: Column = _ONE  # share of the layers' matrices that are in the recipe's precision
-    head_in_recipe: Column = _ZERO  # 1 where the head's logits and its input's gradient are in it too
     # 1 where the products for weights' gradients are in bf16 whatever the recipe
     wide_weight_gradients: Column = _ZERO
     # share of the network's bandwidth that rings reached in a measurement; 0 where nobody measured it

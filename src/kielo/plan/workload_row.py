@@ -44,8 +44,7 @@ def workload_row(
         "dropout": 0.0, "unfused_norms": 0.0, "whole_logits": 0.0,
         "recipe": RECIPES.index(recipe), "kernel": ATTENTION_KERNELS.index("flash"),
         "engine": ENGINES.index("fsdp"),
-        "recipe_share": share, "head_in_recipe": float(is_fp8 and fp8.head),
-        "wide_weight_gradients": float(fp8.scaling == "rowwise_with_gw_hp"),
+        "recipe_share": share, "wide_weight_gradients": float(fp8.scaling == "rowwise_with_gw_hp"),
     } | machine_columns(
         card, cluster.network_gbit_per_second_per_node * 1e9 / 8, cluster.devices_per_node, recipe
     )  # fmt: skip

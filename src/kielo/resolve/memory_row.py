@@ -94,6 +94,8 @@ class MemoryColumns:
     kept_bytes: Column = _ZERO
     again_bytes: Column = _ZERO
     logit_bytes: Column = _ZERO
+    # 1 where the head's logits and its input's gradient are in FP8
+    head_in_recipe: Column = _ZERO
     loss_tokens: Column = _ZERO  # tokens whose logits exist at one time
 
     @classmethod
@@ -155,5 +157,6 @@ def memory_row(
         "micro_batch": step.micro_batch, "micro_batches": step.micro_batches,
         "splits_backward": float(schedule.splits_backward and is_pipeline),
         "optimiser_bytes": 2 * STATE_BYTES[train.optimiser_state], "tied": float(model.tie_word_embeddings),
+        "head_in_recipe": float(train.precision == "fp8" and train.fp8.head),
         "reduce_bytes": {"fp32": 4, "bf16": 2}[train.gradient_reduce_dtype],
     } | own  # fmt: skip
