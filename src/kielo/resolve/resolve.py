@@ -26,6 +26,7 @@ from kielo.recipe.sections import (
     TrainIdentity,
     TrainPlacement,
 )
+from kielo.resolve.attention_check import attention_complaint
 from kielo.resolve.complete_model import complete_model
 from kielo.resolve.fp8_check import fp8_complaints, without_fp8
 from kielo.resolve.layout_check import layout_complaints
@@ -130,6 +131,11 @@ def _model_complaints(model: Model, recipe: Recipe, steps: _Steps, machine: _Mac
             phase.key("sequence_length"),
             machine.software.torch,
         )
+        if machine.device == "cuda":
+            complaint = attention_complaint(
+                model, phase.sequence_length, recipe.dataset.mask_documents, machine.software.missing_compiler
+            )
+            yield from [complaint] if complaint else []
     yield from _precision_complaints(model, recipe, steps.phases[-1].last_step, machine)
     if _computes_in_fp8(recipe):
         yield from _fp8_token_complaints(recipe, steps)
