@@ -18,7 +18,7 @@ help:
 	@echo "make demo       real Estonian text to a verified, publishable model (about 10 minutes on 2 cores)"
 	@echo "make test       the test suite"
 	@echo "make test-faults  odd inputs, faults and careless uses: nothing is lost, nothing is silent"
-	@echo "make test-full  every combination, for a night"
+	@echo "make test-full  all of them: test, test-faults, and the cases marked full (every layout, large rehearsals, whole sweeps)"
 	@echo "make test-torches  what depends on torch, with 2.10, 2.11 and the pinned version (downloads 11 GB)"
 	@echo "make lint       ruff and the stairs of imports"
 	@echo "make bench-peers           the engines that benchmarks/step.py compares with, in an environment of their own"

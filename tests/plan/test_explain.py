@@ -23,9 +23,10 @@ NODES = 16  # of 8 devices
 
 @cache
 def run() -> RunToPlan:
-    """Llama-3.1-70B on LUMI, 512 sequences of 4,096 a step."""
+    """Llama-3.1-70B on LUMI with a newer torch, which has all schedules; 512 sequences of 4,096 a step."""
     recipe = read_recipe("estonian_llama31_70b", ["train.tokens_per_step=2097152"]).recipe
-    return RunToPlan.of(recipe, complete(recipe.model, 4096))
+    of = RunToPlan.of(recipe, complete(recipe.model, 4096))
+    return replace(of, site=of.site.model_copy(update={"torch": "2.13"}))
 
 
 def planned(micro_batch: int = 1, simulate: bool = True, **layout) -> PlannedLayout:

@@ -214,6 +214,17 @@ def test_layers_are_compiled_on_gpus_where_they_can_be(run_folder):
     )
 
 
+def test_attention_that_must_be_compiled_is_refused_without_a_compiler(run_folder):
+    """On a GPU, masks of documents, windows and ALiBi need FlexAttention; nothing else needs a compiler."""
+    without = Software("2.13.0", "no compiler; what would work: install it")
+    documents, plain = recipe(dataset={"mask_documents": True}), recipe()
+    said = refusal(documents, run_folder, 1, "cuda", "h200", software=without)
+    assert "dataset.mask_documents = true on a GPU" in said and "install it" in said
+    resolve(plain, run_folder, 1, "cuda", "h200", software=without)
+    resolve(documents, run_folder, 1, "cuda", "h200", software=Software("2.13.0"))
+    resolve(documents, run_folder, 1, "cpu", software=without)
+
+
 @settings(max_examples=60, deadline=None)
 @given(sequences=st.integers(1, 96), ranks=st.integers(1, 16), asked=st.integers(1, 12))
 def test_micro_batches_make_up_the_step(run_folder, sequences, ranks, asked):

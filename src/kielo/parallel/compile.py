@@ -27,7 +27,7 @@ def apply_compile(model: nn.Module) -> None:
     """
     missing = missing_compiler(_device())
     if missing is not None:
-        raise KieloError(missing)
+        raise KieloError(f"layout.compile: {missing}, or layout.compile = false")
     backend = chosen_backend()
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _VERSIONS)
     layers = list(model.layers.values())

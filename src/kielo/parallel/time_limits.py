@@ -1,8 +1,9 @@
 """Time limits of collectives: long until the first steps of a range are done, then short.
 
 The first steps compile and connect; in a pipeline each stage compiles only when the one before it has sent
-its output. Later a rank that stops answering must end the job soon. NCCL watches collectives and messages;
-gloo watches collectives, but waits for a message (of a pipeline) until the other rank's process has ended.
+its output. Later a rank that stops answering must end the job soon. NCCL watches collectives and messages.
+gloo (on CPUs) watches collectives; a message of a pipeline keeps the limit with which its group was made
+(`Startup.group_timeout`; torch cannot change it later), and ends at once where the other process has ended.
 """
 
 from collections.abc import Iterator, Sequence

@@ -27,6 +27,7 @@ from kielo.recipe.sections import (
     TrainIdentity,
     TrainPlacement,
 )
+from kielo.resolve.attention_check import attention_complaint
 from kielo.resolve.budget import with_budget
 from kielo.resolve.complete_model import complete_model
 from kielo.resolve.fp8_check import fp8_complaints, without_fp8
@@ -139,6 +140,11 @@ def _layout_complaints(model: Model, recipe: Recipe, machine: _Machine) -> Itera
             phase.key("sequence_length"),
             machine.software.torch,
         )
+        if machine.device == "cuda":
+            complaint = attention_complaint(
+                model, phase.sequence_length, recipe.dataset.mask_documents, machine.software.missing_compiler
+            )
+            yield from [complaint] if complaint else []
 
 
 def _step_complaints(recipe: Recipe, steps: _Steps, data_ranks: int) -> Iterator[str]:

@@ -66,6 +66,6 @@ def missing_compiler(device: str) -> str | None:
     else:
         return None
     return (
-        f"layout.compile: this machine has no {missing}, and torch.compile needs it; what would work: "
-        f"install it (Debian and Ubuntu: apt-get install {package}), or layout.compile = false"
+        f"this machine has no {missing}, and torch.compile needs it; what would work: install it (Debian and "
+        f"Ubuntu: apt-get install {package})"
     )

@@ -24,9 +24,11 @@ from kielo.artifact.manifest import installed_versions, write_json_atomically
 from kielo.artifact.own_text import refuse_other_json
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
-from kielo.verify.layouts_cases import Case, all_cases, chosen_cases
+from kielo.resolve.software import installed_torch
+from kielo.verify.layouts_cases import Case, all_cases, cases_for_torch, chosen_cases
 from kielo.verify.layouts_rank import make_references, run_cases
 from kielo.verify.layouts_subject import subject
+from kielo.verify.layouts_table import left_out_line
 
 CERTIFICATE_NAME = "layouts.json"
 # fp32. Loss and norm at each step; gradients after the first step's backward and weights after the last step.
@@ -45,11 +47,16 @@ def verify_layouts(
 
     cases: names or shell patterns of those to run, default all. mutation: dotted name of a function that
     every rank calls before its cases, to break something on purpose. bf16 is compared with bf16 on one rank
-    and has no bar. Raises KieloError for a pattern that no case fits. Progress goes to stderr.
+    and has no bar. Cases that the installed torch does not run are left out (`["left_out"]`: reason → names).
+    Raises KieloError for a pattern that no case fits, or only such cases. Progress goes to stderr.
     """
     if steps < 1:
         raise KieloError(f"{steps} steps show nothing; give 1 or more")
-    chosen = chosen_cases(cases)
+    chosen, left_out = cases_for_torch(chosen_cases(cases), installed_torch())
+    if not chosen:
+        raise KieloError(f"no case is left to run: {left_out_line(left_out)}")
+    if left_out:
+        print(f"layouts: {left_out_line(left_out)}", file=sys.stderr, flush=True)
     refuse_other_json(Path(folder) / CERTIFICATE_NAME, "bars")
     with tempfile.TemporaryDirectory(prefix="kielo_layouts_") as scratch_name:
         scratch = Path(scratch_name)
@@ -68,6 +75,7 @@ def verify_layouts(
         "bars": BARS,
         "steps": steps,
         "mutation": mutation,
+        "left_out": left_out,
         "cases": entries,
         "versions": installed_versions(),
     }

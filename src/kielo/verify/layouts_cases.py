@@ -12,6 +12,7 @@ from typing import Any
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout
 from kielo.resolve.stages import SCHEDULES
+from kielo.resolve.torch_versions import torch_complaints
 
 INNER_AXES = ("replicate", "shard", "context", "tensor")
 AXES = ("pipeline", *INNER_AXES)
@@ -103,6 +104,19 @@ def chosen_cases(patterns: Sequence[str] | None) -> list[Case]:
             names = "\n".join(f"  {case.name}" for case in cases)
             raise KieloError(f"no case is named {pattern!r}; there are:\n{names}")
     return [case for case in cases if any(fnmatchcase(case.name, pattern) for pattern in patterns)]
+
+
+def cases_for_torch(cases: Sequence[Case], version: str) -> tuple[list[Case], dict[str, list[str]]]:
+    """Returns the cases that torch `version` runs, and reason → names of those that it does not."""
+    runs: list[Case] = []
+    left_out: dict[str, list[str]] = {}
+    for case in cases:
+        complaints = torch_complaints(case.section, version)
+        if complaints:
+            left_out.setdefault(complaints[0], []).append(case.name)
+        else:
+            runs.append(case)
+    return runs, left_out
 
 
 def _one_axis() -> list[Case]:

@@ -36,7 +36,13 @@ def verdict(certificate: dict[str, Any]) -> str:
         return "\n".join([*lines, f"Layouts change the model ({asked})."])
     with_bars = sum(entry["passed"] is not None for entry in certificate["cases"])
     whole = f"All {with_bars} cases" if certificate["all_cases"] else f"The {with_bars} chosen cases"
-    return f"{whole} in fp32 train the same model as one process ({asked})."
+    said = f"{whole} in fp32 train the same model as one process ({asked})."
+    return "\n".join(filter(None, [said, left_out_line(certificate["left_out"])]))
+
+
+def left_out_line(left_out: dict[str, list[str]]) -> str:
+    """Returns how many cases the installed torch does not run, and why; "" for none."""
+    return "; ".join(f"{len(names)} cases left out: {reason}" for reason, names in left_out.items())
 
 
 def misses(entry: dict[str, Any], bars: dict[str, float]) -> list[str]:
