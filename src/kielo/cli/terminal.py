@@ -57,39 +57,37 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[Any]], is_wide: b
     A cell that does not fit, or has a line break, goes on in the next line: nothing is cut. is_wide: lines
     are as long as they need to be.
     """
-    from rich.table import Table
-    from rich.text import Text
-
     rows = [["" if cell is None else str(cell) for cell in row] for row in rows]
-    console = _console(_LONGEST_LINE if is_wide else None)
-    if not console.is_terminal:
+    if not _is_terminal():  # which needs no rich
         for row in (titles, *rows) if any(titles) else rows:
             print("\t".join(row).replace("\n", ""))
         return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, show_header=any(titles), padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for title, cells in zip(titles, zip(*rows) if rows else ((),) * len(titles)):
         is_number = all(cell[:1].isdigit() for cell in cells)
         table.add_column(Text(title), overflow="fold", justify="right" if is_number else "left")
     for row in rows:
         table.add_row(*map(Text, row))
-    console.print(table, soft_wrap=is_wide)
+    Console(width=_LONGEST_LINE if is_wide else None).print(table, soft_wrap=is_wide)
 
 
 def print_text(text: str) -> None:
     """Print sentences, broken between words where the terminal's line ends; in a pipe as one line."""
+    if not _is_terminal():
+        print(text)
+        return
+    from rich.console import Console
     from rich.text import Text
 
-    console = _console()
-    if console.is_terminal:
-        console.print(Text(text))
-    else:
-        print(text)
+    Console().print(Text(text))
 
 
-def _console(width: int | None = None) -> Any:
-    from rich.console import Console
-
-    return Console(width=width)
+def _is_terminal() -> bool:
+    return sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
 
 
 def flat(value: dict, prefix: str = "") -> list[tuple[str, Any]]:

@@ -1,6 +1,7 @@
 """Seconds of a layout's pipeline: its stages, and a step's parts with the simulated bubble; no torch."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,20 +45,39 @@ class Pipeline:
         return max(owned, key=lambda some: sum(whole[stage] for stage in some))
 
 
-def layout_pipeline(
-    model: Model, layout: Layout, work: Workload, efficiency: Efficiency, sequence_length: int
-) -> Pipeline:
-    """Computes the pipeline of a `work` of one entry.
+class Passes(NamedTuple):
+    """Seconds of a micro-batch: of a layer, of the head, and of a hop to the next stage.
 
-    Forward, gradients of inputs and gradients of weights take a third of a layer each; recomputation comes
-    before the gradients of inputs. The part of a hop that is not hidden keeps its rank busy.
+    `again` is the forward work of a layer that the backward pass repeats, `exposed` the part of a hop that
+    keeps its rank busy.
     """
+
+    layer: float
+    head: float
+    hop: float
+    again: float
+    exposed: float
+
+
+def passes(work: Workload, efficiency: Efficiency) -> list[Passes]:
+    """Computes the passes of each entry of `work`."""
     rates = efficiency.of(work)
     traffic = tensor_layer_seconds(work, rates) + context_layer_seconds(work, rates)
-    layer = float(layer_seconds(work, rates).total(traffic)[0])
-    head, hop = float(head_seconds(work, rates)[0]), float(stage_seconds(work, rates)[0])
-    again = float(np.maximum(work.layers_again, work.operators_again * 0.5)[0])
-    exposed = hop * float(np.ravel(rates.pipeline_exposed)[0])
+    layer, hop = layer_seconds(work, rates).total(traffic), stage_seconds(work, rates)
+    again = np.maximum(work.layers_again, work.operators_again * 0.5)
+    columns = (layer, head_seconds(work, rates), hop, again, hop * rates.pipeline_exposed)
+    return [Passes(*(float(value) for value in values)) for values in zip(*columns)]
+
+
+def layout_pipeline(
+    model: Model, layout: Layout, one: Passes, micro_batches: int, sequence_length: int
+) -> Pipeline:
+    """Returns the pipeline of a layout.
+
+    Forward, gradients of inputs and gradients of weights take a third of a layer each; recomputation comes
+    before the gradients of inputs.
+    """
+    layer, head, hop, again, exposed = one
     layers = layers_of_stages(model, sequence_length, layout)
     third = [number * layer / (3 + again) for number in layers]
     heads = [0.0] * (len(layers) - 1) + [head / 3]
@@ -67,8 +87,9 @@ def layout_pipeline(
         tuple(seconds + more for seconds, more in zip(third, heads)),
         hop,
     )
-    many = int(work.micro_batches[0])
-    return Pipeline(layout.pipeline_schedule, layout.pipeline, many, stages, layers, head, 2 * exposed)
+    return Pipeline(
+        layout.pipeline_schedule, layout.pipeline, micro_batches, stages, layers, head, 2 * exposed
+    )
 
 
 def with_simulation(parts: dict[str, float], pipeline: Pipeline, layers_assumed: float) -> dict[str, float]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from kielo.plan.collective_seconds import data_seconds
 from kielo.plan.layout_name import layout_name
-from kielo.plan.pipeline_seconds import layout_pipeline, with_simulation
+from kielo.plan.pipeline_seconds import layout_pipeline, passes, with_simulation
 from kielo.plan.pipeline_simulation import StageSeconds
 from kielo.plan.prediction_interval import interval
 from kielo.plan.run_to_plan import RunToPlan
@@ -128,16 +128,15 @@ def plan_layouts(
     seconds, memory = vars(step_seconds(work, run.efficiency)), memory_bytes(work).parts()
     once, each = data_seconds(work, run.efficiency.of(work))
     hidden = np.maximum(0.0, once + each * work.micro_batches - seconds["data_traffic"])
+    each_pass, layers = passes(work, run.efficiency), work.layers_of_heaviest_rank
     found = []
     for index, (layout, nodes, size) in enumerate(layouts):
         parts, stages = {name: float(column[index]) for name, column in seconds.items()}, None
         if simulate and layout.pipeline > 1:
-            one = work.take(np.array([index]))
-            simulated = layout_pipeline(run.model, layout, one, run.efficiency, phase.sequence_length)
-            parts, stages = (
-                with_simulation(parts, simulated, float(one.layers_of_heaviest_rank[0])),
-                simulated.stages,
+            simulated = layout_pipeline(
+                run.model, layout, each_pass[index], int(work.micro_batches[index]), phase.sequence_length
             )
+            parts, stages = with_simulation(parts, simulated, float(layers[index])), simulated.stages
         low, high = interval(np.array(sum(parts.values())), run.spread)
         found.append(
             PlannedLayout(
