@@ -290,14 +290,15 @@ def test_the_heads_products_are_those_of_a_float8_linear(scaling):
 
 
 def test_in_bf16_is_bf16_and_leaves_no_trace():
-    """Bit for bit what a model laid out in bf16 gives, also from weights gathered in FP8; and FP8 is as it
-    was after it.
+    """What a model laid out in bf16 gives, also from weights gathered in FP8; and FP8 is as it was after it.
 
-    FP8's gradient of the same batch points the same way: a cosine of 0.99 at least.
+    A model laid out in bf16 adds up the gradient of a shared input inside its products, so the two differ
+    by roundings to bf16 (0.4 %). FP8's gradient of the same batch points the same way: a cosine of 0.99 at
+    least.
     """
     fp8 = Fp8(emulate=True, head=True)
     for rank in sum(run_ranks(both_ways, 2, [{"shard": 2}, {"tensor": 2}], fp8), []):
-        assert rank["is bf16"] and rank["is fp8 again"] and not rank["is fp8 bf16"]
+        assert rank["from bf16"] < 0.01 < rank["from fp8"] and rank["is fp8 again"]
         assert rank["cosine"] >= 0.99
 
 
@@ -321,9 +322,9 @@ def fp8_and_bf16(sizes: dict, fp8: Fp8) -> dict:
     plain = backward(*build(sizes, fp8, "bf16"), 1)["gradients"]
     ours, theirs = (torch.cat([gradient.flatten() for gradient in side.values()]) for side in (in_fp8, wide))
     return {
-        "is bf16": all(torch.equal(wide[name], plain[name]) for name in plain),
+        "from bf16": difference(wide, plain),
         "is fp8 again": all(torch.equal(again[name], in_fp8[name]) for name in in_fp8),
-        "is fp8 bf16": torch.equal(ours, theirs),
+        "from fp8": difference(in_fp8, wide),
         "cosine": nn.functional.cosine_similarity(ours, theirs, dim=0).item(),
     }
 

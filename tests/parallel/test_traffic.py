@@ -83,13 +83,15 @@ def test_replicas_are_summed_once_a_step():
 
 @pytest.mark.parametrize("sequence_parallel", [True, False])
 def test_a_tensor_rank_sends_each_activation_once(sequence_parallel):
-    """Two gathers and two scatters a layer, forward and backward alike (sums in their place without sequence
-    parallelism); beside them embedding, head, the softmax of one chunk, and each norm's gradient."""
+    """Two gathers and two scatters a layer, forward and backward alike, and two gathers of inputs again; sums
+    in their place without sequence parallelism. Beside them embedding, head, the softmax of one chunk, and
+    each norm's gradient.
+    """
     sizes = {"tensor": 2, "sequence_parallel": sequence_parallel}
     calls = run_ranks(collectives_of_a_step, 2, sizes)[0]
     if sequence_parallel:
-        inside, ends = 4 * LAYERS, 2  # the embedding's and the head's
-        assert calls["all_gather_into_tensor"] == MICRO_BATCHES * (inside + ends)
+        inside, again, ends = 4 * LAYERS, 2 * LAYERS, 2  # the embedding's and the head's
+        assert calls["all_gather_into_tensor"] == MICRO_BATCHES * (inside + again + ends)
         assert calls["reduce_scatter_tensor"] == MICRO_BATCHES * (inside + ends)
         assert calls["all_reduce"] == 2 * LAYERS + 1
     else:

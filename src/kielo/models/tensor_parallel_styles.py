@@ -9,7 +9,7 @@ STYLES: dict[str, str] = {
     "positions": "the embedding of positions: its weight is whole, its output is split along the sequence",
     "column": "output features are split (weight dim 0, and the bias)",
     "row": "input features are split (weight dim 1); the bias is whole",
-    "gather": "no weight: the first input is gathered along the sequence, once for all modules inside",
+    "gather": "no weight: the input of several matrices is gathered along the sequence, once for all",
     "sequence": "the weight is whole, its input is split along the sequence; gradients are summed",
     "residual": "as `sequence`, for a norm whose output is added to the residual stream",
     "each_head": "the weight is whole and norms each head by itself; gradients are summed",

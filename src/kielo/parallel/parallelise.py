@@ -1,11 +1,12 @@
 """Parallelism applied to a model, in the one order that is right. Model on meta → the same model, parallel.
 
-pipeline → FP8 → tensor → context → recomputation → compile → FSDP2. Stages are cut first, so that each rank
-works on its own stages only, and the rest is applied to each of them as to a whole model. FP8 replaces
-matrices by other modules, so it comes before all that wraps them. The tensor axis splits parameters, so it
-comes before FSDP2, which splits the rest; recomputation must wrap the modules that context parallelism has
-put into attention, compilation takes all that a layer computes, and FSDP2 must see everything. Each step
-changes modules in place; only `materialise` allocates memory.
+pipeline → FP8 → projections → tensor → context → recomputation → compile → FSDP2. Stages are cut first, so
+that each rank works on its own stages only, and the rest is applied to each of them as to a whole model. FP8
+replaces matrices by other modules, so it comes before all that wraps them; projections of one input are
+joined where FP8 has left them. The tensor axis splits parameters, so it comes before FSDP2, which splits the
+rest; recomputation must wrap the modules that context parallelism has put into attention, compilation takes
+all that a layer computes, and FSDP2 must see everything. Each step changes modules in place; only
+`materialise` allocates memory.
 """
 
 from torch import nn
@@ -16,6 +17,7 @@ from kielo.parallel.fp8 import apply_fp8
 from kielo.parallel.fsdp import apply_fsdp
 from kielo.parallel.mesh import Mesh
 from kielo.parallel.pipeline_parallel import into_stages
+from kielo.parallel.projection import apply_projection
 from kielo.parallel.recompute import apply_recompute
 from kielo.parallel.tensor_parallel import apply_tensor_parallel
 from kielo.recipe.sections import Fp8, Layout, Precision, ReduceDtype
@@ -52,6 +54,7 @@ def _parallelise_part(
 ) -> nn.Module:
     if precision == "fp8":
         apply_fp8(model, mesh, fp8)
+    apply_projection(model, layout)
     apply_tensor_parallel(model, mesh, layout)
     apply_context_parallel(model, mesh, layout)
     apply_recompute(model, layout)

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from kielo.parallel import lower_right_attention
+from kielo.parallel.projection import AccumulatingProjection
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout
 
@@ -37,7 +38,11 @@ def apply_recompute(model: nn.Module, layout: Layout) -> None:
             continue
         if policy == "attention":
             layer.attention.inner.__class__ = _recomputed(type(layer.attention.inner))
-        elif policy == "full":
+            continue
+        for module in layer.modules():
+            if isinstance(module, AccumulatingProjection):
+                module.keeps_whole = True  # for one layer's backward only
+        if policy == "full":
             _recompute(layer)
         else:
             _recompute(layer, context_fn=partial(create_selective_checkpoint_contexts, _keep(saved)))

@@ -5,7 +5,6 @@ Shoeybi et al. 2019 (arXiv:1909.08053) with the sequence parallelism of Korthika
 `tensor_parallel_plan.py` names a style for each module; here each becomes one of torch's own parallel styles.
 """
 
-import inspect
 from collections.abc import Callable
 
 from torch import Tensor, nn
@@ -24,6 +23,7 @@ from torch.distributed.tensor.placement_types import Placement as DTensorPlaceme
 from kielo.models import families
 from kielo.models.tensor_parallel_styles import style_of
 from kielo.parallel.mesh import Mesh
+from kielo.parallel.projection import AccumulatingProjection
 from kielo.recipe.sections import Layout
 
 SEQUENCE_DIM = 1  # of activations [b, s, d]
@@ -64,14 +64,25 @@ def _torch_style(style: str, module: nn.Module, between: DTensorPlacement) -> Pa
     if style in _OWN_STYLES:
         return _OWN_STYLES[style]()
     if style == "gather":
-        others = (None,) * (len(inspect.signature(module.forward).parameters) - 1)
-        # As a DTensor, so that the gradients of all matrices inside are added up before they are sent, once.
+        if isinstance(module, AccumulatingProjection):
+            return SplitProjection(along_sequence=between != Replicate())
+        # As a DTensor, so that the gradients of all matrices are added up before they are sent, once.
         return PrepareModuleInput(
-            input_layouts=(between, *others),
-            desired_input_layouts=(Replicate(), *others),
-            use_local_output=False,
+            input_layouts=(between, None), desired_input_layouts=(Replicate(), None), use_local_output=False
         )
     raise ValueError(f"{style!r} is no tensor-parallel style")
+
+
+class SplitProjection(ParallelStyle):
+    """Linears of one input, each split in rows: the projection sends input and gradient itself."""
+
+    def __init__(self, along_sequence: bool) -> None:
+        super().__init__()
+        self.along_sequence = along_sequence
+
+    def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
+        module.split_over(axis, self.along_sequence)
+        return module
 
 
 class PositionTable(ParallelStyle):

@@ -41,7 +41,8 @@ def memory_columns(
         if layout.pipeline > 1 else layers[0]
         for rank in (0, layout.pipeline - 1)
     )  # fmt: skip
-    kept, again = layer_bytes(model, layout, sequence_length, bytes_per_element, on_processor)
+    in_fp8 = precision == "fp8"
+    kept, again = layer_bytes(model, layout, sequence_length, bytes_per_element, on_processor, in_fp8)
     embedding = model.vocab_rows * model.hidden_size / layout.tensor
     has_two = _has_both_ends(layout) and (layout.pipeline > 1 or not model.tie_word_embeddings)
     first_ends = embedding * (2 if has_two else 1)
@@ -70,15 +71,24 @@ def layer_parts(model: Model) -> LayerParts:
 
 
 def layer_bytes(
-    model: Model, layout: Layout, sequence_length: int, bytes_per_element: int, on_processor: bool = False
+    model: Model,
+    layout: Layout,
+    sequence_length: int,
+    bytes_per_element: int,
+    on_processor: bool = False,
+    in_fp8: bool = False,
 ) -> tuple[float, float]:
     """Returns bytes of a token and layer on a device.
 
-    They are (kept from forward to backward, added to that while the layer is recomputed).
+    They are (kept from forward to backward, added to that while the layer is recomputed). in_fp8: its
+    matrices are multiplied in FP8.
     """
     parts = _kept_parts(model, layout, sequence_length, bytes_per_element, on_processor)
-    whole = sum(parts.values())
     share = 1 / layout.tensor if layout.sequence_parallel else 1.0
+    splits_backward = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
+    # The other tensor ranks' part of the inputs of matrices, gathered again for the backward.
+    others = 0.0 if in_fp8 or splits_backward else (1 - share) * parts["inputs of matrices"]
+    whole = sum(parts.values()) - others
     if layout.recompute == "attention":  # keeps its inputs, and its output, which the next matrix takes
         kept = whole - parts["only attention's"]
     elif layout.recompute == "operators":
@@ -93,7 +103,7 @@ def layer_bytes(
     else:
         return whole, 0.0
     recomputed = 1 / layout.recompute_every_layers
-    return recomputed * kept + (1 - recomputed) * whole, whole - kept
+    return recomputed * kept + (1 - recomputed) * whole, whole + others - kept
 
 
 def _kept_parts(
@@ -101,8 +111,8 @@ def _kept_parts(
 ) -> dict[str, float]:
     """Returns bytes that autograd keeps of a layer, a token on a device, by part.
 
-    Tensor ranks keep the inputs of their matrices whole, as they were gathered; sequence parallelism splits
-    everything between along the sequence.
+    The inputs of matrices are counted whole, as they are gathered; sequence parallelism splits everything
+    between along the sequence.
     """
     hidden, tensor, context = model.hidden_size, layout.tensor, layout.context
     family = layer_parts(model)

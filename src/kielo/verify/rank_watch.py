@@ -30,6 +30,7 @@ from kielo.verify.torch_fakes import (
 
 _aten = torch.ops.aten
 _QUESTIONS = (_aten._local_scalar_dense.default, _aten.equal.default)
+_IN_PLACE = {_aten.addmm_: _aten.addmm}  # flop_registry knows the other only
 _COLLECTIVES = {
     "_allgather_base_": "all-gather",
     "allgather_": "all-gather",
@@ -136,7 +137,7 @@ class RankWatch(TorchDispatchMode):
             self.ledger.name(plain_parts(parameter.grad), "gradients")
 
     def _count_flops(self, operator: Any, args: tuple, kwargs: dict, result: Any) -> None:
-        packet = operator.overloadpacket
+        packet = _IN_PLACE.get(operator.overloadpacket, operator.overloadpacket)
         name = packet.__name__
         if "scaled_dot_product" in name:
             if "backward" in name:

@@ -15,6 +15,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from kielo.models.blocks import flex
 from kielo.models.blocks.alibi import Alibi
+from kielo.models.blocks.joint_projection import JointProjection
 from kielo.models.blocks.rope import rotate
 
 
@@ -216,6 +217,7 @@ class Attention(nn.Module):
             is_wide = options.norms == "width"
             self.q_norm = make_norm(queries if is_wide else options.head_dim)
             self.k_norm = make_norm(keys if is_wide else options.head_dim)
+        self.project = JointProjection()
         self.inner = InnerAttention() if inner is None else inner
 
     def forward(self, x_bsd: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Mask) -> Tensor:
@@ -223,7 +225,7 @@ class Attention(nn.Module):
 
         The number of heads comes from the projections' outputs: a tensor rank has fewer.
         """
-        q, k, v = self.q(x_bsd), self.k(x_bsd), self.v(x_bsd)
+        q, k, v = self.project(x_bsd, (self.q, self.k, self.v))
         if self.norms == "width":
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v))

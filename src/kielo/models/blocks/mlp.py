@@ -6,6 +6,8 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kielo.models.blocks.joint_projection import JointProjection
+
 # Activations by Hugging Face's names (`hidden_act`). "new", "fast" and "tanh" are one formula there too.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -27,10 +29,12 @@ class GatedMLP(nn.Module):
         self.gate = nn.Linear(hidden_size, intermediate_size, bias=bias)
         self.up = nn.Linear(hidden_size, intermediate_size, bias=bias)
         self.down = nn.Linear(intermediate_size, hidden_size, bias=bias)
+        self.project = JointProjection()
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, x_bsd: Tensor) -> Tensor:
-        return self.down(self.activation(self.gate(x_bsd)) * self.up(x_bsd))
+        gate, up = self.project(x_bsd, (self.gate, self.up))
+        return self.down(self.activation(gate) * up)
 
 
 class PlainMLP(nn.Module):
@@ -40,7 +44,9 @@ class PlainMLP(nn.Module):
         super().__init__()
         self.up = nn.Linear(hidden_size, intermediate_size, bias=bias)
         self.down = nn.Linear(intermediate_size, hidden_size, bias=bias)
+        self.project = JointProjection()
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, x_bsd: Tensor) -> Tensor:
-        return self.down(self.activation(self.up(x_bsd)))
+        (up,) = self.project(x_bsd, (self.up,))
+        return self.down(self.activation(up))

@@ -7,7 +7,7 @@ Entries for modules that a variant lacks are skipped.
 TENSOR_PARALLEL_PLAN: dict[str, str] = {
     "embed": "vocabulary",
     "layers.*.attention_norm": "sequence",
-    "layers.*.attention": "gather",
+    "layers.*.attention.project": "gather",
     "layers.*.attention.q": "column",
     "layers.*.attention.k": "column",
     "layers.*.attention.v": "column",
@@ -16,7 +16,7 @@ TENSOR_PARALLEL_PLAN: dict[str, str] = {
     "layers.*.attention.o": "row",
     "layers.*.attention_post_norm": "residual",
     "layers.*.mlp_norm": "sequence",
-    "layers.*.mlp": "gather",
+    "layers.*.mlp.project": "gather",
     "layers.*.mlp.gate": "column",
     "layers.*.mlp.up": "column",
     "layers.*.mlp.down": "row",

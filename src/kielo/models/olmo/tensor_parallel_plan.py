@@ -5,7 +5,7 @@
 
 TENSOR_PARALLEL_PLAN: dict[str, str] = {
     "embed": "vocabulary",
-    "layers.*.attention": "gather",
+    "layers.*.attention.project": "gather",
     "layers.*.attention.q": "column",
     "layers.*.attention.k": "column",
     "layers.*.attention.v": "column",
@@ -13,7 +13,7 @@ TENSOR_PARALLEL_PLAN: dict[str, str] = {
     "layers.*.attention.k_norm": "all_heads",
     "layers.*.attention.o": "row",
     "layers.*.attention_post_norm": "residual",
-    "layers.*.mlp": "gather",
+    "layers.*.mlp.project": "gather",
     "layers.*.mlp.gate": "column",
     "layers.*.mlp.up": "column",
     "layers.*.mlp.down": "row",

@@ -1,0 +1,96 @@
+"""Projections of one input as one node of autograd: gradients of separate ones, and no more kept bytes."""
+
+import pytest
+import torch
+from torch import nn
+
+from kielo.models.blocks.joint_projection import JointProjection
+from kielo.models.blocks.mlp import PlainMLP
+from kielo.models.llama.model import Llama
+from kielo.parallel.projection import AccumulatingProjection, apply_projection
+from kielo.recipe.sections import Layout
+from kielo.resolve.stages import SCHEDULES
+from tests.parallel.test_layouts import config
+
+SEQUENCES, LENGTH, HIDDEN = 2, 5, 16
+# Sums over 16 to 40 numbers in another order: a few units of fp32's last place (6e-8).
+TOLERANCE = 1e-6
+
+
+def outcome(project: nn.Module, linears: list[nn.Linear], x: torch.Tensor) -> dict:
+    """Outputs and gradients of a sum whose every entry has another gradient, and elements kept."""
+    kept: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    x = x.clone().requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        outputs = project(x, linears)
+    # Not contiguous, as the heads of attention are.
+    sum((y.mT * torch.linspace(-1, 1, y.numel()).view(y.mT.shape)).sum() for y in outputs).backward()
+    found = {f"output {n}": y.detach() for n, y in enumerate(outputs)} | {"input": x.grad}
+    for n, linear in enumerate(linears):
+        found |= {f"{name} {n}": p.grad for name, p in linear.named_parameters() if p.requires_grad}
+        linear.zero_grad()
+    return {"tensors": found, "kept": sum(kept.values())}
+
+
+@pytest.mark.parametrize("widths", [(24,), (40, 40), (16, 8, 8)], ids=str)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_gradients_are_those_of_separate_linears(widths, bias, frozen):
+    """Outputs to the bit, gradients up to the order of sums; a frozen matrix gets none."""
+    torch.manual_seed(1)
+    linears = [nn.Linear(HIDDEN, width, bias=bias) for width in widths]
+    linears[0].weight.requires_grad_(not frozen)
+    x = torch.randn(SEQUENCES, LENGTH, HIDDEN)
+    expected, found = (
+        outcome(project, linears, x) for project in (JointProjection(), AccumulatingProjection())
+    )
+    assert found["tensors"].keys() == expected["tensors"].keys()
+    for name, tensor in found["tensors"].items():
+        theirs = expected["tensors"][name]
+        bar = 0 if "output" in name else TOLERANCE * theirs.abs().max()
+        assert (tensor - theirs).abs().max() <= bar, name
+    if not frozen:
+        assert found["kept"] == expected["kept"]  # the input and the weights
+
+
+def test_without_gradients_the_modules_run_themselves():
+    """So that hooks on them see their outputs, as parity's do."""
+    block, seen = PlainMLP(HIDDEN, 24, bias=True, activation="relu"), []
+    block.project = AccumulatingProjection()
+    block.up.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    with torch.no_grad():
+        block(torch.randn(SEQUENCES, LENGTH, HIDDEN))
+    assert seen == [(SEQUENCES, LENGTH, 24)]
+
+
+def replaced(model: nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if type(module) is AccumulatingProjection]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_projections_stay_separate_where_a_schedule_splits_the_backward(schedule):
+    model = Llama(config(tied=False))
+    names = list(model.state_dict())
+    apply_projection(model, Layout(pipeline=2, pipeline_schedule=schedule))
+    assert bool(replaced(model)) == (not SCHEDULES[schedule].splits_backward)
+    assert list(model.state_dict()) == names
+
+
+def test_a_block_with_a_matrix_of_another_class_stays_as_it_is():
+    class Float8Linear(nn.Linear):
+        pass
+
+    model = Llama(config(tied=False))
+    model.layers["0"].mlp.gate.__class__ = Float8Linear
+    apply_projection(model, Layout())
+    assert replaced(model) == [
+        "layers.0.attention.project",
+        "layers.1.attention.project",
+        "layers.1.mlp.project",
+    ]
