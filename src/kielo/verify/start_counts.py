@@ -19,8 +19,8 @@ from kielo.train.build import laid_out
 from kielo.verify.counted_world import DEVICE_BACKEND, CountedGroup, counted_world
 
 TENSORS_SAVED = 3  # of each parameter: the weight and AdamW's two moments
-NORMAL_NUMBERS_PER_SECOND = 153e6  # drawn by torch on one core (measured)
-SECONDS_PER_PLANNED_PART = 70e-6  # of DCP's planner on rank 0 (measured)
+NORMAL_NUMBERS_PER_SECOND = 87e6  # on one core (measured, benchmarks/first_weights.py)
+SECONDS_PER_PLANNED_PART = 17e-6  # on rank 0 (measured, benchmarks/save_planning.py)
 # torch's TORCH_NCCL_RANKS_PER_ROOT: larger communicators have several roots (NCCL 2.23 and later).
 _RANKS_PER_ROOT = 128
 # NCCL's bootstrap.cc: to the ring's next rank and from the one before; one that listens for messages, one for
