@@ -44,7 +44,7 @@ test-faults: $(VENV)/.test
 	$(BIN)/python -m pytest -m faults $(PYTEST_OPTIONS)
 
 test-full: $(VENV)/.test
-	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
+	$(BIN)/python benchmarks/full_tests.py
 
 # Without constraints.txt, which pins another torch.
 .torch/2.10:

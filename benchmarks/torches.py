@@ -12,10 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
-import xml.etree.ElementTree as ElementTree
 from datetime import date
 from pathlib import Path
 from typing import Any
+
+from junit import outcome
 
 _ROOT = Path(__file__).resolve().parents[1]
 _RESULT = Path(__file__).parent / "results" / "test_torches.json"
@@ -56,28 +57,16 @@ def run_tests(folder: str, tests: list[str]) -> dict[str, Any]:
             cwd=_ROOT,
             env=environment,
         ).returncode
-        cases = list(ElementTree.parse(report).iter("testcase"))
-    failed, skipped = _named(cases, "failure", "error"), _named(cases, "skipped")
+        counts = outcome(report)
     return {
         "date": date.today().isoformat(),
         "torch": torch_version,
         "torchao": torchao_version,
         "tests": tests,
         "status": status,
-        "passed": len(cases) - len(failed) - len(skipped),
-        "skipped": len(skipped),
-        "failed": failed,
+        **counts,
         "seconds": round(time.monotonic() - begun),
     }
-
-
-def _named(cases: list[ElementTree.Element], *kinds: str) -> list[str]:
-    """Returns the names of the cases that ended in one of these ways."""
-    return sorted(
-        f"{case.get('classname')}::{case.get('name')}"
-        for case in cases
-        if any(case.find(kind) is not None for kind in kinds)
-    )
 
 
 def _options() -> argparse.Namespace:

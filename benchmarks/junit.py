@@ -1,0 +1,21 @@
+"""Reads pytest's JUnit file: counts of the cases, and the names of those that failed."""
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+
+def outcome(report: Path) -> dict[str, Any]:
+    """Returns {"passed", "skipped", "failed"}: two numbers and names."""
+    cases = list(ElementTree.parse(report).iter("testcase"))
+    failed, skipped = _named(cases, "failure", "error"), _named(cases, "skipped")
+    return {"passed": len(cases) - len(failed) - len(skipped), "skipped": len(skipped), "failed": failed}
+
+
+def _named(cases: list[ElementTree.Element], *kinds: str) -> list[str]:
+    """Returns the names of the cases that ended in one of these ways."""
+    return sorted(
+        f"{case.get('classname')}::{case.get('name')}"
+        for case in cases
+        if any(case.find(kind) is not None for kind in kinds)
+    )
