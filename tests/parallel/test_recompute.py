@@ -65,3 +65,38 @@ def test_a_policy_makes_again_what_it_says(layout, attentions, products, activat
 def test_an_operator_that_torch_does_not_have_is_named():
     with pytest.raises(KieloError, match="no 'matmull'.*what would work: mm"):
         gradients_and_calls(recompute="operators", recompute_saved_operators=("matmull",))
+
+
+class Fp8Product(torch.autograd.Function):
+    """A product in FP8 as torchao writes it: `_scaled_mm` inside of a function of autograd."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        one = torch.ones(())
+        eight = [part.to(torch.float8_e4m3fn) for part in (x, weight)]
+        return torch._scaled_mm(eight[0], eight[1].t(), one, one, out_dtype=torch.bfloat16)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+class Fp8Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(32, 32, dtype=torch.bfloat16))
+
+    def forward(self, x):
+        return torch.nn.functional.silu(Fp8Product.apply(x, self.weight))
+
+
+@pytest.mark.parametrize(("saved", "products"), [(("mm",), 1), (("addmm",), 2)])
+def test_products_in_fp8_are_kept_with_those_in_bf16(saved, products):
+    """Products of FP8 count as mm: a layer computes them once, and again where mm is not kept."""
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleDict({"0": Fp8Layer()})
+    apply_recompute(model, Layout(recompute="operators", recompute_saved_operators=saved))
+    x = torch.ones(32, 32, dtype=torch.bfloat16, requires_grad=True)
+    with OperatorCounter() as counter:
+        model.layers["0"](x).float().sum().backward()
+    assert counter.calls["_scaled_mm"] == products

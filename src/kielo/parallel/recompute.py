@@ -82,9 +82,11 @@ def _keep(saved: set[Any]) -> Callable[..., CheckpointPolicy]:
 
 
 def _operators(names: tuple[str, ...]) -> set[Any]:
-    """Returns the operators in torch.ops.aten of these names; attention is one name for all its kernels."""
+    """Returns the operators of torch.ops.aten with these names: mm in FP8 too, all kernels of attention."""
     found = set()
     for name in names:
+        if name == "mm":  # products in FP8 too, which torchao computes inside of a function of autograd
+            found.add(torch.ops.aten._scaled_mm)
         if name == "scaled_dot_product_attention":
             found |= {
                 getattr(torch.ops.aten, kernel)
