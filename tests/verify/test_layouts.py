@@ -192,8 +192,8 @@ def split_parameters_under_zero_bubbles() -> None:
     """
     whole_shard = parallelise.apply_fsdp
 
-    def shard(model: Any, mesh: Any, layout: Layout, precision: Any) -> None:
-        whole_shard(model, mesh, layout.model_copy(update={"zero": 3}), precision)
+    def shard(model: Any, mesh: Any, layout: Layout, *rest: Any) -> None:
+        whole_shard(model, mesh, layout.model_copy(update={"zero": 3}), *rest)
 
     parallelise.apply_fsdp = shard
 
