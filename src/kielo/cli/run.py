@@ -66,9 +66,10 @@ def run(options: argparse.Namespace) -> int:
             _make_again(options.again, invocation, chosen)
             for name in STAGES:
                 _do(name, invocation, name in chosen)
-                if name == chosen[0] and not write_run_recipe(recipe, invocation.folder):
-                    mine = invocation.folder / RUN_RECIPE_NAME
-                    print(f"{mine} was changed by hand and stays as it is", file=sys.stderr)
+                is_last = name == chosen[-1]
+                # Not before a stage was made, or all were: a refusal changes nothing.
+                if name in chosen and (is_last or not invocation.stages[name].skipped):
+                    _note_recipe(invocation, is_last)
                 if name == "corpus" and "train" in chosen:
                     _check_budget(invocation)
         except Requeue as stop:
@@ -96,6 +97,13 @@ def _ended_by_sigterm() -> Iterator[None]:
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _note_recipe(invocation: Invocation, says_if_not: bool) -> None:
+    """Write the recipe into the run folder, unless a person changed the one there."""
+    if not write_run_recipe(invocation.recipe, invocation.folder) and says_if_not:
+        path = invocation.folder / RUN_RECIPE_NAME
+        print(f"{path} was changed by hand and stays as it is", file=sys.stderr)
 
 
 def _make_again(name: str | None, invocation: Invocation, chosen: tuple[str, ...]) -> None:

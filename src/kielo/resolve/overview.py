@@ -89,7 +89,7 @@ def overview_of_phases(model: Model, phases: Sequence[FullPhase]) -> Overview:
 
 
 def overview_of_run(identity: Identity, source_tokens: Mapping[str, int]) -> Overview:
-    """Returns the facts of a resolved run. source_tokens: source → tokens that were packed; may be empty."""
+    """Returns the facts of a resolved run. source_tokens: source → packed tokens, where all are known."""
     phases = identity.phases
     kinds = [
         (phase.steps * phase.tokens_per_step, phase.tokens_per_step, phase.sequence_length)
@@ -97,7 +97,7 @@ def overview_of_run(identity: Identity, source_tokens: Mapping[str, int]) -> Ove
     ]
     sentences = [_rate(rate.peak, rate.final, rate.schedule) for rate in identity.learning_rates]
     overview = _overview(identity.model, kinds, sentences)
-    if not source_tokens:
+    if not {name for phase in phases for name in phase.mixture} <= source_tokens.keys():
         return overview
     read = epochs(phases, {name: tokens - 1 for name, tokens in source_tokens.items()})
     return replace(overview, epochs={name: float(times) for name, (times, _) in read.items()})
