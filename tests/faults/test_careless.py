@@ -18,7 +18,7 @@ from tests.faults.trial import belongings, kielo, refused, start, went_well
 ON_LUMI = ["tiny.toml", "--cluster", "lumi_g", "--set", "train.precision=bf16"]
 REFUSED = {
     "show: no such recipe": (["show", "nobody"], "nobody"),
-    "show: a folder": (["show", "run"], "run"),
+    "show: a folder": (["show", "run/corpus"], "recipe.toml"),
     "show: a text": (["show", "text.txt"], "text.txt"),
     "recipes: a path": (["recipes", "--copy", "../tiny"], "tiny"),
     "run: no ranks": (["run", "tiny.toml", "--ranks", "-1"], "--ranks"),
