@@ -94,5 +94,5 @@ def test_every_layout_of_every_family(model_type: str, tmp_path) -> None:
     `test_every_layout_holds_the_bars` has all cases with one kind; all with all kinds would take hours.
     """
     names = [case.name for case in all_cases()][list(families.FAMILIES).index(model_type) % 2 :: 2]
-    certificate = verify_layouts(recipe_of(model_type, tmp_path), tmp_path, names, STEPS)
+    certificate = verify_layouts(recipe_of(model_type, tmp_path), tmp_path, names, steps=STEPS)
     assert certificate["passed"], verdict(certificate)
