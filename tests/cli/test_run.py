@@ -158,8 +158,9 @@ def test_the_folder_of_a_run_names_it(finished, capsys, tmp_path):
 
 
 def test_a_run_writes_text(finished, capsys, tmp_path):
-    """The same text streamed and as JSON, from the export or from a checkpoint that has none yet; and the one
-    that evaluation writes, which has no key-value cache, with the likeliest tokens.
+    """`generate` writes the same text streamed and as JSON, from an export and from a checkpoint without one.
+
+    With the likeliest tokens it is the text that evaluation writes, which has no key-value cache.
     """
     recipe, _ = finished
     run = tmp_path / "run"

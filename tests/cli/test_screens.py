@@ -1,4 +1,4 @@
-"""What verbs print on a terminal of 80 columns: no line is longer, and nothing is cut."""
+"""Verbs on a terminal of 80 columns print no longer line, and cut nothing."""
 
 import re
 

@@ -290,7 +290,7 @@ def test_the_heads_products_are_those_of_a_float8_linear(scaling):
 
 
 def test_in_bf16_is_bf16_and_leaves_no_trace():
-    """What a model laid out in bf16 gives, also from weights gathered in FP8; and FP8 is as it was after it.
+    """`in_bf16` computes like a model laid out in bf16, also from FP8 gathers, and leaves no trace.
 
     A model laid out in bf16 adds up the gradient of a shared input inside its products, so the two differ
     by roundings to bf16 (0.4 %). FP8's gradient of the same batch points the same way: a cosine of 0.99 at

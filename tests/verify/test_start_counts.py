@@ -29,7 +29,7 @@ def test_counts_of_a_start_do_not_grow_with_the_job():
 
 
 def test_rank_zero_has_sockets_for_all():
-    """What rank 0 connects with is within the limit of open files that it asks for."""
+    """Rank 0 asks for a limit of open files that has room for all that it connects with."""
     for size, counts in start_counts.read().items():
         first = counts[0]
         stores = 2 * size  # each rank's connection, and another one while a communicator starts
