@@ -28,6 +28,19 @@ def test_a_screen_has_80_columns(arguments: list[str], capsys, monkeypatch: pyte
     assert lines and not [line for line in lines if len(line) > 80 or "…" in line]
 
 
+def test_a_plan_says_where_nothing_fits_and_where_the_recipes_own_layout_is_best(capsys) -> None:
+    """Several numbers of nodes, of which one is too few; and a recipe that has the best layout already."""
+    assert main(["plan", "estonian_llama31_70b", "--nodes", "2,4"]) == 0
+    printed = capsys.readouterr().out
+    assert "No layout fits on 2 nodes." in printed and "slower than the fastest by" in printed
+    own = ["layout.tensor=1", "layout.pipeline=1", "layout.zero=3", "layout.recompute=full"]
+    own += ["train.micro_batch_sequences=1"]
+    sets = [word for one in own for word in ("--set", one)]
+    assert main(["plan", "estonian_llama31_70b", "--nodes", "4", *sets]) == 0
+    printed = capsys.readouterr().out
+    assert "The recipe's own layout (*) is the fastest." in printed and "-full *" in printed
+
+
 def test_a_plan_answers_in_a_short_table(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters, the fastest layouts with days and what the site bills, and the recipe's own beside them."""
     assert main(["plan", "poro_34b", "--nodes", "64"]) == 0

@@ -1,6 +1,7 @@
 """`kielo generate`: what a model writes after a prompt, printed as it comes."""
 
 import argparse
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,12 +60,14 @@ def _hugging_face_folder(options: argparse.Namespace) -> Iterator[Path]:
         return
     folder = run_folder(read_recipe(options.model).recipe)
     if read_manifest(folder / "hf") is not None:
+        print(f"the model is {folder / 'hf'}", file=sys.stderr)  # the run may have been trained on since
         yield folder / "hf"
         return
     from kielo.cli.checkpoint import newest_checkpoint
     from kielo.cli.export import export_checkpoint
 
     checkpoint = newest_checkpoint(folder)
+    print(f"the model is {checkpoint}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="kielo-") as place:
         export_checkpoint(checkpoint, Path(place) / "hf", folder / "tokenizer")
         yield Path(place) / "hf"

@@ -173,11 +173,15 @@ def short_notes(
     """Returns sentences: how the recipe's own layout differs from the fastest one, and what to ask next."""
     lines, slower = [], []
     for nodes, planned in own.items():
-        best = next(each for each in listed if each.nodes == nodes)
+        best = next((each for each in listed if each.nodes == nodes), None)
         on = f" on {count_text(nodes, 'node')}" * (len(own) > 1)
-        if isinstance(planned, str):
+        if best is None:
+            lines.append(f"No layout fits{on}.")
+        elif isinstance(planned, str):
             lines.append(f"The recipe's own layout cannot run{on}: {planned}")
-        elif len(own) == 1 and planned.name != best.name:
+        elif planned.name == best.name:
+            lines.append(f"The recipe's own layout{' (*)' * (len(own) == 1)} is the fastest{on}.")
+        elif len(own) == 1:
             lines.append(f"* the recipe's own layout. {verdict([best, planned])}")
         elif not planned.fits:
             lines.append(f"The recipe's own layout does not fit{on}.")
