@@ -140,7 +140,10 @@ _Sources = Annotated[
 
 class Corpus(Section):
     sources: _Sources = Field(min_length=1, description="bodies of raw text; a plain string is a path")
-    language_identifier: Literal["py3langid", "lid176"] = "py3langid"
+    language_identifier: Literal["py3langid", "lid176"] = Field(
+        "py3langid",
+        description="what tells languages apart: py3langid, or fastText's lid.176, which is downloaded once",
+    )
     line_language_threshold: float | None = Field(
         None, ge=0, le=1, description="default: from the language card"
     )
@@ -150,10 +153,14 @@ class Corpus(Section):
     max_foreign_character_share: float = Field(
         0.01, ge=0, le=1, description="letters outside the language's script, per line"
     )
-    min_line_characters: int = Field(10, ge=0)
-    min_document_characters: int = Field(100, ge=0)
-    deduplicate_lines: bool = True
-    deduplicate_documents: bool = True
+    min_line_characters: int = Field(10, ge=0, description="shorter lines are dropped")
+    min_document_characters: int = Field(
+        100, ge=0, description="documents that have fewer left, after all other filters, are dropped"
+    )
+    deduplicate_lines: bool = Field(True, description="keep only the first of equal lines of the corpus")
+    deduplicate_documents: bool = Field(
+        True, description="keep only the first of equal documents of the corpus"
+    )
     max_document_bytes: PositiveInt = Field(
         10_000_000,
         description="a longer line, page or cell (as it is stored, decompressed) counts as a bad record",
@@ -165,12 +172,12 @@ class Corpus(Section):
         description="bad records are passed over up to this share of a source's; one of ten or more always, "
         "unless 0",
     )
-    workers: PositiveInt = 2
+    workers: PositiveInt = Field(2, description="processes that clean text at the same time")
 
 
 class Tokenizer(Section):
-    vocab_size: PositiveInt = 8192
-    min_frequency: PositiveInt = 2
+    vocab_size: PositiveInt = Field(8192, description="tokens to learn, bytes and control tokens among them")
+    min_frequency: PositiveInt = Field(2, description="pairs that the text has less often are not merged")
     max_sample_bytes: PositiveInt = Field(200_000_000, description="text that the vocabulary is learned from")
     path: str | None = Field(
         None, description="folder with a ready tokenizer.json: used as it is, nothing is trained"
@@ -186,7 +193,7 @@ class DatasetIdentity(Section):
 class Dataset(DatasetIdentity):
     """[dataset]: the other keys become the token shards and the phases."""
 
-    sequence_length: PositiveInt = 512
+    sequence_length: PositiveInt = Field(512, description="tokens of a training sequence")
     heldout_share: float = Field(0.02, gt=0, lt=0.5, description="share of documents, by hash of the text")
     mixture: dict[str, PositiveFloat] = Field(
         default_factory=dict, description="source name → weight; default: by tokens"
@@ -202,13 +209,18 @@ class Model(Section):
     Keys there that do not change the maths are ignored on import.
     """
 
-    model_type: Literal[tuple(FAMILIES)] = "llama"
-    hidden_size: PositiveInt = 256
-    intermediate_size: PositiveInt = 704
-    num_hidden_layers: PositiveInt = Field(6, le=10_000)
-    num_attention_heads: PositiveInt = 8
-    num_key_value_heads: PositiveInt | None = None
-    head_dim: PositiveInt | None = None
+    model_type: Literal[tuple(FAMILIES)] = Field("llama", description="the family, by Hugging Face's name")
+    hidden_size: PositiveInt = Field(256, description="width of the hidden states")
+    intermediate_size: PositiveInt = Field(704, description="width inside the MLP")
+    num_hidden_layers: PositiveInt = Field(6, le=10_000, description="layers, each attention and MLP")
+    num_attention_heads: PositiveInt = Field(8, description="heads of queries")
+    num_key_value_heads: PositiveInt | None = Field(
+        None,
+        description="heads of keys and values, fewer in grouped-query attention; default: as many",
+    )
+    head_dim: PositiveInt | None = Field(
+        None, description="width of a head; default: hidden_size / num_attention_heads"
+    )
     vocab_size: PositiveInt | None = Field(
         None, description="tokens that there are; default: the tokenizer's"
     )
@@ -218,9 +230,12 @@ class Model(Section):
     max_position_embeddings: PositiveInt | None = Field(
         None, description="default: the longest sequence_length"
     )
-    rms_norm_eps: PositiveFloat = 1e-5
-    rope_theta: PositiveFloat = 10_000.0
-    rope_scaling: dict[str, Any] | None = None
+    rms_norm_eps: PositiveFloat = Field(1e-5, description="added to the mean square in RMSNorm")
+    rope_theta: PositiveFloat = Field(10_000.0, description="base of rotary positions (RoPE)")
+    rope_scaling: dict[str, Any] | None = Field(
+        None,
+        description="how RoPE is stretched for long texts: config.json's table of rope_type and numbers",
+    )
     rope_local_base_freq: PositiveFloat = Field(
         10_000.0, description="RoPE's base in the windowed layers of a gemma3_text"
     )
@@ -248,7 +263,7 @@ class Model(Section):
     use_parallel_residual: bool = Field(
         True, description="attention and MLP of a gpt_neox layer read the same input"
     )
-    initializer_range: PositiveFloat = 0.02
+    initializer_range: PositiveFloat = Field(0.02, description="standard deviation of the first weights")
     weights: str | None = Field(
         None,
         description='"hf:FOLDER" or "hf:OWNER/NAME[@REVISION]" on the Hugging Face hub starts from these '
@@ -291,7 +306,7 @@ class Layout(Section):
     tensor: PositiveInt = Field(
         1, description="ranks that split each matrix, and activations along the sequence"
     )
-    expert: Literal[1] = 1
+    expert: Literal[1] = Field(1, description="ranks that split the experts of a layer; not in use yet")
     sequence_parallel: bool = Field(
         True, description="tensor ranks also split the activations between their matrices"
     )
@@ -384,9 +399,15 @@ class TrainSchedule(Section):
         description="sequences per forward on one rank (lowered to what divides); default: the most that fit "
         "the device's memory, or 4 where no card knows it",
     )
-    learning_rate: PositiveFloat = 1e-3
-    final_learning_rate_ratio: float = Field(0.1, ge=0, le=1)
-    schedule: ScheduleName = "cosine"
+    learning_rate: PositiveFloat = Field(1e-3, description="the peak, at the end of the warm-up")
+    final_learning_rate_ratio: float = Field(
+        0.1, ge=0, le=1, description="learning rate at the end, as a share of the peak"
+    )
+    schedule: ScheduleName = Field(
+        "cosine",
+        description="of the learning rate after the warm-up: half a cosine, a straight line, or "
+        "(warm-up, stable, decay) the peak and then a straight line",
+    )
     warmup_share: float = Field(0.02, ge=0, lt=1, description="share of the tokens")
     decay_share: float = Field(
         0.2, ge=0, le=1, description=f"share of the tokens that {_WITH_DECAY_SHARE} spends decaying"
@@ -399,24 +420,35 @@ class TrainIdentity(Section):
     skip_steps: tuple[tuple[PositiveInt, PositiveInt], ...] = Field(
         (), description="[first, last] steps whose text is passed over without training on it"
     )
-    weight_decay: float = Field(0.1, ge=0)
-    adam_beta1: float = Field(0.9, gt=0, lt=1)
-    adam_beta2: float = Field(0.95, gt=0, lt=1)
-    adam_epsilon: PositiveFloat = 1e-8
-    max_gradient_norm: PositiveFloat = 1.0
-    z_loss: float = Field(0.0, ge=0)
-    precision: Precision = "bf16"
+    weight_decay: float = Field(0.1, ge=0, description="of matrices, by AdamW; biases and norms have none")
+    adam_beta1: float = Field(0.9, gt=0, lt=1, description="decay of the mean of gradients")
+    adam_beta2: float = Field(0.95, gt=0, lt=1, description="decay of the mean of squared gradients")
+    adam_epsilon: PositiveFloat = Field(
+        1e-8, description="added to the root of the mean of squared gradients"
+    )
+    max_gradient_norm: PositiveFloat = Field(
+        1.0, description="longer gradients, over all parameters, are shortened to this norm"
+    )
+    z_loss: float = Field(
+        0.0,
+        ge=0,
+        description="weight of log²(sum of exponentials of the logits), which keeps logits small; 0: none",
+    )
+    precision: Precision = Field("bf16", description="what layers compute in; parameters stay in fp32")
     precision_changes: tuple[tuple[PositiveInt, Precision], ...] = Field(
         (), description="[step, precision]: what is computed in from that step on"
     )
-    fp8: Fp8 = Fp8()
+    fp8: Fp8 = Field(Fp8(), description="how layers multiply where the precision is fp8")
     optimiser_state: Literal["fp32", "bf16"] = Field(
         "fp32", description="precision in which moments are kept"
     )
     gradient_reduce_dtype: ReduceDtype = Field(
         "fp32", description="dtype in which data-parallel ranks send and add up gradients"
     )
-    max_skipped_steps_in_a_row: PositiveInt = 3
+    max_skipped_steps_in_a_row: PositiveInt = Field(
+        3,
+        description="steps that are not finite are skipped; this many in a row end the run",
+    )
     heldout_sequences: PositiveInt = Field(64, description="sequences of the held-out text scored each time")
 
 
@@ -431,9 +463,11 @@ class TrainPlacement(Section):
         description="the same bits from each run on the same ranks, on GPUs too: no kernel adds in an order "
         "that varies; attention's backward is slower there. A CPU needs no such setting",
     )
-    log_every_steps: PositiveInt = 10
-    heldout_every_steps: PositiveInt = 100
-    tensorboard: bool = True
+    log_every_steps: PositiveInt = Field(10, description="steps from one line of the log to the next")
+    heldout_every_steps: PositiveInt = Field(
+        100, description="steps from one scoring of held-out text to the next"
+    )
+    tensorboard: bool = Field(True, description="write the log for TensorBoard too, where it is installed")
     collect_garbage_every_steps: PositiveInt = Field(
         50, description="Python's collector, on all ranks at once; 1 in zero-bubble schedules"
     )
@@ -462,21 +496,25 @@ class Phase(Section):
     """
 
     tokens: PositiveInt = Field(description="token budget of the phase")
-    tokens_per_step: PositiveInt | None = None
+    tokens_per_step: PositiveInt | None = Field(None, description="one optimiser step, over all ranks")
     sequence_length: PositiveInt | None = Field(None, description="must divide the longest of all phases")
-    mixture: dict[str, PositiveFloat] | None = None
-    micro_batch_sequences: PositiveInt | None = None
+    mixture: dict[str, PositiveFloat] | None = Field(None, description="source name → weight")
+    micro_batch_sequences: PositiveInt | None = Field(None, description="sequences per forward on one rank")
     learning_rate: PositiveFloat | None = Field(None, description="begins a new segment of the learning rate")
-    final_learning_rate_ratio: float | None = Field(None, ge=0, le=1)
-    schedule: ScheduleName | None = None
-    warmup_share: float | None = Field(None, ge=0, lt=1)
-    decay_share: float | None = Field(None, ge=0, le=1)
+    final_learning_rate_ratio: float | None = Field(
+        None, ge=0, le=1, description="learning rate at the end of the segment, as a share of its peak"
+    )
+    schedule: ScheduleName | None = Field(None, description="of the segment, after its warm-up")
+    warmup_share: float | None = Field(None, ge=0, lt=1, description="share of the segment's tokens")
+    decay_share: float | None = Field(None, ge=0, le=1, description="share of the segment's tokens")
 
 
 class Checkpoint(Section):
     """[checkpoint], of the placement."""
 
-    every_steps: PositiveInt = 500
+    every_steps: PositiveInt = Field(
+        500, description="steps from one checkpoint to the next; the end of a run and a signal save too"
+    )
     keep_newest: int = Field(
         2,
         ge=2,
@@ -490,18 +528,22 @@ class Checkpoint(Section):
 
 
 class Verify(Section):
-    parity_steps: PositiveInt = 20
-    parity_sequences_per_step: PositiveInt = 4
-    parity_sequence_length: PositiveInt = 128
+    parity_steps: PositiveInt = Field(
+        20, description="optimiser steps that Kielo and transformers both train"
+    )
+    parity_sequences_per_step: PositiveInt = Field(4, description="sequences of each of these steps")
+    parity_sequence_length: PositiveInt = Field(128, description="tokens of each of these sequences")
     tolerance: PositiveFloat = Field(1e-5, description="relative loss difference, each step")
 
 
 class Evaluate(Section):
-    ngram_order: PositiveInt = 6
+    ngram_order: PositiveInt = Field(
+        6, description="bytes that the n-gram baseline sees, the predicted one included"
+    )
     prompts: tuple[str, ...] = Field((), description="default: openings of held-out documents")
-    sample_tokens: PositiveInt = 80
-    temperature: float = Field(0.7, ge=0)
-    top_k: PositiveInt = 50
+    sample_tokens: PositiveInt = Field(80, description="tokens that the model writes after each prompt")
+    temperature: float = Field(0.7, ge=0, description="of sampling; 0 takes the likeliest token")
+    top_k: PositiveInt = Field(50, description="likeliest tokens that are sampled from")
 
 
 class Report(Section):
@@ -512,28 +554,34 @@ class Report(Section):
 class RecipeIdentity(Section):
     """Keys outside all tables that are copied into the identity."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)
-    language: str
-    seed: int = Field(1, ge=0)
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
+        max_length=100,
+        description="of the run: its folder is runs/NAME",
+    )
+    language: str = Field(
+        description="language card: what the text is filtered by (`kielo languages` lists them)"
+    )
+    seed: int = Field(1, ge=0, description="of first weights, the order of the text and sampling")
 
 
 class Recipe(RecipeIdentity):
     """A whole recipe."""
 
-    description: str = ""
+    description: str = Field("", description="a sentence for the report and the model card")
     folder: str = Field("", description="run folder; default: runs/NAME")
     cluster: str = Field(
         "laptop", description="cluster card: its accelerator's peak, and what plans count with"
     )
     machine: str = Field("", description="card of your own machine for plans, made by kielo plan calibrate")
-    corpus: Corpus
-    tokenizer: Tokenizer = Tokenizer()
-    dataset: Dataset = Dataset()
-    model: Model = Model()
-    layout: Layout = Layout()
-    train: Train = Train()
+    corpus: Corpus = Field(description="raw text and its filters")
+    tokenizer: Tokenizer = Field(Tokenizer(), description="the vocabulary: trained, or a ready one")
+    dataset: Dataset = Field(Dataset(), description="sequences, held-out text, mixture")
+    model: Model = Field(Model(), description="shape of the model, or weights to start from")
+    layout: Layout = Field(Layout(), description="how ranks share the work")
+    train: Train = Field(Train(), description="budget, optimiser, precision, logs")
     phases: tuple[Phase, ...] = Field((), description="parts of the run in order; none: one of train.tokens")
-    checkpoint: Checkpoint = Checkpoint()
-    verify: Verify = Verify()
-    evaluate: Evaluate = Evaluate()
-    report: Report = Report()
+    checkpoint: Checkpoint = Field(Checkpoint(), description="when checkpoints are saved, and which are kept")
+    verify: Verify = Field(Verify(), description="the comparison with Hugging Face transformers")
+    evaluate: Evaluate = Field(Evaluate(), description="baselines and generated text")
+    report: Report = Field(Report(), description="licences on the model card")
