@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # `kielo plan --help` loads none of it
     from kielo.recipe.sections import Recipe
 
 SUBVERBS = {
+    "data": ("plan_data:data", "the text by source and phase: tokens, shares, epochs"),
     "compare": ("plan:compare", "layouts side by side, with a verdict"),
     "explain": ("plan:explain", "what bounds the speed of one layout"),
     "calibrate": ("plan:calibrate", "a card of your own machine, from what your runs measured"),

@@ -29,6 +29,7 @@ from kielo.tokenizer.load import (
     load_tokenizer,
     vocabulary_size,
 )
+from kielo.tokenizer.measure import WORD
 
 KIND, VERSION = "tokens", 1
 HELDOUT = "heldout"
@@ -39,10 +40,10 @@ ROUND_TRIP_EVERY = 64  # documents; decoding all of them would take as long as e
 def pack(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Path) -> Manifest:
     """Writes the token shards. A folder that is already current stays as it is, and its manifest is returned.
 
-    counts: {"sources": {name: {"tokens", "documents", "bytes"}}, "heldout": {same}, "round_trip": {"checked",
-    "exact"}}; tokens include end-of-text, bytes are the text's UTF-8. Raises KieloError for a source without
-    training text, for no held-out text, where our own tokenizer does not give a text back, and where a
-    checkpoint was trained on shards that would be replaced.
+    counts: {"sources": {name: {"tokens", "documents", "bytes", "words"}}, "heldout": {same}, "round_trip":
+    {"checked", "exact"}}; tokens include end-of-text, bytes are the text's UTF-8. Raises KieloError for a
+    source without training text, for no held-out text, where our own tokenizer does not give a text back, and
+    where a checkpoint was trained on shards that would be replaced.
     """
     inputs = {"corpus": hash_manifest(corpus_folder), "tokenizer": hash_manifest(tokenizer_folder)}
     section = {"heldout_share": recipe.dataset.heldout_share}
@@ -68,13 +69,14 @@ class _Shard:
         ids_path = prefix.with_name(prefix.name + ".ids.txt")
         self._ids = open_files.enter_context(ids_path.open("w", encoding="utf-8", newline="\n"))
         self._end = end
-        self.counts = {"tokens": 0, "documents": 0, "bytes": 0}
+        self.counts = {"tokens": 0, "documents": 0, "bytes": 0, "words": 0}
 
     def add(self, document: dict[str, Any], row: list[int]) -> None:
         self._tokens.add(np.array([*row, self._end], dtype=np.int64))
         self._ids.write(" ".join(document["id"].splitlines()) + "\n")  # one line each, whatever the id
         self.counts["tokens"] += len(row) + 1
         self.counts["documents"] += 1
+        self.counts["words"] += len(WORD.findall(document["text"]))
         self.counts["bytes"] += len(document["text"].encode("utf-8", "surrogatepass"))
 
 

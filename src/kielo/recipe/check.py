@@ -67,6 +67,19 @@ def _sources(recipe: Recipe) -> Found:
                 ("dataset.mixture", "corpus.sources"),
                 f"dataset.mixture.{name}: no source has this name; the sources are {', '.join(names)}",
             )
+    for name in recipe.dataset.source_max_epochs:
+        if name not in names:
+            yield (
+                ("dataset.source_max_epochs", "corpus.sources"),
+                f"dataset.source_max_epochs.{name}: no source has this name; the sources are "
+                f"{', '.join(names)}",
+            )
+    if recipe.dataset.mixture and recipe.dataset.temperature != 1:
+        yield (
+            ("dataset.temperature", "dataset.mixture"),
+            f"dataset.temperature = {recipe.dataset.temperature:g} makes weights of the sources' tokens, and "
+            "dataset.mixture gives weights; what would work: leave one of the two out",
+        )
 
 
 def _model(recipe: Recipe) -> Found:

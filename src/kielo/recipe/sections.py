@@ -196,10 +196,20 @@ class Dataset(DatasetIdentity):
     sequence_length: PositiveInt = Field(512, description="tokens of a training sequence")
     heldout_share: float = Field(0.02, gt=0, lt=0.5, description="share of documents, by hash of the text")
     mixture: dict[str, PositiveFloat] = Field(
-        default_factory=dict, description="source name → weight; default: by tokens"
+        default_factory=dict, description="source name → weight; default: by tokens and temperature"
+    )
+    temperature: float = Field(
+        1.0,
+        ge=1,
+        le=1000,
+        description="without a mixture, a source's share is its tokens^(1/temperature): 1 is by tokens, more "
+        "makes the shares of small sources larger (3.3 is the α = 0.3 of XLM-R)",
     )
     max_epochs: PositiveFloat = Field(
         4.0, description="refuse to repeat a source more often (Muennighoff et al. 2023)"
+    )
+    source_max_epochs: dict[str, PositiveFloat] = Field(
+        default_factory=dict, description="source name → its own max_epochs"
     )
 
 

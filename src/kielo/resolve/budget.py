@@ -5,7 +5,7 @@ from fractions import Fraction
 
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
-from kielo.resolve.mixture import num_sequences
+from kielo.resolve.mixture import allowed_epochs, num_sequences, weights_by_tokens
 from kielo.resolve.text import Text
 
 # Tokens of no tokenizer are shorter on average, but for text of single bytes; used before there is one.
@@ -29,8 +29,8 @@ def check_budget(recipe: Recipe) -> None:
 def with_budget(recipe: Recipe, text: Text) -> Recipe:
     """Returns the recipe with train.tokens set: whole steps that read no source too often.
 
-    "Too often" is over dataset.max_epochs times. Raises KieloError for imagined text, and for text that is
-    too short for one step or for the batch ramp.
+    "Too often" is over dataset.max_epochs times, or the source's own. Raises KieloError for
+    imagined text, and for text that is too short for one step or for the batch ramp.
     """
     if has_budget(recipe):
         return recipe
@@ -38,12 +38,11 @@ def with_budget(recipe: Recipe, text: Text) -> Recipe:
         check_budget(recipe)
     length = recipe.dataset.sequence_length
     sequences = {name: num_sequences(tokens, length) for name, tokens in text.tokens.items()}
-    mixture = recipe.dataset.mixture or {name: float(text.tokens[name]) for name in sequences}
+    mixture = recipe.dataset.mixture or weights_by_tokens(text.tokens, recipe.dataset.temperature)
     weights = {name: Fraction(weight) for name, weight in mixture.items() if sequences.get(name)}
-    allowed = Fraction(recipe.dataset.max_epochs)
     most = min(
         (
-            allowed * sequences[name] * length * sum(weights.values()) / weight
+            Fraction(allowed_epochs(recipe, name)) * sequences[name] * length * sum(weights.values()) / weight
             for name, weight in weights.items()
         ),
         default=Fraction(),
@@ -72,11 +71,12 @@ def check_text_suffices(recipe: Recipe, text_bytes: int, what: str) -> None:
     An estimate, for text that has no tokens yet: a token has 2 bytes or more. `what` names the text.
     """
     asked = sum(phase.tokens for phase in recipe.phases) or recipe.train.tokens
-    most = int(text_bytes / _LEAST_BYTES_PER_TOKEN * recipe.dataset.max_epochs)
+    epochs = max([recipe.dataset.max_epochs, *recipe.dataset.source_max_epochs.values()])
+    most = int(text_bytes / _LEAST_BYTES_PER_TOKEN * epochs)
     if asked is not None and asked > most:
         raise KieloError(
             f"train.tokens = {asked:,}, but {what} has {text_bytes:,} bytes, which are at most "
             f"{text_bytes // _LEAST_BYTES_PER_TOKEN:,} tokens, and dataset.max_epochs = "
-            f"{recipe.dataset.max_epochs:g}; what would work: leave train.tokens out, so that it follows "
+            f"{epochs:g}; what would work: leave train.tokens out, so that it follows "
             "from the text, or give more text"
         )

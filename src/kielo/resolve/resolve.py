@@ -123,7 +123,8 @@ def resolve(
 
 def _steps(recipe: Recipe, rank: RankOfRun, text: Text, run_folder: Path, complaints: list[str]) -> _Steps:
     asked = full_phases(recipe)
-    mixtures = [mixture_of(phase, text.tokens, run_folder / "tokens", complaints) for phase in asked]
+    temperature, tokens_folder = recipe.dataset.temperature, run_folder / "tokens"
+    mixtures = [mixture_of(phase, text.tokens, temperature, tokens_folder, complaints) for phase in asked]
     num_tokens = {name: number - 1 for name, number in text.tokens.items()}
     phases = plan_phases(asked, mixtures, recipe.train.batch_ramp, recipe.seed, num_tokens)
     micro_batches = tuple(_micro_batches(phase, asked[phase.number - 1], rank) for phase in phases)

@@ -1,0 +1,98 @@
+"""`kielo plan data`: the text of a run by source and phase, before anything is trained. No torch."""
+
+import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from kielo.cli.flags import examples, takes_recipe
+from kielo.cli.terminal import print_json, print_table, print_text
+from kielo.recipe.errors import KieloError
+
+if TYPE_CHECKING:
+    from kielo.resolve.mixture_table import MixtureTable
+
+_LONGEST_NAME = 16  # characters; longer names of sources are cut, for a table of 80 columns
+
+
+def data_flags(parser: argparse.ArgumentParser) -> None:
+    examples(
+        parser,
+        "kielo plan data demo_estonian",
+        "kielo plan data poro_34b --set dataset.temperature=3.3",
+        "kielo plan data runs/demo_estonian --json",
+    )
+    takes_recipe(parser)
+    parser.add_argument("--json", action="store_true", help="print all figures as JSON, in tokens and bytes")
+
+
+def data(options: argparse.Namespace) -> int:
+    """Print the tables. Exit code 1 where training would refuse the text."""
+    from kielo.recipe.read import read_recipe, run_folder
+    from kielo.resolve.mixture_table import mixture_table
+
+    recipe = read_recipe(options.recipe, options.sets).recipe
+    table = mixture_table(recipe, run_folder(recipe))
+    if options.json:
+        print_json(asdict(table))
+        return 1 if table.complaints else 0
+    print_text(f"{'Estimated from' if table.is_estimate else 'Counted in'} the {table.origin}.\n")
+    _print_sources(table)
+    _print_phases(table)
+    print_text(
+        "worth: as many different tokens would teach as much as these, read so often (Muennighoff et al. "
+        "2023)."
+    )
+    if table.complaints:
+        lines = "\n".join(f"  - {complaint}" for complaint in table.complaints)
+        raise KieloError(f"training would refuse {len(table.complaints)} of this:\n{lines}")
+    return 0
+
+
+def _print_sources(table: "MixtureTable") -> None:
+    titles = ("source", "documents", "bytes", "words", "tokens", "tok/word", "epochs", "worth")
+    rows = [
+        (
+            _name(row.source),
+            _short(row.amount.documents),
+            _short(row.amount.bytes),
+            _short(row.amount.words),
+            _short(row.amount.tokens),
+            "–" if row.amount.tokens_per_word is None else f"{row.amount.tokens_per_word:.2f}",
+            f"{row.epochs:.2f}",
+            _short(row.effective_tokens),
+        )
+        for row in table.sources
+    ]
+    print_table(titles, rows)
+    print()
+
+
+def _print_phases(table: "MixtureTable") -> None:
+    titles = ("phase", "source", "share of a step", "sequences of a step", "tokens", "epochs")
+    rows = [
+        (
+            row.phase,
+            _name(row.source),
+            f"{row.share:.2%}",
+            f"{row.sequences_per_step:.2f}",
+            _short(row.tokens),
+            f"{row.epochs:.2f}",
+        )
+        for row in table.phases
+    ]
+    print_table(titles, rows)
+    print()
+
+
+def _name(source: str) -> str:
+    return source if len(source) <= _LONGEST_NAME else source[: _LONGEST_NAME - 1] + "~"
+
+
+def _short(number: float | None) -> str:
+    """Returns 812, 34.2k, 1.25M, 3.10G or 1.40T; – where it is not known."""
+    if number is None:
+        return "–"
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.0f}"

@@ -1,0 +1,199 @@
+"""The table of a run's text, before anything is trained: recipe + what there is of the text → rows; no torch.
+
+A row for each source, and one for each source of each phase. Packed tokens are counted; of a corpus or of raw
+files they are estimated. What repeated text is worth is the law of Muennighoff et al. 2023 (arXiv:2305.16264,
+equation 5): U tokens read 1 + R times teach as much as U + U · r (1 - exp(-R / r)) different ones, where
+r = 15.39 was fitted to runs of up to 8.7 billion parameters.
+"""
+
+import glob
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kielo.artifact.manifest import read_manifest
+from kielo.dataset.provenance import check_recipe
+from kielo.recipe.errors import KieloError
+from kielo.recipe.phases import full_phases
+from kielo.recipe.sections import Recipe, Source
+from kielo.resolve.budget import with_budget
+from kielo.resolve.mixture import allowed_epochs, mixture_of, repeated_too_often
+from kielo.resolve.phases import epochs, plan_phases
+from kielo.resolve.resolved import Phase
+from kielo.resolve.text import Text
+
+WORTH_OF_REPEATS = 15.387756  # r above, as the authors' code has it
+BYTES_PER_TOKEN = 4.0  # of text that no tokenizer has seen yet
+COMPRESSION = 3.0  # of text by gzip and zstd, and of parquet: typical, as is the line above
+
+
+@dataclass(frozen=True)
+class SourceAmount:
+    """How much text of a source there is to train on. None where it is not known."""
+
+    tokens: int
+    bytes: int
+    documents: int | None = None
+    words: int | None = None
+
+    @property
+    def tokens_per_word(self) -> float | None:
+        return self.tokens / self.words if self.words else None
+
+
+@dataclass(frozen=True)
+class SourceRow:
+    """A source in the whole run.
+
+    read_tokens: drawn by all phases. effective_tokens: as many different tokens would teach the same.
+    """
+
+    source: str
+    amount: SourceAmount
+    read_tokens: int
+    epochs: float
+    allowed_epochs: float
+    effective_tokens: int
+
+
+@dataclass(frozen=True)
+class PhaseRow:
+    """A source in a phase. share: of each step's sequences; sequences_per_step: of the phase's full steps."""
+
+    phase: int
+    source: str
+    share: float
+    sequences_per_step: float
+    tokens: int
+    epochs: float
+
+
+@dataclass(frozen=True)
+class MixtureTable:
+    """origin: what was counted or estimated. complaints: what `kielo train` would refuse, of the text."""
+
+    origin: str
+    is_estimate: bool
+    tokens: int
+    sources: tuple[SourceRow, ...]
+    phases: tuple[PhaseRow, ...]
+    complaints: tuple[str, ...] = field(default=())
+
+
+def mixture_table(recipe: Recipe, run_folder: Path) -> MixtureTable:
+    """Returns the table of the run.
+
+    Raises KieloError for a source of which nothing is known yet, for packed text that this recipe would not
+    have made, and for text too short for one step.
+    """
+    amounts, origin, is_estimate = _amounts(recipe, run_folder)
+    tokens = {name: amount.tokens for name, amount in amounts.items()}
+    # Only the budget looks at these facts: a hash that is not empty says that the text is not imagined.
+    recipe = with_budget(recipe, Text(tokens, 0, origin, 0, 0))
+    complaints: list[str] = []
+    asked = full_phases(recipe)
+    folder = run_folder / "tokens"
+    mixtures = [mixture_of(phase, tokens, recipe.dataset.temperature, folder, complaints) for phase in asked]
+    if complaints:
+        raise KieloError("; ".join(complaints))
+    num_tokens = {name: number - 1 for name, number in tokens.items()}
+    phases = plan_phases(asked, mixtures, recipe.train.batch_ramp, recipe.seed, num_tokens)
+    complaints += repeated_too_often(recipe, asked, phases, num_tokens)
+    phase_rows = [row for number in range(1, len(asked) + 1) for row in _phase_rows(phases, number, tokens)]
+    rows = tuple(_source_row(recipe, name, amount, phase_rows) for name, amount in amounts.items())
+    total = sum(row.read_tokens for row in rows)
+    return MixtureTable(origin, is_estimate, total, rows, tuple(phase_rows), tuple(complaints))
+
+
+def effective_tokens(unique_tokens: float, times_read: float) -> float:
+    """Returns how many different tokens teach as much as `unique_tokens`, read so many times."""
+    if times_read <= 1:
+        return unique_tokens * times_read
+    repeats = times_read - 1
+    return unique_tokens * (1 + WORTH_OF_REPEATS * (1 - math.exp(-repeats / WORTH_OF_REPEATS)))
+
+
+def _phase_rows(phases: tuple[Phase, ...], number: int, tokens: Mapping[str, int]) -> list[PhaseRow]:
+    """Returns the rows of phase `number`, whose batch ramp is several entries of `phases`."""
+    of_phase = [phase for phase in phases if phase.number == number]
+    mixture, sequences = of_phase[-1].mixture, of_phase[-1].sequences_per_step
+    read = epochs(of_phase, {name: tokens[name] - 1 for name in mixture})
+    drawn = sum(phase.steps * phase.tokens_per_step for phase in of_phase)
+    rows = []
+    for name, weight in mixture.items():
+        share = weight / sum(mixture.values())
+        times = float(read[name][0])
+        rows.append(PhaseRow(number, name, share, share * sequences, round(share * drawn), times))
+    return rows
+
+
+def _source_row(recipe: Recipe, name: str, amount: SourceAmount, rows: list[PhaseRow]) -> SourceRow:
+    mine = [row for row in rows if row.source == name]
+    times, read = sum(row.epochs for row in mine), sum(row.tokens for row in mine)
+    effective = round(effective_tokens(amount.tokens, times))
+    return SourceRow(name, amount, read, times, allowed_epochs(recipe, name), effective)
+
+
+def _amounts(recipe: Recipe, run_folder: Path) -> tuple[dict[str, SourceAmount], str, bool]:
+    """Returns (source → its amount, what was looked at, whether tokens are estimated)."""
+    packed, corpus = read_manifest(run_folder / "tokens"), read_manifest(run_folder / "corpus")
+    if packed is not None:
+        check_recipe(recipe, run_folder)
+        counted = {
+            name: SourceAmount(counts["tokens"], counts["bytes"], counts["documents"], counts.get("words"))
+            for name, counts in packed.counts["sources"].items()
+        }
+        return counted, f"packed tokens of {run_folder / 'tokens'}", False
+    share, per_token = 1 - recipe.dataset.heldout_share, BYTES_PER_TOKEN
+    if corpus is not None and "sources" in corpus.counts:
+        tokenizer = read_manifest(run_folder / "tokenizer")
+        how = f"at {BYTES_PER_TOKEN:g} bytes a token"
+        if tokenizer is not None and tokenizer.counts.get("bytes_per_token"):
+            per_token = tokenizer.counts["bytes_per_token"]
+            how = f"at the {per_token:.2f} bytes a token that {run_folder / 'tokenizer'} was measured with"
+        estimated = {
+            source["name"]: _estimate(
+                share * source["bytes_kept"], per_token, round(share * source["documents_kept"])
+            )
+            for source in corpus.counts["sources"]
+        }
+        return estimated, f"clean text of {run_folder / 'corpus'}, {how}", True
+    raw = {
+        source.name: _raw_bytes(source, run_folder / "raw" / source.name) for source in recipe.corpus.sources
+    }
+    estimated = {name: _estimate(share * size, per_token, None) for name, size in raw.items()}
+    return estimated, f"raw files, nothing cleaned, at {BYTES_PER_TOKEN:g} bytes a token", True
+
+
+def _estimate(num_bytes: float, bytes_per_token: float, documents: int | None) -> SourceAmount:
+    return SourceAmount(round(num_bytes / bytes_per_token), round(num_bytes), documents)
+
+
+def _raw_bytes(source: Source, fetched: Path) -> float:
+    """Returns about how many bytes of text a source's files hold.
+
+    Raises KieloError, saying what is missing, for a source that is not on this machine.
+    """
+    if source.path:
+        place = Path(source.path).expanduser()
+        places = [place] if place.exists() else [Path(path) for path in glob.glob(str(place), recursive=True)]
+        if not places:
+            raise KieloError(
+                f"corpus.sources, {source.name}: {source.path}: no such file or folder, so there is nothing "
+                "to estimate its tokens from"
+            )
+    elif fetched.is_dir():
+        places = [fetched]
+    else:
+        raise KieloError(
+            f"corpus.sources, {source.name}: {source.debian_package or source.huggingface_dataset} is not on "
+            "this machine yet, so there is nothing to estimate its tokens from; what would work: `kielo run "
+            "RECIPE --to corpus`, which fetches it, and `kielo plan data RECIPE` after that"
+        )
+    files = [file for entry in places for file in ([entry] if entry.is_file() else entry.rglob("*"))]
+    return sum(
+        file.stat().st_size * (COMPRESSION if file.suffix in (".gz", ".zst", ".parquet") else 1)
+        for file in files
+        if file.is_file()
+    )

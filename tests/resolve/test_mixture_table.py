@@ -1,0 +1,120 @@
+"""The table of a run's text, its weights and its refusals, against sums made by hand."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from kielo.artifact.manifest import write_stage
+from kielo.cli.main import main
+from kielo.recipe.errors import KieloError
+from kielo.recipe.read import read_recipe
+from kielo.resolve.mixture import weights_by_tokens
+from kielo.resolve.mixture_table import effective_tokens, mixture_table
+from kielo.resolve.resolve import resolve
+from kielo.resolve.text import Text
+
+OWN = ["corpus.sources=fi.txt,en.txt,code.txt", "train.tokens_per_step=2048", "dataset.sequence_length=256"]
+TOKENS = {"fi": 80_001, "en": 20_001, "code": 5_001}
+
+
+def own_text(*sets: str):
+    return read_recipe("own_text", [*OWN, *sets]).recipe
+
+
+def finish_pack(run_folder: Path) -> None:
+    with write_stage(run_folder / "tokens", "tokens", 1, {}, {}) as stage:
+        stage.counts["sources"] = {
+            name: {"tokens": n, "documents": n // 100, "bytes": 4 * n, "words": n // 2}
+            for name, n in TOKENS.items()
+        }
+        stage.counts["heldout"] = {"tokens": 5000, "documents": 50, "bytes": 20_000}
+
+
+def test_temperature_makes_shares_more_even() -> None:
+    """Shares are tokens^(1/T), normalised: XLM-R's α = 0.3 by hand; and 1 is by tokens, exactly."""
+    assert weights_by_tokens(TOKENS, 1) == {name: float(n) for name, n in TOKENS.items()}
+    weights = weights_by_tokens(TOKENS, 1 / 0.3)
+    assert weights["fi"] / weights["code"] == pytest.approx((80_001 / 5_001) ** 0.3, rel=1e-8)
+    text = Text(TOKENS, 10**5, "hash", 4096, 0)
+    run = resolve(own_text("dataset.temperature=3.3", "train.tokens=40960"), "", 1, "cpu", text=text)
+    assert run.identity.phases[0].mixture == weights_by_tokens(TOKENS, 3.3)
+
+
+def test_a_source_has_epochs_of_its_own(tmp_path: Path) -> None:
+    """A source's own limit holds for it alone, in the refusal and in a budget that follows from the text; and
+    the numbers that a refusal gives do work."""
+    text = Text(TOKENS, 10**5, "hash", 4096, 0)
+    even = ["dataset.mixture={fi=1,en=1,code=1}", "dataset.max_epochs=2"]
+    short = resolve(own_text(*even), "", 1, "cpu", text=text).identity
+    longer = resolve(own_text(*even, "dataset.source_max_epochs={code=4}"), "", 1, "cpu", text=text).identity
+    assert longer.total_steps == pytest.approx(2 * short.total_steps, abs=1)
+    finish_pack(tmp_path)
+    even += ["train.tokens=81920", f"folder={tmp_path}", "dataset.source_max_epochs={en=3}"]
+    (why,) = mixture_table(own_text(*even), tmp_path).complaints
+    assert "source code 5.3" in why and "more than dataset.max_epochs = 2" in why
+    tokens, weight = re.search(r"at most (\d+), .* mixture.code of at most ([\d.]+),", why).groups()
+    for way in (f"train.tokens={tokens}", "dataset.mixture.code=" + weight, "dataset.max_epochs=6"):
+        assert not mixture_table(own_text(*even, way), tmp_path).complaints
+
+
+def test_the_table_adds_up(tmp_path: Path) -> None:
+    """Shares of each phase make one, a source's tokens are epochs of it, and the phases' rows its row."""
+    finish_pack(tmp_path)
+    phases = "phases=[{tokens=20480}, {tokens=40960, mixture={fi=3,en=1}, learning_rate=1e-3}]"
+    table = mixture_table(own_text(phases, f"folder={tmp_path}"), tmp_path)
+    assert not table.is_estimate and not table.complaints and table.tokens == pytest.approx(61_440, abs=3)
+    for number in (1, 2):
+        assert sum(row.share for row in table.phases if row.phase == number) == pytest.approx(1)
+    fi = next(row for row in table.sources if row.source == "fi")
+    assert fi.read_tokens == pytest.approx(20_480 * 80_001 / 105_003 + 40_960 * 3 / 4, abs=2)
+    assert fi.epochs == pytest.approx(fi.read_tokens / 80_000, rel=5e-3)  # the last sequence is padded
+    assert fi.amount.tokens_per_word == pytest.approx(2, abs=1e-3)
+
+
+def test_what_repeats_are_worth() -> None:
+    """Once is worth itself; four times nearly four; for ever no more than 1 + 15.39 times (equation 5)."""
+    assert effective_tokens(1000, 0.5) == 500 and effective_tokens(1000, 1) == 1000
+    assert effective_tokens(1000, 4) == pytest.approx(1000 + 15387.756 * (1 - math.exp(-3 / 15.387756)))
+    assert 3600 < effective_tokens(1000, 4) < 4000
+    assert effective_tokens(1000, 1e6) == pytest.approx(16_387.756)
+
+
+def test_before_packing_it_estimates_or_names_what_is_missing(tmp_path: Path) -> None:
+    """Raw files give an estimate, clean text a better one; a source that was never fetched is named."""
+    for name, number in (("fi", 4_000_000), ("en", 800_000)):
+        (tmp_path / f"{name}.txt").write_text("x" * number)
+    places = f"corpus.sources={tmp_path}/fi.txt,{tmp_path}/en.txt"
+    recipe = read_recipe("own_text", [places, "train.tokens_per_step=2048"]).recipe
+    table = mixture_table(recipe, tmp_path / "run")
+    share = 1 - recipe.dataset.heldout_share
+    assert table.is_estimate and [row.amount.tokens for row in table.sources] == [
+        1_000_000 * share, 200_000 * share
+    ]  # fmt: skip
+    with write_stage(tmp_path / "run" / "corpus", "corpus", 1, {}, {}) as stage:
+        stage.counts["sources"] = [
+            {"name": name, "bytes_kept": 400_000, "documents_kept": 100} for name in ("fi", "en")
+        ]
+    assert mixture_table(recipe, tmp_path / "run").sources[0].amount.tokens == 100_000 * share
+    demo = read_recipe("demo_estonian").recipe
+    with pytest.raises(KieloError, match="is not on this machine yet.* what would work: `kielo run"):
+        mixture_table(demo, tmp_path / "nothing")
+
+
+def test_the_verb_prints_80_columns_and_exits_1_on_refusals(tmp_path: Path, capsys, monkeypatch) -> None:
+    """The table fits, JSON has the same figures, and what training would refuse is the exit code."""
+    finish_pack(tmp_path)
+    words = ["plan", "data", "own_text", "--set", f"folder={tmp_path}"]
+    for one in OWN:
+        words += ["--set", one]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(words) == 0
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert any("tok/word" in line for line in lines) and not [line for line in lines if len(line) > 80]
+    assert main([*words, "--json"]) == 0
+    assert [row["source"] for row in json.loads(capsys.readouterr().out)["sources"]] == list(TOKENS)
+    assert main([*words, "--set", "train.tokens=2000000"]) == 1
+    assert "training would refuse" in capsys.readouterr().err
