@@ -9,7 +9,7 @@ from pathlib import Path
 from datatrove.data import DocumentsPipeline
 
 from kielo.artifact.documents import SUFFIX, DocumentWriter, read_documents
-from kielo.corpus.split_document import SplitDocument, split_document
+from kielo.corpus.split_document import SplitDocument, split_verbatim
 from kielo.corpus.step import CorpusStep
 
 # Text bytes of one file of the corpus: small enough to hand to many readers, large enough to be few.
@@ -51,7 +51,7 @@ class MergeCleaned(CorpusStep):
         files = [read_documents(path) for path in sorted(Path(self.folder).glob("*" + SUFFIX))]
         for record in heapq.merge(*files, key=lambda record: record["place"]):
             place = tuple(record["place"])
-            yield split_document(record["text"], record["id"], record["source"], place, record["metadata"])
+            yield split_verbatim(record["text"], record["id"], record["source"], place, record["metadata"])
 
 
 class WriteDocuments(CorpusStep):

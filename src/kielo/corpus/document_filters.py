@@ -5,18 +5,15 @@ bytes by filter and reason. Filters that need the whole corpus are in `duplicate
 """
 
 from kielo.corpus.language_identification import LanguageFilter
+from kielo.corpus.settings import LanguageRule
 from kielo.corpus.split_document import SplitDocument
 from kielo.corpus.step import DocumentFilter
-from kielo.recipe.cards import Language
 from kielo.recipe.sections import Corpus
 
 
-def document_filters(corpus: Corpus, card: Language) -> list[DocumentFilter]:
-    """Returns the filters of documents that a complete section asks for; they run after those of lines."""
-    identifier = corpus.language_identifier
-    return [
-        DocumentLanguage(identifier, card.identifier_codes[identifier], corpus.document_language_threshold)
-    ]
+def document_filters(corpus: Corpus, rule: LanguageRule) -> list[DocumentFilter]:
+    """Returns the filters of documents for text of one rule; they run after those of lines."""
+    return [DocumentLanguage(corpus.language_identifier, rule.identifier_codes, rule.document_threshold)]
 
 
 class DocumentLanguage(LanguageFilter, DocumentFilter):
@@ -26,6 +23,15 @@ class DocumentLanguage(LanguageFilter, DocumentFilter):
 
     def judge(self, document: SplitDocument) -> str | None:
         return self.verdict("\n".join(document.lines), document.num_bytes)
+
+
+class NotEmpty(DocumentFilter):
+    """Drops documents without a character that is not white space."""
+
+    name = "content"
+
+    def judge(self, document: SplitDocument) -> str | None:
+        return None if any(line.strip() for line in document.lines) else "empty"
 
 
 class DocumentLength(DocumentFilter):

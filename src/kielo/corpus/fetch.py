@@ -21,7 +21,8 @@ from kielo.artifact.manifest import (
     write_stage,
 )
 from kielo.corpus.download import FetchProblem, fetch_debian_package, fetch_huggingface_dataset
-from kielo.corpus.raw_formats import FORMATS, RawSource, is_readable
+from kielo.corpus.raw_formats import RawSource, formats, is_readable
+from kielo.corpus.settings import is_cleaned, text_field
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import REPLACED_FOLDERS
 from kielo.recipe.sections import Recipe, Source
@@ -41,7 +42,7 @@ def fetch_sources(recipe: Recipe, raw_folder: Path, say: Callable[[str], None]) 
 
 def _fetch(name: str, source: Source, raw_folder: Path, say: Callable[[str], None]) -> RawSource:
     if source.path:
-        root, files = _local_files(name, source.path)
+        root, files = _local_files(name, source.path, source.kind)
         _refuse_own_files(name, Path(source.path).expanduser(), root, files, raw_folder.parent)
         stamps = file_stamps(root, files)
         origin, fingerprint = source.path, _hash_files(root, files, raw_folder)
@@ -55,11 +56,20 @@ def _fetch(name: str, source: Source, raw_folder: Path, say: Callable[[str], Non
         else:
             _download(name, source, root, wanted, say)
         manifest = read_manifest(root)
-        files = sorted(file for file in manifest.files if is_readable(Path(file)))
+        files = sorted(file for file in manifest.files if is_readable(Path(file), source.kind))
         stamps = file_stamps(root, files)
         origin, fingerprint = manifest.counts["origin"], hash_manifest(root)
     return RawSource(
-        name, str(root), tuple(files), stamps, source.text_field, source.max_documents, origin, fingerprint
+        name=name,
+        root=str(root),
+        files=tuple(files),
+        stamps=stamps,
+        kind=source.kind,
+        is_cleaned=is_cleaned(source),
+        field=text_field(source),
+        max_documents=source.max_documents,
+        origin=origin,
+        fingerprint=fingerprint,
     )
 
 
@@ -88,8 +98,8 @@ def _download(name: str, source: Source, folder: Path, wanted: dict, say: Callab
         try:
             with write_stage(folder, "raw", VERSION, {}, wanted) as stage:
                 origin = way(source, stage.folder)
-                if not any(is_readable(path) for path in stage.folder.rglob("*")):
-                    raise FetchProblem(f"no files of a known format in it ({FORMATS})")
+                if not any(is_readable(path, source.kind) for path in stage.folder.rglob("*")):
+                    raise FetchProblem(f"no files of a known format in it ({formats(source.kind)})")
                 stage.counts.update(origin=origin, problems=problems)
             return
         except FetchProblem as problem:
@@ -98,12 +108,12 @@ def _download(name: str, source: Source, folder: Path, wanted: dict, say: Callab
     raise KieloError(f"corpus.sources, {name}: could not be fetched. {'; '.join(problems)}. {OWN_TEXT}")
 
 
-def _local_files(name: str, pattern: str) -> tuple[Path, list[str]]:
+def _local_files(name: str, pattern: str, kind: str) -> tuple[Path, list[str]]:
     """Returns the folder that file names are relative to, and the source's files in it, sorted."""
     place = Path(pattern).expanduser()
     if place.is_file():
-        if not is_readable(place):
-            raise KieloError(f"corpus.sources, {name}: {place}: unknown format; read are {FORMATS}")
+        if not is_readable(place, kind):
+            raise KieloError(f"corpus.sources, {name}: {place}: unknown format; read are {formats(kind)}")
         _is_file(name, place)
         return place.parent, [place.name]
     if place.is_dir():
@@ -116,12 +126,11 @@ def _local_files(name: str, pattern: str) -> tuple[Path, list[str]]:
             )
         root = Path(glob.escape(str(place)).partition("[")[0]).parent
     found = (path for entry in entries for path in (_files_below(name, entry) if entry.is_dir() else [entry]))
-    files = sorted(
-        {path.relative_to(root).as_posix() for path in found if is_readable(path) and _is_file(name, path)}
-    )
+    readable = (path for path in found if is_readable(path, kind) and _is_file(name, path))
+    files = sorted({path.relative_to(root).as_posix() for path in readable})
     if not files:
         raise KieloError(
-            f"corpus.sources, {name}: {pattern}: holds no file of a known format; read are {FORMATS}"
+            f"corpus.sources, {name}: {pattern}: holds no file of a known format; read are {formats(kind)}"
         )
     return root, files
 

@@ -28,7 +28,8 @@ def build_funnel(steps: Sequence[CorpusStep], counts: Sequence[dict[str, int]]) 
             "bytes_left": labels.get("bytes_left/", 0),
         }
         for reason, dropped in _largest_reasons(labels).items():
-            rows.append(FunnelRow(name=step.name, reason=reason, **dropped, **left))
+            name = f"{step.name} ({step.detail})" if step.detail else step.name
+            rows.append(FunnelRow(name=name, reason=reason, **dropped, **left))
     return rows
 
 
@@ -38,14 +39,17 @@ def threshold_table(steps: Sequence[CorpusStep], counts: Sequence[dict[str, int]
     Shares are of the lines that reached their language step, and of the documents (each with all its bytes)
     that reached theirs.
     """
-    table = {}
+    sums: dict[str, Counter[str]] = defaultdict(Counter)
     for step, labels in zip(steps, counts, strict=True):
         if step.name in ("line language", "document language"):
-            total = labels.get("bytes_identified/", 0)
-            table[step.name.split()[0] + "s"] = {
-                str(threshold): round(labels.get(f"bytes_at/{threshold}", 0) / total, 4) if total else 0.0
-                for threshold in THRESHOLDS
-            }
+            sums[step.name.split()[0] + "s"].update(labels)
+    table = {}
+    for kind, labels in sums.items():
+        total = labels["bytes_identified/"]
+        table[kind] = {
+            str(threshold): round(labels[f"bytes_at/{threshold}"] / total, 4) if total else 0.0
+            for threshold in THRESHOLDS
+        }
     return table
 
 
@@ -59,24 +63,20 @@ def by_source(labels: dict[str, int]) -> dict[str, dict[str, int]]:
     return dict(sources)
 
 
-def empty_message(language: str, rows: Sequence[FunnelRow], table: dict[str, Any], settings: str) -> str:
+def empty_message(what: str, rows: Sequence[FunnelRow], table: dict[str, Any], advice: str) -> str:
     """Returns why nothing was left and what to change: the funnel, and the share kept at each threshold."""
-    lines = [f"corpus: nothing is left of the text ({settings}). What each step dropped:"]
+    lines = [f"corpus: nothing is left of {what}. What each step dropped:"]
     lines += [
-        f"  {row.name:<20} {row.reason:<36} {row.documents:>9,} documents {row.bytes:>14,} bytes"
+        f"  {row.name:<28} {row.reason:<36} {row.documents:>9,} documents {row.bytes:>14,} bytes"
         for row in rows
         if row.bytes or row.documents
     ]
     for kind, shares in table.items():
         lines.append(
-            f"  share of {kind} at each {language} threshold: "
+            f"  share of {kind} at each language threshold: "
             + "  ".join(f"{t}: {s:.1%}" for t, s in shares.items())
         )
-    lines.append(
-        "Is the text in the recipe's language? If so, lower corpus.line_language_threshold or "
-        "corpus.document_language_threshold, or the length that dropped it (corpus.min_line_characters, "
-        "corpus.min_document_characters)"
-    )
+    lines.append(advice)
     return "\n".join(lines)
 
 

@@ -9,20 +9,19 @@ from collections.abc import Sequence
 import regex
 
 from kielo.corpus.language_identification import LanguageFilter
+from kielo.corpus.settings import LanguageRule
 from kielo.corpus.split_document import SplitDocument
 from kielo.corpus.step import LineFilter
-from kielo.recipe.cards import Language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Corpus
 
 
-def line_filters(corpus: Corpus, card: Language) -> list[LineFilter]:
-    """Returns the filters of lines that a complete section asks for, cheap ones first."""
-    identifier = corpus.language_identifier
+def line_filters(corpus: Corpus, rule: LanguageRule) -> list[LineFilter]:
+    """Returns the filters of lines for text of one rule, cheap ones first."""
     return [
-        ScriptFilter(card.unicode_scripts, card.letters, corpus.max_foreign_character_share),
+        ScriptFilter(rule.scripts, rule.letters, corpus.max_foreign_character_share),
         LineLength(corpus.min_line_characters),
-        LineLanguage(identifier, card.identifier_codes[identifier], corpus.line_language_threshold),
+        LineLanguage(corpus.language_identifier, rule.identifier_codes, rule.line_threshold),
     ]
 
 

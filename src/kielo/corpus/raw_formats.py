@@ -1,27 +1,28 @@
-"""Formats of raw text: .txt (a document a line), .jsonl, plain, .gz or .zst; .parquet; .html.
+"""Formats of raw text: .txt (a document a line), .jsonl, plain, .gz or .zst; .parquet; .html; program files.
 
-A source's files -> records in their order -> (id, text) of each. A format is a branch of `parse`, and of
-`_file_records`, which divides a file into records.
+A source's files -> records in their order, undecoded. A format is a branch of `_file_records`, which divides
+a file into records, and of `raw_texts.parse`, which decodes one.
 """
 
-import codecs
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kielo.artifact.documents import decode_text, other_encoding, parse_record, read_lines
-from kielo.corpus.html_text import page_text
+from kielo.artifact.documents import read_lines
+from kielo.corpus.programming_languages import programming_language
 from kielo.recipe.errors import KieloError
 
 FORMATS = ".txt, .jsonl (either also .gz or .zst), .parquet, .html"
+CODE_FORMATS = ".py, .c, .java and other program files, .jsonl (also .gz or .zst), .parquet"
 KNOWN = re.compile(r"\.(txt|jsonl)(\.gz|\.zst)?$|\.parquet$|\.html?$", re.IGNORECASE)
-CHARSET = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([A-Za-z0-9_.:-]+)", re.IGNORECASE)
-# Python has them as encodings of text, but no page is written in them.
-NO_CHARSETS = frozenset({"utf-7", "idna", "punycode", "unicode-escape", "raw-unicode-escape", "undefined"})
+CODE_TABLES = re.compile(r"\.jsonl(\.gz|\.zst)?$|\.parquet$", re.IGNORECASE)
 PARQUET_BATCH_ROWS = 1024
 PARQUET_BATCH_BYTES = 1 << 26
+
+# What says the programming language of a record of code: in The Stack, StarCoder and others.
+FILE_NAME_FIELDS = ("path", "max_stars_repo_path", "file_name", "filename", "ext", "lang", "language")
 
 TOO_LONG = "over max_document_bytes"
 NOT_UTF8 = "not UTF-8"
@@ -42,17 +43,30 @@ class RawSource:
     """A source whose files are on this disk: the output of `fetch`.
 
     `root` is the folder that file names are relative to; `stamps` are (bytes, time of change in ns) of the
-    files before they were hashed; `origin` is a text on where the files came from.
+    files before they were hashed; `origin` is a text on where the files came from. `is_cleaned`: filters
+    of lines see it. `field` is that of the text, in formats that have fields.
     """
 
     name: str
     root: str
     files: tuple[str, ...]
     stamps: tuple[tuple[int, int], ...]
-    text_field: str
+    kind: str
+    is_cleaned: bool
+    field: str
     max_documents: int | None
     origin: str
     fingerprint: str
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the fields or columns that must be there."""
+        return (self.field,)
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """Names of fields or columns that are read where they are there."""
+        return FILE_NAME_FIELDS if self.kind == "code" else ()
 
 
 @dataclass(frozen=True)
@@ -78,73 +92,51 @@ def records(source: RawSource, max_bytes: int) -> Iterator[Record]:
     for name in source.files:
         path = Path(source.root) / name
         try:
-            yield from _file_records(path, source.text_field, max_bytes)
+            yield from _file_records(path, source, max_bytes)
         except OSError as problem:
             raise unreadable(path, problem) from None
         except KieloError as problem:
             yield Record(path, 0, None, BadRecord(DAMAGED_FILE, str(problem)))
 
 
-def parse(record: Record, source: RawSource, max_bytes: int) -> tuple[str, str]:
-    """Decodes a record: (id, text). Raises BadRecord naming the file, and the line or row if any."""
-    if record.problem is not None:
-        raise record.problem
-    kind = _kind(record.path)
-    file = record.path.relative_to(source.root).as_posix()
-    place = f"{source.name}/{file}"
-    if kind == "html":
-        return place, _page_text(record.path, max_bytes)
-    place = f"{place}:{record.number}"
-    if kind == "parquet":
-        return place, _parquet_text(record, max_bytes)
-    if kind == "txt":
-        try:
-            return place, decode_text(record.path, record.number, record.content)
-        except KieloError as problem:
-            raise BadRecord(NOT_UTF8, str(problem)) from None
-    try:
-        content = parse_record(record.path, record.number, record.content)
-    except KieloError as problem:
-        raise BadRecord("no JSON object", str(problem)) from None
-    text = content.get(source.text_field, ...)
-    # A field that says "nothing" is an empty document.
-    text = "" if text is None else text
-    if not isinstance(text, str):
-        raise BadRecord(
-            NO_TEXT,
-            f"{record.path}, line {record.number}: no text in the field {source.text_field!r}; "
-            f"its fields are {', '.join(content)[:200] or 'none'}. Set the source's text_field",
-        )
-    id = content.get("id")
-    return str(id) if id and isinstance(id, str | int | float) else place, text
+def is_readable(path: Path, kind: str) -> bool:
+    """Returns True if the file's name ends in a format of this kind of source and begins with no dot."""
+    if path.name.startswith("."):
+        return False
+    if kind == "code":
+        return bool(CODE_TABLES.search(path.name)) or programming_language(path.name) is not None
+    return bool(KNOWN.search(path.name))
 
 
-def is_readable(path: Path) -> bool:
-    """Returns True if the file's name ends in a known format and does not begin with a dot."""
-    return bool(KNOWN.search(path.name)) and not path.name.startswith(".")
+def formats(kind: str) -> str:
+    """Returns the formats of a kind of source, for people."""
+    return CODE_FORMATS if kind == "code" else FORMATS
 
 
-def _file_records(path: Path, text_field: str, max_bytes: int) -> Iterator[Record]:
-    kind = _kind(path)
-    if kind == "html":
+def file_format(path: Path, kind: str) -> str:
+    """Returns the format of a file of a source of this kind: "jsonl", "parquet", "txt", "html" or "code"."""
+    if kind == "code" and not CODE_TABLES.search(path.name):
+        return "code"
+    suffixes = [suffix for suffix in path.suffixes if suffix.lower() not in (".gz", ".zst")]
+    found = suffixes[-1].lower().removeprefix(".")
+    return "html" if found == "htm" else found
+
+
+def _file_records(path: Path, source: RawSource, max_bytes: int) -> Iterator[Record]:
+    format = file_format(path, source.kind)
+    if format in ("html", "code"):  # the file is the document
         yield Record(path, 1, None)
-    elif kind == "parquet":
-        yield from _parquet_records(path, text_field)
+    elif format == "parquet":
+        yield from _parquet_records(path, source)
     else:
         for number, line in read_lines(path, max_bytes):
             if line is None:
-                yield Record(path, number, None, _too_long(f"{path}, line {number}", max_bytes))
+                yield Record(path, number, None, too_long(f"{path}, line {number}", max_bytes))
             elif line.strip():
                 yield Record(path, number, line)
 
 
-def _kind(path: Path) -> str:
-    suffixes = [suffix for suffix in path.suffixes if suffix.lower() not in (".gz", ".zst")]
-    kind = suffixes[-1].lower().removeprefix(".")
-    return "html" if kind == "htm" else kind
-
-
-def _too_long(place: str, max_bytes: int) -> BadRecord:
+def too_long(place: str, max_bytes: int) -> BadRecord:
     return BadRecord(
         TOO_LONG, f"{place}: longer than corpus.max_document_bytes = {max_bytes}; cut it, or set more"
     )
@@ -157,68 +149,21 @@ def unreadable(path: Path, problem: OSError) -> KieloError:
     )
 
 
-def _page_text(path: Path, max_bytes: int) -> str:
-    with open(path, "rb") as file:
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise _too_long(str(path), max_bytes)
-    html = _decode_page(path, content)
-    try:
-        return page_text(html)
-    # Python's parser has no error of its own: it asserts its assumptions, and converts any digits.
-    except (AssertionError, ValueError, RecursionError) as problem:
-        raise BadRecord("HTML that cannot be parsed", f"{path}: not parsed as HTML ({problem})") from None
-
-
-def _decode_page(path: Path, content: bytes) -> str:
-    """Decodes a page by its byte-order mark, else by its charset, else as UTF-8."""
-    declared = CHARSET.search(content[:4096])
-    charset = declared.group(1).decode() if declared else "utf-8"
-    try:
-        encoding = other_encoding(content[:4096]) or codecs.lookup(charset).name
-        if encoding in NO_CHARSETS:
-            raise LookupError
-        # A charset that was found byte by byte cannot be UTF-16.
-        if declared and encoding.startswith(("utf-16", "utf-32")):
-            encoding = "utf-8"
-        return content.decode(encoding).removeprefix("\ufeff")
-    except UnicodeDecodeError as problem:
-        line = content.count(b"\n", 0, problem.start) + 1
-        raise BadRecord(
-            "not in its charset",
-            f"{path}, line {line}: invalid {encoding.upper()} (byte 0x{content[problem.start]:02x}); "
-            "convert the file or correct its charset",
-        ) from None
-    except LookupError:
-        raise BadRecord(
-            "not in its charset", f"{path}: unknown charset {charset!r}; convert the file to UTF-8"
-        ) from None
-
-
-def _parquet_records(path: Path, text_field: str) -> Iterator[Record]:
+def _parquet_records(path: Path, source: RawSource) -> Iterator[Record]:
     import pyarrow
     import pyarrow.parquet
 
     try:
         file = pyarrow.parquet.ParquetFile(path, buffer_size=PARQUET_BATCH_BYTES // 16)
-        if text_field not in file.schema_arrow.names:
-            raise KieloError(
-                f"{path}: no column {text_field!r}; its columns are "
-                f"{', '.join(file.schema_arrow.names)[:200]}. "
-                "Set the source's text_field"
-            )
-        kind = file.schema_arrow.field(text_field).type
-        if pyarrow.types.is_dictionary(kind):
-            kind = kind.value_type
-        if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-            raise KieloError(
-                f"{path}: column {text_field!r} holds {kind} and no text; set the source's text_field"
-            )
+        columns = file.schema_arrow.names
+        for name in source.fields:
+            _check_column(path, file.schema_arrow, name)
+        wanted = [*source.fields, *(name for name in source.facts if name in columns)]
         number = 0
-        for batch in file.iter_batches(_batch_rows(file), columns=[text_field]):
-            for value in batch.column(0):
+        for batch in file.iter_batches(_batch_rows(file), columns=wanted):
+            for row in range(batch.num_rows):
                 number += 1
-                yield Record(path, number, value)
+                yield Record(path, number, {name: batch.column(name)[row] for name in wanted})
     except (pyarrow.ArrowException, OSError) as problem:
         if isinstance(problem, MemoryError) or isinstance(problem, OSError) and problem.errno is not None:
             raise
@@ -234,17 +179,17 @@ def _batch_rows(file: Any) -> int:
     return max(1, min(PARQUET_BATCH_ROWS, int(PARQUET_BATCH_BYTES / max(largest, 1))))
 
 
-def _parquet_text(record: Record, max_bytes: int) -> str:
-    value = record.content
-    if not value.is_valid:
-        return ""
-    value = getattr(value, "value", value)  # of a dictionary
-    if value.as_buffer().size > max_bytes:
-        raise _too_long(f"{record.path}, row {record.number}", max_bytes)
-    try:
-        return value.as_py()
-    except UnicodeDecodeError:
-        raise BadRecord(
-            NOT_UTF8,
-            f"{record.path}, row {record.number}: invalid UTF-8; write the file again from clean text",
-        ) from None
+def _check_column(path: Path, schema: Any, name: str) -> None:
+    """Raises KieloError where there is no such column, or one without text."""
+    import pyarrow
+
+    if name not in schema.names:
+        raise KieloError(
+            f"{path}: no column {name!r}; its columns are {', '.join(schema.names)[:200]}. "
+            "Set the source's text_field"
+        )
+    kind = schema.field(name).type
+    if pyarrow.types.is_dictionary(kind):
+        kind = kind.value_type
+    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+        raise KieloError(f"{path}: column {name!r} holds {kind} and no text; set the source's text_field")

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from datatrove.data import DocumentsPipeline
 
-from kielo.corpus.raw_formats import BadRecord, RawSource, Record, parse, records, unreadable
-from kielo.corpus.split_document import SplitDocument, split_document
+from kielo.corpus.raw_formats import BadRecord, RawSource, Record, records, unreadable
+from kielo.corpus.raw_texts import parse
+from kielo.corpus.split_document import SplitDocument, split_document, split_verbatim
 from kielo.corpus.step import CorpusStep
 
 # Bad records of each source that are shown.
@@ -49,17 +50,19 @@ class ReadSources(CorpusStep):
                     continue
                 file = record.path.relative_to(source.root).as_posix()
                 try:
-                    id, text = parse(record, source, self.max_document_bytes)
+                    raw = parse(record, source, self.max_document_bytes)
                 except BadRecord as problem:
                     self.pass_over(source, number, record, problem)
                     continue
                 except OSError as problem:
                     raise unreadable(record.path, problem) from None
-                metadata = {"file": file, "number": record.number}
-                yield split_document(text, id, source.name, (source_number, number), metadata)
+                metadata = {"file": file, "number": record.number} | raw.facts
+                split = split_document if source.is_cleaned else split_verbatim
+                yield split(raw.text, raw.id, source.name, (source_number, number), metadata)
 
     def pass_over(self, source: RawSource, number: int, record: Record, problem: BadRecord) -> None:
         """Count a bad record, and keep the first ones as examples (see `bad_examples`)."""
+        self.source = source.name
         self.count("source_documents", source.name)
         self.count("source_bad", source.name)
         self.count("documents", problem.reason)

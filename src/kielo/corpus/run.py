@@ -1,4 +1,4 @@
-"""The corpus stage: raw text -> clean documents in one language, and the funnel of what was dropped.
+"""The corpus stage: raw text -> clean documents, and the funnel of what was dropped.
 
 Two passes of datatrove steps. The first works on each document alone, on all workers; the second knows the
 whole corpus (duplicates) and runs in this process, in the order of the sources. So the outcome is the same,
@@ -28,13 +28,13 @@ from kielo.corpus.funnel import build_funnel, by_source, empty_message, threshol
 from kielo.corpus.pipeline import first_pass, second_pass
 from kielo.corpus.raw_formats import RawSource
 from kielo.corpus.read_sources import bad_examples
-from kielo.corpus.settings import complete, effective_settings
-from kielo.corpus.step import CorpusStep
+from kielo.corpus.settings import effective_settings
+from kielo.corpus.step import CorpusStep, labels_of
 from kielo.recipe.cards import Language, language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Corpus, Recipe
 
-KIND, VERSION = "corpus", 1
+KIND, VERSION = "corpus", 2
 # From so many records of a source on, one bad record is passed over whatever its share, unless none may be.
 RECORDS_FOR_ONE_BAD = 10
 
@@ -45,7 +45,7 @@ def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = 
     Does nothing when `folder` already holds the outcome for this text and these settings (its manifest is
     returned as it was). Counts: bytes_in, documents_in, bytes_kept, documents_kept, words_kept, sources.
     Raises KieloError for text that cannot be fetched or read, of which too much is bad
-    (corpus.max_bad_share), and when nothing is left of it; `folder` is then as it was before.
+    (corpus.max_bad_share), and when nothing is left of a source; `folder` is then as it was before.
     """
     folder = Path(folder)
     refuse_foreign(folder, KIND)  # before hours of fetching
@@ -74,10 +74,10 @@ def _clean(
     say: Callable[[str], None],
 ) -> None:
     """Run both passes in the stage's partial folder; fill `counts`, write documents/ and funnel.json."""
-    corpus, settings = complete(corpus, card), effective_settings(corpus, card)
+    settings = effective_settings(corpus, card)
     cleaned = folder / "cleaned"
     say(f"cleaning {sum(len(source.files) for source in sources):,} files with {corpus.workers} workers")
-    steps = first_pass(sources, corpus, card, cleaned)
+    steps = first_pass(sources, corpus, card.code, cleaned)
     tallies = run_pipeline(steps, corpus.workers)
     read = _describe_read(sources, tallies[0])
     _refuse_bad_sources(read, corpus.max_bad_share)
@@ -161,17 +161,13 @@ def _conclude(
     folder: Path,
     counts: dict[str, Any],
 ) -> None:
-    """Write funnel.json and the counts; KieloError when nothing is left."""
+    """Write funnel.json and the counts; KieloError when nothing is left of a source."""
     rows, table = build_funnel(steps, tallies), threshold_table(steps, tallies)
     kept = by_source(tallies[-1])
-    if not kept:
-        shown = f"{settings['language_identifier']}, line threshold {settings['line_language_threshold']}, "
-        shown += f"document threshold {settings['document_language_threshold']}"
-        raise KieloError(empty_message(settings["language"], rows, table, shown))
-    none = {"documents": 0, "bytes": 0}
+    if empty := [source["name"] for source in read if source["name"] not in kept]:
+        raise KieloError("\n".join(_empty_source(name, settings, steps, tallies) for name in empty))
     described = [
-        source | {f"{what}_kept": amount for what, amount in kept.get(source["name"], none).items()}
-        for source in read
+        source | {f"{what}_kept": amount for what, amount in kept[source["name"]].items()} for source in read
     ]
     for what in ("bytes_in", "documents_in", "bytes_kept", "documents_kept"):
         counts[what] = sum(source[what] for source in described)
@@ -179,6 +175,29 @@ def _conclude(
     counts["sources"] = described
     sources = [FunnelSource(**source) for source in described]
     write_json(folder, Funnel(settings=settings, sources=sources, steps=rows, threshold_table=table))
+
+
+def _empty_source(
+    name: str, settings: dict[str, Any], steps: Sequence[CorpusStep], tallies: Sequence[dict[str, int]]
+) -> str:
+    """Returns the message on a source of which nothing is left, with the funnel of its own documents."""
+    own = [labels_of(name, labels) for labels in tallies]
+    rule, kind = settings["language_rules"].get(name), settings["kinds"][settings["sources"].index(name)]
+    what = f"corpus.sources, {name} (kind = {kind!r}"
+    if rule:
+        what += f", language = {' or '.join(rule['languages'])} by {settings['language_identifier']}, line "
+        what += f"threshold {rule['line_threshold']:g}, document threshold {rule['document_threshold']:g}"
+        advice = (
+            "Is the text in this language? If not, set the source's `language`, or `kind` for code; if so, "
+            "lower corpus.line_language_threshold or corpus.document_language_threshold, or the length that "
+            "dropped it (corpus.min_line_characters, corpus.min_document_characters). clean = false takes "
+            "text as it is"
+        )
+    elif kind == "code":
+        advice = "Is it code by hand? [corpus.code] has the limits; clean = false takes code as it is"
+    else:
+        advice = "All of it is empty, or an earlier source has the same documents"
+    return empty_message(f"{what})", build_funnel(steps, own), threshold_table(steps, own), advice)
 
 
 def _speaker(progress: bool) -> Callable[[str], None]:

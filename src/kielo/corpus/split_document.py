@@ -59,7 +59,14 @@ class SplitDocument(Document):
 
 
 def split_document(text: str, id: str, source: str, place: tuple[int, int], metadata: dict) -> SplitDocument:
-    """Makes a document from its raw text, split into lines."""
+    """Makes a document from its raw text, split into lines at any line end that Unicode knows."""
     document = SplitDocument(text="", id=id, metadata=metadata, source=source, place=place)
     document.set_lines(text.splitlines())
+    return document
+
+
+def split_verbatim(text: str, id: str, source: str, place: tuple[int, int], metadata: dict) -> SplitDocument:
+    """Makes a document whose `join` gives back `text`, character by character: it is split at "\\n" alone."""
+    document = SplitDocument(text="", id=id, metadata=metadata, source=source, place=place)
+    document.set_lines(text.split("\n"))
     return document

@@ -6,7 +6,8 @@ Documents in -> documents left, and counts by reason.
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Self
 
 from datatrove.data import DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
@@ -15,16 +16,34 @@ from kielo.corpus.split_document import SplitDocument
 
 # One label of a count: what was counted, and for which reason.
 SEPARATOR = "/"
+# Begins the labels of one source's counts; its name, which holds no separator, and the label itself follow.
+OF_SOURCE = "of"
+
+
+def labels_of(source: str, labels: dict[str, int]) -> dict[str, int]:
+    """Returns the counts of one source's documents, under the labels of the whole corpus."""
+    prefix = f"{OF_SOURCE}{SEPARATOR}{source}{SEPARATOR}"
+    return {label.removeprefix(prefix): count for label, count in labels.items() if label.startswith(prefix)}
 
 
 class CorpusStep(PipelineStep):
     """Passes documents through `work`, and counts what is left after it."""
 
     type = "kielo"
+    name: str
+    detail: str = ""
+    """What tells this step from others of its name, in the funnel."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tally: Counter[str] = Counter()
+        self.only: frozenset[str] | None = None
+        self.source = ""
+
+    def for_sources(self, names: Iterable[str], detail: str = "") -> Self:
+        """Let documents of all other sources pass untouched. Returns this step."""
+        self.only, self.detail = frozenset(names), detail
+        return self
 
     def start(self) -> None:  # noqa: B027 (most steps need nothing)
         """Called in the worker before the first document: the place to load a model."""
@@ -34,12 +53,17 @@ class CorpusStep(PipelineStep):
         """Change the document; False drops it (and the step has counted why)."""
 
     def count(self, what: str, reason: str, amount: int = 1) -> None:
-        self.tally[f"{what}{SEPARATOR}{reason}"] += amount
+        """Count once for the whole corpus and once for the source of the document at work."""
+        label = f"{what}{SEPARATOR}{reason}"
+        self.tally[label] += amount
+        if self.source:
+            self.tally[f"{OF_SOURCE}{SEPARATOR}{self.source}{SEPARATOR}{label}"] += amount
 
     def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
         self.start()
         for document in data or ():
-            if self.work(document):
+            self.source = document.source
+            if self.only is not None and self.source not in self.only or self.work(document):
                 self.count_left(document)
                 yield document
         self.report_tally()

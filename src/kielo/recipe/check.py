@@ -8,10 +8,11 @@ from pathlib import Path
 
 from kielo.recipe.cards import clusters, language, languages
 from kielo.recipe.complaints import Complaint, did_you_mean
+from kielo.recipe.languages_of_sources import languages_of
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.phases import full_phases
-from kielo.recipe.sections import Recipe
+from kielo.recipe.sections import Recipe, Source
 
 _BYTES_AND_END_OF_TEXT = 257  # a byte-level vocabulary begins with the 256 bytes and one special token
 _OF_A_SEGMENT = ("final_learning_rate_ratio", "schedule", "warmup_share", "decay_share")
@@ -61,6 +62,8 @@ def _sources(recipe: Recipe) -> Found:
             ("corpus.sources",),
             f"corpus.sources: {name!r} names {names.count(name)} sources; give each its own name",
         )
+    for source in recipe.corpus.sources:
+        yield from _languages_of_source(recipe, source)
     for name in recipe.dataset.mixture:
         if name not in names:
             yield (
@@ -80,6 +83,26 @@ def _sources(recipe: Recipe) -> Found:
             f"dataset.temperature = {recipe.dataset.temperature:g} makes weights of the sources' tokens, and "
             "dataset.mixture gives weights; what would work: leave one of the two out",
         )
+
+
+def _languages_of_source(recipe: Recipe, source: Source) -> Found:
+    """Complaints on languages that the source names itself; those on the recipe's are of `_names`."""
+    identifier = recipe.corpus.language_identifier
+    for code in languages_of(recipe, source) if source.language else ():
+        if code not in languages():
+            named = {code: [language(code).name] for code in languages()}
+            yield (
+                ("corpus.sources",),
+                f"corpus.sources, {source.name}: language = {code!r} has no card; known: "
+                f"{', '.join(named)}{did_you_mean(code, named)}",
+            )
+        elif source.clean and not language(code).identifier_codes.get(identifier):
+            known = [name for name, codes in language(code).identifier_codes.items() if codes]
+            yield (
+                ("corpus.sources", "corpus.language_identifier"),
+                f"corpus.sources, {source.name}: corpus.language_identifier = {identifier!r} does not know "
+                f"language {code!r}; what would work: {', '.join(known) or 'clean = false, for clean text'}",
+            )
 
 
 def _model(recipe: Recipe) -> Found:

@@ -8,6 +8,7 @@ from typing import Any
 from kielo.artifact.own_text import is_own_text, write_own_text
 from kielo.artifact.parity import Parity
 from kielo.artifact.scores import Scores
+from kielo.recipe.languages_of_sources import languages_of
 from kielo.recipe.sections import Recipe, Source
 from kielo.report.baselines import baseline_name
 from kielo.report.units import format_bytes
@@ -37,7 +38,7 @@ def render(gathered: dict[str, Any]) -> str:
         _front_matter(recipe),
         f"# {_plain(recipe.name)}",
         _plain(recipe.description),
-        f"A causal language model for the language `{_plain(recipe.language)}`, made with Kielo "
+        f"A causal language model for {_named_languages(recipe)}, made with Kielo "
         f"{gathered['kielo_version']}.",
         _model(gathered["overview"]),
         _bits_per_byte(gathered["scores"]),
@@ -62,7 +63,7 @@ def _front_matter(recipe: Recipe) -> str:
         "---",
         f"license: {json.dumps(recipe.report.license)}",
         "language:",
-        f"- {json.dumps(recipe.language)}",
+        *(f"- {json.dumps(code)}" for code in _languages(recipe)),
         "library_name: transformers",
         "pipeline_tag: text-generation",
     ]
@@ -72,6 +73,17 @@ def _front_matter(recipe: Recipe) -> str:
     if datasets:
         lines += ["datasets:", *(f"- {json.dumps(name)}" for name in dict.fromkeys(datasets))]
     return "\n".join([*lines, "tags:", "- kielo", "---"])
+
+
+def _languages(recipe: Recipe) -> list[str]:
+    """Returns the recipe's language and those of its sources, each once."""
+    others = (code for source in recipe.corpus.sources for code in languages_of(recipe, source))
+    return list(dict.fromkeys([recipe.language, *others]))
+
+
+def _named_languages(recipe: Recipe) -> str:
+    codes = [f"`{_plain(code)}`" for code in _languages(recipe)]
+    return ("the language " if len(codes) == 1 else "the languages ") + ", ".join(codes)
 
 
 def _is_from_hub(source: Source) -> bool:
@@ -116,7 +128,7 @@ def _training(gathered: dict[str, Any]) -> str:
     recipe, corpus, training = gathered["recipe"], gathered["corpus"], gathered["training"]
     lines = []
     for source in recipe.corpus.sources:
-        lines.append(f"- Source: {_plain(_source(source))}")
+        lines.append(f"- Source: {_plain(_source(source))}{_rights(source)}")
     if recipe.report.text_license:
         lines.append(f"- Licence of the text: {_plain(recipe.report.text_license)}")
     if corpus:
@@ -142,6 +154,12 @@ def _source(source: Source) -> str:
     if source.path:
         parts.append(f"local text {source.name or Path(source.path).name}")
     return ", or where that is missing ".join(parts)
+
+
+def _rights(source: Source) -> str:
+    """Returns where people get the source's text, and under which licence, as far as the recipe says."""
+    address = f"; from {_plain(source.address)}" if source.address else ""
+    return address + (f"; licence: {_plain(source.licence)}" if source.licence else "")
 
 
 def _limits() -> str:

@@ -1,0 +1,167 @@
+"""The text of a raw record: decoded from its format, with what is known of it.
+
+`Record` -> `RawText`, or a `BadRecord` that names the file, and the line or row if any.
+"""
+
+import codecs
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kielo.artifact.documents import decode_text, other_encoding, parse_record
+from kielo.corpus.code_filters import LANGUAGE
+from kielo.corpus.html_text import page_text
+from kielo.corpus.programming_languages import programming_language
+from kielo.corpus.raw_formats import (
+    FILE_NAME_FIELDS,
+    NO_TEXT,
+    NOT_UTF8,
+    BadRecord,
+    RawSource,
+    Record,
+    file_format,
+    too_long,
+)
+from kielo.recipe.errors import KieloError
+
+CHARSET = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([A-Za-z0-9_.:-]+)", re.IGNORECASE)
+# Python has them as encodings of text, but no page is written in them.
+NO_CHARSETS = frozenset({"utf-7", "idna", "punycode", "unicode-escape", "raw-unicode-escape", "undefined"})
+
+
+@dataclass(frozen=True)
+class RawText:
+    """One decoded document. `facts` go into its metadata."""
+
+    id: str
+    text: str
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def parse(record: Record, source: RawSource, max_bytes: int) -> RawText:
+    """Decodes a record. Raises BadRecord naming the file, and the line or row if any."""
+    if record.problem is not None:
+        raise record.problem
+    format = file_format(record.path, source.kind)
+    file = record.path.relative_to(source.root).as_posix()
+    place = f"{source.name}/{file}"
+    if format == "html":
+        return RawText(place, _page_text(record.path, max_bytes))
+    if format == "code":
+        return RawText(
+            place, _whole_file(record.path, max_bytes), {LANGUAGE: programming_language(record.path.name)}
+        )
+    place = f"{place}:{record.number}"
+    if format == "txt":
+        try:
+            return RawText(place, decode_text(record.path, record.number, record.content))
+        except KieloError as problem:
+            raise BadRecord(NOT_UTF8, str(problem)) from None
+    if format == "parquet":
+        where = f"{record.path}, row {record.number}"
+        fields = {name: _cell(where, value, max_bytes) for name, value in record.content.items()}
+    else:
+        where = f"{record.path}, line {record.number}"
+        fields = _json_fields(record)
+        given = fields.get("id")
+        place = str(given) if given and isinstance(given, str | int | float) else place
+    return _from_fields(place, where, fields, source)
+
+
+def _from_fields(id: str, where: str, fields: dict[str, Any], source: RawSource) -> RawText:
+    """Makes a text of a JSON object or a row."""
+    text = fields.get(source.field, ...)
+    # A field that says "nothing" is an empty document.
+    text = "" if text is None else text
+    if not isinstance(text, str):
+        raise BadRecord(
+            NO_TEXT,
+            f"{where}: no text in the field {source.field!r}; "
+            f"its fields are {', '.join(fields)[:200] or 'none'}. Set the source's text_field",
+        )
+    if source.kind != "code":
+        return RawText(id, text)
+    names = (fields.get(name) for name in FILE_NAME_FIELDS)
+    languages = (programming_language(name) for name in names if isinstance(name, str) and name)
+    language = next(filter(None, languages), None)
+    return RawText(id, text, {LANGUAGE: language} if language else {})
+
+
+def _json_fields(record: Record) -> dict[str, Any]:
+    try:
+        return parse_record(record.path, record.number, record.content)
+    except KieloError as problem:
+        raise BadRecord("no JSON object", str(problem)) from None
+
+
+def _whole_file(path: Path, max_bytes: int) -> str:
+    """Reads a program file, of whose bytes none is changed: line ends and a byte-order mark stay."""
+    content = _read_at_most(path, max_bytes)
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        line = content.count(b"\n", 0, problem.start) + 1
+        raise BadRecord(
+            NOT_UTF8,
+            f"{path}, line {line}: invalid UTF-8 (byte 0x{content[problem.start]:02x}); convert the file",
+        ) from None
+
+
+def _read_at_most(path: Path, max_bytes: int) -> bytes:
+    with open(path, "rb") as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise too_long(str(path), max_bytes)
+    return content
+
+
+def _page_text(path: Path, max_bytes: int) -> str:
+    content = _read_at_most(path, max_bytes)
+    html = _decode_page(path, content)
+    try:
+        return page_text(html)
+    # Python's parser has no error of its own: it asserts its assumptions, and converts any digits.
+    except (AssertionError, ValueError, RecursionError) as problem:
+        raise BadRecord("HTML that cannot be parsed", f"{path}: not parsed as HTML ({problem})") from None
+
+
+def _decode_page(path: Path, content: bytes) -> str:
+    """Decodes a page by its byte-order mark, else by its charset, else as UTF-8."""
+    declared = CHARSET.search(content[:4096])
+    charset = declared.group(1).decode() if declared else "utf-8"
+    try:
+        encoding = other_encoding(content[:4096]) or codecs.lookup(charset).name
+        if encoding in NO_CHARSETS:
+            raise LookupError
+        # A charset that was found byte by byte cannot be UTF-16.
+        if declared and encoding.startswith(("utf-16", "utf-32")):
+            encoding = "utf-8"
+        return content.decode(encoding).removeprefix("\ufeff")
+    except UnicodeDecodeError as problem:
+        line = content.count(b"\n", 0, problem.start) + 1
+        raise BadRecord(
+            "not in its charset",
+            f"{path}, line {line}: invalid {encoding.upper()} (byte 0x{content[problem.start]:02x}); "
+            "convert the file or correct its charset",
+        ) from None
+    except LookupError:
+        raise BadRecord(
+            "not in its charset", f"{path}: unknown charset {charset!r}; convert the file to UTF-8"
+        ) from None
+
+
+def _cell(where: str, value: Any, max_bytes: int) -> Any:
+    """Returns the value of a cell; texts are checked before they are copied."""
+    import pyarrow
+
+    if not value.is_valid:
+        return None
+    value = getattr(value, "value", value) if isinstance(value, pyarrow.DictionaryScalar) else value
+    is_text = isinstance(value, pyarrow.StringScalar | pyarrow.LargeStringScalar)
+    if is_text and value.as_buffer().size > max_bytes:
+        raise too_long(where, max_bytes)
+    try:
+        return value.as_py()
+    except UnicodeDecodeError:
+        raise BadRecord(NOT_UTF8, f"{where}: invalid UTF-8; write the file again from clean text") from None
