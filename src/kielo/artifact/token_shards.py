@@ -117,14 +117,30 @@ class TokenShard:
             )
         return self._tokens[start_token : start_token + count]
 
-    def whole_sequences(self, length: int) -> np.ndarray:
-        """Returns each whole sequence and its next token, [sequences, length + 1], a view of the mapped file.
+    def num_whole_sequences(self, length: int) -> int:
+        """Returns the number of sequences that have `length` tokens and a next one."""
+        return max(0, self.num_tokens - 1) // length
 
-        Row i is tokens i * length .. (i + 1) * length, so that neighbours share a token.
+    def sequences(self, numbers: np.ndarray, length: int) -> np.ndarray:
+        """Returns whole sequences with their next tokens, [numbers, length + 1].
+
+        Sequence i is tokens i * length .. (i + 1) * length, so that neighbours share a token.
         """
         if self.num_tokens <= length:
             return np.zeros((0, length + 1), self.dtype)
-        return np.lib.stride_tricks.sliding_window_view(self._tokens, length + 1)[::length]
+        return np.lib.stride_tricks.sliding_window_view(self._tokens, length + 1)[::length][numbers]
+
+    def borders(self, start_token: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns (range, token) of each document that begins inside of one of the ranges [n] of tokens.
+
+        Inside: after its first token. int64 [borders] each.
+        """
+        offsets = self.document_offsets
+        before = np.searchsorted(offsets, start_token, side="right")  # documents that begin no later
+        borders = np.searchsorted(offsets, start_token + count, side="left") - before
+        which = np.repeat(np.arange(len(borders)), borders)
+        number = np.arange(len(which)) + (before - np.cumsum(borders) + borders)[which]
+        return which, offsets[number]
 
     def _read_index(self) -> tuple[np.dtype, np.ndarray, np.ndarray]:
         content = self._index_path.read_bytes()

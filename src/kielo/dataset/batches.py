@@ -164,7 +164,7 @@ class _Reader:
 
     def __init__(self, shards: Sequence[TokenShard], length: int, end: int, mask_documents: bool):
         self._shards, self._length, self._end, self._mask_documents = shards, length, end, mask_documents
-        self._whole = [shard.whole_sequences(length) for shard in shards]
+        self._whole = [shard.num_whole_sequences(length) for shard in shards]
         self._dtype = np.result_type(*(shard.dtype for shard in shards))
 
     def read(self, samples: np.ndarray, source: np.ndarray, sequence: np.ndarray) -> Batch:
@@ -192,10 +192,10 @@ class _Reader:
     ) -> None:
         """Copies sequences of one shard, with the token after each, into rows of `tokens` [n, s + 1]."""
         whole, shard = self._whole[number], self._shards[number]
-        is_whole = sequence < len(whole)
-        tokens[rows[is_whole]] = whole[sequence[is_whole]]
+        is_whole = sequence < whole
+        tokens[rows[is_whole]] = shard.sequences(sequence[is_whole], self._length)
         for row in rows[~is_whole]:  # only a shard's last sequence is shorter
-            rest = shard.read(start := len(whole) * self._length, shard.num_tokens - start)
+            rest = shard.read(start := whole * self._length, shard.num_tokens - start)
             tokens[row, : len(rest)] = rest
             counts[row] = len(rest) - 1  # the last token has no next one: it is a label only
 
@@ -208,10 +208,6 @@ def _mark_borders(
     start_token, count: the range of the shard's tokens in each row. A sum along the row then numbers the
     documents.
     """
-    offsets = shard.document_offsets
-    before = np.searchsorted(offsets, start_token, side="right")  # documents that begin no later than the row
-    borders = np.searchsorted(offsets, start_token + count, side="left") - before
-    which = np.repeat(np.arange(len(rows)), borders)
-    number = np.arange(len(which)) + (before - np.cumsum(borders) + borders)[which]
-    places = rows[which] * documents.shape[1] + offsets[number] - start_token[which]
+    which, token = shard.borders(start_token, count)
+    places = rows[which] * documents.shape[1] + token - start_token[which]
     np.add.at(documents.reshape(-1), places, 1)  # documents without tokens begin where the next one does

@@ -1,0 +1,264 @@
+"""The formats of ready token files: a path → its description, and a description → the opened file.
+
+    megatron  PREFIX.bin and PREFIX.idx, as Megatron and Kielo write them (`token_shards.py`)
+    npy       OLMo's flat ids: no header and no index, documents end with end-of-text; numpy's own .npy too
+    ds        nanotron's and datatrove's: NAME.ds, NAME.ds.index (ends of documents), NAME.ds.metadata
+
+Only heads and last entries are read: to describe a file takes as long for 100 GB as for 100 kB. Raises
+KieloError, with the file and the number, for files that cannot be what they seem.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from kielo.artifact.token_file import DocumentIndex, EndsIndex, MegatronIndex, OpenTokenFile, TokenFile
+from kielo.artifact.token_shards import DTYPES, HEADER, MAGIC, VERSION
+from kielo.recipe.errors import KieloError
+
+FINGERPRINT_BYTES = 4096  # of each end of a file
+READ_AT_ONCE = 1 << 20  # entries of an index
+NPY_MAGIC = b"\x93NUMPY"
+
+
+@dataclass(frozen=True)
+class Format:
+    """suffix: of the data; describe(path, width): see `describe`; index: of a described file."""
+
+    suffix: str
+    describe: Callable[[Path, int], TokenFile]
+    index: Callable[[Path, TokenFile], DocumentIndex | None]
+
+
+def describe(path: Path, width: int) -> TokenFile:
+    """Describes a data file by its suffix. width: bytes of an id where the file does not tell."""
+    return next(kind for kind in FORMATS.values() if path.name.endswith(kind.suffix)).describe(path, width)
+
+
+def open_file(root: Path, file: TokenFile, end_of_text_id: int) -> OpenTokenFile:
+    """Opens a described file in the folder `root`; nothing is checked again."""
+    path = root / file.name
+    return OpenTokenFile(path, file, FORMATS[file.format].index(path, file), end_of_text_id)
+
+
+def fingerprint(path: Path, index_path: Path | None) -> str:
+    """Returns a hash of the sizes and both ends of a file and its index: cheap, so that all are compared."""
+    digest = xxhash.xxh3_128()
+    for part in (path, index_path):
+        if part is None:
+            continue
+        with open(part, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            digest.update(size.to_bytes(8, "little"))
+            digest.update(os.pread(file.fileno(), FINGERPRINT_BYTES, 0))
+            digest.update(os.pread(file.fileno(), FINGERPRINT_BYTES, max(0, size - FINGERPRINT_BYTES)))
+    return digest.hexdigest()
+
+
+def index_path(path: Path, kind: str) -> Path | None:
+    """Returns the file with the documents of a data file, or None for a format without one."""
+    if kind == "megatron":
+        return path.with_name(path.name.removesuffix(".bin") + ".idx")
+    return path.with_name(path.name + ".index") if kind == "ds" else None
+
+
+def check_index(path: Path, file: TokenFile) -> None:
+    """Reads a whole index; raises KieloError for documents that go backwards or past the end of the data."""
+    index = FORMATS[file.format].index(path, file)
+    if index is None:
+        return
+    before = 0
+    for first in range(0, index.num_documents, READ_AT_ONCE):
+        starts = index.starts(first, min(first + READ_AT_ONCE, index.num_documents))
+        steps = np.diff(starts, prepend=before)
+        wrong = np.flatnonzero((steps < 0) | (starts > file.tokens))
+        if len(wrong) or (first == 0 and starts[0] != 0):
+            number = int(wrong[0]) if len(wrong) else 0
+            raise KieloError(
+                f"{index_path(path, file.format)}: document {first + number} begins at token "
+                f"{starts[number]:,}, after one at {int(starts[number - 1]) if number else before:,}, in "
+                f"{path.name} of {file.tokens:,} tokens; the index is not that file's, or damaged: copy both "
+                "again"
+            )
+        before = int(starts[-1])
+
+
+def _describe_megatron(path: Path, width: int) -> TokenFile:
+    head = _MegatronHead(index := index_path(path, "megatron"))
+    size = path.stat().st_size
+    end = head.end_of_data()
+    if size % head.dtype.itemsize:
+        raise _not_whole(path, size, head.dtype)
+    if end != size:
+        raise KieloError(
+            f"{index} does not match {path.name}: its last sequence ends at byte {end:,}, and the data has "
+            f"{size:,}; copy both files again"
+        )
+    return TokenFile(
+        name=path.name,
+        format="megatron",
+        dtype=head.dtype.str,
+        first_byte=0,
+        tokens=size // head.dtype.itemsize,
+        documents=head.num_boundaries - 1,
+        bytes=size,
+        index_bytes=index.stat().st_size,
+        fingerprint=fingerprint(path, index),
+    )
+
+
+def _megatron_index(path: Path, file: TokenFile) -> DocumentIndex:
+    head = _MegatronHead(index_path(path, "megatron"))
+    return MegatronIndex(*head.arrays(), file.tokens, head.dtype.itemsize)
+
+
+class _MegatronHead:
+    """The first 34 bytes of a `.idx`, and where its arrays are."""
+
+    def __init__(self, path: Path):
+        if not path.is_file():
+            raise KieloError(
+                f"{path}: no such file; a Megatron shard is a pair PREFIX.bin and PREFIX.idx. What would "
+                "work: the pair; or flat ids without an index as PREFIX.npy"
+            )
+        self._path = path
+        with open(path, "rb") as file:
+            content = file.read(HEADER.size)
+        if len(content) < HEADER.size or not content.startswith(MAGIC):
+            raise KieloError(
+                f"{path}: not a Megatron index (it does not start with MMIDIDX, or has fewer than "
+                f"{HEADER.size} bytes); copy it again"
+            )
+        _, version, code, self.num_sequences, self.num_boundaries = HEADER.unpack(content)
+        if version != VERSION or code not in DTYPES or np.dtype(DTYPES[code]).kind not in "iu":
+            raise KieloError(f"{path}: version {version}, dtype code {code}; version 1 with integers is read")
+        self.dtype = np.dtype(DTYPES[code]).newbyteorder("<")
+        needed, size = HEADER.size + 12 * self.num_sequences + 8 * self.num_boundaries, path.stat().st_size
+        if size < needed or self.num_boundaries < 1:
+            raise KieloError(
+                f"{path}: {size:,} bytes, but its header promises {needed:,}; the file is cut short: copy "
+                "it again"
+            )
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns (first byte of each sequence, first sequence of each document and their number), mapped."""
+        place = HEADER.size + 4 * self.num_sequences
+        pointers = self._mapped("<i8", place, self.num_sequences)
+        return pointers, self._mapped("<i8", place + 8 * self.num_sequences, self.num_boundaries)
+
+    def end_of_data(self) -> int:
+        """Returns the byte after the last sequence. Raises KieloError for documents that are not its own."""
+        pointers, documents = self.arrays()
+        if documents[0] != 0 or documents[-1] != self.num_sequences:
+            raise KieloError(
+                f"{self._path}: damaged (its documents cover sequences {documents[0]} to {documents[-1]} of "
+                f"{self.num_sequences}); copy it again"
+            )
+        if not self.num_sequences:
+            return 0
+        lengths = self._mapped("<i4", HEADER.size, self.num_sequences)
+        return int(pointers[-1]) + int(lengths[-1]) * self.dtype.itemsize
+
+    def _mapped(self, dtype: str, place: int, count: int) -> np.ndarray:
+        if not count:
+            return np.zeros(0, dtype)
+        return np.memmap(self._path, dtype, "r", place, (count,)).view(np.ndarray)
+
+
+def _describe_npy(path: Path, width: int) -> TokenFile:
+    dtype, first_byte = np.dtype(f"<u{width}"), 0
+    with open(path, "rb") as file:
+        if file.read(len(NPY_MAGIC)) == NPY_MAGIC:  # written by numpy.save, not flat as OLMo's
+            dtype, first_byte = _npy_header(path)
+    size = path.stat().st_size
+    if (size - first_byte) % dtype.itemsize:
+        raise _not_whole(path, size - first_byte, dtype)
+    return TokenFile(
+        name=path.name,
+        format="npy",
+        dtype=dtype.str,
+        first_byte=first_byte,
+        tokens=(size - first_byte) // dtype.itemsize,
+        documents=None,
+        bytes=size,
+        index_bytes=0,
+        fingerprint=fingerprint(path, None),
+    )
+
+
+def _npy_header(path: Path) -> tuple[np.dtype, int]:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as problem:
+        raise KieloError(f"{path}: a NumPy file that cannot be mapped ({problem})") from None
+    if array.ndim != 1 or array.dtype.kind not in "iu" or array.dtype.byteorder == ">":
+        raise KieloError(
+            f"{path}: holds {array.dtype} of shape {array.shape}; one row of little-endian integers is read"
+        )
+    return array.dtype, int(array.offset)
+
+
+def _describe_ds(path: Path, width: int) -> TokenFile:
+    index = index_path(path, "ds")
+    width = _width_of_metadata(path.with_name(path.name + ".metadata")) or width
+    dtype, size = np.dtype(f"<u{width}"), path.stat().st_size
+    if size % width:
+        raise _not_whole(path, size, dtype)
+    if not index.is_file() or index.stat().st_size % 8:
+        found = (
+            f"{index.stat().st_size:,} bytes, which are no whole uint64s" if index.is_file() else "missing"
+        )
+        raise KieloError(
+            f"{index}: {found}; it holds the ends of the documents of {path.name}: copy it again, or write "
+            "the shard with save_index"
+        )
+    ends = _ds_ends(index)
+    if size and (not len(ends) or int(ends[-1]) != size // width):
+        raise KieloError(
+            f"{index} does not match {path.name}: its last document ends at token "
+            f"{int(ends[-1]) if len(ends) else 0:,}, and the data has {size // width:,} of {width} bytes; "
+            "copy both files again"
+        )
+    return TokenFile(
+        name=path.name,
+        format="ds",
+        dtype=dtype.str,
+        first_byte=0,
+        tokens=size // width,
+        documents=len(ends),
+        bytes=size,
+        index_bytes=index.stat().st_size,
+        fingerprint=fingerprint(path, index),
+    )
+
+
+def _ds_ends(index: Path) -> np.ndarray:
+    return np.memmap(index, "<u8", "r").view(np.ndarray) if index.stat().st_size else np.zeros(0, "<u8")
+
+
+def _width_of_metadata(path: Path) -> int | None:
+    """Returns the bytes of an id that "TOKENIZER|4", the first line of the metadata, tells."""
+    try:
+        first = path.read_text(encoding="utf-8").split("\n", 1)[0]
+    except (OSError, UnicodeDecodeError):
+        return None
+    width = first.rpartition("|")[2]
+    return int(width) if width in ("2", "4") else None
+
+
+def _not_whole(path: Path, size: int, dtype: np.dtype) -> KieloError:
+    return KieloError(
+        f"{path}: {size:,} bytes of data are no whole number of ids of {dtype.itemsize} bytes; "
+        "the file is cut short, copy it again, or it holds other ids: set tokens_dtype of the source"
+    )
+
+
+FORMATS = {
+    "megatron": Format(".bin", _describe_megatron, _megatron_index),
+    "npy": Format(".npy", _describe_npy, lambda path, file: None),
+    "ds": Format(".ds", _describe_ds, lambda path, file: EndsIndex(_ds_ends(index_path(path, "ds")))),
+}

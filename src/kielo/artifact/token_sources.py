@@ -1,0 +1,136 @@
+"""Sets of ready token files, the source `tokens = "PREFIX"` of a recipe: found, described, compared.
+
+A description has nothing of where the files lie or when they were written: the same files elsewhere are the
+same text. The manifest of RUN/tokens has both in its counts.
+"""
+
+import glob
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from kielo.artifact.manifest import hash_json
+from kielo.artifact.stage_json import JsonFile, JsonObject
+from kielo.artifact.token_file import TokenFile
+from kielo.artifact.token_file_formats import FORMATS, describe, fingerprint, index_path
+from kielo.recipe.errors import KieloError
+
+KNOWN = "PREFIX.bin with PREFIX.idx, NAME.npy, NAME.ds with NAME.ds.index, or a folder or pattern of them"
+
+
+class TokenFileSet(JsonObject):
+    """The files of one source, joined in this order."""
+
+    files: tuple[TokenFile, ...]
+    """Descriptions; names are relative to the folder that the manifest's counts name."""
+    training_tokens: int
+    """Tokens before the held-out documents, which are the last."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(file.tokens for file in self.files)
+
+
+class TokenFiles(JsonFile):
+    """The sources of a run that are read in place: which files, with which documents."""
+
+    FILE_NAME: ClassVar[str] = "token_files.json"
+
+    end_of_text_id: int
+    """Id of the token that ends a document."""
+    sources: dict[str, TokenFileSet]
+    """Source → its files."""
+
+
+@dataclass(frozen=True)
+class FoundFiles:
+    """The files of a source on this machine. folder: where `files` are; mtimes_ns: of each data file."""
+
+    folder: Path
+    files: tuple[TokenFile, ...]
+    mtimes_ns: tuple[int, ...]
+
+    @property
+    def identity(self) -> str:
+        """A hash of the files, wherever they are."""
+        return hash_json([file.content() for file in self.files])
+
+
+def find_token_files(name: str, place: str, width: int) -> FoundFiles:
+    """Describes the files of source `name` at `place`, in the order of their names.
+
+    place: see KNOWN; with or without .bin, .idx. width: bytes of an id in files that do not tell. Raises
+    KieloError where there is none, or where one cannot be read as what it seems.
+    """
+    paths = _find(place)
+    if not paths:
+        raise KieloError(
+            f"corpus.sources, {name}: tokens = {place!r}: no token file there; what would work: {KNOWN}"
+        )
+    folder = Path(os.path.commonpath([path.parent for path in paths]))
+    try:
+        files = [
+            describe(path, width).model_copy(update={"name": path.relative_to(folder).as_posix()})
+            for path in paths
+        ]
+        mtimes_ns = tuple(path.stat().st_mtime_ns for path in paths)
+    except OSError as problem:
+        raise KieloError(
+            f"corpus.sources, {name}: {problem.filename}: cannot be read ({problem.strerror})"
+        ) from None
+    if not any(file.tokens for file in files):
+        raise KieloError(
+            f"corpus.sources, {name}: tokens = {place!r}: {len(files)} files, none of which has a token; "
+            "name others, or leave the source out"
+        )
+    return FoundFiles(folder, tuple(files), mtimes_ns)
+
+
+def check_unchanged(name: str, folder: Path, files: Sequence[TokenFile], mtimes_ns: Sequence[int]) -> None:
+    """Raises KieloError for a file of another size than described, and for a newer one with other content."""
+    for file, mtime_ns in zip(files, mtimes_ns, strict=True):
+        path = folder / file.name
+        try:
+            state = path.stat()
+            is_same = state.st_size == file.bytes and (
+                state.st_mtime_ns == mtime_ns
+                or fingerprint(path, index_path(path, file.format)) == file.fingerprint
+            )
+        except OSError as problem:
+            raise KieloError(
+                f"{path}: cannot be read ({problem.strerror}); source {name} is read in place: put the file "
+                "back, or `kielo run RECIPE --to pack` where corpus.sources names the files' new place"
+            ) from None
+        if not is_same:
+            raise KieloError(
+                f"{path}: changed since the pack stage described it ({state.st_size:,} bytes, described were "
+                f"{file.bytes:,}); source {name} is read in place: put the file back; or, where nothing was "
+                "trained yet, `kielo run RECIPE --to pack`"
+            )
+
+
+def _find(place: str) -> list[Path]:
+    place = os.path.expanduser(place)
+    found = sorted(glob.glob(place, recursive=True)) if glob.has_magic(place) else [place]
+    paths: set[Path] = set()
+    for entry in found:
+        if os.path.isdir(entry):
+            paths |= {
+                Path(root, name) for root, _, names in os.walk(entry) for name in names if _is_in_folder(name)
+            }
+        elif entry.endswith(".idx"):
+            paths.add(Path(entry.removesuffix(".idx") + ".bin"))
+        elif entry.endswith(_SUFFIXES):
+            paths.add(Path(entry))
+        elif os.path.isfile(entry + ".bin") or os.path.isfile(entry + ".idx"):
+            paths.add(Path(entry + ".bin"))
+    return sorted(Path(os.path.abspath(path)) for path in paths)
+
+
+_SUFFIXES = tuple(kind.suffix for kind in FORMATS.values())
+
+
+def _is_in_folder(name: str) -> bool:
+    return name.endswith(_SUFFIXES) and not name.startswith(".")

@@ -1,0 +1,114 @@
+"""A source that is read in place: its files joined to one stream of tokens, each opened when first read.
+
+It answers what a `TokenShard` does. A document does not go on from one file to the next.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from kielo.artifact.token_file import OpenTokenFile, TokenFile
+from kielo.artifact.token_file_formats import open_file
+
+MOST_OPEN_FILES = 512  # mapped at one time; the kernel allows a process 65,530 maps
+
+
+class TokenSet:
+    """The first `num_tokens` tokens of described files in a folder; the rest is not part of the stream."""
+
+    def __init__(self, folder: Path, files: Sequence[TokenFile], num_tokens: int, end_of_text_id: int):
+        self._folder, self._files, self._end = folder, files, end_of_text_id
+        self._first = np.concatenate([[0], np.cumsum([file.tokens for file in files], dtype=np.int64)])
+        self.num_tokens = num_tokens
+        self.dtype = np.result_type(*{np.dtype(file.dtype) for file in files})
+        self._open: OrderedDict[int, OpenTokenFile] = OrderedDict()
+
+    def read(self, start_token: int, count: int) -> np.ndarray:
+        """Returns tokens start_token .. start_token+count-1 of the stream, [count]."""
+        if start_token < 0 or count < 0 or start_token + count > self.num_tokens:
+            raise IndexError(
+                f"{self._folder}: tokens {start_token}..{start_token + count} of {self.num_tokens}"
+            )
+        parts = [
+            self._file(number).tokens[start:end]
+            for number, start, end in self._pieces(start_token, start_token + count)
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts or [np.zeros(0, self.dtype)])
+
+    def num_whole_sequences(self, length: int) -> int:
+        """Returns the number of sequences that have `length` tokens and a next one."""
+        return (self.num_tokens - 1) // length
+
+    def sequences(self, numbers: np.ndarray, length: int) -> np.ndarray:
+        """Returns whole sequences with their next tokens, [numbers, length + 1]."""
+        rows = np.empty((len(numbers), length + 1), self.dtype)
+        for row, number in zip(rows, numbers.tolist()):
+            row[:] = self.read(number * length, length + 1)
+        return rows
+
+    def borders(self, start_token: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns (range, token) of each document that begins inside of one of the ranges [n] of tokens.
+
+        Inside: after its first token. int64 [borders] each; tokens are of the stream.
+        """
+        found = [
+            starts[starts > start]
+            for start, size in zip(start_token.tolist(), count.tolist())
+            if (starts := self._document_starts(start, start + size)) is not None
+        ]
+        which = np.repeat(np.arange(len(found)), [len(starts) for starts in found])
+        return which, np.concatenate([*found, np.zeros(0, np.int64)])
+
+    def documents(self, start_token: int, count: int) -> list[tuple[str, int]]:
+        """Returns (its name, its tokens in the range) of each document in a range of tokens."""
+        end = start_token + count
+        starts = np.unique(np.append(self._document_starts(start_token, end), start_token))
+        return [
+            (self.document_name(int(start)), int(size))
+            for start, size in zip(starts, np.diff(starts, append=end))
+        ]
+
+    def document_name(self, token: int) -> str:
+        """Returns "FILE: document N" of the document that a token of the stream is in."""
+        number = int(np.searchsorted(self._first, token, side="right")) - 1
+        name = self._file(number).document_name(token - int(self._first[number]))
+        return f"{self._files[number].name}: {name}"
+
+    def first_document_from(self, token: int) -> int:
+        """Returns the first token at which a document begins, at `token` or after it; num_tokens for none."""
+        step, start = 1 << 20, token
+        while start < self.num_tokens:
+            starts = self._document_starts(start, min(start + step, self.num_tokens))
+            if len(starts):
+                return int(starts[0])
+            start += step
+        return self.num_tokens
+
+    def _document_starts(self, start: int, end: int) -> np.ndarray:
+        return np.concatenate(
+            [
+                self._first[number] + self._file(number).document_starts(first, last)
+                for number, first, last in self._pieces(start, end)
+            ]
+            or [np.zeros(0, np.int64)]
+        )
+
+    def _pieces(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Yields (file, first token, token after the last) of each file that a range of the stream is in."""
+        number = int(np.searchsorted(self._first, start, side="right")) - 1
+        while start < end:
+            file_start, file_end = int(self._first[number]), int(self._first[number + 1])
+            last = min(end, file_end)
+            if start < last:
+                yield number, start - file_start, last - file_start
+            start, number = last, number + 1
+
+    def _file(self, number: int) -> OpenTokenFile:
+        if number not in self._open:
+            if len(self._open) == MOST_OPEN_FILES:
+                self._open.popitem(last=False)
+            self._open[number] = open_file(self._folder, self._files[number], self._end)
+        self._open.move_to_end(number)
+        return self._open[number]
