@@ -72,6 +72,7 @@ def phase(**changes):
         "sequence_length": LENGTH,
         "sequences_per_step": PER_STEP,
         "mixture": {"a": 3.0, "b": 1.0},
+        "mixture_order": "every_sample",
         "offsets": {},
     }
     return SimpleNamespace(**values | changes)

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kielo.dataset.mixture import BLOCK_SAMPLES, BLOCKS_PER_PERIOD, Mixture, share_out, share_out_blocks
+from kielo.dataset.mixture import (
+    BLOCK_SAMPLES,
+    BLOCKS_PER_PERIOD,
+    LARGEST_PERIOD,
+    Mixture,
+    chairman_assignment,
+    share_out,
+    share_out_blocks,
+)
 from kielo.dataset.order import Order, OrderSource, Phase
 from kielo.dataset.permutation import permute
 
@@ -76,11 +84,40 @@ def test_epochs_and_sources_are_shuffled_differently():
 
 
 @FEWER
+@given(weights=weights)
+def test_every_prefix_has_its_shares(weights):
+    """After each of the first 1,000 samples every source has had its weight's share to within one sample, and
+    so it is of the period's quotas after each sample of two periods."""
+    mixture = Mixture(weights, "every_sample", 0)
+    period = mixture.period_samples
+    source, _ = mixture.locate(np.arange(2 * period))
+    number = np.arange(1, 2 * period + 1)
+    for i, weight in enumerate(weights):
+        had = np.cumsum(source == i)
+        assert np.abs(had - number * (mixture.quotas[i] / period)).max() <= 1
+        if min(weights) / sum(weights) * LARGEST_PERIOD > 1:  # a smaller one gets a sample it has no share in
+            assert np.abs(had - number * (weight / sum(weights)))[:1000].max() <= 1
+    assert np.array_equal(np.bincount(source[:period], minlength=len(weights)), mixture.quotas)
+
+
+def test_shares_of_tens_of_sources_and_of_typed_weights():
+    """Forty sources of very different size keep Tijdeman's bound; typed weights have exact, short periods."""
+    quotas = share_out([1.3**i for i in range(40)], LARGEST_PERIOD)
+    had = np.cumsum(np.eye(40, dtype=np.int32)[chairman_assignment(tuple(quotas.tolist()))], axis=0)
+    due = np.arange(1, LARGEST_PERIOD + 1)[:, None] * (quotas / LARGEST_PERIOD)
+    assert np.abs(had - due).max() <= 1 - 1 / 78 + 1e-9
+    assert Mixture([0.55, 0.25, 0.2], "every_sample", 0).period_samples == 20
+    assert Mixture([1, 1, 1], "every_sample", 0).quotas.tolist() == [1, 1, 1]
+    thirds = Mixture([2, 1], "every_sample", 0).locate(np.arange(9, 15))
+    assert [part.tolist() for part in thirds] == [[0, 1, 0, 0, 1, 0], [6, 3, 7, 8, 4, 9]]
+
+
+@FEWER
 @given(seed=seeds, weights=weights)
-def test_mixture_quotas_are_exact(seed, weights):
-    """Every period holds exactly the largest-remainder quotas, every block those that the schedule says, and
-    after any number of blocks each source has had its share to within one sample."""
-    mixture = Mixture(weights, seed)
+def test_the_order_of_earlier_runs_has_exact_blocks(seed, weights):
+    """blocks_of_256: every period holds exactly the largest-remainder quotas, every block those that the
+    schedule says, and after any number of blocks each source has had its share to within one sample."""
+    mixture = Mixture(weights, "blocks_of_256", seed)
     quotas = share_out(weights, mixture.period_samples)
     assert quotas.sum() == mixture.period_samples
     exact = np.array(weights) / sum(weights) * mixture.period_samples

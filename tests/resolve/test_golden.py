@@ -63,6 +63,19 @@ def test_keys_that_version_0_did_not_always_have():
     assert as_stored_now(older, "older") == as_stored_now(stored, "newer")
 
 
+def test_a_run_from_before_keeps_its_order_of_samples_or_is_refused(tmp_path):
+    """Where several sources are mixed, version 1 shared out by blocks: another rule is refused, naming the
+    key that goes on. One source alone has the same order by both."""
+    stored = json.loads((GOLDEN / "version_1" / "checkpoint" / "index.json").read_text())["plain"]["identity"]
+    recipe = golden_recipe("tiny")
+    dataset = recipe.dataset.model_copy(update={"mixture_order": "every_sample"})
+    changed = golden_resolved("tiny", recipe=recipe.model_copy(update={"dataset": dataset}))
+    with pytest.raises(KieloError, match=r"(?s)phases.1.mixture_order.*--set dataset.mixture_order=blocks"):
+        consent(read_identity(stored, "old"), changed)
+    stored["phases"][0]["mixture"] = {"books": 1.0}
+    assert read_identity(stored, "old").phases[0].mixture_order == "every_sample"
+
+
 def test_a_later_version_is_refused_naming_file_and_versions(tmp_path):
     """In `resolved.toml` and in a checkpoint. A version that is none is refused as well."""
     path = tmp_path / "resolved.toml"

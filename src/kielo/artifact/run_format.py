@@ -61,13 +61,31 @@ def _placement_from_0(placement: Table) -> Table:
     return placement | {"layout": layout, "train": train, "checkpoint": checkpoint}
 
 
+def _identity_from_1(identity: Table) -> Table:
+    """Version 2 says by which rule the samples of a phase are shared out; before there was one, of blocks.
+
+    A run of one source has the same order by both.
+    """
+    phases = identity.get("phases", [])
+    is_mixed = any(len(phase.get("mixture", {})) > 1 for phase in phases)
+    order = "blocks_of_256" if is_mixed else "every_sample"
+    return identity | {"phases": [{"mixture_order": order} | phase for phase in phases]}
+
+
 def _split(table: Table, names: tuple[str, ...]) -> tuple[Table, Table]:
     """Returns (the table without `names`, what it held under `names`)."""
     rest = {key: value for key, value in table.items() if key not in names}
     return rest, {key: table[key] for key in names if key in table}
 
 
-_MIGRATIONS = (Migration(_identity_from_0, _placement_from_0),)  # entry n: from version n to n + 1
+def _unchanged(table: Table) -> Table:
+    return table
+
+
+_MIGRATIONS = (
+    Migration(_identity_from_0, _placement_from_0),
+    Migration(_identity_from_1, _unchanged),
+)  # entry n: from version n to n + 1
 FORMAT_VERSION = len(_MIGRATIONS)
 
 

@@ -16,6 +16,7 @@ from kielo.artifact.manifest import Manifest, check_sizes, read_manifest
 from kielo.artifact.token_shards import TokenShard
 from kielo.dataset.order import Order, OrderSource, Phase
 from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import MixtureOrder
 
 NOT_COUNTED = -100  # PyTorch's and Hugging Face's label for "no loss here"
 
@@ -45,6 +46,7 @@ class PhaseSteps(Protocol):
     sequence_length: int
     sequences_per_step: int
     mixture: Mapping[str, float]
+    mixture_order: MixtureOrder
     offsets: Mapping[str, int]
 
 
@@ -76,7 +78,7 @@ class Batches:
         self._reader = _Reader(self.shards, length, end_of_text_id, mask_documents)
         self.order = Order(
             seed,
-            Phase(phase.number, first, length, longest_sequence_length, phase.offsets),
+            Phase(phase.number, first, length, longest_sequence_length, phase.offsets, phase.mixture_order),
             [
                 OrderSource(name, shard.num_tokens - 1, phase.mixture[name])
                 for name, shard in zip(self.names, self.shards)

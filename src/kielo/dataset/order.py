@@ -17,6 +17,7 @@ import numpy as np
 
 from kielo.dataset.mixture import Mixture
 from kielo.dataset.permutation import LARGEST_SIZE, key_from, keys_of_epochs, permute
+from kielo.recipe.sections import MixtureOrder
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Phase:
     sequence_length: int
     longest_sequence_length: int
     offsets: Mapping[str, int] = field(default_factory=dict)
+    mixture_order: MixtureOrder = "every_sample"
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ class Order:
         if len({source.name for source in sources}) != len(sources):
             raise ValueError("two sources have one name: " + repr([source.name for source in sources]))
         self.seed, self.phase, self.sources = seed, phase, tuple(sources)
-        self.mixture = Mixture([s.weight for s in sources], key_from("mixture", seed, phase.number))
+        key = key_from("mixture", seed, phase.number)
+        self.mixture = Mixture([source.weight for source in sources], phase.mixture_order, key)
         self._sequences_per_block = longest // length
         tokens = np.array([source.num_tokens for source in sources], dtype=np.int64)
         self._num_sequences = -(-tokens // length)

@@ -236,6 +236,9 @@ class Tokenizer(Section):
     )
 
 
+MixtureOrder = Literal["every_sample", "blocks_of_256"]
+
+
 class DatasetIdentity(Section):
     """Keys of [dataset] that are copied into the identity."""
 
@@ -256,6 +259,11 @@ class Dataset(DatasetIdentity):
         le=1000,
         description="without a mixture, a source's share is its tokens^(1/temperature): 1 is by tokens, more "
         "makes the shares of small sources larger (3.3 is the α = 0.3 of XLM-R)",
+    )
+    mixture_order: MixtureOrder = Field(
+        "every_sample",
+        description="shares are within one sample of the weights after every sample, or after every 256, as "
+        "in runs that format version 1 or before began: those are continued with blocks_of_256",
     )
     max_epochs: PositiveFloat = Field(
         4.0, description="refuse to repeat a source more often (Muennighoff et al. 2023)"

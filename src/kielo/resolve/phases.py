@@ -59,12 +59,15 @@ def plan_phases(
                 number=phase.number, first_step=step, steps=steps, first_sample=sample,
                 sequence_length=phase.sequence_length, sequences_per_step=sequences,
                 tokens_per_step=sequences * phase.sequence_length, mixture=dict(mixture),
+                mixture_order=phase.mixture_order,
                 order_first_sample=order_first_sample, offsets=offsets,
             ))  # fmt: skip
             step, sample = step + steps, sample + steps * sequences
         if phase is not asked[-1] and mixture:
             sources = [OrderSource(name, num_tokens[name], mixture[name]) for name in sorted(mixture)]
-            order = OrderPhase(phase.number, order_first_sample, phase.sequence_length, longest, offsets)
+            order = OrderPhase(
+                phase.number, order_first_sample, phase.sequence_length, longest, offsets, phase.mixture_order
+            )
             offsets = Order(seed, order, sources).offsets_at(sample)
     return tuple(phases)
 

@@ -252,6 +252,11 @@ def consent(old: Identity, new: Resolved) -> None:
     changed = [key for key in before | after if before.get(key) != after.get(key)]
     if changed:
         lines = "\n".join(f"  - {key}: was {before.get(key)!r}, is now {after.get(key)!r}" for key in changed)
+        if any(key.endswith(".mixture_order") for key in changed):
+            lines += (
+                "\n    (the order of the samples follows dataset.mixture_order; a run that an earlier Kielo "
+                "began goes on with --set dataset.mixture_order=blocks_of_256)"
+            )
         raise KieloError(
             f"{new.placement.train_folder}: holds a run of something else; {len(changed)} keys of what is "
             f"trained changed:\n{lines}\nGo back to the old values, give the recipe another name or folder, "

@@ -30,6 +30,7 @@ from kielo.recipe.sections import (
     Checkpoint,
     DatasetIdentity,
     Layout,
+    MixtureOrder,
     Model,
     RecipeIdentity,
     ScheduleName,
@@ -65,6 +66,7 @@ class Phase(_Frozen):
     mixture: dict[str, float]
     order_first_sample: int
     offsets: dict[str, int]
+    mixture_order: MixtureOrder = "every_sample"
 
     @property
     def last_step(self) -> int:
