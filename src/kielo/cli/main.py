@@ -28,6 +28,7 @@ _KEEPS_EXIT_CODE = ("run", "train")  # the exit code is that of the work, whatev
 # Verb → its handler, "module:function" below kielo.cli, and what it does. Its flags are declared beside the
 # handler.
 _VERBS = {
+    "init": ("init:init", "five questions, and a recipe of your own"),
     "run": ("run:run", "every stage that is not done yet, in order"),
     "train": ("train:train", "the training stage alone"),
     "plan": ("plan:plan", "which layouts fit a machine, how fast, at what cost, and why"),

@@ -5,11 +5,14 @@ The first argument is a recipe, or one of `SUBVERBS`.
 
 import argparse
 import math
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kielo.artifact.lease import held
 from kielo.cli.flags import VerbParser, examples, takes_recipe
+from kielo.cli.ideas import read_idea, takes_idea
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.recipe.errors import KieloError
 
@@ -17,7 +20,6 @@ if TYPE_CHECKING:  # `kielo plan --help` loads none of it
     from kielo.plan.run_to_plan import RunToPlan
     from kielo.plan.search import Found
     from kielo.recipe.cards import Cluster
-    from kielo.recipe.sections import Recipe
 
 SUBVERBS = {
     "data": ("plan_data:data", "the text by source and phase: tokens, shares, epochs"),
@@ -34,11 +36,12 @@ _MOST_NODE_COUNTS = 12
 def plan_flags(parser: VerbParser) -> None:
     examples(
         parser, "kielo plan estonian_llama31_70b --nodes 4..256",
+        "kielo plan --params 3B --cluster lumi_g --nodes 16",
         "kielo plan estonian_llama31_70b --nodes 16 --all",
         "kielo plan compare estonian_llama31_70b tp8pp4 tp8pp8 --nodes 16",
     )  # fmt: skip
     parser.may_begin_with(SUBVERBS)
-    _takes_machine(parser)
+    _takes_machine(parser, may_be_idea=True)
     parser.add_argument(
         "--wide",
         action="store_true",
@@ -94,8 +97,8 @@ def resolve_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, help="ranks in place of --nodes; default: 1")
 
 
-def _takes_machine(parser: argparse.ArgumentParser) -> None:
-    takes_recipe(parser)
+def _takes_machine(parser: argparse.ArgumentParser, may_be_idea: bool = False) -> None:
+    (takes_idea if may_be_idea else takes_recipe)(parser)
     parser.add_argument("--cluster", help="cluster card (see `kielo clusters`); default: the recipe's")
     parser.add_argument(
         "--nodes", metavar="N", help="16, or 4,8,12, or 4..256 (doubled from the first to the last)"
@@ -152,7 +155,7 @@ def plan(options: argparse.Namespace) -> int:
         only = owns[nodes[0]] if len(nodes) == 1 else None
         own_cost = (only, cost(only, options.wall_hours)) if isinstance(only, PlannedLayout) else None
         print_table(*best_rows(run, list(zip(listed, costs)), own_cost))
-        lines = short_notes(run, listed, owns)
+        lines = short_notes(run, listed, owns, _explaining(options))
     for line in [*lines, *(f"wrote {path}" for path in plots)]:
         print_text(line)
     return 0
@@ -245,12 +248,14 @@ def resolve(options: argparse.Namespace) -> int:
     from kielo.plan.expected_speed import with_expectation
     from kielo.plan.run_to_plan import RunToPlan
     from kielo.recipe.cards import accelerator, cluster
-    from kielo.recipe.read import run_folder
+    from kielo.recipe.read import read_recipe, run_folder
     from kielo.resolve.layout_check import speed_advice
     from kielo.resolve.resolve import resolve
     from kielo.resolve.resolved import write
 
-    recipe = _recipe(options)
+    given = {"cluster": options.cluster, "machine": options.machine}
+    sets = [*options.sets, *(f'{key}="{value}"' for key, value in given.items() if value)]
+    recipe = read_recipe(options.recipe, sets).recipe
     site, folder = cluster(recipe.cluster), run_folder(recipe)
     ranks = options.ranks
     if options.layout:
@@ -277,21 +282,27 @@ def resolve(options: argparse.Namespace) -> int:
     return 0
 
 
-def _recipe(options: argparse.Namespace) -> "Recipe":
-    from kielo.recipe.read import read_recipe
-
-    given = {"cluster": options.cluster, "machine": options.machine}
-    sets = [*options.sets, *(f'{key}="{value}"' for key, value in given.items() if value)]
-    return read_recipe(options.recipe, sets).recipe
-
-
 def _run_and_nodes(options: argparse.Namespace) -> tuple["RunToPlan", list[int]]:
+    """Returns the run and --nodes; says on stderr what an idea left open."""
     from kielo.plan.run_to_plan import RunToPlan
 
     if options.wall_hours is not None and not 0 < options.wall_hours < math.inf:
         raise KieloError(f"--wall-hours {options.wall_hours:g}: give a number above 0")
-    run = RunToPlan.of_recipe(_recipe(options))
+    recipe, lines = read_idea(options, cluster=options.cluster, machine=options.machine)
+    for line in lines:
+        print(line, file=sys.stderr)
+    run = RunToPlan.of_recipe(recipe)
     return run, _nodes(options.nodes, run.site)
+
+
+def _explaining(options: argparse.Namespace) -> str:
+    """Returns `kielo plan explain` of the same recipe, with {layout} in the place of a layout's name."""
+    given = {"--cluster": options.cluster, "--machine": options.machine}
+    sets = [*options.sets, *([f"model.params={options.params}"] if options.params else [])]
+    words = [word for flag, value in given.items() if value for word in (flag, value)]
+    words += [word for one in sets for word in ("--set", one)]
+    recipe = shlex.quote(options.recipe) if options.recipe else "RECIPE"
+    return " ".join(["kielo plan explain", recipe, "{layout}", *map(shlex.quote, words)])
 
 
 def _nodes(text: str | None, site: "Cluster") -> list[int]:

@@ -168,9 +168,12 @@ def notes(
 
 
 def short_notes(
-    run: RunToPlan, listed: Sequence[PlannedLayout], own: Mapping[int, PlannedLayout | str]
+    run: RunToPlan, listed: Sequence[PlannedLayout], own: Mapping[int, PlannedLayout | str], explain: str
 ) -> list[str]:
-    """Returns sentences: how the recipe's own layout differs from the fastest one, and what to ask next."""
+    """Returns sentences: how the recipe's own layout differs from the fastest one, and what to ask next.
+
+    explain: what a person types to explain a layout, with {layout} for its name.
+    """
     lines, slower = [], []
     for nodes, planned in own.items():
         best = next((each for each in listed if each.nodes == nodes), None)
@@ -192,8 +195,8 @@ def short_notes(
     lines += _agreement(run, own)
     name = listed[0].name
     lines.append(
-        f"More: --wide; `kielo plan explain {run.recipe.name} {name} --nodes {listed[0].nodes}` explains a "
-        "layout and prints it for the recipe."
+        f"More: --wide; `{explain.format(layout=name)} --nodes {listed[0].nodes}` explains a layout and "
+        "prints it for the recipe."
     )
     return lines
 

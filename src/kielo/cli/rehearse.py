@@ -1,12 +1,14 @@
 """`kielo rehearse`: one rank of the real job on this machine; prints its memory, FLOPs and collectives."""
 
 import argparse
+import sys
 
-from kielo.cli.flags import examples, takes_recipe
+from kielo.cli.flags import examples
+from kielo.cli.ideas import read_idea, takes_idea
 from kielo.cli.terminal import print_json, print_table
 from kielo.recipe.cards import Cluster, accelerator, cluster
 from kielo.recipe.errors import KieloError
-from kielo.recipe.read import read_recipe, run_folder
+from kielo.recipe.read import run_folder
 from kielo.resolve.overview import overview_of_run
 from kielo.resolve.ranks import rank_of_stage
 from kielo.resolve.resolve import resolve
@@ -17,7 +19,7 @@ from kielo.resolve.text import imagined_text
 
 def rehearse_flags(parser: argparse.ArgumentParser) -> None:
     examples(parser, "kielo rehearse estonian_llama31_70b --cluster lumi_g --nodes 4 --all-stages")
-    takes_recipe(parser)
+    takes_idea(parser)
     parser.add_argument("--cluster", help="cluster card (see `kielo clusters`); default: the recipe's")
     parser.add_argument("--nodes", type=int, help="nodes of the cluster; default: 1")
     parser.add_argument("--ranks", type=int, help="ranks of the job, in place of --nodes")
@@ -63,8 +65,9 @@ def rehearse(options: argparse.Namespace) -> int:
 
 def planned(options: argparse.Namespace) -> tuple[Resolved, Cluster]:
     """Resolves the recipe on --nodes of a cluster (or --ranks), with imagined text; returns both."""
-    sets = [*options.sets, *([f'cluster="{options.cluster}"'] if options.cluster else [])]
-    recipe = read_recipe(options.recipe, sets).recipe
+    recipe, lines = read_idea(options, cluster=options.cluster)
+    for line in lines:
+        print(line, file=sys.stderr)
     card = cluster(recipe.cluster)
     if options.nodes is not None and not 1 <= options.nodes <= card.nodes:
         raise KieloError(f"--nodes {options.nodes}: {card.name} has 1 to {card.nodes} nodes")

@@ -6,13 +6,14 @@ Only values that are known before any text is read; `resolve` checks those that 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from kielo.recipe.amounts import short_amount
 from kielo.recipe.cards import clusters, language, languages
 from kielo.recipe.complaints import Complaint, did_you_mean
 from kielo.recipe.languages_of_sources import languages_of
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.phases import full_phases
-from kielo.recipe.sections import Recipe, Source
+from kielo.recipe.sections import SHAPE_KEYS, Recipe, Source
 
 _BYTES_AND_END_OF_TEXT = 257  # a byte-level vocabulary begins with the 256 bytes and one special token
 _OF_A_SEGMENT = ("final_learning_rate_ratio", "schedule", "warmup_share", "decay_share")
@@ -21,7 +22,7 @@ _OF_A_SEGMENT = ("final_learning_rate_ratio", "schedule", "warmup_share", "decay
 def check(recipe: Recipe, origin: Callable[[str], str]) -> list[Complaint]:
     """Returns everything that is wrong; `origin` says which file (or --set) a dotted key came from."""
     complaints = []
-    for part in (_names, _sources, _model, _weights, _steps, _phases, _batch_ramp, _skip_steps):
+    for part in (_names, _sources, _shape, _model, _weights, _steps, _phases, _batch_ramp, _skip_steps):
         for keys, message in part(recipe):
             where = next((origin(key) for key in keys if origin(key) == "--set"), origin(keys[0]))
             complaints.append(Complaint(keys, f"{where}: {message}"))
@@ -105,9 +106,18 @@ def _languages_of_source(recipe: Recipe, source: Source) -> Found:
             )
 
 
-def _model(recipe: Recipe) -> Found:
+def _shape(recipe: Recipe) -> Found:
     model = recipe.model
     if model.weights is not None:  # the weights' config.json says all this
+        return
+    beside = [f"model.{key}" for key in SHAPE_KEYS if key in model.model_fields_set]
+    if model.params is not None:
+        if beside:
+            yield (
+                ("model.params", *beside),
+                f"model.params = {short_amount(model.params)} makes the shape, and {', '.join(beside)} is "
+                "given too; leave out one or the other",
+            )
         return
     heads, key_value_heads = model.num_attention_heads, model.num_key_value_heads
     pair = 2 if FAMILIES[model.model_type].has_rope else 1
@@ -131,6 +141,12 @@ def _model(recipe: Recipe) -> Found:
             f"model.num_key_value_heads = {key_value_heads} does not divide model.num_attention_heads = "
             f"{heads}; what would work: {fit}",
         )
+
+
+def _model(recipe: Recipe) -> Found:
+    model = recipe.model
+    if model.weights is not None:
+        return
     longest = max(full_phases(recipe), key=lambda phase: phase.sequence_length)
     length, positions, key = (
         longest.sequence_length,

@@ -8,7 +8,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from kielo.recipe.check import check
 from kielo.recipe.complaints import Complaint, dotted, from_validation, keys_of, refuse
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Recipe
+from kielo.recipe.sections import SHAPE_KEYS, Recipe
 
 # The folders of a run that stages replace as a whole. `train` is filled in place, and `raw` may hold a
 # person's text.
@@ -39,25 +39,28 @@ class Read:
     origins: dict[str, str]
 
 
-def read_recipe(reference: str | Path, sets: Sequence[str] = ()) -> Read:
+def read_recipe(
+    reference: str | Path | None, sets: Sequence[str] = (), stand_ins: Mapping[str, Any] | None = None
+) -> Read:
     """Reads, overlays and checks a recipe.
 
-    reference: a path, the name of a shipped recipe, or the folder of a run. sets: "section.key=value" each,
-    the value in TOML or, where that does not parse or the key wants text, as it stands. Raises KieloError
-    with every complaint at once.
+    reference: a path, the name of a shipped recipe, or the folder of a run; None for `sets` alone. sets:
+    "section.key=value" each, the value in TOML or, where that does not parse or the key wants text, as it
+    stands. stand_ins: values of keys that are in neither. Raises KieloError with every complaint at once.
     """
-    path = find_recipe(str(reference))
+    path = None if reference is None else find_recipe(str(reference))
+    label = "--set" if path is None else _label(path)
     try:
-        data, origins = _with_base(path)
-        if os.path.isdir(reference):  # which may have been moved
-            data["folder"], origins["folder"] = str(reference), _label(path)
+        data, origins = ({}, {}) if path is None else _with_base(path)
+        if reference is not None and os.path.isdir(reference):  # which may have been moved
+            data["folder"], origins["folder"] = str(reference), label
         complaints = [complaint for text in sets if (complaint := _apply_set(text, data, origins))]
-        recipe, found = _validate(data, origins, default_origin=_label(path))
+        for key, value in (stand_ins or {}).items():
+            data.setdefault(key, value)
+        recipe, found = _validate(data, origins, default_origin=label)
     except RecursionError:
-        raise KieloError(
-            f"{_label(path)} or --set: tables are nested too deep; recipes have two levels"
-        ) from None
-    refuse(_label(path), complaints + found)
+        raise KieloError(f"{label} or --set: tables are nested too deep; recipes have two levels") from None
+    refuse(label, complaints + found)
     assert recipe is not None
     known = list(keys_of(Recipe))
     leaves = [key for key in known if not any(other.startswith(f"{key}.") for other in known)]
@@ -167,6 +170,7 @@ def _with_base(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
             f"allowed, so extend {base['extends']!r} directly or copy the values"
         )
     own = dict.fromkeys(_leaves(data), _label(path))
+    _replace_shape(own, base)
     above = {leaf.rsplit(".", depth)[0] for leaf in own for depth in range(1, leaf.count(".") + 1)}
     origins = {leaf: _label(base_path) for leaf in _leaves(base) if leaf not in above} | own
     return _overlay(base, data), origins
@@ -195,9 +199,27 @@ def _apply_set(text: str, data: dict[str, Any], origins: dict[str, str]) -> Comp
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
             return Complaint((key,), f"--set {text}: {part} holds a value, so there is no {key} to set")
+    if origins.get(key) != "--set":
+        _replace_shape([key], data, origins)
     table[parts[-1]] = _value(raw.strip(), parts)
     origins[key] = "--set"
     return None
+
+
+def _replace_shape(
+    given: Iterable[str], below: dict[str, Any], origins: dict[str, str] | None = None
+) -> None:
+    """Removes the model's shape from `below`, where `given` asks for a size, and a size where it has a shape.
+
+    origins: of the values in `below`; those of --set stay, so that both by --set are refused.
+    """
+    model, shape = below.get("model"), {f"model.{key}" for key in SHAPE_KEYS}
+    if not isinstance(model, dict):
+        return
+    for key in SHAPE_KEYS if "model.params" in given else ["params"] if shape & set(given) else []:
+        if (origins or {}).get(f"model.{key}") != "--set":
+            model.pop(key, None)
+            (origins or {}).pop(f"model.{key}", None)
 
 
 def _value(raw: str, parts: Sequence[str]) -> Any:

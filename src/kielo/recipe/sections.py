@@ -24,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from kielo.recipe.amounts import Amount
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.source_kinds import KINDS
@@ -273,6 +274,17 @@ class Dataset(DatasetIdentity):
     )
 
 
+# What `model.params` stands for.
+SHAPE_KEYS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+)
+
+
 class Model(Section):
     """[model], of the identity: keys as in Hugging Face's `config.json`.
 
@@ -280,6 +292,10 @@ class Model(Section):
     """
 
     model_type: Literal[tuple(FAMILIES)] = Field("llama", description="the family, by Hugging Face's name")
+    params: Amount | None = Field(
+        None,
+        description='in place of a shape: "3B" is about this size, in the family\'s usual proportions',
+    )
     hidden_size: PositiveInt = Field(256, description="width of the hidden states")
     intermediate_size: PositiveInt = Field(704, description="width inside the MLP")
     num_hidden_layers: PositiveInt = Field(6, le=10_000, description="layers, each attention and MLP")
@@ -457,10 +473,10 @@ class Fp8(Section):
 class TrainSchedule(Section):
     """Keys of [train] of which `resolve` makes phases of steps and segments of the learning rate."""
 
-    tokens: PositiveInt | None = Field(
+    tokens: Amount | None = Field(
         None,
-        description="token budget of the run; default: the text, dataset.max_epochs times; with phases: left "
-        "out, or their sum",
+        description='token budget of the run, such as "10B"; default: the text, dataset.max_epochs times; '
+        "with phases: left out, or their sum",
     )
     tokens_per_step: PositiveInt = Field(16_384, description="one optimiser step, over all ranks")
     batch_ramp: BatchRamp | None = Field(None, description="smaller steps at the start; of the first phase")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from kielo.artifact.weights_folder import pinned, resolve_weights
 from kielo.models.families import complete, read_hf_config
+from kielo.models.proportions import with_shape
 from kielo.recipe.phases import FullPhase
 from kielo.recipe.sections import Model, Recipe
 
@@ -32,7 +33,10 @@ def complete_model(
             f"{longest.key('sequence_length')} = {length} is more than model.max_position_embeddings = "
             f"{positions}; what would work: a sequence_length of at most {positions}"
         )
-    return complete(model.model_copy(update={"vocab_size": vocab_size}), positions)
+    model = model.model_copy(update={"vocab_size": vocab_size})
+    if model.params is not None:
+        model = with_shape(model.model_copy(update={"max_position_embeddings": positions}))
+    return complete(model, positions)
 
 
 def _model_of_weights(model: Model) -> Model:

@@ -1,0 +1,193 @@
+"""A model of a given size, in its family's usual proportions: `[model]` with `params` → one with a shape.
+
+No torch. The anchors below are shapes that were published (weight files and papers: the list in
+tests/models/test_published_sizes.py, and the config.json of SmolLM2, Qwen3, Qwen2.5, Pythia and Mistral).
+Between two of them depth and width are interpolated over the logarithm of the size.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from kielo.models.families import complete, module
+from kielo.recipe.amounts import short_amount
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Model
+
+# Sizes within this share of the asked one are equally good: the shape decides among them.
+_NEAR_ENOUGH = 0.01
+_FARTHEST = 0.05
+# A head of the vocabulary that is a larger share of the model than this is tied to the embedding.
+_MOST_IN_HEAD = 0.15
+
+
+@dataclass(frozen=True)
+class Proportions:
+    """A family's usual shapes.
+
+    anchors: (parameters, layers, hidden_size) of published models, from small to large. mlp_ratio:
+    intermediate_size / hidden_size. is_grouped: 8 heads of keys and values from a billion parameters on.
+    wide_heads: heads of 256 numbers, apart from hidden_size, as Gemma's.
+    """
+
+    anchors: tuple[tuple[float, int, int], ...]
+    mlp_ratio: float
+    is_grouped: bool = False
+    wide_heads: bool = False
+
+
+_GPT = ((1.25e8, 12, 768), (3.5e8, 24, 1024), (1.3e9, 24, 2048), (2.7e9, 32, 2560), (6.7e9, 32, 4096),
+        (1.3e10, 40, 5120), (3e10, 48, 7168), (6.6e10, 64, 9216), (1.75e11, 96, 12288))  # fmt: skip
+_LLAMA = ((1.35e8, 30, 576), (3.6e8, 32, 960), (1.24e9, 16, 2048), (3.2e9, 28, 3072), (8e9, 32, 4096),
+          (1.4e10, 40, 5120), (3.25e10, 60, 6656), (7e10, 80, 8192), (4.05e11, 126, 16384))  # fmt: skip
+_QWEN = ((4.9e8, 24, 896), (1.5e9, 28, 1536), (3.1e9, 36, 2048), (7.6e9, 28, 3584), (1.4e10, 48, 5120),
+         (3.2e10, 64, 5120), (7.2e10, 80, 8192))  # fmt: skip
+_OLMO = ((1.9e8, 12, 768), (1.5e9, 16, 2048), (7.3e9, 32, 4096), (1.37e10, 40, 5120), (3.2e10, 64, 5120),
+         (7e10, 80, 8192))  # fmt: skip
+_GEMMA = ((2.7e8, 18, 640), (1e9, 26, 1152), (2.6e9, 26, 2304), (9.2e9, 42, 3584), (2.7e10, 46, 4608),
+          (7e10, 64, 6144))  # fmt: skip
+_NEOX = ((1.6e8, 12, 768), (4.1e8, 24, 1024), (1.4e9, 24, 2048), (2.8e9, 32, 2560), (6.9e9, 32, 4096),
+         (1.2e10, 36, 5120), (2e10, 44, 6144), (7e10, 64, 9216))  # fmt: skip
+_BLOOM = ((5.6e8, 24, 1024), (1.1e9, 24, 1536), (1.7e9, 24, 2048), (3e9, 30, 2560), (7.1e9, 30, 4096),
+          (1.33e10, 40, 5120), (3.4e10, 54, 7168), (1.76e11, 70, 14336))  # fmt: skip
+
+PROPORTIONS: dict[str, Proportions] = {
+    "llama": Proportions(_LLAMA, 3.5, is_grouped=True),
+    "mistral": Proportions(_LLAMA, 3.5, is_grouped=True),
+    "qwen2": Proportions(_QWEN, 5.0, is_grouped=True),
+    "qwen3": Proportions(_QWEN, 3.5, is_grouped=True),
+    "olmo2": Proportions(_OLMO, 2.7),
+    "olmo3": Proportions(_OLMO, 2.7),
+    "gemma2": Proportions(_GEMMA, 4.0, is_grouped=True, wide_heads=True),
+    "gemma3_text": Proportions(_GEMMA, 4.0, is_grouped=True, wide_heads=True),
+    "gpt2": Proportions(_GPT, 4.0),
+    "opt": Proportions(_GPT, 4.0),
+    "gpt_neox": Proportions(_NEOX, 4.0),
+    "bloom": Proportions(_BLOOM, 4.0),
+}
+
+
+def with_shape(model: Model) -> Model:
+    """Returns `model`, whose vocab_size is set, with a shape of about `model.params` parameters.
+
+    `params` is left out of the result. Among shapes within 1 % of the size the one nearest to the family's
+    proportions is taken. Raises KieloError where no shape comes within 5 %.
+    """
+    wanted = model.params
+    assert wanted is not None and model.vocab_size is not None
+    usual = PROPORTIONS[model.model_type]
+    layers, hidden = _usual(usual.anchors, wanted)
+    candidates = [
+        (_distance(shape, wanted, layers, hidden, usual), shape)
+        for shape in _shapes(model, usual, layers, hidden)
+    ]
+    _, best = min(candidates, key=lambda candidate: candidate[0])
+    error = count(best) / wanted - 1
+    if abs(error) > _FARTHEST:
+        raise KieloError(
+            f"model.params = {short_amount(wanted)}: no {model.model_type} of this size has a vocabulary of "
+            f"{model.vocab_size:,} tokens; the nearest has {short_amount(count(best))}; what would work: "
+            f"model.params = {short_amount(count(best))}, or a smaller tokenizer.vocab_size"
+        )
+    return best
+
+
+def count(model: Model) -> int:
+    """Counts the parameters of a model with a shape; positions as many as a GPT's usual 2048, if unset."""
+    full = complete(model, model.max_position_embeddings or 2048)
+    return module(model.model_type, "count").parameters(full)
+
+
+def _usual(anchors: tuple[tuple[float, int, int], ...], wanted: int) -> tuple[float, float]:
+    """Returns (layers, hidden_size), interpolated; beyond the anchors depth and width grow alike."""
+    sizes = [size for size, _, _ in anchors]
+    index = min(max(bisect_left(sizes, wanted), 1), len(anchors) - 1)
+    (low, few, narrow), (high, many, wide) = anchors[index - 1], anchors[index]
+    if not low <= wanted <= high:
+        size, layers, hidden = anchors[0] if wanted < low else anchors[-1]
+        growth = (wanted / size) ** (1 / 3)  # parameters grow with layers × hidden²
+        return layers * growth, hidden * growth
+    share = math.log(wanted / low) / math.log(high / low)
+    return few * (many / few) ** share, narrow * (wide / narrow) ** share
+
+
+def _shapes(model: Model, usual: Proportions, layers: float, hidden: float) -> Iterator[Model]:
+    """Yields shapes around the usual one; from a billion parameters on they split over 8 tensor ranks."""
+    for kind in _heads(usual, model.params or 0, hidden):
+        for depth in range(max(1, int(layers * 0.7)), math.ceil(layers * 1.4) + 1):
+            for width in _mlp_widths(usual, kind["hidden_size"]):
+                shape = {**kind, "num_hidden_layers": depth, "intermediate_size": width, "params": None}
+                yield model.model_copy(update=shape | _tying(model, kind["hidden_size"]))
+
+
+def _heads(usual: Proportions, wanted: int, hidden: float) -> Iterator[dict[str, Any]]:
+    """Yields hidden_size with its heads, of 64 numbers below a billion parameters and mostly 128 above."""
+    if usual.wide_heads:
+        heads = 4 if wanted < 1.6e9 else 8 if wanted < 5e9 else 16 if wanted < 1.6e10 else 32
+        head_dim = 256 if heads < 32 else 128
+        for size in range(max(128, int(hidden * 0.6) // 128 * 128), int(hidden * 1.5) + 128, 128):
+            groups = max(1, heads // 4 if heads == 4 else heads // 2)
+            yield {
+                "hidden_size": size, "num_attention_heads": heads, "num_key_value_heads": groups,
+                "head_dim": head_dim,
+            }  # fmt: skip
+        return
+    step = 8 if wanted >= 1e9 else 4 if wanted >= 2.5e8 else 1
+    for head_dim in (64,) if wanted < 1e9 else (64, 80, 96, 128):
+        few = max(step, int(hidden * 0.6 / head_dim) // step * step)
+        for heads in range(few, int(hidden * 1.5 / head_dim) + step + 1, step):
+            groups = _groups(heads) if usual.is_grouped else heads
+            yield {
+                "hidden_size": heads * head_dim, "num_attention_heads": heads,
+                "num_key_value_heads": groups, "head_dim": head_dim,
+            }  # fmt: skip
+
+
+def _groups(heads: int) -> int:
+    """Returns the heads of keys and values: 8 where they divide the heads, else about a third of them."""
+    if heads % 8 == 0 and heads > 8:
+        return 8
+    return max(number for number in range(1, max(2, heads // 2 + 1)) if heads % number == 0)
+
+
+def _mlp_widths(usual: Proportions, hidden: int) -> list[int]:
+    """Returns widths around the usual ratio in multiples of 256; the ratio alone where 4 is the rule."""
+    if usual.mlp_ratio == 4.0 and not usual.wide_heads:
+        return [4 * hidden]
+    multiple = 256 if hidden >= 1024 else 64
+    nearest = round(usual.mlp_ratio * hidden / multiple)
+    spread = max(1, nearest // 12)
+    return [
+        multiple * (nearest + more)
+        for more in (0, -spread // 2, spread // 2, -spread, spread)
+        if nearest + more > 0
+    ]
+
+
+def _tying(model: Model, hidden: int) -> dict[str, bool]:
+    """Ties the head of a small model to its embedding, where the recipe and the family leave that open."""
+    if (
+        model.tie_word_embeddings is not None
+        or module(model.model_type, "names").DEFAULTS["tie_word_embeddings"]
+    ):
+        return {}
+    is_large = model.vocab_size * hidden > _MOST_IN_HEAD * (model.params or 0)
+    return {"tie_word_embeddings": True} if is_large else {}
+
+
+def _distance(shape: Model, wanted: int, layers: float, hidden: float, usual: Proportions) -> float:
+    """Returns how far a shape is from the size and from the usual proportions."""
+    error = abs(math.log(count(shape) / wanted))
+    is_narrow_head = shape.hidden_size >= 2500 and shape.head_dim == 64
+    # An odd number of layers does not split into pipeline stages.
+    oddity = 0.15 * (shape.head_dim in (80, 96)) + 0.2 * is_narrow_head + 0.03 * (shape.num_hidden_layers % 2)
+    return (
+        50 * max(0.0, error - _NEAR_ENOUGH)
+        + error
+        + abs(math.log(shape.num_hidden_layers / layers))
+        + abs(math.log(shape.hidden_size / hidden))
+        + abs(math.log(shape.intermediate_size / (usual.mlp_ratio * shape.hidden_size)))
+        + oddity
+    )

@@ -1,0 +1,89 @@
+"""Usual training settings of a model of a given size, for recipes that leave them open; no torch."""
+
+from dataclasses import dataclass
+
+from kielo.models.proportions import count
+from kielo.recipe.sections import Recipe
+from kielo.resolve.budget import has_budget
+
+TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022 (arXiv:2203.15556)
+# Share of the bf16 peak that large runs reach; only turns device-hours into tokens, before there is a plan.
+USUAL_MFU = 0.35
+# (parameters, tokens a step, learning rate): GPT-3's (Brown et al. 2020, arXiv:2005.14165, table 2.1).
+_STEPS = (
+    (1.25e8, 2**19, 6e-4), (3.5e8, 2**19, 3e-4), (7.6e8, 2**19, 2.5e-4), (1.3e9, 2**20, 2e-4),
+    (2.7e9, 2**20, 1.6e-4), (6.7e9, 2**21, 1.2e-4), (1.3e10, 2**21, 1e-4), (1.75e11, 2**22, 6e-5),
+)  # fmt: skip
+# (parameters up to, tokens in the vocabulary, tokens of a sequence): from small shipped recipes to Llama 3's.
+_TEXT = ((3e7, 8192, 512), (3e8, 32_000, 1024), (1.2e9, 65_536, 2048), (float("inf"), 131_072, 4096))
+
+
+@dataclass(frozen=True)
+class UsualTraining:
+    """Numbers of a training; `tokens` is a whole number of steps."""
+
+    vocabulary_size: int
+    sequence_length: int
+    tokens_per_step: int
+    learning_rate: float
+    tokens: int
+
+
+def usual_training(parameters: int, tokens: int | None = None) -> UsualTraining:
+    """Returns the usual numbers for a model of `parameters`; tokens: default, 20 for each of them.
+
+    A short run has smaller steps: 1,000 of them or more.
+    """
+    tokens = tokens or TOKENS_PER_PARAMETER * parameters
+    _, step, rate = min(_STEPS, key=lambda row: abs(row[0] / parameters - 1) + abs(parameters / row[0] - 1))
+    vocabulary, length = next((size, length) for most, size, length in _TEXT if parameters <= most)
+    while step > length * 8 and tokens < 1000 * step:
+        step //= 2
+    step = max(step, length)
+    if parameters < 6e7:
+        rate = 1e-3
+    return UsualTraining(vocabulary, length, step, rate, max(1, tokens // step) * step)
+
+
+def tokens_of_device_hours(hours: float, parameters: int, peak_tflops: float) -> int:
+    """Estimates the tokens that so many device-hours train, at 6 FLOPs a parameter and 35 % of peak."""
+    return int(hours * 3600 * peak_tflops * 1e12 * USUAL_MFU / (6 * parameters))
+
+
+def with_usual_training(recipe: Recipe) -> tuple[Recipe, list[str]]:
+    """Returns the recipe of an idea with what a plan needs, and a line for each key that was filled in.
+
+    Only keys that the recipe leaves out, and only where it has no token budget; a recipe with phases and one
+    that starts from weights stay as they are.
+    """
+    if has_budget(recipe) or recipe.model.weights is not None:
+        return recipe, []
+    usual = usual_training(parameters_asked(recipe))
+    vocab_size = recipe.model.vocab_size or recipe.tokenizer.vocab_size
+    if recipe.tokenizer.path is None and recipe.model.vocab_size is None:
+        recipe, vocab_size = _filled(recipe, "tokenizer", "vocab_size", usual.vocabulary_size)
+    recipe, length = _filled(recipe, "dataset", "sequence_length", usual.sequence_length)
+    recipe, step = _filled(recipe, "train", "tokens_per_step", max(usual.tokens_per_step, length))
+    recipe, rate = _filled(recipe, "train", "learning_rate", usual.learning_rate)
+    recipe, tokens = _filled(recipe, "train", "tokens", max(1, usual.tokens // step) * step)
+    return recipe, [
+        f"not set in the recipe, so as usual for this size: train.tokens = {tokens:_} "
+        f"({TOKENS_PER_PARAMETER} a parameter), tokens_per_step = {step:_}, learning_rate = {rate:g}, "
+        f"sequences of {length:_}, {vocab_size:_} tokens in the vocabulary"
+    ]
+
+
+def parameters_asked(recipe: Recipe) -> int:
+    """Returns the parameters that the recipe asks for, by `model.params` or by its shape."""
+    model = recipe.model
+    if model.params is not None:
+        return model.params
+    return count(model.model_copy(update={"vocab_size": model.vocab_size or recipe.tokenizer.vocab_size}))
+
+
+def _filled(recipe: Recipe, section: str, key: str, value: int | float) -> tuple[Recipe, int | float]:
+    """Returns the recipe with the key set, if it was not, and its value."""
+    table = getattr(recipe, section)
+    if key in table.model_fields_set:
+        return recipe, getattr(table, key)
+    return recipe.model_copy(update={section: table.model_copy(update={key: value})}), value
