@@ -80,12 +80,12 @@ def test_losses_and_norms_do_not_depend_on_layout_or_micro_batches(tmp_path: Pat
     """
     layouts = [
         {"micro_batch": 8},
-        {"micro_batch": 3},  # 3 + 3 + 2
-        {"shard": 2, "micro_batch": 1},
+        {"micro_batch": 3},  # 3 + 3 + 2, and an empty sequence
+        {"shard": 3, "micro_batch": 2},  # 3, 3 and 2 sequences, in two micro-batches each
         {"shard": 4, "micro_batch": 2, "zero": 3},
         {"shard": 2, "replicate": 2, "micro_batch": 1},
         {"tensor": 2, "shard": 2, "cpu_offload": True},
-        {"context": 2, "tensor": 2, "micro_batch": 4, "recompute": "full"},
+        {"context": 2, "tensor": 2, "micro_batch": 3, "recompute": "full"},
         {"context": 2, "shard": 2, "context_attention": "ulysses", "zero": 2, "micro_batch": 1},
     ]
     curves, heldout = [], []

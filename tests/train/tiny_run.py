@@ -138,7 +138,7 @@ def resolve(
         decay_tokens=phase["decay_steps"] * step,
     )]  # fmt: skip
     placement["phases"] = [PhasePlacement(
-        micro_batch_sequences=micro_batch, micro_batches_per_step=SEQUENCES // ranks // micro_batch,
+        micro_batch_sequences=micro_batch, micro_batches_per_step=-(-SEQUENCES // (ranks * micro_batch)),
         flops_per_token=phase["flops_per_token"],
     )]  # fmt: skip
     return Resolved(identity=Identity(**identity), placement=Placement(**placement))

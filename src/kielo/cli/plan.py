@@ -252,6 +252,7 @@ def resolve(options: argparse.Namespace) -> int:
     from kielo.resolve.layout_check import speed_advice
     from kielo.resolve.resolve import resolve
     from kielo.resolve.resolved import write
+    from kielo.resolve.shares import uneven_steps
 
     given = {"cluster": options.cluster, "machine": options.machine}
     sets = [*options.sets, *(f'{key}="{value}"' for key, value in given.items() if value)]
@@ -276,6 +277,8 @@ def resolve(options: argparse.Namespace) -> int:
         print_table(*table)
     for advice in speed_advice(resolved.identity.model, recipe.layout, resolved.placement.accelerator):
         print(f"advice: {advice}")
+    for sentence in uneven_steps(resolved):
+        print(f"batches: {sentence}")
     print(f"wrote {folder / 'resolved.toml'}")
     if options.layout:
         print("to train on this layout, put it into the recipe:\n" + layout_toml(chosen))

@@ -19,6 +19,7 @@ from kielo.resolve.resolved import Resolved
 Table = tuple[Sequence[str], list[tuple[Any, ...]]]
 _GIGA = 1e9
 _NAME_COLUMNS = 24  # of a layout, beside six columns of figures in a line of 80
+_UNEVEN_NAMED = 3  # layouts whose ranks have uneven numbers of sequences
 _NAMES_IN_JSON = 3  # of refused layouts for a reason, unless all are asked for
 
 
@@ -163,7 +164,7 @@ def notes(
         f"model FLOPs at {run.peak_tflops:g} TFLOP/s. `kielo plan explain` says why '{first.name}' is so "
         "fast; `kielo rehearse` measures the bytes."
     )
-    lines += _agreement(run, own)
+    lines += _empty(listed, own) + _agreement(run, own)
     return lines
 
 
@@ -192,13 +193,25 @@ def short_notes(
             slower.append(f"{1 - planned.tokens_per_second / best.tokens_per_second:.0%}{on}")
     if slower:
         lines.append(f"The recipe's own layout is slower than the fastest by {', '.join(slower)}.")
-    lines += _agreement(run, own)
+    lines += _empty(listed, own) + _agreement(run, own)
     name = listed[0].name
     lines.append(
         f"More: --wide; `{explain.format(layout=name)} --nodes {listed[0].nodes}` explains a layout and "
         "prints it for the recipe."
     )
     return lines
+
+
+def _empty(listed: Sequence[PlannedLayout], own: Mapping[int, PlannedLayout | str]) -> list[str]:
+    """Returns a sentence for each uneven way to share out a step, with a layout that has it."""
+    said: dict[str, PlannedLayout] = {}
+    for planned in [*own.values(), *listed]:
+        if isinstance(planned, PlannedLayout) and planned.shares.empty_share:
+            said.setdefault(str(planned.shares), planned)
+    return [
+        f"{planned.name} on {count_text(planned.nodes, 'node')}: {sentence}; its speed counts them."
+        for sentence, planned in list(said.items())[:_UNEVEN_NAMED]
+    ]
 
 
 def _agreement(run: RunToPlan, own: Mapping[int, PlannedLayout | str]) -> list[str]:

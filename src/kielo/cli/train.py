@@ -130,6 +130,7 @@ def train_here(recipe: Recipe, profile_steps: int = 0) -> Outcome:
     from kielo.parallel.world import meet
     from kielo.plan.expected_speed import with_expectation
     from kielo.resolve.resolve import resolve
+    from kielo.resolve.shares import uneven_steps
     from kielo.resolve.software import installed
     from kielo.train.run import train
 
@@ -157,6 +158,9 @@ def train_here(recipe: Recipe, profile_steps: int = 0) -> Outcome:
         if missing and place.rank == 0 and device == "cuda" and recipe.layout.compile is None:
             print(f"warning: layers are not compiled; {missing}", file=sys.stderr)
         resolved = resolve(recipe, folder, place.size, device, device_name, software=software)
+        if place.rank == 0:
+            for sentence in uneven_steps(resolved):
+                print(f"batches: {sentence}", flush=True)
         return train(with_expectation(resolved, recipe), profile_steps=profile_steps)
     except KieloError as error:
         if file := os.environ.get(REFUSAL_FILE):

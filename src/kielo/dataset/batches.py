@@ -88,7 +88,7 @@ class Batches:
     def step(self, step: int, data_rank: int, data_ranks: int) -> Batch:
         """The sequences of `data_rank`, one of `data_ranks`, at `step` (from 1).
 
-        Raises KieloError when the ranks do not divide the sequences of a step.
+        Ranks that do not divide the step differ by one sequence; there may be none.
         """
         located = self.order.locate(samples := self.samples(step, data_rank, data_ranks))
         batch = self._reader.read(samples, located.source, located.sequence)
@@ -104,13 +104,25 @@ class Batches:
                 f"step {step} of rank {data_rank} of {data_ranks}: the phase has steps {phase.first_step} to "
                 f"{phase.last_step}, and ranks count from 0"
             )
-        if sequences % data_ranks:
-            raise KieloError(
-                f"{sequences} sequences a step cannot be shared by {data_ranks} data ranks; "
-                f"make tokens_per_step a multiple of {data_ranks * phase.sequence_length}"
-            )
         first = phase.first_sample + (step - phase.first_step) * sequences
         return np.arange(first + data_rank, first + sequences, data_ranks, dtype=np.int64)
+
+
+def filled_up(batch: Batch, sequences: int, end_of_text_id: int) -> Batch:
+    """Returns the batch with empty sequences up to `sequences`: end-of-text, and no label that counts.
+
+    `samples` stay those that there are.
+    """
+    missing = sequences - len(batch.inputs)
+    if missing <= 0:
+        return batch
+    inputs, labels, documents = (
+        None if rows is None else np.pad(rows, ((0, missing), (0, 0)), constant_values=filling)
+        for rows, filling in (
+            (batch.inputs, end_of_text_id), (batch.labels, NOT_COUNTED), (batch.documents, 0),
+        )
+    )  # fmt: skip
+    return Batch(inputs, labels, documents, batch.samples)
 
 
 def heldout_batch(

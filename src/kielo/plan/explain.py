@@ -79,7 +79,8 @@ def _headline(planned: PlannedLayout) -> str:
         f"which is {planned.tokens_per_second:,.0f} tokens/s, {planned.tflops_per_device:.1f} TFLOP/s a "
         f"device (model FLOPs) and {planned.mfu:.1%} of its peak. "
         f"{'Each of ' * (copies > 1)}{count_text(copies, 'data-parallel rank')} takes "
-        f"{count_text(planned.micro_batches, 'micro-batch')} of {size} a step."
+        f"{count_text(planned.micro_batches, 'micro-batch')} of {size} a step"
+        f"{f' ({planned.shares})' * bool(planned.shares.empty_share)}."
     )
 
 

@@ -1,5 +1,6 @@
 """A run in one layout: seconds of a step by part, bytes by part, and speed and memory from them; no torch."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from kielo.recipe.phases import FullPhase
 from kielo.recipe.sections import Layout
 from kielo.resolve.memory import memory_bytes
 from kielo.resolve.memory_row import StepSize
+from kielo.resolve.shares import Shares, micro_batches_needed
 
 
 class Need(NamedTuple):
@@ -65,6 +67,14 @@ class PlannedLayout:
     @property
     def name(self) -> str:
         return layout_name(self.layout, self.micro_batch)
+
+    @property
+    def shares(self) -> Shares:
+        """How data-parallel ranks share the step, with what is empty."""
+        ranks = self.layout.replicate * self.layout.shard
+        return Shares(
+            self.tokens_per_step // self.sequence_length, ranks, self.micro_batch, self.micro_batches
+        )
 
     @property
     def step_seconds(self) -> float:
@@ -153,7 +163,13 @@ def workload(run: RunToPlan, shapes: Sequence[tuple[Layout, int, FullPhase]]) ->
     """Returns the workload of each (layout, sequences of a micro-batch, phase)."""
     rows = []
     for layout, size, phase in shapes:
-        sequences = phase.tokens_per_step // phase.sequence_length
-        micro_batches = sequences // (layout.replicate * layout.shard * size)
-        rows.append(run.columns(layout, StepSize(phase.sequence_length, size, micro_batches)))
+        number = shares_of(layout, size, phase).micro_batches
+        rows.append(run.columns(layout, StepSize(phase.sequence_length, size, number)))
     return Workload.of(rows)
+
+
+def shares_of(layout: Layout, micro_batch: int, phase: FullPhase) -> Shares:
+    """Returns how a layout's ranks share the steps of `phase`."""
+    sequences, ranks = phase.tokens_per_step // phase.sequence_length, layout.replicate * layout.shard
+    number = micro_batches_needed(layout, math.ceil(sequences / ranks), micro_batch)
+    return Shares(sequences, ranks, micro_batch, int(number))

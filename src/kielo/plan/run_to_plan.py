@@ -22,7 +22,6 @@ from kielo.resolve.complete_model import complete_model
 from kielo.resolve.fp8_check import without_fp8
 from kielo.resolve.memory import usable_bytes
 from kielo.resolve.memory_row import StepSize, TrainOptions
-from kielo.resolve.phases import ramp_steps
 from kielo.resolve.software import planned
 from kielo.resolve.state_bytes import Bytes, host_bytes
 from kielo.resolve.text import imagined_text
@@ -99,12 +98,8 @@ class RunToPlan:
 
     @cached_property
     def sequences_of_steps(self) -> tuple[int, ...]:
-        """Sequences of each kind of step: of every phase, and of a batch ramp."""
-        found = {phase.tokens_per_step // phase.sequence_length for phase in self.phases}
-        ramp, first = self.recipe.train.batch_ramp, self.phases[0]
-        if ramp is not None:
-            found |= {size // first.sequence_length for size, _ in ramp_steps(ramp, first.tokens_per_step)}
-        return tuple(sorted(found))
+        """Sequences of each phase's steps; the small ones of a batch ramp run on any ranks."""
+        return tuple(sorted({phase.tokens_per_step // phase.sequence_length for phase in self.phases}))
 
     @cached_property
     def usable_bytes(self) -> float:

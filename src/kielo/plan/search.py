@@ -20,6 +20,13 @@ from kielo.recipe.sections import Layout
 from kielo.resolve.layout_check import layout_complaints
 from kielo.resolve.memory import memory_bytes
 from kielo.resolve.memory_row import StepSize
+from kielo.resolve.shares import (
+    IN_ROUNDS,
+    MOST_FILLED,
+    NEED_STAGES,
+    least_accepted,
+    preferred_size,
+)
 from kielo.resolve.stages import SCHEDULES
 from kielo.resolve.torch_versions import torch_complaints
 
@@ -194,55 +201,72 @@ def _micro_batches(
 ) -> tuple[Column, Column]:
     """Returns (micro-batches of a step, "" or why there cannot be so many)."""
     sequences = run.phase.tokens_per_step // run.phase.sequence_length
-    number = sequences / (data * work.micro_batch)
+    schedule = _Schedules.of(work, layouts)
+    number, reasons = schedule.reasons(sequences, data, "")
+    size = schedule.preferred_size(sequences, data)
     key = run.phase.key("tokens_per_step")
     reasons = [
         (sequences < data, f"fewer sequences a step ({sequences}, by {key}) than data-parallel ranks"),
-        (
-            sequences % data > 0,
-            f"{sequences} sequences a step cannot be shared evenly by its data-parallel ranks",
-        ),
-        (number % 1 > 0, "its micro-batch does not divide the sequences of a data-parallel rank"),
-        *_schedule_reasons(work, layouts, number, ""),
+        (size < work.micro_batch, "smaller micro-batches have fewer empty sequences"),
+        *reasons,
     ]
     for others in run.sequences_of_steps:
         if others != sequences:
-            where = f" in steps of {others} sequences, of the batch ramp or another phase"
-            each = _largest_divisor(others / data, work.micro_batch)
-            reasons.append(
-                (others % data > 0, "its data-parallel ranks cannot share evenly what they have" + where)
-            )
-            reasons += _schedule_reasons(work, layouts, others / (data * each), where)
+            where = f" in steps of {others} sequences, of another phase"
+            reasons.append((others < data, "fewer sequences than data-parallel ranks" + where))
+            reasons += schedule.reasons(others, data, where)[1]
     why = np.select([is_so for is_so, _ in reasons], [reason for _, reason in reasons], default="")
     return number, why
 
 
-def _schedule_reasons(
-    work: Workload, layouts: list[Choice], number: Column, where: str
-) -> list[tuple[Column, str]]:
-    """Returns (where it holds, reason) pairs: `stages.micro_batch_complaint` for many layouts at once."""
-    schedule = np.array([one.form.pipeline_schedule for one in layouts])
-    is_pipeline = work.pipeline > 1
-    needed = np.isin(schedule, ("1f1b", "dualpipev")) * is_pipeline * work.pipeline * work.chunks
-    rounds = np.maximum(1, number // work.pipeline)
-    is_uneven = np.char.startswith(schedule, "interleaved") & is_pipeline & (number % rounds > 0)
-    splits = np.array([SCHEDULES[name].splits_backward for name in schedule]) & is_pipeline
-    return [
-        (
-            splits & (number < work.pipeline),
-            "fewer micro-batches than ranks, which leave a split backward pass nothing to fill" + where,
-        ),
-        (number < needed, "fewer micro-batches than the schedule's stages" + where),
-        (is_uneven, "micro-batches do not make equal rounds over the pipeline's ranks" + where),
-    ]
+@dataclass(frozen=True)
+class _Schedules:
+    """Columns [n] of what layouts' schedules ask of the number of micro-batches, as `least_accepted`."""
 
+    sizes: Column  # of a micro-batch
+    ranks: Column
+    stages: Column
+    in_rounds: Column
+    splits: Column
 
-def _largest_divisor(numbers: Column, at_most: Column) -> Column:
-    """Returns each number's largest divisor up to `at_most`: the resolver lowers micro-batches to it."""
-    found = np.ones(len(numbers))
-    for size in range(2, max(_MICRO_BATCHES) + 1):
-        found = np.where((numbers % size == 0) & (size <= at_most), size, found)
-    return found
+    @staticmethod
+    def of(work: Workload, layouts: list[Choice]) -> "_Schedules":
+        schedule, is_pipeline = np.array([one.form.pipeline_schedule for one in layouts]), work.pipeline > 1
+        return _Schedules(
+            work.micro_batch,
+            work.pipeline,
+            np.isin(schedule, NEED_STAGES) * is_pipeline * work.pipeline * work.chunks,
+            np.char.startswith(schedule, IN_ROUNDS) & is_pipeline,
+            np.isin(schedule, [name for name, one in SCHEDULES.items() if one.splits_backward]) & is_pipeline,
+        )
+
+    def needed(self, sequences: int, data: Column, sizes: Column) -> Column:
+        """Returns the micro-batches of each rank, with as few empty ones as the schedule accepts."""
+        there_are = np.ceil(np.ceil(sequences / data) / sizes)
+        return least_accepted(there_are, self.ranks, self.stages, self.in_rounds)
+
+    def preferred_size(self, sequences: int, data: Column) -> Column:
+        """Returns the size that the resolver takes where the layout's own is asked for."""
+        sizes = np.arange(1, max(_MICRO_BATCHES) + 1)
+        rows = np.stack([size * self.needed(sequences, data, np.array(size)) for size in sizes])
+        may = (sizes[:, None] <= self.sizes) & (sizes[:, None] <= np.ceil(sequences / data))
+        return preferred_size(sizes, rows, may)
+
+    def reasons(self, sequences: int, data: Column, where: str) -> tuple[Column, list[tuple[Column, str]]]:
+        """Returns (micro-batches, (where it holds, reason) pairs), as `resolve` refuses them."""
+        sizes = np.minimum(self.sizes, self.preferred_size(sequences, data)) if where else self.sizes
+        number = self.needed(sequences, data, np.maximum(1, sizes))
+        there_are = np.ceil(np.ceil(sequences / data) / np.maximum(1, sizes))
+        return number, [
+            (
+                self.splits & (there_are < self.ranks),
+                "fewer micro-batches than ranks, which leave a split backward pass nothing to fill" + where,
+            ),
+            (
+                number - there_are > MOST_FILLED * number,
+                "fewer micro-batches than the schedule's stages" + where,
+            ),
+        ]
 
 
 def _forms(run: RunToPlan, devices: Sequence[int], found: Found) -> _Forms:

@@ -482,8 +482,8 @@ class TrainSchedule(Section):
     batch_ramp: BatchRamp | None = Field(None, description="smaller steps at the start; of the first phase")
     micro_batch_sequences: PositiveInt | None = Field(
         None,
-        description="sequences per forward on one rank (lowered to what divides); default: the most that fit "
-        "the device's memory, or 4 where no card knows it",
+        description="sequences per forward on one rank (fewer where that leaves fewer empty ones); default: "
+        "the most that fit the device's memory, or 4 where no card knows it",
     )
     learning_rate: PositiveFloat = Field(1e-3, description="the peak, at the end of the warm-up")
     final_learning_rate_ratio: float = Field(

@@ -4,7 +4,6 @@ FSDP2 adds each micro-batch's gradients to those in fp32: 10 bytes of memory tra
 number of tokens. Larger micro-batches add up less often, and make larger matrix products.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +12,9 @@ from kielo.recipe.cards import Accelerator
 from kielo.recipe.sections import Layout, Model
 from kielo.resolve.memory import memory_bytes, usable_bytes
 from kielo.resolve.memory_row import MemoryColumns, StepSize, TrainOptions, memory_row
-from kielo.resolve.stages import micro_batch_complaint, num_stages
+from kielo.resolve.shares import micro_batches_needed, preferred_size
 
+Column = np.ndarray
 # Sequences where no card knows the device's memory.
 _USUAL = 4
 # Tokens of a rank. From here on an H200 spends less than 0.4 % of a step on adding up gradients, and the
@@ -43,43 +43,52 @@ class RankOfRun:
 
 
 def micro_batch(rank: RankOfRun, sequence_length: int, sequences: int, at_most: int | None = None) -> int:
-    """Returns the sequences of a micro-batch on a rank that has `sequences` a step; they divide those.
+    """Returns the sequences of a micro-batch on a rank that has `sequences` a step.
 
-    It is the largest size that fits the device's memory with a margin, up to 65,536 tokens; in a pipeline,
-    that leaves 16 micro-batches for each of its ranks, or else the smallest that its schedule accepts. Where
-    the memory is not known, it is the largest up to 4 that the schedule accepts. at_most: an upper limit.
+    It adds no empty sequences that another size would not, or few (`shares.preferred_size`). It is the
+    largest size that fits the device's memory with a margin, up to 65,536 tokens; in a pipeline, that leaves
+    16 micro-batches for each of its ranks, or else the smallest. Where the memory is not known, it is the
+    largest up to 4. at_most: an upper limit.
     """
-    sizes = [size for size in range(1, min(sequences, _MOST_TOKENS) + 1) if sequences % size == 0]
-    sizes = [size for size in sizes if _is_accepted(rank.layout, sequences // size)] or sizes
-    sizes = [size for size in sizes if at_most is None or size <= at_most] or sizes[:1]
+    sizes = np.arange(1, min(sequences, at_most or sequences, _MOST_TOKENS) + 1)
+    numbers = micro_batches_needed(rank.layout, sequences, sizes)
+    may = np.ones(len(sizes), bool)
     if rank.card is None or rank.card.memory_bytes is None:
-        return max([size for size in sizes if size <= _USUAL], default=sizes[0])
-    worth = [size for size in sizes if _is_worth_it(rank.layout, sequence_length, sequences, size)]
-    return max(_fitting(rank, sequence_length, sequences, worth), default=sizes[0])
+        may = sizes <= _USUAL
+    else:
+        may = _is_worth_it(rank.layout, sequence_length, numbers, sizes)
+        may[may] = _fits(rank, sequence_length, sizes[may], numbers[may])
+    least = sizes * numbers == (sizes * numbers).min()
+    if not (may & least).any():
+        # with those that add nothing, so that a size is not chosen for its empty sequences
+        may |= sizes == sizes[least][0]
+    return int(preferred_size(sizes, (sizes * numbers)[:, None], may[:, None])[0])
 
 
-def _is_accepted(layout: Layout, micro_batches: int) -> bool:
-    """Returns True if the pipeline's schedule runs so many micro-batches."""
-    if layout.pipeline == 1:
-        return True
-    schedule = layout.pipeline_schedule
-    return micro_batch_complaint(schedule, micro_batches, layout.pipeline, num_stages(layout)) is None
+def micro_batch_up_to(layout: Layout, sequences: int, asked: int) -> int:
+    """Returns the sequences of a micro-batch where the recipe asks for `asked`: so many, or fewer.
+
+    Fewer are taken where that leaves fewer empty sequences (`shares.preferred_size`).
+    """
+    sizes = np.arange(1, min(sequences, asked) + 1)
+    rows = sizes * micro_batches_needed(layout, sequences, sizes)
+    return int(preferred_size(sizes, rows[:, None], np.ones((len(sizes), 1), bool))[0])
 
 
-def _is_worth_it(layout: Layout, sequence_length: int, sequences: int, size: int) -> bool:
-    """Returns True if so large a micro-batch is no larger than what still saves time."""
-    leaves_enough = layout.pipeline == 1 or sequences // size >= _PER_PIPELINE_RANK * layout.pipeline
-    return leaves_enough and size * sequence_length // layout.context <= _MOST_TOKENS
+def _is_worth_it(layout: Layout, sequence_length: int, numbers: Column, sizes: Column) -> Column:
+    """Returns True where so large a micro-batch is no larger than what still saves time."""
+    leaves_enough = layout.pipeline == 1 or numbers >= _PER_PIPELINE_RANK * layout.pipeline
+    return leaves_enough & (sizes * sequence_length // layout.context <= _MOST_TOKENS)
 
 
-def _fitting(rank: RankOfRun, sequence_length: int, sequences: int, sizes: list[int]) -> Iterator[int]:
-    """Yields the sizes whose peak fits the device's memory in every precision of the run."""
-    if not sizes:
-        return
-    steps = [StepSize(sequence_length, size, sequences // size) for size in sizes]
+def _fits(rank: RankOfRun, sequence_length: int, sizes: Column, numbers: Column) -> Column:
+    """Returns True where the peak fits the device's memory in every precision of the run."""
     fits = np.ones(len(sizes), bool)
+    if not len(sizes):
+        return fits
+    steps = [StepSize(sequence_length, int(size), int(number)) for size, number in zip(sizes, numbers)]
     for options in rank.options:
         rows = [memory_row(rank.model, rank.layout, step, options, rank.card) for step in steps]
         peak = memory_bytes(MemoryColumns.of(rows)).peak("reserved")
         fits &= peak <= _MEMORY_SHARE * usable_bytes(rank.card.memory_bytes)
-    yield from (size for size, is_small in zip(sizes, fits) if is_small)
+    return fits

@@ -34,11 +34,12 @@ from kielo.resolve.fp8_check import fp8_complaints, without_fp8
 from kielo.resolve.layout_check import layout_complaints
 from kielo.resolve.loss_chunk import loss_chunk_tokens
 from kielo.resolve.memory_row import TrainOptions
-from kielo.resolve.micro_batch import RankOfRun, micro_batch
+from kielo.resolve.micro_batch import RankOfRun, micro_batch, micro_batch_up_to
 from kielo.resolve.mixture import mixture_of, num_sequences, repeated_too_often
 from kielo.resolve.optimiser_check import optimiser_complaints
 from kielo.resolve.phases import merged, plan_learning_rates, plan_phases
 from kielo.resolve.resolved import Identity, Phase, PhasePlacement, Placement, Resolved
+from kielo.resolve.shares import MOST_FILLED, micro_batches_needed
 from kielo.resolve.software import Software, planned
 from kielo.resolve.stages import layers_of_stages, micro_batch_complaint, num_stages
 from kielo.resolve.text import Text, text_of_run
@@ -155,10 +156,7 @@ def _step_complaints(recipe: Recipe, steps: _Steps, data_ranks: int) -> Iterator
     yield from _reduction_complaint(recipe, steps)
     yield from _unshared(steps.asked, steps.phases, data_ranks)
     if recipe.layout.pipeline > 1:
-        schedule, stages = recipe.layout.pipeline_schedule, num_stages(recipe.layout)
-        for _, number in steps.micro_batches:
-            complaint = micro_batch_complaint(schedule, number, recipe.layout.pipeline, stages)
-            yield from [complaint] if complaint else []
+        yield from _unfilled(recipe.layout, steps, data_ranks)
     yield from repeated_too_often(recipe, steps.asked, steps.phases, steps.num_tokens)
     yield from _skipped_beyond(recipe.train.skip_steps, steps.phases[-1].last_step)
     yield from optimiser_complaints(recipe.train)
@@ -281,31 +279,42 @@ def _with_axes(layout: Layout, world_size: int, complaints: list[str]) -> Layout
 
 
 def _unshared(asked: Sequence[FullPhase], phases: Sequence[Phase], data_ranks: int) -> Iterator[str]:
-    """Yields the steps that the ranks cannot share evenly; of a batch ramp, the first such step."""
-    in_ramp: set[int] = set()
-    for phase, following in zip(phases, [*phases[1:], None]):
+    """Yields the steps that are no whole sequences, or have fewer of them than there are ranks.
+
+    The small steps of a batch ramp may have fewer.
+    """
+    for phase in _full_steps(phases):
         of, length, sequences = asked[phase.number - 1], phase.sequence_length, phase.sequences_per_step
-        is_ramp = following is not None and following.number == phase.number
-        tokens = phase.tokens_per_step if is_ramp else of.tokens_per_step
-        if not tokens % length and not sequences % data_ranks or is_ramp and in_ramp:
+        if not of.tokens_per_step % length and sequences >= data_ranks:
             continue
-        key = of.key("tokens_per_step")
-        ranks = ", ".join(str(n) for n in range(1, 2 * data_ranks) if sequences % n == 0)
-        below = tokens // (length * data_ranks) * length * data_ranks
-        sizes = " or ".join(str(size) for size in (below, below + length * data_ranks) if size)
-        would_work = f"{key.rpartition('.')[2]} {sizes}"
-        if is_ramp:
-            in_ramp.add(phase.number)
-            key = "train.batch_ramp: tokens_per_step"
-            would_work = (
-                "train.batch_ramp.first_tokens_per_step and step_tokens in multiples of "
-                f"{length * data_ranks}"
-            )
+        key, tokens = of.key("tokens_per_step"), of.tokens_per_step
+        below = tokens // length * length
+        sizes = [size for size in (below, below + length) if size >= length * data_ranks]
+        would_work = " or ".join(str(size) for size in sizes or [length * data_ranks])
+        fewer = f", or at most {sequences} data-parallel ranks" if sequences < data_ranks else ""
         yield (
-            f"{key} = {tokens} is {sequences} sequences of {of.key('sequence_length')} = {length}, which "
-            f"{data_ranks} ranks cannot share evenly; what would work: {would_work}, or this many ranks: "
-            f"{ranks or 1}"
+            f"{key} = {tokens} is {tokens / length:g} sequences of {of.key('sequence_length')} = {length}, "
+            f"for {data_ranks} data-parallel ranks, and each takes whole sequences, one or more; what would "
+            f"work: {key.rpartition('.')[2]} {would_work}{fewer}"
         )
+
+
+def _unfilled(layout: Layout, steps: _Steps, data_ranks: int) -> Iterator[str]:
+    """Yields why a pipeline's schedule cannot run the full steps, unless a few empty micro-batches help."""
+    schedule, stages = layout.pipeline_schedule, num_stages(layout)
+    for phase in _full_steps(steps.phases):
+        size, number = steps.micro_batches[steps.phases.index(phase)]
+        there_are = math.ceil(math.ceil(phase.sequences_per_step / data_ranks) / size)
+        if number - there_are > MOST_FILLED * number:
+            complaint = micro_batch_complaint(schedule, there_are, layout.pipeline, stages)
+            yield from [complaint] if complaint else []
+
+
+def _full_steps(phases: Sequence[Phase]) -> Iterator[Phase]:
+    """Yields the phases without the small steps of a batch ramp."""
+    for phase, following in zip(phases, [*phases[1:], None]):
+        if following is None or following.number != phase.number:
+            yield phase
 
 
 def _micro_batches(phase: Phase, asked: FullPhase, rank: RankOfRun) -> tuple[int, int]:
@@ -316,19 +325,16 @@ def _micro_batches(phase: Phase, asked: FullPhase, rank: RankOfRun) -> tuple[int
     """
     length, data_ranks = phase.sequence_length, rank.layout.replicate * rank.layout.shard
     sequences, most = (
-        max(1, number // data_ranks) for number in (phase.sequences_per_step, asked.tokens_per_step // length)
+        max(1, math.ceil(number / data_ranks))
+        for number in (phase.sequences_per_step, asked.tokens_per_step // length)
     )
     if asked.micro_batch_sequences is not None:
-        size = _largest_divisor(sequences, asked.micro_batch_sequences)
+        size = micro_batch_up_to(rank.layout, sequences, asked.micro_batch_sequences)
     else:
         size = micro_batch(rank, length, most)
         if sequences != most:
             size = micro_batch(rank, length, sequences, at_most=size)
-    return size, sequences // size
-
-
-def _largest_divisor(number: int, at_most: int) -> int:
-    return next(size for size in range(min(number, at_most), 0, -1) if number % size == 0)
+    return size, int(micro_batches_needed(rank.layout, sequences, size))
 
 
 def _skipped_beyond(skip_steps: Sequence[tuple[int, int]], total_steps: int) -> Iterator[str]:

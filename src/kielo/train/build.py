@@ -19,7 +19,7 @@ from kielo.artifact.metrics import METRICS_NAME
 from kielo.artifact.weights_folder import resolve_weights
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.hugging_face_import import load_model_weights
-from kielo.dataset.batches import Batches, heldout_batch
+from kielo.dataset.batches import Batch, Batches, filled_up, heldout_batch
 from kielo.models import families
 from kielo.parallel.context_parallel import context_positions
 from kielo.parallel.fp8 import refuse_without_fp8, scale_weights
@@ -247,10 +247,18 @@ def _feed(resolved: Resolved, index: int, last_step: int, mesh: Mesh, device: to
         placement.end_of_text_id,
         identity.dataset.mask_documents,
     )
-    read_step = partial(batches.step, data_rank=data_rank(mesh), data_ranks=data_ranks(mesh))
-    micro_batch_sequences = placement.phases[index].micro_batch_sequences
+    rank, ranks, placed = data_rank(mesh), data_ranks(mesh), placement.phases[index]
+    rows = placed.micro_batch_sequences * placed.micro_batches_per_step
+
+    def read_step(step: int) -> Batch:
+        return filled_up(batches.step(step, rank, ranks), rows, placement.end_of_text_id)
+
     return Feed(
-        read_step, micro_batch_sequences, last_step, device, positions_of_rank(phase.sequence_length, mesh)
+        read_step,
+        placed.micro_batch_sequences,
+        last_step,
+        device,
+        positions_of_rank(phase.sequence_length, mesh),
     )
 
 

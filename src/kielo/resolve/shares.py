@@ -1,0 +1,118 @@
+"""Shares a step's sequences out over data-parallel ranks and micro-batches; arithmetic, no torch.
+
+Rank r of n takes sequences r, r + n, … of a step, so that two ranks differ by one sequence at most. All ranks
+run the same number of micro-batches of one shape, as every one of them is collective: what a rank lacks are
+*empty sequences*, whose labels do not count. The loss is a sum over counted tokens, divided by their number
+in the whole step, so empty sequences change nothing but the time.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kielo.recipe.sections import Layout
+from kielo.resolve.resolved import Resolved
+from kielo.resolve.stages import num_stages
+
+Column = np.ndarray
+# A larger micro-batch may add so many empty sequences, as a share of the rank's, where it is twice as large
+# as the largest that adds none: more than that it does not save.
+_WORTH = 1 / 128
+# A schedule that needs more micro-batches than there are gets empty ones, up to this share of them.
+MOST_FILLED = 0.25
+_FEW_RANKS = 4  # whose sequences are listed one by one
+
+
+@dataclass(frozen=True)
+class Shares:
+    """A step of `sequences` on `data_ranks`, in `micro_batches` of `micro_batch` sequences on each."""
+
+    sequences: int
+    data_ranks: int
+    micro_batch: int
+    micro_batches: int
+
+    @property
+    def empty_share(self) -> float:
+        """Returns the share of the step's work that is on empty sequences."""
+        return 1 - self.sequences / (self.data_ranks * self.micro_batch * self.micro_batches)
+
+    def __str__(self) -> str:
+        """Returns what the uneven step takes, as text; "" where nothing is empty."""
+        if not self.empty_share:
+            return ""
+        ranks, (each, more) = self.data_ranks, divmod(self.sequences, self.data_ranks)
+        of_ranks = f"{each} sequences each"
+        if more and ranks <= _FEW_RANKS:
+            of_ranks = ", ".join([str(each + 1)] * more + [str(each)] * (ranks - more)) + " sequences"
+        elif more:
+            of_ranks = f"{each + 1} sequences on {more} of them and {each} on the others"
+        are = "data-parallel ranks" if ranks > 1 else "data-parallel rank"
+        return f"{ranks} {are}: {of_ranks}; {self.empty_share:.1%} of the work is empty"
+
+
+def micro_batches_needed(layout: Layout, sequences: int | Column, size: int | Column) -> Column:
+    """Returns the micro-batches of a rank with so many sequences that the layout's schedule accepts."""
+    is_pipeline = layout.pipeline > 1
+    schedule, stages = layout.pipeline_schedule, num_stages(layout)
+    return least_accepted(
+        np.ceil(np.asarray(sequences) / size).astype(int),
+        layout.pipeline,
+        stages if is_pipeline and schedule in NEED_STAGES else 0,
+        is_pipeline and schedule.startswith(IN_ROUNDS),
+    )
+
+
+# The rules of `stages.micro_batch_complaint`.
+NEED_STAGES = ("1f1b", "dualpipev")
+IN_ROUNDS = "interleaved"
+
+
+def least_accepted(
+    at_least: Column, ranks: int | Column, stages: int | Column, in_rounds: bool | Column
+) -> Column:
+    """Returns the least number of micro-batches, from `at_least` on, that pipelines accept.
+
+    ranks: of the pipeline. stages: as many micro-batches are needed at least; 0 where the schedule needs
+    none. in_rounds: does the schedule take them in equal rounds of `ranks` or more.
+    """
+    number = np.maximum(at_least, stages)
+    rounds = np.maximum(1, number // ranks)
+    even = np.minimum(np.ceil(number / rounds) * rounds, (rounds + 1) * ranks)
+    return np.where(np.asarray(in_rounds) & (number >= ranks), even, number).astype(int)
+
+
+def preferred_size(sizes: Column, rows: Column, may: Column) -> Column:
+    """Returns the size of micro-batch to take, [n], of those that are allowed; 0 where none is.
+
+    sizes: [k], rising. rows: [k, n], sequences that a rank has with each, empty ones too. may: [k, n], True
+    where the size is allowed. It is the largest that adds no empty sequences, or one twice as large or more
+    that adds few.
+    """
+    least = np.where(may, rows, np.inf).min(axis=0)
+    exact, near = (
+        np.where(may & (rows <= least * (1 + more)), sizes[:, None], 0).max(axis=0) for more in (0.0, _WORTH)
+    )
+    return np.where(near >= 2 * exact, near, exact)
+
+
+def uneven_steps(resolved: Resolved) -> list[str]:
+    """Returns sentences on the run's steps that have empty sequences; none where none has."""
+    layout, said, ramp = resolved.placement.layout, [], []
+    phases = resolved.identity.phases
+    for phase, following, placed in zip(phases, [*phases[1:], None], resolved.placement.phases):
+        shares = Shares(
+            phase.sequences_per_step,
+            layout.replicate * layout.shard,
+            placed.micro_batch_sequences,
+            placed.micro_batches_per_step,
+        )
+        if following is not None and following.number == phase.number:
+            work = phase.steps * shares.data_ranks * shares.micro_batch * shares.micro_batches
+            ramp.append((shares.empty_share * work, work))
+        elif shares.empty_share:
+            said.append(f"{phase.sequences_per_step:,} sequences a step on {shares}")
+    empty, work = (sum(column) for column in zip(*ramp)) if ramp else (0, 1)
+    if empty:
+        said.append(f"in the steps of the batch ramp, {empty / work:.1%} of the work is empty sequences")
+    return said
