@@ -24,6 +24,7 @@ from kielo.models import families
 from kielo.models.tensor_parallel_styles import style_of
 from kielo.parallel.mesh import Mesh
 from kielo.parallel.projection import AccumulatingProjection
+from kielo.parallel.split_embedding import SplitEmbedding
 from kielo.recipe.sections import Layout
 
 SEQUENCE_DIM = 1  # of activations [b, s, d]
@@ -54,7 +55,7 @@ def apply_tensor_parallel(model: nn.Module, mesh: Mesh, layout: Layout) -> None:
 def _torch_style(style: str, module: nn.Module, between: DTensorPlacement) -> ParallelStyle:
     """Makes torch's style of `style`. between: placement of activations outside of the split matrices."""
     if style == "vocabulary":
-        return RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
+        return SplitEmbedding(between)
     if style == "column":
         return ColwiseParallel()
     if style == "row":

@@ -152,12 +152,12 @@ class _Rank:
             + np.where(self.is_pipeline, 0.0, bytes_per_element * self.head + np.where(wait_whole, 0.0, mlp))
         )
         rest = np.where(self.is_pipeline, 0.0, a_pass - a_layer + np.where(wait_whole, 0.0, again))
-        ends = bytes_per_element * (self.embedding_gradient + self.head)
+        ends = bytes_per_element * (self.embedding + self.head)
         return [
             (none_yet, parameters, kept, self.losses),
             (none_yet + made, parameters + two_layers, kept + again, zero),
             (waiting + made, parameters + two_layers, kept - all_first * a_pass + again, zero),
-            (waiting + bytes_per_element * self.embedding_gradient, parameters, kept - a_pass, zero),
+            (waiting + bytes_per_element * self.embedding, parameters, kept - a_pass, zero),
             (
                 reduced_late,
                 parameters + np.where(work.zero == 3, two_layers, -gathered * self.layer),
@@ -196,14 +196,9 @@ class _Rank:
         return self.has_head * self.work.vocabulary * self.work.hidden / self.work.tensor
 
     @cached_property
-    def embedding_gradient(self) -> Column:
-        """Elements of the embedding's gradient on a rank.
-
-        torch's DTensor gives each tensor rank the gradient of the whole embedding, and splits it when it is
-        reduced or, where embedding and head are tied, added to that of the head.
-        """
-        parts = np.where((self.work.tied > 0) & ~self.is_pipeline, self.work.tensor, 1)
-        return self.has_embed * self.work.vocabulary * self.work.hidden / parts
+    def embedding(self) -> Column:
+        """Parameters of the embedding on a tensor rank: its own rows, of which it has the gradient too."""
+        return self.has_embed * self.work.vocabulary * self.work.hidden / self.work.tensor
 
     @cached_property
     def shards(self) -> Column:
@@ -234,8 +229,7 @@ class _Rank:
         done.
         """
         work = self.work
-        embedding = work.vocabulary * work.hidden / work.tensor * self.has_embed
-        whole = _FP32_BYTES * (self.parameters + self.embedding_gradient - embedding)
+        whole = _FP32_BYTES * self.parameters
         waiting = np.where(self.waits_whole, whole, self.shards + work.reduce_bytes * self.root) * (
             work.micro_batches > 1
         )
