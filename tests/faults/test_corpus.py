@@ -389,13 +389,15 @@ def test_limits_out_of_bounds_are_refused(here, workplace, value):
 
 def test_the_order_of_sources_decides_which_duplicate_stays(here, workplace):
     """Another order makes the corpus anew, and the same order does not."""
-    for name in ("first.txt", "second.txt"):
-        (workplace / name).write_bytes(TEXT)
+    lines = TEXT.splitlines(keepends=True)
+    own = {"first": lines[0], "second": lines[1]}  # for a source that ends up empty is refused
+    for name in own:
+        (workplace / f"{name}.txt").write_bytes(own[name] + b"".join(lines[2:]))
     went_well(_run(here, workplace, source="first.txt,second.txt"))
-    assert {document["source"] for document in _kept(workplace)} == {"first"}
+    assert [document["source"] for document in _kept(workplace)].count("second") == 1
     assert "nothing to do" in went_well(_run(here, workplace, source="first.txt,second.txt")).err
     went_well(_run(here, workplace, source="second.txt,first.txt"))
-    assert {document["source"] for document in _kept(workplace)} == {"second"}
+    assert [document["source"] for document in _kept(workplace)].count("first") == 1
 
 
 def test_a_package_with_links_gives_only_its_own_files(here, workplace, monkeypatch):

@@ -22,7 +22,7 @@ from kielo.artifact.manifest import (
 )
 from kielo.corpus.download import FetchProblem, fetch_debian_package, fetch_huggingface_dataset
 from kielo.corpus.raw_formats import RawSource, formats, is_readable
-from kielo.corpus.settings import is_cleaned, text_field
+from kielo.corpus.settings import is_cleaned, text_fields
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import REPLACED_FOLDERS
 from kielo.recipe.sections import Recipe, Source
@@ -66,7 +66,7 @@ def _fetch(name: str, source: Source, raw_folder: Path, say: Callable[[str], Non
         stamps=stamps,
         kind=source.kind,
         is_cleaned=is_cleaned(source),
-        field=text_field(source),
+        text_fields=text_fields(source),
         max_documents=source.max_documents,
         origin=origin,
         fingerprint=fingerprint,

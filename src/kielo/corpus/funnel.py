@@ -14,7 +14,7 @@ from kielo.corpus.step import SEPARATOR, CorpusStep
 # Reasons shown for one step; the smaller ones are added up.
 MAX_REASONS = 6
 OTHERS = "other reasons"
-NOT_SHOWN = ("write cleaned", "merge cleaned", "write")
+NOT_SHOWN = ("write cleaned", "merge cleaned", "write", "lay out pairs")
 
 
 def build_funnel(steps: Sequence[CorpusStep], counts: Sequence[dict[str, int]]) -> list[FunnelRow]:

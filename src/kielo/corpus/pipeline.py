@@ -1,7 +1,7 @@
 """The steps of a corpus in the order in which they run, in two passes.
 
 Which documents a step sees follows from the kind of their source: cleaned text is normalised and goes through
-the filters of its languages, code through its own; text that others have cleaned passes as it is.
+the filters of its languages, code and pairs through their own; text that others have cleaned passes as it is.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,24 +13,26 @@ from kielo.corpus.document_filters import DocumentLength, NotEmpty, document_fil
 from kielo.corpus.duplicates import DocumentDuplicates, LineDuplicates
 from kielo.corpus.line_filters import line_filters
 from kielo.corpus.normalise import Normalise
+from kielo.corpus.pairs import LayOutPairs, NormaliseSides, SideLanguage, WholePairs
 from kielo.corpus.raw_formats import RawSource
 from kielo.corpus.read_sources import ReadSources
-from kielo.corpus.settings import is_cleaned, language_rules
+from kielo.corpus.settings import is_cleaned, language_rules, side_rules
 from kielo.corpus.step import CorpusStep
-from kielo.recipe.sections import Corpus, Source
+from kielo.recipe.cards import language
+from kielo.recipe.sections import Corpus, Recipe, Source
 
 
-def first_pass(
-    sources: tuple[RawSource, ...], corpus: Corpus, language: str, cleaned: Path
-) -> list[CorpusStep]:
-    """Steps that need one document at a time; they run on all workers. `language`: the recipe's."""
-    own, others = _names(corpus, is_cleaned), _names(corpus, lambda source: not is_cleaned(source))
+def first_pass(sources: tuple[RawSource, ...], recipe: Recipe, cleaned: Path) -> list[CorpusStep]:
+    """Steps that need one document at a time; they run on all workers."""
+    corpus = recipe.corpus
+    own, others = _names(corpus, is_cleaned), _names(corpus, _is_taken_whole)
     return [
         ReadSources(sources, corpus.max_document_bytes),
         *([NotEmpty().for_sources(others)] if others else []),
         *([Normalise().for_sources(own)] if own else []),
-        *_language_steps(corpus, language),
+        *_language_steps(corpus, recipe.language),
         *_code_steps(corpus),
+        *_pair_steps(recipe),
         WriteCleaned(cleaned),
     ]
 
@@ -62,6 +64,27 @@ def _language_steps(corpus: Corpus, language: str) -> list[CorpusStep]:
 def _code_steps(corpus: Corpus) -> list[CorpusStep]:
     names = _names(corpus, lambda source: source.kind == "code" and source.clean)
     return [step.for_sources(names) for step in code_filters(corpus.code)] if names else []
+
+
+def _pair_steps(recipe: Recipe) -> list[CorpusStep]:
+    """Returns the steps of parallel text: cleaning once, languages and layout of each source."""
+    corpus, steps = recipe.corpus, []
+    pairs = [source for source in corpus.sources if source.kind == "parallel"]
+    cleaned = [source.name for source in pairs if source.clean]
+    steps += [NormaliseSides().for_sources(cleaned)] if cleaned else []
+    steps += [WholePairs().for_sources(source.name for source in pairs)] if pairs else []
+    for source in pairs:
+        for side, rule in enumerate(side_rules(corpus, source) if source.clean else ()):
+            step = SideLanguage(corpus.language_identifier, rule, side)
+            steps.append(step.for_sources([source.name], f"{rule.languages[0]} of {source.name}"))
+        names = [language(code).name for code in source.language]
+        layout = LayOutPairs(source.templates, source.reverse_share, names)
+        steps.append(layout.for_sources([source.name], source.name))
+    return steps
+
+
+def _is_taken_whole(source: Source) -> bool:
+    return not is_cleaned(source) and source.kind != "parallel"
 
 
 def _names(corpus: Corpus, wanted: Callable[[Source], bool]) -> Sequence[str]:

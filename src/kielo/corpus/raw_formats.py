@@ -12,30 +12,21 @@ from typing import Any
 
 from kielo.artifact.documents import read_lines
 from kielo.corpus.programming_languages import programming_language
+from kielo.corpus.raw_record import DAMAGED_FILE, BadRecord, Record, too_long
+from kielo.corpus.tmx import tmx_records
 from kielo.recipe.errors import KieloError
 
 FORMATS = ".txt, .jsonl (either also .gz or .zst), .parquet, .html"
 CODE_FORMATS = ".py, .c, .java and other program files, .jsonl (also .gz or .zst), .parquet"
 KNOWN = re.compile(r"\.(txt|jsonl)(\.gz|\.zst)?$|\.parquet$|\.html?$", re.IGNORECASE)
+PAIR_FORMATS = ".tsv, .jsonl, .tmx (each also .gz or .zst), .parquet"
+PAIR_FILES = re.compile(r"\.(tsv|jsonl|tmx)(\.gz|\.zst)?$|\.parquet$", re.IGNORECASE)
 CODE_TABLES = re.compile(r"\.jsonl(\.gz|\.zst)?$|\.parquet$", re.IGNORECASE)
 PARQUET_BATCH_ROWS = 1024
 PARQUET_BATCH_BYTES = 1 << 26
 
 # What says the programming language of a record of code: in The Stack, StarCoder and others.
 FILE_NAME_FIELDS = ("path", "max_stars_repo_path", "file_name", "filename", "ext", "lang", "language")
-
-TOO_LONG = "over max_document_bytes"
-NOT_UTF8 = "not UTF-8"
-NO_TEXT = "no text in the field"
-DAMAGED_FILE = "file damaged or not of its format"
-
-
-class BadRecord(KieloError):
-    """A record that is passed over; `reason` is the same for all of a kind, the message names the file."""
-
-    def __init__(self, reason: str, message: str):
-        super().__init__(message)
-        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -44,7 +35,8 @@ class RawSource:
 
     `root` is the folder that file names are relative to; `stamps` are (bytes, time of change in ns) of the
     files before they were hashed; `origin` is a text on where the files came from. `is_cleaned`: filters
-    of lines see it. `field` is that of the text, in formats that have fields.
+    of lines see it. `text_fields` are those of the text, in formats
+    that have fields.
     """
 
     name: str
@@ -53,34 +45,20 @@ class RawSource:
     stamps: tuple[tuple[int, int], ...]
     kind: str
     is_cleaned: bool
-    field: str
+    text_fields: tuple[str, ...]
     max_documents: int | None
     origin: str
     fingerprint: str
 
     @property
-    def fields(self) -> tuple[str, ...]:
-        """Names of the fields or columns that must be there."""
-        return (self.field,)
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns that must be there: a field in a field is in the column of the outer one."""
+        return tuple(dict.fromkeys(name.partition(".")[0] for name in self.text_fields))
 
     @property
     def facts(self) -> tuple[str, ...]:
         """Names of fields or columns that are read where they are there."""
         return FILE_NAME_FIELDS if self.kind == "code" else ()
-
-
-@dataclass(frozen=True)
-class Record:
-    """One raw document, not yet decoded: cheap to skip when another worker takes it.
-
-    `number` is that of its line or row; 0 is the rest of a file that is damaged. `problem` is a fault that is
-    known already.
-    """
-
-    path: Path
-    number: int
-    content: Any
-    problem: BadRecord | None = None
 
 
 def records(source: RawSource, max_bytes: int) -> Iterator[Record]:
@@ -105,16 +83,16 @@ def is_readable(path: Path, kind: str) -> bool:
         return False
     if kind == "code":
         return bool(CODE_TABLES.search(path.name)) or programming_language(path.name) is not None
-    return bool(KNOWN.search(path.name))
+    return bool((PAIR_FILES if kind == "parallel" else KNOWN).search(path.name))
 
 
 def formats(kind: str) -> str:
     """Returns the formats of a kind of source, for people."""
-    return CODE_FORMATS if kind == "code" else FORMATS
+    return {"code": CODE_FORMATS, "parallel": PAIR_FORMATS}.get(kind, FORMATS)
 
 
 def file_format(path: Path, kind: str) -> str:
-    """Returns the format of a file of a source of this kind: "jsonl", "parquet", "txt", "html" or "code"."""
+    """Returns the format of a file of a source of this kind: "jsonl", "txt", "html", "code", …"""
     if kind == "code" and not CODE_TABLES.search(path.name):
         return "code"
     suffixes = [suffix for suffix in path.suffixes if suffix.lower() not in (".gz", ".zst")]
@@ -126,6 +104,8 @@ def _file_records(path: Path, source: RawSource, max_bytes: int) -> Iterator[Rec
     format = file_format(path, source.kind)
     if format in ("html", "code"):  # the file is the document
         yield Record(path, 1, None)
+    elif format == "tmx":
+        yield from tmx_records(path, max_bytes)
     elif format == "parquet":
         yield from _parquet_records(path, source)
     else:
@@ -134,12 +114,6 @@ def _file_records(path: Path, source: RawSource, max_bytes: int) -> Iterator[Rec
                 yield Record(path, number, None, too_long(f"{path}, line {number}", max_bytes))
             elif line.strip():
                 yield Record(path, number, line)
-
-
-def too_long(place: str, max_bytes: int) -> BadRecord:
-    return BadRecord(
-        TOO_LONG, f"{place}: longer than corpus.max_document_bytes = {max_bytes}; cut it, or set more"
-    )
 
 
 def unreadable(path: Path, problem: OSError) -> KieloError:
@@ -156,9 +130,9 @@ def _parquet_records(path: Path, source: RawSource) -> Iterator[Record]:
     try:
         file = pyarrow.parquet.ParquetFile(path, buffer_size=PARQUET_BATCH_BYTES // 16)
         columns = file.schema_arrow.names
-        for name in source.fields:
-            _check_column(path, file.schema_arrow, name)
-        wanted = [*source.fields, *(name for name in source.facts if name in columns)]
+        for name in source.columns:
+            _check_column(path, file.schema_arrow, name, has_text=name in source.text_fields)
+        wanted = [*source.columns, *(name for name in source.facts if name in columns)]
         number = 0
         for batch in file.iter_batches(_batch_rows(file), columns=wanted):
             for row in range(batch.num_rows):
@@ -179,17 +153,17 @@ def _batch_rows(file: Any) -> int:
     return max(1, min(PARQUET_BATCH_ROWS, int(PARQUET_BATCH_BYTES / max(largest, 1))))
 
 
-def _check_column(path: Path, schema: Any, name: str) -> None:
-    """Raises KieloError where there is no such column, or one without text."""
+def _check_column(path: Path, schema: Any, name: str, has_text: bool) -> None:
+    """Raises KieloError where there is no such column, or one that should hold text and does not."""
     import pyarrow
 
     if name not in schema.names:
         raise KieloError(
             f"{path}: no column {name!r}; its columns are {', '.join(schema.names)[:200]}. "
-            "Set the source's text_field"
+            "Set the source's text_field, or pair_fields"
         )
     kind = schema.field(name).type
     if pyarrow.types.is_dictionary(kind):
         kind = kind.value_type
-    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+    if has_text and not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
         raise KieloError(f"{path}: column {name!r} holds {kind} and no text; set the source's text_field")

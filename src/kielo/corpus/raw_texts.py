@@ -13,16 +13,8 @@ from kielo.artifact.documents import decode_text, other_encoding, parse_record
 from kielo.corpus.code_filters import LANGUAGE
 from kielo.corpus.html_text import page_text
 from kielo.corpus.programming_languages import programming_language
-from kielo.corpus.raw_formats import (
-    FILE_NAME_FIELDS,
-    NO_TEXT,
-    NOT_UTF8,
-    BadRecord,
-    RawSource,
-    Record,
-    file_format,
-    too_long,
-)
+from kielo.corpus.raw_formats import FILE_NAME_FIELDS, RawSource, file_format
+from kielo.corpus.raw_record import NO_TEXT, NOT_UTF8, UNEQUAL, BadRecord, Record, too_long
 from kielo.recipe.errors import KieloError
 
 CHARSET = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([A-Za-z0-9_.:-]+)", re.IGNORECASE)
@@ -32,11 +24,12 @@ NO_CHARSETS = frozenset({"utf-7", "idna", "punycode", "unicode-escape", "raw-uni
 
 @dataclass(frozen=True)
 class RawText:
-    """One decoded document. `facts` go into its metadata."""
+    """One decoded document. `facts` go into its metadata; a pair has `sides`, and no text yet."""
 
     id: str
     text: str
     facts: dict[str, Any] = field(default_factory=dict)
+    sides: tuple[str, str] | None = None
 
 
 def parse(record: Record, source: RawSource, max_bytes: int) -> RawText:
@@ -53,6 +46,10 @@ def parse(record: Record, source: RawSource, max_bytes: int) -> RawText:
             place, _whole_file(record.path, max_bytes), {LANGUAGE: programming_language(record.path.name)}
         )
     place = f"{place}:{record.number}"
+    if format == "tsv":
+        return RawText(place, "", sides=_columns(record, source))
+    if format == "tmx":
+        return RawText(place, "", sides=_variants(record, source, max_bytes))
     if format == "txt":
         try:
             return RawText(place, decode_text(record.path, record.number, record.content))
@@ -71,13 +68,17 @@ def parse(record: Record, source: RawSource, max_bytes: int) -> RawText:
 
 def _from_fields(id: str, where: str, fields: dict[str, Any], source: RawSource) -> RawText:
     """Makes a text of a JSON object or a row."""
-    text = fields.get(source.field, ...)
+    if source.kind == "parallel":
+        first, second = (_side(where, fields, name) for name in source.text_fields)
+        return RawText(id, "", sides=(first, second))
+    field = source.text_fields[0]
+    text = fields.get(field, ...)
     # A field that says "nothing" is an empty document.
     text = "" if text is None else text
     if not isinstance(text, str):
         raise BadRecord(
             NO_TEXT,
-            f"{where}: no text in the field {source.field!r}; "
+            f"{where}: no text in the field {field!r}; "
             f"its fields are {', '.join(fields)[:200] or 'none'}. Set the source's text_field",
         )
     if source.kind != "code":
@@ -86,6 +87,58 @@ def _from_fields(id: str, where: str, fields: dict[str, Any], source: RawSource)
     languages = (programming_language(name) for name in names if isinstance(name, str) and name)
     language = next(filter(None, languages), None)
     return RawText(id, text, {LANGUAGE: language} if language else {})
+
+
+def _side(where: str, fields: dict[str, Any], name: str) -> str:
+    """Returns one side of a pair; `name` may be that of a field in a field, as in translation.en."""
+    value: Any = fields
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    if not isinstance(value, str):
+        raise BadRecord(
+            UNEQUAL,
+            f"{where}: no text in the field {name!r}; its fields are {', '.join(fields)[:200] or 'none'}. "
+            "Set the source's pair_fields",
+        )
+    return value
+
+
+def _columns(record: Record, source: RawSource) -> tuple[str, str]:
+    """Returns the two columns of a line of tab-separated values."""
+    where = f"{record.path}, line {record.number}"
+    try:
+        columns = decode_text(record.path, record.number, record.content).split("\t")
+    except KieloError as problem:
+        raise BadRecord(NOT_UTF8, str(problem)) from None
+    numbers = [int(name) for name in source.text_fields if name.isdecimal()]
+    first, second = numbers if len(numbers) == 2 else (1, 2)
+    if not 1 <= min(first, second) <= max(first, second) <= len(columns):
+        raise BadRecord(
+            UNEQUAL,
+            f"{where}: {len(columns)} columns, and the pair is in columns {first} and {second}; set the "
+            "source's pair_fields to their numbers",
+        )
+    return columns[first - 1], columns[second - 1]
+
+
+def _variants(record: Record, source: RawSource, max_bytes: int) -> tuple[str, str]:
+    """Returns the two languages of a translation unit: a code also stands for its regions (en for en-US)."""
+    where, found = f"{record.path}, unit {record.number}", record.content
+    sides = []
+    for code in (name.lower() for name in source.text_fields):
+        fitting = [name for name in found if name == code] or [
+            name for name in found if name.replace("_", "-").startswith(code + "-")
+        ]
+        if not fitting:
+            raise BadRecord(
+                UNEQUAL,
+                f"{where}: no text in {code!r}; its languages are {', '.join(found)[:200] or 'none'}. Set "
+                "the source's pair_fields to two of them",
+            )
+        if len(found[fitting[0]].encode()) > max_bytes:
+            raise too_long(where, max_bytes)
+        sides.append(found[fitting[0]])
+    return sides[0], sides[1]
 
 
 def _json_fields(record: Record) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from datatrove.data import DocumentsPipeline
 
-from kielo.corpus.raw_formats import BadRecord, RawSource, Record, records, unreadable
+from kielo.corpus.raw_formats import RawSource, records, unreadable
+from kielo.corpus.raw_record import BadRecord, Record
 from kielo.corpus.raw_texts import parse
 from kielo.corpus.split_document import SplitDocument, split_document, split_verbatim
 from kielo.corpus.step import CorpusStep
@@ -58,7 +59,10 @@ class ReadSources(CorpusStep):
                     raise unreadable(record.path, problem) from None
                 metadata = {"file": file, "number": record.number} | raw.facts
                 split = split_document if source.is_cleaned else split_verbatim
-                yield split(raw.text, raw.id, source.name, (source_number, number), metadata)
+                document = split(raw.text, raw.id, source.name, (source_number, number), metadata)
+                if raw.sides is not None:
+                    document.set_sides(raw.sides)
+                yield document
 
     def pass_over(self, source: RawSource, number: int, record: Record, problem: BadRecord) -> None:
         """Count a bad record, and keep the first ones as examples (see `bad_examples`)."""

@@ -30,9 +30,9 @@ from kielo.corpus.raw_formats import RawSource
 from kielo.corpus.read_sources import bad_examples
 from kielo.corpus.settings import effective_settings
 from kielo.corpus.step import CorpusStep, labels_of
-from kielo.recipe.cards import Language, language
+from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Corpus, Recipe
+from kielo.recipe.sections import Recipe
 
 KIND, VERSION = "corpus", 2
 # From so many records of a source on, one bad record is passed over whatever its share, unless none may be.
@@ -61,23 +61,23 @@ def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = 
         return manifest
     refuse_to_replace(folder, KIND, VERSION, inputs, section)
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
-        _clean(sources, recipe.corpus, card, stage.folder, stage.counts, say)
+        _clean(sources, recipe, stage.folder, stage.counts, say)
     return read_manifest(folder)
 
 
 def _clean(
     sources: tuple[RawSource, ...],
-    corpus: Corpus,
-    card: Language,
+    recipe: Recipe,
     folder: Path,
     counts: dict[str, Any],
     say: Callable[[str], None],
 ) -> None:
     """Run both passes in the stage's partial folder; fill `counts`, write documents/ and funnel.json."""
-    settings = effective_settings(corpus, card)
+    corpus = recipe.corpus
+    settings = effective_settings(corpus, language(recipe.language))
     cleaned = folder / "cleaned"
     say(f"cleaning {sum(len(source.files) for source in sources):,} files with {corpus.workers} workers")
-    steps = first_pass(sources, corpus, card.code, cleaned)
+    steps = first_pass(sources, recipe, cleaned)
     tallies = run_pipeline(steps, corpus.workers)
     read = _describe_read(sources, tallies[0])
     _refuse_bad_sources(read, corpus.max_bad_share)
@@ -195,6 +195,11 @@ def _empty_source(
         )
     elif kind == "code":
         advice = "Is it code by hand? [corpus.code] has the limits; clean = false takes code as it is"
+    elif kind == "parallel":
+        advice = (
+            "Are the sides in the languages of `language`, in this order? pair_fields names the fields; "
+            "clean = false takes pairs as they are"
+        )
     else:
         advice = "All of it is empty, or an earlier source has the same documents"
     return empty_message(f"{what})", build_funnel(steps, own), threshold_table(steps, own), advice)

@@ -58,14 +58,22 @@ def language_rule(corpus: Corpus, cards: Sequence[Language]) -> LanguageRule:
     )
 
 
-def text_field(source: Source) -> str:
-    """Returns the name of the field or column that holds the source's text."""
-    return source.text_field or KINDS[source.kind].text_field
+def text_fields(source: Source) -> tuple[str, ...]:
+    """Returns the names of the fields or columns that hold the source's text: one, or two of a pair."""
+    if source.kind == "parallel":
+        return source.pair_fields or source.language
+    return (source.text_field or KINDS[source.kind].text_field,)
 
 
 def is_cleaned(source: Source) -> bool:
     """Returns True for a source of running text that the filters of lines and documents see."""
     return source.kind == "text" and source.clean
+
+
+def side_rules(corpus: Corpus, source: Source) -> tuple[LanguageRule, LanguageRule]:
+    """Returns the rules of the two sides of a source of parallel text."""
+    first, second = (language_rule(corpus, [language(code)]) for code in source.language)
+    return first, second
 
 
 def language_rules(corpus: Corpus, default: str) -> dict[str, LanguageRule]:
@@ -86,8 +94,13 @@ def effective_settings(corpus: Corpus, card: Language) -> dict[str, Any]:
     return corpus.model_dump(exclude=_WITHOUT_OUTCOME) | {
         # of two duplicates, the earlier source's stays
         "sources": [source.name for source in corpus.sources],
-        "text_fields": [text_field(source) for source in corpus.sources],
+        "text_fields": [text_fields(source) for source in corpus.sources],
         "max_documents": [source.max_documents for source in corpus.sources],
+        "layouts": {
+            source.name: [source.pair_fields, source.templates, source.reverse_share]
+            for source in corpus.sources
+            if source.kind == "parallel"
+        },
         "kinds": [source.kind for source in corpus.sources],
         "clean": [source.clean for source in corpus.sources],
         "source_languages": [source_languages(source, card.code) for source in corpus.sources],

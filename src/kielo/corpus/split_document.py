@@ -20,13 +20,15 @@ class SplitDocument(Document):
     """A datatrove document whose content is `lines`; `text` is empty until `join`.
 
     `place` is (number of the source, number of the document in it): the order of the corpus, whichever worker
-    had it. `line_bytes` holds each line's UTF-8 bytes with its line end.
+    had it. `sides` are the two texts of a pair that is not laid out yet. `line_bytes` holds each line's UTF-8
+    bytes with its line end.
     """
 
     source: str = ""
     place: tuple[int, int] = (0, 0)
     lines: list[str] = field(default_factory=list)
     line_bytes: list[int] = field(default_factory=list)
+    sides: tuple[str, str] | None = None
     _words: list[list[str]] | None = None
 
     @property
@@ -38,6 +40,11 @@ class SplitDocument(Document):
         self.lines = list(lines)
         self.line_bytes = [len(line.encode()) + 1 for line in self.lines]
         self._words = None
+
+    def set_sides(self, sides: tuple[str, str]) -> None:
+        """Make this a pair; its lines, which steps count, are those of both sides."""
+        self.sides = sides
+        self.set_lines("\n".join(sides).split("\n"))
 
     def keep(self, flags: Sequence[bool]) -> None:
         """Keep the lines whose flag is true, with their share of the split."""

@@ -28,6 +28,7 @@ from kielo.recipe.amounts import Amount
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.source_kinds import KINDS
+from kielo.recipe.templates import DEFAULT_TEMPLATE, template_problem
 
 Part = TypeVar("Part", bound="Section")
 
@@ -108,6 +109,19 @@ class Source(Section):
         description="false for text that others have cleaned (HPLT, FineWeb2, CulturaX): it passes as it is, "
         "and only empty documents and exact duplicates of documents are dropped",
     )
+    pair_fields: _Texts = Field(
+        (),
+        description="of parallel text: the two fields, in the order of `language`; in .tsv the numbers of "
+        "columns (default 1, 2), in .tmx language codes; default: the codes in `language`",
+    )
+    templates: _Texts = Field(
+        (DEFAULT_TEMPLATE,),
+        description="of parallel text: layouts, of which each pair gets one; with {source}, {target}, "
+        "{source_language} and {target_language}",
+    )
+    reverse_share: float = Field(
+        0.5, ge=0, le=1, description="of parallel text: share of pairs laid out from the second language"
+    )
     licence: str = Field("", description="of this text, for the model card")
     address: str = Field("", description="where people get this text (a URL or DOI), for the model card")
     max_documents: PositiveInt | None = Field(None, description="read no more than this many documents")
@@ -116,6 +130,15 @@ class Source(Section):
     def _languages_of_its_kind(self) -> Self:
         if self.language and not KINDS[self.kind].has_language:
             raise ValueError(f"kind = {self.kind!r} has no language; leave the key out")
+        if self.kind == "parallel" and len(self.language) != 2:
+            raise ValueError('kind = "parallel" has two languages; what would work: language = ["en", "fi"]')
+        if self.kind != "parallel" and self.model_fields_set & {"pair_fields", "templates", "reverse_share"}:
+            raise ValueError('pair_fields, templates and reverse_share are of kind = "parallel"')
+        if self.pair_fields and len(self.pair_fields) != 2:
+            raise ValueError(f"pair_fields names {len(self.pair_fields)} fields; what would work: two")
+        for template in self.templates:
+            if problem := template_problem(template):
+                raise ValueError(f"templates: {template!r}: {problem}")
         return self
 
     @model_validator(mode="after")

@@ -19,4 +19,5 @@ class SourceKind:
 KINDS = {
     "text": SourceKind("running text", True, "text"),
     "code": SourceKind("program files, byte for byte", False, "content"),
+    "parallel": SourceKind("pairs of a text and its translation", True, ""),
 }
