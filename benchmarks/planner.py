@@ -33,7 +33,7 @@ from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, memb
 from kielo.plan.prediction_interval import interval
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
-from kielo.resolve.memory import usable_bytes
+from kielo.resolve.fits import usable_bytes
 
 HERE = Path(__file__).resolve().parent
 CARD = HERE.parent / "src" / "kielo" / "cards" / "efficiency" / "published_runs.toml"
@@ -249,7 +249,7 @@ def _question(run: PublishedRun) -> tuple:
 
 def _fits(runs: list[PublishedRun]) -> np.ndarray:
     peak = formula_memory_bytes(Workload.of([run.columns for run in runs])).peak("reserved")
-    return peak <= usable_bytes(np.array([run.card.memory_bytes for run in runs]))
+    return peak <= np.array([usable_bytes(run.card) for run in runs])
 
 
 def memory(runs: list[PublishedRun]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from kielo.plan.prediction_interval import interval
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import ATTENTION_KERNELS, RECIPES, Workload, machine_columns
 from kielo.recipe.cards import accelerator, cluster
-from kielo.resolve.memory import usable_bytes
+from kielo.resolve.fits import usable_bytes
 
 GIB = 2**30
 
@@ -80,7 +80,7 @@ class Question:
         scores = work.layers * work.heads * work.head_dim * work.sequence
         flops = (6 * weights + 12 * scores) * work.tokens_per_step / work.devices
         peak = formula_memory_bytes(work).peak("reserved")
-        usable = usable_bytes(accelerator(cluster(self.machine).accelerator).memory_bytes)
+        usable = usable_bytes(accelerator(cluster(self.machine).accelerator))
         return {
             "seconds": float(seconds.total[0]), "low": float(low[0]), "high": float(high[0]),
             "tflops": float((flops / seconds.total)[0]) / 1e12,

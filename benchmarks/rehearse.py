@@ -99,7 +99,10 @@ def fit(nodes: int, pipeline: int, sequence_length: int, recompute: str) -> dict
         arguments += ["--set", key]
     row = rehearsed(arguments)
     (entry,) = row.pop("rehearsals")
-    row |= {key: entry[key] for key in ("peak_bytes", "memory_bytes", "fits", "peak_phase", "state_bytes")}
+    row |= {
+        key: entry[key]
+        for key in ("peak_bytes", "needed_bytes", "usable_bytes", "fits", "peak_phase", "state_bytes")
+    }
     row |= {"nodes": nodes, "sequence_length": sequence_length, "recompute": recompute}
     left = (entry["memory_bytes"] - entry["peak_bytes"]) / 1e9
     print(

@@ -112,7 +112,7 @@ def test_closed_forms_are_the_clock(estonian: Found) -> None:
                 planned.layout.pipeline,
                 planned.micro_batches,
             )
-            assert closed_form_seconds(*clock) == pytest.approx(simulated_seconds(*clock), rel=0.025)
+            assert closed_form_seconds(*clock) == pytest.approx(simulated_seconds(*clock), rel=0.03)
             parts = (
                 "matrix",
                 "attention",

@@ -11,6 +11,7 @@ from kielo.plan.cost import START_SECONDS, Cost
 from kielo.plan.part_names import SECONDS, count_text
 from kielo.plan.planned_layout import PlannedLayout
 from kielo.plan.prediction_interval import SHARE
+from kielo.plan.remedies import in_words
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import Choice, Found
 from kielo.resolve.overview import overview_of_phases
@@ -154,9 +155,10 @@ def notes(
             f"tokens/s, {fits}"
         )
     first = listed[0]
+    source = f" ({run.card.memory_source})" * bool(run.card.memory_source)
     wall = f"jobs of at most {run.site.max_wall_hours:g} hours, " if run.site.max_wall_hours else ""
     lines.append(
-        f"{run.usable_bytes / _GIGA:.1f} GB a device are usable. '{first.name}' takes "
+        f"{run.usable_bytes / _GIGA:.1f} GB a device are usable{source}. '{first.name}' takes "
         f"{first.host_bytes_per_node / _GIGA:.1f} of {run.usable_host_bytes / _GIGA:.1f} GB of host memory a "
         "node. Hours are of "
         f"{wall}{START_SECONDS / 60:.0f} minutes to start each, a save every "
@@ -164,7 +166,7 @@ def notes(
         f"model FLOPs at {run.peak_tflops:g} TFLOP/s. `kielo plan explain` says why '{first.name}' is so "
         "fast; `kielo rehearse` measures the bytes."
     )
-    lines += _empty(listed, own) + _agreement(run, own)
+    lines += _unfitting(own) + _empty(listed, own) + _agreement(run, own)
     return lines
 
 
@@ -193,7 +195,7 @@ def short_notes(
             slower.append(f"{1 - planned.tokens_per_second / best.tokens_per_second:.0%}{on}")
     if slower:
         lines.append(f"The recipe's own layout is slower than the fastest by {', '.join(slower)}.")
-    lines += _empty(listed, own) + _agreement(run, own)
+    lines += _unfitting(own) + _empty(listed, own) + _agreement(run, own)
     name = listed[0].name
     lines.append(
         f"More: --wide; `{explain.format(layout=name)} --nodes {listed[0].nodes}` explains a layout and "
@@ -211,6 +213,17 @@ def _empty(listed: Sequence[PlannedLayout], own: Mapping[int, PlannedLayout | st
     return [
         f"{planned.name} on {count_text(planned.nodes, 'node')}: {sentence}; its speed counts them."
         for sentence, planned in list(said.items())[:_UNEVEN_NAMED]
+    ]
+
+
+def _unfitting(own: Mapping[int, PlannedLayout | str]) -> list[str]:
+    """Returns where the recipe's own layout does not fit, by the rank that needs most, and what would."""
+    return [
+        f"On {count_text(nodes, 'node')} the recipe's own layout needs {planned.need.bytes / _GIGA:.1f} GB"
+        f"{planned.need.of_host or ' on ' + planned.fullest}, of {planned.need.usable / _GIGA:.1f} usable; "
+        f"{in_words(planned)}."
+        for nodes, planned in own.items()
+        if isinstance(planned, PlannedLayout) and not planned.fits
     ]
 
 

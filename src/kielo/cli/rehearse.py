@@ -5,10 +5,11 @@ import sys
 
 from kielo.cli.flags import examples
 from kielo.cli.ideas import read_idea, takes_idea
-from kielo.cli.terminal import print_json, print_table
+from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.recipe.cards import Cluster, accelerator, cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import run_folder
+from kielo.recipe.sections import Recipe
 from kielo.resolve.overview import overview_of_run
 from kielo.resolve.ranks import rank_of_stage
 from kielo.resolve.resolve import resolve
@@ -33,7 +34,7 @@ def rehearse_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def rehearse(options: argparse.Namespace) -> int:
-    resolved, site = planned(options)
+    recipe, resolved, site = planned(options)
     ranks = chosen_ranks(resolved, options.rank, options.stage, options.all_stages)
     from kielo.verify.rehearse import rehearse as rehearse_rank
 
@@ -58,13 +59,26 @@ def rehearse(options: argparse.Namespace) -> int:
         print(summary(rehearsal))
         print_table(*collectives(rehearsal))
     print(verdict(rehearsals))
+    if any(rehearsal["fits"] is False for rehearsal in rehearsals):
+        print_text(_ways_out(recipe, resolved, site))
     print(host_verdict(rehearsals))
     print(NOTES)
     return 0
 
 
-def planned(options: argparse.Namespace) -> tuple[Resolved, Cluster]:
-    """Resolves the recipe on --nodes of a cluster (or --ranks), with imagined text; returns both."""
+def _ways_out(recipe: Recipe, resolved: Resolved, site: Cluster) -> str:
+    """Returns what would make the recipe's layout fit, as the planner counts."""
+    from kielo.plan.choose_layout import own
+    from kielo.plan.remedies import in_words
+    from kielo.plan.run_to_plan import RunToPlan
+
+    nodes = max(1, resolved.placement.world_size // site.devices_per_node)
+    layout = own(RunToPlan.of_recipe(recipe), nodes)
+    return layout if isinstance(layout, str) else in_words(layout)
+
+
+def planned(options: argparse.Namespace) -> tuple[Recipe, Resolved, Cluster]:
+    """Resolves the recipe on --nodes of a cluster (or --ranks), with imagined text; returns all three."""
     recipe, lines = read_idea(options, cluster=options.cluster)
     for line in lines:
         print(line, file=sys.stderr)
@@ -73,7 +87,8 @@ def planned(options: argparse.Namespace) -> tuple[Resolved, Cluster]:
         raise KieloError(f"--nodes {options.nodes}: {card.name} has 1 to {card.nodes} nodes")
     ranks = (options.nodes or 1) * card.devices_per_node if options.ranks is None else options.ranks
     device = accelerator(card.accelerator).device
-    return resolve(recipe, run_folder(recipe), ranks, device, text=imagined_text(recipe)), card
+    resolved = resolve(recipe, run_folder(recipe), ranks, device, text=imagined_text(recipe))
+    return recipe, resolved, card
 
 
 def chosen_ranks(resolved: Resolved, rank: int | None, stage: int | None, all_stages: bool) -> list[int]:

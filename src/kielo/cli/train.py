@@ -129,6 +129,7 @@ def train_here(recipe: Recipe, profile_steps: int = 0) -> Outcome:
     from kielo.parallel.rendezvous import find_rendezvous
     from kielo.parallel.world import meet
     from kielo.plan.expected_speed import with_expectation
+    from kielo.plan.remedies import memory_warning
     from kielo.resolve.resolve import resolve
     from kielo.resolve.shares import uneven_steps
     from kielo.resolve.software import installed
@@ -161,6 +162,8 @@ def train_here(recipe: Recipe, profile_steps: int = 0) -> Outcome:
         if place.rank == 0:
             for sentence in uneven_steps(resolved):
                 print(f"batches: {sentence}", flush=True)
+            if said := memory_warning(resolved, recipe):
+                print(f"warning: {said}", file=sys.stderr, flush=True)
         return train(with_expectation(resolved, recipe), profile_steps=profile_steps)
     except KieloError as error:
         if file := os.environ.get(REFUSAL_FILE):

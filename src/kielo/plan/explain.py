@@ -117,8 +117,9 @@ def _memory(planned: PlannedLayout) -> str:
     room = (
         f"{gb_text(left)} GB ({left / usable:.0%}) are left" if need.fits else f"{gb_text(-left)} GB too much"
     )
+    fits = "fits" if need.fits else "does not fit"
     return (
-        f"Memory {'fits' if need.fits else 'does not fit'}: {gb_text(peak)} GB on the fullest device, of "
+        f"Memory {fits}: {gb_text(peak)} GB on the fullest, {planned.fullest}, of "
         f"{gb_text(usable)} usable GB; {room}. In GB of 1e9 bytes: {parts}."
     )
 

@@ -17,9 +17,11 @@ from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
 from kielo.recipe.phases import FullPhase
 from kielo.recipe.sections import Layout
-from kielo.resolve.memory import memory_bytes
+from kielo.resolve.memory import is_last_fullest, memory_bytes
 from kielo.resolve.memory_row import StepSize
+from kielo.resolve.ranks import rank_of_stage
 from kielo.resolve.shares import Shares, micro_batches_needed
+from kielo.resolve.stages import num_stages, stages_of_rank
 
 
 class Need(NamedTuple):
@@ -47,6 +49,7 @@ class PlannedLayout:
     `step_seconds`. `bytes`: part → bytes of the fullest device; they add up to `peak_bytes` (as torch's
     max_memory_reserved counts). `hidden_data_seconds`: data-parallel traffic that backward passes hide; it is
     in no part. `stages`: seconds of each stage with a micro-batch, if the pipeline was simulated, else None.
+    `is_last_fullest`: is the last pipeline rank the fullest, and not the first.
     """
 
     run: RunToPlan
@@ -63,10 +66,23 @@ class PlannedLayout:
     bytes: dict[str, float]
     hidden_data_seconds: float = 0.0
     stages: StageSeconds | None = None
+    is_last_fullest: bool = False
 
     @property
     def name(self) -> str:
         return layout_name(self.layout, self.micro_batch)
+
+    @property
+    def fullest(self) -> str:
+        """Names the first rank of those that need most, with its pipeline stages."""
+        layout = self.layout
+        if layout.pipeline == 1:
+            return "rank 0 (as every rank)"
+        number = layout.pipeline - 1 if self.is_last_fullest else 0
+        each = num_stages(layout) // layout.pipeline
+        stages = stages_of_rank(layout.pipeline_schedule, layout.pipeline, number, each)
+        are = f"stages {' and '.join(map(str, stages))}" if len(stages) > 1 else f"stage {stages[0]}"
+        return f"rank {rank_of_stage(layout, number)} ({are})"
 
     @property
     def shares(self) -> Shares:
@@ -136,6 +152,7 @@ def plan_layouts(
     phase = phase or run.phase
     work = workload(run, [(layout, micro_batch, phase) for layout, _, micro_batch in layouts])
     seconds, memory = vars(step_seconds(work, run.efficiency)), memory_bytes(work).parts()
+    last = is_last_fullest(work)
     once, each = data_seconds(work, run.efficiency.of(work))
     hidden = np.maximum(0.0, once + each * work.micro_batches - seconds["data_traffic"])
     each_pass, layers = passes(work, run.efficiency), work.layers_of_heaviest_rank
@@ -154,6 +171,7 @@ def plan_layouts(
                 int(work.micro_batches[index]), phase.tokens_per_step,
                 parts, float(low), float(high),
                 {name: float(column[index]) for name, column in memory.items()}, float(hidden[index]), stages,
+                bool(last[index]),
             )
         )  # fmt: skip
     return found

@@ -19,8 +19,8 @@ from kielo.recipe.phases import FullPhase, full_phases
 from kielo.recipe.sections import Layout, Model, Precision, Recipe
 from kielo.resolve.budget import check_budget
 from kielo.resolve.complete_model import complete_model
+from kielo.resolve.fits import usable_bytes
 from kielo.resolve.fp8_check import without_fp8
-from kielo.resolve.memory import usable_bytes
 from kielo.resolve.memory_row import StepSize, TrainOptions
 from kielo.resolve.software import planned
 from kielo.resolve.state_bytes import Bytes, host_bytes
@@ -104,9 +104,8 @@ class RunToPlan:
     @cached_property
     def usable_bytes(self) -> float:
         """Bytes that a device can give; where its card has none, its share of the node's memory."""
-        if self.card.memory_bytes is None:
-            return self.usable_host_bytes / self.site.devices_per_node
-        return float(usable_bytes(self.card.memory_bytes))
+        usable = usable_bytes(self.card)
+        return self.usable_host_bytes / self.site.devices_per_node if usable is None else usable
 
     @property
     def usable_host_bytes(self) -> float:

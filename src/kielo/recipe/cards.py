@@ -48,8 +48,15 @@ class Accelerator(Section):
     device: Literal["cpu", "cuda"]
     device_names: tuple[str, ...] = Field((), description="parts of the name that the driver gives it")
     memory_bytes: int | None = Field(
-        None, gt=0, description="that a job may use; left out where it is the machine's"
+        None, gt=0, description="as sold, in decimal; left out where it is the machine's"
     )
+    given_bytes: int | None = Field(
+        None, gt=0, description="that the driver gives a process; default: 0.99 × 2^30 for each 10^9 sold"
+    )
+    context_bytes: int = Field(
+        0, ge=0, description="of those, what the driver's context and communicators take"
+    )
+    memory_source: str = Field("", description="of given_bytes and context_bytes")
     peak_tflops: dict[Literal["bf16", "fp32", "fp8", "fp4"], float] = Field(
         description="bf16 is fp16's rate too"
     )

@@ -10,19 +10,15 @@ from typing import Literal
 
 import numpy as np
 
+from kielo.resolve.fits import WORKSPACE_BYTES, workspace_bytes
 from kielo.resolve.memory_row import MemoryColumns
 from kielo.resolve.state_bytes import WIDENED_BYTES
 
 Column = np.ndarray
 Kind = Literal["rehearsed", "allocated", "reserved", "device"]
 _FP32_BYTES = 4
-# Bytes of a step that no formula counts: workspaces of kernels and of collectives, gathered gradients.
-WORKSPACE_BYTES = 1.5e9
-# Reserved beyond what is allocated: fragments of the allocator, as a share of what a step allocates and
-# frees; and bytes of the driver's context and of communicators.
-RESERVED_SHARE, CONTEXT_BYTES = 0.06, 2.5e9
-# Devices are sold by powers of ten and built by powers of two: of "80 GB" a driver can give 79 × 2^30 bytes.
-_DRIVER_SHARE = 0.99 * 2**30 / 1e9
+# Of the driver's context and of communicators, in figures of nvidia-smi; a card has its own.
+CONTEXT_BYTES = 2.5e9
 
 
 @dataclass(frozen=True)
@@ -63,16 +59,11 @@ class MemoryBytes:
     @property
     def workspace(self) -> Column:
         """Bytes that torch reserves beside tensors: workspaces and fragments of the allocator."""
-        return WORKSPACE_BYTES + RESERVED_SHARE * self.passing
+        return workspace_bytes(self.passing)
 
     def parts(self) -> dict[str, Column]:
         """Returns part → bytes; they add up to `peak("reserved")`."""
         return vars(self) | {"workspace": self.workspace}
-
-
-def usable_bytes(memory_bytes_of_card: float) -> float:
-    """Returns the bytes that a step may reserve on a device that was sold with so many."""
-    return memory_bytes_of_card * _DRIVER_SHARE
 
 
 def memory_bytes(work: MemoryColumns) -> MemoryBytes:
@@ -83,12 +74,23 @@ def memory_bytes(work: MemoryColumns) -> MemoryBytes:
     """
     if not np.all(work.compute_bytes > 0):
         raise ValueError("only trainings of Kielo have the columns that its bytes are counted from")
+    first, last, is_last = _ends(work)
+    return _chosen(is_last, last, first)
+
+
+def is_last_fullest(work: MemoryColumns) -> Column:
+    """Returns True where the last pipeline rank peaks higher than the first, by tensors."""
+    return _ends(work)[2]
+
+
+def _ends(work: MemoryColumns) -> tuple[MemoryBytes, MemoryBytes, Column]:
+    """Returns (bytes of the first pipeline rank, of the last, True where the last peaks higher)."""
     is_last_too = work.last_parameters == 0
     first = _Rank(
         work, work.first_parameters, work.first_layers, work.first_passes, is_last_too, True
     ).bytes()
     last = _Rank(work, work.last_parameters, work.last_layers, work.last_passes, ~is_last_too, False).bytes()
-    return _chosen(~is_last_too & (last.peak("rehearsed") > first.peak("rehearsed")), last, first)
+    return first, last, ~is_last_too & (last.peak("rehearsed") > first.peak("rehearsed"))
 
 
 @dataclass(frozen=True)

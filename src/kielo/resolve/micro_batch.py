@@ -10,7 +10,8 @@ import numpy as np
 
 from kielo.recipe.cards import Accelerator
 from kielo.recipe.sections import Layout, Model
-from kielo.resolve.memory import memory_bytes, usable_bytes
+from kielo.resolve.fits import usable_bytes
+from kielo.resolve.memory import memory_bytes
 from kielo.resolve.memory_row import MemoryColumns, StepSize, TrainOptions, memory_row
 from kielo.resolve.shares import micro_batches_needed, preferred_size
 
@@ -90,5 +91,5 @@ def _fits(rank: RankOfRun, sequence_length: int, sizes: Column, numbers: Column)
     for options in rank.options:
         rows = [memory_row(rank.model, rank.layout, step, options, rank.card) for step in steps]
         peak = memory_bytes(MemoryColumns.of(rows)).peak("reserved")
-        fits &= peak <= _MEMORY_SHARE * usable_bytes(rank.card.memory_bytes)
+        fits &= peak <= _MEMORY_SHARE * usable_bytes(rank.card)
     return fits

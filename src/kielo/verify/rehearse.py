@@ -20,6 +20,7 @@ from kielo.parallel.mesh import Mesh, build_mesh
 from kielo.parallel.world import World
 from kielo.recipe.cards import Cluster, accelerator, accelerators
 from kielo.recipe.errors import KieloError
+from kielo.resolve.fits import needed_bytes, usable_bytes
 from kielo.resolve.ranks import AXES, coordinates
 from kielo.resolve.resolved import PhasePlacement, Resolved
 from kielo.resolve.stages import layer_numbers, micro_batch_complaint, num_stages, stages_of_rank
@@ -95,7 +96,8 @@ def _report(resolved: Resolved, rank: int, index: int, counted: _Counted) -> dic
     layout, phase = placement.layout, placement.phases[index]
     peak_phase = max(peaks, key=lambda name: peaks[name].bytes)
     card = accelerator(placement.accelerator) if placement.accelerator in accelerators() else None
-    memory = None if card is None else card.memory_bytes
+    usable, peak_bytes = None if card is None else usable_bytes(card), peaks[peak_phase].bytes
+    needed = int(needed_bytes(counted.held.total, peak_bytes))
     return {
         "name": resolved.identity.name,
         "torch": torch.__version__,
@@ -118,10 +120,11 @@ def _report(resolved: Resolved, rank: int, index: int, counted: _Counted) -> dic
         ),
         "peaks": {name: {"bytes": peak.bytes, "kinds": peak.kinds} for name, peak in peaks.items()},
         "peak_phase": peak_phase,
-        "peak_bytes": peaks[peak_phase].bytes,
+        "peak_bytes": peak_bytes,
+        "needed_bytes": needed,
         "accelerator": placement.accelerator,
-        "memory_bytes": memory,
-        "fits": None if memory is None else peaks[peak_phase].bytes <= memory,
+        "usable_bytes": usable,
+        "fits": None if usable is None else needed <= usable,
         "flops": {what: per_step["flops", what] for kind, what in per_step if kind == "flops"},
         "collectives": [
             {

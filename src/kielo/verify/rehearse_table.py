@@ -5,9 +5,10 @@ from typing import Any
 
 _PHASES = ("forward", "backward", "update")
 NOTES = """what this is: torch's fake process group and fake tensors; kernels are the CPU's, whose attention
-stores what a GPU's flash attention does (keys and values of grouped heads are repeated for it). Not counted:
-the allocator's fragmentation, buffers of the communication library, and a kernel's own working memory. Layers
-are not compiled: a run that compiles them holds less, as fused operators store no results in between."""
+stores what a GPU's flash attention does (keys and values of grouped heads are repeated for it). Fragments of
+the allocator and the kernels' working memory are added by a formula; buffers of the communication library are
+in what the card takes off the usable memory. Layers are not compiled: a run that compiles them holds less, as
+fused operators store no results in between."""
 
 
 def headline(rehearsal: dict[str, Any]) -> str:
@@ -62,16 +63,19 @@ def collectives(rehearsal: dict[str, Any]) -> tuple[Sequence[str], list[tuple]]:
 
 
 def verdict(rehearsals: Sequence[dict[str, Any]]) -> str:
-    """Returns one sentence about the rank that holds most."""
-    worst = max(rehearsals, key=lambda rehearsal: rehearsal["peak_bytes"])
-    peak, memory_bytes = worst["peak_bytes"], worst["memory_bytes"]
-    said = f"most memory: {_gigabytes(peak)} GB on rank {worst['rank']}, in the {worst['peak_phase']} phase"
-    if memory_bytes is None:
+    """Returns one sentence about the rank that needs most, by the definition of `resolve/fits.py`."""
+    worst = max(rehearsals, key=lambda rehearsal: rehearsal["needed_bytes"])
+    needed, usable = worst["needed_bytes"], worst["usable_bytes"]
+    said = (
+        f"most memory: {_gigabytes(worst['peak_bytes'])} GB of tensors on rank {worst['rank']} "
+        f"(stage {', '.join(worst['stages'])}), in the {worst['peak_phase']} phase; "
+        f"{_gigabytes(needed)} GB with the allocator's share and workspaces"
+    )
+    if usable is None:
         return f"{said}; the card of {worst['accelerator']} does not say how much there is"
-    left = memory_bytes - peak
-    room = f"{_gigabytes(left)} GB are left" if left >= 0 else f"{_gigabytes(-left)} GB too much"
-    fits = "fits" if left >= 0 else "does not fit"
-    return f"{said}; {worst['accelerator']} has {_gigabytes(memory_bytes)} GB: it {fits}, {room}"
+    room = f"{_gigabytes(abs(usable - needed))} GB {'are left' if worst['fits'] else 'too much'}"
+    fits = "fits" if worst["fits"] else "does not fit"
+    return f"{said}, of {_gigabytes(usable)} usable on {worst['accelerator']}: it {fits}, {room}"
 
 
 def host_verdict(rehearsals: Sequence[dict[str, Any]]) -> str:

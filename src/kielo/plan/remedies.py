@@ -1,0 +1,161 @@
+"""What brings a layout that does not fit under the memory of a device, each way planned; no torch.
+
+A remedy is one change of the recipe's keys, or two where no single one is enough: more recomputation, a
+higher ZeRO degree, more tensor or pipeline ranks, smaller micro-batches, or more nodes.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+from kielo.plan.planned_layout import PlannedLayout, plan_layouts
+from kielo.plan.run_to_plan import RunToPlan
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Layout, Recipe
+from kielo.resolve.layout_check import layout_complaints
+from kielo.resolve.resolved import Resolved
+from kielo.resolve.stages import SCHEDULES
+
+_MOST = 3
+# From the least to the most that is computed anew.
+_RECOMPUTATION: tuple[dict[str, Any], ...] = (
+    {"recompute": "operators", "recompute_every_layers": 1},
+    {"recompute": "full", "recompute_every_layers": 2},
+    {"recompute": "full", "recompute_every_layers": 1},
+)
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """Changed keys of the recipe, and the layout with them. slower: seconds a token and device, by before."""
+
+    changes: Mapping[str, Any]
+    planned: PlannedLayout
+    slower: float
+
+    def __str__(self) -> str:
+        """Returns `--set` flags with what they bring and cost."""
+        sets = " ".join(
+            f"--nodes {value}" if key == "nodes" else f"--set {key}={_toml(value)}"
+            for key, value in self.changes.items()
+        )
+        cost = f"{self.slower:.0%} slower" if self.slower >= 0 else f"{-self.slower:.0%} faster"
+        return f"{sets} ({self.planned.need.bytes / 1e9:.1f} GB, {cost} a device)"
+
+
+def remedies(planned: PlannedLayout) -> list[Remedy]:
+    """Returns up to three ways to make `planned` fit, the least slow first; none where nothing does."""
+    singles = list(_single_changes(planned))
+    found = _that_fit(planned, singles)
+    if not found:
+        pairs = [one | other for one, other in combinations(singles, 2) if not one.keys() & other.keys()]
+        found = _that_fit(planned, pairs)
+    return found[:_MOST]
+
+
+def in_words(planned: PlannedLayout) -> str:
+    """Returns one sentence on what would make `planned` fit."""
+    found = remedies(planned)
+    if not found:
+        return (
+            "no one or two changes of the layout make it fit; `kielo plan RECIPE --nodes N` lists what does"
+        )
+    return "what would bring it under, in order of cost in speed: " + "; ".join(map(str, found))
+
+
+def memory_warning(resolved: Resolved, recipe: Recipe) -> str | None:
+    """Returns why a run will not fit the memory of its GPUs, and what would; None if by plan it does.
+
+    None too where no card knows its devices.
+    """
+    placement = resolved.placement
+    try:
+        run = RunToPlan.of(recipe, resolved.identity.model, resolved.identity.train.precision)
+    except KieloError:
+        return None
+    if placement.device != "cuda" or placement.accelerator != run.card.name:
+        return None
+    axes = {"replicate": placement.layout.replicate, "shard": placement.layout.shard}
+    sizes = zip(resolved.identity.phases, placement.phases)
+    size = max(placed.micro_batch_sequences for phase, placed in sizes if phase.number == run.phase.number)
+    nodes = max(1, placement.world_size // run.site.devices_per_node)
+    (planned,) = plan_layouts(run, [(recipe.layout.model_copy(update=axes), nodes, size)], simulate=False)
+    if planned.device_need.fits:
+        return None
+    return (
+        f"planned to need {planned.peak_bytes / 1e9:.1f} GB on {planned.fullest}, of "
+        f"{run.usable_bytes / 1e9:.1f} usable GB; {in_words(planned)}"
+    )
+
+
+def _single_changes(planned: PlannedLayout) -> Iterator[dict[str, Any]]:
+    """Yields changes of the recipe's keys that take less memory."""
+    layout, run = planned.layout, planned.run
+    splits = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
+    now = _strength(layout.recompute, layout.recompute_every_layers)
+    for choice in () if splits else _RECOMPUTATION:
+        if _strength(**choice) > now:
+            yield {f"layout.{key}": value for key, value in choice.items()}
+    for zero in range(layout.zero + 1, 3 if splits else 4):
+        yield {"layout.zero": zero}
+    size = planned.micro_batch // 2
+    while size:
+        yield {"train.micro_batch_sequences": size}
+        size //= 2
+    if 2 * layout.tensor <= run.site.devices_per_node:
+        yield {"layout.tensor": 2 * layout.tensor}
+    if layout.pipeline_layers is None:
+        yield {"layout.pipeline": 2 * layout.pipeline}
+    if 2 * planned.nodes <= run.site.nodes:
+        yield {"nodes": 2 * planned.nodes}
+
+
+def _strength(recompute: str, recompute_every_layers: int) -> tuple[int, float]:
+    """Returns a number that grows with what is computed anew."""
+    return ("none", "attention", "operators", "full").index(recompute), 1 / recompute_every_layers
+
+
+def _that_fit(planned: PlannedLayout, several: list[dict[str, Any]]) -> list[Remedy]:
+    """Returns the changes whose layouts run and fit, the least slow first."""
+    changed = [(changes, made) for changes in several if (made := _changed(planned, changes)) is not None]
+    plans = plan_layouts(planned.run, [made for _, made in changed], simulate=False)
+    (before,) = plan_layouts(
+        planned.run, [(planned.layout, planned.nodes, planned.micro_batch)], simulate=False
+    )
+    found = [
+        Remedy(changes, plan, 1 - _speed(plan) / _speed(before))
+        for (changes, _), plan in zip(changed, plans)
+        if plan.fits
+    ]
+    return sorted(found, key=lambda remedy: remedy.slower)
+
+
+def _speed(planned: PlannedLayout) -> float:
+    return planned.tokens_per_second / planned.devices
+
+
+def _changed(planned: PlannedLayout, changes: Mapping[str, Any]) -> tuple[Layout, int, int] | None:
+    """Returns (layout, nodes, sequences of a micro-batch) with the changes; None if it cannot run."""
+    run, size = planned.run, changes.get("train.micro_batch_sequences", planned.micro_batch)
+    nodes = changes.get("nodes", planned.nodes)
+    layout = planned.layout.model_copy(
+        update={key.removeprefix("layout."): value for key, value in changes.items() if "layout." in key}
+    )
+    others = layout.tensor * layout.pipeline * layout.context * layout.replicate
+    shard, left = divmod(nodes * run.site.devices_per_node, others)
+    if left or not shard:
+        return None
+    layout = layout.model_copy(update={"shard": shard})
+    changed = replace(planned, layout=layout, micro_batch=size)
+    sequences = run.phase.tokens_per_step // run.phase.sequence_length
+    complaints = layout_complaints(
+        run.model, run.phase.sequence_length, layout, torch_version=run.torch_version
+    )
+    if complaints or sequences < changed.shares.data_ranks or layout.pipeline > run.model.num_hidden_layers:
+        return None
+    return layout, nodes, size
+
+
+def _toml(value: Any) -> str:
+    return f"'\"{value}\"'" if isinstance(value, str) else str(value)
