@@ -58,8 +58,8 @@ def write_sparse(folder: Path, kind: str, number: int) -> None:
 
 def opened(folder: Path, kind: str) -> dict[str, Any]:
     """Describes, opens and reads one step's sequences from all over the set; returns seconds and bytes."""
+    from kielo.artifact.token_set import TokenSet
     from kielo.artifact.token_sources import check_unchanged, find_token_files
-    from kielo.dataset.token_set import TokenSet
 
     before = _peak_bytes()
     started = time.perf_counter()

@@ -13,6 +13,8 @@ from kielo.artifact.manifest import write_manifest
 from kielo.artifact.metrics import METRICS_NAME, Row, of_kind, read_metrics
 from kielo.artifact.outcome import Outcome
 from kielo.artifact.stage_json import JsonFile, read_json, read_stage_json, write_json
+from kielo.artifact.token_file import TokenFile
+from kielo.artifact.token_sources import TokenFiles, TokenFileSet
 from kielo.cli.main import main
 from kielo.recipe.errors import KieloError
 from kielo.report.write import write_report
@@ -30,6 +32,12 @@ def run_folder(tmp_path_factory):
     synthetic_run.write_run(folder)
     write_report(folder, synthetic_run.RECIPE, synthetic_run.STAGES)
     write_json(folder / "train", Outcome(outcome="requeue", step=4, tokens=512, exit_code=75, message="õ"))
+    file = TokenFile(
+        name="a.bin", format="megatron", dtype="<u2", first_byte=0, tokens=9, documents=None, bytes=18,
+        index_bytes=0, fingerprint="0",
+    )  # fmt: skip
+    files = TokenFiles(end_of_text_id=0, sources={"a": TokenFileSet(files=(file,), training_tokens=5)})
+    write_json(folder / "tokens", files)
     append_alert(folder / "train" / ALERTS_NAME, 4, "õ")
     return folder
 

@@ -162,7 +162,7 @@ def test_document_numbers_follow_the_borders(run):
 
 def test_the_query_names_the_documents_of_a_step(run):
     """Each sequence's tokens are found in the documents that the query names for it, whole step covered."""
-    rows = documents_of_step(run / "tokens", 7, phase(), LENGTH, 0, 2)
+    rows = documents_of_step(run / "tokens", 7, phase(), LENGTH, 0, 2, lambda ids: " ".join(map(str, ids)))
     texts = {document["id"]: document["text"] for document in read_documents(run / "corpus" / "documents")}
     batch, tokenizer = batches(run).step(2, 0, 1), load_tokenizer(run / "tokenizer")
     assert sum(row["tokens"] for row in rows) == (batch.labels != NOT_COUNTED).sum()
@@ -174,6 +174,7 @@ def test_the_query_names_the_documents_of_a_step(run):
             text = decode(tokenizer, [piece[piece != 0]])[0].strip(
                 "\ufffd"
             )  # a piece may cut a letter of two bytes
+            assert row["text"] == " ".join(map(str, piece))
             assert text in texts[row["document"]] and row["document"].startswith(row["source"])
 
 

@@ -101,7 +101,7 @@ def test_the_baselines_see_the_training_text_and_no_more(run_folder: Path) -> No
     the unigram counts just the training shards' tokens.
     """
     training, heldout = (
-        training_texts(RECIPE, run_folder / "corpus")[0],
+        training_texts(RECIPE, run_folder)[0],
         heldout_texts(run_folder / "tokens")[0],
     )
     assert not set(training) & set(heldout) and len(training) + len(heldout) == 60

@@ -212,7 +212,7 @@ def test_the_text_of_every_step_is_the_orders(undisturbed: tuple[Path, dict[int,
     for step in (2, 16, 18, 20, 28):
         phase = resolved.identity.phases[resolved.identity.phase_index(step)]
         found = documents_of_step(
-            Path(resolved.placement.tokens_folder), resolved.identity.seed, phase, 128, 0, step
+            Path(resolved.placement.tokens_folder), resolved.identity.seed, phase, 128, 0, step, str
         )
         assert {row["sample"] for row in found} == by_hand[step].keys()
 

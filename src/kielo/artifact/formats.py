@@ -15,6 +15,7 @@ from kielo.artifact.parity import Parity
 from kielo.artifact.scores import Scores
 from kielo.artifact.stage_json import JsonFile
 from kielo.artifact.summary import Summary
+from kielo.artifact.token_sources import TokenFiles
 from kielo.artifact.tokenizer_measure import TokenizerMeasure
 from kielo.recipe.schema import DIALECT, json_schema
 from kielo.recipe.sections import Recipe
@@ -40,6 +41,7 @@ FORMATS = {
     "recipe": Format("recipe.toml", "The settings of a run, written by a person.", (Recipe,)),
     "funnel": _whole_file("corpus/", Funnel),
     "tokenizer": _whole_file("tokenizer/", TokenizerMeasure),
+    "token_files": _whole_file("tokens/", TokenFiles),
     "metrics": Format(
         "train/" + metrics.METRICS_NAME,
         "A row of the training log, one JSON object a line.",

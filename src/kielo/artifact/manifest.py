@@ -139,6 +139,14 @@ def expire(folder: Path | str) -> None:
         write_json_atomically(Path(folder) / MANIFEST_NAME, asdict(expired))
 
 
+def rewrite_counts(folder: Path | str, counts: Mapping[str, Any]) -> None:
+    """Replace the counts in the manifest of a finished stage; its hash does not depend on them."""
+    manifest = read_manifest(folder)
+    if manifest is not None:
+        content = asdict(replace(manifest, counts=as_json(counts)))
+        write_json_atomically(Path(folder) / MANIFEST_NAME, content)
+
+
 def check_sizes(folder: Path | str, manifest: Manifest, names: Iterable[str]) -> None:
     """Raise KieloError unless the files `names` of `folder` have the sizes that its manifest lists."""
     for name in names:

@@ -16,7 +16,9 @@ from kielo.artifact.stage_json import JsonFile, JsonObject
 from kielo.artifact.token_file import TokenFile
 from kielo.artifact.token_file_formats import FORMATS, describe, fingerprint, index_path
 from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Recipe, Source
 
+SMALLEST_UINT32_VOCABULARY = (1 << 16) + 1  # below it flat ids are uint16, as OLMo and datatrove write them
 KNOWN = "PREFIX.bin with PREFIX.idx, NAME.npy, NAME.ds with NAME.ds.index, or a folder or pattern of them"
 
 
@@ -56,6 +58,14 @@ class FoundFiles:
     def identity(self) -> str:
         """A hash of the files, wherever they are."""
         return hash_json([file.content() for file in self.files])
+
+
+def find_token_sources(recipe: Recipe, vocab_size: int) -> dict[str, FoundFiles]:
+    """Describes the files of each source with `tokens`. Raises KieloError as `find_token_files` does."""
+    return {
+        source.name: find_token_files(source.name, source.tokens or "", _width(source, vocab_size))
+        for source in recipe.corpus.token_sources
+    }
 
 
 def find_token_files(name: str, place: str, width: int) -> FoundFiles:
@@ -109,6 +119,13 @@ def check_unchanged(name: str, folder: Path, files: Sequence[TokenFile], mtimes_
                 f"{file.bytes:,}); source {name} is read in place: put the file back; or, where nothing was "
                 "trained yet, `kielo run RECIPE --to pack`"
             )
+
+
+def _width(source: Source, vocab_size: int) -> int:
+    """Returns the bytes of an id in a source's files that do not tell."""
+    if source.tokens_dtype is not None:
+        return 2 if source.tokens_dtype == "uint16" else 4
+    return 4 if vocab_size >= SMALLEST_UINT32_VOCABULARY else 2
 
 
 def _find(place: str) -> list[Path]:

@@ -196,13 +196,21 @@ def data_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true")
 
 
+def _beginning(text: str, most: int = 40) -> str:
+    """Returns the beginning of a text on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
 def data(options: argparse.Namespace) -> None:
     from kielo.dataset.query import documents_of_step
     from kielo.resolve.resolve import resolve
+    from kielo.tokenizer.load import decode, load_tokenizer
 
     recipe = read_recipe(options.recipe, options.sets).recipe
     folder = run_folder(recipe)
     resolved = resolve(recipe, folder, world_size=1, device="cpu")
+    tokenizer = load_tokenizer(folder / "tokenizer")
     if not 1 <= options.step <= resolved.identity.total_steps:
         raise KieloError(f"--step {options.step}: the run has steps 1 to {resolved.identity.total_steps}")
     identity = resolved.identity
@@ -215,9 +223,11 @@ def data(options: argparse.Namespace) -> None:
         identity.longest_sequence_length,
         resolved.placement.end_of_text_id,
         options.step,
+        lambda ids: decode(tokenizer, [ids.tolist()])[0],
     )
     if options.json:
         return print_json(rows)
+    rows = [row | {"text": _beginning(row["text"])} for row in rows]
     passed_over = ", passed over as train.skip_steps says" if steps.is_skipped else ""
     print(f"step {options.step}, phase {phase.number}{passed_over}")
     print_table(list(rows[0]), [tuple(row.values()) for row in rows])

@@ -154,6 +154,9 @@ def _chosen(options: argparse.Namespace) -> tuple[str, ...]:
 def _corpus(invocation: Invocation) -> None:
     from kielo.corpus.run import run_corpus
 
+    if not invocation.recipe.corpus.of_raw_text.sources:
+        print("   nothing to do: all sources are ready tokens, which are read in place", flush=True)
+        return
     run_corpus(invocation.recipe, invocation.folder / "corpus", invocation.folder / "raw")
 
 
@@ -162,7 +165,8 @@ def _check_budget(invocation: Invocation) -> None:
     from kielo.resolve.budget import check_text_suffices
 
     manifest = read_manifest(invocation.folder / "corpus")
-    if manifest is not None:
+    # Of ready tokens the pack stage counts how many there are.
+    if manifest is not None and not invocation.recipe.corpus.token_sources:
         check_text_suffices(
             invocation.recipe, manifest.counts["bytes_kept"], f"{invocation.folder / 'corpus'}"
         )
@@ -243,7 +247,10 @@ def _report(invocation: Invocation) -> None:
 
 
 def _need(invocation: Invocation, *folders: str) -> None:
+    has_raw_text = bool(invocation.recipe.corpus.of_raw_text.sources)
     for folder in folders:
+        if folder == "corpus" and not has_raw_text:
+            continue
         if read_manifest(invocation.folder / folder) is None:
             raise KieloError(
                 f"{invocation.folder / folder} is not finished, and this stage needs it; "

@@ -50,7 +50,7 @@ def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = 
     folder = Path(folder)
     refuse_foreign(folder, KIND)  # before hours of fetching
     say = _speaker(progress)
-    card = language(recipe.language)
+    card, recipe = language(recipe.language), recipe.model_copy(update={"corpus": recipe.corpus.of_raw_text})
     section = effective_settings(recipe.corpus, card)
     sources = fetch_sources(recipe, Path(raw_folder), say)
     inputs = {source.name: source.fingerprint for source in sources}

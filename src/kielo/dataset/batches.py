@@ -13,11 +13,15 @@ from typing import Protocol
 import numpy as np
 
 from kielo.artifact.manifest import Manifest, check_sizes, read_manifest
+from kielo.artifact.stage_json import read_stage_json
+from kielo.artifact.token_set import TokenSet
 from kielo.artifact.token_shards import TokenShard
+from kielo.artifact.token_sources import TokenFiles, check_unchanged
 from kielo.dataset.order import Order, OrderSource, Phase
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import MixtureOrder
 
+Shard = TokenShard | TokenSet
 NOT_COUNTED = -100  # PyTorch's and Hugging Face's label for "no loss here"
 
 
@@ -161,12 +165,21 @@ def packed_manifest(folder: Path | str) -> Manifest:
     return manifest
 
 
-def open_shard(folder: Path | str, name: str) -> TokenShard:
-    """Opens a source's shard in a tokens folder.
+def open_shard(folder: Path | str, name: str) -> Shard:
+    """Opens a source's shard in a tokens folder, or its files where they are read in place.
 
-    Raises KieloError when its files have other sizes than the pack stage wrote.
+    Raises KieloError when files have other sizes than the pack stage wrote, or are others than it described.
     """
-    check_sizes(folder, packed_manifest(folder), [f"{name}.bin", f"{name}.idx"])
+    manifest = packed_manifest(folder)
+    counts = manifest.counts["sources"].get(name, {})
+    if "folder" in counts:
+        described = read_stage_json(folder, TokenFiles)
+        if described is None:
+            raise KieloError(f"{Path(folder) / TokenFiles.FILE_NAME}: no such file; run the pack stage again")
+        files, place = described.sources[name], Path(counts["folder"])
+        check_unchanged(name, place, files.files, counts["mtimes_ns"])
+        return TokenSet(place, files.files, files.training_tokens, described.end_of_text_id)
+    check_sizes(folder, manifest, [f"{name}.bin", f"{name}.idx"])
     return TokenShard(Path(folder) / name)
 
 
@@ -176,7 +189,7 @@ class _Reader:
     end: the id that fills up a source's last, shorter sequence.
     """
 
-    def __init__(self, shards: Sequence[TokenShard], length: int, end: int, mask_documents: bool):
+    def __init__(self, shards: Sequence[Shard], length: int, end: int, mask_documents: bool):
         self._shards, self._length, self._end, self._mask_documents = shards, length, end, mask_documents
         self._whole = [shard.num_whole_sequences(length) for shard in shards]
         self._dtype = np.result_type(*(shard.dtype for shard in shards))
@@ -215,7 +228,7 @@ class _Reader:
 
 
 def _mark_borders(
-    documents: np.ndarray, shard: TokenShard, rows: np.ndarray, start_token: np.ndarray, count: np.ndarray
+    documents: np.ndarray, shard: Shard, rows: np.ndarray, start_token: np.ndarray, count: np.ndarray
 ) -> None:
     """Adds 1 in `documents` [n, s] wherever a document begins inside one of the `rows`.
 

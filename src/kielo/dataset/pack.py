@@ -3,6 +3,7 @@
 SOURCE.bin .idx    tokens of the source's documents in the corpus's order, end-of-text after each
 SOURCE.ids.txt     their ids, one a line, so that a token leads back to its document
 heldout.*          the same for held-out documents, and heldout.jsonl.zst with their text (for bits per byte)
+token_files.json   a description of sources that are ready tokens, which are read in place
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,10 +17,14 @@ from tqdm import tqdm
 
 from kielo.artifact.documents import SUFFIX, DocumentWriter, read_documents
 from kielo.artifact.manifest import Manifest, hash_manifest, is_current, read_manifest, write_stage
+from kielo.artifact.stage_json import write_json
 from kielo.artifact.token_shards import TokenShardWriter
+from kielo.artifact.token_sources import find_token_sources
 from kielo.artifact.trained_text import refuse_to_replace
+from kielo.dataset.pack_token_files import TokenFilesPacking, inputs_of, note_places
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
+from kielo.tokenizer.facts import tokenizer_facts, tokenizer_hash
 from kielo.tokenizer.heldout import is_heldout as is_heldout  # re-exported: the split belongs to both rooms
 from kielo.tokenizer.load import (
     TextTokenizer,
@@ -45,19 +50,34 @@ def pack(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Pa
     source without training text, for no held-out text, where our own tokenizer does not give a text back, and
     where a checkpoint was trained on shards that would be replaced.
     """
-    inputs = {"corpus": hash_manifest(corpus_folder), "tokenizer": hash_manifest(tokenizer_folder)}
-    section = {"heldout_share": recipe.dataset.heldout_share}
+    inputs = {"tokenizer": hash_manifest(tokenizer_folder)}
+    if recipe.corpus.of_raw_text.sources:
+        inputs["corpus"] = hash_manifest(corpus_folder)
+    section, found = {"heldout_share": recipe.dataset.heldout_share}, {}
+    if recipe.corpus.token_sources:
+        found = find_token_sources(recipe, tokenizer_facts(tokenizer_folder).vocabulary_size)
+        inputs |= inputs_of(found)
     if is_current(folder, KIND, VERSION, inputs, section):
-        return read_manifest(folder)
+        return note_places(folder, read_manifest(folder), found)
     refuse_to_replace(folder, KIND, VERSION, inputs, section)
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
         tokenizer = load_tokenizer(tokenizer_folder)
         packing = _Packing(stage.folder, tokenizer, recipe)
+        ready = TokenFilesPacking(recipe, found, tokenizer)
+        made_with = tokenizer_hash(tokenizer_folder)
         with packing:
-            for batch in _batched(_with_progress(corpus_folder)):
-                packing.add(batch)
-        packing.check(corpus_folder)
+            for document, row in ready.heldout(made_with):
+                packing.hold_out(document, row)
+            if "corpus" in inputs:
+                for batch in _batched(_with_progress(corpus_folder)):
+                    packing.add(batch)
+        if "corpus" in inputs:
+            packing.check(corpus_folder)
+        if found:
+            write_json(stage.folder, ready.description())
         stage.counts.update(packing.counts())
+        stage.counts["sources"] = dict(sorted((stage.counts["sources"] | ready.counts).items()))
+        stage.counts["tokenizer_hash"] = made_with
     return read_manifest(folder)
 
 
@@ -109,15 +129,18 @@ class _Packing:
             if not row:
                 continue  # an empty text: an end-of-text alone teaches nothing
             if is_heldout(document["text"], self._recipe.dataset.heldout_share):
-                self._heldout.add(document, row)
-                self._heldout_texts.add(document)
+                self.hold_out(document, row)
             else:
                 if source not in self._sources:
                     self._sources[source] = self._shard(_checked_name(source))
                 self._sources[source].add(document, row)
 
+    def hold_out(self, document: dict[str, Any], row: list[int]) -> None:
+        self._heldout.add(document, row)
+        self._heldout_texts.add(document)
+
     def check(self, corpus_folder: Path) -> None:
-        named = [source.name for source in self._recipe.corpus.sources if source.name]
+        named = [source.name for source in self._recipe.corpus.of_raw_text.sources]
         for name in dict.fromkeys([*self._met, *named]):
             if name not in self._sources:
                 met = self._met.get(name, 0)

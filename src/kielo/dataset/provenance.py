@@ -134,7 +134,12 @@ def _tokens_hash(plain: Mapping[str, Any]) -> str | None:
 
 
 def _changes_of_tokens(recipe: Recipe, tokens: Manifest) -> Iterator[str]:
-    return _changes("dataset.", tokens.section, {"heldout_share": recipe.dataset.heldout_share})
+    yield from _changes("dataset.", tokens.section, {"heldout_share": recipe.dataset.heldout_share})
+    # Packed by another program, or before there was a choice: nothing to compare with.
+    packed = [name for name, counts in tokens.counts["sources"].items() if "folder" in counts]
+    named = [source.name for source in recipe.corpus.token_sources]
+    if tokens.inputs and sorted(packed) != sorted(named):
+        yield f"corpus.sources with tokens: were {sorted(packed)}, are now {sorted(named)}"
 
 
 def _changes_of_tokenizer(recipe: Recipe, tokenizer: Manifest | None) -> Iterator[str]:
@@ -146,12 +151,13 @@ def _changes_of_tokenizer(recipe: Recipe, tokenizer: Manifest | None) -> Iterato
 def _changes_of_corpus(recipe: Recipe, corpus: Manifest | None) -> Iterator[str]:
     if corpus is None or not corpus.section:
         return
-    now = effective_settings(recipe.corpus, language(recipe.language))
+    raw_text = recipe.corpus.of_raw_text
+    now = effective_settings(raw_text, language(recipe.language))
     if corpus.section.get("language") != now["language"]:
         yield f"language: was {corpus.section.get('language')!r}, is now {now['language']!r}"
         return  # all that follows comes from the language's card
     yield from _changes("corpus.", corpus.section, now)
-    names = [source.name for source in recipe.corpus.sources]
+    names = [source.name for source in raw_text.sources]
     if sorted(corpus.inputs) != sorted(names):
         yield f"corpus.sources: were {sorted(corpus.inputs)}, are now {sorted(names)}"
 

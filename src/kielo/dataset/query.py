@@ -1,10 +1,13 @@
 """The documents of a step: (tokens folder, step) -> rows, computed from the order; nothing was logged."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kielo.artifact.token_shards import TokenShard
-from kielo.dataset.batches import Batches, PhaseSteps, document_numbers
+import numpy as np
+
+from kielo.artifact.token_set import TokenSet
+from kielo.dataset.batches import Batches, PhaseSteps, Shard, document_numbers
 from kielo.recipe.errors import KieloError
 
 
@@ -15,46 +18,59 @@ def documents_of_step(
     longest_sequence_length: int,
     end_of_text_id: int,
     step: int,
+    text_of: Callable[[np.ndarray], str],
 ) -> list[dict[str, Any]]:
     """Returns one row for each part of a document in each sequence of `step`, which is in `phase`.
 
-    Rows, in the samples' order: {"sample", "source", "epoch", "sequence", "document" (its id), "tokens" (of
-    it in the sequence)}. Raises KieloError when the list of ids does not fit the shard.
+    Rows, in the samples' order: {"sample", "source", "epoch", "sequence", "document" (its id; file and number
+    in token files read in place), "tokens" (of it in the sequence), "text" (of these tokens, as `text_of`
+    decodes them)}. Raises KieloError when the list of ids does not fit the shard.
     """
     batches = Batches(folder, seed, phase, longest_sequence_length, end_of_text_id, False)
     samples = batches.samples(step)
     located = batches.order.locate(samples)
     rows: list[dict[str, Any]] = []
     wanted: dict[int, set[int]] = {}
+    length = phase.sequence_length
     for sample, source, epoch, sequence in zip(
         samples.tolist(), located.source.tolist(), located.epoch.tolist(), located.sequence.tolist()
     ):
-        for number, tokens in _parts(batches.shards[source], sequence, phase.sequence_length):
+        shard, start = batches.shards[source], sequence * length
+        for document, tokens in _parts(shard, start, length):
             rows.append(
                 {
                     "sample": sample,
                     "source": source,
                     "epoch": epoch,
                     "sequence": sequence,
-                    "document": number,
+                    "document": document,
                     "tokens": tokens,
+                    "text": text_of(shard.read(start, tokens)),
                 }
             )
-            wanted.setdefault(source, set()).add(number)
+            start += tokens
+            if isinstance(document, int):
+                wanted.setdefault(source, set()).add(document)
     ids = {
         source: _read_ids(batches.folder, batches.names[source], numbers)
         for source, numbers in wanted.items()
     }
     for row in rows:
-        row["document"] = ids[row["source"]][row["document"]]
+        if isinstance(row["document"], int):
+            row["document"] = ids[row["source"]][row["document"]]
         row["source"] = batches.names[row["source"]]
     return rows
 
 
-def _parts(shard: TokenShard, sequence: int, sequence_length: int) -> list[tuple[int, int]]:
-    """Returns (document's number in the shard, its tokens in the sequence's inputs) for each document."""
-    start = sequence * sequence_length
-    numbers = document_numbers(shard, start, min(sequence_length, shard.num_tokens - 1 - start)).tolist()
+def _parts(shard: Shard, start: int, length: int) -> list[tuple[int, int]] | list[tuple[str, int]]:
+    """Returns (document, its tokens in a sequence's inputs) for each document from the token `start` on.
+
+    A document is its number in a packed shard, and its name in files that are read in place.
+    """
+    count = min(length, shard.num_tokens - 1 - start)
+    if isinstance(shard, TokenSet):
+        return shard.documents(start, count)
+    numbers = document_numbers(shard, start, count).tolist()
     return [(number, numbers.count(number)) for number in dict.fromkeys(numbers)]
 
 

@@ -31,7 +31,9 @@ def evaluate(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -
     checkpoint = newest_checkpoint(run_folder) if checkpoint is None else Path(checkpoint)
     check_recipe(recipe, run_folder)
     check_tokens(read_plain(checkpoint), run_folder)
-    inputs = {name: hash_manifest(run_folder / name) for name in ("corpus", "tokenizer", "tokens")}
+    inputs = {name: hash_manifest(run_folder / name) for name in ("tokenizer", "tokens")}
+    if recipe.corpus.of_raw_text.sources:
+        inputs["corpus"] = hash_manifest(run_folder / "corpus")
     inputs["checkpoint"] = hash_manifest(checkpoint)
     section = recipe.evaluate.model_dump(mode="json") | {"seed": recipe.seed}
     if is_current(folder, KIND, VERSION, inputs, section):

@@ -65,7 +65,7 @@ def _baselines(
     recipe: Recipe, run_folder: Path, heldout: Sequence[str]
 ) -> tuple[dict[str, float], dict[str, int]]:
     """Returns the baselines' bits per byte, and the bytes of training text that they were given."""
-    texts, given = training_texts(recipe, run_folder / "corpus")
+    texts, given = training_texts(recipe, run_folder)
     training, heldout_stream = byte_stream(texts), byte_stream(heldout)
     tokenizer = load_tokenizer(run_folder / "tokenizer")
     # The training shards' own counts: the unigram learns from what the model was trained on.

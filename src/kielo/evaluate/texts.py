@@ -11,10 +11,11 @@ import numpy as np
 
 from kielo.artifact.documents import read_documents
 from kielo.artifact.manifest import check_sizes
-from kielo.dataset.batches import open_shard, packed_manifest
+from kielo.dataset.batches import Shard, open_shard, packed_manifest
 from kielo.dataset.pack import is_heldout
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
+from kielo.tokenizer.load import TextTokenizer, decode, end_of_text_id, load_tokenizer
 
 MOST_HELDOUT_BYTES = 4 << 20
 MOST_TRAINING_BYTES = 32 << 20  # the byte baselines hold it in memory: about 40 bytes for each
@@ -33,16 +34,29 @@ def heldout_texts(tokens_folder: Path) -> tuple[list[str], dict[str, int]]:
     return texts, {"heldout_documents_in_all": len(sizes), "heldout_bytes_in_all": sum(sizes)}
 
 
-def training_texts(recipe: Recipe, corpus_folder: Path) -> tuple[list[str], dict[str, int]]:
-    """Returns the corpus without held-out documents, or an even sample of 32 MiB; and the bytes of both."""
+def training_texts(recipe: Recipe, run_folder: Path) -> tuple[list[str], dict[str, int]]:
+    """Returns the training documents, or an even sample of 32 MiB; and the bytes of both.
 
-    def all_texts() -> Iterator[str]:
-        for document in read_documents(corpus_folder / "documents"):
+    Documents of the corpus that are not held out, and of ready tokens their decoded text, whose bytes in all
+    are estimated.
+    """
+
+    def corpus_texts() -> Iterator[str]:
+        if not recipe.corpus.of_raw_text.sources:
+            return
+        for document in read_documents(run_folder / "corpus" / "documents"):
             if not is_heldout(document["text"], recipe.dataset.heldout_share):
                 yield document["text"]
 
-    total = sum(map(_num_bytes, all_texts()))
-    texts = list(evenly(all_texts(), MOST_TRAINING_BYTES / max(1, total)))
+    ready = [source.name for source in recipe.corpus.token_sources]
+    counts = packed_manifest(run_folder / "tokens").counts["sources"]
+    total = sum(map(_num_bytes, corpus_texts())) + sum(counts[name]["bytes"] for name in ready)
+    share = MOST_TRAINING_BYTES / max(1, total)
+    texts = list(evenly(corpus_texts(), share))
+    if ready:
+        tokenizer = load_tokenizer(run_folder / "tokenizer")
+        for name in ready:
+            texts += _decoded(open_shard(run_folder / "tokens", name), tokenizer, min(1.0, share))
     return texts, {"training_bytes": total, "training_bytes_of_byte_baselines": sum(map(_num_bytes, texts))}
 
 
@@ -57,6 +71,15 @@ def training_token_counts(tokens_folder: Path, vocab_size: int) -> np.ndarray:
         for start, count in _spread_parts(shard.num_tokens, share):
             counts += np.bincount(shard.read(start, count), minlength=vocab_size)
     return counts
+
+
+def _decoded(shard: Shard, tokenizer: TextTokenizer, share: float) -> Iterator[str]:
+    """Yields the documents in that share of a shard's tokens, in parts at even distances."""
+    end = end_of_text_id(tokenizer)
+    for start, count in _spread_parts(shard.num_tokens, share, part=1 << 20):
+        row = shard.read(start, count)
+        rows = [part[part != end].tolist() for part in np.split(row, np.flatnonzero(row == end) + 1)]
+        yield from decode(tokenizer, [part for part in rows if part])
 
 
 def evenly(items: Iterable[Any], share: float) -> Iterator[Any]:

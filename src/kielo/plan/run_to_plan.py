@@ -17,7 +17,7 @@ from kielo.recipe.cards import cluster as cluster_card
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import FullPhase, full_phases
 from kielo.recipe.sections import Layout, Model, Precision, Recipe
-from kielo.resolve.budget import check_budget
+from kielo.resolve.budget import check_budget, with_budget_of_ready_tokens
 from kielo.resolve.complete_model import complete_model
 from kielo.resolve.fits import usable_bytes
 from kielo.resolve.fp8_check import without_fp8
@@ -80,6 +80,7 @@ class RunToPlan:
     @staticmethod
     def of_recipe(recipe: Recipe) -> "RunToPlan":
         """Returns the run before there is text or a tokenizer: with the vocabulary size of the recipe."""
+        recipe = with_budget_of_ready_tokens(recipe)
         check_budget(recipe)
         complaints: list[str] = []
         model = complete_model(recipe, full_phases(recipe), imagined_text(recipe).vocabulary_size, complaints)

@@ -65,6 +65,12 @@ def _sources(recipe: Recipe) -> Found:
         )
     for source in recipe.corpus.sources:
         yield from _languages_of_source(recipe, source)
+    if (ready := recipe.corpus.token_sources) and recipe.tokenizer.path is None:
+        yield (
+            ("tokenizer.path", "corpus.sources"),
+            f"corpus.sources, {ready[0].name}: tokens are ids of one tokenizer; set tokenizer.path to the "
+            "folder of its tokenizer.json (RUN/tokenizer of a run)",
+        )
     for name in recipe.dataset.mixture:
         if name not in names:
             yield (

@@ -91,7 +91,9 @@ def run_folder(recipe: Recipe) -> Path:
                     f"folder = {str(folder)!r}: {place} is a file; move it away, or name another folder"
                 )
             break
-    given = {f"corpus.sources, {source.name}": source.path for source in recipe.corpus.sources}
+    given = {
+        f"corpus.sources, {source.name}": source.path or source.tokens for source in recipe.corpus.sources
+    }
     given |= {"tokenizer.path": recipe.tokenizer.path, "model.weights": recipe.model.weights}
     for key, value in given.items():
         path = value and os.path.realpath(os.path.expanduser(_without_pattern(value.removeprefix("hf:"))))

@@ -62,8 +62,9 @@ _Texts = Annotated[
 
 
 class Source(Section):
-    """One body of raw text, in exactly one place: `path`, or `debian_package` and/or `huggingface_dataset`.
+    """One body of text, in exactly one place.
 
+    Raw text is at `path`, or in `debian_package` and/or `huggingface_dataset`; `tokens` are ready ids.
     `debian_package` is fetched with apt-get into the run folder; where apt is missing, `huggingface_dataset`
     is used instead.
     """
@@ -92,6 +93,16 @@ class Source(Section):
         None,
         pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$",
         description="its subset (configuration), e.g. 20231101.et",
+    )
+    tokens: str | None = Field(
+        None,
+        description="ready token files, read in place: Megatron's PREFIX (.bin and .idx), OLMo's NAME.npy, "
+        "nanotron's NAME.ds, or a folder or pattern of them",
+    )
+    tokens_dtype: Literal["uint16", "uint32"] | None = Field(
+        None,
+        description="type of the ids in .npy and .ds files that do not tell; default: uint16 where the "
+        "vocabulary fits",
     )
     text_field: str = Field(
         "", description='field or column that holds the text; default: "text", and "content" of code'
@@ -146,8 +157,14 @@ class Source(Section):
         fetched = self.debian_package or self.huggingface_dataset
         if self.path and fetched:
             raise ValueError("give either path, or debian_package and/or huggingface_dataset, not both")
-        if not self.path and not fetched:
-            raise ValueError("say where the text is: path, debian_package or huggingface_dataset")
+        if self.tokens and (self.path or fetched):
+            raise ValueError("give either tokens or raw text (path, debian_package, huggingface_dataset)")
+        if not self.path and not fetched and not self.tokens:
+            raise ValueError("say where the text is: path, debian_package, huggingface_dataset or tokens")
+        if self.tokens and (self.max_documents or self.text_field or self.kind != "text"):
+            raise ValueError("tokens are read as they are: leave max_documents, text_field and kind out")
+        if self.tokens_dtype and not self.tokens:
+            raise ValueError("tokens_dtype is of ready token files; give tokens, or leave the key out")
         if self.name == "heldout":
             raise ValueError("the name heldout is taken by the held-out text; choose another")
         return self
@@ -182,10 +199,16 @@ def _sources(value: Any) -> Any:
 
 def _source_name(entry: dict[str, Any]) -> str:
     place = str(
-        entry.get("path") or entry.get("debian_package") or entry.get("huggingface_dataset") or "text"
+        entry.get("path")
+        or entry.get("debian_package")
+        or entry.get("huggingface_dataset")
+        or entry.get("tokens")
+        or "text"
     )
     parts = [part for part in re.split(r"[/\\]", place) if part and not re.search(r"[*?\[]", part)]
-    last = re.sub(r"(\.(txt|jsonl?|parquet|html?|gz|zst))+$", "", parts[-1] if parts else "text")
+    last = re.sub(
+        r"(\.(txt|jsonl?|parquet|html?|gz|zst|bin|idx|npy|ds))+$", "", parts[-1] if parts else "text"
+    )
     return re.sub(r"[^A-Za-z0-9_-]+", "_", last).strip("_-")[:90] or "text"
 
 
@@ -249,6 +272,18 @@ class Corpus(Section):
     )
     workers: PositiveInt = Field(2, description="processes that clean text at the same time")
     code: CodeFilters = Field(CodeFilters(), description="limits for files of code")
+
+    @property
+    def token_sources(self) -> tuple[Source, ...]:
+        """Sources that are ready tokens: no stage cleans them."""
+        return tuple(source for source in self.sources if source.tokens)
+
+    @property
+    def of_raw_text(self) -> "Corpus":
+        """The section without sources that are ready tokens; it may have none left."""
+        return self.model_copy(
+            update={"sources": tuple(source for source in self.sources if not source.tokens)}
+        )
 
 
 class Tokenizer(Section):

@@ -151,6 +151,8 @@ def _source(source: Source) -> str:
     if source.huggingface_dataset:
         subset = f" ({source.huggingface_subset})" if source.huggingface_subset else ""
         parts.append(f"Hugging Face dataset {source.huggingface_dataset}{subset}")
+    if source.tokens:
+        parts.append(f"ready tokens {source.name}")
     if source.path:
         parts.append(f"local text {source.name or Path(source.path).name}")
     return ", or where that is missing ".join(parts)

@@ -250,7 +250,12 @@ def _tokenizer(gathered: dict[str, Any]) -> str:
     if sources:
         packed = {**sources, "held-out": gathered["tokens"]["heldout"]}
         rows = [
-            (name, f"{count['tokens']:,}", f"{count['documents']:,}", format_bytes(count["bytes"]))
+            (
+                name,
+                f"{count['tokens']:,}",
+                "unknown" if count["documents"] is None else f"{count['documents']:,}",
+                ("about " if "folder" in count else "") + format_bytes(count["bytes"]),
+            )
             for name, count in packed.items()
         ]
         parts.append(_table(("Packed source", "Tokens", "Documents", "Text"), rows))

@@ -6,7 +6,7 @@ from fractions import Fraction
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.resolve.mixture import allowed_epochs, num_sequences, weights_by_tokens
-from kielo.resolve.text import Text
+from kielo.resolve.text import Text, ready_tokens
 
 # Tokens of no tokenizer are shorter on average, but for text of single bytes; used before there is one.
 _LEAST_BYTES_PER_TOKEN = 2
@@ -24,6 +24,15 @@ def check_budget(recipe: Recipe) -> None:
             "train.tokens is not set, so it follows from the text once that is packed; what would work for a "
             "plan: --set train.tokens=1000000000"
         )
+
+
+def with_budget_of_ready_tokens(recipe: Recipe) -> Recipe:
+    """Returns the recipe with train.tokens set where all its sources are ready tokens on this machine."""
+    if has_budget(recipe) or recipe.corpus.of_raw_text.sources:
+        return recipe
+    tokens = ready_tokens(recipe)
+    # Only the budget looks at these facts: a hash that is not empty says that the text is not imagined.
+    return with_budget(recipe, Text(tokens, 0, "ready tokens", 0, 0))
 
 
 def with_budget(recipe: Recipe, text: Text) -> Recipe:

@@ -21,7 +21,7 @@ from kielo.resolve.budget import with_budget
 from kielo.resolve.mixture import allowed_epochs, mixture_of, repeated_too_often
 from kielo.resolve.phases import epochs, plan_phases
 from kielo.resolve.resolved import Phase
-from kielo.resolve.text import Text
+from kielo.resolve.text import Text, ready_tokens
 
 WORTH_OF_REPEATS = 15.387756  # r above, as the authors' code has it
 BYTES_PER_TOKEN = 4.0  # of text that no tokenizer has seen yet
@@ -146,6 +146,10 @@ def _amounts(recipe: Recipe, run_folder: Path) -> tuple[dict[str, SourceAmount],
         }
         return counted, f"packed tokens of {run_folder / 'tokens'}", False
     share, per_token = 1 - recipe.dataset.heldout_share, BYTES_PER_TOKEN
+    ready = {
+        name: SourceAmount(tokens, round(tokens * BYTES_PER_TOKEN))
+        for name, tokens in ready_tokens(recipe).items()
+    }
     if corpus is not None and "sources" in corpus.counts:
         tokenizer = read_manifest(run_folder / "tokenizer")
         how = f"at {BYTES_PER_TOKEN:g} bytes a token"
@@ -157,12 +161,16 @@ def _amounts(recipe: Recipe, run_folder: Path) -> tuple[dict[str, SourceAmount],
                 share * source["bytes_kept"], per_token, round(share * source["documents_kept"])
             )
             for source in corpus.counts["sources"]
-        }
+        } | ready
         return estimated, f"clean text of {run_folder / 'corpus'}, {how}", True
     raw = {
-        source.name: _raw_bytes(source, run_folder / "raw" / source.name) for source in recipe.corpus.sources
+        source.name: _raw_bytes(source, run_folder / "raw" / source.name)
+        for source in recipe.corpus.of_raw_text.sources
     }
     estimated = {name: _estimate(share * size, per_token, None) for name, size in raw.items()}
+    estimated |= ready
+    if not raw:
+        return estimated, "ready token files", False
     return estimated, f"raw files, nothing cleaned, at {BYTES_PER_TOKEN:g} bytes a token", True
 
 

@@ -8,11 +8,11 @@ from kielo.models.families import module
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import FullPhase, full_phases
 from kielo.recipe.sections import Model, Recipe
-from kielo.resolve.budget import has_budget
+from kielo.resolve.budget import has_budget, with_budget_of_ready_tokens
 from kielo.resolve.complete_model import complete_model
 from kielo.resolve.phases import epochs
 from kielo.resolve.resolved import Identity
-from kielo.resolve.text import imagined_text
+from kielo.resolve.text import imagined_text, ready_tokens
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Overview:
 
     `steps`: (tokens a step, tokens of a sequence), one for each kind of step. `learning_rates`: a sentence
     for each segment. `epochs`: source → how often it is read; None where the text is not packed yet.
+    `ready_tokens`: source → its tokens, of sources that are token files; None where there are none here.
     """
 
     model: Model
@@ -30,6 +31,7 @@ class Overview:
     learning_rates: tuple[str, ...]
     flops: float | None
     epochs: Mapping[str, float] | None = None
+    ready_tokens: Mapping[str, int] | None = None
 
     def rows(self) -> list[tuple[str, str]]:
         """Returns (name, value) for people."""
@@ -53,6 +55,9 @@ class Overview:
         if self.epochs is not None:
             read = ", ".join(f"{times:.2f} of {name}" for name, times in self.epochs.items())
             rows.insert(3, ("epochs", read))
+        if self.ready_tokens is not None:
+            found = ", ".join(f"{amount(tokens)} of {name}" for name, tokens in self.ready_tokens.items())
+            rows.append(("ready tokens", found))
         return rows
 
     def figures(self) -> dict[str, Any]:
@@ -72,12 +77,22 @@ class Overview:
 def overview_of_recipe(recipe: Recipe) -> Overview:
     """Returns the facts before there is text. Raises KieloError for a model that is not complete."""
     complaints: list[str] = []
+    recipe = with_budget_of_ready_tokens(recipe)
     phases = full_phases(recipe)
     model = complete_model(recipe, phases, imagined_text(recipe).vocabulary_size, complaints)
     if complaints:
         raise KieloError("; ".join(complaints))
     overview = overview_of_phases(model, phases)
+    overview = replace(overview, ready_tokens=_ready_tokens(recipe))
     return overview if has_budget(recipe) else replace(overview, tokens=None, flops=None)
+
+
+def _ready_tokens(recipe: Recipe) -> Mapping[str, int] | None:
+    """Returns the tokens of the sources of ready tokens; None where their files are not on this machine."""
+    try:
+        return ready_tokens(recipe) or None
+    except KieloError:
+        return None
 
 
 def overview_of_phases(model: Model, phases: Sequence[FullPhase]) -> Overview:

@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kielo.artifact.manifest import hash_manifest
+from kielo.artifact.token_sources import find_token_sources
 from kielo.dataset.batches import packed_manifest
+from kielo.dataset.pack_token_files import training_tokens
 from kielo.dataset.provenance import tokenizer_of_tokens
 from kielo.recipe.phases import full_phases, longest_sequence_length
 from kielo.recipe.sections import Recipe
+from kielo.tokenizer.facts import tokenizer_facts
 from kielo.tokenizer.load import load_tokenizer, vocabulary_size
 
 
@@ -58,3 +61,18 @@ def imagined_text(recipe: Recipe) -> Text:
         )
     enough = 2 * sum(phase.tokens for phase in full_phases(recipe)) + longest_sequence_length(recipe)
     return Text({source.name: enough for source in recipe.corpus.sources}, enough, "", size, 0)
+
+
+def ready_tokens(recipe: Recipe) -> dict[str, int]:
+    """Returns source → tokens to train on, of the sources of ready tokens that are on this machine.
+
+    Less the share that is held out, to the nearest document. Raises KieloError for files that cannot be read.
+    """
+    if not recipe.corpus.token_sources:
+        return {}
+    size = recipe.model.vocab_size or tokenizer_facts(Path(recipe.tokenizer.path or "")).vocabulary_size
+    found = find_token_sources(recipe, size)
+    return {
+        name: training_tokens(sum(file.tokens for file in files.files), recipe.dataset.heldout_share)
+        for name, files in found.items()
+    }

@@ -29,6 +29,7 @@ from kielo.artifact.tokenizer_measure import TokenizerMeasure
 from kielo.artifact.trained_text import refuse_to_replace
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
+from kielo.tokenizer.decoded_documents import decoded_documents
 from kielo.tokenizer.facts import LARGEST_ID
 from kielo.tokenizer.heldout import is_heldout, place_by_hash
 from kielo.tokenizer.load import (
@@ -78,7 +79,9 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
     """
     ready = Path(recipe.tokenizer.path) if recipe.tokenizer.path else None
     section = {**recipe.tokenizer.model_dump(), "heldout_share": recipe.dataset.heldout_share}
-    inputs = {"corpus": hash_manifest(corpus_folder)}
+    # Measured on documents of the corpus, or of ready tokens where there is no other text.
+    has_corpus = bool(recipe.corpus.of_raw_text.sources)
+    inputs = {"corpus": hash_manifest(corpus_folder)} if has_corpus else {}
     if ready:
         inputs |= {path.name: hash_file(path) for path in _ready_files(ready)}
     if is_current(folder, KIND, VERSION, inputs, section):
@@ -91,7 +94,14 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
         else:
             save(train_on(_training_texts(recipe, corpus_folder), recipe), stage.folder)
         tokenizer = load_tokenizer(stage.folder)
-        measured_on, texts = _texts_to_measure(recipe, corpus_folder)
+        measured_on, texts = (
+            _texts_to_measure(recipe, corpus_folder)
+            if has_corpus
+            else (
+                "decoded documents of the token files",
+                decoded_documents(recipe, tokenizer, MEASURED_BYTES),
+            )
+        )
         measured = TokenizerMeasure(
             measured_on=measured_on, end_of_text_id=end_of_text_id(tokenizer), **measure(tokenizer, texts)
         )

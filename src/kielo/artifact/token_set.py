@@ -76,6 +76,17 @@ class TokenSet:
         name = self._file(number).document_name(token - int(self._first[number]))
         return f"{self._files[number].name}: {name}"
 
+    def document_ranges(self, first: int) -> Iterator[tuple[int, int]]:
+        """Yields (first token, token after the last) of the documents from the first that begins at `first`.
+
+        Documents without tokens are passed over.
+        """
+        start = self.first_document_from(first)
+        while start < self.num_tokens:
+            end = self.first_document_from(start + 1)
+            yield start, end
+            start = end
+
     def first_document_from(self, token: int) -> int:
         """Returns the first token at which a document begins, at `token` or after it; num_tokens for none."""
         step, start = 1 << 20, token

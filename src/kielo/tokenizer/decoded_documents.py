@@ -1,0 +1,36 @@
+"""Text of ready token files, where a run has no corpus to measure a tokenizer on."""
+
+from collections.abc import Iterator
+
+from kielo.artifact.token_set import TokenSet
+from kielo.artifact.token_sources import find_token_sources
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Recipe
+from kielo.tokenizer.load import TextTokenizer, decode, end_of_text_id, vocabulary_size
+
+_LEAST_BYTES_OF_TOKENS = 2  # of a token on average, to look at enough of them
+
+
+def decoded_documents(recipe: Recipe, tokenizer: TextTokenizer, most_bytes: int) -> Iterator[str]:
+    """Yields the last documents of each source of ready tokens, up to so many bytes in all.
+
+    Raises KieloError for ids beyond the vocabulary.
+    """
+    found, end = find_token_sources(recipe, vocabulary_size(tokenizer)), end_of_text_id(tokenizer)
+    for name, files in found.items():
+        stream = TokenSet(files.folder, files.files, sum(file.tokens for file in files.files), end)
+        left = most_bytes // len(found)
+        for start, stop in stream.document_ranges(max(0, stream.num_tokens - left // _LEAST_BYTES_OF_TOKENS)):
+            row = stream.read(start, stop - start)
+            if int(row.max()) >= vocabulary_size(tokenizer):
+                raise KieloError(
+                    f"corpus.sources, {name}: {files.folder}/{stream.document_name(start)} has id "
+                    f"{int(row.max())}, and the tokenizer has ids 0 to {vocabulary_size(tokenizer) - 1}; "
+                    "what would work: tokenizer.path = the tokenizer that made these tokens, or tokens_dtype "
+                    "of the source where a file does not tell"
+                )
+            text = decode(tokenizer, [row[row != end].tolist()])[0]
+            left -= len(text.encode())
+            if left < 0:
+                break
+            yield text

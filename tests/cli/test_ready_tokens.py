@@ -1,0 +1,134 @@
+"""Shards that megatron-core wrote are a source, and train as the same text packed here does."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kielo.artifact.manifest import hash_manifest, read_manifest
+from kielo.artifact.metrics import TrainingStep, of_kind, read_metrics
+from kielo.artifact.token_shards import TokenShard
+from kielo.cli.main import main
+from tests.cli.test_run import write_recipe
+from tests.ready_tokens import WRITERS
+
+
+def _rows(shard: TokenShard) -> list[list[int]]:
+    starts = shard.document_offsets.tolist()
+    return [shard.read(a, b - a).tolist() for a, b in zip(starts, starts[1:])]
+
+
+def _run(recipe: Path, *flags: str) -> None:
+    assert main(["run", str(recipe), *flags]) == 0
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory) -> Path:
+    """A recipe of text that is packed."""
+    recipe = write_recipe(tmp_path_factory.mktemp("text"))
+    _run(recipe, "--to", "pack")
+    return recipe
+
+
+def write_ready(packed: Path, folder: Path, kind: str = "megatron") -> Path:
+    """The same recipe with the tokens of the packed one as ready files, held-out documents last."""
+    tokens = packed.parent / "run" / "tokens"
+    training, heldout = _rows(TokenShard(tokens / "text")), _rows(TokenShard(tokens / "heldout"))
+    (folder / "data").mkdir(parents=True)
+    half = len(training) // 2
+    WRITERS[kind](folder / "data" / "0", training[:half])
+    WRITERS[kind](folder / "data" / "1", training[half:] + heldout)
+    counts = [sum(map(len, rows)) for rows in (training, heldout)]
+    share = (counts[1] + 0.5) / sum(counts)  # the first held-out document begins in the last of these
+    text = packed.read_text(encoding="utf-8")
+    text = text.replace(str(packed.parent / "run"), str(folder / "run"))
+    source = f'[{{name = "text", tokens = "{folder / "data"}"}}]'
+    text = text.replace(f'"{packed.parent / "text.txt"}"', source)
+    text = text.replace("vocab_size = 320", f'path = "{packed.parent / "run" / "tokenizer"}"')
+    recipe = folder / "ready.toml"
+    recipe.write_text(text.replace("heldout_share = 0.2", f"heldout_share = {share}"), encoding="utf-8")
+    return recipe
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_nothing_is_copied_and_the_end_is_held_out(packed, tmp_path, kind, capsys):
+    """The tokens folder has a description and the held-out documents, which are those of the packed run."""
+    recipe = write_ready(packed, tmp_path, kind)
+    _run(recipe, "--to", "pack")
+    run, theirs = tmp_path / "run", packed.parent / "run" / "tokens"
+    assert not (run / "corpus").exists() and not (run / "tokens" / "text.bin").exists()
+    assert "nothing to do: all sources are ready tokens" in capsys.readouterr().out
+    for name in ("heldout.bin", "heldout.idx"):
+        assert (run / "tokens" / name).read_bytes() == (theirs / name).read_bytes()
+    ours, expected = read_manifest(run / "tokens").counts, read_manifest(theirs).counts
+    assert ours["sources"]["text"]["tokens"] == expected["sources"]["text"]["tokens"]
+    assert ours["heldout"] == expected["heldout"]
+    documents = None if kind == "npy" else expected["sources"]["text"]["documents"]
+    assert ours["sources"]["text"]["documents"] == documents
+    made = hash_manifest(run / "tokens")
+    _run(recipe, "--to", "pack")
+    assert hash_manifest(run / "tokens") == made
+
+
+def test_the_documents_of_a_step_have_file_number_and_text(packed, tmp_path, capsys):
+    """`kielo data` names the same text as of the packed run, by file and number of the document."""
+    recipe = write_ready(packed, tmp_path)
+    _run(recipe, "--to", "pack")
+    answers = []
+    for path in (packed, recipe):
+        capsys.readouterr()
+        assert main(["data", str(path), "--step", "3", "--json"]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    for theirs, ours in zip(*answers, strict=True):
+        assert ours["document"].startswith(("0.bin: document ", "1.bin: document "))
+        assert ours["text"] and ours | {"document": ""} == theirs | {"document": ""}
+    assert main(["data", str(recipe), "--step", "3"]) == 0
+    capsys.readouterr()
+    assert main(["show", str(recipe)]) == 0
+    assert "ready tokens" in capsys.readouterr().out
+    assert main(["plan", "data", str(recipe)]) == 0
+    assert "text" in capsys.readouterr().out
+
+
+def test_files_that_moved_are_the_same_text(packed, tmp_path):
+    """The recipe names the new place; nothing is packed again, and the description's hash stays."""
+    recipe = write_ready(packed, tmp_path)
+    _run(recipe, "--to", "pack")
+    before = hash_manifest(tmp_path / "run" / "tokens")
+    (tmp_path / "data").rename(tmp_path / "elsewhere")
+    text = recipe.read_text(encoding="utf-8").replace(str(tmp_path / "data"), str(tmp_path / "elsewhere"))
+    recipe.write_text(text, encoding="utf-8")
+    _run(recipe, "--to", "pack")
+    manifest = read_manifest(tmp_path / "run" / "tokens")
+    assert manifest.counts["sources"]["text"]["folder"] == str(tmp_path / "elsewhere")
+    assert hash_manifest(tmp_path / "run" / "tokens") == before
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mask", ["true", "false"])
+def test_training_is_that_on_the_same_text_packed_here(packed, tmp_path, mask):
+    """Losses, gradient norms and held-out loss of all twenty steps are equal, not merely near."""
+    recipe = write_ready(packed, tmp_path)
+    masked = ["--set", f"dataset.mask_documents={mask}", "--set", f"name=of_{mask}"]
+    found = []
+    for path in (packed, recipe):
+        folder = path.parent / f"run_{mask}"
+        flags = [*masked, "--set", f"folder={folder}", "--set", "train.log_every_steps=1"]
+        _run(path, *flags, "--to", "train")
+        rows = of_kind(read_metrics(folder / "train" / "metrics.jsonl"), TrainingStep)
+        found.append([(row.loss, row.gradient_norm) for row in rows])
+    assert len(found[0]) == 20 and np.isfinite(found[0]).all()
+    assert found[0] == found[1]
+
+
+@pytest.mark.full
+def test_every_stage_goes_through_without_a_corpus(packed, tmp_path):
+    """Scores, export and report of a run whose sources are all ready tokens."""
+    recipe = write_ready(packed, tmp_path)
+    _run(recipe)
+    run = tmp_path / "run"
+    assert "ready tokens text" in (run / "hf" / "README.md").read_text(encoding="utf-8")
+    scores = json.loads((run / "evaluate" / "scores.json").read_text(encoding="utf-8"))
+    assert set(scores["bits_per_byte"]) == {"model", "unigram", "xz", "ngram"}
+    _run(recipe, "--to", "export")
