@@ -116,6 +116,25 @@ def test_a_second_run_skips_what_did_not_change(finished, capsys):
     assert summary["bits_per_byte"] == first["bits_per_byte"]
 
 
+def test_a_dry_run_says_what_would_happen_and_writes_nothing(finished, capsys):
+    """The first batch is read, on any number of ranks; bytes of a rank are counted; no file changes."""
+    recipe = finished[0]
+
+    def files() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in sorted((recipe.parent / "run").rglob("*"))}
+
+    before = files()
+    assert main(["train", str(recipe), "--dry-run", "--ranks", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ranks"], found["steps"], found["goes_on_after_step"]) == (2, 20, 20)
+    assert found["first_batch"]["sequences"] == 4 and 0 < found["first_batch"]["counted_tokens"] <= 64
+    assert found["first_batch"]["largest_token"] < found["first_batch"]["vocabulary"]
+    assert found["peak_bytes"] > 4 * finished[1]["parameters"] * 4 and found["precision"] == "fp32"
+    assert main(["train", str(recipe), "--dry-run"]) == 0
+    assert "nothing was trained or written" in capsys.readouterr().out
+    assert files() == before
+
+
 def test_the_export_is_the_same_model_in_transformers(finished):
     """Logits of the exported folder within 1e-4 of Kielo's in fp32 (the same sums in another order),
     and it generates.

@@ -13,11 +13,12 @@ from pathlib import Path
 from kielo.artifact.outcome import REFUSAL_FILE, Outcome
 from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.main import REQUEUE
-from kielo.cli.terminal import keep_stdout_for_json, print_json
+from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
 from kielo.recipe.sections import Recipe
+from kielo.resolve.resolved import Resolved
 
 FETCH_LIMIT_SECONDS = 4 * 3600  # 1.4 TB at 100 MB/s
 
@@ -43,6 +44,9 @@ def train_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile-ranks", metavar="0,5,…", help="with --profile: record on these ranks only; 0 sums it up"
     )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="resolve, count memory, read the first batch; no step, no file"
+    )
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
 
 
@@ -53,6 +57,8 @@ def train(options: argparse.Namespace) -> int:
         raise KieloError(f"--ranks {ranks}: give 1 or more")
     if options.profile is not None and options.profile < 1:
         raise KieloError(f"--profile {options.profile}: give 1 step or more")
+    if options.dry_run:
+        return _dry_run(recipe, ranks, options.json)
     profile_steps = _profile_steps(options, ranks)
     with keep_stdout_for_json(options.json):
         if ranks > 1:
@@ -70,6 +76,46 @@ def train(options: argparse.Namespace) -> int:
     elif outcome.message and not _is_reported_by_another():
         print(outcome.message)
     return outcome.exit_code
+
+
+def _dry_run(recipe: Recipe, ranks: int, is_json: bool) -> int:
+    """Print what the training would do on `ranks`, or on those of the launcher, and start none."""
+    from kielo.parallel.rendezvous import find_rendezvous
+    from kielo.plan.remedies import memory_warning
+    from kielo.resolve.overview import overview_of_run
+    from kielo.train.dry_run import dry_run
+
+    place = find_rendezvous()
+    if place.rank:
+        return 0
+    resolved, why = _resolved_here(recipe, max(ranks, place.size))
+    found = dry_run(resolved)
+    if is_json:
+        print_json(found | {"why_precision": why})
+        return 0
+    batch, usable = found["first_batch"], found["usable_bytes"]
+    of_device = "its memory is the machine's" if usable is None else f"{usable / 1e9:.1f} GB are usable"
+    rows = [
+        *overview_of_run(resolved.identity, {}).rows(),
+        ("device", f"{found['ranks']} × {found['accelerator']} ({found['device']})"),
+        ("precision", f"{found['precision']}: {why}" + ", layers are compiled" * bool(found["compile"])),
+        (
+            "a rank's step",
+            f"{found['micro_batches_per_step']} micro-batches of {found['micro_batch_sequences']} sequences",
+        ),
+        ("memory", f"{found['peak_bytes'] / 1e9:.2f} GB at the peak of a rank; {of_device}"),
+        (
+            "first batch",
+            f"{batch['sequences']} sequences of {batch['sequence_length']:,}, {batch['counted_tokens']:,} "
+            f"tokens that count, the largest id {batch['largest_token']:,} of {batch['vocabulary']:,}",
+        ),
+        ("begins", f"after step {found['goes_on_after_step']:,} of {found['steps']:,}"),
+    ]
+    print_table(("", ""), rows)
+    if said := memory_warning(resolved, recipe):
+        print(f"warning: {said}", file=sys.stderr)
+    print("nothing was trained or written; the same command without --dry-run starts it")
+    return 0
 
 
 def _profile_steps(options: argparse.Namespace, ranks: int) -> int:
@@ -130,20 +176,16 @@ def train_here(recipe: Recipe, profile_steps: int = 0) -> Outcome:
     from kielo.parallel.world import meet
     from kielo.plan.expected_speed import with_expectation
     from kielo.plan.remedies import memory_warning
-    from kielo.resolve.resolve import resolve
     from kielo.resolve.shares import uneven_steps
-    from kielo.resolve.software import installed
     from kielo.train.run import train
 
     place = find_rendezvous()
-    folder = run_folder(recipe)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
         card = accelerator(cluster(recipe.cluster).accelerator)
         said = settle_allocator(card.allocator_settings)
         if said and place.rank == 0:
             print(f"device memory: {said}", flush=True)
-    device_name = torch.cuda.get_device_name() if device == "cuda" else None
     weights = recipe.model.weights
     try:
         if weights is not None:  # or every rank would ask the hub for them
@@ -154,11 +196,9 @@ def train_here(recipe: Recipe, profile_steps: int = 0) -> Outcome:
                 meet(place, recipe.train.start_timeout_seconds),
                 FETCH_LIMIT_SECONDS,
             )
-        software = installed(device)
-        missing = software.missing_compiler
-        if missing and place.rank == 0 and device == "cuda" and recipe.layout.compile is None:
-            print(f"warning: layers are not compiled; {missing}", file=sys.stderr)
-        resolved = resolve(recipe, folder, place.size, device, device_name, software=software)
+        resolved, why = _resolved_here(recipe, place.size)
+        if place.rank == 0 and recipe.train.precision is None:
+            print(f"precision: {resolved.identity.train.precision}, for {why}", flush=True)
         if place.rank == 0:
             for sentence in uneven_steps(resolved):
                 print(f"batches: {sentence}", flush=True)
@@ -169,3 +209,22 @@ def train_here(recipe: Recipe, profile_steps: int = 0) -> Outcome:
         if file := os.environ.get(REFUSAL_FILE):
             Path(file).write_text(str(error), encoding="utf-8")
         raise
+
+
+def _resolved_here(recipe: Recipe, ranks: int) -> tuple[Resolved, str]:
+    """Resolves the recipe on this machine's devices; returns it and why it has its precision."""
+    import torch
+
+    from kielo.resolve.precision import chosen_precision
+    from kielo.resolve.resolve import resolve
+    from kielo.resolve.software import installed
+
+    device, folder = "cuda" if torch.cuda.is_available() else "cpu", run_folder(recipe)
+    device_name = torch.cuda.get_device_name() if device == "cuda" else None
+    software = installed(device)
+    missing = software.missing_compiler
+    is_first = os.environ.get("RANK", "0") == "0"
+    if missing and is_first and device == "cuda" and recipe.layout.compile is None:
+        print(f"warning: layers are not compiled; {missing}", file=sys.stderr)
+    why = chosen_precision(recipe, device, software.has_amx, folder)[1]
+    return resolve(recipe, folder, ranks, device, device_name, software=software), why

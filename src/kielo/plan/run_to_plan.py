@@ -22,6 +22,7 @@ from kielo.resolve.complete_model import complete_model
 from kielo.resolve.fits import usable_bytes
 from kielo.resolve.fp8_check import without_fp8
 from kielo.resolve.memory_row import StepSize, TrainOptions
+from kielo.resolve.precision import usual_precision, with_precision
 from kielo.resolve.software import planned
 from kielo.resolve.state_bytes import Bytes, host_bytes
 from kielo.resolve.text import imagined_text
@@ -50,7 +51,6 @@ class RunToPlan:
         precision: default, that of most steps. Raises KieloError where no card says how fast the devices are,
         and for FP8 on devices without it.
         """
-        precision = precision or main_precision(recipe)
         site = cluster_card(recipe.cluster)
         if recipe.machine:
             machine = read_machine(Path(recipe.machine))
@@ -63,6 +63,10 @@ class RunToPlan:
                 )
         else:
             card, (efficiency, spread) = accelerator_card(site.accelerator), fitted()
+        # A card of a processor has the one precision that its runs were measured in.
+        has_amx = card.device == "cpu" and "fp32" not in card.peak_tflops
+        recipe = with_precision(recipe, usual_precision(card.device, has_amx)[0])
+        precision = precision or main_precision(recipe)
         complaint = without_fp8(card) if precision == "fp8" else None
         if complaint:
             raise KieloError(complaint)

@@ -463,7 +463,10 @@ class Layout(Section):
     context_attention: Literal["all_gather", "ulysses"] = Field(
         "all_gather", description="gather keys and values, or swap the split of sequences for one of heads"
     )
-    compile: bool | None = Field(None, description="layers by torch.compile; default: on GPUs")
+    compile: bool | None = Field(
+        None,
+        description="layers by torch.compile; default: on GPUs, and long runs in bf16 on processors with AMX",
+    )
     recompute: Literal["none", "attention", "operators", "full"] = Field(
         "none",
         description="activations made again in the backward: none, of attention, all but saved operators, "
@@ -578,7 +581,11 @@ class TrainIdentity(Section):
         ge=0,
         description="weight of log²(sum of exponentials of the logits), which keeps logits small; 0: none",
     )
-    precision: Precision = Field("bf16", description="what layers compute in; parameters stay in fp32")
+    precision: Precision | None = Field(
+        None,
+        description="what layers compute in; parameters stay in fp32; default: bf16 on GPUs and on "
+        "processors with AMX, else fp32; a run goes on in that in which it began",
+    )
     precision_changes: tuple[tuple[PositiveInt, Precision], ...] = Field(
         (), description="[step, precision]: what is computed in from that step on"
     )
@@ -610,6 +617,9 @@ class TrainPlacement(Section):
     log_every_steps: PositiveInt = Field(10, description="steps from one line of the log to the next")
     heldout_every_steps: PositiveInt = Field(
         100, description="steps from one scoring of held-out text to the next"
+    )
+    wandb: str = Field(
+        "", description="project of Weights & Biases that the log goes to as well; needs the package wandb"
     )
     tensorboard: bool = Field(True, description="write the log for TensorBoard too, where it is installed")
     collect_garbage_every_steps: PositiveInt = Field(

@@ -38,6 +38,7 @@ from kielo.resolve.micro_batch import RankOfRun, micro_batch, micro_batch_up_to
 from kielo.resolve.mixture import mixture_of, num_sequences, repeated_too_often
 from kielo.resolve.optimiser_check import optimiser_complaints
 from kielo.resolve.phases import merged, plan_learning_rates, plan_phases
+from kielo.resolve.precision import chosen_precision, with_precision
 from kielo.resolve.resolved import Identity, Phase, PhasePlacement, Placement, Resolved
 from kielo.resolve.shares import MOST_FILLED, micro_batches_needed
 from kielo.resolve.software import Software, planned
@@ -45,6 +46,8 @@ from kielo.resolve.stages import layers_of_stages, micro_batch_complaint, num_st
 from kielo.resolve.text import Text, text_of_run
 from kielo.resolve.torch_versions import compile_advice, compile_complaint
 
+# Compiling takes half a minute of a processor, which does some 10^11 of them a second.
+_FLOPS_WORTH_COMPILING = 1e14
 _MOST_RANKS = 1_000_000  # more than any machine has; what would work is counted up to the number of ranks
 
 
@@ -96,6 +99,7 @@ def resolve(
         check_recipe(recipe, run_folder)
     recipe = with_budget(recipe, text)
     software = software or planned(cluster(recipe.cluster))
+    recipe = with_precision(recipe, chosen_precision(recipe, device, software.has_amx, run_folder)[0])
     machine = _Machine(world_size, device, _accelerator(recipe, device, accelerator), software)
     complaints: list[str] = []
     layout = _with_axes(recipe.layout, world_size, complaints)
@@ -223,7 +227,7 @@ def _filled_in(layout: Layout, identity: Identity, machine: _Machine) -> Layout:
     stages = layers_of_stages(identity.model, identity.longest_sequence_length, layout)
     return layout.model_copy(
         update={
-            "compile": _compiles(layout, machine),
+            "compile": _compiles(layout, machine, identity),
             "pipeline_layers": stages if layout.pipeline > 1 else None,
             "pipeline_stages_per_rank": len(stages) // layout.pipeline if layout.pipeline > 1 else None,
         }
@@ -346,8 +350,11 @@ def _skipped_beyond(skip_steps: Sequence[tuple[int, int]], total_steps: int) -> 
             )
 
 
-def _compiles(layout: Layout, machine: _Machine) -> bool:
-    """Returns the recipe's choice, else True on GPUs where compiled layers work and are faster."""
+def _compiles(layout: Layout, machine: _Machine, identity: Identity) -> bool:
+    """Returns the recipe's choice, else True where compiled layers work and are faster.
+
+    That is on GPUs, and for bf16 on processors with AMX in runs that are longer than the compiling.
+    """
     if layout.compile is not None:
         return layout.compile
     against = (
@@ -355,7 +362,11 @@ def _compiles(layout: Layout, machine: _Machine) -> bool:
         compile_complaint(layout, machine.software.torch),
         compile_advice(layout),
     )
-    return machine.device == "cuda" and not any(against)
+    flops = 6 * module(identity.model.model_type, "count").parameters(identity.model) * identity.total_tokens
+    is_worth_it = machine.device == "cuda" or (
+        machine.software.has_amx and identity.train.precision == "bf16" and flops > _FLOPS_WORTH_COMPILING
+    )
+    return is_worth_it and not any(against)
 
 
 def _precisions(recipe: Recipe) -> list[Precision]:

@@ -18,16 +18,18 @@ BACKEND_VARIABLE = "KIELO_COMPILE_BACKEND"
 class Software:
     """Software of the machine that trains.
 
-    torch: its version. missing_compiler: why torch.compile cannot be used, or None.
+    torch: its version. missing_compiler: why torch.compile cannot be used, or None. has_amx: are there units
+    of the processor that multiply matrices of bf16?
     """
 
     torch: str
     missing_compiler: str | None = None
+    has_amx: bool = False
 
 
 def installed(device: str) -> Software:
     """Returns the software of this machine; the newest tried torch where none is installed."""
-    return Software(installed_torch(), missing_compiler(device))
+    return Software(installed_torch(), missing_compiler(device), _has_amx())
 
 
 def planned(site: Cluster) -> Software:
@@ -41,6 +43,14 @@ def installed_torch() -> str:
         return version("torch")
     except PackageNotFoundError:
         return NEWEST
+
+
+def _has_amx() -> bool:
+    """Returns True if Linux lists AMX's products of bf16 (Intel from Sapphire Rapids on)."""
+    try:
+        return "amx_bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split()
+    except OSError:
+        return False
 
 
 def chosen_backend() -> str:

@@ -38,7 +38,7 @@ from kielo.train.fp8_probe import Fp8Probe
 from kielo.train.garbage import Garbage
 from kielo.train.guard import Guard
 from kielo.train.heldout import HeldOut, share_of
-from kielo.train.log import Log, MetricsFile, Sink, TensorBoard, Terminal
+from kielo.train.log import Log, MetricsFile, Sink, TensorBoard, Terminal, Wandb
 from kielo.train.meter import Meter
 from kielo.train.optimiser import build_optimiser
 from kielo.train.parts import PhaseParts, PrecisionParts, Run, StepParts
@@ -320,4 +320,6 @@ def _sinks(identity: Identity, placement: Placement, world: World) -> list[Sink]
     ]
     if placement.train.tensorboard:
         sinks.append(TensorBoard(folder / "tensorboard"))
+    if placement.train.wandb:
+        sinks.append(Wandb(placement.train.wandb, identity.name, folder))
     return sinks

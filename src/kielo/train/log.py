@@ -7,10 +7,12 @@ the run.
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TextIO
+
+import xxhash
 
 from kielo.artifact.manifest import write_text_atomically
 from kielo.artifact.metrics import (
@@ -122,6 +124,13 @@ _NO_SCALARS = (
 )
 
 
+def _scalars(row: Row) -> Iterator[tuple[str, float]]:
+    """Yields (name, value) under train/ and heldout/ of what is a number in each row of its kind."""
+    for key, value in row.model_dump().items():
+        if key not in _NO_SCALARS and value is not None:
+            yield ("heldout/loss" if key == "heldout_loss" else f"train/{key}"), value
+
+
 class TensorBoard:
     """Scalars under train/ and heldout/; rows beyond the step that a run resumes from are hidden."""
 
@@ -141,15 +150,46 @@ class TensorBoard:
         self._writer = self._make_writer(log_dir=str(self._folder), purge_step=step + 1 if step else None)
 
     def write(self, row: Row) -> None:
-        for key, value in row.model_dump().items():
-            if key in _NO_SCALARS or value is None:
-                continue
-            name = "heldout/loss" if key == "heldout_loss" else f"train/{key}"
+        for name, value in _scalars(row):
             self._writer.add_scalar(name, value, row.step)
 
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
+
+
+class Wandb:
+    """The same scalars in a project of Weights & Biases; each attempt goes on with the run of its folder.
+
+    Weights & Biases counts what it is sent and takes no row back, so `step` is a value of its own there, by
+    which it is told to draw.
+    """
+
+    def __init__(self, project: str, name: str, folder: Path):
+        try:
+            import wandb
+        except ImportError:
+            raise KieloError(
+                f"train.wandb = {project!r} needs the package wandb, which is not installed: "
+                '`pip install wandb`, or --set train.wandb=""'
+            ) from None
+        self._wandb, self._project, self._name, self._folder = wandb, project, name, folder
+        self._run: Any = None
+
+    def start(self, step: int) -> None:
+        identity = xxhash.xxh3_64_hexdigest(str(self._folder.resolve()).encode(errors="surrogateescape"))
+        self._run = self._wandb.init(
+            project=self._project, name=self._name, id=identity, resume="allow", dir=str(self._folder)
+        )
+        self._run.define_metric("*", step_metric="step")
+
+    def write(self, row: Row) -> None:
+        self._run.log({"step": row.step, **dict(_scalars(row))})
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.finish()
+            self._run = None
 
 
 class PlainLines:

@@ -1,0 +1,86 @@
+"""`kielo train --dry-run`: what a training would do. A resolved run → facts; no step, no file."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kielo.artifact.checkpoint_folder import step_folders, step_of
+from kielo.dataset.batches import NOT_COUNTED, Batches
+from kielo.recipe.cards import Accelerator, accelerator, accelerators
+from kielo.resolve.fits import usable_bytes
+from kielo.resolve.memory import memory_bytes
+from kielo.resolve.memory_row import MemoryColumns, StepSize, TrainOptions, memory_row
+from kielo.resolve.resolved import Resolved
+
+
+def dry_run(resolved: Resolved) -> dict[str, Any]:
+    """Returns the steps, the bytes of a rank, and the first batch of the first rank, read from the tokens.
+
+    "peak_bytes" is the planner's formula for the precision that needs most; "usable_bytes" is None where no
+    card knows the device's memory. Raises KieloError for tokens that cannot be read.
+    """
+    identity, placement = resolved.identity, resolved.placement
+    card = accelerator(placement.accelerator) if placement.accelerator in accelerators() else None
+    usable = usable_bytes(card) if card else None
+    newest = step_folders(Path(placement.train_folder) / "checkpoints")
+    return {
+        "device": placement.device,
+        "accelerator": placement.accelerator,
+        "ranks": placement.world_size,
+        "precision": identity.train.precision,
+        "compile": placement.layout.compile,
+        "steps": identity.total_steps,
+        "tokens": identity.total_tokens,
+        "goes_on_after_step": step_of(newest[0]) if newest else 0,
+        "micro_batch_sequences": placement.phases[0].micro_batch_sequences,
+        "micro_batches_per_step": placement.phases[0].micro_batches_per_step,
+        "peak_bytes": _peak_bytes(resolved, card),
+        "usable_bytes": int(usable) if usable else None,
+        "first_batch": _first_batch(resolved),
+    }
+
+
+def _peak_bytes(resolved: Resolved, card: Accelerator | None) -> int:
+    identity, placement = resolved.identity, resolved.placement
+    train = identity.train
+    precisions = dict.fromkeys([train.precision, *(precision for _, precision in train.precision_changes)])
+    rows = [
+        memory_row(
+            identity.model,
+            placement.layout,
+            StepSize(phase.sequence_length, placed.micro_batch_sequences, placed.micro_batches_per_step),
+            TrainOptions(
+                precision,
+                train.fp8,
+                train.optimiser_state,
+                placement.train.loss_chunk_tokens,
+                train.gradient_reduce_dtype,
+            ),
+            card,
+        )
+        for precision in precisions
+        for phase, placed in zip(identity.phases, placement.phases)
+    ]
+    kind = "rehearsed" if placement.device == "cpu" else "reserved"
+    return int(np.max(memory_bytes(MemoryColumns.of(rows)).peak(kind)))
+
+
+def _first_batch(resolved: Resolved) -> dict[str, Any]:
+    identity, placement = resolved.identity, resolved.placement
+    layout, phase = placement.layout, identity.phases[0]
+    batch = Batches(
+        Path(placement.tokens_folder),
+        identity.seed,
+        phase,
+        identity.longest_sequence_length,
+        placement.end_of_text_id,
+        identity.dataset.mask_documents,
+    ).step(1, data_rank=0, data_ranks=layout.replicate * layout.shard)
+    return {
+        "sequences": len(batch.inputs),
+        "sequence_length": phase.sequence_length,
+        "counted_tokens": int(np.count_nonzero(batch.labels != NOT_COUNTED)),
+        "largest_token": int(batch.inputs.max()),
+        "vocabulary": identity.model.vocab_size,
+    }
