@@ -9,7 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kielo.artifact.token_shards import TokenShard
+
 Documents = Sequence[Sequence[int]]
+
+
+def rows_of(shard: TokenShard) -> list[list[int]]:
+    """Returns the documents of a shard of Kielo's."""
+    starts = shard.document_offsets.tolist()
+    return [shard.read(start, end - start).tolist() for start, end in zip(starts, starts[1:])]
 
 
 def write_megatron(prefix: Path, documents: Documents, dtype: type = np.uint16) -> None:

@@ -11,12 +11,7 @@ from kielo.artifact.metrics import TrainingStep, of_kind, read_metrics
 from kielo.artifact.token_shards import TokenShard
 from kielo.cli.main import main
 from tests.cli.test_run import write_recipe
-from tests.ready_tokens import WRITERS
-
-
-def _rows(shard: TokenShard) -> list[list[int]]:
-    starts = shard.document_offsets.tolist()
-    return [shard.read(a, b - a).tolist() for a, b in zip(starts, starts[1:])]
+from tests.ready_tokens import WRITERS, rows_of
 
 
 def _run(recipe: Path, *flags: str) -> None:
@@ -34,7 +29,7 @@ def packed(tmp_path_factory) -> Path:
 def write_ready(packed: Path, folder: Path, kind: str = "megatron") -> Path:
     """The same recipe with the tokens of the packed one as ready files, held-out documents last."""
     tokens = packed.parent / "run" / "tokens"
-    training, heldout = _rows(TokenShard(tokens / "text")), _rows(TokenShard(tokens / "heldout"))
+    training, heldout = rows_of(TokenShard(tokens / "text")), rows_of(TokenShard(tokens / "heldout"))
     (folder / "data").mkdir(parents=True)
     half = len(training) // 2
     WRITERS[kind](folder / "data" / "0", training[:half])

@@ -11,6 +11,7 @@ import numpy as np
 
 from kielo.artifact.token_file import OpenTokenFile, TokenFile
 from kielo.artifact.token_file_formats import open_file
+from kielo.recipe.errors import KieloError
 
 MOST_OPEN_FILES = 512  # mapped at one time; the kernel allows a process 65,530 maps
 
@@ -89,22 +90,26 @@ class TokenSet:
 
     def first_document_from(self, token: int) -> int:
         """Returns the first token at which a document begins, at `token` or after it; num_tokens for none."""
-        step, start = 1 << 20, token
+        step, start = 1 << 12, token
         while start < self.num_tokens:
             starts = self._document_starts(start, min(start + step, self.num_tokens))
             if len(starts):
                 return int(starts[0])
-            start += step
+            start, step = start + step, min(2 * step, 1 << 20)
         return self.num_tokens
 
     def _document_starts(self, start: int, end: int) -> np.ndarray:
-        return np.concatenate(
-            [
-                self._first[number] + self._file(number).document_starts(first, last)
-                for number, first, last in self._pieces(start, end)
-            ]
-            or [np.zeros(0, np.int64)]
-        )
+        found = [np.zeros(0, np.int64)]
+        for number, first, last in self._pieces(start, end):
+            starts = self._file(number).document_starts(first, last)
+            if len(starts) and (starts[0] < first or starts[-1] >= last or (np.diff(starts) < 0).any()):
+                raise KieloError(
+                    f"{self._folder / self._files[number].name}: its index has documents at tokens "
+                    f"{starts.min():,} to {starts.max():,}, looked for between {first:,} and {last:,}: the "
+                    "index is not that file's, or damaged; copy both again"
+                )
+            found.append(self._first[number] + starts)
+        return np.concatenate(found)
 
     def _pieces(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
         """Yields (file, first token, token after the last) of each file that a range of the stream is in."""

@@ -16,16 +16,17 @@ def decoded_documents(recipe: Recipe, tokenizer: TextTokenizer, most_bytes: int)
 
     Raises KieloError for ids beyond the vocabulary.
     """
-    found, end = find_token_sources(recipe, vocabulary_size(tokenizer)), end_of_text_id(tokenizer)
+    size, end = vocabulary_size(tokenizer), end_of_text_id(tokenizer)
+    found = find_token_sources(recipe, size)
     for name, files in found.items():
         stream = TokenSet(files.folder, files.files, sum(file.tokens for file in files.files), end)
         left = most_bytes // len(found)
         for start, stop in stream.document_ranges(max(0, stream.num_tokens - left // _LEAST_BYTES_OF_TOKENS)):
             row = stream.read(start, stop - start)
-            if int(row.max()) >= vocabulary_size(tokenizer):
+            if not 0 <= int(row.min()) <= int(row.max()) < size:
                 raise KieloError(
-                    f"corpus.sources, {name}: {files.folder}/{stream.document_name(start)} has id "
-                    f"{int(row.max())}, and the tokenizer has ids 0 to {vocabulary_size(tokenizer) - 1}; "
+                    f"corpus.sources, {name}: {files.folder}/{stream.document_name(start)} has ids "
+                    f"{int(row.min())} to {int(row.max())}, and the tokenizer has 0 to {size - 1}; "
                     "what would work: tokenizer.path = the tokenizer that made these tokens, or tokens_dtype "
                     "of the source where a file does not tell"
                 )
