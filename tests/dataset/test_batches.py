@@ -10,7 +10,8 @@ import pytest
 from kielo.artifact.documents import read_documents, write_documents
 from kielo.artifact.manifest import read_manifest, write_stage
 from kielo.artifact.token_shards import TokenShard, TokenShardWriter
-from kielo.dataset.batches import NOT_COUNTED, Batches, document_numbers, heldout_batch
+from kielo.dataset.batches import NOT_COUNTED, Batches, document_numbers
+from kielo.dataset.heldout_sets import heldout_sets
 from kielo.dataset.pack import is_heldout, pack
 from kielo.dataset.query import documents_of_step
 from kielo.recipe.errors import KieloError
@@ -180,11 +181,33 @@ def test_the_query_names_the_documents_of_a_step(run):
 
 def test_heldout_batch_is_held_out_text(run):
     """The batch's labels are the held-out stream's; fewer sequences are taken at even distances."""
-    everything, some = heldout_batch(run / "tokens", LENGTH, 10_000), heldout_batch(run / "tokens", LENGTH, 5)
+    whole = heldout_sets(run / "tokens")[0]
+    everything, some = whole.batch(LENGTH, 10_000), whole.batch(LENGTH, 5)
     shard = TokenShard(run / "tokens" / "heldout")
     labels = everything.labels.ravel()
     assert np.array_equal(labels[labels != NOT_COUNTED], shard.read(1, shard.num_tokens - 1))
     assert np.array_equal(some.inputs, everything.inputs[some.samples]) and len(some.samples) == 5
+
+
+def test_each_source_has_a_heldout_set(run, tmp_path):
+    """It holds just its source's held-out documents; bytes are counted on their text, one for each border. A
+    folder packed before there were such sets has one set, and so has a corpus of one source."""
+    whole, a, b = heldout_sets(run / "tokens")
+    assert (whole.name, a.name, b.name) == ("", "a", "b") and a.languages == b.languages == ("et",)
+    held = list(read_documents(run / "tokens" / "heldout.jsonl.zst"))
+    for one in (a, b):
+        mine = [document for document in held if document["source"] == one.name]
+        shard = TokenShard(run / "tokens" / one.file)
+        assert shard.num_documents == len(mine) and one.tokens == shard.num_tokens
+        assert one.text_bytes == sum(len(document["text"].encode()) + 1 for document in mine)
+        ids = (run / "tokens" / f"{one.file}.ids.txt").read_text().splitlines()
+        assert ids == [document["id"] for document in mine]
+    assert whole.tokens == a.tokens + b.tokens and whole.text_bytes == a.text_bytes + b.text_bytes
+    with write_stage(tmp_path / "tokens", "tokens", 1, {}, {}) as stage:
+        stage.counts.update(sources={}, heldout={"tokens": 7, "documents": 1, "bytes": 20})
+    assert [(one.name, one.text_bytes) for one in heldout_sets(tmp_path / "tokens")] == [("", 21)]
+    with pytest.raises(ValueError, match="taken by the held-out text"):
+        recipe(sources=("heldout.a", "b"))
 
 
 def test_a_longer_phase_goes_on_where_a_shorter_one_stopped(run):
@@ -283,4 +306,4 @@ def test_mistakes_are_named(run, tmp_path):
         pack(recipe(sources=("a", "b", "c")), run / "corpus", run / "tokenizer", tmp_path / "tokens")
     assert not list(tmp_path.iterdir())
     with pytest.raises(KieloError, match="the pack stage is not finished"):
-        heldout_batch(tmp_path, LENGTH, 1)
+        heldout_sets(tmp_path)

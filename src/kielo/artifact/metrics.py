@@ -58,6 +58,19 @@ class TrainingStep(Row):
     """Steps since step 1 whose update was left out because it was not finite."""
 
 
+class HeldOutScore(BaseModel):
+    """The score of one held-out set."""
+
+    model_config = ConfigDict(frozen=True, strict=True, use_attribute_docstrings=True)
+
+    loss: float | None
+    """Loss in nats per counted token, without z-loss; null: not finite."""
+    bits_per_byte: float | None = None
+    """Bits per byte of the text, by the tokens a byte of the whole set; null: not finite, or not known."""
+    languages: list[str] = []
+    """Codes of the languages that the set is in."""
+
+
 class HeldOutLoss(Row):
     """The loss on held-out text after a step."""
 
@@ -65,6 +78,10 @@ class HeldOutLoss(Row):
     """Tokens since step 1."""
     heldout_loss: float | None
     """Loss on held-out text in nats per counted token, without z-loss; null: not finite."""
+    heldout_bits_per_byte: float | None = None
+    """Bits per byte of that text; null: not finite, or the folder of tokens does not say its bytes."""
+    heldout_sets: dict[str, HeldOutScore] | None = None
+    """Score of each source's held-out text, and of texts from outside of the mixture."""
 
 
 class PassedOver(Row):
@@ -138,12 +155,12 @@ def read_row(line: bytes) -> Row | None:
 
 def write_row(row: Row) -> str:
     """Returns the row's line. Numbers that JSON lacks (NaN, infinity) are written as null."""
-    return (
-        json.dumps({key: _finite(value) for key, value in row.model_dump(exclude_unset=True).items()}) + "\n"
-    )
+    return json.dumps(_finite(row.model_dump(exclude_unset=True))) + "\n"
 
 
 def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -27,6 +27,21 @@ class BitsPerByte(JsonObject):
         return {} if None in found.values() else found
 
 
+class SetScore(JsonObject):
+    """The model's score on one held-out set: a source's, or a text's from outside of the mixture."""
+
+    name: str
+    """Name of the source or the text."""
+    languages: list[str]
+    """Codes of the languages that the set is in; empty where they are not known."""
+    bits_per_byte: float
+    """Bits per byte, by the same convention."""
+    bytes: int = Field(ge=0)
+    """UTF-8 bytes that were scored."""
+    documents: int = Field(ge=0)
+    """Documents that were scored."""
+
+
 class Sample(JsonObject):
     """Text that the model wrote."""
 
@@ -44,6 +59,8 @@ class Scores(JsonFile):
     model: str
     """Name of the checkpoint's folder, or path of the Hugging Face folder."""
     bits_per_byte: BitsPerByte
+    sets: list[SetScore] = []
+    """The model's score on each source's held-out text, and on texts from outside of the mixture."""
     samples: list[Sample]
     """Samples, one for each prompt."""
     sampling: dict[str, Any]

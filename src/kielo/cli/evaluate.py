@@ -48,5 +48,8 @@ def evaluate(options: argparse.Namespace) -> None:
         return print_json(scores.content())
     bits = scores.bits_per_byte.content()
     print_table(["contender", "bits per byte"], [(name, f"{value:.3f}") for name, value in bits.items()])
+    if scores.sets:
+        rows = [(one.name, " ".join(one.languages), f"{one.bits_per_byte:.3f}") for one in scores.sets]
+        print_table(["held-out set", "languages", "bits per byte"], rows)
     for sample in scores.samples:
         print(f"\n{sample.prompt} ▸ {sample.text}")

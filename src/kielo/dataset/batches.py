@@ -129,23 +129,13 @@ def filled_up(batch: Batch, sequences: int, end_of_text_id: int) -> Batch:
     return Batch(inputs, labels, documents, batch.samples)
 
 
-def heldout_batch(
-    folder: Path | str, sequence_length: int, max_sequences: int, mask_documents: bool = False
+def shard_batch(
+    shard: TokenShard, sequences: np.ndarray, sequence_length: int, mask_documents: bool = False
 ) -> Batch:
-    """Returns at most `max_sequences` sequences, evenly spaced in the held-out text, always the same ones.
-
-    `samples` are sequence numbers of the held-out stream. Raises KieloError when nothing is held out.
-    """
-    if not packed_manifest(folder).counts["heldout"]["documents"]:
-        raise KieloError(f"{folder}: no held-out text; raise dataset.heldout_share and pack again")
-    shard = open_shard(folder, "heldout")
-    num_sequences = -(-(shard.num_tokens - 1) // sequence_length)
-    chosen = min(num_sequences, max_sequences)
-    sequences = np.arange(chosen, dtype=np.int64) * num_sequences // chosen
+    """Returns the `sequences`, int64 [n], of a shard that the pack stage wrote; they are the `samples`."""
     end = int(shard.read(shard.num_tokens - 1, 1)[0])  # every document ends with it
-    return _Reader([shard], sequence_length, end, mask_documents).read(
-        sequences, np.zeros_like(sequences), sequences
-    )
+    reader = _Reader([shard], sequence_length, end, mask_documents)
+    return reader.read(sequences, np.zeros_like(sequences), sequences)
 
 
 def document_numbers(shard: TokenShard, start_token: int, count: int) -> np.ndarray:

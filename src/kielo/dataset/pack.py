@@ -1,11 +1,13 @@
-"""The pack stage: documents + tokenizer -> one token shard for each source and one of held-out text.
+"""The pack stage: documents + tokenizer -> a token shard for each source, and shards of held-out text.
 
 SOURCE.bin .idx    tokens of the source's documents in the corpus's order, end-of-text after each
 SOURCE.ids.txt     their ids, one a line, so that a token leads back to its document
 heldout.*          the same for held-out documents, and heldout.jsonl.zst with their text (for bits per byte)
 token_files.json   a description of sources that are ready tokens, which are read in place
+heldout.SOURCE.*   the held-out documents of one source, where there are several
 """
 
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from itertools import islice
@@ -21,8 +23,10 @@ from kielo.artifact.stage_json import write_json
 from kielo.artifact.token_shards import TokenShardWriter
 from kielo.artifact.token_sources import find_token_sources
 from kielo.artifact.trained_text import refuse_to_replace
+from kielo.dataset.heldout_sets import HELDOUT, set_file
 from kielo.dataset.pack_token_files import TokenFilesPacking, inputs_of, note_places
 from kielo.recipe.errors import KieloError
+from kielo.recipe.languages_of_sources import languages_of
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.facts import tokenizer_facts, tokenizer_hash
 from kielo.tokenizer.heldout import is_heldout as is_heldout  # re-exported: the split belongs to both rooms
@@ -36,8 +40,9 @@ from kielo.tokenizer.load import (
 )
 from kielo.tokenizer.measure import WORD
 
+# Folders without the held-out sets of sources, which were written before there were any, stay current.
 KIND, VERSION = "tokens", 1
-HELDOUT = "heldout"
+logger = logging.getLogger(__name__)
 BATCH_DOCUMENTS = 512
 ROUND_TRIP_EVERY = 64  # documents; decoding all of them would take as long as encoding
 
@@ -45,7 +50,8 @@ ROUND_TRIP_EVERY = 64  # documents; decoding all of them would take as long as e
 def pack(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Path) -> Manifest:
     """Writes the token shards. A folder that is already current stays as it is, and its manifest is returned.
 
-    counts: {"sources": {name: {"tokens", "documents", "bytes", "words"}}, "heldout": {same}, "round_trip":
+    counts: {"sources": {name: {"tokens", "documents", "bytes", "words"}}, "heldout": {same},
+    "heldout_sets": {source: the same, and "languages"} where there are several sources, "round_trip":
     {"checked", "exact"}}; tokens include end-of-text, bytes are the text's UTF-8. Raises KieloError for a
     source without training text, for no held-out text, where our own tokenizer does not give a text back, and
     where a checkpoint was trained on shards that would be replaced.
@@ -108,6 +114,7 @@ class _Packing:
         self._end, self._vocab_size = end_of_text_id(tokenizer), vocabulary_size(tokenizer)
         self._open_files = ExitStack()
         self._sources: dict[str, _Shard] = {}
+        self._heldout_sets: dict[str, _Shard] = {}
         self._met: dict[str, int] = {}  # source -> its documents, held-out ones included
         self._documents = self._checked = self._exact = 0
 
@@ -138,6 +145,11 @@ class _Packing:
     def hold_out(self, document: dict[str, Any], row: list[int]) -> None:
         self._heldout.add(document, row)
         self._heldout_texts.add(document)
+        source = document["source"]
+        if len(self._recipe.corpus.sources) > 1:
+            if source not in self._heldout_sets:
+                self._heldout_sets[source] = self._shard(set_file(_checked_name(source)))
+            self._heldout_sets[source].add(document, row)
 
     def check(self, corpus_folder: Path) -> None:
         named = [source.name for source in self._recipe.corpus.of_raw_text.sources]
@@ -158,13 +170,29 @@ class _Packing:
                 f"{corpus_folder}; raise it, to {min(0.3, max(2 * share, 5 / total)):.2g} for instance, "
                 "or add documents"
             )
+        without = sorted(self._sources.keys() - self._heldout_sets.keys())
+        if len(self._recipe.corpus.sources) > 1 and without:
+            logger.warning(
+                "%s: dataset.heldout_share = %g holds out no document of %s, whose loss will not be shown",
+                corpus_folder,
+                self._recipe.dataset.heldout_share,
+                ", ".join(without),
+            )
 
     def counts(self) -> dict[str, Any]:
         return {
             "sources": {name: self._sources[name].counts for name in sorted(self._sources)},
             "heldout": self._heldout.counts,
+            "heldout_sets": {
+                name: self._heldout_sets[name].counts | {"languages": list(self._languages(name))}
+                for name in sorted(self._heldout_sets)
+            },
             "round_trip": {"checked": self._checked, "exact": self._exact},
         }
+
+    def _languages(self, name: str) -> tuple[str, ...]:
+        named = (source for source in self._recipe.corpus.sources if source.name == name)
+        return next((languages_of(self._recipe, source) for source in named), ())
 
     def _shard(self, name: str) -> _Shard:
         return _Shard(self._folder / name, self._vocab_size, self._end, self._open_files)
@@ -183,7 +211,13 @@ class _Packing:
 
 
 def _checked_name(source: str) -> str:
-    if not source or source == HELDOUT or source.startswith(".") or "/" in source or "\\" in source:
+    if (
+        not source
+        or source == HELDOUT
+        or source.startswith((".", f"{HELDOUT}."))
+        or "/" in source
+        or "\\" in source
+    ):
         raise KieloError(
             f"source name {source!r} cannot name a file here; give the source another name in corpus.sources"
         )

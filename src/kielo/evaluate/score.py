@@ -7,12 +7,12 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from kielo.artifact.scores import BitsPerByte, Sample, Scores
+from kielo.artifact.scores import BitsPerByte, Sample, Scores, SetScore
 from kielo.evaluate.baselines import ByteNgram, byte_stream, unigram_bits, xz_bits
 from kielo.evaluate.bits_per_byte import counted_bytes, token_stream_bits
 from kielo.evaluate.contender import Contender, document_tokens
 from kielo.evaluate.generate import default_prompts, generate
-from kielo.evaluate.texts import heldout_texts, training_texts, training_token_counts
+from kielo.evaluate.texts import heldout_texts, texts_of_sets, training_texts, training_token_counts
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.load import end_of_text_id, load_tokenizer, vocabulary_size
@@ -42,6 +42,7 @@ def score(contender: Contender, name: str, recipe: Recipe, run_folder: Path) -> 
     return Scores(
         model=name,
         bits_per_byte=BitsPerByte(model=bits_per_byte, **baselines),
+        sets=_set_scores(contender, run_folder, stride),
         samples=samples,
         sampling=recipe.evaluate.model_dump(include={"temperature", "top_k"}) | {"seed": recipe.seed},
         heldout_bytes=num_bytes - len(texts),
@@ -54,6 +55,24 @@ def score(contender: Contender, name: str, recipe: Recipe, run_folder: Path) -> 
         **given,
         ngram_order=recipe.evaluate.ngram_order,
     )
+
+
+def _set_scores(contender: Contender, run_folder: Path, stride: int) -> list[SetScore]:
+    """Scores the contender on the held-out text of each source, and on texts from outside of the mixture."""
+    scores = []
+    for one, texts in texts_of_sets(run_folder / "tokens"):
+        num_bytes = counted_bytes(texts)
+        bits = token_stream_bits(contender, contender.encode_documents(texts), stride)
+        scores.append(
+            SetScore(
+                name=one.name,
+                languages=list(one.languages),
+                bits_per_byte=bits / num_bytes,
+                bytes=num_bytes - len(texts),
+                documents=len(texts),
+            )
+        )
+    return scores
 
 
 def _continue(contender: Contender, recipe: Recipe, prompt: str, seed: int) -> str:

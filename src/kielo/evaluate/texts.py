@@ -9,15 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from kielo.artifact.documents import read_documents
+from kielo.artifact.documents import SUFFIX, read_documents
 from kielo.artifact.manifest import check_sizes
 from kielo.dataset.batches import Shard, open_shard, packed_manifest
+from kielo.dataset.heldout_sets import HELDOUT, HeldoutSet, heldout_sets
 from kielo.dataset.pack import is_heldout
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.load import TextTokenizer, decode, end_of_text_id, load_tokenizer
 
 MOST_HELDOUT_BYTES = 4 << 20
+MOST_SET_BYTES = 1 << 20  # of one source's
 MOST_TRAINING_BYTES = 32 << 20  # the byte baselines hold it in memory: about 40 bytes for each
 MOST_UNIGRAM_TOKENS = 1 << 28
 
@@ -32,6 +34,20 @@ def heldout_texts(tokens_folder: Path) -> tuple[list[str], dict[str, int]]:
     share = MOST_HELDOUT_BYTES / max(1, sum(sizes))
     texts = list(evenly((document["text"] for document in read_documents(path)), share))
     return texts, {"heldout_documents_in_all": len(sizes), "heldout_bytes_in_all": sum(sizes)}
+
+
+def texts_of_sets(tokens_folder: Path) -> Iterator[tuple[HeldoutSet, list[str]]]:
+    """Yields each source's held-out set and each outside text, with an even sample of about 1 MiB of it."""
+    for one in heldout_sets(tokens_folder)[1:]:
+        is_source = one.folder == Path(tokens_folder)
+        path = one.folder / ((HELDOUT if is_source else one.file) + SUFFIX)
+        check_sizes(one.folder, packed_manifest(one.folder), [path.name])
+        mine = (
+            document["text"]
+            for document in read_documents(path)
+            if not is_source or document["source"] == one.name
+        )
+        yield one, list(evenly(mine, MOST_SET_BYTES / max(1, one.text_bytes or 0)))
 
 
 def training_texts(recipe: Recipe, run_folder: Path) -> tuple[list[str], dict[str, int]]:

@@ -59,8 +59,11 @@ def cost(planned: PlannedLayout, wall_hours: float | None = None) -> Cost:
     resolved = resolved_of(planned)
     training = _training_seconds(planned, resolved)
     identity, placement = resolved.identity, resolved.placement
+    sources = {name for phase in identity.phases for name in phase.mixture}
+    sets = 1 + len(sources) * (len(sources) > 1)  # that of all sources, and each one's
     heldout = (
-        identity.train.heldout_sequences
+        sets
+        * identity.train.heldout_sequences
         * identity.phases[0].sequence_length
         * (identity.total_steps // placement.train.heldout_every_steps)
     )

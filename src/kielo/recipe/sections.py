@@ -165,8 +165,8 @@ class Source(Section):
             raise ValueError("tokens are read as they are: leave max_documents, text_field and kind out")
         if self.tokens_dtype and not self.tokens:
             raise ValueError("tokens_dtype is of ready token files; give tokens, or leave the key out")
-        if self.name == "heldout":
-            raise ValueError("the name heldout is taken by the held-out text; choose another")
+        if self.name == "heldout" or self.name.startswith("heldout."):
+            raise ValueError("names of heldout and heldout.… are taken by the held-out text; choose another")
         return self
 
 
@@ -600,7 +600,7 @@ class TrainIdentity(Section):
         3,
         description="steps that are not finite are skipped; this many in a row end the run",
     )
-    heldout_sequences: PositiveInt = Field(64, description="sequences of the held-out text scored each time")
+    heldout_sequences: PositiveInt = Field(64, description="sequences of each held-out set scored each time")
 
 
 class TrainPlacement(Section):

@@ -108,8 +108,19 @@ def _bits_per_byte(scores: Scores | None) -> str:
         f"## Held-out bits per byte\n\nOn {scores.heldout_documents:,} held-out documents "
         f"({format_bytes(scores.heldout_bytes)}); fewer is better. The baselines were given the same "
         f"training text.\n\n| | bits per byte |\n|---|--:|\n{rows}\n\nConvention: {scores.convention}; "
-        f"sequence_length {scores.sequence_length}, stride {scores.stride}."
+        f"sequence_length {scores.sequence_length}, stride {scores.stride}." + _by_set(scores)
     )
+
+
+def _by_set(scores: Scores) -> str:
+    """Returns a table of bits per byte by source and language; "" where the run has one source."""
+    if not scores.sets:
+        return ""
+    rows = "\n".join(
+        f"| {_plain(one.name)} | {', '.join(one.languages)} | {one.bits_per_byte:.3f} |"
+        for one in scores.sets
+    )
+    return f"\n\n| held-out set | languages | bits per byte |\n|---|---|--:|\n{rows}"
 
 
 def _parity(parity: Parity | None) -> str:

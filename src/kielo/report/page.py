@@ -118,7 +118,18 @@ def _bits_per_byte(gathered: dict[str, Any]) -> str:
     scores = gathered["scores"]
     if not scores or not scores.bits_per_byte.baselines():
         return _not_run("evaluate")
-    return _figures("bits-per-byte", gathered)
+    header = ("Held-out set", "Languages", "Bits per byte", "Text", "Documents")
+    rows = [
+        (
+            one.name,
+            ", ".join(one.languages),
+            f"{one.bits_per_byte:.3f}",
+            format_bytes(one.bytes),
+            f"{one.documents:,}",
+        )
+        for one in scores.sets
+    ]
+    return _figures("bits-per-byte", gathered) + (_table(header, rows, text_columns=2) if rows else "")
 
 
 def _samples(gathered: dict[str, Any]) -> str:
@@ -197,7 +208,24 @@ def _training(gathered: dict[str, Any]) -> str:
                 sentence += f"; {row.precision} after step {row.step:,}"
     overview = gathered["overview"]
     table = _table(("model", ""), overview.rows(), text_columns=2) if overview else ""
-    return f"<p>{escape(sentence)}.</p>\n{table}{_figures('training', gathered)}"
+    return f"<p>{escape(sentence)}.</p>\n{table}{_figures('training', gathered)}{_heldout_sets(training)}"
+
+
+def _heldout_sets(training: dict[str, Any]) -> str:
+    """Returns a table of the last score of each held-out set, by source and language; "" where none is."""
+    last = training["heldout"][-1] if training["heldout"] else None
+    if last is None or not last.heldout_sets:
+        return ""
+    rows = [
+        (name, ", ".join(score.languages), _three(score.loss), _three(score.bits_per_byte))
+        for name, score in last.heldout_sets.items()
+    ]
+    header = (f"Held-out set after step {last.step:,}", "Languages", "Loss", "Bits per byte")
+    return _table(header, rows, text_columns=2)
+
+
+def _three(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
 
 
 def _corpus(gathered: dict[str, Any]) -> str:

@@ -19,7 +19,8 @@ from kielo.artifact.metrics import METRICS_NAME
 from kielo.artifact.weights_folder import resolve_weights
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.hugging_face_import import load_model_weights
-from kielo.dataset.batches import Batch, Batches, filled_up, heldout_batch
+from kielo.dataset.batches import Batch, Batches, filled_up
+from kielo.dataset.heldout_sets import heldout_sets
 from kielo.models import families
 from kielo.parallel.context_parallel import context_positions
 from kielo.parallel.fp8 import refuse_without_fp8, scale_weights
@@ -37,7 +38,7 @@ from kielo.train.forward_backward import ForwardBackward, forward_backward_of
 from kielo.train.fp8_probe import Fp8Probe
 from kielo.train.garbage import Garbage
 from kielo.train.guard import Guard
-from kielo.train.heldout import HeldOut, share_of
+from kielo.train.heldout import HeldOut, HeldOutText, share_of
 from kielo.train.log import Log, MetricsFile, Sink, TensorBoard, Terminal, Wandb
 from kielo.train.meter import Meter
 from kielo.train.optimiser import build_optimiser
@@ -279,21 +280,18 @@ def _heldout(
     forward_backward: ForwardBackward,
 ) -> HeldOut:
     length = identity.phases[0].sequence_length  # of the whole run, so that its scores can be compared
-    batch = heldout_batch(
-        Path(placement.tokens_folder),
-        length,
-        identity.train.heldout_sequences,
-        identity.dataset.mask_documents,
-    )
-    share = share_of(
-        batch,
-        data_rank(mesh),
-        data_ranks(mesh),
-        placement.phases[0].micro_batch_sequences,
-        positions_of_rank(length, mesh),
-    )
+    texts = []
+    for one in heldout_sets(placement.tokens_folder):
+        share = share_of(
+            one.batch(length, identity.train.heldout_sequences, identity.dataset.mask_documents),
+            data_rank(mesh),
+            data_ranks(mesh),
+            placement.phases[0].micro_batch_sequences,
+            positions_of_rank(length, mesh),
+        )
+        texts.append(HeldOutText(one, share))
     return HeldOut(
-        share,
+        texts,
         model,
         forward_backward,
         partial(sum_over_data, mesh=mesh),

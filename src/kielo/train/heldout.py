@@ -1,18 +1,20 @@
 """Loss on held-out text: the same sequences every time, shared out over the data ranks.
 
-In: the held-out sequences of a token folder. Out: nats per counted token, the same number on every rank, and
-the same (to rounding) on any number of ranks.
+In: sequences of the held-out sets of a token folder. Out: nats per counted token and bits per byte of each
+set, the same numbers on every rank, and the same (to rounding) on any number of ranks.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kielo.artifact.metrics import HeldOutLoss
+from kielo.artifact.metrics import HeldOutLoss, HeldOutScore
 from kielo.dataset.batches import NOT_COUNTED, Batch
+from kielo.dataset.heldout_sets import HeldoutSet
 from kielo.parallel.fsdp import forward_only
 from kielo.train.feed import MicroBatch, cut, to_device
 from kielo.train.forward_backward import ForwardBackward
@@ -46,12 +48,29 @@ def share_of(
     return HeldOutShare(micro_batches, int((batch.labels != NOT_COUNTED).sum()))
 
 
+@dataclass(frozen=True)
+class HeldOutText:
+    """A held-out set and this rank's share of it."""
+
+    of: HeldoutSet
+    share: HeldOutShare
+
+    def score(self, loss: float) -> HeldOutScore:
+        """Returns the score of a loss in nats per token: its bits a token by the set's tokens a byte."""
+        per_byte = self.of.tokens_per_byte
+        bits = None if per_byte is None else loss / math.log(2) * per_byte
+        return HeldOutScore(loss=loss, bits_per_byte=bits, languages=list(self.of.languages))
+
+
 class HeldOut:
-    """Scores the held-out text every `every_steps` steps and after the last one."""
+    """Scores the held-out texts every `every_steps` steps and after the last one.
+
+    texts: the first is that of all sources, whose loss is the run's held-out loss.
+    """
 
     def __init__(
         self,
-        share: HeldOutShare,
+        texts: Sequence[HeldOutText],
         model: nn.Module,
         forward_backward: ForwardBackward,
         sum_over_data: Callable[[Tensor], Tensor],
@@ -59,34 +78,45 @@ class HeldOut:
         every_steps: int,
         total_steps: int,
     ):
-        self._share = share
+        self._texts = texts
         self._model = model
         self._forward_backward = forward_backward
         self._sum_over_data = sum_over_data
         self._device = device
         self._every_steps = every_steps
         self._total_steps = total_steps
-        self._scored: tuple[int, float] | None = None  # step, loss
+        self._scored: tuple[int, float] | None = None  # step, loss of the first text
 
     def due(self, step: int) -> bool:
         return step % self._every_steps == 0 or step == self._total_steps
 
     def row(self, state: State) -> HeldOutLoss:
-        """Returns the log's row of the loss on held-out text. Waits for the device."""
-        return HeldOutLoss(step=state.step, tokens=state.tokens, heldout_loss=self.loss_at(state))
+        """Returns the log's row of the losses on held-out text. Waits for the device."""
+        whole, *others = self._texts
+        score = whole.score(self.loss_at(state))
+        row = HeldOutLoss(
+            step=state.step,
+            tokens=state.tokens,
+            heldout_loss=score.loss,
+            heldout_bits_per_byte=score.bits_per_byte,
+        )
+        if not others:
+            return row
+        scores = {text.of.name: text.score(self._loss(text.share)) for text in others}
+        return row.model_copy(update={"heldout_sets": scores})
 
     def loss_at(self, state: State) -> float:
-        """Returns the score at this step, computed once."""
+        """Returns the loss on all sources' text at this step, computed once."""
         if self._scored is None or self._scored[0] != state.step:
-            self._scored = (state.step, self.score())
+            self._scored = (state.step, self._loss(self._texts[0].share))
         return self._scored[1]
 
-    def score(self) -> float:
+    def _loss(self, share: HeldOutShare) -> float:
         """Computes the mean nats per counted token, without z-loss. All ranks call it together."""
-        divisor = torch.tensor(float(max(self._share.counted_tokens, 1)), device=self._device)
+        divisor = torch.tensor(float(max(share.counted_tokens, 1)), device=self._device)
         loss = torch.zeros((), device=self._device)
         with forward_only(self._model):
-            for micro_batch in self._share.micro_batches:
+            for micro_batch in share.micro_batches:
                 on_device = to_device(micro_batch, self._device)
                 loss += self._forward_backward.score(on_device, divisor, z_loss=0.0)
         return self._sum_over_data(loss).item()

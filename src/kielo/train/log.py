@@ -127,8 +127,10 @@ _NO_SCALARS = (
 def _scalars(row: Row) -> Iterator[tuple[str, float]]:
     """Yields (name, value) under train/ and heldout/ of what is a number in each row of its kind."""
     for key, value in row.model_dump().items():
-        if key not in _NO_SCALARS and value is not None:
-            yield ("heldout/loss" if key == "heldout_loss" else f"train/{key}"), value
+        if key == "heldout_sets":
+            yield from set_scalars(value or {})
+        elif key not in _NO_SCALARS and value is not None:
+            yield key.replace("heldout_", "heldout/") if key.startswith("heldout_") else f"train/{key}", value
 
 
 class TensorBoard:
@@ -190,6 +192,15 @@ class Wandb:
         if self._run is not None:
             self._run.finish()
             self._run = None
+
+
+def set_scalars(scores: dict[str, dict[str, Any]]) -> Iterator[tuple[str, float]]:
+    """Yields (tag, value) of held-out sets, such as heldout_bits_per_byte/fi/news: language, then set."""
+    for name, score in scores.items():
+        language = "-".join(score["languages"]) or "other"
+        for key in ("loss", "bits_per_byte"):
+            if score[key] is not None:
+                yield f"heldout_{key}/{language}/{name}", score[key]
 
 
 class PlainLines:
@@ -276,7 +287,7 @@ def describe(row: Row) -> str:
         case TrainingStep():
             return _describe_step(row)
         case HeldOutLoss():
-            return f"held-out loss {row.heldout_loss:.4f}"
+            return _describe_heldout(row)
         case PassedOver():
             return f"passed over from step {row.passed_over_from}, as train.skip_steps says"
         case Fp8GradientProbe():
@@ -312,3 +323,15 @@ def _duration(seconds: float) -> str:
     if minutes < 1:
         return f"{seconds:.0f} s"
     return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def _describe_heldout(row: HeldOutLoss) -> str:
+    """Returns e.g. "held-out loss 3.1200  1.412 bits per byte (fi 1.398, en 1.440)"."""
+    line = f"held-out loss {row.heldout_loss:.4f}"
+    if row.heldout_bits_per_byte is not None:
+        line += f"  {row.heldout_bits_per_byte:.3f} bits per byte"
+    sets = {} if row.heldout_sets is None else row.heldout_sets
+    each = [
+        f"{name} {score.bits_per_byte:.3f}" for name, score in sets.items() if score.bits_per_byte is not None
+    ]
+    return line + (f" ({', '.join(each)})" if each else "")

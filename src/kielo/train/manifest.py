@@ -130,6 +130,7 @@ def write_train_manifest(resolved: Resolved, checkpoint: Path) -> Manifest:
             "tokens_per_second": usual_tokens_per_second(steps),
             "loss": steps[-1].loss if steps else None,
             "heldout_loss": heldout[-1].heldout_loss if heldout else None,
+            "heldout_sets": _heldout_sets(heldout),
             "ranks": resolved.placement.world_size,
             "parameters": resolved.placement.parameters,
         },
@@ -142,6 +143,12 @@ def write_train_manifest(resolved: Resolved, checkpoint: Path) -> Manifest:
     )
     write_json_atomically(folder / MANIFEST_NAME, asdict(manifest))
     return manifest
+
+
+def _heldout_sets(rows: list[HeldOutLoss]) -> dict[str, dict[str, Any]]:
+    """Returns the last score of each held-out set."""
+    last = (rows[-1].heldout_sets if rows else None) or {}
+    return {name: score.model_dump() for name, score in last.items()}
 
 
 def usual_tokens_per_second(steps: list[TrainingStep]) -> float | None:

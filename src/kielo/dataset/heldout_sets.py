@@ -1,0 +1,80 @@
+"""The held-out sets of a run: a tokens folder -> what loss and bits per byte are measured on.
+
+The first set is the held-out text of all sources. Where there are several sources, each has a set of its own
+beside it, `heldout.SOURCE`; and texts from outside the mixture are in a folder of their own. A folder that an
+earlier Kielo packed has the first set only.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kielo.artifact.manifest import read_manifest
+from kielo.dataset.batches import Batch, open_shard, packed_manifest, shard_batch
+from kielo.recipe.errors import KieloError
+
+HELDOUT = "heldout"  # the files of all sources' text; a source's own are heldout.SOURCE
+OUTSIDE_FOLDER = "texts"  # beside the tokens folder
+
+
+@dataclass(frozen=True)
+class HeldoutSet:
+    """One set. name: "" for the text of all sources, else the source's or the outside text's.
+
+    file: of its shard in `folder`. languages: codes, () where they are not known. tokens: end-of-text
+    included. text_bytes: UTF-8 bytes of its documents and one for each document's border; None where the
+    folder does not say.
+    """
+
+    name: str
+    folder: Path
+    file: str
+    languages: tuple[str, ...]
+    tokens: int
+    text_bytes: int | None
+
+    @property
+    def tokens_per_byte(self) -> float | None:
+        """Of the whole set, counted on its text: what makes bits per byte of a loss per token."""
+        return self.tokens / self.text_bytes if self.text_bytes else None
+
+    def batch(self, sequence_length: int, max_sequences: int, mask_documents: bool = False) -> Batch:
+        """Returns at most `max_sequences` sequences, evenly spaced in the set, always the same ones.
+
+        `samples` are sequence numbers of the set's stream. Raises KieloError when nothing is held out.
+        """
+        shard = open_shard(self.folder, self.file)
+        if shard.num_tokens < 2:
+            raise KieloError(f"{self.folder}: no held-out text; raise dataset.heldout_share and pack again")
+        num_sequences = -(-(shard.num_tokens - 1) // sequence_length)
+        chosen = min(num_sequences, max_sequences)
+        sequences = np.arange(chosen, dtype=np.int64) * num_sequences // chosen
+        return shard_batch(shard, sequences, sequence_length, mask_documents)
+
+
+def set_file(source: str) -> str:
+    """Returns the name of a source's held-out shard, without its suffix."""
+    return f"{HELDOUT}.{source}"
+
+
+def heldout_sets(tokens_folder: Path | str) -> tuple[HeldoutSet, ...]:
+    """Returns the set of all sources, then those of the sources if there are several, then outside texts."""
+    folder = Path(tokens_folder)
+    counts = packed_manifest(folder).counts
+    found = [_set("", folder, HELDOUT, counts[HELDOUT])]
+    found += [_set(name, folder, set_file(name), of) for name, of in counts.get("heldout_sets", {}).items()]
+    outside = read_manifest(folder.parent / OUTSIDE_FOLDER)
+    if outside is not None:
+        found += [
+            _set(name, folder.parent / OUTSIDE_FOLDER, name, of)
+            for name, of in outside.counts["texts"].items()
+        ]
+    return tuple(found)
+
+
+def _set(name: str, folder: Path, file: str, counts: dict[str, Any]) -> HeldoutSet:
+    text_bytes = counts["bytes"] + counts["documents"] if {"bytes", "documents"} <= counts.keys() else None
+    languages = tuple(counts.get("languages", ()))
+    return HeldoutSet(name, folder, file, languages, counts["tokens"], text_bytes)
