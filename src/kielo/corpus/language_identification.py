@@ -14,6 +14,7 @@ from typing import Protocol
 from kielo.corpus.step import CorpusStep
 from kielo.recipe.errors import KieloError
 
+NOT_SURE = "not sure enough"
 THRESHOLDS = (0.5, 0.65, 0.8, 0.9, 0.95)
 # The beginning of a document shows its language; a whole book would only cost time.
 MAX_CHARACTERS = 4000
@@ -107,4 +108,4 @@ class LanguageFilter(CorpusStep):
                 self.count("bytes_at", str(threshold), num_bytes)
         if probability >= self.threshold:
             return None
-        return "not sure enough" if best in self.codes else f"looks like {best}"
+        return NOT_SURE if best in self.codes else f"looks like {best}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import xxhash
 
-from kielo.corpus.language_identification import LanguageFilter
+from kielo.corpus.language_identification import NOT_SURE, LanguageFilter
 from kielo.corpus.normalise import normalise_line
 from kielo.corpus.settings import LanguageRule
 from kielo.corpus.split_document import SplitDocument
@@ -44,7 +44,11 @@ class WholePairs(DocumentFilter):
 
 
 class SideLanguage(LanguageFilter, DocumentFilter):
-    """Drops pairs one side of which is probably of another language; very short sides are taken on trust."""
+    """Drops pairs one side of which looks like another language.
+
+    Sides are single sentences, of which an identifier is seldom sure: its best guess is enough, for the other
+    side speaks for the pair too. Very short sides are taken on trust.
+    """
 
     name = "pair language"
 
@@ -56,7 +60,8 @@ class SideLanguage(LanguageFilter, DocumentFilter):
         text = document.sides[self.side]
         if len(text) < MIN_IDENTIFIED_CHARACTERS:
             return None
-        return self.verdict(text, len(text.encode()))
+        found = self.verdict(text, len(text.encode()))
+        return None if found == NOT_SURE else found
 
 
 class LayOutPairs(CorpusStep):
