@@ -56,7 +56,8 @@ def complaint(*arguments: str) -> str:
     with redirect_stderr(said):
         kielo(["plan", *arguments])
     return (
-        "```\n$ " + " ".join(["kielo plan", *arguments]) + "\n" + fill(said.getvalue().strip(), 120) + "\n```"
+        f"```sh exits 1\n{' '.join(['kielo plan', *arguments])}\n```\n\n"
+        f"```text\n{fill(said.getvalue().strip(), 120)}\n```"
     )
 
 

@@ -1,20 +1,28 @@
 """Writes the demo's figures into README.md, by `python docs/demo_table.py [RUN_FOLDER]`.
 
 In: the summary of a run; with a run folder, its summary.json first becomes
-benchmarks/results/demo_estonian.json. Out: a Markdown table.
+benchmarks/results/demo_estonian.json. Out: a Markdown table, and the report's figure of bits per byte as
+docs/pictures/demo_bits_per_byte.svg.
 """
 
 import json
 import platform
+import re
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
+from kielo.artifact.scores import BitsPerByte
 from kielo.artifact.stage_json import read_json
 from kielo.artifact.summary import Summary
+from kielo.recipe.read import read_recipe
+from kielo.report.figures import bits_per_byte_bars
+from kielo.report.style import CSS
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "demo_estonian.json"
+PICTURE = ROOT / "docs" / "pictures" / "demo_bits_per_byte.svg"
 BEGIN, END = "<!-- demo: written by docs/demo_table.py", "<!-- /demo -->"
 
 
@@ -44,6 +52,18 @@ def table(result: dict) -> str:
     return "\n".join(lines) + f"\n\n({result['date']}, {result['machine']})\n"
 
 
+def picture(result: dict) -> str:
+    """Returns the report's figure of bits per byte as an SVG file, in the page's light colours."""
+    scores = SimpleNamespace(
+        bits_per_byte=BitsPerByte(**result["summary"]["bits_per_byte"]),
+        ngram_order=read_recipe("demo_estonian").recipe.evaluate.ngram_order,
+    )
+    colours = dict(reversed(re.findall(r"(--\w+): (#\w{6})", CSS)))  # the first of each name is the light one
+    svg = re.sub(r"var\((--\w+)\)", lambda found: colours[found[1]], bits_per_byte_bars({"scores": scores}))
+    ground = f'<rect width="100%" height="100%" fill="{colours["--paper"]}"/>'
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + re.sub(r"(<svg [^>]*>)", rf"\1{ground}", svg, count=1)
+
+
 def main() -> None:
     if len(sys.argv) > 1:
         summary = read_json(sys.argv[1], Summary).content()
@@ -57,6 +77,7 @@ def main() -> None:
     comment, after = rest.split("-->\n", 1)
     _, after = after.split(END, 1)
     result = json.loads(RESULT.read_text(encoding="utf-8"))
+    PICTURE.write_text(picture(result), encoding="utf-8")
     readme.write_text(f"{before}{BEGIN}{comment}-->\n{table(result)}{END}{after}", encoding="utf-8")
 
 

@@ -54,7 +54,8 @@ _VERBS = {
 }
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """Returns the parser of the whole command line; a verb declares its flags when it is parsed."""
     parser = argparse.ArgumentParser(
         prog="kielo",
         description="From a language's raw text to its own language model.",
@@ -84,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _call(arguments: Sequence[str] | None, options: argparse.Namespace) -> int:
     """Parse into `options`, call the verb, and return its exit code. Every exception becomes a message."""
     try:
-        parser = _parser()
+        parser = command_line()
         parser.parse_args(arguments, options)
         if options.version:
             print(__version__)

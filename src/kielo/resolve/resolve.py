@@ -32,6 +32,7 @@ from kielo.resolve.budget import with_budget
 from kielo.resolve.complete_model import complete_model
 from kielo.resolve.fp8_check import fp8_complaints, without_fp8
 from kielo.resolve.layout_check import layout_complaints
+from kielo.resolve.longer_run import goes_on_level, is_longer, way_to_go_on
 from kielo.resolve.loss_chunk import loss_chunk_tokens
 from kielo.resolve.memory_row import TrainOptions
 from kielo.resolve.micro_batch import RankOfRun, micro_batch, micro_batch_up_to
@@ -242,16 +243,24 @@ def _keeping_some(checkpoint: Checkpoint, total_steps: int) -> Checkpoint:
     return checkpoint.model_copy(update={"keep_every_steps": min(every, 2**63 - 1)})  # as much as TOML holds
 
 
-def consent(old: Identity, new: Resolved) -> None:
-    """Raises KieloError listing the keys that changed unless both identities are the same.
+def consent(old: Identity, new: Resolved, step: int = 0) -> None:
+    """Raises KieloError listing the keys that changed unless `step` is a step of both identities.
 
-    Skipped steps and precisions are not compared: they may change for steps that are still to come.
+    Skipped steps and precisions are not compared: they may change for steps that are still to come. So may
+    the length of the run, while the learning rate of the steps up to `step` stays the same.
     """
     later = {"train": {"skip_steps", "precision", "precision_changes", "fp8", "gradient_reduce_dtype"}}
     before, after = (
         _flat(identity.model_dump(mode="json", exclude=later)) for identity in (old, new.identity)
     )
     changed = [key for key in before | after if before.get(key) != after.get(key)]
+    lengths = {"steps", "tokens", "warmup_tokens", "decay_tokens"}
+    if is_longer(old, new.identity) and {key.rpartition(".")[2] for key in changed} <= lengths:
+        if step and goes_on_level(old, new.identity, step):
+            return
+        way = f"To make the run longer: {way_to_go_on(old, new.identity, step)}. Or go back"
+    else:
+        way = "Go back"
     if changed:
         lines = "\n".join(f"  - {key}: was {before.get(key)!r}, is now {after.get(key)!r}" for key in changed)
         if any(key.endswith(".mixture_order") for key in changed):
@@ -261,7 +270,7 @@ def consent(old: Identity, new: Resolved) -> None:
             )
         raise KieloError(
             f"{new.placement.train_folder}: holds a run of something else; {len(changed)} keys of what is "
-            f"trained changed:\n{lines}\nGo back to the old values, give the recipe another name or folder, "
+            f"trained changed:\n{lines}\n{way} to the old values, give the recipe another name or folder, "
             "or move this folder away to start anew"
         )
 

@@ -88,7 +88,7 @@ class RunCheckpoints:
         if self.newest is not None:
             plain = checkpointer.plain(self.newest)
             self.found.restore(plain)
-            consent(read_identity(plain["identity"], self.newest), resolved)
+            consent(read_identity(plain["identity"], self.newest), resolved, self.found.step)
             self._refuse_other_skips(plain["skipped_steps"], plain["step"])
 
     def track(

@@ -1,0 +1,104 @@
+"""What the pages tell a person to type: it parses, it is valid, and the list of its results is complete."""
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from kielo.cli.main import command_line
+from kielo.plan.layout_name import layout_name, matches
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Layout
+from tests.docs.blocks import Block, blocks, pages
+from tests.docs.documented import listed
+from tests.docs.recipe_parts import complaint
+from tests.house.checks import ROOT
+
+ALL = [block for page in pages() for block in blocks(page)]
+
+
+def unparsed(block: Block) -> list[str]:
+    """The commands of a block that name a verb, a flag, a script or a target that there is not."""
+    found = []
+    targets = re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    for command in block.commands():
+        words = shlex.split(command)
+        if words[0] == "make" and words[1] not in targets:
+            found.append(command)
+        if words[0].endswith("python") and words[1].endswith(".py") and not (ROOT / words[1]).is_file():
+            found.append(command)
+        if "kielo" in words and words[0] not in ("git", "pip", "cd"):
+            try:
+                command_line().parse_args(words[words.index("kielo") + 1 :])
+            except SystemExit:
+                found.append(command)
+    return found
+
+
+def test_every_block_has_a_known_kind():
+    """A block is run, checked, plain text, or says why it is not run."""
+    assert [(block.page, block.line) for block in ALL if not block.is_known] == []
+
+
+def test_commands_parse():
+    """Each verb and flag of the pages exists, those that are not run here too."""
+    assert [one for block in ALL if block.kind == "sh" for one in unparsed(block)] == []
+
+
+@pytest.mark.parametrize(
+    "planted",
+    ["kielo trian runs/mine", "kielo train mine --sett a=1", "make rest", "python benchmarks/no.py"],
+)
+def test_a_command_that_does_not_parse_is_found(planted):
+    """Broken on purpose."""
+    assert unparsed(Block("page", 1, "sh", "", planted + "\n")) == [planted]
+
+
+def test_recipes_are_valid(tmp_path):
+    """Each TOML block is a recipe, or a part of one."""
+    found = {
+        (block.page, block.line): complaint(block.text, tmp_path) for block in ALL if block.kind == "toml"
+    }
+    assert {place: said for place, said in found.items() if said} == {}
+
+
+def test_an_invalid_recipe_is_found(tmp_path):
+    """Broken on purpose."""
+    assert "train.tokenz" in complaint("[train]\ntokenz = 3\n", tmp_path)
+
+
+def test_the_list_has_each_command_and_no_other():
+    """benchmarks/results/documented_commands.md is of the pages as they are, and nothing in it failed."""
+    rows = listed()
+    assert [row for row in rows if row.result.startswith("FAILED")] == []
+    on_pages = [(block.page, command) for block in ALL for command in block.commands()]
+    assert [(row.page, row.command) for row in rows] == on_pages
+
+
+@pytest.mark.full
+def test_every_block_does_what_its_page_says():
+    """Runs them all: minutes. The list is written anew."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.docs.documented"], cwd=ROOT, timeout=880, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_layout_names_are_those_of_the_planner():
+    """docs/layout_names.md explains every term that exists; its example has the name that it says."""
+    page = (ROOT / "docs" / "layout_names.md").read_text(encoding="utf-8")
+    terms = [term for row in re.findall(r"^\| (`.*?) \|", page, re.M) for term in re.findall(r"`(.+?)`", row)]
+    for term in terms:
+        matches(term)
+    unknown = pytest.raises(KieloError, matches, "nonsense").value
+    known = re.search(r"what would work: (.*)", str(unknown))[1].split(", ")
+    asked_only = re.search(r"asked for although.*?without a number", page, re.S)[0]
+    kinds = {re.sub(r"[\d+]+", "#", term) for term in [*terms, *re.findall(r"`(.+?)`", asked_only)]}
+    assert {re.sub(r"[\d+]+", "#", term) for term in known} - kinds == {"full/#"} - kinds
+    name, text = re.search(r"So `(.*?)` is\s+```toml\n(.*?)```", page, re.S).groups()
+    table = tomllib.loads(text)
+    micro_batch = table["train"]["micro_batch_sequences"]
+    assert layout_name(Layout(**table["layout"]), micro_batch) == name
