@@ -382,7 +382,7 @@ def test_tables_need_no_torch() -> None:
 @pytest.mark.parametrize("model_type", families.FAMILIES)
 def test_the_parts_of_a_layer_are_those_of_its_parameters(model_type):
     """`layer_parts`, from which the planner counts, names as many matrices and norms as the layers have,
-    and their kind.
+    and where they are.
     """
     asked = Model(
         model_type=model_type,
@@ -401,4 +401,4 @@ def test_the_parts_of_a_layer_are_those_of_its_parameters(model_type):
     assert parts.mlp_matrices == sum(name.startswith("mlp.") for name in weights if not name.endswith("norm"))
     assert parts.norms == sum(name.endswith("norm") and not name.startswith("attention.") for name in weights)
     assert parts.has_head_norms == ("attention.q_norm" in weights)
-    assert (parts.norm == "layer") == any(name.endswith("norm.bias") for name in names)
+    assert parts.norms_inputs == ("attention_norm" in weights)

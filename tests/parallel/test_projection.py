@@ -8,9 +8,8 @@ from kielo.models.blocks.joint_projection import JointProjection
 from kielo.models.blocks.mlp import PlainMLP
 from kielo.models.llama.model import Llama
 from kielo.parallel.projection import AccumulatingProjection, apply_projection
-from kielo.recipe.sections import Layout
-from kielo.resolve.stages import SCHEDULES
 from tests.parallel.test_layouts import config
+from tests.parallel.test_recompute import OperatorCounter
 
 SEQUENCES, LENGTH, HIDDEN = 2, 5, 16
 # Sums over 16 to 40 numbers in another order: a few units of fp32's last place (6e-8).
@@ -73,13 +72,26 @@ def replaced(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if type(module) is AccumulatingProjection]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_projections_stay_separate_where_a_schedule_splits_the_backward(schedule):
-    model = Llama(config(tied=False))
-    names = list(model.state_dict())
-    apply_projection(model, Layout(pipeline=2, pipeline_schedule=schedule))
-    assert bool(replaced(model)) == (not SCHEDULES[schedule].splits_backward)
-    assert list(model.state_dict()) == names
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_pass_computes_what_it_is_asked_for(bias):
+    """A split backward asks for the input's gradient, then for the weights': each product is made once."""
+    torch.manual_seed(1)
+    linears = [nn.Linear(HIDDEN, width, bias=bias) for width in (16, 8)]
+    x = torch.randn(SEQUENCES, LENGTH, HIDDEN, requires_grad=True)
+    weights = [parameter for linear in linears for parameter in linear.parameters()]
+    with OperatorCounter() as whole:
+        expected = torch.autograd.grad(_sum(linears, x), [x, *weights])
+    total = _sum(linears, x)
+    with OperatorCounter() as split:
+        found = torch.autograd.grad(total, [x], retain_graph=True)
+        found += torch.autograd.grad(total, weights)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected))
+    assert split.calls["mm"] + split.calls["addmm_"] == 4  # two a matrix
+    assert whole.calls["mm"] + whole.calls["addmm_"] + whole.calls["addmm"] == 4 + 2
+
+
+def _sum(linears: list[nn.Linear], x: torch.Tensor) -> torch.Tensor:
+    return sum((y * y).sum() for y in AccumulatingProjection()(x * 2, linears))
 
 
 def test_a_block_with_a_matrix_of_another_class_stays_as_it_is():
@@ -88,7 +100,7 @@ def test_a_block_with_a_matrix_of_another_class_stays_as_it_is():
 
     model = Llama(config(tied=False))
     model.layers["0"].mlp.gate.__class__ = Float8Linear
-    apply_projection(model, Layout())
+    apply_projection(model)
     assert replaced(model) == [
         "layers.0.attention.project",
         "layers.1.attention.project",

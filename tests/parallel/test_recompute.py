@@ -41,12 +41,14 @@ def gradients_and_calls(**layout) -> tuple[dict[str, torch.Tensor], Counter[str]
 
 @pytest.mark.parametrize(
     ("layout", "attentions", "products", "activations"),
-    [  # of each operator, how often in all compared with no recomputation: 2 layers run again, or 1, or none
+    # Of each operator, how often in all compared with no recomputation: 2 layers run again, or 1, or none. A
+    # backward computes the activation function once more in any case.
+    [
         ({"recompute": "attention"}, 2, 1, 1),
-        ({"recompute": "operators"}, 1, 1, 2),
-        ({"recompute": "full"}, 2, None, 2),
-        ({"recompute": "full", "recompute_every_layers": 2}, 1.5, None, 1.5),
-        ({"recompute": "operators", "recompute_saved_operators": ("mm",)}, 2, 1, 2),
+        ({"recompute": "operators"}, 1, 1, 1.5),
+        ({"recompute": "full"}, 2, None, 1.5),
+        ({"recompute": "full", "recompute_every_layers": 2}, 1.5, None, 1.25),
+        ({"recompute": "operators", "recompute_saved_operators": ("mm",)}, 2, 1, 1.5),
     ],
 )
 def test_a_policy_makes_again_what_it_says(layout, attentions, products, activations):

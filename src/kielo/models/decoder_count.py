@@ -26,15 +26,15 @@ _RARE_KEYS = (
 class LayerParts:
     """The parts of a family's layer, from which its checks and the planner's bytes and seconds follow.
 
-    mlp_matrices: 3 for a gated MLP, else 2. norms: those of whole hidden states. norm: "layer" is torch's
-    LayerNorm; "rms" is RMSNorm, whose result is rounded before it is weighted; "rms_fp32" rounds after that.
-    has_head_norms: are queries and keys normed too? has_groups: may heads share keys and values? has_alibi:
-    positions are ALiBi's biases of the scores. mlp_ratio: intermediate_size / hidden_size, where it is fixed.
+    mlp_matrices: 3 for a gated MLP, else 2. norms: those of whole hidden states. norms_inputs: do attention
+    and MLP read what a norm gives? has_head_norms: are queries and keys normed too? has_groups: may heads
+    share keys and values? has_alibi: positions are ALiBi's biases of the scores. mlp_ratio: intermediate_size
+    / hidden_size, where it is fixed.
     """
 
     mlp_matrices: Literal[2, 3]
-    norm: Literal["layer", "rms", "rms_fp32"]
     norms: int = 2
+    norms_inputs: bool = True
     has_head_norms: bool = False
     is_rotary: bool = True
     has_groups: bool = True

@@ -54,7 +54,7 @@ def _parallelise_part(
 ) -> nn.Module:
     if precision == "fp8":
         apply_fp8(model, mesh, fp8)
-    apply_projection(model, layout)
+    apply_projection(model)
     apply_tensor_parallel(model, mesh, layout)
     apply_context_parallel(model, mesh, layout)
     apply_recompute(model, layout)

@@ -22,8 +22,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from kielo.models.blocks.joint_projection import JointProjection
-from kielo.recipe.sections import Layout
-from kielo.resolve.stages import SCHEDULES
 
 _collectives = torch.ops._c10d_functional
 
@@ -36,15 +34,11 @@ class TensorAxis(NamedTuple):
     along_sequence: bool
 
 
-def apply_projection(model: nn.Module, layout: Layout) -> None:
+def apply_projection(model: nn.Module) -> None:
     """Replaces each block's `project` by an `AccumulatingProjection`, in place.
 
-    It leaves blocks with a matrix in FP8, which is torchao's module, and all blocks of a schedule that splits
-    the backward: a node of autograd written in Python computes the gradients of inputs and of weights at
-    once, so each would be computed twice.
+    It leaves blocks with a matrix in FP8, which is torchao's module.
     """
-    if layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward:
-        return
     for block in list(model.modules()):
         linears = [child for child in block.children() if isinstance(child, nn.Linear)]
         if hasattr(block, "project") and all(type(linear) is nn.Linear for linear in linears):
@@ -85,6 +79,7 @@ class _Accumulated(torch.autograd.Function):
         weights, biases = both[: len(both) // 2], both[len(both) // 2 :]
         whole_bsd = _whole(x_bsd, axis)
         ctx.axis = axis
+        ctx.are_tensors = True, False, False, *(tensor is not None for tensor in both)
         ctx.gathers_again = axis is not None and axis.along_sequence and not keeps_whole
         # Not a copy of the weights: FSDP2 frees them after the layer and gathers them in place again.
         ctx.save_for_backward(x_bsd if ctx.gathers_again else whole_bsd, *weights)
@@ -94,7 +89,7 @@ class _Accumulated(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         kept_bsd, *weights = ctx.saved_tensors
-        axis, needs = ctx.axis, ctx.needs_input_grad
+        axis, needs = ctx.axis, _needed_now(ctx)
         of_weights, of_biases = needs[3 : 3 + len(weights)], needs[3 + len(weights) :]
         shape = gradients[0].shape[:-1]
         rows = [gradient.reshape(-1, gradient.shape[-1]) for gradient in gradients]
@@ -118,6 +113,26 @@ class _Accumulated(torch.autograd.Function):
         return gradient_x if needs[0] else None, None, None, *results
 
 
+def _needed_now(ctx: Any) -> tuple[bool, ...]:
+    """Returns which gradients this pass asks for.
+
+    A schedule that splits the backward runs the node twice, for its input and then for its weights, where
+    `ctx.needs_input_grad` says each time that it needs both.
+    """
+    if torch.compiler.is_compiling():  # always both
+        return ctx.needs_input_grad
+    nodes = iter(node for node, _ in ctx.next_functions)  # of the inputs that are tensors
+    of_inputs = [next(nodes) if is_tensor else None for is_tensor in ctx.are_tensors]
+    return tuple(is_needed and _runs(node) for is_needed, node in zip(ctx.needs_input_grad, of_inputs))
+
+
+def _runs(node: Any) -> bool:
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # torch does not say it of a leaf whose gradient `torch.autograd.grad` was asked for
+        return True
+
+
 def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -132,6 +147,10 @@ def _whole(x_bsd: Tensor, axis: TensorAxis | None) -> Tensor:
 
 def _in_sequence_order(parts: Tensor, ranks: int) -> Tensor:
     """Joins the ranks' parts: [t·b, s/t, d] → [b, s, d]; no copy where b is 1."""
+    if parts.shape[0] == ranks:
+        # Not a transposition: its stride of the first dim makes torch multiply by bmm in place of mm, whose
+        # results `recompute = "operators"` keeps.
+        return parts.reshape(1, -1, parts.shape[-1])
     return parts.unflatten(0, (ranks, -1)).transpose(0, 1).flatten(1, 2)
 
 

@@ -28,7 +28,7 @@ def memory_columns(
     """Returns the columns of `MemoryColumns` that only Kielo's own training has.
 
     `stage_complaints` has found nothing wrong with `layout`. on_processor: counts as a rehearsal does, where
-    attention copies its output and softmax copies the logits.
+    softmax copies the logits.
     """
     bytes_per_element = _BYTES_PER_ELEMENT[precision]
     chunks, _ = _chunks(layout)
@@ -42,7 +42,7 @@ def memory_columns(
         for rank in (0, layout.pipeline - 1)
     )  # fmt: skip
     in_fp8 = precision == "fp8"
-    kept, again = layer_bytes(model, layout, sequence_length, bytes_per_element, on_processor, in_fp8)
+    kept, again = layer_bytes(model, layout, bytes_per_element, in_fp8)
     embedding = model.vocab_rows * model.hidden_size / layout.tensor
     has_two = _has_both_ends(layout) and (layout.pipeline > 1 or not model.tie_word_embeddings)
     first_ends = embedding * (2 if has_two else 1)
@@ -73,9 +73,7 @@ def layer_parts(model: Model) -> LayerParts:
 def layer_bytes(
     model: Model,
     layout: Layout,
-    sequence_length: int,
     bytes_per_element: int,
-    on_processor: bool = False,
     in_fp8: bool = False,
 ) -> tuple[float, float]:
     """Returns bytes of a token and layer on a device.
@@ -83,11 +81,10 @@ def layer_bytes(
     They are (kept from forward to backward, added to that while the layer is recomputed). in_fp8: its
     matrices are multiplied in FP8.
     """
-    parts = _kept_parts(model, layout, sequence_length, bytes_per_element, on_processor)
+    parts = _kept_parts(model, layout, bytes_per_element)
     share = 1 / layout.tensor if layout.sequence_parallel else 1.0
-    splits_backward = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
     # The other tensor ranks' part of the inputs of matrices, gathered again for the backward.
-    others = 0.0 if in_fp8 or splits_backward else (1 - share) * parts["inputs of matrices"]
+    others = 0.0 if in_fp8 else (1 - share) * parts["inputs of matrices"]
     whole = sum(parts.values()) - others
     if layout.recompute == "attention":  # keeps its inputs, and its output, which the next matrix takes
         kept = whole - parts["only attention's"]
@@ -97,7 +94,7 @@ def layer_bytes(
         gates = layer_parts(model).mlp_matrices - 1
         products = 2 * queries + 2 * groups + gates * model.intermediate_size / layout.tensor
         kept = bytes_per_element * (model.hidden_size * share + sums + products)
-        kept += parts["log-sums and angles"]
+        kept += parts["log-sums"]
     elif layout.recompute == "full":
         kept = bytes_per_element * model.hidden_size * share
     else:
@@ -106,9 +103,7 @@ def layer_bytes(
     return recomputed * kept + (1 - recomputed) * whole, whole + others - kept
 
 
-def _kept_parts(
-    model: Model, layout: Layout, sequence_length: int, bytes_per_element: int, on_processor: bool
-) -> dict[str, float]:
+def _kept_parts(model: Model, layout: Layout, bytes_per_element: int) -> dict[str, float]:
     """Returns bytes that autograd keeps of a layer, a token on a device, by part.
 
     The inputs of matrices are counted whole, as they are gathered; sequence parallelism splits everything
@@ -118,25 +113,21 @@ def _kept_parts(
     family = layer_parts(model)
     share = 1 / tensor if layout.sequence_parallel else 1.0
     queries, groups = _heads(model, layout)
-    # torch's LayerNorm keeps its input; RMSNorm its input as fp32, and its result before the weight.
-    norm = {"layer": bytes_per_element, "rms": _FP32 + bytes_per_element, "rms_fp32": _FP32 + _FP32}[
-        family.norm
-    ]
     is_gathered = context > 1 and layout.context_attention == "all_gather"
     keys = groups * context if is_gathered else groups
-    # Causal attention needs no mask. Attention over gathered keys has one element for each pair within reach.
-    mask = bytes_per_element * (2 * context + 1) * sequence_length / context / 4 if is_gathered else 0.0
-    copied = bytes_per_element * queries if on_processor and family.is_rotary else 0.0
-    # rounded, for the backward pass
-    angles = 2 * model.head_dim if family.is_rotary and bytes_per_element < _FP32 else 0
+    # Two blocks of queries attend to gathered keys, each with an output of its own, which is joined.
+    joined = queries if is_gathered else 0.0
     is_relu = model.hidden_act == "relu"
-    widths = 4 if family.mlp_matrices == 3 else 1 if is_relu else 2
+    # Gate, up and their product; of a plain MLP the matrix's result and the function's: ReLU needs only that.
+    widths = 3 if family.mlp_matrices == 3 else 1 if is_relu else 2
     return {
-        "norms": norm * (family.norms * hidden * share + family.has_head_norms * (queries + groups)),
+        # Their inputs; the numbers of each row are below 0.1 % from hidden 4,096 on.
+        "norms": bytes_per_element
+        * (family.norms * hidden * share + family.has_head_norms * (queries + groups)),
         "inputs of matrices": 2 * bytes_per_element * hidden,
         "attention": bytes_per_element * (2 * queries + 2 * groups),
-        "log-sums and angles": _FP32 * model.num_attention_heads / tensor + angles,
-        "only attention's": bytes_per_element * 2 * (keys - groups) + mask + copied,
+        "log-sums": _FP32 * model.num_attention_heads / tensor,
+        "only attention's": bytes_per_element * (2 * (keys - groups) + joined),
         "mlp": bytes_per_element * widths * model.intermediate_size / tensor,
     }
 

@@ -73,6 +73,10 @@ class MemoryLedger:
         found = {storage_key(t.untyped_storage()): t.untyped_storage().nbytes() for t in tensors}
         return sum(found.values())
 
+    def held_bytes(self, kind: str) -> int:
+        """Returns the bytes of this kind that are held now."""
+        return sum(holding.bytes for holding in self._held.values() if holding.kind == kind)
+
     def begin(self) -> None:
         """Begins a new record with what is held now."""
         self._record = [(holding, holding.bytes, self._phase()) for holding in self._held.values()]

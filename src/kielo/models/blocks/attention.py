@@ -221,7 +221,7 @@ class Attention(nn.Module):
         self.inner = InnerAttention() if inner is None else inner
 
     def forward(self, x_bsd: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Mask) -> Tensor:
-        """Returns [b, s, d]. cos, sin: [s, r/2] rotate the first r numbers of each head, None for no RoPE.
+        """Returns [b, s, d]. cos, sin: [s, r] rotate the first r numbers of each head, None for no RoPE.
 
         The number of heads comes from the projections' outputs: a tensor rank has fewer.
         """
@@ -231,8 +231,10 @@ class Attention(nn.Module):
         q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v))
         if self.norms == "head":
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = (x_bshk.transpose(1, 2) for x_bshk in (q, k, v))
+        # Rotated before they are transposed, so that attention's output, which has the queries' order in
+        # memory, is the next matrix's input without a copy.
         if cos is not None:
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        q, k, v = (x_bshk.transpose(1, 2) for x_bshk in (q, k, v))
         out_bhsk = self.inner(q, k, v, mask)
         return self.o(out_bhsk.transpose(1, 2).flatten(2))

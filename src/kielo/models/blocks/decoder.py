@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from kielo.models import families
 from kielo.models.blocks.attention import MaskMaker
-from kielo.models.blocks.rope import RotaryEmbedding
+from kielo.models.blocks.rope import RotaryEmbedding, widened
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model
 
@@ -116,13 +116,11 @@ class Decoder(nn.Module):
         device = tokens_bs.device
         masks = self.make_masks(documents_bs, positions_s, length, device)
         x_bsd = tokens_bs if self.embed is None else self._embedded(tokens_bs, positions_s)
-        # Cast to the layers' precision once a forward, not once a layer.
+        # Made in the layers' precision once a forward, not once a layer.
         ropes = {
             name: (None, None)
             if rope is None
-            else tuple(
-                table.to(x_bsd.dtype) for table in rope(length if positions_s is None else positions_s)
-            )
+            else widened(*rope(length if positions_s is None else positions_s), x_bsd.dtype)
             for name, rope in (("rope", self.rope), ("local_rope", self.local_rope))
         }
         for layer in self.layers.values():

@@ -2,8 +2,11 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from kielo.models.blocks.joint_projection import JointProjection
@@ -19,6 +22,51 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+class Activation(nn.Module):
+    """An activation function by its name; a module without parameters so that `parallel` can wrap it.
+
+    keeps_result: its gradient follows from its result, which autograd keeps, and not from its input.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.function = ACTIVATIONS[name]
+        self.keeps_result = name == "relu"
+
+    def forward(self, up: Tensor) -> Tensor:
+        return self.function(up)
+
+
+class GatedActivation(Activation):
+    """activation(gate) × up. Keeps gate and up for the backward, which computes activation(gate) again."""
+
+    def forward(self, gate: Tensor, up: Tensor) -> Tensor:
+        # A compiler decides itself what is kept.
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return self.function(gate) * up
+        return _Gated.apply(gate, up, self.function)
+
+
+class _Gated(torch.autograd.Function):
+    """`apply(gate, up, function)`; left to autograd it would keep function(gate) too."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        ctx.function = function
+        return function(gate) * up
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        gate, up = ctx.saved_tensors
+        with torch.enable_grad():
+            gate = gate.detach().requires_grad_()
+            activated = ctx.function(gate)
+        (gradient_gate,) = torch.autograd.grad(activated, gate, gradient * up)
+        return gradient_gate, gradient * activated.detach(), None
+
+
 class GatedMLP(nn.Module):
     """SwiGLU and similar gated MLPs (Shazeer 2020, arXiv:2002.05202)."""
 
@@ -30,11 +78,11 @@ class GatedMLP(nn.Module):
         self.up = nn.Linear(hidden_size, intermediate_size, bias=bias)
         self.down = nn.Linear(intermediate_size, hidden_size, bias=bias)
         self.project = JointProjection()
-        self.activation = ACTIVATIONS[activation]
+        self.activation = GatedActivation(activation)
 
     def forward(self, x_bsd: Tensor) -> Tensor:
         gate, up = self.project(x_bsd, (self.gate, self.up))
-        return self.down(self.activation(gate) * up)
+        return self.down(self.activation(gate, up))
 
 
 class PlainMLP(nn.Module):
@@ -45,7 +93,7 @@ class PlainMLP(nn.Module):
         self.up = nn.Linear(hidden_size, intermediate_size, bias=bias)
         self.down = nn.Linear(intermediate_size, hidden_size, bias=bias)
         self.project = JointProjection()
-        self.activation = ACTIVATIONS[activation]
+        self.activation = Activation(activation)
 
     def forward(self, x_bsd: Tensor) -> Tensor:
         (up,) = self.project(x_bsd, (self.up,))

@@ -2,7 +2,7 @@
 
 Su et al. 2021, arXiv:2104.09864, with the halves of a head as the pairs (as in Hugging Face's Llama weights),
 and its scaled forms "linear" (Chen et al. 2023, arXiv:2306.15595), "llama3" (Dubey et al. 2024,
-arXiv:2407.21783) and "yarn" (Peng et al. 2023, arXiv:2309.00071). Data in: query or key [b, h, s, k]; data
+arXiv:2407.21783) and "yarn" (Peng et al. 2023, arXiv:2309.00071). Data in: query or key [b, s, h, k]; data
 out: the same shape, rotated. Shape letters: b = batch, h = heads, s = sequence, k = head_dim.
 """
 
@@ -121,12 +121,18 @@ class RotaryEmbedding(nn.Module):
         return self.cos[:sequence_length], self.sin[:sequence_length]
 
 
-def rotate(x_bhsk: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the pair (i, i + r/2) of each head by its position's angle. cos, sin: [s, r/2], with r <= k."""
-    size = 2 * cos.shape[-1]
-    if size < x_bhsk.shape[-1]:
-        return torch.cat((rotate(x_bhsk[..., :size], cos, sin), x_bhsk[..., size:]), dim=-1)
-    cos_sk = torch.cat((cos, cos), dim=-1).to(x_bhsk.dtype)
-    sin_sk = torch.cat((-sin, sin), dim=-1).to(x_bhsk.dtype)
+def widened(cos: Tensor, sin: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Returns the tables that `rotate` takes, [s, r] in `dtype`, of (cosines, sines), [s, r/2] each.
+
+    Once a forward: made in each layer, they would be kept in each for its backward.
+    """
+    return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
+
+
+def rotate(x_bshk: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates the pair (i, i + r/2) of each head by its position's angle. cos, sin: [s, r], with r <= k."""
+    size = cos.shape[-1]
+    if size < x_bshk.shape[-1]:
+        return torch.cat((rotate(x_bshk[..., :size], cos, sin), x_bshk[..., size:]), dim=-1)
     # One roll gives the other half of each pair, without a concatenation: three passes over memory.
-    return x_bhsk * cos_sk + x_bhsk.roll(size // 2, dims=-1) * sin_sk
+    return x_bshk * cos[:, None] + x_bshk.roll(size // 2, dims=-1) * sin[:, None]

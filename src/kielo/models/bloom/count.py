@@ -35,9 +35,7 @@ def _complaints(config: Model) -> Iterable[str]:
 
 
 def layer_parts(config: Model) -> LayerParts:
-    return LayerParts(
-        mlp_matrices=2, norm="layer", is_rotary=False, has_groups=False, has_alibi=True, mlp_ratio=4
-    )
+    return LayerParts(mlp_matrices=2, is_rotary=False, has_groups=False, has_alibi=True, mlp_ratio=4)
 
 
 def layer_parameters(config: Model) -> int:

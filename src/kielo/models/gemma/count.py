@@ -37,7 +37,7 @@ def has_head_norms(config: Model) -> bool:
 
 
 def layer_parts(config: Model) -> LayerParts:
-    return LayerParts(mlp_matrices=3, norm="rms_fp32", norms=4, has_head_norms=has_head_norms(config))
+    return LayerParts(mlp_matrices=3, norms=4, has_head_norms=has_head_norms(config))
 
 
 def layer_parameters(config: Model) -> int:

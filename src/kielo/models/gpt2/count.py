@@ -19,7 +19,7 @@ def check(config: Model) -> None:
 
 
 def layer_parts(config: Model) -> LayerParts:
-    return LayerParts(mlp_matrices=2, norm="layer", is_rotary=False, has_groups=False)
+    return LayerParts(mlp_matrices=2, is_rotary=False, has_groups=False)
 
 
 def layer_parameters(config: Model) -> int:

@@ -34,7 +34,7 @@ def rotary_size(config: Model) -> int:
 
 
 def layer_parts(config: Model) -> LayerParts:
-    return LayerParts(mlp_matrices=2, norm="layer", has_groups=False)
+    return LayerParts(mlp_matrices=2, has_groups=False)
 
 
 def layer_parameters(config: Model) -> int:

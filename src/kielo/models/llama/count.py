@@ -31,7 +31,7 @@ def attention_biases(config: Model) -> tuple[bool, bool]:
 
 
 def layer_parts(config: Model) -> LayerParts:
-    return LayerParts(mlp_matrices=3, norm="rms", has_head_norms=has_head_norms(config))
+    return LayerParts(mlp_matrices=3, has_head_norms=has_head_norms(config))
 
 
 def layer_parameters(config: Model) -> int:

@@ -26,7 +26,7 @@ def _complaints(config: Model) -> Iterable[str]:
 
 
 def layer_parts(config: Model) -> LayerParts:
-    return LayerParts(mlp_matrices=3, norm="rms", has_head_norms=True)
+    return LayerParts(mlp_matrices=3, has_head_norms=True, norms_inputs=False)
 
 
 def layer_parameters(config: Model) -> int:

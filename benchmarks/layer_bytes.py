@@ -1,0 +1,89 @@
+"""Bytes of activations that a layer keeps from forward to backward, beside Megatron's formula.
+
+    python benchmarks/layer_bytes.py
+
+One rank of a job that is not there is laid out as for training, in tensors without memory, and goes forward
+with two numbers of layers; the difference of what it then holds is a layer's. The formula counts bytes of
+bf16, with flash attention and sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198, section 4,
+without dropout; derived in docs/layouts.md). Prints a table and writes results/layer_bytes.json.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kielo.models.families import build_model, complete
+from kielo.parallel.context_parallel import apply_context_parallel
+from kielo.parallel.materialise import materialise
+from kielo.parallel.mesh import build_mesh
+from kielo.parallel.projection import apply_projection
+from kielo.parallel.recompute import apply_recompute
+from kielo.parallel.tensor_parallel import apply_tensor_parallel
+from kielo.recipe.sections import Layout, Model
+from kielo.resolve.activation_bytes import layer_parts
+from kielo.train.build import positions_of_rank
+from kielo.verify.fake_world import fake_world, groups_of
+from kielo.verify.rank_watch import RankWatch
+from kielo.verify.torch_fakes import fake_tensors
+
+RESULTS = Path(__file__).parent / "results" / "layer_bytes.json"
+_BF16 = 2
+_FEW, _MANY = 1, 3  # layers
+# Llama 3.1 70B (Dubey et al. 2024, arXiv:2407.21783, table 3), and Megatron's GPT of 175B (Korthikanti et al.
+# 2022, table 3).
+MODELS = {
+    "Llama-3.1-70B": {
+        "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28_672, "num_attention_heads": 64,
+        "num_key_value_heads": 8, "head_dim": 128, "hidden_act": "silu",
+    },
+    "GPT 175B": {
+        "model_type": "gpt2", "hidden_size": 12_288, "intermediate_size": 49_152, "num_attention_heads": 96,
+        "num_key_value_heads": 96, "head_dim": 128, "hidden_act": "gelu_new", "attention_bias": True,
+        "mlp_bias": True,
+    },
+}  # fmt: skip
+
+
+def model_of(shape: dict[str, Any], sequence_length: int) -> Model:
+    """Returns a complete model; its vocabulary and number of layers do not matter here."""
+    keys = {"vocab_size": 1024, "tie_word_embeddings": False, "num_hidden_layers": _MANY}
+    return complete(Model(**keys | shape), sequence_length)
+
+
+def formula_bytes(model: Model, tokens: int, layout: Layout) -> float:
+    """Returns the formula's bytes of a layer: s b h / t × (12 + 4 g/a + 6 f/h), a plain MLP 4 f/h.
+
+    `norms` takes away the normed inputs of attention and MLP, 4; `activations` the MLP's product, 2 f/h.
+    """
+    groups = model.num_key_value_heads / model.num_attention_heads
+    widths = (6 if layer_parts(model).mlp_matrices == 3 else 4) * model.intermediate_size / model.hidden_size
+    made_again = layout.recompute.split("+")
+    units = 12 + 4 * groups + widths
+    units -= 4 * ("norms" in made_again)
+    units -= 2 * model.intermediate_size / model.hidden_size * ("activations" in made_again)
+    return tokens * model.hidden_size / layout.tensor * units
+
+
+def kept_bytes(model: Model, sequence_length: int, layout: Layout) -> float:
+    """Returns the bytes of a layer that rank 0 of the tensor axis holds after the forward, in bf16."""
+    one_stage = layout.model_copy(update={"pipeline": 1, "shard": 1})
+    with fake_world(0, layout.tensor * layout.context, has_pipeline=False) as world:
+        mesh = build_mesh(world, one_stage)
+        held = []
+        for layers in (_FEW, _MANY):
+            some = model.model_copy(update={"num_hidden_layers": layers})
+            with torch.device("meta"):
+                laid_out = build_model(some).to(torch.bfloat16)
+            apply_projection(laid_out)
+            apply_tensor_parallel(laid_out, mesh, one_stage)
+            apply_context_parallel(laid_out, mesh, one_stage)
+            apply_recompute(laid_out, layout)
+            with fake_tensors(), RankWatch(*groups_of(mesh)) as watch:
+                laid_out = materialise(laid_out, world.device, None)
+                watch.ledger.name(laid_out.parameters(), "parameters")
+                tokens = torch.zeros(1, sequence_length // layout.context, dtype=torch.int64)
+                hidden = laid_out(tokens, positions_s=positions_of_rank(sequence_length, mesh))
+                held.append(watch.ledger.held_bytes("activations"))
+                del hidden
+    return (held[1] - held[0]) / (_MANY - _FEW)
