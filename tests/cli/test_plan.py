@@ -35,7 +35,7 @@ def test_the_ranking_and_its_reasons(capsys) -> None:
         )
         assert layout["cost"]["jobs"] >= 1 and layout["cost"]["device_hours"] > 0
     assert any("needs more than" in reason["why"] for reason in found["not_listed"]["4"])
-    assert found["own"]["4"]["fits"]
+    assert found["own"]["8"]["fits"]
     assert main(["plan", *ESTONIAN, "--nodes", "4", "--wide"]) == 0
     text = capsys.readouterr().out
     assert "tokens/s" in text and "the recipe's own layout" in text and "not listed, for example" in text
@@ -62,7 +62,7 @@ BAD = {
     "more nodes than there are": ([*ESTONIAN, "--nodes", "4000"], "2978"),
     "no nodes": ([*ESTONIAN, "--nodes", "0"], "1 to 2978"),
     "not a number": ([*ESTONIAN, "--nodes", "many"], "4..256"),
-    "no nodes given": (ESTONIAN, "--nodes 16"),
+    "no nodes given": ([*ESTONIAN, "--set", "nodes=[]"], "--nodes 16"),
     "a batch smaller than the ranks": (
         [*ESTONIAN, "--nodes", "256", "--set", "train.tokens_per_step=4096"],
         "tokens_per_step = ",

@@ -28,7 +28,7 @@ def test_every_recipe_checks_on_every_cluster(name, cluster):
 # Ranks that each recipe's steps can be shared by, and the parameters that its paper or card prints, in
 # billions.
 PUBLISHED = {
-    "bloom_176b_finnish": (128, 176.2), "fingpt_13b": (64, 13.3), "poro_34b": (512, 34.2),
+    "bloom_176b_finnish": (384, 176.2), "fingpt_13b": (64, 13.3), "poro_34b": (512, 34.2),
     "norwegian_7b": (512, 7.2), "llmjp_172b": (512, 172), "viking_7b": (512, 7.55),
     "lumi_140b_scaling": (6144, 140),
 }  # fmt: skip

@@ -40,9 +40,27 @@ def _overview_rows(recipe: Recipe) -> list[tuple[str, str]]:
     if (recipe.model.weights or "").startswith("hf:"):
         return [("model", f"that of {recipe.model.weights}, which `kielo train` fetches")]
     try:
-        return overview_of_recipe(recipe).rows()
+        return [*overview_of_recipe(recipe).rows(), *_uneven_rows(recipe)]
     except KieloError as error:
         return [("model", f"not complete: {error}")]
+
+
+def _uneven_rows(recipe: Recipe) -> list[tuple[str, str]]:
+    """Returns how ranks share the steps where they do not divide them, on each of the recipe's nodes."""
+    from kielo.recipe.cards import accelerator, cluster
+    from kielo.resolve.resolve import resolve
+    from kielo.resolve.shares import uneven_steps
+    from kielo.resolve.text import imagined_text
+
+    site, rows = cluster(recipe.cluster), []
+    for nodes in (number for number in recipe.nodes if number <= site.nodes):
+        device, ranks = accelerator(site.accelerator).device, nodes * site.devices_per_node
+        try:
+            said = uneven_steps(resolve(recipe, "", ranks, device, text=imagined_text(recipe)))
+        except KieloError as error:
+            said = [f"not possible: {error}"]
+        rows += [(f"batches on {nodes} nodes", sentence) for sentence in said]
+    return rows
 
 
 def _value(content: Any, key: str) -> Any:

@@ -101,7 +101,9 @@ def _takes_machine(parser: argparse.ArgumentParser, may_be_idea: bool = False) -
     (takes_idea if may_be_idea else takes_recipe)(parser)
     parser.add_argument("--cluster", help="cluster card (see `kielo clusters`); default: the recipe's")
     parser.add_argument(
-        "--nodes", metavar="N", help="16, or 4,8,12, or 4..256 (doubled from the first to the last)"
+        "--nodes",
+        metavar="N",
+        help="16, or 4,8,12, or 4..256 (doubled from the first to the last); default: the recipe's nodes",
     )
     parser.add_argument(
         "--machine", metavar="CARD", help="a card of your own machine, by `kielo plan calibrate`"
@@ -295,6 +297,9 @@ def _run_and_nodes(options: argparse.Namespace) -> tuple["RunToPlan", list[int]]
     for line in lines:
         print(line, file=sys.stderr)
     run = RunToPlan.of_recipe(recipe)
+    usual = [number for number in run.recipe.nodes if number <= run.site.nodes]
+    if options.nodes is None and usual:
+        return run, sorted(usual)
     return run, _nodes(options.nodes, run.site)
 
 

@@ -22,7 +22,7 @@ def rehearse_flags(parser: argparse.ArgumentParser) -> None:
     examples(parser, "kielo rehearse estonian_llama31_70b --cluster lumi_g --nodes 4 --all-stages")
     takes_idea(parser)
     parser.add_argument("--cluster", help="cluster card (see `kielo clusters`); default: the recipe's")
-    parser.add_argument("--nodes", type=int, help="nodes of the cluster; default: 1")
+    parser.add_argument("--nodes", type=int, help="default: the fewest of the recipe's nodes, or 1")
     parser.add_argument("--ranks", type=int, help="ranks of the job, in place of --nodes")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--rank", type=int, help="the rank to be; default: 0")
@@ -85,7 +85,8 @@ def planned(options: argparse.Namespace) -> tuple[Recipe, Resolved, Cluster]:
     card = cluster(recipe.cluster)
     if options.nodes is not None and not 1 <= options.nodes <= card.nodes:
         raise KieloError(f"--nodes {options.nodes}: {card.name} has 1 to {card.nodes} nodes")
-    ranks = (options.nodes or 1) * card.devices_per_node if options.ranks is None else options.ranks
+    nodes = options.nodes or min((number for number in recipe.nodes if number <= card.nodes), default=1)
+    ranks = nodes * card.devices_per_node if options.ranks is None else options.ranks
     device = accelerator(card.accelerator).device
     resolved = resolve(recipe, run_folder(recipe), ranks, device, text=imagined_text(recipe))
     return recipe, resolved, card

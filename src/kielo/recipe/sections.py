@@ -727,6 +727,9 @@ class Recipe(RecipeIdentity):
     cluster: str = Field(
         "laptop", description="cluster card: its accelerator's peak, and what plans count with"
     )
+    nodes: tuple[PositiveInt, ...] = Field(
+        (), description="of the cluster, that the layout is meant for; plans count with them by default"
+    )
     machine: str = Field("", description="card of your own machine for plans, made by kielo plan calibrate")
     corpus: Corpus = Field(description="raw text and its filters")
     tokenizer: Tokenizer = Field(Tokenizer(), description="the vocabulary: trained, or a ready one")

@@ -1,0 +1,66 @@
+"""Shipped recipes are jobs: on the nodes that each names, its layout runs, fits, and is nearly the best."""
+
+import pytest
+
+from kielo.plan.choose_layout import own
+from kielo.plan.planned_layout import PlannedLayout
+from kielo.plan.run_to_plan import RunToPlan
+from kielo.plan.search import search
+from kielo.recipe.cards import accelerator, cluster
+from kielo.recipe.read import read_recipe, shipped_recipes
+from kielo.recipe.sections import Recipe
+
+MOST_BEHIND = 0.15
+
+
+def on_accelerators(name: str) -> Recipe | None:
+    """Returns the recipe if it is meant for a cluster of GPUs."""
+    recipe = read_recipe(name).recipe
+    return recipe if accelerator(cluster(recipe.cluster).accelerator).device == "cuda" else None
+
+
+SHIPPED = [name for name in shipped_recipes() if on_accelerators(name)]
+
+
+def planned(run: RunToPlan, nodes: int) -> PlannedLayout:
+    found = own(run, nodes)
+    assert isinstance(found, PlannedLayout), f"{run.recipe.name} on {nodes} nodes: {found}"
+    return found
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_layout_fits_and_is_nearly_the_best(name):
+    """On each number of nodes: within memory, and at most 15 % slower than the best that the search finds."""
+    recipe = on_accelerators(name)
+    assert recipe.nodes, f"{name} does not say on how many nodes of {recipe.cluster} it is meant to run"
+    run = RunToPlan.of_recipe(recipe)
+    for nodes in recipe.nodes:
+        mine, best = planned(run, nodes), search(run, [nodes]).ranked[nodes][0]
+        need = mine.need
+        assert mine.fits, (
+            f"{nodes} nodes: {need.bytes / 1e9:.1f} of {need.usable / 1e9:.1f} GB on {mine.fullest}"
+        )
+        behind = 1 - mine.tokens_per_second / best.tokens_per_second
+        assert behind <= MOST_BEHIND, f"{nodes} nodes: {mine.name} is {behind:.1%} behind {best.name}"
+
+
+def test_a_recipe_of_one_machine_names_no_nodes():
+    """What runs on a laptop or on any GPU has no layout to hold."""
+    assert not [name for name in shipped_recipes() if name not in SHIPPED and read_recipe(name).recipe.nodes]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_tightest_rank_fits_as_rehearsed(name):
+    """The rank that the plan says needs most, on the nodes where it needs most: rehearsed, it fits."""
+    from kielo.resolve.resolve import resolve
+    from kielo.resolve.text import imagined_text
+    from kielo.verify.rehearse import rehearse
+
+    recipe = on_accelerators(name)
+    run = RunToPlan.of_recipe(recipe)
+    tightest = max((planned(run, nodes) for nodes in recipe.nodes), key=lambda one: one.peak_bytes)
+    resolved = resolve(recipe, "", tightest.devices, "cuda", run.card.name, text=imagined_text(recipe))
+    found = rehearse(resolved, int(tightest.fullest.split()[1]))
+    assert found["fits"], f"{found['needed_bytes'] / 1e9:.1f} of {found['usable_bytes'] / 1e9:.1f} GB"
