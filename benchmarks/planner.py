@@ -249,7 +249,7 @@ def _question(run: PublishedRun) -> tuple:
 
 def _fits(runs: list[PublishedRun]) -> np.ndarray:
     peak = formula_memory_bytes(Workload.of([run.columns for run in runs])).peak("reserved")
-    # All that the driver gives: by the formulas of other engines, layouts that ran need some of the context's share.
+    # All that the driver gives: by other engines' formulas, some that ran need more than a context leaves.
     return peak <= np.array([usable_bytes(run.card) + run.card.context_bytes for run in runs])
 
 

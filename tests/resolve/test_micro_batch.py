@@ -45,7 +45,7 @@ def peak(one: RankOfRun, size: int, sequences: int) -> float:
 
 @pytest.mark.parametrize(("card", "layout", "sequences", "expected"), [
     ("cpu", {}, 24, 4), ("cpu", {}, 9, 3), ("cpu", {"pipeline": 4}, 12, 3), ("cpu", {"pipeline": 2}, 1, 1),
-    ("h200", {}, 24, 2), ("h200", {}, 7, 1), ("h200", {"recompute": "full"}, 24, 12),
+    ("h200", {}, 24, 3), ("h200", {}, 7, 1), ("h200", {"recompute": "full"}, 24, 12),
     ("h200", {"recompute": "full"}, 1024, 16), ("h200", {"recompute": "full", "context": 2}, 1024, 32),
     ("mi250x_gcd", {}, 24, 1), ("mi250x_gcd", {"recompute": "full"}, 24, 1),
     ("mi250x_gcd", {"recompute": "full", "zero": 3}, 24, 12),
