@@ -10,6 +10,9 @@ from kielo.artifact.manifest import hash_manifest, read_manifest
 from kielo.artifact.metrics import TrainingStep, of_kind, read_metrics
 from kielo.artifact.token_shards import TokenShard
 from kielo.cli.main import main
+from kielo.plan.idea import with_usual_training
+from kielo.recipe.read import read_recipe
+from kielo.resolve.resolve import resolve
 from tests.cli.test_run import write_recipe
 from tests.ready_tokens import WRITERS, rows_of
 
@@ -84,6 +87,22 @@ def test_the_documents_of_a_step_have_file_number_and_text(packed, tmp_path, cap
     assert "ready tokens" in capsys.readouterr().out
     assert main(["plan", "data", str(recipe)]) == 0
     assert "text" in capsys.readouterr().out
+
+
+def test_a_plan_knows_the_tokens_before_anything_is_packed(packed, tmp_path, capsys):
+    """Without train.tokens the budget is what the shards give, less the held-out share, as later."""
+    recipe = write_ready(packed, tmp_path)
+    recipe.write_text(recipe.read_text(encoding="utf-8").replace("tokens = 2560\n", ""), encoding="utf-8")
+    read = read_recipe(str(recipe)).recipe
+    assert read.train.tokens is None
+    planned, filled = with_usual_training(read)
+    tokens = read_manifest(packed.parent / "run" / "tokens").counts["sources"]["text"]["tokens"]
+    assert not filled and planned.train.tokens == -(-(tokens - 1) // 16) * 16 * 1000 // 128 * 128
+    assert main(["show", str(recipe)]) == 0
+    shown = capsys.readouterr().out
+    assert f"{tokens:,} of text" in shown and "as many tokens as the text gives" not in shown
+    _run(recipe, "--to", "pack")
+    assert resolve(read, tmp_path / "run", 1, "cpu").identity.total_steps == planned.train.tokens // 128
 
 
 def test_files_that_moved_are_the_same_text(packed, tmp_path):

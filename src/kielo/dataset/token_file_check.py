@@ -2,8 +2,8 @@
 
 A manifest of Kielo's beside the files tells the tokenizer's hash. Others are checked by what they hold: the
 largest id, end-of-text where documents end, and documents that give the same ids when they are decoded and
-encoded again. Ids are read whole in files of up to 64 Mi tokens (and sets of up to 16 Gi), in samples of
-larger ones.
+encoded again. Ids are read whole in files of up to 64 Mi tokens of sets of up to 16 Gi, in samples of
+others.
 """
 
 from collections import Counter
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 from kielo.artifact.manifest import read_manifest
 from kielo.artifact.token_file import TokenFile
@@ -41,7 +42,8 @@ def check_token_files(
     _check_manifests(name, found, tokenizer_hash)
     size, end = vocabulary_size(tokenizer), end_of_text_id(tokenizer)
     is_whole = stream.num_tokens <= WHOLE_SET_TOKENS
-    for file in found.files:
+    # disable=None: a bar on a terminal, nothing in a log
+    for file in tqdm(found.files, f"checking {name}", unit=" files", disable=None):
         check_index(found.folder / file.name, file)
         _check_ids(found.folder, file, size, is_whole)
     _check_end_occurs(name, found, stream, end)

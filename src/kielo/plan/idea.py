@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kielo.models.proportions import count
 from kielo.recipe.sections import Recipe
-from kielo.resolve.budget import has_budget
+from kielo.resolve.budget import has_budget, with_budget_of_ready_tokens
 
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022 (arXiv:2203.15556)
 # Share of the bf16 peak that large runs reach; only turns device-hours into tokens, before there is a plan.
@@ -54,8 +54,9 @@ def with_usual_training(recipe: Recipe) -> tuple[Recipe, list[str]]:
     """Returns the recipe of an idea with what a plan needs, and a line for each key that was filled in.
 
     Only keys that the recipe leaves out, and only where it has no token budget; a recipe with phases and one
-    that starts from weights stay as they are.
+    that starts from weights stay as they are. Ready tokens are a budget, since they are counted.
     """
+    recipe = with_budget_of_ready_tokens(recipe)
     if has_budget(recipe) or recipe.model.weights is not None:
         return recipe, []
     usual = usual_training(parameters_asked(recipe))
