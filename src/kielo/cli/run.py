@@ -180,6 +180,8 @@ def _tokenizer(invocation: Invocation) -> None:
 
 
 def _pack(invocation: Invocation) -> None:
+    from kielo.dataset.evaluation_texts import pack_evaluation_texts
+    from kielo.dataset.heldout_sets import EVALUATION_TEXTS
     from kielo.dataset.pack import pack
 
     _need(invocation, "corpus", "tokenizer")
@@ -188,6 +190,9 @@ def _pack(invocation: Invocation) -> None:
         invocation.folder / "corpus",
         invocation.folder / "tokenizer",
         invocation.folder / "tokens",
+    )
+    pack_evaluation_texts(
+        invocation.recipe, invocation.folder / "tokenizer", invocation.folder / EVALUATION_TEXTS
     )
 
 

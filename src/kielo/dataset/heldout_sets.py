@@ -16,7 +16,7 @@ from kielo.dataset.batches import Batch, open_shard, packed_manifest, shard_batc
 from kielo.recipe.errors import KieloError
 
 HELDOUT = "heldout"  # the files of all sources' text; a source's own are heldout.SOURCE
-OUTSIDE_FOLDER = "texts"  # beside the tokens folder
+EVALUATION_TEXTS = "evaluation_texts"  # folder beside that of the tokens (`evaluation_texts.py`)
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ def heldout_sets(tokens_folder: Path | str) -> tuple[HeldoutSet, ...]:
     counts = packed_manifest(folder).counts
     found = [_set("", folder, HELDOUT, counts[HELDOUT])]
     found += [_set(name, folder, set_file(name), of) for name, of in counts.get("heldout_sets", {}).items()]
-    outside = read_manifest(folder.parent / OUTSIDE_FOLDER)
+    outside = read_manifest(folder.parent / EVALUATION_TEXTS)
     if outside is not None:
         found += [
-            _set(name, folder.parent / OUTSIDE_FOLDER, name, of)
+            _set(name, folder.parent / EVALUATION_TEXTS, name, of)
             for name, of in outside.counts["texts"].items()
         ]
     return tuple(found)

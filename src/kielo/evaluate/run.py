@@ -5,11 +5,12 @@ Every contender scores the same held-out documents under the convention of `bits
 
 from pathlib import Path
 
-from kielo.artifact.manifest import hash_manifest, is_current, write_stage
+from kielo.artifact.manifest import hash_manifest, is_current, read_manifest, write_stage
 from kielo.artifact.scores import Scores
 from kielo.artifact.stage_json import read_stage_json, write_json
 from kielo.artifact.whole_checkpoints import newest_checkpoint
 from kielo.checkpoint.read_checkpoint import read_plain
+from kielo.dataset.heldout_sets import EVALUATION_TEXTS
 from kielo.dataset.provenance import check_recipe, check_tokenizer, check_tokens
 from kielo.evaluate.contender import load_checkpoint, load_hugging_face
 from kielo.evaluate.score import score
@@ -35,6 +36,8 @@ def evaluate(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -
     if recipe.corpus.of_raw_text.sources:
         inputs["corpus"] = hash_manifest(run_folder / "corpus")
     inputs["checkpoint"] = hash_manifest(checkpoint)
+    if read_manifest(run_folder / EVALUATION_TEXTS) is not None:
+        inputs[EVALUATION_TEXTS] = hash_manifest(run_folder / EVALUATION_TEXTS)
     section = recipe.evaluate.model_dump(mode="json") | {"seed": recipe.seed}
     if is_current(folder, KIND, VERSION, inputs, section):
         return read_stage_json(folder, Scores)

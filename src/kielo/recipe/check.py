@@ -77,6 +77,13 @@ def _sources(recipe: Recipe) -> Found:
                 ("dataset.mixture", "corpus.sources"),
                 f"dataset.mixture.{name}: no source has this name; the sources are {', '.join(names)}",
             )
+    taken = [*names, *(text.name for text in recipe.evaluate.texts)]
+    for name in dict.fromkeys(text.name for text in recipe.evaluate.texts):
+        if taken.count(name) > 1:
+            yield (
+                ("evaluate.texts", "corpus.sources"),
+                f"evaluate.texts: {name!r} names another text or a source too; give each its own name",
+            )
     for name in recipe.dataset.source_max_epochs:
         if name not in names:
             yield (

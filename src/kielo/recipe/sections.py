@@ -690,7 +690,23 @@ class Verify(Section):
     tolerance: PositiveFloat = Field(1e-5, description="relative loss difference, each step")
 
 
+class EvaluationText(Section):
+    """One of [[evaluate.texts]]: text from outside of the mixture that the run is scored on, as it is."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
+        max_length=100,
+        description="short name, in the log and the report",
+    )
+    path: str = Field(description="file or folder: .txt (one document a line), .jsonl[.gz|.zst], .parquet, …")
+    language: str = Field("", description="code of its language; default: the recipe's")
+    text_field: str = Field("text", description="field or column that holds the text")
+
+
 class Evaluate(Section):
+    texts: tuple[EvaluationText, ...] = Field(
+        (), description="texts from outside of the mixture, scored while training and afterwards"
+    )
     ngram_order: PositiveInt = Field(
         6, description="bytes that the n-gram baseline sees, the predicted one included"
     )
