@@ -1,6 +1,7 @@
 """A source says what it is: its languages, code, and text that others have cleaned."""
 
 import json
+import textwrap
 
 import pyarrow
 import pyarrow.parquet
@@ -220,3 +221,42 @@ def test_a_translation_memory_that_is_cut_short_is_named(tmp_path):
     path.write_bytes(path.read_bytes()[:-60])
     with pytest.raises(KieloError, match="p.tmx: cut short or not XML"):
         _run(tmp_path, source)
+
+
+WRAPPED = "\n\n".join("\n".join(textwrap.wrap(estonian_document(n), 60)) for n in range(12))
+
+
+def test_documents_of_several_lines(tmp_path):
+    """A .txt is a document a line, a paragraph or a file; each is numbered by its first line."""
+    path = tmp_path / "wrapped.txt"
+    path.write_text("\n" + WRAPPED + "\n", encoding="utf-8")
+    source = {"name": "a", "path": str(path), "clean": False}
+    paragraphs = _run(tmp_path, source | {"documents": "paragraphs"})["a"]
+    assert _texts(paragraphs) == WRAPPED.split("\n\n")
+    second = WRAPPED.partition("\n\n")[0].count("\n") + 4
+    assert [document["id"] for document in paragraphs[:2]] == [f"a/wrapped.txt:{n}" for n in (2, second)]
+    assert _texts(_run(tmp_path / "files", source | {"documents": "files"})["a"]) == [WRAPPED]
+
+
+def test_wrapped_lines_are_noticed_when_much_is_lost(tmp_path, capsys):
+    """Lines of 60 characters are too short for documents: the message says what would work. Text with a line
+    a document gets no such advice.
+    """
+    path = tmp_path / "wrapped.txt"
+    path.write_text(WRAPPED, encoding="utf-8")
+    with pytest.raises(KieloError, match='looks wrapped at .* documents = "paragraphs"'):
+        _run(tmp_path, {"name": "a", "path": str(path)})
+    english = tmp_path / "lines.txt"
+    english.write_text("\n\n".join(f"{line} ({n})" for n in range(30) for line in ENGLISH))
+    with pytest.raises(KieloError) as refusal:
+        _run(tmp_path, {"name": "a", "path": str(english)})
+    assert "looks wrapped" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("documents", ["paragraphs", "files"])
+def test_a_document_of_several_lines_that_is_too_long_is_bad(tmp_path, documents):
+    """It is passed over with the number of its first line, and the others stay."""
+    path = tmp_path / "long.txt"
+    path.write_text("\n\n".join([estonian_document(1), "\n".join(ENGLISH * 9), estonian_document(2)]))
+    with pytest.raises(KieloError, match="long.txt, line .*longer than corpus.max_document_bytes = 1000"):
+        _run(tmp_path, {"name": "a", "path": str(path), "documents": documents}, max_document_bytes=1000)

@@ -66,6 +66,7 @@ def _fetch(name: str, source: Source, raw_folder: Path, say: Callable[[str], Non
         stamps=stamps,
         kind=source.kind,
         is_cleaned=is_cleaned(source),
+        documents=source.documents,
         text_fields=text_fields(source),
         max_documents=source.max_documents,
         origin=origin,

@@ -45,6 +45,7 @@ class RawSource:
     stamps: tuple[tuple[int, int], ...]
     kind: str
     is_cleaned: bool
+    documents: str
     text_fields: tuple[str, ...]
     max_documents: int | None
     origin: str
@@ -104,6 +105,8 @@ def _file_records(path: Path, source: RawSource, max_bytes: int) -> Iterator[Rec
     format = file_format(path, source.kind)
     if format in ("html", "code"):  # the file is the document
         yield Record(path, 1, None)
+    elif format == "txt" and source.documents != "lines":
+        yield from _several_lines(path, source.documents == "paragraphs", max_bytes)
     elif format == "tmx":
         yield from tmx_records(path, max_bytes)
     elif format == "parquet":
@@ -121,6 +124,32 @@ def unreadable(path: Path, problem: OSError) -> KieloError:
         f"{path}: cannot be read ({problem.strerror or problem}), though it was there at the start; "
         "the same command tries again"
     )
+
+
+def _several_lines(path: Path, ends_at_empty_line: bool, max_bytes: int) -> Iterator[Record]:
+    """Yields documents of several lines, each numbered by its first, with \\n as line ends."""
+    first, size, lines = 0, 0, []
+
+    def document() -> Record:
+        if size > max_bytes:
+            return Record(path, first, None, too_long(f"{path}, line {first}", max_bytes))
+        return Record(path, first, b"\n".join(lines))
+
+    for number, line in read_lines(path, max_bytes):
+        is_empty = line is not None and not line.strip()
+        if is_empty and (ends_at_empty_line or not first):
+            if first:
+                yield document()
+            first, size, lines = 0, 0, []
+            continue
+        first = first or number
+        size += max_bytes + 1 if line is None else len(line) + 1
+        if size > max_bytes:
+            lines = []  # a document that is too long is never held whole
+        elif line is not None:
+            lines.append(line)
+    if first:
+        yield document()
 
 
 def _parquet_records(path: Path, source: RawSource) -> Iterator[Record]:

@@ -25,6 +25,7 @@ from kielo.artifact.trained_text import refuse_to_replace
 from kielo.corpus.executor import run_pipeline
 from kielo.corpus.fetch import fetch_sources, file_stamps
 from kielo.corpus.funnel import build_funnel, by_source, empty_message, threshold_table
+from kielo.corpus.line_wrapping import wrapping_advice
 from kielo.corpus.pipeline import first_pass, second_pass
 from kielo.corpus.raw_formats import RawSource
 from kielo.corpus.read_sources import bad_examples
@@ -37,6 +38,8 @@ from kielo.recipe.sections import Recipe
 KIND, VERSION = "corpus", 2
 # From so many records of a source on, one bad record is passed over whatever its share, unless none may be.
 RECORDS_FOR_ONE_BAD = 10
+# Share of a source's bytes that is usually kept, at least; below, the text may be wrapped.
+MUCH_IS_LEFT = 0.5
 
 
 def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = True) -> Manifest:
@@ -84,8 +87,10 @@ def _clean(
     final_steps = second_pass(corpus, cleaned, folder / "documents")
     steps, tallies = steps + final_steps, tallies + run_pipeline(final_steps, 1)
     shutil.rmtree(cleaned)
-    _conclude(read, settings, steps, tallies, folder, counts)
-    for source in counts["sources"]:
+    _conclude(sources, read, settings, steps, tallies, folder, counts)
+    for raw, source in zip(sources, counts["sources"], strict=True):
+        if source["bytes_kept"] < MUCH_IS_LEFT * source["bytes_in"] and (advice := wrapping_advice(raw)):
+            say(f"{raw.name}: {source['bytes_kept'] / source['bytes_in']:.0%} of the text is kept. {advice}")
         if source["bad_records"]:
             say(f"passed over {_bad_records(source)}; the first: {source['bad_examples'][0]}")
     say(
@@ -154,6 +159,7 @@ def _bad_records(source: dict[str, Any]) -> str:
 
 
 def _conclude(
+    sources: tuple[RawSource, ...],
     read: list[dict[str, Any]],
     settings: dict[str, Any],
     steps: Sequence[CorpusStep],
@@ -164,8 +170,11 @@ def _conclude(
     """Write funnel.json and the counts; KieloError when nothing is left of a source."""
     rows, table = build_funnel(steps, tallies), threshold_table(steps, tallies)
     kept = by_source(tallies[-1])
-    if empty := [source["name"] for source in read if source["name"] not in kept]:
-        raise KieloError("\n".join(_empty_source(name, settings, steps, tallies) for name in empty))
+    if empty := [source for source in sources if source.name not in kept]:
+        messages = [
+            [_empty_source(raw.name, settings, steps, tallies), wrapping_advice(raw)] for raw in empty
+        ]
+        raise KieloError("\n".join(part for message in messages for part in message if part))
     described = [
         source | {f"{what}_kept": amount for what, amount in kept[source["name"]].items()} for source in read
     ]

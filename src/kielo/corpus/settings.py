@@ -101,6 +101,7 @@ def effective_settings(corpus: Corpus, card: Language) -> dict[str, Any]:
             for source in corpus.sources
             if source.kind == "parallel"
         },
+        "documents": [source.documents for source in corpus.sources],
         "kinds": [source.kind for source in corpus.sources],
         "clean": [source.clean for source in corpus.sources],
         "source_languages": [source_languages(source, card.code) for source in corpus.sources],

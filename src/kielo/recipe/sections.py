@@ -120,6 +120,10 @@ class Source(Section):
         description="false for text that others have cleaned (HPLT, FineWeb2, CulturaX): it passes as it is, "
         "and only empty documents and exact duplicates of documents are dropped",
     )
+    documents: Literal["lines", "paragraphs", "files"] = Field(
+        "lines",
+        description="what one document of a .txt is: a line, lines up to the next empty one, or the file",
+    )
     pair_fields: _Texts = Field(
         (),
         description="of parallel text: the two fields, in the order of `language`; in .tsv the numbers of "
