@@ -146,8 +146,7 @@ def test_all_complaints_at_once(small):
         f"{small}: unknown key train.tokns; the nearest known key is train.tokens",
         f"{small}: unknown key train.hidden_size; the nearest known key is model.hidden_size",
         f"{small}: train.schedule = 'cosin' does not fit; what would work: 'cosine', 'linear' or 'wsd'",
-        f"{small}: train.precision = 16 does not fit; "
-        "what would work: 'fp32', 'bf16' or 'fp8' (default: 'bf16')",
+        f"{small}: train.precision = 16 does not fit; what would work: 'fp32', 'bf16' or 'fp8'",
         "--set: unknown key trane; the nearest known key is train",
         "--set: train.z_loss = -1 does not fit; what would work: greater than or equal to 0",
         "--set: model.num_key_value_heads = 3 does not divide model.num_attention_heads = 8; "
