@@ -148,7 +148,7 @@ def test_all_complaints_at_once(small):
         f"{small}: train.schedule = 'cosin' does not fit; what would work: 'cosine', 'linear' or 'wsd'",
         f"{small}: train.precision = 16 does not fit; what would work: 'fp32', 'bf16' or 'fp8'",
         "--set: unknown key trane; the nearest known key is train",
-        "--set: train.z_loss = -1 does not fit; what would work: greater than or equal to 0",
+        "--set: train.z_loss = -1 does not fit; what would work: a number greater than or equal to 0",
         "--set: model.num_key_value_heads = 3 does not divide model.num_attention_heads = 8; "
         "what would work: 1, 2, 4, 8",
         "--set: dataset.mixture.b: no source has this name; the sources are a",
@@ -177,7 +177,7 @@ def test_all_complaints_at_once(small):
             "give either path, or debian_package",
         ),
         (SMALL + "[train.tokens]\nx = 1\n", "not valid TOML"),
-        (SMALL + '[model]\nweights = "llama"\n', "what would work: hf:FOLDER"),
+        (SMALL + '[model]\nweights = "llama"\n', "what would work: hf:llama"),
         (SMALL + '[tokenizer]\npath = "nowhere"\n', "no tokenizer.json in this folder"),
     ],
 )

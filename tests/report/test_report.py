@@ -5,6 +5,7 @@ import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -13,7 +14,7 @@ from rich.console import Console
 from kielo.artifact.stage_json import read_json
 from kielo.artifact.summary import Summary
 from kielo.recipe.errors import KieloError
-from kielo.report.figures import FIGURES
+from kielo.report.figures import FIGURES, parity_curves
 from kielo.report.summary import print_summary
 from kielo.report.units import format_bytes, format_seconds
 from kielo.report.write import write_report
@@ -219,3 +220,15 @@ def test_units() -> None:
     assert [format_seconds(s) for s in (0.04, 9.99, 59.4, 59.6, 252, 3599.7, 11_100)] == [
         "0.0 s", "10.0 s", "59 s", "1 min 00 s", "4 min 12 s", "1 h 00 min", "3 h 05 min"
     ]  # fmt: skip
+
+
+def test_equal_losses_are_counted_and_not_drawn_as_a_difference() -> None:
+    """A zero has no place on a logarithmic axis: the figure says how many there are."""
+
+    def drawn(ours: list[float], theirs: list[float]) -> str:
+        losses = SimpleNamespace(ours=ours, theirs=theirs)
+        return parity_curves({"parity": SimpleNamespace(losses=losses, tolerance=1e-5)}) or ""
+
+    assert "equal to the last bit in 2 of 3 steps" in drawn([2.0, 1.5, 1.25], [2.0, 1.5, 1.2500001])
+    assert "equal to the last bit in 2 of 2 steps" in drawn([2.0, 1.5], [2.0, 1.5])
+    assert "equal to" not in drawn([2.0, 1.5], [2.1, 1.6])

@@ -10,7 +10,7 @@ import torch
 from kielo.artifact.metrics import HeldOutLoss, TrainingStep, read_metrics
 from kielo.recipe.sections import TrainPlacement
 from kielo.train import meter as meter_module
-from kielo.train.log import Log, MetricsFile, PlainLines
+from kielo.train.log import Log, MetricsFile, PlainLines, ProgressBar
 from kielo.train.manifest import usual_tokens_per_second, wall_seconds
 from kielo.train.meter import Meter
 
@@ -50,6 +50,24 @@ def test_rows_beyond_the_restored_step_are_dropped(tmp_path: Path) -> None:
         "step 20/25  loss nan  norm 1.00  lr 1.00e-03  1,234 tokens/s  0.01 TFLOP/s  skipped 1  left 2 min",
         "step 20/25  held-out loss 1.5000",
     ]
+
+
+def test_the_progress_bar_cuts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every figure is on the screen in 80 columns, where one line is too short for them."""
+
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    bar = ProgressBar(25, screen := Screen())
+    bar.start(0)
+    bar.write(row(10))
+    bar.close()
+    for figure in ("loss 2.0000", "1,234 tokens/s", "skipped 1", "left 2 min"):
+        assert figure in screen.getvalue()
+    assert "…" not in screen.getvalue()
 
 
 def test_speed_leaves_out_what_is_not_training(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,11 @@
 """Parsers of verbs: each declares its flags when it is used, so that `kielo --help` imports no room."""
 
 import argparse
+import difflib
 import importlib
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 _RECIPE_HELP = "path of a recipe, the name of a shipped one (see `kielo recipes`), or a run folder"
 
@@ -39,7 +41,40 @@ class VerbParser(argparse.ArgumentParser):
         getattr(importlib.import_module("kielo.cli." + module), function + "_flags")(self)
         if args and args[0] in self._subverbs:
             return self._subverbs[args[0]].parse_known_args(args[1:], namespace)
-        return super().parse_known_args(args, namespace)
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error("unrecognized arguments: " + " ".join(unknown) + self._near(unknown[0]))
+        return options, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Exit 2 with one line: what is wrong, and what would work."""
+        refuse_usage(self, message)
+
+    def _near(self, word: str) -> str:
+        flags = [name for name in self._option_string_actions if name.startswith("--")]
+        near = difflib.get_close_matches(word.partition("=")[0], flags, n=1)
+        return f"; did you mean {near[0]}?" if near else ""
+
+
+class MainParser(argparse.ArgumentParser):
+    """The parser of `kielo` itself."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit 2 with one line: what is wrong, and what would work."""
+        refuse_usage(self, message)
+
+
+def refuse_usage(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    """Print one line and exit 2: argparse's complaint, the nearest choice, and an example or --help."""
+    found = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+    if found:
+        near = difflib.get_close_matches(found[1], re.findall(r"[\w-]+", found[2]), n=1)
+        message += f"; did you mean {near[0]}?" if near else ""
+    first = (parser.epilog or "").partition("\n")[0].removeprefix("example: ")
+    if not message.endswith("?"):
+        is_missing = first and "required" in message
+        message += f"; for example: {first}" if is_missing else f"; see {parser.prog} --help"
+    parser.exit(2, f"{parser.prog}: {message}\n")
 
 
 def add_verb(group: Any, name: str, handler: str, summary: str) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from kielo import __version__
 from kielo.cli.failure import report_unexpected
-from kielo.cli.flags import VerbParser, add_verb
+from kielo.cli.flags import MainParser, VerbParser, add_verb
 from kielo.cli.terminal import lasting_output, open_standard_streams
 from kielo.recipe.error_messages import sentence
 from kielo.train.signals import INTERRUPTED
@@ -56,7 +56,7 @@ _VERBS = {
 
 def command_line() -> argparse.ArgumentParser:
     """Returns the parser of the whole command line; a verb declares its flags when it is parsed."""
-    parser = argparse.ArgumentParser(
+    parser = MainParser(
         prog="kielo",
         description="From a language's raw text to its own language model.",
         epilog="example: kielo run demo_estonian",

@@ -5,9 +5,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kielo.artifact.lease import held
 from kielo.artifact.manifest import expire, read_manifest
@@ -126,15 +127,54 @@ def _do(name: str, invocation: Invocation, is_chosen: bool) -> None:
         if before is not None:
             invocation.stages[name] = StageTime(seconds=before.wall_seconds, skipped=True)
         return
-    print(f"── {name}", flush=True)
     started = time.monotonic()
-    make(invocation)
+    # Of a stage that was made before, the title waits for its first word: there may be nothing to do. Not
+    # where ranks of a training write to the terminal themselves.
+    title = f"── {name}"
+    with _after_title(
+        title, waits=before is not None and (name != "train" or invocation.ranks == 1)
+    ) as titled:
+        make(invocation)
     skipped = before is not None and read_manifest(invocation.folder / folder) == before
     seconds = before.wall_seconds if skipped else time.monotonic() - started
     invocation.stages[name] = StageTime(seconds=round(seconds, 3), skipped=skipped)
     if skipped:
-        again = "" if name == "train" else f"; --again {name} makes it again"
-        print(f"   nothing to do: made before from the same inputs and recipe{again}", flush=True)
+        again = "" if name == "train" else f"; --again {name} repeats it"
+        begin = "  " if titled() else title + ":"
+        print(f"{begin} nothing to do, same inputs and recipe{again}", flush=True)
+
+
+@contextmanager
+def _after_title(title: str, waits: bool) -> Iterator[Callable[[], bool]]:
+    """Print `title` before the output of the block: at once, or when there is some.
+
+    Yields a function that returns True if it was printed.
+    """
+    if not waits:
+        print(title, flush=True)
+        yield lambda: True
+        return
+    printed: list[str] = []
+    streams = [_TitledStream(stream, title, printed) for stream in (sys.stdout, sys.stderr)]
+    with redirect_stdout(streams[0]), redirect_stderr(streams[1]):
+        yield lambda: bool(printed)
+
+
+class _TitledStream:
+    """A stream that prints a title to stdout before the first text of any of those that share `printed`."""
+
+    def __init__(self, stream: Any, title: str, printed: list[str]):
+        self._stream, self._title, self._printed, self._stdout = stream, title, printed, sys.stdout
+
+    def write(self, text: str) -> int:
+        if text and not self._printed:
+            self._printed.append(self._title)
+            self._stdout.write(self._title + "\n")
+            self._stdout.flush()
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _chosen(options: argparse.Namespace) -> tuple[str, ...]:
@@ -214,7 +254,7 @@ def _verify(invocation: Invocation) -> None:
     from kielo.cli.verify import certify
 
     _need(invocation, "tokens", "train")
-    certificate = certify(invocation.recipe, invocation.folder)
+    certificate = certify(invocation.recipe, invocation.folder, shows_current=False)
     if not certificate.passed:
         raise KieloError(
             f"parity with Hugging Face failed: {certificate.first_difference.content()}; "

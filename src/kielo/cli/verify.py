@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from kielo.artifact.lease import held
+from kielo.artifact.manifest import read_manifest
 from kielo.artifact.parity import Parity
 from kielo.cli.flags import VerbParser, add_verb, examples, takes_recipe
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table
@@ -59,8 +60,18 @@ def parity(options: argparse.Namespace) -> int:
     return 0 if certificate.passed else 1
 
 
-def certify(recipe: Recipe, folder: Path, steps: int | None = None, is_quiet: bool = False) -> Parity:
-    """Certify the parity of the run's newest checkpoint with Hugging Face; prints it unless quiet."""
+def certify(
+    recipe: Recipe,
+    folder: Path,
+    steps: int | None = None,
+    is_quiet: bool = False,
+    shows_current: bool = True,
+) -> Parity:
+    """Certify the parity of the run's newest checkpoint with Hugging Face; prints it unless quiet.
+
+    shows_current: print a certificate that was there already, too.
+    """
+    before = read_manifest(folder / "verify")
     from kielo.checkpoint.read_checkpoint import read_plain
     from kielo.cli.checkpoint import newest_checkpoint
     from kielo.dataset.provenance import check_tokens
@@ -77,7 +88,7 @@ def certify(recipe: Recipe, folder: Path, steps: int | None = None, is_quiet: bo
         tolerance=section.tolerance,
     )
     certificate = verify_parity(read(folder / "resolved.toml"), folder / "verify", checkpoint, options)
-    if not is_quiet:
+    if not is_quiet and (shows_current or read_manifest(folder / "verify") != before):
         print_parity(certificate)
     return certificate
 

@@ -58,7 +58,6 @@ def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = 
     sources = fetch_sources(recipe, Path(raw_folder), say)
     inputs = {source.name: source.fingerprint for source in sources}
     if is_current(folder, KIND, VERSION, inputs, section):
-        say("nothing changed, nothing to do")
         manifest = read_manifest(folder)
         _refuse_bad_sources(manifest.counts["sources"], recipe.corpus.max_bad_share)
         return manifest

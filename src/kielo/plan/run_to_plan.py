@@ -76,7 +76,8 @@ class RunToPlan:
             raise KieloError(
                 f"the card {card.name!r} has no {between} peak or no memory bandwidth, so no speed can be "
                 "planned for it; what would work: a card of your own machine, by `kielo plan calibrate "
-                "RUN/train/metrics.jsonl --to my_machine.toml`, and then --machine my_machine.toml"
+                "RUN/train/metrics.jsonl --to my_machine.toml`, and then --machine my_machine.toml; or "
+                "another --cluster, such as lumi_g"
             )
         card = card.model_copy(update={"peak_tflops": {**card.peak_tflops, "bf16": peak}})
         return RunToPlan(recipe, model, site, card, efficiency, spread, precision)

@@ -198,7 +198,10 @@ def _weights(recipe: Recipe) -> Found:
     if weights is None:
         return
     if not weights.startswith("hf:") or weights == "hf:":
-        yield ("model.weights",), f"model.weights = {weights!r} does not fit; what would work: hf:FOLDER"
+        yield (
+            ("model.weights",),
+            f"model.weights = {weights!r} does not fit; what would work: hf:{weights.strip() or 'FOLDER'}",
+        )
     elif tokenizer.path is None:
         yield (
             ("model.weights", "tokenizer.path"),

@@ -14,6 +14,44 @@ from pydantic import BaseModel, ValidationError
 
 from kielo.recipe.errors import KieloError
 
+# What would work, by pydantic's kind of error, where its own message is about Python.
+_KINDS = {
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "string_type": "a text in quotes",
+    "tuple_type": "a list in [ ]",
+    "list_type": "a list in [ ]",
+    "dict_type": "a table in { }",
+    "model_type": "a table in { } with keys of its own",
+    "too_short": "a list with one entry or more",
+}
+# Of required keys.
+_EXAMPLES = {
+    "name": 'name = "my_model"',
+    "language": 'language = "fi" (see `kielo languages`)',
+    "corpus": '[corpus] with sources = ["my_text.txt"]; `kielo plan` needs none',
+    "corpus.sources": 'corpus.sources = ["my_text.txt"]',
+}
+# Keys as other tools call them.
+_CALLED_ELSEWHERE = {
+    "lr": "train.learning_rate",
+    "batch_size": "train.tokens_per_step",
+    "epochs": "dataset.max_epochs",
+    "steps": "train.tokens",
+    "max_steps": "train.tokens",
+    "num_layers": "model.num_hidden_layers",
+    "seq_len": "dataset.sequence_length",
+    "dtype": "train.precision",
+    "gpus": "layout.shard",
+    "tp": "layout.tensor",
+    "pp": "layout.pipeline",
+}
+
 
 @dataclass(frozen=True)
 class Complaint:
@@ -45,6 +83,8 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 def nearest_key(unknown: str, model: type[BaseModel]) -> str | None:
     """Returns the known key that was most likely meant: a sibling, then the same word in another section."""
     known = list(keys_of(model))
+    if (called := _CALLED_ELSEWHERE.get(unknown.rpartition(".")[2].lower())) in known:
+        return called
     parent, _, leaf = re.sub(r"\[\d+\]", "", unknown).rpartition(".")
     siblings = [key for key in known if key.rpartition(".")[0] == parent]
     words = set(leaf.split("_"))
@@ -109,7 +149,9 @@ def _explain(entry: Any, model: type[BaseModel], origin: Callable[[str], str]) -
         )
         return Complaint((key,), f"{where}: unknown key {key}; {hint}")
     if kind == "missing":
-        return Complaint((key,), f"{where}: {key} is missing; it has no default")
+        example = _EXAMPLES.get(key)
+        hint = f"what would work: {example}" if example else "it has no default"
+        return Complaint((key,), f"{where}: {key} is missing; {hint}")
     if kind in ("model_type", "dict_type") and _section(key, model) is not None:
         example = next(iter(_section(key, model).model_fields))
         return Complaint(
@@ -119,14 +161,26 @@ def _explain(entry: Any, model: type[BaseModel], origin: Callable[[str], str]) -
         )
     if kind == "string_pattern_mismatch":
         return Complaint((key,), f"{where}: {key} = {_short(entry['input'])} does not fit; {_name(entry)}")
-    would_work = re.sub(r"^(Input should be|Value error,)\s*", "", entry["msg"])
-    if entry["msg"].startswith("Input should be"):
-        would_work = f"what would work: {would_work}"
+    would_work = _in_words(entry)
+    if entry["type"] == "literal_error" and isinstance(entry["input"], str):
+        choices = re.findall(r"'([^']*)'", entry["ctx"]["expected"])
+        would_work += did_you_mean(entry["input"], {choice: [] for choice in choices})
     given = "" if isinstance(entry["input"], dict | BaseModel) else f" = {_short(entry['input'])}"
     default = _default(key, model)
     if default is not None:
         would_work += f" (default: {_short(default)})"
     return Complaint((key,), f"{where}: {key}{given} does not fit; {would_work}")
+
+
+def _in_words(entry: Any) -> str:
+    """Returns what would work, for people who do not know pydantic's words."""
+    kind, message = entry["type"], entry["msg"]
+    if kind in _KINDS:
+        return f"what would work: {_KINDS[kind]}"
+    would_work = re.sub(r"^(Input should be|Value error,)\s*", "", message)
+    if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
+        would_work = f"a number {would_work}"
+    return f"what would work: {would_work}" if message.startswith("Input should be") else would_work
 
 
 def _nearest_of_list_item(location: Sequence[str | int], model: type[BaseModel]) -> str | None:

@@ -159,12 +159,17 @@ def parity_curves(gathered: dict[str, Any]) -> str | None:
         )
         above.set_ylabel("loss")
         _grid(above)
-        smallest = 1e-10  # equal losses have no logarithm: they are drawn at the floor
         differences = [
-            max(abs(mine - their) / abs(their), smallest) if their else smallest
-            for mine, their in zip(ours, theirs, strict=True)
+            abs(mine - their) / abs(their) if their else 0.0 for mine, their in zip(ours, theirs, strict=True)
         ]
-        below.semilogy(steps, differences, color=OURS, linewidth=1.4, marker="o", markersize=3.5)
+        # Equal losses have no logarithm: their steps are left out, and counted.
+        drawn = [(step, value) for step, value in zip(steps, differences) if value > 0]
+        x, y = [step for step, _ in drawn], [value for _, value in drawn]
+        below.semilogy(x, y, color=OURS, linewidth=1.4, marker="o", markersize=3.5)
+        if equal := len(differences) - len(drawn):
+            below.set_title(
+                f"equal to the last bit in {equal} of {len(differences)} steps", loc="left", fontsize=8
+            )
         if tolerance:
             below.plot([1, len(ours)], [tolerance, tolerance], color=DROPPED, linewidth=1.2)
             below.annotate(
@@ -176,8 +181,8 @@ def parity_curves(gathered: dict[str, Any]) -> str | None:
                 color=DROPPED,
                 annotation_clip=False,
             )
-        highest = max([value for value in differences if isfinite(value)] + [tolerance or 1e-5])
-        below.set_ylim(smallest / 2, highest * 4)
+        finite = [value for _, value in drawn if isfinite(value)]
+        below.set_ylim(min([*finite, 1e-8]) / 2, max([*finite, tolerance or 1e-5]) * 4)
         below.minorticks_off()
         below.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}"))
         _axes_names(below, "step", "relative difference")

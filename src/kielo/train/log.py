@@ -230,8 +230,11 @@ class ProgressBar:
     def __init__(self, total_steps: int, stream: TextIO | FailsafeStream):
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.table import Column
 
-        columns = (TextColumn("train"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+        # The figures go on in a second line where the terminal is too narrow for them.
+        figures = TextColumn("{task.description}", table_column=Column(overflow="fold"))
+        columns = (TextColumn("train"), BarColumn(bar_width=12), MofNCompleteColumn(), figures)
         self._bar = Progress(*columns, console=Console(file=stream))
         self._task = self._bar.add_task("starting", total=total_steps)
 

@@ -1,0 +1,107 @@
+"""Wrong usages, as people type them: each is answered by one line that names what would work.
+
+No traceback, no words of pydantic or argparse's usage, no file: exit code 1, or 2 for flags and verbs.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kielo.cli.main import main
+
+OUT = ["--set", "folder=out"]
+
+
+def setting(value: str) -> list[str]:
+    return ["show", "demo_estonian", "--set", value]
+
+
+# What is typed → a part of the answer that helps.
+WRONG: dict[str, tuple[list[str], str]] = {
+    "a section set to a number": (setting("train=5"), "a key of it, such as train.tokens"),
+    "a language by its name": (setting("language=finnish"), "did you mean fi?"),
+    "a cluster by half its name": (setting("cluster=lumi"), "did you mean lumi_g?"),
+    "a name with a space": (setting("name=my model"), "my_model"),
+    "an empty name": (setting("name="), "Latin letters"),
+    "a negative budget": (setting("train.tokens=-5"), "a number greater than 0"),
+    "a broken budget": (setting("train.tokens=1.5"), "a whole number"),
+    "a budget in words": (setting("train.tokens=3 billion"), "3B, 350M"),
+    "a learning rate of zero": (setting("train.learning_rate=0"), "greater than 0"),
+    "a learning rate in words": (setting("train.learning_rate=high"), "what would work: a number"),
+    "a family misspelt": (setting("model.model_type=lama"), "did you mean llama?"),
+    "a schedule misspelt": (setting("train.schedule=cosin"), "did you mean cosine?"),
+    "a precision of others": (setting("train.precision=fp16"), "'fp32', 'bf16' or 'fp8'"),
+    "a switch for a choice": (setting("layout.recompute=yes"), "'none', 'attention'"),
+    "a degree that ZeRO lacks": (setting("layout.zero=4"), "1, 2 or 3"),
+    "no source": (setting("corpus.sources="), "one entry or more"),
+    "a number for a source": (setting("corpus.sources=5"), "a list in [ ]"),
+    "a share above a half": (setting("dataset.heldout_share=2"), "less than 0.5"),
+    "a tiny vocabulary": (setting("tokenizer.vocab_size=100"), "257 or more"),
+    "weights without hf:": (setting("model.weights=OWNER/NAME"), "hf:OWNER/NAME"),
+    "weights without a tokenizer": (setting("model.weights=hf:gone"), "set tokenizer.path"),
+    "phases as a number": (setting("phases=3"), "a list in [ ]"),
+    "a ramp as a number": (setting("train.batch_ramp=5"), "a table in { }"),
+    "a key of another section": (setting("train.compile=true"), "layout.compile"),
+    "a key of other tools": (setting("lr=1"), "train.learning_rate"),
+    "a key misspelt": (setting("train.token=1"), "train.tokens"),
+    "no value": (setting("train.tokens"), "section.key=value"),
+    "a size beside a shape": (
+        [*setting("model.params=3B"), "--set", "model.hidden_size=64"],
+        "leave out one or the other",
+    ),
+    "a recipe misspelt": (["show", "demo_estonia"], "did you mean demo_estonian?"),
+    "broken TOML": (["show", "bad.toml"], "line 1"),
+    "a folder of no run": (["run", "empty"], "recipe.toml"),
+    "text that is not there": (["run", "own_text", "--set", "corpus.sources=gone.txt", *OUT], "gone.txt"),
+    "text of an unknown format": (["run", "own_text", "--set", "corpus.sources=a.csv", *OUT], ".parquet"),
+    "a folder without text": (["run", "own_text", "--set", "corpus.sources=empty", *OUT], ".jsonl"),
+    "a file for the run folder": (["run", "own_text", "--set", "folder=a.csv"], "name another folder"),
+    "a stage misspelt": (["run", "own_text", "--only", "trian"], "did you mean train?"),
+    "stages in the wrong order": (
+        ["run", "own_text", "--from", "train", "--to", "pack"],
+        "corpus, tokenizer",
+    ),
+    "no ranks": (["run", "own_text", "--ranks", "0"], "give 1 or more"),
+    "ranks in words": (["run", "own_text", "--ranks", "many"], "invalid int value: 'many'"),
+    "no recipe": (["run"], "for example: kielo run demo_estonian"),
+    "a verb misspelt": (["trian", "own_text"], "did you mean train?"),
+    "a flag misspelt": (["train", "own_text", "--rank", "2", "--dryrun"], "did you mean --dry-run?"),
+    "no steps to profile": (["train", "own_text", "--profile", "0"], "give 1 step or more"),
+    "a size in words": (["plan", "--params", "3 billion"], "3B, 350M"),
+    "nothing to plan": (["plan"], "--params 3B"),
+    "more nodes than there are": (["plan", "poro_34b", "--nodes", "9999"], "what would work: 2978"),
+    "a card that is not there": (["plan", "poro_34b", "--machine", "gone.toml"], "kielo plan calibrate"),
+    "one layout twice": (["plan", "compare", "poro_34b", "tp2", "tp2", "--nodes", "16"], "two that differ"),
+    "no layout's name": (["plan", "explain", "poro_34b", "zz", "--nodes", "16"], "what would work: tp8"),
+    "no such rank": (["rehearse", "poro_34b", "--rank", "9000000"], "ranks 0 to"),
+    "no such proof": (["verify", "all", "own_text"], "parity"),
+    "a run without training": (["verify", "parity", "own_text", *OUT], "--to train"),
+    "a model that is not there": (["verify", "round-trip", "hf:gone"], "hf:OWNER/NAME"),
+    "no prompt": (["generate", "own_text"], "for example: kielo generate"),
+    "no run to export": (["export", "gone", "--to", "x"], "kielo checkpoint list"),
+    "no checkpoints to list": (["checkpoint", "list", "gone"], "runs/demo_estonian"),
+    "a subverb misspelt": (["checkpoint", "lst", "gone"], "did you mean list?"),
+    "no step": (["data", "own_text"], "for example: kielo data"),
+    "a format misspelt": (["schema", "--of", "recip"], "did you mean recipe?"),
+    "no such recipe to copy": (["recipes", "--copy", "demo"], "demo_estonian"),
+    "a tokenizer that is not there": (["tokenizer", "measure", "gone", "--text", "a.csv"], "tokenizer.json"),
+    "a language without a card": (["init", "--language", "Klingon"], "known: da"),
+}
+_FOREIGN = re.compile(r"Traceback|pydantic|Tuple|Input should|valid dictionary|usage:|BatchRamp")
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_usage_gets_one_line_that_helps(name, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.toml").write_text("name = \n")
+    (tmp_path / "a.csv").write_text("a,b\n")
+    (tmp_path / "empty").mkdir()
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    arguments, helps = WRONG[name]
+    assert main(arguments) in (1, 2)
+    error = capsys.readouterr().err
+    answer = [line for line in error.splitlines() if not line.startswith("not set in the recipe")]
+    assert len(answer) == 1 and answer[0].startswith("kielo") and helps in answer[0]
+    assert not _FOREIGN.search(error)
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == before
