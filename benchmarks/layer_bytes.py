@@ -8,8 +8,13 @@ bf16, with flash attention and sequence parallelism (Korthikanti et al. 2022, ar
 without dropout; derived in docs/layouts.md). Prints a table and writes results/layer_bytes.json.
 """
 
+import argparse
+import datetime
+import json
+import platform
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -20,8 +25,8 @@ from kielo.parallel.mesh import build_mesh
 from kielo.parallel.projection import apply_projection
 from kielo.parallel.recompute import apply_recompute
 from kielo.parallel.tensor_parallel import apply_tensor_parallel
-from kielo.recipe.sections import Layout, Model
-from kielo.resolve.activation_bytes import layer_parts
+from kielo.recipe.sections import Layout, Model, Recompute
+from kielo.resolve.activation_bytes import layer_bytes, layer_parts
 from kielo.train.build import positions_of_rank
 from kielo.verify.fake_world import fake_world, groups_of
 from kielo.verify.rank_watch import RankWatch
@@ -30,6 +35,7 @@ from kielo.verify.torch_fakes import fake_tensors
 RESULTS = Path(__file__).parent / "results" / "layer_bytes.json"
 _BF16 = 2
 _FEW, _MANY = 1, 3  # layers
+LENGTH = 4096  # tokens, one sequence
 # Llama 3.1 70B (Dubey et al. 2024, arXiv:2407.21783, table 3), and Megatron's GPT of 175B (Korthikanti et al.
 # 2022, table 3).
 MODELS = {
@@ -58,10 +64,9 @@ def formula_bytes(model: Model, tokens: int, layout: Layout) -> float:
     """
     groups = model.num_key_value_heads / model.num_attention_heads
     widths = (6 if layer_parts(model).mlp_matrices == 3 else 4) * model.intermediate_size / model.hidden_size
-    made_again = layout.recompute.split("+")
     units = 12 + 4 * groups + widths
-    units -= 4 * ("norms" in made_again)
-    units -= 2 * model.intermediate_size / model.hidden_size * ("activations" in made_again)
+    units -= 4 * ("norms" in layout.recomputed)
+    units -= 2 * model.intermediate_size / model.hidden_size * ("activations" in layout.recomputed)
     return tokens * model.hidden_size / layout.tensor * units
 
 
@@ -87,3 +92,44 @@ def kept_bytes(model: Model, sequence_length: int, layout: Layout) -> float:
                 held.append(watch.ledger.held_bytes("activations"))
                 del hidden
     return (held[1] - held[0]) / (_MANY - _FEW)
+
+
+def measured() -> Iterator[dict[str, Any]]:
+    """Yields a row for each model, number of tensor ranks and choice of `layout.recompute`."""
+    for name, shape in MODELS.items():
+        model = model_of(shape, LENGTH)
+        for tensor in (2, 4, 8):
+            for recompute in get_args(Recompute):
+                layout = Layout(tensor=tensor, recompute=recompute)
+                kept = kept_bytes(model, LENGTH, layout)
+                row = {"model": name, "tensor": tensor, "recompute": recompute, "bytes": round(kept)}
+                if recompute not in ("operators", "full"):
+                    formula = formula_bytes(model, LENGTH, layout)
+                    row |= {"formula_bytes": round(formula), "by_the_formula": round(kept / formula, 4)}
+                yield row | {"planned_bytes": round(layer_bytes(model, layout, _BF16)[0] * LENGTH)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--to", type=Path, default=RESULTS, help="the file to write")
+    options = parser.parse_args()
+    rows = []
+    for row in measured():
+        rows.append(row)
+        ratio = f"{row['by_the_formula']:.3f} × the formula" if "by_the_formula" in row else ""
+        print(
+            f"{row['model']}, TP{row['tensor']}, {row['recompute']}: {row['bytes'] / 1e6:.1f} MB {ratio}",
+            flush=True,
+        )
+    found = {
+        "date": datetime.date.today().isoformat(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "tokens": LENGTH,
+        "layers": rows,
+    }
+    options.to.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

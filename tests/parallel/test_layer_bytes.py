@@ -29,9 +29,13 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("tensor", [2, 4, 8])
-def test_a_layer_keeps_what_the_formula_says(name, tensor):
-    model, layout = model_of(MODELS[name], LENGTH), Layout(tensor=tensor)
+@pytest.mark.parametrize(
+    ("tensor", "recompute"),
+    [(2, "none"), (4, "none"), (8, "none"), (8, "norms"), (4, "activations"), (2, "norms+activations"),
+     (8, "attention+norms+activations")],
+)  # fmt: skip
+def test_a_layer_keeps_what_the_formula_says(name, tensor, recompute):
+    model, layout = model_of(MODELS[name], LENGTH), Layout(tensor=tensor, recompute=recompute)
     measured, formula = kept_bytes(model, LENGTH, layout), formula_bytes(model, LENGTH, layout)
     assert formula <= measured <= MOST * formula
     planned, _ = layer_bytes(model, layout, bytes_per_element=2)

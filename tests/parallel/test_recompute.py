@@ -45,6 +45,10 @@ def gradients_and_calls(**layout) -> tuple[dict[str, torch.Tensor], Counter[str]
     # backward computes the activation function once more in any case.
     [
         ({"recompute": "attention"}, 2, 1, 1),
+        ({"recompute": "norms"}, 1, 1, 1),
+        ({"recompute": "activations"}, 1, 1, 1.5),
+        ({"recompute": "attention+norms+activations"}, 2, 1, 1.5),
+        ({"recompute": "norms+activations", "recompute_every_layers": 2}, 1, 1, 1.25),
         ({"recompute": "operators"}, 1, 1, 1.5),
         ({"recompute": "full"}, 2, None, 1.5),
         ({"recompute": "full", "recompute_every_layers": 2}, 1.5, None, 1.25),
@@ -62,6 +66,22 @@ def test_a_policy_makes_again_what_it_says(layout, attentions, products, activat
     assert calls[ATTENTION] == attentions * plain[ATTENTION]
     assert calls["silu"] == activations * plain["silu"]
     assert calls["mm"] == plain["mm"] if products == 1 else calls["mm"] > plain["mm"]
+
+
+def test_evaluation_of_a_model_that_makes_norms_again_is_that_of_the_plain_model():
+    models = [Llama(config(tied=False)) for _ in range(2)]
+    for model in models:
+        init_weights(model, seed=1)
+    apply_recompute(models[1], Layout(recompute="norms+activations"))
+    inputs, _ = batch()
+    with torch.no_grad():
+        assert torch.equal(models[0](inputs), models[1](inputs))
+    assert list(models[0].state_dict()) == list(models[1].state_dict())
+
+
+def test_a_misspelt_combination_is_refused_with_those_that_work():
+    with pytest.raises(ValueError, match="'norms[+]activations'"):
+        Layout(recompute="activations+norm")
 
 
 def test_an_operator_that_torch_does_not_have_is_named():

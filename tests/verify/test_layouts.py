@@ -38,6 +38,7 @@ FEW = [
     "tensor2-no_sequence-micro4",
     "shard2-cpu_offload",
     "tensor2-recompute_full-every2",
+    "tensor2-recompute_norms+activations",
     "context2-all_gather-documents",
     "context2-ulysses-no_documents",
     "context2-all_gather-recompute_attention",

@@ -1,20 +1,28 @@
 """Activation recomputation: the backward computes activations again (Chen et al. 2016, arXiv:1604.06174).
 
-`attention` recomputes inner attention, from queries, keys and values to its output: much memory, little
-arithmetic (the selective recomputation of Korthikanti et al. 2022, arXiv:2205.05198). `operators` recomputes
-a layer except the outputs of the operators named in the recipe. `full` keeps a layer's input only. torch's
-activation checkpointing does the work.
+`none` computes nothing expensive twice (docs/layouts.md says what a layer then keeps). `attention` recomputes
+inner attention, from queries, keys and values to its output: much memory, little arithmetic (the selective
+recomputation of Korthikanti et al. 2022, arXiv:2205.05198). `norms` makes again what the layer's norms give,
+and `activations` what the MLP's activation gives, each from inputs that are kept in any case, when a matrix
+needs it for its gradient. These three can be joined. `operators` recomputes a layer except the outputs of the
+operators named in the recipe. `full` keeps a layer's input only. torch's activation checkpointing does the
+work, except for norms and activations, which hooks of autograd make again.
 """
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from kielo.models.blocks.mlp import Activation
+from kielo.models.blocks.norm import LayerNorm, RMSNorm
 from kielo.parallel import lower_right_attention
+from kielo.parallel.materialise import local
 from kielo.parallel.projection import AccumulatingProjection
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout
@@ -29,15 +37,19 @@ _ATTENTION_KERNELS = (
 
 def apply_recompute(model: nn.Module, layout: Layout) -> None:
     """Recomputes in every n-th layer; `forward` is replaced and no module added, so names do not change."""
-    policy = layout.recompute
-    if policy == "none":
+    policy, parts = layout.recompute, layout.recomputed
+    if not parts:
         return
     saved = _operators(layout.recompute_saved_operators) if policy == "operators" else set()
     for number, layer in enumerate(model.layers.values()):
         if number % layout.recompute_every_layers:
             continue
-        if policy == "attention":
+        # A compiler makes norms and activations again by itself, where that saves memory.
+        if parts & {"norms", "activations"} and not layout.compile:
+            _MadeAgain(layer, parts)
+        if "attention" in parts:
             layer.attention.inner.__class__ = _recomputed(type(layer.attention.inner))
+        if policy not in ("operators", "full"):
             continue
         for module in layer.modules():
             if isinstance(module, AccumulatingProjection):
@@ -53,6 +65,82 @@ def _recompute(module: nn.Module, **options: Any) -> None:
     module.forward = partial(
         checkpoint, module.forward, use_reentrant=False, preserve_rng_state=False, **options
     )
+
+
+class _Again(NamedTuple):
+    """A tensor that is not kept: how it is made, and how it lies in its storage.
+
+    whole: what makes it a DTensor, where it is one.
+    """
+
+    make: Callable[..., Tensor]
+    inputs: tuple[Tensor, ...]
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    whole: dict[str, Any] | None
+
+
+class _MadeAgain:
+    """Outputs of a layer's norms and of its activation, which autograd makes again instead of keeping them.
+
+    While the layer goes forward it remembers them by their storage. Where an operator saves one of them for
+    its backward, what makes it is saved in its place, with inputs that are kept in any case.
+    """
+
+    def __init__(self, layer: nn.Module, parts: frozenset[str]) -> None:
+        """Replaces the forward of `layer` and of those modules. parts: of "norms" and "activations"."""
+        self._outputs: dict[int, tuple[Tensor, Callable[..., Tensor], tuple[Tensor, ...]]] = {}
+        norms = [module for module in layer.children() if isinstance(module, RMSNorm | LayerNorm)]
+        # A function whose gradient follows from its result keeps it.
+        activations = [
+            module for module in layer.modules() if isinstance(module, Activation) and not module.keeps_result
+        ]
+        for module in norms * ("norms" in parts) + activations * ("activations" in parts):
+            module.forward = partial(self._remember, module.forward)
+        layer.forward = partial(self._run, layer.forward)
+
+    def _run(self, forward: Callable[..., Tensor], *inputs: Any) -> Tensor:
+        if not torch.is_grad_enabled():
+            return forward(*inputs)
+        try:
+            with saved_tensors_hooks(self._pack, _unpack):
+                return forward(*inputs)
+        finally:
+            self._outputs.clear()
+
+    def _remember(self, make: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        output = make(*inputs)
+        if torch.is_grad_enabled():
+            # With the output itself, so that no other tensor gets its storage meanwhile.
+            detached = tuple(tensor.detach() for tensor in inputs)
+            self._outputs[_storage(output)] = output, make, detached
+        return output
+
+    def _pack(self, tensor: Tensor) -> Tensor | _Again:
+        found = self._outputs.get(_storage(tensor))
+        if found is None:
+            return tensor
+        _, make, inputs = found
+        part = local(tensor)
+        whole = None
+        if isinstance(tensor, DTensor):  # as the row-split matrix takes its input
+            whole = {"device_mesh": tensor.device_mesh, "placements": tensor.placements}
+            whole |= {"shape": tensor.size(), "stride": tensor.stride()}
+        return _Again(make, inputs, part.size(), part.stride(), part.storage_offset(), whole)
+
+
+def _unpack(packed: Tensor | _Again) -> Tensor:
+    if not isinstance(packed, _Again):
+        return packed
+    with torch.no_grad():
+        made = local(packed.make(*packed.inputs))
+        made = made.as_strided(packed.size, packed.stride, packed.offset)
+        return made if packed.whole is None else DTensor.from_local(made, run_check=False, **packed.whole)
+
+
+def _storage(tensor: Tensor) -> int:
+    return local(tensor).untyped_storage()._cdata
 
 
 @cache

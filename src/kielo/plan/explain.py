@@ -417,7 +417,14 @@ def recomputed_seconds(planned: PlannedLayout) -> dict[str, float]:
     """Returns part → its seconds that recomputation causes, by the planner's formulas."""
     work = _Facts(planned).work
     none = np.zeros(1)
-    plain = replace(work, layers_again=none, attention_again=none, operators_again=none)
+    plain = replace(
+        work,
+        layers_again=none,
+        attention_again=none,
+        operators_again=none,
+        norms_again=none,
+        activations_again=none,
+    )
     rates = planned.run.efficiency.of(work)
     now, then = _layer_parts(work, rates), _layer_parts(plain, rates)
     return {part: planned.seconds[part] * (1 - then[part] / now[part]) if now[part] else 0.0 for part in now}

@@ -58,7 +58,8 @@ def layer_seconds(work: Workload, rates: Any) -> LayerSeconds:
     return LayerSeconds(
         forward_matrix * (1 + again) + backward_matrix,
         attention * (1 + backward + attention_again),
-        elementwise * (3 + np.maximum(work.layers_again, work.operators_again)) / 3,
+        elementwise * (3 + np.maximum(work.layers_again, work.operators_again)) / 3
+        + _cheap_again_seconds(work, rates),
         rates.layer_seconds * passes * (1 + _is_routed(work) * work.expert_layers * _EXPERT_LAUNCHES),
         work.architecture == ARCHITECTURES.index("cpu"),
     )
@@ -205,6 +206,22 @@ def _attention_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
     return np.where(is_flash, flops / 2 / flash_rate, plain), np.where(is_flash, 2.5, 2.0)
 
 
+def _cheap_again_seconds(work: Workload, rates: Any) -> Column:
+    """Computes seconds of norms and activations that the backward makes again: each reads and writes once."""
+    share = np.where(work.sequence_parallel > 0, 1 / work.tensor, 1.0)
+    norms = 2 * 2 * work.hidden * share * work.norms_again
+    elements = norms + _activation_elements(work) * work.activations_again
+    moved = rates.elementwise * _BF16_BYTES * work.tokens * elements
+    return moved / (work.memory_bandwidth * rates.memory)
+
+
+def _activation_elements(work: Workload) -> Column:
+    """Returns elements a token that the MLP's activation reads and writes, on a tensor rank."""
+    active = work.shared_ffn + work.experts_each * work.expert_ffn
+    widths = (1 - work.expert_layers) * work.ffn + work.expert_layers * active
+    return widths * work.mlp_matrices / work.tensor
+
+
 def _elementwise_seconds(work: Workload, rates: Any) -> Column:
     """Computes seconds of memory-bound work, forward and backward.
 
@@ -220,9 +237,7 @@ def _elementwise_seconds(work: Workload, rates: Any) -> Column:
         * (norms + 2 * 3 * _BF16_BYTES)
     )
     heads = (work.heads + 2 * work.kv_heads) * work.head_dim * 2
-    active = work.shared_ffn + work.experts_each * work.expert_ffn
-    widths = (1 - work.expert_layers) * work.ffn + work.expert_layers * active
-    split = _BF16_BYTES * (heads + widths * work.mlp_matrices) / work.tensor
+    split = _BF16_BYTES * (heads / work.tensor + _activation_elements(work))
     # Each copy of a token is written in its expert's order and read, and the same on the way back.
     sorted_ = (
         _is_routed(work)

@@ -6,17 +6,21 @@ mb1 (sequences of a micro-batch), zero1, the schedule, and recomputation; and ra
 
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Layout
+from kielo.recipe.sections import Layout, Recompute
 from kielo.resolve.stages import num_stages
 
 _USUAL_OPERATORS = Layout.model_fields["recompute_saved_operators"].default
+# The longest first: "norms+activations" before "norms".
+_RECOMPUTATION = "|".join(
+    re.escape(name) for name in sorted(get_args(Recompute), key=len, reverse=True) if name != "none"
+)
 _KNOWN = (
     "tp8, pp4, cp2, dp16, hsdp8, mb1, zero1, zero2, zero3, gpipe, 1f1b, interleaved2, zb2, zbv, dualpipev, "
-    "full, full/2, attention, operators, norecompute, sp, nosp, allgather, ulysses, offload, compile, "
-    "nocompile, layers20+20+19, saved_mm+addmm"
+    "full, full/2, attention, norms+activations, operators, norecompute, sp, nosp, allgather, ulysses, "
+    "offload, compile, nocompile, layers20+20+19, saved_mm+addmm"
 )
 # The 1 of 1f1b does not belong to a number before it: "pp41f1b" is pp4 and 1f1b.
 _TERM = re.compile(
@@ -26,7 +30,7 @@ _TERM = re.compile(
     r"|interleaved[_ -]?1f1b|interleaved_zero_bubble"
     r"|(?:interleaved|zb)(?!v)(?:\d+(?!f1b))?"
     r"|gpipe|1f1b|zbv|dualpipev"
-    r"|norecompute|(?:full|attention|operators)(?:/\d+(?!f1b))?"
+    rf"|norecompute|(?:{_RECOMPUTATION})(?:/\d+(?!f1b))?"
     r"|nosp|sp|allgather|ulysses|offload|compile|nocompile"
     r"|layers\d+(?:\+\d+)*|saved_[a-z0-9_.+]*"
 )

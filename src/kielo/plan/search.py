@@ -34,7 +34,10 @@ Column = np.ndarray
 _MICRO_BATCHES = (1, 2, 4, 8)
 _CONTEXTS = (1, 2, 4, 8, 16)
 _FEWEST_TOKENS = 4096  # of a sequence on a context rank; splitting into shorter parts gains nothing
-_RECOMPUTATION = (("none", 1), ("operators", 1), ("full", 4), ("full", 2), ("full", 1))
+_RECOMPUTATION = (
+    ("none", 1), ("norms+activations", 1), ("operators", 1), ("full", 4), ("full", 2), ("full", 1),
+)  # fmt: skip
+_WITH_SPLIT_BACKWARD = _RECOMPUTATION[:2]
 # (ZeRO degree, True if split within nodes and copied between them). With copies, degree 2 has no advantage
 # that 1 or 3 does not have.
 _ZERO = ((1, False), (2, False), (3, False), (1, True), (3, True))
@@ -295,7 +298,7 @@ def _layouts(run: RunToPlan, devices: Sequence[int], found: Found) -> Iterator[L
     usual = {key: getattr(run.recipe.layout, key) for key in ("context_attention", "compile")}
     for layout in _axes(run, devices, found):
         splits = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
-        for again, every in _RECOMPUTATION[:1] if splits else _RECOMPUTATION:
+        for again, every in _WITH_SPLIT_BACKWARD if splits else _RECOMPUTATION:
             one = layout.model_copy(update=usual | {"recompute": again, "recompute_every_layers": every})
             complaints = torch_complaints(one, run.torch_version)
             for complaint in complaints:

@@ -27,7 +27,8 @@ class Workload(MemoryColumns):
 
     Layout: `shard` is at most `data`.
     Recomputation: `layers_again` and `attention_again` are the shares of layers, and of attention alone, that
-    the backward pass recomputes; `operators_again` that of the matrix products by op-wise checkpointing.
+    the backward pass recomputes; `operators_again` that of the matrix products by op-wise checkpointing;
+    `norms_again` and `activations_again` those of a layer's norms and of its MLP's activation.
     Mixtures of experts: a token goes to `experts_each` of `experts` routed ones; `shared_ffn` is the width of
     all shared ones; `expert_layers` is the share of layers that have experts, the others have a dense MLP of
     width `ffn`.
@@ -58,6 +59,8 @@ class Workload(MemoryColumns):
     node_bandwidth: Column  # bytes/s of a device to others in its node, one way
     network_bandwidth: Column  # bytes/s of a device's share of its node's network, one way
     node_devices: Column  # devices that node_bandwidth reaches
+    norms_again: Column = _ZERO
+    activations_again: Column = _ZERO
     # Defaults: a dense model on a network that nobody measured.
     experts: Column = _ZERO
     experts_each: Column = _ZERO

@@ -10,9 +10,10 @@ from kielo.recipe.sections import Layout, Model
 from kielo.resolve.fp8_check import fp8_share
 from kielo.resolve.memory_row import StepSize, TrainOptions, memory_row
 
-_RECOMPUTE = {  # layout.recompute → shares of (layers, attention, operators) that are recomputed
-    "none": (0.0, 0.0, 0.0), "attention": (0.0, 1.0, 0.0), "operators": (0.0, 0.0, 1.0),
-    "full": (1.0, 0.0, 0.0),
+# What `layout.recompute` names → the column with the share of it that is recomputed, less "_again".
+_COLUMNS = {
+    "full": "layers", "operators": "operators", "attention": "attention", "norms": "norms",
+    "activations": "activations",
 }  # fmt: skip
 
 
@@ -31,15 +32,16 @@ def workload_row(
     card's bf16 peak must be that of `train.precision`: fp32 changes only bytes here. on_processor: counts
     bytes as a rehearsal does.
     """
-    layers_again, attention_again, operators_again = _RECOMPUTE[layout.recompute]
+    again = {
+        f"{name}_again": float(part in layout.recomputed) / layout.recompute_every_layers
+        for part, name in _COLUMNS.items()
+    }
     fp8, is_fp8 = train.fp8, train.precision == "fp8"
     recipe, share = matrix_recipe(train.precision, fp8), fp8_share(model, fp8) if is_fp8 else 1.0
-    return memory_row(model, layout, step, train, card, on_processor) | {
+    return memory_row(model, layout, step, train, card, on_processor) | again | {
         "layers": model.num_hidden_layers, "heads": model.num_attention_heads,
         "kv_heads": model.num_key_value_heads, "head_dim": model.head_dim,
         "data": layout.replicate * layout.shard, "ring_share": cluster.ring_share or 0.0,
-        "layers_again": layers_again / layout.recompute_every_layers,
-        "attention_again": attention_again, "operators_again": operators_again,
         "weight_bytes": 4, "gradient_bytes": 4,
         "dropout": 0.0, "unfused_norms": 0.0, "whole_logits": 0.0,
         "recipe": RECIPES.index(recipe), "kernel": ATTENTION_KERNELS.index("flash"),

@@ -11,6 +11,7 @@ is an entry in the right class here, and the line that uses it.
 """
 
 import re
+from itertools import combinations
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
@@ -428,6 +429,21 @@ class Model(Section):
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
 
 
+_RECOMPUTED_PARTS = ("attention", "norms", "activations")  # of a layer, each by itself
+Recompute = Literal[
+    (
+        "none",
+        *(
+            "+".join(parts)
+            for number in range(1, len(_RECOMPUTED_PARTS) + 1)
+            for parts in combinations(_RECOMPUTED_PARTS, number)
+        ),
+        "operators",
+        "full",
+    )
+]
+
+
 class Layout(Section):
     """[layout], of the placement: ranks along each mesh axis, and what is traded for memory.
 
@@ -471,16 +487,21 @@ class Layout(Section):
         None,
         description="layers by torch.compile; default: on GPUs, and long runs in bf16 on processors with AMX",
     )
-    recompute: Literal["none", "attention", "operators", "full"] = Field(
+    recompute: Recompute = Field(
         "none",
-        description="activations made again in the backward: none, of attention, all but saved operators, "
-        "all",
+        description="activations made again in the backward: none, of attention, of norms, of the MLP's "
+        "activation (joined by +), all but saved operators, all",
     )
     recompute_every_layers: PositiveInt = Field(1, description="recompute in every n-th layer")
     recompute_saved_operators: tuple[str, ...] = Field(
         ("mm", "addmm", "scaled_dot_product_attention"),
         description="what `operators` keeps: names in torch.ops.aten",
     )
+
+    @property
+    def recomputed(self) -> frozenset[str]:
+        """What the backward makes again, by the names that `recompute` joins."""
+        return frozenset(self.recompute.split("+")) - {"none"}
 
 
 class BatchRamp(Section):

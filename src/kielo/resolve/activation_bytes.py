@@ -86,9 +86,7 @@ def layer_bytes(
     # The other tensor ranks' part of the inputs of matrices, gathered again for the backward.
     others = 0.0 if in_fp8 else (1 - share) * parts["inputs of matrices"]
     whole = sum(parts.values()) - others
-    if layout.recompute == "attention":  # keeps its inputs, and its output, which the next matrix takes
-        kept = whole - parts["only attention's"]
-    elif layout.recompute == "operators":
+    if layout.recompute == "operators":
         queries, groups = _heads(model, layout)
         sums = 2 * model.hidden_size  # of all tensor ranks' parts: whole on each
         gates = layer_parts(model).mlp_matrices - 1
@@ -98,9 +96,34 @@ def layer_bytes(
     elif layout.recompute == "full":
         kept = bytes_per_element * model.hidden_size * share
     else:
-        return whole, 0.0
+        made_again = _made_again(model, layout, parts, others, in_fp8)
+        kept = whole - sum(made_again.values())
+        # Attention is made again with the gathered inputs in memory; of the others one at a time is there.
+        again = max(made_again.values(), default=0.0) + others * ("attention" in made_again)
+        recomputed = 1 / layout.recompute_every_layers
+        return recomputed * kept + (1 - recomputed) * whole, again
     recomputed = 1 / layout.recompute_every_layers
     return recomputed * kept + (1 - recomputed) * whole, whole + others - kept
+
+
+def _made_again(
+    model: Model, layout: Layout, parts: dict[str, float], others: float, in_fp8: bool
+) -> dict[str, float]:
+    """Returns bytes that are not kept because the backward makes them again, by what `recompute` names.
+
+    parts, others: bytes of a layer by part, and those of the inputs that other tensor ranks keep.
+    """
+    family = layer_parts(model)
+    found = {}
+    if "attention" in layout.recomputed:  # keeps its inputs, and its output, which the next matrix takes
+        found["attention"] = parts["only attention's"]
+    # In FP8 each tensor rank keeps a gathered copy of what a norm gives.
+    is_copied = in_fp8 and layout.tensor > 1 and layout.sequence_parallel
+    if "norms" in layout.recomputed and family.norms_inputs and not is_copied:
+        found["norms"] = parts["inputs of matrices"] - others
+    if "activations" in layout.recomputed and model.hidden_act != "relu":
+        found["activations"] = parts["mlp"] / (3 if family.mlp_matrices == 3 else 2)
+    return found
 
 
 def _kept_parts(model: Model, layout: Layout, bytes_per_element: int) -> dict[str, float]:

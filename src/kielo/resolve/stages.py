@@ -76,11 +76,11 @@ def stage_complaints(model: Model, layout: Layout) -> Iterator[str]:
             "error in torch 2.13; what would work: layout.zero = 1 or 2, or a schedule of 1f1b, "
             "interleaved_1f1b or gpipe"
         )
-    if splits_backward and layout.recompute != "none":
+    if splits_backward and layout.recomputed - {"norms", "activations"}:
         yield (
             f"layout.pipeline_schedule = {schedule!r} takes the backward pass apart, which recomputation "
             f"(layout.recompute = {layout.recompute!r}) does not allow; what would work: "
-            'layout.recompute = "none", or interleaved_1f1b'
+            'layout.recompute = "none" or "norms+activations", or interleaved_1f1b'
         )
     layers = layout.pipeline_layers
     total = model.num_hidden_layers

@@ -39,10 +39,10 @@ SCHEDULE_LIMITS = {
 }
 # "expected all tensors_saved_with_vc_check to be Tensors": one is a DeviceMesh.
 COMPILED_RECOMPUTATION = Limit(
-    'layout.compile = true with tensor > 1 and recompute = "full" or "attention"',
+    'layout.compile = true with tensor > 1 and recompute = "full", or with "attention"',
     ("2.10", "2.11"),
     "fails in the first forward",
-    'layout.compile = false, or layout.recompute = "operators" or "none"',
+    'layout.compile = false, or layout.recompute = "operators", "norms+activations" or "none"',
 )
 COMPILED_SPLIT_BACKWARD = Limit(
     "layout.compile = true with a schedule that splits the backward",
@@ -69,7 +69,7 @@ def compile_complaint(layout: Layout, version: str) -> str | None:
 
     The key `layout.compile` itself is not looked at.
     """
-    if layout.tensor > 1 and layout.recompute in ("full", "attention"):
+    if layout.tensor > 1 and layout.recomputed & {"full", "attention"}:
         return _complaint(COMPILED_RECOMPUTATION, version)
     return None
 

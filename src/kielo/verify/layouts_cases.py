@@ -148,7 +148,9 @@ def _one_axis() -> list[Case]:
 
 
 def _recomputation() -> list[Case]:
-    policies: list[dict[str, Any]] = [{"recompute": policy} for policy in ("attention", "operators", "full")]
+    policies: list[dict[str, Any]] = [
+        {"recompute": policy} for policy in ("attention", "norms+activations", "operators", "full")
+    ]
     policies.append({"recompute": "full", "recompute_every_layers": 2})
     layouts = ({"shard": 2, "zero": 1}, {"shard": 2, "zero": 3}, {"tensor": 2}, {"context": 2})
     return [Case(layout | policy) for layout in layouts for policy in policies]
@@ -214,6 +216,11 @@ def _pipelines() -> list[Case]:
         layout for layout in alone if not SCHEDULES[layout["pipeline_schedule"]].splits_backward
     ]
     cases += [Case(layout | {"recompute": "full"}, 4) for layout in whole_backward]
+    cases += [
+        Case(layout | {"recompute": "norms+activations"}, 4)
+        for layout in alone
+        if layout not in whole_backward
+    ]
     cases += [Case(layout | {"shard": 2, "zero": 3}, 4) for layout in whole_backward]
     cases += [Case(layout | {"tensor": 2, "shard": 2}, 4) for layout in alone]
     cases += [
