@@ -14,7 +14,7 @@ from kielo.parallel.mesh import build_mesh, sum_over_data
 from kielo.parallel.parallelise import parallelise
 from kielo.parallel.world import start_world
 from kielo.train.feed import StepBatch, cut
-from kielo.train.forward_backward import PlainForwardBackward
+from kielo.train.forward_backward import PlainForwardBackward, forward_backward_of
 from kielo.train.next_token import NextToken, tensor_axis
 from tests.parallel.test_layouts import LENGTH, SEQUENCES, VOCABULARY, batch, config, fill, layout
 from tests.ranks import run_ranks
@@ -69,6 +69,33 @@ def test_a_step_sends_what_its_zero_degree_says(zero, gathers, scatters):
     calls = run_ranks(collectives_of_a_step, 2, {"shard": 2, "zero": zero})[0]
     assert calls["_allgather_base_"] == gathers
     assert calls["_reduce_scatter_base_"] == scatters
+
+
+def scatters_of_a_pipeline(schedule: str) -> list[int]:
+    """Reduce-scatters of a step at ZeRO degrees 1, 2 and 3, on a rank of two stages × two shards."""
+    world = start_world(30, "cpu")
+    found = []
+    for zero in (1, 2, 3):
+        sizes = {"pipeline": 2, "shard": 2, "zero": zero}
+        placement = layout(**sizes, pipeline_schedule=schedule, pipeline_layers=(1, 1))
+        mesh = build_mesh(world, placement)
+        with torch.device("meta"):
+            model = Llama(config(tied=False))
+        model = parallelise(model, mesh, placement, "fp32")
+        materialise(model, world.device, fill(config(tied=False)))
+        inputs, labels = batch()
+        micro_batches = cut(inputs.numpy(), labels.numpy(), None, len(inputs) // MICRO_BATCHES)
+        step = forward_backward_of(model, mesh, 0.0, LENGTH * SEQUENCES, placement, "fp32")
+        with CollectiveCounter() as counter:
+            step(StepBatch(1, (), micro_batches, (labels >= 0).sum()))
+        found.append(counter.calls["_reduce_scatter_base_"])
+    return found
+
+
+def test_a_pipeline_scatters_after_each_backward_from_degree_2_on():
+    """So that what waits for the last micro-batch is a shard; a stage has its layer, and the rest."""
+    for rank in run_ranks(scatters_of_a_pipeline, 4, "1f1b"):
+        assert rank == [2, 2 * MICRO_BATCHES, 2 * MICRO_BATCHES]
 
 
 def test_replicas_are_summed_once_a_step():

@@ -1,6 +1,7 @@
 """The planner's figures of Kielo's own memory, against exact counts and against rehearsals of small jobs."""
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,6 +87,7 @@ def test_static_bytes_are_those_counted_parameter_by_parameter(ranks, sets):
         (1, 2, ("train.precision=fp32", "layout.recompute=full", "model.num_hidden_layers=2")),
         (4, 2, (PIPELINE, "layout.tensor=2", "layout.recompute=full", "model.num_hidden_layers=2")),
         (2, 3, (PIPELINE, "layout.pipeline_schedule=zbv")),
+        (4, 4, (PIPELINE, "layout.zero=2", "layout.recompute=full")),
     ],
 )
 def test_peaks_are_those_of_rehearsals(ranks, micro_batches, sets):
@@ -183,13 +185,14 @@ def test_zero_degrees_of_kielo_differ_only_within_a_step():
 
 def test_degrees_differ_in_what_they_send():
     """Bytes of a parameter and step, of 1/8 less: degree 1 gathers 2 and scatters 4; 2 scatters 4 for each
-    micro-batch; 3 gathers for each too (6 in all, as fitted), with a pipeline it scatters once.
+    micro-batch; 3 gathers for each too (6 in all, as fitted). A schedule that splits the backward pass
+    scatters once.
     """
 
     model = planned(1, 1).identity.model
 
-    def sent(zero: int, pipeline: int = 1) -> float:
-        layout = Layout(shard=8, zero=zero, pipeline=pipeline)
+    def sent(zero: int, **pipeline: Any) -> float:
+        layout = Layout(shard=8, zero=zero, **pipeline)
         work = Workload.of([
             workload_row(
                 model, layout, accelerator("h100_80"), cluster("dgx_h100"),
@@ -205,5 +208,6 @@ def test_degrees_differ_in_what_they_send():
     assert sent(1) == pytest.approx(7 / 8 * 6)
     assert sent(2) == pytest.approx(7 / 8 * (2 + 4 * 4))
     assert sent(3) == pytest.approx(7 / 8 * 4 * 6)
-    assert sent(2, pipeline=2) == pytest.approx(7 / 8 * 6)
-    assert sent(3, pipeline=2) == pytest.approx(7 / 8 * (4 * 4 + 2))
+    assert sent(2, pipeline=2) == pytest.approx(sent(2))
+    assert sent(3, pipeline=2) == pytest.approx(sent(3))
+    assert sent(2, pipeline=2, pipeline_schedule="zbv") == pytest.approx(sent(1))

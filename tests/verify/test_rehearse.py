@@ -282,3 +282,26 @@ def test_fp8_and_moments_in_bf16_are_rehearsed():
         for one in (wide, narrow)
     ]
     assert calls[1] == calls[0] + 1
+
+
+def test_a_pipeline_holds_messages_under_way_and_at_degree_2_shards_of_gradients():
+    """Receive buffers do not grow with the micro-batches of a step; gradients take 4 bytes a parameter at
+    ZeRO 1, and at ZeRO 2 on four shards a fourth of that, with the buffers of the reductions of the embedding
+    and of a layer.
+    """
+    sets = ["layout.pipeline=2", "layout.shard=4", "model.hidden_size=256", "model.intermediate_size=704",
+            "model.num_hidden_layers=16"]  # fmt: skip
+    shards, hidden_state = 4, 4 * 128 * 256
+
+    def first_rank(zero: int, micro_batches: int) -> tuple[dict, int]:
+        tokens = f"train.tokens_per_step={128 * shards * micro_batches}"
+        report = rehearse(planned(2 * shards, *sets, f"layout.zero={zero}", tokens), 0)
+        assert report["micro_batches_per_step"] == micro_batches
+        return report["peaks"]["backward"]["kinds"], shards * report["state_bytes"]["parameters"]
+
+    few, whole = first_rank(1, 4)
+    many, _ = first_rank(1, 16)
+    scattered, _ = first_rank(2, 4)
+    assert few["receive buffers"] == many["receive buffers"] <= hidden_state
+    assert few["gradients"] == many["gradients"] == pytest.approx(whole, rel=0.01)
+    assert whole / shards < scattered["gradients"] < whole / 2

@@ -12,8 +12,9 @@ and with `replicate` > 1 (hybrid sharding) an all-reduce of its gradient shard, 
 Parameters are fp32, compute is bf16 or fp32, gradients are reduced in fp32 or bf16 and *summed*: the loss is
 already divided by the global number of counted tokens, so a mean over ranks would divide twice.
 
-Gradients of micro-batches are added up in fp32 whatever they are reduced in: at degree 1, and in pipelines,
-whole on each rank and reduced once a step; at degrees 2 and 3 reduced first and added up as shards.
+Gradients of micro-batches are added up in fp32 whatever they are reduced in: at degree 1, and in pipelines
+that split the backward pass, whole on each rank and reduced once a step; else at degrees 2 and 3 reduced
+first and added up as shards (in pipelines by `pipeline_stage.py`).
 `MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)` would add up whole gradients in bf16, because FSDP2
 converts them only where the dtypes differ (`FSDPParam.to_accumulated_grad_if_needed`, torch 2.10 to 2.13).
 

@@ -1,4 +1,6 @@
-"""Pipeline schedules of torch.distributed.pipelining, and all uses of its undocumented parts, by version.
+"""Pipeline schedules of torch.distributed.pipelining, and the uses of its undocumented parts, by version.
+
+Undocumented parts of its stages are in `pipeline_stage.py`.
 
 `resolve/torch_versions.py` lists the versions that run each schedule. Stages are static: shapes are given,
 and no forward is run to find them out, which torch does since 2.12 when both input and output examples
@@ -13,10 +15,11 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 
+from kielo.parallel.pipeline_stage import LeanStage, ScatteringStage
 from kielo.recipe.errors import KieloError
+from kielo.resolve.stages import SCHEDULES
 from kielo.resolve.torch_versions import schedule_complaint
 
 TORCH_CLASSES = {
@@ -64,7 +67,7 @@ def make_schedule(
     if complaint is not None:
         raise KieloError(complaint)
     stages = [
-        PipelineStage(
+        _stage_class(options.name, part)(
             part, number, num_stages, options.device, input_args=given, output_args=made, group=group
         )
         for part, number, (given, made) in zip(parts, numbers, examples)
@@ -78,6 +81,12 @@ def make_schedule(
         loss_fn=options.loss,
         scale_grads=False,
     )
+
+
+def _stage_class(schedule: str, part: nn.Module) -> type[LeanStage]:
+    """Returns the class of a stage; ZeRO degrees 2 and 3 scatter gradients where the backward is whole."""
+    is_scattered = part.zero >= 2 and not SCHEDULES[schedule].splits_backward
+    return ScatteringStage if is_scattered else LeanStage
 
 
 @contextmanager

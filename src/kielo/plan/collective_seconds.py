@@ -130,8 +130,8 @@ def _replica_seconds(
     shard_bandwidth = ring_bandwidth(work, rates, np.minimum(neighbours, shard), shard) * rates.gather
     copies = ranks / shard
     # Kielo gathers parameters in the precision of the compute, or matrices in 8 bits, and adds up gradients
-    # in fp32 or bf16. With pipeline stages it scatters them once a step; without, at degree 2 after each
-    # micro-batch.
+    # in fp32 or bf16. At degree 2 it scatters them after each micro-batch, except in schedules that split the
+    # backward pass.
     is_own = work.compute_bytes > 0
     half = (ranks - 1) / ranks * parameters / bandwidth  # seconds for a byte of each parameter
     layers = np.minimum(
@@ -144,12 +144,10 @@ def _replica_seconds(
     scattered = half * np.where(is_own, work.reduce_bytes, _BF16_BYTES)
     # the share of bytes of gradients that is left where they are reduced in bf16
     halved = np.where(is_own, work.reduce_bytes / _FP32_BYTES, 1.0)
-    is_each = is_own & (work.zero == 2) & (work.pipeline == 1)
+    is_each = is_own & (work.zero == 2) & ~((work.pipeline > 1) & (work.splits_backward > 0))
     between_copies = 2 * (copies - 1) / copies * bytes_all / shard / (work.network_bandwidth * rates.network)
     once = np.where(work.zero < 3, gathered + np.where(is_each, 0.0, scattered), between_copies * halved)
     # in bf16, as fitted to engines whose gradients are fp32 too
     whole = 3 * (shard - 1) / shard * bytes_all / shard_bandwidth
-    is_late = is_own & (work.zero == 3) & (work.pipeline > 1)
-    once = once + np.where(is_late, whole * halved / 3, 0.0)
-    each = np.where(work.zero == 3, whole * (2 * narrowed + np.where(is_late, 0.0, halved)) / 3, 0.0)
+    each = np.where(work.zero == 3, whole * (2 * narrowed + halved) / 3, 0.0)
     return once, each + np.where(is_each, scattered, 0.0)

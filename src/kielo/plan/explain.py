@@ -344,11 +344,10 @@ def _data(facts: _Facts) -> str:
     layout, planned = facts.layout, facts.planned
     ranks = layout.replicate * layout.shard * layout.context
     times, behind = count_text(planned.micro_batches, "micro-batch"), "the passes over it"
-    if layout.zero == 3 and layout.shard * layout.context > 1 and layout.pipeline > 1:
-        how = f"parameters are gathered for each of {times}, and gradients scattered once a step"
-    elif layout.zero == 3 and layout.shard * layout.context > 1:
+    is_late = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
+    if layout.zero == 3 and layout.shard * layout.context > 1:
         how = f"parameters are gathered and gradients scattered for each of {times}"
-    elif layout.zero == 2 and layout.pipeline == 1:
+    elif layout.zero == 2 and not is_late:
         how = f"parameters are gathered once a step, and gradients scattered for each of {times}"
     else:
         how = (

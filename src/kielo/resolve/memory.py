@@ -145,15 +145,20 @@ class _Rank:
         all_first = self.passes >= work.micro_batches * work.chunks
         none_yet = np.where(all_first, 0.0, waiting)
         # While the last micro-batch is reduced: a layer's gradients, whole and copied to be reduced, while
-        # the layer before it computes its own. Pipelines reduce after all passes.
+        # the layer before it computes its own.
         wait_whole = self.waits_whole & (work.micro_batches > 1)
         reduced_late = np.where(wait_whole, waiting, self.shards * (work.micro_batches > 1))
         reduced_late = (
             reduced_late
             + work.reduce_bytes * self.layer
-            + np.where(self.is_pipeline, 0.0, bytes_per_element * self.head + np.where(wait_whole, 0.0, mlp))
+            + np.where(
+                self.reduces_at_end, 0.0, bytes_per_element * self.head + np.where(wait_whole, 0.0, mlp)
+            )
         )
-        rest = np.where(self.is_pipeline, 0.0, a_pass - a_layer + np.where(wait_whole, 0.0, again))
+        others = np.where(self.is_pipeline, kept - a_pass, 0.0)  # passes under way beside the one that ends
+        rest = np.where(
+            self.reduces_at_end, 0.0, others + a_pass - a_layer + np.where(wait_whole, 0.0, again)
+        )
         ends = bytes_per_element * (self.embedding + self.head)
         return [
             (none_yet, parameters, kept, self.losses),
@@ -219,8 +224,13 @@ class _Rank:
 
     @cached_property
     def waits_whole(self) -> Column:
-        """True where gradients wait whole for the last micro-batch: in pipelines at every ZeRO degree."""
-        return (self.work.zero == 1) | self.is_pipeline
+        """True where gradients wait whole for the last micro-batch."""
+        return (self.work.zero == 1) | (self.work.splits_backward > 0)
+
+    @cached_property
+    def reduces_at_end(self) -> Column:
+        """True where gradients are reduced after all passes: pipelines whose gradients wait whole."""
+        return self.is_pipeline & self.waits_whole
 
     @cached_property
     def waiting(self) -> Column:
@@ -243,8 +253,9 @@ class _Rank:
     def activations(self) -> Column:
         """Bytes of passes under way, of hidden states at the end, and of buffers for what neighbours send.
 
-        Hidden states at the end are the last norm's and, whole, those before and after the head. torch
-        allocates one buffer for each micro-batch when it makes the schedule.
+        Hidden states at the end are the last norm's and, whole, those before and after the head. A received
+        activation is what its pass keeps, so that only the gradients that arrive have buffers beside: one a
+        stage that has a next one.
         """
         work = self.work
         elements, parts = work.tokens * work.hidden, np.where(work.sequence_parallel > 0, work.tensor, 1)
@@ -253,8 +264,7 @@ class _Rank:
         under_way = np.minimum(self.passes, work.micro_batches * work.chunks) * self.layers / work.chunks
         # Each pass of GPipe's last stage keeps the head's gradient of its tokens.
         waiting = np.where(np.isinf(self.passes) & (self.has_head > 0), work.micro_batches - 1, 0)
-        both_ends = self.has_head & self.is_pipeline & self.has_embed
-        buffers = np.where(both_ends, 2, 2 * work.chunks - 1) * work.micro_batches * self.is_pipeline
+        buffers = (work.chunks - self.has_head) * self.is_pipeline
         kept = under_way * work.tokens * work.kept_bytes
         return kept + ends + waiting * (_FP32_BYTES * self.head + ends) + buffers * split
 

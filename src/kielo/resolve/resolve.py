@@ -43,7 +43,7 @@ from kielo.resolve.precision import chosen_precision, with_precision
 from kielo.resolve.resolved import Identity, Phase, PhasePlacement, Placement, Resolved
 from kielo.resolve.shares import MOST_FILLED, micro_batches_needed
 from kielo.resolve.software import Software, planned
-from kielo.resolve.stages import layers_of_stages, micro_batch_complaint, num_stages
+from kielo.resolve.stages import SCHEDULES, layers_of_stages, micro_batch_complaint, num_stages
 from kielo.resolve.text import Text, text_of_run
 from kielo.resolve.torch_versions import compile_advice, compile_complaint
 
@@ -406,7 +406,8 @@ def _reduction_complaint(recipe: Recipe, steps: _Steps) -> Iterator[str]:
     FSDP2 adds up what micro-batches scatter, until it is summed across replicas, in the reduction's buffer.
     """
     layout, has_several = recipe.layout, any(number > 1 for _, number in steps.micro_batches)
-    is_scattered_often = layout.zero > 1 and layout.pipeline == 1 and has_several
+    is_late = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
+    is_scattered_often = layout.zero > 1 and not is_late and has_several
     if recipe.train.gradient_reduce_dtype == "bf16" and layout.replicate > 1 and is_scattered_often:
         yield (
             f'train.gradient_reduce_dtype = "bf16" with layout.replicate = {layout.replicate} and '

@@ -221,7 +221,12 @@ def _pipelines() -> list[Case]:
         for layout in alone
         if layout not in whole_backward
     ]
-    cases += [Case(layout | {"shard": 2, "zero": 3}, 4) for layout in whole_backward]
+    cases += [Case(layout | {"shard": 2, "zero": zero}, 4) for layout in whole_backward for zero in (2, 3)]
+    cases += [
+        Case(alone[1] | {"replicate": 2, "shard": 2, "zero": 2}, 2),
+        Case(alone[2] | {"shard": 2, "tensor": 2, "zero": 2}, 4, {"tied": True}),
+        Case(alone[4] | {"shard": 2, "zero": 2}, 4),
+    ]
     cases += [Case(layout | {"tensor": 2, "shard": 2}, 4) for layout in alone]
     cases += [
         Case(layout | {"tensor": 2, "shard": 2}, 4, {"tied": True, "documents": True})

@@ -69,7 +69,7 @@ def rehearse(resolved: Resolved, rank: int, site: Cluster | None = None) -> dict
             first = step.run(few)
             counts = step.run(many)
             peaks = {
-                name: _with_all_buffers(peak, phase.micro_batches_per_step, many)
+                name: _with_all_inputs(peak, phase.micro_batches_per_step, many)
                 for name, peak in watch.ledger.peaks().items()
             }
     per_step = _extended(first, counts, few, many, phase.micro_batches_per_step)
@@ -277,14 +277,11 @@ def _extended(
     return {key: counts[key] + grown[key] * (wanted - many) // (many - few) for key in counts}
 
 
-def _with_all_buffers(peak: Peak, wanted: int, many: int) -> Peak:
-    """The peak with the buffers of `wanted` micro-batches.
-
-    Their inputs are all in memory from the start, and torch's stages have a receive buffer for each of them.
-    """
-    more = {kind: peak.kinds.get(kind, 0) * (wanted - many) // many for kind in ("batch", "receive buffers")}
-    kinds = {kind: size + more.get(kind, 0) for kind, size in peak.kinds.items()}
-    return Peak(peak.bytes + sum(more.values()), kinds)
+def _with_all_inputs(peak: Peak, wanted: int, many: int) -> Peak:
+    """Returns the peak with the inputs of `wanted` micro-batches, which are in memory from the start."""
+    more = peak.kinds.get("batch", 0) * (wanted - many) // many
+    kinds = {kind: size + more * (kind == "batch") for kind, size in peak.kinds.items()}
+    return Peak(peak.bytes + more, kinds)
 
 
 def _stages(resolved: Resolved, pipeline_rank: int) -> dict[str, list[int]]:
