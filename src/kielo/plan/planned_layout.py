@@ -81,7 +81,7 @@ class PlannedLayout:
         number = layout.pipeline - 1 if self.is_last_fullest else 0
         each = num_stages(layout) // layout.pipeline
         stages = stages_of_rank(layout.pipeline_schedule, layout.pipeline, number, each)
-        are = f"stages {' and '.join(map(str, stages))}" if len(stages) > 1 else f"stage {stages[0]}"
+        are = f"stages {', '.join(map(str, stages))}" if len(stages) > 1 else f"stage {stages[0]}"
         return f"rank {rank_of_stage(layout, number)} ({are})"
 
     @property
