@@ -8,7 +8,7 @@ import torch
 
 from kielo.artifact.checkpoint_folder import step_folder_name
 from kielo.artifact.checkpoint_index import read_index
-from kielo.artifact.run_format import with_version
+from kielo.artifact.run_format import FORMAT_VERSION, with_version
 from kielo.artifact.whole_checkpoints import check_checkpoint
 from kielo.checkpoint import export_tensors
 from kielo.checkpoint.average import average
@@ -16,6 +16,7 @@ from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
 from kielo.checkpoint.safetensors_stream import SafetensorsStream
 from kielo.recipe.errors import KieloError
+from kielo.resolve.resolved import as_stored_now
 from tests.checkpoint.layouts import config, model_on_ranks, values
 from tests.ranks import run_ranks
 from tests.resolve.golden_runs import GOLDEN
@@ -114,7 +115,9 @@ def test_checkpoints_of_all_versions_of_the_format_are_of_one_run(tmp_path):
     golden = sorted(GOLDEN.glob("version_*/checkpoint"))
     plain = read_plain(average(golden, tmp_path / "to"))
     assert len(plain["averaged_from"]) == len(golden)
-    assert plain["identity"] == read_plain(golden[-1])["identity"]
+    assert plain["identity"]["format_version"] == FORMAT_VERSION
+    newest = read_plain(golden[-1])["identity"]
+    assert as_stored_now(plain["identity"], "average") == as_stored_now(newest, "newest")
 
 
 def test_a_damaged_source_or_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
