@@ -139,7 +139,7 @@ def _do(name: str, invocation: Invocation, is_chosen: bool) -> None:
     seconds = before.wall_seconds if skipped else time.monotonic() - started
     invocation.stages[name] = StageTime(seconds=round(seconds, 3), skipped=skipped)
     if skipped:
-        again = "" if name == "train" else f"; --again {name} repeats it"
+        again = "" if name == "train" else f"; --again {name} redoes it"
         begin = "  " if titled() else title + ":"
         print(f"{begin} nothing to do, same inputs and recipe{again}", flush=True)
 
