@@ -78,6 +78,7 @@ def _raw_source(text: EvaluationText) -> RawSource:
         stamps=(),
         kind="text",
         is_cleaned=False,
+        documents="lines",
         text_fields=(text.text_field,),
         max_documents=None,
         origin=text.path,
