@@ -1,6 +1,5 @@
 """A small model laid out on gloo ranks, and its named tensors, for the tests of this folder."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -43,8 +42,7 @@ def model_on_ranks(
         "context": context,
         "tensor": tensor,
     }
-    layout = Layout(**(sizes | layout)).model_dump()
-    placement = SimpleNamespace(**layout)
+    placement = Layout(**(sizes | layout))
     mesh = build_mesh(world, placement)
     with torch.device("meta"):
         whole = Llama(model)

@@ -34,12 +34,12 @@ def test_a_plan_says_where_nothing_fits_and_where_the_recipes_own_layout_is_best
     assert main(["plan", "estonian_llama31_70b", "--nodes", "2,4", *anew]) == 0
     printed = capsys.readouterr().out
     assert "No layout fits on 2 nodes." in printed and "slower than the fastest by" in printed
-    own = ["layout.tensor=1", "layout.pipeline=1", "layout.zero=3", "layout.recompute=full"]
+    own = ["layout.tensor=4", "layout.pipeline=4", "layout.zero=3", "layout.recompute=norms+activations"]
     own += ["train.micro_batch_sequences=1"]
     sets = [word for one in own for word in ("--set", one)]
     assert main(["plan", "estonian_llama31_70b", "--nodes", "4", *sets]) == 0
     printed = capsys.readouterr().out
-    assert "The recipe's own layout (*) is the fastest." in printed and "-full *" in printed
+    assert "The recipe's own layout (*) is the fastest." in printed and "-norms+activations *" in printed
 
 
 def test_a_plan_answers_in_a_short_table(capsys, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ REFUSED = {
     "train: before pack": (["train", "tiny.toml", "--set", "folder=new"], "new/tokens"),
     "train: no ranks": (["train", "tiny.toml", "--ranks", "0"], "--ranks"),
     "train: more ranks than sequences":
-        (["train", "tiny.toml", "--ranks", "16", "--set", "train.tokens=2561"], "16 ranks"),
+        (["train", "tiny.toml", "--ranks", "16", "--set", "train.tokens=2561"], "16 data-parallel ranks"),
     "train: a profile of nothing": (["train", "tiny.toml", "--profile", "0"], "--profile"),
     "plan: nothing": (["plan"], "RECIPE"),
     "plan: no nodes": (["plan", *ON_LUMI, "--nodes", "0"], "--nodes"),
@@ -257,7 +257,7 @@ def test_a_recipe_edited_after_training(here, trained, key):
     if key == "train.precision":
         went_well(outcome)
     else:
-        refused(outcome, "what is trained changed", "Go back to the old values")
+        refused(outcome, "what is trained changed", "o back to the old values")
     assert belongings(trained / "run" / "train" / "checkpoints") == before
 
 

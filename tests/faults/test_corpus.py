@@ -395,7 +395,7 @@ def test_the_order_of_sources_decides_which_duplicate_stays(here, workplace):
         (workplace / f"{name}.txt").write_bytes(own[name] + b"".join(lines[2:]))
     went_well(_run(here, workplace, source="first.txt,second.txt"))
     assert [document["source"] for document in _kept(workplace)].count("second") == 1
-    assert "nothing to do" in went_well(_run(here, workplace, source="first.txt,second.txt")).err
+    assert "nothing to do" in went_well(_run(here, workplace, source="first.txt,second.txt")).told
     went_well(_run(here, workplace, source="second.txt,first.txt"))
     assert [document["source"] for document in _kept(workplace)].count("first") == 1
 

@@ -647,7 +647,7 @@ def test_a_run_whose_heldout_loss_ends_broken_is_not_finished(
     def fit_badly(run: Any, phase: Any) -> bool:
         from kielo.train.loop import fit
 
-        run.current.heldout.score = lambda: float("nan")
+        run.current.heldout.loss_at = lambda state: float("nan")
         return fit(run, phase)
 
     monkeypatch.setattr(run_module, "fit", fit_badly)

@@ -7,6 +7,7 @@ result; there is never a traceback; and what a person had is still there, byte f
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -84,10 +85,10 @@ def refused(outcome: Outcome, *named: str) -> str:
     """
     assert "Traceback (most recent call last)" not in outcome.told, outcome.told
     assert outcome.code in (1, 2), f"exit code {outcome.code}\n{outcome.told}"
-    _, found, message = (
-        outcome.err.rpartition("kielo: ") if outcome.code == 1 else outcome.err.rpartition("error: ")
-    )
-    assert found, f"no message of ours on stderr:\n{outcome.told}"
+    of_ours = re.compile(r"^kielo: " if outcome.code == 1 else r"^kielo[a-z ]*: ", re.MULTILINE)
+    begins = [found.end() for found in of_ours.finditer(outcome.err)]
+    assert begins, f"no message of ours on stderr:\n{outcome.told}"
+    message = outcome.err[begins[-1] :]
     assert message.count("\n") <= MAX_MESSAGE_LINES, message
     for word in named:
         assert word in message, f"{word!r} is not named in: {message}"

@@ -1,7 +1,6 @@
 """Every layout of replicate and shard gives the loss, gradients and norm of one plain process."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from kielo.parallel.materialise import local, local_slices, materialise
 from kielo.parallel.mesh import AXES, build_mesh, data_rank, data_ranks, sum_over_data
 from kielo.parallel.parallelise import parallelise
 from kielo.parallel.world import start_world
-from kielo.recipe.sections import Model
+from kielo.recipe.sections import Layout, Model
 from tests.ranks import run_ranks
 
 # 67 rows do not divide by the ranks: shards are uneven, with padding.
@@ -35,15 +34,8 @@ def config(tied: bool) -> Model:
     )
 
 
-def layout(**sizes: object) -> SimpleNamespace:
-    defaults = dict.fromkeys(AXES, 1) | {
-        "zero": 1,
-        "sequence_parallel": True,
-        "cpu_offload": False,
-        "recompute": "none",
-        "compile": False,
-    }
-    return SimpleNamespace(**(defaults | sizes))
+def layout(**sizes: object) -> Layout:
+    return Layout(**(dict.fromkeys(AXES, 1) | {"zero": 1, "compile": False} | sizes))
 
 
 def fill(model_config: Model):
