@@ -25,6 +25,13 @@ MODELS = {
         "intermediate_size": 4096,
         "hidden_act": "gelu_new",
     },
+    "bloom": _SIZES
+    | {
+        "model_type": "bloom",
+        "num_key_value_heads": 16,
+        "intermediate_size": 4096,
+        "hidden_act": "gelu_new",
+    },
 }
 
 

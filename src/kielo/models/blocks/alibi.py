@@ -28,10 +28,14 @@ class Alibi(nn.Module):
         own = all_slopes[self.first_head : self.first_head + self.num_heads]
         self.register_buffer("slopes", own.to(device), persistent=False)
 
-    def forward(self, distance_qn: Tensor, heads: slice | None = None) -> Tensor:
-        """Returns biases [h, q, n] in fp32, 0 on the diagonal. heads: some of this rank's, None for all."""
-        own = self.slopes if heads is None else self.slopes[heads]
-        return -own[:, None, None] * distance_qn
+    def of(self, heads: slice | None) -> Tensor:
+        """Returns the slopes [h] in fp32 of some of this rank's heads, None for all."""
+        return self.slopes if heads is None else self.slopes[heads]
+
+
+def biases(slopes_h: Tensor, distance_qn: Tensor) -> Tensor:
+    """Returns biases [h, q, n] in fp32, 0 on the diagonal."""
+    return -slopes_h[:, None, None] * distance_qn
 
 
 def slopes(num_heads: int) -> list[float]:

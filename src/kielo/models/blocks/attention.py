@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 
-from kielo.models.blocks import flex
+from kielo.models.blocks import alibi_attention, flex
 from kielo.models.blocks.alibi import Alibi
 from kielo.models.blocks.joint_projection import JointProjection
 from kielo.models.blocks.rope import rotate
@@ -140,17 +140,15 @@ class InnerAttention(nn.Module):
     ) -> Tensor:
         """Returns [b, h, s, k]. heads: the slice of this rank's heads that these are, None for all."""
         if mask.blocks is not None:
-            slopes_h = None if self.alibi is None else self.alibi.slopes
-            if slopes_h is not None and heads is not None:
-                slopes_h = slopes_h[heads]
+            slopes_h = None if self.alibi is None else self.alibi.of(heads)
             scores = flex.Scores(self.scale, self.softcap, slopes_h, mask.positions)
             return flex.attend(q_bhsk, k_bgsk, v_bgsk, mask.blocks, scores)
         if self.softcap is not None:
             return self._capped(q_bhsk, k_bgsk, v_bgsk, mask)
-        attn_mask = mask.visible
         if self.alibi is not None:
-            bias = self.alibi(mask.distance, heads).to(q_bhsk.dtype)
-            attn_mask = bias.masked_fill(~attn_mask, -torch.inf)
+            seen = mask.distance, mask.visible
+            return alibi_attention.attend(q_bhsk, k_bgsk, v_bgsk, self.alibi.of(heads), seen, self.scale)
+        attn_mask = mask.visible
         return F.scaled_dot_product_attention(
             q_bhsk,
             k_bgsk,
