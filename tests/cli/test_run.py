@@ -119,6 +119,25 @@ def test_a_second_run_skips_what_did_not_change(finished, capsys):
     assert summary["bits_per_byte"] == first["bits_per_byte"]
 
 
+def test_the_plan_of_a_run_that_has_trained_is_only_printed(finished, capsys):
+    """Its resolved.toml says how it trained; before any training it is written for other ranks."""
+    recipe = finished[0]
+    path = recipe.parent / "run" / "resolved.toml"
+    before = path.read_bytes()
+    assert main(["plan", "resolve", str(recipe), "--ranks", "2"]) == 0
+    assert "stays as it is: the run has trained" in capsys.readouterr().out
+    assert path.read_bytes() == before
+    train, aside = path.parent / "train", path.parent / "train_aside"
+    train.rename(aside)
+    try:
+        assert main(["plan", "resolve", str(recipe), "--ranks", "2"]) == 0
+        assert "wrote " in capsys.readouterr().out and path.read_bytes() != before
+    finally:
+        path.write_bytes(before)
+        shutil.rmtree(train, ignore_errors=True)
+        aside.rename(train)
+
+
 def test_a_dry_run_says_what_would_happen_and_writes_nothing(finished, capsys):
     """The first batch is read, on any number of ranks; bytes of a rank are counted; no file changes."""
     recipe = finished[0]

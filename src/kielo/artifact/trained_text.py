@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from kielo.artifact.checkpoint_folder import step_folders
-from kielo.artifact.manifest import DAMAGED_FILE, differences
+from kielo.artifact.manifest import DAMAGED_FILE, differences, read_manifest
 from kielo.recipe.errors import KieloError
 
 NAMED_DIFFERENCES = 4
+
+
+def has_trained(run_folder: Path | str) -> bool:
+    """Returns True if the run has a checkpoint, damaged ones included, or a finished training."""
+    train = Path(run_folder) / "train"
+    return bool(_checkpoints(train / "checkpoints")) or read_manifest(train) is not None
 
 
 def refuse_to_replace(
@@ -37,7 +43,7 @@ def refuse_while_trained_on(folder: Path | str, why: str, advice: str = "") -> N
     """
     folder = Path(folder)
     checkpoints = folder.parent / "train" / "checkpoints"
-    kept = [*step_folders(checkpoints), *checkpoints.glob("step_*.damaged*")]
+    kept = _checkpoints(checkpoints)
     if not kept:
         return
     raise KieloError(
@@ -46,3 +52,7 @@ def refuse_while_trained_on(folder: Path | str, why: str, advice: str = "") -> N
         "changed text; the old text and values; --from train to go on with the text as it is; or move "
         f"{checkpoints.parent} away to start again at step 0"
     )
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return [*step_folders(folder), *folder.glob("step_*.damaged*")]

@@ -26,7 +26,7 @@ SUBVERBS = {
     "compare": ("plan:compare", "layouts side by side, with a verdict"),
     "explain": ("plan:explain", "what bounds the speed of one layout"),
     "calibrate": ("plan:calibrate", "a card of your own machine, from what your runs measured"),
-    "resolve": ("plan:resolve", "every number of a run, written into the run folder"),
+    "resolve": ("plan:resolve", "every number of a run, written into its folder until it trains"),
 }
 # Layouts for one number of nodes, and for each of several.
 _LISTED, _LISTED_IN_SHORT = (12, 3), (3, 1)
@@ -243,7 +243,8 @@ def calibrate(options: argparse.Namespace) -> int:
 
 
 def resolve(options: argparse.Namespace) -> int:
-    """Write every number of a run on the recipe's layout, or --layout's, into the run folder."""
+    """Print every number of a run on the recipe's layout, or --layout's; write them unless it has trained."""
+    from kielo.artifact.trained_text import has_trained
     from kielo.cli.plan_tables import identity_and_placement, layout_toml
     from kielo.plan.choose_layout import named
     from kielo.plan.cost import with_layout
@@ -270,8 +271,10 @@ def resolve(options: argparse.Namespace) -> int:
         ranks = _nodes(options.nodes, site)[0] * site.devices_per_node if options.nodes else 1
     device = accelerator(site.accelerator).device
     resolved = with_expectation(resolve(recipe, folder, world_size=ranks, device=device), recipe)
-    with held(folder):
-        write(resolved, folder / "resolved.toml")
+    is_trained = has_trained(folder)
+    if not is_trained:
+        with held(folder):
+            write(resolved, folder / "resolved.toml")
     if options.json:
         print_json(resolved.model_dump(mode="json"))
         return 0
@@ -281,7 +284,8 @@ def resolve(options: argparse.Namespace) -> int:
         print(f"advice: {advice}")
     for sentence in uneven_steps(resolved):
         print(f"batches: {sentence}")
-    print(f"wrote {folder / 'resolved.toml'}")
+    path = folder / "resolved.toml"
+    print(f"{path} stays as it is: the run has trained" if is_trained else f"wrote {path}")
     if options.layout:
         print("to train on this layout, put it into the recipe:\n" + layout_toml(chosen))
     return 0

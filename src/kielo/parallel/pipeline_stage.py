@@ -2,7 +2,8 @@
 
 torch's `PipelineStage` allocates a receive buffer for each micro-batch of the step when the schedule is made,
 and keeps it; and it reduces gradients once, after the last micro-batch, so that their sum is whole on each
-data-parallel rank whatever the ZeRO degree. What is overridden here is in torch 2.10, 2.11 and 2.13 alike.
+data-parallel rank whatever the ZeRO degree. What is overridden here is in torch 2.10, 2.11 and 2.13; of its
+parameters only those of the two `_prepare_…_infra` differ, which are handed on as they come.
 """
 
 from collections.abc import Iterable, Iterator
