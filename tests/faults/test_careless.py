@@ -35,7 +35,7 @@ REFUSED = {
     "train: more ranks than sequences":
         (["train", "tiny.toml", "--ranks", "16", "--set", "train.tokens=2561"], "16 data-parallel ranks"),
     "train: a profile of nothing": (["train", "tiny.toml", "--profile", "0"], "--profile"),
-    "plan: nothing": (["plan"], "RECIPE"),
+    "plan: nothing": (["plan"], "a recipe"),
     "plan: no nodes": (["plan", *ON_LUMI, "--nodes", "0"], "--nodes"),
     "plan: nodes in words": (["plan", *ON_LUMI, "--nodes", "many"], "--nodes"),
     "plan: nodes backwards": (["plan", *ON_LUMI, "--nodes", "8..2"], "--nodes"),
