@@ -358,12 +358,11 @@ def test_held_out_text_of_another_size_is_refused(trained, here):
 WRITERS = [
     ["run", "tiny.toml"], ["run", "tiny.toml", "--only", "corpus"], ["run", "tiny.toml", "--only", "report"],
     ["train", "tiny.toml"], ["verify", "parity", "tiny.toml"], ["evaluate", "tiny.toml"],
-    ["plan", "resolve", "tiny.toml", "--ranks", "2"],
 ]  # fmt: skip
 READERS = [
     ["show", "tiny.toml"], ["data", "tiny.toml", "--step", "3"], ["checkpoint", "list", "run"],
     ["checkpoint", "verify", "run"],
-    ["checkpoint", "show", "run"], EXPORT_NEWEST,
+    ["checkpoint", "show", "run"], EXPORT_NEWEST, ["plan", "resolve", "tiny.toml", "--ranks", "2"],
 ]  # fmt: skip
 
 
@@ -391,6 +390,16 @@ def test_a_second_job_is_refused_before_it_changes_a_file(finished, here, verb):
         )
         assert belongings(finished) == before
     assert leases(finished) == []
+
+
+def test_a_second_job_resolves_nothing_for_a_run_that_has_not_trained(packed, here):
+    """Before the training `plan resolve` writes resolved.toml; afterwards it is a reader."""
+    with held(packed / "run"), as_another_job():
+        before = belongings(packed)
+        refused(
+            here(packed, "plan", "resolve", "tiny.toml", "--ranks", "2"), "another job works in this folder"
+        )
+        assert belongings(packed) == before
 
 
 @pytest.mark.parametrize("verb", READERS, ids=" ".join)
