@@ -90,7 +90,7 @@ def test_a_wrong_answer_writes_nothing(words, expected, capsys) -> None:
 
 
 def test_a_plan_of_a_size_and_of_a_model_alone(capsys) -> None:
-    """What was filled in is said; what the file gives stays."""
+    """Keys that were filled in are said; those that the file gives stay."""
     Path("idea.toml").write_text('[model]\nmodel_type = "qwen3"\nparams = "1B"\n[train]\ntokens = "7B"\n')
     for words, model_type, tokens in (
         (["--params", "3B"], "llama", 60e9),

@@ -30,7 +30,7 @@ def packed(tmp_path_factory) -> Path:
 
 
 def write_ready(packed: Path, folder: Path, kind: str = "megatron") -> Path:
-    """The same recipe with the tokens of the packed one as ready files, held-out documents last."""
+    """Writes the same recipe with the tokens of the packed one as ready files, held-out documents last."""
     tokens = packed.parent / "run" / "tokens"
     training, heldout = rows_of(TokenShard(tokens / "text")), rows_of(TokenShard(tokens / "heldout"))
     (folder / "data").mkdir(parents=True)

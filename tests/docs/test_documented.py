@@ -1,4 +1,4 @@
-"""What the pages tell a person to type: it parses, it is valid, and the list of its results is complete."""
+"""Commands and recipes of the pages parse and are valid, and the list of their results is complete."""
 
 import re
 import shlex

@@ -17,13 +17,13 @@ class TokenFile(JsonObject):
     """The description of one file of tokens, and of its index of documents where it has one."""
 
     name: str
-    """Of the data, relative to the folder of its set."""
+    """The data's path, relative to the folder of its set."""
     format: str
     """megatron, npy or ds."""
     dtype: str
     """Type of the stored ids, as numpy names it."""
     first_byte: int
-    """Where the ids begin."""
+    """Offset of the first id in the data."""
     tokens: int
     """Ids in the file."""
     documents: int | None

@@ -29,8 +29,10 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Answers:
-    """What the recipe is made of. sources: paths of text, none if there is no text yet. tokens: None to let
-    them follow from the text."""
+    """Answers that the recipe is made of.
+
+    sources: paths of text, none if there is no text yet. tokens: None to let them follow from the text.
+    """
 
     name: str
     language: str

@@ -16,7 +16,7 @@ _WITHOUT_OUTCOME = {"sources", "max_bad_share", "workers"}
 
 @dataclass(frozen=True)
 class LanguageRule:
-    """What a text must be written in: any of `languages`, as the identifier's codes, scripts and letters say.
+    """The languages that a text may be in, as the identifier's codes, scripts and letters say.
 
     Thresholds are of the summed probability of all the codes.
     """

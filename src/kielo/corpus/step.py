@@ -32,7 +32,7 @@ class CorpusStep(PipelineStep):
     type = "kielo"
     name: str
     detail: str = ""
-    """What tells this step from others of its name, in the funnel."""
+    """Tells this step from others of its name, in the funnel."""
 
     def __init__(self) -> None:
         super().__init__()

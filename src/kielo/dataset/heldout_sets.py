@@ -37,7 +37,7 @@ class HeldoutSet:
 
     @property
     def tokens_per_byte(self) -> float | None:
-        """Of the whole set, counted on its text: what makes bits per byte of a loss per token."""
+        """Returns the whole set's tokens per byte of text, by which losses become bits per byte."""
         return self.tokens / self.text_bytes if self.text_bytes else None
 
     def batch(self, sequence_length: int, max_sequences: int, mask_documents: bool = False) -> Batch:

@@ -1,4 +1,4 @@
-"""What brings a layout that does not fit under the memory of a device, each way planned; no torch.
+"""Remedies that bring a layout under the memory of a device, each of them planned; no torch.
 
 A remedy is one change of the recipe's keys, or two where no single one is enough: more recomputation, a
 higher ZeRO degree, more tensor or pipeline ranks, smaller micro-batches, or more nodes.

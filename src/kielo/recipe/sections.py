@@ -500,7 +500,7 @@ class Layout(Section):
 
     @property
     def recomputed(self) -> frozenset[str]:
-        """What the backward makes again, by the names that `recompute` joins."""
+        """Returns the names that `recompute` joins, of what the backward makes again."""
         return frozenset(self.recompute.split("+")) - {"none"}
 
 

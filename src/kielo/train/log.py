@@ -161,7 +161,7 @@ class TensorBoard:
 
 
 class Wandb:
-    """The same scalars in a project of Weights & Biases; each attempt goes on with the run of its folder.
+    """Writes TensorBoard's scalars to Weights & Biases; each attempt goes on with the run of its folder.
 
     Weights & Biases counts what it is sent and takes no row back, so `step` is a value of its own there, by
     which it is told to draw.
