@@ -2,11 +2,13 @@
 
     python benchmarks/planner_example.py  # writes tables into docs/planning.md, pictures beside it
 
-Estonian 70B on LUMI, 128 to 256 nodes: ranked, compared, explained, drawn. A minute on one core.
+Estonian 70B on LUMI, 128 to 256 nodes: ranked, compared, explained, drawn; and the layouts of all
+shipped recipes. Seconds on one core.
 """
 
 import io
 import json
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -16,6 +18,10 @@ from typing import Any
 from planner import put_tables
 
 from kielo.cli.main import main as kielo
+from kielo.plan.choose_layout import own
+from kielo.plan.run_to_plan import RunToPlan
+from kielo.plan.search import search
+from kielo.recipe.read import read_recipe, shipped_recipes
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "planning.md"
 PICTURES = DOCUMENT.parent / "pictures"
@@ -37,7 +43,7 @@ def main() -> None:
         "why": "\n".join(f"> {line}\n>" for line in why["why"]).removesuffix("\n>"),
         "refused": refused(ranked["not_listed"]),
         "measured": measured(),
-        "parts": parts(ranked["layouts"]), "nothing": complaint(RECIPE, "--nodes", "2"),
+        "parts": parts(ranked["layouts"]), "shipped": shipped(), "nothing": complaint(RECIPE, "--nodes", "2"),
     })  # fmt: skip
 
 
@@ -59,6 +65,41 @@ def complaint(*arguments: str) -> str:
         f"```sh exits 1\n{' '.join(['kielo plan', *arguments])}\n```\n\n"
         f"```text\n{fill(said.getvalue().strip(), 120)}\n```"
     )
+
+
+def shipped() -> str:
+    """Returns the own layout of each shipped recipe of a cluster, on the nodes that it names."""
+    rows = []
+    for name in shipped_recipes():
+        recipe = read_recipe(name).recipe
+        if not recipe.nodes:
+            continue
+        run = RunToPlan.of_recipe(recipe)
+        own_layouts = [own(run, nodes) for nodes in recipe.nodes]
+        best = [search(run, [nodes]).ranked[nodes][0] for nodes in recipe.nodes]
+        behind = [
+            1 - mine.tokens_per_second / fastest.tokens_per_second for mine, fastest in zip(own_layouts, best)
+        ]
+        rows.append((
+            f"`{name}`", ", ".join(map(str, recipe.nodes)),
+            f"`{re.sub(r'dp[0-9]+-', '', own_layouts[0].name)}`",
+            ", ".join(f"{mine.tokens_per_second:,.0f}" for mine in own_layouts),
+            f"{max(mine.need.bytes for mine in own_layouts) / 1e9:.1f}",
+            f"{own_layouts[0].need.usable / 1e9:.1f}",
+            " to ".join(dict.fromkeys(f"{share:.1%}" for share in (min(behind), max(behind)))),
+            f"{max(mine.shares.empty_share for mine in own_layouts):.1%}",
+        ))  # fmt: skip
+    titles = (
+        "recipe",
+        "nodes",
+        "layout",
+        "tokens/s",
+        "GB, most",
+        "of usable",
+        "behind the best",
+        "empty, most",
+    )
+    return table(titles, rows)
 
 
 def measured() -> str:
