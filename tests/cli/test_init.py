@@ -59,6 +59,13 @@ def test_the_questions_are_asked_again_until_they_are_answered(capsys, monkeypat
     assert recipe.train.tokens is None  # it follows from the text
 
 
+def test_nothing_is_asked_where_nobody_can_answer(capsys, monkeypatch) -> None:
+    """A closed standard input, as of a service: flags and defaults, or a refusal that names the flag."""
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(["init"]) == 1 and "Give --language" in capsys.readouterr().err
+    assert main(["init", "--language", "et"]) == 0
+
+
 @pytest.mark.parametrize(
     ("flags", "tokens"),
     [(["--budget", "60B"], 60e9), (["--budget", "2000h"], 2000 * 3600 * 191.5e12 * 0.35 / (6 * 3e9)),

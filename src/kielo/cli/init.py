@@ -118,7 +118,7 @@ def _answer(
     """Returns what `understand` makes of the flag, of a line that a person types, or of the default."""
     if given is not None:
         return understand(given)
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         if default is None:
             raise KieloError(f"{question} Give {flag}, for example {flag} fi")
         return understand(default)
