@@ -1,13 +1,16 @@
 """What brings a layout under the memory of its devices, and the one definition of "fits"."""
 
+from typing import get_args
+
 import pytest
 
 from kielo.plan.choose_layout import own
 from kielo.plan.planned_layout import PlannedLayout, plan_layouts
-from kielo.plan.remedies import memory_warning, remedies
+from kielo.plan.remedies import in_words, memory_warning, remedies
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.recipe.cards import accelerator
 from kielo.recipe.read import read_recipe
+from kielo.recipe.sections import Recompute
 from kielo.resolve.fits import needed_bytes, usable_bytes
 from kielo.resolve.resolve import resolve
 from kielo.resolve.text import imagined_text
@@ -40,6 +43,24 @@ def test_two_changes_where_one_is_not_enough():
                      "layout.pipeline=1", nodes=8)  # fmt: skip
     found = remedies(before)
     assert found and all(len(one.changes) >= 2 for one in found)
+
+
+@pytest.mark.parametrize("recompute", sorted({*get_args(Recompute)} - {"full"}))
+def test_whatever_is_made_again_already_more_is_offered(recompute):
+    """Every choice of `recompute` has an answer, and none that is offered makes less again than before."""
+    before = planned(f"layout.recompute={recompute}", "train.micro_batch_sequences=32")
+    assert not before.fits and "in order of cost in speed" in in_words(before)
+    for one in remedies(before):
+        offered = set(one.changes.get("layout.recompute", "full").split("+"))
+        assert offered & {"operators", "full"} or offered > before.layout.recomputed
+
+
+@pytest.mark.parametrize("now", ["none", "attention"])
+def test_norms_and_activations_are_offered_beside_what_is_made_again(now):
+    """Of what costs no matrix product, the layout then makes all again."""
+    before = planned(f"layout.recompute={now}", "train.micro_batch_sequences=4")
+    offered = [one.changes.get("layout.recompute") for one in remedies(before)]
+    assert "+".join([now] * (now != "none") + ["norms", "activations"]) in offered
 
 
 def test_the_warning_names_rank_stage_and_ways_out():

@@ -12,18 +12,15 @@ from typing import Any
 from kielo.plan.planned_layout import PlannedLayout, plan_layouts
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import Layout, Recipe
+from kielo.recipe.sections import RECOMPUTED_PARTS, Layout, Recipe
 from kielo.resolve.layout_check import layout_complaints
 from kielo.resolve.resolved import Resolved
 from kielo.resolve.stages import SCHEDULES
 
 _MOST = 3
-# From the least to the most that is computed anew.
-_RECOMPUTATION: tuple[dict[str, Any], ...] = (
-    {"recompute": "operators", "recompute_every_layers": 1},
-    {"recompute": "full", "recompute_every_layers": 2},
-    {"recompute": "full", "recompute_every_layers": 1},
-)
+_CHEAP = frozenset({"norms", "activations"})  # made again without a matrix product
+# Of whole layers, from the least to the most that is made again.
+_OF_LAYERS = (("operators", 1), ("full", 2), ("full", 1))
 
 
 @dataclass(frozen=True)
@@ -93,10 +90,7 @@ def _single_changes(planned: PlannedLayout) -> Iterator[dict[str, Any]]:
     """Yields changes of the recipe's keys that take less memory."""
     layout, run = planned.layout, planned.run
     splits = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
-    now = _strength(layout.recompute, layout.recompute_every_layers)
-    for choice in () if splits else _RECOMPUTATION:
-        if _strength(**choice) > now:
-            yield {f"layout.{key}": value for key, value in choice.items()}
+    yield from _more_recomputation(layout)
     for zero in range(layout.zero + 1, 3 if splits else 4):
         yield {"layout.zero": zero}
     size = planned.micro_batch // 2
@@ -111,9 +105,23 @@ def _single_changes(planned: PlannedLayout) -> Iterator[dict[str, Any]]:
         yield {"nodes": 2 * planned.nodes}
 
 
-def _strength(recompute: str, recompute_every_layers: int) -> tuple[int, float]:
-    """Returns a number that grows with what is computed anew."""
-    return ("none", "attention", "operators", "full").index(recompute), 1 / recompute_every_layers
+def _more_recomputation(layout: Layout) -> Iterator[dict[str, Any]]:
+    """Yields keys by which the backward makes more again, the cheapest first. Some may not run."""
+    now = layout.recomputed
+    if now & {"operators", "full"}:
+        strength = _strength(layout.recompute, layout.recompute_every_layers)
+        choices = [choice for choice in _OF_LAYERS if _strength(*choice) > strength]
+    else:
+        cheap = "+".join(part for part in RECOMPUTED_PARTS if part in now | _CHEAP)
+        is_cheap = now >= _CHEAP and layout.recompute_every_layers == 1
+        choices = [*([] if is_cheap else [(cheap, 1)]), *_OF_LAYERS]
+    for recompute, every_layers in choices:
+        yield {"layout.recompute": recompute, "layout.recompute_every_layers": every_layers}
+
+
+def _strength(recompute: str, every_layers: int) -> tuple[bool, float]:
+    """Returns what grows with that which `operators` or `full` make again."""
+    return recompute == "full", 1 / every_layers
 
 
 def _that_fit(planned: PlannedLayout, several: list[dict[str, Any]]) -> list[Remedy]:

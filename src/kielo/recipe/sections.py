@@ -429,14 +429,14 @@ class Model(Section):
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
 
 
-_RECOMPUTED_PARTS = ("attention", "norms", "activations")  # of a layer, each by itself
+RECOMPUTED_PARTS = ("attention", "norms", "activations")  # of a layer, each by itself
 Recompute = Literal[
     (
         "none",
         *(
             "+".join(parts)
-            for number in range(1, len(_RECOMPUTED_PARTS) + 1)
-            for parts in combinations(_RECOMPUTED_PARTS, number)
+            for number in range(1, len(RECOMPUTED_PARTS) + 1)
+            for parts in combinations(RECOMPUTED_PARTS, number)
         ),
         "operators",
         "full",
