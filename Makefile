@@ -38,10 +38,10 @@ demo: $(VENV)/.train
 	$(BIN)/python -m kielo run demo_estonian $(DEMO_OPTIONS)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -m 'not full and not faults' $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest -m 'not full and not faults' --timeout 300 $(PYTEST_OPTIONS)
 
 test-faults: $(VENV)/.test
-	$(BIN)/python -m pytest -m faults $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest -m faults --timeout 300 $(PYTEST_OPTIONS)
 
 test-full: $(VENV)/.test
 	$(BIN)/python benchmarks/full_tests.py

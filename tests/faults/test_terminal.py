@@ -280,12 +280,14 @@ def test_ranks_that_have_not_begun_are_stopped_too(name, packed):
     assert not (packed / "run" / "train" / "checkpoints").exists()
 
 
+# A line is one write, so that those of two ranks do not mix (where PYTHONUNBUFFERED is set, print writes the
+# end of the line by itself); a process that a failed test leaves behind ends by itself.
 DEAF = """
-import signal, time
+import os, signal, time
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, lambda *_: None)
-print("ready", flush=True)
-while True:
+os.write(1, b"ready\\n")
+for _ in range(1200):
     time.sleep(0.05)
 """
 DEAF_RANKS = f"""
@@ -299,10 +301,12 @@ local_ranks.Ranks = Deaf
 sys.exit(main(["train", "tiny.toml", "--ranks", "2", *sys.argv[1:]]))
 """
 DEAF_RANK = """
+import os, time
 from kielo.train.stop import Stop
 with Stop(is_telling=True):
-    print("ready", flush=True)
-    while True:
+    os.write(1, b"ready\\n")
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
         pass
 """
 
@@ -314,7 +318,10 @@ def deaf(script: str, workplace: Path, *arguments: str) -> subprocess.Popen:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     for _ in range(script.count("main([") + 1):  # two ranks, or one
-        assert process.stdout.readline() == "ready\n", process.stderr.read()
+        line = process.stdout.readline()
+        if line != "ready\n":
+            process.kill()
+            raise AssertionError(f"{line!r} in place of 'ready': {process.communicate(timeout=70)}")
     return process
 
 
