@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from kielo.artifact.checkpoint_folder import step_folder_name
-from kielo.artifact.checkpoint_index import read_index
+from kielo.artifact.checkpoint_index import read_index, read_plain
 from kielo.artifact.run_format import FORMAT_VERSION, with_version
 from kielo.artifact.whole_checkpoints import check_checkpoint
 from kielo.checkpoint import export_tensors
 from kielo.checkpoint.average import average
 from kielo.checkpoint.checkpointer import Checkpointer
-from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
+from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.checkpoint.safetensors_stream import SafetensorsStream
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import as_stored_now

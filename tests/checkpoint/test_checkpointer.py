@@ -20,7 +20,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from kielo.artifact import block_digests
 from kielo.artifact.checkpoint_faults import FaultyCheckpoint
-from kielo.artifact.checkpoint_index import read_index
+from kielo.artifact.checkpoint_index import read_index, read_plain
 from kielo.artifact.manifest import hash_json
 from kielo.artifact.whole_checkpoints import (
     check_checkpoint,
@@ -30,7 +30,7 @@ from kielo.artifact.whole_checkpoints import (
 )
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.checkpointer import Checkpointer
-from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
+from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.checkpoint.restoring import fill
 from kielo.checkpoint.safetensors_stream import SafetensorsStream
 from kielo.parallel.world import make_host_group, start_world

@@ -18,9 +18,10 @@ import pytest
 import torch
 
 from kielo.artifact import block_digests
+from kielo.artifact.checkpoint_index import read_plain
 from kielo.artifact.whole_checkpoints import list_checkpoints, newest_complete
 from kielo.checkpoint.checkpointer import Checkpointer
-from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
+from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.parallel.world import make_host_group, start_world
 from kielo.recipe.errors import KieloError
 from tests.ranks import run_ranks

@@ -19,7 +19,8 @@ from kielo.artifact.own_text import marked
 from kielo.artifact.resumable_stage import ResumableStage
 from kielo.checkpoint import export_tensors
 from kielo.checkpoint.checkpointer import Checkpointer
-from kielo.checkpoint.hugging_face_export import ExportOptions, export
+from kielo.checkpoint.export_stage import ExportOptions
+from kielo.checkpoint.hugging_face_export import export
 from kielo.checkpoint.pieces import cut, join
 from kielo.checkpoint.safetensors_stream import SafetensorsStream
 from kielo.checkpoint.tensor_table import read_table

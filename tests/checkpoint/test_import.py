@@ -14,12 +14,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from kielo.artifact.checkpoint_index import read_plain
 from kielo.artifact.weights_folder import pinned, resolve_weights
 from kielo.checkpoint import tensor_file
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.hugging_face_import import load_model_weights, load_weights
 from kielo.checkpoint.pieces import join
-from kielo.checkpoint.read_checkpoint import read_plain
 from kielo.checkpoint.tensor_file import ReadBuffers, TensorFile, Wanted
 from kielo.checkpoint.tensor_table import read_table
 from kielo.models.llama.model import Llama

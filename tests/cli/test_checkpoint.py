@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from kielo.artifact.checkpoint_index import read_plain
 from kielo.checkpoint.hugging_face_export import export
-from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
+from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.cli.main import main
 from kielo.recipe.sections import Model
 from kielo.train.run import train

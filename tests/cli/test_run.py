@@ -119,6 +119,24 @@ def test_a_second_run_skips_what_did_not_change(finished, capsys):
     assert summary["bits_per_byte"] == first["bits_per_byte"]
 
 
+def test_a_rerun_with_nothing_to_do_loads_no_torch(finished):
+    """Every stage looks whether it is current before it imports what only its work needs.
+
+    So a rerun costs a second of the processor, and not the five of importing torch and transformers.
+    """
+    script = (
+        "import sys\nfrom kielo.cli.main import main\n"
+        "assert main(['run', sys.argv[1]]) == 0\n"
+        "print('loaded:', *[name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", script, finished[0]], capture_output=True, text=True, timeout=120
+    )
+    lines = process.stdout.splitlines()
+    assert process.stdout.count("nothing to do") == len(STAGES) - 1, process.stderr
+    assert lines[-1] == "loaded:"
+
+
 def test_the_plan_of_a_run_that_has_trained_is_only_printed(finished, capsys):
     """Its resolved.toml says how it trained; before any training it is written for other ranks."""
     recipe = finished[0]

@@ -124,10 +124,10 @@ def test_a_tokenizer_given_by_hand_is_the_tokens_own(trained, here, monkeypatch,
     elif change is not None:
         change(given)
     if is_old:
-        from kielo.checkpoint import read_checkpoint
+        from kielo.artifact import checkpoint_index
 
-        whole = read_checkpoint.read_plain
-        monkeypatch.setattr(read_checkpoint, "read_plain", lambda path: whole(path) | {"tokenizer_hash": ""})
+        whole = checkpoint_index.read_plain
+        monkeypatch.setattr(checkpoint_index, "read_plain", lambda path: whole(path) | {"tokenizer_hash": ""})
     outcome = here(trained, *EXPORT_NEWEST, "--tokenizer", given)
     if callable(change):
         refused(outcome, str(given), "the run's own")

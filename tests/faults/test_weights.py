@@ -16,11 +16,11 @@ import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
-from kielo.artifact.checkpoint_index import read_index
+from kielo.artifact.checkpoint_index import read_index, read_plain
 from kielo.artifact.whole_checkpoints import newest_checkpoint
 from kielo.checkpoint import saving
 from kielo.checkpoint.checkpointer import Checkpointer
-from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
+from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.cli.train import train_here
 from kielo.models import families
 from kielo.recipe.errors import KieloError

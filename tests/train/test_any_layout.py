@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from kielo.artifact.checkpoint_folder import step_of
+from kielo.artifact.checkpoint_index import read_plain
 from kielo.artifact.metrics import HeldOutLoss, Kind, TrainingStep, of_kind, read_metrics
-from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
+from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.resolve.resolved import Resolved
 from kielo.resolve.torch_versions import schedule_complaint
 from kielo.train.run import train

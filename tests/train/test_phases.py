@@ -13,10 +13,11 @@ import torch
 from tokenizers import Tokenizer, models
 from torch.nn import functional as F
 
+from kielo.artifact.checkpoint_index import read_plain
 from kielo.artifact.manifest import write_stage
 from kielo.artifact.metrics import PassedOver, TrainingStep, of_kind, read_metrics
 from kielo.artifact.token_shards import TokenShard, TokenShardWriter
-from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
+from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.dataset.batches import NOT_COUNTED
 from kielo.dataset.order import Order, OrderSource, Phase
 from kielo.dataset.query import documents_of_step

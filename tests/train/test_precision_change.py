@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from kielo.artifact.checkpoint_index import read_plain
 from kielo.artifact.metrics import (
     Fp8GradientProbe,
     PrecisionChange,
@@ -19,7 +20,7 @@ from kielo.artifact.metrics import (
     of_kind,
     read_metrics,
 )
-from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
+from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.parallel import parallelise
 from kielo.recipe.sections import Fp8
 from kielo.resolve.software import BACKEND_VARIABLE

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 
-from kielo.artifact.checkpoint_index import CheckpointIndex
+from kielo.artifact.checkpoint_index import CheckpointIndex, read_plain
 from kielo.artifact.metrics import HeldOutLoss, TrainingStep, of_kind, read_metrics
 from kielo.artifact.outcome import Outcome
 from kielo.artifact.whole_checkpoints import list_checkpoints
 from kielo.checkpoint import saving
-from kielo.checkpoint.read_checkpoint import read_plain, read_tensors
+from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.recipe.error_messages import sentence
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Resolved

@@ -94,6 +94,11 @@ def read_index(folder: Path, names: Collection[str] | None = None) -> Checkpoint
     return index
 
 
+def read_plain(folder: Path) -> dict[str, Any]:
+    """Reads the plain JSON state of the checkpoint `folder`; errors as of `read_index`."""
+    return read_index(folder, names=()).plain
+
+
 def write_index(folder: Path, index: CheckpointIndex, entries: Mapping[str, str]) -> dict[str, Any]:
     """Writes `index.json` and brings it to the disk; returns its record for the manifest.
 

@@ -19,10 +19,10 @@ import torch.distributed as dist
 
 from kielo.artifact.checkpoint_faults import Fault, FaultyCheckpoint
 from kielo.artifact.checkpoint_folder import step_folder_name, step_folders, step_of
+from kielo.artifact.checkpoint_index import read_plain
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.prune import mark_damaged, remove_later, remove_leftovers
 from kielo.checkpoint.publish import point_newest
-from kielo.checkpoint.read_checkpoint import read_plain
 from kielo.checkpoint.restoring import fill
 from kielo.checkpoint.save_plan import SavePlanner
 from kielo.checkpoint.saving import Save, Saver

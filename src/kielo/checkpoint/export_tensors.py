@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kielo.artifact.checkpoint_index import CheckpointIndex, TensorEntry
+from kielo.checkpoint.export_stage import DTYPE_NAMES, SOURCE
 from kielo.checkpoint.pieces import is_finite, whole_box
 from kielo.checkpoint.safetensors_dtypes import DTYPES, nbytes
 from kielo.checkpoint.tensor_file import ReadBuffers, TensorFile, Wanted
@@ -23,9 +24,8 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model
 
 BLOCK_BYTES = 64 * 2**20
-SOURCE = "source"
 # Value of `kielo export --dtype` → the dtype of every tensor.
-EXPORT_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+EXPORT_DTYPES = dict(zip(DTYPE_NAMES, (torch.float32, torch.bfloat16, torch.float16), strict=True))
 
 
 @dataclass(frozen=True)

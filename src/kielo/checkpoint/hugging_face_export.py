@@ -6,7 +6,6 @@ finished shard is a line of the journal beside it, and the same command writes o
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,11 @@ import torch
 from tqdm import tqdm
 
 from kielo import __version__
-from kielo.artifact.checkpoint_index import CheckpointIndex, read_index
-from kielo.artifact.manifest import hash_file, hash_json, hash_manifest
+from kielo.artifact.checkpoint_index import CheckpointIndex
 from kielo.artifact.own_text import marked
 from kielo.artifact.resumable_stage import ResumableStage
+from kielo.checkpoint.export_stage import ExportOptions, WantedExport, tokenizer_files, wanted_export
 from kielo.checkpoint.export_tensors import (
-    EXPORT_DTYPES,
-    SOURCE,
     CheckpointRows,
     FileTensor,
     NotFiniteError,
@@ -36,42 +33,6 @@ from kielo.tokenizer.load import CONFIG_FILE, TOKENIZER_FILE, load_tokenizer, sp
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-KIND, VERSION = "export", 2
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-)
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """Options of an export.
-
-    dtype: "fp32", "bf16", "fp16", or "source" for names and dtypes of the weights that training began from;
-    None is "source" where the checkpoint knows them, else "fp32". generation: further keys of
-    generation_config.json. is_replacing: another export in the folder is replaced, not refused.
-    """
-
-    dtype: str | None = None
-    max_shard_bytes: int = 5_000_000_000
-    generation: Mapping[str, Any] | None = None
-    is_replacing: bool = True
-
-
-@dataclass(frozen=True)
-class _Source:
-    """The content of an export: a checkpoint, its index, the complete model, and the tokenizer, if any."""
-
-    checkpoint: Path
-    index: CheckpointIndex
-    model: Model
-    tokenizer_folder: Path | None
 
 
 def export(
@@ -79,7 +40,7 @@ def export(
     to: Path,
     model: Model,
     tokenizer_folder: Path | None,
-    options: ExportOptions = ExportOptions(),
+    options: ExportOptions | None = None,
 ) -> Path:
     """Write the model of a checkpoint as the Hugging Face folder `to`, whole or not at all; returns `to`.
 
@@ -91,20 +52,9 @@ def export(
     the README is not listed, for the report puts its own in place of it. Raises KieloError for bad input,
     damage, a full disk.
     """
-    source = _Source(Path(checkpoint), read_index(checkpoint), model, tokenizer_folder)
-    options = replace(options, dtype=_chosen_dtype(source.checkpoint, source.index, options.dtype))
-    if options.max_shard_bytes < 1:
-        raise KieloError(
-            f"export: no tensor fits a shard of {options.max_shard_bytes} bytes; 5,000,000,000 is usual"
-        )
-    inputs = {"checkpoint": hash_manifest(source.checkpoint), "tokenizer": _tokenizer_hash(tokenizer_folder)}
-    section = {
-        "dtype": options.dtype,
-        "max_shard_bytes": options.max_shard_bytes,
-        "generation": dict(options.generation or {}),
-        "model": model.model_dump(mode="json"),
-    }
-    stage = ResumableStage(to, KIND, VERSION, inputs, section)
+    options = options or ExportOptions()
+    wanted = wanted_export(checkpoint, to, model, tokenizer_folder, options)
+    stage = wanted.stage
     if stage.is_done():
         return stage.folder
     stage.refuse()
@@ -114,7 +64,7 @@ def export(
         )
     try:
         if not stage.is_written():
-            _write(stage, source, options)
+            _write(wanted)
         stage.publish()
     except OSError as error:
         raise stage.stopped(error) from error
@@ -123,18 +73,18 @@ def export(
     return stage.folder
 
 
-def _write(stage: ResumableStage, source: _Source, options: ExportOptions) -> None:
-    index, model = source.index, source.model
+def _write(wanted: WantedExport) -> None:
+    stage, options, index, model = wanted.stage, wanted.options, wanted.index, wanted.model
     names = families.module(model.model_type, "names")
-    verify(source.checkpoint, index, [f"model/{ours}" for ours in names.to_hugging_face(model)])
+    verify(wanted.checkpoint, index, [f"model/{ours}" for ours in names.to_hugging_face(model)])
     tensors = file_tensors(index, model, options.dtype)
     stored_dtype = str(_usual_dtype(tensors)).removeprefix("torch.")
-    tokens = _special_token_ids(source.tokenizer_folder)
+    tokens = _special_token_ids(wanted.tokenizer_folder)
     config = names.hf_config(model, **tokens, dtype=stored_dtype)
     shards = _shards(tensors, options.max_shard_bytes)
     stage.begin()
     try:
-        _write_shards(stage, shards, CheckpointRows(source.checkpoint, index))
+        _write_shards(stage, shards, CheckpointRows(wanted.checkpoint, index))
     except NotFiniteError:
         stage.discard()  # the same call would end the same way
         raise
@@ -143,27 +93,11 @@ def _write(stage: ResumableStage, source: _Source, options: ExportOptions) -> No
     stage.write(INDEX_FILE, _json({"metadata": {"total_size": total_bytes}, "weight_map": weight_map}))
     stage.write("config.json", _json(config))
     stage.write("generation_config.json", _json(tokens | dict(options.generation or {})))
-    for path in _tokenizer_files(source.tokenizer_folder):
+    for path in tokenizer_files(wanted.tokenizer_folder):
         stage.write(path.name, path.read_bytes())
-    readme = _readme(index, model, stored_dtype, has_tokenizer=source.tokenizer_folder is not None)
+    readme = _readme(index, model, stored_dtype, has_tokenizer=wanted.tokenizer_folder is not None)
     stage.write("README.md", marked(readme).encode(), is_listed=False)
     stage.finish({"tensors": len(tensors), "tensor_bytes": total_bytes, "step": index.step})
-
-
-def _chosen_dtype(checkpoint: Path, index: CheckpointIndex, dtype: str | None) -> str:
-    is_known = bool(index.plain.get("source_tensors"))
-    if dtype is None:
-        return SOURCE if is_known else "fp32"
-    if dtype not in {SOURCE, *EXPORT_DTYPES}:
-        raise KieloError(
-            f"export: dtype {dtype!r} is not known; choose one of {SOURCE}, {', '.join(EXPORT_DTYPES)}"
-        )
-    if dtype == SOURCE and not is_known:
-        raise KieloError(
-            f"{checkpoint}: dtype {SOURCE!r} is that of the weights that training began from, and this "
-            f"checkpoint knows of none; choose one of {', '.join(EXPORT_DTYPES)}"
-        )
-    return dtype
 
 
 def _usual_dtype(tensors: Sequence[FileTensor]) -> torch.dtype:
@@ -264,19 +198,6 @@ def _readme(index: CheckpointIndex, model: Model, dtype: str, has_tokenizer: boo
         "```",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _tokenizer_hash(folder: Path | None) -> str:
-    return hash_json({path.name: hash_file(path) for path in _tokenizer_files(folder)})
-
-
-def _tokenizer_files(folder: Path | None) -> list[Path]:
-    if folder is None:
-        return []
-    found = [Path(folder) / name for name in _TOKENIZER_FILES if (Path(folder) / name).is_file()]
-    if not found:
-        raise KieloError(f"{folder}: no tokenizer.json there to export with the model")
-    return found
 
 
 def _special_token_ids(folder: Path | None) -> dict[str, int | None]:

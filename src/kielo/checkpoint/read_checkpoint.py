@@ -1,8 +1,7 @@
-"""A checkpoint read by one process: verified files → whole tensors on the CPU, and the plain JSON state."""
+"""A checkpoint read by one process: verified files → whole tensors on the CPU."""
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -27,11 +26,6 @@ def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, to
     names = index.names() if names is None else names
     verify(path, index, names)
     return {name: _assemble(path, index.entry(name)) for name in names}
-
-
-def read_plain(path: Path) -> dict[str, Any]:
-    """Reads the plain JSON state of a checkpoint."""
-    return read_index(path, names=()).plain
 
 
 def verify(path: Path, index: CheckpointIndex, names: Iterable[str]) -> None:

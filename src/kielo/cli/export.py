@@ -67,8 +67,8 @@ def export_checkpoint(checkpoint: Path, to: Path, tokenizer_folder: Path, **how:
     how: fields of `ExportOptions`. Raises KieloError for another tokenizer than the one that made
     the tokens.
     """
-    from kielo.checkpoint.hugging_face_export import ExportOptions, export
-    from kielo.checkpoint.read_checkpoint import read_plain
+    from kielo.artifact.checkpoint_index import read_plain
+    from kielo.checkpoint.export_stage import ExportOptions, wanted_export
     from kielo.dataset.provenance import check_tokenizer_of_checkpoint
     from kielo.recipe.sections import Model
 
@@ -83,7 +83,12 @@ def export_checkpoint(checkpoint: Path, to: Path, tokenizer_folder: Path, **how:
         raise KieloError(
             f"{checkpoint}: what it says of its model is none that this kielo knows ({error})"
         ) from None
-    export(checkpoint, to, model, tokenizer_folder, ExportOptions(**how))
+    options = ExportOptions(**how)
+    if wanted_export(checkpoint, to, model, tokenizer_folder, options).stage.is_done():
+        return
+    from kielo.checkpoint.hugging_face_export import export
+
+    export(checkpoint, to, model, tokenizer_folder, options)
 
 
 def _checkpoint(path: Path) -> Path:

@@ -131,9 +131,8 @@ def _do(name: str, invocation: Invocation, is_chosen: bool) -> None:
     # Of a stage that was made before, the title waits for its first word: there may be nothing to do. Not
     # where ranks of a training write to the terminal themselves.
     title = f"── {name}"
-    with _after_title(
-        title, waits=before is not None and (name != "train" or invocation.ranks == 1)
-    ) as titled:
+    waits = before is not None and not (name == "train" and _starts_ranks(invocation))
+    with _after_title(title, waits) as titled:
         make(invocation)
     skipped = before is not None and read_manifest(invocation.folder / folder) == before
     seconds = before.wall_seconds if skipped else time.monotonic() - started
@@ -248,6 +247,12 @@ def _train(invocation: Invocation) -> None:
         raise Requeue(outcome.message)
     if outcome.exit_code:
         raise KieloError(f"training failed: {outcome.message}")
+
+
+def _starts_ranks(invocation: Invocation) -> bool:
+    from kielo.cli.train import is_done
+
+    return invocation.ranks > 1 and not is_done(invocation.recipe, invocation.ranks)
 
 
 def _verify(invocation: Invocation) -> None:

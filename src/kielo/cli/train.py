@@ -154,11 +154,55 @@ def train_on_ranks(
     shutdown_seconds: int = 600,
 ) -> Outcome:
     """Train on `ranks` processes of this machine: `kielo train REFERENCE` with these settings and flags."""
+    done = _done_before(recipe, ranks)
+    if done is not None:
+        return done
     from kielo.train.start_ranks import start_ranks
 
     arguments = [argument for entry in sets for argument in ("--set", entry)] + list(flags)
     is_quiet = sys.stdout is sys.stderr  # under --json
     return start_ranks(recipe, reference, arguments, ranks, shutdown_seconds, is_quiet)
+
+
+def is_done(recipe: Recipe, ranks: int) -> bool:
+    """Returns True if the run is known without torch to be finished, so that no rank will be started."""
+    return _finished(recipe, ranks) is not None
+
+
+def _done_before(recipe: Recipe, ranks: int) -> Outcome | None:
+    """Returns the outcome of a finished run, noted as that of this attempt; None where torch has to look."""
+    from kielo.train.manifest import nothing_to_do
+
+    resolved = _finished(recipe, ranks)
+    return None if resolved is None else nothing_to_do(resolved)
+
+
+def _finished(recipe: Recipe, ranks: int) -> Resolved | None:
+    """Returns the run resolved for `ranks` if it was trained to its end before; reads no more than files.
+
+    Its devices are those of its resolved.toml: which ones are here torch alone knows, and what was trained
+    does not depend on it. None where there is no such file, and where anything is wrong: a caller begins as
+    if the run was not finished then, which tells what.
+    """
+    from kielo.artifact.manifest import read_manifest
+    from kielo.plan.expected_speed import with_expectation
+    from kielo.resolve.precision import RESOLVED_NAME
+    from kielo.resolve.resolve import resolve
+    from kielo.resolve.resolved import read
+    from kielo.resolve.software import installed
+    from kielo.train.manifest import is_finished
+
+    folder = run_folder(recipe)
+    if not (folder / RESOLVED_NAME).is_file() or read_manifest(folder / "train") is None:
+        return None
+    try:
+        before = read(folder / RESOLVED_NAME).placement
+        resolved = resolve(
+            recipe, folder, ranks, before.device, before.accelerator, software=installed(before.device)
+        )
+        return with_expectation(resolved, recipe) if is_finished(resolved) else None
+    except KieloError:
+        return None
 
 
 def train_here(recipe: Recipe, profile_steps: int = 0) -> Outcome:
@@ -167,19 +211,24 @@ def train_here(recipe: Recipe, profile_steps: int = 0) -> Outcome:
     A refusal is written down for the parent that started this rank, if one did.
     profile_steps: how many steps of this attempt the profiler records (see `train/profile.py`); 0: none.
     """
+    from kielo.parallel.rendezvous import find_rendezvous
+
+    place = find_rendezvous()
+    # Several ranks find it out together: one of them may see another folder.
+    done = _done_before(recipe, 1) if place.size == 1 else None
+    if done is not None:
+        return done
     import torch
 
     from kielo.artifact.weights_folder import resolve_weights
     from kielo.parallel.allocator import settle_allocator
     from kielo.parallel.once_a_node import once_a_node
-    from kielo.parallel.rendezvous import find_rendezvous
     from kielo.parallel.world import meet
     from kielo.plan.expected_speed import with_expectation
     from kielo.plan.remedies import memory_warning
     from kielo.resolve.shares import uneven_steps
     from kielo.train.run import train
 
-    place = find_rendezvous()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
         card = accelerator(cluster(recipe.cluster).accelerator)

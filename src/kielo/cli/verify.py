@@ -4,7 +4,6 @@ import argparse
 from pathlib import Path
 
 from kielo.artifact.lease import held
-from kielo.artifact.manifest import read_manifest
 from kielo.artifact.parity import Parity
 from kielo.cli.flags import VerbParser, add_verb, examples, takes_recipe
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table
@@ -71,24 +70,29 @@ def certify(
 
     shows_current: print a certificate that was there already, too.
     """
-    before = read_manifest(folder / "verify")
-    from kielo.checkpoint.read_checkpoint import read_plain
+    from kielo.artifact.checkpoint_index import read_plain
     from kielo.cli.checkpoint import newest_checkpoint
     from kielo.dataset.provenance import check_tokens
+    from kielo.resolve.resolved import read
+    from kielo.verify.certificate import ParityOptions, current_certificate
+    from kielo.verify.parity_table import print_parity
 
     section, checkpoint = recipe.verify, newest_checkpoint(folder)
     check_tokens(read_plain(checkpoint), folder)
-    from kielo.resolve.resolved import read
-    from kielo.verify.parity import ParityOptions, print_parity, verify_parity
-
     options = ParityOptions(
         steps=steps or section.parity_steps,
         sequences_per_step=section.parity_sequences_per_step,
         sequence_length=section.parity_sequence_length,
         tolerance=section.tolerance,
     )
-    certificate = verify_parity(read(folder / "resolved.toml"), folder / "verify", checkpoint, options)
-    if not is_quiet and (shows_current or read_manifest(folder / "verify") != before):
+    what = read(folder / "resolved.toml"), folder / "verify", checkpoint, options
+    certificate = current_certificate(*what)
+    is_shown = certificate is None or shows_current
+    if certificate is None:
+        from kielo.verify.parity import verify_parity
+
+        certificate = verify_parity(*what)
+    if is_shown and not is_quiet:
         print_parity(certificate)
     return certificate
 

@@ -5,15 +5,13 @@ Every contender scores the same held-out documents under the convention of `bits
 
 from pathlib import Path
 
+from kielo.artifact.checkpoint_index import read_plain
 from kielo.artifact.manifest import hash_manifest, is_current, read_manifest, write_stage
 from kielo.artifact.scores import Scores
 from kielo.artifact.stage_json import read_stage_json, write_json
 from kielo.artifact.whole_checkpoints import newest_checkpoint
-from kielo.checkpoint.read_checkpoint import read_plain
 from kielo.dataset.heldout_sets import EVALUATION_TEXTS
 from kielo.dataset.provenance import check_recipe, check_tokenizer, check_tokens
-from kielo.evaluate.contender import load_checkpoint, load_hugging_face
-from kielo.evaluate.score import score
 from kielo.recipe.phases import longest_sequence_length
 from kielo.recipe.sections import Recipe
 from kielo.resolve import resolved as resolved_file
@@ -41,6 +39,10 @@ def evaluate(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -
     section = recipe.evaluate.model_dump(mode="json") | {"seed": recipe.seed}
     if is_current(folder, KIND, VERSION, inputs, section):
         return read_stage_json(folder, Scores)
+    # torch, which a finished stage does without
+    from kielo.evaluate.contender import load_checkpoint
+    from kielo.evaluate.score import score
+
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
         resolved = resolved_file.read(run_folder / "resolved.toml")
         contender = load_checkpoint(checkpoint, resolved, run_folder / "tokenizer")
@@ -58,6 +60,9 @@ def evaluate_hugging_face(recipe: Recipe, run_folder: Path, model: Path) -> Scor
 
     Bits per byte compare models whose tokenizers differ. Windows are as long as the run's sequences.
     """
+    from kielo.evaluate.contender import load_hugging_face
+    from kielo.evaluate.score import score
+
     check_recipe(recipe, run_folder)
     check_tokenizer(run_folder)
     contender = load_hugging_face(Path(model), longest_sequence_length(recipe))

@@ -1,4 +1,4 @@
-"""The training stage's records: `outcome.json` of every attempt, `manifest.json` of a finished run.
+"""The training stage's records: `resolved.toml` and `outcome.json` of every attempt, a manifest at its end.
 
 Torch-free. The folder is filled in place over many attempts. The manifest lists only the last checkpoint's
 manifest, which lists and checksums the rest: reading terabytes of weights once more would add nothing.
@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from kielo.artifact.checkpoint_folder import NEWEST_NAME, step_folders
+from kielo.artifact.lease import held
 from kielo.artifact.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -25,12 +26,14 @@ from kielo.artifact.manifest import (
     write_json_atomically,
 )
 from kielo.artifact.metrics import METRICS_NAME, HeldOutLoss, TrainingStep, of_kind, read_metrics
-from kielo.artifact.outcome import Outcome
-from kielo.artifact.stage_json import read_json
+from kielo.artifact.outcome import EXIT_CODES, Outcome
+from kielo.artifact.stage_json import read_json, write_json
 from kielo.recipe.errors import KieloError
-from kielo.resolve.resolved import Resolved, as_stored_now, stored_identity
+from kielo.resolve.precision import RESOLVED_NAME
+from kielo.resolve.resolved import Resolved, as_stored_now, stored_identity, write
 
 KIND, VERSION = "train", 1
+NOTHING_TO_DO = "nothing to do: the run was finished before"
 
 
 def is_finished(resolved: Resolved) -> bool:
@@ -43,6 +46,32 @@ def is_finished(resolved: Resolved) -> bool:
         _section(resolved),
         migrate=partial(_migrated, resolved),
     )
+
+
+def nothing_to_do(resolved: Resolved, is_first: bool = True) -> Outcome:
+    """Returns the outcome of a run that is finished; the first rank writes it, and `resolved.toml`."""
+    done, message = (resolved.identity.total_steps, resolved.identity.total_tokens), NOTHING_TO_DO
+    if not is_first:
+        return settle(resolved, "finished", done, message, is_writing=False)
+    with held(Path(resolved.placement.train_folder).parent):
+        write_plan(resolved)
+        return settle(resolved, "finished", done, message)
+
+
+def write_plan(resolved: Resolved) -> None:
+    """Writes the run folder's `resolved.toml`."""
+    write(resolved, Path(resolved.placement.train_folder).parent / RESOLVED_NAME)
+
+
+def settle(
+    resolved: Resolved, what: str, done: tuple[int, int], message: str = "", is_writing: bool = True
+) -> Outcome:
+    """Returns the outcome of an attempt and writes it to `outcome.json`. done: steps and tokens."""
+    step, tokens = done
+    outcome = Outcome(outcome=what, step=step, tokens=tokens, exit_code=EXIT_CODES[what], message=message)
+    if is_writing:
+        write_json(resolved.placement.train_folder, outcome)
+    return outcome
 
 
 def withdraw_manifest(resolved: Resolved) -> None:

@@ -8,15 +8,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from kielo.artifact.lease import Lease, held
-from kielo.artifact.outcome import EXIT_CODES, Outcome
-from kielo.artifact.stage_json import write_json
+from kielo.artifact.outcome import Outcome
 from kielo.checkpoint.agreement import Agreement
 from kielo.parallel.rendezvous import find_rendezvous
 from kielo.parallel.world import World, end_world, start_world
 from kielo.recipe.error_messages import sentence
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Identity, Resolved
-from kielo.resolve.resolved import write as write_resolved
 from kielo.train.build import assemble, phase_parts, restore
 from kielo.train.determinism import determinism
 from kielo.train.final_check import refuse_unsound_end
@@ -25,8 +23,11 @@ from kielo.train.manifest import (
     forget_outcome,
     has_outcome,
     is_finished,
+    nothing_to_do,
     refuse_lost_checkpoints,
+    settle,
     withdraw_manifest,
+    write_plan,
     write_train_manifest,
 )
 from kielo.train.parts import Run
@@ -48,7 +49,7 @@ def train(resolved: Resolved, max_steps: int | None = None, profile_steps: int =
     """
     is_first = find_rendezvous().rank == 0
     if is_finished(resolved):
-        return _nothing_to_do(resolved, is_first)
+        return nothing_to_do(resolved, is_first)
     with (
         determinism(resolved.placement.train.deterministic),
         Stop(max_steps, is_telling=is_first) as stop,
@@ -59,16 +60,6 @@ def train(resolved: Resolved, max_steps: int | None = None, profile_steps: int =
                 return _attempt(resolved, world, stop, lease, profile_steps)
         finally:
             end_world()
-
-
-def _nothing_to_do(resolved: Resolved, is_first: bool) -> Outcome:
-    identity, message = resolved.identity, "nothing to do: the run was finished before"
-    state = State(identity.total_steps, identity.total_tokens)
-    if not is_first:
-        return _settle(resolved, "finished", state, is_first, message)
-    with held(_run_folder(resolved)):
-        _write_plan(resolved)
-        return _settle(resolved, "finished", state, is_first, message)
 
 
 @contextmanager
@@ -91,16 +82,15 @@ def _attempt(resolved: Resolved, world: World, stop: Stop, lease: Lease, profile
         has_begun = True
         if is_first:
             forget_outcome(resolved)
-            _write_plan(resolved)
+            write_plan(resolved)
             withdraw_manifest(resolved)
         outcome = _fit_and_close(run, resolved)
         if is_first:
             lease.check()
             if outcome == "finished":
                 write_train_manifest(resolved, run.checkpoints.newest)
-        return _settle(
-            resolved, outcome, state, is_first, "" if outcome == "finished" else _how_to_go_on(run, resolved)
-        )
+        message = "" if outcome == "finished" else _how_to_go_on(run, resolved)
+        return settle(resolved, outcome, (state.step, state.tokens), message, is_writing=is_first)
     except Exception as error:
         if has_begun or not isinstance(error, KieloError):
             _note_failure(resolved, error, state, is_first, lease)
@@ -117,10 +107,6 @@ def _how_to_go_on(run: Run, resolved: Resolved) -> str:
         f"stopped after step {step:,} of {resolved.identity.total_steps:,} and saved as {newest}; the same "
         "command goes on from there"
     )
-
-
-def _write_plan(resolved: Resolved) -> None:
-    write_resolved(resolved, _run_folder(resolved) / "resolved.toml")
 
 
 def _fit_and_close(run: Run, resolved: Resolved) -> str:
@@ -192,13 +178,4 @@ def _note_failure(resolved: Resolved, error: Exception, state: State, is_first: 
     # job that took the folder over.
     with suppress(OSError, KieloError):
         lease.check()
-        _settle(resolved, "failed", state, is_writing=True, message=message)
-
-
-def _settle(resolved: Resolved, what: str, state: State, is_writing: bool, message: str = "") -> Outcome:
-    outcome = Outcome(
-        outcome=what, step=state.step, tokens=state.tokens, exit_code=EXIT_CODES[what], message=message
-    )
-    if is_writing:
-        write_json(resolved.placement.train_folder, outcome)
-    return outcome
+        settle(resolved, "failed", (state.step, state.tokens), message)

@@ -6,56 +6,28 @@ optimiser steps. Data in: a resolved run and perhaps a checkpoint; data out: `pa
 does.
 """
 
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from kielo.artifact.manifest import MANIFEST_NAME, hash_manifest, is_current, write_stage
+from kielo.artifact.manifest import write_stage
 from kielo.artifact.parity import FirstDifference, GradientNorms, Losses, Parity, Settings
-from kielo.artifact.stage_json import read_stage_json, write_json
+from kielo.artifact.stage_json import write_json
 from kielo.dataset.batches import Batches
 from kielo.parallel.world import World
-from kielo.resolve.resolved import (
-    Identity,
-    Phase,
-    Placement,
-    Resolved,
-    as_stored_now,
-    stored_identity,
-)
+from kielo.resolve.resolved import Identity, Phase, Placement, Resolved
 from kielo.train.feed import Feed, StepBatch
+from kielo.verify.certificate import KIND, VERSION, ParityOptions, asked, current_certificate
 from kielo.verify.hugging_face_side import HuggingFaceSide
 from kielo.verify.kielo_side import KieloSide, world_of_one
 from kielo.verify.parity_table import print_parity
 from kielo.verify.settings import differing
 from kielo.verify.trace import first_difference, largest_difference
 
-KIND, VERSION = "parity", 2
 GRADIENT_TOLERANCE = 1e-3  # relative; fp32 rounding is about 1e-6, a wrong term is not under 1e-3
-
-
-@dataclass(frozen=True)
-class ParityOptions:
-    """Options of the parity check: how many steps of what size, and what counts as equal.
-
-    tolerance: the largest relative difference of a step's losses. hugging_face_overrides: keys of the Hugging
-    Face side to set wrong on purpose (`rope_theta`, `rms_norm_eps`, `weight_decay`, …): the check of the
-    check.
-    """
-
-    steps: int = 20
-    sequences_per_step: int = 4
-    tolerance: float = 1e-5
-    sequence_length: int = 128
-    hugging_face_overrides: dict[str, Any] = field(default_factory=dict)
-
-    def fitting(self, max_position_embeddings: int) -> "ParityOptions":
-        """Returns these options with sequences no longer than the model has positions."""
-        return replace(self, sequence_length=min(self.sequence_length, max_position_embeddings))
 
 
 def verify_parity(
@@ -73,16 +45,10 @@ def verify_parity(
     """
     identity, placement = _scaled(resolved)
     options = (options or ParityOptions()).fitting(identity.model.max_position_embeddings)
-    inputs = {"tokens": identity.tokens_hash}
-    if checkpoint is not None:
-        inputs["checkpoint"] = hash_manifest(checkpoint)
-    section = asdict(options) | {"identity": stored_identity(resolved.identity)}
-    if is_current(folder, KIND, VERSION, inputs, section, migrate=partial(_migrated, folder)):
-        certificate = read_stage_json(folder, Parity)
-        # one that failed is checked again: the cause may have been outside the recipe
-        if certificate.passed:
-            return certificate
-    with write_stage(folder, KIND, VERSION, inputs, section) as stage:
+    certificate = current_certificate(resolved, folder, checkpoint, options)
+    if certificate is not None:
+        return certificate
+    with write_stage(folder, KIND, VERSION, *asked(resolved, checkpoint, options)) as stage:
         with world_of_one(placement.train.start_timeout_seconds, placement.device) as world:
             found = _compare(identity, placement, world, checkpoint, options)
         weights = str(checkpoint or identity.model.weights or f"initial values of seed {identity.seed}")
@@ -98,16 +64,16 @@ def verify_parity(
     return certificate
 
 
-def _migrated(folder: Path, section: dict[str, Any]) -> dict[str, Any]:
-    """Returns a manifest's section, of any version of the identity's format, as this version writes it."""
-    return section | {"identity": as_stored_now(section.get("identity", {}), folder / MANIFEST_NAME)}
-
-
 def _scaled(resolved: Resolved) -> tuple[Identity, Placement]:
-    """The run as one process with everything in fp32, at the learning rates of its own steps."""
-    alone = dict.fromkeys(("pipeline", "replicate", "shard", "context", "tensor"), 1)
-    layout = resolved.placement.layout.model_copy(update=alone | {"cpu_offload": False})
-    placement = resolved.placement.model_copy(update={"world_size": 1, "layout": layout})
+    """The run as one process with everything in fp32, at the learning rates of its own steps.
+
+    A run of GPUs is checked on the processor where there is none.
+    """
+    axes = dict.fromkeys(("pipeline", "replicate", "shard", "context", "tensor"), 1)
+    layout = resolved.placement.layout.model_copy(update=axes | {"cpu_offload": False})
+    device = resolved.placement.device if torch.cuda.is_available() else "cpu"
+    alone = {"world_size": 1, "layout": layout, "device": device}
+    placement = resolved.placement.model_copy(update=alone)
     in_fp32 = {"precision": "fp32", "precision_changes": (), "optimiser_state": "fp32"}
     train = resolved.identity.train.model_copy(update=in_fp32)
     return resolved.identity.model_copy(update={"train": train}), placement

@@ -1,10 +1,11 @@
 """The parity certificate as text on a terminal: settings side by side, both loss curves, the verdict."""
 
+from typing import Any
+
 from rich.console import Console
 from rich.table import Table
 
 from kielo.artifact.parity import Parity
-from kielo.verify.settings import in_words
 
 
 def print_parity(certificate: Parity, console: Console | None = None) -> None:
@@ -64,3 +65,17 @@ def verdict(certificate: Parity) -> str:
     if first.step:
         lines.append(f"Losses part at step {first.step}.")
     return "\n".join(lines)
+
+
+def in_words(value: Any) -> str:
+    """A setting as the text of a table's cell: long lists by their ends, weight decay by its groups."""
+    if isinstance(value, dict):
+        groups = {
+            decay: sum(other == decay for other in value.values()) for decay in sorted(set(value.values()))
+        }
+        return "; ".join(f"{decay:g}: {count} tensors" for decay, count in groups.items())
+    if isinstance(value, (list, tuple)):
+        if len(value) > 4:
+            return f"{in_words(value[0])}, {in_words(value[1])} … {in_words(value[-1])} ({len(value)})"
+        return ", ".join(map(in_words, value)) or "none"
+    return f"{value:.5g}" if isinstance(value, float) else str(value)

@@ -17,8 +17,9 @@ import torch
 from kielo.artifact.run_format import with_version
 from kielo.artifact.weights_folder import resolve_weights
 from kielo.checkpoint.checkpointer import Checkpointer
+from kielo.checkpoint.export_stage import ExportOptions
 from kielo.checkpoint.export_tensors import row_boxes
-from kielo.checkpoint.hugging_face_export import ExportOptions, export
+from kielo.checkpoint.hugging_face_export import export
 from kielo.checkpoint.hugging_face_import import load_model_weights, read_tables
 from kielo.checkpoint.safetensors_dtypes import DTYPES, nbytes
 from kielo.checkpoint.tensor_file import TensorFile, Wanted

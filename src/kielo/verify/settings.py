@@ -73,17 +73,3 @@ def _same(ours: Any, theirs: Any) -> bool:
     if isinstance(ours, float) and isinstance(theirs, (int, float)):
         return math.isclose(ours, theirs, rel_tol=SETTING_TOLERANCE)
     return ours == theirs
-
-
-def in_words(value: Any) -> str:
-    """A setting as the text of a table's cell: long lists by their ends, weight decay by its groups."""
-    if isinstance(value, dict):
-        groups = {
-            decay: sum(other == decay for other in value.values()) for decay in sorted(set(value.values()))
-        }
-        return "; ".join(f"{decay:g}: {count} tensors" for decay, count in groups.items())
-    if isinstance(value, (list, tuple)):
-        if len(value) > 4:
-            return f"{in_words(value[0])}, {in_words(value[1])} … {in_words(value[-1])} ({len(value)})"
-        return ", ".join(map(in_words, value)) or "none"
-    return f"{value:.5g}" if isinstance(value, float) else str(value)

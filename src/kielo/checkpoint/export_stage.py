@@ -1,0 +1,107 @@
+"""An export to a Hugging Face folder as a stage: what it is made of, and whether it is there; torch-free."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kielo.artifact.checkpoint_index import CheckpointIndex, read_index
+from kielo.artifact.manifest import hash_file, hash_json, hash_manifest
+from kielo.artifact.resumable_stage import ResumableStage
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Model
+
+KIND, VERSION = "export", 2
+# Values of `kielo export --dtype`: the dtypes of the weights that training began from, or one of all tensors.
+SOURCE, DTYPE_NAMES = "source", ("fp32", "bf16", "fp16")
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+)
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Options of an export.
+
+    dtype: "fp32", "bf16", "fp16", or "source" for names and dtypes of the weights that training began from;
+    None is "source" where the checkpoint knows them, else "fp32". generation: further keys of
+    generation_config.json. is_replacing: another export in the folder is replaced, not refused.
+    """
+
+    dtype: str | None = None
+    max_shard_bytes: int = 5_000_000_000
+    generation: Mapping[str, Any] | None = None
+    is_replacing: bool = True
+
+
+@dataclass(frozen=True)
+class WantedExport:
+    """The content of an export, and the stage that it is.
+
+    model: complete. tokenizer_folder: None for an export without tokenizer. options: with the dtype chosen.
+    """
+
+    checkpoint: Path
+    index: CheckpointIndex
+    model: Model
+    tokenizer_folder: Path | None
+    options: ExportOptions
+    stage: ResumableStage
+
+
+def wanted_export(
+    checkpoint: Path, to: Path, model: Model, tokenizer_folder: Path | None, options: ExportOptions
+) -> WantedExport:
+    """Describes the export of a checkpoint to the folder `to`. Writes nothing; KieloError for bad input."""
+    checkpoint, index = Path(checkpoint), read_index(checkpoint)
+    options = replace(options, dtype=_chosen_dtype(checkpoint, index, options.dtype))
+    if options.max_shard_bytes < 1:
+        raise KieloError(
+            f"export: no tensor fits a shard of {options.max_shard_bytes} bytes; 5,000,000,000 is usual"
+        )
+    inputs = {"checkpoint": hash_manifest(checkpoint), "tokenizer": _tokenizer_hash(tokenizer_folder)}
+    section = {
+        "dtype": options.dtype,
+        "max_shard_bytes": options.max_shard_bytes,
+        "generation": dict(options.generation or {}),
+        "model": model.model_dump(mode="json"),
+    }
+    stage = ResumableStage(to, KIND, VERSION, inputs, section)
+    return WantedExport(checkpoint, index, model, tokenizer_folder, options, stage)
+
+
+def _chosen_dtype(checkpoint: Path, index: CheckpointIndex, dtype: str | None) -> str:
+    is_known = bool(index.plain.get("source_tensors"))
+    if dtype is None:
+        return SOURCE if is_known else "fp32"
+    if dtype not in {SOURCE, *DTYPE_NAMES}:
+        raise KieloError(
+            f"export: dtype {dtype!r} is not known; choose one of {SOURCE}, {', '.join(DTYPE_NAMES)}"
+        )
+    if dtype == SOURCE and not is_known:
+        raise KieloError(
+            f"{checkpoint}: dtype {SOURCE!r} is that of the weights that training began from, and this "
+            f"checkpoint knows of none; choose one of {', '.join(DTYPE_NAMES)}"
+        )
+    return dtype
+
+
+def _tokenizer_hash(folder: Path | None) -> str:
+    return hash_json({path.name: hash_file(path) for path in tokenizer_files(folder)})
+
+
+def tokenizer_files(folder: Path | None) -> list[Path]:
+    """Returns the files of a tokenizer that are exported; KieloError for a folder without any."""
+    if folder is None:
+        return []
+    found = [Path(folder) / name for name in _TOKENIZER_FILES if (Path(folder) / name).is_file()]
+    if not found:
+        raise KieloError(f"{folder}: no tokenizer.json there to export with the model")
+    return found
