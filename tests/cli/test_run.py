@@ -82,16 +82,6 @@ def kielo(*arguments: str | Path, threads: int = 1) -> subprocess.Popen:
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
-    """The recipe of a run that went through all stages, and the JSON that `kielo run --json` printed."""
-    recipe = write_recipe(tmp_path_factory.mktemp("a folder with a space"))
-    process = kielo("run", recipe, "--json")
-    stdout, stderr = process.communicate(timeout=300)
-    assert process.returncode == 0, stderr
-    return recipe, json.loads(stdout)
-
-
 def test_run_goes_through_every_stage_and_sums_up(finished):
     """`--json` prints summary.json and nothing else; it has every key that a machine was promised."""
     recipe, summary = finished
@@ -252,14 +242,14 @@ def test_the_verbs_that_ask_about_a_run_answer_in_json(finished, capsys, tmp_pat
     assert ask("plan", "resolve", recipe, "--ranks", "2")["placement"]["world_size"] == 2
     assert {row["source"] for row in ask("data", recipe, "--step", "3")} == {"text"}
     checkpoints = ask("checkpoint", "list", run)
-    assert checkpoints[-1]["step"] == 20 and checkpoints[-1]["state"] == "complete"
+    assert [row["step"] for row in checkpoints] == [20, 10] and checkpoints[0]["state"] == "complete"
     assert ask("show", recipe, "--set", "seed=9")["seed"] == {"value": 9, "origin": "--set"}
     assert ask("tokenizer", "measure", run / "tokenizer", "--text", recipe.parent / "text.txt")
     assert ask("verify", "parity", run)["passed"]
     assert ask("evaluate", run)["bits_per_byte"] == summary["bits_per_byte"]
     theirs = ask("evaluate", run / "hf", recipe)["bits_per_byte"]
     assert theirs["model"] == pytest.approx(summary["bits_per_byte"]["model"], rel=1e-4)
-    checkpoint = run / "train" / "checkpoints" / checkpoints[-1]["name"]
+    checkpoint = run / "train" / "checkpoints" / checkpoints[0]["name"]
     assert main(["export", str(checkpoint), "--to", str(tmp_path / "mine")]) == 0
     assert (tmp_path / "mine" / "config.json").read_bytes() == (run / "hf" / "config.json").read_bytes()
 

@@ -45,6 +45,16 @@ def resolve_weights(reference: str) -> Path:
     return _cached(name, revision or None) or _fetched(reference, name, revision or None)
 
 
+def weights_here(reference: str) -> Path | None:
+    """Returns the folder of `reference` if it is on this machine; nothing is fetched."""
+    where = reference.removeprefix("hf:")
+    folder = Path(where).expanduser()
+    if folder.is_dir():
+        return folder
+    name, _, revision = where.partition("@")
+    return _cached(name, revision or None) if where.count("/") == 1 and where[0] not in "/.~" else None
+
+
 def pinned(reference: str, folder: Path) -> str:
     """Returns `reference` with the commit if it is a repository: the name of its snapshot `folder`."""
     where = reference.removeprefix("hf:")

@@ -20,8 +20,8 @@ from kielo.artifact.checkpoint_inspection import (
     state_after_verification,
 )
 from kielo.artifact.whole_checkpoints import list_checkpoints
-from kielo.cli.flags import VerbParser, add_verb, examples
-from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table
+from kielo.cli.flags import add_verb, examples
+from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
 from kielo.recipe.errors import KieloError
 from kielo.report.units import format_bytes
 
@@ -30,9 +30,7 @@ _ONE_OR_ALL = "a checkpoint, or the folder of a run"
 
 def checkpoint_flags(parser: argparse.ArgumentParser) -> None:
     examples(parser, "kielo checkpoint list runs/demo_estonian")
-    subverbs = parser.add_subparsers(
-        dest="subverb", metavar="SUBVERB", required=True, parser_class=VerbParser
-    )
+    subverbs = parser.add_subparsers(dest="subverb", metavar="SUBVERB", required=True)
     add_verb(
         subverbs,
         "list",
@@ -137,7 +135,7 @@ def show(options: argparse.Namespace) -> None:
 def verify_flags(parser: argparse.ArgumentParser) -> None:
     examples(
         parser, "kielo checkpoint verify runs/demo_estonian",
-        "kielo checkpoint verify runs/demo_estonian/train/checkpoints/step_00000500",
+        "kielo checkpoint verify runs/demo_estonian/train/checkpoints/newest",
     )  # fmt: skip
     parser.add_argument("checkpoint", metavar="RUN_OR_CHECKPOINT", help=_ONE_OR_ALL)
     parser.add_argument("--json", action="store_true")
@@ -188,7 +186,7 @@ def average(options: argparse.Namespace) -> None:
     if Path(options.to).name in ("", ".."):
         raise KieloError(f"--to {options.to}: give the name of a folder to make")
     to = average(sources, Path(options.to))
-    print(
+    print_text(
         f"wrote {to}, the mean of {len(sources)} checkpoints; `kielo export {to} --to DIR` makes a model of "
         "it"
     )
@@ -199,7 +197,9 @@ def newest_checkpoint(run_folder: Path) -> Path:
 
     KieloError if none is whole.
     """
-    return whole_checkpoints.newest_checkpoint(run_folder, warn=lambda warning: print(f"warning: {warning}"))
+    return whole_checkpoints.newest_checkpoint(
+        run_folder, warn=lambda warning: print_text(f"warning: {warning}")
+    )
 
 
 def _print_tensors(rows: list[dict[str, Any]]) -> None:

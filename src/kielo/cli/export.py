@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from kielo.cli.flags import examples
-from kielo.cli.terminal import keep_stdout_for_json, print_json
+from kielo.cli.terminal import keep_stdout_for_json, print_json, print_text
 from kielo.recipe.errors import KieloError
 
 
@@ -53,7 +53,7 @@ def export(options: argparse.Namespace) -> None:
         export_checkpoint(checkpoint, to, tokenizer_folder, dtype=options.dtype, is_replacing=False, **size)
     if options.json:
         return print_json(_summary(checkpoint, to))
-    print(
+    print_text(
         f"wrote {to} from {checkpoint.name}; load it with "
         f"transformers.AutoModelForCausalLM.from_pretrained({str(to)!r}, dtype='auto')"
     )

@@ -10,7 +10,28 @@ from typing import Any, NoReturn
 _RECIPE_HELP = "path of a recipe, the name of a shipped one (see `kielo recipes`), or a run folder"
 
 
-class VerbParser(argparse.ArgumentParser):
+_HELP_COLUMNS = 80
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose refusal is one line. commands: examples of its use. subverbs: name → parser."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        self.commands: Sequence[str] = ()
+        self.subverbs: dict[str, VerbParser] = {}
+
+    def add_subparsers(self, **options: Any) -> Any:
+        group = super().add_subparsers(**{"parser_class": VerbParser, **options})
+        self.subverbs = group.choices
+        return group
+
+    def error(self, message: str) -> NoReturn:
+        """Exit 2 with one line: what is wrong, and what would work."""
+        refuse_usage(self, message)
+
+
+class VerbParser(_Parser):
     """The parser of one verb. `handler` is "module:function" below kielo.cli.
 
     Its flags are declared beside the handler, by a function of its name and "_flags", which takes this
@@ -18,10 +39,15 @@ class VerbParser(argparse.ArgumentParser):
     """
 
     def __init__(self, *, handler: str, **options: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        super().__init__(**options)
         self.set_defaults(handler=handler)
         self._handler = handler
-        self._subverbs: dict[str, VerbParser] = {}
+        self._first_words: dict[str, VerbParser] = {}
+
+    def declare_flags(self) -> None:
+        """Declare the flags, and the subverbs. Imports the file of the handler."""
+        module, function = self._handler.split(":")
+        getattr(importlib.import_module("kielo.cli." + module), function + "_flags")(self)
 
     def may_begin_with(self, subverbs: Mapping[str, tuple[str, str]]) -> None:
         """Let the first argument be a subverb, which has a parser of its own: name → (handler, summary).
@@ -32,23 +58,19 @@ class VerbParser(argparse.ArgumentParser):
         listed = "\n".join(f"{name:{width}}  {summary}" for name, (_, summary) in subverbs.items())
         self.add_argument_group(f"subverbs (see {self.prog} SUBVERB --help)", listed)
         for name, (handler, summary) in subverbs.items():
-            self._subverbs[name] = VerbParser(
+            self._first_words[name] = VerbParser(
                 handler=handler, prog=f"{self.prog} {name}", description=_sentence(summary)
             )
+        self.subverbs = self._first_words
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        module, function = self._handler.split(":")
-        getattr(importlib.import_module("kielo.cli." + module), function + "_flags")(self)
-        if args and args[0] in self._subverbs:
-            return self._subverbs[args[0]].parse_known_args(args[1:], namespace)
+        self.declare_flags()
+        if args and args[0] in self._first_words:
+            return self._first_words[args[0]].parse_known_args(args[1:], namespace)
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error("unrecognized arguments: " + " ".join(unknown) + self._near(unknown[0]))
         return options, unknown
-
-    def error(self, message: str) -> NoReturn:
-        """Exit 2 with one line: what is wrong, and what would work."""
-        refuse_usage(self, message)
 
     def _near(self, word: str) -> str:
         flags = [name for name in self._option_string_actions if name.startswith("--")]
@@ -56,29 +78,24 @@ class VerbParser(argparse.ArgumentParser):
         return f"; did you mean {near[0]}?" if near else ""
 
 
-class MainParser(argparse.ArgumentParser):
+class MainParser(_Parser):
     """The parser of `kielo` itself."""
 
-    def error(self, message: str) -> NoReturn:
-        """Exit 2 with one line: what is wrong, and what would work."""
-        refuse_usage(self, message)
 
-
-def refuse_usage(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+def refuse_usage(parser: _Parser, message: str) -> NoReturn:
     """Print one line and exit 2: argparse's complaint, the nearest choice, and an example or --help."""
     found = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
     if found:
         near = difflib.get_close_matches(found[1], re.findall(r"[\w-]+", found[2]), n=1)
         message += f"; did you mean {near[0]}?" if near else ""
-    first = (parser.epilog or "").partition("\n")[0].removeprefix("example: ")
     if not message.endswith("?"):
-        is_missing = first and "required" in message
-        message += f"; for example: {first}" if is_missing else f"; see {parser.prog} --help"
+        is_missing = parser.commands and "required" in message
+        message += f"; for example: {parser.commands[0]}" if is_missing else f"; see {parser.prog} --help"
     parser.exit(2, f"{parser.prog}: {message}\n")
 
 
 def add_verb(group: Any, name: str, handler: str, summary: str) -> None:
-    """Add a verb or a subverb. `group` is the result of `add_subparsers(parser_class=VerbParser)`."""
+    """Add a verb or a subverb. `group` is the result of `add_subparsers`."""
     group.add_parser(name, handler=handler, help=summary, description=_sentence(summary))
 
 
@@ -86,9 +103,21 @@ def _sentence(summary: str) -> str:
     return summary[0].upper() + summary[1:] + ("" if summary.endswith("?") else ".")
 
 
-def examples(parser: argparse.ArgumentParser, *commands: str) -> None:
-    """Show these commands at the end of `--help`."""
-    parser.epilog = "example: " + "\n         ".join(commands)
+def examples(parser: _Parser, *commands: str) -> None:
+    """Show these commands at the end of `--help`; one that is too long for a line goes on after a \\."""
+    parser.commands, title = commands, "example: "
+    indent = " " * len(title)
+    parser.epilog = title + f"\n{indent}".join(_folded(command, f"{indent}  ") for command in commands)
+
+
+def _folded(command: str, indent: str) -> str:
+    """Returns the command in lines of `_HELP_COLUMNS`, broken before flags and &&, as a shell takes it."""
+    first, *others = re.split(r" (?=--|&& )", command)
+    lines = [first]
+    for part in others:
+        fits = len(indent) + len(lines[-1]) + len(part) + len(" \\") < _HELP_COLUMNS
+        lines[-1:] = [f"{lines[-1]} {part}"] if fits else [lines[-1], part]
+    return f" \\\n{indent}".join(lines)
 
 
 def takes_recipe(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:  # `kielo plan --help` loads none of it
     from kielo.recipe.sections import Recipe
 
 # In place of what no plan asks for. A recipe's own values come first.
-_STAND_INS: dict[str, Any] = {"name": "idea", "language": "en", "corpus": {"sources": ["text"]}}
+STAND_INS: dict[str, Any] = {"name": "idea", "language": "en", "corpus": {"sources": ["text"]}}
 
 
 def takes_idea(parser: argparse.ArgumentParser) -> None:
@@ -40,4 +40,4 @@ def read_idea(options: argparse.Namespace, **keys: str | None) -> tuple["Recipe"
         raise KieloError(
             "of what? Give a recipe (see `kielo recipes`), or a size: --params 3B --cluster lumi_g"
         )
-    return with_usual_training(read_recipe(options.recipe, sets, _STAND_INS).recipe)
+    return with_usual_training(read_recipe(options.recipe, sets, STAND_INS).recipe)

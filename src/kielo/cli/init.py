@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from kielo.artifact.manifest import write_text_atomically
 from kielo.cli.flags import examples
+from kielo.cli.terminal import print_text
 from kielo.models.families import complete
 from kielo.models.proportions import count, with_shape
 from kielo.plan.idea import UsualTraining, tokens_of_device_hours, usual_training
@@ -75,10 +76,10 @@ def init(options: argparse.Namespace) -> int:
     print(f"wrote {path}")
     schema = path.parent / SCHEMA_FILE
     if os.path.lexists(schema):
-        print(f"{schema} was there already and stays as it is; your editor checks the recipe against it")
+        print_text(f"{schema} was there already and stays as it is; your editor checks the recipe against it")
     else:
         write_text_atomically(schema, json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n")
-        print(f"wrote {schema}, against which your editor checks the recipe")
+        print_text(f"wrote {schema}, against which your editor checks the recipe")
     print("\n".join(_next_commands(answers, path)))
     return 0
 
@@ -283,8 +284,8 @@ def _next_commands(answers: Answers, path: Path) -> list[str]:
         if answers.parameters >= 2e10:
             nodes = f"8..{min(128, answers.site.nodes)}"
         lines += [
-            f"  kielo plan {path} --nodes {nodes}  # layouts that fit, days, device-hours",
-            f"  kielo rehearse {path} --nodes 1  # one rank's exact bytes, on this machine",
+            f"  kielo plan {path} --nodes {nodes}  # layouts that fit, days, hours",
+            f"  kielo rehearse {path} --nodes 1  # one rank's exact bytes, here",
         ]
     if answers.sources:
         missing = [

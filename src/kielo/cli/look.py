@@ -8,10 +8,10 @@ from typing import Any
 
 from kielo.artifact.formats import FORMATS, schema_of
 from kielo.artifact.manifest import write_text_atomically
-from kielo.cli.flags import VerbParser, add_verb, examples, takes_recipe
-from kielo.cli.terminal import print_json, print_table
+from kielo.cli.flags import add_verb, examples, takes_recipe
+from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.recipe.errors import KieloError
-from kielo.recipe.read import read_recipe, run_folder, shipped_recipes
+from kielo.recipe.read import NOT_GIVEN, Read, read_recipe, run_folder, shipped_recipes
 from kielo.recipe.sections import Recipe
 
 
@@ -22,27 +22,78 @@ def show_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def show(options: argparse.Namespace) -> None:
-    read = read_recipe(options.recipe, options.sets)
-    values = {key: _value(read.recipe.model_dump(mode="json"), key) for key in read.origins}
+    from kielo.cli.ideas import STAND_INS
+
+    read = read_recipe(options.recipe, options.sets, STAND_INS)
+    values = _values_in_force(read)
     if options.json:
-        return print_json(
-            {key: {"value": value, "origin": read.origins[key]} for key, value in values.items()}
-        )
-    print_table(("", ""), _overview_rows(read.recipe))
-    rows = [(key, json.dumps(value, ensure_ascii=False), read.origins[key]) for key, value in values.items()]
+        return print_json(values)
+    print_table(("", ""), _overview_rows(read))
+    rows = [(key, _short_json(entry["value"]), entry["origin"]) for key, entry in values.items()]
     print_table(["key", "value", "from"], rows)
 
 
-def _overview_rows(recipe: Recipe) -> list[tuple[str, str]]:
+def _values_in_force(read: Read) -> dict[str, dict[str, Any]]:
+    """Returns key → value and origin, of every key; `not_in_force` has what model.weights replaces.
+
+    A value is None where the recipe lacks it, and where it is in weights that are not on this machine.
+    """
+    from kielo.resolve.complete_model import (
+        KEPT_BESIDE_WEIGHTS,
+        model_of_weights_here,
+        overridden_by_weights,
+    )
+
+    content, model = read.recipe.model_dump(mode="json"), read.recipe.model
+    values = {
+        key: {"value": None if origin == NOT_GIVEN else _value(content, key), "origin": origin}
+        for key, origin in read.origins.items()
+    }
+    if model.weights is None:
+        return values
+    overridden, found = overridden_by_weights(model), model_of_weights_here(model)
+    of_weights = found.model_dump(mode="json") if found else {}
+    for name in (name for name in type(model).model_fields if name not in KEPT_BESIDE_WEIGHTS):
+        given = values[f"model.{name}"]
+        values[f"model.{name}"] = {"value": of_weights.get(name), "origin": "model.weights"}
+        if name in overridden:
+            values[f"model.{name}"]["not_in_force"] = given
+    return values
+
+
+def _short_json(value: Any) -> str:
+    """Returns the value as JSON; entries of a list of tables without keys that are empty."""
+    if isinstance(value, list):
+        value = [
+            {key: one for key, one in entry.items() if one not in (None, "", [])}
+            if isinstance(entry, dict)
+            else entry
+            for entry in value
+        ]
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _overview_rows(read: Read) -> list[tuple[str, str]]:
     """Returns the facts of the run, or why they are not known: `show` answers for unfinished recipes too."""
+    from kielo.artifact.weights_folder import weights_here
+    from kielo.plan.idea import with_usual_training
+    from kielo.resolve.complete_model import overridden_in_words
     from kielo.resolve.overview import overview_of_recipe
 
-    if (recipe.model.weights or "").startswith("hf:"):
-        return [("model", f"that of {recipe.model.weights}, which `kielo train` fetches")]
+    recipe, rows = read.recipe, []
+    weights = recipe.model.weights
     try:
-        return [*overview_of_recipe(recipe).rows(), *_uneven_rows(recipe)]
+        if missing := [key for key, origin in read.origins.items() if origin == NOT_GIVEN]:
+            rows.append(("an idea", f"`kielo run` needs {', '.join(missing)} too"))
+            recipe, filled = with_usual_training(recipe)
+            rows += [("for a plan", line) for line in filled]
+        if replaced := overridden_in_words(recipe.model):
+            rows.append(("weights", replaced))
+        if weights is not None and weights_here(weights) is None:
+            return [("model", f"that of {weights}, which `kielo train` fetches"), *rows]
+        return [*overview_of_recipe(recipe).rows(), *_uneven_rows(recipe), *rows]
     except KieloError as error:
-        return [("model", f"not complete: {error}")]
+        return [("model", f"not complete: {error}"), *rows]
 
 
 def _uneven_rows(recipe: Recipe) -> list[tuple[str, str]]:
@@ -84,7 +135,7 @@ def recipes(options: argparse.Namespace) -> None:
         if os.path.lexists(target):
             raise KieloError(f"{target} exists already; move it away first, nothing was written")
         write_text_atomically(target, shipped[options.copy].read_text(encoding="utf-8"))
-        print(f"wrote {target}; start it with: kielo run {target}")
+        print_text(f"wrote {target}; start it with: kielo run {target}")
         return
     rows = [
         (name, read_recipe(name).recipe.language, read_recipe(name).recipe.description) for name in shipped
@@ -160,9 +211,7 @@ def languages(options: argparse.Namespace) -> None:
 
 def tokenizer_flags(parser: argparse.ArgumentParser) -> None:
     examples(parser, "kielo tokenizer measure A B --text file.txt")
-    subverbs = parser.add_subparsers(
-        dest="subverb", metavar="SUBVERB", required=True, parser_class=VerbParser
-    )
+    subverbs = parser.add_subparsers(dest="subverb", metavar="SUBVERB", required=True)
     add_verb(
         subverbs,
         "measure",

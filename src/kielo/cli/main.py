@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from kielo import __version__
 from kielo.cli.failure import report_unexpected
-from kielo.cli.flags import MainParser, VerbParser, add_verb
+from kielo.cli.flags import MainParser, add_verb, examples
 from kielo.cli.terminal import lasting_output, open_standard_streams
 from kielo.recipe.error_messages import sentence
 from kielo.train.signals import INTERRUPTED
@@ -59,10 +59,10 @@ def command_line() -> argparse.ArgumentParser:
     parser = MainParser(
         prog="kielo",
         description="From a language's raw text to its own language model.",
-        epilog="example: kielo run demo_estonian",
     )
+    examples(parser, "kielo run demo_estonian")
     parser.add_argument("--version", action="store_true", help="print the version and exit")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=VerbParser)
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     for name, (handler, summary) in _VERBS.items():
         add_verb(verbs, name, handler, summary)
     return parser

@@ -193,7 +193,7 @@ def compare(options: argparse.Namespace) -> int:
     for number in nodes:
         print_text(f"{number} nodes: {verdict([planned for planned in several if planned.nodes == number])}")
     for path in plots:
-        print(f"wrote {path}")
+        print_text(f"wrote {path}")
     return 0
 
 
@@ -229,7 +229,7 @@ def explain(options: argparse.Namespace) -> int:
         print_text(line)
     print("\nIn the recipe:\n" + layout_toml(planned))
     for path in plots:
-        print(f"wrote {path}")
+        print_text(f"wrote {path}")
     return 0
 
 
@@ -238,7 +238,7 @@ def calibrate(options: argparse.Namespace) -> int:
 
     machine = measure([Path(path) for path in options.metrics])
     write_machine(machine, Path(options.to))
-    print(f"wrote {options.to}; plan with it: kielo plan RECIPE --machine {options.to}")
+    print_text(f"wrote {options.to}; plan with it: kielo plan RECIPE --machine {options.to}")
     return 0
 
 
@@ -281,11 +281,11 @@ def resolve(options: argparse.Namespace) -> int:
     for table in identity_and_placement(resolved):
         print_table(*table)
     for advice in speed_advice(resolved.identity.model, recipe.layout, resolved.placement.accelerator):
-        print(f"advice: {advice}")
+        print_text(f"advice: {advice}")
     for sentence in uneven_steps(resolved):
-        print(f"batches: {sentence}")
+        print_text(f"batches: {sentence}")
     path = folder / "resolved.toml"
-    print(f"{path} stays as it is: the run has trained" if is_trained else f"wrote {path}")
+    print_text(f"{path} stays as it is: the run has trained" if is_trained else f"wrote {path}")
     if options.layout:
         print("to train on this layout, put it into the recipe:\n" + layout_toml(chosen))
     return 0
@@ -299,7 +299,7 @@ def _run_and_nodes(options: argparse.Namespace) -> tuple["RunToPlan", list[int]]
         raise KieloError(f"--wall-hours {options.wall_hours:g}: give a number above 0")
     recipe, lines = read_idea(options, cluster=options.cluster, machine=options.machine)
     for line in lines:
-        print(line, file=sys.stderr)
+        print_text(line, sys.stderr)
     run = RunToPlan.of_recipe(recipe)
     usual = [number for number in run.recipe.nodes if number <= run.site.nodes]
     if options.nodes is None and usual:

@@ -54,15 +54,15 @@ def rehearse(options: argparse.Namespace) -> int:
 
     print_table(("", ""), overview_of_run(resolved.identity, {}).rows())
     for rehearsal in rehearsals:
-        print(headline(rehearsal))
+        print_text(headline(rehearsal))
         print_table(*memory(rehearsal))
-        print(summary(rehearsal))
+        print_text(summary(rehearsal))
         print_table(*collectives(rehearsal))
-    print(verdict(rehearsals))
+    print_text(verdict(rehearsals))
     if any(rehearsal["fits"] is False for rehearsal in rehearsals):
         print_text(_ways_out(recipe, resolved, site))
-    print(host_verdict(rehearsals))
-    print(NOTES)
+    print_text(host_verdict(rehearsals))
+    print_text(NOTES)
     return 0
 
 
@@ -81,7 +81,7 @@ def planned(options: argparse.Namespace) -> tuple[Recipe, Resolved, Cluster]:
     """Resolves the recipe on --nodes of a cluster (or --ranks), with imagined text; returns all three."""
     recipe, lines = read_idea(options, cluster=options.cluster)
     for line in lines:
-        print(line, file=sys.stderr)
+        print_text(line, sys.stderr)
     card = cluster(recipe.cluster)
     if options.nodes is not None and not 1 <= options.nodes <= card.nodes:
         raise KieloError(f"--nodes {options.nodes}: {card.name} has 1 to {card.nodes} nodes")

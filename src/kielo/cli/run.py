@@ -18,7 +18,8 @@ from kielo.artifact.summary import StageTime, Summary
 from kielo.artifact.trained_text import refuse_while_trained_on
 from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.main import REQUEUE, STAGES
-from kielo.cli.terminal import keep_stdout_for_json, print_json
+from kielo.cli.terminal import keep_stdout_for_json, print_json, print_text
+from kielo.cli.train import warn_of_weights
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, run_folder
 from kielo.recipe.sections import Recipe
@@ -62,6 +63,7 @@ def run(options: argparse.Namespace) -> int:
         raise KieloError(f"--ranks {options.ranks}: give 1 or more")
     invocation = Invocation(recipe, options.recipe, options.sets, run_folder(recipe), options.ranks)
     chosen = _chosen(options)
+    warn_of_weights(recipe)
     with keep_stdout_for_json(options.json), _ended_by_sigterm(), held(invocation.folder):
         try:
             _make_again(options.again, invocation, chosen)
@@ -74,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
                 if name == "corpus" and "train" in chosen:
                     _check_budget(invocation)
         except Requeue as stop:
-            print(f"── {stop}")
+            print_text(f"── {stop}")
             return REQUEUE
     if options.json:
         if "report" in chosen:
@@ -212,10 +214,14 @@ def _check_budget(invocation: Invocation) -> None:
 
 
 def _tokenizer(invocation: Invocation) -> None:
-    from kielo.tokenizer.train import train_tokenizer
+    from kielo.tokenizer.train import train_tokenizer, unfilled_vocabulary
 
     _need(invocation, "corpus")
-    train_tokenizer(invocation.recipe, invocation.folder / "corpus", invocation.folder / "tokenizer")
+    recipe, folder = invocation.recipe, invocation.folder / "tokenizer"
+    before = read_manifest(folder)
+    made = train_tokenizer(recipe, invocation.folder / "corpus", folder)
+    if made != before and (said := unfilled_vocabulary(recipe, made)):
+        print_text(f"tokenizer: {said}", sys.stderr)
 
 
 def _pack(invocation: Invocation) -> None:
@@ -293,7 +299,7 @@ def _report(invocation: Invocation) -> None:
     invocation.stages["report"] = StageTime(seconds=0.0, skipped=False)
     page = write_report(invocation.folder, invocation.recipe, invocation.stages)
     print_summary(read_json(invocation.folder, Summary))
-    print(f"report: {page}")
+    print_text(f"report: {page}")
 
 
 def _need(invocation: Invocation, *folders: str) -> None:

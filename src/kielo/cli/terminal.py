@@ -2,14 +2,17 @@
 
 import json
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from io import TextIOWrapper
-from typing import Any
+from typing import Any, TextIO
 
 from kielo.train.failsafe_stream import FailsafeStream
 
+_LEAST_COLUMN = 20  # characters of a column whose cells are folded, where the others are not
 _LONGEST_LINE = 1000  # characters, of a table that is not fitted to the terminal
 
 
@@ -54,11 +57,11 @@ def print_json(value: Any) -> None:
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[Any]], is_wide: bool = False) -> None:
     """Print a table as wide as the terminal; in a pipe or log, lines of uncut columns with tabs between.
 
-    A cell that does not fit, or has a line break, goes on in the next line: nothing is cut. is_wide: lines
-    are as long as they need to be.
+    A cell that does not fit, or has a line break, goes on in the next line: nothing is cut. Where that is
+    enough, only cells of the widest column do. is_wide: lines are as long as they need to be.
     """
     rows = [["" if cell is None else str(cell) for cell in row] for row in rows]
-    if not _is_terminal():  # which needs no rich
+    if not is_terminal(sys.stdout):  # which needs no rich
         for row in (titles, *rows) if any(titles) else rows:
             print("\t".join(row).replace("\n", ""))
         return
@@ -67,27 +70,44 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[Any]], is_wide: b
     from rich.text import Text
 
     table = Table(box=None, show_header=any(titles), padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for title, cells in zip(titles, zip(*rows) if rows else ((),) * len(titles)):
+    console = Console(width=_LONGEST_LINE if is_wide else None)
+    columns = list(zip(*rows)) if rows else [()] * len(titles)
+    widths = [max(map(len, [title, *cells])) for title, cells in zip(titles, columns)]
+    one_gives_way = sum(widths) - max(widths) + 2 * len(widths) + _LEAST_COLUMN <= console.width
+    for title, cells, width in zip(titles, columns, widths):
         is_number = all(cell[:1].isdigit() for cell in cells)
-        table.add_column(Text(title), overflow="fold", justify="right" if is_number else "left")
+        table.add_column(
+            Text(title), overflow="fold", justify="right" if is_number else "left",
+            no_wrap=one_gives_way and width < max(widths),
+        )  # fmt: skip
     for row in rows:
         table.add_row(*map(Text, row))
-    Console(width=_LONGEST_LINE if is_wide else None).print(table, soft_wrap=is_wide)
+    console.print(table, soft_wrap=is_wide)
 
 
-def print_text(text: str) -> None:
-    """Print sentences, broken between words where the terminal's line ends; in a pipe as one line."""
-    if not _is_terminal():
-        print(text)
-        return
-    from rich.console import Console
-    from rich.text import Text
+def print_text(text: str, stream: TextIO | None = None) -> None:
+    """Print sentences, broken between words where the terminal's line ends; in a pipe and log as they are.
 
-    Console().print(Text(text))
+    Lines of the text stay apart. A word that is longer than a line, such as a path, is never broken. stream:
+    default, stdout.
+    """
+    stream = stream or sys.stdout
+    if is_terminal(stream):
+        width = shutil.get_terminal_size().columns
+        text = "\n".join(_broken(line, width) for line in text.split("\n"))
+    print(text, file=stream, flush=True)
 
 
-def _is_terminal() -> bool:
-    return sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
+def _broken(line: str, width: int) -> str:
+    indent = " " * (len(line) - len(line.lstrip()))
+    return textwrap.fill(
+        line.strip(), max(width, 20), initial_indent=indent, subsequent_indent=indent,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def is_terminal(stream: TextIO) -> bool:
+    return stream.isatty() or bool(os.environ.get("FORCE_COLOR"))
 
 
 def flat(value: dict, prefix: str = "") -> list[tuple[str, Any]]:

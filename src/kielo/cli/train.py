@@ -13,7 +13,8 @@ from pathlib import Path
 from kielo.artifact.outcome import REFUSAL_FILE, Outcome
 from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.main import REQUEUE
-from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table
+from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
+from kielo.parallel.rendezvous import find_rendezvous
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
@@ -57,6 +58,8 @@ def train(options: argparse.Namespace) -> int:
         raise KieloError(f"--ranks {ranks}: give 1 or more")
     if options.profile is not None and options.profile < 1:
         raise KieloError(f"--profile {options.profile}: give 1 step or more")
+    if find_rendezvous().rank == 0 and REFUSAL_FILE not in os.environ:  # else the parent said it
+        warn_of_weights(recipe)
     if options.dry_run:
         return _dry_run(recipe, ranks, options.json)
     profile_steps = _profile_steps(options, ranks)
@@ -74,13 +77,20 @@ def train(options: argparse.Namespace) -> int:
     elif outcome.exit_code not in (0, REQUEUE):
         print(f"kielo: training failed: {outcome.message}", file=sys.stderr)
     elif outcome.message and not _is_reported_by_another():
-        print(outcome.message)
+        print_text(outcome.message)
     return outcome.exit_code
+
+
+def warn_of_weights(recipe: Recipe) -> None:
+    """Name the keys of [model] that model.weights replaces, on stderr."""
+    from kielo.resolve.complete_model import overridden_in_words
+
+    if said := overridden_in_words(recipe.model):
+        print_text(f"warning: {said}", sys.stderr)
 
 
 def _dry_run(recipe: Recipe, ranks: int, is_json: bool) -> int:
     """Print what the training would do on `ranks`, or on those of the launcher, and start none."""
-    from kielo.parallel.rendezvous import find_rendezvous
     from kielo.plan.remedies import memory_warning
     from kielo.resolve.overview import overview_of_run
     from kielo.train.dry_run import dry_run
@@ -114,14 +124,12 @@ def _dry_run(recipe: Recipe, ranks: int, is_json: bool) -> int:
     print_table(("", ""), rows)
     if said := memory_warning(resolved, recipe):
         print(f"warning: {said}", file=sys.stderr)
-    print("nothing was trained or written; the same command without --dry-run starts it")
+    print_text("nothing was trained or written; the same command without --dry-run starts it")
     return 0
 
 
 def _profile_steps(options: argparse.Namespace, ranks: int) -> int:
     """Returns how many steps this rank records, or those of the chosen `ranks` that it starts."""
-    from kielo.parallel.rendezvous import find_rendezvous
-
     if options.profile_ranks is None:
         return options.profile or 0
     chosen = options.profile_ranks.split(",")
@@ -234,7 +242,7 @@ def train_here(recipe: Recipe, profile_steps: int = 0) -> Outcome:
         card = accelerator(cluster(recipe.cluster).accelerator)
         said = settle_allocator(card.allocator_settings)
         if said and place.rank == 0:
-            print(f"device memory: {said}", flush=True)
+            print_text(f"device memory: {said}")
     weights = recipe.model.weights
     try:
         if weights is not None:  # or every rank would ask the hub for them
@@ -247,10 +255,10 @@ def train_here(recipe: Recipe, profile_steps: int = 0) -> Outcome:
             )
         resolved, why = _resolved_here(recipe, place.size)
         if place.rank == 0 and recipe.train.precision is None:
-            print(f"precision: {resolved.identity.train.precision}, for {why}", flush=True)
+            print_text(f"precision: {resolved.identity.train.precision}, for {why}")
         if place.rank == 0:
             for sentence in uneven_steps(resolved):
-                print(f"batches: {sentence}", flush=True)
+                print_text(f"batches: {sentence}")
             if said := memory_warning(resolved, recipe):
                 print(f"warning: {said}", file=sys.stderr, flush=True)
         return train(with_expectation(resolved, recipe), profile_steps=profile_steps)

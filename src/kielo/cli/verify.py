@@ -5,8 +5,8 @@ from pathlib import Path
 
 from kielo.artifact.lease import held
 from kielo.artifact.parity import Parity
-from kielo.cli.flags import VerbParser, add_verb, examples, takes_recipe
-from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table
+from kielo.cli.flags import add_verb, examples, takes_recipe
+from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
 from kielo.recipe.sections import Recipe
@@ -14,7 +14,7 @@ from kielo.recipe.sections import Recipe
 
 def verify_flags(parser: argparse.ArgumentParser) -> None:
     examples(parser, "kielo verify parity demo_estonian")
-    proofs = parser.add_subparsers(dest="proof", metavar="PROOF", required=True, parser_class=VerbParser)
+    proofs = parser.add_subparsers(dest="proof", metavar="PROOF", required=True)
     add_verb(
         proofs,
         "parity",
@@ -55,7 +55,7 @@ def parity(options: argparse.Namespace) -> int:
     if options.json:
         print_json(certificate.content())
     else:
-        print(f"certificate: {folder / 'verify' / certificate.FILE_NAME}")
+        print_text(f"certificate: {folder / 'verify' / certificate.FILE_NAME}")
     return 0 if certificate.passed else 1
 
 
@@ -131,8 +131,8 @@ def layouts(options: argparse.Namespace) -> int:
         print_json(certificate)
     else:
         print_table(*table(certificate))
-        print(verdict(certificate))
-        print(f"certificate: {folder / CERTIFICATE_NAME}")
+        print_text(verdict(certificate))
+        print_text(f"certificate: {folder / CERTIFICATE_NAME}")
     return 0 if certificate["passed"] else 1
 
 
@@ -159,6 +159,6 @@ def round_trip(options: argparse.Namespace) -> int:
     else:
         print_table(*table(result))
         if result["left_out"]:
-            print(f"left out, for they are no weights: {', '.join(result['left_out'])}")
-        print(verdict(result))
+            print_text(f"left out, for they are no weights: {', '.join(result['left_out'])}")
+        print_text(verdict(result))
     return 0 if result["passed"] else 1

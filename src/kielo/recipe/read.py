@@ -26,6 +26,7 @@ from kielo.recipe.sections import SHAPE_KEYS, Recipe
 # person's text.
 REPLACED_FOLDERS = ("corpus", "tokenizer", "tokens", "verify", "evaluate", "hf")
 RUN_RECIPE_NAME = "recipe.toml"  # in a run folder; `kielo run` writes it
+NOT_GIVEN = "not given"  # origin of a value that stands in for one of the recipe
 _SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
 # In place of required values that are missing or broken, so that the rest can still be checked.
 _STAND_INS: dict[str, Any] = {"name": "stand_in", "language": "et", "corpus": {"sources": ["stand_in.txt"]}}
@@ -33,7 +34,10 @@ _STAND_INS: dict[str, Any] = {"name": "stand_in", "language": "et", "corpus": {"
 
 @dataclass(frozen=True)
 class Read:
-    """A recipe, and for each dotted key ("train.tokens") its origin: "default", a file, or "--set"."""
+    """A recipe, and for each dotted key ("train.tokens") its origin: "default", a file, or "--set".
+
+    `NOT_GIVEN` for a value that stands in for one that the recipe lacks.
+    """
 
     recipe: Recipe
     origins: dict[str, str]
@@ -56,7 +60,9 @@ def read_recipe(
             data["folder"], origins["folder"] = str(reference), label
         complaints = [complaint for text in sets if (complaint := _apply_set(text, data, origins))]
         for key, value in (stand_ins or {}).items():
-            data.setdefault(key, value)
+            if key not in data:
+                data[key] = value
+                origins |= dict.fromkeys(_leaves({key: value}), NOT_GIVEN)
         recipe, found = _validate(data, origins, default_origin=label)
     except RecursionError:
         raise KieloError(f"{label} or --set: tables are nested too deep; recipes have two levels") from None

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 
-from kielo.artifact.weights_folder import pinned, resolve_weights
+from kielo.artifact.weights_folder import pinned, resolve_weights, weights_here
 from kielo.models.families import complete, read_hf_config
 from kielo.models.proportions import with_shape
 from kielo.recipe.phases import FullPhase
 from kielo.recipe.sections import Model, Recipe
+
+KEPT_BESIDE_WEIGHTS = ("weights", "vocab_multiple")  # all other keys of [model] are those of config.json
 
 
 def complete_model(
@@ -46,5 +48,38 @@ def _model_of_weights(model: Model) -> Model:
     """
     assert model.weights is not None
     folder = resolve_weights(model.weights)
-    kept = {"weights": pinned(model.weights, folder), "vocab_multiple": model.vocab_multiple}
+    kept = {key: getattr(model, key) for key in KEPT_BESIDE_WEIGHTS}
+    kept["weights"] = pinned(model.weights, folder)
     return read_hf_config(folder).model_copy(update=kept)
+
+
+def model_of_weights_here(model: Model) -> Model | None:
+    """Reads config.json of `model.weights`; None without weights, and where they are not fetched yet."""
+    folder = model.weights and weights_here(model.weights)
+    return read_hf_config(folder) if folder else None
+
+
+def overridden_by_weights(model: Model) -> list[str]:
+    """Returns the keys of [model] that were given and are not in force, for `model.weights` brings its own.
+
+    Those with another value in config.json; all of them where it is not on this machine yet.
+    """
+    if model.weights is None:
+        return []
+    found = model_of_weights_here(model)
+    given = [key for key in Model.model_fields if key in model.model_fields_set]
+    return [
+        key
+        for key in given
+        if key not in KEPT_BESIDE_WEIGHTS and (found is None or getattr(found, key) != getattr(model, key))
+    ]
+
+
+def overridden_in_words(model: Model) -> str:
+    """Returns a sentence on the keys that are not in force, with both values; "" for none."""
+    found = model_of_weights_here(model)
+    keys = [
+        f"model.{key} = {getattr(model, key)}" + (f" ({getattr(found, key)} there)" if found else "")
+        for key in overridden_by_weights(model)
+    ]
+    return f"not in force, as config.json of {model.weights} replaces it: {', '.join(keys)}" if keys else ""

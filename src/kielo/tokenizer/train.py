@@ -207,6 +207,21 @@ def _ready_files(folder: Path) -> list[Path]:
     return [folder / name for name in names if (folder / name).is_file()]
 
 
+def unfilled_vocabulary(recipe: Recipe, made: Manifest) -> str:
+    """Returns what to set where the text gave fewer tokens than were asked for; "" where it gave all.
+
+    made: the manifest of the stage.
+    """
+    asked, size = recipe.tokenizer, made.counts[LARGEST_ID] + 1
+    if asked.path is not None or size >= asked.vocab_size:
+        return ""
+    return (
+        f"the text gives {size:,} of the {asked.vocab_size:,} tokens of tokenizer.vocab_size, and the model "
+        f"has as many: no other pair occurs {asked.min_frequency} times (tokenizer.min_frequency); set "
+        f"tokenizer.vocab_size = {size}, so that `kielo show` and plans count this model, or give more text"
+    )
+
+
 def _with_first(first: str, others: Iterator[str]) -> Iterator[str]:
     yield first
     yield from others

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 _PHASES = ("forward", "backward", "update")
-NOTES = """what this is: torch's fake process group and fake tensors; kernels are the CPU's, whose attention
-stores what a GPU's flash attention does (keys and values of grouped heads are repeated for it). Fragments of
-the allocator and the kernels' working memory are added by a formula; buffers of the communication library are
-in what the card takes off the usable memory. Layers are not compiled: a run that compiles them holds less, as
-fused operators store no results in between."""
+NOTES = (
+    "what this is: torch's fake process group and fake tensors; kernels are the CPU's, whose attention "
+    "stores what a GPU's flash attention does (keys and values of grouped heads are repeated for it). "
+    "Fragments of the allocator and the kernels' working memory are added by a formula; buffers of the "
+    "communication library are in what the card takes off the usable memory. Layers are not compiled: a "
+    "run that compiles them holds less, as fused operators store no results in between."
+)
 
 
 def headline(rehearsal: dict[str, Any]) -> str:
@@ -20,9 +22,10 @@ def headline(rehearsal: dict[str, Any]) -> str:
     )
     wanted, run = rehearsal["micro_batches_per_step"], rehearsal["rehearsed_micro_batches"]
     shortened = "" if wanted == run else f", {run} of them run"
+    number = "1 micro-batch" if wanted == 1 else f"{wanted} micro-batches"
     return (
         f"{rehearsal['name']}: rank {rehearsal['rank']} of {rehearsal['world_size']:,} ({place}) of "
-        f"{layout}; {stages}\n{wanted} micro-batches of {rehearsal['micro_batch_sequences']} × "
+        f"{layout}; {stages}\n{number} of {rehearsal['micro_batch_sequences']} × "
         f"{rehearsal['sequence_length']} tokens a step{shortened}; recompute {rehearsal['recompute']}, zero "
         f"{rehearsal['zero']}; torch {rehearsal['torch']}, {rehearsal['seconds']:.0f} s"
     )
