@@ -1,6 +1,8 @@
 """`kielo export`: which checkpoint is meant, where its tokenizer is, and what is told."""
 
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -91,3 +93,15 @@ def test_what_cannot_be_exported_is_named(run, tmp_path, capsys):
         assert main(["export", *map(str, arguments), "--to", str(tmp_path / "hf")]) == 1
         assert told in capsys.readouterr().err
     assert not list(tmp_path.glob("hf*"))
+
+
+@pytest.mark.parametrize("place", ["run/averages/last", "an average"])
+def test_the_command_that_follows_an_average_works(run, tmp_path, capsys, monkeypatch, place):
+    """`kielo checkpoint average` prints how to export what it wrote, also outside of the run's folder."""
+    monkeypatch.chdir(tmp_path)
+    steps = sorted(map(str, Path("run/train/checkpoints").glob("step_*")))
+    assert main(["checkpoint", "average", *steps, "--to", place]) == 0
+    printed = shlex.split(re.search("`(.*)`", capsys.readouterr().out)[1])
+    assert printed[0] == "kielo" and ("--tokenizer" in printed) == (place == "an average")
+    assert main(printed[1:]) == 0
+    assert json.loads(Path(place + "_hf", "config.json").read_text())["bos_token_id"] == 7

@@ -57,6 +57,10 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "text of an unknown format": (["run", "own_text", "--set", "corpus.sources=a.csv", *OUT], ".parquet"),
     "a folder without text": (["run", "own_text", "--set", "corpus.sources=empty", *OUT], ".jsonl"),
     "a file for the run folder": (["run", "own_text", "--set", "folder=a.csv"], "name another folder"),
+    "an unknown case of layouts": (
+        ["verify", "layouts", "own_text", "--case", "tp2", *OUT],
+        "'context2*'",
+    ),
     "a stage misspelt": (["run", "own_text", "--only", "trian"], "did you mean train?"),
     "stages in the wrong order": (
         ["run", "own_text", "--from", "train", "--to", "pack"],

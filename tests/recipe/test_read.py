@@ -91,6 +91,9 @@ def test_set_text_as_it_stands(small, text, value):
 def test_no_is_a_word():
     """The Norwegian `no` stays a word; the complaint offers the cards."""
     assert "language = 'no' has no card; known: da, en, et" in message("demo_estonian", ["language=no"])
+    text = 'evaluate.texts=[{name = "books", path = "books.txt", language = "finnish"}]'
+    told = message("demo_estonian", [text])
+    assert "evaluate.texts, books: language = 'finnish' has no card" in told and "did you mean fi?" in told
 
 
 MEANT = {

@@ -1,6 +1,7 @@
 """A finished run folder, written by hand: what each stage leaves behind, with hostile text in every place."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,10 +154,11 @@ def verify(folder: Path, passed: bool = True) -> None:
     _stage(folder, {"parity.json": certificate}, {})
 
 
-def evaluate(folder: Path, model: float = 1.413) -> None:
+def evaluate(folder: Path, model: float = 1.413, sets: Sequence[dict[str, Any]] = ()) -> None:
     scores = {
         "model": "step_00000732",
         "bits_per_byte": {"model": model, "unigram": 2.301, "xz": 1.612, "ngram": 1.552},
+        "sets": list(sets),
         "samples": [
             {
                 "prompt": "Avab dialoogi, milles saab valida",

@@ -192,6 +192,51 @@ def test_card_names_datasets_of_the_hub(run_folder: Path) -> None:
     assert "local text texts" in card and "/home/someone" not in card
 
 
+def test_sets_and_sources_are_told_of_one_by_one(run_folder: Path, tmp_path: Path) -> None:
+    """Bits per byte by source and language on page and card; each source's address and licence on the card.
+
+    A text from outside of the mixture is in the tables, a set that is not known has a dash, and a run of one
+    source has no table.
+    """
+    folder = shutil.copytree(run_folder, tmp_path / "run")
+    names, codes = ["wiki_fi", "code", "books"], [["fi", "sv"], [], ["nn"]]
+    sets = [
+        {"name": name, "languages": languages, "bits_per_byte": 1.25 + number, "bytes": 2_000, "documents": 3}
+        for number, (name, languages) in enumerate(zip(names, codes))
+    ]
+    synthetic_run.evaluate(folder / "evaluate", sets=sets)
+    last = {
+        name: {"loss": 2.5, "bits_per_byte": None if name == "books" else 0.75, "languages": languages}
+        for name, languages in zip(names, codes)
+    }
+    row = {"step": 739, "tokens": 4096 * 739, "heldout_loss": 3.1, "heldout_sets": last}
+    with open(folder / "train" / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+    sources = [
+        {"name": "wiki_fi", "path": "/home/someone/a.txt", "language": ["fi", "sv"],
+         "licence": "CC BY-SA 4.0", "address": "https://fi.wikipedia.org"},
+        {"name": "code", "path": "/home/someone/b", "kind": "code"},
+    ]  # fmt: skip
+    recipe = RECIPE.model_validate(RECIPE.model_dump() | {"corpus": {"sources": sources}})
+    page = Page(write_report(folder, recipe, STAGES).read_text(encoding="utf-8")).text
+    for told in (
+        "wiki_fi fi, sv 1.250 2.00 kB 3", "code 2.250", "books nn 3.250",
+        "Held-out set after step 739 Languages Loss Bits per byte wiki_fi fi, sv 2.500 0.750",
+        "books nn 2.500 –",
+    ):  # fmt: skip
+        assert told in page, told
+    card = (folder / "hf" / "README.md").read_text(encoding="utf-8")
+    for told in (
+        "| wiki\\_fi | fi, sv | 1.250 |\n| code |  | 2.250 |\n| books | nn | 3.250 |",
+        "- Source: local text wiki\\_fi; from https://fi.wikipedia.org; licence: CC BY-SA 4.0\n",
+        "- Source: local text code\n",
+    ):
+        assert told in card, told
+    assert yaml.safe_load(card.split("---\n")[1])["language"] == ["no", "fi", "sv"]
+    alone = (run_folder / "hf" / "README.md").read_text(encoding="utf-8")
+    assert "held-out set" not in alone and "licence:" not in alone
+
+
 def test_terminal_table(run_folder: Path) -> None:
     """The table says which baselines are beaten, by name, and takes no text for markup."""
     content = json.loads((run_folder / "summary.json").read_text(encoding="utf-8"))

@@ -65,3 +65,10 @@ def step_folders(folder: Path) -> list[Path]:
 def os_error_text(error: OSError) -> str:
     """The reason and the errno's name: "Input/output error (EIO)"."""
     return f"{error.strerror or error} ({errno.errorcode.get(error.errno, error.errno)})"
+
+
+def run_around(path: Path) -> Path | None:
+    """Returns the folder of the run in which `path` is, absolute and without links; None outside a run."""
+    return next(
+        (parent for parent in path.resolve().parents if (parent / "train" / "checkpoints").is_dir()), None
+    )

@@ -4,11 +4,13 @@ Only `average` needs torch, and only it writes.
 """
 
 import argparse
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from kielo.artifact import whole_checkpoints
+from kielo.artifact.checkpoint_folder import run_around
 from kielo.artifact.checkpoint_inspection import (
     checkpoints_folder,
     describe_checkpoint,
@@ -186,10 +188,18 @@ def average(options: argparse.Namespace) -> None:
     if Path(options.to).name in ("", ".."):
         raise KieloError(f"--to {options.to}: give the name of a folder to make")
     to = average(sources, Path(options.to))
-    print_text(
-        f"wrote {to}, the mean of {len(sources)} checkpoints; `kielo export {to} --to DIR` makes a model of "
-        "it"
-    )
+    command = shlex.join(["kielo", "export", str(to), *_tokenizer_flag(to, sources[0]), "--to", f"{to}_hf"])
+    print_text(f"wrote {to}, the mean of {len(sources)} checkpoints; `{command}` makes a model of it")
+
+
+def _tokenizer_flag(average: Path, source: Path) -> list[str]:
+    """Returns what `kielo export` needs to find the tokenizer of an average outside of its run's folder."""
+    run = run_around(source)
+    if run is not None and run == run_around(average):
+        return []
+    folder = run / "tokenizer" if run is not None else Path("DIR")
+    here = Path.cwd()
+    return ["--tokenizer", str(folder.relative_to(here) if folder.is_relative_to(here) else folder)]
 
 
 def newest_checkpoint(run_folder: Path) -> Path:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from kielo.artifact.checkpoint_folder import run_around
 from kielo.cli.flags import examples
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_text
 from kielo.recipe.errors import KieloError
@@ -76,7 +77,7 @@ def export_checkpoint(checkpoint: Path, to: Path, tokenizer_folder: Path, **how:
     identity = plain.get("identity")
     if not identity:
         raise KieloError(f"{checkpoint}: does not say of which model it is, so it cannot be exported")
-    check_tokenizer_of_checkpoint(plain, _run_folder(checkpoint), tokenizer_folder)
+    check_tokenizer_of_checkpoint(plain, run_around(checkpoint), tokenizer_folder)
     try:
         model = Model.model_validate(identity["model"])
     except (KeyError, TypeError, ValidationError) as error:
@@ -111,18 +112,10 @@ def _tokenizer_folder(checkpoint: Path, given: str | None) -> Path:
     if given is not None:
         folder, hint = Path(given), "name a folder that has one"
     else:
-        folder, hint = (_run_folder(checkpoint) or checkpoint.parent) / "tokenizer", "give --tokenizer DIR"
+        folder, hint = (run_around(checkpoint) or checkpoint.parent) / "tokenizer", "give --tokenizer DIR"
     if not (folder / "tokenizer.json").is_file():
         raise KieloError(f"{checkpoint}: there is no tokenizer.json in {folder} to export with it; {hint}")
     return folder
-
-
-def _run_folder(checkpoint: Path) -> Path | None:
-    """Returns the folder of the run in which the checkpoint is; None outside a run."""
-    return next(
-        (parent for parent in checkpoint.resolve().parents if (parent / "train" / "checkpoints").is_dir()),
-        None,
-    )
 
 
 def _summary(checkpoint: Path, to: Path) -> dict[str, Any]:

@@ -72,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     open_standard_streams()
     for name in _NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
+    if not sys.stderr.isatty():  # a log has no use for the bars of transformers and the hub's client
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     options = argparse.Namespace(verb=None)
     with lasting_output() as output:
         code = _call(arguments, options)

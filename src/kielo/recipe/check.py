@@ -34,12 +34,7 @@ Found = Iterator[tuple[tuple[str, ...], str]]
 
 def _names(recipe: Recipe) -> Found:
     if recipe.language not in languages():
-        named = {code: [language(code).name] for code in languages()}
-        yield (
-            ("language",),
-            f"language = {recipe.language!r} has no card; known: {', '.join(named)}"
-            f"{did_you_mean(recipe.language, named)}",
-        )
+        yield ("language",), _without_card("language", recipe.language)
     elif recipe.corpus.language_identifier not in language(recipe.language).identifier_codes:
         known = ", ".join(language(recipe.language).identifier_codes)
         yield (
@@ -54,6 +49,11 @@ def _names(recipe: Recipe) -> Found:
             f"cluster = {recipe.cluster!r} has no card; known: {', '.join(named)}"
             f"{did_you_mean(recipe.cluster, named)}",
         )
+
+
+def _without_card(key: str, code: str) -> str:
+    named = {code: [language(code).name] for code in languages()}
+    return f"{key} = {code!r} has no card; known: {', '.join(named)}{did_you_mean(code, named)}"
 
 
 def _sources(recipe: Recipe) -> Found:
@@ -84,6 +84,9 @@ def _sources(recipe: Recipe) -> Found:
                 ("evaluate.texts", "corpus.sources"),
                 f"evaluate.texts: {name!r} names another text or a source too; give each its own name",
             )
+    for text in recipe.evaluate.texts:
+        if text.language and text.language not in languages():
+            yield ("evaluate.texts",), _without_card(f"evaluate.texts, {text.name}: language", text.language)
     for name in recipe.dataset.source_max_epochs:
         if name not in names:
             yield (
@@ -104,12 +107,7 @@ def _languages_of_source(recipe: Recipe, source: Source) -> Found:
     identifier = recipe.corpus.language_identifier
     for code in languages_of(recipe, source) if source.language else ():
         if code not in languages():
-            named = {code: [language(code).name] for code in languages()}
-            yield (
-                ("corpus.sources",),
-                f"corpus.sources, {source.name}: language = {code!r} has no card; known: "
-                f"{', '.join(named)}{did_you_mean(code, named)}",
-            )
+            yield ("corpus.sources",), _without_card(f"corpus.sources, {source.name}: language", code)
         elif source.clean and not language(code).identifier_codes.get(identifier):
             known = [name for name, codes in language(code).identifier_codes.items() if codes]
             yield (

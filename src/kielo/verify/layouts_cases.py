@@ -101,8 +101,11 @@ def chosen_cases(patterns: Sequence[str] | None) -> list[Case]:
         return cases
     for pattern in patterns:
         if not any(fnmatchcase(case.name, pattern) for case in cases):
-            names = "\n".join(f"  {case.name}" for case in cases)
-            raise KieloError(f"no case is named {pattern!r}; there are:\n{names}")
+            groups = sorted({case.name.partition("-")[0] for case in cases})
+            raise KieloError(
+                f"--case {pattern}: no such case; what would work: names and patterns that begin with "
+                f"{', '.join(groups)}, such as {cases[0].name} or '{groups[0]}*'"
+            )
     return [case for case in cases if any(fnmatchcase(case.name, pattern) for pattern in patterns)]
 
 
