@@ -251,7 +251,7 @@ def consent(old: Identity, new: Resolved, step: int = 0) -> None:
     """
     later = {"train": {"skip_steps", "precision", "precision_changes", "fp8", "gradient_reduce_dtype"}}
     before, after = (
-        _flat(identity.model_dump(mode="json", exclude=later)) for identity in (old, new.identity)
+        flat(identity.model_dump(mode="json", exclude=later)) for identity in (old, new.identity)
     )
     changed = [key for key in before | after if before.get(key) != after.get(key)]
     lengths = {"steps", "tokens", "warmup_tokens", "decay_tokens"}
@@ -450,11 +450,11 @@ def _listed(recipe: Recipe, complaints: list[str]) -> str:
     return f"{len(complaints)} things to put right in {recipe.name}:\n{lines}"
 
 
-def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns dotted key → value; the entries of a list of tables have numbers from 1."""
     values: dict[str, Any] = {}
     for key, value in content.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
             value = {str(number): entry for number, entry in enumerate(value, start=1)}
-        values |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        values |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return values

@@ -36,6 +36,7 @@ from kielo.train.state import State
 from kielo.train.step_row import passed_over_row
 from kielo.train.stop import Stop
 from kielo.train.token_check import TokenCheck
+from kielo.train.unlike_ranks import refuse_unlike_ranks
 
 
 def train(resolved: Resolved, max_steps: int | None = None, profile_steps: int = 0) -> Outcome:
@@ -72,6 +73,7 @@ def _lease(resolved: Resolved, world: World) -> Iterator[Lease]:
 
 def _attempt(resolved: Resolved, world: World, stop: Stop, lease: Lease, profile_steps: int) -> Outcome:
     is_first, state, has_begun = world.rank == 0, State(), False
+    refuse_unlike_ranks(resolved, Agreement())
     # before the records that mention them are touched
     Agreement().on_first(lambda: refuse_lost_checkpoints(resolved))
     try:
