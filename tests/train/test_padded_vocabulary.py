@@ -97,10 +97,9 @@ def without_padding(outcome: Outcome, vocab_size: int) -> Outcome:
 
 
 def ten_laid_out_steps(layout: dict, tied: bool) -> Outcome:
-    recipe = read_recipe("demo_estonian").recipe
     world = start_world(60, "cpu")
     case = Case(layout, switches={"tied": tied, "z_loss": 1e-3})
-    return train_laid_out(padded_subject(tied), case, STEPS, world, build_mesh(world, case.section), recipe)
+    return train_laid_out(padded_subject(tied), case, STEPS, world, build_mesh(world, case.section))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from kielo.artifact import alerts, metrics
 from kielo.artifact.funnel import Funnel
 from kielo.artifact.outcome import Outcome
 from kielo.artifact.parity import Parity
+from kielo.artifact.preflight import Preflight
 from kielo.artifact.scores import Scores
 from kielo.artifact.stage_json import JsonFile
 from kielo.artifact.summary import Summary
@@ -55,6 +56,7 @@ FORMATS = {
     "outcome": _whole_file("train/", Outcome),
     "parity": _whole_file("verify/", Parity),
     "scores": _whole_file("evaluate/", Scores),
+    "preflight": _whole_file("", Preflight),
     "summary": _whole_file("", Summary),
 }
 

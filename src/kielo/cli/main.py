@@ -36,6 +36,7 @@ _VERBS = {
         "rehearse:rehearse",
         "one rank of the real job on this machine: memory, FLOPs and collectives",
     ),
+    "preflight": ("preflight:preflight", "the nodes of a job, checked before it trains"),
     "verify": ("verify:verify", "is it the same model?"),
     "evaluate": (
         "evaluate:evaluate",

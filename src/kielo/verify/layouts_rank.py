@@ -43,8 +43,6 @@ from kielo.train.loop import optimiser_step
 from kielo.train.precision import settle_matrix_products
 from kielo.verify.layouts_cases import AXES, Case
 from kielo.verify.layouts_subject import (
-    LENGTH,
-    SEQUENCES,
     Outcome,
     Subject,
     first_value,
@@ -79,9 +77,7 @@ def make_references(recipe: Recipe, cases: Sequence[Case], steps: int, folder: P
                 outcome = train_plainly(of, steps)
             else:
                 alone = Case({}, switches=case.switches, precision=case.precision)
-                outcome = train_laid_out(
-                    of, alone, steps, world, build_mesh(world, _layout(recipe, alone)), recipe
-                )
+                outcome = train_laid_out(of, alone, steps, world, build_mesh(world, _layout(of, alone)))
             save_file({name: tensor.contiguous() for name, tensor in outcome.items()}, path)
 
 
@@ -118,22 +114,23 @@ def compare(
 
     meshes: those made so far, by the sizes of their axes; a new one is added.
     """
-    layout = _layout(recipe, case)
+    of = subject(recipe, case.switches)
+    layout = _layout(of, case)
     sizes = tuple(getattr(layout, axis) for axis in AXES)
     if sizes not in meshes:
         meshes[sizes] = build_mesh(world, layout)
     settle_matrix_products(case.precision)
-    outcome = train_laid_out(subject(recipe, case.switches), case, steps, world, meshes[sizes], recipe)
+    outcome = train_laid_out(of, case, steps, world, meshes[sizes])
     _check_that_all_is_held(set(outcome), set(truth))
     return _worst_of_all_ranks(differences(outcome, truth))
 
 
-def train_laid_out(of: Subject, case: Case, steps: int, world: World, mesh: Mesh, recipe: Recipe) -> Outcome:
+def train_laid_out(of: Subject, case: Case, steps: int, world: World, mesh: Mesh) -> Outcome:
     """Trains a subject laid out, by the parts of `train/build.py` and the step of `train/loop.py`.
 
     Returns whole tensors on every rank.
     """
-    layout = _layout(recipe, case)
+    layout = _layout(of, case)
     with torch.device("meta"):
         model = families.build_model(of.model)
     freeze(of, model)
@@ -237,13 +234,15 @@ def _feed(of: Subject, case: Case, steps: int, world: World, mesh: Mesh) -> Feed
         inputs, labels, documents = (None if array is None else array[rank::ranks] for array in arrays)
         return Batch(inputs, labels, documents, samples[rank::ranks])
 
-    micro_batch_sequences = SEQUENCES // ranks // case.micro_batches
-    return Feed(read_step, micro_batch_sequences, steps, world.device, positions_of_rank(LENGTH, mesh))
+    micro_batch_sequences = of.sizes.sequences // ranks // case.micro_batches
+    return Feed(
+        read_step, micro_batch_sequences, steps, world.device, positions_of_rank(of.sizes.length, mesh)
+    )
 
 
-def _layout(recipe: Recipe, case: Case) -> Layout:
+def _layout(of: Subject, case: Case) -> Layout:
     """The case's layout with the layers of its stages."""
-    layers = layers_of_stages(subject(recipe, case.switches).model, LENGTH, case.section)
+    layers = layers_of_stages(of.model, of.sizes.length, case.section)
     return case.section.model_copy(update={"pipeline_layers": layers})
 
 

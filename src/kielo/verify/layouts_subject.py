@@ -21,16 +21,41 @@ from kielo.models.piece import Box
 from kielo.recipe.sections import Model, Recipe, TrainIdentity
 from kielo.train.optimiser import is_decayed
 
-# 128 rows hold the vocabulary: with four tensor ranks one has some padding and one has only padding.
 SEQUENCES, LENGTH, VOCABULARY = 8, 32, 90
-# An initial range in which attention is far from uniform, so that a wrong position or mask shows.
-TINY = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "head_dim": 8, "vocab_size": VOCABULARY, "vocab_multiple": 128,
-    "max_position_embeddings": LENGTH, "initializer_range": 0.1, "weights": None,
-}  # fmt: skip
-
+HEAD_DIM = 8
 WINDOW = 9  # shorter than a sequence, and than the half of one
+_COUNTING_ROWS = 8  # as many rows after each other count other numbers of labels
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a subject that a layout's axes must divide; the defaults are for up to 8 ranks.
+
+    vocabulary_rows: 128 hold the vocabulary, so that of four tensor ranks one has some padding and one has
+    only padding.
+    """
+
+    sequences: int = SEQUENCES
+    length: int = LENGTH
+    layers: int = 4
+    key_value_heads: int = 4
+    intermediate_size: int = 96
+    vocabulary_rows: int = 128
+
+    def of_model(self) -> dict[str, Any]:
+        """Returns the model's keys. With its initial range, attention is far from uniform.
+
+        So a wrong position or mask shows.
+        """
+        heads = 2 * self.key_value_heads
+        return {
+            "hidden_size": heads * HEAD_DIM, "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.layers, "num_attention_heads": heads,
+            "num_key_value_heads": self.key_value_heads, "head_dim": HEAD_DIM,
+            "vocab_size": VOCABULARY, "vocab_multiple": self.vocabulary_rows,
+            "max_position_embeddings": self.length, "initializer_range": 0.1, "weights": None,
+        }  # fmt: skip
+
 
 # "losses" and "norms" [steps], "gradient/NAME" after the first step's backward, "weight/NAME" after the last
 # step.
@@ -47,9 +72,10 @@ class Subject:
     train: TrainIdentity
     learning_rate: float = 1e-3
     frozen: bool = False  # all layers but the first and the last
+    sizes: Sizes = Sizes()
 
 
-def subject(recipe: Recipe, switches: Mapping[str, Any]) -> Subject:
+def subject(recipe: Recipe, switches: Mapping[str, Any], sizes: Sizes = Sizes()) -> Subject:  # noqa: B008
     """Makes the subject of the recipe's family and switches, with the model at tiny sizes.
 
     Switches are RoPE, windows, caps, tying, biases, document masks and z-loss. Raises KieloError where the
@@ -58,7 +84,7 @@ def subject(recipe: Recipe, switches: Mapping[str, Any]) -> Subject:
     model = recipe.model
     if model.weights is not None:
         model = families.read_hf_config(resolve_weights(model.weights))
-    model = _tiny(model, switches.get("tied", model.tie_word_embeddings))
+    model = _tiny(model, switches.get("tied", model.tie_word_embeddings), sizes)
     families.module(model.model_type, "count").check(model)
     train = TrainIdentity(
         weight_decay=0.1,
@@ -74,12 +100,13 @@ def subject(recipe: Recipe, switches: Mapping[str, Any]) -> Subject:
         switches.get("documents", recipe.dataset.mask_documents),
         train,
         frozen=switches.get("frozen", False),
+        sizes=sizes,
     )
 
 
-def _tiny(model: Model, tied: bool | None) -> Model:
+def _tiny(model: Model, tied: bool | None, of: Sizes) -> Model:
     """`model` with small sizes; features that are more than a size (wide heads, windows, scales) stay."""
-    sizes = TINY | {"tie_word_embeddings": tied}
+    sizes = of.of_model() | {"tie_word_embeddings": tied}
     parts = families.module(model.model_type, "count").layer_parts(model)
     if not parts.has_groups:
         sizes["num_key_value_heads"] = sizes["num_attention_heads"]
@@ -91,12 +118,10 @@ def _tiny(model: Model, tied: bool | None) -> Model:
         sizes["sliding_window"] = WINDOW
     if model.layer_types is not None:
         kinds = sorted(set(model.layer_types))
-        sizes["layer_types"] = tuple(
-            kinds[number % len(kinds)] for number in range(TINY["num_hidden_layers"])
-        )
+        sizes["layer_types"] = tuple(kinds[number % len(kinds)] for number in range(of.layers))
     if model.query_pre_attn_scalar is not None:
         sizes["query_pre_attn_scalar"] = 12.0  # another number than head_dim
-    return families.complete(model.model_copy(update=sizes), LENGTH)
+    return families.complete(model.model_copy(update=sizes), of.length)
 
 
 def step_arrays(of: Subject, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
@@ -104,15 +129,16 @@ def step_arrays(of: Subject, step: int) -> tuple[np.ndarray, np.ndarray, np.ndar
 
     Each row counts another number of labels, so that a mean of means shows.
     """
+    sequences, length = of.sizes.sequences, of.sizes.length
     generator = np.random.default_rng([of.seed, step])
-    tokens = generator.integers(0, VOCABULARY, (SEQUENCES, LENGTH + 1))
-    documents = np.cumsum(generator.random((SEQUENCES, LENGTH)) < 0.12, axis=1).astype(np.int32)
+    tokens = generator.integers(0, VOCABULARY, (sequences, length + 1))
+    documents = np.cumsum(generator.random((sequences, length)) < 0.12, axis=1).astype(np.int32)
     labels = tokens[:, 1:].copy()
-    for row in range(SEQUENCES):
-        labels[row, generator.permutation(LENGTH)[: 3 * row]] = NOT_COUNTED
+    for row in range(sequences):
+        labels[row, generator.permutation(length)[: 3 * (row % _COUNTING_ROWS)]] = NOT_COUNTED
     # Half a sequence too: a context rank's part of one may count no label at all.
-    labels[-1, : LENGTH // 2] = NOT_COUNTED
-    samples = np.arange((step - 1) * SEQUENCES, step * SEQUENCES)
+    labels[-1, : length // 2] = NOT_COUNTED
+    samples = np.arange((step - 1) * sequences, step * sequences)
     return samples, tokens[:, :-1].copy(), labels, documents if of.mask_documents else None
 
 

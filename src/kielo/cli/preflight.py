@@ -1,0 +1,94 @@
+"""`kielo preflight`: the checks of a job's nodes before it trains, on one rank or as the parent of all.
+
+A rank is started by torchrun, by srun, or alone, as that of `kielo train`. Exit code 0: all is well; 1: a
+node or the job is refused.
+"""
+
+import argparse
+
+from kielo.artifact.preflight import BAD_NODES_NAME, Preflight
+from kielo.artifact.stage_json import read_json
+from kielo.cli.flags import examples, takes_recipe
+from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
+from kielo.cli.train import is_rank
+from kielo.recipe.errors import KieloError
+from kielo.recipe.read import read_recipe, run_folder
+from kielo.recipe.sections import Recipe
+from kielo.resolve.resolved import Resolved
+
+_SHUTDOWN_SECONDS = 10
+
+
+def preflight_flags(parser: argparse.ArgumentParser) -> None:
+    examples(
+        parser, "kielo preflight RECIPE --ranks 2",
+        "torchrun --nproc-per-node 8 --no-python kielo preflight RECIPE", "srun kielo preflight RECIPE",
+    )  # fmt: skip
+    takes_recipe(parser)
+    parser.add_argument("--ranks", type=int, default=None, help="start so many processes on this machine")
+    parser.add_argument("--json", action="store_true", help="print preflight.json")
+
+
+def preflight(options: argparse.Namespace) -> int:
+    recipe = read_recipe(options.recipe, options.sets).recipe
+    if options.ranks is not None and options.ranks < 1:
+        raise KieloError(f"--ranks {options.ranks}: give 1 or more")
+    ranks = 1 if options.ranks is None or is_rank() else options.ranks
+    if ranks > 1:
+        return _on_ranks(options, recipe, ranks)
+    return _on_this_rank(options, recipe)
+
+
+def _on_ranks(options: argparse.Namespace, recipe: Recipe, ranks: int) -> int:
+    """Starts the ranks on this machine and waits; rank 0 prints."""
+    from kielo.parallel.local_ranks import Ranks
+
+    _resolved(recipe, ranks)  # refuses what cannot run before a rank is started
+    arguments = ["-m", "kielo", "preflight", options.recipe]
+    arguments += [argument for entry in options.sets for argument in ("--set", entry)]
+    started = Ranks(arguments + ["--json"] * options.json, ranks, stop_code=0)
+    try:
+        started.start()
+        return 1 if started.wait(_SHUTDOWN_SECONDS) else 0
+    except BaseException:
+        started.kill()
+        raise
+
+
+def _on_this_rank(options: argparse.Namespace, recipe: Recipe) -> int:
+    from kielo.parallel.rendezvous import find_rendezvous
+    from kielo.verify.preflight.run import preflight as run_preflight
+
+    place, folder = find_rendezvous(), run_folder(recipe)
+    with keep_stdout_for_json(options.json):
+        has_passed = run_preflight(recipe, _resolved(recipe, place.size), folder)
+    if place.rank == 0:
+        found = read_json(folder, Preflight)
+        if options.json:
+            print_json(found.content())
+        else:
+            _print(found)
+            print(f"verdict: {folder / Preflight.FILE_NAME}, {folder / BAD_NODES_NAME}")
+    return 0 if has_passed else 1
+
+
+def _print(found: Preflight) -> None:
+    from kielo.verify.preflight.screen import CHECK_TITLES, check_rows, verdict_lines
+
+    print_table(CHECK_TITLES, check_rows(found))
+    for line in verdict_lines(found):
+        print_text(line)
+
+
+def _resolved(recipe: Recipe, ranks: int) -> Resolved:
+    """Resolves the recipe for `ranks` devices of this machine; without tokens yet, for an imagined text."""
+    import torch
+
+    from kielo.resolve.resolve import resolve
+    from kielo.resolve.software import installed
+    from kielo.resolve.text import imagined_text
+
+    folder, device = run_folder(recipe), "cuda" if torch.cuda.is_available() else "cpu"
+    name = torch.cuda.get_device_name() if device == "cuda" else None
+    text = None if (folder / "tokens").exists() else imagined_text(recipe)
+    return resolve(recipe, folder, ranks, device, name, text, installed(device))

@@ -1,0 +1,156 @@
+"""Check: every device multiplies and copies as fast as its fellows, and computes the same numbers.
+
+A device that computes wrongly without an error is rare and ruins a run: all devices multiply the same
+matrices, and devices of one kind must get the same bits, the first time and after seconds of work.
+"""
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor
+
+from kielo.verify.preflight.job import Finding, Job, spread
+from kielo.verify.preflight.sizes import Sizes
+
+# Of the median of all devices of its kind. GPUs: a proposal; LUMI's own tests allow 5 to 10 %. Processors
+# share caches and memory with other work.
+SLOWEST = {"cuda": 0.93, "cpu": 0.2}
+# Of the card's peak: all are far below where clocks or power are capped. The best products that were measured
+# on A100, H100, GH200 and MI300X reach 0.51 to 0.87 (Bekman, ml-engineering: MAMF); the MI250X is not known.
+LEAST_OF_PEAK = 0.3
+MOST_USED = 0.2  # of the device's memory, before this job has used much of it
+
+
+def measure(job: Job) -> dict[str, Any]:
+    """Returns the rates of this rank's device, a hash of its product, and the share of its memory in use."""
+    device, sizes = job.world.device, job.sizes
+    used = 0.0
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        used = 1 - free / total
+    left, right = matrices(sizes, device)
+    first = multiply(left, right)
+    work = 2 * sizes.matrix**3 * sizes.products
+    seconds = _best_seconds(lambda: multiply(left, right), sizes.products, sizes.rounds, device)
+    last = multiply(left, right)
+    source = torch.empty(sizes.copy_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    copying = _best_seconds(lambda: target.copy_(source), sizes.copies, sizes.rounds, device)
+    return {
+        "name": torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name(),
+        "product_tflops": work / seconds / 1e12,
+        "copy_gb_per_second": 2 * sizes.copy_bytes * sizes.copies / copying / 1e9,
+        "product_hash": digest(first),
+        "is_repeatable": torch.equal(first, last),
+        "used_share": used,
+    }
+
+
+def matrices(sizes: Sizes, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Returns two matrices of normal numbers, the same on every rank; bf16 on GPUs, fp32 on CPUs."""
+    generator = torch.Generator().manual_seed(0)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    shape = (sizes.matrix, sizes.matrix)
+    left, right = (torch.randn(shape, generator=generator).to(device, dtype) for _ in range(2))
+    return left, right
+
+
+def multiply(left: Tensor, right: Tensor) -> Tensor:
+    return left @ right
+
+
+def digest(tensor: Tensor) -> str:
+    """Returns a hash of the tensor's bits."""
+    return xxhash.xxh3_64_hexdigest(tensor.cpu().view(torch.uint8).numpy())
+
+
+def processor_name() -> str:
+    """Returns the processor's model as Linux names it, or an empty text."""
+    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        return next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
+
+
+def _best_seconds(action: Callable[[], object], times: int, rounds: int, device: torch.device) -> float:
+    """Returns the seconds of the fastest round of `times` actions; the first round warms up.
+
+    On CPUs they are seconds of the processor, whose time other work has too.
+    """
+    clock = time.perf_counter if device.type == "cuda" else time.process_time
+    seconds = []
+    for _ in range(rounds):
+        started = clock()
+        for _ in range(times):
+            action()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(clock() - started)
+    return min(seconds[1:])
+
+
+def judge(found: Sequence[dict[str, Any]], job: Job) -> list[Finding]:
+    return [*_slow(found, job), *_wrong(found), *_occupied(found)]
+
+
+def _slow(found: Sequence[dict[str, Any]], job: Job) -> list[Finding]:
+    findings, least = [], SLOWEST[job.world.device.type]
+    for what, key, unit in (
+        ("matrix products", "product_tflops", "TFLOP/s"),
+        ("copies in its memory", "copy_gb_per_second", "GB/s"),
+    ):
+        median = statistics.median(one[key] for one in found)
+        findings += [
+            Finding(rank, f"{what}: {one[key]:.3g} {unit}, {one[key] / median:.0%} of the median of all "
+                    f"ranks, {median:.3g}; {least:.0%} is expected")
+            for rank, one in enumerate(found)
+            if one[key] < least * median
+        ]  # fmt: skip
+    peak = job.device_card.peak_tflops.get("bf16") if job.device_card else None
+    if peak and job.world.device.type == "cuda":
+        findings += [
+            Finding(rank, f"matrix products: {one['product_tflops']:.3g} TFLOP/s in bf16, of the card's "
+                    f"{peak:g}; at least {LEAST_OF_PEAK:.0%} is expected: see its clock, power and heat")
+            for rank, one in enumerate(found)
+            if one["product_tflops"] < LEAST_OF_PEAK * peak
+        ]  # fmt: skip
+    return findings
+
+
+def _wrong(found: Sequence[dict[str, Any]]) -> list[Finding]:
+    """Finds devices with another product than most of their kind, or than their own of seconds ago."""
+    findings = [
+        Finding(rank, "the same product gave other bits after seconds of work: the device computes wrongly")
+        for rank, one in enumerate(found)
+        if not one["is_repeatable"]
+    ]
+    for name in {one["name"] for one in found}:
+        alike = {rank: one["product_hash"] for rank, one in enumerate(found) if one["name"] == name}
+        usual, count = Counter(alike.values()).most_common(1)[0]
+        findings += [
+            Finding(rank, f"its product of the same matrices has other bits than that of {count} of "
+                    f"{len(alike)} devices of its kind ({name}): the device computes wrongly")
+            for rank, one_hash in alike.items()
+            if one_hash != usual
+        ]  # fmt: skip
+    return findings
+
+
+def _occupied(found: Sequence[dict[str, Any]]) -> list[Finding]:
+    return [
+        Finding(rank, f"{one['used_share']:.0%} of the device's memory is in use before training begins: has "
+                "another process it?")
+        for rank, one in enumerate(found)
+        if one["used_share"] > MOST_USED
+    ]  # fmt: skip
+
+
+def summarise(found: Sequence[dict[str, Any]], job: Job) -> str:
+    products = spread([one["product_tflops"] for one in found], "TFLOP/s")
+    copies = spread([one["copy_gb_per_second"] for one in found], "GB/s")
+    hashes = len({(one["name"], one["product_hash"]) for one in found})
+    same = "equal results" if hashes == len({one["name"] for one in found}) else f"{hashes} different results"
+    return f"products {products}, copies {copies}, {same}"

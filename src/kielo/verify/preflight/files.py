@@ -1,0 +1,154 @@
+"""Check: each node writes to the run's folder, reads what another node wrote, and the saves have room.
+
+What a file system reports as free may be more than a quota leaves; the written bytes are what is sure.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from kielo.artifact.durable import make_folder
+from kielo.recipe.error_messages import sentence
+from kielo.resolve.resolved import Resolved
+from kielo.resolve.state_bytes import STATE_BYTES
+from kielo.verify.preflight.job import Finding, Job, spread
+from kielo.verify.preflight.sizes import FILE_CHUNK_BYTES
+
+_FOLDER = ".preflight.kielo"
+_MOMENTS, _FP32 = 2, 4
+# Of a checkpoint besides one file a rank: index, manifest, training state and their folders.
+_FILES_BESIDE_SHARDS = 8
+
+
+def measure(job: Job) -> dict[str, Any]:
+    """Returns rates, free bytes and inodes and a complaint, of the rank that works for its node; else {}.
+
+    The nodes write, wait for each other, and read in a ring: the next one's file, which is in no cache here.
+    """
+    nodes = list(job.ranks_of_nodes())
+    mine = nodes.index(job.nodes[job.world.rank])
+    folder = job.run_folder / _FOLDER
+    found: dict[str, Any] = {}
+    if job.is_first_of_node:
+        found = {"complaint": ""}
+        _attempt(found, job.run_folder, _room)
+        _attempt(found, folder / str(mine), lambda path: _write(path, mine, job))
+    complaints = job.host.gather(found.get("complaint"))
+    if job.is_first_of_node:
+        other = (mine + 1) % len(nodes)
+        if not found["complaint"] and not complaints[job.ranks_of_nodes()[nodes[other]][0]]:
+            _attempt(found, folder / str(other), lambda path: _read(path, other, job))
+    _wait_for_all(job)
+    if job.is_first_of_node:
+        with suppress(OSError):
+            (folder / str(mine)).unlink()
+    _wait_for_all(job)
+    if job.world.rank == 0:
+        with suppress(OSError):
+            folder.rmdir()
+    return found
+
+
+def _attempt(found: dict[str, Any], path: Path, action: Callable[[Path], dict[str, Any]]) -> None:
+    """Adds what `action` finds at `path`; the first error of the file system becomes the complaint."""
+    try:
+        found.update(action(path))
+    except OSError as error:
+        found["complaint"] = found["complaint"] or sentence(OSError(error.errno, error.strerror, str(path)))
+    except _Damaged as error:
+        found["complaint"] = found["complaint"] or str(error)
+
+
+class _Damaged(Exception):
+    """A file does not hold what was written."""
+
+
+def _wait_for_all(job: Job) -> None:
+    if job.world.size > 1:
+        dist.barrier(group=job.host.group)
+
+
+def _room(folder: Path) -> dict[str, int | None]:
+    """Returns free bytes and inodes (None where the file system does not count them) for users."""
+    make_folder(folder)
+    found = os.statvfs(folder)
+    return {
+        "free_bytes": found.f_bavail * found.f_frsize,
+        "free_inodes": found.f_favail if found.f_files else None,
+    }
+
+
+def _write(path: Path, number: int, job: Job) -> dict[str, float]:
+    """Writes the node's file to the disk, and returns how fast."""
+    make_folder(path.parent)
+    started = time.perf_counter()
+    with open(path, "wb") as file:
+        for chunk in range(job.sizes.file_bytes // FILE_CHUNK_BYTES):
+            file.write(chunk_of(number, chunk))
+        file.flush()
+        os.fsync(file.fileno())
+    return {"write_gb_per_second": job.sizes.file_bytes / (time.perf_counter() - started) / 1e9}
+
+
+def _read(path: Path, number: int, job: Job) -> dict[str, float]:
+    """Reads the file of node `number` and compares it, and returns how fast."""
+    started, chunks = time.perf_counter(), job.sizes.file_bytes // FILE_CHUNK_BYTES
+    with open(path, "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # a single node reads its own file
+        for chunk in range(chunks):
+            if file.read(FILE_CHUNK_BYTES) != chunk_of(number, chunk):
+                raise _Damaged(f"{path}: part {chunk} of {chunks} is not what was written")
+    return {"read_gb_per_second": job.sizes.file_bytes / (time.perf_counter() - started) / 1e9}
+
+
+def chunk_of(number: int, chunk: int) -> bytes:
+    """Returns a chunk of the file of node `number`: its two numbers in every 16 bytes."""
+    return np.tile(np.array([number, chunk], dtype="<i8"), FILE_CHUNK_BYTES // 16).tobytes()
+
+
+def room_needed(resolved: Resolved) -> tuple[int, int]:
+    """Returns the bytes and files of the run's checkpoints: those that are kept, and one that is written.
+
+    A checkpoint holds every parameter in fp32 and two moments, one file a rank.
+    """
+    identity, placement, kept = resolved.identity, resolved.placement, resolved.placement.checkpoint
+    for_good = identity.total_steps // kept.keep_every_steps if kept.keep_every_steps else 0
+    number = kept.keep_newest + 1 + for_good
+    bytes_each = placement.parameters * (_FP32 + _MOMENTS * STATE_BYTES[identity.train.optimiser_state])
+    return number * bytes_each, number * (placement.world_size + _FILES_BESIDE_SHARDS)
+
+
+def judge(found: Sequence[dict[str, Any]], job: Job) -> list[Finding]:
+    findings = [Finding(rank, one["complaint"]) for rank, one in enumerate(found) if one.get("complaint")]
+    bytes_needed, files_needed = room_needed(job.resolved)
+    for rank, one in enumerate(found):
+        where = f"{job.run_folder}: the run's checkpoints need"
+        if "free_bytes" in one and one["free_bytes"] < bytes_needed:
+            findings.append(
+                Finding(
+                    rank,
+                    f"{where} {bytes_needed / 1e9:.3g} GB, and {one['free_bytes'] / 1e9:.3g} GB are free",
+                )
+            )
+        if one.get("free_inodes") is not None and one["free_inodes"] < files_needed:
+            findings.append(
+                Finding(rank, f"{where} {files_needed:,} files, and {one['free_inodes']:,} inodes are free")
+            )
+    return findings
+
+
+def summarise(found: Sequence[dict[str, Any]], job: Job) -> str:
+    rates = []
+    for what in ("write", "read"):
+        measured = [one[f"{what}_gb_per_second"] for one in found if f"{what}_gb_per_second" in one]
+        if measured:
+            rates.append(f"{what} {spread(measured, 'GB/s')}")
+    free = [one["free_bytes"] for one in found if "free_bytes" in one]
+    room = f"{min(free) / 1e9:,.3g} GB free" if free else "no free space known"
+    return ", ".join([*rates, f"{room}, {room_needed(job.resolved)[0] / 1e9:.3g} GB needed"])

@@ -1,0 +1,96 @@
+"""What every check looks at: the job as one of its ranks sees it, and the form of a check."""
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kielo.checkpoint.agreement import Agreement
+from kielo.parallel.mesh import Mesh
+from kielo.parallel.world import World
+from kielo.recipe.cards import Accelerator, Cluster, accelerator_of_device
+from kielo.recipe.sections import Recipe
+from kielo.resolve.resolved import Resolved
+from kielo.verify.preflight.sizes import SIZES, Sizes
+
+
+@dataclass(frozen=True)
+class Job:
+    """The job as one rank sees it.
+
+    host: all ranks, over the network of the hosts (gloo), so that what is said about a broken device network
+    arrives. nodes: the node of each rank. nccl_log: the file that NCCL logs to; None on CPUs.
+    """
+
+    recipe: Recipe
+    resolved: Resolved
+    cluster: Cluster
+    world: World
+    mesh: Mesh
+    host: Agreement
+    nodes: tuple[str, ...]
+    run_folder: Path
+    nccl_log: Path | None = None
+
+    @property
+    def sizes(self) -> Sizes:
+        return SIZES[self.world.device.type]
+
+    @property
+    def device_card(self) -> Accelerator | None:
+        """Returns the card of the devices that are here, None where no card describes them."""
+        device = self.world.device
+        return accelerator_of_device(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+
+    @property
+    def is_first_of_node(self) -> bool:
+        """Returns True on the lowest rank of each node, which works for the node."""
+        return self.nodes.index(self.nodes[self.world.rank]) == self.world.rank
+
+    @property
+    def num_nodes(self) -> int:
+        return len(set(self.nodes))
+
+    def ranks_of_nodes(self) -> dict[str, list[int]]:
+        """Returns node → its ranks, in the order of their first ranks."""
+        found: dict[str, list[int]] = {}
+        for rank, node in enumerate(self.nodes):
+            found.setdefault(node, []).append(rank)
+        return found
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong with a rank, or with the whole job where `rank` is None."""
+
+    rank: int | None
+    message: str
+    is_refusal: bool = True
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check: each rank measures, all together, and rank 0 judges what all have measured.
+
+    measure: returns what JSON can hold. judge: takes these values by rank. summarise: says them in a line.
+    """
+
+    name: str
+    measure: Callable[[Job], Any]
+    judge: Callable[[Sequence[Any], Job], list[Finding]]
+    summarise: Callable[[Sequence[Any], Job], str]
+
+
+def name_of_this_node() -> str:
+    """Returns the scheduler's name of this node, with which a job can leave it out, or the host's name."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def spread(values: Sequence[float], unit: str) -> str:
+    """Returns "168 to 171 TFLOP/s", or one number where both ends print alike."""
+    low, high = f"{min(values):.3g}", f"{max(values):.3g}"
+    return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"

@@ -1,0 +1,173 @@
+"""Runs all checks on the ranks of a job: a recipe resolved for them → `Preflight`, one verdict a node.
+
+Ranks measure together, rank 0 judges and writes. A check that raises on a rank is a refusal of that rank, and
+the last one: the ranks are out of step after it.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kielo.artifact.durable import DurableFile
+from kielo.artifact.own_text import refuse_other_json
+from kielo.artifact.preflight import BAD_NODES_NAME, CheckReport, Complaint, NodeVerdict, Preflight
+from kielo.artifact.stage_json import write_json
+from kielo.checkpoint.agreement import Agreement
+from kielo.parallel.mesh import build_mesh, communicators
+from kielo.parallel.time_limits import TimeLimits
+from kielo.parallel.world import end_world, make_host_group, start_world
+from kielo.recipe.cards import cluster
+from kielo.recipe.error_messages import first_line, sentence
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Recipe
+from kielo.resolve.resolved import Resolved
+from kielo.verify.preflight.checks import CHECKS
+from kielo.verify.preflight.job import Check, Finding, Job, name_of_this_node
+from kielo.verify.preflight.network import ask_nccl_for_a_log
+
+# How long a rank waits for another one in a check, and with what the others found. Checks take seconds.
+_LIMIT_SECONDS, _HOST_LIMIT_SECONDS = 120.0, 300.0
+
+
+def preflight(recipe: Recipe, resolved: Resolved, run_folder: Path) -> bool:
+    """Runs the checks; called by all ranks. Returns on every rank True if no node and not the job is refused.
+
+    Rank 0 writes `preflight.json` and `bad_nodes.txt` into the run's folder; those of an earlier preflight
+    are removed first. Raises KieloError for ranks that do not arrive, and for a file of these names that
+    Kielo did not write.
+    """
+    # Each rank would warn that gathering a whole tensor takes two steps.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    placement = resolved.placement
+    with _nccl_log(placement.device) as nccl_log:
+        try:
+            world = start_world(placement.train.start_timeout_seconds, placement.device)
+            mesh = build_mesh(world, placement.layout)
+            host_group = make_host_group(world, "preflight", world.timeout_seconds)
+            TimeLimits(communicators(mesh), _LIMIT_SECONDS, _LIMIT_SECONDS)
+            if host_group is not None:
+                TimeLimits([host_group], _HOST_LIMIT_SECONDS, _HOST_LIMIT_SECONDS)
+            host = Agreement(host_group)
+            host.on_first(lambda: _withdraw(run_folder))
+            nodes = tuple(host.gather(name_of_this_node()))
+            return run_checks(
+                Job(recipe, resolved, cluster(recipe.cluster), world, mesh, host, nodes, run_folder, nccl_log)
+            )
+        finally:
+            end_world()
+
+
+def run_checks(job: Job, checks: Sequence[Check] = CHECKS) -> bool:
+    """Runs `checks` in order; rank 0 writes the verdict. Returns on every rank True if all passed."""
+    started, reports, complaints = time.monotonic(), [], []
+    is_in_step = True
+    for check in checks:
+        if not is_in_step:
+            reports.append(CheckReport(name=check.name, summary="not run", seconds=0.0, found=[]))
+            continue
+        since = time.monotonic()
+        found = _measured(check, job)
+        is_in_step = job.host.distribute(found, partial(_settle, check, job, reports, complaints, since))
+    return job.host.on_first(lambda: _write(job, reports, complaints, time.monotonic() - started))
+
+
+def _measured(check: Check, job: Job) -> tuple[Any, str]:
+    """Returns what this rank measures, and "" or the error that it raised."""
+    try:
+        return check.measure(job), ""
+    except Exception as error:  # of any kind: it is this rank's finding
+        return None, sentence(error) or f"{type(error).__name__}: {first_line(error)}"
+
+
+def _settle(
+    check: Check,
+    job: Job,
+    reports: list[CheckReport],
+    complaints: list[Complaint],
+    since: float,
+    found: Sequence[tuple[Any, str]],
+) -> list[bool]:
+    """Judges on rank 0 what all ranks found, and notes it; returns for each True if the ranks are in step."""
+    values, errors = zip(*found)
+    findings = [
+        Finding(rank, f"the check ended with an error: {error}") for rank, error in enumerate(errors) if error
+    ]
+    is_in_step = not findings
+    if is_in_step:
+        findings = check.judge(values, job)
+    summary = check.summarise(values, job) if is_in_step else "ended with an error"
+    complaints += [
+        Complaint(
+            check=check.name,
+            rank=finding.rank,
+            node=None if finding.rank is None else job.nodes[finding.rank],
+            message=finding.message,
+            is_refusal=finding.is_refusal,
+        )
+        for finding in findings
+    ]
+    seconds = time.monotonic() - since
+    reports.append(
+        CheckReport(name=check.name, summary=summary, seconds=round(seconds, 3), found=list(values))
+    )
+    return [is_in_step] * len(found)
+
+
+def verdict(job: Job, reports: list[CheckReport], complaints: list[Complaint], seconds: float) -> Preflight:
+    """Returns the verdict on each node and on the job."""
+    refused = {complaint.node for complaint in complaints if complaint.is_refusal}
+    nodes = [
+        NodeVerdict(name=name, ranks=ranks, passed=name not in refused)
+        for name, ranks in job.ranks_of_nodes().items()
+    ]
+    return Preflight(
+        passed=not refused,
+        bad_nodes=[node.name for node in nodes if not node.passed],
+        nodes=nodes,
+        complaints=sorted(complaints, key=lambda complaint: not complaint.is_refusal),
+        checks=reports,
+        ranks=job.world.size,
+        seconds=round(seconds, 3),
+        finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _write(job: Job, reports: list[CheckReport], complaints: list[Complaint], seconds: float) -> bool:
+    found = verdict(job, reports, complaints, seconds)
+    with DurableFile(job.run_folder / BAD_NODES_NAME) as file:
+        file.write("".join(f"{node}\n" for node in found.bad_nodes).encode())
+    write_json(job.run_folder, found)
+    return found.passed
+
+
+def _withdraw(run_folder: Path) -> None:
+    """Removes the verdict of an earlier preflight. Raises KieloError for files that Kielo did not write."""
+    report, bad_nodes = run_folder / Preflight.FILE_NAME, run_folder / BAD_NODES_NAME
+    refuse_other_json(report, "bad_nodes")
+    if bad_nodes.exists() and not report.exists():
+        raise KieloError(
+            f"{bad_nodes}: is there already, without the {report.name} that Kielo writes beside it; move it "
+            "away, nothing was written"
+        )
+    bad_nodes.unlink(missing_ok=True)
+    report.unlink(missing_ok=True)
+
+
+@contextmanager
+def _nccl_log(device: str) -> Iterator[Path | None]:
+    """Yields the file that NCCL will log to, and removes one that Kielo asked for; None on CPUs."""
+    if device == "cpu":
+        yield None
+        return
+    is_own, path = "NCCL_DEBUG_FILE" not in os.environ, ask_nccl_for_a_log()
+    try:
+        yield path
+    finally:
+        if is_own:
+            path.unlink(missing_ok=True)
