@@ -12,6 +12,7 @@ from kielo.artifact.formats import FORMATS, schema_of
 from kielo.artifact.manifest import write_manifest
 from kielo.artifact.metrics import METRICS_NAME, Row, of_kind, read_metrics
 from kielo.artifact.outcome import Outcome
+from kielo.artifact.preflight import CheckReport, Complaint, NodeVerdict, Preflight
 from kielo.artifact.stage_json import JsonFile, read_json, read_stage_json, write_json
 from kielo.artifact.token_file import TokenFile
 from kielo.artifact.token_sources import TokenFiles, TokenFileSet
@@ -39,6 +40,12 @@ def run_folder(tmp_path_factory):
     files = TokenFiles(end_of_text_id=0, sources={"a": TokenFileSet(files=(file,), training_tokens=5)})
     write_json(folder / "tokens", files)
     append_alert(folder / "train" / ALERTS_NAME, 4, "õ")
+    complaint = Complaint(check="clock", rank=1, node="õ", message="late", is_refusal=True)
+    checks = [CheckReport(name="clock", summary="", seconds=0.5, found=[[1.0], None])]
+    write_json(folder, Preflight(
+        passed=False, bad_nodes=["õ"], nodes=[NodeVerdict(name="õ", ranks=[0, 1], passed=False)],
+        complaints=[complaint], checks=checks, ranks=2, seconds=1.0, finished_at="2026-11-23",
+    ))  # fmt: skip
     return folder
 
 

@@ -32,6 +32,7 @@ SCREENS = {
     "plan resolve": ["plan", "resolve", "run", "--ranks", "2"],
     "plan calibrate": ["plan", "calibrate", "run/train/metrics.jsonl", "--to", "machine.toml"],
     "rehearse": ["rehearse", "run", "--ranks", "2"],
+    "preflight": ["preflight", "run"],
     "verify parity": ["verify", "parity", "run"],
     "verify layouts": ["verify", "layouts", "run", "--case", "tensor2"],
     "verify round-trip": ["verify", "round-trip", "run/hf"],

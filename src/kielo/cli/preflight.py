@@ -68,7 +68,7 @@ def _on_this_rank(options: argparse.Namespace, recipe: Recipe) -> int:
             print_json(found.content())
         else:
             _print(found)
-            print(f"verdict: {folder / Preflight.FILE_NAME}, {folder / BAD_NODES_NAME}")
+            print_text(f"verdict: {folder / Preflight.FILE_NAME}, {folder / BAD_NODES_NAME}")
     return 0 if has_passed else 1
 
 

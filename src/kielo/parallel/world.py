@@ -87,7 +87,7 @@ def meet(place: Rendezvous, timeout_seconds: float) -> dist.Store:
     """Returns the store in which the ranks of this attempt meet, made once a process, or KieloError."""
     global _meeting
     if _meeting is None or _meeting[0] != place:
-        _meeting = place, dist.PrefixStore(f"kielo/{place.attempt}", _store(place, timeout_seconds))
+        _meeting = place, dist.PrefixStore(f"kielo/{place.attempt}", connect(place, timeout_seconds))
     return _meeting[1]
 
 
@@ -162,7 +162,11 @@ def _device(kind: str | None, local_rank: int) -> torch.device:
     return device
 
 
-def _store(place: Rendezvous, timeout_seconds: float) -> dist.Store:
+def connect(place: Rendezvous, timeout_seconds: float) -> dist.Store:
+    """Returns this rank's own connection to the store, which rank 0 serves unless the launcher does.
+
+    Raises KieloError where rank 0 is not found within the time limit, or too few files may be open.
+    """
     if place.size == 1:
         return dist.HashStore()  # in memory: one process needs no port
     allow_open_files(place)

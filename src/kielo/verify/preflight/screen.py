@@ -21,7 +21,7 @@ def verdict_lines(found: Preflight) -> list[str]:
     """Returns every complaint, at most twenty, the nodes that passed, and those that did not, by name."""
     lines = [_line(complaint) for complaint in found.complaints[:_MOST_COMPLAINTS]]
     if len(found.complaints) > _MOST_COMPLAINTS:
-        lines.append(f"… and {len(found.complaints) - _MOST_COMPLAINTS} more in {found.FILE_NAME}")
+        lines.append(f"and {len(found.complaints) - _MOST_COMPLAINTS} more in {found.FILE_NAME}")
     good = [node.name for node in found.nodes if node.passed]
     if good:
         lines.append(f"{_nodes(len(good))} passed: {_named(good)}")
