@@ -113,6 +113,7 @@ def measured(folder: Path, case: dict[str, Any], options: argparse.Namespace) ->
         sequences_per_step=sequences,
         mixture={name: 1.0 + place for place, name in enumerate("abcd"[: case["sources"]])}, offsets={},
         mixture_order="every_sample",
+        packing="one_stream",
     )  # fmt: skip
     batches = Batches(folder, 1, phase, LONGEST, 0, case["documents"])
 

@@ -74,6 +74,7 @@ def phase(**changes):
         "sequences_per_step": PER_STEP,
         "mixture": {"a": 3.0, "b": 1.0},
         "mixture_order": "every_sample",
+        "packing": "one_stream",
         "offsets": {},
     }
     return SimpleNamespace(**values | changes)

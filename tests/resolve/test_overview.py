@@ -33,7 +33,7 @@ def test_a_recipe_and_its_run_have_the_same_facts() -> None:
     before = dict(overview_of_recipe(recipe).rows())
     source = recipe.corpus.sources[0].name
     text = Text({source: recipe.train.tokens // 2}, 10**6, "", recipe.tokenizer.vocab_size, 0)
-    run = overview_of_run(resolve(recipe, "", 1, "cpu", text=text).identity, text.tokens)
+    run = overview_of_run(resolve(recipe, "", 1, "cpu", text=text).identity, text)
     after = dict(run.rows())
     assert after.pop("epochs") == f"2.00 of {source}"
     assert after.keys() == before.keys() and after["shape"] == before["shape"]
@@ -48,7 +48,7 @@ def test_a_budget_that_is_not_set_follows_from_the_text() -> None:
     text = Text({"a": 90_001, "b": 30_001}, 10**5, "hash", recipe.tokenizer.vocab_size, 0)
     for weights, most in (("{}", 8 * 120_000), ("{a = 1, b = 1}", 2 * 8 * 30_000)):
         asked = read_recipe("own_text", ["corpus.sources=a.txt,b.txt", f"dataset.mixture={weights}"]).recipe
-        run = overview_of_run(resolve(asked, "", 1, "cpu", text=text).identity, text.tokens)
+        run = overview_of_run(resolve(asked, "", 1, "cpu", text=text).identity, text)
         assert most - 3 * 2048 < run.tokens <= most * 1.01 and run.tokens % 2048 == 0
         assert max(run.epochs.values()) <= 8.01
     with pytest.raises(KieloError, match="train.tokens is not set"):

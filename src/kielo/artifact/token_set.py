@@ -13,6 +13,7 @@ from kielo.artifact.token_file import OpenTokenFile, TokenFile
 from kielo.artifact.token_file_formats import open_file
 from kielo.recipe.errors import KieloError
 
+BLOCK_TOKENS = 1 << 24
 MOST_OPEN_FILES = 512  # mapped at one time; the kernel allows a process 65,530 maps
 
 
@@ -87,6 +88,19 @@ class TokenSet:
             end = self.first_document_from(start + 1)
             yield start, end
             start = end
+
+    def document_blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields (first token, token after the last) of all documents, in blocks; int64 [documents] each.
+
+        Files without an index are read from end to end.
+        """
+        before = np.zeros(0, np.int64)  # the document that may go on in the next block
+        for first in range(0, self.num_tokens, BLOCK_TOKENS):
+            starts = self._document_starts(first, min(first + BLOCK_TOKENS, self.num_tokens))
+            starts = np.concatenate([before, starts])
+            yield starts[:-1], starts[1:]
+            before = starts[-1:]
+        yield before, np.full(len(before), self.num_tokens)
 
     def first_document_from(self, token: int) -> int:
         """Returns the first token at which a document begins, at `token` or after it; num_tokens for none."""

@@ -9,6 +9,7 @@ and whose writer's we read.
 """
 
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ DTYPES = {
 CODES = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
 # Megatron's own border: below it uint16, from it int32.
 UINT16_VOCAB_SIZES = 65_500
+BLOCK_DOCUMENTS = 1 << 20
 
 
 class TokenShardWriter:
@@ -141,6 +143,12 @@ class TokenShard:
         which = np.repeat(np.arange(len(borders)), borders)
         number = np.arange(len(which)) + (before - np.cumsum(borders) + borders)[which]
         return which, offsets[number]
+
+    def document_blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields (first token, token after the last) of all documents, in blocks; int64 [documents] each."""
+        for first in range(0, self.num_documents, BLOCK_DOCUMENTS):
+            offsets = self.document_offsets[first : first + BLOCK_DOCUMENTS + 1]
+            yield offsets[:-1], offsets[1:]
 
     def _read_index(self) -> tuple[np.dtype, np.ndarray, np.ndarray]:
         content = self._index_path.read_bytes()

@@ -38,6 +38,7 @@ def data(options: argparse.Namespace) -> int:
     print_text(f"{'Estimated from' if table.is_estimate else 'Counted in'} the {table.origin}.\n")
     _print_sources(table)
     _print_phases(table)
+    _print_packing(table)
     print_text(
         "worth: as many different tokens would teach as much as these, read so often (Muennighoff et al. "
         "2023)."
@@ -79,6 +80,25 @@ def _print_phases(table: "MixtureTable") -> None:
             f"{row.epochs:.2f}",
         )
         for row in table.phases
+    ]
+    print_table(titles, rows)
+    print()
+
+
+def _print_packing(table: "MixtureTable") -> None:
+    if not table.packing:
+        return
+    titles = ("best-fit packed", "sequence", "sequences", "documents cut", "in one stream", "filling")
+    rows = [
+        (
+            _name(row.source),
+            f"{row.sequence_length:,}",
+            _short(row.sequences),
+            f"{row.cut:.2%}",
+            f"{row.cut_in_one_stream:.2%}",
+            f"{row.filling:.3%}",
+        )
+        for row in table.packing
     ]
     print_table(titles, rows)
     print()

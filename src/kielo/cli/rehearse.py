@@ -52,7 +52,7 @@ def rehearse(options: argparse.Namespace) -> int:
         verdict,
     )
 
-    print_table(("", ""), overview_of_run(resolved.identity, {}).rows())
+    print_table(("", ""), overview_of_run(resolved.identity).rows())
     for rehearsal in rehearsals:
         print_text(headline(rehearsal))
         print_table(*memory(rehearsal))

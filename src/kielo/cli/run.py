@@ -228,6 +228,8 @@ def _pack(invocation: Invocation) -> None:
     from kielo.dataset.evaluation_texts import pack_evaluation_texts
     from kielo.dataset.heldout_sets import EVALUATION_TEXTS
     from kielo.dataset.pack import pack
+    from kielo.dataset.pack_sequences import pack_sequences
+    from kielo.dataset.packed_sequences import packing_rows
 
     _need(invocation, "corpus", "tokenizer")
     pack(
@@ -236,6 +238,9 @@ def _pack(invocation: Invocation) -> None:
         invocation.folder / "tokenizer",
         invocation.folder / "tokens",
     )
+    packing = pack_sequences(invocation.recipe, invocation.folder / "tokens")
+    for row in packing_rows(packing) if packing else []:
+        print_text(row.sentence())
     pack_evaluation_texts(
         invocation.recipe, invocation.folder / "tokenizer", invocation.folder / EVALUATION_TEXTS
     )

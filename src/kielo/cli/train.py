@@ -106,7 +106,8 @@ def _dry_run(recipe: Recipe, ranks: int, is_json: bool) -> int:
     batch, usable = found["first_batch"], found["usable_bytes"]
     of_device = "its memory is the machine's" if usable is None else f"{usable / 1e9:.1f} GB are usable"
     rows = [
-        *overview_of_run(resolved.identity, {}).rows(),
+        *overview_of_run(resolved.identity).rows(),
+        *_packing_rows(resolved),
         ("device", f"{found['ranks']} × {found['accelerator']} ({found['device']})"),
         ("precision", f"{found['precision']}: {why}" + ", layers are compiled" * bool(found["compile"])),
         (
@@ -126,6 +127,20 @@ def _dry_run(recipe: Recipe, ranks: int, is_json: bool) -> int:
         print(f"warning: {said}", file=sys.stderr)
     print_text("nothing was trained or written; the same command without --dry-run starts it")
     return 0
+
+
+def _packing_rows(resolved: Resolved) -> list[tuple[str, str]]:
+    """Returns (name, value) of what best-fit packing does to the run's sources; [] for one stream."""
+    from kielo.dataset.packed_sequences import packing_manifest, packing_rows
+
+    used = {
+        (name, phase.sequence_length)
+        for phase in resolved.identity.phases
+        if phase.packing == "best_fit"
+        for name in phase.mixture
+    }
+    rows = packing_rows(packing_manifest(resolved.placement.tokens_folder)) if used else []
+    return [("packing", row.sentence()) for row in rows if (row.source, row.sequence_length) in used]
 
 
 def _profile_steps(options: argparse.Namespace, ranks: int) -> int:

@@ -2,10 +2,11 @@
 
 A step of G sequences in a phase is G global samples in a row; rank r of n takes samples r, r+n, … of the
 step, so every number of ranks sees the same samples in the same step. A sequence is tokens i*s .. i*s+s of
-its source's stream; the last, shorter one is filled up with end-of-text and labels that do not count.
+its source's stream; the last, shorter one is filled up with end-of-text and labels that do not count. Or it
+is made of the pieces of documents that best-fit packing put together (`packed_sequences.py`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -17,9 +18,10 @@ from kielo.artifact.stage_json import read_stage_json
 from kielo.artifact.token_set import TokenSet
 from kielo.artifact.token_shards import TokenShard
 from kielo.artifact.token_sources import TokenFiles, check_unchanged
-from kielo.dataset.order import Order, OrderSource, Phase
+from kielo.dataset.order import Located, Order, OrderSource, Phase
+from kielo.dataset.packed_sequences import PackedSequences, Pieces
 from kielo.recipe.errors import KieloError
-from kielo.recipe.sections import MixtureOrder
+from kielo.recipe.sections import MixtureOrder, Packing
 
 Shard = TokenShard | TokenSet
 NOT_COUNTED = -100  # PyTorch's and Hugging Face's label for "no loss here"
@@ -51,6 +53,7 @@ class PhaseSteps(Protocol):
     sequences_per_step: int
     mixture: Mapping[str, float]
     mixture_order: MixtureOrder
+    packing: Packing
     offsets: Mapping[str, int]
 
 
@@ -78,15 +81,22 @@ class Batches:
         # By name, so that the order of lines in a recipe does not change the order of the data.
         self.names = sorted(phase.mixture)
         self.shards = [open_shard(self.folder, name) for name in self.names]
-        length, first = phase.sequence_length, phase.order_first_sample
-        self._reader = _Reader(self.shards, length, end_of_text_id, mask_documents)
+        length, longest = phase.sequence_length, longest_sequence_length
+        self._reader: _StreamReader | _PackedReader
+        if phase.packing == "best_fit":
+            longest = length  # sequences are shuffled one by one
+            packed = [PackedSequences(folder, name, length, seed) for name in self.names]
+            num_tokens = [one.num_sequences * length for one in packed]
+            self._reader = _PackedReader(self.shards, packed, length, end_of_text_id, mask_documents)
+        else:
+            num_tokens = [shard.num_tokens - 1 for shard in self.shards]
+            self._reader = _StreamReader(self.shards, length, end_of_text_id, mask_documents)
         self.order = Order(
             seed,
-            Phase(phase.number, first, length, longest_sequence_length, phase.offsets, phase.mixture_order),
-            [
-                OrderSource(name, shard.num_tokens - 1, phase.mixture[name])
-                for name, shard in zip(self.names, self.shards)
-            ],
+            Phase(
+                phase.number, phase.order_first_sample, length, longest, phase.offsets, phase.mixture_order
+            ),
+            [OrderSource(name, tokens, phase.mixture[name]) for name, tokens in zip(self.names, num_tokens)],
         )
 
     def step(self, step: int, data_rank: int, data_ranks: int) -> Batch:
@@ -94,11 +104,12 @@ class Batches:
 
         Ranks that do not divide the step differ by one sequence; there may be none.
         """
-        located = self.order.locate(samples := self.samples(step, data_rank, data_ranks))
-        batch = self._reader.read(samples, located.source, located.sequence)
-        for row in np.flatnonzero(located.seen_tokens):  # at most one of each source, at a phase's start
-            batch.labels[row, : located.seen_tokens[row]] = NOT_COUNTED
-        return batch
+        samples = self.samples(step, data_rank, data_ranks)
+        return self._reader.read(samples, self.order.locate(samples))
+
+    def ranges(self, located: Located) -> list[list[tuple[int, int]]]:
+        """Returns (first token, tokens) of the parts of the source's stream in each sequence, in order."""
+        return self._reader.ranges(located)
 
     def samples(self, step: int, data_rank: int = 0, data_ranks: int = 1) -> np.ndarray:
         """Global sample numbers, int64 [n], of a rank at a step."""
@@ -134,8 +145,9 @@ def shard_batch(
 ) -> Batch:
     """Returns the `sequences`, int64 [n], of a shard that the pack stage wrote; they are the `samples`."""
     end = int(shard.read(shard.num_tokens - 1, 1)[0])  # every document ends with it
-    reader = _Reader([shard], sequence_length, end, mask_documents)
-    return reader.read(sequences, np.zeros_like(sequences), sequences)
+    reader = _StreamReader([shard], sequence_length, end, mask_documents)
+    zeros = np.zeros_like(sequences)
+    return reader.read(sequences, Located(zeros, zeros, sequences, zeros))
 
 
 def document_numbers(shard: TokenShard, start_token: int, count: int) -> np.ndarray:
@@ -173,8 +185,8 @@ def open_shard(folder: Path | str, name: str) -> Shard:
     return TokenShard(Path(folder) / name)
 
 
-class _Reader:
-    """Sequences of `length` tokens from several shards, all of a batch at once.
+class _StreamReader:
+    """Sequences of `length` tokens of several shards' streams, all of a batch at once.
 
     end: the id that fills up a source's last, shorter sequence.
     """
@@ -184,8 +196,9 @@ class _Reader:
         self._whole = [shard.num_whole_sequences(length) for shard in shards]
         self._dtype = np.result_type(*(shard.dtype for shard in shards))
 
-    def read(self, samples: np.ndarray, source: np.ndarray, sequence: np.ndarray) -> Batch:
-        """Reads `sequence` [n] of the shards `source` [n] into a batch; `samples` are only stored in it."""
+    def read(self, samples: np.ndarray, located: Located) -> Batch:
+        """Reads located sequences into a batch; `samples` [n] are only stored in it."""
+        source, sequence = located.source, located.sequence
         tokens = np.empty((len(samples), self._length + 1), self._dtype)
         documents = np.zeros((len(samples), self._length), np.int32) if self._mask_documents else None
         counts = np.full(len(samples), self._length)  # of each sequence's labels
@@ -202,7 +215,16 @@ class _Reader:
                 documents[row, counts[row]] += 1  # the filling is no part of the last document
         if documents is not None:
             np.cumsum(documents, axis=1, out=documents)
+        for row in np.flatnonzero(located.seen_tokens):  # at most one of each source, at a phase's start
+            labels[row, : located.seen_tokens[row]] = NOT_COUNTED
         return Batch(inputs, labels, documents, samples)
+
+    def ranges(self, located: Located) -> list[list[tuple[int, int]]]:
+        starts = (located.sequence * self._length).tolist()
+        return [
+            [(start, min(self._length, self._shards[source].num_tokens - 1 - start))]
+            for source, start in zip(located.source.tolist(), starts)
+        ]
 
     def _gather(
         self, tokens: np.ndarray, counts: np.ndarray, number: int, rows: np.ndarray, sequence: np.ndarray
@@ -228,3 +250,74 @@ def _mark_borders(
     which, token = shard.borders(start_token, count)
     places = rows[which] * documents.shape[1] + token - start_token[which]
     np.add.at(documents.reshape(-1), places, 1)  # documents without tokens begin where the next one does
+
+
+class _PackedReader:
+    """Sequences of `length` tokens that best-fit packing made of pieces of several shards' documents.
+
+    The label of a token is the next token of its sequence. Where a document is cut it is the document's next
+    token, which begins another sequence; and at the end of a document there is none if nothing follows, or
+    the middle of another document. end: the id that fills up a sequence.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        packed: Sequence[PackedSequences],
+        length: int,
+        end: int,
+        mask_documents: bool,
+    ):
+        self._shards, self._packed, self._length = shards, packed, length
+        self._end, self._mask_documents = end, mask_documents
+
+    def read(self, samples: np.ndarray, located: Located) -> Batch:
+        """Reads located sequences into a batch; `samples` [n] are only stored in it."""
+        shape = (len(samples), self._length)
+        inputs, labels = np.full(shape, self._end, np.int64), np.full(shape, NOT_COUNTED, np.int64)
+        documents = np.zeros(shape, np.int32) if self._mask_documents else None
+        for rows, shard, pieces in self._pieces(located):
+            row = rows[pieces.row]
+            _copy_pieces(inputs, labels, shard, row, pieces)
+            joins = pieces.begins & (pieces.column > 0)
+            at, column = row[joins], pieces.column[joins]
+            labels[at, column - 1] = inputs[at, column]
+            if documents is not None:
+                ends = pieces.column + pieces.count  # where the next piece or the filling begins
+                inside = ends < self._length
+                documents[row[inside], ends[inside]] = 1
+        if documents is not None:
+            np.cumsum(documents, axis=1, out=documents)
+        return Batch(inputs, labels, documents, samples)
+
+    def ranges(self, located: Located) -> list[list[tuple[int, int]]]:
+        found: list[list[tuple[int, int]]] = [[] for _ in located.source]
+        for rows, _, pieces in self._pieces(located):
+            for row, start, count in zip(
+                rows[pieces.row].tolist(), pieces.start.tolist(), pieces.count.tolist()
+            ):
+                found[row].append((start, count))
+        return found
+
+    def _pieces(self, located: Located) -> Iterator[tuple[np.ndarray, Shard, Pieces]]:
+        """Yields (rows of the batch, their shard, the pieces in them) of each source that has any."""
+        for number, (shard, packed) in enumerate(zip(self._shards, self._packed)):
+            rows = np.flatnonzero(located.source == number)
+            if len(rows):
+                yield rows, shard, packed.pieces(located.sequence[rows], located.epoch[rows])
+
+
+def _copy_pieces(
+    inputs: np.ndarray, labels: np.ndarray, shard: Shard, row: np.ndarray, pieces: Pieces
+) -> None:
+    """Copies pieces of a shard into rows [p] of `inputs` and `labels` [n, s]."""
+    for at, column, start, count, ends in zip(
+        row.tolist(),
+        pieces.column.tolist(),
+        pieces.start.tolist(),
+        pieces.count.tolist(),
+        pieces.ends.tolist(),
+    ):
+        tokens = shard.read(start, count if ends else count + 1)
+        inputs[at, column : column + count] = tokens[:count]
+        labels[at, column : column + len(tokens) - 1] = tokens[1:]

@@ -1,6 +1,6 @@
 """The documents of a step: (tokens folder, step) -> rows, computed from the order; nothing was logged."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,10 @@ def documents_of_step(
     located = batches.order.locate(samples)
     rows: list[dict[str, Any]] = []
     wanted: dict[int, set[int]] = {}
-    length = phase.sequence_length
-    for sample, source, epoch, sequence in zip(
-        samples.tolist(), located.source.tolist(), located.epoch.tolist(), located.sequence.tolist()
-    ):
-        shard, start = batches.shards[source], sequence * length
-        for document, tokens in _parts(shard, start, length):
+    places = (values.tolist() for values in (samples, located.source, located.epoch, located.sequence))
+    for sample, source, epoch, sequence, ranges in zip(*places, batches.ranges(located)):
+        shard = batches.shards[source]
+        for document, start, tokens in (part for of in ranges for part in _parts(shard, *of)):
             rows.append(
                 {
                     "sample": sample,
@@ -48,7 +46,6 @@ def documents_of_step(
                     "text": text_of(shard.read(start, tokens)),
                 }
             )
-            start += tokens
             if isinstance(document, int):
                 wanted.setdefault(source, set()).add(document)
     ids = {
@@ -62,16 +59,20 @@ def documents_of_step(
     return rows
 
 
-def _parts(shard: Shard, start: int, length: int) -> list[tuple[int, int]] | list[tuple[str, int]]:
-    """Returns (document, its tokens in a sequence's inputs) for each document from the token `start` on.
+def _parts(shard: Shard, start: int, count: int) -> Iterator[tuple[int | str, int, int]]:
+    """Yields (document, its first token, its tokens) of each document in a range of a stream.
 
     A document is its number in a packed shard, and its name in files that are read in place.
     """
-    count = min(length, shard.num_tokens - 1 - start)
+    found: list[tuple[str, int]] | list[tuple[int, int]]
     if isinstance(shard, TokenSet):
-        return shard.documents(start, count)
-    numbers = document_numbers(shard, start, count).tolist()
-    return [(number, numbers.count(number)) for number in dict.fromkeys(numbers)]
+        found = shard.documents(start, count)
+    else:
+        numbers = document_numbers(shard, start, count).tolist()
+        found = [(number, numbers.count(number)) for number in dict.fromkeys(numbers)]
+    for document, tokens in found:
+        yield document, start, tokens
+        start += tokens
 
 
 def _read_ids(folder: Path, source: str, numbers: set[int]) -> dict[int, str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kielo.recipe.sections import MixtureOrder, Phase, Recipe
+from kielo.recipe.sections import MixtureOrder, Packing, Phase, Recipe
 
 # of the keys that a phase shares; all others: train
 _SECTION = {"sequence_length": "dataset", "mixture": "dataset"}
@@ -35,6 +35,7 @@ class FullPhase:
     sequence_length: int
     mixture: Mapping[str, float]
     mixture_order: MixtureOrder
+    packing: Packing
     micro_batch_sequences: int | None
     learning_rate: LearningRate | None
     given: frozenset[str]
@@ -61,7 +62,7 @@ def full_phases(recipe: Recipe) -> tuple[FullPhase, ...]:
         tokens = train.tokens or train.tokens_per_step
         return (FullPhase(
             1, tokens, train.tokens_per_step, dataset.sequence_length, dataset.mixture,
-            dataset.mixture_order, train.micro_batch_sequences, rate, frozenset(),
+            dataset.mixture_order, dataset.packing, train.micro_batch_sequences, rate, frozenset(),
         ),)  # fmt: skip
     return tuple(_full(recipe, number, phase) for number, phase in enumerate(recipe.phases, start=1))
 
@@ -89,6 +90,7 @@ def _full(recipe: Recipe, number: int, phase: Phase) -> FullPhase:
         _or(phase.sequence_length, dataset.sequence_length),
         _or(phase.mixture, dataset.mixture),
         dataset.mixture_order,
+        dataset.packing,
         _or(phase.micro_batch_sequences, train.micro_batch_sequences),
         rate,
         frozenset(name for name in Phase.model_fields if getattr(phase, name) is not None),

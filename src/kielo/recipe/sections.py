@@ -301,6 +301,7 @@ class Tokenizer(Section):
 
 
 MixtureOrder = Literal["every_sample", "blocks_of_256"]
+Packing = Literal["one_stream", "best_fit"]
 
 
 class DatasetIdentity(Section):
@@ -328,6 +329,11 @@ class Dataset(DatasetIdentity):
         "every_sample",
         description="shares are within one sample of the weights after every sample, or after every 256, as "
         "in runs that format version 1 or before began: those are continued with blocks_of_256",
+    )
+    packing: Packing = Field(
+        "one_stream",
+        description="documents end to end in one stream, cut where a sequence ends; or best-fit packed: only "
+        "those longer than a sequence are cut (Ding et al. 2024)",
     )
     max_epochs: PositiveFloat = Field(
         4.0, description="refuse to repeat a source more often (Muennighoff et al. 2023)"

@@ -27,9 +27,12 @@ from kielo.artifact.scores import Scores
 from kielo.artifact.stage_json import JsonObject, read_stage_json
 from kielo.artifact.summary import BitsPerByteSummary, CorpusSummary, ParitySummary, StageTime, Summary
 from kielo.artifact.tokenizer_measure import TokenizerMeasure
+from kielo.dataset.packed_sequences import FOLDER as PACKING
+from kielo.dataset.packed_sequences import packing_rows
 from kielo.recipe.sections import Recipe
 from kielo.resolve.overview import Overview, overview_of_run
 from kielo.resolve.resolved import read as read_resolved
+from kielo.resolve.text import Text, sequences_by_length
 
 # Stage, in the order of a run -> its folder.
 STAGE_FOLDERS = {
@@ -50,6 +53,7 @@ def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> di
     """
     run_folder = Path(run_folder)
     manifests = {stage: read_manifest(run_folder / folder) for stage, folder in STAGE_FOLDERS.items()}
+    packing = read_manifest(run_folder / PACKING)
     return {
         "recipe": recipe,
         "run_folder": str(run_folder),
@@ -60,6 +64,7 @@ def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> di
         "funnel": read_stage_json(run_folder / "corpus", Funnel),
         "tokenizer": read_stage_json(run_folder / "tokenizer", TokenizerMeasure),
         "tokens": manifests["pack"].counts if manifests["pack"] else None,
+        "packing": packing_rows(packing) if packing else [],
         "overview": _overview(run_folder, manifests),
         "training": _training(run_folder / "train", manifests["train"]),
         "parity": read_stage_json(run_folder / "verify", Parity),
@@ -105,7 +110,12 @@ def _overview(run_folder: Path, manifests: dict[str, Manifest | None]) -> Overvi
     if manifests["train"] is None or not (run_folder / "resolved.toml").is_file():
         return None
     identity = read_resolved(run_folder / "resolved.toml").identity
-    return overview_of_run(identity, {name: counts["tokens"] for name, counts in tokens.items()})
+    packing = read_manifest(run_folder / PACKING)
+    text = Text(
+        {name: counts["tokens"] for name, counts in tokens.items()}, 0, "", 0, 0,
+        packed_sequences=sequences_by_length(packing) if packing else {},
+    )  # fmt: skip
+    return overview_of_run(identity, text)
 
 
 def _training(folder: Path, manifest: Manifest | None) -> dict[str, Any] | None:

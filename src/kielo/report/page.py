@@ -287,6 +287,20 @@ def _tokenizer(gathered: dict[str, Any]) -> str:
             for name, count in packed.items()
         ]
         parts.append(_table(("Packed source", "Tokens", "Documents", "Text"), rows))
+    if packing := gathered["packing"]:
+        rows = [
+            (
+                of.source,
+                f"{of.sequence_length:,}",
+                f"{of.sequences:,}",
+                f"{of.cut:.2%}",
+                f"{of.cut_in_one_stream:.2%}",
+                f"{of.filling:.3%}",
+            )
+            for of in packing
+        ]
+        header = ("Best-fit packed", "Sequence", "Sequences", "Documents cut", "In one stream", "Filling")
+        parts.append(_table(header, rows))
     return "\n".join(parts)
 
 

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
-from kielo.resolve.mixture import allowed_epochs, num_sequences, weights_by_tokens
+from kielo.resolve.mixture import allowed_epochs, weights_by_tokens
 from kielo.resolve.text import Text, ready_tokens
 
 # Tokens of no tokenizer are shorter on average, but for text of single bytes; used before there is one.
@@ -46,7 +46,7 @@ def with_budget(recipe: Recipe, text: Text) -> Recipe:
     if not text.tokens_hash:
         check_budget(recipe)
     length = recipe.dataset.sequence_length
-    sequences = {name: num_sequences(tokens, length) for name, tokens in text.tokens.items()}
+    sequences = {name: max(0, math.ceil(text.epoch_tokens(name, length) / length)) for name in text.tokens}
     mixture = recipe.dataset.mixture or weights_by_tokens(text.tokens, recipe.dataset.temperature)
     weights = {name: Fraction(weight) for name, weight in mixture.items() if sequences.get(name)}
     most = min(

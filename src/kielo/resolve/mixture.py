@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kielo.recipe.phases import FullPhase
 from kielo.recipe.sections import Recipe
-from kielo.resolve.phases import epochs
+from kielo.resolve.phases import EpochTokens, epochs
 from kielo.resolve.resolved import Phase
 
 
@@ -53,11 +53,11 @@ def mixture_of(
 
 
 def repeated_too_often(
-    recipe: Recipe, asked: Sequence[FullPhase], phases: Sequence[Phase], num_tokens: Mapping[str, int]
+    recipe: Recipe, asked: Sequence[FullPhase], phases: Sequence[Phase], epoch_tokens: EpochTokens
 ) -> Iterator[str]:
     """Yields sources read more often than the recipe allows (Muennighoff et al. 2023, arXiv:2305.16264)."""
     tokens = sum(phase.tokens for phase in asked)
-    for name, (read, grace) in epochs(phases, num_tokens).items():
+    for name, (read, grace) in epochs(phases, epoch_tokens).items():
         allowed = allowed_epochs(recipe, name)
         if read <= Fraction(allowed) + grace:
             continue

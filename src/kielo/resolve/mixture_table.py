@@ -8,11 +8,11 @@ r = 15.39 was fitted to runs of up to 8.7 billion parameters.
 
 import glob
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kielo.artifact.manifest import read_manifest
+from kielo.artifact.manifest import Manifest, read_manifest
+from kielo.dataset.packed_sequences import PackingRow, packing_folder, packing_manifest, packing_rows
 from kielo.dataset.provenance import check_recipe
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases
@@ -21,7 +21,7 @@ from kielo.resolve.budget import with_budget
 from kielo.resolve.mixture import allowed_epochs, mixture_of, repeated_too_often
 from kielo.resolve.phases import epochs, plan_phases
 from kielo.resolve.resolved import Phase
-from kielo.resolve.text import Text, ready_tokens
+from kielo.resolve.text import Text, packed_sequences, ready_tokens, sequences_by_length
 
 WORTH_OF_REPEATS = 15.387756  # r above, as the authors' code has it
 BYTES_PER_TOKEN = 4.0  # of text that no tokenizer has seen yet
@@ -71,13 +71,17 @@ class PhaseRow:
 
 @dataclass(frozen=True)
 class MixtureTable:
-    """origin: what was counted or estimated. complaints: what `kielo train` would refuse, of the text."""
+    """origin: what was counted or estimated. complaints: what `kielo train` would refuse, of the text.
+
+    packing: what best-fit packing does to each source; () before the pack stage, and for one stream.
+    """
 
     origin: str
     is_estimate: bool
     tokens: int
     sources: tuple[SourceRow, ...]
     phases: tuple[PhaseRow, ...]
+    packing: tuple[PackingRow, ...] = field(default=())
     complaints: tuple[str, ...] = field(default=())
 
 
@@ -90,20 +94,31 @@ def mixture_table(recipe: Recipe, run_folder: Path) -> MixtureTable:
     amounts, origin, is_estimate = _amounts(recipe, run_folder)
     tokens = {name: amount.tokens for name, amount in amounts.items()}
     # Only the budget looks at these facts: a hash that is not empty says that the text is not imagined.
-    recipe = with_budget(recipe, Text(tokens, 0, origin, 0, 0))
+    packing = _packing(recipe, run_folder / "tokens")
+    by_length = sequences_by_length(packing) if packing else {}
+    text = Text(tokens, 0, origin, 0, 0, packed_sequences=by_length)
+    recipe = with_budget(recipe, text)
     complaints: list[str] = []
     asked = full_phases(recipe)
     folder = run_folder / "tokens"
     mixtures = [mixture_of(phase, tokens, recipe.dataset.temperature, folder, complaints) for phase in asked]
     if complaints:
         raise KieloError("; ".join(complaints))
-    num_tokens = {name: number - 1 for name, number in tokens.items()}
-    phases = plan_phases(asked, mixtures, recipe.train.batch_ramp, recipe.seed, num_tokens)
-    complaints += repeated_too_often(recipe, asked, phases, num_tokens)
-    phase_rows = [row for number in range(1, len(asked) + 1) for row in _phase_rows(phases, number, tokens)]
+    phases = plan_phases(asked, mixtures, recipe.train.batch_ramp, recipe.seed, text.epoch_tokens)
+    complaints += repeated_too_often(recipe, asked, phases, text.epoch_tokens)
+    phase_rows = [row for number in range(1, len(asked) + 1) for row in _phase_rows(phases, number, text)]
     rows = tuple(_source_row(recipe, name, amount, phase_rows) for name, amount in amounts.items())
     total = sum(row.read_tokens for row in rows)
-    return MixtureTable(origin, is_estimate, total, rows, tuple(phase_rows), tuple(complaints))
+    packed = tuple(packing_rows(packing)) if packing else ()
+    return MixtureTable(origin, is_estimate, total, rows, tuple(phase_rows), packed, tuple(complaints))
+
+
+def _packing(recipe: Recipe, tokens_folder: Path) -> Manifest | None:
+    """Returns the manifest of the packed sequences; None before they are made, and for one stream."""
+    if recipe.dataset.packing != "best_fit" or read_manifest(packing_folder(tokens_folder)) is None:
+        return None
+    packed_sequences(recipe, tokens_folder)  # they are those of the recipe and the tokens
+    return packing_manifest(tokens_folder)
 
 
 def effective_tokens(unique_tokens: float, times_read: float) -> float:
@@ -114,11 +129,11 @@ def effective_tokens(unique_tokens: float, times_read: float) -> float:
     return unique_tokens * (1 + WORTH_OF_REPEATS * (1 - math.exp(-repeats / WORTH_OF_REPEATS)))
 
 
-def _phase_rows(phases: tuple[Phase, ...], number: int, tokens: Mapping[str, int]) -> list[PhaseRow]:
+def _phase_rows(phases: tuple[Phase, ...], number: int, text: Text) -> list[PhaseRow]:
     """Returns the rows of phase `number`, whose batch ramp is several entries of `phases`."""
     of_phase = [phase for phase in phases if phase.number == number]
     mixture, sequences = of_phase[-1].mixture, of_phase[-1].sequences_per_step
-    read = epochs(of_phase, {name: tokens[name] - 1 for name in mixture})
+    read = epochs(of_phase, text.epoch_tokens)
     drawn = sum(phase.steps * phase.tokens_per_step for phase in of_phase)
     rows = []
     for name, weight in mixture.items():

@@ -12,7 +12,7 @@ from kielo.resolve.budget import has_budget, with_budget_of_ready_tokens
 from kielo.resolve.complete_model import complete_model
 from kielo.resolve.phases import epochs
 from kielo.resolve.resolved import Identity
-from kielo.resolve.text import imagined_text, ready_tokens
+from kielo.resolve.text import Text, imagined_text, ready_tokens
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ def overview_of_phases(model: Model, phases: Sequence[FullPhase]) -> Overview:
     return _overview(model, kinds, sentences)
 
 
-def overview_of_run(identity: Identity, source_tokens: Mapping[str, int]) -> Overview:
-    """Returns the facts of a resolved run. source_tokens: source → packed tokens, where all are known."""
+def overview_of_run(identity: Identity, text: Text | None = None) -> Overview:
+    """Returns the facts of a resolved run; how often sources are read only where the text is given."""
     phases = identity.phases
     kinds = [
         (phase.steps * phase.tokens_per_step, phase.tokens_per_step, phase.sequence_length)
@@ -112,9 +112,9 @@ def overview_of_run(identity: Identity, source_tokens: Mapping[str, int]) -> Ove
     ]
     sentences = [_rate(rate.peak, rate.final, rate.schedule) for rate in identity.learning_rates]
     overview = _overview(identity.model, kinds, sentences)
-    if not {name for phase in phases for name in phase.mixture} <= source_tokens.keys():
+    if text is None or not {name for phase in phases for name in phase.mixture} <= text.tokens.keys():
         return overview
-    read = epochs(phases, {name: tokens - 1 for name, tokens in source_tokens.items()})
+    read = epochs(phases, text.epoch_tokens)
     return replace(overview, epochs={name: float(times) for name, (times, _) in read.items()})
 
 

@@ -6,7 +6,7 @@ not possible.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 
 from kielo.dataset.order import Order, OrderSource
@@ -15,6 +15,9 @@ from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.phases import FullPhase
 from kielo.recipe.sections import BatchRamp
 from kielo.resolve.resolved import LearningRateSegment, Phase
+
+# (source, sequence length) → the tokens that an epoch of it has to predict (`Text.epoch_tokens`)
+EpochTokens = Callable[[str, int], int]
 
 
 def ramp_steps(ramp: BatchRamp, tokens_per_step: int) -> list[tuple[int, int]]:
@@ -41,12 +44,13 @@ def plan_phases(
     mixtures: Sequence[Mapping[str, float]],
     ramp: BatchRamp | None,
     seed: int,
-    num_tokens: Mapping[str, int],
+    epoch_tokens: EpochTokens,
 ) -> tuple[Phase, ...]:
-    """Computes the phases. mixtures: of each of `asked`. num_tokens: source → tokens to predict in one epoch.
+    """Computes the phases. mixtures: of each of `asked`.
 
     Tokens of a phase that do not fill a step are not trained. Mixtures may be empty where the recipe will be
-    refused; offsets are then left out.
+    refused; offsets are then left out. Best-fit packed documents are packed anew where the length changes,
+    and each source goes on with its next epoch there.
     """
     phases: list[Phase] = []
     step, sample, offsets = 1, 0, {}
@@ -59,16 +63,26 @@ def plan_phases(
                 number=phase.number, first_step=step, steps=steps, first_sample=sample,
                 sequence_length=phase.sequence_length, sequences_per_step=sequences,
                 tokens_per_step=sequences * phase.sequence_length, mixture=dict(mixture),
-                mixture_order=phase.mixture_order,
+                mixture_order=phase.mixture_order, packing=phase.packing,
                 order_first_sample=order_first_sample, offsets=offsets,
             ))  # fmt: skip
             step, sample = step + steps, sample + steps * sequences
         if phase is not asked[-1] and mixture:
-            sources = [OrderSource(name, num_tokens[name], mixture[name]) for name in sorted(mixture)]
+            length, is_packed = phase.sequence_length, phase.packing == "best_fit"
+            sources = [
+                OrderSource(name, epoch_tokens(name, length), mixture[name]) for name in sorted(mixture)
+            ]
             order = OrderPhase(
-                phase.number, order_first_sample, phase.sequence_length, longest, offsets, phase.mixture_order
-            )
+                phase.number, order_first_sample, length, length if is_packed else longest, offsets,
+                phase.mixture_order,
+            )  # fmt: skip
             offsets = Order(seed, order, sources).offsets_at(sample)
+            next_length = asked[phase.number].sequence_length
+            if is_packed and next_length != length:
+                offsets = {
+                    name: -(-drawn // epoch_tokens(name, length)) * epoch_tokens(name, next_length)
+                    for name, drawn in offsets.items()
+                }
     return tuple(phases)
 
 
@@ -94,14 +108,14 @@ def plan_learning_rates(
     return tuple(segments)
 
 
-def epochs(phases: Sequence[Phase], num_tokens: Mapping[str, int]) -> dict[str, tuple[Fraction, Fraction]]:
+def epochs(phases: Sequence[Phase], epoch_tokens: EpochTokens) -> dict[str, tuple[Fraction, Fraction]]:
     """Returns source → (how often all phases read it, how much of that may come of whole-number quotas)."""
     found: dict[str, tuple[Fraction, Fraction]] = {}
     numbers_seen: set[int] = set()
     for phase in phases:
         weights = {name: Fraction(weight) for name, weight in phase.mixture.items()}
         for name, weight in weights.items():
-            available = -(-num_tokens[name] // phase.sequence_length)
+            available = -(-epoch_tokens(name, phase.sequence_length) // phase.sequence_length)
             read, grace = found.get(name, (Fraction(), Fraction()))
             read += phase.steps * phase.sequences_per_step * weight / sum(weights.values()) / available
             found[name] = read, grace + (Fraction(1, available) if phase.number not in numbers_seen else 0)

@@ -38,7 +38,7 @@ from kielo.resolve.memory_row import TrainOptions
 from kielo.resolve.micro_batch import RankOfRun, micro_batch, micro_batch_up_to
 from kielo.resolve.mixture import mixture_of, num_sequences, repeated_too_often
 from kielo.resolve.optimiser_check import optimiser_complaints
-from kielo.resolve.phases import merged, plan_learning_rates, plan_phases
+from kielo.resolve.phases import EpochTokens, merged, plan_learning_rates, plan_phases
 from kielo.resolve.precision import chosen_precision, with_precision
 from kielo.resolve.resolved import Identity, Phase, PhasePlacement, Placement, Resolved
 from kielo.resolve.shares import MOST_FILLED, micro_batches_needed
@@ -66,14 +66,13 @@ class _Machine:
 class _Steps:
     """The phases as the recipe asks for them, and in numbers.
 
-    micro_batches: (sequences, number of them in a step) on one rank, of each of `phases`. num_tokens: source
-    → tokens to predict in one epoch.
+    micro_batches: (sequences, number of them in a step) on one rank, of each of `phases`.
     """
 
     asked: tuple[FullPhase, ...]
     phases: tuple[Phase, ...]
     micro_batches: tuple[tuple[int, int], ...]
-    num_tokens: dict[str, int]
+    epoch_tokens: EpochTokens
 
 
 def resolve(
@@ -96,7 +95,7 @@ def resolve(
     if not 1 <= world_size <= _MOST_RANKS:
         raise KieloError(f"--ranks {world_size}: give 1 to {_MOST_RANKS:,}")
     if text is None:
-        text = text_of_run(run_folder)
+        text = text_of_run(recipe, run_folder)
         check_recipe(recipe, run_folder)
     recipe = with_budget(recipe, text)
     software = software or planned(cluster(recipe.cluster))
@@ -131,10 +130,9 @@ def _steps(recipe: Recipe, rank: RankOfRun, text: Text, run_folder: Path, compla
     asked = full_phases(recipe)
     temperature, tokens_folder = recipe.dataset.temperature, run_folder / "tokens"
     mixtures = [mixture_of(phase, text.tokens, temperature, tokens_folder, complaints) for phase in asked]
-    num_tokens = {name: number - 1 for name, number in text.tokens.items()}
-    phases = plan_phases(asked, mixtures, recipe.train.batch_ramp, recipe.seed, num_tokens)
+    phases = plan_phases(asked, mixtures, recipe.train.batch_ramp, recipe.seed, text.epoch_tokens)
     micro_batches = tuple(_micro_batches(phase, asked[phase.number - 1], rank) for phase in phases)
-    return _Steps(asked, phases, micro_batches, num_tokens)
+    return _Steps(asked, phases, micro_batches, text.epoch_tokens)
 
 
 def _layout_complaints(model: Model, recipe: Recipe, machine: _Machine) -> Iterator[str]:
@@ -162,7 +160,7 @@ def _step_complaints(recipe: Recipe, steps: _Steps, data_ranks: int) -> Iterator
     yield from _unshared(steps.asked, steps.phases, data_ranks)
     if recipe.layout.pipeline > 1:
         yield from _unfilled(recipe.layout, steps, data_ranks)
-    yield from repeated_too_often(recipe, steps.asked, steps.phases, steps.num_tokens)
+    yield from repeated_too_often(recipe, steps.asked, steps.phases, steps.epoch_tokens)
     yield from _skipped_beyond(recipe.train.skip_steps, steps.phases[-1].last_step)
     yield from optimiser_complaints(recipe.train)
 

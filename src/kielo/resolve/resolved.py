@@ -32,6 +32,7 @@ from kielo.recipe.sections import (
     Layout,
     MixtureOrder,
     Model,
+    Packing,
     RecipeIdentity,
     ScheduleName,
     TrainIdentity,
@@ -52,8 +53,8 @@ class Phase(_Frozen):
     """Steps `first_step` … `last_step` (from 1) of one size, from sample `first_sample` on.
 
     `number` is the recipe's phase; those of a batch ramp share it, and with it their order of the data, which
-    begins at `order_first_sample` with `offsets` tokens drawn from each source before it. `mixture`: source →
-    weight.
+    begins at `order_first_sample` with `offsets` tokens drawn from each source before it, the filling of
+    best-fit packed sequences included. `mixture`: source → weight.
     """
 
     number: PositiveInt
@@ -67,6 +68,7 @@ class Phase(_Frozen):
     order_first_sample: int
     offsets: dict[str, int]
     mixture_order: MixtureOrder = "every_sample"
+    packing: Packing = "one_stream"
 
     @property
     def last_step(self) -> int:

@@ -1,14 +1,16 @@
 """Facts of the text that the numbers of a run follow from: read from a run folder, or imagined for a plan."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from kielo.artifact.manifest import hash_manifest
+from kielo.artifact.manifest import Manifest, hash_manifest
 from kielo.artifact.token_sources import find_token_sources
 from kielo.dataset.batches import packed_manifest
 from kielo.dataset.pack_token_files import training_tokens
+from kielo.dataset.packed_sequences import packing_folder, packing_manifest
 from kielo.dataset.provenance import tokenizer_of_tokens
+from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases, longest_sequence_length
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.facts import tokenizer_facts
@@ -19,7 +21,8 @@ from kielo.tokenizer.load import load_tokenizer, vocabulary_size
 class Text:
     """Facts of the tokens and the tokenizer that numbers follow from.
 
-    tokens: source → its number of tokens. tokenizer_hash: "" where it is not known.
+    tokens: source → its number of tokens. tokenizer_hash: "" where it is not known. packed_sequences:
+    length → source → sequences of an epoch, where documents are best-fit packed; else, and before that, {}.
     """
 
     tokens: Mapping[str, int]
@@ -28,12 +31,22 @@ class Text:
     vocabulary_size: int
     end_of_text_id: int
     tokenizer_hash: str = ""
+    packed_sequences: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+
+    def epoch_tokens(self, source: str, sequence_length: int) -> int:
+        """Returns the tokens that an epoch of a source has to predict, the filling of sequences included.
+
+        Of text that is not packed yet as many as its stream has.
+        """
+        packed = self.packed_sequences.get(sequence_length)
+        return self.tokens[source] - 1 if packed is None else packed[source] * sequence_length
 
 
-def text_of_run(run_folder: Path) -> Text:
+def text_of_run(recipe: Recipe, run_folder: Path) -> Text:
     """Reads the facts of a run folder.
 
-    Raises KieloError for a stage that is not finished, and for another tokenizer than made the tokens.
+    Raises KieloError for a stage that is not finished, for another tokenizer than made the tokens, and for
+    documents that are not packed as the recipe says.
     """
     tokens = packed_manifest(run_folder / "tokens")
     tokenizer = tokenizer_of_tokens(run_folder)
@@ -44,7 +57,34 @@ def text_of_run(run_folder: Path) -> Text:
         tokenizer.vocabulary_size,
         tokenizer.end_of_text_id,
         tokenizer.hash,
+        packed_sequences(recipe, run_folder / "tokens"),
     )
+
+
+def packed_sequences(recipe: Recipe, tokens_folder: Path) -> dict[int, dict[str, int]]:
+    """Returns length → source → packed sequences of an epoch; {} where the recipe has one stream.
+
+    Raises KieloError where the documents are not packed, or not into sequences of the recipe's lengths.
+    """
+    if recipe.dataset.packing != "best_fit":
+        return {}
+    manifest = packing_manifest(tokens_folder)
+    lengths = {phase.sequence_length for phase in full_phases(recipe)}
+    missing = lengths - set(manifest.section["sequence_lengths"])
+    if missing:
+        raise KieloError(
+            f"{packing_folder(tokens_folder)}: has no sequences of {', '.join(map(str, sorted(missing)))} "
+            "tokens; `kielo run RECIPE --to pack` makes them"
+        )
+    return sequences_by_length(manifest)
+
+
+def sequences_by_length(packing: Manifest) -> dict[int, dict[str, int]]:
+    """Returns length → source → packed sequences of an epoch."""
+    return {
+        length: {name: of[str(length)]["sequences"] for name, of in packing.counts["sources"].items()}
+        for length in packing.section["sequence_lengths"]
+    }
 
 
 def imagined_text(recipe: Recipe) -> Text:

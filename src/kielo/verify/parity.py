@@ -80,11 +80,12 @@ def _scaled(resolved: Resolved) -> tuple[Identity, Placement]:
 
 
 def _small_phase(identity: Identity, options: ParityOptions) -> Phase:
-    """The first phase with few and short sequences a step."""
+    """The first phase with few and short sequences a step, of one stream: none are packed so short."""
     return identity.phases[0].model_copy(
         update={
             "steps": options.steps,
             "sequence_length": options.sequence_length,
+            "packing": "one_stream",
             "sequences_per_step": options.sequences_per_step,
             "tokens_per_step": options.sequences_per_step * options.sequence_length,
         }

@@ -1,0 +1,103 @@
+"""The part of the pack stage that packs documents into sequences, where dataset.packing is "best_fit".
+
+Token shards + the run's sequence lengths -> the files of `packed_sequences.py`, and their counts. Documents
+of up to a sequence's length stay whole. Longer ones are cut into whole sequences first, and what is left is
+packed with the others (Ding et al. 2024, arXiv:2404.10830, section 3).
+
+Lengths of documents are read twice, a block at a time: to count the pieces of each length, then to sort them
+by length (a counting sort). Memory is that of a block.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from kielo.artifact.manifest import Manifest, hash_manifest, is_current, read_manifest, write_stage
+from kielo.dataset.batches import Shard, open_shard, packed_manifest
+from kielo.dataset.best_fit import best_fit_decreasing
+from kielo.dataset.packed_sequences import BEGINS, ENDS, FLAG_BITS, file_names, packing_folder
+from kielo.recipe.phases import full_phases
+from kielo.recipe.sections import Recipe
+
+# A run that is going on reads its text by these files: a change of what is in them needs a place in the
+# run's identity too, so that such a run is not continued on other sequences.
+KIND, VERSION = "packing", 1
+
+
+def pack_sequences(recipe: Recipe, tokens_folder: Path) -> Manifest | None:
+    """Packs the sequences of all sources, beside the tokens; returns the manifest if anything was made.
+
+    counts: {"sources": {name: {length: {"sequences", "documents", "cut_documents", "cut_in_one_stream",
+    "filling"}}}}. Documents without tokens are not counted. cut_in_one_stream: as many would be cut if they
+    were trained on end to end; filling: positions of an epoch without a token.
+    """
+    if recipe.dataset.packing != "best_fit":
+        return None
+    folder = packing_folder(tokens_folder)
+    lengths = sorted({phase.sequence_length for phase in full_phases(recipe)})
+    inputs, section = {"tokens": hash_manifest(tokens_folder)}, {"sequence_lengths": lengths}
+    if is_current(folder, KIND, VERSION, inputs, section):
+        return None
+    with write_stage(folder, KIND, VERSION, inputs, section) as stage:
+        stage.counts["sources"] = {
+            name: {
+                str(length): pack_source(open_shard(tokens_folder, name), length, stage.folder, name)
+                for length in lengths
+            }
+            for name in packed_manifest(tokens_folder).counts["sources"]
+        }
+    return read_manifest(folder)
+
+
+def pack_source(shard: Shard, sequence_length: int, folder: Path, name: str) -> dict[str, int]:
+    """Writes the packed sequences of one source into `folder`; returns their counts."""
+    counts = np.zeros(sequence_length + 1, np.int64)  # pieces of each length
+    documents = cut = cut_in_one_stream = 0
+    for start, end in shard.document_blocks():
+        size = end - start
+        documents += int(np.count_nonzero(size))
+        cut += int(np.count_nonzero(size > sequence_length))
+        last = np.maximum(end - 1, start)
+        cut_in_one_stream += int(np.count_nonzero(start // sequence_length != last // sequence_length))
+        counts += np.bincount(size % sequence_length, minlength=len(counts))
+        counts[sequence_length] += int((size // sequence_length).sum())
+    counts[0] = 0  # nothing is left of these documents
+    table, sequences = best_fit_decreasing(counts, sequence_length)
+    table_name, pieces_name = file_names(name, sequence_length)
+    np.save(folder / table_name, table)
+    pieces = np.lib.format.open_memmap(folder / pieces_name, "w+", np.int64, (int(counts.sum()),))
+    _sort_by_length(shard, sequence_length, np.cumsum(counts) - counts, pieces)
+    pieces.flush()
+    return {
+        "sequences": sequences,
+        "documents": documents,
+        "cut_documents": cut,
+        "cut_in_one_stream": cut_in_one_stream,
+        "filling": sequences * sequence_length - int((counts * np.arange(len(counts))).sum()),
+    }
+
+
+def _sort_by_length(shard: Shard, sequence_length: int, place: np.ndarray, pieces: np.ndarray) -> None:
+    """Writes all pieces into `pieces`, by length. place: where those of each length begin; is moved on."""
+    dtype = np.uint16 if sequence_length <= 1 << 16 else np.uint32  # sorting two bytes is a radix sort
+    for start, end in shard.document_blocks():
+        whole, rest = np.divmod(end - start, sequence_length)
+        filled = np.flatnonzero(rest)
+        order = filled[np.argsort(rest[filled].astype(dtype), kind="stable")]
+        length = rest[order]
+        counts = np.bincount(length, minlength=len(place))
+        place_in_block = np.arange(len(length)) - (np.cumsum(counts) - counts)[length]
+        first = start[order] + whole[order] * sequence_length
+        pieces[place[length] + place_in_block] = _entries(first, whole[order] == 0, True)
+        document = np.repeat(np.arange(len(whole)), whole)
+        number = np.arange(len(document)) - (np.cumsum(whole) - whole)[document]
+        first = start[document] + number * sequence_length
+        ends = (number == whole[document] - 1) & (rest[document] == 0)
+        at = int(place[sequence_length])
+        pieces[at : at + len(document)] = _entries(first, number == 0, ends)
+        place += counts
+        place[sequence_length] += len(document)
+
+
+def _entries(first: np.ndarray, begins: np.ndarray, ends: np.ndarray | bool) -> np.ndarray:
+    return first << FLAG_BITS | np.where(begins, BEGINS, 0) | np.where(ends, ENDS, 0)
