@@ -10,9 +10,11 @@ from kielo.artifact.manifest import hash_manifest, read_manifest
 from kielo.artifact.metrics import TrainingStep, of_kind, read_metrics
 from kielo.artifact.token_shards import TokenShard
 from kielo.cli.main import main
+from kielo.dataset.heldout_sets import heldout_sets
 from kielo.plan.idea import with_usual_training
 from kielo.recipe.read import read_recipe
 from kielo.resolve.resolve import resolve
+from kielo.tokenizer.load import decode, load_tokenizer
 from tests.cli.test_run import write_recipe
 from tests.ready_tokens import WRITERS, rows_of
 
@@ -67,6 +69,25 @@ def test_nothing_is_copied_and_the_end_is_held_out(packed, tmp_path, kind, capsy
     made = hash_manifest(run / "tokens")
     _run(recipe, "--to", "pack")
     assert hash_manifest(run / "tokens") == made
+
+
+def test_each_source_of_ready_tokens_has_a_heldout_set(packed, tmp_path):
+    """Its last documents, with the bytes of their decoded text; the sets add up to that of all sources."""
+    recipe = write_ready(packed, tmp_path)
+    text, data = recipe.read_text(encoding="utf-8"), tmp_path / "data"
+    both = f'[{{name = "text", tokens = "{data}/0"}}, {{name = "more", tokens = "{data}/1"}}]'
+    text = text.replace(f'[{{name = "text", tokens = "{data}"}}]', both)
+    recipe.write_text(text, encoding="utf-8")
+    _run(recipe, "--to", "pack")
+    whole, *sets = heldout_sets(tmp_path / "run" / "tokens")
+    assert [one.name for one in sets] == ["more", "text"]
+    tokenizer = load_tokenizer(tmp_path / "run" / "tokenizer")
+    for one, file in zip(sets, "10"):
+        theirs, held = rows_of(TokenShard(data / file)), rows_of(TokenShard(one.folder / one.file))
+        assert held and held == theirs[-len(held) :]
+        texts = decode(tokenizer, [row[:-1] for row in held])
+        assert one.text_bytes == sum(len(text.encode()) + 1 for text in texts)
+    assert whole.tokens == sum(one.tokens for one in sets)
 
 
 def test_the_documents_of_a_step_have_file_number_and_text(packed, tmp_path, capsys):

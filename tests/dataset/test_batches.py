@@ -211,6 +211,34 @@ def test_each_source_has_a_heldout_set(run, tmp_path):
         recipe(sources=("heldout.a", "b"))
 
 
+def test_languages_of_a_source_have_sets_of_their_own(run, tmp_path):
+    """Of one source in Finnish and Estonian each held-out document is in the set of its language, and nothing
+    else is; the sets add up.
+    """
+    finnish = ["Hallitus päätti eilen uusista tukitoimista, ja kunnat saavat lisää rahaa kouluihin.",
+               "Talvella järvi jäätyy ja lapset luistelevat iltaisin lyhtyjen valossa."]  # fmt: skip
+    documents = make_documents(60) + [
+        {"id": f"fi/{n}", "source": "ab"[n % 3 == 0], "text": f"{n}: {finnish[n % 2]}", "metadata": {}}
+        for n in range(60)
+    ]
+    write_corpus(tmp_path / "corpus", documents)
+    two = recipe().model_dump(exclude_unset=True)
+    two["corpus"]["sources"][0]["language"] = ["et", "fi"]
+    pack(Recipe(**two), tmp_path / "corpus", run / "tokenizer", tmp_path / "tokens")
+    whole, *sets = heldout_sets(tmp_path / "tokens")
+    assert [(one.name, one.languages) for one in sets] == [
+        ("a@et", ("et",)), ("a@fi", ("fi",)), ("b", ("et",))
+    ]  # fmt: skip
+    assert whole.tokens == sum(one.tokens for one in sets)
+    assert whole.text_bytes == sum(one.text_bytes for one in sets)
+    held = list(read_documents(tmp_path / "tokens" / "heldout.jsonl.zst"))
+    for one in sets:
+        ids = (tmp_path / "tokens" / f"{one.file}.ids.txt").read_text().splitlines()
+        assert ids == [document["id"] for document in held if one.holds(document)] and ids
+        if one.name != "b":
+            assert {identifier.startswith("fi/") for identifier in ids} == {one.name == "a@fi"}
+
+
 def test_a_longer_phase_goes_on_where_a_shorter_one_stopped(run):
     """Lengths 16 then 32, another batch and mixture: no token of an epoch is counted twice and none is lost,
     though the first phase stops in the middle of a block; samples go on from its last.

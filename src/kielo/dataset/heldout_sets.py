@@ -1,10 +1,11 @@
 """The held-out sets of a run: a tokens folder -> what loss and bits per byte are measured on.
 
 The first set is the held-out text of all sources. Where there are several sources, each has a set of its own
-beside it, `heldout.SOURCE`; and texts from outside the mixture are in a folder of their own. A folder that an
-earlier Kielo packed has the first set only.
+beside it, `heldout.SOURCE`, or one for each of its languages (`heldout_languages.py`); and texts from outside
+the mixture are in a folder of their own. A folder that an earlier Kielo packed has the first set only.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ from kielo.dataset.batches import Batch, open_shard, packed_manifest, shard_batc
 from kielo.recipe.errors import KieloError
 
 HELDOUT = "heldout"  # the files of all sources' text; a source's own are heldout.SOURCE
+SET_KEY = "heldout_set"  # in a held-out document's metadata, where its set is not its source's
 EVALUATION_TEXTS = "evaluation_texts"  # folder beside that of the tokens (`evaluation_texts.py`)
 
 
 @dataclass(frozen=True)
 class HeldoutSet:
-    """One set. name: "" for the text of all sources, else the source's or the outside text's.
+    """One set. name: "" for the text of all sources, else the source's (with @LANGUAGE) or outside text's.
 
     file: of its shard in `folder`. languages: codes, () where they are not known. tokens: end-of-text
     included. text_bytes: UTF-8 bytes of its documents and one for each document's border; None where the
@@ -39,6 +41,10 @@ class HeldoutSet:
     def tokens_per_byte(self) -> float | None:
         """Returns the whole set's tokens per byte of text, by which losses become bits per byte."""
         return self.tokens / self.text_bytes if self.text_bytes else None
+
+    def holds(self, document: Mapping[str, Any]) -> bool:
+        """Returns True for a held-out document, of any source, that is in this source's set."""
+        return document["metadata"].get(SET_KEY, document["source"]) == self.name
 
     def batch(self, sequence_length: int, max_sequences: int, mask_documents: bool = False) -> Batch:
         """Returns at most `max_sequences` sequences, evenly spaced in the set, always the same ones.

@@ -4,7 +4,7 @@ SOURCE.bin .idx    tokens of the source's documents in the corpus's order, end-o
 SOURCE.ids.txt     their ids, one a line, so that a token leads back to its document
 heldout.*          the same for held-out documents, and heldout.jsonl.zst with their text (for bits per byte)
 token_files.json   a description of sources that are ready tokens, which are read in place
-heldout.SOURCE.*   the held-out documents of one source, where there are several
+heldout.SET.*      the held-out documents of one source, or of one of its languages, where there are several
 """
 
 import logging
@@ -23,10 +23,10 @@ from kielo.artifact.stage_json import write_json
 from kielo.artifact.token_shards import TokenShardWriter
 from kielo.artifact.token_sources import find_token_sources
 from kielo.artifact.trained_text import refuse_to_replace
-from kielo.dataset.heldout_sets import HELDOUT, set_file
+from kielo.dataset.heldout_languages import SEPARATOR, HeldoutLanguages
+from kielo.dataset.heldout_sets import HELDOUT, SET_KEY, set_file
 from kielo.dataset.pack_token_files import TokenFilesPacking, inputs_of, note_places
 from kielo.recipe.errors import KieloError
-from kielo.recipe.languages_of_sources import languages_of
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.facts import tokenizer_facts, tokenizer_hash
 from kielo.tokenizer.heldout import is_heldout as is_heldout  # re-exported: the split belongs to both rooms
@@ -51,10 +51,10 @@ def pack(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Pa
     """Writes the token shards. A folder that is already current stays as it is, and its manifest is returned.
 
     counts: {"sources": {name: {"tokens", "documents", "bytes", "words"}}, "heldout": {same},
-    "heldout_sets": {source: the same, and "languages"} where there are several sources, "round_trip":
-    {"checked", "exact"}}; tokens include end-of-text, bytes are the text's UTF-8. Raises KieloError for a
-    source without training text, for no held-out text, where our own tokenizer does not give a text back, and
-    where a checkpoint was trained on shards that would be replaced.
+    "heldout_sets": {set: the same, and "languages"} where there are several sources or languages,
+    "round_trip": {"checked", "exact"}}; tokens include end-of-text, bytes are the text's UTF-8. Raises
+    KieloError for a source without training text, for no held-out text, where our own tokenizer does not give
+    a text back, and where a checkpoint was trained on shards that would be replaced.
     """
     inputs = {"tokenizer": hash_manifest(tokenizer_folder)}
     if recipe.corpus.of_raw_text.sources:
@@ -114,7 +114,7 @@ class _Packing:
         self._end, self._vocab_size = end_of_text_id(tokenizer), vocabulary_size(tokenizer)
         self._open_files = ExitStack()
         self._sources: dict[str, _Shard] = {}
-        self._heldout_sets: dict[str, _Shard] = {}
+        self._languages, self._heldout_sets = HeldoutLanguages(recipe), dict[str, _Shard]()
         self._met: dict[str, int] = {}  # source -> its documents, held-out ones included
         self._documents = self._checked = self._exact = 0
 
@@ -144,12 +144,14 @@ class _Packing:
 
     def hold_out(self, document: dict[str, Any], row: list[int]) -> None:
         self._heldout.add(document, row)
+        if self._languages.has_several_sets:
+            name, source = self._languages.set_of(document), document["source"]
+            if name not in self._heldout_sets:
+                self._heldout_sets[name] = self._shard(set_file(_checked_name(name)))
+            self._heldout_sets[name].add(document, row)
+            if name != source:
+                document = document | {"metadata": document["metadata"] | {SET_KEY: name}}
         self._heldout_texts.add(document)
-        source = document["source"]
-        if len(self._recipe.corpus.sources) > 1:
-            if source not in self._heldout_sets:
-                self._heldout_sets[source] = self._shard(set_file(_checked_name(source)))
-            self._heldout_sets[source].add(document, row)
 
     def check(self, corpus_folder: Path) -> None:
         named = [source.name for source in self._recipe.corpus.of_raw_text.sources]
@@ -170,7 +172,8 @@ class _Packing:
                 f"{corpus_folder}; raise it, to {min(0.3, max(2 * share, 5 / total)):.2g} for instance, "
                 "or add documents"
             )
-        without = sorted(self._sources.keys() - self._heldout_sets.keys())
+        shown = {name.partition(SEPARATOR)[0] for name in self._heldout_sets}
+        without = sorted(self._sources.keys() - shown)
         if len(self._recipe.corpus.sources) > 1 and without:
             logger.warning(
                 "%s: dataset.heldout_share = %g holds out no document of %s, whose loss will not be shown",
@@ -184,15 +187,11 @@ class _Packing:
             "sources": {name: self._sources[name].counts for name in sorted(self._sources)},
             "heldout": self._heldout.counts,
             "heldout_sets": {
-                name: self._heldout_sets[name].counts | {"languages": list(self._languages(name))}
-                for name in sorted(self._heldout_sets)
+                name: shard.counts | {"languages": list(self._languages.languages_of_set(name))}
+                for name, shard in sorted(self._heldout_sets.items())
             },
             "round_trip": {"checked": self._checked, "exact": self._exact},
         }
-
-    def _languages(self, name: str) -> tuple[str, ...]:
-        named = (source for source in self._recipe.corpus.sources if source.name == name)
-        return next((languages_of(self._recipe, source) for source in named), ())
 
     def _shard(self, name: str) -> _Shard:
         return _Shard(self._folder / name, self._vocab_size, self._end, self._open_files)

@@ -42,11 +42,7 @@ def texts_of_sets(tokens_folder: Path) -> Iterator[tuple[HeldoutSet, list[str]]]
         is_source = one.folder == Path(tokens_folder)
         path = one.folder / ((HELDOUT if is_source else one.file) + SUFFIX)
         check_sizes(one.folder, packed_manifest(one.folder), [path.name])
-        mine = (
-            document["text"]
-            for document in read_documents(path)
-            if not is_source or document["source"] == one.name
-        )
+        mine = (document["text"] for document in read_documents(path) if not is_source or one.holds(document))
         yield one, list(evenly(mine, MOST_SET_BYTES / max(1, one.text_bytes or 0)))
 
 
