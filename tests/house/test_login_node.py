@@ -7,7 +7,7 @@ import pytest
 
 from tests.house.checks import FAMILY_TABLES, PACKAGE
 
-ROOMS = ["recipe", "artifact", "corpus", "tokenizer", "dataset", "resolve", "plan", "report", "cli"]
+ROOMS = ["recipe", "artifact", "corpus", "tokenizer", "dataset", "resolve", "plan", "launch", "report", "cli"]
 TABLES = ["models.families"] + sorted(
     f"models.{path.parent.name}.{path.stem}"
     for path in PACKAGE.glob("models/*/*.py")

@@ -10,6 +10,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from kielo.artifact import alerts, metrics
 from kielo.artifact.funnel import Funnel
+from kielo.artifact.launch import Launch
 from kielo.artifact.outcome import Outcome
 from kielo.artifact.parity import Parity
 from kielo.artifact.preflight import Preflight
@@ -54,6 +55,7 @@ FORMATS = {
         (alerts.Alert,),
     ),
     "outcome": _whole_file("train/", Outcome),
+    "launch": _whole_file("launch/0001/", Launch),
     "parity": _whole_file("verify/", Parity),
     "scores": _whole_file("evaluate/", Scores),
     "preflight": _whole_file("", Preflight),

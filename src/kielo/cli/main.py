@@ -37,6 +37,7 @@ _VERBS = {
         "one rank of the real job on this machine: memory, FLOPs and collectives",
     ),
     "preflight": ("preflight:preflight", "the nodes of a job, checked before it trains"),
+    "launch": ("launch:launch", "a chain of jobs on a cluster: their scripts, written and submitted"),
     "verify": ("verify:verify", "is it the same model?"),
     "evaluate": (
         "evaluate:evaluate",

@@ -123,6 +123,20 @@ def _connecting_lazily() -> Iterator[None]:
         del os.environ[_LAZY_GLOO]
 
 
+def leave_together(wait_seconds: float) -> None:
+    """Waits until rank 0 is here too, which has more to write at the end. Never raises.
+
+    A launcher may end all ranks when the first of them exits with a code other than 0, as "requeue" is.
+    """
+    if _world is None or _world.size == 1:
+        return
+    with contextlib.suppress(RuntimeError):  # rank 0 has died, or needs longer than that
+        if _world.rank == 0:
+            _world.store.set("rank 0 is done", "1")
+        else:
+            _world.store.wait(["rank 0 is done"], timedelta(seconds=wait_seconds))
+
+
 def end_world(wait_seconds: float = 10.0) -> None:
     """Ends the process group; rank 0, which serves the store, leaves last. Never raises.
 

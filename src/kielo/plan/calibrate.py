@@ -370,13 +370,13 @@ def _work(runs: Sequence[_Run], card: Accelerator, site: Cluster | None) -> Work
 
 
 def _site_of(card: Accelerator, ranks: int) -> Cluster:
-    """Returns the first cluster card with such devices, or one node with all ranks.
+    """Returns the card of the largest cluster with such devices, or one node with all ranks.
 
     The network of that node is as fast as its links.
     """
     found = [site for site in map(cluster_card, clusters()) if site.accelerator == card.name]
     if found and card.device == "cuda":
-        return found[0]
+        return max(found, key=lambda site: site.nodes)
     gbit = card.link_gb_per_second * 8 * ranks
     return cluster_card("laptop").model_copy(
         update={"devices_per_node": ranks, "network_gbit_per_second_per_node": gbit}

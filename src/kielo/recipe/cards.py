@@ -74,6 +74,59 @@ class Accelerator(Section):
     notes: str = ""
 
 
+class Partition(Section):
+    """A queue of a site, with its limits. Those of the usual one are the card's own, and left out here."""
+
+    name: str = Field(description="as the scheduler calls it; of Grid Engine the type of node")
+    max_hours: float | None = Field(None, gt=0, description="longest job")
+    max_nodes: int | None = Field(None, gt=0, description="most nodes of a job")
+    qos: str = Field("", description="quality of service that goes with it, where the site wants one")
+
+
+class Jobs(Section):
+    """How a site wants its jobs: what `kielo launch` writes into their scripts.
+
+    `sources` names the origin of each field that the card sets.
+    """
+
+    partitions: tuple[Partition, ...] = Field(min_length=1, description="the usual one first")
+    devices: str = Field(
+        "", description="the request for all devices of a node, without the scheduler's own prefix"
+    )
+    options: tuple[str, ...] = Field((), description="further lines of the request")
+    account: str = Field(
+        "", description="pattern of a project's name, which the job must have; empty: the job needs none"
+    )
+    account_example: str = Field("", description="such a name, for the message that asks for one")
+    architecture: Literal["x86_64", "aarch64"] = Field("x86_64", description="of the processors, by uname -m")
+    setup: tuple[str, ...] = Field((), description="lines of bash before anything else: modules")
+    container: tuple[str, ...] = Field(
+        (), description="the command in which ranks start, up to the image; empty: no container"
+    )
+    image: str = Field("", description="the site's container image with torch")
+    cpu_bind: str = Field("cores", description="how srun binds the ranks of a node to cores")
+    environment: dict[str, str] = Field({}, description="variables of every rank")
+    environment_between_nodes: dict[str, str] = Field({}, description="those of jobs of several nodes")
+    network_log: str = Field(
+        "",
+        description="regular expression of what NCCL's or RCCL's log says where the fast network is used",
+    )
+    host_suffix: str = Field("", description="what a host's name lacks to be reached over the fast network")
+    node_folder: str = Field("/tmp", description="a node's own folder, for caches of compilers")
+    stripe: str = Field("", description="command that spreads a folder's files over the file system")
+    sources: dict[str, str] = Field(
+        description="field of this table → where its content is from, with a date"
+    )
+
+    @model_validator(mode="after")
+    def _has_sources(self) -> "Jobs":
+        given = self.model_fields_set - {"sources"}
+        if given != set(self.sources):
+            differing = ", ".join(sorted(given ^ set(self.sources)))
+            raise ValueError(f"jobs.sources must name each field of the table: {differing}")
+        return self
+
+
 class Cluster(Section):
     """A machine room: what a node is made of and how jobs get there."""
 
@@ -89,7 +142,7 @@ class Cluster(Section):
     ring_share: float | None = Field(
         None, gt=0, le=1, description="of the network's rate that rings in training were measured to reach"
     )
-    scheduler: Literal["slurm", "none"]
+    scheduler: Literal["slurm", "pbs", "grid_engine", "none"]
     max_wall_hours: float | None = None
     max_nodes_per_job: int | None = Field(
         None, gt=0, description="in its usual queue; left out where it is not known"
@@ -106,6 +159,9 @@ class Cluster(Section):
     source: str
     date: str
     notes: str = ""
+    jobs: Jobs | None = Field(
+        None, description="how jobs are started there; left out: none by `kielo launch`"
+    )
 
 
 def language(code: str) -> Language:
@@ -114,8 +170,16 @@ def language(code: str) -> Language:
 
 
 def cluster(name: str) -> Cluster:
-    """Returns the card of a cluster, e.g. "lumi_g". Raises KieloError naming the known ones."""
-    return _card("clusters", name, Cluster)
+    """Returns the card of a cluster, e.g. "lumi_g", or of a file, "my_site.toml".
+
+    Raises KieloError naming the known ones.
+    """
+    return _read_card(Path(name), Cluster) if is_own_card(name) else _card("clusters", name, Cluster)
+
+
+def is_own_card(name: str) -> bool:
+    """Returns True for a path of a card that a person wrote, in place of a shipped card's name."""
+    return name.endswith(".toml")
 
 
 def accelerator(name: str) -> Accelerator:
@@ -151,15 +215,20 @@ def _names(kind: str) -> list[str]:
     return sorted(path.stem for path in (_CARDS / kind).glob("*.toml"))
 
 
-@cache
 def _card(kind: str, name: str, model: type[Card]) -> Card:
     known = _names(kind)
     if name not in known:
         raise KieloError(f"no card in {kind} is called {name!r}; known: {', '.join(known)}")
-    path = _CARDS / kind / f"{name}.toml"
+    return _read_card(_CARDS / kind / f"{name}.toml", model)
+
+
+@cache
+def _read_card(path: Path, model: type[Card]) -> Card:
     try:
         return model.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except tomllib.TOMLDecodeError as error:
+    except OSError as error:
+        raise KieloError(f"{path}: cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise KieloError(f"{path}: not valid TOML: {error}") from None
     except ValidationError as error:
         refuse(str(path), from_validation(error, model, lambda key: str(path)))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kielo.recipe.amounts import short_amount
-from kielo.recipe.cards import clusters, language, languages
+from kielo.recipe.cards import clusters, is_own_card, language, languages
 from kielo.recipe.complaints import Complaint, did_you_mean
 from kielo.recipe.languages_of_sources import languages_of
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
@@ -42,7 +42,7 @@ def _names(recipe: Recipe) -> Found:
             f"corpus.language_identifier = {recipe.corpus.language_identifier!r} does not know language "
             f"{recipe.language!r}; what would work: {known}",
         )
-    if recipe.cluster not in clusters():
+    if recipe.cluster not in clusters() and not is_own_card(recipe.cluster):
         named = {name: [] for name in clusters()}
         yield (
             ("cluster",),

@@ -19,7 +19,7 @@ def json_schema() -> dict[str, Any]:
         "description": "a recipe (path or shipped name) to start from; one level",
     }
     properties["language"]["enum"] = languages()
-    properties["cluster"]["enum"] = clusters()
+    properties["cluster"]["anyOf"] = [{"enum": clusters()}, {"pattern": r"\.toml$"}]
     required = schema.pop("required", [])
     schema["if"] = {"not": {"required": ["extends"]}}
     schema["then"] = {"required": required}

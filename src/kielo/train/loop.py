@@ -12,7 +12,7 @@ from kielo.train.parts import PhaseParts, Run, StepParts
 
 
 def fit(run: Run, phase: PhaseParts) -> bool:
-    """Trains until `phase.last_step` or until a signal. Returns True on every rank if there was a signal.
+    """Trains until `phase.last_step`, a signal or triggers/stop. Returns True on every rank if it must stop.
 
     Raises KieloError when too many steps in a row were not finite.
     """
@@ -34,7 +34,7 @@ def fit(run: Run, phase: PhaseParts) -> bool:
             with run.meter.paused(), run.time_limits.paused():
                 run.log.write(heldout.row(state))
         stopping = run.stop.agreed(state.step)
-        if stopping or run.checkpoints.due(state.step):
+        if stopping or run.stop.is_save_agreed or run.checkpoints.due(state.step):
             with run.meter.paused(), run.time_limits.paused():
                 # the copy waits for the device; writing goes on beside the next steps
                 run.checkpoints.save(loss)

@@ -11,7 +11,7 @@ from kielo.artifact.lease import Lease, held
 from kielo.artifact.outcome import Outcome
 from kielo.checkpoint.agreement import Agreement
 from kielo.parallel.rendezvous import find_rendezvous
-from kielo.parallel.world import World, end_world, start_world
+from kielo.parallel.world import World, end_world, leave_together, start_world
 from kielo.recipe.error_messages import sentence
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Identity, Resolved
@@ -37,6 +37,7 @@ from kielo.train.step_row import passed_over_row
 from kielo.train.stop import Stop
 from kielo.train.token_check import TokenCheck
 from kielo.train.unlike_ranks import refuse_unlike_ranks
+from kielo.train.triggers import Triggers
 
 
 def train(resolved: Resolved, max_steps: int | None = None, profile_steps: int = 0) -> Outcome:
@@ -51,14 +52,18 @@ def train(resolved: Resolved, max_steps: int | None = None, profile_steps: int =
     is_first = find_rendezvous().rank == 0
     if is_finished(resolved):
         return nothing_to_do(resolved, is_first)
+    triggers = Triggers(_run_folder(resolved))
+    triggers.refuse_start()
     with (
         determinism(resolved.placement.train.deterministic),
-        Stop(max_steps, is_telling=is_first) as stop,
+        Stop(max_steps, is_telling=is_first, triggers=triggers if is_first else None) as stop,
     ):
         try:
             world = start_world(resolved.placement.train.start_timeout_seconds, resolved.placement.device)
             with _lease(resolved, world) as lease:
-                return _attempt(resolved, world, stop, lease, profile_steps)
+                outcome = _attempt(resolved, world, stop, lease, profile_steps)
+            leave_together(resolved.placement.train.step_timeout_seconds)
+            return outcome
         finally:
             end_world()
 

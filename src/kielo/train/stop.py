@@ -1,6 +1,7 @@
-"""Deliberate stops: a signal to any rank, or a step limit, ends the run after a step that all ranks agree on.
+"""Deliberate stops: a signal to any rank, a file or a step limit ends the run after a step of all ranks.
 
-In: the signals of `signals.py`. Out: `agreed(step)`, the same answer on every rank.
+In: the signals of `signals.py`, the files of `triggers.py`. Out: `agreed(step)`, the same answer on every
+rank.
 """
 
 import os
@@ -13,6 +14,7 @@ import torch.distributed as dist
 
 from kielo.train.delayed_reader import DelayedReader
 from kielo.train.signals import INTERRUPTED, Presses, give_signals_back, take_over_signals
+from kielo.train.triggers import Triggers
 
 
 class Stop:
@@ -22,11 +24,15 @@ class Stop:
     once.
 
     step_limit: stop after this step as if a signal had come. is_telling: does this rank print that a signal
-    came.
+    came. triggers: the files that this rank looks at; None: another rank does.
     """
 
-    def __init__(self, step_limit: int | None = None, is_telling: bool = False):
+    def __init__(
+        self, step_limit: int | None = None, is_telling: bool = False, triggers: Triggers | None = None
+    ):
         self.wanted = False
+        self.is_save_agreed = False
+        self._triggers = triggers
         self._step_limit = step_limit
         self._is_telling = is_telling
         self._presses = Presses()
@@ -64,11 +70,22 @@ class Stop:
         """Returns True if the run must stop after `step`: at once on the CPU, one step later on a GPU.
 
         See `delayed_reader.py`. Called by all ranks. A signal reaches them at different times, and a rank
-        that left alone would hang the rest.
+        that left alone would hang the rest. Sets `is_save_agreed`: a file asked for a save.
         """
-        # Made on the device: copying a number there from ordinary memory would make the host wait.
-        ranks_that_want = torch.full((1,), float(self.wanted), device=self._device)
+        is_save_wanted = False
+        if self._triggers is not None:
+            is_stop_wanted, is_save_wanted = self._triggers.look()
+            if is_stop_wanted and not self.wanted:
+                self._tell("triggers/stop: finishing the step and saving")
+            self.wanted = self.wanted or is_stop_wanted
+        # Made on the device: copying numbers there from ordinary memory would make the host wait.
+        ranks_that_want = torch.zeros(2, device=self._device)
+        if self.wanted:
+            ranks_that_want[0].fill_(1)
+        if is_save_wanted:
+            ranks_that_want[1].fill_(1)
         dist.all_reduce(ranks_that_want)
         seen = self._late.read(ranks_that_want)
         at_limit = self._step_limit is not None and step >= self._step_limit
+        self.is_save_agreed = bool(seen and seen[1])
         return at_limit or bool(seen and seen[0])

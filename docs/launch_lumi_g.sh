@@ -1,0 +1,307 @@
+#!/bin/bash -l
+# poro_34b on 64 nodes of LUMI-G (CSC, Finland): 4 MI250X a node, each two devices, written by `kielo launch`.
+# Network: 4 × 200 Gb/s Slingshot-11, dragonfly, 24 groups of 124 nodes. Card: LUMI user guide 6c3a26c (2024-10), LUMI AI guide a7e3387 (2026-05), LUMI training materials d64bc58 (2026-06), 2026-11.
+# Ask for whole nodes with --gpus-per-node=8 and --account=project_<id>; never --gpus-per-task. A job that asks for 64 cores is never scheduled.
+# partitions: LUMI user guide 6c3a26c (2024-10)
+# devices: LUMI user guide 6c3a26c (2024-10), LUMI training materials d64bc58 (2026-06)
+# options: LUMI AI guide a7e3387 (2026-05)
+# account: LUMI user guide 6c3a26c (2024-10)
+#
+#SBATCH --job-name=poro_34b
+#SBATCH --partition=standard-g
+#SBATCH --account=project_462000000
+#SBATCH --nodes=64
+#SBATCH --gpus-per-node=8
+#SBATCH --exclusive
+#SBATCH --ntasks-per-node=8
+#SBATCH --cpus-per-task=7
+#SBATCH --mem=480G
+#SBATCH --time=48:00:00
+#SBATCH --signal=USR1@300
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --dependency=singleton
+#SBATCH --output=/scratch/project_462000000/kielo/runs/poro_34b/launch/0001/logs/job_%j.log
+
+SITE=lumi_g
+WORKING_FOLDER=/scratch/project_462000000/kielo
+RUN=/scratch/project_462000000/kielo/runs/poro_34b
+FOLDER=/scratch/project_462000000/kielo/runs/poro_34b/launch/0001
+NODES=64
+SPARES=0
+DEVICES_PER_NODE=8
+CORES_PER_DEVICE=7
+GRACE_SECONDS=300 # the ranks are asked to save so long before the end
+SILENCE_SECONDS=3836 # without a line in the log, the attempt is taken for dead
+MOST_WITHOUT_NEW=3 # attempts in a row without a new checkpoint
+TORCHRUN=no # in place of one task a device
+# cpu_bind: LUMI AI guide a7e3387 (2026-05), LUMI user guide 6c3a26c, lumi-reframe-tests a6d7984 (2026-03): all agree
+ARCHITECTURE=x86_64
+CPU_BIND='mask_cpu:0xfe000000000000,0xfe00000000000000,0xfe0000,0xfe000000,0xfe,0xfe00,0xfe00000000,0xfe0000000000'
+HOST_SUFFIX=
+NODE_FOLDER="/tmp"
+# container: LUMI AI guide a7e3387 (2026-05)
+# image: CSC user guide dff081f (2026-08)
+# network_log: HPE shs-ccl-docs 438fcce (2026-04), LUMI user guide 6c3a26c (2024-10)
+# stripe: LUMI user guide 6c3a26c (2024-10): 32 of LUMI-P; LUMI-F has 58
+IMAGE=/appl/local/laifs/containers/lumi-multitorch-latest.sif
+CONTAINER=(singularity exec --bind '/scratch/project_462000000/kielo,/scratch/project_462000000/kielo/runs/poro_34b' /appl/local/laifs/containers/lumi-multitorch-latest.sif)
+NETWORK_LOG='Selected [Pp]rovider is cxi|Loaded net plugin AWS Libfabric'
+STRIPE=(lfs setstripe -c 32 -S 4M)
+
+# setup: LUMI AI guide a7e3387 (2026-05)
+module use /appl/local/laifs/modules
+module load lumi-aif-singularity-bindings
+# ---- Slurm -------------------------------------------------------------------------------------------------------------
+
+JOB=${SLURM_JOB_ID:?this script is for sbatch}
+RESTARTS=${SLURM_RESTART_COUNT:-0} # Slurm leaves it unset before the first requeue
+
+# scontrol is not inside of containers, so the hosts are asked for out here
+hosts_of_job() { scontrol show hostnames "$SLURM_JOB_NODELIST"; }
+
+# Starts one task a device, or a node, in the background; $step is then the process to signal and to wait for.
+# The step ends when any task fails; without that, the others would wait for it, at full price.
+start_tasks() {
+    local tasks_per_node=$1 cores=$2 bind=$3
+    shift 3
+    srun --nodes="$NODES" --ntasks="$((NODES * tasks_per_node))" --ntasks-per-node="$tasks_per_node" \
+        --nodelist="$(joined "${hosts[@]}")" --cpus-per-task="$cores" --cpu-bind="verbose,$bind" \
+        --kill-on-bad-exit=1 --label "$@" &
+    step=$!
+}
+
+# One short task on each node, beside a step that may hang.
+on_each_node() {
+    srun --overlap --nodes="$NODES" --ntasks="$NODES" --ntasks-per-node=1 --nodelist="$(joined "${hosts[@]}")" \
+        --time=3 --label "$@"
+}
+
+cancel_jobs() { scancel --quiet --state=PENDING "$@"; }
+
+# A waiting job was submitted when fewer nodes were known to be bad.
+leave_out_of_waiting_jobs() {
+    local job
+    for job in "${waiting[@]}"; do
+        scontrol update "JobId=$job" "ExcNodeList=$1" || say "job $job could still get a node that is left out"
+    done
+}
+
+# The node of the first task that srun blames, if that was killed; the tasks after it are its victims.
+first_node_that_failed() {
+    grep -m 1 '^srun: error: [^:]*: tasks\{0,1\} ' "$1" |
+        sed -n 's/^srun: error: \([^:]*\): tasks\{0,1\} [0-9,-]*: \(Killed\|Segmentation fault\|Bus error\|Aborted\).*/\1/p'
+}
+
+describe_nodes() { sinfo -N -o '%N %t %E' --nodes="$(joined "${hosts[@]}")"; }
+
+# Nodes that are left out, by $RUN/launch/left_out_nodes; an entry holds for 7 days, for nodes are repaired.
+left_out() {
+    local oldest
+    oldest=$(date -u -d '7 days ago' +%F)
+    if [ -f "$RUN/launch/left_out_nodes" ]; then awk -v oldest="$oldest" '$2 >= oldest { print $1 }' "$RUN/launch/left_out_nodes" | sort -u; fi
+}
+
+# ---- The attempt -------------------------------------------------------------------------------------------------------
+# Files of a chain of jobs, all in $FOLDER/chain:
+#   jobs                    the ids of the chain's jobs, in order, as submit.sh wrote them
+#   attempts                a line for each start and each end: start|end, job, restart, nodes, seconds since 1970, how, why
+#   stopped                 why no job of this chain trains any more; remove it, and submit.sh goes on
+#   newest, without_new     the newest checkpoint at the last start, and how many attempts in a row began at it
+#   last_failure            how the last attempt failed, and at which checkpoint
+#   failed_nodes            nodes on which a rank was killed, a line for each time
+# and in $RUN/launch/left_out_nodes, for all chains of the run: node, day, reason.
+
+cd "$WORKING_FOLDER" || exit 1
+CHAIN=$FOLDER/chain
+ATTEMPT=$FOLDER/logs/$JOB.$RESTARTS
+mkdir -p "$CHAIN" "$ATTEMPT"
+
+say() { printf '%s kielo job %s: %s\n' "$(date -u +%FT%TZ)" "$JOB" "$*"; }
+
+joined() { local IFS=,; printf '%s' "$*"; }
+
+# The jobs of the chain that come after this one.
+mapfile -t waiting < <(awk -v own="$JOB" 'found; $1 == own { found = 1 }' "$CHAIN/jobs" 2>/dev/null)
+
+# No job of the chain trains any more; those that wait are cancelled, and one that starts nevertheless ends at once.
+stop_chain() {
+    printf '%s\n' "$1" > "$CHAIN/stopped"
+    say "the chain ends here: $1"
+    if [ "${#waiting[@]}" -gt 0 ]; then cancel_jobs "${waiting[@]}"; fi
+}
+
+say_if_last() {
+    if [ "${#waiting[@]}" -eq 0 ] && [ ! -f "$CHAIN/stopped" ]; then say "no job is left in the chain; bash $FOLDER/submit.sh submits more"; fi
+}
+
+note() { printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$1" "$JOB" "$RESTARTS" "$NODES" "$(date +%s)" "$2" "$3" >> "$CHAIN/attempts"; }
+
+# The newest checkpoint that is whole: its manifest is written last.
+newest_checkpoint() {
+    local manifest name newest=
+    for manifest in "$RUN"/train/checkpoints/step_*/manifest.json; do
+        name=$(basename "$(dirname "$manifest")")
+        if [ -f "$manifest" ] && [[ $name =~ ^step_[0-9]+$ ]]; then newest=$name; fi
+    done
+    printf '%s' "$newest"
+}
+
+if [ -f "$CHAIN/stopped" ]; then
+    stop_chain "$(cat "$CHAIN/stopped")"
+    exit 0
+fi
+if [ "$(uname -m)" != "$ARCHITECTURE" ]; then
+    stop_chain "$(hostname) has $(uname -m) processors, and the card of $SITE says $ARCHITECTURE"
+    exit 1
+fi
+
+# A chain that does not come on is stopped, in place of burning its hours.
+newest=$(newest_checkpoint)
+without=0
+if [ -f "$CHAIN/newest" ] && [ "$(cat "$CHAIN/newest")" = "$newest" ]; then without=$(($(cat "$CHAIN/without_new") + 1)); fi
+printf '%s' "$newest" > "$CHAIN/newest"
+printf '%s' "$without" > "$CHAIN/without_new"
+if [ "$without" -ge "$MOST_WITHOUT_NEW" ]; then
+    stop_chain "$without attempts in a row made no checkpoint after ${newest:-the start}; the last: $(cut -f 1 "$CHAIN/last_failure" 2>/dev/null)"
+    exit 1
+fi
+
+# Of $NODES + $SPARES nodes, the first that are not left out.
+hosts=()
+while read -r host; do
+    if [ "${#hosts[@]}" -lt "$NODES" ] && ! left_out | grep -qxF "$host"; then hosts+=("$host"); fi
+done < <(hosts_of_job)
+if [ "${#hosts[@]}" -lt "$NODES" ]; then
+    say "of this job's $((NODES + SPARES)) nodes only ${#hosts[@]} are not left out, and $NODES are needed"
+    note start "" "" && note end "no nodes" "too few nodes that are not left out"
+    exit 1
+fi
+
+# The ranks meet on the first node, at a port of this job and attempt.
+MASTER_ADDR=${hosts[0]}$HOST_SUFFIX
+MASTER_PORT=$((12000 + (${JOB//[!0-9]/} + 101 * RESTARTS) % 20000))
+printf 'export MASTER_ADDR=%q MASTER_PORT=%q NODES=%q DEVICES_PER_NODE=%q CACHES=%q\n' "$MASTER_ADDR" "$MASTER_PORT" \
+    "$NODES" "$DEVICES_PER_NODE" "$NODE_FOLDER/kielo_$(id -un)_$JOB" > "$ATTEMPT/meeting.sh"
+
+# What this attempt ran on and with: a change of it explains many a change of results.
+{
+    echo "job $JOB, restart $RESTARTS, $(date -u +%FT%TZ), ${#hosts[@]} nodes, ranks meet at $MASTER_ADDR:$MASTER_PORT"
+    describe_nodes
+    uname -srm
+    for tool in nvidia-smi rocm-smi; do if command -v "$tool" > /dev/null; then timeout 60 "$tool"; fi; done
+    if [ "${#CONTAINER[@]}" -gt 0 ]; then stat --format 'image %n: %s bytes, changed %y' "$IMAGE"; fi
+    "${CONTAINER[@]}" bash "$FOLDER/rank.sh" "$FOLDER" "$ATTEMPT" --versions
+} > "$ATTEMPT/software.txt" 2>&1
+
+# Leftovers of jobs that were killed take memory: /dev/shm is memory. The nodes are this job's alone.
+on_each_node find /dev/shm -maxdepth 1 -user "$(id -un)" -name 'nccl-*' -delete
+
+# The files of checkpoints are spread over the file system, where the site has a command for it.
+if [ "${#STRIPE[@]}" -gt 0 ] && [ ! -d "$RUN/train/checkpoints" ] && mkdir -p "$RUN/train/checkpoints"; then
+    "${STRIPE[@]}" "$RUN/train/checkpoints" || say "checkpoints are not spread: ${STRIPE[*]} failed"
+fi
+
+# A job that hangs costs as much as one that trains: without a sign of life, say where each rank is, and end the step.
+# Signs of life are lines of the log, checkpoints, and the start of the attempt.
+watch_for_life() {
+    local newest_sign sign stack_of network=unknown
+    # shellcheck disable=SC2016 # each node expands it
+    stack_of='for pid in $(pgrep -u "$(id -u)" -f "kielo train"); do py-spy dump --pid "$pid"; done'
+    while sleep 30; do
+        if [ "$network" = unknown ] && [ "$RUN/train/metrics.jsonl" -nt "$ATTEMPT/meeting.sh" ]; then
+            network=looked
+            if [ -n "$NETWORK_LOG" ] && [ "$NODES" -gt 1 ] && ! grep -qE "$NETWORK_LOG" "$ATTEMPT"/*.00000.log; then
+                say "warning: rank 0 does not say that it uses the fast network (no line with: $NETWORK_LOG)"
+            fi
+        fi
+        newest_sign=0
+        for sign in "$ATTEMPT/meeting.sh" "$RUN/train/metrics.jsonl" "$RUN"/train/checkpoints/step_*; do
+            if [ -e "$sign" ] && [ "$(stat --format %Y "$sign")" -gt "$newest_sign" ]; then newest_sign=$(stat --format %Y "$sign"); fi
+        done
+        if [ "$(($(date +%s) - newest_sign))" -gt "$SILENCE_SECONDS" ]; then
+            say "no line in the log for $SILENCE_SECONDS s; where the ranks are is in $ATTEMPT/stacks.txt"
+            on_each_node "${CONTAINER[@]}" bash -c "$stack_of" > "$ATTEMPT/stacks.txt" 2>&1
+            echo "no sign of life for $SILENCE_SECONDS s" > "$ATTEMPT/silent"
+            kill -TERM "$step"
+            sleep 60
+            kill -KILL "$step"
+        fi
+    done
+}
+
+note start "" ""
+say "attempt from ${newest:-the start} on $(joined "${hosts[@]}"); logs of each node and rank in $ATTEMPT"
+step=
+# Slurm's warning goes to the ranks; other signals, and other schedulers', come to this script, which passes them on.
+trap 'if [ -n "$step" ]; then kill -USR1 "$step" 2> /dev/null; fi' USR1 TERM INT
+if [ "$TORCHRUN" = yes ]; then
+    start_tasks 1 "$((CORES_PER_DEVICE * DEVICES_PER_NODE))" none \
+        "${CONTAINER[@]}" bash "$FOLDER/rank.sh" "$FOLDER" "$ATTEMPT" --torchrun "$GRACE_SECONDS" 2> "$ATTEMPT/step.txt"
+else
+    start_tasks "$DEVICES_PER_NODE" "$CORES_PER_DEVICE" "$CPU_BIND" \
+        "${CONTAINER[@]}" bash "$FOLDER/rank.sh" "$FOLDER" "$ATTEMPT" --rank 2> "$ATTEMPT/step.txt"
+fi
+watch_for_life &
+watcher=$!
+# A signal ends `wait` before the step ends, so it is asked again until the step is gone.
+while kill -0 "$step" 2> /dev/null; do wait "$step"; done
+wait "$step"
+code=$?
+kill "$watcher" ${timer:+"$timer"} 2> /dev/null
+on_each_node rm -rf -- "$NODE_FOLDER/kielo_$(id -un)_$JOB"
+
+# ---- What came of it ---------------------------------------------------------------------------------------------------
+# Exit codes of many ranks say little; rank 0 says in outcome.json how the training ended, if it began.
+outcome_file=$RUN/train/outcome.json
+if [ -f "$ATTEMPT/silent" ]; then
+    outcome=failed
+    message=$(cat "$ATTEMPT/silent")
+elif [ "$outcome_file" -nt "$ATTEMPT/meeting.sh" ]; then
+    outcome=$(sed -n 's/^ *"outcome": *"\([a-z]*\)".*/\1/p' "$outcome_file")
+    message=$(sed -n 's/^ *"message": *"\(.*\)",\{0,1\}$/\1/p' "$outcome_file")
+else
+    case $code in
+        0) outcome=finished ;;
+        75) outcome=requeue ;;
+        *) outcome=failed ;;
+    esac
+    message=$(cat "$ATTEMPT/refusal.txt" 2> /dev/null || echo "the ranks ended with exit code $code; the first error is in $ATTEMPT")
+fi
+message=$(printf '%s' "$message" | tr '\t\n' '  ')
+note end "$outcome" "$message"
+say "$outcome${message:+: $message}"
+
+case $outcome in
+    finished)
+        stop_chain finished
+        exit 0
+        ;;
+    requeue)
+        if [ -f "$RUN/triggers/stop" ]; then stop_chain "stopped by $RUN/triggers/stop"; fi
+        say_if_last
+        exit 0
+        ;;
+esac
+
+# A node on which ranks were killed twice is left out of the jobs that follow.
+node=$(first_node_that_failed "$ATTEMPT/step.txt")
+if [ -n "$node" ]; then
+    say "a rank was killed on $node"
+    echo "$node" >> "$CHAIN/failed_nodes"
+    if [ "$(grep -cxF "$node" "$CHAIN/failed_nodes")" -ge 2 ]; then
+        printf '%s %s ranks were killed there twice, last in job %s\n' "$node" "$(date -u +%F)" "$JOB" >> "$RUN/launch/left_out_nodes"
+        leave_out_of_waiting_jobs "$(left_out | paste -sd ,)"
+    fi
+fi
+
+# The same failure at the same place does not go away by itself; nor does a command that kielo does not understand.
+failure=$(printf '%s\t%s' "$message" "$(newest_checkpoint)")
+if [ "$code" -eq 2 ]; then
+    stop_chain "kielo did not understand its command: $message"
+elif [ -z "$node" ] && [ "$failure" = "$(cat "$CHAIN/last_failure" 2> /dev/null)" ]; then
+    stop_chain "twice the same: $message"
+fi
+printf '%s' "$failure" > "$CHAIN/last_failure"
+say_if_last
+exit 1

@@ -1,0 +1,130 @@
+"""`kielo launch`: a recipe on a cluster → a folder with the scripts of a chain of jobs, which it submits."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from kielo.cli.flags import examples, takes_recipe
+from kielo.cli.terminal import print_json, print_table, print_text
+from kielo.recipe.errors import KieloError
+from kielo.recipe.read import read_recipe
+
+if TYPE_CHECKING:  # `kielo launch --help` loads none of it
+    from kielo.launch.job_plan import JobPlan
+
+
+def launch_flags(parser: argparse.ArgumentParser) -> None:
+    examples(
+        parser, "kielo launch poro_34b --cluster lumi_g --nodes 64 --account project_462000000 --dry-run",
+        "kielo launch my_recipe.toml --account project_462000000 --hours 24 --jobs 5",
+    )  # fmt: skip
+    takes_recipe(parser)
+    parser.add_argument(
+        "--cluster", help="cluster card (see `kielo clusters`), or a file of your own; default: the recipe's"
+    )
+    parser.add_argument("--nodes", type=int, metavar="N", help="default: the first of the recipe's nodes")
+    parser.add_argument("--account", metavar="PROJECT", help="the project that the site bills")
+    parser.add_argument("--dry-run", action="store_true", help="write the folder, and submit nothing")
+    parser.add_argument(
+        "--partition", metavar="NAME", help="queue (or its QOS); default: the site's usual one"
+    )
+    parser.add_argument(
+        "--hours", type=float, metavar="H", help="time of a job; default: the queue's longest"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="jobs in the chain; default: a fifth more than forecast, at most 20",
+    )
+    parser.add_argument(
+        "--layout",
+        metavar="LAYOUT",
+        help="(a part of) a layout's name by `kielo plan`; default: the recipe's",
+    )
+    parser.add_argument(
+        "--spares", type=int, default=0, metavar="N", help="nodes more, to replace those that are left out"
+    )
+    parser.add_argument(
+        "--grace",
+        type=int,
+        metavar="SECONDS",
+        help="time to save before a job's end; default: by the forecast",
+    )
+    parser.add_argument(
+        "--torchrun", action="store_true", help="one torchrun a node, in place of one task a device"
+    )
+    parser.add_argument(
+        "--container", metavar="IMAGE", help="container image with torch, or none; default: the site's"
+    )
+    parser.add_argument(
+        "--venv",
+        metavar="DIR",
+        help="virtual environment with Kielo, inside the container where there is one",
+    )
+    parser.add_argument("--json", action="store_true", help="print what was asked for as JSON")
+
+
+def launch(options: argparse.Namespace) -> None:
+    from kielo.launch.job_plan import Wishes, check_ready, plan_jobs
+    from kielo.launch.launch_folder import launch_of, refuse_without_scheduler, submit, write_launch
+
+    given = [f"cluster={options.cluster}"] if options.cluster else []
+    recipe = read_recipe(options.recipe, [*options.sets, *given]).recipe
+    for flag, number in (("--jobs", options.jobs), ("--grace", options.grace)):
+        if number is not None and number < 1:
+            raise KieloError(f"{flag} {number}: give 1 or more")
+    plan = plan_jobs(
+        recipe,
+        Wishes(
+            options.nodes, options.account, options.partition, options.hours, options.jobs, options.layout,
+            options.grace, options.spares, options.torchrun, options.container, options.venv,
+        ),
+    )  # fmt: skip
+    if not options.dry_run:
+        refuse_without_scheduler(plan)
+        check_ready(plan)
+    folder = write_launch(plan)
+    ids, answer = ([], "") if options.dry_run else submit(folder, plan.site.scheduler)
+    if options.json:
+        print_json(launch_of(plan).content() | {"folder": str(folder), "submitted": ids, "answer": answer})
+        return
+    print_table(("", ""), _rows(plan))
+    print_text(f"wrote {folder}")
+    if ids:
+        print_text(f"submitted {', '.join(ids)}" + f"; {answer}" * bool(answer))
+    else:
+        print_text(
+            f"nothing is submitted; bash {folder / 'submit.sh'} does it, on a login node of {plan.site.name}"
+        )
+
+
+def _rows(plan: "JobPlan") -> list[tuple[str, str]]:
+    """Returns the facts that a person checks before the queue."""
+    from kielo.launch.script import clock
+
+    spares = f" and {plan.wishes.spares} spare ones" if plan.wishes.spares else ""
+    queue = plan.partition.qos or plan.partition.name
+    rows = [
+        (
+            "run",
+            f"{plan.recipe.name}, on {plan.nodes} nodes{spares} of {plan.site.name}, {plan.devices} ranks",
+        ),
+        (
+            "jobs",
+            f"a chain of {plan.chain_length}, at most {clock(plan.wall_seconds)} each in {queue}; each "
+            f"saves and stops {plan.grace_seconds} s before its end",
+        ),
+    ]
+    if plan.forecast is None:
+        return [*rows, ("forecast", f"none: {plan.no_forecast}")]
+    of = plan.forecast
+    billed = f" ({of.billed:,.0f} {of.billing_unit})" if of.billed is not None else ""
+    return [
+        *rows,
+        ("layout", f"{of.layout}, {of.peak_gigabytes:.1f} of {of.usable_gigabytes:.1f} GB a device"),
+        (
+            "forecast",
+            f"{of.tokens_per_second:,.0f} tokens/s; {of.wall_hours / 24:,.1f} days in {of.jobs} jobs, "
+            f"{of.device_hours:,.0f} device-hours{billed}",
+        ),
+    ]

@@ -1,0 +1,231 @@
+"""What is asked of a cluster: a recipe and flags → `JobPlan`, or one line on what the site does not have.
+
+Everything is refused here, before a file is written or a job is queued.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from kielo.artifact.launch import Forecast
+from kielo.artifact.manifest import read_manifest
+from kielo.launch.forecast import forecast_of, planned_run
+from kielo.plan.cost import START_SECONDS
+from kielo.recipe.cards import Cluster, Jobs, Partition, accelerator, cluster
+from kielo.recipe.errors import KieloError
+from kielo.recipe.read import run_folder
+from kielo.recipe.sections import Recipe
+from kielo.resolve.resolve import resolve
+
+COMMANDS = {"slurm": "sbatch", "pbs": "qsub", "grid_engine": "qsub"}
+# Without a forecast: what a job gets to save in before its end, as for `kielo train --shutdown-seconds`.
+_USUAL_GRACE_SECONDS = 600
+# With one: at least so long, for a file system's slow hour costs more than five minutes of a job.
+_LEAST_GRACE_SECONDS = 300
+_MOST_SIGNAL_SECONDS = 65_535  # of sbatch --signal
+# The chain is longer than forecast: jobs fail, and one that finds the run finished ends in seconds.
+_SPARE_JOBS = 1.2
+# Sites limit the jobs that wait; submit.sh adds more.
+_MOST_JOBS = 20
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """The flags of `kielo launch`. None: as the card says, or by the forecast."""
+
+    nodes: int | None = None
+    account: str | None = None
+    partition: str | None = None
+    hours: float | None = None
+    jobs: int | None = None
+    layout: str | None = None
+    grace_seconds: int | None = None
+    spares: int = 0
+    is_torchrun: bool = False
+    image: str | None = None
+    venv: str | None = None
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """A chain of jobs that the site can run. `recipe` has the layout and the nodes that were chosen."""
+
+    recipe: Recipe
+    site: Cluster
+    jobs_of_site: Jobs
+    partition: Partition
+    wishes: Wishes
+    nodes: int
+    wall_seconds: int
+    grace_seconds: int
+    silence_seconds: int
+    chain_length: int
+    forecast: Forecast | None
+    no_forecast: str
+
+    @property
+    def devices(self) -> int:
+        return self.nodes * self.site.devices_per_node
+
+    @property
+    def cores_per_device(self) -> int:
+        return max(1, self.site.cpu_cores_per_node // self.site.devices_per_node)
+
+    @property
+    def image(self) -> str:
+        """The container's image; empty: none."""
+        if self.wishes.image is None:
+            return self.jobs_of_site.image
+        return "" if self.wishes.image == "none" else self.wishes.image
+
+
+def plan_jobs(recipe: Recipe, wishes: Wishes) -> JobPlan:
+    """Checks the wishes against the recipe's cluster, plans the run, and computes what the jobs need."""
+    site = cluster(recipe.cluster)
+    of_site = _jobs_of(site)
+    nodes = _nodes(wishes.nodes, recipe, site)
+    partition = _partition(wishes.partition, of_site, site)
+    _check_account(wishes.account, of_site, site)
+    _check_size(nodes + wishes.spares, wishes.spares, partition, of_site, site)
+    hours = _hours(wishes.hours, partition, of_site, site)
+    recipe, planned, no_forecast = planned_run(recipe, nodes, wishes.layout)
+    forecast = None if planned is None else forecast_of(planned, hours)
+    wall = round(hours * 3600)
+    grace = _grace(wishes.grace_seconds, forecast, wall)
+    chain = wishes.jobs or (min(_MOST_JOBS, math.ceil(forecast.jobs * _SPARE_JOBS)) if forecast else 1)
+    return JobPlan(
+        recipe, site, of_site, partition, wishes, nodes, wall, grace, _silence(recipe, forecast), chain,
+        forecast, no_forecast,
+    )  # fmt: skip
+
+
+def check_ready(plan: JobPlan) -> None:
+    """Refuses jobs that would end at once: they train, and the stages before training must be done."""
+    folder = run_folder(plan.recipe)
+    if read_manifest(folder / "tokens") is None:
+        raise KieloError(
+            f"{folder / 'tokens'}: not made yet, and the jobs only train; what would work: kielo run RECIPE "
+            "--to pack first, or --dry-run to write the scripts alone"
+        )
+    card = accelerator(plan.site.accelerator)
+    resolve(plan.recipe, folder, plan.devices, card.device, card.name)  # refuses what each rank would refuse
+    image = plan.image
+    if image and not Path(image).exists():
+        raise KieloError(f"{image}: no such container image here; give --container IMAGE, or none")
+    if image and image == plan.jobs_of_site.image and not plan.wishes.venv:
+        raise KieloError(
+            f"{image} has torch and not Kielo; what would work: --venv DIR, an environment made inside it, "
+            "as docs/launch.md says"
+        )
+    if plan.wishes.venv and not (Path(plan.wishes.venv) / "bin" / "activate").exists():
+        raise KieloError(f"--venv {plan.wishes.venv}: has no bin/activate; give the folder of an environment")
+
+
+def _jobs_of(site: Cluster) -> Jobs:
+    if site.jobs is None or site.scheduler == "none":
+        raise KieloError(
+            f"{site.name} has no table [jobs] in its card, so no job can be written for it; what would "
+            "work: another --cluster (see `kielo clusters`), or a card of your own, as docs/launch.md says"
+        )
+    return site.jobs
+
+
+def _nodes(wanted: int | None, recipe: Recipe, site: Cluster) -> int:
+    usual = [number for number in recipe.nodes if number <= site.nodes]
+    nodes = wanted if wanted is not None else usual[0] if usual else None
+    if nodes is None:
+        raise KieloError(f"on how many nodes of {site.name}? For example --nodes 16; it has {site.nodes}")
+    return nodes
+
+
+def _partition(wanted: str | None, of_site: Jobs, site: Cluster) -> Partition:
+    if wanted is None:
+        return of_site.partitions[0]
+    for one in of_site.partitions:
+        if wanted in (one.qos or one.name, one.name):
+            return one
+    known = ", ".join(one.qos or one.name for one in of_site.partitions)
+    raise KieloError(f"--partition {wanted}: the card of {site.name} has {known}")
+
+
+def _check_account(account: str | None, of_site: Jobs, site: Cluster) -> None:
+    if not of_site.account or (account and re.fullmatch(of_site.account, account)):
+        return
+    given = f"--account {account}: not the form of a project there" if account else "no --account"
+    raise KieloError(
+        f"{given}; {site.name} bills a project, such as --account {of_site.account_example} (with your own)"
+    )
+
+
+def most_nodes(partition: Partition, of_site: Jobs, site: Cluster) -> int:
+    """Returns the most nodes of a job in this partition; the usual one has the card's own limit."""
+    usual = site.max_nodes_per_job if partition is of_site.partitions[0] else None
+    return min(partition.max_nodes or usual or site.nodes, site.nodes)
+
+
+def longest_hours(partition: Partition, of_site: Jobs, site: Cluster) -> float | None:
+    """Returns the longest job in this partition, in hours; None: no card says it."""
+    usual = site.max_wall_hours if partition is of_site.partitions[0] else None
+    return partition.max_hours or usual
+
+
+def _check_size(nodes: int, spares: int, partition: Partition, of_site: Jobs, site: Cluster) -> None:
+    most = most_nodes(partition, of_site, site)
+    if spares < 0:
+        raise KieloError(f"--spares {spares}: give 0 or more")
+    if nodes - spares < 1 or nodes > most:
+        larger = [
+            f", or --partition {one.qos or one.name}"
+            for one in of_site.partitions
+            if nodes - spares >= 1 and nodes <= most_nodes(one, of_site, site)
+        ]
+        extra = f" with {spares} spares" if spares else ""
+        queue = partition.qos or partition.name
+        raise KieloError(
+            f"--nodes {nodes - spares}{extra}: {queue} of {site.name} gives 1 to {most}; "
+            f"what would work: --nodes {max(1, most - spares)}{''.join(larger[:1])}"
+        )
+
+
+def _hours(wanted: float | None, partition: Partition, of_site: Jobs, site: Cluster) -> float:
+    most = longest_hours(partition, of_site, site)
+    hours = wanted if wanted is not None else most
+    if hours is None:
+        raise KieloError(f"the card of {site.name} has no longest time of a job; give --hours H")
+    if not 0 < hours < math.inf or (most is not None and hours > most):
+        limit = f"{partition.qos or partition.name} of {site.name} gives at most {most:g} hours a job"
+        raise KieloError(f"--hours {hours:g}: {limit}; the run goes on in the next job of the chain (--jobs)")
+    return hours
+
+
+def _grace(wanted: int | None, forecast: Forecast | None, wall: int) -> int:
+    """Returns how many seconds before its end a job is asked to stop.
+
+    Twice a slow step and a save, and 60 s: a GPU's ranks agree one step late, and Slurm counts in minutes.
+    """
+    seconds = _USUAL_GRACE_SECONDS
+    if forecast:
+        save = forecast.save_stop_seconds + forecast.checkpoint_seconds
+        seconds = max(_LEAST_GRACE_SECONDS, math.ceil(2 * (forecast.interval_seconds[1] + save) + 60))
+    elif wall < 4 * seconds:
+        seconds = wall // 4
+    seconds = wanted if wanted is not None else min(seconds, _MOST_SIGNAL_SECONDS)
+    start = START_SECONDS if forecast else 0
+    if not 0 < seconds <= _MOST_SIGNAL_SECONDS or wall <= start + seconds:
+        raise KieloError(
+            f"a job of {wall / 3600:g} hours has no time to train: {start:.0f} s to start, and it is asked "
+            f"to stop {seconds} s before its end; what would work: --hours "
+            f"{math.ceil((start + seconds) / 360 + 1) / 10:g} or more, or another --grace"
+        )
+    return seconds
+
+
+def _silence(recipe: Recipe, forecast: Forecast | None) -> int:
+    """Returns after how many seconds without a line in the log an attempt is taken for dead.
+
+    The ranks' own limits come first: until the first step, and in each collective of later ones.
+    """
+    step = forecast.interval_seconds[1] if forecast else recipe.train.step_timeout_seconds
+    limits = recipe.train.start_timeout_seconds + recipe.train.step_timeout_seconds
+    return math.ceil(START_SECONDS + limits + 3 * recipe.train.log_every_steps * step)

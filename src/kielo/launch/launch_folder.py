@@ -1,0 +1,128 @@
+"""The folder of a launch, RUN/launch/0001 and so on, which a person can read, keep, and submit again.
+
+job.sh            the job, which the whole chain shares
+submit.sh         submits the chain; `kielo launch` calls it
+rank.sh           what job.sh starts on each node and device
+environment.sh    the environment of the ranks
+recipe.toml       the recipe with every flag, and the layout
+launch.json       what was asked for, the forecast, and the versions
+logs/, chain/     what jobs write
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+from kielo import __version__
+from kielo.artifact.durable import make_folder
+from kielo.artifact.launch import Launch
+from kielo.artifact.manifest import write_text_atomically
+from kielo.artifact.stage_json import write_json
+from kielo.launch.job_plan import COMMANDS, JobPlan
+from kielo.launch.script import SCRIPTS, card_file, environment_script, job_script, submit_script
+from kielo.recipe.errors import KieloError
+from kielo.recipe.read import run_folder
+from kielo.recipe.toml_text import toml_table
+
+LAUNCH_FOLDER = "launch"
+_COMMAND_LIMIT_SECONDS = 60
+
+
+def write_launch(plan: JobPlan) -> Path:
+    """Writes the folder, whole or not at all, under the next number that is free. Returns its path."""
+    above = run_folder(plan.recipe).absolute() / LAUNCH_FOLDER
+    above.mkdir(parents=True, exist_ok=True)
+    taken = [int(name) for name in os.listdir(above) if name.isdecimal()]
+    folder = above / f"{max(taken, default=0) + 1:04d}"
+    aside = above / f".{folder.name}.{os.getpid()}.kielo"
+    make_folder(aside)
+    try:
+        for name in ("chain", "logs"):
+            (aside / name).mkdir()
+        write_text_atomically(aside / "job.sh", job_script(plan, folder))
+        write_text_atomically(aside / "submit.sh", submit_script(plan, folder))
+        write_text_atomically(aside / "rank.sh", (SCRIPTS / "rank.sh").read_text(encoding="utf-8"))
+        write_text_atomically(aside / "environment.sh", environment_script(plan))
+        write_text_atomically(aside / "recipe.toml", recipe_text(plan))
+        write_json(aside, launch_of(plan))
+        os.rename(aside, folder)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return folder
+
+
+def recipe_text(plan: JobPlan) -> str:
+    """Returns every value of the recipe that is no default, with the layout; paths as they were given."""
+    update = {"cluster": card_file(plan), "folder": str(run_folder(plan.recipe).absolute())}
+    recipe = plan.recipe.model_copy(update=update)
+    header = f"# The recipe of this launch, for the jobs of this folder; they start in {Path.cwd()}.\n"
+    return header + toml_table("", recipe.model_dump(mode="json", exclude_defaults=True))
+
+
+def launch_of(plan: JobPlan) -> Launch:
+    site = plan.site
+    return Launch(
+        cluster=card_file(plan),
+        scheduler=site.scheduler,
+        job_name=plan.recipe.name,
+        nodes=plan.nodes,
+        spares=plan.wishes.spares,
+        devices=plan.devices,
+        partition=plan.partition.qos or plan.partition.name,
+        wall_seconds=plan.wall_seconds,
+        grace_seconds=plan.grace_seconds,
+        jobs=plan.chain_length,
+        forecast=plan.forecast,
+        no_forecast=plan.no_forecast,
+        versions=_versions(site.scheduler, f"{site.name}, {site.date}"),
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def submit(folder: Path, scheduler: str) -> tuple[list[str], str]:
+    """Submits the chain by submit.sh; returns the jobs' ids, and what the scheduler said beside them.
+
+    Raises KieloError with the scheduler's answer if it refused the first job.
+    """
+    done = subprocess.run(
+        ["bash", str(folder / "submit.sh")], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    answer = " ".join(done.stderr.split())
+    if done.returncode:
+        raise KieloError(
+            f"{COMMANDS[scheduler]} refused the job, and nothing is queued: {answer}; {folder} stays: change "
+            f"it and submit it by `bash {folder / 'submit.sh'}`, or launch again"
+        )
+    return done.stdout.split(), answer
+
+
+def refuse_without_scheduler(plan: JobPlan) -> None:
+    command = COMMANDS[plan.site.scheduler]
+    if shutil.which(command) is None:
+        raise KieloError(
+            f"{command} is not on this machine's PATH, and {plan.site.name} takes jobs by it; what would "
+            "work: the same command on a login node there, or --dry-run, which writes the folder alone"
+        )
+
+
+def _versions(scheduler: str, card: str) -> dict[str, str]:
+    found = {"kielo": __version__, "python": platform.python_version(), "card": card}
+    source = Path(__file__).resolve().parents[3]
+    if (source / ".git").exists():
+        found["commit"] = _answer(["git", "-C", str(source), "describe", "--always", "--dirty"])
+    command = COMMANDS[scheduler]
+    if scheduler == "slurm" and shutil.which(command):
+        found[command] = _answer([command, "--version"])
+    return found
+
+
+def _answer(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_LIMIT_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return "not known"
+    return done.stdout.strip() or "not known"

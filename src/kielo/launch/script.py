@@ -1,0 +1,172 @@
+"""The files of a launch as text: job.sh, submit.sh and environment.sh, from a plan and the site's card.
+
+What is the same for every job is bash in `scripts/`, and is copied as it stands: a request to the scheduler,
+settings, the scheduler's own functions, and the attempt.
+"""
+
+import shlex
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from kielo.launch.job_plan import JobPlan
+from kielo.recipe.cards import is_own_card
+from kielo.recipe.read import run_folder
+
+SCRIPTS = Path(__file__).resolve().parent / "scripts"
+# Attempts in a row without a new checkpoint, after which a chain ends.
+MOST_WITHOUT_NEW = 3
+_OWN_FILES = {"slurm": ("slurm",), "pbs": ("pbs", "mpirun"), "grid_engine": ("grid_engine", "mpirun")}
+_OFFLINE = {
+    "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "WANDB_MODE": "offline",
+}  # fmt: skip
+
+
+def job_script(plan: JobPlan, folder: Path) -> str:
+    """Returns job.sh, which is in `folder` (an absolute path)."""
+    parts = ["#!/bin/bash -l", *_about(plan), "#", *_request(plan, folder), "", *_settings(plan, folder), ""]
+    parts += [f"# {line}" for line in _sources(plan, "setup")] + list(plan.jobs_of_site.setup) + [""]
+    own = [_text(name) for name in (*_OWN_FILES[plan.site.scheduler], "left_out", "body")]
+    return "\n".join(parts) + "\n".join(own)
+
+
+def submit_script(plan: JobPlan, folder: Path) -> str:
+    """Returns submit.sh, which submits the chain of job.sh."""
+    settings = [
+        _assign("WORKING_FOLDER", str(Path.cwd())), _assign("FOLDER", str(folder)),
+        _assign("RUN", str(run_folder(plan.recipe).absolute())), f"JOBS={plan.chain_length}",
+    ]  # fmt: skip
+    if plan.site.scheduler == "grid_engine":  # which wants it on the command line
+        settings.append(_assign("ACCOUNT", plan.wishes.account or ""))
+    parts = [_text(name) for name in ("left_out", f"submit_{plan.site.scheduler}", "submit")]
+    return "\n".join(["#!/bin/bash", *settings, ""]) + "\n" + "\n".join(parts)
+
+
+def environment_script(plan: JobPlan) -> str:
+    """Returns environment.sh: what each rank has in its environment, and the commands that it starts."""
+    of_site = plan.jobs_of_site
+    lines = [
+        f"# Environment of every rank on {plan.site.name}; rank.sh reads it.",
+        "# shellcheck shell=bash disable=SC2034 # variables that rank.sh uses",
+        *_exports({"OMP_NUM_THREADS": str(plan.cores_per_device), "PYTHONUNBUFFERED": "1"}),
+        "ulimit -c 0 # cores of thousands of ranks fill a quota",
+        *(f"# {line}" for line in _sources(plan, "environment")),
+        *_exports(of_site.environment),
+    ]
+    if of_site.environment_between_nodes and plan.nodes > 1:
+        lines += [f"# {line}" for line in _sources(plan, "environment_between_nodes")]
+        lines += _exports(of_site.environment_between_nodes)
+    if not plan.site.internet_on_compute_nodes:
+        lines += [f"# {plan.site.name}'s compute nodes reach no network outside.", *_exports(_OFFLINE)]
+    is_here = not plan.image and plan.wishes.venv is None  # the Python that `kielo launch` runs in
+    python = [sys.executable] if is_here else ["python"]
+    lines += [
+        _assign("VENV", plan.wishes.venv and str(Path(plan.wishes.venv).absolute()) or ""),
+        _array("PYTHON", python), _array("KIELO", [*python, "-m", "kielo"]),
+        _array("TORCHRUN", [*python, "-m", "torch.distributed.run"]),
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def clock(seconds: int) -> str:
+    """Returns hours, minutes and seconds as schedulers read them: 172800 → 48:00:00."""
+    return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+
+
+def _about(plan: JobPlan) -> list[str]:
+    site = plan.site
+    lines = [
+        f"{plan.recipe.name} on {plan.nodes} nodes of {site.description}, written by `kielo launch`.",
+        f"Network: {site.network}. Card: {site.source}, {site.date}.",
+        *([site.notes] if site.notes else []),
+        *_sources(plan, "partitions", "devices", "options", "account"),
+    ]
+    return [f"# {line}" for line in lines]
+
+
+def _request(plan: JobPlan, folder: Path) -> list[str]:
+    """Returns the lines that the scheduler reads."""
+    nodes, name, queue = plan.nodes + plan.wishes.spares, plan.recipe.name, plan.partition
+    account, of_site, time = plan.wishes.account, plan.jobs_of_site, clock(plan.wall_seconds)
+    if plan.site.scheduler == "slurm":
+        options = [
+            f"--job-name={name}", f"--partition={queue.name}", f"--qos={queue.qos}" * bool(queue.qos),
+            f"--account={account}" * bool(account), f"--nodes={nodes}", of_site.devices, "--exclusive",
+            f"--ntasks-per-node={plan.site.devices_per_node}", f"--cpus-per-task={plan.cores_per_device}",
+            *of_site.options, f"--time={time}", f"--signal=USR1@{plan.grace_seconds}", "--requeue",
+            "--open-mode=append", "--dependency=singleton", f"--output={folder}/logs/job_%j.log",
+        ]  # fmt: skip
+        return [f"#SBATCH {option}" for option in options if option]
+    if plan.site.scheduler == "pbs":
+        options = [
+            f"-N {name}", f"-q {queue.name}", f"-P {account}" * bool(account), f"-l select={nodes}",
+            f"-l walltime={time}", *of_site.options, "-r y", "-j oe", f"-o {folder}/logs/",
+        ]  # fmt: skip
+        return [f"#PBS {option}" for option in options if option]
+    options = [
+        f"-N {name}", f"-l {queue.name}={nodes}", f"-l h_rt={time}", *of_site.options, "-r y", "-j y",
+        "-S /bin/bash", f"-o {folder}/logs/",
+    ]  # fmt: skip
+    return [f"#$ {option}" for option in options]
+
+
+def _settings(plan: JobPlan, folder: Path) -> list[str]:
+    of_site, run = plan.jobs_of_site, run_folder(plan.recipe).absolute()
+    here = Path.cwd()
+    container: list[str] = []
+    if plan.image:
+        own = [
+            str(place)
+            for place in (here, run, *([Path(plan.wishes.venv).absolute()] if plan.wishes.venv else []))
+        ]
+        container = [*of_site.container, "--bind", ",".join(own), plan.image]
+    return [
+        _assign("SITE", plan.site.name), _assign("WORKING_FOLDER", str(here)), _assign("RUN", str(run)),
+        _assign("FOLDER", str(folder)),
+        f"NODES={plan.nodes}", f"SPARES={plan.wishes.spares}",
+        f"DEVICES_PER_NODE={plan.site.devices_per_node}", f"CORES_PER_DEVICE={plan.cores_per_device}",
+        *([] if plan.site.scheduler == "slurm" else [f"WALL_SECONDS={plan.wall_seconds}"]),
+        f"GRACE_SECONDS={plan.grace_seconds} # the ranks are asked to save so long before the end",
+        f"SILENCE_SECONDS={plan.silence_seconds} # without a line in the log, the attempt is taken for dead",
+        f"MOST_WITHOUT_NEW={MOST_WITHOUT_NEW} # attempts in a row without a new checkpoint",
+        f"TORCHRUN={'yes' if plan.wishes.is_torchrun else 'no'} # in place of one task a device",
+        *(f"# {line}" for line in _sources(plan, "architecture", "cpu_bind", "host_suffix", "node_folder")),
+        f"ARCHITECTURE={of_site.architecture}", _assign("CPU_BIND", of_site.cpu_bind),
+        _assign("HOST_SUFFIX", of_site.host_suffix), f'NODE_FOLDER="{of_site.node_folder}"',
+        *(f"# {line}" for line in _sources(plan, "container", "image", "network_log", "stripe")),
+        _assign("IMAGE", plan.image), _array("CONTAINER", container),
+        _assign("NETWORK_LOG", of_site.network_log), _array("STRIPE", shlex.split(of_site.stripe)),
+    ]  # fmt: skip
+
+
+def _sources(plan: JobPlan, *fields: str) -> list[str]:
+    """Returns the origin of these fields of the card's table [jobs], those that it sets."""
+    sources = plan.jobs_of_site.sources
+    return [f"{field}: {sources[field]}" for field in fields if field in sources]
+
+
+def card_file(plan: JobPlan) -> str:
+    """Returns where the card is, as the recipe names it; own cards by an absolute path."""
+    name = plan.recipe.cluster
+    return str(Path(name).absolute()) if is_own_card(name) else name
+
+
+def _text(name: str) -> str:
+    return (SCRIPTS / f"{name}.sh").read_text(encoding="utf-8")
+
+
+def _assign(name: str, value: str) -> str:
+    return f"{name}={_quoted(value) if value else ''}"
+
+
+def _array(name: str, words: Iterable[str]) -> str:
+    return f"{name}=({' '.join(map(_quoted, words))})"
+
+
+def _quoted(text: str) -> str:
+    """Returns the text for bash; with commas in quotes, for they look like a mistake between words."""
+    return f"'{text}'" if "," in text and shlex.quote(text) == text else shlex.quote(text)
+
+
+def _exports(variables: dict[str, str]) -> list[str]:
+    return [f"export {name}={_quoted(value)}" for name, value in variables.items()]

@@ -1,0 +1,203 @@
+# ---- The attempt -------------------------------------------------------------------------------------------------------
+# Files of a chain of jobs, all in $FOLDER/chain:
+#   jobs                    the ids of the chain's jobs, in order, as submit.sh wrote them
+#   attempts                a line for each start and each end: start|end, job, restart, nodes, seconds since 1970, how, why
+#   stopped                 why no job of this chain trains any more; remove it, and submit.sh goes on
+#   newest, without_new     the newest checkpoint at the last start, and how many attempts in a row began at it
+#   last_failure            how the last attempt failed, and at which checkpoint
+#   failed_nodes            nodes on which a rank was killed, a line for each time
+# and in $RUN/launch/left_out_nodes, for all chains of the run: node, day, reason.
+
+cd "$WORKING_FOLDER" || exit 1
+CHAIN=$FOLDER/chain
+ATTEMPT=$FOLDER/logs/$JOB.$RESTARTS
+mkdir -p "$CHAIN" "$ATTEMPT"
+
+say() { printf '%s kielo job %s: %s\n' "$(date -u +%FT%TZ)" "$JOB" "$*"; }
+
+joined() { local IFS=,; printf '%s' "$*"; }
+
+# The jobs of the chain that come after this one.
+mapfile -t waiting < <(awk -v own="$JOB" 'found; $1 == own { found = 1 }' "$CHAIN/jobs" 2>/dev/null)
+
+# No job of the chain trains any more; those that wait are cancelled, and one that starts nevertheless ends at once.
+stop_chain() {
+    printf '%s\n' "$1" > "$CHAIN/stopped"
+    say "the chain ends here: $1"
+    if [ "${#waiting[@]}" -gt 0 ]; then cancel_jobs "${waiting[@]}"; fi
+}
+
+say_if_last() {
+    if [ "${#waiting[@]}" -eq 0 ] && [ ! -f "$CHAIN/stopped" ]; then say "no job is left in the chain; bash $FOLDER/submit.sh submits more"; fi
+}
+
+note() { printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$1" "$JOB" "$RESTARTS" "$NODES" "$(date +%s)" "$2" "$3" >> "$CHAIN/attempts"; }
+
+# The newest checkpoint that is whole: its manifest is written last.
+newest_checkpoint() {
+    local manifest name newest=
+    for manifest in "$RUN"/train/checkpoints/step_*/manifest.json; do
+        name=$(basename "$(dirname "$manifest")")
+        if [ -f "$manifest" ] && [[ $name =~ ^step_[0-9]+$ ]]; then newest=$name; fi
+    done
+    printf '%s' "$newest"
+}
+
+if [ -f "$CHAIN/stopped" ]; then
+    stop_chain "$(cat "$CHAIN/stopped")"
+    exit 0
+fi
+if [ "$(uname -m)" != "$ARCHITECTURE" ]; then
+    stop_chain "$(hostname) has $(uname -m) processors, and the card of $SITE says $ARCHITECTURE"
+    exit 1
+fi
+
+# A chain that does not come on is stopped, in place of burning its hours.
+newest=$(newest_checkpoint)
+without=0
+if [ -f "$CHAIN/newest" ] && [ "$(cat "$CHAIN/newest")" = "$newest" ]; then without=$(($(cat "$CHAIN/without_new") + 1)); fi
+printf '%s' "$newest" > "$CHAIN/newest"
+printf '%s' "$without" > "$CHAIN/without_new"
+if [ "$without" -ge "$MOST_WITHOUT_NEW" ]; then
+    stop_chain "$without attempts in a row made no checkpoint after ${newest:-the start}; the last: $(cut -f 1 "$CHAIN/last_failure" 2>/dev/null)"
+    exit 1
+fi
+
+# Of $NODES + $SPARES nodes, the first that are not left out.
+hosts=()
+while read -r host; do
+    if [ "${#hosts[@]}" -lt "$NODES" ] && ! left_out | grep -qxF "$host"; then hosts+=("$host"); fi
+done < <(hosts_of_job)
+if [ "${#hosts[@]}" -lt "$NODES" ]; then
+    say "of this job's $((NODES + SPARES)) nodes only ${#hosts[@]} are not left out, and $NODES are needed"
+    note start "" "" && note end "no nodes" "too few nodes that are not left out"
+    exit 1
+fi
+
+# The ranks meet on the first node, at a port of this job and attempt.
+MASTER_ADDR=${hosts[0]}$HOST_SUFFIX
+MASTER_PORT=$((12000 + (${JOB//[!0-9]/} + 101 * RESTARTS) % 20000))
+printf 'export MASTER_ADDR=%q MASTER_PORT=%q NODES=%q DEVICES_PER_NODE=%q CACHES=%q\n' "$MASTER_ADDR" "$MASTER_PORT" \
+    "$NODES" "$DEVICES_PER_NODE" "$NODE_FOLDER/kielo_$(id -un)_$JOB" > "$ATTEMPT/meeting.sh"
+
+# What this attempt ran on and with: a change of it explains many a change of results.
+{
+    echo "job $JOB, restart $RESTARTS, $(date -u +%FT%TZ), ${#hosts[@]} nodes, ranks meet at $MASTER_ADDR:$MASTER_PORT"
+    describe_nodes
+    uname -srm
+    for tool in nvidia-smi rocm-smi; do if command -v "$tool" > /dev/null; then timeout 60 "$tool"; fi; done
+    if [ "${#CONTAINER[@]}" -gt 0 ]; then stat --format 'image %n: %s bytes, changed %y' "$IMAGE"; fi
+    "${CONTAINER[@]}" bash "$FOLDER/rank.sh" "$FOLDER" "$ATTEMPT" --versions
+} > "$ATTEMPT/software.txt" 2>&1
+
+# Leftovers of jobs that were killed take memory: /dev/shm is memory. The nodes are this job's alone.
+on_each_node find /dev/shm -maxdepth 1 -user "$(id -un)" -name 'nccl-*' -delete
+
+# The files of checkpoints are spread over the file system, where the site has a command for it.
+if [ "${#STRIPE[@]}" -gt 0 ] && [ ! -d "$RUN/train/checkpoints" ] && mkdir -p "$RUN/train/checkpoints"; then
+    "${STRIPE[@]}" "$RUN/train/checkpoints" || say "checkpoints are not spread: ${STRIPE[*]} failed"
+fi
+
+# A job that hangs costs as much as one that trains: without a sign of life, say where each rank is, and end the step.
+# Signs of life are lines of the log, checkpoints, and the start of the attempt.
+watch_for_life() {
+    local newest_sign sign stack_of network=unknown
+    # shellcheck disable=SC2016 # each node expands it
+    stack_of='for pid in $(pgrep -u "$(id -u)" -f "kielo train"); do py-spy dump --pid "$pid"; done'
+    while sleep 30; do
+        if [ "$network" = unknown ] && [ "$RUN/train/metrics.jsonl" -nt "$ATTEMPT/meeting.sh" ]; then
+            network=looked
+            if [ -n "$NETWORK_LOG" ] && [ "$NODES" -gt 1 ] && ! grep -qE "$NETWORK_LOG" "$ATTEMPT"/*.00000.log; then
+                say "warning: rank 0 does not say that it uses the fast network (no line with: $NETWORK_LOG)"
+            fi
+        fi
+        newest_sign=0
+        for sign in "$ATTEMPT/meeting.sh" "$RUN/train/metrics.jsonl" "$RUN"/train/checkpoints/step_*; do
+            if [ -e "$sign" ] && [ "$(stat --format %Y "$sign")" -gt "$newest_sign" ]; then newest_sign=$(stat --format %Y "$sign"); fi
+        done
+        if [ "$(($(date +%s) - newest_sign))" -gt "$SILENCE_SECONDS" ]; then
+            say "no line in the log for $SILENCE_SECONDS s; where the ranks are is in $ATTEMPT/stacks.txt"
+            on_each_node "${CONTAINER[@]}" bash -c "$stack_of" > "$ATTEMPT/stacks.txt" 2>&1
+            echo "no sign of life for $SILENCE_SECONDS s" > "$ATTEMPT/silent"
+            kill -TERM "$step"
+            sleep 60
+            kill -KILL "$step"
+        fi
+    done
+}
+
+note start "" ""
+say "attempt from ${newest:-the start} on $(joined "${hosts[@]}"); logs of each node and rank in $ATTEMPT"
+step=
+# Slurm's warning goes to the ranks; other signals, and other schedulers', come to this script, which passes them on.
+trap 'if [ -n "$step" ]; then kill -USR1 "$step" 2> /dev/null; fi' USR1 TERM INT
+if [ "$TORCHRUN" = yes ]; then
+    start_tasks 1 "$((CORES_PER_DEVICE * DEVICES_PER_NODE))" none \
+        "${CONTAINER[@]}" bash "$FOLDER/rank.sh" "$FOLDER" "$ATTEMPT" --torchrun "$GRACE_SECONDS" 2> "$ATTEMPT/step.txt"
+else
+    start_tasks "$DEVICES_PER_NODE" "$CORES_PER_DEVICE" "$CPU_BIND" \
+        "${CONTAINER[@]}" bash "$FOLDER/rank.sh" "$FOLDER" "$ATTEMPT" --rank 2> "$ATTEMPT/step.txt"
+fi
+watch_for_life &
+watcher=$!
+# A signal ends `wait` before the step ends, so it is asked again until the step is gone.
+while kill -0 "$step" 2> /dev/null; do wait "$step"; done
+wait "$step"
+code=$?
+kill "$watcher" ${timer:+"$timer"} 2> /dev/null
+on_each_node rm -rf -- "$NODE_FOLDER/kielo_$(id -un)_$JOB"
+
+# ---- What came of it ---------------------------------------------------------------------------------------------------
+# Exit codes of many ranks say little; rank 0 says in outcome.json how the training ended, if it began.
+outcome_file=$RUN/train/outcome.json
+if [ -f "$ATTEMPT/silent" ]; then
+    outcome=failed
+    message=$(cat "$ATTEMPT/silent")
+elif [ "$outcome_file" -nt "$ATTEMPT/meeting.sh" ]; then
+    outcome=$(sed -n 's/^ *"outcome": *"\([a-z]*\)".*/\1/p' "$outcome_file")
+    message=$(sed -n 's/^ *"message": *"\(.*\)",\{0,1\}$/\1/p' "$outcome_file")
+else
+    case $code in
+        0) outcome=finished ;;
+        75) outcome=requeue ;;
+        *) outcome=failed ;;
+    esac
+    message=$(cat "$ATTEMPT/refusal.txt" 2> /dev/null || echo "the ranks ended with exit code $code; the first error is in $ATTEMPT")
+fi
+message=$(printf '%s' "$message" | tr '\t\n' '  ')
+note end "$outcome" "$message"
+say "$outcome${message:+: $message}"
+
+case $outcome in
+    finished)
+        stop_chain finished
+        exit 0
+        ;;
+    requeue)
+        if [ -f "$RUN/triggers/stop" ]; then stop_chain "stopped by $RUN/triggers/stop"; fi
+        say_if_last
+        exit 0
+        ;;
+esac
+
+# A node on which ranks were killed twice is left out of the jobs that follow.
+node=$(first_node_that_failed "$ATTEMPT/step.txt")
+if [ -n "$node" ]; then
+    say "a rank was killed on $node"
+    echo "$node" >> "$CHAIN/failed_nodes"
+    if [ "$(grep -cxF "$node" "$CHAIN/failed_nodes")" -ge 2 ]; then
+        printf '%s %s ranks were killed there twice, last in job %s\n' "$node" "$(date -u +%F)" "$JOB" >> "$RUN/launch/left_out_nodes"
+        leave_out_of_waiting_jobs "$(left_out | paste -sd ,)"
+    fi
+fi
+
+# The same failure at the same place does not go away by itself; nor does a command that kielo does not understand.
+failure=$(printf '%s\t%s' "$message" "$(newest_checkpoint)")
+if [ "$code" -eq 2 ]; then
+    stop_chain "kielo did not understand its command: $message"
+elif [ -z "$node" ] && [ "$failure" = "$(cat "$CHAIN/last_failure" 2> /dev/null)" ]; then
+    stop_chain "twice the same: $message"
+fi
+printf '%s' "$failure" > "$CHAIN/last_failure"
+say_if_last
+exit 1

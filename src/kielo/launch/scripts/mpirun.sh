@@ -1,0 +1,26 @@
+# PBS and Grid Engine start tasks by Open MPI's mpirun, which ends them all when one fails, and passes SIGUSR1 on.
+start_tasks() {
+    local tasks_per_node=$1 cores=$2
+    shift 3
+    mpirun -np "$((NODES * tasks_per_node))" --host "$(joined "${hosts[@]/%/:$tasks_per_node}")" \
+        --map-by "ppr:$tasks_per_node:node:PE=$cores" --bind-to core --report-bindings --tag-output "$@" &
+    step=$!
+}
+
+on_each_node() {
+    mpirun -np "$NODES" --host "$(joined "${hosts[@]/%/:1}")" --map-by ppr:1:node --bind-to none --tag-output "$@"
+}
+
+cancel_jobs() { qdel "$@"; }
+
+leave_out_of_waiting_jobs() { say "jobs that wait cannot be told to leave out $1 here; launch again to do so"; }
+
+first_node_that_failed() {
+    sed -n 's/^mpirun noticed that process rank [0-9]* with PID [0-9]* on node \([^ ]*\) exited on signal.*/\1/p' "$1" | head -n 1
+}
+
+describe_nodes() { printf '%s\n' "${hosts[@]}"; }
+
+# The scheduler gives no warning of its own before the time is over, so this script takes the time itself.
+( sleep "$((WALL_SECONDS - GRACE_SECONDS))" && kill -USR1 $$ ) &
+timer=$!

@@ -1,0 +1,43 @@
+#!/bin/bash
+# One task of a job: job.sh starts it on every node, inside the container where there is one.
+# rank.sh FOLDER ATTEMPT --rank | --torchrun SECONDS | --versions
+FOLDER=$1 ATTEMPT=$2 what=$3
+# shellcheck source=/dev/null
+. "$FOLDER/environment.sh"
+# shellcheck source=/dev/null
+. "$ATTEMPT/meeting.sh"
+# shellcheck source=/dev/null
+if [ -n "$VENV" ]; then . "$VENV/bin/activate"; fi
+
+if [ "$what" = --versions ]; then
+    "${KIELO[@]}" --version
+    "${PYTHON[@]}" -m pip list --format freeze 2> /dev/null
+    exit 0
+fi
+
+# The numbers of this task are known only here: in the batch script they would be those of one task for all.
+RANK=${SLURM_PROCID:-${OMPI_COMM_WORLD_RANK:?no srun and no mpirun started this}}
+LOCAL_RANK=${SLURM_LOCALID:-${OMPI_COMM_WORLD_LOCAL_RANK:-}}
+exec > "$ATTEMPT/${SLURMD_NODENAME:-$(hostname -s)}.$(printf %05d "$RANK").log" 2>&1
+echo "task $RANK ($LOCAL_RANK on $(hostname)): cores $(sed -n 's/^Cpus_allowed_list:\t*//p' "/proc/$$/status"), devices ${ROCR_VISIBLE_DEVICES:-${CUDA_VISIBLE_DEVICES:-all}}"
+if [ "$RANK" = 0 ]; then
+    env | grep -E '^(MASTER|NCCL|RCCL|FI|CXI|UCX|UB|GLOO|HSA|MIOPEN|MPICH|CUDA|PYTORCH|TORCH|TRITON|OMP|HF|WANDB|SLURM_CPU_BIND)' | sort
+    export KIELO_REFUSAL_FILE=$ATTEMPT/refusal.txt
+    export NCCL_DEBUG=${NCCL_DEBUG:-INFO} NCCL_DEBUG_SUBSYS=${NCCL_DEBUG_SUBSYS:-INIT,NET} # names the network
+fi
+
+if [ "$what" = --torchrun ]; then
+    # By itself torchrun would die of SIGUSR1, leave its workers behind, and give them 30 seconds.
+    exec "${TORCHRUN[@]}" --nnodes="$NODES" --nproc-per-node="$DEVICES_PER_NODE" --node-rank="$RANK" \
+        --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" --max-restarts=0 \
+        --signals-to-handle=SIGTERM,SIGINT,SIGUSR1 --shutdown-timeout="$4" \
+        --no-python "${KIELO[@]}" train "$FOLDER/recipe.toml"
+fi
+
+# Caches of compilers: on the node, for the shared file system is slow and its locks fail; and each rank's own.
+export TRITON_CACHE_DIR=$CACHES/$LOCAL_RANK/triton TORCHINDUCTOR_CACHE_DIR=$CACHES/$LOCAL_RANK/inductor
+export MIOPEN_USER_DB_PATH=$CACHES/$LOCAL_RANK/miopen MIOPEN_CUSTOM_CACHE_DIR=$CACHES/$LOCAL_RANK/miopen
+mkdir -p "$MIOPEN_USER_DB_PATH"
+export RANK LOCAL_RANK WORLD_SIZE=$((NODES * DEVICES_PER_NODE))
+# In place of this shell, so that a signal reaches Python, and its exit code is the task's.
+exec "${KIELO[@]}" train "$FOLDER/recipe.toml"

@@ -1,0 +1,42 @@
+# ---- Slurm -------------------------------------------------------------------------------------------------------------
+
+JOB=${SLURM_JOB_ID:?this script is for sbatch}
+RESTARTS=${SLURM_RESTART_COUNT:-0} # Slurm leaves it unset before the first requeue
+
+# scontrol is not inside of containers, so the hosts are asked for out here
+hosts_of_job() { scontrol show hostnames "$SLURM_JOB_NODELIST"; }
+
+# Starts one task a device, or a node, in the background; $step is then the process to signal and to wait for.
+# The step ends when any task fails; without that, the others would wait for it, at full price.
+start_tasks() {
+    local tasks_per_node=$1 cores=$2 bind=$3
+    shift 3
+    srun --nodes="$NODES" --ntasks="$((NODES * tasks_per_node))" --ntasks-per-node="$tasks_per_node" \
+        --nodelist="$(joined "${hosts[@]}")" --cpus-per-task="$cores" --cpu-bind="verbose,$bind" \
+        --kill-on-bad-exit=1 --label "$@" &
+    step=$!
+}
+
+# One short task on each node, beside a step that may hang.
+on_each_node() {
+    srun --overlap --nodes="$NODES" --ntasks="$NODES" --ntasks-per-node=1 --nodelist="$(joined "${hosts[@]}")" \
+        --time=3 --label "$@"
+}
+
+cancel_jobs() { scancel --quiet --state=PENDING "$@"; }
+
+# A waiting job was submitted when fewer nodes were known to be bad.
+leave_out_of_waiting_jobs() {
+    local job
+    for job in "${waiting[@]}"; do
+        scontrol update "JobId=$job" "ExcNodeList=$1" || say "job $job could still get a node that is left out"
+    done
+}
+
+# The node of the first task that srun blames, if that was killed; the tasks after it are its victims.
+first_node_that_failed() {
+    grep -m 1 '^srun: error: [^:]*: tasks\{0,1\} ' "$1" |
+        sed -n 's/^srun: error: \([^:]*\): tasks\{0,1\} [0-9,-]*: \(Killed\|Segmentation fault\|Bus error\|Aborted\).*/\1/p'
+}
+
+describe_nodes() { sinfo -N -o '%N %t %E' --nodes="$(joined "${hosts[@]}")"; }

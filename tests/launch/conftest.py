@@ -1,0 +1,35 @@
+"""Launch folders for the tests of what stands in them, each written once."""
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from kielo.cli.main import main
+
+# Name of a folder → flags. A recipe with a layout that fits each of the machines.
+LAUNCHED = {
+    "lumi_g": ["--cluster", "lumi_g", "--nodes", "64", "--account", "project_462000000", "--spares", "2"],
+    "lumi_g torchrun": [
+        "--cluster",
+        "lumi_g",
+        "--nodes",
+        "64",
+        "--account",
+        "project_462000000",
+        "--torchrun",
+    ],
+    "abci3": ["--cluster", "abci3", "--nodes", "16", "--account", "gaa00000"],
+    "tsubame4": ["--cluster", "tsubame4", "--nodes", "16", "--account", "tga-group"],
+}
+
+
+@pytest.fixture(scope="package")
+def launched(tmp_path_factory) -> dict[str, Path]:
+    """Name → the folder that `kielo launch poro_34b --dry-run` wrote."""
+    folder, found = tmp_path_factory.mktemp("launched"), {}
+    with contextlib.chdir(folder):
+        for number, (name, flags) in enumerate(LAUNCHED.items(), start=1):
+            assert main(["launch", "poro_34b", *flags, "--dry-run"]) == 0
+            found[name] = folder / "runs" / "poro_34b" / "launch" / f"{number:04d}"
+    return found

@@ -1,0 +1,109 @@
+"""What a site cannot give is refused in one line, before a folder is written or a job is queued."""
+
+from pathlib import Path
+
+import pytest
+
+from kielo.cli.main import main
+from kielo.recipe import cards
+from tests.house.test_login_node import loaded_after
+
+LUMI = ["--cluster", "lumi_g", "--account", "project_462000000"]
+# What is typed after `kielo launch RECIPE` → parts of the answer.
+REFUSED: dict[str, tuple[list[str], list[str]]] = {
+    "an unknown cluster": (["--cluster", "lumi"], ["did you mean lumi_g?"]),
+    "a card that is not there": (["--cluster", "mine.toml"], ["mine.toml: cannot be read"]),
+    "a cluster without jobs": (["--cluster", "laptop", "--nodes", "1"], ["[jobs]", "docs/launch.md"]),
+    "no nodes": ([*LUMI, "--nodes", "0"], ["--nodes 0: standard-g of lumi_g gives 1 to 1024"]),
+    "more nodes than the queue": ([*LUMI, "--nodes", "2000"], ["standard-g", "--nodes 1024"]),
+    "a queue that takes them": (
+        ["--cluster", "leonardo_booster", "--account", "a", "--nodes", "100"],
+        ["gives 1 to 64", "--partition boost_qos_bprod"],
+    ),
+    "more hours than the queue": ([*LUMI, "--nodes", "64", "--hours", "72"], ["at most 48 hours", "--jobs"]),
+    "too few hours": (
+        [*LUMI, "--nodes", "64", "--hours", "0.1"],
+        ["ends before its first save", "--hours 0.2"],
+    ),
+    "a grace as long as the job": (
+        [*LUMI, "--nodes", "64", "--hours", "1", "--grace", "3600"],
+        ["no time to train", "--grace"],
+    ),
+    "an unknown queue": ([*LUMI, "--nodes", "4", "--partition", "gpu"], ["standard-g, small-g, dev-g"]),
+    "no account": (["--cluster", "lumi_g", "--nodes", "64"], ["no --account", "project_462000000"]),
+    "an account of another form": (
+        ["--cluster", "deucalion_a100_40", "--nodes", "2", "--account", "F2025x"],
+        ["--account F2025x: not the form", "g (with your own)"],
+    ),
+    "a layout that does not fit": (
+        [*LUMI, "--nodes", "1", "--set", "layout.recompute=none"],
+        ["does not fit", "66.2 GB are usable"],
+    ),
+    "a layout that the devices do not divide": (
+        [*LUMI, "--nodes", "64", "--set", "layout.shard=7"],
+        ["poro_34b on 64 nodes of lumi_g", "what would work"],
+    ),
+    "a layout without such a name": ([*LUMI, "--nodes", "64", "--layout", "tp3"], ["tp3"]),
+    "no jobs": ([*LUMI, "--nodes", "64", "--jobs", "0"], ["--jobs 0: give 1 or more"]),
+    "spares below zero": ([*LUMI, "--nodes", "64", "--spares", "-1"], ["--spares -1: give 0 or more"]),
+    "no scheduler": ([*LUMI, "--nodes", "64"], ["sbatch is not on this machine's PATH", "--dry-run"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_it_is_refused_in_one_line(case, tmp_path, capsys, monkeypatch) -> None:
+    """Exit code 1, the reason and what would work in one line, and no file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    arguments, parts = REFUSED[case]
+    assert main(["launch", "poro_34b", *arguments]) == 1
+    answer = capsys.readouterr().err
+    assert answer.count("\n") == 1 and all(part in answer for part in parts), answer
+    assert list(tmp_path.iterdir()) == []
+
+
+def a_scheduler(folder: Path, lines: str) -> None:
+    (folder / "sbatch").write_text("#!/bin/bash\n" + lines)
+    (folder / "sbatch").chmod(0o755)
+
+
+def test_jobs_of_a_run_without_tokens_are_not_queued(tmp_path, capsys, monkeypatch) -> None:
+    """They would only train; the answer says what comes first."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    a_scheduler(tmp_path, "touch submitted\n")
+    assert main(["launch", "poro_34b", *LUMI, "--nodes", "64"]) == 1
+    answer = capsys.readouterr().err
+    assert "runs/poro_34b/tokens: not made yet" in answer and "kielo run RECIPE --to pack" in answer
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["sbatch"]
+
+
+@pytest.mark.parametrize("name", [name for name in cards.clusters() if cards.cluster(name).jobs])
+def test_the_usual_queue_is_the_cards(name) -> None:
+    """Limits of the usual queue are those that plans count with; those of the others are their own."""
+    site = cards.cluster(name)
+    usual, *others = site.jobs.partitions
+    assert usual.max_hours is None and usual.max_nodes is None and site.max_wall_hours
+    assert all(one.max_hours and one.max_nodes for one in others)
+    assert site.jobs.account_example or not site.jobs.account
+
+
+def test_there_are_sixteen_sites() -> None:
+    """And each scheduler has one."""
+    sites = [site for name in cards.clusters() if (site := cards.cluster(name)).jobs]
+    assert len(sites) >= 16
+    assert {site.scheduler for site in sites} == {"slurm", "pbs", "grid_engine"}
+
+
+def test_a_field_without_a_source_is_refused() -> None:
+    """A card says where each of its fields is from."""
+    with pytest.raises(ValueError, match="jobs.sources must name each field of the table: devices"):
+        cards.Jobs(partitions=[{"name": "a"}], devices="--gres=gpu:4", sources={"partitions": "x"})
+
+
+def test_launch_starts_without_torch(tmp_path) -> None:
+    """`kielo launch` plans and writes on a login node, which has none."""
+    arguments = ["launch", "poro_34b", *LUMI, "--nodes", "64", "--dry-run"]
+    asked = f"import os; os.chdir({str(tmp_path)!r})\nfrom kielo.cli.main import main\nmain({arguments!r})"
+    told = loaded_after(asked + "\nprint('watched:')", ("torch", "transformers"))
+    assert told[-1] == "watched:" and (tmp_path / "runs").exists()
