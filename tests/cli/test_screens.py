@@ -33,7 +33,7 @@ SCREENS = {
     "plan calibrate": ["plan", "calibrate", "run/train/metrics.jsonl", "--to", "machine.toml"],
     "rehearse": ["rehearse", "run", "--ranks", "2"],
     "preflight": ["preflight", "run"],
-    "launch": ["launch", "poro_34b", "--cluster", "lumi_g", *"--nodes 64 --account project_1 --dry-run".split()],
+    "launch": ["launch", "estonian_llama31_70b", "--cluster=lumi_g", "--account=project_1", "--dry-run"],
     "verify parity": ["verify", "parity", "run"],
     "verify layouts": ["verify", "layouts", "run", "--case", "tensor2"],
     "verify round-trip": ["verify", "round-trip", "run/hf"],

@@ -36,8 +36,8 @@ from kielo.train.state import State
 from kielo.train.step_row import passed_over_row
 from kielo.train.stop import Stop
 from kielo.train.token_check import TokenCheck
-from kielo.train.unlike_ranks import refuse_unlike_ranks
 from kielo.train.triggers import Triggers
+from kielo.train.unlike_ranks import refuse_unlike_ranks
 
 
 def train(resolved: Resolved, max_steps: int | None = None, profile_steps: int = 0) -> Outcome:
