@@ -67,7 +67,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
         "corpus, tokenizer",
     ),
     "no ranks": (["run", "own_text", "--ranks", "0"], "give 1 or more"),
-    "ranks in words": (["run", "own_text", "--ranks", "many"], "invalid int value: 'many'"),
+    "ranks in words": (["run", "own_text", "--ranks", "many"], "'many': give a whole number"),
     "no recipe": (["run"], "for example: kielo run demo_estonian"),
     "a verb misspelt": (["trian", "own_text"], "did you mean train?"),
     "a flag misspelt": (["train", "own_text", "--rank", "2", "--dryrun"], "did you mean --dry-run?"),
@@ -91,6 +91,33 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "no such recipe to copy": (["recipes", "--copy", "demo"], "demo_estonian"),
     "a tokenizer that is not there": (["tokenizer", "measure", "gone", "--text", "a.csv"], "tokenizer.json"),
     "a language without a card": (["init", "--language", "Klingon"], "known: da"),
+    "a recipe in Latin 1": (["show", "latin1.toml"], "iconv -f LATIN1 -t UTF-8 latin1.toml"),
+    "a recipe in UTF-16": (["run", "utf16.toml"], "iconv -f UTF-16"),
+    "a text without quotes": (["show", "bare.toml"], "text in quotes"),
+    "text for a recipe": (["run", "text.txt"], "corpus.sources=text.txt"),
+    "weights for a recipe": (["show", "hf:run/hf"], "--set model.weights=hf:run/hf"),
+    "a folder inside of a run": (["verify", "parity", "run/hf"], "did you mean run?"),
+    "a run folder for weights": (["verify", "round-trip", "run"], "did you mean run/hf?"),
+    "a run folder for a tokenizer": (["tokenizer", "measure", "run", "--text", "text.txt"], "run/tokenizer?"),
+    "a folder of nothing for a model": (["evaluate", "empty", "own_text"], "kielo checkpoint list RUN"),
+    "another run's recipe": (["evaluate", "run", "own_text"], "run/hf or"),
+    "a layouts case misspelt": (["verify", "layouts", "own_text", "--case", "tensr2"], "such as tensor2"),
+    "quotes of a text processor": (["show", "“own_text”"], "“ ” are letters to a shell"),
+    "such quotes around a setting": (setting("“train.tokens=5”"), "letters to a shell"),
+    "a setting without --set": (["show", "own_text", "train.tokens=5"], "mean --set train.tokens=5?"),
+    "a decimal comma": (setting("train.learning_rate=0,001"), "what would work: 0.001"),
+    "bytes for tokens": (setting("train.tokens=10 MB"), "3B, 350M"),
+    "a subverb of plan misspelt": (["plan", "compar", "own_text", "tp2"], "did you mean kielo plan compare?"),
+    "a layout without a subverb": (["plan", "poro_34b", "tp2"], "a subverb comes first: data, compare"),
+    "a flag of other tools": (["plan", "poro_34b", "--gpus", "8"], "its flags are --help --set --params"),
+    "a flag without its value": (["recipes", "--copy"], "for example: kielo recipes --copy demo_estonian"),
+    "nodes as a range": (["rehearse", "poro_34b", "--nodes", "4..8"], "'4..8': give a whole number"),
+    "a step in words": (["data", "own_text", "--step", "last"], "--step 17"),
+    "a prompt without quotes": (["generate", "own_text", "Kord", "oli"], 'demo_estonian "Dokumendi'),
+    "a plot beside JSON of one size": (
+        ["plan", "poro_34b", "--nodes", "64", "--json", "--plot", "x"],
+        "--nodes 4..256",
+    ),
 }
 _FOREIGN = re.compile(r"Traceback|pydantic|Tuple|Input should|valid dictionary|usage:|BatchRamp")
 
@@ -101,6 +128,13 @@ def test_a_wrong_usage_gets_one_line_that_helps(name, tmp_path: Path, monkeypatc
     (tmp_path / "bad.toml").write_text("name = \n")
     (tmp_path / "a.csv").write_text("a,b\n")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "text.txt").write_text("Kord oli\n")
+    (tmp_path / "latin1.toml").write_bytes('name = "hälytys"\n'.encode("latin-1"))
+    (tmp_path / "utf16.toml").write_text('name = "x"\n', encoding="utf-16")
+    (tmp_path / "bare.toml").write_text("name = mine\n")
+    for file in ("recipe.toml", "hf/config.json", "tokenizer/tokenizer.json"):
+        (tmp_path / "run" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / file).write_text("")
     before = {path for path in tmp_path.rglob("*") if path.is_file()}
     arguments, helps = WRONG[name]
     assert main(arguments) in (1, 2)

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from kielo.artifact.checkpoint_folder import INDEX_NAME
 from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.terminal import print_json, print_table
 from kielo.recipe.errors import KieloError
@@ -32,6 +33,14 @@ def evaluate(options: argparse.Namespace) -> None:
         )
     if options.recipe is not None and not model.is_dir():
         raise KieloError(f"{model}: no such folder; MODEL is a recipe, a checkpoint or a Hugging Face folder")
+    if options.recipe is not None and not is_hugging_face and not (model / INDEX_NAME).is_file():
+        raise KieloError(
+            f"{model}: a run folder, which its own text scores; what would work with another recipe's: "
+            f"{model}/hf or {model}/train/checkpoints/newest"
+            if is_run
+            else f"{model}: neither a checkpoint (no {INDEX_NAME} there) nor a Hugging Face folder (no "
+            "config.json); see `kielo checkpoint list RUN`"
+        )
     recipe = read_recipe(options.recipe or options.model, options.sets).recipe
     folder = run_folder(recipe)
 

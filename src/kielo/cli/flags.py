@@ -69,13 +69,24 @@ class VerbParser(_Parser):
             return self._first_words[args[0]].parse_known_args(args[1:], namespace)
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error("unrecognized arguments: " + " ".join(unknown) + self._near(unknown[0]))
+            said = f"unrecognized arguments: {' '.join(unknown)}"
+            self.error(f"{said}; {self._in_place_of(unknown[0], args or ())}")
         return options, unknown
 
-    def _near(self, word: str) -> str:
+    def _in_place_of(self, word: str, args: Sequence[str]) -> str:
+        """Returns what would work in place of an argument that the verb does not take."""
         flags = [name for name in self._option_string_actions if name.startswith("--")]
-        near = difflib.get_close_matches(word.partition("=")[0], flags, n=1)
-        return f"; did you mean {near[0]}?" if near else ""
+        if near := difflib.get_close_matches(word.partition("=")[0], flags, n=1):
+            return f"did you mean {near[0]}?"
+        if word.startswith("-"):
+            return f"its flags are {' '.join(flags)}"
+        if "=" in word and "--set" in flags:
+            return f"did you mean --set {word}?"
+        if near := difflib.get_close_matches(args[0], self._first_words, n=1):
+            return f"did you mean {self.prog} {near[0]}?"
+        if self._first_words:
+            return f"a subverb comes first: {', '.join(self._first_words)}"
+        return f"for example: {self.commands[0]}"
 
 
 class MainParser(_Parser):
@@ -88,9 +99,16 @@ def refuse_usage(parser: _Parser, message: str) -> NoReturn:
     if found:
         near = difflib.get_close_matches(found[1], re.findall(r"[\w-]+", found[2]), n=1)
         message += f"; did you mean {near[0]}?" if near else ""
+    fitting = parser.commands if "required" in message else ()
+    if found := re.match(
+        r"argument (\S+): (?:invalid (int|float) value: (.*)|expected one argument)", message
+    ):
+        flag, kind, given = found.groups()
+        if kind:
+            message = f"{flag} {given}: give a {'whole ' * (kind == 'int')}number"
+        fitting = [command for command in parser.commands if f"{flag} " in command]
     if not message.endswith("?"):
-        is_missing = parser.commands and "required" in message
-        message += f"; for example: {parser.commands[0]}" if is_missing else f"; see {parser.prog} --help"
+        message += f"; for example: {fitting[0]}" if fitting else f"; see {parser.prog} --help"
     parser.exit(2, f"{parser.prog}: {message}\n")
 
 

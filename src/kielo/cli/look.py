@@ -228,7 +228,7 @@ def measure_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    from kielo.tokenizer.load import load_tokenizer
+    from kielo.tokenizer.load import TOKENIZER_FILE, load_tokenizer
     from kielo.tokenizer.measure import measure
 
     path = Path(options.text)
@@ -242,6 +242,9 @@ def measure(options: argparse.Namespace) -> None:
         ) from None
     if not any(texts):
         raise KieloError(f"--text {path}: no text in it; give a plain text file, one document a line")
+    for folder in map(Path, options.tokenizers):
+        if not (folder / TOKENIZER_FILE).is_file() and (folder / "tokenizer" / TOKENIZER_FILE).is_file():
+            raise KieloError(f"{folder}: is a run folder; did you mean {folder / 'tokenizer'}?")
     figures = {folder: measure(load_tokenizer(Path(folder)), texts) for folder in options.tokenizers}
     if options.json:
         return print_json(figures)

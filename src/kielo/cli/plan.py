@@ -80,9 +80,9 @@ def explain_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def calibrate_flags(parser: argparse.ArgumentParser) -> None:
-    examples(parser, "kielo plan calibrate runs/demo_estonian/train/metrics.jsonl --to my_machine.toml")
+    examples(parser, "kielo plan calibrate runs/demo_estonian --to my_machine.toml")
     parser.add_argument(
-        "metrics", nargs="+", metavar="METRICS", help="metrics.jsonl of your own runs, all on one machine"
+        "metrics", nargs="+", metavar="RUN", help="folders of your own runs on one machine, or metrics.jsonl"
     )
     parser.add_argument("--to", required=True, metavar="CARD", help="file to write, for `--machine`")
 
@@ -236,7 +236,8 @@ def explain(options: argparse.Namespace) -> int:
 def calibrate(options: argparse.Namespace) -> int:
     from kielo.plan.calibrate import measure, write_machine
 
-    machine = measure([Path(path) for path in options.metrics])
+    paths = [Path(path) for path in options.metrics]
+    machine = measure([path / "train" / "metrics.jsonl" if path.is_dir() else path for path in paths])
     write_machine(machine, Path(options.to))
     print_text(f"wrote {options.to}; plan with it: kielo plan RECIPE --machine {options.to}")
     return 0

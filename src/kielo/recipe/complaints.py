@@ -175,6 +175,8 @@ def _explain(entry: Any, model: type[BaseModel], origin: Callable[[str], str]) -
 def _in_words(entry: Any) -> str:
     """Returns what would work, for people who do not know pydantic's words."""
     kind, message = entry["type"], entry["msg"]
+    if kind == "float_parsing" and re.fullmatch(r"\d+,\d+", entry["input"]):
+        return f"what would work: {entry['input'].replace(',', '.')}"
     if kind in _KINDS:
         return f"what would work: {_KINDS[kind]}"
     would_work = re.sub(r"^(Input should be|Value error,)\s*", "", message)

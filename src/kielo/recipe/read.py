@@ -3,6 +3,7 @@
 Relative paths inside a recipe start at the folder that `kielo` is started in, as on the command line.
 """
 
+import codecs
 import copy
 import difflib
 import os
@@ -28,6 +29,7 @@ REPLACED_FOLDERS = ("corpus", "tokenizer", "tokens", "verify", "evaluate", "hf")
 RUN_RECIPE_NAME = "recipe.toml"  # in a run folder; `kielo run` writes it
 NOT_GIVEN = "not given"  # origin of a value that stands in for one of the recipe
 _SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
+_TEXT = re.compile(r"\.(txt|jsonl|tsv|csv|html?|parquet)(\.gz|\.zst)?$", re.IGNORECASE)
 # In place of required values that are missing or broken, so that the rest can still be checked.
 _STAND_INS: dict[str, Any] = {"name": "stand_in", "language": "et", "corpus": {"sources": ["stand_in.txt"]}}
 
@@ -126,12 +128,23 @@ def read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise KieloError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
+        is_utf16 = path.read_bytes()[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        encoding = "UTF-16" if is_utf16 else "LATIN1"
+        works = f"iconv -f {encoding} -t UTF-8 {path} > converted.toml"
         raise KieloError(
-            f"{path}: byte {error.start} is not UTF-8; TOML files are UTF-8, convert it first"
+            f"{path}: byte {error.start} is not UTF-8, as TOML files are; {_instead_of(path, works)}"
         ) from None
     # ValueError: TOMLDecodeError, and numbers of thousands of digits
     except (ValueError, RecursionError) as error:
-        raise KieloError(f"{path}: not valid TOML: {error}") from None
+        works = "a line for each key = value, with text in quotes"
+        raise KieloError(f"{path}: not valid TOML: {error}; {_instead_of(path, works)}") from None
+
+
+def _instead_of(path: Path, works: str) -> str:
+    """Returns what would work for a file that is no TOML: `works`, or to name text in a recipe."""
+    if not _TEXT.search(path.name):
+        return f"what would work: {works}"
+    return f"a recipe names its text: kielo run own_text --set corpus.sources={path}"
 
 
 def find_recipe(reference: str, beside: Path | None = None) -> Path:
@@ -146,12 +159,18 @@ def find_recipe(reference: str, beside: Path | None = None) -> Path:
     if path.is_dir():
         if (path / RUN_RECIPE_NAME).is_file():
             return path / RUN_RECIPE_NAME
+        run = next((folder for folder in path.parents if (folder / RUN_RECIPE_NAME).is_file()), None)
         raise KieloError(
-            f"{path}: a folder without {RUN_RECIPE_NAME}, which `kielo run` writes into its run folder; give "
-            "the recipe that it was made from"
+            f"{path}: a folder without {RUN_RECIPE_NAME}, which `kielo run` writes into its run folder; "
+            + (f"did you mean {run}?" if run else "give the recipe that it was made from")
+        )
+    if reference.startswith("hf:"):
+        raise KieloError(
+            f"{reference}: names weights, and this is the place of a recipe; what would work: a recipe with "
+            f"--set model.weights={reference}"
         )
     near = difflib.get_close_matches(Path(reference).stem, shipped, n=1)
-    meant = f"; did you mean {near[0]}?" if near else ""
+    meant = _on_quotes(reference) or (f"; did you mean {near[0]}?" if near else "")
     raise KieloError(
         f"{path}: no such recipe file, and none of that name is shipped ({', '.join(shipped)}){meant}"
     )
@@ -200,6 +219,8 @@ def _apply_set(text: str, data: dict[str, Any], origins: dict[str, str]) -> Comp
     # how Python stands for bytes that are no text
     if not text.isprintable() and "\udc80" <= max(text) <= "\udcff":
         return Complaint((key,), f"--set {text!a}: is not UTF-8; type it on a terminal with a UTF-8 locale")
+    if quotes := _on_quotes(key):
+        return Complaint((key,), f"--set {text}: {quotes.removeprefix('; ')}")
     if not equals or not all(parts):
         return Complaint((key,), f"--set {text}: give section.key=value, e.g. --set train.tokens=1000000")
     table: Any = data
@@ -212,6 +233,12 @@ def _apply_set(text: str, data: dict[str, Any], origins: dict[str, str]) -> Comp
     table[parts[-1]] = _value(raw.strip(), parts)
     origins[key] = "--set"
     return None
+
+
+def _on_quotes(text: str) -> str:
+    """Returns advice where a text has the quotes of a text processor, which are letters to a shell."""
+    found = sorted(set(text) & set("“”„‟‘’‚«»"))
+    return f"; {' '.join(found)} are letters to a shell; type \" or '" if found else ""
 
 
 def _replace_shape(

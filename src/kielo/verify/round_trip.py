@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from kielo.artifact.run_format import with_version
-from kielo.artifact.weights_folder import resolve_weights
+from kielo.artifact.weights_folder import CONFIG_FILE, resolve_weights
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.export_stage import ExportOptions
 from kielo.checkpoint.export_tensors import row_boxes
@@ -47,6 +47,12 @@ def verify_round_trip(reference: str, keep: Path | None = None) -> dict[str, Any
     if keep is not None and os.path.lexists(keep):
         raise KieloError(f"--keep {keep}: exists already; name a new folder")
     source = resolve_weights(reference)
+    if not (source / CONFIG_FILE).is_file():
+        inside = source / "hf" / CONFIG_FILE  # of a run folder
+        raise KieloError(
+            f"{source}: no {CONFIG_FILE} there, so it is no Hugging Face folder"
+            + (f"; did you mean {inside.parent}?" if inside.is_file() else "")
+        )
     with TemporaryDirectory(prefix="kielo_round_trip_") as temporary:
         again = Path(keep) if keep is not None else Path(temporary) / "hf"
         weights = _in_and_out(source, Path(temporary) / "checkpoints", again)
