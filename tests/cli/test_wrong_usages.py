@@ -101,7 +101,6 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a run folder for a tokenizer": (["tokenizer", "measure", "run", "--text", "text.txt"], "run/tokenizer?"),
     "a folder of nothing for a model": (["evaluate", "empty", "own_text"], "kielo checkpoint list RUN"),
     "another run's recipe": (["evaluate", "run", "own_text"], "run/hf or"),
-    "a layouts case misspelt": (["verify", "layouts", "own_text", "--case", "tensr2"], "such as tensor2"),
     "quotes of a text processor": (["show", "“own_text”"], "“ ” are letters to a shell"),
     "such quotes around a setting": (setting("“train.tokens=5”"), "letters to a shell"),
     "a setting without --set": (["show", "own_text", "train.tokens=5"], "mean --set train.tokens=5?"),
