@@ -234,10 +234,11 @@ def explain(options: argparse.Namespace) -> int:
 
 
 def calibrate(options: argparse.Namespace) -> int:
+    from kielo.artifact.metrics import METRICS_NAME
     from kielo.plan.calibrate import measure, write_machine
 
     paths = [Path(path) for path in options.metrics]
-    machine = measure([path / "train" / "metrics.jsonl" if path.is_dir() else path for path in paths])
+    machine = measure([path / "train" / METRICS_NAME if path.is_dir() else path for path in paths])
     write_machine(machine, Path(options.to))
     print_text(f"wrote {options.to}; plan with it: kielo plan RECIPE --machine {options.to}")
     return 0
