@@ -9,7 +9,7 @@ from kielo.artifact.token_shards import TokenShard
 from kielo.dataset.evaluation_texts import pack_evaluation_texts
 from kielo.dataset.heldout_sets import EVALUATION_TEXTS, heldout_sets
 from kielo.dataset.pack import pack
-from kielo.evaluate.texts import texts_of_sets
+from kielo.evaluate.texts import documents_of_sets
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.tokenizer.load import decode, load_tokenizer
@@ -42,7 +42,8 @@ def test_texts_from_outside_are_sets_of_the_run(tmp_path):
     shard = TokenShard(folder / "court")
     (text,) = decode(load_tokenizer(tmp_path / "tokenizer"), [shard.read(0, shard.num_tokens).tolist()])
     assert text.replace("<|endoftext|>", "") == "".join(documents)
-    assert [texts for one, texts in texts_of_sets(tmp_path / "tokens") if one.name == "court"] == [documents]
+    found = {one.name: written for one, written in documents_of_sets(tmp_path / "tokens")}
+    assert [document["text"] for document in found["court"]] == documents
     written = read_manifest(folder).written_at, (folder / "court.bin").stat().st_ino
     pack_evaluation_texts(asked, tmp_path / "tokenizer", folder)
     assert (read_manifest(folder).written_at, (folder / "court.bin").stat().st_ino) == written

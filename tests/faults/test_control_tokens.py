@@ -20,6 +20,7 @@ from kielo.artifact.manifest import read_manifest, write_stage
 from kielo.artifact.token_shards import TokenShard
 from kielo.dataset.pack import pack
 from kielo.recipe.sections import Recipe
+from kielo.tokenizer.chat_template import ChatTemplate
 from kielo.tokenizer.load import decode, encode, end_of_text_id, load_tokenizer
 from tests.faults.trial import belongings, kielo, refused, went_well, write_workplace
 
@@ -337,6 +338,38 @@ def test_there_are_as_many_ends_of_text_as_documents(form, tmp_path):
     for name, expected in (("a", counts["sources"]["a"]), ("heldout", counts["heldout"])):
         shard = TokenShard(tmp_path / "tokens" / name)
         assert (shard.read(0, shard.num_tokens) == end).sum() == expected["documents"]
+
+
+@FORM
+def test_conversations_have_the_marks_of_the_template_alone(form, tmp_path):
+    """Messages spell every control token: the template's marks are control tokens, theirs are text, and what
+    an answer spells comes back from its tokens.
+    """
+    form = FORMS[form]
+    ready = form.write(tmp_path / "ready")
+    tokenizer = load_tokenizer(ready)
+    added = {token.content for token in tokenizer.whole.get_added_tokens_decoder().values()}
+    # A tokenizer whose control tokens are not added reads them as text; so does Hugging Face.
+    marks = [name for name in form.control if name in added and name not in ("<unk>", "[UNK]")]
+    begins, ends = (marks * 2)[:2] if marks else ("|", "|")
+    line = f"{{{{ {begins!r} + m.content + {ends!r} }}}}"
+    template = "{% for m in messages %}" + line + "{% endfor %}"
+    (ready / "chat_template.jinja").write_text(template, encoding="utf-8")
+    chats = [
+        [{"role": "user", "content": text}, {"role": "assistant", "content": text}]
+        for text in documents(form.control)
+    ]
+    laid_out = ChatTemplate(tokenizer).lay_out([(str(n), chat) for n, chat in enumerate(chats)])
+    ids = {tokenizer.whole.token_to_id(name): name for name in form.control if name != "<unk>"}
+    for chat, one in zip(chats, laid_out):
+        found = [ids[number] for number in one.ids if number in ids]
+        assert found == ([begins, ends] * 2 if marks else [])
+        answer = chat[1]["content"]
+        if form.is_exact and (form.knows_line_ends or "\n" not in answer) and marks:
+            (back,) = decode(
+                tokenizer, [[number for number, counts in zip(one.ids, one.is_answer) if counts]]
+            )
+            assert back.strip() == (answer + ends).strip()
 
 
 ENDS = {"gpt2, not special": END, "xlm-r, none added": "</s>", "llama2, merges that build </s>": "</s>"}

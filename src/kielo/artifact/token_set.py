@@ -20,6 +20,8 @@ MOST_OPEN_FILES = 512  # mapped at one time; the kernel allows a process 65,530 
 class TokenSet:
     """The first `num_tokens` tokens of described files in a folder; the rest is not part of the stream."""
 
+    loss_mask = None  # as of a `TokenShard`: every token carries loss
+
     def __init__(self, folder: Path, files: Sequence[TokenFile], num_tokens: int, end_of_text_id: int):
         self._folder, self._files, self._end = folder, files, end_of_text_id
         self._first = np.concatenate([[0], np.cumsum([file.tokens for file in files], dtype=np.int64)])

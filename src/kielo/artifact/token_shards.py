@@ -6,6 +6,9 @@ length of each sequence in tokens, int64 offset of each sequence in bytes, int64
 of each document with the total at the end. We write one sequence a document; shards with more (Megatron's
 sentence splitting) are read. Format: megatron-core `datasets/indexed_dataset.py`, whose reader reads ours
 and whose writer's we read.
+
+`PREFIX.loss_mask`, where there is one, has a byte for each token: 1 where predicting it carries loss. A shard
+without it carries loss on every token.
 """
 
 import struct
@@ -18,6 +21,7 @@ import numpy as np
 from kielo.artifact.durable import DurableFile
 from kielo.recipe.errors import KieloError
 
+LOSS_MASK = ".loss_mask"
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
@@ -31,19 +35,24 @@ BLOCK_DOCUMENTS = 1 << 20
 
 
 class TokenShardWriter:
-    """Writes one shard, aside until `close`: `.bin` takes its name first, `.idx` last."""
+    """Writes one shard, aside until `close`: `.bin` takes its name first, `.idx` last.
 
-    def __init__(self, prefix: Path | str, vocab_size: int):
-        self.prefix = Path(prefix)
+    has_loss_mask: writes `.loss_mask` too.
+    """
+
+    def __init__(self, prefix: Path | str, vocab_size: int, has_loss_mask: bool = False):
+        self.prefix, self.has_loss_mask = Path(prefix), has_loss_mask
         self.dtype = np.dtype(np.uint16 if vocab_size < UINT16_VOCAB_SIZES else np.int32)
         self.vocab_size = vocab_size
         self._lengths: list[int] = []
         self._file = DurableFile(_beside(self.prefix, ".bin"))
+        self._mask_file = DurableFile(_beside(self.prefix, LOSS_MASK)) if has_loss_mask else None
 
-    def add(self, tokens: np.ndarray) -> None:
+    def add(self, tokens: np.ndarray, carries_loss: np.ndarray | None = None) -> None:
         """Append one document, a one-dimensional array of token ids below vocab_size.
 
-        Raises KieloError for an id outside the vocabulary: an id that wraps round is another token.
+        carries_loss: bool, of each token; None: all. Left out where the shard has no mask. Raises KieloError
+        for an id outside the vocabulary: an id that wraps round is another token.
         """
         tokens = np.asarray(tokens)
         if tokens.ndim != 1:
@@ -54,17 +63,26 @@ class TokenShardWriter:
                 f"outside the vocabulary of {self.vocab_size}; was it encoded with another tokenizer?"
             )
         self._file.write(tokens.astype(self.dtype.newbyteorder("<")).tobytes())
+        if self._mask_file is not None:
+            flags = np.ones(tokens.size, bool) if carries_loss is None else np.asarray(carries_loss, bool)
+            if flags.shape != tokens.shape:
+                raise ValueError(f"{tokens.size} tokens and a loss mask of shape {flags.shape}")
+            self._mask_file.write(flags.astype(np.uint8).tobytes())
         self._lengths.append(int(tokens.size))
 
     def close(self) -> None:
-        """Finish both files, bring them to the disk and give them their names."""
+        """Finish the files, bring them to the disk and give them their names."""
         self._file.close()
+        if self._mask_file is not None:
+            self._mask_file.close()
         with DurableFile(_beside(self.prefix, ".idx")) as index:
             index.write(self._index())
 
     def abandon(self) -> None:
         """Leave nothing behind."""
         self._file.abandon()
+        if self._mask_file is not None:
+            self._mask_file.abandon()
 
     def _index(self) -> bytes:
         lengths = np.array(self._lengths, dtype="<i4")
@@ -88,6 +106,7 @@ class TokenShard:
     """One shard, memory-mapped: opening it reads the index only.
 
     num_tokens, num_documents; dtype of the stored ids; document_offsets: int64 [num_documents + 1], tokens.
+    loss_mask: uint8 [num_tokens], 0 where predicting the token carries no loss; None where all of them do.
     """
 
     def __init__(self, prefix: Path | str):
@@ -107,6 +126,7 @@ class TokenShard:
         if self.num_tokens:  # an empty file cannot be mapped
             # As a plain array: slices of a memmap take ten times as long to make.
             self._tokens = np.memmap(self._data_path, self.dtype, "r").view(np.ndarray)
+        self.loss_mask = self._read_loss_mask()
 
     def read(self, start_token: int, count: int) -> np.ndarray:
         """Returns tokens start_token .. start_token+count-1 of the stream, [count], a view of the file.
@@ -172,6 +192,17 @@ class TokenShard:
                 f"{self._index_path}: damaged (its documents do not cover its {num_sequences} sequences)"
             )
         return np.dtype(DTYPES[code]).newbyteorder("<"), lengths, documents
+
+    def _read_loss_mask(self) -> np.ndarray | None:
+        path = _beside(self.prefix, LOSS_MASK)
+        if not path.is_file():
+            return None
+        if path.stat().st_size != self.num_tokens:
+            raise KieloError(
+                f"{path}: {path.stat().st_size:,} bytes for the {self.num_tokens:,} tokens of "
+                f"{self._data_path.name}; copy both files again, or run the pack stage again"
+            )
+        return np.memmap(path, np.uint8, "r").view(np.ndarray) if self.num_tokens else np.zeros(0, np.uint8)
 
     def _check_data_size(self) -> None:
         expected, found = self.num_tokens * self.dtype.itemsize, self._data_path.stat().st_size

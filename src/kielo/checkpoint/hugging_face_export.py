@@ -29,6 +29,8 @@ from kielo.checkpoint.safetensors_stream import SafetensorsStream
 from kielo.models import families
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model
+from kielo.tokenizer.chat_template import DEFAULT_TEMPLATE, TURN_ENDS
+from kielo.tokenizer.control_tokens import read_object
 from kielo.tokenizer.load import CONFIG_FILE, TOKENIZER_FILE, load_tokenizer, special_token
 
 SINGLE_FILE = "model.safetensors"
@@ -92,7 +94,8 @@ def _write(wanted: WantedExport) -> None:
     weight_map = {tensor.name: file for file, shard in shards.items() for tensor in shard}
     stage.write(INDEX_FILE, _json({"metadata": {"total_size": total_bytes}, "weight_map": weight_map}))
     stage.write("config.json", _json(config))
-    stage.write("generation_config.json", _json(tokens | dict(options.generation or {})))
+    generation = tokens | _ends_of_generation(wanted.tokenizer_folder, tokens)
+    stage.write("generation_config.json", _json(generation | dict(options.generation or {})))
     for path in tokenizer_files(wanted.tokenizer_folder):
         stage.write(path.name, path.read_bytes())
     readme = _readme(index, model, stored_dtype, has_tokenizer=wanted.tokenizer_folder is not None)
@@ -214,6 +217,14 @@ def _special_token_ids(folder: Path | None) -> dict[str, int | None]:
         name = next(filter(None, names), None)
         found[f"{role}_token_id"] = None if name is None else tokenizer.whole.token_to_id(name)
     return found
+
+
+def _ends_of_generation(folder: Path | None, tokens: Mapping[str, int | None]) -> dict[str, list[int]]:
+    """Returns the tokens that end what a model writes; {} where the tokenizer's turns are not Kielo's own."""
+    config = {} if folder is None else read_object(Path(folder) / CONFIG_FILE)
+    if config.get("chat_template") != DEFAULT_TEMPLATE:
+        return {}
+    return {"eos_token_id": [tokens["eos_token_id"], load_tokenizer(folder).whole.token_to_id(TURN_ENDS)]}
 
 
 def _json(content: Any) -> bytes:

@@ -50,7 +50,9 @@ def data(options: argparse.Namespace) -> int:
 
 
 def _print_sources(table: "MixtureTable") -> None:
-    titles = ("source", "documents", "bytes", "words", "tokens", "tok/word", "epochs", "worth")
+    has_mask = any(row.amount.tokens_with_loss is not None for row in table.sources)
+    with_loss = ("with loss",) if has_mask else ()
+    titles = ("source", "documents", "bytes", "words", "tokens", *with_loss, "tok/word", "epochs", "worth")
     rows = [
         (
             _name(row.source),
@@ -58,6 +60,7 @@ def _print_sources(table: "MixtureTable") -> None:
             _short(row.amount.bytes),
             _short(row.amount.words),
             _short(row.amount.tokens),
+            *([_short(row.amount.tokens_with_loss or row.amount.tokens)] if has_mask else []),
             "–" if row.amount.tokens_per_word is None else f"{row.amount.tokens_per_word:.2f}",
             f"{row.epochs:.2f}",
             _short(row.effective_tokens),

@@ -8,6 +8,7 @@ probability of 3 %.
 
 import xxhash
 
+from kielo.artifact.conversation import TURNS
 from kielo.corpus.split_document import SplitDocument
 from kielo.corpus.step import DocumentFilter, LineFilter
 
@@ -22,7 +23,10 @@ class DocumentDuplicates(DocumentFilter):
         self.seen: set[int] = set()
 
     def judge(self, document: SplitDocument) -> str | None:
-        return None if _is_new(xxhash.xxh3_64_intdigest("\n".join(document.lines)), self.seen) else SEEN
+        text = "\n".join(document.lines)
+        if turns := document.metadata.get(TURNS):  # the same words in other roles are another conversation
+            text += f"\0{turns}"
+        return None if _is_new(xxhash.xxh3_64_intdigest(text), self.seen) else SEEN
 
 
 class LineDuplicates(LineFilter):

@@ -1,13 +1,15 @@
 """The steps of a corpus in the order in which they run, in two passes.
 
 Which documents a step sees follows from the kind of their source: cleaned text is normalised and goes through
-the filters of its languages, code and pairs through their own; text that others have cleaned passes as it is.
+the filters of its languages, code, pairs and conversations through their own; text that others have cleaned
+passes as it is.
 """
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kielo.corpus.code_filters import code_filters
+from kielo.corpus.conversations import AlternatingTurns, WholeConversations
 from kielo.corpus.document_files import MergeCleaned, WriteCleaned, WriteDocuments
 from kielo.corpus.document_filters import DocumentLength, NotEmpty, document_filters
 from kielo.corpus.duplicates import DocumentDuplicates, LineDuplicates
@@ -33,6 +35,7 @@ def first_pass(sources: tuple[RawSource, ...], recipe: Recipe, cleaned: Path) ->
         *_language_steps(corpus, recipe.language),
         *_code_steps(corpus),
         *_pair_steps(recipe),
+        *_conversation_steps(corpus),
         WriteCleaned(cleaned),
     ]
 
@@ -81,6 +84,13 @@ def _pair_steps(recipe: Recipe) -> list[CorpusStep]:
         layout = LayOutPairs(source.templates, source.reverse_share, names)
         steps.append(layout.for_sources([source.name], source.name))
     return steps
+
+
+def _conversation_steps(corpus: Corpus) -> list[CorpusStep]:
+    every = _names(corpus, lambda source: source.kind == "instructions")
+    own = _names(corpus, lambda source: source.kind == "instructions" and source.clean)
+    steps: list[CorpusStep] = [WholeConversations().for_sources(every)] if every else []
+    return [*steps, AlternatingTurns().for_sources(own)] if own else steps
 
 
 def _is_taken_whole(source: Source) -> bool:

@@ -5,7 +5,7 @@ a file into records, and of `raw_texts.parse`, which decodes one.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ CODE_FORMATS = ".py, .c, .java and other program files, .jsonl (also .gz or .zst
 KNOWN = re.compile(r"\.(txt|jsonl)(\.gz|\.zst)?$|\.parquet$|\.html?$", re.IGNORECASE)
 PAIR_FORMATS = ".tsv, .jsonl, .tmx (each also .gz or .zst), .parquet"
 PAIR_FILES = re.compile(r"\.(tsv|jsonl|tmx)(\.gz|\.zst)?$|\.parquet$", re.IGNORECASE)
-CODE_TABLES = re.compile(r"\.jsonl(\.gz|\.zst)?$|\.parquet$", re.IGNORECASE)
+TABLE_FORMATS = ".jsonl (also .gz or .zst), .parquet"
+TABLES = re.compile(r"\.jsonl(\.gz|\.zst)?$|\.parquet$", re.IGNORECASE)
 PARQUET_BATCH_ROWS = 1024
 PARQUET_BATCH_BYTES = 1 << 26
 
@@ -51,10 +52,15 @@ class RawSource:
     origin: str
     fingerprint: str
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of the columns that must be there: a field in a field is in the column of the outer one."""
-        return tuple(dict.fromkeys(name.partition(".")[0] for name in self.text_fields))
+    def columns_of(self, present: Sequence[str]) -> tuple[str, ...]:
+        """Returns the columns that must be there, where a file has those `present`.
+
+        A field in a field is in the column of the outer one. Conversations are in one of their fields.
+        """
+        columns = tuple(dict.fromkeys(name.partition(".")[0] for name in self.text_fields))
+        if self.kind == "instructions":
+            return tuple(name for name in columns if name in present)[:1] or columns[:1]
+        return columns
 
     @property
     def facts(self) -> tuple[str, ...]:
@@ -83,18 +89,19 @@ def is_readable(path: Path, kind: str) -> bool:
     if path.name.startswith("."):
         return False
     if kind == "code":
-        return bool(CODE_TABLES.search(path.name)) or programming_language(path.name) is not None
-    return bool((PAIR_FILES if kind == "parallel" else KNOWN).search(path.name))
+        return bool(TABLES.search(path.name)) or programming_language(path.name) is not None
+    return bool({"parallel": PAIR_FILES, "instructions": TABLES}.get(kind, KNOWN).search(path.name))
 
 
 def formats(kind: str) -> str:
     """Returns the formats of a kind of source, for people."""
-    return {"code": CODE_FORMATS, "parallel": PAIR_FORMATS}.get(kind, FORMATS)
+    own = {"code": CODE_FORMATS, "parallel": PAIR_FORMATS, "instructions": TABLE_FORMATS}
+    return own.get(kind, FORMATS)
 
 
 def file_format(path: Path, kind: str) -> str:
     """Returns the format of a file of a source of this kind: "jsonl", "txt", "html", "code", …"""
-    if kind == "code" and not CODE_TABLES.search(path.name):
+    if kind == "code" and not TABLES.search(path.name):
         return "code"
     suffixes = [suffix for suffix in path.suffixes if suffix.lower() not in (".gz", ".zst")]
     found = suffixes[-1].lower().removeprefix(".")
@@ -159,9 +166,11 @@ def _parquet_records(path: Path, source: RawSource) -> Iterator[Record]:
     try:
         file = pyarrow.parquet.ParquetFile(path, buffer_size=PARQUET_BATCH_BYTES // 16)
         columns = file.schema_arrow.names
-        for name in source.columns:
-            _check_column(path, file.schema_arrow, name, has_text=name in source.text_fields)
-        wanted = [*source.columns, *(name for name in source.facts if name in columns)]
+        needed = source.columns_of(columns)
+        for name in needed:
+            has_text = name in source.text_fields and source.kind != "instructions"
+            _check_column(path, file.schema_arrow, name, has_text)
+        wanted = [*needed, *(name for name in source.facts if name in columns)]
         number = 0
         for batch in file.iter_batches(_batch_rows(file), columns=wanted):
             for row in range(batch.num_rows):

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kielo.artifact.conversation import TURNS, join_messages
 from kielo.artifact.documents import decode_text, other_encoding, parse_record
 from kielo.corpus.code_filters import LANGUAGE
+from kielo.corpus.conversations import read_messages
 from kielo.corpus.html_text import page_text
 from kielo.corpus.programming_languages import programming_language
 from kielo.corpus.raw_formats import FILE_NAME_FIELDS, RawSource, file_format
@@ -71,6 +73,9 @@ def _from_fields(id: str, where: str, fields: dict[str, Any], source: RawSource)
     if source.kind == "parallel":
         first, second = (_side(where, fields, name) for name in source.text_fields)
         return RawText(id, "", sides=(first, second))
+    if source.kind == "instructions":
+        text, turns = join_messages(read_messages(where, fields, source.text_fields))
+        return RawText(id, text, {TURNS: turns})
     field = source.text_fields[0]
     text = fields.get(field, ...)
     # A field that says "nothing" is an empty document.
@@ -213,6 +218,8 @@ def _cell(where: str, value: Any, max_bytes: int) -> Any:
     value = getattr(value, "value", value) if isinstance(value, pyarrow.DictionaryScalar) else value
     is_text = isinstance(value, pyarrow.StringScalar | pyarrow.LargeStringScalar)
     if is_text and value.as_buffer().size > max_bytes:
+        raise too_long(where, max_bytes)
+    if isinstance(value, pyarrow.ListScalar | pyarrow.LargeListScalar) and value.values.nbytes > max_bytes:
         raise too_long(where, max_bytes)
     try:
         return value.as_py()

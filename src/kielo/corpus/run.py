@@ -208,6 +208,11 @@ def _empty_source(
             "Are the sides in the languages of `language`, in this order? pair_fields names the fields; "
             "clean = false takes pairs as they are"
         )
+    elif kind == "instructions":
+        advice = (
+            "Do user and assistant take turns, and is every answer there? clean = false lets turns come in "
+            "any order that the chat template allows"
+        )
     else:
         advice = "All of it is empty, or an earlier source has the same documents"
     return empty_message(f"{what})", build_funnel(steps, own), threshold_table(steps, own), advice)

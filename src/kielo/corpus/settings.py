@@ -10,6 +10,7 @@ from kielo.recipe.languages_of_sources import source_languages
 from kielo.recipe.sections import Corpus, Source
 from kielo.recipe.source_kinds import KINDS
 
+SHAREGPT_FIELD = "conversations"
 # Keys of the section that decide what is refused and how fast it goes, not which documents come out.
 _WITHOUT_OUTCOME = {"sources", "max_bad_share", "workers"}
 
@@ -59,9 +60,14 @@ def language_rule(corpus: Corpus, cards: Sequence[Language]) -> LanguageRule:
 
 
 def text_fields(source: Source) -> tuple[str, ...]:
-    """Returns the names of the fields or columns that hold the source's text: one, or two of a pair."""
+    """Returns the names of the fields or columns that hold the source's text: one, or two of a pair.
+
+    Of conversations, the first that a file has holds them.
+    """
     if source.kind == "parallel":
         return source.pair_fields or source.language
+    if source.kind == "instructions" and not source.text_field:
+        return (KINDS[source.kind].text_field, SHAREGPT_FIELD)  # whichever a file has
     return (source.text_field or KINDS[source.kind].text_field,)
 
 

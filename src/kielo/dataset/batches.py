@@ -16,7 +16,7 @@ import numpy as np
 from kielo.artifact.manifest import Manifest, check_sizes, read_manifest
 from kielo.artifact.stage_json import read_stage_json
 from kielo.artifact.token_set import TokenSet
-from kielo.artifact.token_shards import TokenShard
+from kielo.artifact.token_shards import LOSS_MASK, TokenShard
 from kielo.artifact.token_sources import TokenFiles, check_unchanged
 from kielo.dataset.order import Located, Order, OrderSource, Phase
 from kielo.dataset.packed_sequences import PackedSequences, Pieces
@@ -181,7 +181,9 @@ def open_shard(folder: Path | str, name: str) -> Shard:
         files, place = described.sources[name], Path(counts["folder"])
         check_unchanged(name, place, files.files, counts["mtimes_ns"])
         return TokenSet(place, files.files, files.training_tokens, described.end_of_text_id)
-    check_sizes(folder, manifest, [f"{name}.bin", f"{name}.idx"])
+    parts = [f"{name}.bin", f"{name}.idx"]
+    parts += [mask for mask in [name + LOSS_MASK] if mask in manifest.files]
+    check_sizes(folder, manifest, parts)
     return TokenShard(Path(folder) / name)
 
 
@@ -195,6 +197,7 @@ class _StreamReader:
         self._shards, self._length, self._end, self._mask_documents = shards, length, end, mask_documents
         self._whole = [shard.num_whole_sequences(length) for shard in shards]
         self._dtype = np.result_type(*(shard.dtype for shard in shards))
+        self._masked = [number for number, shard in enumerate(shards) if shard.loss_mask is not None]
 
     def read(self, samples: np.ndarray, located: Located) -> Batch:
         """Reads located sequences into a batch; `samples` [n] are only stored in it."""
@@ -209,6 +212,9 @@ class _StreamReader:
                 _mark_borders(documents, shard, rows, sequence[rows] * self._length, counts[rows])
         # The tokens are narrow until here: gathering moves a quarter of the bytes, one pass widens them.
         inputs, labels = tokens[:, :-1].astype(np.int64), tokens[:, 1:].astype(np.int64)
+        for number in self._masked:
+            rows = np.flatnonzero(source == number)
+            self._leave_out(labels, number, rows, sequence[rows] * self._length + 1)
         for row in np.flatnonzero(counts < self._length):
             inputs[row, counts[row] :], labels[row, counts[row] :] = self._end, NOT_COUNTED
             if documents is not None:
@@ -237,6 +243,13 @@ class _StreamReader:
             rest = shard.read(start := whole * self._length, shard.num_tokens - start)
             tokens[row, : len(rest)] = rest
             counts[row] = len(rest) - 1  # the last token has no next one: it is a label only
+
+    def _leave_out(self, labels: np.ndarray, number: int, rows: np.ndarray, first_token: np.ndarray) -> None:
+        """Takes tokens without loss out of rows of `labels` [n, s]; first_token: of each row's labels."""
+        mask = self._shards[number].loss_mask
+        for row, first in zip(rows, first_token):
+            without = np.flatnonzero(mask[first : first + self._length] == 0)
+            labels[row, without] = NOT_COUNTED
 
 
 def _mark_borders(
@@ -282,6 +295,9 @@ class _PackedReader:
             joins = pieces.begins & (pieces.column > 0)
             at, column = row[joins], pieces.column[joins]
             labels[at, column - 1] = inputs[at, column]
+            if shard.loss_mask is not None:
+                without = shard.loss_mask[pieces.start[joins]] == 0
+                labels[at[without], column[without] - 1] = NOT_COUNTED
             if documents is not None:
                 ends = pieces.column + pieces.count  # where the next piece or the filling begins
                 inside = ends < self._length
@@ -321,3 +337,6 @@ def _copy_pieces(
         tokens = shard.read(start, count if ends else count + 1)
         inputs[at, column : column + count] = tokens[:count]
         labels[at, column : column + len(tokens) - 1] = tokens[1:]
+        if shard.loss_mask is not None:
+            without = np.flatnonzero(shard.loss_mask[start + 1 : start + len(tokens)] == 0)
+            labels[at, column + without] = NOT_COUNTED

@@ -27,7 +27,7 @@ class HeldoutSet:
 
     file: of its shard in `folder`. languages: codes, () where they are not known. tokens: end-of-text
     included. text_bytes: UTF-8 bytes of its documents and one for each document's border; None where the
-    folder does not say.
+    folder does not say. with_loss: (tokens, bytes) of what carries loss, where that is only a part.
     """
 
     name: str
@@ -36,11 +36,16 @@ class HeldoutSet:
     languages: tuple[str, ...]
     tokens: int
     text_bytes: int | None
+    with_loss: tuple[int, int] | None = None
 
     @property
     def tokens_per_byte(self) -> float | None:
-        """Returns the whole set's tokens per byte of text, by which losses become bits per byte."""
-        return self.tokens / self.text_bytes if self.text_bytes else None
+        """Returns the whole set's tokens per byte of text, by which losses become bits per byte.
+
+        Of a set of which a part carries loss, that part's.
+        """
+        tokens, text_bytes = self.with_loss or (self.tokens, self.text_bytes)
+        return tokens / text_bytes if text_bytes else None
 
     def holds(self, document: Mapping[str, Any]) -> bool:
         """Returns True for a held-out document, of any source, that is in this source's set."""
@@ -83,4 +88,7 @@ def heldout_sets(tokens_folder: Path | str) -> tuple[HeldoutSet, ...]:
 def _set(name: str, folder: Path, file: str, counts: dict[str, Any]) -> HeldoutSet:
     text_bytes = counts["bytes"] + counts["documents"] if {"bytes", "documents"} <= counts.keys() else None
     languages = tuple(counts.get("languages", ()))
-    return HeldoutSet(name, folder, file, languages, counts["tokens"], text_bytes)
+    with_loss = None
+    if "tokens_with_loss" in counts:
+        with_loss = (counts["tokens_with_loss"], counts["bytes_with_loss"])
+    return HeldoutSet(name, folder, file, languages, counts["tokens"], text_bytes, with_loss)

@@ -1,6 +1,7 @@
 """The pack stage: documents + tokenizer -> a token shard for each source, and shards of held-out text.
 
 SOURCE.bin .idx    tokens of the source's documents in the corpus's order, end-of-text after each
+SOURCE.loss_mask   a byte a token, where only a part of them carries loss (`loss = "answers"`)
 SOURCE.ids.txt     their ids, one a line, so that a token leads back to its document
 heldout.*          the same for held-out documents, and heldout.jsonl.zst with their text (for bits per byte)
 token_files.json   a description of sources that are ready tokens, which are read in place
@@ -23,6 +24,7 @@ from kielo.artifact.stage_json import write_json
 from kielo.artifact.token_shards import TokenShardWriter
 from kielo.artifact.token_sources import find_token_sources
 from kielo.artifact.trained_text import refuse_to_replace
+from kielo.dataset.encoded_documents import DocumentEncoder, EncodedDocument, sources_with_loss_mask
 from kielo.dataset.heldout_languages import SEPARATOR, HeldoutLanguages
 from kielo.dataset.heldout_sets import HELDOUT, SET_KEY, set_file
 from kielo.dataset.pack_token_files import TokenFilesPacking, inputs_of, note_places
@@ -33,7 +35,6 @@ from kielo.tokenizer.heldout import is_heldout as is_heldout  # re-exported: the
 from kielo.tokenizer.load import (
     TextTokenizer,
     decode,
-    encode,
     end_of_text_id,
     load_tokenizer,
     vocabulary_size,
@@ -52,14 +53,15 @@ def pack(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Pa
 
     counts: {"sources": {name: {"tokens", "documents", "bytes", "words"}}, "heldout": {same},
     "heldout_sets": {set: the same, and "languages"} where there are several sources or languages,
-    "round_trip": {"checked", "exact"}}; tokens include end-of-text, bytes are the text's UTF-8. Raises
-    KieloError for a source without training text, for no held-out text, where our own tokenizer does not give
-    a text back, and where a checkpoint was trained on shards that would be replaced.
+    "round_trip": {"checked", "exact"}}; tokens include end-of-text, bytes are the text's UTF-8. Where a part
+    of the tokens carries loss there are also "tokens_with_loss" and "bytes_with_loss", with one for each end.
+    Raises KieloError for a source without training text, for no held-out text, where our own tokenizer does
+    not give a text back, and where a checkpoint was trained on shards that would be replaced.
     """
     inputs = {"tokenizer": hash_manifest(tokenizer_folder)}
     if recipe.corpus.of_raw_text.sources:
         inputs["corpus"] = hash_manifest(corpus_folder)
-    section, found = {"heldout_share": recipe.dataset.heldout_share}, {}
+    section, found = _section(recipe), {}
     if recipe.corpus.token_sources:
         found = find_token_sources(recipe, tokenizer_facts(tokenizer_folder).vocabulary_size)
         inputs |= inputs_of(found)
@@ -73,7 +75,7 @@ def pack(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Pa
         made_with = tokenizer_hash(tokenizer_folder)
         with packing:
             for document, row in ready.heldout(made_with):
-                packing.hold_out(document, row)
+                packing.hold_out(document, EncodedDocument(document["text"], row))
             if "corpus" in inputs:
                 for batch in _batched(_with_progress(corpus_folder)):
                     packing.add(batch)
@@ -87,23 +89,42 @@ def pack(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Pa
     return read_manifest(folder)
 
 
+def _section(recipe: Recipe) -> dict[str, Any]:
+    """Returns the settings that the outcome of the pack stage depends on, as its manifest has them."""
+    section: dict[str, Any] = {"heldout_share": recipe.dataset.heldout_share}
+    if on_answers := sources_with_loss_mask(recipe):
+        section["loss_on_answers"] = sorted(on_answers)
+    return section
+
+
 class _Shard:
     """One shard in the making, with the ids of its documents and its counts."""
 
-    def __init__(self, prefix: Path, vocab_size: int, end: int, open_files: ExitStack):
-        self._tokens = open_files.enter_context(TokenShardWriter(prefix, vocab_size))
+    def __init__(self, tokens: TokenShardWriter, end: int, open_files: ExitStack):
+        self._tokens, prefix = open_files.enter_context(tokens), tokens.prefix
         ids_path = prefix.with_name(prefix.name + ".ids.txt")
         self._ids = open_files.enter_context(ids_path.open("w", encoding="utf-8", newline="\n"))
         self._end = end
         self.counts = {"tokens": 0, "documents": 0, "bytes": 0, "words": 0}
+        if tokens.has_loss_mask:
+            self.counts |= {"tokens_with_loss": 0, "bytes_with_loss": 0}
 
-    def add(self, document: dict[str, Any], row: list[int]) -> None:
-        self._tokens.add(np.array([*row, self._end], dtype=np.int64))
+    def add(self, document: dict[str, Any], encoded: EncodedDocument) -> None:
+        row, carries_loss = encoded.ids, encoded.carries_loss
+        self._tokens.add(np.array([*row, self._end], dtype=np.int64), carries_loss)
+        num_bytes = len(document["text"].encode("utf-8", "surrogatepass"))
+        if self._tokens.has_loss_mask:
+            self.counts["tokens_with_loss"] += (
+                len(row) + 1 if carries_loss is None else int(carries_loss.sum())
+            )
+            self.counts["bytes_with_loss"] += (
+                num_bytes + 1 if encoded.bytes_with_loss is None else encoded.bytes_with_loss
+            )
         self._ids.write(" ".join(document["id"].splitlines()) + "\n")  # one line each, whatever the id
         self.counts["tokens"] += len(row) + 1
         self.counts["documents"] += 1
         self.counts["words"] += len(WORD.findall(document["text"]))
-        self.counts["bytes"] += len(document["text"].encode("utf-8", "surrogatepass"))
+        self.counts["bytes"] += num_bytes
 
 
 class _Packing:
@@ -112,6 +133,8 @@ class _Packing:
     def __init__(self, folder: Path, tokenizer: TextTokenizer, recipe: Recipe):
         self._folder, self._tokenizer, self._recipe = folder, tokenizer, recipe
         self._end, self._vocab_size = end_of_text_id(tokenizer), vocabulary_size(tokenizer)
+        self._encoder = DocumentEncoder(recipe, tokenizer, self._end)
+        self._on_answers = sources_with_loss_mask(recipe)
         self._open_files = ExitStack()
         self._sources: dict[str, _Shard] = {}
         self._languages, self._heldout_sets = HeldoutLanguages(recipe), dict[str, _Shard]()
@@ -119,7 +142,7 @@ class _Packing:
         self._documents = self._checked = self._exact = 0
 
     def __enter__(self) -> None:
-        self._heldout = self._shard(HELDOUT)
+        self._heldout = self._shard(HELDOUT, bool(self._on_answers))
         self._heldout_texts = self._open_files.enter_context(
             DocumentWriter(self._folder / (HELDOUT + SUFFIX))
         )
@@ -128,27 +151,28 @@ class _Packing:
         self._open_files.__exit__(*problem)
 
     def add(self, documents: list[dict[str, Any]]) -> None:
-        rows = encode(self._tokenizer, [document["text"] for document in documents])
-        self._check_round_trip(documents, rows)
-        for document, row in zip(documents, rows):
+        encoded = self._encoder.encode(documents)
+        self._check_round_trip(documents, encoded)
+        for document, one in zip(documents, encoded):
             source = document["source"]
             self._met[source] = self._met.get(source, 0) + 1
-            if not row:
+            if not one.ids:
                 continue  # an empty text: an end-of-text alone teaches nothing
             if is_heldout(document["text"], self._recipe.dataset.heldout_share):
-                self.hold_out(document, row)
+                self.hold_out(document, one)
             else:
                 if source not in self._sources:
-                    self._sources[source] = self._shard(_checked_name(source))
-                self._sources[source].add(document, row)
+                    self._sources[source] = self._shard(_checked_name(source), source in self._on_answers)
+                self._sources[source].add(document, one)
 
-    def hold_out(self, document: dict[str, Any], row: list[int]) -> None:
-        self._heldout.add(document, row)
+    def hold_out(self, document: dict[str, Any], encoded: EncodedDocument) -> None:
+        self._heldout.add(document, encoded)
         if self._languages.has_several_sets:
             name, source = self._languages.set_of(document), document["source"]
             if name not in self._heldout_sets:
-                self._heldout_sets[name] = self._shard(set_file(_checked_name(name)))
-            self._heldout_sets[name].add(document, row)
+                file = set_file(_checked_name(name))
+                self._heldout_sets[name] = self._shard(file, source in self._on_answers)
+            self._heldout_sets[name].add(document, encoded)
             if name != source:
                 document = document | {"metadata": document["metadata"] | {SET_KEY: name}}
         self._heldout_texts.add(document)
@@ -193,17 +217,19 @@ class _Packing:
             "round_trip": {"checked": self._checked, "exact": self._exact},
         }
 
-    def _shard(self, name: str) -> _Shard:
-        return _Shard(self._folder / name, self._vocab_size, self._end, self._open_files)
+    def _shard(self, name: str, has_loss_mask: bool) -> _Shard:
+        tokens = TokenShardWriter(self._folder / name, self._vocab_size, has_loss_mask)
+        return _Shard(tokens, self._end, self._open_files)
 
-    def _check_round_trip(self, documents: list[dict[str, Any]], rows: list[list[int]]) -> None:
+    def _check_round_trip(self, documents: list[dict[str, Any]], encoded: list[EncodedDocument]) -> None:
         chosen = slice(-self._documents % ROUND_TRIP_EVERY, None, ROUND_TRIP_EVERY)
         self._documents += len(documents)
-        for document, back in zip(documents[chosen], decode(self._tokenizer, rows[chosen])):
+        texts = decode(self._tokenizer, [one.ids for one in encoded[chosen]])
+        for document, one, back in zip(documents[chosen], encoded[chosen], texts):
             self._checked += 1
-            self._exact += document["text"] == back
+            self._exact += one.text == back
             # A ready tokenizer may normalise; then the share of exact texts is reported, and no more.
-            if document["text"] != back and not self._recipe.tokenizer.path:
+            if one.text != back and not self._recipe.tokenizer.path:
                 raise KieloError(
                     f"document {document['id']}: the tokenizer does not give its text back; train it again"
                 )

@@ -12,6 +12,7 @@ from typing import Any
 from kielo.artifact.manifest import Manifest, as_json, hash_manifest, read_manifest
 from kielo.corpus.settings import effective_settings
 from kielo.dataset.batches import packed_manifest
+from kielo.dataset.encoded_documents import sources_with_loss_mask
 from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
@@ -136,6 +137,10 @@ def _tokens_hash(plain: Mapping[str, Any]) -> str | None:
 def _changes_of_tokens(recipe: Recipe, tokens: Manifest) -> Iterator[str]:
     yield from _changes("dataset.", tokens.section, {"heldout_share": recipe.dataset.heldout_share})
     # Packed by another program, or before there was a choice: nothing to compare with.
+    on_answers = tokens.section.get("loss_on_answers", [])
+    now = sorted(sources_with_loss_mask(recipe))
+    if tokens.inputs and on_answers != now:
+        yield f"corpus.sources with loss = 'answers': were {on_answers}, are now {now}"
     packed = [name for name, counts in tokens.counts["sources"].items() if "folder" in counts]
     named = [source.name for source in recipe.corpus.token_sources]
     if tokens.inputs and sorted(packed) != sorted(named):

@@ -23,14 +23,16 @@ def documents_of_step(
     """Returns one row for each part of a document in each sequence of `step`, which is in `phase`.
 
     Rows, in the samples' order: {"sample", "source", "epoch", "sequence", "document" (its id; file and number
-    in token files read in place), "tokens" (of it in the sequence), "text" (of these tokens, as `text_of`
-    decodes them)}. Raises KieloError when the list of ids does not fit the shard.
+    in token files read in place), "tokens" (of it in the sequence), "with_loss" (where a source of the phase
+    has a loss mask: how many of them carry loss), "text" (of these tokens, as `text_of` decodes
+    them)}. Raises KieloError when the list of ids does not fit the shard.
     """
     batches = Batches(folder, seed, phase, longest_sequence_length, end_of_text_id, False)
     samples = batches.samples(step)
     located = batches.order.locate(samples)
     rows: list[dict[str, Any]] = []
     wanted: dict[int, set[int]] = {}
+    has_mask = any(shard.loss_mask is not None for shard in batches.shards)
     places = (values.tolist() for values in (samples, located.source, located.epoch, located.sequence))
     for sample, source, epoch, sequence, ranges in zip(*places, batches.ranges(located)):
         shard = batches.shards[source]
@@ -43,6 +45,7 @@ def documents_of_step(
                     "sequence": sequence,
                     "document": document,
                     "tokens": tokens,
+                    **({"with_loss": _tokens_with_loss(shard, start, tokens)} if has_mask else {}),
                     "text": text_of(shard.read(start, tokens)),
                 }
             )
@@ -57,6 +60,11 @@ def documents_of_step(
             row["document"] = ids[row["source"]][row["document"]]
         row["source"] = batches.names[row["source"]]
     return rows
+
+
+def _tokens_with_loss(shard: Shard, start: int, count: int) -> int:
+    """Returns how many of the tokens start .. start + count - 1 carry loss."""
+    return count if shard.loss_mask is None else int(shard.loss_mask[start : start + count].sum())
 
 
 def _parts(shard: Shard, start: int, count: int) -> Iterator[tuple[int | str, int, int]]:

@@ -50,13 +50,16 @@ def windows(num_tokens: int, length: int, stride: int) -> Iterator[Window]:
 
 
 @torch.inference_mode()
-def token_stream_bits(contender: Contender, tokens: np.ndarray, stride: int | None = None) -> float:
+def token_stream_bits(
+    contender: Contender, tokens: np.ndarray, stride: int | None = None, counted: np.ndarray | None = None
+) -> float:
     """Returns the total bits of the stream of tokens [n], which starts a document.
 
-    stride: default half a sequence.
+    stride: default half a sequence. counted: bool [n], the tokens whose bits count; None: all.
     """
     length = min(contender.sequence_length, len(tokens))
     stream = torch.from_numpy(np.concatenate([[contender.start_id], tokens])).to(torch.int64)
+    weights = torch.ones(len(tokens)) if counted is None else torch.from_numpy(counted).float()
     stride = max(1, length // 2) if stride is None else min(stride, length)
     nats = 0.0
     for first, group in groupby(windows(len(tokens), length, stride), key=lambda window: window.first):
@@ -69,7 +72,8 @@ def token_stream_bits(contender: Contender, tokens: np.ndarray, stride: int | No
             losses = F.cross_entropy(
                 logits.flatten(0, 1).float(), labels[:, first:].flatten(), reduction="none"
             )
-            nats += losses.double().sum().item()
+            counts = torch.stack([weights[one.start + first : one.start + length] for one in batch])
+            nats += (losses.double() * counts.flatten().to(losses.device)).sum().item()
             rows = max(1, min(rows, MOST_LOGITS_PER_FORWARD // (length * logits.shape[-1])))
     return nats / np.log(2)
 

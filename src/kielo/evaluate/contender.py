@@ -17,6 +17,7 @@ from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.models import families
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Resolved
+from kielo.tokenizer.chat_template import has_chat_template
 from kielo.tokenizer.load import TextTokenizer, encode, end_of_text_id, load_tokenizer, vocabulary_size
 
 Logits = Callable[[Tensor, Tensor | None], Tensor]
@@ -37,6 +38,10 @@ class Contender:
     sequence_length: int
     mask_documents: bool
     device: torch.device
+
+    @property
+    def has_chat_template(self) -> bool:
+        return has_chat_template(self.tokenizer.folder)
 
     def encode_documents(self, texts: Iterable[str]) -> np.ndarray:
         """Returns the token ids of all documents in one int64 stream, end-of-text after each."""

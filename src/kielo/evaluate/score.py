@@ -7,12 +7,16 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
+from kielo.artifact.conversation import messages_of
 from kielo.artifact.scores import BitsPerByte, Sample, Scores, SetScore
+from kielo.dataset.encoded_documents import DocumentEncoder
 from kielo.evaluate.baselines import ByteNgram, byte_stream, unigram_bits, xz_bits
 from kielo.evaluate.bits_per_byte import counted_bytes, token_stream_bits
 from kielo.evaluate.contender import Contender, document_tokens
 from kielo.evaluate.generate import default_prompts, generate
-from kielo.evaluate.texts import heldout_texts, texts_of_sets, training_texts, training_token_counts
+from kielo.evaluate.texts import documents_of_sets, heldout_texts, training_texts, training_token_counts
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.load import end_of_text_id, load_tokenizer, vocabulary_size
@@ -39,10 +43,11 @@ def score(contender: Contender, name: str, recipe: Recipe, run_folder: Path) -> 
         for number, prompt in enumerate(recipe.evaluate.prompts or default_prompts(texts))
     ]
     baselines, given = _baselines(recipe, run_folder, texts)
+    documents = DocumentEncoder(recipe, contender.tokenizer, contender.end_of_text_id)
     return Scores(
         model=name,
         bits_per_byte=BitsPerByte(model=bits_per_byte, **baselines),
-        sets=_set_scores(contender, run_folder, stride),
+        sets=_set_scores(contender, documents, run_folder, stride),
         samples=samples,
         sampling=recipe.evaluate.model_dump(include={"temperature", "top_k"}) | {"seed": recipe.seed},
         heldout_bytes=num_bytes - len(texts),
@@ -57,17 +62,32 @@ def score(contender: Contender, name: str, recipe: Recipe, run_folder: Path) -> 
     )
 
 
-def _set_scores(contender: Contender, run_folder: Path, stride: int) -> list[SetScore]:
-    """Scores the contender on the held-out text of each source, and on texts from outside of the mixture."""
+def _set_scores(
+    contender: Contender, encoder: DocumentEncoder, run_folder: Path, stride: int
+) -> list[SetScore]:
+    """Scores the contender on the held-out text of each source, and on texts from outside of the mixture.
+
+    Conversations are laid out by the contender's own chat template, and have no score where it has none. Of
+    documents on whose answers alone the run is trained, the bits and bytes of answers count.
+    """
     scores = []
-    for one, texts in texts_of_sets(run_folder / "tokens"):
-        num_bytes = counted_bytes(texts)
-        bits = token_stream_bits(contender, contender.encode_documents(texts), stride)
+    for one, documents in documents_of_sets(run_folder / "tokens"):
+        if not contender.has_chat_template and any(messages_of(document) for document in documents):
+            continue
+        encoded = encoder.encode(documents)
+        end = contender.end_of_text_id
+        tokens = np.array([token for document in encoded for token in (*document.ids, end)], dtype=np.int64)
+        counted = np.concatenate([document.loss_mask for document in encoded])
+        texts = [document["text"] for document in documents]
+        num_bytes = sum(
+            counted_bytes([text]) if document.bytes_with_loss is None else document.bytes_with_loss
+            for text, document in zip(texts, encoded, strict=True)
+        )
         scores.append(
             SetScore(
                 name=one.name,
                 languages=list(one.languages),
-                bits_per_byte=bits / num_bytes,
+                bits_per_byte=token_stream_bits(contender, tokens, stride, counted) / num_bytes,
                 bytes=num_bytes - len(texts),
                 documents=len(texts),
             )

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from kielo.artifact.conversation import messages_of
 from kielo.artifact.documents import SUFFIX, read_documents
 from kielo.artifact.manifest import check_sizes
 from kielo.dataset.batches import Shard, open_shard, packed_manifest
@@ -25,24 +26,29 @@ MOST_UNIGRAM_TOKENS = 1 << 28
 
 
 def heldout_texts(tokens_folder: Path) -> tuple[list[str], dict[str, int]]:
-    """Returns the held-out documents, or an even sample of about 4 MiB; and the number and bytes of all."""
+    """Returns the held-out documents, or an even sample of about 4 MiB; and the number and bytes of all.
+
+    Conversations are left out, for baselines know no turns; where there is nothing else, their text is taken.
+    """
     path = tokens_folder / "heldout.jsonl.zst"
     check_sizes(tokens_folder, packed_manifest(tokens_folder), [path.name])
-    sizes = [_num_bytes(document["text"]) for document in read_documents(path)]
+    plain = [_num_bytes(one["text"]) for one in read_documents(path) if messages_of(one) is None]
+    sizes = plain or [_num_bytes(document["text"]) for document in read_documents(path)]
     if not sizes:
         raise KieloError(f"{path}: no held-out documents; raise dataset.heldout_share or add text")
     share = MOST_HELDOUT_BYTES / max(1, sum(sizes))
-    texts = list(evenly((document["text"] for document in read_documents(path)), share))
+    taken = (one["text"] for one in read_documents(path) if not plain or messages_of(one) is None)
+    texts = list(evenly(taken, share))
     return texts, {"heldout_documents_in_all": len(sizes), "heldout_bytes_in_all": sum(sizes)}
 
 
-def texts_of_sets(tokens_folder: Path) -> Iterator[tuple[HeldoutSet, list[str]]]:
+def documents_of_sets(tokens_folder: Path) -> Iterator[tuple[HeldoutSet, list[dict[str, Any]]]]:
     """Yields each source's held-out set and each outside text, with an even sample of about 1 MiB of it."""
     for one in heldout_sets(tokens_folder)[1:]:
         is_source = one.folder == Path(tokens_folder)
         path = one.folder / ((HELDOUT if is_source else one.file) + SUFFIX)
         check_sizes(one.folder, packed_manifest(one.folder), [path.name])
-        mine = (document["text"] for document in read_documents(path) if not is_source or one.holds(document))
+        mine = (document for document in read_documents(path) if not is_source or one.holds(document))
         yield one, list(evenly(mine, MOST_SET_BYTES / max(1, one.text_bytes or 0)))
 
 

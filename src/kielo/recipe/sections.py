@@ -106,7 +106,9 @@ class Source(Section):
         "vocabulary fits",
     )
     text_field: str = Field(
-        "", description='field or column that holds the text; default: "text", and "content" of code'
+        "",
+        description='field or column that holds the text; default: "text", "content" of code, and "messages" '
+        'or "conversations" of instructions',
     )
     kind: Literal[tuple(KINDS)] = Field(
         "text", description="; ".join(f"{name}: {kind.description}" for name, kind in KINDS.items())
@@ -119,7 +121,8 @@ class Source(Section):
     clean: bool = Field(
         True,
         description="false for text that others have cleaned (HPLT, FineWeb2, CulturaX): it passes as it is, "
-        "and only empty documents and exact duplicates of documents are dropped",
+        "and only empty documents and exact duplicates of documents are dropped; of instructions: turns need "
+        "not alternate",
     )
     documents: Literal["lines", "paragraphs", "files"] = Field(
         "lines",
@@ -138,6 +141,11 @@ class Source(Section):
     reverse_share: float = Field(
         0.5, ge=0, le=1, description="of parallel text: share of pairs laid out from the second language"
     )
+    loss: Literal["all", "answers"] = Field(
+        "all",
+        description="of instructions: the tokens that carry loss. answers: only the assistant's messages, "
+        "each with the token that ends its turn",
+    )
     licence: str = Field("", description="of this text, for the model card")
     address: str = Field("", description="where people get this text (a URL or DOI), for the model card")
     max_documents: PositiveInt | None = Field(None, description="read no more than this many documents")
@@ -150,6 +158,8 @@ class Source(Section):
             raise ValueError('kind = "parallel" has two languages; what would work: language = ["en", "fi"]')
         if self.kind != "parallel" and self.model_fields_set & {"pair_fields", "templates", "reverse_share"}:
             raise ValueError('pair_fields, templates and reverse_share are of kind = "parallel"')
+        if self.kind != "instructions" and "loss" in self.model_fields_set:
+            raise ValueError('loss is of kind = "instructions"; all other text carries loss on every token')
         if self.pair_fields and len(self.pair_fields) != 2:
             raise ValueError(f"pair_fields names {len(self.pair_fields)} fields; what would work: two")
         for template in self.templates:

@@ -20,4 +20,5 @@ KINDS = {
     "text": SourceKind("running text", True, "text"),
     "code": SourceKind("program files, byte for byte", False, "content"),
     "parallel": SourceKind("pairs of a text and its translation", True, ""),
+    "instructions": SourceKind("conversations, laid out by the tokenizer's chat template", True, "messages"),
 }

@@ -51,8 +51,9 @@ def render(gathered: dict[str, Any]) -> str:
         f'inputs = tokenizer({prompt}, return_tensors="pt")\n'
         "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=80, do_sample=True, top_k=50)[0]))\n"
         "```",
+        _chat(recipe),
         _training(gathered),
-        _limits(),
+        _limits(recipe),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -139,7 +140,7 @@ def _training(gathered: dict[str, Any]) -> str:
     recipe, corpus, training = gathered["recipe"], gathered["corpus"], gathered["training"]
     lines = []
     for source in recipe.corpus.sources:
-        lines.append(f"- Source: {_plain(_source(source))}{_rights(source)}")
+        lines.append(f"- Source: {_plain(_source(source))}{_conversations(source)}{_rights(source)}")
     if recipe.report.text_license:
         lines.append(f"- Licence of the text: {_plain(recipe.report.text_license)}")
     if corpus:
@@ -169,17 +170,40 @@ def _source(source: Source) -> str:
     return ", or where that is missing ".join(parts)
 
 
+def _conversations(source: Source) -> str:
+    if source.kind != "instructions":
+        return ""
+    return ": conversations" + (", trained on their answers alone" if source.loss == "answers" else "")
+
+
 def _rights(source: Source) -> str:
     """Returns where people get the source's text, and under which licence, as far as the recipe says."""
     address = f"; from {_plain(source.address)}" if source.address else ""
     return address + (f"; licence: {_plain(source.licence)}" if source.licence else "")
 
 
-def _limits() -> str:
+def _chat(recipe: Recipe) -> str:
+    """Returns how to talk to a model that was trained on conversations; "" for others."""
+    if not _instructions(recipe):
+        return ""
     return (
-        "## Limits\n\nThe model continues text; it has not been taught to follow instructions, and what it "
-        "writes may be false or repeat what its training text holds."
+        "A part of its training text are conversations, laid out by the tokenizer's chat template:\n\n"
+        '```python\nchat = [{"role": "user", "content": "…"}]\n'
+        "inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, "
+        'return_tensors="pt")\n```'
     )
+
+
+def _instructions(recipe: Recipe) -> list[Source]:
+    return [source for source in recipe.corpus.sources if source.kind == "instructions"]
+
+
+def _limits(recipe: Recipe) -> str:
+    if _instructions(recipe):
+        does = "The model has learned from conversations; its answers were not tuned to what people prefer"
+    else:
+        does = "The model continues text; it has not been taught to follow instructions"
+    return f"## Limits\n\n{does}, and what it writes may be false or repeat what its training text holds."
 
 
 def _first_prompt(gathered: dict[str, Any]) -> str:

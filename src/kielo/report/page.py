@@ -277,16 +277,19 @@ def _tokenizer(gathered: dict[str, Any]) -> str:
     sources = (gathered["tokens"] or {}).get("sources")
     if sources:
         packed = {**sources, "held-out": gathered["tokens"]["heldout"]}
+        has_mask = any("tokens_with_loss" in count for count in packed.values())
         rows = [
             (
                 name,
                 f"{count['tokens']:,}",
+                *([f"{count.get('tokens_with_loss', count['tokens']):,}"] if has_mask else []),
                 "unknown" if count["documents"] is None else f"{count['documents']:,}",
                 ("about " if "folder" in count else "") + format_bytes(count["bytes"]),
             )
             for name, count in packed.items()
         ]
-        parts.append(_table(("Packed source", "Tokens", "Documents", "Text"), rows))
+        with_loss = ("With loss",) if has_mask else ()
+        parts.append(_table(("Packed source", "Tokens", *with_loss, "Documents", "Text"), rows))
     if packing := gathered["packing"]:
         rows = [
             (

@@ -30,12 +30,16 @@ COMPRESSION = 3.0  # of text by gzip and zstd, and of parquet: typical, as is th
 
 @dataclass(frozen=True)
 class SourceAmount:
-    """How much text of a source there is to train on. None where it is not known."""
+    """How much text of a source there is to train on. None where it is not known.
+
+    tokens_with_loss: where only a part of the packed tokens carries loss.
+    """
 
     tokens: int
     bytes: int
     documents: int | None = None
     words: int | None = None
+    tokens_with_loss: int | None = None
 
     @property
     def tokens_per_word(self) -> float | None:
@@ -156,7 +160,13 @@ def _amounts(recipe: Recipe, run_folder: Path) -> tuple[dict[str, SourceAmount],
     if packed is not None:
         check_recipe(recipe, run_folder)
         counted = {
-            name: SourceAmount(counts["tokens"], counts["bytes"], counts["documents"], counts.get("words"))
+            name: SourceAmount(
+                counts["tokens"],
+                counts["bytes"],
+                counts["documents"],
+                counts.get("words"),
+                counts.get("tokens_with_loss"),
+            )
             for name, counts in packed.counts["sources"].items()
         }
         return counted, f"packed tokens of {run_folder / 'tokens'}", False

@@ -12,14 +12,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
 from kielo.recipe.errors import KieloError
 
 CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json")
-_CHAT_TEMPLATE_FILE = "chat_template.jinja"
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
 # Control tokens whatever their flags say: no word is spelled like this.
 _ALWAYS_CONTROL = re.compile(r"<\|.*\|>|<｜.*｜>", re.DOTALL)
 _MARKUP = re.compile(r"<.+>|\[.+\]", re.DOTALL)
@@ -46,14 +46,23 @@ def control_tokens(folder: Path, end_of_text: str) -> frozenset[str]:
     return frozenset(name for name in found if not _BYTE_OR_CHARACTER.fullmatch(name))
 
 
-def without_control_tokens(
-    whole: Tokenizer, folder: Path, end_of_text: str
-) -> tuple[Tokenizer, dict[int, str]]:
-    """Returns (a copy of `whole` with the same ids in which text has no control tokens, those tokens by id).
+class TextOnly(NamedTuple):
+    """A tokenizer for which text has no control tokens.
 
-    `folder` is where `whole` was read from. The token for unknown characters is not among the tokens by id,
-    unless it ends documents too. The copy truncates and pads nothing. Raises KieloError where the end-of-text
-    token is an ordinary character, which texts cannot do without.
+    control_tokens: those tokens by id; the token for unknown characters is not among them, unless it ends
+    documents too. hidden_names: the name of each in `tokenizer`, which nobody can have written.
+    """
+
+    tokenizer: Tokenizer
+    control_tokens: dict[int, str]
+    hidden_names: dict[str, str]
+
+
+def without_control_tokens(whole: Tokenizer, folder: Path, end_of_text: str) -> TextOnly:
+    """Returns a copy of `whole` with the same ids in which text has no control tokens.
+
+    `folder` is where `whole` was read from. The copy truncates and pads nothing. Raises KieloError where the
+    end-of-text token is an ordinary character, which texts cannot do without.
     """
     control = control_tokens(folder, end_of_text)
     if end_of_text not in control:
@@ -80,7 +89,7 @@ def without_control_tokens(
     content["post_processor"] = None  # it only puts control tokens around texts
     forbidden = control - {unknown} | {end_of_text}
     ids = {number: name for name in forbidden if (number := whole.token_to_id(name)) is not None}
-    return Tokenizer.from_str(json.dumps(content)), ids
+    return TextOnly(Tokenizer.from_str(json.dumps(content)), ids, hidden)
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -119,7 +128,7 @@ def _names(values: Any) -> Iterator[str]:
 
 
 def _chat_template(folder: Path, configs: list[dict[str, Any]]) -> str:
-    path = folder / _CHAT_TEMPLATE_FILE
+    path = folder / CHAT_TEMPLATE_FILE
     separate = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     # One text, or a list of {"name", "template"}.
     return separate + "".join(str(config.get("chat_template") or "") for config in configs)

@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from kielo.recipe.errors import KieloError
-from kielo.tokenizer.control_tokens import CONFIG_FILES, read_object, without_control_tokens
+from kielo.tokenizer.control_tokens import CONFIG_FILES, TextOnly, read_object, without_control_tokens
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE = "tokenizer.json"
@@ -28,8 +28,8 @@ class TextTokenizer:
         self.whole, self.folder, self.end_of_text = whole, folder, end_of_text
 
     @cached_property
-    def for_text(self) -> tuple[Tokenizer, dict[int, str]]:
-        """A copy of `whole` with the same ids in which text has no control tokens, and those tokens by id.
+    def for_text(self) -> TextOnly:
+        """A copy of `whole` with the same ids in which text has no control tokens.
 
         Made when text is first encoded: with a large vocabulary that takes seconds.
         """
@@ -85,7 +85,7 @@ def encode(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]]:
 
     Raises KieloError where the tokenizer writes a control token for text all the same.
     """
-    for_text, forbidden = tokenizer.for_text
+    for_text, forbidden, _ = tokenizer.for_text
     rows = [encoding.ids for encoding in for_text.encode_batch_fast(list(texts), add_special_tokens=False)]
     for text, row in zip(texts, rows):
         if not forbidden.keys().isdisjoint(row):

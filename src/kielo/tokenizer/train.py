@@ -29,6 +29,7 @@ from kielo.artifact.tokenizer_measure import TokenizerMeasure
 from kielo.artifact.trained_text import refuse_to_replace
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
+from kielo.tokenizer.chat_template import DEFAULT_TEMPLATE, TURN_BEGINS, TURN_ENDS, ChatTemplate
 from kielo.tokenizer.decoded_documents import decoded_documents
 from kielo.tokenizer.facts import LARGEST_ID
 from kielo.tokenizer.heldout import is_heldout, place_by_hash
@@ -79,6 +80,8 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
     """
     ready = Path(recipe.tokenizer.path) if recipe.tokenizer.path else None
     section = {**recipe.tokenizer.model_dump(), "heldout_share": recipe.dataset.heldout_share}
+    if marks := _marks(recipe):
+        section["chat_tokens"] = marks
     # Measured on documents of the corpus, or of ready tokens where there is no other text.
     has_corpus = bool(recipe.corpus.of_raw_text.sources)
     inputs = {"corpus": hash_manifest(corpus_folder)} if has_corpus else {}
@@ -92,8 +95,11 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
             for path in _ready_files(ready):
                 shutil.copyfile(path, stage.folder / path.name)
         else:
-            save(train_on(_training_texts(recipe, corpus_folder), recipe), stage.folder)
+            learnt = train_on(_training_texts(recipe, corpus_folder), recipe)
+            save(learnt, stage.folder, DEFAULT_TEMPLATE if marks else None)
         tokenizer = load_tokenizer(stage.folder)
+        if _has_chats(recipe):
+            ChatTemplate(tokenizer)  # refuses a tokenizer without one before anything is packed
         measured_on, texts = (
             _texts_to_measure(recipe, corpus_folder)
             if has_corpus
@@ -113,13 +119,16 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
 def train_on(texts: Iterable[str], recipe: Recipe) -> Tokenizer:
     """Learns the merges; the same texts give the same vocabulary. End-of-text is id 0, the bytes follow.
 
+    With a source of instructions the two tokens of the chat template are ids 1 and 2.
+
     Raises KieloError for a vocabulary that cannot hold the bytes, or without text.
     """
-    wanted = recipe.tokenizer.vocab_size
-    if wanted < SMALLEST_VOCABULARY:
+    wanted, marks = recipe.tokenizer.vocab_size, _marks(recipe)
+    if wanted < SMALLEST_VOCABULARY + len(marks):
+        others = " and the marks of chats" if marks else ""
         raise KieloError(
-            f"tokenizer.vocab_size = {wanted}: a byte-level vocabulary needs at least {SMALLEST_VOCABULARY} "
-            "(256 bytes and end-of-text)"
+            f"tokenizer.vocab_size = {wanted}: a byte-level vocabulary needs at least "
+            f"{SMALLEST_VOCABULARY + len(marks)} (256 bytes and end-of-text{others})"
         )
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -132,7 +141,7 @@ def train_on(texts: Iterable[str], recipe: Recipe) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=wanted,
         min_frequency=recipe.tokenizer.min_frequency,
-        special_tokens=[END_OF_TEXT],
+        special_tokens=[END_OF_TEXT, *marks],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -143,7 +152,7 @@ def train_on(texts: Iterable[str], recipe: Recipe) -> Tokenizer:
     return tokenizer
 
 
-def save(tokenizer: Tokenizer, folder: Path) -> None:
+def save(tokenizer: Tokenizer, folder: Path, chat_template: str | None = None) -> None:
     """Writes the tokenizer so that `transformers.AutoTokenizer.from_pretrained` gives the same ids."""
     tokens = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT}
     config = {
@@ -153,11 +162,22 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
         "clean_up_tokenization_spaces": False,  # would change " ," to "," when decoding
         **tokens,
     }
+    if chat_template is not None:
+        config |= {"chat_template": chat_template, "additional_special_tokens": [TURN_BEGINS, TURN_ENDS]}
     folder.mkdir(parents=True, exist_ok=True)
     # Not `tokenizer.save`: its error on a full disk names neither the reason nor the file.
     write_text_atomically(folder / TOKENIZER_FILE, tokenizer.to_str(pretty=True))
     write_json_atomically(folder / CONFIG_FILE, config)
     write_json_atomically(folder / "special_tokens_map.json", tokens)
+
+
+def _marks(recipe: Recipe) -> list[str]:
+    """Returns the control tokens of the chat template that the recipe's own tokenizer gets, or none."""
+    return [TURN_BEGINS, TURN_ENDS] if _has_chats(recipe) and not recipe.tokenizer.path else []
+
+
+def _has_chats(recipe: Recipe) -> bool:
+    return any(source.kind == "instructions" for source in recipe.corpus.sources)
 
 
 def _training_texts(recipe: Recipe, corpus_folder: Path) -> Iterator[str]:

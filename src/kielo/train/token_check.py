@@ -13,13 +13,14 @@ from typing import Any
 import xxhash
 
 from kielo.artifact.manifest import READ_BYTES, check_sizes, hash_manifest, write_json_atomically
+from kielo.artifact.token_shards import LOSS_MASK
 from kielo.checkpoint.agreement import Agreement
 from kielo.dataset.batches import packed_manifest
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Resolved
 
 RECORD_NAME = "tokens_verified.json"
-SUFFIXES = (".bin", ".idx")
+SUFFIXES = (".bin", ".idx", LOSS_MASK)
 # between two collectives: one that waited while terabytes are read would time out
 WAIT_SECONDS = 10.0
 

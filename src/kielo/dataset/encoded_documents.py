@@ -1,0 +1,84 @@
+"""Documents → their tokens, and which of them carry loss. Conversations are laid out by the chat template.
+
+What a document's tokens are does not depend on where they end up, so a document has its loss mask with it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from kielo.artifact.conversation import ANSWERS, messages_of
+from kielo.recipe.sections import Recipe
+from kielo.tokenizer.chat_template import ChatTemplate
+from kielo.tokenizer.load import TextTokenizer, encode
+
+
+@dataclass(frozen=True)
+class EncodedDocument:
+    """A document's tokens.
+
+    text: what the ids decode to. ids: without end-of-text. carries_loss: bool [ids + 1], of the ids and of
+    the end-of-text after them; None where all do. bytes_with_loss: the UTF-8 bytes of the text that carries
+    loss, and one for each of its ends; None where all does.
+    """
+
+    text: str
+    ids: list[int]
+    carries_loss: np.ndarray | None = None
+    bytes_with_loss: int | None = None
+
+    @property
+    def loss_mask(self) -> np.ndarray:
+        """Returns `carries_loss`, of ones where all tokens do."""
+        return np.ones(len(self.ids) + 1, bool) if self.carries_loss is None else self.carries_loss
+
+
+class DocumentEncoder:
+    """Encodes the documents of a recipe's sources with a tokenizer."""
+
+    def __init__(self, recipe: Recipe, tokenizer: TextTokenizer, end_of_text_id: int):
+        self._tokenizer, self._end = tokenizer, end_of_text_id
+        self._on_answers = sources_with_loss_mask(recipe)
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate(self._tokenizer)
+
+    def encode(self, documents: Sequence[dict[str, Any]]) -> list[EncodedDocument]:
+        """Encodes documents. Raises KieloError, naming file and line, for what the template does not take."""
+        encoded: list[EncodedDocument | None] = [None] * len(documents)
+        chats = [number for number, document in enumerate(documents) if messages_of(document) is not None]
+        texts = sorted(set(range(len(documents))) - set(chats))
+        rows = encode(self._tokenizer, [documents[number]["text"] for number in texts])
+        for number, row in zip(texts, rows, strict=True):
+            encoded[number] = EncodedDocument(documents[number]["text"], row)
+        if chats:
+            conversations = [(_place(documents[one]), messages_of(documents[one])) for one in chats]
+            for number, laid_out in zip(chats, self._template.lay_out(conversations), strict=True):
+                ids, is_answer = laid_out.ids, laid_out.is_answer
+                if ids[-1:] == [self._end]:  # the template has written it
+                    ids, is_answer = ids[:-1], is_answer[:-1]
+                if documents[number]["source"] in self._on_answers:
+                    num_bytes = _answer_bytes(documents[number])
+                    encoded[number] = EncodedDocument(laid_out.text, ids, is_answer, num_bytes)
+                else:
+                    encoded[number] = EncodedDocument(laid_out.text, ids)
+        return encoded
+
+
+def sources_with_loss_mask(recipe: Recipe) -> list[str]:
+    """Returns the names of the sources of which only answers carry loss."""
+    return [source.name for source in recipe.corpus.sources if source.loss == "answers"]
+
+
+def _place(document: dict[str, Any]) -> str:
+    facts = document["metadata"]
+    return f"source {document['source']}: {facts['file']}, line or row {facts['number']}"
+
+
+def _answer_bytes(document: dict[str, Any]) -> int:
+    answers = (one["content"] for one in messages_of(document) if one["role"] == ANSWERS)
+    return sum(len(answer.encode("utf-8", "surrogatepass")) + 1 for answer in answers)

@@ -1,0 +1,260 @@
+"""Conversations through a tokenizer's chat template: messages → token ids, and which of them are answers.
+
+The template is Hugging Face's: `chat_template.jinja` of the folder, or `chat_template` in its
+tokenizer_config.json, rendered in jinja2's sandbox. Marks that the template writes become control tokens;
+what a message spells stays text. Answers are found by rendering twice, with and without signs around the
+assistant's messages: without its signs the second text must be the first one. So a template needs no
+`{% generation %}` block, and one that drops, repeats or changes an answer is refused.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import numpy as np
+from tokenizers import Encoding
+
+from kielo.artifact.conversation import ANSWERS, Message
+from kielo.recipe.errors import KieloError
+from kielo.tokenizer.control_tokens import CHAT_TEMPLATE_FILE, CONFIG_FILES, read_object
+from kielo.tokenizer.load import CONFIG_FILE, TextTokenizer, special_token
+
+TURN_BEGINS, TURN_ENDS = "<|im_start|>", "<|im_end|>"
+# Of the tokenizers that Kielo trains: ChatML, which the programs that serve models know.
+DEFAULT_TEMPLATE = (
+    "{% for message in messages %}"
+    f"{{{{ '{TURN_BEGINS}' + message['role'] + '\\n' + message['content'] + '{TURN_ENDS}\\n' }}}}"
+    "{% endfor %}"
+    f"{{% if add_generation_prompt %}}{{{{ '{TURN_BEGINS}assistant\\n' }}}}{{% endif %}}"
+)
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """A conversation as it is trained on.
+
+    text: as the template writes it. ids: its tokens, without the end-of-text after it. is_answer: bool
+    [ids + 1], True for the tokens of answers and those that end their turns; the last is for end-of-text.
+    """
+
+    text: str
+    ids: list[int]
+    is_answer: np.ndarray
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer. Raises KieloError for a tokenizer without one that can be read."""
+
+    def __init__(self, tokenizer: TextTokenizer):
+        self._folder, self._tokenizer = tokenizer.folder, tokenizer
+        self._text_only = tokenizer.for_text
+        added = {token.content for token in tokenizer.whole.get_added_tokens_decoder().values()}
+        # A mark that is not an added token is text to Hugging Face too.
+        self._hidden = {
+            name: self._text_only.hidden_names[name]
+            for name in self._text_only.control_tokens.values()
+            if name in added
+        }
+        control = self._text_only.control_tokens
+        self._hidden_ids = [number for number, name in control.items() if name in self._hidden]
+        self._marks, self._hidden_marks = _any_of(self._hidden), _any_of(self._hidden.values())
+        self._turn_end = re.compile(rf"\s*(?:{self._hidden_marks.pattern})")
+        self._disguise = _Disguise(list(self._hidden))
+        self._sign = token_hex(16)
+        self._signs = re.compile(rf"({self._sign}-\d+;)")
+        self._render, self._roles = _compiled(self._folder), _special_tokens(self._folder)
+
+    def lay_out(self, conversations: Sequence[tuple[str, Sequence[Message]]]) -> list[LaidOut]:
+        """Lays out (place, messages) each; errors begin with the place.
+
+        Raises KieloError where the template fails or does not give the answers back.
+        """
+        rendered = [self._rendered(place, messages) for place, messages in conversations]
+        encodings = self._text_only.tokenizer.encode_batch(
+            [one.text for one in rendered], add_special_tokens=False
+        )
+        return [
+            self._laid_out(place, one, encoding)
+            for (place, _), one, encoding in zip(conversations, rendered, encodings, strict=True)
+        ]
+
+    def _rendered(self, place: str, messages: Sequence[Message]) -> "_Rendered":
+        words: dict[str, str] = {}
+        messages = [one | {"content": self._disguise.put_on(one["content"], words)} for one in messages]
+        text = self._of_template(place, messages)
+        # A template may strip white space around answers: then the signs must be inside of it.
+        attempts = (self._pieces(place, messages, is_stripped) for is_stripped in (False, True))
+        pieces = next((pieces for pieces in attempts if pieces and "".join(pieces) == text), None)
+        if pieces is None:
+            raise KieloError(
+                f"{place}: the chat template of {self._folder} does not write each answer once, as it is, so "
+                "its tokens cannot be told from the others; what would work: a template that does, in its "
+                f"{CHAT_TEMPLATE_FILE}"
+            )
+        final = [_without(words, self._marks.sub(self._hide, piece)) for piece in pieces]
+        return _Rendered(_without(words, text), final)
+
+    def _pieces(self, place: str, messages: Sequence[Message], is_stripped: bool) -> list[str]:
+        """Returns the template's text cut at the answers: what is none, an answer, what is none, …
+
+        [] where a sign around an answer is not just where it should be.
+        """
+        signed, signs = [], []
+        for message in messages:
+            if message["role"] == ANSWERS:
+                content = message["content"]
+                core = content.strip() if is_stripped else content
+                before, _, after = content.partition(core) if core else ("", "", content)
+                signs += (pair := [f"{self._sign}-{len(signs) + side};" for side in (0, 1)])
+                message = message | {"content": f"{before}{pair[0]}{core}{pair[1]}{after}"}
+            signed.append(message)
+        pieces = self._signs.split(self._of_template(place, signed))
+        return pieces[::2] if pieces[1::2] == signs else []
+
+    def _hide(self, mark: re.Match[str]) -> str:
+        return self._hidden[mark[0]]
+
+    def _of_template(self, place: str, messages: list[Message]) -> str:
+        try:
+            return self._render(
+                messages=messages, tools=None, documents=None, add_generation_prompt=False, **self._roles
+            )
+        except KieloError as problem:
+            raise KieloError(f"{place}: the chat template of {self._folder} fails: {problem}") from None
+
+    def _laid_out(self, place: str, one: "_Rendered", encoding: Encoding) -> LaidOut:
+        marks = len(self._hidden_marks.findall(one.text))
+        if np.isin(encoding.ids, self._hidden_ids).sum() != marks:
+            raise KieloError(
+                f"{place}: {self._folder} does not read a mark of its own chat template as one token; its "
+                "tokenizer.json and its template do not belong together"
+            )
+        is_answer = np.zeros(len(encoding.ids) + 1, dtype=bool)
+        starts, ends = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2).T
+        for first, last in one.answers(self._turn_end):
+            is_answer[:-1] |= (starts < last) & (np.maximum(ends, starts + 1) > first)
+            is_answer[-1] |= last > len(one.text)
+        return LaidOut(one.spelled, encoding.ids, is_answer)
+
+
+@dataclass(frozen=True)
+class _Rendered:
+    """A rendered conversation. spelled: the template's text; pieces: in turns what is no answer, and an
+    answer, with hidden names for the marks.
+    """
+
+    spelled: str
+    pieces: list[str]
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    def answers(self, turn_end: re.Pattern[str]) -> Iterator[tuple[int, int]]:
+        """Yields (first character, character after the last) of each answer with the end of its turn.
+
+        That is white space and a mark after it, as `turn_end` finds them; without a mark the white space, and
+        at the end of the conversation one character more, for end-of-text.
+        """
+        start = len(self.pieces[0])
+        for answer, after in zip(self.pieces[1::2], self.pieces[2::2], strict=True):
+            end = start + len(answer)
+            is_last = end + len(after) == len(self.text)
+            if found := turn_end.match(after):
+                yield start, end + found.end()
+            elif is_last and not after.strip():
+                yield start, len(self.text) + 1
+            else:
+                yield start, end + len(after) - len(after.lstrip())
+            start = end + len(after)
+
+
+class _Disguise:
+    """Puts random words in place of what messages spell of control tokens: whole names, and at the ends of a
+    message parts of one, so that a template cannot join them to a mark.
+    """
+
+    def __init__(self, names: list[str]):
+        self._names, self._whole = names, _any_of(names)
+        self._beginnings = {name[:end] for name in names for end in range(1, len(name))}
+        self._endings = {name[start:] for name in names for start in range(1, len(name))}
+        self._longest = max(map(len, names), default=0)
+
+    def put_on(self, content: str, words: dict[str, str]) -> str:
+        """Returns the content in disguise; adds each random word, and what it stands for, to `words`."""
+
+        def word(spelled: str) -> str:
+            words[chosen := token_hex(16)] = spelled
+            return chosen
+
+        if not (core := content.strip()):
+            return content
+        before, _, after = content.partition(core)
+        if any(core in name for name in self._names):
+            return before + word(core) + after
+        core = self._whole.sub(lambda mark: word(mark[0]), core)
+        sizes = range(min(self._longest, len(core)), 0, -1)
+        if size := next((size for size in sizes if core[:size] in self._endings), 0):
+            core = word(core[:size]) + core[size:]
+        if size := next((size for size in sizes if core[-size:] in self._beginnings), 0):
+            core = core[:-size] + word(core[-size:])
+        return before + core + after
+
+
+def _without(words: dict[str, str], text: str) -> str:
+    """Returns a text with what the random words stand for."""
+    for word, spelled in words.items():
+        text = text.replace(word, spelled)
+    return text
+
+
+def _compiled(folder: Path) -> Callable[..., str]:
+    from kielo.tokenizer.jinja_template import compile_template
+
+    if (found := _template(folder)) is None:
+        raise KieloError(
+            f'{folder}: this tokenizer has no chat template, by which a source of kind = "instructions" is '
+            f"laid out; what would work: a {CHAT_TEMPLATE_FILE} in a copy of the folder (docs/sources.md has "
+            "one that needs no control tokens), or a tokenizer that Kielo trains (no tokenizer.path)"
+        )
+    place, template = found
+    try:
+        return compile_template(template)
+    except KieloError as problem:
+        raise KieloError(f"{place}, {problem}") from None
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Returns True for a tokenizer's folder with a chat template."""
+    return _template(folder) is not None
+
+
+def _template(folder: Path) -> tuple[Path, str] | None:
+    """Returns (the file, its chat template)."""
+    path = folder / CHAT_TEMPLATE_FILE
+    if path.is_file():
+        return path, path.read_text(encoding="utf-8", errors="replace")
+    found = read_object(folder / CONFIG_FILE).get("chat_template")
+    if isinstance(found, list):  # of {"name", "template"}
+        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
+        found = named.get("default")
+    return (folder / CONFIG_FILE, found) if isinstance(found, str) else None
+
+
+def _special_tokens(folder: Path) -> dict[str, str]:
+    """Returns the names that templates know: bos_token, eos_token, …"""
+    roles = {
+        key: special_token(folder / file, key)
+        for file in reversed(CONFIG_FILES)
+        for key in read_object(folder / file)
+        if key.endswith("_token") and not isinstance(read_object(folder / file)[key], bool)
+    }
+    return {key: name for key, name in roles.items() if name is not None}
+
+
+def _any_of(names: Any) -> re.Pattern[str]:
+    """Returns a pattern of any of the names, the longest that fits; of none it finds nothing."""
+    return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)")
