@@ -167,8 +167,8 @@ def test_shards_without_a_mask_are_read_as_before(run, tmp_path):
 
 
 def test_best_fit_packed_labels_follow_the_mask(run, tmp_path):
-    """Pieces of documents in any order: each label is counted where the mask of its own token says so, also
-    that of a document's first token, after another document, and that of the next one where a document is cut.
+    """Pieces of documents in any order: each label is counted where the mask of its own token says so, as is
+    that of a document's first token after another document, or of the next token where a document is cut.
     """
     shutil.copytree(run / "tokens", tmp_path / "tokens")
     dataset = recipe().dataset.model_copy(update={"packing": "best_fit"})
@@ -197,7 +197,7 @@ def test_best_fit_packed_labels_follow_the_mask(run, tmp_path):
 
 
 def test_the_query_and_the_table_count_what_carries_loss(run):
-    """The rows of a step count the tokens of its sequences that carry loss; so does the table of all tokens."""
+    """The rows of a step count those of its tokens that carry loss; so does the table of all tokens."""
     of = phase(mixture=MIXTURE)
     batches = Batches(run / "tokens", 7, of, LENGTH, 0, False)
     located = batches.order.locate(batches.samples(2))
