@@ -35,6 +35,7 @@ GRACE_SECONDS=300 # the ranks are asked to save so long before the end
 SILENCE_SECONDS=3836 # without a line in the log, the attempt is taken for dead
 MOST_WITHOUT_NEW=3 # attempts in a row without a new checkpoint
 TORCHRUN=no # in place of one task a device
+PREFLIGHT=no # the nodes are checked before they train
 # cpu_bind: LUMI AI guide a7e3387 (2026-05), LUMI user guide 6c3a26c, lumi-reframe-tests a6d7984 (2026-03): all agree
 ARCHITECTURE=x86_64
 CPU_BIND='mask_cpu:0xfe000000000000,0xfe00000000000000,0xfe0000,0xfe000000,0xfe,0xfe00,0xfe00000000,0xfe0000000000'
@@ -168,21 +169,29 @@ if [ "$without" -ge "$MOST_WITHOUT_NEW" ]; then
 fi
 
 # Of $NODES + $SPARES nodes, the first that are not left out.
-hosts=()
-while read -r host; do
-    if [ "${#hosts[@]}" -lt "$NODES" ] && ! left_out | grep -qxF "$host"; then hosts+=("$host"); fi
-done < <(hosts_of_job)
-if [ "${#hosts[@]}" -lt "$NODES" ]; then
+pick_hosts() {
+    local host
+    hosts=()
+    while read -r host; do
+        if [ "${#hosts[@]}" -lt "$NODES" ] && ! left_out | grep -qxF "$host"; then hosts+=("$host"); fi
+    done < <(hosts_of_job)
+    [ "${#hosts[@]}" -eq "$NODES" ]
+}
+
+# The ranks meet on the first node, at a port of this job, attempt and step.
+choose_meeting() {
+    MASTER_ADDR=${hosts[0]}$HOST_SUFFIX
+    MASTER_PORT=$((12000 + (${JOB//[!0-9]/} + 101 * RESTARTS + $1) % 20000))
+    printf 'export MASTER_ADDR=%q MASTER_PORT=%q NODES=%q DEVICES_PER_NODE=%q CACHES=%q\n' "$MASTER_ADDR" "$MASTER_PORT" \
+        "$NODES" "$DEVICES_PER_NODE" "$NODE_FOLDER/kielo_$(id -un)_$JOB" > "$ATTEMPT/meeting.sh"
+}
+
+if ! pick_hosts; then
     say "of this job's $((NODES + SPARES)) nodes only ${#hosts[@]} are not left out, and $NODES are needed"
     note start "" "" && note end "no nodes" "too few nodes that are not left out"
     exit 1
 fi
-
-# The ranks meet on the first node, at a port of this job and attempt.
-MASTER_ADDR=${hosts[0]}$HOST_SUFFIX
-MASTER_PORT=$((12000 + (${JOB//[!0-9]/} + 101 * RESTARTS) % 20000))
-printf 'export MASTER_ADDR=%q MASTER_PORT=%q NODES=%q DEVICES_PER_NODE=%q CACHES=%q\n' "$MASTER_ADDR" "$MASTER_PORT" \
-    "$NODES" "$DEVICES_PER_NODE" "$NODE_FOLDER/kielo_$(id -un)_$JOB" > "$ATTEMPT/meeting.sh"
+choose_meeting 0
 
 # What this attempt ran on and with: a change of it explains many a change of results.
 {
@@ -230,31 +239,66 @@ watch_for_life() {
     done
 }
 
+# Runs rank.sh on every device, or node, and leaves its exit code in $code. A signal ends `wait` before the step
+# ends, so it is asked again until the step is gone.
+step=
+run_step() {
+    if [ "$1" = --torchrun ]; then
+        start_tasks 1 "$((CORES_PER_DEVICE * DEVICES_PER_NODE))" none \
+            "${CONTAINER[@]}" bash "$FOLDER/rank.sh" "$FOLDER" "$ATTEMPT" --torchrun "$GRACE_SECONDS" 2>> "$ATTEMPT/step.txt"
+    else
+        start_tasks "$DEVICES_PER_NODE" "$CORES_PER_DEVICE" "$CPU_BIND" \
+            "${CONTAINER[@]}" bash "$FOLDER/rank.sh" "$FOLDER" "$ATTEMPT" "$1" 2>> "$ATTEMPT/step.txt"
+    fi
+    local watcher=
+    if [ "$1" != --preflight ]; then
+        watch_for_life &
+        watcher=$!
+    fi
+    while kill -0 "$step" 2> /dev/null; do wait "$step"; done
+    wait "$step"
+    code=$?
+    if [ -n "$watcher" ]; then kill "$watcher" 2> /dev/null; fi
+}
+
+# Checks the nodes; those that are refused are left out, and spare ones take their place. Leaves in $refusal why the
+# job cannot train; empty: it can.
+check_nodes() {
+    local host bad=()
+    refusal=
+    run_step --preflight
+    if [ "$code" -eq 0 ]; then return; fi
+    if [ -f "$RUN/bad_nodes.txt" ]; then mapfile -t bad < "$RUN/bad_nodes.txt"; fi
+    refusal="preflight refused the job; $RUN/preflight.json says why"
+    if [ "${#bad[@]}" -eq 0 ] || [ "${#bad[@]}" -eq "$NODES" ]; then return; fi
+    for host in "${bad[@]}"; do printf '%s %s refused by preflight in job %s\n' "$host" "$(date -u +%F)" "$JOB" >> "$RUN/launch/left_out_nodes"; done
+    leave_out_of_waiting_jobs "$(left_out | paste -sd ,)"
+    if pick_hosts; then
+        say "$(joined "${bad[@]}") refused by preflight; spare nodes take their place"
+        choose_meeting 7
+        refusal=
+    else
+        refusal="preflight refused $(joined "${bad[@]}"), and there are no spare nodes; the jobs that follow leave them out"
+    fi
+}
+
 note start "" ""
 say "attempt from ${newest:-the start} on $(joined "${hosts[@]}"); logs of each node and rank in $ATTEMPT"
-step=
 # Slurm's warning goes to the ranks; other signals, and other schedulers', come to this script, which passes them on.
 trap 'if [ -n "$step" ]; then kill -USR1 "$step" 2> /dev/null; fi' USR1 TERM INT
-if [ "$TORCHRUN" = yes ]; then
-    start_tasks 1 "$((CORES_PER_DEVICE * DEVICES_PER_NODE))" none \
-        "${CONTAINER[@]}" bash "$FOLDER/rank.sh" "$FOLDER" "$ATTEMPT" --torchrun "$GRACE_SECONDS" 2> "$ATTEMPT/step.txt"
-else
-    start_tasks "$DEVICES_PER_NODE" "$CORES_PER_DEVICE" "$CPU_BIND" \
-        "${CONTAINER[@]}" bash "$FOLDER/rank.sh" "$FOLDER" "$ATTEMPT" --rank 2> "$ATTEMPT/step.txt"
-fi
-watch_for_life &
-watcher=$!
-# A signal ends `wait` before the step ends, so it is asked again until the step is gone.
-while kill -0 "$step" 2> /dev/null; do wait "$step"; done
-wait "$step"
-code=$?
-kill "$watcher" ${timer:+"$timer"} 2> /dev/null
+refusal=
+if [ "$PREFLIGHT" = yes ]; then check_nodes; fi
+if [ -z "$refusal" ]; then run_step "$([ "$TORCHRUN" = yes ] && echo --torchrun || echo --rank)"; fi
+if [ -n "${timer:-}" ]; then kill "$timer" 2> /dev/null; fi
 on_each_node rm -rf -- "$NODE_FOLDER/kielo_$(id -un)_$JOB"
 
 # ---- What came of it ---------------------------------------------------------------------------------------------------
 # Exit codes of many ranks say little; rank 0 says in outcome.json how the training ended, if it began.
 outcome_file=$RUN/train/outcome.json
-if [ -f "$ATTEMPT/silent" ]; then
+if [ -n "$refusal" ]; then
+    outcome=failed
+    message=$refusal
+elif [ -f "$ATTEMPT/silent" ]; then
     outcome=failed
     message=$(cat "$ATTEMPT/silent")
 elif [ "$outcome_file" -nt "$ATTEMPT/meeting.sh" ]; then

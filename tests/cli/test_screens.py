@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
+from kielo.artifact.launch import Launch
+from kielo.artifact.stage_json import write_json
 from kielo.cli.main import command_line, main
 
 COLUMNS = 80
@@ -34,6 +36,8 @@ SCREENS = {
     "rehearse": ["rehearse", "run", "--ranks", "2"],
     "preflight": ["preflight", "run"],
     "launch": ["launch", "estonian_llama31_70b", "--cluster=lumi_g", "--account=project_1", "--dry-run"],
+    "status": ["status", "run"],
+    "cancel": ["cancel", "run"],
     "verify parity": ["verify", "parity", "run"],
     "verify layouts": ["verify", "layouts", "run", "--case", "tensor2"],
     "verify round-trip": ["verify", "round-trip", "run/hf"],
@@ -114,8 +118,22 @@ def test_a_screen_has_80_columns(name, printed, finished, tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     shutil.copytree(recipe.parent / "run", "run", symlinks=True)
     shutil.copy(recipe.parent / "text.txt", ".")
+    if name in ("status", "cancel"):
+        write_launch_of(Path("run"))
     screen = printed(*SCREENS[name])
     assert screen.strip() and too_long(screen) == []
+
+
+def write_launch_of(run: Path) -> None:
+    """A launch whose one attempt was stopped, and none of whose jobs the scheduler still has."""
+    asked = {"cluster": "lumi_g", "scheduler": "slurm", "job_name": "run", "partition": "standard-g"}
+    numbers = {"nodes": 2, "spares": 0, "devices": 16, "wall_seconds": 9, "grace_seconds": 3, "jobs": 4}
+    rest = {"forecast": None, "no_forecast": "none", "versions": {}, "created_at": ""}
+    chain = run / "launch" / "0001" / "chain"
+    chain.mkdir(parents=True)
+    write_json(chain.parent, Launch(**asked, **numbers, **rest))
+    told = "stopped after step 10 of 20 and saved as run/train/checkpoints/step_00000010; start it again"
+    (chain / "attempts").write_text(f"start\t7\t0\t2\t1000\t\t\nend\t7\t0\t2\t4600\trequeue\t{told}\n")
 
 
 def test_the_screen_of_a_first_run_has_80_columns(first_run) -> None:

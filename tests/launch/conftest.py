@@ -9,7 +9,17 @@ from kielo.cli.main import main
 
 # Name of a folder → flags. A recipe with a layout that fits each of the machines.
 LAUNCHED = {
-    "lumi_g": ["--cluster", "lumi_g", "--nodes", "64", "--account", "project_462000000", "--spares", "2"],
+    "lumi_g": [
+        "--cluster",
+        "lumi_g",
+        "--nodes",
+        "64",
+        "--account",
+        "project_462000000",
+        "--spares",
+        "2",
+        "--preflight",
+    ],
     "lumi_g torchrun": [
         "--cluster",
         "lumi_g",

@@ -41,7 +41,7 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
             "job.sh",
             [
                 r"^trap .*kill -USR1 \"\$step\".* USR1 TERM INT$",
-                r'^while kill -0 "\$step" .*wait "\$step"; done$',
+                r'^ *while kill -0 "\$step" .*wait "\$step"; done$',
             ],
         )
     ],
@@ -86,7 +86,7 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
     ],
     "13 a log for each node and rank": [
         ("lumi_g", "job.sh", [r"--label"]),
-        ("lumi_g", "rank.sh", [r'^exec > "\$ATTEMPT/.*hostname -s.*\$RANK']),
+        ("lumi_g", "rank.sh", [r'^exec >> "\$ATTEMPT/.*hostname -s.*\$RANK']),
     ],
     "14 the meeting place, from outside of the container": [
         (
@@ -94,7 +94,7 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
             "job.sh",
             [
                 r"^hosts_of_job\(\) \{ scontrol show hostnames",
-                r"^MASTER_ADDR=.*\$HOST_SUFFIX",
+                r"^ *MASTER_ADDR=.*\$HOST_SUFFIX",
                 r"MASTER_PORT=.*JOB",
             ],
         ),
@@ -124,11 +124,16 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
         ),
         ("lumi_g", "rank.sh", [r"Cpus_allowed_list", r"^    env \| grep"]),
     ],
-    "18 what dead jobs left is removed": [
+    "18 the nodes are checked, and what dead jobs left is removed": [
         (
             "lumi_g",
             "job.sh",
-            [r"find /dev/shm .*-name 'nccl-\*' -delete", r"^on_each_node rm -rf -- \"\$NODE_FOLDER/kielo_"],
+            [
+                r"^PREFLIGHT=yes",
+                r"run_step --preflight",
+                r"find /dev/shm .*-name 'nccl-\*' -delete",
+                r"^on_each_node rm -rf -- \"\$NODE_FOLDER/kielo_",
+            ],
         )
     ],
     "19 what it ran on and with": [

@@ -54,6 +54,9 @@ def launch_flags(parser: argparse.ArgumentParser) -> None:
         "--torchrun", action="store_true", help="one torchrun a node, in place of one task a device"
     )
     parser.add_argument(
+        "--preflight", action="store_true", help="check the nodes first in each job (see `kielo preflight`)"
+    )
+    parser.add_argument(
         "--container", metavar="IMAGE", help="container image with torch, or none; default: the site's"
     )
     parser.add_argument(
@@ -73,13 +76,21 @@ def launch(options: argparse.Namespace) -> None:
     for flag, number in (("--jobs", options.jobs), ("--grace", options.grace)):
         if number is not None and number < 1:
             raise KieloError(f"{flag} {number}: give 1 or more")
-    plan = plan_jobs(
-        recipe,
-        Wishes(
-            options.nodes, options.account, options.partition, options.hours, options.jobs, options.layout,
-            options.grace, options.spares, options.torchrun, options.container, options.venv,
-        ),
-    )  # fmt: skip
+    wishes = Wishes(
+        nodes=options.nodes,
+        account=options.account,
+        partition=options.partition,
+        hours=options.hours,
+        jobs=options.jobs,
+        layout=options.layout,
+        grace_seconds=options.grace,
+        spares=options.spares,
+        is_torchrun=options.torchrun,
+        is_preflight=options.preflight,
+        image=options.container,
+        venv=options.venv,
+    )
+    plan = plan_jobs(recipe, wishes)
     if not options.dry_run:
         refuse_without_scheduler(plan)
         check_ready(plan)

@@ -38,6 +38,8 @@ _VERBS = {
     ),
     "preflight": ("preflight:preflight", "the nodes of a job, checked before it trains"),
     "launch": ("launch:launch", "a chain of jobs on a cluster: their scripts, written and submitted"),
+    "status": ("launched:status", "a launched run: jobs, step, speed beside plan, cost so far"),
+    "cancel": ("launched:cancel", "the jobs of a launched run, saved and ended"),
     "verify": ("verify:verify", "is it the same model?"),
     "evaluate": (
         "evaluate:evaluate",

@@ -43,6 +43,7 @@ class Wishes:
     grace_seconds: int | None = None
     spares: int = 0
     is_torchrun: bool = False
+    is_preflight: bool = False
     image: str | None = None
     venv: str | None = None
 

@@ -130,6 +130,7 @@ def _settings(plan: JobPlan, folder: Path) -> list[str]:
         f"SILENCE_SECONDS={plan.silence_seconds} # without a line in the log, the attempt is taken for dead",
         f"MOST_WITHOUT_NEW={MOST_WITHOUT_NEW} # attempts in a row without a new checkpoint",
         f"TORCHRUN={'yes' if plan.wishes.is_torchrun else 'no'} # in place of one task a device",
+        f"PREFLIGHT={'yes' if plan.wishes.is_preflight else 'no'} # the nodes are checked before they train",
         *(f"# {line}" for line in _sources(plan, "architecture", "cpu_bind", "host_suffix", "node_folder")),
         f"ARCHITECTURE={of_site.architecture}", _assign("CPU_BIND", of_site.cpu_bind),
         _assign("HOST_SUFFIX", of_site.host_suffix), f'NODE_FOLDER="{of_site.node_folder}"',

@@ -1,6 +1,6 @@
 #!/bin/bash
 # One task of a job: job.sh starts it on every node, inside the container where there is one.
-# rank.sh FOLDER ATTEMPT --rank | --torchrun SECONDS | --versions
+# rank.sh FOLDER ATTEMPT --rank | --torchrun SECONDS | --preflight | --versions
 FOLDER=$1 ATTEMPT=$2 what=$3
 # shellcheck source=/dev/null
 . "$FOLDER/environment.sh"
@@ -18,7 +18,7 @@ fi
 # The numbers of this task are known only here: in the batch script they would be those of one task for all.
 RANK=${SLURM_PROCID:-${OMPI_COMM_WORLD_RANK:?no srun and no mpirun started this}}
 LOCAL_RANK=${SLURM_LOCALID:-${OMPI_COMM_WORLD_LOCAL_RANK:-}}
-exec > "$ATTEMPT/${SLURMD_NODENAME:-$(hostname -s)}.$(printf %05d "$RANK").log" 2>&1
+exec >> "$ATTEMPT/${SLURMD_NODENAME:-$(hostname -s)}.$(printf %05d "$RANK").log" 2>&1
 echo "task $RANK ($LOCAL_RANK on $(hostname)): cores $(sed -n 's/^Cpus_allowed_list:\t*//p' "/proc/$$/status"), devices ${ROCR_VISIBLE_DEVICES:-${CUDA_VISIBLE_DEVICES:-all}}"
 if [ "$RANK" = 0 ]; then
     env | grep -E '^(MASTER|NCCL|RCCL|FI|CXI|UCX|UB|GLOO|HSA|MIOPEN|MPICH|CUDA|PYTORCH|TORCH|TRITON|OMP|HF|WANDB|SLURM_CPU_BIND)' | sort
@@ -39,5 +39,6 @@ export TRITON_CACHE_DIR=$CACHES/$LOCAL_RANK/triton TORCHINDUCTOR_CACHE_DIR=$CACH
 export MIOPEN_USER_DB_PATH=$CACHES/$LOCAL_RANK/miopen MIOPEN_CUSTOM_CACHE_DIR=$CACHES/$LOCAL_RANK/miopen
 mkdir -p "$MIOPEN_USER_DB_PATH"
 export RANK LOCAL_RANK WORLD_SIZE=$((NODES * DEVICES_PER_NODE))
+if [ "$what" = --preflight ]; then exec "${KIELO[@]}" preflight "$FOLDER/recipe.toml"; fi
 # In place of this shell, so that a signal reaches Python, and its exit code is the task's.
 exec "${KIELO[@]}" train "$FOLDER/recipe.toml"

@@ -1,0 +1,102 @@
+"""`kielo status` and `kielo cancel`: a launched run on one screen, and its end."""
+
+import argparse
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kielo.artifact.manifest import write_text_atomically
+from kielo.cli.flags import examples
+from kielo.cli.terminal import print_json, print_table, print_text
+from kielo.recipe.errors import KieloError
+
+if TYPE_CHECKING:
+    from kielo.launch.status import Status
+
+
+def status_flags(parser: argparse.ArgumentParser) -> None:
+    examples(parser, "kielo status runs/poro_34b")
+    parser.add_argument("run", metavar="RUN", help="the run's folder")
+    parser.add_argument("--json", action="store_true")
+
+
+def status(options: argparse.Namespace) -> None:
+    from kielo.launch.status import status
+
+    found = status(Path(options.run))
+    rows = _rows(found)
+    if options.json:
+        print_json({name.replace(" ", "_"): value for name, value in rows} | {"folder": str(found.folder)})
+        return
+    print_table(("", ""), rows)
+
+
+def cancel_flags(parser: argparse.ArgumentParser) -> None:
+    examples(parser, "kielo cancel runs/poro_34b")
+    parser.add_argument("run", metavar="RUN", help="the run's folder")
+    parser.add_argument(
+        "--now",
+        action="store_true",
+        help="end the job that runs at once, without the save that it is asked for",
+    )
+
+
+def cancel(options: argparse.Namespace) -> None:
+    from kielo.launch.queue import end_jobs
+    from kielo.launch.status import status
+
+    found = status(Path(options.run))
+    if found.jobs is None:
+        raise KieloError(
+            f"{found.launch.scheduler}'s commands are not on this machine; what would work: the same on a "
+            f"login node there, or the file {Path(options.run) / 'triggers' / 'stop'}"
+        )
+    stopped = found.folder / "chain" / "stopped"
+    if not stopped.exists():
+        write_text_atomically(stopped, "cancelled by kielo cancel\n")
+    end_jobs(found.launch.scheduler, found.jobs, options.now)
+    if not found.jobs:
+        print_text("no job of this run waits or runs")
+        return
+    saving = "" if options.now or not found.is_running else "; the one that runs saves and stops"
+    print_text(f"cancelled {', '.join(found.jobs)}{saving}; the chain goes on when {stopped} is gone")
+
+
+def _rows(found: "Status") -> list[tuple[str, str]]:
+    launch, forecast, last = found.launch, found.launch.forecast, found.last_step
+    rows = [
+        ("run", f"{launch.job_name}, on {launch.nodes} nodes of {launch.cluster}, {launch.devices} ranks"),
+        ("jobs", _jobs(found)),
+    ]
+    if last is not None:
+        of_all = f" of {found.total_steps:,}" if found.total_steps else ""
+        loss = "not finite" if last.loss is None else f"{last.loss:.4f}"
+        rows.append(("step", f"{last.step:,}{of_all}, loss {loss}"))
+        planned = last.planned_tokens_per_second or (forecast and forecast.tokens_per_second)
+        beside = f"; planned {planned:,.0f}, so {last.tokens_per_second / planned:.0%}" if planned else ""
+        rows.append(("speed", f"{last.tokens_per_second:,.0f} tokens/s{beside}"))
+        if last.seconds_left:
+            left = timedelta(seconds=round(last.seconds_left))
+            ready = f", {datetime.now() + left:%Y-%m-%d %H:%M} without a wait" if found.is_running else ""
+            rows.append(("left", f"{left} of training{ready}"))
+    spent = f"{found.device_hours:,.1f} device-hours in {len(found.attempts)} attempts"
+    rows.append(("spent", spent + (f"; forecast {forecast.device_hours:,.0f}" if forecast else "")))
+    ended = [attempt for attempt in found.attempts if attempt.outcome]
+    if ended:
+        rows.append(
+            ("last stop", f"job {ended[-1].job}: {ended[-1].outcome}. {ended[-1].message}".rstrip(". "))
+        )
+    if found.stopped:
+        rows.append(("chain", f"ended: {found.stopped}"))
+    if found.left_out:
+        rows.append(("left out", ", ".join(found.left_out)))
+    return rows
+
+
+def _jobs(found: "Status") -> str:
+    if not found.ids:
+        return f"none submitted; bash {found.folder / 'submit.sh'}"
+    if found.jobs is None:
+        return f"{len(found.ids)} submitted; {found.launch.scheduler}'s commands are not on this machine"
+    told = [f"{job} {state}" for job, state in found.jobs.items()]
+    return f"{'; '.join(told) or 'none left'} ({len(found.ids)} submitted)"
