@@ -90,6 +90,8 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
     if is_current(folder, KIND, VERSION, inputs, section):
         return read_manifest(folder)
     refuse_to_replace(folder, KIND, VERSION, inputs, section)
+    if ready and _has_chats(recipe):
+        ChatTemplate(load_tokenizer(ready))  # refuses one without a template, before anything is packed
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
         if ready:
             for path in _ready_files(ready):
@@ -98,8 +100,6 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
             learnt = train_on(_training_texts(recipe, corpus_folder), recipe)
             save(learnt, stage.folder, DEFAULT_TEMPLATE if marks else None)
         tokenizer = load_tokenizer(stage.folder)
-        if _has_chats(recipe):
-            ChatTemplate(tokenizer)  # refuses a tokenizer without one before anything is packed
         measured_on, texts = (
             _texts_to_measure(recipe, corpus_folder)
             if has_corpus
