@@ -244,7 +244,7 @@ def test_wrapped_lines_are_noticed_when_much_is_lost(tmp_path, capsys):
     """
     path = tmp_path / "wrapped.txt"
     path.write_text(WRAPPED, encoding="utf-8")
-    with pytest.raises(KieloError, match='looks wrapped at .* documents = "paragraphs"'):
+    with pytest.raises(KieloError, match=r'looks wrapped at .* --set .corpus\.sources=.*"paragraphs"'):
         _run(tmp_path, {"name": "a", "path": str(path)})
     english = tmp_path / "lines.txt"
     english.write_text("\n\n".join(f"{line} ({n})" for n in range(30) for line in ENGLISH))

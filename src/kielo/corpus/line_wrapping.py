@@ -36,5 +36,6 @@ def wrapping_advice(source: RawSource) -> str | None:
         return None
     return (
         f"{path} looks wrapped at {width} characters, so that each of its lines is taken for a document; "
-        f'documents = "paragraphs" or "files" in the source joins them'
+        f'documents = "paragraphs" or "files" in the source joins them: '
+        f"""--set 'corpus.sources=[{{path="{path}", documents="paragraphs"}}]'"""
     )
