@@ -45,17 +45,38 @@ def open_file(root: Path, file: TokenFile, end_of_text_id: int) -> OpenTokenFile
     return OpenTokenFile(path, file, FORMATS[file.format].index(path, file), end_of_text_id)
 
 
+@dataclass(frozen=True)
+class _Ends:
+    """The size of a file and its first and last FINGERPRINT_BYTES: what most checks need, in one opening."""
+
+    size: int
+    first: bytes
+    last: bytes
+
+    @classmethod
+    def of(cls, path: Path) -> "_Ends":
+        file = os.open(path, os.O_RDONLY)
+        try:
+            size = os.fstat(file).st_size
+            first = os.pread(file, FINGERPRINT_BYTES, 0)
+            if size <= FINGERPRINT_BYTES:
+                return cls(size, first, first)
+            return cls(size, first, os.pread(file, FINGERPRINT_BYTES, size - FINGERPRINT_BYTES))
+        finally:
+            os.close(file)
+
+
 def fingerprint(path: Path, index_path: Path | None) -> str:
     """Returns a hash of the sizes and both ends of a file and its index: cheap, so that all are compared."""
+    return _fingerprint(*(_Ends.of(part) for part in (path, index_path) if part is not None))
+
+
+def _fingerprint(*parts: _Ends) -> str:
     digest = xxhash.xxh3_128()
-    for part in (path, index_path):
-        if part is None:
-            continue
-        with open(part, "rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            digest.update(size.to_bytes(8, "little"))
-            digest.update(os.pread(file.fileno(), FINGERPRINT_BYTES, 0))
-            digest.update(os.pread(file.fileno(), FINGERPRINT_BYTES, max(0, size - FINGERPRINT_BYTES)))
+    for part in parts:
+        digest.update(part.size.to_bytes(8, "little"))
+        digest.update(part.first)
+        digest.update(part.last)
     return digest.hexdigest()
 
 
@@ -170,11 +191,10 @@ class _MegatronHead:
 
 
 def _describe_npy(path: Path, width: int) -> TokenFile:
-    dtype, first_byte = np.dtype(f"<u{width}"), 0
-    with open(path, "rb") as file:
-        if file.read(len(NPY_MAGIC)) == NPY_MAGIC:  # written by numpy.save, not flat as OLMo's
-            dtype, first_byte = _npy_header(path)
-    size = path.stat().st_size
+    dtype, first_byte, ends = np.dtype(f"<u{width}"), 0, _Ends.of(path)
+    if ends.first.startswith(NPY_MAGIC):  # written by numpy.save, not flat as OLMo's
+        dtype, first_byte = _npy_header(path)
+    size = ends.size
     if (size - first_byte) % dtype.itemsize:
         raise _not_whole(path, size - first_byte, dtype)
     return TokenFile(
@@ -186,7 +206,7 @@ def _describe_npy(path: Path, width: int) -> TokenFile:
         documents=None,
         bytes=size,
         index_bytes=0,
-        fingerprint=fingerprint(path, None),
+        fingerprint=_fingerprint(ends),
     )
 
 
@@ -203,25 +223,23 @@ def _npy_header(path: Path) -> tuple[np.dtype, int]:
 
 
 def _describe_ds(path: Path, width: int) -> TokenFile:
-    index = index_path(path, "ds")
-    width = _width_of_metadata(path.with_name(path.name + ".metadata")) or width
-    dtype, size = np.dtype(f"<u{width}"), path.stat().st_size
+    index_path = path.with_name(path.name + ".index")
+    width = _width_of_metadata(f"{path}.metadata") or width
+    data, index = _Ends.of(path), _ends_of_index(index_path)
+    dtype, size = np.dtype(f"<u{width}"), data.size
     if size % width:
         raise _not_whole(path, size, dtype)
-    if not index.is_file() or index.stat().st_size % 8:
-        found = (
-            f"{index.stat().st_size:,} bytes, which are no whole uint64s" if index.is_file() else "missing"
-        )
+    if index is None or index.size % 8:
+        found = "missing" if index is None else f"{index.size:,} bytes, which are no whole uint64s"
         raise KieloError(
-            f"{index}: {found}; it holds the ends of the documents of {path.name}: copy it again, or write "
-            "the shard with save_index"
+            f"{index_path}: {found}; it holds the ends of the documents of {path.name}: copy it again, or "
+            "write the shard with save_index"
         )
-    ends = _ds_ends(index)
-    if size and (not len(ends) or int(ends[-1]) != size // width):
+    end = int.from_bytes(index.last[-8:], "little")
+    if size and end != size // width:
         raise KieloError(
-            f"{index} does not match {path.name}: its last document ends at token "
-            f"{int(ends[-1]) if len(ends) else 0:,}, and the data has {size // width:,} of {width} bytes; "
-            "copy both files again"
+            f"{index_path} does not match {path.name}: its last document ends at token {end:,}, and the data "
+            f"has {size // width:,} of {width} bytes; copy both files again"
         )
     return TokenFile(
         name=path.name,
@@ -229,25 +247,33 @@ def _describe_ds(path: Path, width: int) -> TokenFile:
         dtype=dtype.str,
         first_byte=0,
         tokens=size // width,
-        documents=len(ends),
+        documents=index.size // 8,
         bytes=size,
-        index_bytes=index.stat().st_size,
-        fingerprint=fingerprint(path, index),
+        index_bytes=index.size,
+        fingerprint=_fingerprint(data, index),
     )
+
+
+def _ends_of_index(path: Path) -> _Ends | None:
+    try:
+        return _Ends.of(path)
+    except (FileNotFoundError, IsADirectoryError):
+        return None
 
 
 def _ds_ends(index: Path) -> np.ndarray:
     return np.memmap(index, "<u8", "r").view(np.ndarray) if index.stat().st_size else np.zeros(0, "<u8")
 
 
-def _width_of_metadata(path: Path) -> int | None:
+def _width_of_metadata(path: str) -> int | None:
     """Returns the bytes of an id that "TOKENIZER|4", the first line of the metadata, tells."""
     try:
-        first = path.read_text(encoding="utf-8").split("\n", 1)[0]
-    except (OSError, UnicodeDecodeError):
+        with open(path, "rb", buffering=0) as file:
+            first = (file.read(FINGERPRINT_BYTES) or b"").split(b"\n", 1)[0]
+    except OSError:
         return None
-    width = first.rpartition("|")[2]
-    return int(width) if width in ("2", "4") else None
+    width = first.rpartition(b"|")[2]
+    return int(width) if width in (b"2", b"4") else None
 
 
 def _not_whole(path: Path, size: int, dtype: np.dtype) -> KieloError:
