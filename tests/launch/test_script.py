@@ -32,7 +32,12 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
         (
             "lumi_g torchrun",
             "rank.sh",
-            [r"--signals-to-handle=SIGTERM,SIGINT,SIGUSR1", r'--shutdown-timeout="\$4"', r"--max-restarts=0"],
+            [
+                r"--signals-to-handle='SIGTERM,SIGINT,SIGUSR1'",
+                r'--shutdown-timeout="\$4"',
+                r"--max-restarts=0",
+                r"trap '' USR1",
+            ],
         ),
     ],
     "4 a signal to the script is passed on, and it waits again": [

@@ -27,10 +27,18 @@ if [ "$RANK" = 0 ]; then
 fi
 
 if [ "$what" = --torchrun ]; then
-    # By itself torchrun would die of SIGUSR1, leave its workers behind, and give them 30 seconds.
+    # By itself torchrun would die of SIGUSR1 and leave its workers behind. It passes it on, and gives them time where it
+    # can (torch 2.13); before, it would kill them after 30 seconds. There it ignores it: Slurm tells the workers too.
+    signals=(--signals-to-handle='SIGTERM,SIGINT,SIGUSR1')
+    if "${TORCHRUN[@]}" --help | grep -q -e --shutdown-timeout; then
+        signals+=(--shutdown-timeout="$4")
+    elif [ -n "${SLURM_PROCID:-}" ]; then
+        trap '' USR1
+        signals=(--signals-to-handle='SIGTERM,SIGINT')
+    fi
     exec "${TORCHRUN[@]}" --nnodes="$NODES" --nproc-per-node="$DEVICES_PER_NODE" --node-rank="$RANK" \
         --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" --max-restarts=0 \
-        --signals-to-handle=SIGTERM,SIGINT,SIGUSR1 --shutdown-timeout="$4" \
+        "${signals[@]}" \
         --no-python "${KIELO[@]}" train "$FOLDER/recipe.toml"
 fi
 
