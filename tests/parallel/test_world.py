@@ -12,7 +12,7 @@ import torch.distributed as dist
 from kielo.parallel.communicator import warm_messages, who_is_missing
 from kielo.parallel.mesh import AXES, build_mesh
 from kielo.parallel.open_files import allow_open_files
-from kielo.parallel.rendezvous import Rendezvous, find_rendezvous, first_host
+from kielo.parallel.rendezvous import Rendezvous, find_rendezvous, first_host, hosts, nodes_of_ranks
 from kielo.parallel.world import make_host_group, start_world
 from kielo.recipe.errors import KieloError
 from tests.ranks import free_port, run_ranks
@@ -39,6 +39,25 @@ SLURM = {
 def test_first_host_of_a_slurm_node_list(nodelist, host):
     """All ranks of a Slurm step derive the same meeting host, zeros and suffixes kept."""
     assert first_host(nodelist) == host
+
+
+def test_missing_ranks_have_nodes(monkeypatch):
+    """By Slurm's list, for ranks that never began; torchrun numbers nodes; a cyclic step says nothing."""
+    step = SLURM | {"SLURM_STEP_TASKS_PER_NODE": "4(x3),2(x3)"}
+    assert hosts(SLURM["SLURM_STEP_NODELIST"])[3:] == ["nid001005", "nid001009", "gpu7"]
+    assert hosts("rack[3-4]n[07,09-10].site")[2:4] == ["rack3n10.site", "rack4n07.site"]
+    assert nodes_of_ranks([0, 3, 8, 13, 16], step) == ["nid001002", "nid001004", "nid001005", "gpu7"]
+    assert nodes_of_ranks([0], step | {"SLURM_DISTRIBUTION": "cyclic"}) == nodes_of_ranks([0], SLURM) == []
+    torchrun = {"RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}
+    assert nodes_of_ranks([4, 5], torchrun) == ["node 1 of torchrun"]
+    assert nodes_of_ranks([0], torchrun | {"GROUP_WORLD_SIZE": "1"}) == []
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+    store = dist.HashStore()
+    for rank in set(range(16)) - {8, 9}:
+        store.set(f"arrived/world/{rank}", b"1")
+    said = who_is_missing("world", range(16), store)
+    assert said.startswith("ranks 8, 9 did not arrive, 14 of 16 did (they are on nid001004); look at the log")
 
 
 def test_launchers():

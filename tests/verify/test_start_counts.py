@@ -1,5 +1,6 @@
 """The start of one rank of 6,144, counted: nothing grows faster than the ranks that it must reach."""
 
+import math
 import os
 import threading
 from datetime import timedelta
@@ -12,7 +13,12 @@ import torch.distributed as dist
 from kielo.parallel.open_files import open_files_needed
 from kielo.parallel.rendezvous import Rendezvous
 from kielo.verify.counted_world import CountedStore
-from kielo.verify.start_counts import count_start, gloo_peers, gloo_store_operations
+from kielo.verify.start_counts import (
+    count_start,
+    gloo_peers,
+    gloo_store_operations,
+    server_operations,
+)
 from tests.ranks import run_ranks
 
 
@@ -35,6 +41,31 @@ def test_rank_zero_has_sockets_for_all():
         stores = 2 * size  # each rank's connection, and another one while a communicator starts
         sockets = first.nccl_sockets + first.host_sockets + stores
         assert size <= first.host_sockets < sockets < open_files_needed(Rendezvous(0, size, 0))
+
+
+def test_nothing_grows_faster_than_the_ranks_it_must_reach():
+    """At all sizes that were counted: rank 0 reaches all, the others a ring and a tree."""
+    for size, counts in start_counts.read().items():
+        first, *others = counts
+        for of_rank in counts:
+            assert len(of_rank.communicators) <= 4 and max(of_rank.communicators) <= size
+            assert of_rank.pairs <= 3 and of_rank.nccl_sockets <= 28
+            assert of_rank.store_operations["counted"] < 20
+        for of_rank in others:
+            assert of_rank.host_sockets <= 4 + math.log2(size)
+            assert sum(of_rank.store_operations.values()) < 40 + 2 * math.log2(size)
+        assert sum(first.store_operations.values()) <= 40 + 2 * size
+        assert server_operations(counts) <= 60 * size
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 100, 1024, 6144, 100_000])
+def test_the_host_group_connects_each_rank_with_few(size):
+    """Of any size: all ranks but 0 have at most two neighbours, rank 0, a parent and log2(size) children."""
+    ranks = range(size) if size <= 6144 else (0, 1, 2, 3, 4095, size // 2, size - 1)
+    most = max(len(gloo_peers(rank, size)) for rank in ranks if rank) if size > 1 else 0
+    assert most <= 4 + math.log2(size) and len(gloo_peers(0, size)) == size - 1
+    if size <= 6144:
+        assert sum(gloo_store_operations(rank, size) for rank in range(size)) <= 15 * size
 
 
 def test_the_page_holds_the_counts():

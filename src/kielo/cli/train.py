@@ -250,6 +250,7 @@ def train_here(recipe: Recipe, profile_steps: int = 0) -> Outcome:
     from kielo.plan.expected_speed import with_expectation
     from kielo.plan.remedies import memory_warning
     from kielo.resolve.shares import uneven_steps
+    from kielo.resolve.start_timeout import start_timeout_seconds
     from kielo.train.run import train
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -265,7 +266,7 @@ def train_here(recipe: Recipe, profile_steps: int = 0) -> Outcome:
                 f"find {weights}",
                 lambda: resolve_weights(weights),
                 place,
-                meet(place, recipe.train.start_timeout_seconds),
+                meet(place, start_timeout_seconds(recipe)),
                 FETCH_LIMIT_SECONDS,
             )
         resolved, why = _resolved_here(recipe, place.size)

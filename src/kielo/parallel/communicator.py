@@ -14,6 +14,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from kielo.parallel.rendezvous import nodes_of_ranks
 from kielo.recipe.errors import KieloError
 
 _ANSWER_SECONDS = 3.0  # rank 0, which serves the store, stays as long (world.linger)
@@ -146,15 +147,19 @@ def _about(missing: list[int], size: int) -> str:
             f"all {size} ranks arrived, but could not communicate; check the network interface "
             "(NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME) and train.start_timeout_seconds"
         )
-    shown = ", ".join(map(str, missing[:32])) + (
-        f" and {len(missing) - 32} more" if len(missing) > 32 else ""
-    )
+    shown = _some(list(map(str, missing)))
     plural = "ranks" if len(missing) > 1 else "rank"
+    nodes = nodes_of_ranks(missing)
+    where = f" (they are on {_some(nodes)})" if nodes else ""
     return (
-        f"{plural} {shown} did not arrive, {size - len(missing)} of {size} did; look at the log "
+        f"{plural} {shown} did not arrive, {size - len(missing)} of {size} did{where}; look at the log "
         f"of {plural} {shown}, or raise "
         "train.start_timeout_seconds if they are merely slow"
     )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:32]) + (f" and {len(names) - 32} more" if len(names) > 32 else "")
 
 
 def _mark(name: str, rank: int) -> str:

@@ -6,7 +6,7 @@ all, which is a world of one rank. torchrun wins over Slurm, because torchrun ma
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kielo.recipe.errors import KieloError
@@ -69,8 +69,53 @@ def _from_slurm(environment: Mapping[str, str]) -> Rendezvous:
 
 def first_host(nodelist: str) -> str:
     """Returns the first host of a Slurm node list: `nid[001002-001005,001009],gpu7` → `nid001002`."""
-    outside_brackets = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", nodelist)
-    return outside_brackets.split(",")[0].strip()
+    return hosts(nodelist)[0]
+
+
+def hosts(nodelist: str) -> list[str]:
+    """Returns the hosts of a Slurm node list: `nid[08-10,12],gpu7` → nid08, nid09, nid10, nid12, gpu7."""
+    parts = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist)  # a comma in brackets divides numbers
+    return [host for part in parts for host in _expanded(part.strip())]
+
+
+def _expanded(part: str) -> list[str]:
+    before, bracket, rest = part.partition("[")
+    if not bracket:
+        return [part]
+    inside, _, after = rest.partition("]")
+    numbers = []
+    for one in inside.split(","):
+        first, _, last = one.partition("-")
+        numbers += [f"{number:0{len(first)}}" for number in range(int(first), int(last or first) + 1)]
+    return [before + number + end for number in numbers for end in _expanded(after)]
+
+
+def nodes_of_ranks(ranks: Sequence[int], environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Returns the nodes of these ranks, each once, by the launcher's list: also of ranks that never began.
+
+    Slurm lists the hosts of a step and its tasks on each; torchrun only numbers its nodes. Empty where
+    neither says, and for a step whose tasks are not placed node by node.
+    """
+    if "RANK" in environment:
+        per_node, nodes = (environment.get(key, "") for key in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"))
+        if not per_node.isdigit() or nodes in ("", "1"):
+            return []
+        return list(dict.fromkeys(f"node {rank // int(per_node)} of torchrun" for rank in ranks))
+    tasks, nodelist = (environment.get(f"SLURM_STEP_{key}", "") for key in ("TASKS_PER_NODE", "NODELIST"))
+    if not tasks or not nodelist or not environment.get("SLURM_DISTRIBUTION", "block").startswith("block"):
+        return []
+    by_rank: list[str] = []
+    for host, number in zip(hosts(nodelist), _tasks_of_nodes(tasks)):
+        by_rank += [host] * number
+    return list(dict.fromkeys(by_rank[rank] for rank in ranks if rank < len(by_rank)))
+
+
+def _tasks_of_nodes(text: str) -> list[int]:
+    """Returns Slurm's tasks of each node: `8(x3),2` → 8, 8, 8, 2."""
+    found = []
+    for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        found += [int(number)] * int(times or 1)
+    return found
 
 
 def _place(environment: Mapping[str, str], rank_key: str, size_key: str) -> dict[str, int]:

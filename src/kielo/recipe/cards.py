@@ -153,6 +153,9 @@ class Cluster(Section):
     billing_unit: str = Field("", description='the site\'s, such as "GPU-hours"; empty: not known')
     billed_per_node_hour: float | None = Field(None, gt=0, description="billing units of a whole node")
     internet_on_compute_nodes: bool
+    start_timeout_seconds: float | None = Field(
+        None, ge=1, description="longest start of its largest jobs; left out: what a recipe has by default"
+    )
     torch: str | None = Field(
         None, pattern=r"^\d+\.\d+", description="version that plans are made for; default: the newest tried"
     )

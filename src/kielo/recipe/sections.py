@@ -666,12 +666,13 @@ class TrainPlacement(Section):
     collect_garbage_every_steps: PositiveInt = Field(
         50, description="Python's collector, on all ranks at once; 1 in zero-bubble schedules"
     )
-    start_timeout_seconds: float = Field(
-        1800.0,
+    start_timeout_seconds: float | None = Field(
+        None,
         ge=1,
         le=604_800,
         description="longest wait for other ranks at the start, for each communicator, and in collectives "
-        "until the first steps are done: cold imports and compilation take minutes",
+        "until the first steps are done: cold imports and compilation take minutes; default: the cluster's, "
+        "or 1800",
     )
     step_timeout_seconds: float = Field(
         600.0, ge=1, le=604_800, description="longest wait for other ranks in each collective of later steps"

@@ -44,6 +44,7 @@ from kielo.resolve.resolved import Identity, Phase, PhasePlacement, Placement, R
 from kielo.resolve.shares import MOST_FILLED, micro_batches_needed
 from kielo.resolve.software import Software, planned
 from kielo.resolve.stages import SCHEDULES, layers_of_stages, micro_batch_complaint, num_stages
+from kielo.resolve.start_timeout import start_timeout_seconds
 from kielo.resolve.text import Text, text_of_run
 from kielo.resolve.torch_versions import compile_advice, compile_complaint
 
@@ -199,7 +200,12 @@ def _placement(
     return Placement(
         world_size=machine.world_size,
         layout=_filled_in(layout, identity, machine),
-        train=recipe.train.part(TrainPlacement).model_copy(update={"loss_chunk_tokens": chunk_tokens}),
+        train=recipe.train.part(TrainPlacement).model_copy(
+            update={
+                "loss_chunk_tokens": chunk_tokens,
+                "start_timeout_seconds": start_timeout_seconds(recipe),
+            }
+        ),
         checkpoint=_keeping_some(recipe.checkpoint, identity.total_steps),
         phases=tuple(
             PhasePlacement(

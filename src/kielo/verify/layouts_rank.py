@@ -36,6 +36,7 @@ from kielo.parallel.world import World, end_world, start_world
 from kielo.recipe.sections import Layout, Recipe
 from kielo.resolve.software import BACKEND_VARIABLE, chosen_backend
 from kielo.resolve.stages import layers_of_stages
+from kielo.resolve.start_timeout import start_timeout_seconds
 from kielo.train.build import build_step, positions_of_rank
 from kielo.train.feed import Feed, StepBatch
 from kielo.train.guard import Guard
@@ -257,7 +258,7 @@ def _world(recipe: Recipe) -> Iterator[World]:
     torch.set_num_threads(1)  # many ranks share the cores of one machine
     # Each rank would warn in every case that gathering a whole tensor takes two steps.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    world = start_world(recipe.train.start_timeout_seconds, "cpu")
+    world = start_world(start_timeout_seconds(recipe), "cpu")
     try:
         yield world
     finally:
