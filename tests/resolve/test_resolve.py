@@ -74,6 +74,18 @@ def refusal(*arguments, **keywords) -> str:
     return str(caught.value)
 
 
+def test_the_cluster_says_how_long_a_start_takes(run_folder):
+    """LUMI's card has the hour of its largest jobs; the recipe's own limit comes first."""
+    given = {"train": {"start_timeout_seconds": 90.0}}
+    for sections, seconds in (
+        ({}, 1800.0),
+        ({"cluster": "lumi_g"}, 3600.0),
+        ({"cluster": "lumi_g"} | given, 90.0),
+    ):
+        resolved = resolve(recipe(**sections), run_folder, 1, "cpu")
+        assert resolved.placement.train.start_timeout_seconds == seconds
+
+
 def test_every_derived_number(run_folder):
     """Steps, micro-batches, schedule, the complete model, mixture by tokens, FLOPs."""
     resolved = resolve(

@@ -17,6 +17,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.read import run_folder
 from kielo.recipe.sections import Recipe
 from kielo.resolve.resolve import resolve
+from kielo.resolve.start_timeout import start_timeout_seconds
 
 COMMANDS = {"slurm": "sbatch", "pbs": "qsub", "grid_engine": "qsub"}
 # Without a forecast: what a job gets to save in before its end, as for `kielo train --shutdown-seconds`.
@@ -228,5 +229,5 @@ def _silence(recipe: Recipe, forecast: Forecast | None) -> int:
     The ranks' own limits come first: until the first step, and in each collective of later ones.
     """
     step = forecast.interval_seconds[1] if forecast else recipe.train.step_timeout_seconds
-    limits = recipe.train.start_timeout_seconds + recipe.train.step_timeout_seconds
+    limits = start_timeout_seconds(recipe) + recipe.train.step_timeout_seconds
     return math.ceil(START_SECONDS + limits + 3 * recipe.train.log_every_steps * step)

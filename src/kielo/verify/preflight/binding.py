@@ -13,7 +13,7 @@ def measure(job: Job) -> dict[str, list[int] | int]:
 
 def judge(found: Sequence[dict], job: Job) -> list[Finding]:
     """Compares with the card's binding; without one, looks if the ranks of a node have a core each."""
-    jobs = getattr(job.cluster, "jobs", None)
+    jobs = job.cluster.jobs
     expected = cores_of_binding(jobs.cpu_bind) if jobs and job.world.device.type == "cuda" else []
     findings = []
     for rank, one in enumerate(found):

@@ -65,8 +65,7 @@ def judge(found: Sequence[dict[str, Any] | None], job: Job) -> list[Finding]:
 
 def _expected(job: Job) -> str:
     """Returns the card's pattern of what NCCL's log says where the fast network is used, or ""."""
-    jobs = getattr(job.cluster, "jobs", None)
-    return jobs.network_log if jobs else ""
+    return job.cluster.jobs.network_log if job.cluster.jobs else ""
 
 
 def summarise(found: Sequence[dict[str, Any] | None], job: Job) -> str:
