@@ -8,5 +8,5 @@ _USUAL_SECONDS = 1800.0
 
 def start_timeout_seconds(recipe: Recipe) -> float:
     """Returns the limit of the meeting, of each communicator's start and of the first steps' collectives."""
-    of_cluster = cluster(recipe.cluster).start_timeout_seconds
-    return recipe.train.start_timeout_seconds or of_cluster or _USUAL_SECONDS
+    card = cluster(recipe.cluster)
+    return recipe.train.start_timeout_seconds or card.start_timeout_seconds or _USUAL_SECONDS
