@@ -42,6 +42,7 @@ SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 ReturnToService=2
 InactiveLimit=0
+EnforcePartLimits=ALL
 KillWait=20
 SlurmctldTimeout=60
 SlurmdTimeout=60
