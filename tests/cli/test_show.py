@@ -26,6 +26,8 @@ def test_an_idea_is_shown(tmp_path: Path, capsys) -> None:
     assert "998.8 million parameters" in said and "needs name, language, corpus.sources too" in said
     assert "as usual for this size: train.tokens" in said
     assert main(["run", str(idea)]) == 1 and "corpus is missing" in capsys.readouterr().err
+    idea.write_text("")
+    assert main(["show", str(idea)]) == 1 and "name is missing" in capsys.readouterr().err
 
 
 def test_keys_that_weights_replace_are_not_shown_as_in_force(finished, tmp_path: Path, capsys) -> None:

@@ -25,6 +25,8 @@ def show(options: argparse.Namespace) -> None:
     from kielo.cli.ideas import STAND_INS
 
     read = read_recipe(options.recipe, options.sets, STAND_INS)
+    if set(read.origins.values()) <= {"default", NOT_GIVEN}:  # an empty file is no idea
+        read = read_recipe(options.recipe, options.sets)
     values = _values_in_force(read)
     if options.json:
         return print_json(values)
