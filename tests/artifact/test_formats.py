@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from kielo.artifact import formats
 from kielo.artifact.alerts import ALERTS_NAME, Alert, append_alert
 from kielo.artifact.formats import FORMATS, schema_of
+from kielo.artifact.launch import Launch
 from kielo.artifact.manifest import write_manifest
 from kielo.artifact.metrics import METRICS_NAME, Row, of_kind, read_metrics
 from kielo.artifact.outcome import Outcome
@@ -45,6 +46,13 @@ def run_folder(tmp_path_factory):
     write_json(folder, Preflight(
         passed=False, bad_nodes=["õ"], nodes=[NodeVerdict(name="õ", ranks=[0, 1], passed=False)],
         complaints=[complaint], checks=checks, ranks=2, seconds=1.0, finished_at="2026-11-23",
+    ))  # fmt: skip
+    launched = (folder / FORMATS["launch"].file).parent
+    launched.mkdir(parents=True)
+    write_json(launched, Launch(
+        cluster="lumi_g", scheduler="slurm", job_name="õ", nodes=2, spares=0, devices=16, partition="dev-g",
+        wall_seconds=7200, grace_seconds=300, jobs=1, forecast=None, no_forecast="õ", versions={"kielo": "0"},
+        created_at="2026-11-23",
     ))  # fmt: skip
     return folder
 
