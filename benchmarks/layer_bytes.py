@@ -61,12 +61,20 @@ def formula_bytes(model: Model, tokens: int, layout: Layout) -> float:
     """Returns the formula's bytes of a layer: s b h / t × (12 + 4 g/a + 6 f/h), a plain MLP 4 f/h.
 
     `norms` takes away the normed inputs of attention and MLP, 4; `activations` the MLP's product, 2 f/h.
+    `operators` keeps the layer's input, 2, and what its matrices and attention give: queries 2, keys and
+    values 4 g/a, attention 2, the summed outputs of attention and MLP 2 + 2, and 2 f/h for each other matrix
+    of the MLP. `full` keeps the input.
     """
+    if layout.recompute == "full":
+        return tokens * model.hidden_size / layout.tensor * 2
     groups = model.num_key_value_heads / model.num_attention_heads
-    widths = (6 if layer_parts(model).mlp_matrices == 3 else 4) * model.intermediate_size / model.hidden_size
-    units = 12 + 4 * groups + widths
-    units -= 4 * ("norms" in layout.recomputed)
-    units -= 2 * model.intermediate_size / model.hidden_size * ("activations" in layout.recomputed)
+    width, matrices = model.intermediate_size / model.hidden_size, layer_parts(model).mlp_matrices
+    if layout.recompute == "operators":
+        units = 10 + 4 * groups + 2 * (matrices - 1) * width
+    else:
+        units = 12 + 4 * groups + (6 if matrices == 3 else 4) * width
+        units -= 4 * ("norms" in layout.recomputed)
+        units -= 2 * width * ("activations" in layout.recomputed)
     return tokens * model.hidden_size / layout.tensor * units
 
 
@@ -102,11 +110,12 @@ def measured() -> Iterator[dict[str, Any]]:
             for recompute in get_args(Recompute):
                 layout = Layout(tensor=tensor, recompute=recompute)
                 kept = kept_bytes(model, LENGTH, layout)
-                row = {"model": name, "tensor": tensor, "recompute": recompute, "bytes": round(kept)}
-                if recompute not in ("operators", "full"):
-                    formula = formula_bytes(model, LENGTH, layout)
-                    row |= {"formula_bytes": round(formula), "by_the_formula": round(kept / formula, 4)}
-                yield row | {"planned_bytes": round(layer_bytes(model, layout, _BF16)[0] * LENGTH)}
+                formula = formula_bytes(model, LENGTH, layout)
+                yield {
+                    "model": name, "tensor": tensor, "recompute": recompute, "bytes": round(kept),
+                    "formula_bytes": round(formula), "by_the_formula": round(kept / formula, 4),
+                    "planned_bytes": round(layer_bytes(model, layout, _BF16)[0] * LENGTH),
+                }  # fmt: skip
 
 
 def main() -> None:
@@ -116,9 +125,9 @@ def main() -> None:
     rows = []
     for row in measured():
         rows.append(row)
-        ratio = f"{row['by_the_formula']:.3f} × the formula" if "by_the_formula" in row else ""
         print(
-            f"{row['model']}, TP{row['tensor']}, {row['recompute']}: {row['bytes'] / 1e6:.1f} MB {ratio}",
+            f"{row['model']}, TP{row['tensor']}, {row['recompute']}: {row['bytes'] / 1e6:.1f} MB "
+            f"{row['by_the_formula']:.3f} × the formula",
             flush=True,
         )
     found = {

@@ -219,7 +219,11 @@ def on_pipeline_ranks(sizes: dict) -> dict:
     "sizes",
     [
         {"tensor": 2},
-        {"tensor": 2, "sequence_parallel": False},
+        {"tensor": 2, "sequence_parallel": False, "recompute": "full"},
+        pytest.param({"tensor": 2, "sequence_parallel": False}, marks=pytest.mark.full),
+        pytest.param({"tensor": 2, "recompute": "full", "tensor_overlap": "chunked"}, marks=pytest.mark.full),
+        pytest.param({"tensor": 2, "recompute": "attention"}, marks=pytest.mark.full),
+        pytest.param({"tensor": 2, "recompute": "operators"}, marks=pytest.mark.full),
         pytest.param({"tensor": 2, "shard": 2, "zero": 3}, marks=pytest.mark.full),
     ],
     ids=str,

@@ -4,9 +4,15 @@ import pytest
 import torch
 from layer_bytes import formula_bytes, kept_bytes, model_of
 
+from kielo.parallel.mesh import build_mesh
+from kielo.parallel.row_product import split_rows
+from kielo.parallel.tensor_collectives import TensorAxis
 from kielo.recipe.sections import Layout
 from kielo.resolve.activation_bytes import layer_bytes
 from kielo.resolve.torch_versions import NEWEST, as_tried
+from kielo.verify.fake_world import fake_world, groups_of
+from kielo.verify.rank_watch import RankWatch
+from kielo.verify.torch_fakes import fake_tensors
 
 pytestmark = pytest.mark.skipif(
     as_tried(torch.__version__) != NEWEST, reason=f"rehearsed, which needs torch {NEWEST}"
@@ -44,7 +50,7 @@ MODELS = {
 @pytest.mark.parametrize(
     ("tensor", "recompute"),
     [(2, "none"), (4, "none"), (8, "none"), (8, "norms"), (4, "activations"), (2, "norms+activations"),
-     (8, "attention+norms+activations")],
+     (8, "attention+norms+activations"), (2, "operators"), (8, "operators"), (8, "full")],
 )  # fmt: skip
 def test_a_layer_keeps_what_the_formula_says(name, tensor, recompute):
     model, layout = model_of(MODELS[name], LENGTH), Layout(tensor=tensor, recompute=recompute)
@@ -52,3 +58,18 @@ def test_a_layer_keeps_what_the_formula_says(name, tensor, recompute):
     assert formula <= measured <= MOST * formula
     planned, _ = layer_bytes(model, layout, bytes_per_element=2)
     assert planned * LENGTH == pytest.approx(measured, rel=0.01)
+
+
+def test_a_product_and_its_sum_in_one_operator_are_counted():
+    """As `operators` has them: a rehearsal sees the scatter and the FLOPs inside, once each."""
+    with fake_world(0, 2, has_pipeline=False) as world:
+        mesh = build_mesh(world, Layout(tensor=2, shard=1))
+        axis = mesh.parameters["tensor"]
+        with fake_tensors(), RankWatch(*groups_of(mesh)) as watch:
+            linear = torch.nn.Linear(16, 8, bias=False)
+            split_rows(linear, axis, TensorAxis(axis.get_group().group_name, 2, True))
+            linear.is_one_operator = True
+            output = linear(torch.ones(1, 6, 8))
+        assert output.shape == (1, 3, 8)
+        assert watch.calls["tensor", "reduce-scatter"] == 1
+        assert watch.flops["matrix products"] == 2 * 6 * 8 * 8

@@ -114,7 +114,7 @@ def test_layers_keep_what_autograd_keeps():
     for layout, bytes_per_element, measured in (
         ({}, 2, 119432), ({}, 4, 238728), ({"tensor": 2}, 2, 59716), ({"tensor": 4}, 2, 29858),
         ({"tensor": 4, "sequence_parallel": False}, 2, 54440), ({"recompute": "attention"}, 2, 119304),
-        ({"recompute": "operators"}, 2, 89216), ({"recompute": "operators", "tensor": 4}, 2, 34592),
+        ({"recompute": "operators"}, 2, 89216), ({"recompute": "operators", "tensor": 4}, 2, 22304),
         ({"context": 2}, 2, 131720),
     ):  # fmt: skip
         assert kept(layout=Layout(**layout), bytes_per_element=bytes_per_element)[0] == pytest.approx(

@@ -60,3 +60,12 @@ def test_advice_is_for_the_machine():
         "multiples of 1,024"
         in speed_advice(MODEL.model_copy(update={"hidden_size": 2560}), Layout(), "mi250x_gcd")[0]
     )
+
+
+def test_overlap_of_tensor_collectives_needs_sequence_parallelism_and_is_not_for_fp8():
+    chunked = Layout(tensor=4, tensor_overlap="chunked")
+    assert layout_complaints(MODEL, 4096, chunked) == []
+    (complaint,) = layout_complaints(MODEL, 4096, chunked.model_copy(update={"sequence_parallel": False}))
+    assert "layout.sequence_parallel = true" in complaint
+    assert speed_advice(MODEL, chunked, "h100_sxm") == []
+    assert "tensor_overlap" in speed_advice(MODEL, chunked, "h100_sxm", has_fp8=True)[0]

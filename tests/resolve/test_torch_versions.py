@@ -26,9 +26,7 @@ def complaints(version: str, **layout) -> list[str]:
         (V, ["2.13"], {"pipeline_schedule": "1f1b"}),
         (V | {"pipeline_schedule": "dualpipev"}, ["2.13"], {"pipeline_schedule": "interleaved_1f1b"}),
         (V | {"pipeline_schedule": "interleaved_zero_bubble"}, ["2.13"], {"pipeline_schedule": "1f1b"}),
-        (SHARED | {"recompute": "full"}, ["2.10", "2.11"], {"recompute": "operators"}),
-        (SHARED | {"recompute": "attention"}, ["2.10", "2.11"], {"compile": False}),
-        (SHARED | {"recompute": "operators"}, list(TRIED), {}),
+        (SHARED | {"recompute": "full"}, list(TRIED), {}),
         ({"pipeline": 2, "pipeline_schedule": "1f1b", "compile": True}, list(TRIED), {}),
     ],
 )

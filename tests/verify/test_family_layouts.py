@@ -34,8 +34,8 @@ def recipe_of(variant: str, folder) -> Recipe:
 
 
 def cases_of(number: int, is_first: bool) -> list[Case]:
-    """Tensor and pipeline for every variant, both ways of context for the first of each kind;
-    the rest in turn.
+    """Tensor and pipeline for every variant, both ways of context and collectives in chunks for the first of
+    each kind; the rest in turn.
     """
     is_even = number % 2 == 0
     contexts = [
@@ -43,7 +43,14 @@ def cases_of(number: int, is_first: bool) -> list[Case]:
         Case({"context": 2, "context_attention": "ulysses"}, switches={"documents": not is_even}),
     ]
     return [
-        Case({"tensor": 2, "sequence_parallel": number % 3 != 1}, switches={"documents": not is_even}),
+        Case(
+            {
+                "tensor": 2,
+                "sequence_parallel": is_first or number % 3 != 1,
+                "tensor_overlap": "chunked" if is_first else "none",
+            },
+            switches={"documents": not is_even},
+        ),
         Case({"pipeline": 2, "pipeline_schedule": "1f1b" if is_even else "zbv"}, 4, {"documents": is_even}),
         *(contexts if is_first else [contexts[number // 2 % 2]]),
         *([Case({"shard": 2, "zero": 3}, 2, {"documents": is_even})] if number % 3 == 0 else ()),

@@ -39,6 +39,7 @@ FEW = [
     "shard2-cpu_offload",
     "tensor2-recompute_full-every2",
     "tensor2-recompute_norms+activations",
+    "tensor2-chunked-recompute_operators",
     "context2-all_gather-documents",
     "context2-ulysses-no_documents",
     "context2-all_gather-recompute_attention",

@@ -282,7 +282,11 @@ def resolve(options: argparse.Namespace) -> int:
         return 0
     for table in identity_and_placement(resolved):
         print_table(*table)
-    for advice in speed_advice(resolved.identity.model, recipe.layout, resolved.placement.accelerator):
+    train = resolved.identity.train
+    has_fp8 = "fp8" in (train.precision, *(precision for _, precision in train.precision_changes))
+    for advice in speed_advice(
+        resolved.identity.model, recipe.layout, resolved.placement.accelerator, has_fp8
+    ):
         print_text(f"advice: {advice}")
     for sentence in uneven_steps(resolved):
         print_text(f"batches: {sentence}")

@@ -8,6 +8,7 @@ from typing import Any
 from kielo.cli.terminal import flat
 from kielo.plan.compare import verdict
 from kielo.plan.cost import START_SECONDS, Cost
+from kielo.plan.overlap_offer import overlap_offer
 from kielo.plan.part_names import SECONDS, count_text
 from kielo.plan.planned_layout import PlannedLayout
 from kielo.plan.prediction_interval import SHARE
@@ -166,7 +167,7 @@ def notes(
         f"model FLOPs at {run.peak_tflops:g} TFLOP/s. `kielo plan explain` says why '{first.name}' is so "
         "fast; `kielo rehearse` measures the bytes."
     )
-    lines += _unfitting(own) + _empty(listed, own) + _agreement(run, own)
+    lines += _unfitting(own) + _empty(listed, own) + _overlap(listed) + _agreement(run, own)
     return lines
 
 
@@ -195,13 +196,20 @@ def short_notes(
             slower.append(f"{1 - planned.tokens_per_second / best.tokens_per_second:.0%}{on}")
     if slower:
         lines.append(f"The recipe's own layout is slower than the fastest by {', '.join(slower)}.")
-    lines += _unfitting(own) + _empty(listed, own) + _agreement(run, own)
+    lines += _unfitting(own) + _empty(listed, own) + _overlap(listed) + _agreement(run, own)
     name = listed[0].name
     lines.append(
         f"More: --wide; `{explain.format(layout=name)} --nodes {listed[0].nodes}` explains a layout and "
         "prints it for the recipe."
     )
     return lines
+
+
+def _overlap(listed: Sequence[PlannedLayout]) -> list[str]:
+    """Returns what overlapping the tensor axis would bring the first layout that has one."""
+    first = next((planned for planned in listed if planned.layout.tensor > 1), None)
+    offer = overlap_offer(first) if first else None
+    return [offer] if offer else []
 
 
 def _empty(listed: Sequence[PlannedLayout], own: Mapping[int, PlannedLayout | str]) -> list[str]:

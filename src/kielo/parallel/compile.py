@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._functorch import partitioners
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
 
 from kielo.recipe.errors import KieloError
 from kielo.resolve.software import chosen_backend, missing_compiler
@@ -30,6 +32,8 @@ def apply_compile(model: nn.Module) -> None:
         raise KieloError(f"layout.compile: {missing}, or layout.compile = false")
     backend = chosen_backend()
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _VERSIONS)
+    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        _keep_no_random_state()
     layers = list(model.layers.values())
     for layer in layers:
         # Not layer.compile(): it compiles a module's hooks too, and ignores a forward that was replaced.
@@ -41,6 +45,16 @@ def apply_compile(model: nn.Module) -> None:
 def working_backend() -> str:
     """Returns the chosen backend, or aot_eager, which needs no compiler, where inductor finds none."""
     return "aot_eager" if missing_compiler(_device()) else chosen_backend()
+
+
+def _keep_no_random_state() -> None:
+    """Makes torch compile layers that the backward makes again without a state of random numbers.
+
+    Attention counts as random because it may have dropout; no layer here has it. torch 2.13 appends that
+    state to what a forward keeps, after the meshes of DTensors, which it looks for at the end
+    (`functionalize_rng_ops` in the partitioner): it then takes a mesh for a tensor, and fails.
+    """
+    partitioners.has_recomputable_rng_ops = lambda _: False
 
 
 def _device() -> str:

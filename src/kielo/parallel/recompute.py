@@ -24,6 +24,7 @@ from kielo.models.blocks.norm import LayerNorm, RMSNorm
 from kielo.parallel import lower_right_attention
 from kielo.parallel.materialise import local
 from kielo.parallel.projection import AccumulatingProjection
+from kielo.parallel.row_product import RowSplitLinear
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout
 
@@ -54,6 +55,8 @@ def apply_recompute(model: nn.Module, layout: Layout) -> None:
         for module in layer.modules():
             if isinstance(module, AccumulatingProjection):
                 module.keeps_whole = True  # for one layer's backward only
+            if isinstance(module, RowSplitLinear):
+                module.is_one_operator = policy == "operators"
         if policy == "full":
             _recompute(layer)
         else:
@@ -173,8 +176,10 @@ def _operators(names: tuple[str, ...]) -> set[Any]:
     """Returns the operators of torch.ops.aten with these names: mm in FP8 too, all kernels of attention."""
     found = set()
     for name in names:
-        if name == "mm":  # products in FP8 too, which torchao computes inside of a function of autograd
-            found.add(torch.ops.aten._scaled_mm)
+        if name == "mm":
+            # Products in FP8 too, which torchao computes inside of a function of autograd, and of products
+            # that tensor ranks share the sum.
+            found |= {torch.ops.aten._scaled_mm, torch.ops.kielo.summed_product}
         if name == "scaled_dot_product_attention":
             found |= {
                 getattr(torch.ops.aten, kernel)

@@ -18,14 +18,16 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-from torch.distributed.tensor.placement_types import Placement as DTensorPlacement
 
 from kielo.models import families
 from kielo.models.tensor_parallel_styles import style_of
 from kielo.parallel.mesh import Mesh
 from kielo.parallel.projection import AccumulatingProjection
+from kielo.parallel.row_product import split_rows
 from kielo.parallel.split_embedding import SplitEmbedding
+from kielo.parallel.tensor_collectives import TensorAxis
 from kielo.recipe.sections import Layout
+from kielo.resolve.tensor_overlap import chunks_of
 
 SEQUENCE_DIM = 1  # of activations [b, s, d]
 ALONG_SEQUENCE = ("sequence", "residual", "positions")
@@ -41,23 +43,42 @@ def apply_tensor_parallel(model: nn.Module, mesh: Mesh, layout: Layout) -> None:
     if layout.tensor == 1:
         return
     plan = families.module(model.config.model_type, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN
-    between = Shard(SEQUENCE_DIM) if layout.sequence_parallel else Replicate()
+    mesh_axis = mesh.parameters["tensor"]
+    chunks = chunks_of(layout)
+    axis = TensorAxis(mesh_axis.get_group().group_name, layout.tensor, layout.sequence_parallel, chunks)
     styles = {}
     for name, module in model.named_modules():
         style = style_of(plan, name)
+        if style == "row" and type(module) is nn.Linear and _joins_sums(layout):
+            style = "summed row"
         # Without sequence parallelism every rank computes these whole, from the same numbers.
         if style is not None and (style not in ALONG_SEQUENCE or layout.sequence_parallel):
-            styles[name] = _torch_style(style, module, between)
-    parallelize_module(model, mesh.parameters["tensor"], styles)
+            styles[name] = _torch_style(style, module, axis)
+    parallelize_module(model, mesh_axis, styles)
     model.tie()  # embedding and head each got a tensor of their own
 
 
-def _torch_style(style: str, module: nn.Module, between: DTensorPlacement) -> ParallelStyle:
-    """Makes torch's style of `style`. between: placement of activations outside of the split matrices."""
+def _joins_sums(layout: Layout) -> bool:
+    """Returns True where the sum over tensor ranks belongs to the product before it.
+
+    Not in layers that are made again as a whole: a function of autograd keeps its tensors after its forward,
+    so that the layer's last product would be made again too, for nothing.
+    """
+    return layout.recompute == "operators" or (
+        layout.tensor_overlap == "chunked" and layout.recompute != "full"
+    )
+
+
+def _torch_style(style: str, module: nn.Module, axis: TensorAxis) -> ParallelStyle:
+    """Makes torch's style of `style`."""
+    # of activations outside of the split matrices
+    between = Shard(SEQUENCE_DIM) if axis.along_sequence else Replicate()
     if style == "vocabulary":
         return SplitEmbedding(between)
     if style == "column":
         return ColwiseParallel()
+    if style == "summed row":
+        return SplitRows(axis)
     if style == "row":
         return RowwiseParallel(output_layouts=between)
     if style in ("sequence", "residual"):
@@ -66,7 +87,7 @@ def _torch_style(style: str, module: nn.Module, between: DTensorPlacement) -> Pa
         return _OWN_STYLES[style]()
     if style == "gather":
         if isinstance(module, AccumulatingProjection):
-            return SplitProjection(along_sequence=between != Replicate())
+            return SplitProjection(axis)
         # As a DTensor, so that the gradients of all matrices are added up before they are sent, once.
         return PrepareModuleInput(
             input_layouts=(between, None), desired_input_layouts=(Replicate(), None), use_local_output=False
@@ -77,12 +98,24 @@ def _torch_style(style: str, module: nn.Module, between: DTensorPlacement) -> Pa
 class SplitProjection(ParallelStyle):
     """Linears of one input, each split in rows: the projection sends input and gradient itself."""
 
-    def __init__(self, along_sequence: bool) -> None:
+    def __init__(self, axis: TensorAxis) -> None:
         super().__init__()
-        self.along_sequence = along_sequence
+        self.axis = axis
 
-    def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
-        module.split_over(axis, self.along_sequence)
+    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        module.axis = self.axis
+        return module
+
+
+class SplitRows(ParallelStyle):
+    """A linear whose input is split by features: it sums its output itself."""
+
+    def __init__(self, axis: TensorAxis) -> None:
+        super().__init__()
+        self.axis = axis
+
+    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        split_rows(module, mesh, self.axis)
         return module
 
 

@@ -28,23 +28,28 @@ def ring_bandwidth(work: Workload, rates: Any, neighbours: Column, group: Column
 
 
 def tensor_layer_seconds(work: Workload, rates: Any) -> Column:
-    """Computes exposed seconds of tensor-parallel traffic, for a layer and micro-batch.
+    """Computes exposed seconds of tensor-parallel traffic, for a layer and micro-batch."""
+    bytes_each = work.tokens * work.hidden * _BF16_BYTES
+    bandwidth = ring_bandwidth(work, rates, np.minimum(work.tensor, work.node_devices), work.tensor)
+    share = (work.tensor - 1) / work.tensor
+    seconds = 2 * share * bytes_each / bandwidth + rates.latency_seconds * np.sqrt(work.tensor)
+    times = tensor_halves(work) / 2
+    return np.where(work.tensor > 1, times * seconds * rates.tensor_exposed, 0.0)
 
-    An all-reduce (or its two halves) after attention and after the MLP, forward and backward, and again for a
-    layer that is recomputed. With sequence parallelism, inputs are gathered once more for the gradients of
-    weights (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2).
+
+def tensor_halves(work: Workload) -> Column:
+    """Counts all-gathers and reduce-scatters, the halves of all-reduces, over tensor ranks in a layer.
+
+    An all-reduce after attention and after the MLP, forward and backward, and again for a layer that is
+    recomputed. With sequence parallelism, inputs are gathered once more for the gradients of weights
+    (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2).
     """
     routed = work.expert_layers * (work.experts > 1)
     # Experts that are split over tensor ranks need each copy of a token on all of them. Traffic to whole
     # experts is counted by `expert_layer_seconds` alone.
     copies = np.where(work.expert_tensor >= work.tensor, work.experts_each, 0) + (work.shared_ffn > 0)
     halves = 1 + (1 - routed) + routed * copies  # attention, and the MLP or the experts in its place
-    times = halves * (2 + work.layers_again + work.sequence_parallel / 2)
-    bytes_each = work.tokens * work.hidden * _BF16_BYTES
-    bandwidth = ring_bandwidth(work, rates, np.minimum(work.tensor, work.node_devices), work.tensor)
-    share = (work.tensor - 1) / work.tensor
-    seconds = 2 * share * bytes_each / bandwidth + rates.latency_seconds * np.sqrt(work.tensor)
-    return np.where(work.tensor > 1, times * seconds * rates.tensor_exposed, 0.0)
+    return halves * (4 + 2 * work.layers_again + work.sequence_parallel)
 
 
 def expert_layer_seconds(work: Workload, rates: Any) -> Column:

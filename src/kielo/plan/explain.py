@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from kielo.plan.collective_seconds import context_layer_seconds, tensor_layer_seconds
+from kielo.plan.collective_seconds import context_layer_seconds
 from kielo.plan.compare import against, is_comparable, unfit
 from kielo.plan.layer_seconds import layer_seconds, matrix_flops
+from kielo.plan.overlap_offer import ASSUMED, overlap_offer
+from kielo.plan.overlap_seconds import exposed_tensor_seconds
 from kielo.plan.part_names import BYTES, SECONDS, capital, count_text, gb_text, listed, seconds_text
 from kielo.plan.pipeline_simulation import simulated_seconds
 from kielo.plan.planned_layout import PlannedLayout, plan_layouts
@@ -50,6 +52,7 @@ def why(planned: PlannedLayout, others: Sequence[PlannedLayout] = ()) -> list[st
         _host_memory(planned),
         *_parts(planned),
         *_recomputation(planned),
+        *([offer] if (offer := overlap_offer(planned)) else []),
         _bound(planned),
         _interval(planned),
         *(against(planned, other) for other in rivals),
@@ -319,9 +322,14 @@ def _tensor(facts: _Facts) -> str:
     )  # fmt: skip
     more = f", {2 * again:g} of them for recomputation" if again else ""
     more += ", two halves of one to gather inputs again for the gradients of weights" if is_split else ""
+    chunks = int(facts.work.overlap_chunks[0])
+    beside = (
+        f" Of this, gathers before products and sums after them run in {chunks} chunks beside products, of "
+        f"which the first or the last is waited for, {ASSUMED}." if chunks > 1 else ""
+    )  # fmt: skip
     return (
         f"{where}. {times:g} all-reduces a layer and micro-batch{more}, each of 2 (t − 1)/t × the hidden "
-        f"states; {facts.constant('tensor_exposed'):.0%} of it is not hidden."
+        f"states; {facts.constant('tensor_exposed'):.0%} of it is not hidden.{beside}"
     )
 
 
@@ -431,7 +439,7 @@ def recomputed_seconds(planned: PlannedLayout) -> dict[str, float]:
 
 def _layer_parts(work: Workload, rates: Any) -> dict[str, float]:
     """Returns seconds of one layer and micro-batch, by the parts of a step that recomputation changes."""
-    layer, tensor = layer_seconds(work, rates), tensor_layer_seconds(work, rates)
+    layer, tensor = layer_seconds(work, rates), exposed_tensor_seconds(work, rates)
     device = layer.matrix + layer.attention + layer.elementwise + tensor
     traffic = tensor + context_layer_seconds(work, rates)
     launch = layer.total(traffic) - (device + traffic - tensor)

@@ -21,6 +21,9 @@ _BF16_BYTES = 2
 # squared, averaged, scaled, back, times the weight.
 _EAGER_NORM_BYTES = 36
 
+# Kernels that a chunk of overlapped collectives adds, by those of a layer: a collective, a product and a copy
+# for each of six products, of about 100. Assumed.
+_CHUNK_LAUNCHES = 18 / 100
 _EXPERT_LAUNCHES = 1.0  # kernels of routing, sorting and exchange, by those of a dense layer
 # DeepSpeed copies a bf16 gradient to fp32 before it adds it, and clears the bf16 one.
 _COPIED_GRADIENT_BYTES = 10
@@ -60,7 +63,10 @@ def layer_seconds(work: Workload, rates: Any) -> LayerSeconds:
         attention * (1 + backward + attention_again),
         elementwise * (3 + np.maximum(work.layers_again, work.operators_again)) / 3
         + _cheap_again_seconds(work, rates),
-        rates.layer_seconds * passes * (1 + _is_routed(work) * work.expert_layers * _EXPERT_LAUNCHES),
+        rates.layer_seconds
+        * passes
+        * _chunk_launches(work)
+        * (1 + _is_routed(work) * work.expert_layers * _EXPERT_LAUNCHES),
         work.architecture == ARCHITECTURES.index("cpu"),
     )
 
@@ -73,7 +79,7 @@ def head_seconds(work: Workload, rates: Any) -> Column:
     rows = work.vocabulary / work.tensor
     is_in, wide = (work.recipe > 0) & (work.head_in_recipe > 0), np.zeros(len(work), bool)
     product = sum(
-        _product_seconds(work, rates, work.tokens, rows, work.hidden, recipe)
+        product_seconds(work, rates, work.tokens, rows, work.hidden, recipe)
         for recipe in (is_in, is_in, wide)
     )
     whole = work.whole_logits > 0
@@ -86,22 +92,26 @@ def head_seconds(work: Workload, rates: Any) -> Column:
 def matrix_flops(work: Workload) -> Column:
     """Counts FLOPs of one layer's matrix products for a micro-batch on a device, forward."""
     return sum(
-        2 * part.times * part.groups * part.rows * part.columns * part.inner for part in _matrices(work)
+        2 * part.times * part.groups * part.rows * part.columns * part.inner for part in matrix_products(work)
     )
 
 
 @dataclass(frozen=True)
-class _Product:
-    """Forward products [rows, inner] × [inner, columns]: `groups` at once, in the share `times` of layers."""
+class Product:
+    """Forward products [rows, inner] × [inner, columns]: `groups` at once, in the share `times` of layers.
+
+    is_summed: its result is summed over tensor ranks.
+    """
 
     rows: Column
     columns: Column
     inner: Column
     groups: Column | float = 1.0
     times: Column | float = 1.0
+    is_summed: bool = False
 
 
-def _matrices(work: Workload) -> list[_Product]:
+def matrix_products(work: Workload) -> list[Product]:
     """Lists the products of queries with keys and values, output, MLP in and MLP out, and those of experts.
 
     An expert's rows are its tokens if all experts get equally many, which benchmarks enforce and losses aim
@@ -113,8 +123,8 @@ def _matrices(work: Workload) -> list[_Product]:
     )
     tokens, gates = work.tokens, work.mlp_matrices - 1
     products = [
-        _Product(tokens, (q + 2 * kv) / work.tensor, work.hidden, times=work.projection_share),
-        _Product(tokens, work.hidden, q / work.tensor, times=work.projection_share),
+        Product(tokens, (q + 2 * kv) / work.tensor, work.hidden, times=work.projection_share),
+        Product(tokens, work.hidden, q / work.tensor, times=work.projection_share, is_summed=True),
     ]
     for width, share in (
         (work.ffn, 1 - work.expert_layers),
@@ -122,15 +132,15 @@ def _matrices(work: Workload) -> list[_Product]:
     ):
         width = np.maximum(width, 1) / work.tensor
         products += [
-            _Product(tokens, gates * width, work.hidden, times=share),
-            _Product(tokens, work.hidden, width, times=share),
+            Product(tokens, gates * width, work.hidden, times=share),
+            Product(tokens, work.hidden, width, times=share, is_summed=True),
         ]  # fmt: skip
     local = np.maximum(work.experts / work.expert_ranks, 1)
     rows = tokens * np.maximum(work.experts_each, 1) / local * work.expert_tensor / work.tensor
     width = np.maximum(work.expert_ffn, 1) / work.expert_tensor
     products += [
-        _Product(rows, gates * width, work.hidden, local, work.expert_layers),
-        _Product(rows, work.hidden, width, local, work.expert_layers),
+        Product(rows, gates * width, work.hidden, local, work.expert_layers),
+        Product(rows, work.hidden, width, local, work.expert_layers),
     ]
     return [product for product in products if np.any(product.times)]
 
@@ -148,23 +158,23 @@ def _matrix_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
         in_recipe & (work.wide_weight_gradients > 0),
     )
     forward = backward = 0.0
-    for part in _matrices(work):
+    for part in matrix_products(work):
         rows, columns, inner = part.rows, part.columns, part.inner
         seconds = []
         for sides, is_in in (
             ((rows, columns, inner), in_recipe), ((rows, inner, columns), in_recipe),
             ((columns, inner, rows), in_recipe & ~has_wide_last),
         ):  # fmt: skip
-            time = _product_seconds(work, rates, *sides, is_in, part.groups)
+            time = product_seconds(work, rates, *sides, is_in, part.groups)
             if np.any(share < 1):
-                time = share * time + (1 - share) * _product_seconds(work, rates, *sides, wide, part.groups)
+                time = share * time + (1 - share) * product_seconds(work, rates, *sides, wide, part.groups)
             seconds.append(time)
         forward = forward + part.times * seconds[0]
         backward = backward + part.times * (seconds[1] + seconds[2])
     return forward, backward
 
 
-def _product_seconds(
+def product_seconds(
     work: Workload,
     rates: Any,
     rows: Column,
@@ -204,6 +214,11 @@ def _attention_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
     plain = flops / product_rate + score_bytes / (work.memory_bandwidth * rates.memory)
     is_flash = work.kernel >= 2
     return np.where(is_flash, flops / 2 / flash_rate, plain), np.where(is_flash, 2.5, 2.0)
+
+
+def _chunk_launches(work: Workload) -> Column:
+    """Returns the factor on a layer's launches where collectives of tensor ranks run in chunks."""
+    return 1 + _CHUNK_LAUNCHES * (work.overlap_chunks - 1)
 
 
 def _cheap_again_seconds(work: Workload, rates: Any) -> Column:
@@ -248,7 +263,9 @@ def _elementwise_seconds(work: Workload, rates: Any) -> Column:
         * work.hidden
         / work.tensor
     )
-    inputs = sum(part.times * part.groups * part.rows / work.tokens * part.inner for part in _matrices(work))
+    inputs = sum(
+        part.times * part.groups * part.rows / work.tokens * part.inner for part in matrix_products(work)
+    )
     quantised = np.where(work.recipe > 0, rates.quantise, 0.0) * inputs
     passing = 3 * work.tokens * (rates.elementwise * (whole + split + sorted_) + quantised)
     is_added = (work.zero < 3) & (work.micro_batches > 1)

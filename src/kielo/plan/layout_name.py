@@ -19,8 +19,8 @@ _RECOMPUTATION = "|".join(
 )
 _KNOWN = (
     "tp8, pp4, cp2, dp16, hsdp8, mb1, zero1, zero2, zero3, gpipe, 1f1b, interleaved2, zb2, zbv, dualpipev, "
-    "full, full/2, attention, norms+activations, operators, norecompute, sp, nosp, allgather, ulysses, "
-    "offload, compile, nocompile, layers20+20+19, saved_mm+addmm"
+    "full, full/2, attention, norms+activations, operators, norecompute, sp, nosp, chunked, allgather, "
+    "ulysses, offload, compile, nocompile, layers20+20+19, saved_mm+addmm"
 )
 # The 1 of 1f1b does not belong to a number before it: "pp41f1b" is pp4 and 1f1b.
 _TERM = re.compile(
@@ -31,7 +31,7 @@ _TERM = re.compile(
     r"|(?:interleaved|zb)(?!v)(?:\d+(?!f1b))?"
     r"|gpipe|1f1b|zbv|dualpipev"
     rf"|norecompute|(?:{_RECOMPUTATION})(?:/\d+(?!f1b))?"
-    r"|nosp|sp|allgather|ulysses|offload|compile|nocompile"
+    r"|nosp|sp|chunked|allgather|ulysses|offload|compile|nocompile"
     r"|layers\d+(?:\+\d+)*|saved_[a-z0-9_.+]*"
 )
 _SYNONYMS = {"interleaved1f1b": "interleaved", "interleavedzerobubble": "zb"}
@@ -74,6 +74,7 @@ def _terms(layout: Layout, micro_batch: int) -> list[_Term]:
     terms = [_axis("tp", layout.tensor)]
     if layout.tensor > 1:
         terms += [_Term("sp", False) if layout.sequence_parallel else _Term("nosp")]
+        terms += [_Term(layout.tensor_overlap)] if layout.tensor_overlap != "none" else []
     terms += [_axis("pp", layout.pipeline), _axis("cp", layout.context)]
     if layout.context > 1:
         terms += [_Term("ulysses") if layout.context_attention == "ulysses" else _Term("allgather", False)]

@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kielo.plan.collective_seconds import context_layer_seconds, stage_seconds, tensor_layer_seconds
+from kielo.plan.collective_seconds import context_layer_seconds, stage_seconds
 from kielo.plan.efficiency import Efficiency
 from kielo.plan.layer_seconds import head_seconds, layer_seconds
+from kielo.plan.overlap_seconds import exposed_tensor_seconds
 from kielo.plan.pipeline_simulation import StageSeconds, closed_form_seconds, simulated_seconds
 from kielo.plan.workload import Workload
 from kielo.recipe.sections import Layout, Model
@@ -62,7 +63,7 @@ class Passes(NamedTuple):
 def passes(work: Workload, efficiency: Efficiency) -> list[Passes]:
     """Computes the passes of each entry of `work`."""
     rates = efficiency.of(work)
-    traffic = tensor_layer_seconds(work, rates) + context_layer_seconds(work, rates)
+    traffic = exposed_tensor_seconds(work, rates) + context_layer_seconds(work, rates)
     layer, hop = layer_seconds(work, rates).total(traffic), stage_seconds(work, rates)
     again = np.maximum(work.layers_again, work.operators_again * 0.5)
     columns = (layer, head_seconds(work, rates), hop, again, hop * rates.pipeline_exposed)

@@ -47,6 +47,10 @@ _FAR_SLOWER = 1.5  # times the seconds of the fastest
 _FEWEST = 8  # layouts simulated for each number of nodes, and of those that match a name
 
 
+# keys of [layout] that are not searched
+_AS_IN_RECIPE = ("context_attention", "compile", "tensor_overlap")
+
+
 class Choice(NamedTuple):
     """A layout that is built and named only on demand, because most are never shown."""
 
@@ -295,7 +299,7 @@ def _forms(run: RunToPlan, devices: Sequence[int], found: Found) -> _Forms:
 
 def _layouts(run: RunToPlan, devices: Sequence[int], found: Found) -> Iterator[Layout]:
     """Yields every layout with one data-parallel rank and ZeRO 1."""
-    usual = {key: getattr(run.recipe.layout, key) for key in ("context_attention", "compile")}
+    usual = {key: getattr(run.recipe.layout, key) for key in _AS_IN_RECIPE}
     for layout in _axes(run, devices, found):
         splits = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
         for again, every in _WITH_SPLIT_BACKWARD if splits else _RECOMPUTATION:

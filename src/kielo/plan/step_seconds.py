@@ -9,10 +9,10 @@ from kielo.plan.collective_seconds import (
     data_seconds,
     expert_layer_seconds,
     stage_seconds,
-    tensor_layer_seconds,
 )  # fmt: skip
 from kielo.plan.efficiency import Efficiency
 from kielo.plan.layer_seconds import head_seconds, layer_seconds
+from kielo.plan.overlap_seconds import exposed_tensor_seconds
 from kielo.plan.workload import Workload
 
 Column = np.ndarray
@@ -57,7 +57,7 @@ def step_seconds(work: Workload, efficiency: Efficiency) -> StepSeconds:
     """Computes seconds of an optimiser step by part, with pipelines by a closed form."""
     rates = efficiency.of(work)
     layer, head = layer_seconds(work, rates), head_seconds(work, rates)
-    tensor, context = tensor_layer_seconds(work, rates), context_layer_seconds(work, rates)
+    tensor, context = exposed_tensor_seconds(work, rates), context_layer_seconds(work, rates)
     expert = expert_layer_seconds(work, rates)
     layers, m = work.layers_of_heaviest_rank, work.micro_batches
 

@@ -61,6 +61,7 @@ class Workload(MemoryColumns):
     node_devices: Column  # devices that node_bandwidth reaches
     norms_again: Column = _ZERO
     activations_again: Column = _ZERO
+    overlap_chunks: Column = _ONE  # of collectives of tensor ranks that run beside products; 1: at once
     # Defaults: a dense model on a network that nobody measured.
     experts: Column = _ZERO
     experts_each: Column = _ZERO

@@ -9,6 +9,7 @@ from kielo.recipe.cards import Accelerator, Cluster
 from kielo.recipe.sections import Layout, Model
 from kielo.resolve.fp8_check import fp8_share
 from kielo.resolve.memory_row import StepSize, TrainOptions, memory_row
+from kielo.resolve.tensor_overlap import chunks_of
 
 # What `layout.recompute` names → the column with the share of it that is recomputed, less "_again".
 _COLUMNS = {
@@ -45,7 +46,7 @@ def workload_row(
         "weight_bytes": 4, "gradient_bytes": 4,
         "dropout": 0.0, "unfused_norms": 0.0, "whole_logits": 0.0,
         "recipe": RECIPES.index(recipe), "kernel": ATTENTION_KERNELS.index("flash"),
-        "engine": ENGINES.index("fsdp"),
+        "engine": ENGINES.index("fsdp"), "overlap_chunks": 1 if is_fp8 else chunks_of(layout),
         "recipe_share": share, "wide_weight_gradients": float(fp8.scaling == "rowwise_with_gw_hp"),
     } | machine_columns(
         card, cluster.network_gbit_per_second_per_node * 1e9 / 8, cluster.devices_per_node, recipe

@@ -490,6 +490,11 @@ class Layout(Section):
     sequence_parallel: bool = Field(
         True, description="tensor ranks also split the activations between their matrices"
     )
+    tensor_overlap: Literal["none", "chunked"] = Field(
+        "none",
+        description="chunked: tensor ranks gather and scatter activations in pieces, each beside the product "
+        "of another",
+    )
     zero: Literal[1, 2, 3] = Field(
         1, description="1: optimiser state stays split through a step; 2: gradients too; 3: parameters too"
     )

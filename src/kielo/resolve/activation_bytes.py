@@ -88,7 +88,8 @@ def layer_bytes(
     whole = sum(parts.values()) - others
     if layout.recompute == "operators":
         queries, groups = _heads(model, layout)
-        sums = 2 * model.hidden_size  # of all tensor ranks' parts: whole on each
+        # What the rank gets of the sums over tensor ranks; in FP8 the partial sums, whole on each.
+        sums = 2 * model.hidden_size * (1.0 if in_fp8 else share)
         gates = layer_parts(model).mlp_matrices - 1
         products = 2 * queries + 2 * groups + gates * model.intermediate_size / layout.tensor
         kept = bytes_per_element * (model.hidden_size * share + sums + products)

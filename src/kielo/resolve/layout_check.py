@@ -32,6 +32,12 @@ def layout_complaints(
             f"{length_key} = {sequence_length} is split over layout.tensor × layout.context = {parts} ranks "
             f"and does not divide; what would work: {lengths}"
         )
+    if layout.tensor_overlap != "none" and layout.tensor > 1 and not layout.sequence_parallel:
+        complaints.append(
+            f"layout.tensor_overlap = {layout.tensor_overlap!r} cuts along the sequence, which "
+            "layout.sequence_parallel = false leaves whole on each tensor rank; what would work: "
+            'layout.sequence_parallel = true, or layout.tensor_overlap = "none"'
+        )
     return (
         complaints
         + check_context(model, sequence_length, layout, length_key)
@@ -60,8 +66,10 @@ def _tensor_complaints(model: Model, ranks: int) -> Iterator[str]:
             )
 
 
-def speed_advice(model: Model, layout: Layout, accelerator: str) -> list[str]:
+def speed_advice(model: Model, layout: Layout, accelerator: str, has_fp8: bool = False) -> list[str]:
     """Returns advice on sizes that are slow on a machine, and on slow combinations of keys.
+
+    has_fp8: steps of the run are computed in FP8.
 
     MI250X is fast at hidden sizes in multiples of 1,024 and at least 1,280 columns a tensor rank (LUMI's blog
     post "Scaling the pre-training of large language models of >100B parameters to thousands of AMD MI250X
@@ -70,6 +78,11 @@ def speed_advice(model: Model, layout: Layout, accelerator: str) -> list[str]:
     advice = []
     if layout.compile and (slow := compile_advice(layout)):
         advice.append(slow)
+    if has_fp8 and layout.tensor > 1 and layout.tensor_overlap != "none":
+        advice.append(
+            f"layout.tensor_overlap = {layout.tensor_overlap!r} is for matrices in bf16 and fp32: those in "
+            "FP8 are torchao's, which gathers and scatters at once"
+        )
     if layout.tensor > 1 and model.hidden_size % (64 * layout.tensor):
         advice.append(
             f"model.hidden_size = {model.hidden_size} over layout.tensor = {layout.tensor} is no multiple "

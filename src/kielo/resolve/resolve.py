@@ -46,7 +46,7 @@ from kielo.resolve.software import Software, planned
 from kielo.resolve.stages import SCHEDULES, layers_of_stages, micro_batch_complaint, num_stages
 from kielo.resolve.start_timeout import start_timeout_seconds
 from kielo.resolve.text import Text, text_of_run
-from kielo.resolve.torch_versions import compile_advice, compile_complaint
+from kielo.resolve.torch_versions import compile_advice
 
 # Compiling takes half a minute of a processor, which does some 10^11 of them a second.
 _FLOPS_WORTH_COMPILING = 1e14
@@ -372,7 +372,6 @@ def _compiles(layout: Layout, machine: _Machine, identity: Identity) -> bool:
         return layout.compile
     against = (
         machine.software.missing_compiler,
-        compile_complaint(layout, machine.software.torch),
         compile_advice(layout),
     )
     flops = 6 * module(identity.model.model_type, "count").parameters(identity.model) * identity.total_tokens

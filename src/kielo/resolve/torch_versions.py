@@ -37,13 +37,6 @@ SCHEDULE_LIMITS = {
         for name in ("zbv", "dualpipev")
     },
 }
-# "expected all tensors_saved_with_vc_check to be Tensors": one is a DeviceMesh.
-COMPILED_RECOMPUTATION = Limit(
-    'layout.compile = true with tensor > 1 and recompute = "full", or with "attention"',
-    ("2.10", "2.11"),
-    "fails in the first forward",
-    'layout.compile = false, or layout.recompute = "operators", "norms+activations" or "none"',
-)
 COMPILED_SPLIT_BACKWARD = Limit(
     "layout.compile = true with a schedule that splits the backward",
     (),
@@ -64,23 +57,10 @@ def schedule_complaint(schedule: str, version: str) -> str | None:
     return None if limit is None else _complaint(limit, version)
 
 
-def compile_complaint(layout: Layout, version: str) -> str | None:
-    """Returns why torch `version` cannot compile the layers of `layout`; None if it can.
-
-    The key `layout.compile` itself is not looked at.
-    """
-    if layout.tensor > 1 and layout.recomputed & {"full", "attention"}:
-        return _complaint(COMPILED_RECOMPUTATION, version)
-    return None
-
-
 def torch_complaints(layout: Layout, version: str) -> list[str]:
     """Returns what of `layout` torch `version` does not run, and what would work."""
-    found = [
-        schedule_complaint(layout.pipeline_schedule, version) if layout.pipeline > 1 else None,
-        compile_complaint(layout, version) if layout.compile else None,
-    ]
-    return [complaint for complaint in found if complaint is not None]
+    complaint = schedule_complaint(layout.pipeline_schedule, version) if layout.pipeline > 1 else None
+    return [] if complaint is None else [complaint]
 
 
 def compile_advice(layout: Layout) -> str | None:
@@ -95,7 +75,7 @@ def table() -> Iterator[str]:
     """Yields the lines of the table in docs/layouts.md."""
     yield f"| | {' | '.join(TRIED)} | otherwise |"
     yield "|---" * (len(TRIED) + 2) + "|"
-    for limit in (*SCHEDULE_LIMITS.values(), COMPILED_RECOMPUTATION, COMPILED_SPLIT_BACKWARD):
+    for limit in (*SCHEDULE_LIMITS.values(), COMPILED_SPLIT_BACKWARD):
         marks = ("yes" if version in limit.works_on else "no" for version in TRIED)
         yield f"| `{limit.what}` | {' | '.join(marks)} | {limit.otherwise} |"
 

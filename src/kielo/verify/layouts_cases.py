@@ -57,6 +57,8 @@ class Case:
             terms.append(f"zero{section.zero}")
         if not section.sequence_parallel:
             terms.append("no_sequence")
+        if section.tensor_overlap != "none":
+            terms.append(section.tensor_overlap)
         if section.cpu_offload:
             terms.append("cpu_offload")
         if section.context > 1:
@@ -88,6 +90,7 @@ def all_cases() -> list[Case]:
     Four axes of 2 would need 16 ranks, so they cross in threes on 8.
     """
     cases = [*_one_axis(), *_recomputation(), *_pairs(), *_threes(), *_pipelines(), *_compiled()]
+    cases += _overlapped()
     return sorted(cases, key=lambda case: case.ranks)
 
 
@@ -164,10 +167,28 @@ def _compiled() -> list[Case]:
     layouts: list[dict[str, Any]] = [
         {"shard": 2, "zero": 3, "recompute": "operators"},
         {"tensor": 2},
+        {"tensor": 2, "recompute": "full"},
+        {"tensor": 2, "recompute": "attention"},
         {"pipeline": 2, "pipeline_schedule": "1f1b"},
     ]
     layouts += [{"context": 2, "context_attention": form} for form in ("all_gather", "ulysses")]
     return [Case(layout | {"compile": True}, 4) for layout in layouts]
+
+
+def _overlapped() -> list[Case]:
+    """Makes cases of tensor ranks whose collectives run beside products."""
+    chunked: dict[str, Any] = {"tensor": 2, "tensor_overlap": "chunked"}
+    cases = [Case(chunked, micro_batches) for micro_batches in (1, 4)] + [Case(chunked, precision="bf16")]
+    cases += [
+        Case(chunked | {"recompute": policy})
+        for policy in ("attention", "norms+activations", "operators", "full")
+    ]
+    cases += [Case(chunked | {axis: 2}, 2) for axis in INNER_AXES if axis != "tensor"]
+    cases += [
+        Case(chunked | {"pipeline": 2, "pipeline_schedule": name}, 4)
+        for name in ("1f1b", "interleaved_zero_bubble")
+    ]
+    return [*cases, Case(chunked | {"tensor": 4}), Case(chunked | {"compile": True}, 4)]
 
 
 def _pairs() -> list[Case]:
