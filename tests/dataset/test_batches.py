@@ -212,7 +212,7 @@ def test_each_source_has_a_heldout_set(run, tmp_path):
 
 
 def test_languages_of_a_source_have_sets_of_their_own(run, tmp_path):
-    """Of one source in Finnish and Estonian each held-out document is in the set of its language, and nothing
+    """Each held-out document of a source in Finnish and Estonian is in the set of its language, and nothing
     else is; the sets add up.
     """
     finnish = ["Hallitus päätti eilen uusista tukitoimista, ja kunnat saavat lisää rahaa kouluihin.",

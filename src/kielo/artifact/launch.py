@@ -25,7 +25,7 @@ class Forecast(JsonObject):
     device_hours: float
     """Hours of all devices together, of the whole run."""
     billed: float | None
-    """What the site bills for them, in its billing unit; null: its card does not say."""
+    """The site's bill for them, in its billing unit; null: its card does not say."""
     billing_unit: str
     """The site's billing unit; empty: its card does not say."""
     jobs: int

@@ -17,7 +17,7 @@ class Complaint(JsonObject):
     node: str | None
     """The rank's node; null for the whole job."""
     message: str
-    """What is wrong, what was expected, and by how much."""
+    """The fault, the expected value, and the difference."""
     is_refusal: bool
     """False: a warning, with which training may begin."""
 
@@ -39,11 +39,11 @@ class CheckReport(JsonObject):
     name: str
     """Name of the check."""
     summary: str
-    """What was found, in a line."""
+    """The findings in a line."""
     seconds: float
     """How long it took; 0 where it was not run."""
     found: list[Any]
-    """What each rank found, in the order of the ranks; empty where the check was not run."""
+    """The measurements of each rank, in the order of the ranks; empty where the check was not run."""
 
 
 class Preflight(JsonFile):

@@ -102,7 +102,7 @@ def _expanded(first: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 @dataclass(frozen=True)
 class PackingRow:
-    """What packing does to a source at a length, for people.
+    """The effect of packing on a source at a length, for people.
 
     cut, cut_in_one_stream: shares of its documents that are cut, and would be if they were trained on end to
     end. filling: share of the positions without a token.

@@ -1,4 +1,4 @@
-"""What is asked of a cluster: a recipe and flags → `JobPlan`, or one line on what the site does not have.
+"""The request to a cluster: a recipe and flags → `JobPlan`, or one line on what the site does not have.
 
 Everything is refused here, before a file is written or a job is queued.
 """

@@ -1,4 +1,4 @@
-"""What a scheduler says of a chain's jobs, and how they are cancelled: ids → states; no torch."""
+"""Asks a scheduler for the states of a chain's jobs, and cancels them: ids → states; no torch."""
 
 import shutil
 import subprocess

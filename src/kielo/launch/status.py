@@ -1,4 +1,4 @@
-"""Where a launched run stands: its jobs, its log and what it has cost so far → `Status`; no torch."""
+"""The state of a launched run: its jobs, its log and its cost so far → `Status`; no torch."""
 
 import time
 from contextlib import suppress

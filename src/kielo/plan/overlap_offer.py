@@ -1,4 +1,4 @@
-"""What `layout.tensor_overlap = "chunked"` would bring a planned layout, in words; no torch."""
+"""The gain that `layout.tensor_overlap = "chunked"` would bring a planned layout, in words; no torch."""
 
 from kielo.plan.overlap_seconds import BESIDE_COLLECTIVE
 from kielo.plan.planned_layout import PlannedLayout, plan_layouts

@@ -29,7 +29,7 @@ class Triggers:
             raise KieloError(f"{self._stop}: asks this run to stay stopped; remove that file to go on")
 
     def look(self) -> tuple[bool, bool]:
-        """Returns (stop, save): what is asked for now. Each touch of `save` is answered once."""
+        """Returns (stop, save): whether each is asked for. Each touch of `save` is answered once."""
         if time.monotonic() < self._next_look:
             return False, False
         self._next_look = time.monotonic() + self._look_seconds

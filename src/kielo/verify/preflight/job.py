@@ -1,4 +1,4 @@
-"""What every check looks at: the job as one of its ranks sees it, and the form of a check."""
+"""The job as one of its ranks sees it, which every check looks at, and the form of a check."""
 
 import os
 import socket
@@ -65,7 +65,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with a rank, or with the whole job where `rank` is None."""
+    """A fault of a rank, or of the whole job where `rank` is None."""
 
     rank: int | None
     message: str
