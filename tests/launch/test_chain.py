@@ -1,0 +1,134 @@
+"""The chain's logic, which is bash: `job.sh` runs against a scheduler of stubs, and must go on or stop."""
+
+import contextlib
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kielo.cli.main import main
+
+FLAGS = ["--cluster", "karolina", "--nodes", "16", "--account", "open-00-00"]
+FLAGS += ["--layout", "tp2-dp64-mb4-zero3-norms+activations", "--dry-run"]
+JOBS = ["7", "8", "9"]
+# Name → the stub: a line of bash. Of srun only the step that trains does anything: what the test wrote.
+STUBS = {
+    "scontrol": '[ "$1" != show ] || printf "node%s\\n" $(seq 16)',
+    "srun": 'case "$*" in *"rank.sh"*"--rank"*) . "$ATTEMPT_STUB" ;; esac',
+    "scancel": 'echo "$@" >> "$CANCELLED"',
+    "sinfo": "true",
+}
+FAILED = "echo 'srun: error: node3: task 5: Killed' >&2; exit 137"
+
+
+def ends(outcome: str, message: str, code: int) -> str:
+    """Bash for a training that leaves this outcome.json."""
+    text = f'{{\\n "outcome": "{outcome}",\\n "message": "{message}"\\n}}\\n'
+    return f"mkdir -p {{run}}/train; printf '{text}' > {{run}}/train/outcome.json; exit {code}"
+
+
+class Chain:
+    """A launch folder, and a scheduler that starts its jobs when asked."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.run = folder / "runs/viking_7b/launch/0001", folder / "runs/viking_7b"
+        self.cancelled, self.stubs = folder / "cancelled", folder / "stubs"
+        with contextlib.chdir(folder):
+            assert main(["launch", "viking_7b", *FLAGS]) == 0
+        (self.folder / "chain/jobs").write_text("\n".join(JOBS) + "\n")
+        self.stubs.mkdir()
+        for name, line in STUBS.items():
+            (self.stubs / name).write_text(f"#!/bin/bash\n{line}\n")
+            (self.stubs / name).chmod(0o755)
+
+    def job(self, training: str, number: str = JOBS[0]) -> int:
+        """Returns the exit code of a job whose step that trains is `training`."""
+        attempt = self.stubs / "attempt"
+        attempt.write_text(training.replace("{run}", str(self.run)) + "\n")
+        environment = os.environ | {
+            "PATH": f"{self.stubs}:{os.environ['PATH']}",
+            "SLURM_JOB_ID": number,
+            "SLURM_JOB_NODELIST": "node[1-16]",
+            "ATTEMPT_STUB": str(attempt),
+            "CANCELLED": str(self.cancelled),
+        }
+        with open(self.folder / "log", "ab") as log:  # not a pipe, which the watcher's sleep would hold open
+            return subprocess.run(
+                ["bash", self.folder / "job.sh"], env=environment, stdout=log, stderr=log, timeout=60
+            ).returncode
+
+    def checkpoint(self, step: int) -> None:
+        folder = self.run / f"train/checkpoints/step_{step:08d}"
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text("{}")
+
+    @property
+    def stopped(self) -> str:
+        """Why the chain ended; empty: it goes on."""
+        file = self.folder / "chain/stopped"
+        return file.read_text().strip() if file.exists() else ""
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Chain:
+    return Chain(tmp_path)
+
+
+def test_a_finished_run_ends_its_chain(chain: Chain) -> None:
+    """The jobs after it are cancelled, and one that starts nevertheless trains nothing."""
+    assert chain.job(ends("finished", "", 0)) == 0
+    assert chain.stopped == "finished" and chain.cancelled.read_text().split() == [
+        "--quiet", "--state=PENDING", "8", "9",
+    ]  # fmt: skip
+    assert chain.job("touch {run}/trained_again", "8") == 0
+    assert not (chain.run / "trained_again").exists()
+
+
+def test_a_job_at_its_end_is_followed(chain: Chain) -> None:
+    assert chain.job(ends("requeue", "stopped after step 3", 75)) == 0
+    assert not chain.stopped and not chain.cancelled.exists()
+
+
+def test_a_trigger_ends_the_chain(chain: Chain) -> None:
+    (chain.run / "triggers").mkdir(parents=True)
+    (chain.run / "triggers/stop").touch()
+    assert chain.job(ends("requeue", "", 75)) == 0
+    assert "triggers/stop" in chain.stopped
+
+
+def test_the_same_failure_twice_ends_the_chain(chain: Chain) -> None:
+    """Another failure, or the same one after a new checkpoint, does not."""
+    chain.checkpoint(5)
+    assert chain.job(ends("failed", "loss is NaN", 1)) == 1 and not chain.stopped
+    chain.checkpoint(10)
+    assert chain.job(ends("failed", "loss is NaN", 1)) == 1 and not chain.stopped
+    assert chain.job(ends("failed", "loss is NaN", 1)) == 1
+    assert chain.stopped == "twice the same: loss is NaN"
+
+
+def test_a_command_that_is_not_understood_ends_the_chain_at_once(chain: Chain) -> None:
+    assert chain.job("exit 2") == 1
+    assert "did not understand" in chain.stopped
+
+
+def test_attempts_without_a_new_checkpoint_are_counted(chain: Chain) -> None:
+    """The fourth is not begun. A new checkpoint sets the count back."""
+    for step in (0, 5):
+        chain.checkpoint(step)
+        for _ in range(3):
+            assert chain.job(ends("requeue", "", 75)) == 0 and not chain.stopped
+    assert chain.job("touch {run}/trained_again") == 1
+    assert chain.stopped.startswith("3 attempts in a row made no checkpoint after step_00000005")
+    assert not (chain.run / "trained_again").exists()
+
+
+def test_a_node_on_which_ranks_were_killed_twice_is_left_out(chain: Chain) -> None:
+    """Without it there are too few nodes, and the job says so before it starts a step."""
+    for step in (1, 2):
+        chain.checkpoint(step)
+        assert chain.job(FAILED) == 1
+    (entry,) = (chain.run / "launch/left_out_nodes").read_text().splitlines()
+    assert entry.startswith("node3 ") and not chain.stopped
+    assert chain.job("touch {run}/trained_again") == 1 and not (chain.run / "trained_again").exists()
+    assert "only 15 are not left out" in (chain.folder / "log").read_text()
