@@ -10,7 +10,8 @@ docs/planning.md.
 Errors are |predicted / published - 1| in seconds a step (or tokens a second): a family's figure is the median
 of its rows, the summary's are the median and the 90th percentile over families. Mixtures of experts and rows
 without a complete layout stand apart. Repeats of one layout count once where layouts are ranked. One thread;
-no randomness.
+no randomness. With --cross-validate errors by device, engine, precision and layout, and the 30 worst rows,
+are those of families left out.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from planner_errors import disagreement, error_lines, errors_by_kind, worst_runs
 from planner_fit import fit, spread
 from planner_ranking import agreeing_pairs, expected_tau, regret
 from published_memory import formula_memory_bytes
@@ -60,6 +62,10 @@ def main() -> None:
     else:
         (efficiency, figures), left_out = fitted(), None
     result = score(scored, efficiency)
+    shown = left_out if left_out is not None else step_seconds(columns(scored)[0], efficiency).total
+    result["by_kind"] = errors_by_kind(scored, columns(scored)[1], shown)
+    result["worst"] = worst_runs(scored, columns(scored)[1], shown)
+    result["disagreement"] = disagreement(scored)
     if left_out is not None:
         result["cross_validation"] = cross_validation(scored, left_out)
         rows = _rows(scored, columns(scored)[1], left_out_seconds(scored, efficiency, by_project=True))
@@ -354,6 +360,7 @@ def text(result: dict[str, Any]) -> str:
     if left_out:
         coverage = result["cross_validation"]["interval_coverage"]
         lines.append(f"an 80 % interval holds {coverage:.0%} of left-out families' rows")
+    lines += error_lines(result)
     lines += [
         "",
         f"{'sweep':14} {'layouts':>7} {'Kendall tau':>12} {'regret':>8} {'repeats differ':>15} "

@@ -2,6 +2,7 @@
 
 import numpy as np
 import planner
+import planner_errors
 import pytest
 from published_runs import read_published_runs
 
@@ -30,6 +31,28 @@ def test_step_times_are_within_the_bars(scored):
     summary = planner.score(scored, fitted()[0])["summary"]
     assert summary["rows"] > 1000 and summary["families"] >= 35
     assert summary["median_absolute_error"] < 0.07 and summary["p90_absolute_error"] < 0.18
+
+
+def test_errors_are_told_by_what_runs_share(scored):
+    """Members of each kind are all rows, and the worst rows are those furthest off; both of made errors."""
+    seconds = np.array([run.seconds for run in scored])
+    is_h100 = np.array([run.card.name == "h100_80" for run in scored])
+    predicted = seconds * np.where(is_h100, 1.2, 0.95)
+    predicted[3] = 3 * seconds[3]
+    by_kind = planner_errors.errors_by_kind(scored, seconds, predicted)
+    assert all(sum(row["rows"] for row in kind.values()) == len(scored) for kind in by_kind.values())
+    assert by_kind["device"]["h100_80"]["signed"] == pytest.approx(0.2)
+    assert planner_errors.worst_runs(scored, seconds, predicted, 5)[0]["run"] == scored[3].name.split("#")[0]
+
+
+def test_reports_disagree_about_one_configuration(scored):
+    """The floor of any planner's error: pairs of reports differ by 4 % at the median and 9 % at the 90th
+    percentile (of the logarithm); a report that repeats itself does not.
+    """
+    found = planner_errors.disagreement(scored)["of other families"]
+    assert found["pairs"] >= 50 and 0.02 < found["median"] < 0.08 and 0.05 < found["p90"] < 0.15
+    twice = planner_errors.disagreement([scored[0], scored[0]])
+    assert twice["of one family"] == {"pairs": 1, "median": 0.0, "p90": 0.0}
 
 
 def test_a_planner_that_knows_no_bubbles_is_caught(scored):
