@@ -53,7 +53,7 @@ def main() -> None:
     timed = one_time_each(runs)
     scored = [run for run in timed if is_scored(run)]
     if options.fit or options.cross_validate:
-        efficiency = fit(*columns(scored))
+        efficiency = fit(*columns([run for run in scored if is_fitted(run)]))
         left_out = left_out_seconds(scored, efficiency)
         figures = spread(np.log(columns(scored)[1] / left_out), [run.family for run in scored])
         if options.fit:
@@ -99,6 +99,14 @@ def is_scored(run: PublishedRun) -> bool:
     return not run.is_moe and not run.missing and run.trust != "C" and "NON-standard" not in run.notes
 
 
+def is_fitted(run: PublishedRun) -> bool:
+    """Returns True for a run that may tell of constants: its page does not call it slower than a tuned one.
+
+    Such rows are predicted and scored all the same.
+    """
+    return "deterministic" not in run.notes
+
+
 def columns(runs: list[PublishedRun]) -> tuple[Workload, np.ndarray, list[str]]:
     """Returns (workload, seconds [n], families)."""
     work = Workload.of([run.columns for run in runs])
@@ -119,10 +127,11 @@ def left_out_seconds(runs: list[PublishedRun], start: Efficiency, by_project: bo
     work, seconds, families = columns(runs)
     groups = np.array([family.split("-")[0] if by_project else family for family in families])
     names, predicted = np.array(families), np.zeros(len(runs))
+    may_tell = np.array([is_fitted(run) for run in runs])
     for group in sorted(set(groups)):
-        rest = groups != group
+        mine, rest = groups == group, (groups != group) & may_tell
         constants = fit(work.take(rest), seconds[rest], list(names[rest]), start)
-        predicted[~rest] = step_seconds(work.take(~rest), constants).total
+        predicted[mine] = step_seconds(work.take(mine), constants).total
     return predicted
 
 
@@ -168,7 +177,9 @@ def without_engine_profiles(runs: list[PublishedRun]) -> dict[str, Any]:
     """Returns the score of constants fitted as if there were one engine."""
     work, seconds, families = columns(runs)
     one = replace(work, engine=np.zeros(len(work)))
-    return {"summary": summary_of(_rows(runs, seconds, step_seconds(one, fit(one, seconds, families)).total))}
+    rest = np.array([is_fitted(run) for run in runs])
+    constants = fit(one.take(rest), seconds[rest], list(np.array(families)[rest]))
+    return {"summary": summary_of(_rows(runs, seconds, step_seconds(one, constants).total))}
 
 
 def apart(timed: list[PublishedRun], efficiency: Efficiency) -> dict[str, list[dict[str, Any]]]:

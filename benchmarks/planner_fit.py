@@ -14,6 +14,9 @@ from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
 
 Column = np.ndarray
+# Correlation of the priors of one constant's members, by what they are. Of 0 to 0.9 the choice hardly matters
+# to families left out; more than this makes runs that were seen worse (docs/log.md, 2026-11-23).
+_ALIKE = {"engine": 0.3, "architecture": 0.1}
 _NOISE = 0.04  # of a family's figure: what the prior's spread is weighed against
 
 
@@ -28,7 +31,7 @@ def fit(
 
     mean, weights = _flat(Efficiency.start()), family_weights(families) / _NOISE
     return _unflat(
-        fit_drawn_to_priors(errors, weights, mean, _spreads(), _flat(start) if start else mean, rounds)
+        fit_drawn_to_priors(errors, weights, mean, _covariance(), _flat(start) if start else mean, rounds)
     )
 
 
@@ -67,7 +70,20 @@ def _unflat(parameters: Column) -> Efficiency:
     return Efficiency(values)
 
 
-def _spreads() -> Column:
-    return np.concatenate(
-        [np.full(len(members(name)), constant.spread) for name, constant in CONSTANTS.items()]
-    )
+def _covariance() -> Column:
+    """Returns the prior covariance [k, k] of the logarithms of all constants.
+
+    Members of a constant share a part of their prior variance (partial pooling): what the runs tell of one
+    moves the others too, and a member of few runs stays near them. A processor is unlike the others.
+    """
+    blocks = []
+    for name, constant in CONSTANTS.items():
+        is_gpu = np.array([member != "cpu" for member in members(name)])
+        correlation = np.outer(is_gpu, is_gpu) * _ALIKE.get(constant.by, 0.0)
+        np.fill_diagonal(correlation, 1.0)
+        blocks.append(constant.spread**2 * correlation)
+    covariance, at = np.zeros((sum(map(len, blocks)),) * 2), 0
+    for block in blocks:
+        covariance[at : at + len(block), at : at + len(block)] = block
+        at += len(block)
+    return covariance

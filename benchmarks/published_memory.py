@@ -21,7 +21,9 @@ _UNFUSED_NORM_BYTES = 10  # of an element: fp32 copies of a norm's input and res
 
 def formula_memory_bytes(work: Workload) -> MemoryBytes:
     """Computes the bytes of the first pipeline rank or of the last, whichever peaks higher."""
-    state = state_columns(work, work.parameters_of_heaviest_rank)
+    routed = work.layers_of_heaviest_rank * work.routed_layer_parameters_of_rank
+    dense = state_columns(work, work.parameters_of_heaviest_rank - routed, work.shard)
+    state = [one + other for one, other in zip(dense, state_columns(work, routed, work.expert_shard))]
     layer, kept = layer_activation_bytes(work), kept_activation_bytes(work)
     layers, chunks = work.layers_of_heaviest_rank, work.chunks
     passes = np.where(
@@ -40,7 +42,7 @@ def formula_memory_bytes(work: Workload) -> MemoryBytes:
     logits = each * work.tokens * work.vocabulary
     # The last stage holds its logits while the first, with more passes, waits for gradients.
     first_peaks = (work.pipeline > 1) & (first >= last + logits)
-    layer_bytes = work.layer_parameters / work.tensor * (_BF16_BYTES + work.gradient_bytes)
+    layer_bytes = work.layer_parameters_of_rank * (_BF16_BYTES + work.gradient_bytes)
     gathered = np.where(
         (work.zero == 3) & (work.shard > 1),
         2 * layer_bytes + _BF16_BYTES * work.vocabulary * work.hidden / work.tensor,
@@ -50,12 +52,14 @@ def formula_memory_bytes(work: Workload) -> MemoryBytes:
     return MemoryBytes(*state, activations, np.where(first_peaks, 0.0, logits), gathered)
 
 
-def state_columns(work: Workload, parameters: Column) -> tuple[Column, Column, Column]:
+def state_columns(work: Workload, parameters: Column, shard: Column) -> tuple[Column, Column, Column]:
     """Returns bytes of (weights, gradients, optimiser) of `parameters` [n] on a device, by ZeRO degree.
+
+    `shard` ranks share what that degree divides.
 
     (w + g + o / shard) bytes a parameter at degree 1 (Rajbhandari et al. 2020, arXiv:1910.02054, figure 1).
     """
-    shard = np.maximum(work.shard, 1)
+    shard = np.maximum(shard, 1)
     return (
         parameters * work.weight_bytes / np.where(work.zero == 3, shard, 1),
         parameters * work.gradient_bytes / np.where(work.zero >= 2, shard, 1),
@@ -73,7 +77,10 @@ def layer_activation_bytes(work: Workload) -> Column:
     eight = work.recipe > 0  # the inputs of matrices are kept as one byte
     residual = np.where(eight, 6, 8) + 2 * work.dropout + 2 * _UNFUSED_NORM_BYTES * work.unfused_norms
     heads = (np.where(eight, 3, 4) * q + 4 * kv) / work.tensor
-    mlp = (2 * (work.mlp_matrices - 1) + np.where(eight, 1, 2)) * work.ffn / work.tensor
+    # Experts keep their inputs and outputs, one of each for a copy of a token.
+    copies = work.expert_layers * work.experts_each * (work.experts > 1) * 2 * _BF16_BYTES * work.hidden
+    mlp = (2 * (work.mlp_matrices - 1) + np.where(eight, 1, 2)) * work.mlp_width_of_token + copies
+    mlp = mlp / work.tensor
     scores = np.where(work.kernel < 2, 5 * work.heads * work.sequence / work.tensor, 0.0)
     return work.tokens * (residual * work.hidden * whole + heads + mlp + scores)
 

@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from published_memory import formula_memory_bytes
+
 from kielo.plan.efficiency import ENGINES
 from kielo.plan.workload import ATTENTION_KERNELS, RECIPES, Workload, machine_columns
 from kielo.recipe.cards import Accelerator, accelerator, accelerators
 from kielo.recipe.errors import KieloError
+from kielo.resolve.fits import usable_bytes
 
 # The table's word for a GPU → a card, where they differ.
 _CARDS = {"gh200": "gh200_96", "a800_80": "a100_80"}
@@ -44,6 +47,8 @@ _NETWORK_GBIT = (
 # 2 × 15 / 16), of 400; gradients on LUMI's Slingshot 4.6 GB/s of a GCD's 12.5 (facts/published_runs.md).
 # Elsewhere it is `network`.
 _RING_SHARES = (("Omni-Path", 0.2), ("Slingshot", 0.37))
+# Of layers, where some are recomputed and a page does not say how many.
+_BLOCKS_AGAIN = 0.4
 _GBIT_OF_NODE = {"volta": 400, "ampere": 1600, "hopper": 3200, "blackwell": 3200, "cdna2": 800, "cdna3": 3200}
 # Mixtures of experts by the model's name, from the config.json of their public repositories (Hugging Face:
 # deepseek-ai, moonshotai, Qwen, openai, mistralai, xai-org, meta-llama): experts, experts a token, their
@@ -126,7 +131,8 @@ def read_published_runs(path: str | Path) -> list[PublishedRun]:
             f"{path}: cannot be read ({error.strerror}); expected a CSV of published runs"
         ) from None
     try:
-        return [_run(row) for row in rows]
+        shares = _recomputed_shares(rows)
+        return [_run(row, shares.get(_run_name(row), _BLOCKS_AGAIN)) for row in rows]
     except KeyError as error:
         raise KieloError(f"{path}: has no column {error.args[0]!r}") from None
 
@@ -140,7 +146,27 @@ def _number(row: dict[str, str], key: str, default: float | None = None) -> floa
     return float(row[key]) if row[key] else default
 
 
-def _run(row: dict[str, str]) -> PublishedRun:
+def _run_name(row: dict[str, str]) -> str:
+    return row["id"].split("#")[0]
+
+
+def _recomputed_shares(rows: list[dict[str, str]]) -> dict[str, float]:
+    """Returns run → share of layers that its backward pass recomputes, where two of its figures tell.
+
+    With all layers recomputed hardware FLOPs are 4/3 of the model's.
+    """
+    figures: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if row["metric_kind"] == "mfu" and float(row["metric_value"]) > 0:
+            kind = row["flops_convention"].split(" ")[0]
+            figures.setdefault(_run_name(row), {}).setdefault(kind, float(row["metric_value"]))
+    both = {name: found for name, found in figures.items() if {"model", "hardware"} <= found.keys()}
+    return {
+        name: min(1.0, max(0.0, 3 * (found["hardware"] / found["model"] - 1))) for name, found in both.items()
+    }
+
+
+def _run(row: dict[str, str], blocks_again: float) -> PublishedRun:
     is_moe = row["moe"] == "1"
     mixture = next((shape for word, shape in _MIXTURES if word in row["model"]), None) if is_moe else {}
     row = row | {key: str(mixture[key]) for key in ("hidden", "heads") if mixture and key in mixture}
@@ -149,6 +175,10 @@ def _run(row: dict[str, str]) -> PublishedRun:
     is_known = mixture is not None and card is not None
     if is_known and not set(missing) & {"n_layers", "hidden", "heads", "seq_len", "n_gpus"}:
         columns = _columns(row, card) | _expert_columns(row, mixture)
+        columns |= _recompute_columns(row, engine_of(row["framework"]), blocks_again)
+        is_open = not (row["recompute"] or is_moe or "torchtitan" in row["framework"])
+        if is_open and not _can_fit(columns, card):
+            columns |= {"layers_again": 1.0}
     metric, value, converted = row["metric_kind"], float(row["metric_value"]), False
     if metric == "tflops_per_gpu" and columns is not None:
         tokens = _tokens_per_second(row, value, columns)
@@ -209,11 +239,11 @@ def _columns(row: dict[str, str], card: Accelerator) -> dict[str, Any]:
         _model_columns(row)
         | {
             "tensor": tensor, "pipeline": pipeline, "context": context, "data": data,
-            "chunks": max(1, _number(row, "vp", 1)) if pipeline > 1 else 1,
+            "chunks": _chunks(row) if pipeline > 1 else 1,
             "micro_batch": micro_batch, "micro_batches": max(1, math.ceil(batch / (data * micro_batch))),
             "sequence_parallel": float(row["sequence_parallel"] == "1" and tensor > 1),
             "recipe": RECIPES.index(recipe),
-            "kernel": ATTENTION_KERNELS.index(_kernel(row, engine)),
+            "kernel": ATTENTION_KERNELS.index(_kernel(row, engine, card)),
             "engine": ENGINES.index(engine),
             "splits_backward": 0.0,
             "dropout": float(
@@ -221,18 +251,25 @@ def _columns(row: dict[str, str], card: Accelerator) -> dict[str, Any]:
             ),
             "tied": float(row["gated_mlp"] != "1"),
             "ring_share": next((share for word, share in _RING_SHARES if word in row["interconnect"]), 0.0),
-            # Aleph Alpha's layers are eager; with its RMS kernel a fifth of that is kept, as rows that do not
-            # fit tell.
-            "unfused_norms": float("kernel:" in row["notes"]) * (0.2 if "RMS" in row["notes"] else 1.0),
+            "unfused_norms": _unfused_norms(row),
             # Inferred from its rows too: some with long micro-batches and little else do not fit.
             "whole_logits": float("AA-Scaling" in row["framework"]),
+            # Megatron-LM's and Megatron-DeepSpeed's default; NeMo and Megatron-Bridge ask for one kernel.
+            "unfused_loss": float(
+                "Megatron-LM" in row["framework"] or engine in ("unfused", "megatron_deepspeed")
+            ),
         }
         | _state_columns(row, engine)
-        | _zero_columns(row["zero_stage/fsdp"] or _USUAL_ZERO[engine], data, context)
-        | _recompute_columns(row["recompute"] or ("selective" if "torchtitan" in row["framework"] else ""),
-            engine)
+        | _zero_columns(row["zero_stage/fsdp"] or _USUAL_ZERO[engine], data * context, _node_devices(row))
+        | {"layers_again": 0.0, "attention_again": 0.0, "operators_again": 0.0}
         | machine_columns(card, _network_bytes_per_second(row, card), _node_devices(row), recipe)
     )  # fmt: skip
+
+
+def _chunks(row: dict[str, str]) -> float:
+    """Returns stages a rank; where a page leaves them out for once, those of its other releases."""
+    others = re.search(r"releases use VP (\d+)", row["notes"])
+    return float(others.group(1)) if others else max(1, _number(row, "vp", 1))
 
 
 def _model_columns(row: dict[str, str]) -> dict[str, Any]:
@@ -253,13 +290,25 @@ def _expert_columns(row: dict[str, str], mixture: dict[str, float]) -> dict[str,
     return mixture | {"expert_ranks": _number(row, "ep", 1), "mlp_matrices": 3} if mixture else {}
 
 
-def _zero_columns(word: str, data: float, context: float) -> dict[str, Any]:
-    ranks = data * context
+def _zero_columns(word: str, ranks: float, node_devices: float) -> dict[str, Any]:
     is_full = word.startswith(("fsdp", "hsdp", "zero3")) and "zero2" not in word
     zero = 3 if is_full else 2 if "zero2" in word else 0 if word in ("0", "zero0") else 1
     group = re.search(r"(?:hsdp|shard group|within|fsdp) (\d+)", word)
-    shard = min(ranks, float(group.group(1))) if group else ranks
+    # HSDP without a number shards within a node.
+    shard = min(ranks, float(group.group(1)) if group else node_devices if word == "hsdp" else ranks)
     return {"zero": zero, "shard": shard if zero else 1}
+
+
+def _unfused_norms(row: dict[str, str]) -> float:
+    """Returns the share of a norm's steps that are eager.
+
+    All of torchtitan's RMS norm where a page does not name torch.compile. Aleph Alpha's layers are eager too;
+    with its RMS kernel a fifth of that is kept, as rows that do not fit tell.
+    """
+    notes = row["notes"]
+    if "torchtitan" in row["framework"]:
+        return float("compile" not in notes.replace("no torch.compile", ""))
+    return float("kernel:" in notes) * (0.2 if "RMS" in notes else 1.0)
 
 
 def _state_columns(row: dict[str, str], engine: str) -> dict[str, Any]:
@@ -273,17 +322,37 @@ def _state_columns(row: dict[str, str], engine: str) -> dict[str, Any]:
         return {"weight_bytes": 2, "gradient_bytes": 6, "optimiser_bytes": 12}
     if engine == "fsdp":
         return {"weight_bytes": 4, "gradient_bytes": 4, "optimiser_bytes": 8}
-    halved = any(word in row["framework"] for word in ("NeMo", "Bridge", "AA-Scaling"))
+    # DeepSpeed adds gradients up where they are, unless its optimiser for bf16 or ZeRO copies them to fp32.
+    is_half = (
+        engine == "megatron_deepspeed"
+        and row["precision"] != "bf16"
+        and row["zero_stage/fsdp"].startswith("0")
+    )
+    halved = is_half or any(word in row["framework"] for word in ("NeMo", "Bridge", "AA-Scaling"))
     return {"weight_bytes": 2, "gradient_bytes": 2 if halved else 4, "optimiser_bytes": 12}
 
 
-def _recompute_columns(word: str, engine: str) -> dict[str, Any]:
+def _recompute_columns(row: dict[str, str], engine: str, blocks_again: float) -> dict[str, Any]:
+    """Returns the shares that the backward pass recomputes; torchtitan's default saves some operators'."""
+    word = row["recompute"] or ("selective" if "torchtitan" in row["framework"] else "")
     operators = word == "selective" and engine == "fsdp"  # FSDP engines save some operators' results
+    blocks = 0.5 if "selective layer" in row["notes"] else blocks_again  # torchtitan's: every second
+    is_cheap = "minimal" in row["notes"]  # MaxText's policies that save every product
+    modules = re.search(r"recompute modules: (\S+?);", row["notes"])  # Megatron-Core's
+    named = set(modules.group(1).split("+")) if modules else set()
     return {
-        "layers_again": {"full": 1.0, "blocks": 0.4}.get(word, 0.0),
-        "attention_again": float(word == "selective" and not operators),
-        "operators_again": float(operators),
+        "layers_again": {"full": 1.0, "blocks": blocks}.get(word, 0.0),
+        "attention_again": float("core_attn" in named if named else word == "selective" and not operators),
+        "operators_again": float(operators and not is_cheap or "mlp" in named),
+        "norms_again": float(is_cheap or "layernorm" in named),
+        "activations_again": float(is_cheap),
     }
+
+
+def _can_fit(columns: dict[str, Any], card: Accelerator) -> bool:
+    """Returns False for a run that needs much more memory than there is; the formula errs by a tenth."""
+    peak = formula_memory_bytes(Workload.of([columns])).peak("reserved")
+    return bool(peak[0] < 1.25 * usable_bytes(card)) if card.memory_bytes else True
 
 
 def _recipe(precision: str) -> str:
@@ -294,7 +363,12 @@ def _recipe(precision: str) -> str:
     return "fp8" if precision.startswith("fp8") else "nvfp4" if precision.startswith("nvfp4") else "bf16"
 
 
-def _kernel(row: dict[str, str], engine: str) -> str:
+def _kernel(row: dict[str, str], engine: str, card: Accelerator) -> str:
+    """Returns the attention kernel that a page states, or that its framework takes on such a device.
+
+    Transformer Engine and XLA take cuDNN's from Hopper on. llm-foundry's tables are of its Triton kernel of
+    2022, which is FlashAttention 1's method.
+    """
     notes = row["notes"]
     stated = re.search(r"kernel: (\w+)", notes)
     if stated:
@@ -304,7 +378,10 @@ def _kernel(row: dict[str, str], engine: str) -> str:
         )
     if engine == "unfused" or (engine == "megatron_deepspeed" and "flash" not in notes.lower()):
         return "fused_softmax"
-    return "flash"
+    if "llm-foundry" in row["framework"]:
+        return "flash_1"
+    has_cudnn = engine == "megatron_te" or "JAX" in row["framework"]
+    return "cudnn" if has_cudnn and card.architecture in ("hopper", "blackwell") else "flash"
 
 
 def _network_bytes_per_second(row: dict[str, str], card: Accelerator) -> float:

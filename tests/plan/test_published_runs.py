@@ -26,7 +26,7 @@ def scored(runs):
 
 def test_step_times_are_within_the_bars(scored):
     """Families of dense runs with a complete layout:
-    median error ≤ 10 %, 90th percentile ≤ 30 % (5.7 and 11.9).
+    median error ≤ 10 %, 90th percentile ≤ 30 % (4.2 and 8.4).
     """
     summary = planner.score(scored, fitted()[0])["summary"]
     assert summary["rows"] > 1000 and summary["families"] >= 35

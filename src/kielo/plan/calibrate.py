@@ -100,7 +100,8 @@ _CPU = {
     "flash": Prior(0.25, 0.5), "elementwise": Prior(2.5, 0.4), "accumulate": Prior(1.0, 0.4),
     "layer_seconds": Prior(2.5e-3, 0.35), "step_seconds": Prior(2.5e-2, 0.6),
     "tensor_exposed": Prior(1.0, 0.3),
-    "pipeline_exposed": Prior(0.2, 0.5), "data_hidden": Prior(0.01, 0.1), "gather": Prior(1.2, 0.3),
+    "pipeline_exposed": Prior(0.2, 0.5), "data_hidden": Prior(0.01, 0.1), "gather_hidden": Prior(0.01, 0.1),
+    "gather": Prior(1.2, 0.3),
     "latency_seconds": Prior(8e-3, 0.5), "tensor_launch": Prior(2.0, 0.3), "tile": Prior(8.0, 0.5),
     "wave_elements": Prior(4e3, 0.5), "misaligned": Prior(1.0, 0.05), "small_heads": Prior(0.1, 0.5),
     "jitter": Prior(0.01, 0.3),
@@ -114,7 +115,7 @@ _CPU_MACHINE = {
 # A GPU's start is the shipped card; these may move, by the spreads of `CONSTANTS`.
 _GPU = (
     "matrix_engine", "flash", "elementwise", "accumulate", "layer_seconds", "tensor_exposed",
-    "data_hidden", "gather",
+    "data_hidden", "gather_hidden", "gather",
     "pipeline_exposed", "step_seconds", "latency_seconds", "tensor_launch", "network", "node",
 )  # fmt: skip
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kielo.plan.efficiency import ARCHITECTURES
+from kielo.plan.efficiency import ARCHITECTURES, ENGINES
 from kielo.plan.workload import Workload
 
 Column = np.ndarray
@@ -98,26 +98,36 @@ def data_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
 
     ZeRO 0 adds up gradients once a step. Degrees 1 and 2 scatter them and gather parameters, which moves as
     much. Degree 3 (and FSDP) gathers parameters for each forward and backward pass of a micro-batch and
-    scatters gradients after it. On a GPU the collectives of layers follow each other without a gap; on a
-    processor those of each layer, and of the rest, begin separately.
+    scatters gradients after it. On a processor the collectives of each layer, and of the rest, begin
+    separately; on a GPU `ring_steps_seconds` counts what grows with the ranks.
     """
     ranks = work.data * work.context
     is_processor = work.architecture == ARCHITECTURES.index("cpu")
-    routed = (
-        work.layers_of_heaviest_rank
-        * work.experts
-        * work.expert_parameters
-        / (work.expert_ranks * work.expert_tensor)
-    )
+    routed = work.layers_of_heaviest_rank * work.routed_layer_parameters_of_rank
     once, each = _replica_seconds(work, rates, work.parameters_of_heaviest_rank - routed, ranks, work.tensor)
     # Replicas of an expert are as many ranks apart as there are ranks that share the experts of a layer.
     stride = work.expert_ranks * work.expert_tensor
     once_routed, each_routed = _replica_seconds(work, rates, routed, ranks * work.tensor / stride, stride)
     latency = rates.latency_seconds * np.log2(np.maximum(ranks, 2))
-    begins = np.where(is_processor, 3 * work.layers, 3 * work.layers / 4)
+    begins = 3 * work.layers * is_processor
     each = each + each_routed + np.where((work.zero == 3) & (work.shard > 1), begins * latency, 0.0)
     units = np.where(is_processor, 2 * (np.where(work.zero < 3, work.layers_of_heaviest_rank, 0) + 1), 1.0)
     return np.where(ranks > 1, once + once_routed + units * latency, 0.0), each
+
+
+def ring_steps_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
+    """Computes seconds of the steps of data-parallel rings beyond their bytes: (a step, a micro-batch).
+
+    A collective over n ranks takes n - 1 steps one after the other, for each layer that has its own: three a
+    layer and micro-batch at degree 3, two a layer and step where FSDP reduces layer by layer. Megatron's
+    buckets grow with the ranks, and DeepSpeed's are few.
+    """
+    is_gpu = work.architecture != ARCHITECTURES.index("cpu")
+    ranks = work.data * work.context
+    ring = is_gpu * rates.hop_seconds * (np.where(work.zero > 0, np.minimum(work.shard, ranks), ranks) - 1)
+    each = np.where(work.zero == 3, 3 * work.layers_of_heaviest_rank * ring, 0.0)
+    is_by_layer = (work.zero < 3) & (work.engine == ENGINES.index("fsdp"))
+    return np.where(is_by_layer, 2 * work.layers_of_heaviest_rank * ring, 0.0), each
 
 
 def _replica_seconds(

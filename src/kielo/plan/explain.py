@@ -352,9 +352,11 @@ def _data(facts: _Facts) -> str:
     layout, planned = facts.layout, facts.planned
     ranks = layout.replicate * layout.shard * layout.context
     times, behind = count_text(planned.micro_batches, "micro-batch"), "the passes over it"
+    hides = "data_hidden"
     is_late = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
     if layout.zero == 3 and layout.shard * layout.context > 1:
         how = f"parameters are gathered and gradients scattered for each of {times}"
+        hides = "gather_hidden"
     elif layout.zero == 2 and not is_late:
         how = f"parameters are gathered once a step, and gradients scattered for each of {times}"
     else:
@@ -364,7 +366,8 @@ def _data(facts: _Facts) -> str:
         behind = "a backward pass"
     return (
         f"Between {ranks} ranks {how}. Another {seconds_text(planned, planned.hidden_data_seconds)} are "
-        f"hidden: {facts.constant('data_hidden'):.0%} of {behind} can hide traffic."
+        f"hidden: {facts.constant(hides):.0%} of {behind} can hide traffic, which slows it by "
+        f"{facts.constant('overlap_cost'):.0%} of what is hidden."
     )
 
 

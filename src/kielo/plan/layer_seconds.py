@@ -24,6 +24,10 @@ _EAGER_NORM_BYTES = 36
 # Kernels that a chunk of overlapped collectives adds, by those of a layer: a collective, a product and a copy
 # for each of six products, of about 100. Assumed.
 _CHUNK_LAUNCHES = 18 / 100
+
+# Bytes of a logit: read and written as bf16 and fp32, with gradients; and where each step of a loss in fp32
+# (maximum, difference, exponential, sum, quotient, gradient) goes through memory.
+_LOGIT_BYTES, _EAGER_LOGIT_BYTES = 16, 52
 _EXPERT_LAUNCHES = 1.0  # kernels of routing, sorting and exchange, by those of a dense layer
 # DeepSpeed copies a bf16 gradient to fp32 before it adds it, and clears the bf16 one.
 _COPIED_GRADIENT_BYTES = 10
@@ -54,6 +58,7 @@ def layer_seconds(work: Workload, rates: Any) -> LayerSeconds:
     """Computes seconds of a layer; `rates` come from `Efficiency.of`."""
     forward_matrix, backward_matrix = _matrix_seconds(work, rates)
     passes = (3 + work.layers_again) / 3 * np.where(work.tensor > 1, rates.tensor_launch, 1.0)
+    passes = passes * np.where(work.unfused_norms > 0, rates.eager_launch, 1.0)
     again = work.layers_again + (1 - work.layers_again) * work.operators_again * 0.5
     elementwise = _elementwise_seconds(work, rates)
     attention, backward = _attention_seconds(work, rates)
@@ -83,8 +88,8 @@ def head_seconds(work: Workload, rates: Any) -> Column:
         for recipe in (is_in, is_in, wide)
     )
     whole = work.whole_logits > 0
-    # bytes of logits, read and written as bf16 and fp32, with gradients
-    logits = 16 * work.tokens * np.where(whole, work.vocabulary, rows)
+    each = np.where(work.unfused_loss > 0, _EAGER_LOGIT_BYTES, _LOGIT_BYTES)
+    logits = each * work.tokens * np.where(whole, work.vocabulary, rows)
     gathered = np.where(whole & (work.tensor > 1), gather_logits_seconds(work, rates), 0.0)
     return product + logits / (work.memory_bandwidth * rates.memory) + gathered
 
@@ -205,7 +210,8 @@ def _attention_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
     pairs = work.tokens * work.sequence * heads  # query and key of a head; a causal mask leaves half of them
     flops = 4 * pairs * work.head_dim
     small = 1 + rates.small_heads * np.maximum(0, np.log2(128 / work.head_dim))
-    flash_rate = work.peak * rates.flash / small * np.where(work.kernel == 2, rates.flash_1, 1.0)
+    by_kernel = np.choose(work.kernel.astype(int), [1.0, 1.0, rates.flash_1, 1.0, rates.flash_cudnn])
+    flash_rate = work.peak * rates.flash / small * by_kernel
     flash_rate = flash_rate * work.power_share**rates.power
     eager = np.where(work.kernel == 0, rates.unfused_attention, 1.0)
     score_bytes = pairs * rates.softmax_bytes * eager / 3
@@ -232,9 +238,7 @@ def _cheap_again_seconds(work: Workload, rates: Any) -> Column:
 
 def _activation_elements(work: Workload) -> Column:
     """Returns elements a token that the MLP's activation reads and writes, on a tensor rank."""
-    active = work.shared_ffn + work.experts_each * work.expert_ffn
-    widths = (1 - work.expert_layers) * work.ffn + work.expert_layers * active
-    return widths * work.mlp_matrices / work.tensor
+    return work.mlp_width_of_token * work.mlp_matrices / work.tensor
 
 
 def _elementwise_seconds(work: Workload, rates: Any) -> Column:

@@ -27,13 +27,16 @@ def fit_drawn_to_priors(
     """Fits parameters [k], beginning at `start`.
 
     Minimises the squares of `errors` [n] (pseudo-Huber, times `weights`) and of the parameters' distance from
-    `mean` by `spread`. Stops after `rounds`, or when a round gains less than `least_gain` of what is left.
+    `mean` by `spread`: standard deviations [k] or a covariance [k, k]. Stops after `rounds`, or when a round
+    gains less than `least_gain` of what is left.
     """
+
+    whiten = np.diag(1 / spread) if spread.ndim == 1 else np.linalg.inv(np.linalg.cholesky(spread))
 
     def residuals(parameters: Column) -> Column:
         found = errors(parameters)
         robust = np.sign(found) * _BEND * np.sqrt(2 * (np.sqrt(1 + (found / _BEND) ** 2) - 1))
-        return np.concatenate([robust * weights, (parameters - mean) / spread])
+        return np.concatenate([robust * weights, whiten @ (parameters - mean)])
 
     parameters, damping = start, 1e-2
     current = residuals(parameters)

@@ -7,13 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kielo.plan.collective_seconds import data_seconds
 from kielo.plan.layout_name import layout_name
 from kielo.plan.pipeline_seconds import layout_pipeline, passes, with_simulation
 from kielo.plan.pipeline_simulation import StageSeconds
 from kielo.plan.prediction_interval import interval
 from kielo.plan.run_to_plan import RunToPlan
-from kielo.plan.step_seconds import step_seconds
+from kielo.plan.step_seconds import hidden_data_seconds, step_seconds
 from kielo.plan.workload import Workload
 from kielo.recipe.phases import FullPhase
 from kielo.recipe.sections import Layout
@@ -153,8 +152,7 @@ def plan_layouts(
     work = workload(run, [(layout, micro_batch, phase) for layout, _, micro_batch in layouts])
     seconds, memory = vars(step_seconds(work, run.efficiency)), memory_bytes(work).parts()
     last = is_last_fullest(work)
-    once, each = data_seconds(work, run.efficiency.of(work))
-    hidden = np.maximum(0.0, once + each * work.micro_batches - seconds["data_traffic"])
+    hidden = hidden_data_seconds(work, run.efficiency, seconds["data_traffic"])
     each_pass, layers = passes(work, run.efficiency), work.layers_of_heaviest_rank
     found = []
     for index, (layout, nodes, size) in enumerate(layouts):

@@ -8,6 +8,7 @@ from kielo.plan.collective_seconds import (
     context_layer_seconds,
     data_seconds,
     expert_layer_seconds,
+    ring_steps_seconds,
     stage_seconds,
 )  # fmt: skip
 from kielo.plan.efficiency import Efficiency
@@ -76,10 +77,18 @@ def step_seconds(work: Workload, efficiency: Efficiency) -> StepSeconds:
 
     once, each = data_seconds(work, rates)
     backward = heaviest * 2 / 3
-    data = _exposed(each, rates.data_hidden * heaviest) * m + _exposed(once, rates.data_hidden * backward)
+    each_hidden = np.where(work.zero == 3, rates.gather_hidden, rates.data_hidden)
+    steps_once, steps_each = ring_steps_seconds(work, rates)
+    data = (
+        _with_overlap(once, rates.data_hidden * backward, rates.overlap_cost)
+        + _with_overlap(each, each_hidden * heaviest, rates.overlap_cost) * m
+        + steps_once
+        + steps_each * m
+    )
+    routed = layers * work.routed_layer_parameters_of_rank
+    dense = work.parameters_of_heaviest_rank - routed
     optimiser = (
-        work.parameters_of_heaviest_rank
-        / np.where(work.zero > 0, work.shard, 1)
+        np.where(work.zero > 0, dense / work.shard + routed / work.expert_shard, dense + routed)
         * optimiser_bytes(work)
         / (work.memory_bandwidth * rates.memory)
     )
@@ -102,10 +111,28 @@ def step_seconds(work: Workload, efficiency: Efficiency) -> StepSeconds:
     )
 
 
+def hidden_data_seconds(work: Workload, efficiency: Efficiency, data_traffic: Column) -> Column:
+    """Computes seconds of data-parallel traffic that work hides in a step; `data_traffic` is its part."""
+    rates = efficiency.of(work)
+    once, each = data_seconds(work, rates)
+    steps_once, steps_each = ring_steps_seconds(work, rates)
+    whole = once + steps_once + (each + steps_each) * work.micro_batches
+    return np.maximum(0.0, whole - data_traffic) / (1 - rates.overlap_cost)
+
+
 def optimiser_bytes(work: Workload) -> Column:
     """Returns bytes of a parameter through memory in the optimiser's part of a step."""
     is_widened = (work.compute_bytes > 0) & (work.optimiser_bytes < 8)
     return OPTIMISER_BYTES + np.where(is_widened, WIDENING_BYTES, 0)
+
+
+def _with_overlap(traffic: Column, hides: Column, overlap_cost: float) -> Column:
+    """Computes seconds that `traffic` adds to work that can hide `hides`: also hidden traffic costs.
+
+    A collective's kernels take multiprocessors and memory bandwidth from those of the work beside them.
+    """
+    exposed = _exposed(traffic, hides)
+    return exposed + overlap_cost * (traffic - exposed)
 
 
 def _exposed(traffic: Column, hides: Column) -> Column:

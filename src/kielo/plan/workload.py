@@ -15,7 +15,7 @@ from kielo.recipe.errors import KieloError
 from kielo.resolve.memory_row import MemoryColumns
 
 Column = np.ndarray
-ATTENTION_KERNELS = ("unfused", "fused_softmax", "flash_1", "flash")
+ATTENTION_KERNELS = ("unfused", "fused_softmax", "flash_1", "flash", "cudnn")
 RECIPES = ("bf16", "fp8", "fp8_rowwise", "mxfp8", "nvfp4")  # of the matrix products: fp16 counts as bf16
 _ZERO: Column = np.float64(0)
 _ONE: Column = np.float64(1)
@@ -59,6 +59,7 @@ class Workload(MemoryColumns):
     node_bandwidth: Column  # bytes/s of a device to others in its node, one way
     network_bandwidth: Column  # bytes/s of a device's share of its node's network, one way
     node_devices: Column  # devices that node_bandwidth reaches
+    unfused_loss: Column = _ZERO  # 1 where each step of the loss goes through memory
     norms_again: Column = _ZERO
     activations_again: Column = _ZERO
     overlap_chunks: Column = _ONE  # of collectives of tensor ranks that run beside products; 1: at once
@@ -117,10 +118,25 @@ class Workload(MemoryColumns):
         return np.where(self.expert_ranks <= self.data * self.context, self.tensor, 1)
 
     @property
+    def mlp_width_of_token(self) -> Column:
+        """Inner width of all MLPs that a token goes through in a layer, mean over layers."""
+        active = self.shared_ffn + self.experts_each * self.expert_ffn
+        return (1 - self.expert_layers) * self.ffn + self.expert_layers * active
+
+    @property
+    def routed_layer_parameters_of_rank(self) -> Column:
+        """Weights of one layer's routed experts on one tensor and expert rank."""
+        return self.experts * self.expert_parameters / (self.expert_ranks * self.expert_tensor)
+
+    @property
+    def expert_shard(self) -> Column:
+        """Ranks that share what ZeRO divides of an expert: those of its replicas that `shard` reaches."""
+        return np.maximum(self.shard * self.tensor / (self.expert_ranks * self.expert_tensor), 1)
+
+    @property
     def layer_parameters_of_rank(self) -> Column:
         """Weights of one layer on one tensor and expert rank."""
-        routed = self.experts * self.expert_parameters / (self.expert_ranks * self.expert_tensor)
-        return self.shared_layer_parameters / self.tensor + routed
+        return self.shared_layer_parameters / self.tensor + self.routed_layer_parameters_of_rank
 
     @property
     def layers_of_heaviest_rank(self) -> Column:
