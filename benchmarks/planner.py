@@ -70,8 +70,9 @@ def main() -> None:
         result["cross_validation"] = cross_validation(scored, left_out)
         rows = _rows(scored, columns(scored)[1], left_out_seconds(scored, efficiency, by_project=True))
         result["projects_left_out"] = summary_of(rows)
+        result["left_out_without_engine_profiles"] = without_engine_profiles(scored, is_left_out=True)
     result["calculon"] = calculon(scored, step_seconds(columns(scored)[0], efficiency).total, left_out)
-    result["without_engine_profiles"] = without_engine_profiles(scored)["summary"]
+    result["without_engine_profiles"] = without_engine_profiles(scored)
     result["apart"] = {name: summary_of(rows) for name, rows in apart(timed, efficiency).items()}
     result["not_predicted"] = not_predicted(runs)
     result["sweeps"] = sweeps(scored, efficiency)
@@ -173,13 +174,13 @@ def calculon(runs: list[PublishedRun], predicted: np.ndarray, left_out: np.ndarr
     return found
 
 
-def without_engine_profiles(runs: list[PublishedRun]) -> dict[str, Any]:
-    """Returns the score of constants fitted as if there were one engine."""
-    work, seconds, families = columns(runs)
-    one = replace(work, engine=np.zeros(len(work)))
-    rest = np.array([is_fitted(run) for run in runs])
-    constants = fit(one.take(rest), seconds[rest], list(np.array(families)[rest]))
-    return {"summary": summary_of(_rows(runs, seconds, step_seconds(one, constants).total))}
+def without_engine_profiles(runs: list[PublishedRun], is_left_out: bool = False) -> dict[str, float]:
+    """Returns the score of constants fitted as if there were one engine, of families left out if asked."""
+    one = [replace(run, columns=run.columns | {"engine": 0}) for run in runs]
+    work, seconds, _ = columns(one)
+    constants = fit(*columns([run for run in one if is_fitted(run)]))
+    predicted = left_out_seconds(one, constants) if is_left_out else step_seconds(work, constants).total
+    return summary_of(_rows(one, seconds, predicted))
 
 
 def apart(timed: list[PublishedRun], efficiency: Efficiency) -> dict[str, list[dict[str, Any]]]:
@@ -360,6 +361,7 @@ def text(result: dict[str, Any]) -> str:
     summaries = {"summary": result["summary"], "without engine profiles": result["without_engine_profiles"]}
     if left_out:
         summaries["each family left out"] = result["cross_validation"]["summary"]
+        summaries["  without engine profiles"] = result["left_out_without_engine_profiles"]
         summaries["each project left out"] = result["projects_left_out"]
     summaries |= {f"apart: {why}": summary for why, summary in result["apart"].items()}
     lines += ["", f"{'':32} {'rows':>5} {'families':>9} {'median':>8} {'p90':>8}"]
@@ -412,6 +414,7 @@ def tables(result: dict[str, Any], efficiency: Efficiency) -> dict[str, str]:
         "all constants": result["summary"],
         "without engine profiles": result["without_engine_profiles"],
         "each family left out": left_out["summary"],
+        "each family left out, without engine profiles": result["left_out_without_engine_profiles"],
         "each project left out": result["projects_left_out"],
     } | {f"apart: {why}": summary for why, summary in result["apart"].items()}
     summary = ["| | rows | families | median error | 90th percentile |", "|---|--:|--:|--:|--:|"]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kielo.plan.efficiency import CONSTANTS, Efficiency, members
-from kielo.plan.least_squares import fit_drawn_to_priors
+from kielo.plan.least_squares import Members, Stop, fit_drawn_to_priors
 from kielo.plan.prediction_interval import SHARE
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
@@ -30,8 +30,9 @@ def fit(
         return np.log(step_seconds(work, _unflat(parameters)).total) - target
 
     mean, weights = _flat(Efficiency.start()), family_weights(families) / _NOISE
+    begin = _flat(start) if start else mean
     return _unflat(
-        fit_drawn_to_priors(errors, weights, mean, _covariance(), _flat(start) if start else mean, rounds)
+        fit_drawn_to_priors(errors, weights, mean, _covariance(), begin, Stop(rounds), _members_of(work))
     )
 
 
@@ -59,6 +60,17 @@ def family_weights(families: list[str]) -> Column:
 
 def _flat(efficiency: Efficiency) -> Column:
     return np.log(np.concatenate([efficiency.values[name] for name in CONSTANTS]))
+
+
+def _members_of(work: Workload) -> list[Members]:
+    """Returns the members of each constant: a run depends on one architecture's and one engine's alone."""
+    found, at = [], 0
+    for name, constant in CONSTANTS.items():
+        count = len(members(name))
+        of = np.zeros(len(work)) if constant.by == "all" else getattr(work, constant.by)
+        found.append(Members(at, count, of.astype(int)))
+        at += count
+    return found
 
 
 def _unflat(parameters: Column) -> Efficiency:

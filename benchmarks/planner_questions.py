@@ -69,7 +69,12 @@ class Question:
         )
 
     def answer(self) -> dict[str, float]:
-        """Returns seconds a step, TFLOP/s a device (model FLOPs, full attention), GiB of a device."""
+        """Returns seconds a step, TFLOP/s a device (model FLOPs, full attention), GiB of a device.
+
+        "printed" is what Megatron-DeepSpeed would print as TFLOP/s without recomputation: its formula counts
+        12 hidden² weights a layer, whatever the MLP's width and the heads of keys (megatron/utils.py,
+        `throughput_calculator`; a later version has a "correction ... for all with GQA").
+        """
         work = self.workload()
         efficiency, figures = fitted()
         if not self.hides_tensor_traffic:
@@ -79,11 +84,15 @@ class Question:
         weights = work.layers * work.layer_parameters + work.vocabulary * work.hidden
         scores = work.layers * work.heads * work.head_dim * work.sequence
         flops = (6 * weights + 12 * scores) * work.tokens_per_step / work.devices
+        tokens = work.tokens_per_step / work.devices
+        of_layers = 72 * work.layers * work.hidden**2 * (1 + work.sequence / (6 * work.hidden))
+        printed = (of_layers + 4.5 * work.vocabulary * work.hidden) * tokens
         peak = formula_memory_bytes(work).peak("reserved")
         usable = usable_bytes(accelerator(cluster(self.machine).accelerator))
         return {
             "seconds": float(seconds.total[0]), "low": float(low[0]), "high": float(high[0]),
             "tflops": float((flops / seconds.total)[0]) / 1e12,
+            "printed": float((printed / seconds.total)[0]) / 1e12,
             "tokens_per_second": float((work.tokens_per_step / seconds.total)[0]),
             "bubble": float((seconds.bubble / seconds.total)[0]), "gib": float(peak[0]) / GIB,
             "fits": float(peak[0] <= usable),
@@ -99,6 +108,8 @@ def model(layers: int, hidden: int, heads: tuple[int, int], ffn: int, **others: 
 
 
 BLOG_140B = model(80, 12288, (96, 96), 49152, mlp_matrices=2, vocabulary=131072, sequence=5120)
+# Grouped queries and a gated MLP, as in Viking-33B, which followed Poro: the shape of `lumi_140b_scaling`.
+GROUPED_140B = model(88, 12288, (96, 8), 32768, mlp_matrices=3, vocabulary=131072, sequence=5120)
 LLMJP_172B = model(96, 12288, (96, 16), 38464, mlp_matrices=3, vocabulary=99584, sequence=4096)
 # Each with those before it. The nodes are a3-highgpu-8g of Google's cloud (the script's folder in
 # llm-jp/Megatron-LM says so), with four networks of 200 Gb/s; the trainer is Megatron-LM itself, where
@@ -132,6 +143,12 @@ def main() -> None:
                 f"module at 48 nodes, {few['gib']:.0f} GiB; {many['tflops'] / few['tflops']:.0%} at 768, "
                 f"bubble {many['bubble']:.0%}"
             )
+    for chunks in (1, 11):
+        answer = Question(GROUPED_140B, "lumi_g", 384, 8, 8, 768, "megatron_deepspeed", chunks).answer()
+        print(
+            f"  flash, recompute none, grouped queries, chunks {chunks}: {2 * answer['tflops']:.1f} model "
+            f"TFLOP/s a module at 48 nodes, {2 * answer['printed']:.1f} as Megatron-DeepSpeed prints them"
+        )
     for name, share in (("as fitted", 0.0), ("as LUMI's logs of 2023 have them", 0.37)):
         weak = [
             Question(

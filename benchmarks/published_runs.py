@@ -253,6 +253,7 @@ def _columns(row: dict[str, str], card: Accelerator) -> dict[str, Any]:
             "ring_share": next((share for word, share in _RING_SHARES if word in row["interconnect"]), 0.0),
             "unfused_norms": _unfused_norms(row),
             # Inferred from its rows too: some with long micro-batches and little else do not fit.
+            "deterministic": float("deterministic-mode" in row["notes"]),
             "whole_logits": float("AA-Scaling" in row["framework"]),
             # Megatron-LM's and Megatron-DeepSpeed's default; NeMo and Megatron-Bridge ask for one kernel.
             "unfused_loss": float(
@@ -367,7 +368,8 @@ def _kernel(row: dict[str, str], engine: str, card: Accelerator) -> str:
     """Returns the attention kernel that a page states, or that its framework takes on such a device.
 
     Transformer Engine and XLA take cuDNN's from Hopper on. llm-foundry's tables are of its Triton kernel of
-    2022, which is FlashAttention 1's method.
+    2022, which is FlashAttention 1's method; InternEvo's, of FlashAttention 1.0.5, as its image's name has it
+    (doc/install.md: torch1.13.1-cuda11.7.1-flashatten1.0.5).
     """
     notes = row["notes"]
     stated = re.search(r"kernel: (\w+)", notes)
@@ -378,7 +380,7 @@ def _kernel(row: dict[str, str], engine: str, card: Accelerator) -> str:
         )
     if engine == "unfused" or (engine == "megatron_deepspeed" and "flash" not in notes.lower()):
         return "fused_softmax"
-    if "llm-foundry" in row["framework"]:
+    if "llm-foundry" in row["framework"] or row["framework"] == "InternEvo":
         return "flash_1"
     has_cudnn = engine == "megatron_te" or "JAX" in row["framework"]
     return "cudnn" if has_cudnn and card.architecture in ("hopper", "blackwell") else "flash"

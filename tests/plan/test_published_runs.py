@@ -1,12 +1,16 @@
 """The planner against the committed table of published runs: the score that the shipped constants reach."""
 
+import json
+
 import numpy as np
 import planner
 import planner_errors
+import planner_fit
 import pytest
+from planner_questions import GROUPED_140B, Question
 from published_runs import read_published_runs
 
-from kielo.plan.efficiency import fitted
+from kielo.plan.efficiency import Efficiency, fitted
 from kielo.plan.step_seconds import step_seconds
 from kielo.recipe.errors import KieloError
 from tests.house.checks import ROOT
@@ -26,11 +30,35 @@ def scored(runs):
 
 def test_step_times_are_within_the_bars(scored):
     """Families of dense runs with a complete layout:
-    median error ≤ 10 %, 90th percentile ≤ 30 % (4.2 and 8.4).
+    median error ≤ 4.7 %, 90th percentile ≤ 8 % (4.2 and 7.1).
     """
     summary = planner.score(scored, fitted()[0])["summary"]
     assert summary["rows"] > 1000 and summary["families"] >= 35
-    assert summary["median_absolute_error"] < 0.07 and summary["p90_absolute_error"] < 0.18
+    assert summary["median_absolute_error"] <= 0.047 and summary["p90_absolute_error"] <= 0.08
+
+
+def test_the_committed_score_is_that_of_the_committed_constants(scored):
+    """And families left out are within the issue's bars, 5 and 10 %, as it was written."""
+    written = json.loads((ROOT / "benchmarks" / "results" / "planner.json").read_text())
+    now = planner.score(scored, fitted()[0])["summary"]
+    assert now == pytest.approx(written["summary"], rel=1e-3)
+    left_out = written["cross_validation"]["summary"]
+    assert left_out["rows"] == now["rows"]
+    assert left_out["median_absolute_error"] <= 0.05 and left_out["p90_absolute_error"] <= 0.10
+
+
+@pytest.mark.full
+def test_families_left_out_are_within_the_bars(scored):
+    """Each family by constants fitted without it, from the usual constants on: median ≤ 5 %, 90th percentile
+    ≤ 10 %; a fit of all from there ends at the shipped constants, within the card's four digits.
+    """
+    work, seconds, families = planner.columns([run for run in scored if planner.is_fitted(run)])
+    constants = planner_fit.fit(work, seconds, families)
+    for name, values in fitted()[0].values.items():
+        assert constants.values[name] == pytest.approx(values, rel=1e-3), name
+    left_out = planner.left_out_seconds(scored, Efficiency.start())
+    summary = planner.cross_validation(scored, left_out)["summary"]
+    assert summary["median_absolute_error"] <= 0.05 and summary["p90_absolute_error"] <= 0.10
 
 
 def test_errors_are_told_by_what_runs_share(scored):
@@ -98,14 +126,22 @@ def test_as_near_as_calculon(scored):
     assert len(found["fitted"]["errors"]) == 8 and found["fitted"]["mean_absolute_error"] <= 0.0365
 
 
+@pytest.mark.parametrize("chunks", [1, 11])
+def test_the_140b_on_lumi_would_print_what_was_printed(chunks):
+    """161.2 TFLOP/s a module of two devices, by the formula of the program that printed them: within 5 %."""
+    found = Question(GROUPED_140B, "lumi_g", 384, 8, 8, 768, "megatron_deepspeed", chunks).answer()
+    assert 2 * found["printed"] == pytest.approx(161.2, rel=0.05)
+    assert found["printed"] / found["tflops"] == pytest.approx(12 / (2 + 2 * 8 / 96 + 8), rel=0.03)
+
+
 def test_mixtures_of_experts_are_predicted(runs):
-    """Constants that no mixture took part in give a median error of families below 30 %,
-    over a hundred runs and more.
+    """Constants that no mixture took part in give a median error of families below 15 %,
+    over a hundred runs and more (12.7).
     """
     timed = planner.one_time_each(runs)
     rows = planner.apart(timed, fitted()[0])["mixtures of experts"]
     summary = planner.summary_of(rows)
-    assert summary["rows"] > 100 and summary["median_absolute_error"] < 0.3
+    assert summary["rows"] > 100 and summary["median_absolute_error"] < 0.15
 
 
 def test_the_shipped_interval_holds_most_runs(scored):

@@ -16,12 +16,14 @@ from kielo.plan.collective_seconds import (
 )
 from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, read_card
 from kielo.plan.layer_seconds import matrix_flops
+from kielo.plan.least_squares import Members, Stop, fit_drawn_to_priors
 from kielo.plan.prediction_interval import interval
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload, machine_columns
 from kielo.plan.workload_row import workload_row
 from kielo.recipe.cards import accelerator, cluster
 from kielo.recipe.errors import KieloError
+from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Layout, Model
 from kielo.resolve.memory_row import StepSize, TrainOptions
 from tests.plan.workloads import columns, workload
@@ -74,6 +76,31 @@ def test_an_all_reduce_moves_twice_the_bytes_once_round():
     rates = flat.of(work)
     expected = 4 * 2 * 7 / 8 * 2048 * 1024 * 2 / (450e9 * rates.node)
     assert tensor_layer_seconds(work, rates) == pytest.approx([expected, expected * 1.5], rel=1e-3)
+
+
+def test_a_deterministic_backward_of_attention_is_slower():
+    """By 0.6 of that pass, which is 2.5 times the forward one; unfused attention has no such choice."""
+    unfused = {"kernel": 0}
+    step = seconds({}, {"deterministic": 1}, unfused, unfused | {"deterministic": 1})
+    assert step.attention[1] / step.attention[0] == pytest.approx((1 + 2.5 * 1.6) / (1 + 2.5))
+    assert step.attention[2] == step.attention[3] and step.matrix[0] == step.matrix[1]
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_recipe_asks_for_determinism(is_asked):
+    """`train.deterministic` reaches the row that is planned."""
+    recipe = read_recipe("estonian_llama31_70b", [f"train.deterministic={str(is_asked).lower()}"]).recipe
+    train = TrainOptions.of("bf16", recipe.train)
+    model = complete(recipe.model, 4096)
+    row = workload_row(
+        model,
+        Layout(shard=8, tensor=1),
+        accelerator("h100_80"),
+        cluster("dgx_h100"),
+        StepSize(4096, 1, 1),
+        train,
+    )
+    assert row["deterministic"] == is_asked
 
 
 def test_one_expert_is_the_dense_model():
@@ -195,6 +222,20 @@ def test_the_fit_finds_the_constants_that_made_the_times():
     found = [fit(work, measured, [str(i) for i in range(len(rows))]) for _ in range(2)]
     assert np.max(np.abs(step_seconds(work, found[0]).total / measured - 1)) < 0.03
     assert all(np.array_equal(found[0].values[name], found[1].values[name]) for name in CONSTANTS)
+
+
+def test_parameters_moved_at_once_end_where_those_moved_alone_do():
+    """Each of five measurements depends on one of the first two parameters, and all on the third."""
+    of, scale = np.array([0, 1, 0, 1, 1]), np.linspace(0.5, 1.5, 5)
+
+    def errors(parameters):
+        return scale * (parameters[of] - [0.1, 0.3, 0.2, 0.3, 0.5]) + np.sin(parameters[2] - of)
+
+    priors = (30.0, np.zeros(3), np.ones(3), np.zeros(3), Stop(40, 1e-9))
+    members = [Members(0, 2, of), Members(2, 1, np.zeros(5, int))]
+    assert fit_drawn_to_priors(errors, *priors, members) == pytest.approx(
+        fit_drawn_to_priors(errors, *priors)
+    )
 
 
 def test_one_wrong_row_does_not_pull_the_fit():

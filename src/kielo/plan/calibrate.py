@@ -24,7 +24,7 @@ import numpy as np
 from kielo.artifact.metrics import PassedOver, TrainingStep, read_metrics
 from kielo.artifact.own_text import HASH_COMMENT, write_own_text
 from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, members, read_card
-from kielo.plan.least_squares import fit_drawn_to_priors
+from kielo.plan.least_squares import Stop, fit_drawn_to_priors
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
 from kielo.plan.workload_row import workload_row
@@ -365,6 +365,7 @@ def _work(runs: Sequence[_Run], card: Accelerator, site: Cluster | None) -> Work
         train = TrainOptions(
             precision, identity.train.fp8, identity.train.optimiser_state,
             gradient_reduce_dtype=identity.train.gradient_reduce_dtype,
+            deterministic=run.resolved.placement.train.deterministic,
         )  # fmt: skip
         rows += [workload_row(identity.model, layout, card, site, size, train) for size in run.seconds]
     return Workload.of(rows)
@@ -453,7 +454,8 @@ def _solve(
     def errors(parameters: Column) -> Column:
         return np.log(predict(named(parameters))) - target
 
-    return named(fit_drawn_to_priors(errors, 1 / _NOISE, origin, spreads, origin, _ROUNDS, _LEAST_GAIN))
+    stop = Stop(_ROUNDS, _LEAST_GAIN)
+    return named(fit_drawn_to_priors(errors, 1 / _NOISE, origin, spreads, origin, stop))
 
 
 def _spread(errors: Column) -> dict[str, float]:

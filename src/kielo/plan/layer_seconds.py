@@ -29,6 +29,9 @@ _CHUNK_LAUNCHES = 18 / 100
 # (maximum, difference, exponential, sum, quotient, gradient) goes through memory.
 _LOGIT_BYTES, _EAGER_LOGIT_BYTES = 16, 52
 _EXPERT_LAUNCHES = 1.0  # kernels of routing, sorting and exchange, by those of a dense layer
+# Seconds of fused attention's backward by those where ranks may add gradients of queries in any order: 37.9 %
+# less throughput at most with a causal mask (Qiang et al. 2026, arXiv:2601.21824).
+_DETERMINISTIC_BACKWARD = 1.6
 # DeepSpeed copies a bf16 gradient to fp32 before it adds it, and clears the bf16 one.
 _COPIED_GRADIENT_BYTES = 10
 
@@ -219,7 +222,8 @@ def _attention_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
     product_rate = product_rate / np.where(work.head_dim % 8 > 0, rates.odd_heads, 1.0)
     plain = flops / product_rate + score_bytes / (work.memory_bandwidth * rates.memory)
     is_flash = work.kernel >= 2
-    return np.where(is_flash, flops / 2 / flash_rate, plain), np.where(is_flash, 2.5, 2.0)
+    fused_backward = 2.5 * np.where(work.deterministic > 0, _DETERMINISTIC_BACKWARD, 1.0)
+    return np.where(is_flash, flops / 2 / flash_rate, plain), np.where(is_flash, fused_backward, 2.0)
 
 
 def _chunk_launches(work: Workload) -> Column:

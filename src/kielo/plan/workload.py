@@ -62,6 +62,7 @@ class Workload(MemoryColumns):
     unfused_loss: Column = _ZERO  # 1 where each step of the loss goes through memory
     norms_again: Column = _ZERO
     activations_again: Column = _ZERO
+    deterministic: Column = _ZERO  # 1 where no kernel adds in an order that varies
     overlap_chunks: Column = _ONE  # of collectives of tensor ranks that run beside products; 1: at once
     # Defaults: a dense model on a network that nobody measured.
     experts: Column = _ZERO

@@ -45,6 +45,7 @@ def workload_row(
         "data": layout.replicate * layout.shard, "ring_share": cluster.ring_share or 0.0,
         "weight_bytes": 4, "gradient_bytes": 4,
         "dropout": 0.0, "unfused_norms": 0.0, "whole_logits": 0.0,
+        "deterministic": float(train.deterministic),
         "recipe": RECIPES.index(recipe), "kernel": ATTENTION_KERNELS.index("flash"),
         "engine": ENGINES.index("fsdp"), "overlap_chunks": 1 if is_fp8 else chunks_of(layout),
         "recipe_share": share, "wide_weight_gradients": float(fp8.scaling == "rowwise_with_gw_hp"),

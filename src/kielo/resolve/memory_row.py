@@ -38,6 +38,7 @@ class TrainOptions:
     optimiser_state: Literal["fp32", "bf16"] = "fp32"
     loss_chunk_tokens: int | None = None
     gradient_reduce_dtype: ReduceDtype = "fp32"
+    deterministic: bool = False
 
     @staticmethod
     def of(precision: Precision, train: Train) -> "TrainOptions":
@@ -48,6 +49,7 @@ class TrainOptions:
             train.optimiser_state,
             train.loss_chunk_tokens,
             train.gradient_reduce_dtype,
+            train.deterministic,
         )
 
 
