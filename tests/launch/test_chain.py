@@ -18,6 +18,8 @@ STUBS = {
     "srun": 'case "$*" in *"rank.sh"*"--rank"*) . "$ATTEMPT_STUB" ;; esac',
     "scancel": 'echo "$@" >> "$CANCELLED"',
     "sinfo": "true",
+    "mpirun": 'case "$*" in *"rank.sh"*"--rank"*) . "$ATTEMPT_STUB" ;; esac',
+    "qdel": 'echo "$@" >> "$CANCELLED"',
 }
 FAILED = "echo 'srun: error: node3: task 5: Killed' >&2; exit 137"
 
@@ -28,16 +30,22 @@ def ends(outcome: str, message: str, code: int) -> str:
     return f"mkdir -p {{run}}/train; printf '{text}' > {{run}}/train/outcome.json; exit {code}"
 
 
+PBS = ["--cluster", "abci3", "--nodes", "16", "--account", "gaa00000", "--dry-run"]
+# A training that is asked to stop: it says so where it was asked, and otherwise would end by itself.
+IS_ASKED = "trap 'touch {run}/was_asked; exit 75' USR1; {first}; sleep 30 & wait $!; kill $!; exit 0"
+
+
 class Chain:
     """A launch folder, and a scheduler that starts its jobs when asked."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, flags: list[str]):
         self.folder, self.run = folder / "runs/viking_7b/launch/0001", folder / "runs/viking_7b"
         self.cancelled, self.stubs = folder / "cancelled", folder / "stubs"
         with contextlib.chdir(folder):
-            assert main(["launch", "viking_7b", *FLAGS]) == 0
+            assert main(["launch", "viking_7b", *flags]) == 0
         (self.folder / "chain/jobs").write_text("\n".join(JOBS) + "\n")
         self.stubs.mkdir()
+        (self.stubs / "nodes").write_text("".join(f"node{number}\n" for number in range(16)))
         for name, line in STUBS.items():
             (self.stubs / name).write_text(f"#!/bin/bash\n{line}\n")
             (self.stubs / name).chmod(0o755)
@@ -50,6 +58,8 @@ class Chain:
             "PATH": f"{self.stubs}:{os.environ['PATH']}",
             "SLURM_JOB_ID": number,
             "SLURM_JOB_NODELIST": "node[1-16]",
+            "PBS_JOBID": f"{number}.server",
+            "PBS_NODEFILE": str(self.stubs / "nodes"),
             "ATTEMPT_STUB": str(attempt),
             "CANCELLED": str(self.cancelled),
         }
@@ -64,6 +74,10 @@ class Chain:
         (folder / "manifest.json").write_text("{}")
 
     @property
+    def attempts(self) -> list[str]:
+        return (self.folder / "chain/attempts").read_text().splitlines()
+
+    @property
     def stopped(self) -> str:
         """Why the chain ended; empty: it goes on."""
         file = self.folder / "chain/stopped"
@@ -72,7 +86,7 @@ class Chain:
 
 @pytest.fixture
 def chain(tmp_path: Path) -> Chain:
-    return Chain(tmp_path)
+    return Chain(tmp_path, FLAGS)
 
 
 def test_a_finished_run_ends_its_chain(chain: Chain) -> None:
@@ -132,3 +146,37 @@ def test_a_node_on_which_ranks_were_killed_twice_is_left_out(chain: Chain) -> No
     assert entry.startswith("node3 ") and not chain.stopped
     assert chain.job("touch {run}/trained_again") == 1 and not (chain.run / "trained_again").exists()
     assert "only 15 are not left out" in (chain.folder / "log").read_text()
+
+
+def with_clock(chain: Chain) -> Path:
+    """Has the job read the seconds since its start from a file, which is returned."""
+    clock, script = chain.stubs / "clock", (chain.folder / "job.sh").read_text()
+    clock.write_text("0")
+    assert script.count('"$SECONDS"') == 1
+    (chain.folder / "job.sh").write_text(script.replace('"$SECONDS"', f'"$(cat {clock})"'))
+    return clock
+
+
+@pytest.mark.parametrize("reason", ["time", "cancelled"])
+def test_a_job_of_pbs_asks_its_ranks_to_stop_by_itself(tmp_path: Path, reason: str) -> None:
+    """Its scheduler sends no warning: the script takes the time, and looks whether the chain was ended."""
+    chain = Chain(tmp_path, PBS)
+    clock = with_clock(chain)
+    first = f"echo 10000000 > {clock}" if reason == "time" else f"touch {chain.folder}/chain/stopped"
+    assert chain.job(IS_ASKED.replace("{first}", first)) == 0
+    assert (chain.run / "was_asked").exists()
+    assert chain.attempts[-1].split("\t")[5] == "requeue"
+
+
+def test_a_job_that_is_asked_to_stop_too_early_does_not_train(tmp_path: Path) -> None:
+    """Its time is nearly over before the ranks begin; the next job goes on."""
+    chain = Chain(tmp_path, PBS)
+    with_clock(chain).write_text("10000000")
+    script = (chain.folder / "job.sh").read_text()
+    begin = "\nrefusal=\nif"
+    assert script.count(begin) == 1
+    late = script.replace(begin, '\nwhile [ "$asked" = no ]; do sleep 0.1; done' + begin)
+    (chain.folder / "job.sh").write_text(late)
+    assert chain.job("touch {run}/trained") == 0
+    assert not (chain.run / "trained").exists() and not chain.stopped
+    assert "asked to stop before it trained" in chain.attempts[-1]

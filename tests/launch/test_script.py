@@ -24,8 +24,8 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
     ],
     "2 a warning before the end, to all ranks": [
         ("lumi_g", "job.sh", [r"^#SBATCH --signal=USR1@300$"]),
-        ("abci3", "job.sh", [r'sleep "\$\(\(WALL_SECONDS - GRACE_SECONDS\)\)" && kill -USR1 \$\$']),
-        ("tsubame4", "job.sh", [r"^GRACE_SECONDS=\d+", r"kill -USR1 \$\$"]),
+        ("abci3", "job.sh", [r'-lt "\$\(\(WALL_SECONDS - GRACE_SECONDS\)\)"', r"^    kill -USR1 \$\$$"]),
+        ("tsubame4", "job.sh", [r"^GRACE_SECONDS=\d+", r"^    watch_the_time &$"]),
     ],
     "3 torchrun passes signals on and waits for the save": [
         ("lumi_g torchrun", "job.sh", [r"^TORCHRUN=yes", r'--torchrun "\$GRACE_SECONDS"', r"start_tasks 1 "]),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kielo.cli.main import main
-from kielo.launch.queue import states
+from kielo.launch.queue import end_jobs, states
 
 SQUEUE = "#!/bin/bash\necho '12 RUNNING None'; echo '13 PENDING Dependency'\n"
 LOGGED = (
@@ -88,6 +88,38 @@ def test_cancel_away_from_the_scheduler(run, monkeypatch, capsys) -> None:
     monkeypatch.setenv("PATH", "")
     assert main(["cancel", str(run)]) == 1
     assert "triggers/stop" in capsys.readouterr().err
+
+
+def test_a_second_launch_of_a_run_whose_jobs_wait_is_refused(launched, tmp_path, monkeypatch, capsys) -> None:
+    """One line names the jobs; jobs that are over do not count."""
+    monkeypatch.chdir(launched["lumi_g"].parents[3])
+    jobs = launched["lumi_g"] / "chain" / "jobs"
+    for name, script in (("squeue", SQUEUE), ("sbatch", "#!/bin/bash\nexit 1\n")):
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    command = ["launch", "poro_34b", "--cluster", "lumi_g", "--nodes", "64", "--account", "project_462000000"]
+    jobs.write_text("12\n13\n")
+    try:
+        assert main(command) == 1
+        assert "in the queue already (12 RUNNING, 13 PENDING)" in capsys.readouterr().err
+        jobs.write_text("14\n")  # over
+        assert main(command) == 1
+        assert "in the queue already" not in capsys.readouterr().err
+    finally:
+        jobs.unlink()
+
+
+def test_cancel_of_a_scheduler_without_a_signal_for_jobs(tmp_path, monkeypatch) -> None:
+    """Grid Engine's qdel ends jobs at once, so only those that wait are told; with --now all are."""
+    (tmp_path / "qdel").write_text(f'#!/bin/bash\necho "$@" >> {tmp_path}/told\n')
+    (tmp_path / "qdel").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    found = {"1": "r", "2": "hqw", "3": "Eqw"}
+    end_jobs("grid_engine", found, at_once=False)
+    assert (tmp_path / "told").read_text() == "2 3\n"
+    end_jobs("grid_engine", found, at_once=True)
+    assert (tmp_path / "told").read_text().splitlines()[1:] == ["2 3", "1"]
 
 
 def test_qstat_is_read(tmp_path, monkeypatch) -> None:

@@ -69,7 +69,13 @@ def launch_flags(parser: argparse.ArgumentParser) -> None:
 
 def launch(options: argparse.Namespace) -> None:
     from kielo.launch.job_plan import Wishes, check_ready, plan_jobs
-    from kielo.launch.launch_folder import launch_of, refuse_without_scheduler, submit, write_launch
+    from kielo.launch.launch_folder import (
+        launch_of,
+        refuse_second_chain,
+        refuse_without_scheduler,
+        submit,
+        write_launch,
+    )
 
     given = [f"cluster={options.cluster}"] if options.cluster else []
     recipe = read_recipe(options.recipe, [*options.sets, *given]).recipe
@@ -93,6 +99,7 @@ def launch(options: argparse.Namespace) -> None:
     plan = plan_jobs(recipe, wishes)
     if not options.dry_run:
         refuse_without_scheduler(plan)
+        refuse_second_chain(plan)
         check_ready(plan)
     folder = write_launch(plan)
     ids, answer = ([], "") if options.dry_run else submit(folder, plan.site.scheduler)

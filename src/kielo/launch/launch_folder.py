@@ -20,8 +20,9 @@ from kielo import __version__
 from kielo.artifact.durable import make_folder
 from kielo.artifact.launch import Launch
 from kielo.artifact.manifest import write_text_atomically
-from kielo.artifact.stage_json import write_json
+from kielo.artifact.stage_json import read_json, write_json
 from kielo.launch.job_plan import COMMANDS, JobPlan
+from kielo.launch.queue import states
 from kielo.launch.script import SCRIPTS, card_file, environment_script, job_script, submit_script
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import run_folder
@@ -107,6 +108,23 @@ def refuse_without_scheduler(plan: JobPlan) -> None:
             f"{command} is not on this machine's PATH, and {plan.site.name} takes jobs by it; what would "
             "work: the same command on a login node there, or --dry-run, which writes the folder alone"
         )
+
+
+def refuse_second_chain(plan: JobPlan) -> None:
+    """Refuses a launch of a run of which jobs wait or run: two chains would only wait for each other."""
+    above = run_folder(plan.recipe).absolute() / LAUNCH_FOLDER
+    for folder in sorted(above.glob("[0-9]*")):
+        launch, jobs = read_json(folder, Launch), folder / "chain" / "jobs"
+        if launch is None or launch.cluster != card_file(plan) or not jobs.exists():
+            continue
+        found = states(launch.scheduler, jobs.read_text(encoding="utf-8").split())
+        if found:
+            told = ", ".join(f"{job} {state.split()[0]}" for job, state in found.items())
+            raise KieloError(
+                f"{folder}: jobs of this run are in the queue already ({told}); what would work: `bash "
+                f"{folder / 'submit.sh'} 5` adds five jobs to their chain, or `kielo cancel "
+                f"{run_folder(plan.recipe)}` and launch again when they are over"
+            )
 
 
 def _versions(scheduler: str, card: str) -> dict[str, str]:

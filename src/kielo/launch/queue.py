@@ -13,13 +13,16 @@ _LIST = {
     "pbs": ["qstat"],
     "grid_engine": ["qstat"],
 }
-_ASK_TO_SAVE = {"slurm": ["scancel", "--signal=USR1"], "pbs": ["qsig", "-s", "SIGUSR1"]}
+# Jobs of the others look whether their chain was ended (scripts/mpirun.sh), and save then.
+_ASK_TO_SAVE = {"slurm": ["scancel", "--signal=USR1"]}
 _END = {"slurm": ["scancel"], "pbs": ["qdel"], "grid_engine": ["qdel"]}
-_PENDING = {"PENDING", "Q", "H", "qw", "hqw"}
 
 
 def states(scheduler: str, ids: Sequence[str]) -> dict[str, str] | None:
-    """Returns id → state of those jobs that the scheduler still has; None where its command is not here."""
+    """Returns id → state of those jobs that the scheduler still has, in the order of `ids`.
+
+    None where its command is not here.
+    """
     command = _LIST[scheduler]
     if not ids:
         return {}
@@ -27,28 +30,32 @@ def states(scheduler: str, ids: Sequence[str]) -> dict[str, str] | None:
         return None
     if scheduler == "slurm":
         told = _run([*command, ",".join(ids)]).stdout  # ids that are over are an error, and leave no line
-        return {line.split()[0]: " ".join(line.split()[1:]) for line in told.splitlines() if line.split()}
-    rows = [line.split() for line in _run(command).stdout.splitlines()]
-    state = 4  # the column of both: job, (priority,) name, user, (time,) state, …
-    return {
-        row[0].split(".")[0]: row[state]
-        for row in rows
-        if len(row) > state and row[0].split(".")[0] in set(ids)
-    }
+        found = {line.split()[0]: " ".join(line.split()[1:]) for line in told.splitlines() if line.split()}
+    else:
+        rows = [line.split() for line in _run(command).stdout.splitlines()]
+        state = 4  # the column of both: job, (priority,) name, user, (time,) state, …
+        found = {row[0].split(".")[0]: row[state] for row in rows if len(row) > state}
+    return {job: found[job] for job in ids if job in found}
 
 
 def end_jobs(scheduler: str, found: dict[str, str], at_once: bool) -> None:
     """Cancels jobs that wait, and asks those that run to save and stop, or ends them `at_once`.
 
-    found: id → state. Raises KieloError with the scheduler's answer if it refuses.
+    found: id → state. The chain's file `stopped` must be written. Raises KieloError with the scheduler's
+    answer if it refuses.
     """
-    waiting = [job for job, state in found.items() if state.split()[0] in _PENDING]
+    waiting = [job for job, state in found.items() if _is_waiting(state.split()[0])]
     running = [job for job in found if job not in waiting]
-    asking = _END if at_once else _ASK_TO_SAVE | {"grid_engine": _END["grid_engine"]}
-    for command, ids in ((_END[scheduler], waiting), (asking[scheduler], running)):
-        done = _run([*command, *ids]) if ids else None
-        if done is not None and done.returncode:
+    asking = _END[scheduler] if at_once else _ASK_TO_SAVE.get(scheduler)
+    for command, ids in ((_END[scheduler], waiting), (asking, running)):
+        done = _run([*command, *ids]) if command and ids else None
+        if command and done is not None and done.returncode:
             raise KieloError(f"{' '.join([*command, *ids])}: {' '.join(done.stderr.split())}")
+
+
+def _is_waiting(state: str) -> bool:
+    """Slurm's word, PBS's letters, and Grid Engine's letters, among which q is: qw, hqw, Eqw, …"""
+    return state in ("PENDING", "Q", "H") or "q" in state
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:

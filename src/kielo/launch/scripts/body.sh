@@ -180,17 +180,30 @@ check_nodes() {
 note start "" ""
 say "attempt from ${newest:-the start} on $(joined "${hosts[@]}"); logs of each node and rank in $ATTEMPT"
 # Slurm's warning goes to the ranks; other signals, and other schedulers', come to this script, which passes them on.
-trap 'if [ -n "$step" ]; then kill -USR1 "$step" 2> /dev/null; fi' USR1 TERM INT
+asked=no
+trap 'asked=yes; if [ -n "$step" ]; then kill -USR1 "$step" 2> /dev/null; fi' USR1 TERM INT
+timer=
+if declare -F watch_the_time > /dev/null; then
+    watch_the_time &
+    timer=$!
+fi
 refusal=
 if [ "$PREFLIGHT" = yes ]; then check_nodes; fi
-if [ -z "$refusal" ]; then run_step "$([ "$TORCHRUN" = yes ] && echo --torchrun || echo --rank)"; fi
-if [ -n "${timer:-}" ]; then kill "$timer" 2> /dev/null; fi
+trains=no
+if [ -z "$refusal" ] && [ "$asked" = no ] && [ ! -f "$CHAIN/stopped" ]; then
+    trains=yes
+    run_step "$([ "$TORCHRUN" = yes ] && echo --torchrun || echo --rank)"
+fi
+if [ -n "$timer" ]; then kill "$timer" 2> /dev/null; fi
 on_each_node rm -rf -- "$NODE_FOLDER/kielo_$(id -un)_$JOB"
 
 # ---- What came of it ---------------------------------------------------------------------------------------------------
 # Exit codes of many ranks say little; rank 0 says in outcome.json how the training ended, if it began.
 outcome_file=$RUN/train/outcome.json
-if [ -n "$refusal" ]; then
+if [ "$trains" = no ] && { [ "$asked" = yes ] || [ -f "$CHAIN/stopped" ]; }; then
+    outcome=requeue
+    message="asked to stop before it trained"
+elif [ -n "$refusal" ]; then
     outcome=failed
     message=$refusal
 elif [ -f "$ATTEMPT/silent" ]; then

@@ -21,6 +21,9 @@ first_node_that_failed() {
 
 describe_nodes() { printf '%s\n' "${hosts[@]}"; }
 
-# The scheduler gives no warning of its own before the time is over, so this script takes the time itself.
-( sleep "$((WALL_SECONDS - GRACE_SECONDS))" && kill -USR1 $$ ) &
-timer=$!
+# PBS and Grid Engine give no warning before the time is over, and Grid Engine has no signal for a job but the one that
+# ends it. So this script takes the time itself, and looks whether the chain was ended, which `kielo cancel` does.
+watch_the_time() {
+    while [ "$SECONDS" -lt "$((WALL_SECONDS - GRACE_SECONDS))" ] && [ ! -f "$CHAIN/stopped" ]; do sleep 2; done
+    kill -USR1 $$
+}
