@@ -12,14 +12,16 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 TORCH_210 ?= .torch/2.10
 TORCH_211 ?= .torch/2.11
 
-.PHONY: help demo test test-faults test-full test-slurm test-torches lint bench-peers bench-gpu clean
+.PHONY: help demo test test-faults test-full test-slurm test-slurm-short test-torches lint bench-peers bench-gpu clean
 
 help:
 	@echo "make demo       real Estonian text to a verified, publishable model (about 10 minutes on 2 cores)"
 	@echo "make test       the test suite"
 	@echo "make test-faults  odd inputs, faults and careless uses: nothing is lost, nothing is silent"
 	@echo "make test-full  all of them: test, test-faults, and the cases marked full (every layout, large rehearsals, whole sweeps)"
-	@echo "make test-slurm  a chain of jobs on a real Slurm of four nodes on this machine (root; apt-get install slurm-wlm munge)"
+	@echo "make test-slurm  chains of jobs on a real Slurm of four nodes on this machine (root; apt-get install slurm-wlm munge),"
+	@echo "                and on a Grid Engine (gridengine-master gridengine-exec gridengine-client openmpi-bin)"
+	@echo "make test-slurm-short  the part of it that .ci/run runs: Slurm, 3 minutes"
 	@echo "make test-torches  what depends on torch, with 2.10, 2.11 and the pinned version (downloads 11 GB)"
 	@echo "make lint       ruff and the stairs of imports"
 	@echo "make bench-peers           the engines that benchmarks/step.py compares with, in an environment of their own"
@@ -48,7 +50,10 @@ test-full: $(VENV)/.test
 	$(BIN)/python benchmarks/full_tests.py
 
 test-slurm: $(VENV)/.test
-	KIELO_TEST_SLURM=1 $(BIN)/python -m pytest tests/slurm -rs --timeout 1200 $(PYTEST_OPTIONS)
+	KIELO_TEST_SLURM=1 $(BIN)/python -m pytest tests/slurm -rs --timeout 3600 $(PYTEST_OPTIONS)
+
+test-slurm-short: $(VENV)/.test
+	KIELO_TEST_SLURM=1 $(BIN)/python -m pytest tests/slurm -m 'not full' -rs --timeout 1800 $(PYTEST_OPTIONS)
 
 # Without constraints.txt, which pins another torch.
 .torch/2.10:

@@ -1,5 +1,5 @@
-"""These tests start a scheduler and take minutes: `make test-slurm` runs them, and nothing else does."""
+"""These tests start schedulers and take minutes: `make test-slurm` and `make test-slurm-short` run them."""
 
 import os
 
-collect_ignore = [] if os.environ.get("KIELO_TEST_SLURM") else ["test_chain.py"]
+collect_ignore_glob = [] if os.environ.get("KIELO_TEST_SLURM") else ["test_*.py"]

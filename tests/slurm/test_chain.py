@@ -1,36 +1,22 @@
-"""A chain of jobs on a real Slurm of four nodes: `make test-slurm`."""
+"""A run in chains of jobs on a real Slurm of four nodes: `make test-slurm`.
 
-import contextlib
+Whatever disturbs a chain finds the ranks stopped by SIGSTOP in mid-run, so that no assertion depends on how
+fast the machine is; Slurm wakes what it ends.
+"""
+
 import re
 import shutil
-import subprocess
-import sys
-import time
-from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
-from safetensors.numpy import load_file
 
 from kielo.cli.main import main
-from tests.docs.toy_text import write_texts
-from tests.slurm.one_machine import slurm, why_not
+from tests.slurm.launched_run import NAME, STEPS, LaunchedRun, pack, train_undisturbed, weights
+from tests.slurm.one_machine import Machine, processes, slurm, why_not
 
 CARD = """\
-name = "four_nodes"
-description = "four Slurm nodes on one machine"
-accelerator = "cpu"
-devices_per_node = 1
-nodes = 4
-memory_gib_per_node = 2
-cpu_cores_per_node = 1
-network = "none"
-network_gbit_per_second_per_node = 0
 scheduler = "slurm"
-max_wall_hours = 0.16
-internet_on_compute_nodes = true
-source = "tests"
-date = "2026-11"
 
 [jobs]
 partitions = [{ name = "work" }]
@@ -38,112 +24,192 @@ partitions = [{ name = "work" }]
 [jobs.sources]
 partitions = "tests"
 """
-RECIPE = [
-    "language=fi", "corpus.sources=my_text.txt", "cluster=card.toml", "train.tokens=163840",
-    "dataset.max_epochs=100", "train.log_every_steps=1", "checkpoint.every_steps=10",
-]  # fmt: skip
-LIMIT_SECONDS = 500
+# Slurm takes this account, and refuses "refused_project" (one_machine.py).
+TWO_NODES = ["--account", "granted_project", "--nodes", "2", "--hours", "0.3", "--grace", "120"]
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
 @pytest.fixture(scope="module")
-def scheduler(tmp_path_factory):
-    with slurm(tmp_path_factory.mktemp("slurm")) as environment:
-        yield environment
+def machine(tmp_path_factory):
+    with slurm(tmp_path_factory.mktemp("slurm") / "daemons") as machine:
+        yield machine
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory) -> Path:
+    """A folder with the text, the card, and the run with its tokens."""
+    return pack(tmp_path_factory.mktemp("packed"), CARD)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(packed, tmp_path_factory) -> dict[str, bytes]:
+    """The weights of one training of two ranks, which nothing stopped."""
+    return train_undisturbed(packed, tmp_path_factory.mktemp("undisturbed") / "place", 2)
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch, scheduler) -> Path:
-    """A folder with text and the card, from which the scheduler's commands find it."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SLURM_CONF", scheduler["SLURM_CONF"])
+def run(machine, packed, tmp_path, monkeypatch):
+    """The packed run in the current folder, and an empty queue before and after."""
+    place = tmp_path / "place"
+    shutil.copytree(packed, place)
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("SLURM_CONF", machine.environment["SLURM_CONF"])
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    write_texts(tmp_path)
-    (tmp_path / "card.toml").write_text(CARD)
-    return tmp_path
+    monkeypatch.setenv("HOME", str(tmp_path))  # jobs are login shells: not with the profile of who tests
+    run = LaunchedRun(place, {"SLURM_CONF": machine.environment["SLURM_CONF"]})
+    try:
+        yield run
+    finally:
+        machine.tell("scancel", "--user=root", "--signal=KILL", "--full")
+        machine.tell("scancel", "--user=root")
+        run.wait(lambda: queue(machine) == {} and machine.is_up())
 
 
-def packed(name: str) -> Path:
-    """A run with its tokens made."""
-    sets = [word for entry in [f"name={name}", *RECIPE] for word in ("--set", entry)]
-    assert main(["run", "own_text", *sets, "--to", "pack"]) == 0
-    return Path("runs") / name
+def queue(machine: Machine) -> dict[str, str]:
+    """Job → its state and the reason why it waits."""
+    lines = machine.ask("squeue", "-h", "-o", "%i %T %r").splitlines()
+    return {line.split()[0]: line.partition(" ")[2] for line in lines}
 
 
-def wait_for(what: Callable[[], bool], folder: Path) -> None:
-    until = time.monotonic() + LIMIT_SECONDS
-    while not what():
-        if time.monotonic() > until:
-            logs = sorted((folder / "launch").glob("*/logs/**/*.*"))
-            pytest.fail("\n".join(f"{path}:\n{path.read_text()[-1500:]}" for path in logs))
-        time.sleep(0.5)
+def launch(*flags: str) -> None:
+    assert main(["launch", f"runs/{NAME}", *flags]) == 0
 
 
-def weights(folder: Path) -> dict[str, bytes]:
-    """Chunk of a tensor → its bytes, of the last checkpoint."""
-    newest = sorted((folder / "train" / "checkpoints").glob("step_????????"))[-1]
-    return {
-        key: value.tobytes()
-        for file in sorted(newest.glob("rank_*.safetensors"))
-        for key, value in load_file(file).items()
-    }
+def let_time_run_out(machine: Machine, job: str) -> None:
+    """Shortens the job's time to end in two to three minutes, of which it is to use two to save."""
+    started = datetime.fromisoformat(machine.ask("squeue", "-h", "-j", job, "-o", "%S"))
+    minutes = int((datetime.now() - started).total_seconds() // 60) + 3
+    machine.ask("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}")
 
 
-def test_a_chain_ends_like_an_undisturbed_run(place) -> None:
-    """One job is told to stop, one loses a rank to kill -9, one finishes: the same bits as at once.
+def test_a_chain_of_time_limited_jobs_ends_like_an_undisturbed_run(machine, run, undisturbed, capsys) -> None:
+    """Slurm's warning before the end stops two jobs in mid-run; the third finishes, the fourth is cancelled.
 
-    The jobs that are left over are cancelled.
+    Meanwhile `kielo status` tells the queue, each rank has its log, and a second launch is refused.
     """
-    folder = packed("chained")
-    shutil.copytree(folder, "undisturbed/runs/chained")
-    for name in ("my_text.txt", "card.toml"):
-        shutil.copy(name, "undisturbed")
-    assert (
-        main(["launch", str(folder), "--nodes", "2", "--jobs", "5", "--hours", "0.15", "--grace", "60"]) == 0
-    )
-    launch = folder / "launch" / "0001"
-    metrics, first = folder / "train" / "metrics.jsonl", (launch / "chain" / "jobs").read_text().split()[0]
-    wait_for(lambda: metrics.exists() and '"step": 3,' in metrics.read_text(), folder)
-    subprocess.run(["scancel", "--signal=USR1", first], check=True)
-    attempts = launch / "chain" / "attempts"
-    wait_for(lambda: "\trequeue\t" in attempts.read_text(), folder)
-    wait_for(lambda: '"step": 13,' in metrics.read_text(), folder)
-    ranks = [
-        int(process.name)
-        for process in Path("/proc").iterdir()
-        if process.name.isdecimal() and is_rank(process, place)
-    ]
-    assert len(ranks) == 2
-    subprocess.run(["kill", "-KILL", str(ranks[1])], check=True)
-    wait_for(lambda: (launch / "chain" / "stopped").exists(), folder)
-    assert (launch / "chain" / "stopped").read_text() == "finished\n"
-    outcomes = re.findall(r"^end\t.*?\t.*?\t.*?\t.*?\t(\w+)", attempts.read_text(), re.MULTILINE)
-    assert outcomes == ["requeue", "failed", "finished"]
-    assert (launch / "chain" / "failed_nodes").read_text().startswith("kielo")
-    wait_for(lambda: not subprocess.run(["squeue", "-h"], capture_output=True, text=True).stdout, folder)
-    with contextlib.chdir("undisturbed"):
-        command = [sys.executable, "-m", "kielo", "train", "runs/chained", "--ranks", "2"]
-        subprocess.run(command, check=True, timeout=LIMIT_SECONDS)
-    assert weights(folder) == weights(Path("undisturbed") / folder)
-
-
-def is_rank(process: Path, place: Path) -> bool:
-    """Is it a `kielo train` of this test's folder?"""
-    with contextlib.suppress(OSError):
-        words = (process / "cmdline").read_bytes().decode().split("\0")
-        return "train" in words and (process / "cwd").resolve() == place and "python" in words[0]
-    return False
-
-
-def test_what_sbatch_refuses_is_passed_on(place, capsys) -> None:
-    """More nodes than the scheduler has, which the card says that it has: nothing is queued."""
-    folder = packed("refused")
-    (place / "card.toml").write_text(CARD.replace("nodes = 4\n", "nodes = 8\n", 1))
+    launch(*TWO_NODES, "--jobs", "4")
+    first, second, third, fourth = run.ids
+    frozen_at = run.freeze(first)
     capsys.readouterr()
-    command = [sys.executable, "-m", "kielo", "launch", str(folder), "--nodes", "8", "--hours", "0.1"]
-    told = subprocess.run(command, capture_output=True, text=True)
-    assert (
-        told.returncode == 1 and "sbatch refused the job, and nothing is queued: sbatch: error" in told.stderr
-    )
-    assert not subprocess.run(["squeue", "-h"], capture_output=True, text=True).stdout
+    assert main(["status", str(run.folder)]) == 0
+    rows = dict(line.split("\t", 1) for line in capsys.readouterr().out.splitlines())
+    waiting = "; ".join(f"{job} PENDING Dependency" for job in (second, third, fourth))
+    assert rows["jobs"] == f"{first} RUNNING None; {waiting} (4 submitted)"
+    assert rows["step"].startswith(f"{frozen_at} of {STEPS}, loss ")
+    assert main(["launch", f"runs/{NAME}", *TWO_NODES]) == 1
+    refused = capsys.readouterr().err
+    assert f"jobs of this run are in the queue already ({first} RUNNING, {second} PENDING" in refused
+    assert set(queue(machine)) == {first, second, third, fourth} and len(refused.splitlines()) == 1
+    let_time_run_out(machine, first)
+    run.freeze(second)
+    assert frozen_at <= run.newest_step <= frozen_at + 1 and first_step(run, second) == run.newest_step + 1
+    let_time_run_out(machine, second)
+    run.wait(lambda: run.stopped != "")
+    assert run.stopped == "finished" and run.outcomes == ["requeue", "requeue", "finished"]
+    assert [attempt.job for attempt in run.attempts] == [first, second, third]
+    run.wait(lambda: queue(machine) == {})
+    for job in (first, second, third):
+        logs = sorted(path.name for path in (run.launch / "logs" / f"{job}.0").glob("*.log"))
+        assert logs == ["kielo1.00000.log", "kielo2.00001.log"]
+    assert first_step(run, first) == 1
+    assert weights(run.folder) == undisturbed
+
+
+def first_step(run: LaunchedRun, job: str) -> int:
+    """Returns the first step that rank 0 of a job has in its log."""
+    log = next((run.launch / "logs" / f"{job}.0").glob("*.00000.log")).read_text()
+    return int(re.findall(r"^step (\d+)/", log, re.MULTILINE)[0])
+
+
+def test_what_sbatch_refuses_is_passed_on(machine, run, capsys) -> None:
+    """An account, and more nodes than there are, by a wrong card: one line, and nothing is queued."""
+    card = run.place / "card.toml"
+    card.write_text(card.read_text().replace("nodes = 4\n", "nodes = 8\n", 1))
+    for flags, reason in (
+        (["--nodes", "2", "--account", "refused_project"], "Requested partition configuration not available"),
+        (["--nodes", "4", "--spares", "4"], "Node count specification invalid"),
+    ):
+        capsys.readouterr()
+        assert main(["launch", f"runs/{NAME}", *flags, "--hours", "0.1"]) == 1
+        said = capsys.readouterr().err
+        assert len(said.splitlines()) == 1
+        assert "sbatch refused the job, and nothing is queued: sbatch: error" in said
+        assert reason in said and queue(machine) == {} and run.ids == []
+
+
+def test_a_dependency_that_breaks_and_a_cancel(machine, run, capsys) -> None:
+    """The first job is killed outright: a job that wants its success never starts, the chain goes on.
+
+    Then `kielo cancel`: the job that runs saves and stops, the one that waits is gone.
+    """
+    launch(*TWO_NODES, "--jobs", "3")
+    first, second, third = run.ids
+    control = machine.ask("sbatch", "--parsable", f"--dependency=afterok:{first}", "--wrap", "true")
+    run.wait(lambda: queue(machine).get(first, "").startswith("RUNNING"))
+    machine.ask("scancel", "--signal=KILL", "--full", first)
+    run.freeze(second)
+    assert queue(machine)[control] == "PENDING DependencyNeverSatisfied"
+    assert queue(machine)[second].startswith("RUNNING")
+    machine.ask("scancel", control)
+    capsys.readouterr()
+    assert main(["cancel", str(run.folder)]) == 0
+    assert f"cancelled {second}, {third}; the one that runs saves and stops" in capsys.readouterr().out
+    run.wait(run.was_signalled)
+    run.wake()
+    run.wait(lambda: queue(machine) == {})
+    assert run.outcomes[-1] == "requeue" and run.stopped == "cancelled by kielo cancel"
+    assert run.newest_step == run.last_step < STEPS
+
+
+@pytest.mark.full
+def test_a_chain_survives_scancel_requeue_and_a_lost_node(machine, run, undisturbed) -> None:
+    """One job is cancelled, one requeued, and again when the daemon of a node dies: the same bits."""
+    launch(*TWO_NODES, "--jobs", "3")
+    first, second, third = run.ids
+    run.freeze(first)
+    machine.ask("scancel", first)
+    run.freeze(second)
+    assert run.outcomes[0] == "requeue" and first not in queue(machine)
+    machine.ask("scontrol", "requeue", second)
+    start_again(machine, run, second)
+    run.freeze(second, restarts=1)
+    assert [attempt.job for attempt in run.attempts] == [first, second, second]
+    lost = processes(run.of_scheduler | {"SLURMD_NODENAME": "kielo2"})
+    machine.kill_daemon("kielo2")
+    start_again(machine, run, second)
+    run.wait(lambda: run.stopped != "")
+    assert run.stopped == "finished" and run.outcomes[-1] == "finished"
+    last = sorted((run.launch / "logs" / f"{second}.2").glob("*.log"))
+    assert [path.name for path in last] == ["kielo1.00000.log", "kielo3.00001.log"]
+    assert (run.launch / "logs" / f"job_{second}.log").read_text().count("attempt from") == 3
+    machine.start_daemon("kielo2")
+    run.wait(lambda: not set(lost) & set(processes(run.of_scheduler)))
+    assert weights(run.folder) == undisturbed
+
+
+def start_again(machine: Machine, run: LaunchedRun, job: str) -> None:
+    """Waits until the job is back in the queue, and spares it the two minutes that Slurm has it wait then."""
+    run.wait(lambda: queue(machine)[job].startswith("PENDING"))
+    run.wait(lambda: machine.tell("scontrol", "update", f"JobId={job}", "StartTime=now").returncode == 0)
+
+
+@pytest.mark.full
+def test_a_spare_node_takes_the_place_of_one_that_preflight_refuses(machine, run) -> None:
+    """The third of three nodes has another setting of NCCL than its fellows; the fourth is the spare."""
+    launch("--nodes", "3", "--spares", "1", "--hours", "0.3", "--jobs", "2", "--preflight", "--dry-run")
+    environment = run.launch / "environment.sh"
+    fault = '[ "$SLURMD_NODENAME" != kielo3 ] || export NCCL_PROTO=Simple\n'
+    environment.write_text(environment.read_text() + fault)
+    assert machine.tell("bash", str(run.launch / "submit.sh")).returncode == 0
+    run.wait(lambda: run.stopped != "" or "failed" in run.outcomes)
+    (left_out,) = (run.folder / "launch" / "left_out_nodes").read_text().splitlines()
+    assert re.fullmatch(rf"kielo3 \S+ refused by preflight in job {run.ids[0]}", left_out)
+    assert run.stopped == "finished" and run.outcomes == ["finished"]
+    logs = {path.name for path in (run.launch / "logs" / f"{run.ids[0]}.0").glob("*.log")}
+    assert {"kielo1.00000.log", "kielo2.00001.log", "kielo3.00002.log", "kielo4.00002.log"} == logs
+    assert "kielo3 refused by preflight; spare nodes take their place" in job_log(run)
+
+
+def job_log(run: LaunchedRun) -> str:
+    return (run.launch / "logs" / f"job_{run.ids[0]}.log").read_text()
