@@ -33,23 +33,23 @@ date = "2026-11"
 """
 STEPS = 48  # of six sequences, which two ranks and three can share
 RECIPE = [
-    f"name={NAME}", "language=fi", "corpus.sources=my_text.txt", "cluster=card.toml",
-    "tokenizer.vocab_size=700", f"train.tokens={1536 * STEPS}", "train.tokens_per_step=1536",
-    "train.micro_batch_sequences=1", "dataset.max_epochs=100", "train.log_every_steps=1",
-    "checkpoint.every_steps=100",
+    f"name={NAME}", "language=fi", "corpus.sources=my_text.txt", "tokenizer.vocab_size=700",
+    f"train.tokens={1536 * STEPS}", "train.tokens_per_step=1536", "train.micro_batch_sequences=1",
+    "dataset.max_epochs=100", "train.log_every_steps=1", "checkpoint.every_steps=100",
 ]  # fmt: skip
 # Seconds from a submission to a step, where other work has the machine; 10 are usual.
 LIMIT_SECONDS = 600
 
 
-def pack(folder: Path, scheduler: str) -> Path:
+def pack(folder: Path, card: str, scheduler: str) -> Path:
     """Makes text, card, and the run with its tokens in `folder`, which it returns.
 
-    scheduler: the lines of the card that it needs. Whatever this starts has no variable of a scheduler.
+    card: the name of its file, which no other card has: cards are read once. scheduler: the lines of the card
+    that it needs. What this starts has no variable of a scheduler.
     """
     write_texts(folder)
-    (folder / "card.toml").write_text(CARD + scheduler)
-    sets = [word for entry in RECIPE for word in ("--set", entry)]
+    (folder / card).write_text(CARD + scheduler)
+    sets = [word for entry in [*RECIPE, f"cluster={card}"] for word in ("--set", entry)]
     _run(["run", "own_text", *sets, "--to", "pack"], folder)
     return folder
 

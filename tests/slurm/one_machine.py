@@ -91,14 +91,14 @@ class Machine:
 
     def kill_daemon(self, node: str) -> None:
         """Ends slurmd of a node by kill -9, and keeps it down. What it started goes on."""
-        self._kept_down(node).touch()
+        (self.folder / f"down_{node}").touch()
         (daemon,) = self._daemons(node)
         os.kill(daemon, signal.SIGKILL)
 
-    def start_daemon(self, node: str) -> None:
-        """Starts slurmd of a node again, and waits until Slurm uses it."""
-        self._kept_down(node).unlink(missing_ok=True)
-        wait_until(self.is_up, START_LIMIT_SECONDS, lambda: f"{node} is not back: {self.logs()}")
+    def start_daemons(self) -> None:
+        """Starts every slurmd that is kept down."""
+        for kept in self.folder.glob("down_*"):
+            kept.unlink()
 
     def is_up(self) -> bool:
         """Are all nodes idle?"""
@@ -112,9 +112,6 @@ class Machine:
         """Returns the ends of what the daemons wrote."""
         paths = sorted([*self.folder.glob("*.log"), *self.folder.glob("daemon_*.txt")])
         return "\n".join(f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in paths)
-
-    def _kept_down(self, node: str) -> Path:
-        return self.folder / f"down_{node}"
 
     def _daemons(self, node: str) -> list[int]:
         own = {"SLURM_CONF": self.environment["SLURM_CONF"]}

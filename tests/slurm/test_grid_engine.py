@@ -35,7 +35,7 @@ def machine(tmp_path_factory):
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory) -> Path:
     """A folder with the text, the card, and the run with its tokens."""
-    return pack(tmp_path_factory.mktemp("packed"), CARD)
+    return pack(tmp_path_factory.mktemp("packed"), "grid_engine.toml", CARD)
 
 
 @pytest.fixture
@@ -93,10 +93,13 @@ def test_a_chain_is_submitted_cancelled_and_finished(machine, run, packed, tmp_p
 
 def test_what_qsub_refuses_is_passed_on(machine, run, capsys) -> None:
     """A type of node that the scheduler does not know: one line, and nothing is queued."""
-    card = run.place / "card.toml"
-    card.write_text(card.read_text().replace('name = "node_f"', 'name = "node_x"'))
+    card = (run.place / "grid_engine.toml").read_text()
+    (run.place / "unknown_node.toml").write_text(card.replace('name = "node_f"', 'name = "node_x"'))
     capsys.readouterr()
-    assert main(["launch", f"runs/{NAME}", "--nodes", "1", "--hours", "0.5"]) == 1
+    assert (
+        main(["launch", f"runs/{NAME}", "--cluster", "unknown_node.toml", "--nodes", "1", "--hours", "0.5"])
+        == 1
+    )
     said = capsys.readouterr().err
     assert len(said.splitlines()) == 1 and 'unknown resource "node_x"' in said
     assert "qsub refused the job, and nothing is queued" in said and queue(machine) == {}

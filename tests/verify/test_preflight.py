@@ -50,6 +50,7 @@ def resolved_demo(ranks: int, *sets: str):
 
 def sound_rank(folder):
     os.environ["SLURMD_NODENAME"] = f"node{os.environ['RANK']}"
+    os.environ["NCCL_DEBUG_FILE"] = f"log_of_{os.environ['RANK']}"  # as preflight does on GPUs: no difference
     return preflight(*resolved_demo(2), folder)
 
 

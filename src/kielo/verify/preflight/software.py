@@ -15,6 +15,8 @@ from kielo.verify.preflight.job import Finding, Job
 
 # Variables that change how a rank computes or communicates. Those that choose its devices differ by rank.
 PREFIXES = ("NCCL_", "RCCL_", "FI_", "GLOO_", "UCX_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "HSA_", "CUBLAS_")
+# Of those, what only tells: preflight itself has each rank log to a file of its own, and rank.sh rank 0 alone.
+_ONLY_TELLS = ("NCCL_DEBUG", "RCCL_DEBUG")
 _PACKAGES = ("torch", "numpy", "safetensors", "pydantic")
 _DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version"))
 _MISSING = "not set"
@@ -34,7 +36,11 @@ def measure(job: Job) -> dict[str, str]:
     for path in _DRIVERS:
         if path.exists():
             found["driver"] = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
-    return found | {name: value for name, value in os.environ.items() if name.startswith(PREFIXES)}
+    return found | {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(PREFIXES) and not name.startswith(_ONLY_TELLS)
+    }
 
 
 def judge(found: Sequence[dict[str, str]], job: Job) -> list[Finding]:
