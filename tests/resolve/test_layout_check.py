@@ -36,6 +36,18 @@ def test_what_does_not_divide_is_named_with_numbers_that_would(layout, length, n
     assert all(words in complaints for words in named), complaints
 
 
+@pytest.mark.parametrize("axis", ["pipeline", "context", "tensor"])
+def test_an_encoder_has_shards_and_copies_only(axis):
+    """Each other axis is refused by name; a decoder of the same sizes has them."""
+    sizes = {"vocab_size": 64, "num_key_value_heads": 8, "head_dim": 32, "max_position_embeddings": 64}
+    encoder, decoder = (Model(model_type=name, **sizes) for name in ("ltg_bert", "llama"))
+    layout = Layout(**{axis: 2})
+    assert layout_complaints(decoder, 64, layout) == []
+    (complaint,) = layout_complaints(encoder, 64, layout)
+    assert f"what would work: layout.{axis} = 1" in complaint
+    assert layout_complaints(encoder, 64, Layout(shard=4, replicate=2)) == []
+
+
 def test_rows_are_split_and_not_tokens():
     """Whatever the number of tokens, padding makes the rows divide; the multiple that is suggested does."""
     bare = MODEL.model_copy(update={"vocab_multiple": 1})

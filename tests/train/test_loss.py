@@ -81,6 +81,25 @@ def test_equals_plain_cross_entropy(z_loss: float, chunk_tokens: int) -> None:
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_a_bias_of_the_head_is_added_to_the_logits(softcap: float | None) -> None:
+    """Loss and all three gradients equal torch's own to 1e-6 with a bias, also of a frozen head."""
+    hidden, weight, labels, divisor = tensors()
+    bias = torch.linspace(-1, 1, len(weight)).requires_grad_()
+    logits = hidden @ weight.t() + bias
+    logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / divisor
+    options = LossOptions(0.0, 7, softcap=softcap)
+    loss = chunked_loss(hidden, weight, labels, divisor, options, bias)
+    torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)
+    pairs = zip(*(torch.autograd.grad(2 * one, (hidden, weight, bias)) for one in (loss, expected)))
+    for mine, theirs in pairs:
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
+    frozen = chunked_loss(hidden.detach(), weight.detach(), labels, divisor, options, bias)
+    torch.testing.assert_close(frozen, loss)
+    assert torch.autograd.grad(frozen, bias)[0].abs().max() > 1e-3
+
+
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 

@@ -12,7 +12,7 @@ from kielo.models import families
 from kielo.parallel.mesh import Mesh
 from kielo.parallel.world import start_world
 from kielo.recipe.read import read_recipe
-from kielo.recipe.sections import Recipe
+from kielo.recipe.sections import Model, Recipe
 from kielo.verify.layouts import BARS, verify_layouts
 from kielo.verify.layouts_cases import Case, all_cases
 from kielo.verify.layouts_rank import compare
@@ -23,20 +23,30 @@ from tests.ranks import run_ranks
 
 STEPS = 2  # the second shows what the first one's weights became
 
+ENCODERS = [name for name, family in families.FAMILIES.items() if family.is_encoder]
+VARIANTS = [*TINY, *ENCODERS]
 # Variant → case → how far loss, norm, gradients and weights are off, and where.
 Found = dict[str, dict[str, dict[str, dict]]]
 
 
 def recipe_of(variant: str, folder) -> Recipe:
+    recipe = read_recipe("demo_estonian").recipe
+    if variant in ENCODERS:  # transformers has no class for it
+        return recipe.model_copy(update={"model": Model(model_type=variant)})
     given = copy.deepcopy(TINY[variant])
     AutoConfig.for_model(given.pop("model_type"), **given).save_pretrained(folder)
-    return read_recipe("demo_estonian").recipe.model_copy(update={"model": families.read_hf_config(folder)})
+    return recipe.model_copy(update={"model": families.read_hf_config(folder)})
 
 
-def cases_of(number: int, is_first: bool) -> list[Case]:
+def cases_of(number: int, is_first: bool, is_encoder: bool) -> list[Case]:
     """Tensor and pipeline for every variant, both ways of context and collectives in chunks for the first of
-    each kind; the rest in turn.
+    each kind; the rest in turn. Encoders: ranks that see other sequences.
     """
+    if is_encoder:
+        return [
+            Case({"shard": 2, "zero": 3}, 2, {"documents": True}),
+            Case({"replicate": 2, "recompute": "full"}, switches={"documents": False}),
+        ]
     is_even = number % 2 == 0
     contexts = [
         Case({"context": 2}, switches={"documents": is_even}),
@@ -65,7 +75,7 @@ def on_rank(recipes: dict[str, Recipe]) -> Found:
     for number, (variant, recipe) in enumerate(recipes.items()):
         truths: dict[bool, Outcome] = {}
         found[variant] = {}
-        for case in cases_of(number, is_first=variant in families.FAMILIES):
+        for case in cases_of(number, variant in families.FAMILIES, variant in ENCODERS):
             try:
                 of = subject(recipe, case.switches)
                 if of.mask_documents not in truths:
@@ -79,11 +89,11 @@ def on_rank(recipes: dict[str, Recipe]) -> Found:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> Found:
-    recipes = {variant: recipe_of(variant, tmp_path_factory.mktemp("config")) for variant in TINY}
+    recipes = {variant: recipe_of(variant, tmp_path_factory.mktemp("config")) for variant in VARIANTS}
     return run_ranks(on_rank, 2, recipes, timeout_seconds=400)[0]
 
 
-@pytest.mark.parametrize("variant", TINY)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_two_ranks_train_as_one(found: Found, variant: str) -> None:
     """Windows, ALiBi, learned positions, caps, biases and norms hold along tensor, context (both attentions),
     pipeline and shard: losses, norms, gradients and weights within the bars of `kielo verify layouts`.

@@ -22,7 +22,7 @@ from kielo.resolve.stages import SCHEDULES
 from kielo.train.feed import StepBatch
 from kielo.train.forward_backward import PlainForwardBackward
 from kielo.verify.layouts import verify_layouts
-from kielo.verify.layouts_cases import AXES, INNER_AXES, Case, all_cases, cases_for_torch
+from kielo.verify.layouts_cases import AXES, INNER_AXES, Case, all_cases, cases_that_run
 from kielo.verify.layouts_subject import LENGTH, subject
 from kielo.verify.layouts_table import left_out_line, misses, table, verdict
 
@@ -98,13 +98,13 @@ def test_the_list_has_every_product() -> None:
 
 def test_cases_that_a_torch_does_not_run_are_left_out_with_the_reason() -> None:
     """torch 2.11 lacks three schedules: their cases are left out and counted; 2.13 runs all."""
-    runs, left_out = cases_for_torch(all_cases(), "2.11.0+cu130")
+    runs, left_out = cases_that_run(all_cases(), "2.11.0+cu130", "llama")
     assert len(runs) + sum(map(len, left_out.values())) == len(all_cases()) and len(left_out) == 3
     lacking = "interleaved_zero_bubble", "zbv", "dualpipev"
     assert not any(case.section.pipeline_schedule in lacking for case in runs if case.section.pipeline > 1)
     assert "pipeline2-zbv-micro4" in next(names for reason, names in left_out.items() if "zbv" in reason)
     assert left_out_line(left_out).count("on torch 2.11.0") == 3
-    assert cases_for_torch(all_cases(), "2.13.0") == (all_cases(), {})
+    assert cases_that_run(all_cases(), "2.13.0", "llama") == (all_cases(), {})
 
 
 def _axes(case: Case) -> tuple[str, ...]:

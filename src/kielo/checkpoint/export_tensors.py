@@ -50,13 +50,14 @@ def file_tensors(index: CheckpointIndex, model: Model, dtype: str) -> list[FileT
     """
     names = families.module(model.model_type, "names")
     grouped = by_stored_name(names.to_hugging_face(model))
-    if dtype != SOURCE:
-        return [_file_tensor(index, name, EXPORT_DTYPES[dtype], pieces) for name, pieces in grouped.items()]
-    source = index.plain["source_tensors"]
+    source = index.plain["source_tensors"] if dtype == SOURCE else {}
     if model.tie_word_embeddings:
         head = names.to_hugging_face(model.model_copy(update={"tie_word_embeddings": False}))["head.weight"]
-        if head.name in source:  # some files of tied models hold the head all the same
+        # Some files of tied models hold the head all the same.
+        if head.name in source if dtype == SOURCE else getattr(names, "STORES_TIED_HEAD", False):
             grouped[head.name] = {"embed.weight": head}
+    if dtype != SOURCE:
+        return [_file_tensor(index, name, EXPORT_DTYPES[dtype], pieces) for name, pieces in grouped.items()]
     prefix = getattr(names, "BASE_MODEL_PREFIX", "")
     return [
         _file_tensor(index, *_in_source(name, source, prefix), pieces) for name, pieces in grouped.items()

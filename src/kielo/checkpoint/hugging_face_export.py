@@ -28,6 +28,7 @@ from kielo.checkpoint.read_checkpoint import verify
 from kielo.checkpoint.safetensors_stream import SafetensorsStream
 from kielo.models import families
 from kielo.recipe.errors import KieloError
+from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import Model
 from kielo.tokenizer.chat_template import DEFAULT_TEMPLATE, TURN_ENDS
 from kielo.tokenizer.control_tokens import read_object
@@ -94,8 +95,9 @@ def _write(wanted: WantedExport) -> None:
     weight_map = {tensor.name: file for file, shard in shards.items() for tensor in shard}
     stage.write(INDEX_FILE, _json({"metadata": {"total_size": total_bytes}, "weight_map": weight_map}))
     stage.write("config.json", _json(config))
-    generation = tokens | _ends_of_generation(wanted.tokenizer_folder, tokens)
-    stage.write("generation_config.json", _json(generation | dict(options.generation or {})))
+    if not FAMILIES[model.model_type].is_encoder:
+        generation = tokens | _ends_of_generation(wanted.tokenizer_folder, tokens)
+        stage.write("generation_config.json", _json(generation | dict(options.generation or {})))
     for path in tokenizer_files(wanted.tokenizer_folder):
         stage.write(path.name, path.read_bytes())
     readme = _readme(index, model, stored_dtype, has_tokenizer=wanted.tokenizer_folder is not None)
@@ -173,25 +175,31 @@ def _readme(index: CheckpointIndex, model: Model, dtype: str, has_tokenizer: boo
         if averaged
         else f"step {index.step}"
     )
+    is_encoder = FAMILIES[model.model_type].is_encoder
+    kind = "masked" if is_encoder else "causal"
+    # transformers has no class for an encoder of this family: the published ones are remote code.
+    load, options = ("AutoModelForMaskedLM", ", trust_remote_code=True") if is_encoder else (
+        "AutoModelForCausalLM", ""
+    )  # fmt: skip
     loading = [
-        "from transformers import AutoModelForCausalLM" + (", AutoTokenizer" if has_tokenizer else ""),
+        f"from transformers import {load}" + (", AutoTokenizer" if has_tokenizer else ""),
         "",
         'folder = "."  # this folder, or its name on the hub',
-        'model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")',
+        f'model = {load}.from_pretrained(folder, dtype="auto"{options})',
     ]
     if has_tokenizer:
         loading.append("tokenizer = AutoTokenizer.from_pretrained(folder)")
     lines = [
         "---",
         "library_name: transformers",
-        "pipeline_tag: text-generation",
+        f"pipeline_tag: {'fill-mask' if is_encoder else 'text-generation'}",
         "tags:",
         "- kielo",
         "---",
         "",
-        f"# {run or 'A causal language model'}",
+        f"# {run or f'A {kind} language model'}",
         "",
-        f"A causal language model ({model.model_type}, weights in {dtype}): {origin}"
+        f"A {kind} language model ({model.model_type}, weights in {dtype}): {origin}"
         f"{f' of the run {run}' if run else ''}, exported by `kielo` {__version__}.",
         "",
         "## How to load it",
@@ -200,7 +208,20 @@ def _readme(index: CheckpointIndex, model: Model, dtype: str, has_tokenizer: boo
         *loading,
         "```",
     ]
+    if is_encoder:
+        code = ", ".join(f"`{name}.py`" for name in _remote_code(model))
+        lines += [
+            "",
+            f"The classes that `config.json` names are not a part of transformers: copy {code} from a "
+            "published model of this family into this folder.",
+        ]
     return "\n".join(lines) + "\n"
+
+
+def _remote_code(model: Model) -> list[str]:
+    """Returns the modules of remote code that the config.json of an export names."""
+    named = families.module(model.model_type, "names").hf_config(model)["auto_map"].values()
+    return sorted({name.partition(".")[0] for name in named})
 
 
 def _special_token_ids(folder: Path | None) -> dict[str, int | None]:

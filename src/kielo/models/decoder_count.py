@@ -19,6 +19,8 @@ _RARE_KEYS = (
     "rope_local_base_freq",
     "rotary_pct",
     "use_parallel_residual",
+    "position_bucket_size",
+    "position_heads",
 )
 
 
@@ -27,9 +29,10 @@ class LayerParts:
     """The parts of a family's layer, from which its checks and the planner's bytes and seconds follow.
 
     mlp_matrices: 3 for a gated MLP, else 2. norms: those of whole hidden states. norms_inputs: do attention
-    and MLP read what a norm gives? has_head_norms: are queries and keys normed too? has_groups: may heads
-    share keys and values? has_alibi: positions are ALiBi's biases of the scores. mlp_ratio: intermediate_size
-    / hidden_size, where it is fixed.
+    and MLP read what a norm gives? has_head_norms: are queries and keys normed too? has_mlp_norm: is the
+    MLP's inside normed? has_groups: may heads share keys and values? has_alibi: positions are ALiBi's biases
+    of the scores. relative_rows: scores have terms for so many relative positions. mlp_ratio:
+    intermediate_size / hidden_size, where it is fixed.
     """
 
     mlp_matrices: Literal[2, 3]
@@ -39,6 +42,8 @@ class LayerParts:
     is_rotary: bool = True
     has_groups: bool = True
     has_alibi: bool = False
+    has_mlp_norm: bool = False
+    relative_rows: int = 0
     mlp_ratio: int | None = None
 
 

@@ -31,6 +31,15 @@ def module(model_type: str, part: Literal["count", "tensor_parallel_plan", "name
     return importlib.import_module(f"kielo.models.{FAMILIES[model_type].folder}.{part}")
 
 
+def _by_class(config: dict[str, Any]) -> str | None:
+    """Returns the family of a config without a model_type, by the classes of the remote code that it names.
+
+    Those of LTG-BERT begin with Ltgbert (HPLT) or Norbert (NorBERT 3).
+    """
+    named = (config.get("architectures"), config.get("auto_map"))
+    return "ltg_bert" if any(word in str(named).lower() for word in ("ltgbert", "norbert")) else None
+
+
 def build_model(config: Model) -> Any:
     """Builds the family's nn.Module for a complete `config`, on the default device. Imports torch."""
     return getattr(module(config.model_type, "model"), FAMILIES[config.model_type].class_name)(config)
@@ -72,7 +81,7 @@ def read_hf_config(path: str | Path) -> Model:
         raise KieloError(f"{path}: not valid JSON ({error})") from None
     if not isinstance(config, dict):
         raise KieloError(f"{path}: holds a {type(config).__name__}, and not the keys and values of a model")
-    model_type = config.get("model_type")
+    model_type = config.get("model_type") or _by_class(config)
     if not isinstance(model_type, str) or model_type not in {*FAMILIES, *_REFUSED}:
         raise KieloError(
             f"{path}: model_type = {model_type!r} is not a family here; known: {', '.join(FAMILIES)}"

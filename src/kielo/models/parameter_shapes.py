@@ -45,4 +45,6 @@ def _matrix(config: Model, last: str) -> tuple[int, int]:
         "down": (hidden, middle),
         "embed": (config.vocab_rows, hidden),
         "head": (config.vocab_rows, hidden),
+        "relative_table": (2 * config.position_bucket_size - 1, hidden),
+        "dense": (hidden, hidden),
     }[last]

@@ -52,6 +52,8 @@ _NEOX = ((1.6e8, 12, 768), (4.1e8, 24, 1024), (1.4e9, 24, 2048), (2.8e9, 32, 256
          (1.2e10, 36, 5120), (2e10, 44, 6144), (7e10, 64, 9216))  # fmt: skip
 _BLOOM = ((5.6e8, 24, 1024), (1.1e9, 24, 1536), (1.7e9, 24, 2048), (3e9, 30, 2560), (7.1e9, 30, 4096),
           (1.33e10, 40, 5120), (3.4e10, 54, 7168), (1.76e11, 70, 14336))  # fmt: skip
+_LTG_BERT = ((1.5e7, 12, 192), (4e7, 12, 384), (1.23e8, 12, 768), (3.54e8, 24, 1024), (1.3e9, 24, 2048),
+             (6.7e9, 32, 4096), (7e10, 80, 8192))  # fmt: skip
 
 PROPORTIONS: dict[str, Proportions] = {
     "llama": Proportions(_LLAMA, 3.5, is_grouped=True),
@@ -66,6 +68,8 @@ PROPORTIONS: dict[str, Proportions] = {
     "opt": Proportions(_GPT, 4.0),
     "gpt_neox": Proportions(_NEOX, 4.0),
     "bloom": Proportions(_BLOOM, 4.0),
+    # NorBERT 3's four sizes; nothing larger is published, and a GPT's shapes go on from there.
+    "ltg_bert": Proportions(_LTG_BERT, 8 / 3),
 }
 
 

@@ -7,11 +7,15 @@ from typing import NamedTuple
 
 
 class Family(NamedTuple):
-    """A kind's folder in `models/`, and the class in its model.py. has_rope: heads are rotated in pairs."""
+    """A kind's folder in `models/`, and the class in its model.py.
+
+    has_rope: heads are rotated in pairs. is_encoder: every token attends to those after it too.
+    """
 
     folder: str
     class_name: str
     has_rope: bool = True
+    is_encoder: bool = False
 
 
 # by Hugging Face's `model_type`
@@ -28,4 +32,6 @@ FAMILIES: dict[str, Family] = {
     "opt": Family("opt", "OPT", has_rope=False),
     "gpt_neox": Family("gpt_neox", "GPTNeoX"),
     "bloom": Family("bloom", "Bloom", has_rope=False),
+    # The published files have no model_type: `models/families.py` knows them by their classes.
+    "ltg_bert": Family("ltg_bert", "LtgBert", has_rope=False, is_encoder=True),
 }

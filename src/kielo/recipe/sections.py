@@ -428,7 +428,18 @@ class Model(Section):
     use_parallel_residual: bool = Field(
         True, description="attention and MLP of a gpt_neox layer read the same input"
     )
-    initializer_range: PositiveFloat = Field(0.02, description="standard deviation of the first weights")
+    position_bucket_size: PositiveInt = Field(
+        32, description="of an ltg_bert: its relative positions are 2 × this - 1; far distances share one"
+    )
+    position_heads: Literal["concatenated", "interleaved"] = Field(
+        "concatenated",
+        description="how an ltg_bert cuts projected positions into heads: concatenated (HPLT), interleaved "
+        "(NorBERT 3)",
+    )
+    initializer_range: PositiveFloat = Field(
+        0.02,
+        description="standard deviation of the first weights; that of an ltg_bert follows from hidden_size",
+    )
     weights: str | None = Field(
         None,
         description='"hf:FOLDER" or "hf:OWNER/NAME[@REVISION]" on the Hugging Face hub starts from these '

@@ -123,7 +123,8 @@ def _made_again(
     if "norms" in layout.recomputed and family.norms_inputs and not is_copied:
         found["norms"] = parts["inputs of matrices"] - others
     if "activations" in layout.recomputed and model.hidden_act != "relu":
-        found["activations"] = parts["mlp"] / (3 if family.mlp_matrices == 3 else 2)
+        widths = 3 + family.has_mlp_norm if family.mlp_matrices == 3 else 2
+        found["activations"] = parts["mlp"] / widths
     return found
 
 
@@ -143,13 +144,15 @@ def _kept_parts(model: Model, layout: Layout, bytes_per_element: int) -> dict[st
     joined = queries if is_gathered else 0.0
     is_relu = model.hidden_act == "relu"
     # Gate, up and their product; of a plain MLP the matrix's result and the function's: ReLU needs only that.
-    widths = 3 if family.mlp_matrices == 3 else 1 if is_relu else 2
+    widths = (3 if family.mlp_matrices == 3 else 1 if is_relu else 2) + family.has_mlp_norm
+    # Two tables of the scores' terms of relative positions.
+    tables = 2 * family.relative_rows * model.num_attention_heads / tensor
     return {
         # Their inputs; the numbers of each row are below 0.1 % from hidden 4,096 on.
         "norms": bytes_per_element
         * (family.norms * hidden * share + family.has_head_norms * (queries + groups)),
         "inputs of matrices": 2 * bytes_per_element * hidden,
-        "attention": bytes_per_element * (2 * queries + 2 * groups),
+        "attention": bytes_per_element * (2 * queries + 2 * groups + tables),
         "log-sums": _FP32 * model.num_attention_heads / tensor,
         "only attention's": bytes_per_element * (2 * (keys - groups) + joined),
         "mlp": bytes_per_element * widths * model.intermediate_size / tensor,

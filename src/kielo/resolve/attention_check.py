@@ -9,8 +9,8 @@ def attention_complaint(
 ) -> str | None:
     """Returns why attention of `model` (complete) cannot run on a GPU without a compiler; None if it can.
 
-    Masks of documents or windows, ALiBi and capped scores need FlexAttention, which torch compiles.
-    Uncompiled it keeps all scores, sequence_length² of each head.
+    Masks of documents or windows, ALiBi, relative positions and capped scores need FlexAttention, which torch
+    compiles. Uncompiled it keeps all scores, sequence_length² of each head.
     """
     if missing_compiler is None:
         return None
@@ -22,6 +22,7 @@ def attention_complaint(
         and "sliding_attention" in (model.layer_types or ["sliding_attention"]),
         f"model.attn_logit_softcapping = {model.attn_logit_softcapping}": model.attn_logit_softcapping,
         f"model.model_type = {model.model_type!r} (ALiBi)": parts.has_alibi,
+        f"model.model_type = {model.model_type!r} (relative positions)": parts.relative_rows > 0,
     }
     asked = " and ".join(reason for reason, applies in reasons.items() if applies)
     if not asked:

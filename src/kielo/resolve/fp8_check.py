@@ -8,6 +8,7 @@ from kielo.models import families
 from kielo.models.parameter_shapes import parameter_shapes
 from kielo.models.tensor_parallel_styles import style_of
 from kielo.recipe.cards import Accelerator
+from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import Fp8, Layout, Model
 
 MULTIPLE = 16  # both dims of a weight, on each rank: torch._scaled_mm takes no others
@@ -25,6 +26,12 @@ def fp8_complaints(model: Model, layout: Layout, fp8: Fp8) -> list[str]:
     Each complaint says what would work. Emulation multiplies any size. `layout_check` checks that
     `layout.tensor` divides at all.
     """
+    if FAMILIES[model.model_type].is_encoder:
+        return [
+            f'train.precision = "fp8": model.model_type = {model.model_type!r} multiplies its matrices with '
+            "relative positions, whose number is odd, and FP8 kernels do not; what would work: "
+            'train.precision = "bf16"'
+        ]
     matrices = layer_matrices(model)
     complaints = list(_unknown_patterns(matrices, fp8.kept_in_bf16))
     in_fp8 = [name for name in matrices if not is_kept(name, fp8.kept_in_bf16)]

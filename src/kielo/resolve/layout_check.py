@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from kielo.recipe.sections import Layout, Model
 from kielo.resolve.context_check import check_context
+from kielo.resolve.encoder_check import encoder_complaints
 from kielo.resolve.stages import stage_complaints
 from kielo.resolve.torch_versions import NEWEST, compile_advice, torch_complaints
 
@@ -23,7 +24,8 @@ def layout_complaints(
 
     length_key: the recipe's key of `sequence_length`.
     """
-    complaints = list(_tensor_complaints(model, layout.tensor)) + torch_complaints(layout, torch_version)
+    complaints = list(encoder_complaints(model.model_type, layout))
+    complaints += list(_tensor_complaints(model, layout.tensor)) + torch_complaints(layout, torch_version)
     parts = layout.tensor * layout.context
     if layout.tensor > 1 and layout.sequence_parallel and sequence_length % parts:
         below = sequence_length // parts * parts

@@ -30,6 +30,7 @@ from kielo.recipe.sections import (
 from kielo.resolve.attention_check import attention_complaint
 from kielo.resolve.budget import with_budget
 from kielo.resolve.complete_model import complete_model
+from kielo.resolve.encoder_check import objective_complaints
 from kielo.resolve.fp8_check import fp8_complaints, without_fp8
 from kielo.resolve.layout_check import layout_complaints
 from kielo.resolve.longer_run import goes_on_level, is_longer, way_to_go_on
@@ -105,6 +106,7 @@ def resolve(
     complaints: list[str] = []
     layout = _with_axes(recipe.layout, world_size, complaints)
     model = complete_model(recipe, full_phases(recipe), text.vocabulary_size, complaints)
+    complaints += objective_complaints(model.model_type)
     complaints += _layout_complaints(model, recipe, machine)
     options = tuple(TrainOptions.of(precision, recipe.train) for precision in _precisions(recipe))
     rank = RankOfRun(model, layout, options, None if complaints else machine.card)

@@ -1,9 +1,9 @@
 """The language-model loss: head, cross-entropy and z-loss in one autograd function, without full logits.
 
-Data in: hidden states [n, d], the head's weight [v, d], labels [n]; data out: one fp32 number, the sum over
-counted labels divided by a divisor that the caller has counted over all ranks and micro-batches. Gradients
-are made chunk by chunk in the forward pass, while a chunk's logits exist (the idea of Liger Kernel, Hsu et
-al. 2024, arXiv:2410.10989).
+Data in: hidden states [n, d], the head's weight [v, d], its bias [v] where it has one, labels [n]; data out:
+one fp32 number, the sum over counted labels divided by a divisor that the caller has counted over all ranks
+and micro-batches. Gradients are made chunk by chunk in the forward pass, while a chunk's logits exist (the
+idea of Liger Kernel, Hsu et al. 2024, arXiv:2410.10989).
 
 Where the head's rows are split over several ranks of the tensor axis, each rank makes only its own rows'
 logits, and a chunk's softmax is combined from three numbers a token and rank (the idea of Megatron-LM,
@@ -68,13 +68,19 @@ class LossOptions:
 
 
 def chunked_loss(
-    hidden: Tensor, head_weight: Tensor, labels: Tensor, divisor: Tensor, options: LossOptions | None = None
+    hidden: Tensor,
+    head_weight: Tensor,
+    labels: Tensor,
+    divisor: Tensor,
+    options: LossOptions | None = None,
+    head_bias: Tensor | None = None,
 ) -> Tensor:
     """Σ over counted labels of (cross-entropy + z_loss × log² Z) / divisor, in nats, a scalar in fp32.
 
     hidden [..., d], head_weight [v, d] (any one precision), labels [...] with -100 where nothing is counted,
     divisor a scalar tensor (the global count of counted labels, so that gradients are equal for every
-    layout). The softmax is in fp32; the weight's gradient is summed over the chunks in fp32. Can be
+    layout). head_bias [v] is added to the logits, in the precision of both; it is laid out as the weight. The
+    softmax is in fp32; the gradients of weight and bias are summed over the chunks in fp32. Can be
     differentiated once, without `keeps_gradients`.
 
     With `group`, head_weight is this rank's rows, plain [v, d] or a DTensor with Shard(0) on that axis alone:
@@ -89,9 +95,11 @@ def chunked_loss(
     if options.group is not None and options.group.size() == 1:
         options = replace(options, group=None)
     weight_vd = _own_rows(head_weight, options.group)
-    needs_gradients = torch.is_grad_enabled() and (hidden.requires_grad or weight_vd.requires_grad)
+    bias_v = None if head_bias is None else _own_rows(head_bias, options.group)
+    given = [tensor for tensor in (hidden, weight_vd, bias_v) if tensor is not None]
+    needs_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
     return _ChunkedLoss.apply(
-        hidden.flatten(0, -2), weight_vd, labels.flatten(), divisor, needs_gradients, options
+        hidden.flatten(0, -2), labels.flatten(), divisor, needs_gradients, options, weight_vd, bias_v
     )
 
 
@@ -104,7 +112,7 @@ def _own_tokens(num_rows: int, options: LossOptions) -> int:
 
 
 def _own_rows(head_weight: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Returns this rank's rows [v, d] as a plain tensor; the gradient of a DTensor keeps its placement."""
+    """Returns this rank's rows of weight or bias, plain; the gradient of a DTensor keeps its placement."""
     if not isinstance(head_weight, DTensor):
         return head_weight
     num_ranks = 1 if group is None else group.size()
@@ -122,22 +130,27 @@ class _ChunkedLoss(torch.autograd.Function):
     def forward(
         ctx: Any,
         hidden_nd: Tensor,
-        weight_vd: Tensor,
         labels_n: Tensor,
         divisor: Tensor,
         needs_gradients: bool,
         options: LossOptions,
+        *head: Tensor | None,
     ) -> Tensor:
+        """Computes the loss. head: weight_vd and bias_v, or None in place of the bias."""
+        weight_vd, bias_v = head
         z_loss, softcap, group = options.z_loss, options.softcap, options.group
         num_tokens = _own_tokens(len(weight_vd), options)
         fp8 = None if options.fp8 is None else Fp8Head(weight_vd, options.fp8)
         chunk_on_one_rank = _compiled(_chunk) if options.compiles else _chunk
         loss = torch.zeros((), dtype=torch.float32, device=hidden_nd.device)
         # needs_input_grad ignores no_grad. A frozen input costs neither its matmul nor its memory.
-        needs_hidden, needs_weight = (needs_gradients and needs for needs in ctx.needs_input_grad[:2])
+        needs_hidden, needs_weight, needs_bias = (
+            needs_gradients and ctx.needs_input_grad[place] for place in (0, 5, 6)
+        )
         hidden_gradient = torch.empty_like(hidden_nd) if needs_hidden else None
         # The first chunk's product writes it.
         weight_gradient = torch.empty_like(weight_vd, dtype=torch.float32) if needs_weight else None
+        bias_gradient = torch.zeros_like(bias_v, dtype=torch.float32) if needs_bias else None
         for start in range(0, max(len(hidden_nd), 1), options.chunk_tokens):
             chunk = slice(start, start + options.chunk_tokens)
             hidden_cd = hidden_nd[chunk]
@@ -145,6 +158,8 @@ class _ChunkedLoss(torch.autograd.Function):
             labels_c = labels_n[chunk].masked_fill(~counted_c, 0)
             weights_c = counted_c / divisor.float()
             logits_cv = torch.mm(hidden_cd, weight_vd.t()) if fp8 is None else fp8.logits(hidden_cd)
+            if bias_v is not None:
+                logits_cv.add_(bias_v)
             if softcap is not None:
                 tanh_cv = logits_cv.div_(softcap).tanh_()
                 logits_cv = softcap * tanh_cv
@@ -165,7 +180,9 @@ class _ChunkedLoss(torch.autograd.Function):
                 hidden_gradient[chunk] = fp8.hidden_gradient(logits_gradient_cv)
             if needs_weight:
                 _add_product(weight_gradient, logits_gradient_cv.t(), hidden_cd, is_first=start == 0)
-        ctx.gradients = (hidden_gradient, weight_gradient)
+            if needs_bias:
+                bias_gradient += logits_gradient_cv.sum(0, dtype=torch.float32)
+        ctx.gradients = (hidden_gradient, weight_gradient, bias_gradient)
         ctx.weight_dtype, ctx.keeps_gradients = weight_vd.dtype, options.keeps_gradients
         ctx.is_scaled = False
         return loss
@@ -175,15 +192,18 @@ class _ChunkedLoss(torch.autograd.Function):
         """Scales the gradients of the forward pass in place: a copy for a 128k vocabulary is gigabytes."""
         if ctx.gradients is None:
             raise RuntimeError("chunked_loss can be differentiated once; its gradients are already used up")
-        hidden_gradient, weight_gradient = ctx.gradients
+        hidden_gradient, weight_gradient, bias_gradient = ctx.gradients
         if not ctx.is_scaled:
             if hidden_gradient is not None:
                 hidden_gradient.mul_(loss_gradient)
             if weight_gradient is not None:
                 weight_gradient = _scaled(weight_gradient, loss_gradient, ctx.weight_dtype)
+            if bias_gradient is not None:
+                bias_gradient = _scaled(bias_gradient, loss_gradient, ctx.weight_dtype)
             ctx.is_scaled = True
-        ctx.gradients = (hidden_gradient, weight_gradient) if ctx.keeps_gradients else None
-        return hidden_gradient, weight_gradient, None, None, None, None
+        gradients = (hidden_gradient, weight_gradient, bias_gradient)
+        ctx.gradients = gradients if ctx.keeps_gradients else None
+        return hidden_gradient, None, None, None, None, weight_gradient, bias_gradient
 
 
 def _chunk(

@@ -51,7 +51,8 @@ class NextToken:
         )
         # The head is read only now: FSDP2 makes it whole in the forward and keeps it so until the backward.
         with record_function(HEAD_AND_LOSS):
-            return chunked_loss(hidden_bsd, model.head.weight, labels_bs, divisor, options)
+            head = model.head
+            return chunked_loss(hidden_bsd, head.weight, labels_bs, divisor, options, head.bias)
 
 
 def tensor_axis(mesh: Mesh) -> DeviceMesh | None:

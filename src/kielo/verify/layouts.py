@@ -25,9 +25,9 @@ from kielo.artifact.own_text import refuse_other_json
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.resolve.software import installed_torch
-from kielo.verify.layouts_cases import Case, all_cases, cases_for_torch, chosen_cases
+from kielo.verify.layouts_cases import Case, all_cases, cases_that_run, chosen_cases
 from kielo.verify.layouts_rank import make_references, run_cases
-from kielo.verify.layouts_subject import subject
+from kielo.verify.layouts_subject import family_of, subject
 from kielo.verify.layouts_table import left_out_line
 
 CERTIFICATE_NAME = "layouts.json"
@@ -47,12 +47,13 @@ def verify_layouts(
 
     cases: names or shell patterns of those to run, default all. mutation: dotted name of a function that
     every rank calls before its cases, to break something on purpose. bf16 is compared with bf16 on one rank
-    and has no bar. Cases that the installed torch does not run are left out (`["left_out"]`: reason → names).
-    Raises KieloError for a pattern that no case fits, or only such cases. Progress goes to stderr.
+    and has no bar. Cases that the installed torch or the family does not run are left out (`["left_out"]`:
+    reason → names). Raises KieloError for a pattern that no case fits, or only such cases. Progress goes to
+    stderr.
     """
     if steps < 1:
         raise KieloError(f"{steps} steps show nothing; give 1 or more")
-    chosen, left_out = cases_for_torch(chosen_cases(cases), installed_torch())
+    chosen, left_out = cases_that_run(chosen_cases(cases), installed_torch(), family_of(recipe))
     if not chosen:
         raise KieloError(f"no case is left to run: {left_out_line(left_out)}")
     if left_out:

@@ -10,7 +10,9 @@ from itertools import combinations
 from typing import Any
 
 from kielo.recipe.errors import KieloError
+from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import Layout
+from kielo.resolve.encoder_check import encoder_complaints
 from kielo.resolve.stages import SCHEDULES
 from kielo.resolve.torch_versions import torch_complaints
 
@@ -112,12 +114,17 @@ def chosen_cases(patterns: Sequence[str] | None) -> list[Case]:
     return [case for case in cases if any(fnmatchcase(case.name, pattern) for pattern in patterns)]
 
 
-def cases_for_torch(cases: Sequence[Case], version: str) -> tuple[list[Case], dict[str, list[str]]]:
-    """Returns the cases that torch `version` runs, and reason → names of those that it does not."""
+def cases_that_run(
+    cases: Sequence[Case], version: str, model_type: str
+) -> tuple[list[Case], dict[str, list[str]]]:
+    """Returns the cases that torch `version` and the family run, and reason → names of the others."""
     runs: list[Case] = []
     left_out: dict[str, list[str]] = {}
     for case in cases:
         complaints = torch_complaints(case.section, version)
+        complaints += encoder_complaints(model_type, case.section)
+        if FAMILIES[model_type].is_encoder and case.switches.get("tied") is False:
+            complaints.append(f"the head of model.model_type = {model_type!r} is always tied")
         if complaints:
             left_out.setdefault(complaints[0], []).append(case.name)
         else:

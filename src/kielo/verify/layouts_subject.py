@@ -104,6 +104,12 @@ def subject(recipe: Recipe, switches: Mapping[str, Any], sizes: Sizes = Sizes())
     )
 
 
+def family_of(recipe: Recipe) -> str:
+    """Returns the model_type of a recipe, also where weights bring it."""
+    weights = recipe.model.weights
+    return (recipe.model if weights is None else families.read_hf_config(resolve_weights(weights))).model_type
+
+
 def _tiny(model: Model, tied: bool | None, of: Sizes) -> Model:
     """`model` with small sizes; features that are more than a size (wide heads, windows, scales) stay."""
     sizes = of.of_model() | {"tie_word_embeddings": tied}

@@ -64,7 +64,7 @@ class Decoder(nn.Module):
         self,
         config: Model,
         make_layer: Callable[[int], nn.Module],
-        norm: nn.Module,
+        norm: nn.Module | None,
         kinds: dict[str, LayerKind],
         options: DecoderOptions,
     ) -> None:

@@ -15,20 +15,33 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 _SMALLEST_HEAD = 16  # of the kernel; smaller heads are padded
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Options of the scores: scale, and either softcap or slopes, or neither, as in `InnerAttention`.
+    """Options of the scores: scale, and one of softcap, slopes and change, or none, as in `InnerAttention`.
 
-    positions_q: the positions of the queries, None where they are 0, 1, ….
+    positions_q: the positions of the queries, None where they are 0, 1, …. change: what FlexAttention calls
+    a score_mod.
     """
 
     scale: float | None = None
     softcap: float | None = None
     slopes_h: Tensor | None = None
     positions_q: Tensor | None = None
+    change: ScoreMod | None = None
+
+
+def document_mask(documents_bs: Tensor) -> BlockMask:
+    """Returns FlexAttention's block mask of encoders: each token sees its document, before and after it."""
+
+    def is_visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return documents_bs[b, query] == documents_bs[b, key]
+
+    (batch, length), device = documents_bs.shape, documents_bs.device
+    return compiled_on(device, create_block_mask)(is_visible, batch, None, length, length, device=device)
 
 
 def block_mask(
@@ -57,8 +70,10 @@ def block_mask(
     return compiled_on(device, create_block_mask)(is_visible, batch, None, queries, length, device=device)
 
 
-def attend(q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, blocks: BlockMask, scores: Scores) -> Tensor:
-    """Returns [b, h, s, k]."""
+def attend(
+    q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, blocks: BlockMask | None, scores: Scores
+) -> Tensor:
+    """Returns [b, h, s, k]. blocks: None where every query sees every key."""
     scale, softcap, slopes_h, positions_q = (
         scores.scale,
         scores.softcap,
@@ -77,7 +92,7 @@ def attend(q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, blocks: BlockMask, sc
     padded = (F.pad(x, (0, max(0, _SMALLEST_HEAD - size))) for x in (q_bhsk, k_bgsk, v_bgsk))
     out_bhsk = compiled_on(q_bhsk.device, flex_attention)(
         *padded,
-        score_mod=capped if softcap is not None else sloped if slopes_h is not None else None,
+        score_mod=capped if softcap is not None else sloped if slopes_h is not None else scores.change,
         block_mask=blocks,
         scale=size**-0.5 if scale is None else scale,
         enable_gqa=q_bhsk.shape[1] != k_bgsk.shape[1],

@@ -68,10 +68,18 @@ class _Gated(torch.autograd.Function):
 
 
 class GatedMLP(nn.Module):
-    """SwiGLU and similar gated MLPs (Shazeer 2020, arXiv:2002.05202)."""
+    """SwiGLU and similar gated MLPs (Shazeer 2020, arXiv:2002.05202).
+
+    norm: of what the last matrix reads, None for none (NormFormer, Shleifer et al. 2021, arXiv:2110.09456).
+    """
 
     def __init__(
-        self, hidden_size: int, intermediate_size: int, bias: bool, activation: str = "silu"
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        bias: bool,
+        activation: str = "silu",
+        norm: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.gate = nn.Linear(hidden_size, intermediate_size, bias=bias)
@@ -79,10 +87,12 @@ class GatedMLP(nn.Module):
         self.down = nn.Linear(intermediate_size, hidden_size, bias=bias)
         self.project = JointProjection()
         self.activation = GatedActivation(activation)
+        self.norm = norm
 
     def forward(self, x_bsd: Tensor) -> Tensor:
         gate, up = self.project(x_bsd, (self.gate, self.up))
-        return self.down(self.activation(gate, up))
+        inside = self.activation(gate, up)
+        return self.down(inside if self.norm is None else self.norm(inside))
 
 
 class PlainMLP(nn.Module):

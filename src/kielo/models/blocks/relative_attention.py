@@ -1,0 +1,164 @@
+"""Attention of an encoder with relative positions: content to content, content to position and back.
+
+DeBERTa's disentangled attention (He et al. 2021, arXiv:2006.03654, section 3.1) as LTG-BERT has it (Samuel et
+al. 2023, arXiv:2303.09859): positions are rows of a table of 2p - 1 that all layers share, projected to
+queries and keys by the same matrices as the hidden states. Distances up to p/2 have a row each, farther ones
+share rows, on a scale that is logarithmic up to the longest sequence.
+
+A score is (q·k + q·kpos[r] + k·qpos[r]) / √(3 head_dim), with r the row of query position - key position. The
+second and third terms are looked up in two tables [b, h, s, 2p - 1], of queries times all kpos and of keys
+times all qpos, so nothing of size s × s × hidden_size exists. On a CPU the terms are a bias [b, h, q, n]; on
+a GPU FlexAttention looks them up inside its kernel.
+
+Shape letters: b = batch, s = sequence, d = hidden size, h = heads, k = head_dim, q = queries, n = keys,
+r = rows of relative positions.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask
+
+from kielo.models.blocks import flex
+from kielo.models.blocks.joint_projection import JointProjection
+from kielo.recipe.errors import KieloError
+
+
+def row_of_distance(distance: int, bucket_size: int, max_positions: int) -> int:
+    """Returns the row of a distance (query position - key position): 0 … 2 × bucket_size - 2."""
+    middle, size = bucket_size // 2, min(abs(distance), max_positions - 1)
+    if size > middle:
+        share = math.log(size / middle) / math.log((max_positions - 1) / middle)
+        size = math.ceil(share * (middle - 1)) + middle
+    return bucket_size - 1 + (size if distance > 0 else -size)
+
+
+@dataclass(frozen=True)
+class RelativeMask:
+    """What each query sees, and the rows of distances.
+
+    row_of: the row of distance d at d + half [2 half + 1]. On a CPU rows_qn [q, n] are those of all pairs and
+    visible [b, 1, q, n] is True inside documents, None for all pairs; on a GPU both are None, and blocks are
+    FlexAttention's mask of documents, None for all pairs.
+    """
+
+    row_of: Tensor
+    half: int
+    rows_qn: Tensor | None = None
+    visible: Tensor | None = None
+    blocks: BlockMask | None = None
+
+
+class RelativeMaskMaker(nn.Module):
+    """Makes the mask of a forward, for all layers. Its table of rows is computed, not saved."""
+
+    row_of: Tensor
+
+    def __init__(self, bucket_size: int, max_positions: int) -> None:
+        super().__init__()
+        self.bucket_size, self.max_positions = bucket_size, max_positions
+        self.reset_buffers(torch.get_default_device())
+
+    def reset_buffers(self, device: torch.device | str) -> None:
+        most = self.max_positions - 1
+        rows = [
+            row_of_distance(number, self.bucket_size, self.max_positions) for number in range(-most, most + 1)
+        ]
+        self.register_buffer("row_of", torch.tensor(rows, device=device), persistent=False)
+
+    def forward(self, documents_bs: Tensor | None, length: int, device: torch.device) -> RelativeMask:
+        if length > self.max_positions:
+            raise KieloError(
+                f"a sequence of {length} tokens is longer than model.max_position_embeddings = "
+                f"{self.max_positions}: shorten it or raise that key"
+            )
+        make = self.dense if device.type == "cpu" else self.in_blocks
+        return make(documents_bs, length)
+
+    def dense(self, documents_bs: Tensor | None, length: int) -> RelativeMask:
+        """Returns the mask for a bias of all pairs."""
+        places = torch.arange(length, device=self.row_of.device)
+        half = self.max_positions - 1
+        rows_qn = self.row_of[places[:, None] - places + half]
+        visible = None
+        if documents_bs is not None:
+            visible = (documents_bs[:, :, None] == documents_bs[:, None, :]).unsqueeze(1)
+        return RelativeMask(self.row_of, half, rows_qn, visible)
+
+    def in_blocks(self, documents_bs: Tensor | None, length: int) -> RelativeMask:
+        """Returns the mask for FlexAttention."""
+        blocks = None if documents_bs is None else flex.document_mask(documents_bs)
+        return RelativeMask(self.row_of, self.max_positions - 1, blocks=blocks)
+
+
+class RelativeInnerAttention(nn.Module):
+    """Queries, keys and values, and the positions' queries and keys, to outputs. It has no parameters."""
+
+    def forward(
+        self,
+        q_bhsk: Tensor,
+        k_bhsk: Tensor,
+        v_bhsk: Tensor,
+        positions: tuple[Tensor, Tensor],
+        mask: RelativeMask,
+    ) -> Tensor:
+        """Returns [b, h, s, k]. positions: queries and keys of the relative positions, [h, r, k] each."""
+        qpos_hrk, kpos_hrk = positions
+        scale = (3 * q_bhsk.shape[-1]) ** -0.5
+        of_queries_bhsr = torch.matmul(q_bhsk, kpos_hrk.mT) * scale
+        of_keys_bhsr = torch.matmul(k_bhsk, qpos_hrk.mT) * scale
+        if mask.rows_qn is None:
+            row_of, half = mask.row_of, mask.half
+
+            def change(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+                row = row_of[query - key + half]
+                return score + of_queries_bhsr[b, h, query, row] + of_keys_bhsr[b, h, key, row]
+
+            scores = flex.Scores(scale, change=change)
+            return flex.attend(q_bhsk, k_bhsk, v_bhsk, mask.blocks, scores)
+        shape = (*of_queries_bhsr.shape[:3], len(mask.rows_qn))
+        bias = of_queries_bhsr.gather(-1, mask.rows_qn.expand(shape))
+        bias = bias + of_keys_bhsr.gather(-1, mask.rows_qn.mT.expand(shape)).mT
+        if mask.visible is not None:
+            bias = bias.masked_fill(~mask.visible, -torch.inf)
+        return F.scaled_dot_product_attention(q_bhsk, k_bhsk, v_bhsk, attn_mask=bias, scale=scale)
+
+
+class RelativeAttention(nn.Module):
+    """Projections with biases, inner attention with relative positions, and the output projection.
+
+    position_heads: "concatenated": the positions' queries, then their keys, are cut into heads.
+    "interleaved": queries and keys side by side are cut into a piece of 2 × head_dim for each head, whose
+    halves are the head's queries and keys; so they are made by the matrices of other heads (NorBERT 3). Names
+    and shapes of the weights are the same.
+    """
+
+    def __init__(
+        self, hidden_size: int, head_dim: int, position_heads: Literal["concatenated", "interleaved"]
+    ) -> None:
+        super().__init__()
+        self.head_dim, self.is_interleaved = head_dim, position_heads == "interleaved"
+        self.q, self.k, self.v, self.o = (nn.Linear(hidden_size, hidden_size) for _ in range(4))
+        self.project = JointProjection()
+        self.inner = RelativeInnerAttention()
+
+    def forward(self, x_bsd: Tensor, relative_rd: Tensor, mask: RelativeMask) -> Tensor:
+        """Returns [b, s, d]."""
+        q, k, v = self.project(x_bsd, (self.q, self.k, self.v))
+        q, k, v = (x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in (q, k, v))
+        out_bhsk = self.inner(q, k, v, self._positions(relative_rd), mask)
+        return self.o(out_bhsk.transpose(1, 2).flatten(2))
+
+    def _positions(self, relative_rd: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns queries and keys of the relative positions, [h, r, k] each."""
+        qpos_rd, kpos_rd = (x.squeeze(0) for x in self.project(relative_rd[None], (self.q, self.k)))
+        if self.is_interleaved:
+            pairs_rhk = torch.cat((qpos_rd, kpos_rd), dim=-1).unflatten(-1, (-1, 2 * self.head_dim))
+            qpos, kpos = pairs_rhk.chunk(2, dim=-1)
+        else:
+            qpos, kpos = (x.unflatten(-1, (-1, self.head_dim)) for x in (qpos_rd, kpos_rd))
+        return qpos.transpose(0, 1), kpos.transpose(0, 1)

@@ -1,0 +1,91 @@
+"""Parameters and FLOPs of an LTG-BERT, by arithmetic on its `[model]` section; torch-free."""
+
+from collections.abc import Iterable
+
+from kielo.models import decoder_count
+from kielo.models.decoder_count import (
+    LayerParts,
+    attention_parameters,
+    embedding_parameters,
+    gated_mlp_parameters,
+    only,
+    only_all_heads,
+)
+from kielo.recipe.sections import Model
+
+TANH_GELUS = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
+
+
+def check(config: Model) -> None:
+    """Raises KieloError naming every key that is missing or does not fit the others."""
+    reads = ("position_bucket_size", "position_heads")
+    decoder_count.check(config, layer_parts(config), reads, _complaints(config))
+
+
+def _complaints(config: Model) -> Iterable[str]:
+    yield from only_all_heads(config)
+    yield from only(config, attention_bias=True, mlp_bias=False, rope_scaling=None, tie_word_embeddings=True)
+    if config.hidden_act not in (None, *TANH_GELUS):
+        yield (
+            f"model.hidden_act = {config.hidden_act!r}: an ltg_bert has {' or '.join(TANH_GELUS)}, which are "
+            "the same"
+        )
+    bucket, positions = config.position_bucket_size, config.max_position_embeddings
+    if bucket % 2:
+        yield f"model.position_bucket_size = {bucket} is odd; half of it are distances with rows of their own"
+    if positions is not None and positions <= bucket // 2 + 1:
+        yield (
+            f"model.max_position_embeddings = {positions} is no more than half of model.position_bucket_size "
+            f"= {bucket}, and 1; what would work: position_bucket_size = {max(2, (positions - 2) // 2 * 2)}, "
+            "or longer sequences"
+        )
+
+
+def layer_parts(config: Model) -> LayerParts:
+    return LayerParts(
+        mlp_matrices=3,
+        norms=3,
+        is_rotary=False,
+        has_groups=False,
+        has_mlp_norm=True,
+        relative_rows=relative_rows(config),
+    )
+
+
+def relative_rows(config: Model) -> int:
+    """Counts the rows of the table of relative positions."""
+    return 2 * config.position_bucket_size - 1
+
+
+def layer_parameters(config: Model) -> int:
+    """Counts one layer: attention with biases, MLP without, and the one norm with weight and bias."""
+    return (
+        attention_parameters(config, True, True)
+        + gated_mlp_parameters(config, False)
+        + 2 * config.hidden_size
+    )
+
+
+def parameters(config: Model) -> int:
+    """Counts all parameters; a tied head counts once."""
+    input_embedding = 0 if config.tie_word_embeddings else embedding_parameters(config)
+    positions = (relative_rows(config) + 2) * config.hidden_size
+    return input_embedding + positions + parameters_without_embedding(config)
+
+
+def parameters_without_embedding(config: Model) -> int:
+    """Counts the parameters that multiply a token: all but both tables; the head counts, tied or not."""
+    transform = config.hidden_size**2 + config.hidden_size
+    head = embedding_parameters(config) + config.vocab_size
+    return config.num_hidden_layers * layer_parameters(config) + transform + head
+
+
+def flops_per_token(config: Model, sequence_length: int) -> int:
+    """Computes the model FLOPs of one trained token, forward and backward, without recomputation.
+
+    6 for each parameter that it is multiplied with; in attention 12 × width for each key, of which it sees
+    all, before and after it, and for each relative position, by which query and key are multiplied.
+    """
+    width = config.num_attention_heads * config.head_dim
+    attention = 12 * width * (sequence_length + relative_rows(config))
+    return 6 * parameters_without_embedding(config) + config.num_hidden_layers * attention

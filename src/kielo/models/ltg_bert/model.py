@@ -1,0 +1,109 @@
+"""LTG-BERT (Samuel et al. 2023, arXiv:2303.09859) on one device: NorBERT 3 and HPLT's encoders.
+
+An encoder: attention sees both sides, positions are relative (`blocks/relative_attention.py`), attention and
+MLP have norms before and after what they compute, and the head has a transform before it and a bias. Dropout
+is not done. Data in and out: as of every `blocks.decoder.Decoder`, whose frame it uses. Shape letters:
+b = batch, s = sequence, d = hidden size, r = rows of relative positions.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind
+from kielo.models.blocks.init import constant, seeded_normal
+from kielo.models.blocks.mlp import GatedMLP
+from kielo.models.blocks.norm import LayerNorm
+from kielo.models.blocks.relative_attention import RelativeAttention, RelativeMask, RelativeMaskMaker
+from kielo.models.ltg_bert.count import check, relative_rows
+from kielo.models.piece import Box
+from kielo.recipe.sections import Model
+
+
+class Layer(nn.Module):
+    kind = "full_attention"
+
+    def __init__(self, config: Model, number: int) -> None:
+        super().__init__()
+        hidden, inside = config.hidden_size, config.intermediate_size
+        self.attention_norm = plain_norm(config, hidden)
+        self.attention = RelativeAttention(hidden, config.head_dim, config.position_heads)
+        self.attention_post_norm = LayerNorm(hidden, config.layer_norm_epsilon)
+        self.mlp_norm = plain_norm(config, hidden)
+        self.mlp = GatedMLP(hidden, inside, False, config.hidden_act, plain_norm(config, inside))
+
+    def forward(self, x_bsd: Tensor, relative_rd: Tensor, mask: RelativeMask) -> Tensor:
+        attended_bsd = self.attention(self.attention_norm(x_bsd), relative_rd, mask)
+        x_bsd = x_bsd + self.attention_post_norm(attended_bsd)
+        return x_bsd + self.mlp(self.mlp_norm(x_bsd))
+
+
+class Transform(nn.Module):
+    """The part of the head before its matrix: norm, matrix, GELU, norm. Data in and out: [b, s, d]."""
+
+    def __init__(self, config: Model) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.dense = nn.Linear(hidden, hidden)
+        self.before, self.after = plain_norm(config, hidden), plain_norm(config, hidden)
+
+    def forward(self, x_bsd: Tensor) -> Tensor:
+        return self.after(F.gelu(self.dense(self.before(x_bsd))))
+
+
+class LtgBert(Decoder):
+    """Embedding, layers, transform and head; the layers share the table of relative positions."""
+
+    def __init__(self, config: Model) -> None:
+        check(config)
+        options = DecoderOptions(embed_norm=plain_norm(config, config.hidden_size))
+        super().__init__(config, partial(Layer, config), None, {Layer.kind: LayerKind()}, options)
+        self.head = nn.Linear(config.hidden_size, config.vocab_rows)
+        self.relative_table = nn.Embedding(relative_rows(config), config.hidden_size)
+        self.relative_norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
+        self.transform = Transform(config)
+        self.make_masks = RelativeMaskMaker(config.position_bucket_size, config.max_position_embeddings)
+        self.tie()
+
+    def forward(
+        self, tokens_bs: Tensor, documents_bs: Tensor | None = None, positions_s: None = None
+    ) -> Tensor:
+        """Returns the states [b, s, d] that the head's matrix multiplies.
+
+        documents_bs: the number of each token's document; attention then stays inside documents. positions_s:
+        None, for a rank holds whole sequences (`resolve/encoder_check.py`).
+        """
+        mask = self.make_masks(documents_bs, tokens_bs.shape[1], tokens_bs.device)
+        relative_rd = self.relative_norm(self.relative_table.weight)
+        x_bsd = self.embed_norm(self.embed(tokens_bs))
+        for layer in self.layers.values():
+            x_bsd = layer(x_bsd, relative_rd, mask)
+        return self.transform(x_bsd)
+
+
+def plain_norm(config: Model, size: int) -> LayerNorm:
+    """Makes a norm without weight and bias."""
+    return LayerNorm(size, config.layer_norm_epsilon, has_weights=False)
+
+
+def initial_value(
+    name: str, shape: Sequence[int], config: Model, seed: int, box: Box | None = None
+) -> Tensor:
+    """Returns the first values of a box of one parameter (None: all of it), fp32 on the CPU.
+
+    They follow from seed, name, whole shape and config alone. The authors' rule: norms are 1, biases 0,
+    matrices and both tables normal with deviation √(2 / 5 hidden_size), cut off at two deviations; the MLP's
+    matrices of layer i, counted from 0, are divided by √(2 + 2i). Rows that pad the vocabulary are 0.
+    """
+    if name.endswith(".bias"):
+        return constant(0.0, shape, box)
+    if name.endswith("norm.weight"):
+        return constant(1.0, shape, box)
+    deviation = math.sqrt(2 / (5 * config.hidden_size))
+    if ".mlp." in name:
+        deviation /= math.sqrt(2 + 2 * int(name.split(".")[1]))
+    rows = config.vocab_size if name in ("embed.weight", "head.weight") else None
+    return seeded_normal(name, shape, deviation, seed, rows, cutoff=2.0, box=box)
