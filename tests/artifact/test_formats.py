@@ -14,6 +14,7 @@ from kielo.artifact.manifest import write_manifest
 from kielo.artifact.metrics import METRICS_NAME, Row, of_kind, read_metrics
 from kielo.artifact.outcome import Outcome
 from kielo.artifact.preflight import CheckReport, Complaint, NodeVerdict, Preflight
+from kielo.artifact.site import MadeSite
 from kielo.artifact.stage_json import JsonFile, read_json, read_stage_json, write_json
 from kielo.artifact.token_file import TokenFile
 from kielo.artifact.token_sources import TokenFiles, TokenFileSet
@@ -54,6 +55,17 @@ def run_folder(tmp_path_factory):
         wall_seconds=7200, grace_seconds=300, jobs=1, forecast=None, no_forecast="õ", versions={"kielo": "0"},
         created_at="2026-11-23",
     ))  # fmt: skip
+    site = (folder / FORMATS["site"].file).parent
+    site.mkdir(parents=True)
+    made = {
+        "cluster": "lumi_g",
+        "image": "õ.sif",
+        "venv": "/õ",
+        "squash": "",
+        "python": "3.12",
+        "torch": "2.10",
+    }
+    write_json(site, MadeSite(**made, made_at="2026-11-23"))
     return folder
 
 

@@ -12,8 +12,11 @@ LUMI = ["--cluster", "lumi_g", "--account", "project_462000000"]
 # What is typed after `kielo launch RECIPE` → parts of the answer.
 REFUSED: dict[str, tuple[list[str], list[str]]] = {
     "an unknown cluster": (["--cluster", "lumi"], ["did you mean lumi_g?"]),
-    "a card that is not there": (["--cluster", "mine.toml"], ["mine.toml: cannot be read"]),
-    "a cluster without jobs": (["--cluster", "laptop", "--nodes", "1"], ["[jobs]", "docs/launch.md"]),
+    "a card that is not there": (
+        ["--cluster", "mine.toml"],
+        ["mine.toml: cannot be read", "kielo site --new mine"],
+    ),
+    "a cluster without jobs": (["--cluster", "laptop", "--nodes", "1"], ["[jobs]", "kielo site --new NAME"]),
     "no nodes": ([*LUMI, "--nodes", "0"], ["--nodes 0: standard-g of lumi_g gives 1 to 1024"]),
     "more nodes than the queue": ([*LUMI, "--nodes", "2000"], ["standard-g", "--nodes 1024"]),
     "a queue that takes them": (

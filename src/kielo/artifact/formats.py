@@ -15,6 +15,7 @@ from kielo.artifact.outcome import Outcome
 from kielo.artifact.parity import Parity
 from kielo.artifact.preflight import Preflight
 from kielo.artifact.scores import Scores
+from kielo.artifact.site import MadeSite
 from kielo.artifact.stage_json import JsonFile
 from kielo.artifact.summary import Summary
 from kielo.artifact.token_sources import TokenFiles
@@ -25,9 +26,10 @@ from kielo.recipe.sections import Recipe
 
 @dataclass(frozen=True)
 class Format:
-    """A format: the file that has it (below the run's folder), its content in a sentence, and its types.
+    """A format: the file that has it, its content in a sentence, and its types.
 
-    types: one for the whole file or for each line; several where lines are of several kinds.
+    file: below the run's folder; of a site, below the folder that has runs/. types: one for the whole file or
+    for each line; several where lines are of several kinds.
     """
 
     file: str
@@ -56,6 +58,7 @@ FORMATS = {
     ),
     "outcome": _whole_file("train/", Outcome),
     "launch": _whole_file("launch/0001/", Launch),
+    "site": _whole_file("sites/CLUSTER/", MadeSite),
     "parity": _whole_file("verify/", Parity),
     "scores": _whole_file("evaluate/", Scores),
     "preflight": _whole_file("", Preflight),

@@ -17,7 +17,16 @@ from kielo.models.families import complete
 from kielo.models.proportions import count, with_shape
 from kielo.plan.idea import UsualTraining, tokens_of_device_hours, usual_training
 from kielo.recipe.amounts import parse_amount, short_amount
-from kielo.recipe.cards import Cluster, accelerator, cluster, clusters, language, languages
+from kielo.recipe.cards import (
+    Cluster,
+    a_new_card,
+    accelerator,
+    cluster,
+    clusters,
+    is_own_card,
+    language,
+    languages,
+)
 from kielo.recipe.complaints import did_you_mean
 from kielo.recipe.errors import KieloError
 from kielo.recipe.schema import json_schema
@@ -42,6 +51,7 @@ class Answers:
     site: Cluster
     tokens: int | None
     model_type: str
+    machine: str
 
 
 def init_flags(parser: argparse.ArgumentParser) -> None:
@@ -91,7 +101,7 @@ def _asked(options: argparse.Namespace) -> Answers:
     """
     code = _answer(options.language, "Which language?", None, "--language", _language)
     text = _answer(options.text, "Where is the text (files or folders, with commas)?", "", "--text", _sources)
-    site = _answer(options.cluster, "On which machine?", "laptop", "--cluster", _cluster)
+    machine, site = _answer(options.cluster, "On which machine?", "laptop", "--cluster", _cluster)
     usual = _LAPTOP_SIZE if site.name == "laptop" else _CLUSTER_SIZE
     model_type = options.model_type
     size = _answer(
@@ -110,7 +120,7 @@ def _asked(options: argparse.Namespace) -> Answers:
     name = re.sub(r"[^a-z0-9_]+", "", name) or "my_model"
     if options.file:
         name = re.sub(r"[^A-Za-z0-9_.-]+", "_", Path(options.file).stem).strip("_.-") or name
-    return Answers(name, code, text, size, site, tokens, model_type)
+    return Answers(name, code, text, size, site, tokens, model_type, machine)
 
 
 def _answer(
@@ -140,8 +150,15 @@ def _language(given: str) -> str:
     return _meant(given, {code: [language(code).name] for code in languages()}, "language")
 
 
-def _cluster(given: str) -> Cluster:
-    return cluster(_meant(given, {name: [] for name in clusters()}, "machine"))
+def _cluster(given: str) -> tuple[str, Cluster]:
+    """Returns what a recipe calls the machine, a card's name or the path of an own one, and the card."""
+    if is_own_card(given):
+        return given, cluster(given)
+    try:
+        name = _meant(given, {name: [] for name in clusters()}, "machine")
+    except KieloError as error:
+        raise KieloError(f"{error}; {a_new_card(given)}") from None
+    return name, cluster(name)
 
 
 def _meant(given: str, known: Mapping[str, Sequence[str]], what: str) -> str:
@@ -213,13 +230,14 @@ def recipe_text(answers: Answers) -> str:
     model = _shape(answers.parameters, answers.model_type)
     step = _step(answers, usual)
     epochs, every = (8, 200) if answers.site.name == "laptop" else (4, 500)
+    machine = json.dumps(answers.machine, ensure_ascii=False)
     heads = f"{model.num_attention_heads} heads, {model.num_key_value_heads} of keys and values"
     return f"""#:schema {SCHEMA_FILE}
 # Made by `kielo init`. Every key has a default: `kielo show` prints them all and where each came from.
 name = "{answers.name}"  # the run is stored in runs/{answers.name}
 language = "{answers.language}"
 description = "{_described(answers)}"
-cluster = "{answers.site.name}"  # what plans count with, and MFU is measured against
+cluster = {machine}  # what plans count with, and MFU is measured against
 
 {_corpus_text(answers)}
 [tokenizer]

@@ -64,6 +64,11 @@ def launch_flags(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="virtual environment with Kielo, inside the container where there is one",
     )
+    parser.add_argument(
+        "--site",
+        metavar="DIR",
+        help="where the script of `kielo site` made image and environment; default: sites/CLUSTER",
+    )
     parser.add_argument("--json", action="store_true", help="print what was asked for as JSON")
 
 
@@ -95,6 +100,7 @@ def launch(options: argparse.Namespace) -> None:
         is_preflight=options.preflight,
         image=options.container,
         venv=options.venv,
+        site=options.site,
     )
     plan = plan_jobs(recipe, wishes)
     if not options.dry_run:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from kielo.artifact.launch import Forecast
 from kielo.artifact.manifest import read_manifest
+from kielo.artifact.site import MadeSite
 from kielo.launch.forecast import forecast_of, planned_run
+from kielo.launch.site import SITES_FOLDER, made_site
 from kielo.plan.cost import START_SECONDS
 from kielo.recipe.cards import Cluster, Jobs, Partition, accelerator, cluster
 from kielo.recipe.errors import KieloError
@@ -47,11 +49,15 @@ class Wishes:
     is_preflight: bool = False
     image: str | None = None
     venv: str | None = None
+    site: str | None = None
 
 
 @dataclass(frozen=True)
 class JobPlan:
-    """A chain of jobs that the site can run. `recipe` has the layout and the nodes that were chosen."""
+    """A chain of jobs that the site can run. `recipe` has the layout and the nodes that were chosen.
+
+    made: image and environment by the script of `kielo site`, in site_folder; None: none were made.
+    """
 
     recipe: Recipe
     site: Cluster
@@ -65,6 +71,8 @@ class JobPlan:
     chain_length: int
     forecast: Forecast | None
     no_forecast: str
+    site_folder: Path | None = None
+    made: MadeSite | None = None
 
     @property
     def devices(self) -> int:
@@ -78,8 +86,15 @@ class JobPlan:
     def image(self) -> str:
         """The container's image; empty: none."""
         if self.wishes.image is None:
-            return self.jobs_of_site.image
+            return self.jobs_of_site.image if self.made is None else self.made.image
         return "" if self.wishes.image == "none" else self.wishes.image
+
+    @property
+    def venv(self) -> str:
+        """The virtual environment as ranks see it; empty: none."""
+        if self.wishes.venv is not None:
+            return str(Path(self.wishes.venv).absolute())
+        return self.made.venv if self.made else ""
 
 
 def plan_jobs(recipe: Recipe, wishes: Wishes) -> JobPlan:
@@ -91,6 +106,7 @@ def plan_jobs(recipe: Recipe, wishes: Wishes) -> JobPlan:
     _check_account(wishes.account, of_site, site)
     _check_size(nodes + wishes.spares, wishes.spares, partition, of_site, site)
     hours = _hours(wishes.hours, partition, of_site, site)
+    site_folder, made = _made(wishes, site)
     recipe, planned, no_forecast = planned_run(recipe, nodes, wishes.layout)
     forecast = None if planned is None else forecast_of(planned, hours)
     wall = round(hours * 3600)
@@ -98,7 +114,7 @@ def plan_jobs(recipe: Recipe, wishes: Wishes) -> JobPlan:
     chain = wishes.jobs or (min(_MOST_JOBS, math.ceil(forecast.jobs * _SPARE_JOBS)) if forecast else 1)
     return JobPlan(
         recipe, site, of_site, partition, wishes, nodes, wall, grace, _silence(recipe, forecast), chain,
-        forecast, no_forecast,
+        forecast, no_forecast, site_folder, made,
     )  # fmt: skip
 
 
@@ -115,11 +131,13 @@ def check_ready(plan: JobPlan) -> None:
     image = plan.image
     if image and not Path(image).exists():
         raise KieloError(f"{image}: no such container image here; give --container IMAGE, or none")
-    if image and image == plan.jobs_of_site.image and not plan.wishes.venv:
+    if image and image == plan.jobs_of_site.image and not plan.venv:
         raise KieloError(
-            f"{image} has torch and not Kielo; what would work: --venv DIR, an environment made inside it, "
-            "as docs/launch.md says"
+            f"{image} has torch and not Kielo; what would work: kielo site {plan.site.name}, whose script "
+            "makes an environment inside it, or --venv DIR with one"
         )
+    if plan.made is not None and plan.made.squash and not Path(plan.made.squash).is_file():
+        raise KieloError(f"{plan.made.squash}: is gone; {plan.site_folder}/site.sh makes it again")
     if plan.wishes.venv and not (Path(plan.wishes.venv) / "bin" / "activate").exists():
         raise KieloError(f"--venv {plan.wishes.venv}: has no bin/activate; give the folder of an environment")
 
@@ -128,9 +146,25 @@ def _jobs_of(site: Cluster) -> Jobs:
     if site.jobs is None or site.scheduler == "none":
         raise KieloError(
             f"{site.name} has no table [jobs] in its card, so no job can be written for it; what would "
-            "work: another --cluster (see `kielo clusters`), or a card of your own, as docs/launch.md says"
+            "work: another --cluster (see `kielo clusters`), or a card of your own: kielo site --new NAME"
         )
     return site.jobs
+
+
+def _made(wishes: Wishes, site: Cluster) -> tuple[Path | None, MadeSite | None]:
+    """Returns the folder of the site and what its script made there; (None, None): there is none."""
+    if wishes.image is not None or wishes.venv is not None:
+        if wishes.site is not None:
+            raise KieloError("--site brings its own image and environment; leave --container and --venv out")
+        return None, None
+    folder = Path(wishes.site or Path(SITES_FOLDER) / site.name).absolute()
+    made = made_site(folder, site)
+    if made is None and wishes.site is not None:
+        raise KieloError(
+            f"--site {wishes.site}: has no {MadeSite.FILE_NAME}, which site.sh writes last; what would work: "
+            f"kielo site {site.name} --to {wishes.site}, then bash {Path(wishes.site) / 'site.sh'} there"
+        )
+    return (folder, made) if made else (None, None)
 
 
 def _nodes(wanted: int | None, recipe: Recipe, site: Cluster) -> int:

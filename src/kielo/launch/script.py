@@ -6,9 +6,9 @@ settings, the scheduler's own functions, and the attempt.
 
 import shlex
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
+from kielo.launch.bash import array, assign, exports
 from kielo.launch.job_plan import JobPlan
 from kielo.recipe.cards import is_own_card
 from kielo.recipe.read import run_folder
@@ -33,11 +33,11 @@ def job_script(plan: JobPlan, folder: Path) -> str:
 def submit_script(plan: JobPlan, folder: Path) -> str:
     """Returns submit.sh, which submits the chain of job.sh."""
     settings = [
-        _assign("WORKING_FOLDER", str(Path.cwd())), _assign("FOLDER", str(folder)),
-        _assign("RUN", str(run_folder(plan.recipe).absolute())), f"JOBS={plan.chain_length}",
+        assign("WORKING_FOLDER", str(Path.cwd())), assign("FOLDER", str(folder)),
+        assign("RUN", str(run_folder(plan.recipe).absolute())), f"JOBS={plan.chain_length}",
     ]  # fmt: skip
     if plan.site.scheduler == "grid_engine":  # which wants it on the command line
-        settings.append(_assign("ACCOUNT", plan.wishes.account or ""))
+        settings.append(assign("ACCOUNT", plan.wishes.account or ""))
     parts = [_text(name) for name in ("left_out", f"submit_{plan.site.scheduler}", "submit")]
     return "\n".join(["#!/bin/bash", *settings, ""]) + "\n" + "\n".join(parts)
 
@@ -48,22 +48,27 @@ def environment_script(plan: JobPlan) -> str:
     lines = [
         f"# Environment of every rank on {plan.site.name}; rank.sh reads it.",
         "# shellcheck shell=bash disable=SC2034 # variables that rank.sh uses",
-        *_exports({"OMP_NUM_THREADS": str(plan.cores_per_device), "PYTHONUNBUFFERED": "1"}),
+        *exports({"OMP_NUM_THREADS": str(plan.cores_per_device), "PYTHONUNBUFFERED": "1"}),
         "ulimit -c 0 # cores of thousands of ranks fill a quota",
         *(f"# {line}" for line in _sources(plan, "environment")),
-        *_exports(of_site.environment),
+        *exports(of_site.environment),
     ]
     if of_site.environment_between_nodes and plan.nodes > 1:
         lines += [f"# {line}" for line in _sources(plan, "environment_between_nodes")]
-        lines += _exports(of_site.environment_between_nodes)
+        lines += exports(of_site.environment_between_nodes)
     if not plan.site.internet_on_compute_nodes:
-        lines += [f"# {plan.site.name}'s compute nodes reach no network outside.", *_exports(_OFFLINE)]
-    is_here = not plan.image and plan.wishes.venv is None  # the Python that `kielo launch` runs in
+        lines += [f"# {plan.site.name}'s compute nodes reach no network outside.", *exports(_OFFLINE)]
+    if plan.site_folder is not None:
+        lines += [
+            "# weights of the hub go beside the environment, not into the home",
+            f'export HF_HOME="${{HF_HOME:-{plan.site_folder / "caches" / "huggingface"}}}"',
+        ]
+    is_here = not plan.image and not plan.venv  # the Python that `kielo launch` runs in
     python = [sys.executable] if is_here else ["python"]
     lines += [
-        _assign("VENV", plan.wishes.venv and str(Path(plan.wishes.venv).absolute()) or ""),
-        _array("PYTHON", python), _array("KIELO", [*python, "-m", "kielo"]),
-        _array("TORCHRUN", [*python, "-m", "torch.distributed.run"]),
+        assign("VENV", plan.venv),
+        array("PYTHON", python), array("KIELO", [*python, "-m", "kielo"]),
+        array("TORCHRUN", [*python, "-m", "torch.distributed.run"]),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
@@ -115,14 +120,15 @@ def _settings(plan: JobPlan, folder: Path) -> list[str]:
     here = Path.cwd()
     container: list[str] = []
     if plan.image:
-        own = [
-            str(place)
-            for place in (here, run, *([Path(plan.wishes.venv).absolute()] if plan.wishes.venv else []))
-        ]
-        container = [*of_site.container, "--bind", ",".join(own), plan.image]
+        places = [str(place) for place in (here, run, plan.site_folder) if place is not None]
+        if plan.made is not None and plan.made.squash:
+            places.append(f"{plan.made.squash}:{plan.venv}:image-src=/")
+        elif plan.venv:
+            places.append(plan.venv)
+        container = [*of_site.container, "--bind", ",".join(places), plan.image]
     return [
-        _assign("SITE", plan.site.name), _assign("WORKING_FOLDER", str(here)), _assign("RUN", str(run)),
-        _assign("FOLDER", str(folder)),
+        assign("SITE", plan.site.name), assign("WORKING_FOLDER", str(here)), assign("RUN", str(run)),
+        assign("FOLDER", str(folder)),
         f"NODES={plan.nodes}", f"SPARES={plan.wishes.spares}",
         f"DEVICES_PER_NODE={plan.site.devices_per_node}", f"CORES_PER_DEVICE={plan.cores_per_device}",
         *([] if plan.site.scheduler == "slurm" else [f"WALL_SECONDS={plan.wall_seconds}"]),
@@ -132,11 +138,11 @@ def _settings(plan: JobPlan, folder: Path) -> list[str]:
         f"TORCHRUN={'yes' if plan.wishes.is_torchrun else 'no'} # in place of one task a device",
         f"PREFLIGHT={'yes' if plan.wishes.is_preflight else 'no'} # the nodes are checked before they train",
         *(f"# {line}" for line in _sources(plan, "architecture", "cpu_bind", "host_suffix", "node_folder")),
-        f"ARCHITECTURE={of_site.architecture}", _assign("CPU_BIND", of_site.cpu_bind),
-        _assign("HOST_SUFFIX", of_site.host_suffix), f'NODE_FOLDER="{of_site.node_folder}"',
+        f"ARCHITECTURE={of_site.architecture}", assign("CPU_BIND", of_site.cpu_bind),
+        assign("HOST_SUFFIX", of_site.host_suffix), f'NODE_FOLDER="{of_site.node_folder}"',
         *(f"# {line}" for line in _sources(plan, "container", "image", "network_log", "stripe")),
-        _assign("IMAGE", plan.image), _array("CONTAINER", container),
-        _assign("NETWORK_LOG", of_site.network_log), _array("STRIPE", shlex.split(of_site.stripe)),
+        assign("IMAGE", plan.image), array("CONTAINER", container),
+        assign("NETWORK_LOG", of_site.network_log), array("STRIPE", shlex.split(of_site.stripe)),
     ]  # fmt: skip
 
 
@@ -154,20 +160,3 @@ def card_file(plan: JobPlan) -> str:
 
 def _text(name: str) -> str:
     return (SCRIPTS / f"{name}.sh").read_text(encoding="utf-8")
-
-
-def _assign(name: str, value: str) -> str:
-    return f"{name}={_quoted(value) if value else ''}"
-
-
-def _array(name: str, words: Iterable[str]) -> str:
-    return f"{name}=({' '.join(map(_quoted, words))})"
-
-
-def _quoted(text: str) -> str:
-    """Returns the text for bash; with commas in quotes, for they look like a mistake between words."""
-    return f"'{text}'" if "," in text and shlex.quote(text) == text else shlex.quote(text)
-
-
-def _exports(variables: dict[str, str]) -> list[str]:
-    return [f"export {name}={_quoted(value)}" for name, value in variables.items()]

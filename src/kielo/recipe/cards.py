@@ -4,18 +4,22 @@ Cards are TOML files inside the package (kielo/cards), so a new language or mach
 each figure has its source and date in the card.
 """
 
+import os
+import re
 import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from kielo.recipe.complaints import from_validation, refuse
+from kielo.recipe.complaints import did_you_mean, from_validation, refuse
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Section
+from kielo.recipe.toml_lines import line_of, lines_of_keys
 
 _CARDS = Path(__file__).resolve().parent.parent / "cards"
+NEW_CARD = _CARDS / "new_cluster.toml"  # to fill in; @NAME@ stands for its name
 
 
 class Language(Section):
@@ -77,7 +81,7 @@ class Accelerator(Section):
 class Partition(Section):
     """A queue of a site, with its limits. Those of the usual one are the card's own, and left out here."""
 
-    name: str = Field(description="as the scheduler calls it; of Grid Engine the type of node")
+    name: str = Field(min_length=1, description="as the scheduler calls it; of Grid Engine the type of node")
     max_hours: float | None = Field(None, gt=0, description="longest job")
     max_nodes: int | None = Field(None, gt=0, description="most nodes of a job")
     qos: str = Field("", description="quality of service that goes with it, where the site wants one")
@@ -104,6 +108,13 @@ class Jobs(Section):
         (), description="the command in which ranks start, up to the image; empty: no container"
     )
     image: str = Field("", description="the site's container image with torch")
+    squash: tuple[str, ...] = Field(
+        (),
+        description="options of the mksquashfs that packs an environment into one file, which the container "
+        "mounts; empty: it stays a folder",
+    )
+    storage: str = Field("", description="where environments and runs lie, and what is too small for them")
+    driver_cuda: str = Field("", description="newest CUDA that the site's driver runs, as 12.2")
     cpu_bind: str = Field("cores", description="how srun binds the ranks of a node to cores")
     environment: dict[str, str] = Field({}, description="variables of every rank")
     environment_between_nodes: dict[str, str] = Field({}, description="those of jobs of several nodes")
@@ -124,20 +135,31 @@ class Jobs(Section):
         if given != set(self.sources):
             differing = ", ".join(sorted(given ^ set(self.sources)))
             raise ValueError(f"jobs.sources must name each field of the table: {differing}")
+        if empty := [field for field, origin in self.sources.items() if not origin.strip()]:
+            raise ValueError(f"jobs.sources says nothing of: {', '.join(empty)}")
         return self
+
+    @field_validator("account", "network_log")
+    @classmethod
+    def _is_expression(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"it is no regular expression ({error})") from None
+        return pattern
 
 
 class Cluster(Section):
     """A machine room: what a node is made of and how jobs get there."""
 
-    name: str
-    description: str
+    name: str = Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$")
+    description: str = Field(min_length=1)
     accelerator: str
     devices_per_node: int = Field(gt=0)
     nodes: int = Field(gt=0)
     memory_gib_per_node: float = Field(gt=0)
     cpu_cores_per_node: int = Field(gt=0)
-    network: str
+    network: str = Field(min_length=1)
     network_gbit_per_second_per_node: float = Field(ge=0)
     ring_share: float | None = Field(
         None, gt=0, le=1, description="of the network's rate that rings in training were measured to reach"
@@ -159,12 +181,23 @@ class Cluster(Section):
     torch: str | None = Field(
         None, pattern=r"^\d+\.\d+", description="version that plans are made for; default: the newest tried"
     )
-    source: str
-    date: str
+    source: str = Field(min_length=1)
+    date: str = Field(min_length=1)
     notes: str = ""
     jobs: Jobs | None = Field(
         None, description="how jobs are started there; left out: none by `kielo launch`"
     )
+
+    @field_validator("accelerator")
+    @classmethod
+    def _has_card(cls, name: str) -> str:
+        known = accelerators()
+        if name not in known:
+            named = {one: [] for one in known}
+            raise ValueError(
+                f"no accelerator card has this name; known: {', '.join(known)}{did_you_mean(name, named)}"
+            )
+        return name
 
 
 def language(code: str) -> Language:
@@ -175,14 +208,23 @@ def language(code: str) -> Language:
 def cluster(name: str) -> Cluster:
     """Returns the card of a cluster, e.g. "lumi_g", or of a file, "my_site.toml".
 
-    Raises KieloError naming the known ones.
+    Raises KieloError naming the known ones, or each wrong key of the file with its line.
     """
-    return _read_card(Path(name), Cluster) if is_own_card(name) else _card("clusters", name, Cluster)
+    if not is_own_card(name):
+        return _card("clusters", name, Cluster)
+    place = os.path.abspath(name)
+    return _read_card(Path(name), Cluster, (place, os.path.getmtime(place) if os.path.exists(place) else 0))
 
 
 def is_own_card(name: str) -> bool:
     """Returns True for a path of a card that a person wrote, in place of a shipped card's name."""
     return name.endswith(".toml")
+
+
+def a_new_card(name: str) -> str:
+    """Returns what would work for a cluster `name` that has no card."""
+    stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("_.-") or "NAME"
+    return f"kielo site --new {stem} writes a card to fill in"
 
 
 def accelerator(name: str) -> Accelerator:
@@ -221,18 +263,30 @@ def _names(kind: str) -> list[str]:
 def _card(kind: str, name: str, model: type[Card]) -> Card:
     known = _names(kind)
     if name not in known:
-        raise KieloError(f"no card in {kind} is called {name!r}; known: {', '.join(known)}")
+        own = f"; {a_new_card(name)}" if model is Cluster else ""
+        meant = did_you_mean(name, {one: [] for one in known})
+        raise KieloError(f"no card in {kind} is called {name!r}; known: {', '.join(known)}{meant}{own}")
     return _read_card(_CARDS / kind / f"{name}.toml", model)
 
 
 @cache
-def _read_card(path: Path, model: type[Card]) -> Card:
+def _read_card(path: Path, model: type[Card], version: tuple[str, float] | None = None) -> Card:
+    """Reads a card. version: what tells a person's file from an older one, and from another folder's."""
+    text = ""
     try:
-        return model.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        text = path.read_text(encoding="utf-8")
+        return model.model_validate(tomllib.loads(text))
     except OSError as error:
-        raise KieloError(f"{path}: cannot be read ({error.strerror})") from None
+        own = f"; {a_new_card(path.stem)}" if model is Cluster and not path.exists() else ""
+        raise KieloError(f"{path}: cannot be read ({error.strerror}){own}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise KieloError(f"{path}: not valid TOML: {error}") from None
     except ValidationError as error:
-        refuse(str(path), from_validation(error, model, lambda key: str(path)))
+        lines = lines_of_keys(text)
+
+        def origin(key: str) -> str:
+            line = line_of(key, lines)
+            return f"{path}, line {line}" if line else str(path)
+
+        refuse(str(path), from_validation(error, model, origin))
         raise

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kielo.recipe.amounts import short_amount
-from kielo.recipe.cards import clusters, is_own_card, language, languages
+from kielo.recipe.cards import a_new_card, clusters, is_own_card, language, languages
 from kielo.recipe.complaints import Complaint, did_you_mean
 from kielo.recipe.languages_of_sources import languages_of
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
@@ -47,7 +47,7 @@ def _names(recipe: Recipe) -> Found:
         yield (
             ("cluster",),
             f"cluster = {recipe.cluster!r} has no card; known: {', '.join(named)}"
-            f"{did_you_mean(recipe.cluster, named)}",
+            f"{did_you_mean(recipe.cluster, named)}; {a_new_card(recipe.cluster)}",
         )
 
 

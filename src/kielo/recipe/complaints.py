@@ -29,6 +29,7 @@ _KINDS = {
     "dict_type": "a table in { }",
     "model_type": "a table in { } with keys of its own",
     "too_short": "a list with one entry or more",
+    "string_too_short": "a text that is not empty",
 }
 # Of required keys.
 _EXAMPLES = {
@@ -144,9 +145,10 @@ def _explain(entry: Any, model: type[BaseModel], origin: Callable[[str], str]) -
     where = origin(key)
     if kind == "extra_forbidden":
         near = _nearest_of_list_item(entry["loc"], model) or nearest_key(key, model)
-        hint = (
-            f"the nearest known key is {near}" if near else "`kielo schema --of recipe` lists the known keys"
+        listed = (
+            "`kielo schema --of recipe` lists" if "corpus" in model.model_fields else "the shipped cards have"
         )
+        hint = f"the nearest known key is {near}" if near else f"{listed} the known keys"
         return Complaint((key,), f"{where}: unknown key {key}; {hint}")
     if kind == "missing":
         example = _EXAMPLES.get(key)
