@@ -109,6 +109,7 @@ def training(folder: Path) -> None:
             rows.append({"step": step, "tokens": 4096 * step, "heldout_loss": float(loss) + 0.25})
     rows[5]["loss"] = None  # a step that was not finite
     rows.append({"step": 738, "tokens": 4096 * 738, "samples": 1, "phase": 1, "passed_over_from": 733})
+    rows.append({"step": 739, "passed_over_from": 739, "passed_over_for": "spike"})
     folder.mkdir(parents=True)
     lines = [json.dumps(row) for row in rows]
     lines.insert(30, '{"step": 999, "lo')  # an attempt that was killed while writing

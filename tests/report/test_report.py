@@ -110,6 +110,7 @@ def test_page_says_what_the_run_showed(run_folder: Path, tmp_path: Path) -> None
     for told in ("beats all three baselines", "1.413", "1.552", "byte 6-gram", "line in another language",
                  "1.70 MB", "2.310", "12,000", "4.0e-07", "tolerance", "RoPE base", "held-out 2.9",
                  "from_pretrained", "already done", "4 min 12 s", "2,990,080", "733–738",
+                 "after spikes of the loss: 739–739",
                  "million parameters", "5.91 of help", "0.001 to 0.0001, cosine", "model FLOPs"):  # fmt: skip
         assert told in text, told
     shutil.copytree(run_folder, tmp_path / "run")

@@ -85,7 +85,7 @@ class HeldOutLoss(Row):
 
 
 class PassedOver(Row):
-    """Steps that were passed over without training, up to `step`, as `train.skip_steps` says."""
+    """Steps that were passed over without training, up to `step`."""
 
     tokens: int | None = None
     """Tokens since step 1, those passed over included."""
@@ -95,6 +95,25 @@ class PassedOver(Row):
     """The phase's number in the recipe, from 1."""
     passed_over_from: int
     """The first step that was passed over."""
+    passed_over_for: str = "skip_steps"
+    """Why: "skip_steps", as the recipe says, or "spike", after which the run went back."""
+
+
+class Spike(Row):
+    """A rise of loss or gradient norm that stood out of the noise of the steps before it."""
+
+    spike_from: int
+    """The first step that stood out."""
+    spike_to: int
+    """The last step that stood out."""
+    outcome: str
+    """"passed": it came back by itself; "told": it did not, and training goes on; "went back": to `step`."""
+    highest_loss: float | None
+    """Highest loss of these steps; null: not finite."""
+    usual_loss: float | None
+    """Median of the loss of the steps before; null: not finite."""
+    highest_loss_step: int
+    """The step of the highest loss."""
 
 
 class PrecisionChange(Row):
@@ -132,6 +151,7 @@ KINDS: dict[str, type[Row]] = {
     "heldout_loss": HeldOutLoss,
     "passed_over_from": PassedOver,
     "fp8_gradient_cosine": Fp8GradientProbe,
+    "spike_from": Spike,
     "outcome": PrecisionVerdict,
     "precision": PrecisionChange,
 }

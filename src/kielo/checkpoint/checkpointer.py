@@ -142,6 +142,14 @@ class Checkpointer:
         self._published = path
         return path
 
+    def go_back_before(self, step: int) -> Path | None:
+        """Do as `go_back_to`, for the newest checkpoint from before `step` that is whole."""
+        self._wait()
+        earlier = self._ranks.on_first(
+            lambda: [step_of(path) for path in step_folders(self.folder) if step_of(path) < step]
+        )
+        return next((path for path in map(self.go_back_to, earlier) if path is not None), None)
+
     def close(self) -> None:
         """Wait for the save under way, whether it succeeds or fails, and free its host memory.
 

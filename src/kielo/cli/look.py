@@ -275,6 +275,7 @@ def _beginning(text: str, most: int = 40) -> str:
 
 
 def data(options: argparse.Namespace) -> None:
+    from kielo.artifact.metrics import METRICS_NAME, PassedOver, of_kind, read_metrics
     from kielo.dataset.query import documents_of_step
     from kielo.resolve.resolve import resolve
     from kielo.tokenizer.load import decode, load_tokenizer
@@ -301,5 +302,10 @@ def data(options: argparse.Namespace) -> None:
         return print_json(rows)
     rows = [row | {"text": _beginning(row["text"])} for row in rows]
     passed_over = ", passed over as train.skip_steps says" if steps.is_skipped else ""
+    if any(
+        row.passed_over_for == "spike" and row.passed_over_from <= options.step <= row.step
+        for row in of_kind(read_metrics(folder / "train" / METRICS_NAME), PassedOver)
+    ):
+        passed_over = ", passed over after a spike of the loss"
     print(f"step {options.step}, phase {phase.number}{passed_over}")
     print_table(list(rows[0]), [tuple(row.values()) for row in rows])

@@ -588,6 +588,31 @@ class Fp8(Section):
     )
 
 
+class Spikes(Section):
+    """[train.spikes]: what is done when the loss rises out of its noise and does not come back by itself."""
+
+    response: Literal["go_back", "tell"] = Field(
+        "go_back",
+        description="go_back: restore a checkpoint from before the spike and pass over the text of its "
+        "steps; tell: only write an alert",
+    )
+    window_steps: int = Field(
+        128, ge=8, le=100_000, description="steps before, whose median and noise a step is compared with"
+    )
+    threshold: PositiveFloat = Field(
+        6.0, description="robust standard deviations above the median that make a step stand out"
+    )
+    wait_steps: int = Field(
+        30, ge=3, le=100_000, description="steps in which a spike may pass by itself, from its first on"
+    )
+    max_tries: PositiveInt = Field(
+        3, description="times of going back for spikes that follow on each other, before the run stops"
+    )
+    learning_rate_factor: float = Field(
+        1.0, gt=0, le=1, description="each time of going back multiplies the rate of all later steps by it"
+    )
+
+
 class TrainSchedule(Section):
     """Keys of [train] of which `resolve` makes phases of steps and segments of the learning rate."""
 
@@ -657,6 +682,7 @@ class TrainIdentity(Section):
         3,
         description="steps that are not finite are skipped; this many in a row end the run",
     )
+    spikes: Spikes = Field(Spikes(), description="rises of the loss that stand out of its noise")
     heldout_sequences: PositiveInt = Field(64, description="sequences of each held-out set scored each time")
 
 

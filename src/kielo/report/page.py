@@ -194,9 +194,11 @@ def _training(gathered: dict[str, Any]) -> str:
         sentence += f", {100 * last.mfu:.1f} % of the accelerator's peak"
     if last.skipped:
         sentence += f"; steps skipped because they were not finite: {last.skipped}"
-    if training["passed_over"]:
-        ranges = ", ".join(f"{row.passed_over_from:,}–{row.step:,}" for row in training["passed_over"])
-        sentence += f"; steps passed over, as the recipe asks: {ranges}"
+    for reason, words in (("skip_steps", "as the recipe asks"), ("spike", "after spikes of the loss")):
+        rows = [row for row in training["passed_over"] if row.passed_over_for == reason]
+        if rows:
+            ranges = ", ".join(f"{row.passed_over_from:,}–{row.step:,}" for row in rows)
+            sentence += f"; steps passed over, {words}: {ranges}"
     for row in training["precisions"]:
         match row:
             case PrecisionVerdict(outcome="taken back"):

@@ -252,10 +252,13 @@ def _keeping_some(checkpoint: Checkpoint, total_steps: int) -> Checkpoint:
 def consent(old: Identity, new: Resolved, step: int = 0) -> None:
     """Raises KieloError listing the keys that changed unless `step` is a step of both identities.
 
-    Skipped steps and precisions are not compared: they may change for steps that are still to come. So may
-    the length of the run, while the learning rate of the steps up to `step` stays the same.
+    Skipped steps, precisions and the response to spikes are not compared: they may change for steps that are
+    still to come. So may the length of the run, while the learning rate of the steps up to `step` stays the
+    same.
     """
-    later = {"train": {"skip_steps", "precision", "precision_changes", "fp8", "gradient_reduce_dtype"}}
+    later = {
+        "train": {"skip_steps", "precision", "precision_changes", "fp8", "gradient_reduce_dtype", "spikes"}
+    }
     before, after = (
         flat(identity.model_dump(mode="json", exclude=later)) for identity in (old, new.identity)
     )

@@ -10,7 +10,7 @@ are derived. A key that is added to a section of `recipe/sections.py` is in here
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -136,15 +136,16 @@ class Identity(RecipeIdentity):
             (i for i, phase in enumerate(self.phases) if step <= phase.last_step), len(self.phases) - 1
         )
 
-    def next_steps(self, step: int) -> StepRange:
+    def next_steps(self, step: int, also_skipped: Sequence[tuple[int, int]] = ()) -> StepRange:
         """Returns the steps from `step` on that are taken in one go, when those before it are done.
 
         They end with the phase, before a change of precision, and where skipped steps begin or end.
+        also_skipped: ranges [first, last] beside the recipe's.
         """
         index = self.phase_index(step)
         changes = [first_step - 1 for first_step, _ in self.train.precision_changes if first_step > step]
         last = min([self.phases[index].last_step, *changes])
-        for first_skipped, last_skipped in self.train.skip_steps:
+        for first_skipped, last_skipped in sorted([*self.train.skip_steps, *also_skipped]):
             if first_skipped <= step <= last_skipped:
                 return StepRange(index, min(last, last_skipped), is_skipped=True)
             if step < first_skipped:

@@ -46,6 +46,8 @@ from kielo.train.parts import PhaseParts, PrecisionParts, Run, StepParts
 from kielo.train.precision import next_precision, settle_matrix_products
 from kielo.train.profile import Profile
 from kielo.train.schedule import learning_rate
+from kielo.train.spike_watch import SpikeWatch
+from kielo.train.spikes import Spikes
 from kielo.train.state import RunCheckpoints, State, note_alert
 from kielo.train.step_row import StepRow
 from kielo.train.stop import Stop
@@ -68,10 +70,12 @@ def assemble(
         communicators(mesh), placement.train.start_timeout_seconds, placement.train.step_timeout_seconds
     )
     guard = Guard(device, identity.train)
-    checkpoints = RunCheckpoints(_checkpointer(placement, world, permit), resolved, guard, state)
+    spikes = Spikes(device, identity.train)
+    checkpoints = RunCheckpoints(_checkpointer(placement, world, permit), resolved, guard, spikes, state)
     meter = Meter(world.size, identity.total_tokens, device)
     stop.use(device)
     log = Log(placement.train, identity.total_steps, _sinks(identity, placement, world))
+    alert = _alert(placement) if world.rank == 0 else lambda step, message: None
     precision = next_precision(identity, checkpoints.found)
     return Run(
         device=device,
@@ -79,13 +83,14 @@ def assemble(
         time_limits=time_limits,
         state=state,
         guard=guard,
+        spike_watch=SpikeWatch(spikes, resolved, checkpoints, state, log, alert),
         learning_rate=learning_rate(identity),
         meter=meter,
         step_row=StepRow(meter, guard),
         log=log,
         stop=stop,
         checkpoints=checkpoints,
-        alert=_alert(placement) if world.rank == 0 else lambda step, message: None,
+        alert=alert,
         # At the third step everything is compiled and warm.
         profile=Profile(
             placement.train_folder, checkpoints.found.step + 3, profile_steps, device, paused=meter.paused
@@ -130,6 +135,7 @@ def phase_parts(run: Run, resolved: Resolved, index: int, last_step: int) -> Ite
         placement.planned_tokens_per_second,
     )
     run.step_row.phase = phase.number
+    run.spike_watch.spikes.use(phase.number)
     feed = _feed(resolved, index, last_step, run.mesh, run.device)
     try:
         yield PhaseParts(feed, last_step, phase.tokens_per_step, phase.sequences_per_step)

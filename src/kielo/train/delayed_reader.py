@@ -33,3 +33,9 @@ class DelayedReader:
         copy, arrived = self._queue.popleft()
         arrived.synchronize()
         return copy.tolist()
+
+    def unread(self) -> list[list[float]]:
+        """Returns what was queued and not read yet, and leaves it in the queue. Waits for the device."""
+        for _, arrived in self._queue:
+            arrived.synchronize()
+        return [copy.tolist() for copy, _ in self._queue]

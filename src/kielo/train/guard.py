@@ -89,6 +89,7 @@ class Guard:
 
     def restore(self, state: dict[str, object]) -> None:
         self._counts.copy_(torch.tensor([state["in_a_row"], state["skipped"]]))
+        self._late = DelayedReader(self._counts.device)  # counts of later steps may be on their way
         last = state.get("last", [])[-len(self._remembered) :]
         for number, row in enumerate(last):
             self._remembered[number] = torch.tensor([math.nan if value is None else value for value in row])

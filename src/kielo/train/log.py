@@ -22,6 +22,7 @@ from kielo.artifact.metrics import (
     PrecisionChange,
     PrecisionVerdict,
     Row,
+    Spike,
     TrainingStep,
     describe_odd,
     split_metrics,
@@ -118,6 +119,10 @@ _NO_SCALARS = (
     "seconds",
     "seconds_left",
     "passed_over_from",
+    "passed_over_for",
+    "spike_from",
+    "spike_to",
+    "highest_loss_step",
     "precision",
     "precision_from",
     "outcome",
@@ -292,7 +297,13 @@ def describe(row: Row) -> str:
         case HeldOutLoss():
             return _describe_heldout(row)
         case PassedOver():
-            return f"passed over from step {row.passed_over_from}, as train.skip_steps says"
+            reason = "after a spike" if row.passed_over_for == "spike" else "as train.skip_steps says"
+            return f"passed over from step {row.passed_over_from}, {reason}"
+        case Spike():
+            return (
+                f"spike of steps {row.spike_from} to {row.spike_to} {row.outcome}: loss up to "
+                f"{row.highest_loss:.4f}, usual {row.usual_loss:.4f}"
+            )
         case Fp8GradientProbe():
             return f"gradients in fp8 and in bf16: cosine {row.fp8_gradient_cosine:.5f}"
         case PrecisionVerdict():

@@ -14,14 +14,17 @@ from kielo.train.parts import PhaseParts, Run, StepParts
 def fit(run: Run, phase: PhaseParts) -> bool:
     """Trains until `phase.last_step`, a signal or triggers/stop. Returns True on every rank if it must stop.
 
-    Raises KieloError when too many steps in a row were not finite.
+    A spike that the run must go back for ends it earlier. Raises KieloError when too many steps in a row were
+    not finite, or too many spikes followed on each other.
     """
     state = run.state
     while state.step < phase.last_step:
         state.advance(phase.tokens_per_step, phase.sequences_per_step)
         batch = phase.feed.take(state.step)
-        learning_rate = run.learning_rate(state.tokens)
+        learning_rate = run.learning_rate(state.tokens) * state.learning_rate_factor
         loss, gradient_norm = optimiser_step(run.current.step, batch, learning_rate)
+        if run.spike_watch.must_go_back(state.step, loss, gradient_norm):
+            return False
         run.guard.stop_if_diverged(state.step, run.checkpoints.way_on)
         run.profile.step(state.step)
         run.time_limits.step_done()

@@ -21,6 +21,7 @@ from kielo.train.log import Log
 from kielo.train.meter import Meter
 from kielo.train.optimiser import Optimiser
 from kielo.train.profile import Profile
+from kielo.train.spike_watch import SpikeWatch
 from kielo.train.state import RunCheckpoints, State
 from kielo.train.step_row import StepRow
 from kielo.train.stop import Stop
@@ -73,6 +74,7 @@ class Run:
     time_limits: TimeLimits
     state: State
     guard: Guard
+    spike_watch: SpikeWatch
     learning_rate: Callable[[int], float]
     meter: Meter
     step_row: StepRow

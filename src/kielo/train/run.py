@@ -18,6 +18,7 @@ from kielo.resolve.resolved import Identity, Resolved
 from kielo.train.build import assemble, phase_parts, restore
 from kielo.train.determinism import determinism
 from kielo.train.final_check import refuse_unsound_end
+from kielo.train.go_back import go_back_for_spike
 from kielo.train.loop import fit
 from kielo.train.manifest import (
     forget_outcome,
@@ -141,14 +142,14 @@ def _fit_phases(run: Run, resolved: Resolved) -> str:
     while state.step < identity.total_steps and not is_stopped:
         run.time_limits.restart()
         settle_precision(run, resolved)
-        steps = identity.next_steps(state.step + 1)
+        steps = identity.next_steps(state.step + 1, state.spike_steps)
         if steps.is_skipped:
             is_stopped = _pass_over(run, identity, steps.phase_index, steps.last_step)
         else:
             last_step = min(steps.last_step, next_check(run, identity.train.fp8))
             with phase_parts(run, resolved, steps.phase_index, last_step) as phase:
                 is_stopped = fit(run, phase)
-            if not is_stopped:
+            if not is_stopped and not go_back_for_spike(run, resolved.identity.train.spikes):
                 check_watched_change(run, resolved)
     run.time_limits.restart()
     # the last save must succeed; one before it that failed was reported and retried
@@ -169,7 +170,9 @@ def _pass_over(run: Run, identity: Identity, index: int, last_step: int) -> bool
     )
     state.pass_over(last_step, phase.tokens_per_step, phase.sequences_per_step)
     run.meter.pass_over(tokens_before, state.tokens)
-    run.log.write(passed_over_row(state, phase.number, first_step))
+    is_asked = any(first <= first_step <= last for first, last in identity.train.skip_steps)
+    reason = "skip_steps" if is_asked else "spike"
+    run.log.write(passed_over_row(state, phase.number, first_step, reason))
     is_stopped = run.stop.agreed(last_step)
     if is_stopped or last_step == identity.total_steps:
         run.checkpoints.save(None)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -20,11 +21,12 @@ from kielo.artifact.alerts import append_alert
 from kielo.artifact.checkpoint_folder import step_folder_name, step_folders, step_of
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.recipe.errors import KieloError
-from kielo.resolve.phases import first_difference
+from kielo.resolve.phases import first_difference, merged
 from kielo.resolve.resolve import consent
 from kielo.resolve.resolved import Resolved, read_identity, stored_identity
 from kielo.train.guard import Guard
 from kielo.train.optimiser import Optimiser
+from kielo.train.spikes import Spikes, steps_to_pass_over
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,8 @@ class State:
     were taken back. watch: of the change that is being watched (see `precision_change.py`), None when none
     is. trouble: since steps were not finite: {"sound_step": of the last save before them, "unsound_step": of
     the last save that followed one}. None where none were, or where enough sound steps have followed.
+    spikes: for which the run went back, in that order: {"first_step", "last_step": of what is passed over for
+    it, "learning_rate_factor": of the steps from the first on}.
     """
 
     step: int = 0
@@ -48,6 +52,19 @@ class State:
     refused_changes: list[int] = field(default_factory=list)
     watch: dict[str, float] | None = None
     trouble: dict[str, int] | None = None
+    spikes: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def spike_steps(self) -> list[tuple[int, int]]:
+        """The ranges [first, last] that are passed over for spikes; they may be to come, and may overlap."""
+        return [(spike["first_step"], spike["last_step"]) for spike in self.spikes]
+
+    @property
+    def learning_rate_factor(self) -> float:
+        """What the recipe's learning rate is multiplied by in this step."""
+        return math.prod(
+            spike["learning_rate_factor"] for spike in self.spikes if spike["first_step"] <= self.step
+        )
 
     def advance(self, tokens_per_step: int, sequences_per_step: int) -> None:
         self.step += 1
@@ -73,14 +90,16 @@ class State:
 class RunCheckpoints:
     """Saves and restores the parts of a run that change. All ranks call each method together."""
 
-    def __init__(self, checkpointer: Checkpointer, resolved: Resolved, guard: Guard, state: State):
+    def __init__(
+        self, checkpointer: Checkpointer, resolved: Resolved, guard: Guard, spikes: Spikes, state: State
+    ):
         """Finds the newest whole checkpoint, before a model is built that it would not fit.
 
         Raises KieloError, naming the keys, where it is of a run with another identity.
         """
         self._checkpointer = checkpointer
         self._resolved = resolved
-        self._guard, self._state = guard, state
+        self._guard, self._spikes, self._state = guard, spikes, state
         self._last_save = (0, 0)  # its step, and how many steps had not been finite by then
         self._is_due = False
         self.newest: Path | None = checkpointer.newest()
@@ -89,7 +108,7 @@ class RunCheckpoints:
             plain = checkpointer.plain(self.newest)
             self.found.restore(plain)
             consent(read_identity(plain["identity"], self.newest), resolved, self.found.step)
-            self._refuse_other_skips(plain["skipped_steps"], plain["step"])
+            self._refuse_other_skips(self.found)
 
     def track(
         self,
@@ -116,13 +135,13 @@ class RunCheckpoints:
         """Returns True if a checkpoint must be saved after `step`. Called after every step.
 
         None is saved while a change of precision is watched, which may lead back to the checkpoint before it,
-        nor after a step that was not finite: then after the next sound one.
+        nor in a spike, nor after a step that was not finite: then after the next sound one.
         """
         if step == self._resolved.identity.total_steps:
             return True
         if step % self._resolved.placement.checkpoint.every_steps == 0 and self._state.watch is None:
             self._is_due = True
-        return self._is_due and not self._guard.bad_in_a_row
+        return self._is_due and self._spikes.episode is None and not self._guard.bad_in_a_row
 
     @property
     def newest_step(self) -> int | None:
@@ -144,6 +163,7 @@ class RunCheckpoints:
             "loss": settled_loss if math.isfinite(settled_loss) else None,
             "optimiser_updates": self._optimiser.updates,
             "guard": guard,
+            "spike_watch": self._spikes.plain_state(),
             "identity": stored_identity(self._resolved.identity),
             "source_tensors": self._source_tensors,
             "tokenizer_hash": self._resolved.placement.tokenizer_hash,
@@ -156,8 +176,11 @@ class RunCheckpoints:
                 f"{step_folder_name(self._state.step)}; where training fails from there, move it away to go "
                 "on from an older one"
             )
+        sound_steps = [trouble["sound_step"]] if trouble else []
+        if self._spikes.episode is not None:
+            sound_steps.append(steps_to_pass_over(self._spikes.episode)[0] - 1)
         self._checkpointer.save(
-            self._state.step, self._tensors, plain, trouble and trouble["sound_step"], keep_all
+            self._state.step, self._tensors, plain, min(sound_steps, default=None), keep_all
         )
 
     def _note_trouble(self, skipped: int) -> None:
@@ -220,8 +243,11 @@ class RunCheckpoints:
         plain = self._checkpointer.restore(self.newest, self._tensors)
         self._optimiser.updates = plain["optimiser_updates"]
         self._guard.restore(plain["guard"])
+        self._spikes.restore(plain.get("spike_watch", {}))
         self._source_tensors = plain["source_tensors"]
+        spikes = self._state.spikes  # those that the run goes back for are no part of an earlier checkpoint
         self._state.restore(plain)
+        self._state.spikes = max(spikes, self._state.spikes, key=len)
         self._last_save, self._is_due = (self._state.step, plain["guard"]["skipped"]), False
 
     def go_back_to(self, step: int) -> bool:
@@ -230,13 +256,25 @@ class RunCheckpoints:
         self.newest = found or self.newest
         return found is not None
 
-    def _refuse_other_skips(self, skipped_steps: list[list[int]], step: int) -> None:
+    def go_back_before(self, step: int) -> bool:
+        """Makes the newest whole checkpoint from before `step` the newest, removing later ones.
+
+        Returns False, and removes nothing, if there is none.
+        """
+        found = self._checkpointer.go_back_before(step)
+        self.newest = found or self.newest
+        return found is not None
+
+    def _refuse_other_skips(self, found: State) -> None:
         """Raises KieloError if the recipe skips other steps than the checkpoint's run did.
 
-        Steps to come may be skipped freely; for others the run must go back to an earlier checkpoint.
+        Steps to come may be skipped freely; for others the run must go back to an earlier checkpoint. What
+        was passed over for spikes stays so, whatever the recipe says.
         """
-        asked = self._resolved.identity.train.skip_steps
-        parting_step = first_difference([(first, last) for first, last in skipped_steps], asked, step)
+        skipped_steps, asked = found.skipped_steps, self._resolved.identity.train.skip_steps
+        parting_step = first_difference(
+            [(first, last) for first, last in skipped_steps], merged([*asked, *found.spike_steps]), found.step
+        )
         if parting_step is None:
             return
         folder = self.newest.parent

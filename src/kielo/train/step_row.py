@@ -34,7 +34,7 @@ class StepRow:
         )
 
 
-def passed_over_row(state: State, phase: int, first_step: int) -> PassedOver:
+def passed_over_row(state: State, phase: int, first_step: int, reason: str) -> PassedOver:
     """Returns the row of the steps that were passed over, from `first_step` to the state's."""
     return PassedOver(
         step=state.step,
@@ -42,4 +42,5 @@ def passed_over_row(state: State, phase: int, first_step: int) -> PassedOver:
         samples=state.samples,
         phase=phase,
         passed_over_from=first_step,
+        passed_over_for=reason,
     )

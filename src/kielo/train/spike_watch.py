@@ -1,0 +1,142 @@
+"""What a run does about spikes: tells those that passed, goes back for those that did harm, or stops.
+
+In: loss and gradient norm of each step. Out: alerts, rows of the log, and `must_go_back`, the same on every
+rank; `go_back.py` then goes back. A run stops when it went back `max_tries` times for spikes that
+follow on each other. PaLM (Chowdhery et al. 2022, section 5.1) and LLM-jp went back by hand in this way.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import Tensor
+
+from kielo.artifact.metrics import Spike
+from kielo.checkpoint.agreement import Agreement
+from kielo.dataset.query import documents_of_step
+from kielo.recipe.errors import KieloError
+from kielo.resolve.resolved import Resolved
+from kielo.train.log import Log
+from kielo.train.spikes import Episode, Spikes, Verdict, steps_to_pass_over
+from kielo.train.state import RunCheckpoints, State
+
+NAMED_DOCUMENTS = 5  # of each source
+
+
+class SpikeWatch:
+    """`harmful`: the spike that the run must go back for, from `must_go_back` until it went."""
+
+    def __init__(
+        self,
+        spikes: Spikes,
+        resolved: Resolved,
+        checkpoints: RunCheckpoints,
+        state: State,
+        log: Log,
+        alert: Callable[[int, str], None],
+    ):
+        self.spikes = spikes
+        self.harmful: Episode | None = None
+        self._resolved, self._settings = resolved, resolved.identity.train.spikes
+        self._checkpoints, self._state, self._log, self._alert = checkpoints, state, log, alert
+
+    def must_go_back(self, step: int, loss: Tensor, gradient_norm: Tensor) -> bool:
+        """Returns True, and makes a checkpoint from before it the newest, if there was a harmful spike.
+
+        All ranks call it after each step and get the same. Raises KieloError when the run went back too
+        often.
+        """
+        verdict = self.spikes.look(step, loss, gradient_norm)
+        if verdict is None:
+            return False
+        if verdict.kind == "harmful" and self._settings.response == "go_back":
+            self._refuse_more_tries(verdict)
+            if self._checkpoints.go_back_before(steps_to_pass_over(verdict.episode)[0]):
+                self.harmful = verdict.episode
+                return True
+        if not verdict.episode.not_finite:  # else the guard ends the run
+            self._tell(step, verdict)
+        return False
+
+    def described(self, episode: Episode) -> str:
+        """Returns e.g. "the loss rose to 7.2 (usual: 2.5) in steps 812 to 841, most in step 820 (…)"."""
+        step = episode.worst_step
+        return (
+            f"the loss rose to {episode.worst_loss:.4g} (usual: {episode.usual_loss:.4g}) and the gradient "
+            f"norm to {episode.worst_norm:.3g} (usual: {episode.usual_norm:.3g}) in steps "
+            f"{episode.first_step} to {episode.last_step}, most in step {step}, whose text is of "
+            f"{self._documents(step)} (all of it: `kielo data RECIPE --step {step}`)"
+        )
+
+    def row(self, episode: Episode, step: int, outcome: str) -> Spike:
+        return Spike(
+            step=step,
+            spike_from=episode.first_step,
+            spike_to=episode.last_step,
+            outcome=outcome,
+            highest_loss=episode.worst_loss,
+            usual_loss=episode.usual_loss,
+            highest_loss_step=episode.worst_step,
+        )
+
+    def _tell(self, step: int, verdict: Verdict) -> None:
+        episode = verdict.episode
+        is_over = verdict.kind == "passed"
+        self._log.write(self.row(episode, step, "passed" if is_over else "told"))
+        if is_over:
+            ending = "; it passed by itself"
+        elif verdict.kind == "norm":
+            ending = "; the loss came back, the norm did not, and training goes on"
+        elif self._settings.response == "tell":
+            ending = '; it lasts, and training goes on, as train.spikes.response = "tell" says'
+        else:
+            ending = "; it lasts, and training goes on, as there is no checkpoint from before it"
+        self._alert(step, self.described(episode) + ending)
+        if not is_over:
+            self.spikes.accept()
+
+    def _refuse_more_tries(self, verdict: Verdict) -> None:
+        episode, most = verdict.episode, self._settings.max_tries
+        first_step, last_step = steps_to_pass_over(episode)
+        if self._tries_before(first_step) < most:
+            return
+        raise KieloError(
+            f"step {verdict.step}: {self.described(episode)}; the run went back {most} times for spikes that "
+            f"follow on each other (train.spikes.max_tries = {most}), so it stops. What helps: a look at "
+            f"these documents, train.skip_steps = [[{first_step}, {last_step}]] and more, "
+            "train.spikes.learning_rate_factor = 0.5, or more train.spikes.max_tries; the same command then "
+            "goes on from the newest checkpoint"
+        )
+
+    def _tries_before(self, first_step: int) -> int:
+        """Counts the times of going back for spikes of which each begins within a window of the next."""
+        tries = 0
+        for spike in reversed(self._state.spikes):
+            if first_step - spike["last_step"] > self._settings.window_steps:
+                break
+            tries, first_step = tries + 1, spike["first_step"]
+        return tries
+
+    def _documents(self, step: int) -> str:
+        """Returns e.g. "books (a.txt:3, a.txt:9, 12 more) and web (b.txt:1)". All ranks call it."""
+        return Agreement().on_first(lambda: self._documents_read_here(step))
+
+    def _documents_read_here(self, step: int) -> str:
+        identity, placement = self._resolved.identity, self._resolved.placement
+        try:
+            rows = documents_of_step(
+                Path(placement.tokens_folder), identity.seed, identity.phases[identity.phase_index(step)],
+                identity.longest_sequence_length, placement.end_of_text_id, step, lambda ids: "",
+            )  # fmt: skip
+        except (KieloError, OSError) as error:  # the text matters less than going on
+            return f"documents that could not be read ({error})"
+        by_source: dict[str, list[str]] = {}
+        for row in rows:
+            by_source.setdefault(row["source"], []).append(str(row["document"]))
+        return " and ".join(
+            f"{source} ({_some(list(dict.fromkeys(ids)))})" for source, ids in sorted(by_source.items())
+        )
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - NAMED_DOCUMENTS
+    return ", ".join(names[:NAMED_DOCUMENTS]) + (f", {more} more" if more > 0 else "")

@@ -1,0 +1,300 @@
+"""Spikes of the loss: none is seen in natural noise. One that lasts leads back to a checkpoint from before
+it, and the run ends as one that never read the text of these steps.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kielo.artifact.checkpoint_index import read_plain
+from kielo.artifact.manifest import write_stage
+from kielo.artifact.metrics import PassedOver, Spike, TrainingStep, of_kind, read_metrics
+from kielo.artifact.token_shards import TokenShardWriter
+from kielo.checkpoint.read_checkpoint import read_tensors
+from kielo.dataset.batches import Batches
+from kielo.recipe import sections
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import TrainIdentity
+from kielo.train import build
+from kielo.train.run import train
+from kielo.train.schedule import learning_rate
+from kielo.train.spikes import Spikes, Verdict, steps_to_pass_over
+from tests.ranks import run_ranks
+from tests.train.tiny_run import LENGTH, VOCABULARY, resolve
+
+CPU = torch.device("cpu")
+
+
+def watched(rows: Iterable[tuple[float, float]], **settings: Any) -> list[Verdict]:
+    """The verdicts on a series of (loss, norm), from step 1 on."""
+    spikes = Spikes(CPU, TrainIdentity(spikes=sections.Spikes(**settings)))
+    spikes.use(1)
+    verdicts = [
+        spikes.look(step, torch.tensor(loss), torch.tensor(norm))
+        for step, (loss, norm) in enumerate(rows, start=1)
+    ]
+    return [verdict for verdict in verdicts if verdict is not None]
+
+
+def natural(seed: int, steps: int) -> np.ndarray:
+    """A loss that falls as a power of the steps, with noise of Student's t (3 degrees of freedom, whose
+    variance is three times that of its middle), and norms of which one in a hundred is ten times as large.
+    """
+    generator = np.random.default_rng(seed)
+    number = np.arange(1, steps + 1)
+    losses = 2 + 8 * number**-0.3 + generator.choice([0.01, 0.1]) * generator.standard_t(3, steps)
+    norms = (0.3 + 3 / number**0.5) * np.exp(0.2 * generator.standard_normal(steps))
+    return np.stack((losses, norms * np.where(generator.random(steps) < 0.01, 10, 1)), axis=1)
+
+
+def test_natural_noise_is_no_spike() -> None:
+    for seed in range(20):
+        assert watched(natural(seed, 400).tolist()) == [], seed
+
+
+def test_a_spike_that_passes_is_told_and_one_that_lasts_is_harmful() -> None:
+    """The steps that stand out are named exactly: they rise by 30 deviations."""
+    rows = natural(0, 400)
+    rows[:, 1] = 0.3
+    rows[300:312, 0] += 3
+    (verdict,) = watched(rows.tolist())
+    episode = verdict.episode
+    assert (verdict.kind, episode.first_step, episode.last_step) == ("passed", 301, 312)
+    rows[300:, 0] += 3
+    verdict = watched(rows.tolist())[0]
+    assert (verdict.kind, verdict.step, verdict.episode.first_step) == ("harmful", 330, 301)
+    assert steps_to_pass_over(verdict.episode) == (300, 330)
+    assert abs(verdict.episode.usual_loss - np.median(rows[172:300, 0])) < 1e-6
+
+
+def test_a_norm_alone_leads_nowhere_back() -> None:
+    rows = natural(1, 400)
+    rows[300:, 1] *= 30
+    assert watched(rows.tolist())[0].kind == "norm"
+
+
+def test_another_phase_has_another_level() -> None:
+    spikes = Spikes(CPU, TrainIdentity(spikes=sections.Spikes(window_steps=16)))
+    for step in range(1, 200):
+        spikes.use(1 if step < 100 else 2)
+        loss = 2 + (step >= 100) * 3 + 0.01 * (step % 7)
+        assert spikes.look(step, torch.tensor(loss), torch.tensor(1.0)) is None
+    assert spikes.look(200, torch.tensor(9.0), torch.tensor(1.0)) is None and spikes.episode is not None
+
+
+@pytest.mark.parametrize("stop", (310, 290))
+def test_a_resumed_watch_says_the_same(stop: int) -> None:
+    """Its state goes through JSON, in the spike and before it, with losses that are not finite."""
+    rows = natural(2, 400)
+    rows[[100, 305], 0] = np.nan
+    rows[300:, 0] += 3
+    whole = watched(rows.tolist())
+    first, second = (Spikes(CPU, TrainIdentity()) for _ in range(2))
+    verdicts = []
+    for step, (loss, norm) in enumerate(rows.tolist(), start=1):
+        spikes = first if step <= stop else second
+        if step == stop + 1:
+            second.restore(json.loads(json.dumps(first.plain_state(), allow_nan=False)))
+        spikes.use(1)
+        verdicts.append(spikes.look(step, torch.tensor(loss), torch.tensor(norm)))
+    assert [verdict for verdict in verdicts if verdict] == whole and whole[0].kind == "harmful"
+
+
+STEPS, POISONED = 40, range(27, 33)
+SETTINGS = {"window_steps": 12, "wait_steps": 4}
+PASSED_OVER = [[26, 32]]
+
+
+def write_tokens(folder: Path, poisoned_steps: Iterable[int] = (), is_unknown: bool = False) -> None:
+    """Documents that count up by one, which a small model learns at once; the sequences that
+    `poisoned_steps` read are of random tokens, or of one that is none (then the loss is infinite).
+    """
+    count = 90
+    sequences: list[int] = []
+    if poisoned_steps:
+        write_tokens(folder)
+        identity = tiny(folder.parent).identity
+        batches = Batches(folder, identity.seed, identity.phases[0], LENGTH, 0, True)
+        for step in poisoned_steps:
+            sequences += batches.order.locate(batches.samples(step)).sequence.tolist()
+    generator = np.random.default_rng(7)
+    starts = generator.integers(0, VOCABULARY - 1, (count, 1))
+    rows = np.append((starts + np.arange(127)) % (VOCABULARY - 1) + 1, np.zeros((count, 1), int), axis=1)
+    stream = rows.reshape(-1)
+    for sequence in sequences:
+        begin = sequence * LENGTH
+        random = generator.integers(1, VOCABULARY, LENGTH - 1)
+        stream[begin : begin + LENGTH - 1] = VOCABULARY if is_unknown else random
+    with write_stage(folder, "tokens", 1, {}, {"poisoned": sequences}) as stage:
+        counts = {}
+        for name, documents in (("books", rows), ("heldout", rows[:2])):
+            with TokenShardWriter(stage.folder / name, VOCABULARY + 1) as writer:
+                for row in documents:
+                    writer.add(row)
+            (stage.folder / f"{name}.ids.txt").write_text(
+                "".join(f"{name}.txt:{number}\n" for number in range(len(documents)))
+            )
+            counts[name] = {"tokens": documents.size, "documents": len(documents), "bytes": 1}
+        stage.counts.update({"heldout": counts.pop("heldout"), "sources": counts})
+
+
+def tiny(folder: Path, **changes: Any) -> Any:
+    return resolve(folder, **{
+        "total_steps": STEPS, "mixture": {"books": 1.0}, "learning_rate": 2e-2, "heldout_every_steps": 100,
+        "log_every_steps": 100, "every_steps": 10, "spikes": sections.Spikes(**SETTINGS), **changes,
+    })  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("poisoned")
+    torch.set_num_threads(1)
+    write_tokens(folder / "tokens", POISONED)
+    return folder
+
+
+def run_in(folder: Path, name: str, max_steps: int | None = None, ranks: int = 1, **changes: Any) -> Path:
+    """Trains in a folder of its own beside the tokens; returns its train folder."""
+    (folder / name).mkdir(exist_ok=True)
+    if not (folder / name / "tokens").exists():
+        (folder / name / "tokens").symlink_to(folder / "tokens")
+    resolved = tiny(folder / name, **changes)
+    if ranks > 1:
+        run_ranks(train, ranks, resolved, max_steps)
+    else:
+        train(resolved, max_steps)
+    return folder / name / "train"
+
+
+def last_checkpoint(train_folder: Path) -> Path:
+    return train_folder / "checkpoints" / f"step_{STEPS:08d}"
+
+
+def alerts(train_folder: Path) -> list[str]:
+    path = train_folder / "alerts.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [json.loads(line)["message"] for line in lines]
+
+
+def assert_same_end(one: Path, other: Path) -> None:
+    tensors = [read_tensors(last_checkpoint(folder)) for folder in (one, other)]
+    assert tensors[0].keys() == tensors[1].keys()
+    for name, tensor in tensors[0].items():
+        assert torch.equal(tensor, tensors[1][name]), name
+
+
+def spikes_with(**settings: Any) -> sections.Spikes:
+    return sections.Spikes(**SETTINGS | settings)
+
+
+def test_a_poisoned_shard_is_passed_over(poisoned: Path) -> None:
+    """The poison lasts longer than one wait, so the run goes back twice; with one try allowed it stops and
+    names the documents, and with more the same command goes on. It ends bitwise as a run that was told from
+    the start to pass over the same steps.
+    """
+    with pytest.raises(KieloError) as caught:
+        run_in(poisoned, "run", spikes=spikes_with(max_tries=1))
+    assert "step 34: the loss rose to" in str(caught.value) and "(books.txt:" in str(caught.value)
+    assert "`kielo data RECIPE --step 31`" in str(caught.value) or "--step 32`" in str(caught.value)
+    assert "train.spikes.max_tries = 1), so it stops" in str(caught.value)
+    run = run_in(poisoned, "run")
+    assert read_plain(last_checkpoint(run))["skipped_steps"] == PASSED_OVER
+    rows = read_metrics(run / "metrics.jsonl")
+    assert [(row.passed_over_from, row.step) for row in of_kind(rows, PassedOver)] == [(26, 30), (31, 32)]
+    assert {row.passed_over_for for row in of_kind(rows, PassedOver)} == {"spike"}
+    assert [(row.spike_from, row.outcome, row.step) for row in of_kind(rows, Spike)] == [
+        (27, "went back", 20),
+        (31, "went back", 20),
+    ]
+    first, second = alerts(run)
+    assert "went back to step 20, and steps 26 to 30 are passed over" in first
+    assert "steps 30 to 32 are passed over" in second
+    assert_same_end(run, run_in(poisoned, "by_hand", skip_steps=((26, 32),)))
+
+
+def test_told_only_where_asked_or_without_a_checkpoint_from_before(poisoned: Path) -> None:
+    told = run_in(poisoned, "told", spikes=spikes_with(response="tell"), max_steps=31)
+    assert "it lasts, and training goes on, as train.spikes.response" in alerts(told)[0]
+    early = run_in(poisoned, "early", every_steps=100, max_steps=31)
+    assert "as there is no checkpoint from before it" in alerts(early)[0]
+    assert read_plain(early / "checkpoints" / "step_00000031")["spikes"] == []
+
+
+@pytest.mark.full
+def test_a_stop_in_a_spike_changes_nothing(poisoned: Path) -> None:
+    """Stopped in it, before its steps are passed over, and between: the same steps, the same weights."""
+    run = run_in(poisoned, "whole")
+    for stop in (29, 30, 24, 33):
+        run_in(poisoned, "stopped", max_steps=stop)
+    stopped = run_in(poisoned, "stopped")
+    assert_same_end(stopped, run)
+
+
+@pytest.mark.full
+def test_steps_that_are_not_finite_are_passed_over(tmp_path: Path) -> None:
+    """Three in a row end a run that has no statistics yet; later it goes back. A fourth is left to the guard."""
+    torch.set_num_threads(1)
+    write_tokens(tmp_path / "tokens", range(27, 31), is_unknown=True)
+    run = run_in(tmp_path, "run")
+    plain = read_plain(last_checkpoint(run))
+    assert plain["skipped_steps"] == [[26, 29]] and plain["guard"]["skipped"] == 1
+    with pytest.raises(KieloError, match="not finite 3 steps in a row"):
+        run_in(tmp_path, "told", spikes=spikes_with(response="tell"))
+    with pytest.raises(KieloError, match="not finite 3 steps in a row"):
+        run_in(tmp_path, "early", spikes=spikes_with(window_steps=40))
+
+
+LAYOUTS = [{"shard": 2}, {"replicate": 2}, {"pipeline": 2}, {"tensor": 2}, {"context": 2}]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: next(iter(layout)))
+def test_every_layout_passes_over_the_same(poisoned: Path, layout: dict[str, int]) -> None:
+    """And a run that went back on one rank goes on on two."""
+    name = next(iter(layout))
+    run = run_in(poisoned, name, ranks=2, **layout)
+    assert read_plain(last_checkpoint(run))["skipped_steps"] == PASSED_OVER
+    run_in(poisoned, f"one_and_{name}", max_steps=33)
+    run = run_in(poisoned, f"one_and_{name}", ranks=2, **layout)
+    assert read_plain(last_checkpoint(run))["skipped_steps"] == PASSED_OVER
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("factor", (1.0, 0.5))
+def test_a_learning_rate_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    """The rate of steps 27 to 29 is a hundred times too high: the run passes over these and what they
+    spoilt, and ends as good as one that was never disturbed. On request the rates after it are lower.
+    """
+    torch.set_num_threads(1)
+    write_tokens(tmp_path / "tokens")
+    undisturbed = run_in(tmp_path, "undisturbed", log_every_steps=1)
+
+    def disturbed(identity: Any) -> Callable[[int], float]:
+        rate, step = learning_rate(identity), identity.phases[0].tokens_per_step
+        return lambda tokens: rate(tokens) * (100 if 27 <= tokens // step <= 29 else 1)
+
+    monkeypatch.setattr(build, "learning_rate", disturbed)
+    run = run_in(tmp_path, "run", log_every_steps=1, spikes=spikes_with(learning_rate_factor=factor))
+    ((first, last),) = read_plain(last_checkpoint(run))["skipped_steps"]
+    assert first <= 27 and last >= 29
+    rows = [of_kind(read_metrics(folder / "metrics.jsonl"), TrainingStep) for folder in (undisturbed, run)]
+    rates = [{row.step: row.learning_rate for row in of_run} for of_run in rows]
+    ratios = {step: rates[1][step] / rates[0][step] for step in rates[1]}
+    assert {ratio for step, ratio in ratios.items() if step < first} == {1.0}
+    assert {ratio for step, ratio in ratios.items() if step > last} == {factor}
+    assert rows[1][-1].loss < 1.5 * rows[0][-1].loss + 0.2  # seven steps fewer; the spike's loss is above 4
+
+
+@pytest.mark.full
+def test_no_false_alarm_in_twenty_undisturbed_runs(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    write_tokens(tmp_path / "tokens")
+    for seed in range(20):
+        rate = (5e-3, 1e-2, 2e-2, 4e-2)[seed % 4]
+        run = run_in(tmp_path, f"seed_{seed}", seed=seed, learning_rate=rate, total_steps=60)
+        assert not of_kind(read_metrics(run / "metrics.jsonl"), Spike) and not alerts(run), seed
