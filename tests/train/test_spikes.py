@@ -237,7 +237,7 @@ def test_a_stop_in_a_spike_changes_nothing(poisoned: Path) -> None:
 
 @pytest.mark.full
 def test_steps_that_are_not_finite_are_passed_over(tmp_path: Path) -> None:
-    """Three in a row end a run that has no statistics yet; later it goes back. A fourth is left to the guard."""
+    """Three in a row lead back; a fourth is left to the guard, and so are all in a run without statistics."""
     torch.set_num_threads(1)
     write_tokens(tmp_path / "tokens", range(27, 31), is_unknown=True)
     run = run_in(tmp_path, "run")

@@ -701,6 +701,12 @@ class TrainPlacement(Section):
     heldout_every_steps: PositiveInt = Field(
         100, description="steps from one scoring of held-out text to the next"
     )
+    compare_replicas_every_steps: int = Field(
+        100,
+        ge=0,
+        description="steps from one comparison of what several ranks hold to the next; before each save too; "
+        "0: never",
+    )
     wandb: str = Field(
         "", description="project of Weights & Biases that the log goes to as well; needs the package wandb"
     )

@@ -28,6 +28,7 @@ from kielo.parallel.gradient_clipping import clip_gradients
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import Mesh, build_mesh, communicators, data_rank, data_ranks, sum_over_data
 from kielo.parallel.parallelise import parallelise
+from kielo.parallel.replicas import Replicas
 from kielo.parallel.time_limits import TimeLimits
 from kielo.parallel.world import World, make_host_group
 from kielo.recipe.sections import Layout, Precision, TrainIdentity
@@ -45,6 +46,7 @@ from kielo.train.optimiser import build_optimiser
 from kielo.train.parts import PhaseParts, PrecisionParts, Run, StepParts
 from kielo.train.precision import next_precision, settle_matrix_products
 from kielo.train.profile import Profile
+from kielo.train.replica_check import ReplicaCheck
 from kielo.train.schedule import learning_rate
 from kielo.train.spike_watch import SpikeWatch
 from kielo.train.spikes import Spikes
@@ -83,6 +85,7 @@ def assemble(
         time_limits=time_limits,
         state=state,
         guard=guard,
+        replica_check=ReplicaCheck(placement.train, checkpoints),
         spike_watch=SpikeWatch(spikes, resolved, checkpoints, state, log, alert),
         learning_rate=learning_rate(identity),
         meter=meter,
@@ -204,7 +207,7 @@ def _build_precision(
             log.write,
         )
         step = replace(step, on_gradients=probe)
-    return PrecisionParts(precision, model, step, heldout)
+    return PrecisionParts(precision, model, step, Replicas(checkpoints.tensors, mesh), heldout)
 
 
 def _checkpointer(placement: Placement, world: World, permit: Callable[[], None]) -> Checkpointer:

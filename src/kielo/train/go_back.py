@@ -10,8 +10,12 @@ from kielo.train.parts import Run
 from kielo.train.spikes import steps_to_pass_over
 
 
-def go_back_for_spike(run: Run, settings: Spikes) -> bool:
-    """Goes back if there was a harmful spike. All ranks call it together; returns the same on each."""
+def go_back(run: Run, settings: Spikes) -> bool:
+    """Goes back if a check asked for it. All ranks call it together; returns the same on each."""
+    return _go_back_for_spike(run, settings) or _go_back_for_difference(run)
+
+
+def _go_back_for_spike(run: Run, settings: Spikes) -> bool:
     episode, run.spike_watch.harmful = run.spike_watch.harmful, None
     if episode is None:
         return False
@@ -31,6 +35,17 @@ def go_back_for_spike(run: Run, settings: Spikes) -> bool:
         f"{run.spike_watch.described(episode)}; the run went back to step {state.step}, and steps "
         f"{first_step} to {last_step} are passed over{lower}",
     )
+    return True
+
+
+def _go_back_for_difference(run: Run) -> bool:
+    found, run.replica_check.found = run.replica_check.found, ""
+    if not found:
+        return False
+    step = run.state.step
+    with run.meter.paused():
+        _restore(run)
+    run.alert(step, f"{found}; the run went back to step {run.state.step}")
     return True
 
 

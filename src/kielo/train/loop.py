@@ -14,8 +14,8 @@ from kielo.train.parts import PhaseParts, Run, StepParts
 def fit(run: Run, phase: PhaseParts) -> bool:
     """Trains until `phase.last_step`, a signal or triggers/stop. Returns True on every rank if it must stop.
 
-    A spike that the run must go back for ends it earlier. Raises KieloError when too many steps in a row were
-    not finite, or too many spikes followed on each other.
+    A spike or a wrong value that the run must go back for ends it earlier. Raises KieloError when too many
+    steps in a row were not finite, too many spikes followed on each other, or a rank was wrong again.
     """
     state = run.state
     while state.step < phase.last_step:
@@ -37,7 +37,11 @@ def fit(run: Run, phase: PhaseParts) -> bool:
             with run.meter.paused(), run.time_limits.paused():
                 run.log.write(heldout.row(state))
         stopping = run.stop.agreed(state.step)
-        if stopping or run.stop.is_save_agreed or run.checkpoints.due(state.step):
+        is_saving = stopping or run.stop.is_save_agreed or run.checkpoints.due(state.step)
+        is_last = state.step == phase.last_step  # a change of precision may save after it
+        if run.replica_check.must_go_back(state.step, run.current.replicas, is_saving or is_last):
+            return False
+        if is_saving:
             with run.meter.paused(), run.time_limits.paused():
                 # the copy waits for the device; writing goes on beside the next steps
                 run.checkpoints.save(loss)

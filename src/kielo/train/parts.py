@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kielo.parallel.mesh import Mesh
+from kielo.parallel.replicas import Replicas
 from kielo.parallel.time_limits import TimeLimits
 from kielo.recipe.sections import Precision
 from kielo.train.feed import Feed, StepBatch
@@ -21,6 +22,7 @@ from kielo.train.log import Log
 from kielo.train.meter import Meter
 from kielo.train.optimiser import Optimiser
 from kielo.train.profile import Profile
+from kielo.train.replica_check import ReplicaCheck
 from kielo.train.spike_watch import SpikeWatch
 from kielo.train.state import RunCheckpoints, State
 from kielo.train.step_row import StepRow
@@ -52,6 +54,7 @@ class PrecisionParts:
     precision: Precision
     model: nn.Module
     step: StepParts
+    replicas: Replicas
     heldout: HeldOut
 
 
@@ -75,6 +78,7 @@ class Run:
     state: State
     guard: Guard
     spike_watch: SpikeWatch
+    replica_check: ReplicaCheck
     learning_rate: Callable[[int], float]
     meter: Meter
     step_row: StepRow

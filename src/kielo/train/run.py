@@ -18,7 +18,7 @@ from kielo.resolve.resolved import Identity, Resolved
 from kielo.train.build import assemble, phase_parts, restore
 from kielo.train.determinism import determinism
 from kielo.train.final_check import refuse_unsound_end
-from kielo.train.go_back import go_back_for_spike
+from kielo.train.go_back import go_back
 from kielo.train.loop import fit
 from kielo.train.manifest import (
     forget_outcome,
@@ -149,7 +149,7 @@ def _fit_phases(run: Run, resolved: Resolved) -> str:
             last_step = min(steps.last_step, next_check(run, identity.train.fp8))
             with phase_parts(run, resolved, steps.phase_index, last_step) as phase:
                 is_stopped = fit(run, phase)
-            if not is_stopped and not go_back_for_spike(run, resolved.identity.train.spikes):
+            if not is_stopped and not go_back(run, resolved.identity.train.spikes):
                 check_watched_change(run, resolved)
     run.time_limits.restart()
     # the last save must succeed; one before it that failed was reported and retried

@@ -127,6 +127,11 @@ class RunCheckpoints:
         self._tensors |= {f"optimiser/{name}": tensor for name, tensor in optimiser.moments().items()}
         self._checkpointer.reserve(self._tensors)
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors of `track`, by their names in a checkpoint."""
+        return dict(self._tensors)
+
     def forget(self) -> None:
         """Drops the tensors and the optimiser of `track`, so that their memory can be freed."""
         self._optimiser, self._tensors = None, {}
