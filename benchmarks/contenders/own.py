@@ -62,5 +62,6 @@ class Own(Contender):
         counted = torch.full((), sequences * (work.sequence_length - 1), device=work.device)
         batch = StepBatch(number, (), micro_batches, counted)
         loss, _ = optimiser_step(self._step, batch, learning_rate(work))
+        self._step.guard.was_bad()
         self._step.guard.stop_if_diverged(number)
         return loss

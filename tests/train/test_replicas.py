@@ -99,9 +99,9 @@ def flip_in(tensor: Tensor) -> None:
 def run_with_a_flip(folder: Path, kind: str, name: str, rank: int, **layout: int) -> str:
     """Trains twenty steps on the layout's ranks, with a flip; returns the alert."""
     resolved = resolve(folder, every_steps=5, compare_replicas_every_steps=3, **layout)
-    assert set(run_ranks(train_with_a_flip, resolved.placement.world_size, resolved, kind, name, rank)) == {
-        "finished"
-    }
+    ranks = resolved.placement.world_size
+    ends = run_ranks(train_with_a_flip, ranks, resolved, kind, name, rank, timeout_seconds=300)
+    assert set(ends) == {"finished"}
     (line,) = (folder / "train" / "alerts.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(line)["step"] == 9
     return json.loads(line)["message"]
@@ -153,17 +153,21 @@ def test_a_rank_that_is_wrong_again_ends_the_run(tmp_path: Path) -> None:
     write_tokens(tmp_path / "tokens")
     resolved = resolve(tmp_path, every_steps=5, compare_replicas_every_steps=3, replicate=2)
     with pytest.raises(RuntimeError, match=r"step 9: replicas differ.*not the first time in this job"):
-        run_ranks(train_with_a_flip, 2, resolved, "weight", "head.weight", 1, 2)
+        run_ranks(train_with_a_flip, 2, resolved, "weight", "head.weight", 1, 2, timeout_seconds=300)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
     "layout",
-    [{"pipeline": 2, "replicate": 2}, {"replicate": 2, "shard": 2}, {"tensor": 2, "shard": 2}],
+    [
+        {"pipeline": 2, "pipeline_layers": (1, 1), "replicate": 2},
+        {"replicate": 2, "shard": 2},
+        {"tensor": 2, "shard": 2},
+    ],
     ids=("pipeline", "hybrid", "tensor"),
 )
 def test_undisturbed_runs_have_equal_replicas(tmp_path: Path, layout: dict[str, int]) -> None:
     write_tokens(tmp_path / "tokens")
     resolved = resolve(tmp_path, compare_replicas_every_steps=1, **layout)
-    run_ranks(train, resolved.placement.world_size, resolved)
+    run_ranks(train, resolved.placement.world_size, resolved, timeout_seconds=300)
     assert not (tmp_path / "train" / "alerts.jsonl").exists()

@@ -165,7 +165,7 @@ def run_in(folder: Path, name: str, max_steps: int | None = None, ranks: int = 1
         (folder / name / "tokens").symlink_to(folder / "tokens")
     resolved = tiny(folder / name, **changes)
     if ranks > 1:
-        run_ranks(train, ranks, resolved, max_steps)
+        run_ranks(train, ranks, resolved, max_steps, timeout_seconds=300)
     else:
         train(resolved, max_steps)
     return folder / name / "train"
@@ -249,7 +249,13 @@ def test_steps_that_are_not_finite_are_passed_over(tmp_path: Path) -> None:
         run_in(tmp_path, "early", spikes=spikes_with(window_steps=40))
 
 
-LAYOUTS = [{"shard": 2}, {"replicate": 2}, {"pipeline": 2}, {"tensor": 2}, {"context": 2}]
+LAYOUTS = [
+    {"shard": 2},
+    {"replicate": 2},
+    {"pipeline": 2, "pipeline_layers": (1, 1)},
+    {"tensor": 2},
+    {"context": 2},
+]
 
 
 @pytest.mark.full

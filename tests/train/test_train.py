@@ -9,18 +9,22 @@ import random
 import re
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from kielo.artifact.checkpoint_index import CheckpointIndex, read_plain
+from kielo.artifact.manifest import read_manifest
 from kielo.artifact.metrics import HeldOutLoss, TrainingStep, of_kind, read_metrics
 from kielo.artifact.outcome import Outcome
 from kielo.artifact.whole_checkpoints import list_checkpoints
 from kielo.checkpoint import saving
 from kielo.checkpoint.read_checkpoint import read_tensors
+from kielo.dataset.batches import Batches
 from kielo.recipe.error_messages import sentence
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Resolved
@@ -28,7 +32,7 @@ from kielo.train.feed import Feed
 from kielo.train.manifest import is_finished
 from kielo.train.run import train
 from tests.ranks import run_ranks
-from tests.train.tiny_run import SEQUENCES, resolve, write_tokens
+from tests.train.tiny_run import LENGTH, SEQUENCES, resolve, write_tokens
 
 
 @pytest.fixture
@@ -144,7 +148,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
 
 def test_a_step_that_is_not_finite_is_skipped_by_all(tmp_path: Path) -> None:
     """One rank's infinite loss skips the step everywhere and is counted;
-    two in a row are, and the run ends well.
+    two in a row are, and the run ends well. Alerts name the rank that read the spoilt text.
     """
     folder = tmp_path
     write_tokens(folder / "tokens", spoilt_steps=(3, 5, 6))
@@ -160,6 +164,29 @@ def test_a_step_that_is_not_finite_is_skipped_by_all(tmp_path: Path) -> None:
     assert samples_of_steps(results)[4] == list(range(3 * SEQUENCES, 4 * SEQUENCES)), (
         "a skipped step's data are behind us"
     )
+    told = alerts(folder)
+    assert [alert["step"] for alert in told] == [3, 5, 6]
+    for alert, rank in zip(told, ranks_of_spoilt_text(resolved, (3, 5, 6))):
+        assert f"first seen by rank {rank} (" in alert["message"] and alert["message"].endswith(": its loss")
+
+
+def alerts(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "train" / "alerts.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def ranks_of_spoilt_text(resolved: Resolved, steps: Iterable[int]) -> list[int]:
+    """The rank, of two, that reads a spoilt sequence of "books" in each step."""
+    identity, folder = resolved.identity, Path(resolved.placement.tokens_folder)
+    spoilt = [token // LENGTH for token in read_manifest(folder).section["spoilt"]]
+    batches = Batches(folder, identity.seed, identity.phases[0], LENGTH, 0, True)
+    found = []
+    for step in steps:
+        located = batches.order.locate(batches.samples(step))
+        is_spoilt = (located.source == batches.names.index("books")) & np.isin(located.sequence, spoilt)
+        (sample,) = np.flatnonzero(is_spoilt)
+        found.append(int(sample) % 2)
+    return found
 
 
 def test_a_stop_among_bad_steps_saves_and_removes_nothing(tmp_path: Path) -> None:
@@ -175,7 +202,7 @@ def test_a_stop_among_bad_steps_saves_and_removes_nothing(tmp_path: Path) -> Non
     assert [row["step"] for row in list_checkpoints(checkpoints)] == [13, 10, 5]
     plain = read_plain(checkpoints / "step_00000013")
     assert plain["guard"]["in_a_row"] == 2 and plain["trouble"] == {"sound_step": 10, "unsound_step": 13}
-    alert = json.loads((folder / "train" / "alerts.jsonl").read_text())
+    alert = alerts(folder)[-1]
     assert alert["step"] == 13 and "last 2 steps were not finite" in alert["message"]
     assert train(resolved, max_steps=15).outcome == "requeue"
     assert [row["step"] for row in list_checkpoints(checkpoints)] == [15, 13, 10]

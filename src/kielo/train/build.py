@@ -40,6 +40,7 @@ from kielo.train.fp8_probe import Fp8Probe
 from kielo.train.garbage import Garbage
 from kielo.train.guard import Guard
 from kielo.train.heldout import HeldOut, HeldOutText, share_of
+from kielo.train.local_finite import LocalFinite
 from kielo.train.log import Log, MetricsFile, Sink, TensorBoard, Terminal, Wandb
 from kielo.train.meter import Meter
 from kielo.train.optimiser import build_optimiser
@@ -207,7 +208,8 @@ def _build_precision(
             log.write,
         )
         step = replace(step, on_gradients=probe)
-    return PrecisionParts(precision, model, step, Replicas(checkpoints.tensors, mesh), heldout)
+    replicas, local_finite = Replicas(checkpoints.tensors, mesh), LocalFinite(model, device)
+    return PrecisionParts(precision, model, step, replicas, local_finite, heldout)
 
 
 def _checkpointer(placement: Placement, world: World, permit: Callable[[], None]) -> Checkpointer:

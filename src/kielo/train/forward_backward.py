@@ -32,6 +32,7 @@ class PlainForwardBackward:
         self._model = model
         self._objective = objective
         self._sum_over_data = sum_over_data
+        self.own_loss: Tensor | None = None  # of the last step, this rank's part before any sum
 
     def __call__(self, batch: StepBatch) -> Tensor:
         """Returns the loss, a float32 scalar on the device; the gradients are left on the parameters.
@@ -46,6 +47,7 @@ class PlainForwardBackward:
             part = self._objective(self._model, micro_batch, divisor)
             part.backward()
             loss += part.detach()
+        self.own_loss = loss
         return self._sum_over_data(loss)
 
     def score(self, micro_batch: MicroBatch, divisor: Tensor, z_loss: float) -> Tensor:

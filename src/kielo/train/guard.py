@@ -29,6 +29,7 @@ class Guard:
         self._steps = 0  # checked in all; the ring holds the last of them
         self._counts = torch.zeros(2, dtype=torch.int64, device=device)  # bad in a row up to now, bad in all
         self._late = DelayedReader(device)
+        self._read: list[float] | None = None
 
     def check(self, loss: Tensor, gradient_norm: Tensor) -> Tensor:
         """Returns a float32 scalar on the device: 1 where this step must be skipped.
@@ -44,12 +45,22 @@ class Guard:
         self._steps += 1
         return bad.to(torch.float32)
 
+    @property
+    def steps_behind(self) -> int:
+        """How many steps after a step `was_bad` and `stop_if_diverged` know of it."""
+        return self._late.steps_behind
+
+    def was_bad(self) -> bool:
+        """Returns True if the last finished step was bad; called once after each step, by all ranks."""
+        self._read = self._late.read(self._counts)
+        return bool(self._read and self._read[0])
+
     def stop_if_diverged(self, step: int, way_on: Callable[[int], str] = lambda first_bad_step: "") -> None:
-        """Raises KieloError after too many bad steps in a row; on a GPU one step later than on a CPU.
+        """Raises KieloError after too many bad steps in a row, counted up to the last `was_bad`.
 
         way_on: the first of them → how to go on, a sentence for the message. All ranks call it together.
         """
-        counts = self._late.read(self._counts)
+        counts = self._read
         if counts is None or counts[0] < self._max_in_a_row:
             return
         first_bad_step = max(1, step - self._late.steps_behind - int(counts[0]) + 1)

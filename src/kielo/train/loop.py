@@ -23,6 +23,10 @@ def fit(run: Run, phase: PhaseParts) -> bool:
         batch = phase.feed.take(state.step)
         learning_rate = run.learning_rate(state.tokens) * state.learning_rate_factor
         loss, gradient_norm = optimiser_step(run.current.step, batch, learning_rate)
+        run.current.local_finite.note(state.step, run.current.step.forward_backward.own_loss)
+        if run.guard.was_bad():
+            step, found = run.current.local_finite.seen(run.guard.steps_behind)
+            run.alert(step, f"the step was not finite, and is left out; first seen by {found}")
         if run.spike_watch.must_go_back(state.step, loss, gradient_norm):
             return False
         run.guard.stop_if_diverged(state.step, run.checkpoints.way_on)

@@ -18,6 +18,7 @@ from kielo.train.forward_backward import ForwardBackward
 from kielo.train.garbage import Garbage
 from kielo.train.guard import Guard
 from kielo.train.heldout import HeldOut
+from kielo.train.local_finite import LocalFinite
 from kielo.train.log import Log
 from kielo.train.meter import Meter
 from kielo.train.optimiser import Optimiser
@@ -55,6 +56,7 @@ class PrecisionParts:
     model: nn.Module
     step: StepParts
     replicas: Replicas
+    local_finite: LocalFinite
     heldout: HeldOut
 
 

@@ -44,6 +44,7 @@ class PipelineForwardBackward:
         self._rank_of_each_stage = rank_of_each_stage(schedule, ranks, model.num_stages // ranks)
         self._made: tuple[tuple[int, ...], Schedule] | None = None  # shapes, and the schedule for them
         self._divisor: Tensor | None = None
+        self.own_loss: Tensor | None = None  # of the last step, this rank's part before any sum
         self._positions_s: Tensor | None = None
         for part in model.parts:
             part.register_forward_pre_hook(self._with_positions, with_kwargs=True)
@@ -75,6 +76,7 @@ class PipelineForwardBackward:
         loss = torch.zeros((), device=self._divisor.device)
         for part in losses:  # the last stage's
             loss += part.detach()
+        self.own_loss = loss
         return sum_over(self._sum_over_data(loss), [self._axis])
 
     def score(self, micro_batch: MicroBatch, divisor: Tensor, z_loss: float) -> Tensor:
