@@ -20,7 +20,7 @@ import torch
 
 from kielo.models.families import build_model, complete
 from kielo.parallel.context_parallel import apply_context_parallel
-from kielo.parallel.materialise import materialise
+from kielo.parallel.materialise import local, materialise
 from kielo.parallel.mesh import build_mesh
 from kielo.parallel.projection import apply_projection
 from kielo.parallel.recompute import apply_recompute
@@ -94,7 +94,7 @@ def kept_bytes(model: Model, sequence_length: int, layout: Layout) -> float:
             apply_recompute(laid_out, layout)
             with fake_tensors(), RankWatch(*groups_of(mesh)) as watch:
                 laid_out = materialise(laid_out, world.device, None)
-                watch.ledger.name(laid_out.parameters(), "parameters")
+                watch.ledger.name(map(local, laid_out.parameters()), "parameters")
                 tokens = torch.zeros(1, sequence_length // layout.context, dtype=torch.int64)
                 hidden = laid_out(tokens, positions_s=positions_of_rank(sequence_length, mesh))
                 held.append(watch.ledger.held_bytes("activations"))

@@ -38,6 +38,14 @@ class LeanStage(PipelineStage):
         _move(self.args_recv_info[fwd_chunk_id], self.device)
         return super().get_fwd_recv_ops(fwd_chunk_id)
 
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        # A schedule of several stages a rank keeps what it sent until the end of the step. torch before 2.13
+        # sends outputs with their graphs, and those keep what was received.
+        sends = super().get_fwd_send_ops(fwd_chunk_id)
+        for send in sends:
+            send.tensor = send.tensor.detach()
+        return sends
+
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         _move(self.grad_recv_info.get(bwd_chunk_id, ()), self.device)
         return super().get_bwd_recv_ops(bwd_chunk_id)

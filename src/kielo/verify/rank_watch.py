@@ -152,10 +152,13 @@ class RankWatch(TorchDispatchMode):
         name = packet.__name__
         if "scaled_dot_product" in name:
             if "backward" in name:
-                count, is_causal = sdpa_backward_flop_count(*(arg.shape for arg in args[:4])), args[7]
+                queries, keys, is_causal = args[1].shape, args[2].shape, args[7]
+                count = partial(sdpa_backward_flop_count, queries)
             else:
+                queries, keys, count = args[0].shape, args[1].shape, sdpa_flop_count
                 is_causal = kwargs.get("is_causal", args[4] if len(args) > 4 else False)
-                count = sdpa_flop_count(*(arg.shape for arg in args[:3]))
+            every = queries[:2] + keys[2:]  # grouped keys count for each head; torch before 2.13 refuses them
+            count = count(queries, every, every)
             self.flops["attention"] += count // 2 if is_causal else count
         elif name.startswith("lower_right_attention"):
             # The last queries see all keys before them and half of their own. Grouped keys count for each.
