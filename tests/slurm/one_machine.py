@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NODES = 4
+NAMES = [f"kielo{number}" for number in range(1, NODES + 1)]
 # Long beside what it takes here (seconds): other work may have the machine.
 START_LIMIT_SECONDS = 180
 COMMAND_LIMIT_SECONDS = 60
@@ -129,11 +130,10 @@ def slurm(folder: Path) -> Iterator[Machine]:
     (folder / "slurm.conf").write_text(text)
     (folder / "munge.key").write_bytes(os.urandom(1024))
     (folder / "munge.key").chmod(0o600)
-    names = [f"kielo{number}" for number in range(1, NODES + 1)]
-    own = "".join(f"127.0.0.1 {name}\n" for name in names)
+    own = "".join(f"127.0.0.1 {name}\n" for name in NAMES)
     (folder / "hosts").write_text(Path("/etc/hosts").read_text() + own)
     machine = Machine(folder, os.environ | {"SLURM_CONF": str(folder / "slurm.conf")})
-    command = ["setpriv", "--pdeathsig", "KILL", *_NAMESPACES, "bash", "-c", _daemons_script(folder, names)]
+    command = ["setpriv", "--pdeathsig", "KILL", *_NAMESPACES, "bash", "-c", _daemons_script(folder)]
     started = subprocess.Popen(
         command, env=machine.environment, start_new_session=True, stdin=subprocess.DEVNULL
     )
@@ -146,13 +146,13 @@ def slurm(folder: Path) -> Iterator[Machine]:
         wait_until(machine.is_gone, COMMAND_LIMIT_SECONDS, lambda: "daemons or jobs of this Slurm are left")
 
 
-def _daemons_script(folder: Path, names: list[str]) -> str:
+def _daemons_script(folder: Path) -> str:
     """Bash of the first process: the daemons, each started again when it ended, unless it is kept down."""
     daemons = [
         f"munged --foreground --force --socket={folder}/munge.socket --key-file={folder}/munge.key "
         f"--pid-file={folder}/munge.pid --seed-file={folder}/munge.seed --log-file={folder}/munge.log",
         f"[ -S {folder}/munge.socket ] && slurmctld -D",
-        *(f"[ ! -e {folder}/down_{name} ] && slurmd -D -N {name}" for name in names),
+        *(f"[ ! -e {folder}/down_{name} ] && slurmd -D -N {name}" for name in NAMES),
     ]
     lines = [
         f"(while true; do {line}; sleep 1; done) > {folder}/daemon_{number}.txt 2>&1 &"
