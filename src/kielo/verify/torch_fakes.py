@@ -30,8 +30,8 @@ def check_version() -> None:
     if missing:
         raise KieloError(
             f"kielo rehearse does not know the inside of torch {torch.__version__} (no "
-            f"{', '.join(missing)}); what would work: torch {NEWEST}. A rehearsal needs no GPU, so any machine "
-            "with that version will do"
+            f"{', '.join(missing)}); what would work: torch {NEWEST}. A rehearsal needs no GPU, so any "
+            "machine with that version will do"
         )
 
 
