@@ -25,6 +25,7 @@ from kielo.recipe.sections import Layout, Model
 from kielo.resolve import software
 from kielo.resolve.software import BACKEND_VARIABLE
 from kielo.resolve.stages import SCHEDULES
+from kielo.verify.fake_world import fake_world
 from tests.models.equality import batch as tiny_batch
 from tests.models.equality import mean_loss, our_logits, pair
 from tests.models.tiny_configs import LENGTH, TINY
@@ -35,6 +36,14 @@ from tests.ranks import run_ranks
 LOSS, GRADIENT = 1e-5, 1e-5
 ALWAYS = ("llama",)
 VARIANTS = [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.full) for name in TINY]
+
+
+def test_an_axis_is_the_same_object_each_time():
+    """Else a second model of a process does not compile: DTensor remembers the first one's."""
+    with fake_world(0, 4, has_pipeline=False) as world:
+        mesh = build_mesh(world, layout(tensor=2, context=2))
+        assert mesh["tensor"] is mesh["tensor"]
+        assert mesh.of_parameters("tensor") is mesh.of_parameters("tensor")
 
 
 @pytest.fixture
@@ -182,9 +191,9 @@ def on_tensor_ranks(sizes: dict) -> dict:
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         hidden = model(tokens_bs())
-    value = score(gather_sequence(hidden, mesh.parameters["tensor"]))
+    value = score(gather_sequence(hidden, mesh.of_parameters("tensor")))
     # Each rank's gradient of the hidden states is a part of their sum.
-    (value / mesh.parameters["tensor"].size() / mesh.parameters["shard"].size()).backward()
+    (value / mesh.of_parameters("tensor").size() / mesh.of_parameters("shard").size()).backward()
     return {
         "value": value.item(),
         "gradients": gradients(model),

@@ -60,7 +60,7 @@ def test_a_product_and_its_sum_in_one_operator_are_counted():
     """As `operators` has them: a rehearsal sees the scatter and the FLOPs inside, once each."""
     with fake_world(0, 2, has_pipeline=False) as world:
         mesh = build_mesh(world, Layout(tensor=2, shard=1))
-        axis = mesh.parameters["tensor"]
+        axis = mesh.of_parameters("tensor")
         with fake_tensors(), RankWatch(*groups_of(mesh)) as watch:
             linear = torch.nn.Linear(16, 8, bias=False)
             split_rows(linear, axis, TensorAxis(axis.get_group().group_name, 2, True))

@@ -27,7 +27,7 @@ def whole() -> tuple[nn.Embedding, torch.Tensor, torch.Tensor]:
 def on_a_rank() -> list[dict]:
     """What comes out along the sequence, and whole."""
     world = start_world(30, "cpu")
-    axis = build_mesh(world, layout(tensor=RANKS)).parameters["tensor"]
+    axis = build_mesh(world, layout(tensor=RANKS)).of_parameters("tensor")
     found = []
     for output in (Shard(1), Replicate()):
         embedding, ids, gradient = whole()

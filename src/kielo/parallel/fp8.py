@@ -146,7 +146,7 @@ def _swap(float8: ModuleType, model: nn.Module, names: Set[str], config: Any) ->
 def _multiply_wide(linear: nn.Linear, shard: DTensor | None, mesh: Mesh, x: Tensor) -> Tensor:
     weight = linear.weight
     if shard is not None:
-        weight = _WideWeight.apply(weight, shard, mesh.parameters["shard"])
+        weight = _WideWeight.apply(weight, shard, mesh.of_parameters("shard"))
     return F.linear(x, weight, linear.bias)
 
 
@@ -177,8 +177,8 @@ def _is_gathered_in_fp8(model: nn.Module, name: str, module: nn.Linear, mesh: Me
     rows = module.out_features
     plan = families.module(model.config.model_type, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN
     if style_of(plan, name) == "column":
-        rows //= mesh.parameters["tensor"].size()
-    return rows % mesh.parameters["shard"].size() == 0
+        rows //= mesh.of_parameters("tensor").size()
+    return rows % mesh.of_parameters("shard").size() == 0
 
 
 def _has_fp8(device: torch.device) -> bool:

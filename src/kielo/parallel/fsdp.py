@@ -85,7 +85,7 @@ def apply_fsdp(
         else OffloadPolicy()
     )
     is_hybrid = mesh["replicate"].size() > 1
-    data_mesh = mesh.parameters["replicate", "shard"] if is_hybrid else mesh.parameters["shard"]
+    data_mesh = mesh.of_parameters(("replicate", "shard")) if is_hybrid else mesh.of_parameters("shard")
     gives_up_parameters = layout.zero == 3
     policy = MixedPrecisionPolicy(param_dtype=COMPUTE_DTYPES[precision], reduce_dtype=torch.float32)
     for layer in model.layers.values():

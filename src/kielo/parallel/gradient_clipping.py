@@ -22,7 +22,7 @@ def gradient_norm(model: nn.Module, mesh: Mesh) -> torch.Tensor:
         total = torch.stack(norms).square().sum().to(device)
     else:
         total = torch.zeros((), device=device)
-    return sum_over(total, [mesh.parameters[axis] for axis in mesh.parameters.mesh_dim_names]).sqrt()
+    return sum_over(total, [mesh.of_parameters(axis) for axis in mesh.parameters.mesh_dim_names]).sqrt()
 
 
 def _copies(gradient: torch.Tensor, mesh: Mesh) -> int:
@@ -30,7 +30,7 @@ def _copies(gradient: torch.Tensor, mesh: Mesh) -> int:
 
     Ranks of other pipeline stages hold other parameters.
     """
-    ranks = mesh.parameters.size() // mesh.parameters["pipeline"].size()
+    ranks = mesh.parameters.size() // mesh.of_parameters("pipeline").size()
     if not isinstance(gradient, DTensor):
         return ranks
     parts = 1

@@ -5,7 +5,7 @@ stay within a node and `replicate` goes across nodes.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
@@ -33,9 +33,27 @@ class Mesh:
 
     ranks: DeviceMesh
     parameters: DeviceMesh
+    _made: dict[tuple[bool, str | tuple[str, ...]], DeviceMesh] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __getitem__(self, axis: str | tuple[str, ...]) -> DeviceMesh:
-        return self.ranks[axis]
+        """Returns an axis of computing, the same object each time."""
+        return self._once(axis, of_parameters=False)
+
+    def of_parameters(self, axis: str | tuple[str, ...]) -> DeviceMesh:
+        """Returns an axis of weights, the same object each time.
+
+        torch makes a new one for each question, equal to the others. DTensor remembers the first that it saw,
+        and a second model of a process, whose weights name another, does not compile (torch 2.13, Inductor).
+        """
+        return self._once(axis, of_parameters=True)
+
+    def _once(self, axis: str | tuple[str, ...], of_parameters: bool) -> DeviceMesh:
+        key = of_parameters, axis
+        if key not in self._made:
+            self._made[key] = (self.parameters if of_parameters else self.ranks)[axis]
+        return self._made[key]
 
 
 def build_mesh(world: World, layout: Layout) -> Mesh:

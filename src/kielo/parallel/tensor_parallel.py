@@ -43,7 +43,7 @@ def apply_tensor_parallel(model: nn.Module, mesh: Mesh, layout: Layout) -> None:
     if layout.tensor == 1:
         return
     plan = families.module(model.config.model_type, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN
-    mesh_axis = mesh.parameters["tensor"]
+    mesh_axis = mesh.of_parameters("tensor")
     chunks = chunks_of(layout)
     axis = TensorAxis(mesh_axis.get_group().group_name, layout.tensor, layout.sequence_parallel, chunks)
     styles = {}

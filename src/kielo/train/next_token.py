@@ -57,5 +57,5 @@ class NextToken:
 
 def tensor_axis(mesh: Mesh) -> DeviceMesh | None:
     """Returns the tensor axis for `NextToken`: None where it has one rank."""
-    axis = mesh.parameters["tensor"]
+    axis = mesh.of_parameters("tensor")
     return axis if axis.size() > 1 else None

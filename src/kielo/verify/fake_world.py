@@ -52,4 +52,4 @@ def groups_of(mesh: Mesh) -> tuple[dict[str, str], str]:
         for axis in (axis for axis in AXES if axis in ranks.mesh_dim_names):
             if ranks[axis].size() > 1:
                 found.setdefault(ranks[axis].get_group().group_name, axis)
-    return found, mesh.parameters["shard"].get_group().group_name
+    return found, mesh.of_parameters("shard").get_group().group_name
