@@ -5,7 +5,6 @@ stay within a node and `replicate` goes across nodes.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
@@ -23,7 +22,6 @@ TOKEN_AXES = (*SAMPLE_AXES, "context")  # ranks along these see different tokens
 UNBUILT_AXES = ("expert",)
 
 
-@dataclass(frozen=True)
 class Mesh:
     """The ranks in two views: `mesh["tensor"]` is an axis (or several) of computing, `parameters` of weights.
 
@@ -31,29 +29,21 @@ class Mesh:
     them too: in `parameters`, `shard` is shard × context, and there is no axis `context`.
     """
 
-    ranks: DeviceMesh
-    parameters: DeviceMesh
-    _made: dict[tuple[bool, str | tuple[str, ...]], DeviceMesh] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    def __init__(self, ranks: DeviceMesh, parameters: DeviceMesh) -> None:
+        self.ranks = ranks
+        self.parameters = parameters
+        # torch makes a new axis for each question, equal to the others. DTensor remembers the first that it
+        # saw, and a second model of a process, whose weights name another, does not compile (2.13, Inductor).
+        self._axes = {name: ranks[name] for name in ranks.mesh_dim_names}
+        self._axes_of_parameters = {name: parameters[name] for name in parameters.mesh_dim_names}
 
     def __getitem__(self, axis: str | tuple[str, ...]) -> DeviceMesh:
-        """Returns an axis of computing, the same object each time."""
-        return self._once(axis, of_parameters=False)
+        """Returns an axis of computing; one alone is the same object each time."""
+        return self._axes.get(axis) or self.ranks[axis]
 
     def of_parameters(self, axis: str | tuple[str, ...]) -> DeviceMesh:
-        """Returns an axis of weights, the same object each time.
-
-        torch makes a new one for each question, equal to the others. DTensor remembers the first that it saw,
-        and a second model of a process, whose weights name another, does not compile (torch 2.13, Inductor).
-        """
-        return self._once(axis, of_parameters=True)
-
-    def _once(self, axis: str | tuple[str, ...], of_parameters: bool) -> DeviceMesh:
-        key = of_parameters, axis
-        if key not in self._made:
-            self._made[key] = (self.parameters if of_parameters else self.ranks)[axis]
-        return self._made[key]
+        """Returns an axis of weights; one alone is the same object each time."""
+        return self._axes_of_parameters.get(axis) or self.parameters[axis]
 
 
 def build_mesh(world: World, layout: Layout) -> Mesh:
