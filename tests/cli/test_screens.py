@@ -5,6 +5,7 @@ as a path, which nothing can break. Refusals are one line each, for terminals an
 for machines.
 """
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -160,8 +161,11 @@ def test_a_plan_says_where_nothing_fits_and_where_the_recipes_own_layout_is_best
     assert main(["plan", "estonian_llama31_70b", "--nodes", "2,4", *anew]) == 0
     printed = capsys.readouterr().out
     assert "No layout fits on 2 nodes." in printed and "slower than the fastest by" in printed
-    own = ["layout.tensor=4", "layout.pipeline=4", "layout.zero=3", "layout.recompute=norms+activations"]
-    own += ["train.micro_batch_sequences=1"]
+    assert main(["plan", "estonian_llama31_70b", "--nodes", "4", "--json"]) == 0
+    best = json.loads(capsys.readouterr().out)["layouts"][0]
+    keys = ("tensor", "pipeline", "pipeline_schedule", "pipeline_stages_per_rank", "zero", "recompute")
+    own = [f"layout.{key}={best['layout'][key]}" for key in keys]
+    own += [f"train.micro_batch_sequences={best['micro_batch_sequences']}"]
     sets = [word for one in own for word in ("--set", one)]
     assert main(["plan", "estonian_llama31_70b", "--nodes", "4", *sets]) == 0
     printed = capsys.readouterr().out
