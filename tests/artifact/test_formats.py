@@ -11,6 +11,7 @@ from kielo.artifact.alerts import ALERTS_NAME, Alert, append_alert
 from kielo.artifact.formats import FORMATS, schema_of
 from kielo.artifact.launch import Launch
 from kielo.artifact.manifest import write_manifest
+from kielo.artifact.masked_scores import Accuracy, MaskedScores
 from kielo.artifact.metrics import METRICS_NAME, Row, of_kind, read_metrics
 from kielo.artifact.outcome import Outcome
 from kielo.artifact.preflight import CheckReport, Complaint, NodeVerdict, Preflight
@@ -41,6 +42,11 @@ def run_folder(tmp_path_factory):
     )  # fmt: skip
     files = TokenFiles(end_of_text_id=0, sources={"a": TokenFileSet(files=(file,), training_tokens=5)})
     write_json(folder / "tokens", files)
+    accuracy = Accuracy(model=0.4, unigram=0.1, bigram=0.2)
+    write_json(folder / "evaluate", MaskedScores(
+        model="õ", accuracy=accuracy, loss=3.0, hidden_tokens=9, sequences=2, sequence_length=16,
+        masking="span", masking_rate=0.15, seed=1,
+    ))  # fmt: skip
     append_alert(folder / "train" / ALERTS_NAME, 4, "õ")
     complaint = Complaint(check="clock", rank=1, node="õ", message="late", is_refusal=True)
     checks = [CheckReport(name="clock", summary="", seconds=0.5, found=[[1.0], None])]

@@ -78,6 +78,7 @@ def test_summary_has_just_the_promised_keys(run_folder: Path) -> None:
             "documents_kept": 1905,
         },
         "bits_per_byte": {"model": 1.413, "unigram": 2.301, "xz": 1.612, "ngram": 1.552},
+        "masked_tokens": None,
         "parity": {"max_relative_loss_difference": 4e-7, "steps": 20, "passed": True},
         "tokens_per_second": 12_000.0,
         "export": str(run_folder / "hf"),

@@ -11,6 +11,7 @@ from pydantic import BaseModel, TypeAdapter
 from kielo.artifact import alerts, metrics
 from kielo.artifact.funnel import Funnel
 from kielo.artifact.launch import Launch
+from kielo.artifact.masked_scores import MaskedScores
 from kielo.artifact.outcome import Outcome
 from kielo.artifact.parity import Parity
 from kielo.artifact.preflight import Preflight
@@ -61,6 +62,7 @@ FORMATS = {
     "site": _whole_file("sites/CLUSTER/", MadeSite),
     "parity": _whole_file("verify/", Parity),
     "scores": _whole_file("evaluate/", Scores),
+    "masked_scores": _whole_file("evaluate/", MaskedScores),
     "preflight": _whole_file("", Preflight),
     "summary": _whole_file("", Summary),
 }

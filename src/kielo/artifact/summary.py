@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+from kielo.artifact.masked_scores import Accuracy
 from kielo.artifact.stage_json import JsonFile, JsonObject
 
 
@@ -64,6 +65,8 @@ class Summary(JsonFile):
     """Tokens of the whole training; null: nothing was trained."""
     corpus: CorpusSummary
     bits_per_byte: BitsPerByteSummary
+    masked_tokens: Accuracy | None = None
+    """Shares of hidden tokens that an encoder and its baselines predict; null: no encoder was evaluated."""
     parity: ParitySummary
     tokens_per_second: float | None
     """Tokens per second of training over all ranks, the median; null: nothing was trained."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from kielo.artifact.checkpoint_folder import INDEX_NAME
 from kielo.cli.flags import examples, takes_recipe
-from kielo.cli.terminal import print_json, print_table
+from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, run_folder
 
@@ -45,6 +45,7 @@ def evaluate(options: argparse.Namespace) -> None:
     folder = run_folder(recipe)
 
     from kielo.artifact.lease import held
+    from kielo.artifact.masked_scores import MaskedScores
     from kielo.cli.checkpoint import newest_checkpoint
     from kielo.evaluate.run import evaluate, evaluate_hugging_face
 
@@ -55,6 +56,10 @@ def evaluate(options: argparse.Namespace) -> None:
             scores = evaluate(recipe, folder, model if options.recipe else newest_checkpoint(folder))
     if options.json:
         return print_json(scores.content())
+    if isinstance(scores, MaskedScores):
+        rows = [(name, f"{100 * share:.1f} %") for name, share in scores.accuracy.content().items()]
+        print_table(["contender", "hidden tokens predicted"], rows)
+        return print_text(f"loss of the model: {scores.loss:.3f} nats per hidden token")
     bits = scores.bits_per_byte.content()
     print_table(["contender", "bits per byte"], [(name, f"{value:.3f}") for name, value in bits.items()])
     if scores.sets:

@@ -77,6 +77,11 @@ def certify(
     from kielo.verify.certificate import ParityOptions, current_certificate
     from kielo.verify.parity_table import print_parity
 
+    if recipe.train.objective == "masked_tokens":
+        raise KieloError(
+            f"model.model_type = {recipe.model.model_type!r} is an encoder that transformers has no class "
+            "for, so there is nothing to compare with; what would work: `kielo verify layouts`, or round-trip"
+        )
     section, checkpoint = recipe.verify, newest_checkpoint(folder)
     check_tokens(read_plain(checkpoint), folder)
     options = ParityOptions(

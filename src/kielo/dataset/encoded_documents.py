@@ -74,6 +74,14 @@ def sources_with_loss_mask(recipe: Recipe) -> list[str]:
     return [source.name for source in recipe.corpus.sources if source.loss == "answers"]
 
 
+def begins_with_cls(recipe: Recipe) -> bool:
+    """Returns True if the token of the role `cls_token`, where the tokenizer has one, begins each document.
+
+    So it is for encoders, except beside ready tokens, which are taken as they are.
+    """
+    return recipe.train.objective == "masked_tokens" and not recipe.corpus.token_sources
+
+
 def _place(document: dict[str, Any]) -> str:
     facts = document["metadata"]
     return f"source {document['source']}: {facts['file']}, line or row {facts['number']}"

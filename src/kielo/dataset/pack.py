@@ -24,7 +24,12 @@ from kielo.artifact.stage_json import write_json
 from kielo.artifact.token_shards import TokenShardWriter
 from kielo.artifact.token_sources import find_token_sources
 from kielo.artifact.trained_text import refuse_to_replace
-from kielo.dataset.encoded_documents import DocumentEncoder, EncodedDocument, sources_with_loss_mask
+from kielo.dataset.encoded_documents import (
+    DocumentEncoder,
+    EncodedDocument,
+    begins_with_cls,
+    sources_with_loss_mask,
+)
 from kielo.dataset.heldout_languages import SEPARATOR, HeldoutLanguages
 from kielo.dataset.heldout_sets import HELDOUT, SET_KEY, set_file
 from kielo.dataset.pack_token_files import TokenFilesPacking, inputs_of, note_places
@@ -37,6 +42,7 @@ from kielo.tokenizer.load import (
     decode,
     end_of_text_id,
     load_tokenizer,
+    role_id,
     vocabulary_size,
 )
 from kielo.tokenizer.measure import WORD
@@ -94,13 +100,17 @@ def _section(recipe: Recipe) -> dict[str, Any]:
     section: dict[str, Any] = {"heldout_share": recipe.dataset.heldout_share}
     if on_answers := sources_with_loss_mask(recipe):
         section["loss_on_answers"] = sorted(on_answers)
+    if begins_with_cls(recipe):
+        section["begins_with_cls"] = True
     return section
 
 
 class _Shard:
     """One shard in the making, with the ids of its documents and its counts."""
 
-    def __init__(self, tokens: TokenShardWriter, end: int, open_files: ExitStack):
+    def __init__(self, tokens: TokenShardWriter, begin: list[int], end: int, open_files: ExitStack):
+        """begin: what stands before documents of which all tokens carry loss."""
+        self._begin = begin
         self._tokens, prefix = open_files.enter_context(tokens), tokens.prefix
         ids_path = prefix.with_name(prefix.name + ".ids.txt")
         self._ids = open_files.enter_context(ids_path.open("w", encoding="utf-8", newline="\n"))
@@ -110,7 +120,8 @@ class _Shard:
             self.counts |= {"tokens_with_loss": 0, "bytes_with_loss": 0}
 
     def add(self, document: dict[str, Any], encoded: EncodedDocument) -> None:
-        row, carries_loss = encoded.ids, encoded.carries_loss
+        carries_loss = encoded.carries_loss
+        row = [*self._begin, *encoded.ids] if carries_loss is None else encoded.ids
         self._tokens.add(np.array([*row, self._end], dtype=np.int64), carries_loss)
         num_bytes = len(document["text"].encode("utf-8", "surrogatepass"))
         if self._tokens.has_loss_mask:
@@ -133,6 +144,8 @@ class _Packing:
     def __init__(self, folder: Path, tokenizer: TextTokenizer, recipe: Recipe):
         self._folder, self._tokenizer, self._recipe = folder, tokenizer, recipe
         self._end, self._vocab_size = end_of_text_id(tokenizer), vocabulary_size(tokenizer)
+        first = role_id(tokenizer, "cls_token") if begins_with_cls(recipe) else None
+        self._begin = [] if first is None else [first]
         self._encoder = DocumentEncoder(recipe, tokenizer, self._end)
         self._on_answers = sources_with_loss_mask(recipe)
         self._open_files = ExitStack()
@@ -219,7 +232,7 @@ class _Packing:
 
     def _shard(self, name: str, has_loss_mask: bool) -> _Shard:
         tokens = TokenShardWriter(self._folder / name, self._vocab_size, has_loss_mask)
-        return _Shard(tokens, self._end, self._open_files)
+        return _Shard(tokens, self._begin, self._end, self._open_files)
 
     def _check_round_trip(self, documents: list[dict[str, Any]], encoded: list[EncodedDocument]) -> None:
         chosen = slice(-self._documents % ROUND_TRIP_EVERY, None, ROUND_TRIP_EVERY)

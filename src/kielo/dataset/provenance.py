@@ -12,7 +12,7 @@ from typing import Any
 from kielo.artifact.manifest import Manifest, as_json, hash_manifest, read_manifest
 from kielo.corpus.settings import effective_settings
 from kielo.dataset.batches import packed_manifest
-from kielo.dataset.encoded_documents import sources_with_loss_mask
+from kielo.dataset.encoded_documents import begins_with_cls, sources_with_loss_mask
 from kielo.recipe.cards import language
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
@@ -141,6 +141,8 @@ def _changes_of_tokens(recipe: Recipe, tokens: Manifest) -> Iterator[str]:
     now = sorted(sources_with_loss_mask(recipe))
     if tokens.inputs and on_answers != now:
         yield f"corpus.sources with loss = 'answers': were {on_answers}, are now {now}"
+    if tokens.inputs and tokens.section.get("begins_with_cls", False) != begins_with_cls(recipe):
+        yield "train.objective: encoders have a token before each document, and decoders none"
     packed = [name for name, counts in tokens.counts["sources"].items() if "folder" in counts]
     named = [source.name for source in recipe.corpus.token_sources]
     if tokens.inputs and sorted(packed) != sorted(named):

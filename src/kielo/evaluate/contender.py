@@ -123,7 +123,7 @@ def load_hugging_face_model(folder: Path, num_tokens: int, dtype: torch.dtype | 
 
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, output_loading_info=True
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True, trust_remote_code=False
         )
         model = model.to(_device()).eval()
     # transformers' readers and models have a dozen kinds of error for what does not fit

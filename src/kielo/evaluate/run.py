@@ -1,17 +1,20 @@
 """The evaluate stage: a run's checkpoint and texts → `evaluate/scores.json`; also the scores of other models.
 
-Every contender scores the same held-out documents under the convention of `bits_per_byte.py`.
+Every contender scores the same held-out documents under the convention of `bits_per_byte.py`. Encoders have
+`evaluate/masked_scores.json` instead, of `masked_tokens.py`.
 """
 
 from pathlib import Path
 
 from kielo.artifact.checkpoint_index import read_plain
 from kielo.artifact.manifest import hash_manifest, is_current, read_manifest, write_stage
+from kielo.artifact.masked_scores import MaskedScores
 from kielo.artifact.scores import Scores
 from kielo.artifact.stage_json import read_stage_json, write_json
 from kielo.artifact.whole_checkpoints import newest_checkpoint
 from kielo.dataset.heldout_sets import EVALUATION_TEXTS
 from kielo.dataset.provenance import check_recipe, check_tokenizer, check_tokens
+from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import longest_sequence_length
 from kielo.recipe.sections import Recipe
 from kielo.resolve import resolved as resolved_file
@@ -19,7 +22,7 @@ from kielo.resolve import resolved as resolved_file
 KIND, VERSION = "scores", 1
 
 
-def evaluate(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -> Scores:
+def evaluate(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -> Scores | MaskedScores:
     """Score the run's checkpoint (default: the newest whole one) beside three baselines given the same text.
 
     Writes `run_folder/evaluate`. A current folder is read back instead. Raises KieloError when a stage that
@@ -37,15 +40,22 @@ def evaluate(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -
     if read_manifest(run_folder / EVALUATION_TEXTS) is not None:
         inputs[EVALUATION_TEXTS] = hash_manifest(run_folder / EVALUATION_TEXTS)
     section = recipe.evaluate.model_dump(mode="json") | {"seed": recipe.seed}
+    is_masked = recipe.train.objective == "masked_tokens"
     if is_current(folder, KIND, VERSION, inputs, section):
-        return read_stage_json(folder, Scores)
+        return read_stage_json(folder, MaskedScores if is_masked else Scores)
     # torch, which a finished stage does without
     from kielo.evaluate.contender import load_checkpoint
+    from kielo.evaluate.masked_tokens import score_masked_tokens
     from kielo.evaluate.score import score
 
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
         resolved = resolved_file.read(run_folder / "resolved.toml")
         contender = load_checkpoint(checkpoint, resolved, run_folder / "tokenizer")
+        if is_masked:
+            scores = score_masked_tokens(contender, checkpoint.name, resolved.identity, run_folder)
+            write_json(stage.folder, scores)
+            stage.counts |= {"accuracy": scores.accuracy.content()}
+            return scores
         scores = score(contender, checkpoint.name, recipe, run_folder)
         write_json(stage.folder, scores)
         stage.counts |= {
@@ -63,6 +73,11 @@ def evaluate_hugging_face(recipe: Recipe, run_folder: Path, model: Path) -> Scor
     from kielo.evaluate.contender import load_hugging_face
     from kielo.evaluate.score import score
 
+    if recipe.train.objective == "masked_tokens":
+        raise KieloError(
+            f"{model}: the recipe's text is an encoder's, for which bits per byte are not defined; what "
+            "would work: a run of an encoder, with its recipe alone"
+        )
     check_recipe(recipe, run_folder)
     check_tokenizer(run_folder)
     contender = load_hugging_face(Path(model), longest_sequence_length(recipe))

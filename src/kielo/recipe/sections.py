@@ -643,9 +643,25 @@ class TrainSchedule(Section):
     )
 
 
+Objective = Literal["next_token", "masked_tokens"]
+MaskingKind = Literal["subword", "whole_word", "span"]
+
+
 class TrainIdentity(Section):
     """Keys of [train] that are copied into the identity: optimiser, objective, precision, skipped steps."""
 
+    objective: Objective = Field(
+        "next_token", description="what is predicted; masked_tokens: hidden tokens, by an encoder"
+    )
+    masking: MaskingKind = Field(
+        "span", description="what is hidden together: one token, a word, or a span of 1 to 10 tokens"
+    )
+    masking_rate: float = Field(
+        0.30, gt=0, lt=1, description="share of tokens that are hidden, at the first step"
+    )
+    final_masking_rate: float = Field(
+        0.15, gt=0, lt=1, description="the same at the last step, and of held-out text; linear between"
+    )
     skip_steps: tuple[tuple[PositiveInt, PositiveInt], ...] = Field(
         (), description="[first, last] steps whose text is passed over without training on it"
     )

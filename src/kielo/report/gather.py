@@ -1,6 +1,6 @@
 """Everything that a run folder says about itself, as one plain dict for the page, the card and the summary.
 
-Run folder (manifests, funnel.json, measure.json, metrics.jsonl, parity.json, scores.json) -> dict.
+Run folder (manifests, funnel.json, measure.json, metrics.jsonl, parity.json, scores.json, …) -> dict.
 Torch-free. A stage that has not run yet is None in the dict: the page says so instead of failing.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from kielo.artifact.funnel import Funnel
 from kielo.artifact.manifest import Manifest, read_manifest
+from kielo.artifact.masked_scores import MaskedScores
 from kielo.artifact.metrics import (
     METRICS_NAME,
     HeldOutLoss,
@@ -69,6 +70,7 @@ def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> di
         "training": _training(run_folder / "train", manifests["train"]),
         "parity": read_stage_json(run_folder / "verify", Parity),
         "scores": read_stage_json(run_folder / "evaluate", Scores),
+        "masked_scores": read_stage_json(run_folder / "evaluate", MaskedScores),
         "export": str(run_folder / "hf") if manifests["export"] else None,
         "export_counts": manifests["export"].counts if manifests["export"] else {},
         "versions": _versions(manifests),
@@ -78,6 +80,7 @@ def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> di
 def summarise(gathered: dict[str, Any]) -> Summary:
     """Returns the content of summary.json; the values of stages that have not run are None."""
     scores, training, overview = gathered["scores"], gathered["training"], gathered["overview"]
+    masked = gathered["masked_scores"]
     return Summary(
         stages=gathered["stages"],
         parameters=overview.parameters if overview else None,
@@ -86,6 +89,7 @@ def summarise(gathered: dict[str, Any]) -> Summary:
         bits_per_byte=BitsPerByteSummary(
             **_pick(scores and scores.bits_per_byte.content(), BitsPerByteSummary)
         ),
+        masked_tokens=masked.accuracy if masked else None,
         parity=ParitySummary(**_pick(gathered["parity"] and gathered["parity"].content(), ParitySummary)),
         tokens_per_second=training["tokens_per_second"] if training else None,
         export=gathered["export"],

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kielo.artifact.masked_scores import MaskedScores
 from kielo.artifact.own_text import is_own_text, write_own_text
 from kielo.artifact.parity import Parity
 from kielo.artifact.scores import Scores
@@ -33,29 +34,61 @@ def write_model_card(gathered: dict[str, Any]) -> Path | None:
 def render(gathered: dict[str, Any]) -> str:
     """Returns the card as Markdown."""
     recipe = gathered["recipe"]
-    prompt = json.dumps(_first_prompt(gathered), ensure_ascii=False)
+    is_encoder = recipe.train.objective == "masked_tokens"
     parts = [
         _front_matter(recipe),
         f"# {_plain(recipe.name)}",
         _plain(recipe.description),
-        f"A causal language model for {_named_languages(recipe)}, made with Kielo "
-        f"{gathered['kielo_version']}.",
+        f"A {'masked' if is_encoder else 'causal'} language model for {_named_languages(recipe)}, made with "
+        f"Kielo {gathered['kielo_version']}.",
         _model(gathered["overview"]),
         _bits_per_byte(gathered["scores"]),
+        _masked_tokens(gathered["masked_scores"]),
         _parity(gathered["parity"]),
         "## How to load it",
+        _loading_an_encoder() if is_encoder else _loading(gathered),
+        _chat(recipe),
+        _training(gathered),
+        _limits(recipe),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _loading(gathered: dict[str, Any]) -> str:
+    prompt = json.dumps(_first_prompt(gathered), ensure_ascii=False)
+    return (
         "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         'folder = "."  # this folder, or its name on the hub\n'
         "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
         "model = AutoModelForCausalLM.from_pretrained(folder)\n"
         f'inputs = tokenizer({prompt}, return_tensors="pt")\n'
         "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=80, do_sample=True, top_k=50)[0]))\n"
-        "```",
-        _chat(recipe),
-        _training(gathered),
-        _limits(recipe),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+        "```"
+    )
+
+
+def _loading_an_encoder() -> str:
+    return (
+        "```python\nfrom transformers import AutoModelForMaskedLM, AutoTokenizer\n\n"
+        'folder = "."  # this folder, or its name on the hub\n'
+        "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
+        "model = AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True)\n```\n\n"
+        "The classes that `config.json` names are not a part of transformers: copy the modules of its "
+        "`auto_map` from a published model of this family into this folder."
+    )
+
+
+def _masked_tokens(scores: MaskedScores | None) -> str:
+    if not scores:
+        return ""
+    shares = {"**this model**": scores.accuracy.model}
+    shares |= {f"token {name}": share for name, share in scores.accuracy.baselines().items()}
+    rows = "\n".join(f"| {name} | {100 * share:.1f} % |" for name, share in shares.items())
+    return (
+        f"## Hidden tokens\n\n{scores.hidden_tokens:,} tokens of held-out text were hidden, "
+        f"{100 * scores.masking_rate:g} % by {_plain(scores.masking)}; more is better. The baselines were "
+        f"given the same training text.\n\n| | predicted |\n|---|--:|\n{rows}"
+    )
 
 
 def _front_matter(recipe: Recipe) -> str:
@@ -66,7 +99,7 @@ def _front_matter(recipe: Recipe) -> str:
         "language:",
         *(f"- {json.dumps(code)}" for code in _languages(recipe)),
         "library_name: transformers",
-        "pipeline_tag: text-generation",
+        f"pipeline_tag: {'fill-mask' if recipe.train.objective == 'masked_tokens' else 'text-generation'}",
     ]
     # Only text that certainly came from the hub; a Debian package may have been used in place of its
     # fallback.
@@ -201,6 +234,8 @@ def _instructions(recipe: Recipe) -> list[Source]:
 def _limits(recipe: Recipe) -> str:
     if _instructions(recipe):
         does = "The model has learned from conversations; its answers were not tuned to what people prefer"
+    elif recipe.train.objective == "masked_tokens":
+        does = "The model predicts hidden tokens; it has not been taught a task"
     else:
         does = "The model continues text; it has not been taught to follow instructions"
     return f"## Limits\n\n{does}, and what it writes may be false or repeat what its training text holds."

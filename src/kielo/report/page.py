@@ -34,10 +34,17 @@ TOKENIZER_NAMES = {
 def render(gathered: dict[str, Any]) -> str:
     """Returns the whole page as HTML."""
     recipe = gathered["recipe"]
-    sections = [
-        ("bits-per-byte", "Held-out bits per byte", _bits_per_byte(gathered)),
-        ("samples", "What it writes", _samples(gathered)),
-        ("parity", "Parity certificate", _parity(gathered)),
+    is_encoder = recipe.train.objective == "masked_tokens"
+    sections = (
+        [("masked-tokens", "Hidden tokens", _masked_tokens(gathered))]
+        if is_encoder
+        else [
+            ("bits-per-byte", "Held-out bits per byte", _bits_per_byte(gathered)),
+            ("samples", "What it writes", _samples(gathered)),
+            ("parity", "Parity certificate", _parity(gathered)),
+        ]
+    )
+    sections += [
         ("training", "Training", _training(gathered)),
         ("corpus", "Cleaning the text", _corpus(gathered)),
         ("tokenizer", "Tokenizer", _tokenizer(gathered)),
@@ -80,6 +87,10 @@ def _verdict(gathered: dict[str, Any]) -> str:
     """Says in one line if the model beats the baselines and computes the same as Hugging Face's."""
     claims = []
     scores, parity = gathered["scores"], gathered["parity"]
+    if masked := gathered["masked_scores"]:
+        beaten = [masked.accuracy.model > share for share in masked.accuracy.baselines().values()]
+        text = "beats both baselines" if all(beaten) else f"beats {sum(beaten)} of two baselines"
+        claims.append((all(beaten), f"The model {text} in predicting hidden tokens."))
     if scores and (baselines := scores.bits_per_byte.baselines()):
         beaten = [scores.bits_per_byte.model < bits for bits in baselines.values()]
         text = "beats all three baselines" if all(beaten) else f"beats {sum(beaten)} of three baselines"
@@ -102,6 +113,8 @@ def _headline_figures(gathered: dict[str, Any]) -> str:
     facts = []
     if scores := gathered["scores"]:
         facts.append((f"{scores.bits_per_byte.model:.3f}", "bits per byte, held-out"))
+    if masked := gathered["masked_scores"]:
+        facts.append((f"{100 * masked.accuracy.model:.1f} %", "hidden tokens predicted"))
     if overview := gathered["overview"]:
         facts.append((amount(overview.parameters), "parameters"))
     if parity := gathered["parity"]:
@@ -112,6 +125,25 @@ def _headline_figures(gathered: dict[str, Any]) -> str:
         facts.append((format_bytes(gathered["corpus"]["bytes_kept"]), "clean text"))
     items = "".join(f"<div><dd>{escape(value)}</dd><dt>{escape(name)}</dt></div>" for value, name in facts)
     return f'<dl class="facts">{items}</dl>' if facts else ""
+
+
+def _masked_tokens(gathered: dict[str, Any]) -> str:
+    scores = gathered["masked_scores"]
+    if not scores:
+        return _not_run("evaluate")
+    shares = {"This model": scores.accuracy.model}
+    shares |= {f"Token {name}": share for name, share in scores.accuracy.baselines().items()}
+    table = _table(
+        ("", "Hidden tokens predicted"), [(name, f"{100 * one:.1f} %") for name, one in shares.items()]
+    )
+    sentence = (
+        f"{scores.hidden_tokens:,} tokens of {scores.sequences:,} held-out sequences of "
+        f"{scores.sequence_length} were hidden, {100 * scores.masking_rate:g} % of them by {scores.masking}; "
+        f"the model's loss is {scores.loss:.3f} nats per hidden token. An encoder predicts some tokens from "
+        "all others, so that bits per byte are not defined for it, and transformers has no class of this "
+        "family to compare with."
+    )
+    return f"{table}<p class='note'>{escape(sentence)}</p>"
 
 
 def _bits_per_byte(gathered: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kielo.artifact.masked_scores import Accuracy
 from kielo.artifact.scores import BASELINES
 from kielo.artifact.summary import ParitySummary, Summary
 from kielo.report.units import format_bytes, format_seconds
@@ -38,11 +39,14 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         )
     speed = summary.tokens_per_second
     rows.append(("training speed", f"{speed:,.0f} tokens per second" if speed else "–"))
-    rows.append(("held-out bits per byte", _number(bits.model)))
-    for name in BASELINES:
-        value = getattr(bits, name)
-        rows.append((f"  {NAMES[name]}", _number(value) + _against(bits.model, value)))
-    rows.append(("parity with Hugging Face", _parity(summary.parity)))
+    if summary.masked_tokens:
+        rows += _masked_rows(summary.masked_tokens)
+    else:
+        rows.append(("held-out bits per byte", _number(bits.model)))
+        for name in BASELINES:
+            value = getattr(bits, name)
+            rows.append((f"  {NAMES[name]}", _number(value) + _against(bits.model, value)))
+        rows.append(("parity with Hugging Face", _parity(summary.parity)))
     rows.append(("exported model", summary.export or "–"))
     seconds = [stage.seconds for stage in summary.stages.values()]
     skipped = sum(stage.skipped for stage in summary.stages.values())
@@ -51,6 +55,15 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     )
     rows.append(("time", done))
     rows.append(("Kielo", summary.kielo_version))
+    return rows
+
+
+def _masked_rows(accuracy: Accuracy) -> list[tuple[str, str]]:
+    """Returns the lines of an encoder, for which bits per byte and parity are not defined."""
+    rows = [("hidden tokens predicted", f"{100 * accuracy.model:.1f} %")]
+    for name, share in accuracy.baselines().items():
+        verdict = "beaten" if accuracy.model > share else "not beaten"
+        rows.append((f"  token {name}", f"{100 * share:.1f} %  ({verdict})"))
     return rows
 
 

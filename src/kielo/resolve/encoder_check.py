@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from kielo.recipe.model_types import FAMILIES
-from kielo.recipe.sections import Layout
+from kielo.recipe.sections import Layout, Objective
 
 
 def encoder_complaints(model_type: str, layout: Layout) -> Iterator[str]:
@@ -23,11 +23,16 @@ def encoder_complaints(model_type: str, layout: Layout) -> Iterator[str]:
             )
 
 
-def objective_complaints(model_type: str) -> Iterator[str]:
-    """Yields why a run cannot train the model; nothing for a decoder."""
-    if FAMILIES[model_type].is_encoder:
+def objective_complaints(model_type: str, objective: Objective) -> Iterator[str]:
+    """Yields why the objective does not train such a model: encoders see the tokens after each."""
+    if FAMILIES[model_type].is_encoder and objective == "next_token":
         yield (
             f"model.model_type = {model_type!r} is an encoder, which sees the next token that it would learn "
-            "to predict, and training on masked tokens is not there yet; its weights can be imported, "
-            "exported and compared (`kielo verify round-trip`)"
+            'to predict; what would work: train.objective = "masked_tokens"'
+        )
+    if not FAMILIES[model_type].is_encoder and objective == "masked_tokens":
+        encoders = ", ".join(name for name, family in FAMILIES.items() if family.is_encoder)
+        yield (
+            f'train.objective = "masked_tokens" is for encoders, and model.model_type = {model_type!r} sees '
+            f"only the tokens before each; what would work: model.model_type = {encoders}"
         )

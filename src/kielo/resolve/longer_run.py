@@ -40,7 +40,13 @@ def goes_on_level(old: Identity, new: Identity, step: int) -> bool:
     before, after = old.learning_rates[-1], new.learning_rates[-1]
     changes = {"tokens": 1, "decay_tokens": 0}
     same = before.model_copy(update=changes) == after.model_copy(update=changes)
-    return same and step <= min(last_level_step(old), last_level_step(new))
+    return same and not _masks_fade(old) and step <= min(last_level_step(old), last_level_step(new))
+
+
+def _masks_fade(identity: Identity) -> bool:
+    """Returns True if the masking rate changes up to the end: a step's rate follows from the length."""
+    train = identity.train
+    return train.objective == "masked_tokens" and train.masking_rate != train.final_masking_rate
 
 
 def way_to_go_on(old: Identity, new: Identity, step: int) -> str:
@@ -53,6 +59,8 @@ def way_to_go_on(old: Identity, new: Identity, step: int) -> str:
     )
     if before.schedule != "wsd" or after.schedule != "wsd":
         return f'only train.schedule = "wsd" has a level part, which may grow; {anew}'
+    if _masks_fade(old):
+        return f"train.masking_rate goes to train.final_masking_rate over the whole run; {anew}"
     if step > level:
         return (
             f"step {step} is in the decay, which began after step {level}: move the checkpoints after step "

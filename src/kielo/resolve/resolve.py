@@ -106,7 +106,7 @@ def resolve(
     complaints: list[str] = []
     layout = _with_axes(recipe.layout, world_size, complaints)
     model = complete_model(recipe, full_phases(recipe), text.vocabulary_size, complaints)
-    complaints += objective_complaints(model.model_type)
+    complaints += objective_complaints(model.model_type, recipe.train.objective)
     complaints += _layout_complaints(model, recipe, machine)
     options = tuple(TrainOptions.of(precision, recipe.train) for precision in _precisions(recipe))
     rank = RankOfRun(model, layout, options, None if complaints else machine.card)

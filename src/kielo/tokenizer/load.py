@@ -58,9 +58,10 @@ def load_tokenizer(folder: Path | str) -> TextTokenizer:
 def end_of_text(folder: Path) -> str:
     """Returns the name of the token that ends a document.
 
-    This is `eos_token` of tokenizer_config.json or special_tokens_map.json, and `<|endoftext|>` without one.
+    This is `eos_token` of tokenizer_config.json or special_tokens_map.json, else `sep_token`, as encoders
+    have it, and `<|endoftext|>` without both.
     """
-    names = (special_token(folder / file, "eos_token") for file in CONFIG_FILES)
+    names = (special_token(folder / file, key) for key in ("eos_token", "sep_token") for file in CONFIG_FILES)
     return next(filter(None, names), END_OF_TEXT)
 
 
@@ -73,6 +74,13 @@ def end_of_text_id(tokenizer: TextTokenizer) -> int:
             f"special tokens as eos_token in its {CONFIG_FILE}"
         )
     return number
+
+
+def role_id(tokenizer: TextTokenizer, role: str) -> int | None:
+    """Returns the id of the token that the configuration gives a role (`mask_token`), None without one."""
+    names = (special_token(tokenizer.folder / file, role) for file in CONFIG_FILES)
+    name = next(filter(None, names), None)
+    return None if name is None else tokenizer.whole.token_to_id(name)
 
 
 def vocabulary_size(tokenizer: TextTokenizer) -> int:

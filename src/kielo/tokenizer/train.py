@@ -7,10 +7,10 @@ letters.
 """
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers, processors, trainers
 from tokenizers.models import BPE
 
 from kielo.artifact.documents import read_documents
@@ -46,6 +46,11 @@ from kielo.tokenizer.measure import measure
 KIND, VERSION = "tokenizer", 1
 SMALLEST_VOCABULARY = 257  # all bytes and end-of-text
 MEASURED_BYTES = 2_000_000
+# Of encoders, by their role; ids 0 to 4.
+ENCODER_TOKENS = {
+    "pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}  # fmt: skip
 
 # One alternative for each script whose words often stand beside another's without a space.
 _SCRIPTS = (
@@ -82,6 +87,8 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
     section = {**recipe.tokenizer.model_dump(), "heldout_share": recipe.dataset.heldout_share}
     if marks := _marks(recipe):
         section["chat_tokens"] = marks
+    if roles := _encoder_tokens(recipe):
+        section["encoder_tokens"] = roles
     # Measured on documents of the corpus, or of ready tokens where there is no other text.
     has_corpus = bool(recipe.corpus.of_raw_text.sources)
     inputs = {"corpus": hash_manifest(corpus_folder)} if has_corpus else {}
@@ -98,7 +105,7 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
                 shutil.copyfile(path, stage.folder / path.name)
         else:
             learnt = train_on(_training_texts(recipe, corpus_folder), recipe)
-            save(learnt, stage.folder, DEFAULT_TEMPLATE if marks else None)
+            save(learnt, stage.folder, DEFAULT_TEMPLATE if marks else None, roles)
         tokenizer = load_tokenizer(stage.folder)
         measured_on, texts = (
             _texts_to_measure(recipe, corpus_folder)
@@ -119,16 +126,20 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
 def train_on(texts: Iterable[str], recipe: Recipe) -> Tokenizer:
     """Learns the merges; the same texts give the same vocabulary. End-of-text is id 0, the bytes follow.
 
-    With a source of instructions the two tokens of the chat template are ids 1 and 2.
+    With a source of instructions the two tokens of the chat template are ids 1 and 2. Those of an encoder are
+    ids 0 to 4 in place of end-of-text.
 
     Raises KieloError for a vocabulary that cannot hold the bytes, or without text.
     """
     wanted, marks = recipe.tokenizer.vocab_size, _marks(recipe)
-    if wanted < SMALLEST_VOCABULARY + len(marks):
+    roles = _encoder_tokens(recipe)
+    control = [*(roles.values() or [END_OF_TEXT]), *marks]
+    if wanted < SMALLEST_VOCABULARY - 1 + len(control):
         others = " and the marks of chats" if marks else ""
+        end = f"{len(roles)} tokens of encoders" if roles else "end-of-text"
         raise KieloError(
             f"tokenizer.vocab_size = {wanted}: a byte-level vocabulary needs at least "
-            f"{SMALLEST_VOCABULARY + len(marks)} (256 bytes and end-of-text{others})"
+            f"{SMALLEST_VOCABULARY - 1 + len(control)} (256 bytes and {end}{others})"
         )
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -141,7 +152,7 @@ def train_on(texts: Iterable[str], recipe: Recipe) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=wanted,
         min_frequency=recipe.tokenizer.min_frequency,
-        special_tokens=[END_OF_TEXT, *marks],
+        special_tokens=control,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -149,12 +160,30 @@ def train_on(texts: Iterable[str], recipe: Recipe) -> Tokenizer:
     if first is None:
         raise KieloError("no training text to learn a vocabulary from; see the funnel of the corpus stage")
     tokenizer.train_from_iterator(_with_first(first, texts), trainer)
+    if roles:
+        begin, end = roles["cls_token"], roles["sep_token"]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{begin} $A {end}",
+            pair=f"{begin} $A {end} $B:1 {end}:1",
+            special_tokens=[(name, tokenizer.token_to_id(name)) for name in (begin, end)],
+        )
     return tokenizer
 
 
-def save(tokenizer: Tokenizer, folder: Path, chat_template: str | None = None) -> None:
-    """Writes the tokenizer so that `transformers.AutoTokenizer.from_pretrained` gives the same ids."""
+def save(
+    tokenizer: Tokenizer,
+    folder: Path,
+    chat_template: str | None = None,
+    encoder_tokens: Mapping[str, str] | None = None,
+) -> None:
+    """Writes the tokenizer so that `transformers.AutoTokenizer.from_pretrained` gives the same ids.
+
+    encoder_tokens: role → name of the control tokens of an encoder.
+    """
     tokens = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT}
+    if encoder_tokens:
+        ends = {"bos_token": encoder_tokens["cls_token"], "eos_token": encoder_tokens["sep_token"]}
+        tokens = ends | dict(encoder_tokens)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_bos_token": False,
@@ -169,6 +198,12 @@ def save(tokenizer: Tokenizer, folder: Path, chat_template: str | None = None) -
     write_text_atomically(folder / TOKENIZER_FILE, tokenizer.to_str(pretty=True))
     write_json_atomically(folder / CONFIG_FILE, config)
     write_json_atomically(folder / "special_tokens_map.json", tokens)
+
+
+def _encoder_tokens(recipe: Recipe) -> dict[str, str]:
+    """Returns role → name of an encoder's control tokens, for the recipe's own tokenizer, or {}."""
+    is_own = recipe.train.objective == "masked_tokens" and not recipe.tokenizer.path
+    return ENCODER_TOKENS if is_own else {}
 
 
 def _marks(recipe: Recipe) -> list[str]:

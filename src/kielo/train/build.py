@@ -21,6 +21,7 @@ from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.hugging_face_import import load_model_weights
 from kielo.dataset.batches import Batch, Batches, filled_up
 from kielo.dataset.heldout_sets import heldout_sets
+from kielo.dataset.masking import Masking, masking_rate, masking_vocabulary
 from kielo.models import families
 from kielo.parallel.context_parallel import context_positions
 from kielo.parallel.fp8 import refuse_without_fp8, scale_weights
@@ -261,9 +262,10 @@ def _feed(resolved: Resolved, index: int, last_step: int, mesh: Mesh, device: to
     )
     rank, ranks, placed = data_rank(mesh), data_ranks(mesh), placement.phases[index]
     rows = placed.micro_batch_sequences * placed.micro_batches_per_step
+    prepare = prepared(identity, placement)
 
     def read_step(step: int) -> Batch:
-        return filled_up(batches.step(step, rank, ranks), rows, placement.end_of_text_id)
+        return filled_up(prepare(batches.step(step, rank, ranks), step), rows, placement.end_of_text_id)
 
     return Feed(
         read_step,
@@ -272,6 +274,21 @@ def _feed(resolved: Resolved, index: int, last_step: int, mesh: Mesh, device: to
         device,
         positions_of_rank(phase.sequence_length, mesh),
     )
+
+
+def prepared(identity: Identity, placement: Placement) -> Callable[[Batch, int], Batch]:
+    """Returns what makes a step's batch one of the run's objective; the step of held-out text is the last."""
+    train = identity.train
+    if train.objective == "next_token":
+        return lambda batch, step: batch
+    vocabulary = masking_vocabulary(placement.tokenizer_folder, train.masking)
+    masking = Masking(identity.seed, train.masking, vocabulary)
+
+    def hide(batch: Batch, step: int) -> Batch:
+        rate = masking_rate(train.masking_rate, train.final_masking_rate, step, identity.total_steps)
+        return masking.hide(batch, rate)
+
+    return hide
 
 
 def positions_of_rank(sequence_length: int, mesh: Mesh) -> Tensor | None:
@@ -291,16 +308,17 @@ def _heldout(
     forward_backward: ForwardBackward,
 ) -> HeldOut:
     length = identity.phases[0].sequence_length  # of the whole run, so that its scores can be compared
-    texts = []
+    texts, prepare = [], prepared(identity, placement)
     for one in heldout_sets(placement.tokens_folder):
+        batch = one.batch(length, identity.train.heldout_sequences, identity.dataset.mask_documents)
         share = share_of(
-            one.batch(length, identity.train.heldout_sequences, identity.dataset.mask_documents),
+            prepare(batch, identity.total_steps),
             data_rank(mesh),
             data_ranks(mesh),
             placement.phases[0].micro_batch_sequences,
             positions_of_rank(length, mesh),
         )
-        texts.append(HeldOutText(one, share))
+        texts.append(HeldOutText(one, share, identity.train.objective == "next_token"))
     return HeldOut(
         texts,
         model,

@@ -50,14 +50,18 @@ def share_of(
 
 @dataclass(frozen=True)
 class HeldOutText:
-    """A held-out set and this rank's share of it."""
+    """A held-out set and this rank's share of it. has_bits: its loss is that of every token in turn."""
 
     of: HeldoutSet
     share: HeldOutShare
+    has_bits: bool = True
 
     def score(self, loss: float) -> HeldOutScore:
-        """Returns the score of a loss in nats per token: its bits a token by the set's tokens a byte."""
-        per_byte = self.of.tokens_per_byte
+        """Returns the score of a loss in nats per token: its bits a token by the set's tokens a byte.
+
+        Bits per byte are not defined where some tokens are predicted from all others.
+        """
+        per_byte = self.of.tokens_per_byte if self.has_bits else None
         bits = None if per_byte is None else loss / math.log(2) * per_byte
         return HeldOutScore(loss=loss, bits_per_byte=bits, languages=list(self.of.languages))
 

@@ -1,0 +1,37 @@
+"""An encoder from raw text to its scores, export and report, on forty lines."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from kielo.verify.round_trip import verify_round_trip
+from tests.cli.test_run import kielo, write_recipe
+
+
+@pytest.mark.full
+def test_a_run_of_an_encoder_goes_through_every_stage(tmp_path: Path) -> None:
+    """The summary has hidden tokens in place of bits per byte, the export the published names, its tokenizer
+    the roles; what an encoder has not is said and not shown.
+    """
+    recipe = write_recipe(tmp_path)
+    sets = (
+        "model.model_type=ltg_bert", "model.position_bucket_size=8", "train.objective=masked_tokens",
+        "train.learning_rate=1e-2",
+    )  # fmt: skip
+    process = kielo("run", str(recipe), "--json", *(word for one in sets for word in ("--set", one)))
+    stdout, stderr = process.communicate(timeout=400)
+    assert process.returncode == 0, stderr
+    summary, folder = json.loads(stdout), tmp_path / "run"
+    assert summary["bits_per_byte"]["model"] is None and not (folder / "verify").exists()
+    scores = json.loads((folder / "evaluate" / "masked_scores.json").read_text())
+    assert summary["masked_tokens"] == scores["accuracy"] and scores["hidden_tokens"] > 20
+    assert scores["masking_rate"] == 0.15 and 0 < scores["loss"] < 10
+    page, card = (folder / "report.html").read_text(), (folder / "hf" / "README.md").read_text()
+    assert "Hidden tokens" in page and "bits per byte, held-out" not in page
+    assert "fill-mask" in card and "modeling_ltgbert" not in card and "generate" not in card
+    assert not (folder / "hf" / "generation_config.json").exists()
+    assert verify_round_trip(str(folder / "hf"))["passed"]
+    tokenizer = AutoTokenizer.from_pretrained(folder / "hf")
+    assert tokenizer.mask_token_id == 4 and tokenizer("ja").input_ids[0] == tokenizer.cls_token_id == 2

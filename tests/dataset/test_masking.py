@@ -1,0 +1,174 @@
+"""Masked tokens: the same for any number of ranks, in the shares asked for, never a control token."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kielo.artifact.manifest import read_manifest
+from kielo.artifact.token_shards import TokenShard
+from kielo.dataset.batches import NOT_COUNTED, Batch, Batches
+from kielo.dataset.masking import Masking, MaskingVocabulary, masking_rate, masking_vocabulary, span_lengths
+from kielo.dataset.pack import pack
+from kielo.dataset.provenance import check_recipe
+from kielo.recipe.errors import KieloError
+from kielo.tokenizer.load import decode, load_tokenizer, role_id
+from kielo.tokenizer.train import train_tokenizer
+from tests.dataset.test_batches import LENGTH, make_documents, phase, recipe, write_corpus
+
+VOCABULARY = 290
+SEED, KINDS = 5, ("subword", "whole_word", "span")
+MASKED = {"objective": "masked_tokens"}
+
+
+def masked_recipe(**train):
+    """With a vocabulary so small that most words are of several tokens."""
+    plain = recipe()
+    return plain.model_copy(
+        update={
+            "train": plain.train.model_copy(update=MASKED | train),
+            "tokenizer": plain.tokenizer.model_copy(update={"vocab_size": VOCABULARY}),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("an encoder's run")
+    write_corpus(folder / "corpus", make_documents(150))
+    train_tokenizer(masked_recipe(), folder / "corpus", folder / "tokenizer")
+    pack(masked_recipe(), folder / "corpus", folder / "tokenizer", folder / "tokens")
+    return folder
+
+
+def of_step(run: Path, step: int, rank: int = 0, ranks: int = 1) -> Batch:
+    return Batches(run / "tokens", SEED, phase(), LENGTH, 3, True).step(step, rank, ranks)
+
+
+def wide_batch(vocabulary: MaskingVocabulary, length: int = 400) -> Batch:
+    """300 sequences of ordinary tokens, all of which count."""
+    tokens = np.random.default_rng(2).choice(vocabulary.ordinary_ids, (300, length))
+    return Batch(tokens, tokens, None, np.arange(300))
+
+
+def test_the_tokenizer_has_the_tokens_of_encoders_by_role(run: Path) -> None:
+    """Ids 0 to 4; documents begin with [CLS] and end with [SEP], in training and held-out text."""
+    tokenizer = load_tokenizer(run / "tokenizer")
+    roles = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    assert [role_id(tokenizer, role) for role in roles] == [0, 1, 2, 3, 4]
+    assert tokenizer.whole.encode("lumi").ids[0] == 2 and tokenizer.whole.encode("lumi").ids[-1] == 3
+    for name in ("a", "b", "heldout"):
+        shard = TokenShard(run / "tokens" / name)
+        stream, ends = shard.read(0, shard.num_tokens), shard.document_offsets
+        assert (stream[ends[:-1]] == 2).all() and (stream[ends[1:] - 1] == 3).all()
+        assert (stream == 2).sum() == len(ends) - 1
+
+
+def test_tokens_of_a_decoder_are_refused_and_made_again(run: Path) -> None:
+    """The recipe of another objective is no recipe of these tokens."""
+    with pytest.raises(KieloError, match=r"train\.objective"):
+        check_recipe(recipe(), run)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_masks_are_the_same_for_any_number_of_ranks(run: Path, kind: str) -> None:
+    """Bit by bit by sample's number, and those of another seed are others."""
+    vocabulary = masking_vocabulary(run / "tokenizer", kind)
+    masking = Masking(SEED, kind, vocabulary)
+    whole = masking.hide(of_step(run, 7), 0.3)
+    for ranks in (2, 3, 8):
+        for rank in range(ranks):
+            part = masking.hide(of_step(run, 7, rank, ranks), 0.3)
+            assert np.array_equal(part.inputs, whole.inputs[rank::ranks])
+            assert np.array_equal(part.labels, whole.labels[rank::ranks])
+    other = Masking(SEED + 1, kind, vocabulary).hide(of_step(run, 7), 0.3)
+    assert (other.labels != whole.labels).any(axis=1).mean() > 0.9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_hidden_is_a_label_and_nothing_else_changes(run: Path, kind: str) -> None:
+    """Control tokens and tokens whose loss does not count stay; documents and samples are the batch's."""
+    vocabulary = masking_vocabulary(run / "tokenizer", kind)
+    batch = of_step(run, 3)
+    batch.labels[:, 4:6] = NOT_COUNTED  # of the tokens 5 and 6
+    hidden = Masking(SEED, kind, vocabulary).hide(batch, 0.999)
+    is_hidden = hidden.labels != NOT_COUNTED
+    assert np.array_equal(hidden.labels[is_hidden], batch.inputs[is_hidden])
+    assert np.array_equal(hidden.inputs[~is_hidden], batch.inputs[~is_hidden])
+    assert not is_hidden[batch.inputs < 5].any() and not is_hidden[:, 5:7].any()
+    ordinary = batch.inputs >= 5
+    ordinary[:, 5:7] = False
+    assert is_hidden[ordinary].mean() > 0.98
+    assert hidden.documents is batch.documents and hidden.samples is batch.samples
+    assert (hidden.inputs == vocabulary.mask_id).sum() > 100
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shares_are_those_asked_for(run: Path, kind: str) -> None:
+    """Of 120,000 tokens: the rate, and of what is hidden 80, 10 and 10 %, within four deviations where the
+    longest span counts as one draw; a lower rate hides a part of the same tokens.
+    """
+    vocabulary = masking_vocabulary(run / "tokenizer", kind)
+    batch, masking = wide_batch(vocabulary), Masking(SEED, kind, vocabulary)
+    low, high = (masking.hide(batch, rate).labels != NOT_COUNTED for rate in (0.15, 0.3))
+    draws = batch.inputs.size / 10
+    for is_hidden, rate in ((low, 0.15), (high, 0.3)):
+        assert is_hidden.mean() == pytest.approx(rate, abs=4 * (rate * (1 - rate) / draws) ** 0.5)
+    assert not (low & ~high).any()
+    hidden = masking.hide(batch, 0.3)
+    of_hidden, before = hidden.inputs[high], batch.inputs[high]
+    shares = (of_hidden == vocabulary.mask_id).mean(), (of_hidden == before).mean()
+    for share, expected in zip(shares, (0.8, 0.1 + 0.1 / len(vocabulary.ordinary_ids))):
+        assert share == pytest.approx(expected, abs=4 * (expected * (1 - expected) / (0.3 * draws)) ** 0.5)
+    assert set(np.unique(of_hidden)) <= {vocabulary.mask_id, *vocabulary.ordinary_ids.tolist()}
+
+
+def test_a_word_is_hidden_as_a_whole(run: Path) -> None:
+    """Of two tokens of one word by the decoded text, both are hidden or none."""
+    tokenizer = load_tokenizer(run / "tokenizer")
+    batch = of_step(run, 2)
+    hidden = Masking(SEED, "whole_word", masking_vocabulary(run / "tokenizer", "whole_word")).hide(batch, 0.5)
+    texts = np.array(decode(tokenizer, [[number] for number in range(VOCABULARY)]))
+    pairs = hidden_pairs = 0
+    for row in range(len(batch.inputs)):
+        for column in range(1, LENGTH):
+            left, right = batch.inputs[row, column - 1 : column + 1]
+            if left < 5 or right < 5 or not (texts[left][-1:].isalpha() and texts[right][:1].isalpha()):
+                continue
+            pair = hidden.labels[row, column - 1 : column + 1] != NOT_COUNTED
+            assert pair[0] == pair[1], (row, column)
+            pairs, hidden_pairs = pairs + 1, hidden_pairs + pair[0]
+    assert pairs > 50 and 0.3 < hidden_pairs / pairs < 0.7
+
+
+def test_spans_have_the_published_lengths() -> None:
+    """Shares of the lengths 1 to 10 are those of geometric numbers modulo 11, within four deviations."""
+    draws = 200_000
+    simulated = np.clip(np.random.default_rng(1).geometric(0.2, draws) % 11, 1, 10)
+    lengths = span_lengths((np.arange(draws) + 0.5) / draws)
+    expected = np.bincount(simulated, minlength=11) / draws
+    found = np.bincount(lengths, minlength=11) / draws
+    assert found[0] == 0 and (np.abs(found - expected) < 4 * np.sqrt(expected / draws) + 1e-9).all()
+
+
+def test_a_sequence_always_has_a_label(run: Path) -> None:
+    """At a rate near 0 one span a sequence is hidden; a sequence of control tokens alone has none."""
+    vocabulary = masking_vocabulary(run / "tokenizer", "span")
+    hidden = Masking(SEED, "subword", vocabulary).hide(wide_batch(vocabulary, 50), 1e-12)
+    assert ((hidden.labels != NOT_COUNTED).sum(axis=1) == 1).all()
+    filling = np.full((2, 8), 3)
+    empty = Masking(SEED, "span", vocabulary).hide(Batch(filling, filling, None, np.arange(2)), 0.5)
+    assert (empty.labels == NOT_COUNTED).all() and np.array_equal(empty.inputs, filling)
+
+
+def test_the_rate_goes_from_the_first_to_the_last_step() -> None:
+    assert [masking_rate(0.3, 0.15, step, 101) for step in (1, 51, 101)] == pytest.approx([0.3, 0.225, 0.15])
+    assert masking_rate(0.3, 0.15, 1, 1) == 0.3
+
+
+def test_a_tokenizer_without_a_mask_token_is_refused(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "corpus", make_documents(40))
+    train_tokenizer(recipe(), tmp_path / "corpus", tmp_path / "tokenizer")
+    assert "encoder_tokens" not in read_manifest(tmp_path / "tokenizer").section
+    with pytest.raises(KieloError, match="mask_token in tokenizer_config.json"):
+        masking_vocabulary(tmp_path / "tokenizer", "span")
