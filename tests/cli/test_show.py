@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
 from kielo.cli.main import main
 from kielo.tokenizer.facts import tokenizer_facts
 from tests.cli.test_run import write_recipe
@@ -37,6 +40,7 @@ def test_keys_that_weights_replace_are_not_shown_as_in_force(finished, tmp_path:
     with_tokenizer = [recipe, "--set", f"tokenizer.path={run / 'tokenizer'}"]
     sets = [*with_tokenizer, "--set", f"model.weights=hf:{run / 'hf'}", "--set", "model.hidden_size=64"]
     found = shown(capsys, *sets)
+    found.pop("tokenizer.vocab_size")  # tokenizer.path replaces it
     replaced = {key: entry["not_in_force"] for key, entry in found.items() if "not_in_force" in entry}
     assert replaced == {"model.hidden_size": {"value": 64, "origin": "--set"}}
     assert found["model.hidden_size"]["value"] == 16 and found["model.vocab_size"]["value"] == 320
@@ -47,6 +51,18 @@ def test_keys_that_weights_replace_are_not_shown_as_in_force(finished, tmp_path:
     found = shown(capsys, *with_tokenizer, "--set", "model.weights=hf:nobody/nowhere")
     assert found["model.hidden_size"]["value"] is None
     assert found["model.hidden_size"]["not_in_force"]["value"] == 16
+
+
+def test_keys_that_a_ready_tokenizer_replaces_are_not_shown_as_in_force(tmp_path: Path, capsys) -> None:
+    """None of them is used: the size is that of tokenizer.json, the other keys have no value."""
+    vocabulary = {"<|endoftext|>": 0, "tere": 1, "maailm": 2}
+    Tokenizer(WordLevel(vocabulary, unk_token="tere")).save(str(tmp_path / "tokenizer.json"))
+    found = shown(capsys, "demo_estonian", "--set", f"tokenizer.path={tmp_path}")
+    given = shown(capsys, "demo_estonian")["tokenizer.vocab_size"]
+    assert given["value"] == 4096 and given["origin"] != "default"
+    assert found["tokenizer.vocab_size"] == {"value": 3, "origin": "tokenizer.path", "not_in_force": given}
+    for key in ("tokenizer.min_frequency", "tokenizer.max_sample_bytes"):
+        assert found[key] == {"value": None, "origin": "tokenizer.path"}
 
 
 def test_a_vocabulary_that_the_text_cannot_fill_is_said_once(tmp_path: Path, capsys) -> None:

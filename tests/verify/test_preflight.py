@@ -23,6 +23,7 @@ from kielo.models.blocks import mlp
 from kielo.parallel.mesh import build_mesh
 from kielo.parallel.world import make_host_group, start_world
 from kielo.recipe.cards import accelerator, cluster
+from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 from kielo.recipe.sections import Layout
 from kielo.resolve.resolve import resolve
@@ -68,6 +69,27 @@ def test_a_sound_job_passes(tmp_path):
     assert (tmp_path / BAD_NODES_NAME).read_text() == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == [BAD_NODES_NAME, Preflight.FILE_NAME]
     assert "all is well" in verdict_lines(found)[-1]
+
+
+def rank_beside_an_absent_one(folder):
+    """A rank of a Slurm step, as rank.sh starts it: two nodes of one task each; rank 1 never arrives."""
+    if os.environ["RANK"] == "1":
+        return ""
+    os.environ |= {"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NODELIST": "nid[3-4]"}
+    recipe, resolved = resolved_demo(2, "train.start_timeout_seconds=1")
+    with pytest.raises(KieloError) as caught:
+        preflight(recipe, resolved, folder)
+    return str(caught.value)
+
+
+def test_the_node_of_a_rank_that_never_arrives_is_a_bad_one(tmp_path):
+    """job.sh leaves out the nodes of bad_nodes.txt; an earlier verdict is replaced."""
+    (tmp_path / Preflight.FILE_NAME).write_text('{"bad_nodes": ["nid9"]}')
+    said, _ = run_ranks(rank_beside_an_absent_one, 2, tmp_path)
+    assert "rank 1 did not arrive, 1 of 2 did (they are on nid4)" in said
+    assert (tmp_path / BAD_NODES_NAME).read_text() == "nid4\n"
+    found = read_json(tmp_path, Preflight)
+    assert not found.passed and found.bad_nodes == ["nid4"] and found.complaints[0].message == said
 
 
 class Faults:

@@ -36,14 +36,17 @@ def show(options: argparse.Namespace) -> None:
 
 
 def _values_in_force(read: Read) -> dict[str, dict[str, Any]]:
-    """Returns key → value and origin, of every key; `not_in_force` has what model.weights replaces.
+    """Returns key → value and origin, of every key; `not_in_force` has what is replaced.
 
-    A value is None where the recipe lacks it, and where it is in weights that are not on this machine.
+    model.weights replaces keys of [model], tokenizer.path those of [tokenizer]. A value is None where the
+    recipe lacks it, where it is in weights that are not on this machine, and where nothing uses it.
     """
     from kielo.resolve.complete_model import (
         KEPT_BESIDE_WEIGHTS,
         model_of_weights_here,
+        overridden_by_tokenizer,
         overridden_by_weights,
+        size_of_ready_tokenizer,
     )
 
     content, model = read.recipe.model_dump(mode="json"), read.recipe.model
@@ -51,6 +54,12 @@ def _values_in_force(read: Read) -> dict[str, dict[str, Any]]:
         key: {"value": None if origin == NOT_GIVEN else _value(content, key), "origin": origin}
         for key, origin in read.origins.items()
     }
+    for name in overridden_by_tokenizer(read.recipe.tokenizer):
+        given = values[f"tokenizer.{name}"]
+        size = size_of_ready_tokenizer(read.recipe.tokenizer) if name == "vocab_size" else None
+        values[f"tokenizer.{name}"] = {"value": size, "origin": "tokenizer.path"}
+        if given["origin"] != "default":
+            values[f"tokenizer.{name}"]["not_in_force"] = given
     if model.weights is None:
         return values
     overridden, found = overridden_by_weights(model), model_of_weights_here(model)

@@ -8,16 +8,28 @@ rank sets a mark in the store when it arrives, and at the time limit the missing
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from kielo.parallel.rendezvous import nodes_of_ranks
+from kielo.parallel.rendezvous import hosts_of_ranks, nodes_of_ranks
 from kielo.recipe.errors import KieloError
 
 _ANSWER_SECONDS = 3.0  # rank 0, which serves the store, stays as long (world.linger)
+
+
+class NoCommunicator(KieloError):
+    """A communicator that did not come up. `hosts`: those of the ranks that did not arrive, on rank 0.
+
+    Empty on other ranks, where all arrived, and where no launcher names the hosts.
+    """
+
+    def __init__(self, message: str, hosts: Sequence[str] = ()):
+        super().__init__(message)
+        self.hosts = tuple(hosts)
 
 
 @dataclass(frozen=True)
@@ -41,8 +53,8 @@ def raise_communicator(
     """Calls `make`, sums a one over the new group, and returns the group.
 
     Args: `name` is the mesh axis (or "world") for messages and marks; `ranks` are the global ranks of the
-    group. Raises KieloError naming the axis and the ranks that did not arrive within the time limit, on every
-    rank that did.
+    group. Raises NoCommunicator naming the axis and the ranks that did not arrive within the time limit, on
+    every rank that did.
     """
     made = []
 
@@ -103,8 +115,9 @@ def _within_limit(startup: Startup, name: str, ranks: Sequence[int], start: Call
     if is_ended and not errors:
         return
     reason = f"failed ({errors[0]})" if is_ended else f"was not up after {startup.timeout_seconds:g} s"
-    raise KieloError(
-        f"rank {startup.rank}: communicator {name!r} {reason}: {who_is_missing(name, ranks, marks)}"
+    raise NoCommunicator(
+        f"rank {startup.rank}: communicator {name!r} {reason}: {who_is_missing(name, ranks, marks)}",
+        _hosts_missing(name, ranks, marks) if startup.rank == 0 else (),
     ) from (errors[0] if is_ended else None)
 
 
@@ -129,6 +142,13 @@ def who_is_missing(name: str, ranks: Sequence[int], store: dist.Store) -> str:
         return store.get(text).decode()
     except RuntimeError:  # dist.DistError is one
         return "the store on rank 0 is gone, so rank 0 ended first; its message gives the reason"
+
+
+def _hosts_missing(name: str, ranks: Sequence[int], store: dist.Store) -> list[str]:
+    """Returns the hosts of the ranks without a mark; [] where the store is gone."""
+    with suppress(RuntimeError):
+        return hosts_of_ranks(_missing(name, ranks, store))
+    return []
 
 
 def _missing(name: str, ranks: Sequence[int], store: dist.Store) -> list[int]:

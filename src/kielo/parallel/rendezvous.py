@@ -93,14 +93,23 @@ def _expanded(part: str) -> list[str]:
 def nodes_of_ranks(ranks: Sequence[int], environment: Mapping[str, str] = os.environ) -> list[str]:
     """Returns the nodes of these ranks, each once, by the launcher's list: also of ranks that never began.
 
-    Slurm lists the hosts of a step and its tasks on each; torchrun only numbers its nodes. Empty where
-    neither says, and for a step whose tasks are not placed node by node.
+    Slurm lists the hosts of a step; torchrun only numbers its nodes. Empty where neither says.
     """
-    if "RANK" in environment:
-        per_node, nodes = (environment.get(key, "") for key in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"))
-        if not per_node.isdigit() or nodes in ("", "1"):
-            return []
-        return list(dict.fromkeys(f"node {rank // int(per_node)} of torchrun" for rank in ranks))
+    if "LOCAL_WORLD_SIZE" not in environment:
+        return hosts_of_ranks(ranks, environment)
+    per_node, nodes = (environment.get(key, "") for key in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"))
+    if not per_node.isdigit() or nodes in ("", "1"):
+        return []
+    return list(dict.fromkeys(f"node {rank // int(per_node)} of torchrun" for rank in ranks))
+
+
+def hosts_of_ranks(ranks: Sequence[int], environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Returns the hosts of these ranks, each once, by Slurm's list of the step and its tasks on each.
+
+    Empty outside of a step of one task a rank, and for a step whose tasks are not placed node by node.
+    """
+    if "LOCAL_WORLD_SIZE" in environment:  # torchrun's: a task is a node then
+        return []
     tasks, nodelist = (environment.get(f"SLURM_STEP_{key}", "") for key in ("TASKS_PER_NODE", "NODELIST"))
     if not tasks or not nodelist or not environment.get("SLURM_DISTRIBUTION", "block").startswith("block"):
         return []

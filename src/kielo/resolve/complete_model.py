@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from kielo.artifact.weights_folder import pinned, resolve_weights, weights_here
 from kielo.models.families import complete, read_hf_config
 from kielo.models.proportions import with_shape
+from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import FullPhase
-from kielo.recipe.sections import Model, Recipe
+from kielo.recipe.sections import Model, Recipe, Tokenizer
+from kielo.tokenizer.facts import tokenizer_facts
 
 KEPT_BESIDE_WEIGHTS = ("weights", "vocab_multiple")  # all other keys of [model] are those of config.json
 
@@ -73,6 +75,19 @@ def overridden_by_weights(model: Model) -> list[str]:
         for key in given
         if key not in KEPT_BESIDE_WEIGHTS and (found is None or getattr(found, key) != getattr(model, key))
     ]
+
+
+def overridden_by_tokenizer(tokenizer: Tokenizer) -> list[str]:
+    """Returns the keys of [tokenizer] that are not in force: a ready tokenizer at `path` is not trained."""
+    return [] if tokenizer.path is None else [key for key in Tokenizer.model_fields if key != "path"]
+
+
+def size_of_ready_tokenizer(tokenizer: Tokenizer) -> int | None:
+    """Returns the tokens of the one at `path`; None where there is none that can be read."""
+    try:
+        return tokenizer_facts(tokenizer.path or "").vocabulary_size
+    except KieloError:
+        return None
 
 
 def overridden_in_words(model: Model) -> str:

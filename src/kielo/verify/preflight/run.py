@@ -19,6 +19,7 @@ from kielo.artifact.own_text import refuse_other_json
 from kielo.artifact.preflight import BAD_NODES_NAME, CheckReport, Complaint, NodeVerdict, Preflight
 from kielo.artifact.stage_json import write_json
 from kielo.checkpoint.agreement import Agreement
+from kielo.parallel.communicator import NoCommunicator
 from kielo.parallel.mesh import build_mesh, communicators
 from kielo.parallel.time_limits import TimeLimits
 from kielo.parallel.world import end_world, make_host_group, start_world
@@ -39,8 +40,8 @@ def preflight(recipe: Recipe, resolved: Resolved, run_folder: Path) -> bool:
     """Runs the checks; called by all ranks. Returns on every rank True if no node and not the job is refused.
 
     Rank 0 writes `preflight.json` and `bad_nodes.txt` into the run's folder; those of an earlier preflight
-    are removed first. Raises KieloError for ranks that do not arrive, and for a file of these names that
-    Kielo did not write.
+    are removed first. Raises KieloError for ranks that do not arrive, whose nodes are written as bad ones
+    where Slurm lists them, and for a file of these names that Kielo did not write.
     """
     # Each rank would warn that gathering a whole tensor takes two steps.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
@@ -59,6 +60,10 @@ def preflight(recipe: Recipe, resolved: Resolved, run_folder: Path) -> bool:
             return run_checks(
                 Job(recipe, resolved, cluster(recipe.cluster), world, mesh, host, nodes, run_folder, nccl_log)
             )
+        except NoCommunicator as error:
+            if error.hosts:
+                _refuse_missing(error, run_folder, placement.world_size)
+            raise
         finally:
             end_world()
 
@@ -138,12 +143,30 @@ def verdict(job: Job, reports: list[CheckReport], complaints: list[Complaint], s
     )
 
 
+def _refuse_missing(error: NoCommunicator, run_folder: Path, ranks: int) -> None:
+    """Writes the verdict of a preflight that could not begin: nodes of ranks that did not arrive are bad."""
+    _withdraw(run_folder)
+    complaints = [
+        Complaint(check="start", rank=None, node=host, message=str(error), is_refusal=True)
+        for host in error.hosts
+    ]
+    found = Preflight(
+        passed=False, bad_nodes=list(error.hosts), nodes=[], complaints=complaints, checks=[], ranks=ranks,
+        seconds=0.0, finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )  # fmt: skip
+    _write_files(run_folder, found)
+
+
 def _write(job: Job, reports: list[CheckReport], complaints: list[Complaint], seconds: float) -> bool:
     found = verdict(job, reports, complaints, seconds)
-    with DurableFile(job.run_folder / BAD_NODES_NAME) as file:
-        file.write("".join(f"{node}\n" for node in found.bad_nodes).encode())
-    write_json(job.run_folder, found)
+    _write_files(job.run_folder, found)
     return found.passed
+
+
+def _write_files(run_folder: Path, found: Preflight) -> None:
+    with DurableFile(run_folder / BAD_NODES_NAME) as file:
+        file.write("".join(f"{node}\n" for node in found.bad_nodes).encode())
+    write_json(run_folder, found)
 
 
 def _withdraw(run_folder: Path) -> None:
