@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from kielo.artifact import formats
 from kielo.artifact.alerts import ALERTS_NAME, Alert, append_alert
 from kielo.artifact.formats import FORMATS, schema_of
+from kielo.artifact.ladder import Ladder, MeasuredSpeed, PlannedSpeed, ReferenceSpeed, Rung
 from kielo.artifact.launch import Launch
 from kielo.artifact.manifest import write_manifest
 from kielo.artifact.masked_scores import Accuracy, MaskedScores
@@ -72,6 +73,20 @@ def run_folder(tmp_path_factory):
         "torch": "2.10",
     }
     write_json(site, MadeSite(**made, made_at="2026-11-23"))
+    ladder = (folder / FORMATS["ladder"].file).parent
+    ladder.mkdir(parents=True)
+    planned = PlannedSpeed(
+        tokens_per_second=2.0, low_tokens_per_second=1.0, high_tokens_per_second=3.0, tflops_per_device=0.5
+    )
+    speed = MeasuredSpeed(steps=8, step_seconds=0.5, tokens_per_second=2.5, tflops_per_device=0.6)
+    rung = Rung(
+        nodes=2, devices=16, layout="dp16", folder="2_nodes/dp16", planned=planned, measured=speed, state="õ"
+    )
+    other = ReferenceSpeed(nodes=2, tflops_per_device=91.0, tolerance=0.1, software="õ", source="õ")
+    write_json(ladder, Ladder(
+        name="õ", cluster="lumi_g", machine="", parameters=7, tokens_per_step=8, sequence_length=4,
+        rungs=[rung], references=[other], kielo_version="0", written_at="2026-11-23",
+    ))  # fmt: skip
     return folder
 
 

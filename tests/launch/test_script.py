@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from kielo.launch.script import SCRIPTS
+from kielo.launch.job_plan import Wishes, plan_jobs
+from kielo.launch.script import SCRIPTS, ladder_script
+from kielo.recipe.read import read_recipe
 from tests.house.checks import ROOT
 from tests.launch.conftest import LAUNCHED
 
+LADDER = Wishes(nodes=64, account="project_462000000")
 # Row: the folder, the file, and regular expressions of which each must match in it.
 ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
     "1 one task a device, which becomes Python": [
@@ -205,6 +208,7 @@ def test_nothing_of_the_shared_scripts_is_left_out(launched):
         for folder in launched.values()
         for file in ("job.sh", "submit.sh", "rank.sh")
     )
+    text += ladder_script(plan_jobs(read_recipe("poro_34b").recipe, LADDER), Path("/folder"), [])
     left_out = {path.name for path in SCRIPTS.glob("*.sh") if path.read_text() not in text}
     assert left_out == {"site.sh"}  # of `kielo site`: tests/launch/test_site.py
 

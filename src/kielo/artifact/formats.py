@@ -10,6 +10,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from kielo.artifact import alerts, metrics
 from kielo.artifact.funnel import Funnel
+from kielo.artifact.ladder import Ladder
 from kielo.artifact.launch import Launch
 from kielo.artifact.masked_scores import MaskedScores
 from kielo.artifact.outcome import Outcome
@@ -60,6 +61,7 @@ FORMATS = {
     "outcome": _whole_file("train/", Outcome),
     "launch": _whole_file("launch/0001/", Launch),
     "site": _whole_file("sites/CLUSTER/", MadeSite),
+    "ladder": _whole_file("launch/ladder_SITE/", Ladder),
     "parity": _whole_file("verify/", Parity),
     "scores": _whole_file("evaluate/", Scores),
     "masked_scores": _whole_file("evaluate/", MaskedScores),

@@ -9,19 +9,26 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe
 
 if TYPE_CHECKING:  # `kielo launch --help` loads none of it
-    from kielo.launch.job_plan import JobPlan
+    from kielo.launch.job_plan import JobPlan, Wishes
+    from kielo.recipe.sections import Recipe
 
 
 def launch_flags(parser: argparse.ArgumentParser) -> None:
     examples(
         parser, "kielo launch poro_34b --cluster lumi_g --nodes 64 --account project_462000000 --dry-run",
         "kielo launch my_recipe.toml --account project_462000000 --hours 24 --jobs 5",
+        "kielo launch my_recipe.toml --account project_462000000 --ladder 1,2,4,8",
     )  # fmt: skip
     takes_recipe(parser)
     parser.add_argument(
         "--cluster", help="cluster card (see `kielo clusters`), or a file of your own; default: the recipe's"
     )
     parser.add_argument("--nodes", type=int, metavar="N", help="default: the first of the recipe's nodes")
+    parser.add_argument(
+        "--ladder",
+        metavar="N,N,…",
+        help="measure ten steps of the best layouts on each of these numbers of nodes, such as 1,2,4,8",
+    )
     parser.add_argument("--account", metavar="PROJECT", help="the project that the site bills")
     parser.add_argument("--dry-run", action="store_true", help="write the folder, and submit nothing")
     parser.add_argument(
@@ -72,7 +79,7 @@ def launch_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print what was asked for as JSON")
 
 
-def launch(options: argparse.Namespace) -> None:
+def launch(options: argparse.Namespace) -> int:
     from kielo.launch.job_plan import Wishes, check_ready, plan_jobs
     from kielo.launch.launch_folder import (
         launch_of,
@@ -102,6 +109,8 @@ def launch(options: argparse.Namespace) -> None:
         venv=options.venv,
         site=options.site,
     )
+    if options.ladder is not None:
+        return _ladder(recipe, wishes, options)
     plan = plan_jobs(recipe, wishes)
     if not options.dry_run:
         refuse_without_scheduler(plan)
@@ -111,7 +120,7 @@ def launch(options: argparse.Namespace) -> None:
     ids, answer = ([], "") if options.dry_run else submit(folder, plan.site.scheduler)
     if options.json:
         print_json(launch_of(plan).content() | {"folder": str(folder), "submitted": ids, "answer": answer})
-        return
+        return 0
     print_table(("", ""), _rows(plan))
     print_text(f"wrote {folder}")
     if ids:
@@ -120,6 +129,62 @@ def launch(options: argparse.Namespace) -> None:
         print_text(
             f"nothing is submitted; bash {folder / 'submit.sh'} does it, on a login node of {plan.site.name}"
         )
+    return 0
+
+
+def _ladder(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> int:
+    """Writes a job for each number of nodes and submits it; one that is refused does not stop the others."""
+    from kielo.launch.job_plan import check_ready
+    from kielo.launch.ladder import in_folder_of, plan_ladder
+    from kielo.launch.ladder_folder import waiting_job, write_ladder
+    from kielo.launch.launch_folder import refuse_without_scheduler, submit
+
+    for flag in ("nodes", "layout", "jobs", "grace"):
+        if getattr(options, flag) is not None:
+            raise KieloError(f"--{flag}: a ladder chooses it itself; leave it out beside --ladder")
+    ladder = plan_ladder(recipe, wishes, _numbers(options.ladder))
+    if not options.dry_run:
+        refuse_without_scheduler(ladder[0].job)
+        for rung in (rung for on_nodes in ladder for rung in on_nodes.to_run):
+            check_ready(in_folder_of(rung, recipe))
+    folder, jobs = write_ladder(recipe, ladder)
+    rows, refusals = [], []
+    for on_nodes in ladder:
+        layouts = ", ".join(rung.layout for rung in on_nodes.to_run) or "all are measured"
+        if on_nodes.nodes not in jobs:
+            waiting = on_nodes.to_run and waiting_job(
+                folder / f"{on_nodes.nodes}_nodes", on_nodes.job.site.scheduler
+            )
+            rows.append((on_nodes.nodes, layouts, "", f"job {waiting} still has them" if waiting else ""))
+            continue
+        said = "not submitted"
+        if not options.dry_run:
+            try:
+                ids, answer = submit(jobs[on_nodes.nodes], on_nodes.job.site.scheduler)
+                said = f"job {', '.join(ids)}" + f"; {answer}" * bool(answer)
+            except KieloError as error:
+                refusals.append(str(error))
+                said = "refused"
+        rows.append((on_nodes.nodes, layouts, f"{on_nodes.job.wall_seconds / 3600:.1f}", said))
+    if options.json:
+        titles = ("nodes", "layouts", "hours", "job")
+        print_json({"folder": str(folder), "jobs": [dict(zip(titles, row)) for row in rows]})
+    else:
+        print_table(("nodes", "layouts", "hours at most", ""), rows)
+        print_text(f"wrote {folder}; kielo status {folder} shows what is measured")
+    if refusals:
+        raise KieloError("; ".join(refusals))
+    return 0
+
+
+def _numbers(text: str) -> list[int]:
+    """Returns the numbers of nodes in "1,2,4,8", few nodes first."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise KieloError(
+            f"--ladder {text}: not understood; what would work: numbers of nodes such as 1,2,4,8"
+        )
+    return sorted({int(part) for part in parts})
 
 
 def _rows(plan: "JobPlan") -> list[tuple[str, str]]:

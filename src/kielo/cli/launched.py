@@ -15,20 +15,39 @@ if TYPE_CHECKING:
 
 
 def status_flags(parser: argparse.ArgumentParser) -> None:
-    examples(parser, "kielo status runs/poro_34b")
-    parser.add_argument("run", metavar="RUN", help="the run's folder")
+    examples(parser, "kielo status runs/poro_34b", "kielo status runs/poro_34b/launch/ladder_lumi_g")
+    parser.add_argument("run", metavar="RUN", help="the run's folder, or that of a ladder")
     parser.add_argument("--json", action="store_true")
 
 
 def status(options: argparse.Namespace) -> None:
+    from kielo.artifact.ladder import Ladder
     from kielo.launch.status import status
 
+    if (Path(options.run) / Ladder.FILE_NAME).is_file():
+        return _ladder(Path(options.run), options.json)
     found = status(Path(options.run))
     rows = _rows(found)
     if options.json:
         print_json({name.replace(" ", "_"): value for name, value in rows} | {"folder": str(found.folder)})
         return
     print_table(("", ""), rows)
+
+
+def _ladder(folder: Path, is_json: bool) -> None:
+    """Prints and writes what the rungs measured by now, beside the plan."""
+    from kielo.launch.ladder_folder import read_ladder
+    from kielo.report.ladder import notes, table, write_ladder_report
+
+    ladder = read_ladder(folder)
+    written = write_ladder_report(folder, ladder)
+    if is_json:
+        return print_json(ladder.content())
+    titles, rows = table(ladder)
+    print_table(titles, rows)
+    for line in notes(ladder):
+        print_text(line)
+    print_text(f"wrote {', '.join(map(str, written))}")
 
 
 def cancel_flags(parser: argparse.ArgumentParser) -> None:

@@ -80,9 +80,15 @@ def explain_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def calibrate_flags(parser: argparse.ArgumentParser) -> None:
-    examples(parser, "kielo plan calibrate runs/demo_estonian --to my_machine.toml")
+    examples(
+        parser, "kielo plan calibrate runs/demo_estonian --to my_machine.toml",
+        "kielo plan calibrate runs/poro_34b/launch/ladder_lumi_g --to lumi_measured.toml",
+    )  # fmt: skip
     parser.add_argument(
-        "metrics", nargs="+", metavar="RUN", help="folders of your own runs on one machine, or metrics.jsonl"
+        "metrics",
+        nargs="+",
+        metavar="RUN",
+        help="folders of your own runs on one machine or of a ladder, or metrics.jsonl",
     )
     parser.add_argument("--to", required=True, metavar="CARD", help="file to write, for `--machine`")
 
@@ -234,11 +240,11 @@ def explain(options: argparse.Namespace) -> int:
 
 
 def calibrate(options: argparse.Namespace) -> int:
-    from kielo.artifact.metrics import METRICS_NAME
     from kielo.plan.calibrate import measure, write_machine
+    from kielo.plan.measured_run import metrics_of
 
-    paths = [Path(path) for path in options.metrics]
-    machine = measure([path / "train" / METRICS_NAME if path.is_dir() else path for path in paths])
+    paths, site = metrics_of([Path(path) for path in options.metrics])
+    machine = measure(paths, site)
     write_machine(machine, Path(options.to))
     print_text(f"wrote {options.to}; plan with it: kielo plan RECIPE --machine {options.to}")
     return 0

@@ -46,6 +46,12 @@ def train_flags(parser: argparse.ArgumentParser) -> None:
         "--profile-ranks", metavar="0,5,…", help="with --profile: record on these ranks only; 0 sums it up"
     )
     parser.add_argument(
+        "--measure",
+        type=int,
+        metavar="STEPS",
+        help="take so many steps for their speed, in a folder that has not trained, and save nothing",
+    )
+    parser.add_argument(
         "--dry-run", action="store_true", help="resolve, count memory, read the first batch; no step, no file"
     )
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
@@ -58,6 +64,8 @@ def train(options: argparse.Namespace) -> int:
         raise KieloError(f"--ranks {ranks}: give 1 or more")
     if options.profile is not None and options.profile < 1:
         raise KieloError(f"--profile {options.profile}: give 1 step or more")
+    if options.measure is not None and options.measure < 1:
+        raise KieloError(f"--measure {options.measure}: give 1 step or more")
     if find_rendezvous().rank == 0 and REFUSAL_FILE not in os.environ:  # else the parent said it
         warn_of_weights(recipe)
     if options.dry_run:
@@ -67,11 +75,12 @@ def train(options: argparse.Namespace) -> int:
         if ranks > 1:
             profile = ["--profile", str(profile_steps)] if profile_steps else []
             profile += ["--profile-ranks", options.profile_ranks] if options.profile_ranks else []
+            profile += ["--measure", str(options.measure)] if options.measure else []
             outcome = train_on_ranks(
                 recipe, options.recipe, options.sets, ranks, profile, options.shutdown_seconds
             )
         else:
-            outcome = train_here(recipe, profile_steps)
+            outcome = train_here(recipe, profile_steps, options.measure)
     if options.json:
         print_json(outcome.content())
     elif outcome.exit_code not in (0, REQUEUE):
@@ -177,7 +186,7 @@ def train_on_ranks(
     shutdown_seconds: int = 600,
 ) -> Outcome:
     """Train on `ranks` processes of this machine: `kielo train REFERENCE` with these settings and flags."""
-    done = _done_before(recipe, ranks)
+    done = None if "--measure" in flags else _done_before(recipe, ranks)
     if done is not None:
         return done
     from kielo.train.start_ranks import start_ranks
@@ -228,17 +237,18 @@ def _finished(recipe: Recipe, ranks: int) -> Resolved | None:
         return None
 
 
-def train_here(recipe: Recipe, profile_steps: int = 0) -> Outcome:
+def train_here(recipe: Recipe, profile_steps: int = 0, measured_steps: int | None = None) -> Outcome:
     """Be one rank: resolve the recipe for the world that the launcher's variables describe, and train.
 
     A refusal is written down for the parent that started this rank, if one did.
     profile_steps: how many steps of this attempt the profiler records (see `train/profile.py`); 0: none.
+    measured_steps: how many to take without saving; None: all of the run, with its checkpoints.
     """
     from kielo.parallel.rendezvous import find_rendezvous
 
     place = find_rendezvous()
     # Several ranks find it out together: one of them may see another folder.
-    done = _done_before(recipe, 1) if place.size == 1 else None
+    done = _done_before(recipe, 1) if place.size == 1 and measured_steps is None else None
     if done is not None:
         return done
     import torch
@@ -251,7 +261,7 @@ def train_here(recipe: Recipe, profile_steps: int = 0) -> Outcome:
     from kielo.plan.remedies import memory_warning
     from kielo.resolve.shares import uneven_steps
     from kielo.resolve.start_timeout import start_timeout_seconds
-    from kielo.train.run import train
+    from kielo.train.run import measure, train
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
@@ -277,7 +287,10 @@ def train_here(recipe: Recipe, profile_steps: int = 0) -> Outcome:
                 print_text(f"batches: {sentence}")
             if said := memory_warning(resolved, recipe):
                 print(f"warning: {said}", file=sys.stderr, flush=True)
-        return train(with_expectation(resolved, recipe), profile_steps=profile_steps)
+        resolved = with_expectation(resolved, recipe)
+        if measured_steps is not None:
+            return measure(resolved, measured_steps, profile_steps)
+        return train(resolved, profile_steps=profile_steps)
     except KieloError as error:
         if file := os.environ.get(REFUSAL_FILE):
             Path(file).write_text(str(error), encoding="utf-8")

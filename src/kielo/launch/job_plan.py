@@ -13,7 +13,8 @@ from kielo.artifact.manifest import read_manifest
 from kielo.artifact.site import MadeSite
 from kielo.launch.forecast import forecast_of, planned_run
 from kielo.launch.site import SITES_FOLDER, made_site
-from kielo.plan.cost import START_SECONDS
+from kielo.plan.cost import START_SECONDS, with_layout
+from kielo.plan.planned_layout import PlannedLayout
 from kielo.recipe.cards import Cluster, Jobs, Partition, accelerator, cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import run_folder
@@ -57,6 +58,8 @@ class JobPlan:
     """A chain of jobs that the site can run. `recipe` has the layout and the nodes that were chosen.
 
     made: image and environment by the script of `kielo site`, in site_folder; None: none were made.
+    `measured_steps`: steps of a rung of a ladder, which saves nothing; 0: the jobs train. `bound`: folders
+    that the container needs beside those of every job.
     """
 
     recipe: Recipe
@@ -73,6 +76,8 @@ class JobPlan:
     no_forecast: str
     site_folder: Path | None = None
     made: MadeSite | None = None
+    measured_steps: int = 0
+    bound: tuple[Path, ...] = ()
 
     @property
     def devices(self) -> int:
@@ -97,17 +102,18 @@ class JobPlan:
         return self.made.venv if self.made else ""
 
 
-def plan_jobs(recipe: Recipe, wishes: Wishes) -> JobPlan:
-    """Checks the wishes against the recipe's cluster, plans the run, and computes what the jobs need."""
-    site = cluster(recipe.cluster)
-    of_site = _jobs_of(site)
-    nodes = _nodes(wishes.nodes, recipe, site)
-    partition = _partition(wishes.partition, of_site, site)
-    _check_account(wishes.account, of_site, site)
-    _check_size(nodes + wishes.spares, wishes.spares, partition, of_site, site)
-    hours = _hours(wishes.hours, partition, of_site, site)
+def plan_jobs(recipe: Recipe, wishes: Wishes, chosen: PlannedLayout | None = None) -> JobPlan:
+    """Checks the wishes against the recipe's cluster, plans the run, and computes what the jobs need.
+
+    chosen: a layout on `wishes.nodes` nodes, in place of `wishes.layout` and the recipe's own.
+    """
+    site, of_site, partition, nodes, hours = check_request(recipe, wishes)
     site_folder, made = _made(wishes, site)
-    recipe, planned, no_forecast = planned_run(recipe, nodes, wishes.layout)
+    if chosen is None:
+        recipe, planned, no_forecast = planned_run(recipe, nodes, wishes.layout)
+    else:
+        recipe = with_layout(recipe.model_copy(update={"nodes": (nodes,)}), chosen)
+        planned, no_forecast = chosen, ""
     forecast = None if planned is None else forecast_of(planned, hours)
     wall = round(hours * 3600)
     grace = _grace(wishes.grace_seconds, forecast, wall)
@@ -116,6 +122,17 @@ def plan_jobs(recipe: Recipe, wishes: Wishes) -> JobPlan:
         recipe, site, of_site, partition, wishes, nodes, wall, grace, _silence(recipe, forecast), chain,
         forecast, no_forecast, site_folder, made,
     )  # fmt: skip
+
+
+def check_request(recipe: Recipe, wishes: Wishes) -> tuple[Cluster, Jobs, Partition, int, float]:
+    """Returns the site, its table of jobs, the queue, nodes and hours. Refuses what the site has not."""
+    site = cluster(recipe.cluster)
+    of_site = _jobs_of(site)
+    nodes = _nodes(wishes.nodes, recipe, site)
+    partition = _partition(wishes.partition, of_site, site)
+    _check_account(wishes.account, of_site, site)
+    _check_size(nodes + wishes.spares, wishes.spares, partition, of_site, site)
+    return site, of_site, partition, nodes, _hours(wishes.hours, partition, of_site, site)
 
 
 def check_ready(plan: JobPlan) -> None:

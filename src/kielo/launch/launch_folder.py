@@ -13,6 +13,8 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,7 +25,14 @@ from kielo.artifact.manifest import write_text_atomically
 from kielo.artifact.stage_json import read_json, write_json
 from kielo.launch.job_plan import COMMANDS, JobPlan
 from kielo.launch.queue import states
-from kielo.launch.script import SCRIPTS, card_file, environment_script, job_script, submit_script
+from kielo.launch.script import (
+    SCRIPTS,
+    card_file,
+    environment_script,
+    job_script,
+    ladder_script,
+    submit_script,
+)
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import run_folder
 from kielo.recipe.toml_text import toml_table
@@ -34,26 +43,41 @@ _COMMAND_LIMIT_SECONDS = 60
 
 def write_launch(plan: JobPlan) -> Path:
     """Writes the folder, whole or not at all, under the next number that is free. Returns its path."""
-    above = run_folder(plan.recipe).absolute() / LAUNCH_FOLDER
-    above.mkdir(parents=True, exist_ok=True)
-    taken = [int(name) for name in os.listdir(above) if name.isdecimal()]
-    folder = above / f"{max(taken, default=0) + 1:04d}"
-    aside = above / f".{folder.name}.{os.getpid()}.kielo"
-    make_folder(aside)
-    try:
-        for name in ("chain", "logs"):
-            (aside / name).mkdir()
+    with _next_folder(run_folder(plan.recipe).absolute() / LAUNCH_FOLDER) as (folder, aside):
         write_text_atomically(aside / "job.sh", job_script(plan, folder))
         write_text_atomically(aside / "submit.sh", submit_script(plan, folder))
         write_text_atomically(aside / "rank.sh", (SCRIPTS / "rank.sh").read_text(encoding="utf-8"))
         write_text_atomically(aside / "environment.sh", environment_script(plan))
         write_text_atomically(aside / "recipe.toml", recipe_text(plan))
         write_json(aside, launch_of(plan))
+    return folder
+
+
+def write_ladder_job(plan: JobPlan, above: Path, rungs: Sequence[tuple[Path, int]]) -> Path:
+    """Writes the folder of a job that runs `rungs`, (a launch's folder, its limit in seconds), in `above`."""
+    with _next_folder(above, "job_") as (folder, aside):
+        write_text_atomically(aside / "job.sh", ladder_script(plan, folder, rungs))
+        write_text_atomically(aside / "submit.sh", submit_script(plan, folder))
+    return folder
+
+
+@contextmanager
+def _next_folder(above: Path, prefix: str = "") -> Iterator[tuple[Path, Path]]:
+    """Yields the folder of the next free number in `above`, and one beside it that becomes it at the end."""
+    above.mkdir(parents=True, exist_ok=True)
+    names = [name.removeprefix(prefix) for name in os.listdir(above) if name.startswith(prefix)]
+    number = max((int(name) for name in names if name.isdecimal()), default=0) + 1
+    folder = above / f"{prefix}{number:04d}"
+    aside = above / f".{folder.name}.{os.getpid()}.kielo"
+    make_folder(aside)
+    try:
+        for name in ("chain", "logs"):
+            (aside / name).mkdir()
+        yield folder, aside
         os.rename(aside, folder)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    return folder
 
 
 def recipe_text(plan: JobPlan) -> str:

@@ -6,6 +6,7 @@ settings, the scheduler's own functions, and the attempt.
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from kielo.launch.bash import array, assign, exports
@@ -28,6 +29,16 @@ def job_script(plan: JobPlan, folder: Path) -> str:
     parts += [f"# {line}" for line in _sources(plan, "setup")] + list(plan.jobs_of_site.setup) + [""]
     own = [_text(name) for name in (*_OWN_FILES[plan.site.scheduler], "left_out", "body")]
     return "\n".join(parts) + "\n".join(own)
+
+
+def ladder_script(plan: JobPlan, folder: Path, rungs: Sequence[tuple[Path, int]]) -> str:
+    """Returns job.sh of a ladder's rungs on one number of nodes: (folder of a launch, limit in seconds)."""
+    parts = [
+        "#!/bin/bash -l", *_about(plan), "#", *_request(plan, folder), "",
+        assign("WORKING_FOLDER", str(Path.cwd())), array("RUNGS", [str(launch) for launch, _ in rungs]),
+        f"LIMITS=({' '.join(str(seconds) for _, seconds in rungs)})", "",
+    ]  # fmt: skip
+    return "\n".join(parts) + "\n" + _text("ladder")
 
 
 def submit_script(plan: JobPlan, folder: Path) -> str:
@@ -69,6 +80,7 @@ def environment_script(plan: JobPlan) -> str:
         assign("VENV", plan.venv),
         array("PYTHON", python), array("KIELO", [*python, "-m", "kielo"]),
         array("TORCHRUN", [*python, "-m", "torch.distributed.run"]),
+        array("TRAIN_FLAGS", ["--measure", str(plan.measured_steps)] if plan.measured_steps else []),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
@@ -120,7 +132,7 @@ def _settings(plan: JobPlan, folder: Path) -> list[str]:
     here = Path.cwd()
     container: list[str] = []
     if plan.image:
-        places = [str(place) for place in (here, run, plan.site_folder) if place is not None]
+        places = [str(place) for place in (here, run, *plan.bound, plan.site_folder) if place]
         if plan.made is not None and plan.made.squash:
             places.append(f"{plan.made.squash}:{plan.venv}:image-src=/")
         elif plan.venv:

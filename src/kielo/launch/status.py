@@ -78,7 +78,7 @@ def status(run_folder: Path) -> Status:
         total = read_resolved(run_folder / "resolved.toml").identity.total_steps
     left_out = sorted({line.split()[0] for line in _lines(run_folder / LAUNCH_FOLDER / "left_out_nodes")})
     return Status(
-        folder, launch, ids, states(launch.scheduler, ids), _attempts(folder / "chain" / "attempts"),
+        folder, launch, ids, states(launch.scheduler, ids), attempts(folder / "chain" / "attempts"),
         rows[-1] if rows else None, total, "\n".join(_lines(folder / "chain" / "stopped")), left_out,
     )  # fmt: skip
 
@@ -92,7 +92,7 @@ def newest_launch(run_folder: Path) -> Path:
     return found[-1].absolute()
 
 
-def _attempts(file: Path) -> list[Attempt]:
+def attempts(file: Path) -> list[Attempt]:
     """Reads the starts and ends that job.sh noted; half a line of a killed job is passed over."""
     found: list[Attempt] = []
     for line in _lines(file):

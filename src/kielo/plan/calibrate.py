@@ -1,6 +1,7 @@
 """Calibration: metrics.jsonl and resolved.toml of a person's runs → a card of the machine; no torch.
 
-Steps of one size (sequence length, micro-batch, micro-batches) are one measurement: their median.
+Steps of one size (sequence length, micro-batch, micro-batches) are one measurement: their median
+(`measured_run.py` reads them).
 `least_squares.py` fits constants of `efficiency.py` to the measurements, but only those that a run of Kielo
 can show. Each is drawn to the value that is usual for such a device, and keeps it where the runs show
 nothing.
@@ -13,7 +14,7 @@ refused.
 
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -21,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from kielo.artifact.metrics import PassedOver, TrainingStep, read_metrics
 from kielo.artifact.own_text import HASH_COMMENT, write_own_text
 from kielo.plan.efficiency import CONSTANTS, Efficiency, card_text, fitted, members, read_card
 from kielo.plan.least_squares import Stop, fit_drawn_to_priors
+from kielo.plan.measured_run import MeasuredRun, read_measured_run
 from kielo.plan.step_seconds import step_seconds
 from kielo.plan.workload import Workload
 from kielo.plan.workload_row import workload_row
@@ -32,14 +33,9 @@ from kielo.recipe.cards import Accelerator, Cluster, accelerators, clusters
 from kielo.recipe.cards import accelerator as accelerator_card
 from kielo.recipe.cards import cluster as cluster_card
 from kielo.recipe.errors import KieloError
-from kielo.resolve.memory_row import StepSize, TrainOptions
-from kielo.resolve.resolved import Resolved
-from kielo.resolve.resolved import read as read_resolved
+from kielo.resolve.memory_row import TrainOptions
 
 Column = np.ndarray
-_StepRow = TrainingStep | PassedOver
-MIN_ROWS = 3  # of steps of one size, after the warm-up
-_WARM_UP_STEPS = 2  # of a phase: they take memory, choose kernels and make schedules
 _NOISE = 0.02  # expected error of a median step; the spreads below are weighed against it
 _ROUNDS, _LEAST_GAIN = 60, 1e-6  # few figures, quickly fitted
 # least half-width of the interval: the runs' residuals show nothing of other shapes
@@ -76,13 +72,6 @@ class Comparison:
     @property
     def planned_seconds(self) -> float:
         return sum(self.parts.values())
-
-
-@dataclass(frozen=True)
-class _Run:
-    path: Path
-    resolved: Resolved
-    seconds: dict[StepSize, list[float]]  # of a step
 
 
 @dataclass(frozen=True)
@@ -127,7 +116,7 @@ def measure(paths: Sequence[Path | str], site: Cluster | None = None) -> Machine
     has them, for processors one node. Raises KieloError for files that are missing or too short, and for runs
     on different kinds of device.
     """
-    runs = [_read_run(Path(path)) for path in paths]
+    runs = [read_measured_run(Path(path)) for path in paths]
     if not runs:
         raise KieloError(
             "no metrics.jsonl was given; what would work: runs/NAME/train/metrics.jsonl of a run of your own"
@@ -153,7 +142,7 @@ def compare(machine: Machine, path: Path | str, site: Cluster | None = None) -> 
 
     Raises KieloError like `measure`, and for a run on another kind of device than the card's.
     """
-    run = _read_run(Path(path))
+    run = read_measured_run(Path(path))
     placement, precision = run.resolved.placement, run.resolved.identity.train.precision
     is_same = placement.device == machine.accelerator.device and precision == machine.precision
     if not is_same or (placement.device == "cpu" and placement.world_size != machine.ranks):
@@ -222,103 +211,7 @@ def read_machine(path: Path | str) -> Machine:
         raise KieloError(f"{path}: not the card of a machine ({error!r}); {hint}") from None
 
 
-def _read_run(path: Path) -> _Run:
-    if not path.is_file():
-        raise KieloError(
-            f"{path}: no such file; what would work: runs/NAME/train/metrics.jsonl of a run of your own"
-        )
-    plans = [folder / "resolved.toml" for folder in (path.parent, path.parent.parent)]
-    plan = next((plan for plan in plans if plan.is_file()), None)
-    if plan is None:
-        raise KieloError(
-            f"{path}: neither {plans[0]} nor {plans[1]} is there, so the shape of this run is not known; "
-            "what would work: the file in its run folder, or its resolved.toml copied beside it"
-        )
-    resolved, rows = read_resolved(plan), _last_attempt(_rows(path))
-    if resolved.identity.train.precision == "fp8" and resolved.identity.train.fp8.emulate:
-        raise KieloError(
-            f"{path}: FP8 was emulated, which says nothing about a machine; what would work: a run in fp32 "
-            "or bf16"
-        )
-    if not rows:
-        raise KieloError(
-            f"{path}: no row of a training step; what would work: the metrics.jsonl of a run that has trained"
-        )
-    _refuse_other_ranks(path, rows, resolved)
-    seconds = {
-        size: times for size, times in _seconds_by_size(rows, resolved).items() if len(times) >= MIN_ROWS
-    }
-    if not seconds:
-        raise KieloError(
-            f"{path}: no phase with one step size has {MIN_ROWS} rows after its first {_WARM_UP_STEPS} "
-            "steps; what would work: a longer run, or train.log_every_steps=1"
-        )
-    return _Run(path, resolved, seconds)
-
-
-def _rows(path: Path) -> list[_StepRow]:
-    """Reads the rows of training steps and of steps that were passed over."""
-    return [
-        row
-        for row in read_metrics(path)
-        if isinstance(row, PassedOver) or (isinstance(row, TrainingStep) and row.tokens_per_second)
-    ]
-
-
-def _last_attempt(rows: Iterable[_StepRow]) -> list[_StepRow]:
-    """Returns the rows of the newest attempt, whose layout is the one in resolved.toml.
-
-    Each attempt counts its seconds from 0.
-    """
-    last: list[_StepRow] = []
-    seconds = 0.0
-    for row in rows:
-        if isinstance(row, TrainingStep):
-            last = [] if row.seconds < seconds else last
-            seconds = row.seconds
-        last.append(row)
-    return last if any(isinstance(row, TrainingStep) for row in last) else []
-
-
-def _refuse_other_ranks(path: Path, rows: Sequence[_StepRow], resolved: Resolved) -> None:
-    """Raises KieloError if the rows are of another number of ranks than resolved.toml.
-
-    A finished run that is started again on other ranks trains nothing, but writes a resolved.toml for them.
-    """
-    row, placement = next(row for row in reversed(rows) if isinstance(row, TrainingStep)), resolved.placement
-    per_token = placement.phases[resolved.identity.phase_index(row.step)].flops_per_token
-    ranks = row.tokens_per_second * per_token / (row.tflops_per_second or np.nan) / 1e12
-    # A row across two phases has tokens of both; numbers of ranks differ by more than that.
-    if ranks / placement.world_size > 1.4 or placement.world_size / ranks > 1.4:
-        raise KieloError(
-            f"{path}: its rows are of {ranks:.0f} ranks, its resolved.toml of {placement.world_size}; what "
-            "would work: a run that was not started again on other ranks after its end"
-        )
-
-
-def _seconds_by_size(rows: Sequence[_StepRow], resolved: Resolved) -> dict[StepSize, list[float]]:
-    """Returns seconds of a step, one figure a row, by the step's size.
-
-    A row covers the steps since the row before it. Left out are rows with the first steps of a phase or of
-    the attempt, rows across two phases, and all rows from the first change of precision on.
-    """
-    identity, found, before = resolved.identity, {}, None
-    for row in rows:
-        first, before = None if before is None else before + 1, row.step
-        if first is None or isinstance(row, PassedOver):
-            continue
-        index = identity.phase_index(first)
-        phase, placed = identity.phases[index], resolved.placement.phases[index]
-        if first < phase.first_step + _WARM_UP_STEPS or row.step > phase.last_step:
-            continue
-        if identity.train.precision_changes and row.step >= identity.train.precision_changes[0][0]:
-            continue
-        size = StepSize(phase.sequence_length, placed.micro_batch_sequences, placed.micro_batches_per_step)
-        found.setdefault(size, []).append(phase.tokens_per_step / row.tokens_per_second)
-    return found
-
-
-def _refuse_mixed(runs: Sequence[_Run]) -> None:
+def _refuse_mixed(runs: Sequence[MeasuredRun]) -> None:
     """Raises KieloError if the runs are not on one kind of device in one precision."""
     first = _device(runs[0])
     for run in runs[1:]:
@@ -329,14 +222,14 @@ def _refuse_mixed(runs: Sequence[_Run]) -> None:
             )
 
 
-def _device(run: _Run) -> str:
+def _device(run: MeasuredRun) -> str:
     placement, precision = run.resolved.placement, run.resolved.identity.train.precision
     if placement.device == "cpu":
         return f"{placement.world_size} ranks on a processor in {precision}"
     return f"{placement.accelerator} in {precision}"
 
 
-def _gpu_card(run: _Run) -> Accelerator:
+def _gpu_card(run: MeasuredRun) -> Accelerator:
     name, precision = run.resolved.placement.accelerator, run.resolved.identity.train.precision
     card = accelerator_card(name) if name in accelerators() else None
     if card is None or precision not in card.peak_tflops or card.memory_bandwidth_tb_per_second is None:
@@ -348,7 +241,7 @@ def _gpu_card(run: _Run) -> Accelerator:
     return card
 
 
-def _work(runs: Sequence[_Run], card: Accelerator, site: Cluster | None) -> Workload:
+def _work(runs: Sequence[MeasuredRun], card: Accelerator, site: Cluster | None) -> Workload:
     """Returns a row for each size of step of each run; the peak is that of the runs' precision."""
     ranks = max(run.resolved.placement.world_size for run in runs)
     site = site or _site_of(card, ranks)

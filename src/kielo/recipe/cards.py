@@ -149,6 +149,17 @@ class Jobs(Section):
         return pattern
 
 
+class Reference(Section):
+    """A speed that others measured on a machine: training of a dense model, by the site's own tests."""
+
+    parameters: float = Field(gt=0, description="of the model, in all")
+    nodes: int = Field(gt=0)
+    tflops_per_device: float = Field(gt=0, description="TFLOP/s of a device, without recomputation")
+    tolerance: float = Field(gt=0, description="share of it, either way, that its source accepts")
+    software: str = Field(description="what trained")
+    source: str
+
+
 class Cluster(Section):
     """A machine room: what a node is made of and how jobs get there."""
 
@@ -180,6 +191,9 @@ class Cluster(Section):
     )
     torch: str | None = Field(
         None, pattern=r"^\d+\.\d+", description="version that plans are made for; default: the newest tried"
+    )
+    references: tuple[Reference, ...] = Field(
+        (), description="speeds that others measured there; `kielo launch --ladder` shows them beside its own"
     )
     source: str = Field(min_length=1)
     date: str = Field(min_length=1)

@@ -50,8 +50,8 @@ def bits_per_byte_bars(gathered: dict[str, Any]) -> str:
     baselines = scores.bits_per_byte.baselines()
     labels = ["This model", *(baseline_name(name, scores) for name in baselines)]
     values = [scores.bits_per_byte.model, *baselines.values()]
-    with _style():
-        figure, axes = _figure(0.42 * len(labels) + 0.5)
+    with page_style():
+        figure, axes = page_figure(0.42 * len(labels) + 0.5)
         positions = range(len(labels))[::-1]
         axes.barh(positions, values, color=[OURS] + [OTHER] * (len(values) - 1), height=0.62)
         for position, value in zip(positions, values, strict=True):
@@ -60,7 +60,7 @@ def bits_per_byte_bars(gathered: dict[str, Any]) -> str:
         _names_at_left(axes, positions, labels)
         axes.xaxis.set_visible(False)
         axes.spines["bottom"].set_visible(False)
-        return _svg(figure, "bits")
+        return page_svg(figure, "bits")
 
 
 def bits_per_byte_caption(gathered: dict[str, Any]) -> str:
@@ -86,8 +86,8 @@ def bits_per_byte_caption(gathered: dict[str, Any]) -> str:
 def funnel_bars(gathered: dict[str, Any]) -> str:
     """Draws bytes left after each step, and beside them those that the step dropped."""
     steps, bytes_in = _by_step(gathered["funnel"].steps), gathered["corpus"]["bytes_in"]
-    with _style():
-        figure, axes = _figure(0.36 * (len(steps) + 1) + 0.3)
+    with page_style():
+        figure, axes = page_figure(0.36 * (len(steps) + 1) + 0.3)
         labels = [step.name for step in steps]
         left = [step.bytes_left for step in steps]
         dropped = [max(0, step.bytes) for step in steps]
@@ -105,21 +105,21 @@ def funnel_bars(gathered: dict[str, Any]) -> str:
         _names_at_left(axes, positions, labels)
         axes.xaxis.set_visible(False)
         axes.spines["bottom"].set_visible(False)
-        return _svg(figure, "funnel")
+        return page_svg(figure, "funnel")
 
 
 def loss_curves(gathered: dict[str, Any]) -> str:
     """Draws training and held-out loss in nats per token, over optimiser steps."""
     training = gathered["training"]
-    with _style():
-        figure, axes = _figure(3.2)
+    with page_style():
+        figure, axes = page_figure(3.2)
         steps, losses = _finite(training["steps"], "loss")
         axes.plot(steps, losses, color=OTHER, linewidth=1.2)
         heldout_steps, heldout_losses = _finite(training["heldout"], "heldout_loss")
         axes.plot(heldout_steps, heldout_losses, color=OURS, linewidth=1.8, marker="o", markersize=4)
         _ends(axes, [("training", steps, losses, OTHER), ("held-out", heldout_steps, heldout_losses, OURS)])
         _axes_names(axes, "step", "loss (nats per token)")
-        return _svg(figure, "loss")
+        return page_svg(figure, "loss")
 
 
 def speed_curve(gathered: dict[str, Any]) -> str | None:
@@ -127,14 +127,14 @@ def speed_curve(gathered: dict[str, Any]) -> str | None:
     training = gathered["training"]
     if not training["tokens_per_second"]:
         return None
-    with _style():
-        figure, axes = _figure(2.0)
+    with page_style():
+        figure, axes = page_figure(2.0)
         steps, speeds = _finite(training["steps"], "tokens_per_second")
         axes.plot(steps, speeds, color=OURS, linewidth=1.4)
         axes.set_ylim(0, max(speeds, default=1) * 1.15)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         _axes_names(axes, "step", "tokens per second")
-        return _svg(figure, "speed")
+        return page_svg(figure, "speed")
 
 
 def parity_curves(gathered: dict[str, Any]) -> str | None:
@@ -143,7 +143,7 @@ def parity_curves(gathered: dict[str, Any]) -> str | None:
     ours, theirs, tolerance = parity.losses.ours, parity.losses.theirs, parity.tolerance
     if not ours or len(ours) != len(theirs):
         return None
-    with _style():
+    with page_style():
         figure = Figure(figsize=(WIDTH_INCHES, 4.4), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
         steps = range(1, len(ours) + 1)
@@ -158,7 +158,7 @@ def parity_curves(gathered: dict[str, Any]) -> str | None:
             bbox_to_anchor=(0, 1),
         )
         above.set_ylabel("loss")
-        _grid(above)
+        page_grid(above)
         differences = [
             abs(mine - their) / abs(their) if their else 0.0 for mine, their in zip(ours, theirs, strict=True)
         ]
@@ -186,7 +186,7 @@ def parity_curves(gathered: dict[str, Any]) -> str | None:
         below.minorticks_off()
         below.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}"))
         _axes_names(below, "step", "relative difference")
-        return _svg(figure, "parity")
+        return page_svg(figure, "parity")
 
 
 @dataclass(frozen=True)
@@ -227,11 +227,11 @@ def _by_step(rows: Sequence[FunnelRow]) -> list[FunnelRow]:
     return list(steps.values())
 
 
-def _style() -> Any:
+def page_style() -> Any:
     return matplotlib.rc_context(STYLE)
 
 
-def _figure(height_inches: float) -> tuple[Figure, Axes]:
+def page_figure(height_inches: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
     return figure, figure.subplots()
 
@@ -246,10 +246,10 @@ def _axes_names(axes: Axes, x: str, y: str) -> None:
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    _grid(axes)
+    page_grid(axes)
 
 
-def _grid(axes: Axes) -> None:
+def page_grid(axes: Axes) -> None:
     axes.grid(axis="y", color=RULE, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.tick_params(length=0)
@@ -274,7 +274,7 @@ def _finite(rows: Sequence[Row], key: str) -> tuple[list[int], list[float]]:
     return [step for step, _ in pairs], [value for _, value in pairs]
 
 
-def _svg(figure: Figure, name: str) -> str:
+def page_svg(figure: Figure, name: str) -> str:
     """Returns the figure as an <svg> element without prologue and metadata.
 
     Its ids are unique on the page and its colours are CSS variables.

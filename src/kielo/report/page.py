@@ -133,7 +133,7 @@ def _masked_tokens(gathered: dict[str, Any]) -> str:
         return _not_run("evaluate")
     shares = {"This model": scores.accuracy.model}
     shares |= {f"Token {name}": share for name, share in scores.accuracy.baselines().items()}
-    table = _table(
+    table = html_table(
         ("", "Hidden tokens predicted"), [(name, f"{100 * one:.1f} %") for name, one in shares.items()]
     )
     sentence = (
@@ -161,7 +161,7 @@ def _bits_per_byte(gathered: dict[str, Any]) -> str:
         )
         for one in scores.sets
     ]
-    return _figures("bits-per-byte", gathered) + (_table(header, rows, text_columns=2) if rows else "")
+    return _figures("bits-per-byte", gathered) + (html_table(header, rows, text_columns=2) if rows else "")
 
 
 def _samples(gathered: dict[str, Any]) -> str:
@@ -201,12 +201,12 @@ def _parity(gathered: dict[str, Any]) -> str:
         ("Largest difference of logits", f"{parity.logits_max_difference:.1e}"),
         ("Largest relative difference of gradients", f"{parity.gradient_max_relative_difference:.1e}"),
     ]
-    parts.append(_table(("Before the first step", ""), differences))
+    parts.append(html_table(("Before the first step", ""), differences))
     ours, theirs = parity.settings.ours, parity.settings.theirs
     names = list(dict.fromkeys([*ours, *theirs]))
     rows = [(_label(name), _text(ours.get(name)), _text(theirs.get(name))) for name in names]
     differing = [number for number, name in enumerate(names) if name in parity.settings.differing]
-    table = _table(("Effective setting", "Kielo", "transformers"), rows, text_columns=3, marked=differing)
+    table = html_table(("Effective setting", "Kielo", "transformers"), rows, text_columns=3, marked=differing)
     parts.append(f"<details open><summary>Settings side by side</summary>{table}</details>")
     return "\n".join(parts)
 
@@ -241,7 +241,7 @@ def _training(gathered: dict[str, Any]) -> str:
             case _:
                 sentence += f"; {row.precision} after step {row.step:,}"
     overview = gathered["overview"]
-    table = _table(("model", ""), overview.rows(), text_columns=2) if overview else ""
+    table = html_table(("model", ""), overview.rows(), text_columns=2) if overview else ""
     return f"<p>{escape(sentence)}.</p>\n{table}{_figures('training', gathered)}{_heldout_sets(training)}"
 
 
@@ -255,7 +255,7 @@ def _heldout_sets(training: dict[str, Any]) -> str:
         for name, score in last.heldout_sets.items()
     ]
     header = (f"Held-out set after step {last.step:,}", "Languages", "Loss", "Bits per byte")
-    return _table(header, rows, text_columns=2)
+    return html_table(header, rows, text_columns=2)
 
 
 def _three(value: float | None) -> str:
@@ -272,11 +272,11 @@ def _corpus(gathered: dict[str, Any]) -> str:
     )
     parts = [f"<p>{escape(kept)}</p>", _figures("corpus", gathered), _funnel_table(funnel.steps)]
     if examples := [(source.name, bad) for source in funnel.sources for bad in source.bad_examples]:
-        table = _table(("Source", "What was wrong"), examples, text_columns=2)
+        table = html_table(("Source", "What was wrong"), examples, text_columns=2)
         parts.append(f"<details><summary>The first records that could not be read</summary>{table}</details>")
     for kind, shares in funnel.threshold_table.items():
         rows = [(threshold, f"{100 * share:.1f} %") for threshold, share in shares.items()]
-        table = _table(("Language threshold", f"Share of {kind} kept, in bytes"), rows)
+        table = html_table(("Language threshold", f"Share of {kind} kept, in bytes"), rows)
         parts.append(
             f"<details><summary>{escape(_label(kind))} kept at other thresholds</summary>{table}</details>"
         )
@@ -299,7 +299,7 @@ def _funnel_table(steps: Sequence[FunnelRow]) -> str:
             )
         )
     header = ("Step", "Why dropped", "Documents dropped", "Text dropped", "Documents left", "Text left")
-    return _table(header, rows, text_columns=2)
+    return html_table(header, rows, text_columns=2)
 
 
 def _tokenizer(gathered: dict[str, Any]) -> str:
@@ -307,7 +307,7 @@ def _tokenizer(gathered: dict[str, Any]) -> str:
     if not measured:
         return _not_run("tokenizer")
     rows = [(name, _measure(key, getattr(measured, key))) for key, name in TOKENIZER_NAMES.items()]
-    parts = [_table((f"Measured on {measured.measured_on}", ""), rows)]
+    parts = [html_table((f"Measured on {measured.measured_on}", ""), rows)]
     sources = (gathered["tokens"] or {}).get("sources")
     if sources:
         packed = {**sources, "held-out": gathered["tokens"]["heldout"]}
@@ -323,7 +323,7 @@ def _tokenizer(gathered: dict[str, Any]) -> str:
             for name, count in packed.items()
         ]
         with_loss = ("With loss",) if has_mask else ()
-        parts.append(_table(("Packed source", "Tokens", *with_loss, "Documents", "Text"), rows))
+        parts.append(html_table(("Packed source", "Tokens", *with_loss, "Documents", "Text"), rows))
     if packing := gathered["packing"]:
         rows = [
             (
@@ -337,7 +337,7 @@ def _tokenizer(gathered: dict[str, Any]) -> str:
             for of in packing
         ]
         header = ("Best-fit packed", "Sequence", "Sequences", "Documents cut", "In one stream", "Filling")
-        parts.append(_table(header, rows))
+        parts.append(html_table(header, rows))
     return "\n".join(parts)
 
 
@@ -361,9 +361,9 @@ def _stages(gathered: dict[str, Any]) -> str:
     ]
     versions = {"kielo": gathered["kielo_version"]} | gathered["versions"]
     return (
-        _table(("Stage", "This run", "Time"), rows, text_columns=2)
+        html_table(("Stage", "This run", "Time"), rows, text_columns=2)
         + "\n"
-        + _table(("Package", "Version"), versions.items())
+        + html_table(("Package", "Version"), versions.items())
     )
 
 
@@ -377,7 +377,7 @@ def _figures(section: str, gathered: dict[str, Any]) -> str:
     )
 
 
-def _table(
+def html_table(
     header: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1, marked: Iterable[int] = ()
 ) -> str:
     """Returns a table whose first `text_columns` are text and the others numbers; `marked` rows differ."""

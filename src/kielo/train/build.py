@@ -58,11 +58,17 @@ from kielo.train.stop import Stop
 
 
 def assemble(
-    resolved: Resolved, world: World, stop: Stop, permit: Callable[[], None], profile_steps: int = 0
+    resolved: Resolved,
+    world: World,
+    stop: Stop,
+    permit: Callable[[], None],
+    profile_steps: int = 0,
+    is_saving: bool = True,
 ) -> Run:
     """Builds every part of the run but those of a phase, on this rank. All ranks call it together.
 
     permit: raises KieloError when this job may no longer save checkpoints. profile_steps: how many to record.
+    is_saving: does the run save checkpoints.
 
     Raises KieloError for whatever the parts refuse: tokens that are missing, a layout that does not fit the
     world, a checkpoint of another run.
@@ -75,7 +81,8 @@ def assemble(
     )
     guard = Guard(device, identity.train)
     spikes = Spikes(device, identity.train)
-    checkpoints = RunCheckpoints(_checkpointer(placement, world, permit), resolved, guard, spikes, state)
+    checkpointer = _checkpointer(placement, world, permit)
+    checkpoints = RunCheckpoints(checkpointer, resolved, guard, spikes, state, is_saving)
     meter = Meter(world.size, identity.total_tokens, device)
     stop.use(device)
     log = Log(placement.train, identity.total_steps, _sinks(identity, placement, world))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kielo.artifact.lease import Lease, held
 from kielo.artifact.outcome import Outcome
+from kielo.artifact.trained_text import has_trained
 from kielo.checkpoint.agreement import Agreement
 from kielo.parallel.rendezvous import find_rendezvous
 from kielo.parallel.world import World, end_world, leave_together, start_world
@@ -55,14 +56,36 @@ def train(resolved: Resolved, max_steps: int | None = None, profile_steps: int =
         return nothing_to_do(resolved, is_first)
     triggers = Triggers(_run_folder(resolved))
     triggers.refuse_start()
-    with (
-        determinism(resolved.placement.train.deterministic),
-        Stop(max_steps, is_telling=is_first, triggers=triggers if is_first else None) as stop,
-    ):
+    return _started(resolved, Stop(max_steps, is_first, triggers if is_first else None), profile_steps)
+
+
+def measure(resolved: Resolved, steps: int, profile_steps: int = 0) -> Outcome:
+    """Takes the first `steps` steps that the recipe does not skip, for their speed, and saves nothing.
+
+    Called by every rank; `resolved.toml`, the log and `outcome.json` are those of an attempt. Raises
+    KieloError in the folder of a run that has trained, and for more steps than it has.
+    """
+    folder, identity, first = _run_folder(resolved), resolved.identity, 1
+    if has_trained(folder):
+        raise KieloError(
+            f"{folder}: has trained, and its log is not for measurements; what would work: another folder, "
+            "or kielo launch RECIPE --ladder 1, which makes one"
+        )
+    while (skipped := identity.next_steps(first)).is_skipped:
+        first = skipped.last_step + 1
+    last = first + steps - 1
+    if last > identity.total_steps:
+        raise KieloError(f"--measure {steps}: the run has {identity.total_steps - first + 1} steps to take")
+    is_first = find_rendezvous().rank == 0
+    return _started(resolved, Stop(last, is_first), profile_steps, is_saving=False)
+
+
+def _started(resolved: Resolved, stop: Stop, profile_steps: int, is_saving: bool = True) -> Outcome:
+    with determinism(resolved.placement.train.deterministic), stop:
         try:
             world = start_world(resolved.placement.train.start_timeout_seconds, resolved.placement.device)
             with _lease(resolved, world) as lease:
-                outcome = _attempt(resolved, world, stop, lease, profile_steps)
+                outcome = _attempt(resolved, world, stop, lease, profile_steps, is_saving)
             leave_together(resolved.placement.train.step_timeout_seconds)
             return outcome
         finally:
@@ -77,14 +100,17 @@ def _lease(resolved: Resolved, world: World) -> Iterator[Lease]:
         yield Agreement().on_first(lambda: until_the_end.enter_context(held(_run_folder(resolved))))
 
 
-def _attempt(resolved: Resolved, world: World, stop: Stop, lease: Lease, profile_steps: int) -> Outcome:
+def _attempt(
+    resolved: Resolved, world: World, stop: Stop, lease: Lease, profile_steps: int, is_saving: bool
+) -> Outcome:
     is_first, state, has_begun = world.rank == 0, State(), False
     refuse_unlike_ranks(resolved, Agreement())
     # before the records that mention them are touched
-    Agreement().on_first(lambda: refuse_lost_checkpoints(resolved))
+    if is_saving:
+        Agreement().on_first(lambda: refuse_lost_checkpoints(resolved))
     try:
         with TokenCheck(resolved, Agreement()) as tokens:  # they are read while the model is built
-            run = assemble(resolved, world, stop, lease.check, profile_steps)
+            run = assemble(resolved, world, stop, lease.check, profile_steps, is_saving)
             state = run.state
             tokens.finish()
         has_begun = True
@@ -93,6 +119,11 @@ def _attempt(resolved: Resolved, world: World, stop: Stop, lease: Lease, profile
             write_plan(resolved)
             withdraw_manifest(resolved)
         outcome = _fit_and_close(run, resolved)
+        if not is_saving:
+            is_measured = stop.is_at_limit(state.step)
+            outcome = "finished" if is_measured else "requeue"
+            message = f"nothing was saved after step {state.step:,}"
+            return settle(resolved, outcome, (state.step, state.tokens), message, is_writing=is_first)
         if is_first:
             lease.check()
             if outcome == "finished":

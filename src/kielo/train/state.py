@@ -91,15 +91,23 @@ class RunCheckpoints:
     """Saves and restores the parts of a run that change. All ranks call each method together."""
 
     def __init__(
-        self, checkpointer: Checkpointer, resolved: Resolved, guard: Guard, spikes: Spikes, state: State
+        self,
+        checkpointer: Checkpointer,
+        resolved: Resolved,
+        guard: Guard,
+        spikes: Spikes,
+        state: State,
+        is_saving: bool = True,
     ):
         """Finds the newest whole checkpoint, before a model is built that it would not fit.
 
+        is_saving: False where the run is only measured; then no checkpoint is saved.
         Raises KieloError, naming the keys, where it is of a run with another identity.
         """
         self._checkpointer = checkpointer
         self._resolved = resolved
         self._guard, self._spikes, self._state = guard, spikes, state
+        self._is_saving = is_saving
         self._last_save = (0, 0)  # its step, and how many steps had not been finite by then
         self._is_due = False
         self.newest: Path | None = checkpointer.newest()
@@ -125,7 +133,8 @@ class RunCheckpoints:
         self._source_tensors = dict(source_tensors or {})
         self._tensors = {f"model/{name}": tensor for name, tensor in parameters.items()}
         self._tensors |= {f"optimiser/{name}": tensor for name, tensor in optimiser.moments().items()}
-        self._checkpointer.reserve(self._tensors)
+        if self._is_saving:
+            self._checkpointer.reserve(self._tensors)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -142,6 +151,8 @@ class RunCheckpoints:
         None is saved while a change of precision is watched, which may lead back to the checkpoint before it,
         nor in a spike, nor after a step that was not finite: then after the next sound one.
         """
+        if not self._is_saving:
+            return False
         if step == self._resolved.identity.total_steps:
             return True
         if step % self._resolved.placement.checkpoint.every_steps == 0 and self._state.watch is None:
@@ -161,6 +172,8 @@ class RunCheckpoints:
         The newest checkpoint from before steps that were not finite is kept until `checkpoint.every_steps`
         sound ones have followed; a save right after such a step (a signal, the last step) removes no other.
         """
+        if not self._is_saving:
+            return
         settled_loss = math.nan if loss is None else float(loss)  # waits for the device, as the copy does
         guard = self._guard.plain_state()
         self._note_trouble(guard["skipped"])

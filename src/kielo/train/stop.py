@@ -86,6 +86,9 @@ class Stop:
             ranks_that_want[1].fill_(1)
         dist.all_reduce(ranks_that_want)
         seen = self._late.read(ranks_that_want)
-        at_limit = self._step_limit is not None and step >= self._step_limit
         self.is_save_agreed = bool(seen and seen[1])
-        return at_limit or bool(seen and seen[0])
+        return self.is_at_limit(step) or bool(seen and seen[0])
+
+    def is_at_limit(self, step: int) -> bool:
+        """Returns True from the last step on that is to be taken."""
+        return self._step_limit is not None and step >= self._step_limit
