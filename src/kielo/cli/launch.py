@@ -26,8 +26,8 @@ def launch_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", type=int, metavar="N", help="default: the first of the recipe's nodes")
     parser.add_argument(
         "--ladder",
-        metavar="N,N,…",
-        help="measure ten steps of the best layouts on each of these numbers of nodes, such as 1,2,4,8",
+        metavar="N,N",
+        help="measure ten steps of the best layouts on each of these numbers of nodes: 1,2,4,8",
     )
     parser.add_argument("--account", metavar="PROJECT", help="the project that the site bills")
     parser.add_argument("--dry-run", action="store_true", help="write the folder, and submit nothing")
