@@ -49,6 +49,7 @@ SCREENS = {
     "generate": ["generate", "run", "Kord", "--tokens", "4"],
     "export": ["export", "run", "--to", "my_model"],
     "tokenizer measure": ["tokenizer", "measure", "run/tokenizer", "run/hf", "--text", "text.txt"],
+    "tokenizer map": ["tokenizer", "map", "run/tokenizer", "run/hf"],
     "checkpoint list": ["checkpoint", "list", "run"],
     "checkpoint show": ["checkpoint", "show", "run"],
     "checkpoint show: tensors": ["checkpoint", "show", "run", "--tensors"],

@@ -40,6 +40,8 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a tiny vocabulary": (setting("tokenizer.vocab_size=100"), "257 or more"),
     "weights without hf:": (setting("model.weights=OWNER/NAME"), "hf:OWNER/NAME"),
     "weights without a tokenizer": (setting("model.weights=hf:gone"), "set tokenizer.path"),
+    "a transplant without weights": (setting("model.transplant=mean"), "model.weights = hf:FOLDER"),
+    "a transplant of another kind": (setting("model.transplant=focus"), "mean"),
     "phases as a number": (setting("phases=3"), "a list in [ ]"),
     "a ramp as a number": (setting("train.batch_ramp=5"), "a table in { }"),
     "a key of another section": (setting("train.compile=true"), "layout.compile"),

@@ -16,6 +16,7 @@ from kielo.artifact.masked_scores import MaskedScores
 from kielo.artifact.outcome import Outcome
 from kielo.artifact.parity import Parity
 from kielo.artifact.preflight import Preflight
+from kielo.artifact.row_map import RowMap
 from kielo.artifact.scores import Scores
 from kielo.artifact.site import MadeSite
 from kielo.artifact.stage_json import JsonFile
@@ -47,6 +48,7 @@ FORMATS = {
     "recipe": Format("recipe.toml", "The settings of a run, written by a person.", (Recipe,)),
     "funnel": _whole_file("corpus/", Funnel),
     "tokenizer": _whole_file("tokenizer/", TokenizerMeasure),
+    "row_map": _whole_file("tokenizer/", RowMap),
     "token_files": _whole_file("tokens/", TokenFiles),
     "metrics": Format(
         "train/" + metrics.METRICS_NAME,

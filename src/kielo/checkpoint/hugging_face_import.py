@@ -8,6 +8,7 @@ parameter changes.
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from kielo.checkpoint.read_checkpoint import some_names
 from kielo.checkpoint.tensor_file import ReadBuffers, TensorFile, Wanted
 from kielo.checkpoint.tensor_table import StoredTensor, read_table
 from kielo.checkpoint.tied_tensors import tied_names
+from kielo.checkpoint.transplant import Source, Transplant
 from kielo.models import families
 from kielo.models.piece import Piece, by_stored_name, stored_shape
 from kielo.parallel.materialise import local, local_slices
@@ -33,8 +35,28 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 StoredTensors = dict[str, tuple[Path, StoredTensor]]
 
 
+@dataclass(frozen=True)
+class Names:
+    """Names in a folder beside those of the model's own tensors.
+
+    base_prefix: the prefix that names lack in files of the bare base model. not_read: tensors that may be
+    there and are not needed (a tied head). ignored: patterns of names that are no weights.
+    """
+
+    base_prefix: str = ""
+    not_read: Sequence[str] = ()
+    ignored: Sequence[str] = ()
+
+
+_NO_OTHER_NAMES = Names()
+
+
 def load_model_weights(
-    parameters: Mapping[str, Tensor], source: Path, model: Model, group: Any = None
+    parameters: Mapping[str, Tensor],
+    source: Path,
+    model: Model,
+    group: Any = None,
+    transplant: Transplant | None = None,
 ) -> dict[str, str]:
     """Calls `load_weights` with the family's names, those of its bare base model, and buffers to ignore."""
     names = families.module(model.model_type, "names")
@@ -45,9 +67,12 @@ def load_model_weights(
         source,
         pieces,
         group,
-        base_prefix=names.BASE_MODEL_PREFIX,
-        not_read=[untied[ours].name for ours in untied.keys() - pieces.keys()],
-        ignored=names.IGNORED,
+        Names(
+            names.BASE_MODEL_PREFIX,
+            [untied[ours].name for ours in untied.keys() - pieces.keys()],
+            names.IGNORED,
+        ),
+        transplant,
     )
 
 
@@ -56,17 +81,14 @@ def load_weights(
     source: Path,
     pieces: Mapping[str, Piece],
     group: Any = None,
-    *,
-    base_prefix: str = "",
-    not_read: Sequence[str] = (),
-    ignored: Sequence[str] = (),
+    other_names: Names = _NO_OTHER_NAMES,
+    transplant: Transplant | None = None,
 ) -> dict[str, str]:
     """Fill `parameters` (our name → Tensor or DTensor, any layout and device) from the folder `source`.
 
     pieces: the place of each parameter of the model in the files (a family's `to_hugging_face`). Rows that
-    only pad a parameter become zero. A tied parameter needs no tensor of its own. base_prefix: the prefix
-    that names lack in files of the bare base model. not_read: tensors that may be there and are not needed (a
-    tied head). ignored: patterns of names that are no weights.
+    only pad a parameter become zero. A tied parameter needs no tensor of its own. transplant: what the rows
+    of the vocabulary are made of; None where they are those of the files.
 
     Returns the source's name of each tensor that is a weight and its dtype there, {"lm_head.weight": "BF16"},
     the same on all ranks. Called by all ranks of `group`; raises KieloError on all of them, naming
@@ -74,18 +96,18 @@ def load_weights(
     """
     ranks = Agreement(group)
     found: StoredTensors = ranks.on_first(lambda: read_tables(Path(source)))
-    names = {piece.name: _in_source(piece.name, found, base_prefix) for piece in pieces.values()}
+    names = {piece.name: _in_source(piece.name, found, other_names.base_prefix) for piece in pieces.values()}
     tied = tied_names(parameters)
     wanted = {ours: pieces.get(ours, Piece(ours)) for ours in parameters}
     wanted = {ours: piece for ours, piece in wanted.items() if names.get(piece.name) or ours not in tied}
-    weights = [*filter(None, names.values()), *(name for name in not_read if name in found)]
+    weights = [*filter(None, names.values()), *(name for name in other_names.not_read if name in found)]
     ranks.refuse_together(
-        _missing_or_unexpected(source, wanted, names, found, weights, ignored)
-        or _misfit(parameters, wanted, names, found)
+        _missing_or_unexpected(source, wanted, names, found, weights, other_names.ignored)
+        or _misfit(parameters, wanted, names, found, transplant)
     )
     complaint, not_finite = None, set()
     try:
-        not_finite = _fill(parameters, wanted, names, found)
+        not_finite = _fill(parameters, wanted, names, found, transplant)
     except KieloError as error:
         complaint = str(error)
     ranks.refuse_together(complaint)
@@ -142,11 +164,16 @@ def _misfit(
     wanted: Mapping[str, Piece],
     names: Mapping[str, str | None],
     found: StoredTensors,
+    transplant: Transplant | None,
 ) -> str | None:
     for name, group in by_stored_name(wanted).items():
         path, stored = found[names[name]]
         shapes = {ours: parameters[ours].shape for ours in group}
         expected = stored_shape(group, shapes)
+        if transplant is not None and _has_vocabulary(group):
+            expected = stored.shape
+            if complaint := transplant.misfit(next(iter(shapes.values())), stored):
+                return f"{path}: {names[name]} {complaint}"
         if stored.shape != expected:
             ours = ", ".join(f"{ours} here is {list(shape)}" for ours, shape in shapes.items())
             if expected not in map(tuple, shapes.values()):
@@ -165,25 +192,36 @@ def _fill(
     wanted: Mapping[str, Piece],
     names: Mapping[str, str | None],
     found: StoredTensors,
+    transplant: Transplant | None,
 ) -> set[str]:
     """Fill this rank's shards; returns the names of tensors that are not finite in what it read."""
     not_finite: set[str] = set()
     by_file: dict[Path, list[tuple[str, Wanted]]] = {}
+    buffers = ReadBuffers()
     for ours, piece in wanted.items():
         shard, box = local(parameters[ours]).detach(), local_slices(parameters[ours])
         path, stored = found[names[piece.name]]
+        if transplant is not None and _has_vocabulary({ours: piece}):
+            from_file = Source(path, stored, buffers)
+            if not transplant.fill(ours, parameters[ours].shape, shard, box, from_file):
+                not_finite.add(names[piece.name])
+            continue
         if shard.numel() and piece.rows is not None:
             shard[max(0, piece.rows - box[0].start) :].zero_()
         for part, in_file in piece.boxes(box):
             target = shard[tuple(slice(p.start - b.start, p.stop - b.start) for p, b in zip(part, box))]
             wanted_part = Wanted(stored, in_file, target.mT if piece.transposed else target)
             by_file.setdefault(path, []).append((names[piece.name], wanted_part))
-    buffers = ReadBuffers()
     for path, of_file in sorted(by_file.items()):
         with TensorFile(path, {}, buffers) as file:
             file.read(wanted_part for _, wanted_part in of_file)
         not_finite |= {name for name, wanted_part in of_file if not is_finite(wanted_part.target)}
     return not_finite
+
+
+def _has_vocabulary(group: Mapping[str, Piece]) -> bool:
+    """Returns True for a tensor with a row for each token: the only ones that padding is told of."""
+    return any(piece.rows is not None for piece in group.values())
 
 
 def _not_finite(names: Sequence[str], found: StoredTensors) -> str:

@@ -229,6 +229,12 @@ def tokenizer_flags(parser: argparse.ArgumentParser) -> None:
         "look:measure",
         "tokens per word, bytes per token, exact round trip, Rényi efficiency",
     )
+    add_verb(
+        subverbs,
+        "map",
+        "look:row_map",
+        "the old tokens whose rows a transplanted vocabulary is made of",
+    )
 
 
 def measure_flags(parser: argparse.ArgumentParser) -> None:
@@ -239,7 +245,7 @@ def measure_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    from kielo.tokenizer.load import TOKENIZER_FILE, load_tokenizer
+    from kielo.tokenizer.load import load_tokenizer
     from kielo.tokenizer.measure import measure
 
     path = Path(options.text)
@@ -253,10 +259,10 @@ def measure(options: argparse.Namespace) -> None:
         ) from None
     if not any(texts):
         raise KieloError(f"--text {path}: no text in it; give a plain text file, one document a line")
-    for folder in map(Path, options.tokenizers):
-        if not (folder / TOKENIZER_FILE).is_file() and (folder / "tokenizer" / TOKENIZER_FILE).is_file():
-            raise KieloError(f"{folder}: is a run folder; did you mean {folder / 'tokenizer'}?")
-    figures = {folder: measure(load_tokenizer(Path(folder)), texts) for folder in options.tokenizers}
+    figures = {
+        folder: measure(load_tokenizer(_tokenizer_folder(Path(folder))), texts)
+        for folder in options.tokenizers
+    }
     if options.json:
         return print_json(figures)
     names = list(next(iter(figures.values())))
@@ -264,6 +270,40 @@ def measure(options: argparse.Namespace) -> None:
         ["figure", *figures],
         [(name, *(_short(figures[folder][name]) for folder in figures)) for name in names],
     )
+
+
+def row_map_flags(parser: argparse.ArgumentParser) -> None:
+    examples(parser, "kielo tokenizer map runs/english/tokenizer runs/demo_estonian/tokenizer")
+    parser.add_argument("old", metavar="OLD", help="folder of the tokenizer that the weights have")
+    parser.add_argument("new", metavar="NEW", help="folder of the tokenizer that they are to get")
+    parser.add_argument("--examples", type=int, default=20, metavar="N", help="new tokens to show")
+    parser.add_argument("--json", action="store_true")
+
+
+def row_map(options: argparse.Namespace) -> None:
+    from kielo.tokenizer.load import load_tokenizer
+    from kielo.tokenizer.row_map import example_rows, make_row_map, row_map_in_words
+
+    if options.examples < 0:
+        raise KieloError(f"--examples {options.examples}: give 0 or more")
+    old, new = (load_tokenizer(_tokenizer_folder(Path(folder))) for folder in (options.old, options.new))
+    made = make_row_map(old, new, "mean")
+    if options.json:
+        return print_json(made.content())
+    print_text(row_map_in_words(made))
+    if made.control_tokens:
+        print_table(["control token", "row of"], sorted(made.control_tokens.items()))
+    if rows := example_rows(made, old, new, options.examples):
+        print_table(["new token", "old tokens"], rows)
+
+
+def _tokenizer_folder(folder: Path) -> Path:
+    """Returns the folder; raises KieloError for a run's, which has its tokenizer in a folder below."""
+    from kielo.tokenizer.load import TOKENIZER_FILE
+
+    if not (folder / TOKENIZER_FILE).is_file() and (folder / "tokenizer" / TOKENIZER_FILE).is_file():
+        raise KieloError(f"{folder}: is a run folder; did you mean {folder / 'tokenizer'}?")
+    return folder
 
 
 def _short(value: Any) -> str:

@@ -48,7 +48,7 @@ _VERBS = {
     ),
     "generate": ("generate:generate", "what a model writes after a prompt"),
     "export": ("export:export", "a checkpoint as a Hugging Face folder"),
-    "tokenizer": ("look:tokenizer", "measure tokenizers"),
+    "tokenizer": ("look:tokenizer", "measure tokenizers, and map one vocabulary to another"),
     "checkpoint": ("checkpoint:checkpoint", "list, show, verify and average checkpoints"),
     "data": ("look:data", "the documents that made a step"),
     "show": ("look:show", "every value of a recipe and where it came from"),

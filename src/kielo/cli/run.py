@@ -214,6 +214,9 @@ def _check_budget(invocation: Invocation) -> None:
 
 
 def _tokenizer(invocation: Invocation) -> None:
+    from kielo.artifact.row_map import RowMap
+    from kielo.artifact.stage_json import read_stage_json
+    from kielo.tokenizer.row_map import row_map_in_words
     from kielo.tokenizer.train import train_tokenizer, unfilled_vocabulary
 
     _need(invocation, "corpus")
@@ -222,6 +225,9 @@ def _tokenizer(invocation: Invocation) -> None:
     made = train_tokenizer(recipe, invocation.folder / "corpus", folder)
     if made != before and (said := unfilled_vocabulary(recipe, made)):
         print_text(f"tokenizer: {said}", sys.stderr)
+    row_map = read_stage_json(folder, RowMap)
+    if made != before and row_map is not None:
+        print_text(f"transplant: {row_map_in_words(row_map)}")
 
 
 def _pack(invocation: Invocation) -> None:

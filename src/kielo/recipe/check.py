@@ -194,17 +194,24 @@ def _weights(recipe: Recipe) -> Found:
             "tokenizer's folder, or leave the key out to train one",
         )
     if weights is None:
+        if recipe.model.transplant is not None:
+            yield (
+                ("model.transplant",),
+                f"model.transplant = {recipe.model.transplant!r} takes rows from model.weights, which is not "
+                "given; what would work: model.weights = hf:FOLDER, or leave the key out",
+            )
         return
     if not weights.startswith("hf:") or weights == "hf:":
         yield (
             ("model.weights",),
             f"model.weights = {weights!r} does not fit; what would work: hf:{weights.strip() or 'FOLDER'}",
         )
-    elif tokenizer.path is None:
+    elif tokenizer.path is None and recipe.model.transplant is None:
         yield (
             ("model.weights", "tokenizer.path"),
             f"model.weights = {weights!r} come with their own vocabulary; set tokenizer.path to the folder "
-            f"of their tokenizer.json (often {weights.removeprefix('hf:')})",
+            f'of their tokenizer.json (often {weights.removeprefix("hf:")}), or model.transplant = "mean" to '
+            "give the model the vocabulary that this recipe learns",
         )
 
 

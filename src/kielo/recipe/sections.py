@@ -445,6 +445,12 @@ class Model(Section):
         description='"hf:FOLDER" or "hf:OWNER/NAME[@REVISION]" on the Hugging Face hub starts from these '
         "weights; their config.json replaces the keys above",
     )
+    transplant: Literal["mean", "random"] | None = Field(
+        None,
+        description="with weights: this recipe's tokenizer takes the place of theirs. mean: a row of the "
+        "embedding and head is that of the old token of the same text, or the mean of the old tokens that "
+        "make it up; random: all are drawn anew",
+    )
 
     @property
     def vocab_rows(self) -> int:

@@ -10,7 +10,11 @@ from kielo.recipe.phases import FullPhase
 from kielo.recipe.sections import Model, Recipe, Tokenizer
 from kielo.tokenizer.facts import tokenizer_facts
 
-KEPT_BESIDE_WEIGHTS = ("weights", "vocab_multiple")  # all other keys of [model] are those of config.json
+KEPT_BESIDE_WEIGHTS = (
+    "weights",
+    "vocab_multiple",
+    "transplant",
+)  # all other keys of [model] are those of config.json
 
 
 def complete_model(
@@ -52,6 +56,8 @@ def _model_of_weights(model: Model) -> Model:
     folder = resolve_weights(model.weights)
     kept = {key: getattr(model, key) for key in KEPT_BESIDE_WEIGHTS}
     kept["weights"] = pinned(model.weights, folder)
+    if model.transplant is not None:
+        kept["vocab_size"] = None  # the tokenizer's
     return read_hf_config(folder).model_copy(update=kept)
 
 

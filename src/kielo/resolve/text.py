@@ -93,8 +93,9 @@ def imagined_text(recipe: Recipe) -> Text:
     Its vocabulary has `model.vocab_size` tokens, those of the ready tokenizer, or as many as one is to learn.
     """
     tokenizer = recipe.tokenizer
+    model = recipe.model
     # a vocabulary that comes with weights is read with them
-    size = recipe.model.vocab_size or (1 if recipe.model.weights else None)
+    size = None if model.transplant else model.vocab_size or (1 if model.weights else None)
     if size is None:
         size = (
             vocabulary_size(load_tokenizer(Path(tokenizer.path))) if tokenizer.path else tokenizer.vocab_size

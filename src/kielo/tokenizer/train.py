@@ -27,11 +27,12 @@ from kielo.artifact.manifest import (
 from kielo.artifact.stage_json import write_json
 from kielo.artifact.tokenizer_measure import TokenizerMeasure
 from kielo.artifact.trained_text import refuse_to_replace
+from kielo.artifact.weights_folder import resolve_weights
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.chat_template import DEFAULT_TEMPLATE, TURN_BEGINS, TURN_ENDS, ChatTemplate
 from kielo.tokenizer.decoded_documents import decoded_documents
-from kielo.tokenizer.facts import LARGEST_ID
+from kielo.tokenizer.facts import LARGEST_ID, tokenizer_hash
 from kielo.tokenizer.heldout import is_heldout, place_by_hash
 from kielo.tokenizer.load import (
     CONFIG_FILE,
@@ -42,6 +43,7 @@ from kielo.tokenizer.load import (
     vocabulary_size,
 )
 from kielo.tokenizer.measure import measure
+from kielo.tokenizer.row_map import make_row_map
 
 KIND, VERSION = "tokenizer", 1
 SMALLEST_VOCABULARY = 257  # all bytes and end-of-text
@@ -79,9 +81,10 @@ PRE_TOKENS = "|".join(
 def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manifest:
     """Trains the recipe's tokenizer, or copies the one at `tokenizer.path`, and measures it on held-out text.
 
-    Writes tokenizer.json, tokenizer_config.json, special_tokens_map.json, measure.json and the manifest. A
-    folder that is already current stays as it is, and its manifest is returned. Raises KieloError for a ready
-    tokenizer that cannot be read, a vocabulary below 257, or a corpus without training text.
+    Writes tokenizer.json, tokenizer_config.json, special_tokens_map.json, measure.json, with model.transplant
+    row_map.json, and the manifest. A folder that is already current stays as it is, and its manifest is
+    returned. Raises KieloError for a ready tokenizer that cannot be read, a vocabulary below 257, a corpus
+    without training text, or weights without a tokenizer to transplant from.
     """
     ready = Path(recipe.tokenizer.path) if recipe.tokenizer.path else None
     section = {**recipe.tokenizer.model_dump(), "heldout_share": recipe.dataset.heldout_share}
@@ -94,6 +97,10 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
     inputs = {"corpus": hash_manifest(corpus_folder)} if has_corpus else {}
     if ready:
         inputs |= {path.name: hash_file(path) for path in _ready_files(ready)}
+    of_weights = _tokenizer_of_weights(recipe)
+    if of_weights:
+        section["transplant"] = recipe.model.transplant
+        inputs["tokenizer of model.weights"] = tokenizer_hash(of_weights)
     if is_current(folder, KIND, VERSION, inputs, section):
         return read_manifest(folder)
     refuse_to_replace(folder, KIND, VERSION, inputs, section)
@@ -119,6 +126,10 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
             measured_on=measured_on, end_of_text_id=end_of_text_id(tokenizer), **measure(tokenizer, texts)
         )
         write_json(stage.folder, measured)
+        if of_weights:
+            write_json(
+                stage.folder, make_row_map(load_tokenizer(of_weights), tokenizer, recipe.model.transplant)
+            )
         stage.counts.update(measured.content() | {LARGEST_ID: vocabulary_size(tokenizer) - 1})
     return read_manifest(folder)
 
@@ -209,6 +220,20 @@ def _encoder_tokens(recipe: Recipe) -> dict[str, str]:
 def _marks(recipe: Recipe) -> list[str]:
     """Returns the control tokens of the chat template that the recipe's own tokenizer gets, or none."""
     return [TURN_BEGINS, TURN_ENDS] if _has_chats(recipe) and not recipe.tokenizer.path else []
+
+
+def _tokenizer_of_weights(recipe: Recipe) -> Path | None:
+    """Returns the folder of the tokenizer that a transplant replaces; None where there is no transplant."""
+    if recipe.model.transplant is None or recipe.model.weights is None:
+        return None
+    folder = resolve_weights(recipe.model.weights)
+    if not (folder / TOKENIZER_FILE).is_file():
+        raise KieloError(
+            f"model.weights = {recipe.model.weights!r}: there is no {TOKENIZER_FILE} in {folder}, and "
+            f"model.transplant needs the vocabulary of the weights; what would work: their {TOKENIZER_FILE} "
+            "in that folder"
+        )
+    return folder
 
 
 def _has_chats(recipe: Recipe) -> bool:

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from kielo.artifact.alerts import ALERTS_NAME
 from kielo.artifact.metrics import METRICS_NAME
-from kielo.artifact.weights_folder import resolve_weights
 from kielo.checkpoint.checkpointer import Checkpointer
-from kielo.checkpoint.hugging_face_import import load_model_weights
+from kielo.checkpoint.first_weights import load_first_weights
 from kielo.dataset.batches import Batch, Batches, filled_up
 from kielo.dataset.heldout_sets import heldout_sets
 from kielo.dataset.masking import Masking, masking_rate, masking_vocabulary
@@ -198,9 +197,7 @@ def _build_precision(
     _fill(model, identity, placement, device, is_filled_later=is_restored or weights is not None)
     source_tensors = None
     if weights is not None and not is_restored:
-        source_tensors = load_model_weights(
-            dict(model.named_parameters()), resolve_weights(weights), identity.model
-        )
+        source_tensors = load_first_weights(dict(model.named_parameters()), identity, placement)
     step = build_step(
         model, mesh, identity.train, placement.layout, placement.train.loss_chunk_tokens, precision, guard
     )

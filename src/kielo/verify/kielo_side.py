@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kielo.artifact.weights_folder import resolve_weights
-from kielo.checkpoint.hugging_face_import import load_model_weights
+from kielo.checkpoint.first_weights import load_first_weights
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.models import families
 from kielo.models.piece import Box
@@ -76,8 +75,7 @@ class KieloSide:
         is_read = checkpoint is None and identity.model.weights is not None
         materialise(self.model, world.device, None if is_read else fill)
         if is_read:
-            source = resolve_weights(identity.model.weights)
-            load_model_weights(dict(self.model.named_parameters()), source, identity.model)
+            load_first_weights(dict(self.model.named_parameters()), identity, placement)
         step = build_step(
             self.model,
             self._mesh,

@@ -106,8 +106,10 @@ def _compare(
     identity: Identity, placement: Placement, world: World, checkpoint: Path | None, options: ParityOptions
 ) -> dict[str, Any]:
     ours = KieloSide(identity, placement, world, checkpoint)
-    # Weights in Hugging Face's own files are loaded by Hugging Face's own code, which checks our import too.
-    own_files = checkpoint is None and identity.model.weights is not None
+    # Weights in Hugging Face's own files are loaded by Hugging Face's own code, which checks our import too;
+    # not those with a transplanted vocabulary, which no file has.
+    model = identity.model
+    own_files = checkpoint is None and model.weights is not None and model.transplant is None
     theirs = HuggingFaceSide(
         identity,
         placement.device,

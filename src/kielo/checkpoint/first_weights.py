@@ -1,0 +1,65 @@
+"""The weights that a run starts from: `model.weights`, with its own vocabulary by `model.transplant`."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from kielo.artifact.row_map import RowMap
+from kielo.artifact.stage_json import read_stage_json
+from kielo.artifact.weights_folder import resolve_weights
+from kielo.checkpoint.agreement import Agreement
+from kielo.checkpoint.hugging_face_import import load_model_weights
+from kielo.checkpoint.transplant import Transplant
+from kielo.models import families
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Model
+from kielo.resolve.resolved import Identity, Placement
+from kielo.tokenizer.facts import tokenizer_hash
+
+
+def load_first_weights(
+    parameters: Mapping[str, Tensor], identity: Identity, placement: Placement, group: Any = None
+) -> dict[str, str]:
+    """Fills `parameters` from `model.weights`; returns what `load_weights` returns.
+
+    Called by all ranks of `group`. Raises KieloError like `load_weights`, and for a row map that is missing,
+    of other weights or of another tokenizer.
+    """
+    model = identity.model
+    source = resolve_weights(model.weights)
+    if model.transplant is None:
+        return load_model_weights(parameters, source, model, group)
+    folder = Path(placement.tokenizer_folder)
+    row_map = Agreement(group).on_first(lambda: _row_map(folder, source, model))
+    initial_value = families.module(model.model_type, "model").initial_value
+    first_value = partial(_first_value, initial_value, model, identity.seed)
+    return load_model_weights(parameters, source, model, group, Transplant(row_map, first_value))
+
+
+def _first_value(initial_value: Any, model: Model, seed: int, name: str, shape: Any, box: Any) -> Tensor:
+    return initial_value(name, shape, model, seed, box)
+
+
+def _row_map(folder: Path, source: Path, model: Model) -> RowMap:
+    row_map = read_stage_json(folder, RowMap)
+    again = "`kielo run RECIPE --to pack` makes it"
+    if row_map is None:
+        raise KieloError(f"{folder}: has no {RowMap.FILE_NAME}, which model.transplant needs; {again}")
+    if row_map.method != model.transplant:
+        raise KieloError(
+            f"{folder / RowMap.FILE_NAME}: is of model.transplant = {row_map.method!r}, and the recipe has "
+            f"{model.transplant!r}; {again} anew"
+        )
+    if row_map.old_tokenizer != tokenizer_hash(source):
+        raise KieloError(
+            f"{folder / RowMap.FILE_NAME}: is of another old tokenizer than that in {source}; {again} anew"
+        )
+    if len(row_map.rows) != model.vocab_size:
+        raise KieloError(
+            f"{folder / RowMap.FILE_NAME}: has {len(row_map.rows):,} rows for a vocabulary of "
+            f"{model.vocab_size:,}; {again} anew"
+        )
+    return row_map

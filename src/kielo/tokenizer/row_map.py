@@ -1,0 +1,189 @@
+"""The row map of a vocabulary transplant: (old tokenizer, new tokenizer) → `RowMap`; no weights are read.
+
+A new token whose text an old token has takes that token's row; any other the mean of the rows of the old
+tokens that its text is made of (NorMistral: Samuel et al. 2024, arXiv:2412.06484). Tokens are compared by the
+bytes that they stand for, so that conventions of leading space (Ġ of byte-level vocabularies, ▁ of
+SentencePiece) and of bytes (one character, or <0x0A>) do not matter. Control tokens take the row of the old
+one of their role, or else of their name, and never that of a text.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import pre_tokenizers
+
+from kielo.artifact.row_map import RowMap, Transplant
+from kielo.recipe.errors import KieloError
+from kielo.tokenizer.control_tokens import CONFIG_FILES
+from kielo.tokenizer.facts import tokenizer_hash
+from kielo.tokenizer.load import TextTokenizer, special_token, vocabulary_size
+from kielo.tokenizer.measure import BYTE_TOKEN
+
+# The order in which a token of several roles is looked up.
+_ROLES = ("eos_token", "bos_token", "unk_token", "pad_token", "mask_token", "sep_token", "cls_token")
+_SPACE = "▁"  # how SentencePiece spells a space
+_ESCAPED = re.compile("([\udc80-\udcff])")  # a byte that is no UTF-8, after `surrogateescape`
+
+
+def make_row_map(old: TextTokenizer, new: TextTokenizer, method: Transplant) -> RowMap:
+    """Computes the map; the same tokenizers give the same map.
+
+    Raises KieloError for a tokenizer that is neither byte-level nor of SentencePiece's form.
+    """
+    rows: list[list[int]] = [[] for _ in range(vocabulary_size(new))]
+    control: dict[str, str] = {}
+    if method == "mean":
+        from_tokens, to_tokens = _Vocabulary(old), _Vocabulary(new)
+        for number, text in to_tokens.texts.items():
+            rows[number] = from_tokens.compose(text, is_byte=number in to_tokens.byte_ids)
+        control = _control_tokens(from_tokens, to_tokens)
+        for name, old_name in control.items():
+            rows[to_tokens.control[name]] = [from_tokens.control[old_name]]
+    return RowMap(
+        method=method,
+        old_tokenizer=tokenizer_hash(old.folder),
+        old_vocabulary_size=vocabulary_size(old),
+        rows=rows,
+        control_tokens=control,
+    )
+
+
+def row_map_in_words(made: RowMap) -> str:
+    """Returns a sentence: how many rows are copied, composed and random."""
+    num_rows = max(1, len(made.rows))
+    return (
+        f"{len(made.rows):,} rows of the new vocabulary: {made.copied:,} ({made.copied / num_rows:.1%}) are "
+        f"rows of the same text or role, {made.composed:,} ({made.composed / num_rows:.1%}) are means of "
+        f"{made.tokens_per_composed_row:.1f} old rows, {made.random:,} ({made.random / num_rows:.1%}) are "
+        "random"
+    )
+
+
+def example_rows(made: RowMap, old: TextTokenizer, new: TextTokenizer, number: int) -> list[tuple[str, str]]:
+    """Returns (new token, the old tokens of its row), of `number` rows evenly spread over the composed ones.
+
+    Tokens are as the vocabularies spell them.
+    """
+    composed = [new_id for new_id, row in enumerate(made.rows) if len(row) > 1]
+    chosen = composed[:: max(1, len(composed) // max(1, number))][:number]
+    return [
+        (new.whole.id_to_token(new_id), " + ".join(old.whole.id_to_token(one) for one in made.rows[new_id]))
+        for new_id in chosen
+    ]
+
+
+class _Vocabulary:
+    """The tokens of a tokenizer by the bytes that they stand for.
+
+    texts: id → bytes, of all tokens but control tokens. control: control token → id. byte_ids: ids of tokens
+    that are spelled as a byte (<0x0A>).
+    """
+
+    def __init__(self, tokenizer: TextTokenizer):
+        self.tokenizer = tokenizer
+        content = json.loads(tokenizer.whole.to_str())
+        self._is_byte_level = _is_byte_level(content, tokenizer.folder)
+        added = {token["id"]: token["content"] for token in content["added_tokens"]}
+        names = tokenizer.for_text.hidden_names
+        ids = {name: tokenizer.whole.token_to_id(name) for name in names}
+        self.control = {name: number for name, number in ids.items() if number is not None}
+        vocabulary = tokenizer.whole.get_vocab(with_added_tokens=True)
+        by_id = sorted((number, token) for token, number in vocabulary.items() if token not in names)
+        self.byte_ids = {number for number, token in by_id if number not in added and self._is_byte(token)}
+        self.texts = {
+            number: added[number].encode() if number in added else self._bytes_of(token)
+            for number, token in by_id
+        }
+        self._by_text: dict[bytes, int] = {}
+        self._by_byte: dict[bytes, int] = {}
+        for number, text in self.texts.items():
+            (self._by_byte if number in self.byte_ids else self._by_text).setdefault(text, number)
+
+    @cached_property
+    def _model(self) -> Any:
+        return self.tokenizer.for_text.tokenizer.model
+
+    def compose(self, text: bytes, is_byte: bool) -> list[int]:
+        """Returns the ids of the tokens that `text` is made of, ascending: one if a token is this text.
+
+        is_byte: prefer a token that is spelled as a byte. [] where the vocabulary cannot spell the text.
+        """
+        first, second = (self._by_byte, self._by_text) if is_byte else (self._by_text, self._by_byte)
+        exact = first.get(text, second.get(text))
+        if exact is not None:
+            return [exact]
+        found = list(self._pieces(text))
+        if b"".join(self.texts.get(number, b"") for number in found) != text:
+            return []  # of a control token, or of one for unknown characters
+        return sorted(found)
+
+    def _pieces(self, text: bytes) -> Iterator[int]:
+        """Yields the ids by the tokenizer's model alone: no normaliser, and no cuts before merging."""
+        if self._is_byte_level:
+            yield from (token.id for token in self._model.tokenize("".join(_ALPHABET[b] for b in text)))
+            return
+        for part in _ESCAPED.split(text.decode("utf-8", "surrogateescape")):
+            if _ESCAPED.fullmatch(part):
+                number = self._by_byte.get(part.encode("utf-8", "surrogateescape"))
+                yield from [] if number is None else [number]
+            elif part:
+                yield from (token.id for token in self._model.tokenize(part.replace(" ", _SPACE)))
+
+    def _is_byte(self, token: str) -> bool:
+        return not self._is_byte_level and bool(BYTE_TOKEN.fullmatch(token))
+
+    def _bytes_of(self, token: str) -> bytes:
+        if self._is_byte(token):
+            return bytes([int(token[3:5], 16)])
+        if self._is_byte_level and all(character in _BYTES for character in token):
+            return bytes(_BYTES[character] for character in token)
+        return token.replace(_SPACE, " ").encode()
+
+
+def _control_tokens(old: _Vocabulary, new: _Vocabulary) -> dict[str, str]:
+    """Returns new control token → the old one that it takes its row from, by role, else by name."""
+    found = {}
+    new_roles, old_roles = _roles(new.tokenizer.folder), _roles(old.tokenizer.folder)
+    for name in sorted(new.control):
+        of_role = (old_roles.get(role) for role, token in new_roles.items() if token == name)
+        old_name = next((token for token in of_role if token in old.control), name)
+        if old_name in old.control:
+            found[name] = old_name
+    return found
+
+
+def _roles(folder: Path) -> Mapping[str, str]:
+    """Returns role → token, in the order of `_ROLES`."""
+    named = {role: [special_token(folder / file, role) for file in CONFIG_FILES] for role in _ROLES}
+    return {role: next(filter(None, names)) for role, names in named.items() if any(names)}
+
+
+def _is_byte_level(content: Mapping[str, Any], folder: Path) -> bool:
+    """Returns True for GPT-2's alphabet of bytes, False for SentencePiece's; KieloError for others."""
+    parts = json.dumps(
+        [content.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")], ensure_ascii=False
+    )
+    if '"ByteLevel"' in parts:
+        return True
+    if _SPACE in parts or '"Metaspace"' in parts:
+        return False
+    raise KieloError(
+        f"{folder}: its tokens are neither byte-level (GPT-2, Llama 3, Kielo) nor of SentencePiece's form "
+        "(Llama 2, Mistral, Gemma), so their texts are not known; what would work: model.transplant = "
+        '"random", which needs no texts'
+    )
+
+
+def _byte_alphabet() -> dict[int, str]:
+    """Returns byte → GPT-2's character: printable Latin-1 as it is, the others from U+0100 on, in order."""
+    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
+    others = iter(sorted(character for character in alphabet if ord(character) >= 256))
+    return {byte: chr(byte) if chr(byte) in alphabet else next(others) for byte in range(256)}
+
+
+_ALPHABET = _byte_alphabet()
+_BYTES = {character: byte for byte, character in _ALPHABET.items()}
