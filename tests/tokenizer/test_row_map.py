@@ -7,11 +7,15 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 
+from kielo.artifact.documents import write_documents
+from kielo.artifact.manifest import write_stage
+from kielo.artifact.row_map import RowMap
+from kielo.artifact.stage_json import read_stage_json
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.load import TextTokenizer, decode, load_tokenizer
 from kielo.tokenizer.row_map import example_rows, make_row_map, row_map_in_words
-from kielo.tokenizer.train import save, train_on
+from kielo.tokenizer.train import save, train_on, train_tokenizer
 
 OLD = [f"The house of {n} rivers and the rivers of the house, said the reader." for n in range(60)]
 NEW = [f"Maja ja jõgi {n}: öö läheb, jõed ja majad, mitte maja\u0303." for n in range(60)]
@@ -103,6 +107,28 @@ def test_every_token_of_a_trained_vocabulary(tmp_path):
             checked += 1
     assert checked > 150 and made.composed > 20 and made.random == 0
     assert make_row_map(old, old, "mean").rows == [[n] for n in range(old.whole.get_vocab_size())]
+
+
+def test_the_stage_makes_the_map(tmp_path):
+    """From the tokenizer beside the weights; a folder without one is refused, with what would work."""
+    with write_stage(tmp_path / "corpus", "corpus", 1, {}, {}) as stage:
+        documents = (
+            {"id": str(n), "text": text, "source": "a", "metadata": {}} for n, text in enumerate(NEW)
+        )
+        write_documents(stage.folder / "documents" / "00000.jsonl.zst", documents)
+        stage.counts["bytes_kept"] = 1000
+    model = {"weights": f"hf:{tmp_path / 'weights'}", "transplant": "mean"}
+    recipe = Recipe(
+        name="t", language="et", corpus={"sources": ["a"]}, tokenizer={"vocab_size": 300}, model=model
+    )
+    (tmp_path / "weights").mkdir()
+    with pytest.raises(KieloError, match="no tokenizer.json in .*weights, .* what would work"):
+        train_tokenizer(recipe, tmp_path / "corpus", tmp_path / "tokenizer")
+    save(train_on(OLD, recipe), tmp_path / "weights")
+    made = train_tokenizer(recipe, tmp_path / "corpus", tmp_path / "tokenizer")
+    old, new = (load_tokenizer(tmp_path / name) for name in ("weights", "tokenizer"))
+    assert read_stage_json(tmp_path / "tokenizer", RowMap) == make_row_map(old, new, "mean")
+    assert train_tokenizer(recipe, tmp_path / "corpus", tmp_path / "tokenizer") == made
 
 
 def test_a_vocabulary_whose_texts_are_not_known_is_refused(tmp_path):

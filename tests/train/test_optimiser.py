@@ -119,7 +119,7 @@ def test_moments_are_there_before_the_first_step_and_have_names() -> None:
     optimiser = build_optimiser(network, FP32)
     names = {f"{name}/{moment}" for name in ("0.weight", "1.weight", "1.bias") for moment in MOMENTS}
     assert optimiser.moments().keys() == names
-    optimiser.updates = 7
+    optimiser.resume(7, {})
     set_gradients(network, 0)
     optimiser.step(0.1)
     assert optimiser.updates == 8

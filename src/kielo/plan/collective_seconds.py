@@ -156,9 +156,10 @@ def _replica_seconds(
     gathered = half * np.where(is_own, mean_bytes, _BF16_BYTES)
     # the share of bytes that is left where matrices are gathered in FP8
     narrowed = np.where(is_own, mean_bytes / np.maximum(work.compute_bytes, 1), 1.0)
-    scattered = half * np.where(is_own, work.reduce_bytes, _BF16_BYTES)
-    # the share of bytes of gradients that is left where they are reduced in bf16
-    halved = np.where(is_own, work.reduce_bytes / _FP32_BYTES, 1.0)
+    trained = 1.0 - layers * work.frozen
+    scattered = trained * half * np.where(is_own, work.reduce_bytes, _BF16_BYTES)
+    # the share of bytes of gradients that is left where they are reduced in bf16, or layers are frozen
+    halved = trained * np.where(is_own, work.reduce_bytes / _FP32_BYTES, 1.0)
     is_each = is_own & (work.zero == 2) & ~((work.pipeline > 1) & (work.splits_backward > 0))
     between_copies = 2 * (copies - 1) / copies * bytes_all / shard / (work.network_bandwidth * rates.network)
     once = np.where(work.zero < 3, gathered + np.where(is_each, 0.0, scattered), between_copies * halved)

@@ -115,8 +115,10 @@ def _training_seconds(planned: PlannedLayout, resolved: Resolved) -> float:
     the others from it.
     """
     per_second = tokens_per_second(planned.run, resolved)
-    kinds = [(phase.sequence_length, phase.tokens_per_step) for phase in resolved.identity.phases]
-    usual = kinds.index((planned.sequence_length, planned.tokens_per_step))
+    kinds = [
+        (phase.sequence_length, phase.tokens_per_step, phase.trainable) for phase in resolved.identity.phases
+    ]
+    usual = kinds.index((planned.sequence_length, planned.tokens_per_step, planned.run.phase.trainable))
     simulated_share = per_second[usual] / planned.tokens_per_second
     seconds = sum(
         phase.steps * phase.tokens_per_step / speed * simulated_share

@@ -178,7 +178,8 @@ def _matrix_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
                 time = share * time + (1 - share) * product_seconds(work, rates, *sides, wide, part.groups)
             seconds.append(time)
         forward = forward + part.times * seconds[0]
-        backward = backward + part.times * (seconds[1] + seconds[2])
+        # no gradient is multiplied out for a weight that is frozen
+        backward = backward + part.times * (seconds[1] + (1.0 - work.frozen) * seconds[2])
     return forward, backward
 
 
@@ -280,4 +281,5 @@ def _elementwise_seconds(work: Workload, rates: Any) -> Column:
     is_copied = (work.engine == ENGINES.index("megatron_deepspeed")) & (work.gradient_bytes > _BF16_BYTES)
     bytes_each = 2 + 2 * work.gradient_bytes + np.where(is_copied, _COPIED_GRADIENT_BYTES, 0.0)
     added = np.where(is_added, rates.accumulate * bytes_each * work.layer_parameters_of_rank, 0.0)
+    added = (1.0 - work.frozen) * added
     return (passing + added) / (work.memory_bandwidth * rates.memory)

@@ -180,7 +180,8 @@ def workload(run: RunToPlan, shapes: Sequence[tuple[Layout, int, FullPhase]]) ->
     rows = []
     for layout, size, phase in shapes:
         number = shares_of(layout, size, phase).micro_batches
-        rows.append(run.columns(layout, StepSize(phase.sequence_length, size, number)))
+        step = StepSize(phase.sequence_length, size, number)
+        rows.append(run.columns(layout, step, phase.trainable))
     return Workload.of(rows)
 
 

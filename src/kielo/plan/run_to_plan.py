@@ -6,7 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kielo.models.families import module
 from kielo.plan.calibrate import read_machine
 from kielo.plan.efficiency import Efficiency, fitted
 from kielo.plan.precision import main_precision
@@ -26,6 +25,7 @@ from kielo.resolve.precision import usual_precision, with_precision
 from kielo.resolve.software import planned
 from kielo.resolve.state_bytes import Bytes, host_bytes
 from kielo.resolve.text import imagined_text
+from kielo.resolve.trainable import flops_per_token
 
 
 @dataclass(frozen=True)
@@ -137,10 +137,11 @@ class RunToPlan:
         """The device's peak in the precision of the plan."""
         return self.card.peak_tflops["fp8" if self.precision == "fp8" else "bf16"]
 
-    def columns(self, layout: Layout, step: StepSize) -> dict[str, Any]:
-        """Returns a row for `Workload.of`: the run in this layout."""
-        options = TrainOptions.of(self.precision, self.recipe.train)
+    def columns(self, layout: Layout, step: StepSize, trainable: tuple[str, ...] = ()) -> dict[str, Any]:
+        """Returns a row for `Workload.of`: the run in this layout, in a phase that trains these modules."""
+        options = TrainOptions.of(self.precision, self.recipe.train, trainable)
         return workload_row(self.model, layout, self.card, self.site, step, options)
 
     def flops_per_token(self, sequence_length: int) -> int:
-        return module(self.model.model_type, "count").flops_per_token(self.model, sequence_length)
+        """Computes the model FLOPs of a token of the phase by which layouts are ranked."""
+        return flops_per_token(self.model, sequence_length, self.phase.trainable)

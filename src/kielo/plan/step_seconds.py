@@ -86,7 +86,8 @@ def step_seconds(work: Workload, efficiency: Efficiency) -> StepSeconds:
         + steps_each * m
     )
     routed = layers * work.routed_layer_parameters_of_rank
-    dense = work.parameters_of_heaviest_rank - routed
+    frozen = layers * work.frozen * work.layer_parameters_of_rank
+    dense = work.parameters_of_heaviest_rank - routed - frozen
     optimiser = (
         np.where(work.zero > 0, dense / work.shard + routed / work.expert_shard, dense + routed)
         * optimiser_bytes(work)

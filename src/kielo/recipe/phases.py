@@ -26,7 +26,7 @@ class FullPhase:
     """One phase, complete. `number` counts from 1.
 
     `micro_batch_sequences`: None where Kielo chooses. `learning_rate`: the segment that begins with the
-    phase; None where the one before goes on.
+    phase; None where the one before goes on. `trainable`: none for all modules.
     """
 
     number: int
@@ -37,6 +37,7 @@ class FullPhase:
     mixture_order: MixtureOrder
     packing: Packing
     micro_batch_sequences: int | None
+    trainable: tuple[str, ...]
     learning_rate: LearningRate | None
     given: frozenset[str]
 
@@ -62,7 +63,8 @@ def full_phases(recipe: Recipe) -> tuple[FullPhase, ...]:
         tokens = train.tokens or train.tokens_per_step
         return (FullPhase(
             1, tokens, train.tokens_per_step, dataset.sequence_length, dataset.mixture,
-            dataset.mixture_order, dataset.packing, train.micro_batch_sequences, rate, frozenset(),
+            dataset.mixture_order, dataset.packing, train.micro_batch_sequences, train.trainable, rate,
+            frozenset(),
         ),)  # fmt: skip
     return tuple(_full(recipe, number, phase) for number, phase in enumerate(recipe.phases, start=1))
 
@@ -92,6 +94,7 @@ def _full(recipe: Recipe, number: int, phase: Phase) -> FullPhase:
         dataset.mixture_order,
         dataset.packing,
         _or(phase.micro_batch_sequences, train.micro_batch_sequences),
+        _or(phase.trainable, train.trainable),
         rate,
         frozenset(name for name in Phase.model_fields if getattr(phase, name) is not None),
     )

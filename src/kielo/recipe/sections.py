@@ -647,6 +647,11 @@ class TrainSchedule(Section):
     decay_share: float = Field(
         0.2, ge=0, le=1, description=f"share of the tokens that {_WITH_DECAY_SHARE} spends decaying"
     )
+    trainable: tuple[str, ...] = Field(
+        (),
+        description='modules that are trained, all others are frozen: "embed", "head", "layers.0", '
+        '"layers.*.mlp"; default: all',
+    )
 
 
 Objective = Literal["next_token", "masked_tokens"]
@@ -773,6 +778,9 @@ class Phase(Section):
     schedule: ScheduleName | None = Field(None, description="of the segment, after its warm-up")
     warmup_share: float | None = Field(None, ge=0, lt=1, description="share of the segment's tokens")
     decay_share: float | None = Field(None, ge=0, le=1, description="share of the segment's tokens")
+    trainable: tuple[str, ...] | None = Field(
+        None, description="modules that are trained, all others are frozen; [] for all"
+    )
 
 
 class Checkpoint(Section):

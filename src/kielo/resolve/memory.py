@@ -111,9 +111,10 @@ class _Rank:
         work, parameters, shard = self.work, self.parameters, self.shard
         # of a tied embedding, which has no moments
         copy = self.head * (self.is_pipeline & (work.tied > 0))
-        weights, optimiser = (
+        weights, held, optimiser = (
             _FP32_BYTES * parameters / shard,
-            work.optimiser_bytes * (parameters - copy) / shard,
+            self.shards,
+            work.optimiser_bytes * (self.trained - copy) / shard,
         )
         times = self.bytes_at_times()
         at = np.argmax([sum(parts) for parts in times], axis=0)
@@ -122,10 +123,10 @@ class _Rank:
         )
         # Shards of gradients count as held between steps. Where the peak comes before them, the bytes that it
         # holds in their place are not counted a second time.
-        whole = gathered + np.maximum(gradients - weights, 0.0)
-        missing, passing = np.maximum(weights - gradients, 0.0), whole + activations + logits
+        whole = gathered + np.maximum(gradients - held, 0.0)
+        missing, passing = np.maximum(held - gradients, 0.0), whole + activations + logits
         share = np.maximum(passing - missing, 0.0) / np.maximum(passing, 1.0)
-        return MemoryBytes(weights, weights, optimiser, share * activations, share * logits, share * whole)
+        return MemoryBytes(weights, held, optimiser, share * activations, share * logits, share * whole)
 
     def bytes_at_times(self) -> list[tuple[Column, Column, Column, Column]]:
         """Returns (gradients, gathered parameters, activations, logits) at each time that may be the peak."""
@@ -137,7 +138,8 @@ class _Rank:
             work.zero == 3, 0.0, gathered * (self.parameters - self.root)
         )
         # Gradients of the current layer and of the head that are not yet added to those in fp32.
-        mlp = bytes_per_element * work.mlp_matrices * work.hidden * work.ffn / work.tensor
+        is_trained = 1.0 - work.frozen
+        mlp = is_trained * bytes_per_element * work.mlp_matrices * work.hidden * work.ffn / work.tensor
         made = mlp + np.where(bytes_per_element < _FP32_BYTES, bytes_per_element * self.head, 0.0)
         again, a_layer = work.tokens * work.again_bytes, work.tokens * work.kept_bytes
         a_pass = a_layer * self.layers / work.chunks
@@ -150,7 +152,7 @@ class _Rank:
         reduced_late = np.where(wait_whole, waiting, self.shards * (work.micro_batches > 1))
         reduced_late = (
             reduced_late
-            + work.reduce_bytes * self.layer
+            + is_trained * work.reduce_bytes * self.layer
             + np.where(
                 self.reduces_at_end, 0.0, bytes_per_element * self.head + np.where(wait_whole, 0.0, mlp)
             )
@@ -172,7 +174,7 @@ class _Rank:
                 zero,
             ),
             (
-                (_FP32_BYTES * self.layers / self.shard + work.reduce_bytes) * self.layer + ends,
+                is_trained * (_FP32_BYTES * self.layers / self.shard + work.reduce_bytes) * self.layer + ends,
                 bytes_per_element * self.root,
                 zero,
                 zero,
@@ -208,9 +210,14 @@ class _Rank:
         return self.has_embed * self.work.vocabulary * self.work.hidden / self.work.tensor
 
     @cached_property
+    def trained(self) -> Column:
+        """Parameters with gradients: those of frozen layers have none."""
+        return self.parameters - self.work.frozen * self.layers * self.layer
+
+    @cached_property
     def shards(self) -> Column:
         """Bytes of reduced gradients."""
-        return _FP32_BYTES * self.parameters / self.shard
+        return _FP32_BYTES * self.trained / self.shard
 
     @cached_property
     def widened(self) -> Column:
@@ -218,7 +225,7 @@ class _Rank:
         wide = 2 * _FP32_BYTES
         return np.where(
             self.work.optimiser_bytes < wide,
-            np.minimum(wide * self.parameters / self.shard, WIDENED_BYTES),
+            np.minimum(wide * self.trained / self.shard, WIDENED_BYTES),
             0.0,
         )
 
@@ -241,12 +248,12 @@ class _Rank:
         done.
         """
         work = self.work
-        whole = _FP32_BYTES * self.parameters
+        whole = _FP32_BYTES * self.trained
         waiting = np.where(self.waits_whole, whole, self.shards + work.reduce_bytes * self.root) * (
             work.micro_batches > 1
         )
         return waiting + work.splits_backward * work.compute_bytes * (
-            self.layers / work.chunks * self.layer + self.head
+            (1.0 - work.frozen) * self.layers / work.chunks * self.layer + self.head
         )
 
     @cached_property

@@ -16,6 +16,7 @@ from kielo.resolve.fp8_check import fp8_share, is_gathered_in_fp8
 from kielo.resolve.loss_chunk import loss_chunk_tokens
 from kielo.resolve.stages import SCHEDULES
 from kielo.resolve.state_bytes import STATE_BYTES
+from kielo.resolve.trainable import frozen_share
 
 Column = np.ndarray
 _ZERO: Column = np.float64(0)
@@ -31,7 +32,10 @@ class StepSize(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Settings of the recipe's [train] that bytes and seconds of a step depend on."""
+    """Settings of the recipe's [train] that bytes and seconds of a step depend on.
+
+    trainable: the modules that the step's phase trains, none for all.
+    """
 
     precision: Precision = "bf16"
     fp8: Fp8 = Fp8()
@@ -39,10 +43,11 @@ class TrainOptions:
     loss_chunk_tokens: int | None = None
     gradient_reduce_dtype: ReduceDtype = "fp32"
     deterministic: bool = False
+    trainable: tuple[str, ...] = ()
 
     @staticmethod
-    def of(precision: Precision, train: Train) -> "TrainOptions":
-        """Returns the settings of `train` for the steps in `precision`."""
+    def of(precision: Precision, train: Train, trainable: tuple[str, ...] = ()) -> "TrainOptions":
+        """Returns the settings of `train` for steps in `precision` of a phase that trains these modules."""
         return TrainOptions(
             precision,
             train.fp8,
@@ -50,6 +55,7 @@ class TrainOptions:
             train.loss_chunk_tokens,
             train.gradient_reduce_dtype,
             train.deterministic,
+            trainable,
         )
 
 
@@ -83,6 +89,7 @@ class MemoryColumns:
     compute_bytes: Column = _ZERO
     gathered_bytes: Column = _ZERO  # the same of a layer's parameter; 1 where matrices are gathered in 8 bits
     reduce_bytes: Column = _ZERO  # of a gradient, where data-parallel ranks send it
+    frozen: Column = _ZERO  # share of the layers' parameters that are not trained
     layer_elements: Column = _ZERO  # of one layer's matrices on a tensor rank
     # of the first pipeline rank, and of the last where that is another rank and has the head
     first_parameters: Column = _ZERO
@@ -161,4 +168,5 @@ def memory_row(
         "optimiser_bytes": 2 * STATE_BYTES[train.optimiser_state], "tied": float(model.tie_word_embeddings),
         "head_in_recipe": float(train.precision == "fp8" and train.fp8.head),
         "reduce_bytes": {"fp32": 4, "bf16": 2}[train.gradient_reduce_dtype],
+        "frozen": frozen_share(model, train.trainable),
     } | own  # fmt: skip

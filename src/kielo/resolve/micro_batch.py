@@ -4,7 +4,7 @@ FSDP2 adds each micro-batch's gradients to those in fp32: 10 bytes of memory tra
 number of tokens. Larger micro-batches add up less often, and make larger matrix products.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -41,6 +41,10 @@ class RankOfRun:
     layout: Layout
     options: tuple[TrainOptions, ...]
     card: Accelerator | None
+
+    def in_phase(self, trainable: tuple[str, ...]) -> "RankOfRun":
+        """Returns the rank in a phase that trains these modules, none for all."""
+        return replace(self, options=tuple(replace(each, trainable=trainable) for each in self.options))
 
 
 def micro_batch(rank: RankOfRun, sequence_length: int, sequences: int, at_most: int | None = None) -> int:

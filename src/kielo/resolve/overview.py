@@ -13,6 +13,7 @@ from kielo.resolve.complete_model import complete_model
 from kielo.resolve.phases import epochs
 from kielo.resolve.resolved import Identity
 from kielo.resolve.text import Text, imagined_text, ready_tokens
+from kielo.resolve.trainable import flops_per_token
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,9 @@ def _ready_tokens(recipe: Recipe) -> Mapping[str, int] | None:
 
 def overview_of_phases(model: Model, phases: Sequence[FullPhase]) -> Overview:
     """Returns the facts of a complete model and complete phases."""
-    kinds = [(phase.tokens, phase.tokens_per_step, phase.sequence_length) for phase in phases]
+    kinds = [
+        (phase.tokens, phase.tokens_per_step, phase.sequence_length, phase.trainable) for phase in phases
+    ]
     rates = [phase.learning_rate for phase in phases if phase.learning_rate is not None]
     sentences = [_rate(rate.peak, rate.peak * rate.final_ratio, rate.schedule) for rate in rates]
     return _overview(model, kinds, sentences)
@@ -107,7 +110,12 @@ def overview_of_run(identity: Identity, text: Text | None = None) -> Overview:
     """Returns the facts of a resolved run; how often sources are read only where the text is given."""
     phases = identity.phases
     kinds = [
-        (phase.steps * phase.tokens_per_step, phase.tokens_per_step, phase.sequence_length)
+        (
+            phase.steps * phase.tokens_per_step,
+            phase.tokens_per_step,
+            phase.sequence_length,
+            phase.trainable,
+        )
         for phase in phases
     ]
     sentences = [_rate(rate.peak, rate.final, rate.schedule) for rate in identity.learning_rates]
@@ -118,16 +126,21 @@ def overview_of_run(identity: Identity, text: Text | None = None) -> Overview:
     return replace(overview, epochs={name: float(times) for name, (times, _) in read.items()})
 
 
-def _overview(model: Model, kinds: Sequence[tuple[int, int, int]], learning_rates: Sequence[str]) -> Overview:
-    """Adds up; kinds: (tokens, tokens a step, tokens of a sequence) of each phase."""
+_Kind = tuple[int, int, int, tuple[str, ...]]
+
+
+def _overview(model: Model, kinds: Sequence[_Kind], learning_rates: Sequence[str]) -> Overview:
+    """Adds up; kinds: (tokens, tokens a step, tokens of a sequence, trained modules) of each phase."""
     count = module(model.model_type, "count")
     return Overview(
         model,
         count.parameters(model),
-        sum(tokens for tokens, _, _ in kinds),
-        tuple(dict.fromkeys((step, length) for _, step, length in kinds)),
+        sum(tokens for tokens, *_ in kinds),
+        tuple(dict.fromkeys((step, length) for _, step, length, _ in kinds)),
         tuple(learning_rates),
-        float(sum(tokens * count.flops_per_token(model, length) for tokens, _, length in kinds)),
+        float(
+            sum(tokens * flops_per_token(model, length, trainable) for tokens, _, length, trainable in kinds)
+        ),
     )
 
 

@@ -48,6 +48,7 @@ from kielo.resolve.stages import SCHEDULES, layers_of_stages, micro_batch_compla
 from kielo.resolve.start_timeout import start_timeout_seconds
 from kielo.resolve.text import Text, text_of_run
 from kielo.resolve.torch_versions import compile_advice
+from kielo.resolve.trainable import flops_per_token, trainable_complaints
 
 # Compiling takes half a minute of a processor, which does some 10^11 of them a second.
 _FLOPS_WORTH_COMPILING = 1e14
@@ -108,6 +109,7 @@ def resolve(
     model = complete_model(recipe, full_phases(recipe), text.vocabulary_size, complaints)
     complaints += objective_complaints(model.model_type, recipe.train.objective)
     complaints += _layout_complaints(model, recipe, machine)
+    complaints += trainable_complaints(model, recipe.layout, full_phases(recipe))
     options = tuple(TrainOptions.of(precision, recipe.train) for precision in _precisions(recipe))
     rank = RankOfRun(model, layout, options, None if complaints else machine.card)
     steps = _steps(recipe, rank, text, run_folder, complaints)
@@ -134,7 +136,9 @@ def _steps(recipe: Recipe, rank: RankOfRun, text: Text, run_folder: Path, compla
     temperature, tokens_folder = recipe.dataset.temperature, run_folder / "tokens"
     mixtures = [mixture_of(phase, text.tokens, temperature, tokens_folder, complaints) for phase in asked]
     phases = plan_phases(asked, mixtures, recipe.train.batch_ramp, recipe.seed, text.epoch_tokens)
-    micro_batches = tuple(_micro_batches(phase, asked[phase.number - 1], rank) for phase in phases)
+    micro_batches = tuple(
+        _micro_batches(phase, asked[phase.number - 1], rank.in_phase(phase.trainable)) for phase in phases
+    )
     return _Steps(asked, phases, micro_batches, text.epoch_tokens)
 
 
@@ -213,7 +217,7 @@ def _placement(
             PhasePlacement(
                 micro_batch_sequences=size,
                 micro_batches_per_step=number,
-                flops_per_token=count.flops_per_token(model, phase.sequence_length),
+                flops_per_token=flops_per_token(model, phase.sequence_length, phase.trainable),
             )
             for phase, (size, number) in zip(steps.phases, steps.micro_batches)
         ),

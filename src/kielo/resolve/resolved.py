@@ -54,7 +54,8 @@ class Phase(_Frozen):
 
     `number` is the recipe's phase; those of a batch ramp share it, and with it their order of the data, which
     begins at `order_first_sample` with `offsets` tokens drawn from each source before it, the filling of
-    best-fit packed sequences included. `mixture`: source → weight.
+    best-fit packed sequences included. `mixture`: source → weight. `trainable`: the modules that are trained,
+    none for all.
     """
 
     number: PositiveInt
@@ -69,6 +70,7 @@ class Phase(_Frozen):
     offsets: dict[str, int]
     mixture_order: MixtureOrder = "every_sample"
     packing: Packing = "one_stream"
+    trainable: tuple[str, ...] = ()
 
     @property
     def last_step(self) -> int:

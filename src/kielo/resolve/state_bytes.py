@@ -4,7 +4,7 @@ They follow from the shapes of the parameters, the family's tensor-parallel plan
 exact: `kielo rehearse` measures the same numbers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Literal, TypeVar
@@ -15,6 +15,7 @@ from kielo.models.tensor_parallel_styles import style_of
 from kielo.recipe.sections import Layout, Model
 from kielo.resolve.ranks import coordinates
 from kielo.resolve.stages import layer_numbers, stages_of_rank
+from kielo.resolve.trainable import trains
 
 Bytes = TypeVar("Bytes")  # a number, or a column of them
 _FP32 = 4
@@ -45,26 +46,34 @@ class StateBytes:
 
 
 def state_bytes(
-    model: Model, layout: Layout, rank: int, optimiser_state: Literal["fp32", "bf16"] = "fp32"
+    model: Model,
+    layout: Layout,
+    rank: int,
+    optimiser_state: Literal["fp32", "bf16"] = "fp32",
+    trainable: Sequence[str] = (),
 ) -> StateBytes:
     """Computes the bytes of rank `rank`. `model` is complete, and `layout` is resolved.
 
+    trainable: the modules that are trained, none for all; others have neither gradients nor optimiser state.
     With tied embeddings the last pipeline stage has a copy of the embedding as its head, with a gradient
     (in one buffer with that of the last norm, though it is used up before the step) and no optimiser state.
     """
     place = coordinates(layout, rank)
     ranks, number = layout.shard * layout.context, place["shard"] * layout.context + place["context"]
-    padded = exact = steps = 0
-    for shape, is_copy in _shapes_of_rank(model, layout, place["pipeline"]):
+    padded = trained = exact = steps = 0
+    for name, shape, is_copy in _shapes_of_rank(model, layout, place["pipeline"]):
         row, rows = prod(shape[1:]), shape[0]
         # as torch.chunk cuts: equal numbers of rows, rounded up; the last ranks have fewer or none
         rows_of_rank = -(-rows // ranks)
         padded += rows_of_rank * row
+        if not trains(model, trainable, name):
+            continue
+        trained += rows_of_rank * row
         if not is_copy:
             exact += max(0, min(rows_of_rank, rows - rows_of_rank * number)) * row
             steps += 1
     moments = _MOMENTS * STATE_BYTES[optimiser_state] * exact
-    return StateBytes(_FP32 * padded, _FP32 * padded, moments + _FP32 * steps)
+    return StateBytes(_FP32 * padded, _FP32 * trained, moments + _FP32 * steps)
 
 
 def host_bytes(parameters: Bytes, gradients: Bytes, optimiser: Bytes, is_offloaded: bool) -> Bytes:
@@ -79,8 +88,8 @@ def host_bytes(parameters: Bytes, gradients: Bytes, optimiser: Bytes, is_offload
 
 def _shapes_of_rank(
     model: Model, layout: Layout, pipeline_rank: int
-) -> Iterator[tuple[tuple[int, ...], bool]]:
-    """Yields (shape on one tensor rank, True for the copy of a tied embedding) of each parameter."""
+) -> Iterator[tuple[str, tuple[int, ...], bool]]:
+    """Yields (name, shape on one tensor rank, True for the copy of a tied embedding) of each parameter."""
     plan = module(model.model_type, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN
     shapes = parameter_shapes(model)
     layers, is_last = _layers_of_rank(model, layout, pipeline_rank)
@@ -93,9 +102,10 @@ def _shapes_of_rank(
         else:
             is_here = pipeline_rank == 0
         if is_here:
-            yield _on_tensor_axis(shape, kind, style_of(plan, module_name), layout.tensor), False
+            yield name, _on_tensor_axis(shape, kind, style_of(plan, module_name), layout.tensor), False
     if is_last and layout.pipeline > 1 and "head.weight" not in shapes:
-        yield _on_tensor_axis(shapes["embed.weight"], "weight", "column", layout.tensor), True
+        copy = _on_tensor_axis(shapes["embed.weight"], "weight", "column", layout.tensor)
+        yield "head.weight", copy, True
 
 
 def _layers_of_rank(model: Model, layout: Layout, pipeline_rank: int) -> tuple[set[int], bool]:

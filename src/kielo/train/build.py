@@ -5,7 +5,7 @@ here, once.
 """
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -34,6 +34,7 @@ from kielo.parallel.world import World, make_host_group
 from kielo.recipe.sections import Layout, Precision, TrainIdentity
 from kielo.resolve.resolved import Identity, Placement, Resolved
 from kielo.resolve.stages import SCHEDULES
+from kielo.resolve.trainable import trains
 from kielo.train.feed import Feed
 from kielo.train.forward_backward import ForwardBackward, forward_backward_of
 from kielo.train.fp8_probe import Fp8Probe
@@ -114,8 +115,8 @@ def assemble(
 def compute_in(run: Run, resolved: Resolved, precision: Precision) -> None:
     """Replaces the run's model, and everything that holds it, by one that computes in `precision`.
 
-    The memory of the old model is freed first. Modules cannot be changed once FSDP2 or a compiler has seen
-    them. The caller restores the weights from a checkpoint.
+    It trains what the step after the newest checkpoint trains. The memory of the old model is freed first.
+    Modules cannot be changed once FSDP2 or a compiler has seen them. The caller restores that checkpoint.
     """
     del run.current
     run.checkpoints.forget()
@@ -193,7 +194,8 @@ def _build_precision(
         refuse_without_fp8(device, identity.train.fp8)
     settle_matrix_products(precision)
     is_restored, weights = checkpoints.newest is not None, identity.model.weights
-    model = laid_out(identity, placement, mesh, precision)
+    trainable = identity.phases[identity.phase_index((checkpoints.newest_step or 0) + 1)].trainable
+    model = laid_out(identity, placement, mesh, precision, trainable)
     _fill(model, identity, placement, device, is_filled_later=is_restored or weights is not None)
     source_tensors = None
     if weights is not None and not is_restored:
@@ -214,7 +216,7 @@ def _build_precision(
         )
         step = replace(step, on_gradients=probe)
     replicas, local_finite = Replicas(checkpoints.tensors, mesh), LocalFinite(model, device)
-    return PrecisionParts(precision, model, step, replicas, local_finite, heldout)
+    return PrecisionParts(precision, trainable, model, step, replicas, local_finite, heldout)
 
 
 def _checkpointer(placement: Placement, world: World, permit: Callable[[], None]) -> Checkpointer:
@@ -233,10 +235,21 @@ def _alert(placement: Placement) -> Callable[[int, str], None]:
     return partial(note_alert, Path(placement.train_folder) / ALERTS_NAME)
 
 
-def laid_out(identity: Identity, placement: Placement, mesh: Mesh, precision: Precision) -> nn.Module:
-    """Builds the model over the mesh, on meta, so that no rank ever holds more than its shards of it."""
+def laid_out(
+    identity: Identity,
+    placement: Placement,
+    mesh: Mesh,
+    precision: Precision,
+    trainable: Sequence[str] = (),
+) -> nn.Module:
+    """Builds the model over the mesh, on meta, so that no rank ever holds more than its shards of it.
+
+    trainable: the modules that get gradients, none for all. The others are frozen before anything wraps them.
+    """
     with torch.device("meta"):
         model = families.build_model(identity.model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(trains(identity.model, trainable, name))
     train = identity.train
     return parallelise(model, mesh, placement.layout, precision, train.fp8, train.gradient_reduce_dtype)
 

@@ -56,6 +56,7 @@ def _peak_bytes(resolved: Resolved, card: Accelerator | None) -> int:
                 train.optimiser_state,
                 placement.train.loss_chunk_tokens,
                 train.gradient_reduce_dtype,
+                trainable=phase.trainable,
             ),
             card,
         )

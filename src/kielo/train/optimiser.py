@@ -9,7 +9,7 @@ less. A step widens them to fp32, a bounded part at a time, runs torch's own ker
 nearest.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +36,7 @@ class Optimiser:
 
     def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], train: TrainIdentity):
         self.parameters = {name: p for name, p in named_parameters if p.requires_grad}
+        self._begun: Mapping[str, int] = {}
         groups = [
             {
                 "params": [p for p in self.parameters.values() if is_decayed(p)],
@@ -90,14 +91,19 @@ class Optimiser:
 
     @property
     def updates(self) -> int:
-        """Updates made, skipped steps not counted. Waits for the device."""
-        return max((int(state["step"].item()) for state in self.adamw.state.values()), default=0)
+        """Updates of the run, skipped steps not counted. Waits for the device."""
+        steps = {name: self.adamw.state[parameter]["step"] for name, parameter in self.parameters.items()}
+        return max((int(step.item()) + self._begun.get(name, 0) for name, step in steps.items()), default=0)
 
-    @updates.setter
-    def updates(self, updates: int) -> None:
-        """The number of updates made, without skipped steps. Waits for the device."""
-        for state in self.adamw.state.values():
-            state["step"].fill_(updates)
+    def resume(self, updates: int, begun: Mapping[str, int]) -> None:
+        """Sets the updates made so far. Waits for the device.
+
+        begun: parameter → the updates of the run before its own first one, 0 where it has no entry. Its
+        moments began then, and so does their bias correction.
+        """
+        self._begun = begun
+        for name, parameter in self.parameters.items():
+            self.adamw.state[parameter]["step"].fill_(updates - begun.get(name, 0))
 
 
 class NarrowAdamW(torch.optim.AdamW):

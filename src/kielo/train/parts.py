@@ -50,9 +50,13 @@ class StepParts:
 
 @dataclass(frozen=True)
 class PrecisionParts:
-    """The model in one precision and everything that holds it; a change of precision replaces all of it."""
+    """The model in one precision and everything that holds it; a change of precision replaces all of it.
+
+    So does a change of what is trained. trainable: as in `resolved.Phase`.
+    """
 
     precision: Precision
+    trainable: tuple[str, ...]
     model: nn.Module
     step: StepParts
     replicas: Replicas

@@ -1,4 +1,4 @@
-"""A change of precision inside a run: save, rebuild the model, restore; a change to fp8 is watched.
+"""A change of precision, or of what is trained: save, rebuild, restore; a change to fp8 is watched.
 
 Modules cannot be swapped under FSDP2 or a compiler, so a change goes through a checkpoint, like a restart,
 but inside the job. After a change to fp8 the mean loss and gradient norm of every ten steps are compared with
@@ -21,16 +21,18 @@ CHECK_EVERY_STEPS = 10  # the loss of one step is too noisy
 
 
 def settle_precision(run: Run, resolved: Resolved) -> None:
-    """Changes to the recipe's precision for the next step.
+    """Changes to the recipe's precision for the next step, and to the parameters that it trains.
 
     All ranks call it together, before a range of steps.
     """
-    state, wanted = run.state, next_precision(resolved.identity, run.state)
-    if wanted != run.current.precision:
+    state, identity, wanted = run.state, resolved.identity, next_precision(resolved.identity, run.state)
+    trainable = identity.phases[identity.phase_index(state.step + 1)].trainable
+    if (wanted, trainable) != (run.current.precision, run.current.trainable):
         with run.meter.paused():
             _save_here(run)
             compute_in(run, resolved, wanted)
             restore(run)
+    run.checkpoints.note_trainable(run.current.trainable)
     if state.precisions and state.precisions[-1][1] == run.current.precision:
         return
     is_change = bool(state.precisions)
@@ -38,7 +40,7 @@ def settle_precision(run: Run, resolved: Resolved) -> None:
     state.watch = None  # of a change that this one ends
     if is_change:
         run.log.write(PrecisionChange(step=state.step, tokens=state.tokens, precision=run.current.precision))
-        _begin_watch(run, resolved.identity.train.fp8)
+        _begin_watch(run, identity.train.fp8)
 
 
 def next_check(run: Run, fp8: Fp8) -> float:

@@ -9,9 +9,10 @@ CPUs, on GPUs with train.deterministic.
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ from torch import Tensor
 from kielo.artifact.alerts import append_alert
 from kielo.artifact.checkpoint_folder import step_folder_name, step_folders, step_of
 from kielo.checkpoint.checkpointer import Checkpointer
+from kielo.parallel.materialise import local
 from kielo.recipe.errors import KieloError
 from kielo.resolve.phases import first_difference, merged
 from kielo.resolve.resolve import consent
 from kielo.resolve.resolved import Resolved, read_identity, stored_identity
+from kielo.resolve.trainable import trains
 from kielo.train.guard import Guard
-from kielo.train.optimiser import Optimiser
+from kielo.train.optimiser import MOMENTS, Optimiser
 from kielo.train.spikes import Spikes, steps_to_pass_over
 
 logger = logging.getLogger(__name__)
@@ -41,7 +44,8 @@ class State:
     is. trouble: since steps were not finite: {"sound_step": of the last save before them, "unsound_step": of
     the last save that followed one}. None where none were, or where enough sound steps have followed.
     spikes: for which the run went back, in that order: {"first_step", "last_step": of what is passed over for
-    it, "learning_rate_factor": of the steps from the first on}.
+    it, "learning_rate_factor": of the steps from the first on}. trained: [updates of the run before it,
+    modules] of each range of steps that trains other modules; none where all steps train all.
     """
 
     step: int = 0
@@ -53,6 +57,7 @@ class State:
     watch: dict[str, float] | None = None
     trouble: dict[str, int] | None = None
     spikes: list[dict[str, Any]] = field(default_factory=list)
+    trained: list[list] = field(default_factory=list)
 
     @property
     def spike_steps(self) -> list[tuple[int, int]]:
@@ -80,6 +85,18 @@ class State:
             self.skipped_steps[-1][1] = last_step
         else:
             self.skipped_steps.append([first_step, last_step])
+
+    def begun(self, is_trained: Callable[[Sequence[str]], bool]) -> int | None:
+        """Returns the updates of the run before a parameter's own first one; None for one that is frozen.
+
+        is_trained: modules → True if the parameter is among them. One that was frozen in between began anew.
+        """
+        begins = None
+        for first, modules in reversed(self.trained or [[0, []]]):
+            if not is_trained(modules):
+                break
+            begins = first
+        return begins
 
     def restore(self, plain: Mapping[str, object]) -> None:
         """Takes over a checkpoint's plain state; fields that older versions lacked keep their first value."""
@@ -255,11 +272,24 @@ class RunCheckpoints:
         self._checkpointer.close()
 
     def restore(self) -> None:
-        """Restores the newest checkpoint. Without one, the initial weights and step 0 stay."""
+        """Restores the newest checkpoint. Without one, the initial weights and step 0 stay.
+
+        Parameters that it has no moments of, as they were frozen, begin with moments of 0.
+        """
         if self.newest is None:
             return
-        plain = self._checkpointer.restore(self.newest, self._tensors)
-        self._optimiser.updates = plain["optimiser_updates"]
+        plain, stored = self._checkpointer.plain(self.newest), State()
+        stored.restore(plain)
+        updates = plain["optimiser_updates"]
+        begun = {name: stored.begun(partial(self._is_trained, name)) for name in self._optimiser.parameters}
+        new = {f"optimiser/{name}/{moment}" for name in begun if begun[name] is None for moment in MOMENTS}
+        tensors = {name: tensor for name, tensor in self._tensors.items() if name not in new}
+        self._checkpointer.restore(self.newest, tensors)
+        for name in new:
+            local(self._tensors[name]).zero_()
+        self._optimiser.resume(
+            updates, {name: updates if first is None else first for name, first in begun.items()}
+        )
         self._guard.restore(plain["guard"])
         self._spikes.restore(plain.get("spike_watch", {}))
         self._source_tensors = plain["source_tensors"]
@@ -267,6 +297,22 @@ class RunCheckpoints:
         self._state.restore(plain)
         self._state.spikes = max(spikes, self._state.spikes, key=len)
         self._last_save, self._is_due = (self._state.step, plain["guard"]["skipped"]), False
+
+    def note_trainable(self, modules: Sequence[str]) -> None:
+        """Notes the modules that the steps from here on train, none for all, if they are others than before.
+
+        A change of precision is no longer watched then: gradient norms are those of other parameters.
+        """
+        state = self._state
+        before = state.trained or [[0, []]]
+        if list(modules) == before[-1][1]:
+            return
+        entry = [self._optimiser.updates, list(modules)]
+        state.trained = [*before, entry] if state.step else [entry]
+        state.watch = None
+
+    def _is_trained(self, name: str, modules: Sequence[str]) -> bool:
+        return trains(self._resolved.identity.model, modules, name)
 
     def go_back_to(self, step: int) -> bool:
         """Makes this step's checkpoint the newest, removing later ones. Returns False if there is none."""

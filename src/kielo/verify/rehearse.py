@@ -63,7 +63,8 @@ def rehearse(resolved: Resolved, rank: int, site: Cluster | None = None) -> dict
     few, many = rehearsed_micro_batches(resolved, phase)
     with fake_world(rank, placement.world_size, has_pipeline=layout.pipeline > 1) as world:
         mesh = build_mesh(world, layout)
-        model = laid_out(resolved.identity, placement, mesh, resolved.identity.train.precision)
+        trainable = resolved.identity.phases[index].trainable
+        model = laid_out(resolved.identity, placement, mesh, resolved.identity.train.precision, trainable)
         with fake_tensors(), RankWatch(*groups_of(mesh)) as watch:
             step = WatchedStep(resolved, index, mesh, model, world, watch)
             first = step.run(few)
@@ -116,7 +117,13 @@ def _report(resolved: Resolved, rank: int, index: int, counted: _Counted) -> dic
         "rehearsed_micro_batches": counted.many,
         "state_bytes": asdict(counted.held),
         "computed_state_bytes": asdict(
-            state_bytes(resolved.identity.model, layout, rank, resolved.identity.train.optimiser_state)
+            state_bytes(
+                resolved.identity.model,
+                layout,
+                rank,
+                resolved.identity.train.optimiser_state,
+                resolved.identity.phases[index].trainable,
+            )
         ),
         "peaks": {name: {"bytes": peak.bytes, "kinds": peak.kinds} for name, peak in peaks.items()},
         "peak_phase": peak_phase,
@@ -239,14 +246,13 @@ class WatchedStep:
 
 
 def heaviest_phase(resolved: Resolved) -> int:
-    """Returns the phase with the most tokens in a micro-batch, then the most micro-batches."""
+    """Returns the phase with the most tokens in a micro-batch; of several one that trains all modules."""
     identity, placement = resolved.identity, resolved.placement
 
-    def weight(index: int) -> tuple[int, int]:
-        phase = placement.phases[index]
-        return phase.micro_batch_sequences * identity.phases[
-            index
-        ].sequence_length, phase.micro_batches_per_step
+    def weight(index: int) -> tuple[int, bool, int]:
+        placed, phase = placement.phases[index], identity.phases[index]
+        tokens = placed.micro_batch_sequences * phase.sequence_length
+        return tokens, not phase.trainable, placed.micro_batches_per_step
 
     return max(range(len(placement.phases)), key=weight)
 

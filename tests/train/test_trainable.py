@@ -1,0 +1,179 @@
+"""A phase that trains some modules: the others stay as they are, and the run resumes in and across phases."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kielo.artifact.checkpoint_index import read_plain
+from kielo.checkpoint.read_checkpoint import read_tensors
+from kielo.models.parameter_shapes import parameter_shapes
+from kielo.recipe.phases import full_phases
+from kielo.recipe.sections import Layout, Model, Recipe
+from kielo.resolve.resolved import Resolved
+from kielo.resolve.state_bytes import state_bytes
+from kielo.resolve.trainable import flops_per_token, frozen_share, trainable_complaints, trains
+from kielo.train import build
+from kielo.train.run import train
+from tests.ranks import run_ranks
+from tests.train.tiny_run import SEQUENCES, resolve, write_tokens
+
+BORDER = 8  # the last step of the phase with a frozen body
+ENDS = ("embed", "head")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    torch.set_num_threads(1)
+    write_tokens(tmp_path / "tokens")
+    return tmp_path
+
+
+def in_two_phases(folder: Path, name: str, trainable: tuple[str, ...] = ENDS, **changes: Any) -> Resolved:
+    """The run of 20 steps, of which the first eight train only some modules, in a folder of its own."""
+    (folder / name).mkdir(exist_ok=True)
+    if not (folder / name / "tokens").exists():
+        (folder / name / "tokens").symlink_to(folder / "tokens")
+    resolved = resolve(folder / name, **({"every_steps": 1, "keep_newest": 50} | changes))
+    (phase,), (placed,) = resolved.identity.phases, resolved.placement.phases
+    first = phase.model_copy(update={"steps": BORDER, "trainable": trainable})
+    second = phase.model_copy(
+        update={"first_step": BORDER + 1, "steps": phase.steps - BORDER, "first_sample": BORDER * SEQUENCES}
+    )
+    identity = resolved.identity.model_copy(update={"phases": (first, second)})
+    placement = resolved.placement.model_copy(update={"phases": (placed, placed)})
+    return Resolved(identity=identity, placement=placement)
+
+
+def stored(resolved: Resolved, step: int) -> dict[str, torch.Tensor]:
+    return read_tensors(Path(resolved.placement.train_folder) / "checkpoints" / f"step_{step:08d}")
+
+
+def plain(resolved: Resolved, step: int) -> dict[str, Any]:
+    return read_plain(Path(resolved.placement.train_folder) / "checkpoints" / f"step_{step:08d}")
+
+
+def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
+
+
+def train_on_rank(resolved: Resolved, max_steps: int | None) -> str:
+    torch.set_num_threads(1)
+    return train(resolved, max_steps).outcome
+
+
+def test_only_the_named_modules_are_trained(folder: Path) -> None:
+    """Frozen weights keep every bit and have no moments; gradients are those of a model without frozen parts.
+
+    After the border every weight changes. The moments of the body begin there, and so does their bias
+    correction: the first update of AdamW moves a weight without decay by the learning rate.
+    """
+    changes = {"max_gradient_norm": 1e9, "warmup_steps": 1}
+    resolved = in_two_phases(folder, "frozen", **changes)
+    train(resolved)
+    trained = {"embed.weight", "head.weight"}
+    first, before, after, last = (stored(resolved, step) for step in (1, BORDER, BORDER + 1, 20))
+    weights = {name.removeprefix("model/") for name in first if name.startswith("model/")}
+    assert weights == set(parameter_shapes(resolved.identity.model))
+    assert {name.split("/")[1] for name in before if name.startswith("optimiser/")} == trained
+    assert {name.split("/")[1] for name in after if name.startswith("optimiser/")} == weights
+    for name in weights:
+        is_same = torch.equal(first[f"model/{name}"], before[f"model/{name}"])
+        assert is_same != (name in trained), name
+        assert not torch.equal(before[f"model/{name}"], last[f"model/{name}"]), name
+    whole = in_two_phases(folder, "whole", (), **changes)
+    train(whole, 1)
+    for name in trained:  # a tenth of the first gradient
+        assert torch.equal(first[f"optimiser/{name}/exp_avg"], stored(whole, 1)[f"optimiser/{name}/exp_avg"])
+    assert plain(resolved, BORDER)["trained"] == [[0, list(ENDS)]]
+    assert plain(resolved, 20)["trained"] == [[0, list(ENDS)], [BORDER, []]]
+    assert [plain(resolved, step)["optimiser_updates"] for step in (BORDER, 20)] == [BORDER, 20]
+    rate = build.learning_rate(resolved.identity)(resolved.identity.tokens_after(BORDER + 1))
+    name = "layers.1.mlp_norm.weight"
+    moved = (after[f"model/{name}"] - before[f"model/{name}"]).abs()
+    # eps is 1e-8, and gradients here are above 1e-4
+    assert torch.allclose(moved, torch.full_like(moved, rate), rtol=1e-3)
+
+
+@pytest.mark.parametrize("stops", [(5,), (BORDER,), (BORDER + 3, 12)])
+def test_a_stop_in_or_between_phases_changes_nothing(folder: Path, stops: tuple[int, ...]) -> None:
+    """Weights and moments are bitwise those of a run that was never stopped."""
+    whole, stopped = (in_two_phases(folder, name) for name in ("whole", "stopped"))
+    train(whole)
+    for step in stops:
+        assert train(stopped, step).outcome == "requeue"
+    assert train(stopped).outcome == "finished"
+    assert_equal(stored(whole, 20), stored(stopped, 20))
+    assert plain(whole, 20)["trained"] == plain(stopped, 20)["trained"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "tied"),
+    [
+        ({"shard": 2, "zero": 3}, False),
+        ({"tensor": 2}, True),
+        ({"pipeline": 2, "pipeline_layers": (1, 1)}, True),
+    ],
+)
+def test_layouts_and_other_ranks_train_the_same(folder: Path, layout: dict[str, Any], tied: bool) -> None:
+    """One rank to the middle of the frozen phase, two ranks from there: the run of one, but for rounding."""
+    model = resolve(folder).identity.model.model_copy(update={"tie_word_embeddings": tied})
+    alone = in_two_phases(folder, "alone", model=model)
+    train(alone)
+    changed = in_two_phases(folder, "changed", model=model)
+    train(changed, 4)
+    more = in_two_phases(folder, "changed", model=model, micro_batch=1, **layout)
+    assert run_ranks(train_on_rank, 2, more, None) == ["finished", "finished"]
+    assert plain(more, BORDER)["trained"] == [[0, list(ENDS)]]
+    for step in (BORDER, 20):
+        one, two = stored(alone, step), stored(more, step)
+        assert one.keys() == two.keys()
+        for name, tensor in one.items():
+            # in fp32, over steps that AdamW makes of nearly equal gradients
+            torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=2e-5, msg=name)
+
+
+def small(tied: bool = False) -> Model:
+    return Model(
+        hidden_size=8, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=4, vocab_size=30, vocab_multiple=1, max_position_embeddings=8,
+        tie_word_embeddings=tied,
+    )  # fmt: skip
+
+
+def test_what_a_frozen_part_costs() -> None:
+    """By hand: no gradients and moments of the body, and two FLOPs fewer for each of its parameters."""
+    model, vocabulary = small(), 30 * 8
+    body = sum(
+        torch.Size(shape).numel()
+        for name, shape in parameter_shapes(model).items()
+        if name.split(".")[0] not in ENDS
+    )
+    whole, frozen = (state_bytes(model, Layout(shard=1), 0, trainable=names) for names in ((), ENDS))
+    assert frozen.parameters == whole.parameters == 4 * (2 * vocabulary + body)
+    assert (frozen.gradients, frozen.optimiser) == (4 * 2 * vocabulary, 8 * 2 * vocabulary + 4 * 2)
+    assert flops_per_token(model, 8, ()) - flops_per_token(model, 8, ENDS) == 2 * body
+    assert (frozen_share(model, ENDS), frozen_share(model, ())) == (1.0, 0.0)
+    assert frozen_share(model, ("layers.0", "norm")) == pytest.approx(2 / 3)
+
+
+def test_names_that_match_nothing_are_refused() -> None:
+    """Each with what would work; a tied head is the embedding; a pipeline must reach the embedding."""
+    recipe = Recipe(
+        name="t", language="et", corpus={"sources": ["a"]}, train={"trainable": ["embed", "hed"]},
+        phases=[{"tokens": 1}, {"tokens": 1, "trainable": ["layers.*.mlp", "layers.7"]}],
+    )  # fmt: skip
+    said = list(trainable_complaints(small(), Layout(pipeline=3), full_phases(recipe)))
+    assert [sentence.partition(" names no")[0] for sentence in said[:2]] == [
+        'train.trainable: "hed"', 'phases.2.trainable: "layers.7"',
+    ]  # fmt: skip
+    assert "what would work: embed, layers, norm, head, or a module" in said[0]
+    assert len(said) == 3 and "phases.2.trainable" in said[2] and "layout.pipeline = 1" in said[2]
+    assert trains(small(tied=True), ("head",), "embed.weight") and not trains(
+        small(), ("head",), "embed.weight"
+    )
+    assert trains(small(), ("layers.1",), "layers.1.mlp.up.weight")
+    assert not trains(small(), ("layers.1",), "layers.11.mlp.up.weight")
