@@ -19,7 +19,7 @@ from kielo.train.run import train
 from tests.ranks import run_ranks
 from tests.train.tiny_run import SEQUENCES, resolve, write_tokens
 
-BORDER = 8  # the last step of the phase with a frozen body
+STEPS, BORDER = 8, 3  # the last step, and that of the phase with a frozen body
 ENDS = ("embed", "head")
 
 
@@ -31,11 +31,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def in_two_phases(folder: Path, name: str, trainable: tuple[str, ...] = ENDS, **changes: Any) -> Resolved:
-    """The run of 20 steps, of which the first eight train only some modules, in a folder of its own."""
+    """The run of eight steps, of which the first three train only some modules, in a folder of its own."""
     (folder / name).mkdir(exist_ok=True)
     if not (folder / name / "tokens").exists():
         (folder / name / "tokens").symlink_to(folder / "tokens")
-    resolved = resolve(folder / name, **({"every_steps": 1, "keep_newest": 50} | changes))
+    resolved = resolve(
+        folder / name, **({"every_steps": 1, "keep_newest": 50, "total_steps": STEPS} | changes)
+    )
     (phase,), (placed,) = resolved.identity.phases, resolved.placement.phases
     first = phase.model_copy(update={"steps": BORDER, "trainable": trainable})
     second = phase.model_copy(
@@ -75,7 +77,7 @@ def test_only_the_named_modules_are_trained(folder: Path) -> None:
     resolved = in_two_phases(folder, "frozen", **changes)
     train(resolved)
     trained = {"embed.weight", "head.weight"}
-    first, before, after, last = (stored(resolved, step) for step in (1, BORDER, BORDER + 1, 20))
+    first, before, after, last = (stored(resolved, step) for step in (1, BORDER, BORDER + 1, STEPS))
     weights = {name.removeprefix("model/") for name in first if name.startswith("model/")}
     assert weights == set(parameter_shapes(resolved.identity.model))
     assert {name.split("/")[1] for name in before if name.startswith("optimiser/")} == trained
@@ -89,8 +91,8 @@ def test_only_the_named_modules_are_trained(folder: Path) -> None:
     for name in trained:  # a tenth of the first gradient
         assert torch.equal(first[f"optimiser/{name}/exp_avg"], stored(whole, 1)[f"optimiser/{name}/exp_avg"])
     assert plain(resolved, BORDER)["trained"] == [[0, list(ENDS)]]
-    assert plain(resolved, 20)["trained"] == [[0, list(ENDS)], [BORDER, []]]
-    assert [plain(resolved, step)["optimiser_updates"] for step in (BORDER, 20)] == [BORDER, 20]
+    assert plain(resolved, STEPS)["trained"] == [[0, list(ENDS)], [BORDER, []]]
+    assert [plain(resolved, step)["optimiser_updates"] for step in (BORDER, STEPS)] == [BORDER, STEPS]
     rate = build.learning_rate(resolved.identity)(resolved.identity.tokens_after(BORDER + 1))
     name = "layers.1.mlp_norm.weight"
     moved = (after[f"model/{name}"] - before[f"model/{name}"]).abs()
@@ -98,7 +100,7 @@ def test_only_the_named_modules_are_trained(folder: Path) -> None:
     assert torch.allclose(moved, torch.full_like(moved, rate), rtol=1e-3)
 
 
-@pytest.mark.parametrize("stops", [(5,), (BORDER,), (BORDER + 3, 12)])
+@pytest.mark.parametrize("stops", [(2,), (BORDER,), (BORDER + 2, 7)])
 def test_a_stop_in_or_between_phases_changes_nothing(folder: Path, stops: tuple[int, ...]) -> None:
     """Weights and moments are bitwise those of a run that was never stopped."""
     whole, stopped = (in_two_phases(folder, name) for name in ("whole", "stopped"))
@@ -106,8 +108,8 @@ def test_a_stop_in_or_between_phases_changes_nothing(folder: Path, stops: tuple[
     for step in stops:
         assert train(stopped, step).outcome == "requeue"
     assert train(stopped).outcome == "finished"
-    assert_equal(stored(whole, 20), stored(stopped, 20))
-    assert plain(whole, 20)["trained"] == plain(stopped, 20)["trained"]
+    assert_equal(stored(whole, STEPS), stored(stopped, STEPS))
+    assert plain(whole, STEPS)["trained"] == plain(stopped, STEPS)["trained"]
 
 
 @pytest.mark.parametrize(
@@ -124,11 +126,11 @@ def test_layouts_and_other_ranks_train_the_same(folder: Path, layout: dict[str, 
     alone = in_two_phases(folder, "alone", model=model)
     train(alone)
     changed = in_two_phases(folder, "changed", model=model)
-    train(changed, 4)
+    train(changed, BORDER - 1)
     more = in_two_phases(folder, "changed", model=model, micro_batch=1, **layout)
     assert run_ranks(train_on_rank, 2, more, None) == ["finished", "finished"]
     assert plain(more, BORDER)["trained"] == [[0, list(ENDS)]]
-    for step in (BORDER, 20):
+    for step in (BORDER, STEPS):
         one, two = stored(alone, step), stored(more, step)
         assert one.keys() == two.keys()
         for name, tensor in one.items():
