@@ -16,6 +16,7 @@ from kielo.artifact.masked_scores import Accuracy, MaskedScores
 from kielo.artifact.metrics import METRICS_NAME, Row, of_kind, read_metrics
 from kielo.artifact.outcome import Outcome
 from kielo.artifact.preflight import CheckReport, Complaint, NodeVerdict, Preflight
+from kielo.artifact.row_map import RowMap
 from kielo.artifact.site import MadeSite
 from kielo.artifact.stage_json import JsonFile, read_json, read_stage_json, write_json
 from kielo.artifact.token_file import TokenFile
@@ -47,6 +48,10 @@ def run_folder(tmp_path_factory):
     write_json(folder / "evaluate", MaskedScores(
         model="õ", accuracy=accuracy, loss=3.0, hidden_tokens=9, sequences=2, sequence_length=16,
         masking="span", masking_rate=0.15, seed=1,
+    ))  # fmt: skip
+    write_json(folder / "tokenizer", RowMap(
+        method="mean", old_tokenizer="0", old_vocabulary_size=2, rows=[[0], [0, 1], []],
+        control_tokens={"õ": "</s>"},
     ))  # fmt: skip
     append_alert(folder / "train" / ALERTS_NAME, 4, "õ")
     complaint = Complaint(check="clock", rank=1, node="õ", message="late", is_refusal=True)
