@@ -170,7 +170,8 @@ def _seconds_by_size(rows: Sequence[_StepRow], resolved: Resolved) -> dict[StepS
     """Returns seconds of a step, one figure a row, by the step's size.
 
     A row covers the steps since the row before it. Left out are rows with the first steps of a phase or of
-    the attempt, rows across two phases, and all rows from the first change of precision on.
+    the attempt, rows across two phases or of one with frozen modules, and all rows from the first change
+    of precision on.
     """
     identity, found, before = resolved.identity, {}, None
     for row in rows:
@@ -179,7 +180,7 @@ def _seconds_by_size(rows: Sequence[_StepRow], resolved: Resolved) -> dict[StepS
             continue
         index = identity.phase_index(first)
         phase, placed = identity.phases[index], resolved.placement.phases[index]
-        if first < phase.first_step + WARM_UP_STEPS or row.step > phase.last_step:
+        if first < phase.first_step + WARM_UP_STEPS or row.step > phase.last_step or phase.trainable:
             continue
         if identity.train.precision_changes and row.step >= identity.train.precision_changes[0][0]:
             continue
