@@ -15,6 +15,7 @@ from kielo.artifact.manifest import write_manifest
 from kielo.artifact.masked_scores import Accuracy, MaskedScores
 from kielo.artifact.metrics import METRICS_NAME, Row, of_kind, read_metrics
 from kielo.artifact.outcome import Outcome
+from kielo.artifact.prefetched import Brought, Prefetched
 from kielo.artifact.preflight import CheckReport, Complaint, NodeVerdict, Preflight
 from kielo.artifact.row_map import RowMap
 from kielo.artifact.site import MadeSite
@@ -67,6 +68,8 @@ def run_folder(tmp_path_factory):
         wall_seconds=7200, grace_seconds=300, jobs=1, forecast=None, no_forecast="õ", versions={"kielo": "0"},
         created_at="2026-11-23",
     ))  # fmt: skip
+    one = Brought(kind="text", name="õ", origin="", folder="text/õ", bytes=1)
+    write_json(folder, Prefetched(brought=[one], made_at="2026-11-23"))
     site = (folder / FORMATS["site"].file).parent
     site.mkdir(parents=True)
     made = {

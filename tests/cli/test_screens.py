@@ -39,6 +39,7 @@ SCREENS = {
     "site": ["site"],
     "site: of a cluster": ["site", "lumi_g"],
     "site: a new one": ["site", "--new", "my_site"],
+    "prefetch": ["prefetch", "run", "--to", "brought"],
     "launch": ["launch", "estonian_llama31_70b", "--cluster=lumi_g", "--account=project_1", "--dry-run"],
     "status": ["status", "run"],
     "cancel": ["cancel", "run"],

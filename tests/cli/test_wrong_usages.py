@@ -94,6 +94,8 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a new site of an old name": (["site", "--new", "lumi_g"], "has a card already"),
     "a new site with blanks": (["site", "--new", "my site"], "such as my_site"),
     "a new site beside an old one": (["site", "lumi_g", "--new", "mine"], "leave lumi_g out"),
+    "a folder for nothing": (["prefetch", "own_text"], "--to"),
+    "wheels of no Python": (["prefetch", "own_text", "--to", "x", "--wheels", "new"], "such as 3.12"),
     "a launch in a site that was not made": (
         ["launch", "poro_34b", "--cluster=lumi_g", "--nodes=64", "--account=project_1", "--site=empty"],
         "kielo site lumi_g --to empty",

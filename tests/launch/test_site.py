@@ -187,7 +187,7 @@ def test_the_page_has_each_source_and_says_what_is_missing(name) -> None:
     assert all(jobs.sources[field] in page for field in told)
     for field, asked in (("storage", "how much fits there"), ("setup", "module avail python")):
         assert (asked in page) == (not getattr(jobs, field))
-    assert ("`pip download`" in page) == (not plan.site.internet_on_compute_nodes)
+    assert ("kielo prefetch RECIPE" in page) == (not plan.site.internet_on_compute_nodes)
     subprocess.run(["bash", "-n"], input=site_script(plan), text=True, check=True)
 
 

@@ -15,6 +15,7 @@ from kielo.artifact.launch import Launch
 from kielo.artifact.masked_scores import MaskedScores
 from kielo.artifact.outcome import Outcome
 from kielo.artifact.parity import Parity
+from kielo.artifact.prefetched import Prefetched
 from kielo.artifact.preflight import Preflight
 from kielo.artifact.row_map import RowMap
 from kielo.artifact.scores import Scores
@@ -62,6 +63,7 @@ FORMATS = {
     ),
     "outcome": _whole_file("train/", Outcome),
     "launch": _whole_file("launch/0001/", Launch),
+    "prefetched": _whole_file("", Prefetched),
     "site": _whole_file("sites/CLUSTER/", MadeSite),
     "ladder": _whole_file("launch/ladder_SITE/", Ladder),
     "parity": _whole_file("verify/", Parity),

@@ -1,17 +1,20 @@
-"""A folder of Hugging Face weights, without torch: its place, and which of its files hold tensors.
+"""A folder of Hugging Face weights, or a tokenizer, without torch: its place, and which files hold tensors.
 
 In: `hf:FOLDER`, or `hf:OWNER/NAME[@REVISION]` on the Hugging Face hub; out: a folder with a config.json and
-weights, for a repository its snapshot in the local cache. Files: `model.safetensors`, or shards that
+weights, for a repository its snapshot in the local cache, or in the folder of `kielo prefetch`. Files:
+`model.safetensors`, or shards that
 `model.safetensors.index.json` names; failing these, the same of `pytorch_model.bin`.
 """
 
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kielo.artifact.prefetched import HUB_FOLDER, not_brought, prefetched_folder
 from kielo.recipe.errors import KieloError
 
 CONFIG_FILE = "config.json"
@@ -21,6 +24,7 @@ _WEIGHTS = (
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
 _SMALL_FILES = ["*.json", "*.jinja", "merges.txt", "tokenizer.model"]
+_TOKENIZER_FILE = "tokenizer.json"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -41,8 +45,37 @@ def resolve_weights(reference: str) -> Path:
             "folder with a Hugging Face config.json and its safetensors files, or hf:OWNER/NAME of the "
             "Hugging Face hub"
         )
-    name, _, revision = where.partition("@")
-    return _cached(name, revision or None) or _fetched(reference, name, revision or None)
+    if (found := _here(where, _has_weights)) is not None:
+        return found
+    if prefetched_folder() is not None:
+        raise not_brought(f"model.weights = {reference!r}")
+    return fetch_weights(reference)
+
+
+def resolve_tokenizer(path: str) -> Path:
+    """Returns the folder of `tokenizer.path`: a folder, or hf:OWNER/NAME[@REVISION], fetched like weights."""
+    where = path.removeprefix("hf:")
+    folder = Path(where).expanduser()
+    if where == path or folder.is_dir():
+        return folder
+    if (found := _here(where, _has_tokenizer)) is not None:
+        return found
+    if prefetched_folder() is not None:
+        raise not_brought(f"tokenizer.path = {path!r}")
+    return fetch_tokenizer(path)
+
+
+def is_on_hub(reference: str | None) -> bool:
+    """Returns True for hf:OWNER/NAME[@REVISION] that is no folder here."""
+    where = (reference or "").removeprefix("hf:")
+    is_name = where != reference and where.count("/") == 1 and where[0] not in "/.~"
+    return is_name and not Path(where).is_dir()
+
+
+def tokenizer_here(path: str) -> Path | None:
+    """Returns the folder of `tokenizer.path` if it is on this machine; nothing is fetched."""
+    folder = Path(path.removeprefix("hf:")).expanduser()
+    return folder if not is_on_hub(path) else _here(path.removeprefix("hf:"), _has_tokenizer)
 
 
 def weights_here(reference: str) -> Path | None:
@@ -51,8 +84,7 @@ def weights_here(reference: str) -> Path | None:
     folder = Path(where).expanduser()
     if folder.is_dir():
         return folder
-    name, _, revision = where.partition("@")
-    return _cached(name, revision or None) if where.count("/") == 1 and where[0] not in "/.~" else None
+    return _here(where, _has_weights) if where.count("/") == 1 and where[0] not in "/.~" else None
 
 
 def pinned(reference: str, folder: Path) -> str:
@@ -115,38 +147,74 @@ def unique_keys(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-def _cached(name: str, revision: str | None) -> Path | None:
-    """Returns the snapshot in the cache if it is whole. The hub is not asked: thousands of ranks may call."""
+def _here(where: str, is_whole: Callable[[Path], bool]) -> Path | None:
+    """Returns the whole snapshot of OWNER/NAME[@REVISION], brought by `kielo prefetch` or in the hub's cache.
+
+    The hub is not asked: thousands of ranks may call.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
+    name, _, revision = where.partition("@")
+    prefetched = prefetched_folder()
+    for hub in ({"cache_dir": prefetched / HUB_FOLDER} if prefetched else {}, {}):
+        try:
+            folder = Path(snapshot_download(name, revision=revision or None, local_files_only=True, **hub))
+        except (LocalEntryNotFoundError, ValueError):
+            continue
+        if is_whole(folder):
+            return folder
+    return None
+
+
+def _has_weights(folder: Path) -> bool:
     try:
-        folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
         weight_files(folder)
-    except (LocalEntryNotFoundError, KieloError, ValueError):
-        return None
-    return folder if (folder / CONFIG_FILE).is_file() else None
+    except KieloError:
+        return False
+    return (folder / CONFIG_FILE).is_file()
 
 
-def _fetched(reference: str, name: str, revision: str | None) -> Path:
+def _has_tokenizer(folder: Path) -> bool:
+    return (folder / _TOKENIZER_FILE).is_file()
+
+
+def fetch_weights(reference: str, hub: Path | None = None) -> Path:
+    """Downloads the weights of hf:OWNER/NAME[@REVISION] and returns their snapshot; goes on where it stopped.
+
+    hub: the folder of repositories; default: the cache of the hub's client. Raises KieloError where the hub
+    does not answer, or has no such weights.
+    """
+    folder = _fetched(f"model.weights = {reference!r}", reference, "*.safetensors", hub)
+    if not any(folder.glob("*.safetensors")):
+        folder = _fetched(f"model.weights = {reference!r}", reference, "*.bin", hub)
+    weight_files(folder)
+    return folder
+
+
+def fetch_tokenizer(path: str, hub: Path | None = None) -> Path:
+    """Downloads the small files of hf:OWNER/NAME[@REVISION], as `fetch_weights` does its weights."""
+    folder = _fetched(f"tokenizer.path = {path!r}", path, _TOKENIZER_FILE, hub)
+    if not _has_tokenizer(folder):
+        raise KieloError(f"tokenizer.path = {path!r}: the repository has no {_TOKENIZER_FILE}")
+    return folder
+
+
+def _fetched(what: str, reference: str, pattern: str, hub: Path | None) -> Path:
     from huggingface_hub import snapshot_download
 
-    def fetch(*patterns: str) -> Path:
+    name, _, revision = reference.removeprefix("hf:").partition("@")
+    place = {} if hub is None else {"cache_dir": hub}
+    try:
         # Without the repository's subfolders: they hold copies in other formats.
         return Path(
             snapshot_download(
-                name, revision=revision, allow_patterns=[*_SMALL_FILES, *patterns], ignore_patterns=["*/*"]
+                name, revision=revision or None, allow_patterns=[*_SMALL_FILES, pattern],
+                ignore_patterns=["*/*"], **place,
             )
-        )
-
-    try:
-        folder = fetch("*.safetensors")
-        if not any(folder.glob("*.safetensors")):
-            folder = fetch("*.bin")
+        )  # fmt: skip
     except Exception as error:  # the hub's client has a dozen kinds of error for "not there" and "no network"
         raise KieloError(
-            f"model.weights = {reference!r}: there is no folder {name}, and it could not be fetched from "
+            f"{what}: there is no folder {name}, and it could not be fetched from "
             f"the Hugging Face hub ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})"
         ) from error
-    weight_files(folder)
-    return folder

@@ -80,7 +80,7 @@ def launch_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def launch(options: argparse.Namespace) -> int:
-    from kielo.launch.job_plan import Wishes, check_ready, plan_jobs
+    from kielo.launch.job_plan import Wishes, check_ready, network_needed, plan_jobs
     from kielo.launch.launch_folder import (
         launch_of,
         refuse_second_chain,
@@ -123,6 +123,8 @@ def launch(options: argparse.Namespace) -> int:
         return 0
     print_table(("", ""), _rows(plan))
     print_text(f"wrote {folder}")
+    if said := network_needed(plan):
+        print_text(f"note: {said}")
     if ids:
         print_text(f"submitted {', '.join(ids)}" + f"; {answer}" * bool(answer))
     else:

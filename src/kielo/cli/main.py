@@ -38,6 +38,7 @@ _VERBS = {
     ),
     "preflight": ("preflight:preflight", "the nodes of a job, checked before it trains"),
     "site": ("site:site", "what is done once on a cluster: a script, a page, or a card to fill in"),
+    "prefetch": ("prefetch:prefetch", "what a recipe downloads, for machines without a network"),
     "launch": ("launch:launch", "a chain of jobs on a cluster: their scripts, written and submitted"),
     "status": ("launched:status", "a launched run: jobs, step, speed beside plan, cost so far"),
     "cancel": ("launched:cancel", "the jobs of a launched run, saved and ended"),

@@ -22,8 +22,8 @@ class FetchProblem(Exception):
     """This download did not work, for the reason given; another may."""
 
 
-def fetch_debian_package(source: Source, folder: Path) -> str:
-    """Download the HTML pages and the licence of a Debian package to folder/pages.
+def fetch_debian_package(source: Source, folder: Path, aside: Path) -> str:
+    """Download the HTML pages and the licence of a Debian package to folder/pages; `aside` is not used.
 
     Returns the name of the package with its version.
 
@@ -56,9 +56,11 @@ def fetch_debian_package(source: Source, folder: Path) -> str:
     return f"Debian package {package} {version}"
 
 
-def fetch_huggingface_dataset(source: Source, folder: Path) -> str:
+def fetch_huggingface_dataset(source: Source, folder: Path, aside: Path) -> str:
     """Download data files of a dataset (of its subset), as many as max_documents needs; returns its name.
 
+    aside: where files lie until all are there. It stays when a download is cut short, and the next one goes
+    on from it.
     Raises FetchProblem when the hub cannot be reached or has no such data files.
     """
     try:
@@ -81,17 +83,20 @@ def fetch_huggingface_dataset(source: Source, folder: Path) -> str:
             raise FetchProblem(
                 f"no data files in subset {subset!r}; there are {', '.join(folders[:20]) or 'none'}"
             )
-        num_rows = 0
+        num_rows, fetched = 0, []
         for file in wanted:
-            hf_hub_download(dataset, file, repo_type="dataset", revision=information.sha, local_dir=folder)
-            num_rows += _num_rows(folder / file)
+            hf_hub_download(dataset, file, repo_type="dataset", revision=information.sha, local_dir=aside)
+            fetched.append(file)
+            num_rows += _num_rows(aside / file)
             if source.max_documents and num_rows >= source.max_documents:
                 break
     except FetchProblem:
         raise
     except Exception as problem:  # the hub's client raises errors of several libraries, all of them temporary
         raise FetchProblem(_last_errors(f"{type(problem).__name__}: {problem}")) from None
-    shutil.rmtree(folder / ".cache", ignore_errors=True)
+    for file in fetched:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (aside / file).rename(folder / file)
     return f"Hugging Face dataset {dataset} {subset or ''} revision {information.sha}".replace("  ", " ")
 
 

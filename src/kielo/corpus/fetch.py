@@ -7,11 +7,14 @@ raw/NAME with a manifest of its own that records where it came from, and why not
 import glob
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from kielo.artifact.manifest import (
+    Manifest,
     hash_file,
     hash_json,
     hash_manifest,
@@ -20,6 +23,7 @@ from kielo.artifact.manifest import (
     write_json_atomically,
     write_stage,
 )
+from kielo.artifact.prefetched import not_brought, text_folder
 from kielo.corpus.download import FetchProblem, fetch_debian_package, fetch_huggingface_dataset
 from kielo.corpus.raw_formats import RawSource, formats, is_readable
 from kielo.corpus.settings import is_cleaned, text_fields
@@ -32,29 +36,76 @@ HASHES_NAME = ".kielo-hashes.json"  # hidden: a folder `raw` may be a person's
 OWN_TEXT = "--set corpus.sources=my.txt takes a text of your own"
 
 
-def fetch_sources(recipe: Recipe, raw_folder: Path, say: Callable[[str], None]) -> tuple[RawSource, ...]:
+def fetch_sources(
+    recipe: Recipe, raw_folder: Path, say: Callable[[str], None], prefetched: Path | None = None
+) -> tuple[RawSource, ...]:
     """Fetch every source. `say` gets a line of progress.
 
+    prefetched: the folder of `kielo prefetch`, whose text is read in place; nothing is then downloaded.
     Raises KieloError for a source that is missing, holds no file of a known format, or cannot be fetched.
     """
-    return tuple(_fetch(source.name, source, Path(raw_folder), say) for source in recipe.corpus.sources)
+    return tuple(_fetch(source, Path(raw_folder), say, prefetched) for source in recipe.corpus.sources)
 
 
-def _fetch(name: str, source: Source, raw_folder: Path, say: Callable[[str], None]) -> RawSource:
+def downloaded(sources: Sequence[Source]) -> list[Source]:
+    """Returns the sources whose text is not on this disk by itself."""
+    return [source for source in sources if source.debian_package or source.huggingface_dataset]
+
+
+def is_fetched(source: Source, raw_folder: Path, prefetched: Path | None) -> bool:
+    """Returns True if a downloaded source is in the run's folder, or was brought by `kielo prefetch`."""
+    return _place(source, raw_folder, prefetched)[1]
+
+
+def fetch_text(source: Source, folder: Path, say: Callable[[str], None]) -> tuple[Path, Manifest]:
+    """Download a source into the folder of `kielo prefetch`; returns where it is, and its manifest."""
+    root, is_there = _place(source, folder, folder)
+    if is_there:
+        say(f"{source.name}: brought before")
+    else:
+        _download(
+            source.name, source, text_folder(folder, source.name, _wanted(source)), _wanted(source), say
+        )
+        root = text_folder(folder, source.name, _wanted(source))
+    manifest = read_manifest(root)
+    assert manifest is not None
+    return root, manifest
+
+
+def _wanted(source: Source) -> dict[str, Any]:
+    """Returns all that decides what is downloaded."""
+    return source.model_dump(
+        include={"debian_package", "huggingface_dataset", "huggingface_subset", "max_documents"}
+    )
+
+
+def _place(source: Source, raw_folder: Path, prefetched: Path | None) -> tuple[Path, bool]:
+    """Returns the folder of a downloaded source, and whether it is there whole."""
+    wanted = _wanted(source)
+    places = [text_folder(prefetched, source.name, wanted)] if prefetched else []
+    for root in (*places, raw_folder / source.name):
+        if is_current(root, "raw", VERSION, {}, wanted):
+            return root, True
+    return raw_folder / source.name, False
+
+
+def _fetch(
+    source: Source, raw_folder: Path, say: Callable[[str], None], prefetched: Path | None
+) -> RawSource:
+    name = source.name
     if source.path:
         root, files = _local_files(name, source.path, source.kind)
         _refuse_own_files(name, Path(source.path).expanduser(), root, files, raw_folder.parent)
         stamps = file_stamps(root, files)
         origin, fingerprint = source.path, _hash_files(root, files, raw_folder)
     else:
-        root = raw_folder / name
-        wanted = source.model_dump(
-            include={"debian_package", "huggingface_dataset", "huggingface_subset", "max_documents"}
-        )
-        if is_current(root, "raw", VERSION, {}, wanted):
+        root, is_there = _place(source, raw_folder, prefetched)
+        if is_there:
             say(f"{name}: fetched before")
+        elif prefetched is not None:
+            raise not_brought(f"corpus.sources, {name}")
         else:
-            _download(name, source, root, wanted, say)
+            _download(name, source, root, _wanted(source), say)
         manifest = read_manifest(root)
         files = sorted(file for file in manifest.files if is_readable(Path(file), source.kind))
         stamps = file_stamps(root, files)
@@ -89,6 +140,7 @@ def file_stamps(root: Path | str, files: Sequence[str]) -> tuple[tuple[int, int]
 def _download(name: str, source: Source, folder: Path, wanted: dict, say: Callable[[str], None]) -> None:
     """Download the Debian package, else the dataset; the manifest's counts name it and what failed."""
     problems: list[str] = []
+    aside = folder.with_name(f".{folder.name}.downloads")  # what a download that is cut short goes on from
     ways = []
     if source.debian_package:
         ways.append((f"Debian package {source.debian_package}", fetch_debian_package))
@@ -98,10 +150,11 @@ def _download(name: str, source: Source, folder: Path, wanted: dict, say: Callab
         say(f"{name}: fetching {title}")
         try:
             with write_stage(folder, "raw", VERSION, {}, wanted) as stage:
-                origin = way(source, stage.folder)
+                origin = way(source, stage.folder, aside)
                 if not any(is_readable(path, source.kind) for path in stage.folder.rglob("*")):
                     raise FetchProblem(f"no files of a known format in it ({formats(source.kind)})")
                 stage.counts.update(origin=origin, problems=problems)
+            shutil.rmtree(aside, ignore_errors=True)
             return
         except FetchProblem as problem:
             problems.append(f"{title}: {problem}")

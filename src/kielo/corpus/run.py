@@ -20,6 +20,7 @@ from kielo.artifact.manifest import (
     refuse_foreign,
     write_stage,
 )
+from kielo.artifact.prefetched import prefetched_folder
 from kielo.artifact.stage_json import write_json
 from kielo.artifact.trained_text import refuse_to_replace
 from kielo.corpus.executor import run_pipeline
@@ -55,7 +56,7 @@ def run_corpus(recipe: Recipe, folder: Path, raw_folder: Path, progress: bool = 
     say = _speaker(progress)
     card, recipe = language(recipe.language), recipe.model_copy(update={"corpus": recipe.corpus.of_raw_text})
     section = effective_settings(recipe.corpus, card)
-    sources = fetch_sources(recipe, Path(raw_folder), say)
+    sources = fetch_sources(recipe, Path(raw_folder), say, prefetched_folder())
     inputs = {source.name: source.fingerprint for source in sources}
     if is_current(folder, KIND, VERSION, inputs, section):
         manifest = read_manifest(folder)

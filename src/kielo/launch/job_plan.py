@@ -10,8 +10,10 @@ from pathlib import Path
 
 from kielo.artifact.launch import Forecast
 from kielo.artifact.manifest import read_manifest
+from kielo.artifact.prefetched import VARIABLE
 from kielo.artifact.site import MadeSite
 from kielo.launch.forecast import forecast_of, planned_run
+from kielo.launch.prefetch import missing
 from kielo.launch.site import SITES_FOLDER, made_site
 from kielo.plan.cost import START_SECONDS, with_layout
 from kielo.plan.planned_layout import PlannedLayout
@@ -135,8 +137,21 @@ def check_request(recipe: Recipe, wishes: Wishes) -> tuple[Cluster, Jobs, Partit
     return site, of_site, partition, nodes, _hours(wishes.hours, partition, of_site, site)
 
 
+def network_needed(plan: JobPlan) -> str:
+    """Returns a sentence on downloads that are not here and that the nodes cannot reach; "" for none."""
+    lacking = [] if plan.site.internet_on_compute_nodes else missing(plan.recipe)
+    if not lacking:
+        return ""
+    return (
+        f"{plan.site.name}'s nodes reach no network, and not here yet: {', '.join(lacking)}; what would "
+        f"work: kielo prefetch RECIPE --to DIR where there is one, and {VARIABLE}=DIR here"
+    )
+
+
 def check_ready(plan: JobPlan) -> None:
     """Refuses jobs that would end at once: they train, and the stages before training must be done."""
+    if said := network_needed(plan):
+        raise KieloError(said)
     folder = run_folder(plan.recipe)
     if read_manifest(folder / "tokens") is None:
         raise KieloError(

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from kielo.artifact.prefetched import VARIABLE, prefetched_folder
 from kielo.launch.bash import array, assign, exports
 from kielo.launch.job_plan import JobPlan
 from kielo.recipe.cards import is_own_card
@@ -69,6 +70,8 @@ def environment_script(plan: JobPlan) -> str:
         lines += exports(of_site.environment_between_nodes)
     if not plan.site.internet_on_compute_nodes:
         lines += [f"# {plan.site.name}'s compute nodes reach no network outside.", *exports(_OFFLINE)]
+    if (prefetched := prefetched_folder()) is not None:
+        lines += exports({VARIABLE: str(prefetched)})
     if plan.site_folder is not None:
         lines += [
             "# weights of the hub go beside the environment, not into the home",
@@ -132,7 +135,8 @@ def _settings(plan: JobPlan, folder: Path) -> list[str]:
     here = Path.cwd()
     container: list[str] = []
     if plan.image:
-        places = [str(place) for place in (here, run, *plan.bound, plan.site_folder) if place]
+        folders = (here, run, *plan.bound, plan.site_folder, prefetched_folder())
+        places = [str(place) for place in folders if place]
         if plan.made is not None and plan.made.squash:
             places.append(f"{plan.made.squash}:{plan.venv}:image-src=/")
         elif plan.venv:

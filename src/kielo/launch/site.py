@@ -197,9 +197,9 @@ def site_page(plan: SitePlan) -> str:
         "",
         "## No network on compute nodes",
         "",
-        "Text becomes tokens where there is a network (`kielo run RECIPE --to pack`), weights and tokenizer "
-        'are folders (`model.weights = "hf:FOLDER"`). If the login nodes have none either: `pip download` '
-        f"elsewhere, for this processor and Python, and `WHEELS=FOLDER_OF_WHEELS bash {SCRIPT_NAME}` here.",
+        "Text, weights and tokenizers: `kielo prefetch RECIPE --to DIR` where there is a network, and "
+        "KIELO_PREFETCHED=DIR here. If the login nodes have none either: `kielo prefetch RECIPE --to DIR "
+        f"--wheels` there, and `WHEELS=DIR/wheels bash {SCRIPT_NAME}` here.",
     ]
     parts = [
         f"# Once on {site.description}",

@@ -187,7 +187,12 @@ def _weights(recipe: Recipe) -> Found:
             f"tokenizer.vocab_size = {tokenizer.vocab_size} does not hold the 256 bytes and the end of text; "
             f"what would work: {_BYTES_AND_END_OF_TEXT} or more",
         )
-    if tokenizer.path is not None and not (Path(tokenizer.path) / "tokenizer.json").is_file():
+    is_on_hub = (tokenizer.path or "").startswith("hf:") and tokenizer.path != "hf:"
+    if (
+        tokenizer.path is not None
+        and not is_on_hub
+        and not (Path(tokenizer.path) / "tokenizer.json").is_file()
+    ):
         yield (
             ("tokenizer.path",),
             f"tokenizer.path = {tokenizer.path!r}: no tokenizer.json in this folder; give a Hugging Face "
@@ -210,7 +215,7 @@ def _weights(recipe: Recipe) -> Found:
         yield (
             ("model.weights", "tokenizer.path"),
             f"model.weights = {weights!r} come with their own vocabulary; set tokenizer.path to the folder "
-            f'of their tokenizer.json (often {weights.removeprefix("hf:")}), or model.transplant = "mean" to '
+            f'of their tokenizer.json, or of the hub (often {weights}), or model.transplant = "mean" to '
             "give the model the vocabulary that this recipe learns",
         )
 

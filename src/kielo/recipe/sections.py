@@ -306,7 +306,9 @@ class Tokenizer(Section):
     min_frequency: PositiveInt = Field(2, description="pairs that the text has less often are not merged")
     max_sample_bytes: PositiveInt = Field(200_000_000, description="text that the vocabulary is learned from")
     path: str | None = Field(
-        None, description="folder with a ready tokenizer.json: used as it is, nothing is trained"
+        None,
+        description="folder with a ready tokenizer.json, or hf:OWNER/NAME[@REVISION] on the Hugging Face "
+        "hub: used as it is, nothing is trained",
     )
 
 

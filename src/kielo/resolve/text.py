@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kielo.artifact.manifest import Manifest, hash_manifest
 from kielo.artifact.token_sources import find_token_sources
+from kielo.artifact.weights_folder import resolve_tokenizer
 from kielo.dataset.batches import packed_manifest
 from kielo.dataset.pack_token_files import training_tokens
 from kielo.dataset.packed_sequences import packing_folder, packing_manifest
@@ -98,7 +99,9 @@ def imagined_text(recipe: Recipe) -> Text:
     size = None if model.transplant else model.vocab_size or (1 if model.weights else None)
     if size is None:
         size = (
-            vocabulary_size(load_tokenizer(Path(tokenizer.path))) if tokenizer.path else tokenizer.vocab_size
+            vocabulary_size(load_tokenizer(resolve_tokenizer(tokenizer.path)))
+            if tokenizer.path
+            else tokenizer.vocab_size
         )
     enough = 2 * sum(phase.tokens for phase in full_phases(recipe)) + longest_sequence_length(recipe)
     return Text({source.name: enough for source in recipe.corpus.sources}, enough, "", size, 0)
@@ -111,7 +114,10 @@ def ready_tokens(recipe: Recipe) -> dict[str, int]:
     """
     if not recipe.corpus.token_sources:
         return {}
-    size = recipe.model.vocab_size or tokenizer_facts(Path(recipe.tokenizer.path or "")).vocabulary_size
+    size = (
+        recipe.model.vocab_size
+        or tokenizer_facts(resolve_tokenizer(recipe.tokenizer.path or "")).vocabulary_size
+    )
     found = find_token_sources(recipe, size)
     return {
         name: training_tokens(sum(file.tokens for file in files.files), recipe.dataset.heldout_share)

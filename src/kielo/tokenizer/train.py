@@ -27,7 +27,7 @@ from kielo.artifact.manifest import (
 from kielo.artifact.stage_json import write_json
 from kielo.artifact.tokenizer_measure import TokenizerMeasure
 from kielo.artifact.trained_text import refuse_to_replace
-from kielo.artifact.weights_folder import resolve_weights
+from kielo.artifact.weights_folder import resolve_tokenizer, resolve_weights
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.chat_template import DEFAULT_TEMPLATE, TURN_BEGINS, TURN_ENDS, ChatTemplate
@@ -86,7 +86,7 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
     returned. Raises KieloError for a ready tokenizer that cannot be read, a vocabulary below 257, a corpus
     without training text, or weights without a tokenizer to transplant from.
     """
-    ready = Path(recipe.tokenizer.path) if recipe.tokenizer.path else None
+    ready = resolve_tokenizer(recipe.tokenizer.path) if recipe.tokenizer.path else None
     section = {**recipe.tokenizer.model_dump(), "heldout_share": recipe.dataset.heldout_share}
     if marks := _marks(recipe):
         section["chat_tokens"] = marks

@@ -1,0 +1,73 @@
+"""The folder of `kielo prefetch`: what a recipe downloads, brought for a machine that reaches no network.
+
+The environment variable KIELO_PREFETCHED names it there. With it nothing is downloaded: what is not in the
+folder is refused. text/ has sources, hub/ repositories as the Hugging Face hub's client stores them, wheels/
+packages; prefetched.json, written last, lists them.
+"""
+
+import os
+from pathlib import Path
+from typing import Any, ClassVar
+
+from kielo.artifact.manifest import hash_json
+from kielo.artifact.stage_json import JsonFile, JsonObject
+from kielo.recipe.errors import KieloError
+
+VARIABLE = "KIELO_PREFETCHED"
+TEXT_FOLDER, HUB_FOLDER, WHEELS_FOLDER = "text", "hub", "wheels"
+
+
+class Brought(JsonObject):
+    """One thing that was brought."""
+
+    kind: str
+    """text, weights, tokenizer or wheels."""
+    name: str
+    """The source, the repository, or the version of Python that wheels are for."""
+    origin: str
+    """Where it came from, with the version or the commit."""
+    folder: str
+    """Where it is, below the folder."""
+    bytes: int
+    """Bytes of its files."""
+
+
+class Prefetched(JsonFile):
+    """What `kielo prefetch` brought for a machine without a network."""
+
+    FILE_NAME: ClassVar[str] = "prefetched.json"
+
+    brought: list[Brought]
+    """Everything in the folder, of all recipes that it was filled for."""
+    made_at: str
+    """Time in UTC of the last of them."""
+
+
+def prefetched_folder() -> Path | None:
+    """Returns the folder that KIELO_PREFETCHED names; None where it is not set.
+
+    Raises KieloError for one that `kielo prefetch` did not finish.
+    """
+    given = os.environ.get(VARIABLE)
+    if not given:
+        return None
+    folder = Path(given).expanduser().absolute()
+    if not (folder / Prefetched.FILE_NAME).is_file():
+        raise KieloError(
+            f"{VARIABLE}={given}: has no {Prefetched.FILE_NAME}, which `kielo prefetch RECIPE --to DIR` "
+            "writes last; what would work: copy that folder whole, or unset the variable"
+        )
+    return folder
+
+
+def text_folder(folder: Path, name: str, wanted: dict[str, Any]) -> Path:
+    """Returns where the text of a source is: by its name and all that decides what is downloaded."""
+    return folder / TEXT_FOLDER / f"{name}_{hash_json(wanted)[:8]}"
+
+
+def not_brought(what: str) -> KieloError:
+    """Returns the error for something that the folder lacks."""
+    return KieloError(
+        f"{what}: is not in {VARIABLE}={os.environ.get(VARIABLE)}, and with it nothing is downloaded; what "
+        "would work: kielo prefetch RECIPE --to DIR where there is a network"
+    )

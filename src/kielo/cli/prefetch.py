@@ -1,0 +1,66 @@
+"""`kielo prefetch`: what a recipe downloads, brought into a folder for machines without a network."""
+
+import argparse
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+
+from kielo.cli.flags import examples, takes_recipe
+from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
+from kielo.recipe.errors import KieloError
+from kielo.recipe.read import read_recipe
+
+
+def prefetch_flags(parser: argparse.ArgumentParser) -> None:
+    examples(
+        parser,
+        "kielo prefetch demo_estonian --to brought",
+        "kielo prefetch my_recipe.toml --to brought --wheels 3.12",
+    )
+    takes_recipe(parser)
+    parser.add_argument(
+        "--to", metavar="DIR", required=True, help="the folder to carry there; it may have more already"
+    )
+    parser.add_argument(
+        "--wheels",
+        metavar="PYTHON",
+        nargs="?",
+        const=".".join(platform.python_version_tuple()[:2]),
+        help="also Kielo and what it needs, for the recipe's cluster and this Python; default: this one's",
+    )
+    parser.add_argument("--json", action="store_true", help="print what was brought as JSON")
+
+
+def prefetch(options: argparse.Namespace) -> None:
+    from kielo.artifact.prefetched import VARIABLE
+    from kielo.launch.prefetch import own_files, prefetch
+
+    if options.wheels is not None and not re.fullmatch(r"3\.\d{1,2}", options.wheels):
+        raise KieloError(f"--wheels {options.wheels}: give a version of Python, such as 3.12")
+    for name in (VARIABLE, "HF_HUB_OFFLINE"):
+        if os.environ.get(name):
+            raise KieloError(
+                f"{name} is set, so nothing is downloaded; what would work: env -u {name} kielo prefetch"
+            )
+    recipe = read_recipe(options.recipe, options.sets).recipe
+    folder = Path(options.to).absolute()
+    with keep_stdout_for_json(options.json):
+        brought = prefetch(
+            recipe, folder, options.wheels, lambda line: print(line, file=sys.stderr, flush=True)
+        )
+    own = own_files(recipe)
+    if options.json:
+        return print_json(
+            {"folder": str(folder), "brought": [one.content() for one in brought], "own_files": own}
+        )
+    if brought:
+        rows = [(one.kind, one.name, one.origin, f"{one.bytes / 1e6:,.1f}") for one in brought]
+        print_table(("what", "name", "from", "MB"), rows)
+        print_text(f"copy {folder} to the machine without a network, and there: export {VARIABLE}=FOLDER")
+    else:
+        print_text(f"{recipe.name} downloads nothing; nothing was brought")
+    if own:
+        print_text(f"the recipe's own files are yours to copy: {', '.join(own)}")
+    return None

@@ -1,0 +1,234 @@
+"""What `kielo prefetch` brings is all that a machine without a network needs; a hub here serves it."""
+
+import contextlib
+import hashlib
+import json
+import re
+import shutil
+import socket
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from kielo.artifact.manifest import read_manifest
+from kielo.artifact.prefetched import Prefetched
+from kielo.artifact.stage_json import read_json
+from kielo.artifact.weights_folder import resolve_tokenizer, resolve_weights
+from kielo.cli.main import main
+from kielo.corpus import download
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+TEXT = "".join(
+    json.dumps({"text": f"Kord elas {number} kuningat suures metsas. " * 8}) + "\n" for number in range(40)
+)
+
+
+class Hub:
+    """A hub with one model and one dataset. damage: a file → what is sent in its place, once."""
+
+    def __init__(self, files: dict[str, bytes]):
+        self.files, self.damage, self.asked = files, {}, []
+        hub = self
+
+        class Answer(BaseHTTPRequestHandler):
+            def do_HEAD(self) -> None:
+                hub.answer(self, with_body=False)
+
+            def do_GET(self) -> None:
+                hub.answer(self, with_body=True)
+
+            def log_message(self, *words) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+        self.address = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def answer(self, request: BaseHTTPRequestHandler, with_body: bool) -> None:
+        path = request.path.partition("?")[0]
+        self.asked.append(f"{request.command} {path}")
+        headers = {"X-Repo-Commit": COMMIT}
+        if path.startswith("/api/"):
+            kind = "datasets/" if path.startswith("/api/datasets") else ""
+            names = [
+                name.removeprefix(kind) for name in self.files if name.startswith("datasets/") == bool(kind)
+            ]
+            body = json.dumps(
+                {"id": "org/one", "sha": COMMIT, "siblings": [{"rfilename": name} for name in names]}
+            ).encode()
+        else:
+            kind, name = re.fullmatch(r"/(datasets/)?org/one/resolve/[^/]+/(.+)", path).groups()
+            name = (kind or "") + name
+            if name not in self.files:
+                request.send_response(404)
+                request.send_header("X-Error-Code", "EntryNotFound")
+                request.send_header("Content-Length", "0")
+                request.end_headers()
+                return
+            body = self.files[name]
+            headers["ETag"] = f'"{hashlib.sha256(body).hexdigest()}"'
+            if with_body:
+                body = self.damage.pop(name, body)
+        first = re.match(r"bytes=(\d+)-", request.headers.get("Range") or "")
+        begin = int(first[1]) if first else 0
+        request.send_response(206 if first else 200)
+        for key, value in (headers | {"Content-Length": str(len(body) - begin)}).items():
+            request.send_header(key, value)
+        request.end_headers()
+        if with_body:
+            request.wfile.write(body[begin:])
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    import huggingface_hub.constants
+
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
+    }
+    found = Hub({
+        "config.json": b"{}", "model.safetensors": b"w" * 5000,
+        "tokenizer.json": json.dumps(tokenizer).encode(),
+        "onnx/model.safetensors": b"other", "datasets/et/0.jsonl": TEXT.encode(),
+    })  # fmt: skip
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", found.address)
+    monkeypatch.setattr(download.shutil, "which", lambda program: None)  # no apt here
+    yield found
+    found.server.shutdown()
+    found.server.server_close()
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'name = "mine"\nlanguage = "et"\n[tokenizer]\npath = "hf:org/one"\n[model]\nweights = "hf:org/one"\n'
+        '[[corpus.sources]]\nname = "wiki"\nhuggingface_dataset = "org/one"\nhuggingface_subset = "et"\n'
+        "clean = false\n"
+    )
+    return path
+
+
+@contextlib.contextmanager
+def no_network(monkeypatch):
+    """Every connection fails at once, and so does every name."""
+
+    def refuse(*words, **options):
+        raise OSError("no network here")
+
+    with monkeypatch.context() as patch:
+        for name in ("connect", "connect_ex"):
+            patch.setattr(socket.socket, name, refuse)
+        patch.setattr(socket, "getaddrinfo", refuse)
+        patch.setattr(socket, "create_connection", refuse)
+        yield
+
+
+def test_a_machine_without_a_network_finds_all_of_it(tmp_path, monkeypatch, hub, recipe, capsys) -> None:
+    """Text, weights and tokenizer; the folder may have moved, and nothing else is looked for."""
+    assert main(["prefetch", "mine.toml", "--to", "brought", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [one["kind"] for one in told["brought"]] == ["text", "weights", "tokenizer"]
+    assert not any("onnx" in one for one in hub.asked if one.startswith("GET"))
+    shutil.move("brought", "carried")
+    monkeypatch.setenv("KIELO_PREFETCHED", str(tmp_path / "carried"))
+    with no_network(monkeypatch):
+        assert (resolve_weights("hf:org/one") / "model.safetensors").read_bytes() == b"w" * 5000
+        assert resolve_tokenizer("hf:org/one@main").name == COMMIT
+        assert main(["run", "mine.toml", "--only", "corpus"]) == 0
+    origin = read_manifest(tmp_path / "runs/mine/corpus").counts["sources"][0]["origin"]
+    assert (
+        origin == f"Hugging Face dataset org/one et revision {COMMIT}"
+        and not (tmp_path / "runs/mine/raw/wiki").exists()
+    )
+
+
+def test_it_goes_on_and_mends_what_is_damaged(tmp_path, hub, recipe, capsys) -> None:
+    """A second call fetches nothing; a damaged file of the hub is seen by its hash, and fetched again."""
+    hub.damage["model.safetensors"] = b"v" * 5000
+    assert main(["prefetch", "mine.toml", "--to", "brought"]) == 0
+    assert "model.safetensors is damaged" in capsys.readouterr().err
+    fetched = [one for one in hub.asked if one == f"GET /org/one/resolve/{COMMIT}/model.safetensors"]
+    assert len(fetched) == 2
+    hub.asked.clear()
+    assert main(["prefetch", "mine.toml", "--to", "brought"]) == 0
+    assert not [one for one in hub.asked if one.startswith("GET /org") or "datasets" in one]
+    assert len(read_json(tmp_path / "brought", Prefetched).brought) == 3
+
+
+def test_what_was_not_brought_is_refused_and_not_looked_for(
+    tmp_path, monkeypatch, hub, recipe, capsys
+) -> None:
+    """Each in one line with the command that brings it; a folder that is not whole is no such folder."""
+    assert main(["prefetch", "mine.toml", "--to", "brought"]) == 0
+    monkeypatch.setenv("KIELO_PREFETCHED", str(tmp_path / "brought"))
+    hub.asked.clear()
+    capsys.readouterr()
+    other = ["--set", "model.weights=hf:org/two", "--set", "tokenizer.path=hf:org/two"]
+    assert main(["plan", "mine.toml", *other, "--cluster", "lumi_g", "--nodes", "1"]) == 1
+    assert "kielo prefetch RECIPE --to DIR" in capsys.readouterr().err
+    text = recipe.read_text().replace('subset = "et"', 'subset = "fi"')
+    recipe.write_text(text)
+    assert main(["run", "mine.toml", "--only", "corpus"]) == 1
+    assert "corpus.sources, wiki: is not in KIELO_PREFETCHED" in capsys.readouterr().err and hub.asked == []
+    (tmp_path / "brought/prefetched.json").unlink()
+    assert main(["run", "mine.toml", "--only", "corpus"]) == 1
+    assert "copy that folder whole" in capsys.readouterr().err
+
+
+def test_a_launch_on_an_offline_site_says_what_it_lacks(tmp_path, monkeypatch, hub, recipe, capsys) -> None:
+    """One line beside the plan; with the folder none, and jobs are told where it is."""
+    flags = ["--cluster", "leonardo_booster", "--account", "a", "--nodes", "1", "--dry-run"]
+    small = ["--set", 'corpus.sources=[{name="wiki",huggingface_dataset="org/one"}]']
+    assert main(["launch", "viking_7b", *flags, "--nodes", "16", *small]) == 0
+    told = capsys.readouterr().out
+    assert "the text of wiki" in told and "kielo prefetch" in told
+    assert (
+        main(
+            [
+                "launch",
+                "viking_7b",
+                *flags,
+                "--nodes",
+                "16",
+                *small,
+                "--cluster",
+                "lumi_g",
+                "--account",
+                "project_1",
+            ]
+        )
+        == 0
+    )
+    assert "kielo prefetch" not in capsys.readouterr().out
+
+
+def test_wheels_are_those_of_the_nodes(tmp_path, monkeypatch, capsys) -> None:
+    """pip is asked for the cluster's processors, Python and torch; what came is pinned for the site's script."""
+    asked = []
+
+    def pip(command, **options):
+        asked.append(command[3:])
+        place = Path(command[command.index("--dest" if "download" in command else "--wheel-dir") + 1])
+        (place / ("torch-2.10.0-cp312.whl" if "download" in command else "kielo-0.1.0-py3.whl")).touch()
+        asked.append((place / ".asked.txt").read_text())
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("Kord elas kuningas\n")
+    monkeypatch.setattr(subprocess, "run", pip)
+    own = ["--set", "corpus.sources=a.txt", "--set", "cluster=roihu"]
+    assert main(["prefetch", "own_text", *own, "--to", "brought", "--wheels", "3.12"]) == 0
+    assert "the recipe's own files are yours to copy: a.txt" in capsys.readouterr().out
+    wheel, pin, download, _ = asked
+    assert wheel[1:3] == ["wheel", "--no-deps"] and pin == "torch==2.10.*\n"
+    assert {"--python-version=3.12", "--platform=manylinux_2_28_aarch64", "kielo[train]"} <= set(download)
+    pins = (tmp_path / "brought/wheels/constraints.txt").read_text()
+    assert pins == "kielo==0.1.0\ntorch==2.10.0\n"
+    assert [path.name for path in (tmp_path / "brought/wheels").iterdir() if path.name[0] == "."] == []
