@@ -28,7 +28,7 @@ def test_the_number_of_steps_reaches_the_training(monkeypatch, words, steps):
         monkeypatch.setenv(name, value)
     asked_for = []
     monkeypatch.setattr(
-        train, "train_here", lambda recipe, profile_steps: asked_for.append(profile_steps) or DONE
+        train, "train_here", lambda recipe, profile_steps, _: asked_for.append(profile_steps) or DONE
     )
     assert main(["train", "demo_estonian", *words]) == 0 and asked_for == [steps]
 
@@ -60,7 +60,7 @@ def test_ranks_are_started_with_the_option(monkeypatch, tmp_path, words, given):
     for name, value in {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "x", "MASTER_PORT": "5"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(
-        train, "train_here", lambda recipe, profile_steps: asked_for.append(profile_steps) or DONE
+        train, "train_here", lambda recipe, profile_steps, _: asked_for.append(profile_steps) or DONE
     )
     assert main(child) == 0 and asked_for == [int(given[1]) if given else 0]
 

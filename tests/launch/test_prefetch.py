@@ -20,6 +20,10 @@ from kielo.artifact.weights_folder import resolve_tokenizer, resolve_weights
 from kielo.cli.main import main
 from kielo.corpus import download
 
+CONFIG = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "vocab_size": 512, "max_position_embeddings": 4096,
+}  # fmt: skip
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TEXT = "".join(
     json.dumps({"text": f"Kord elas {number} kuningat suures metsas. " * 8}) + "\n" for number in range(40)
@@ -56,9 +60,10 @@ class Hub:
             names = [
                 name.removeprefix(kind) for name in self.files if name.startswith("datasets/") == bool(kind)
             ]
-            body = json.dumps(
-                {"id": "org/one", "sha": COMMIT, "siblings": [{"rfilename": name} for name in names]}
-            ).encode()
+            files = [{"type": "file", "path": name, "size": 1, "oid": ""} for name in names]
+            siblings = [{"rfilename": name} for name in names]
+            told = files if "/tree/" in path else {"id": "org/one", "sha": COMMIT, "siblings": siblings}
+            body = json.dumps(told).encode()
         else:
             kind, name = re.fullmatch(r"/(datasets/)?org/one/resolve/[^/]+/(.+)", path).groups()
             name = (kind or "") + name
@@ -92,11 +97,13 @@ def hub(monkeypatch):
         "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
     }
     found = Hub({
-        "config.json": b"{}", "model.safetensors": b"w" * 5000,
+        "config.json": json.dumps(CONFIG).encode(), "model.safetensors": b"w" * 5000,
         "tokenizer.json": json.dumps(tokenizer).encode(),
         "onnx/model.safetensors": b"other", "datasets/et/0.jsonl": TEXT.encode(),
     })  # fmt: skip
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", found.address)
+    address = found.address + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
     monkeypatch.setattr(download.shutil, "which", lambda program: None)  # no apt here
     yield found
     found.server.shutdown()
@@ -171,7 +178,10 @@ def test_what_was_not_brought_is_refused_and_not_looked_for(
     hub.asked.clear()
     capsys.readouterr()
     other = ["--set", "model.weights=hf:org/two", "--set", "tokenizer.path=hf:org/two"]
-    assert main(["plan", "mine.toml", *other, "--cluster", "lumi_g", "--nodes", "1"]) == 1
+    assert (
+        main(["plan", "mine.toml", *other, "--cluster", "lumi_g", "--nodes", "1", "--set", "train.tokens=1B"])
+        == 1
+    )
     assert "kielo prefetch RECIPE --to DIR" in capsys.readouterr().err
     text = recipe.read_text().replace('subset = "et"', 'subset = "fi"')
     recipe.write_text(text)
@@ -210,10 +220,14 @@ def test_a_launch_on_an_offline_site_says_what_it_lacks(tmp_path, monkeypatch, h
 
 
 def test_wheels_are_those_of_the_nodes(tmp_path, monkeypatch, capsys) -> None:
-    """pip is asked for the cluster's processors, Python and torch; what came is pinned for the site's script."""
+    """pip is asked for the cluster's processors, Python and torch; what came is pinned for site.sh."""
     asked = []
 
+    real = subprocess.run
+
     def pip(command, **options):
+        if "pip" not in command:
+            return real(command, **options)
         asked.append(command[3:])
         place = Path(command[command.index("--dest" if "download" in command else "--wheel-dir") + 1])
         (place / ("torch-2.10.0-cp312.whl" if "download" in command else "kielo-0.1.0-py3.whl")).touch()

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -150,16 +151,19 @@ def unique_keys(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _here(where: str, is_whole: Callable[[Path], bool]) -> Path | None:
     """Returns the whole snapshot of OWNER/NAME[@REVISION], brought by `kielo prefetch` or in the hub's cache.
 
-    The hub is not asked: thousands of ranks may call.
+    The hub is not asked: thousands of ranks may call. With the patterns of the fetch: without them
+    newer clients refuse a snapshot that lacks any other file of the repository.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     name, _, revision = where.partition("@")
     prefetched = prefetched_folder()
-    for hub in ({"cache_dir": prefetched / HUB_FOLDER} if prefetched else {}, {}):
+    hubs = [{"cache_dir": prefetched / HUB_FOLDER}] if prefetched else []
+    for hub, pattern in product([*hubs, {}], ("*.safetensors", "*.bin", _TOKENIZER_FILE)):
+        asked = {"allow_patterns": [*_SMALL_FILES, pattern], "ignore_patterns": ["*/*"], **hub}
         try:
-            folder = Path(snapshot_download(name, revision=revision or None, local_files_only=True, **hub))
+            folder = Path(snapshot_download(name, revision=revision or None, local_files_only=True, **asked))
         except (LocalEntryNotFoundError, ValueError):
             continue
         if is_whole(folder):

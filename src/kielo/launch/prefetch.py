@@ -38,6 +38,7 @@ from kielo.recipe.sections import Recipe
 from kielo.resolve.torch_versions import NEWEST
 
 _BLOCK_BYTES = 1 << 20
+_STDERR = 2  # the descriptor: sys.stderr may be something else
 Say = Callable[[str], None]
 
 
@@ -188,7 +189,7 @@ def _wheels(recipe: Recipe, folder: Path, python: str, say: Say) -> Brought:
 def _pip(*arguments: str) -> None:
     """Runs pip, whose bars and words go to stderr."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), check=False)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=_STDERR, check=False)
     if done.returncode:
         raise KieloError(
             f"--wheels: pip {arguments[0]} failed, for the reason above; the same command goes on"
