@@ -129,7 +129,10 @@ def write_tokens(folder: Path, poisoned_steps: Iterable[int] = (), is_unknown: b
     for sequence in sequences:
         begin = sequence * LENGTH
         random = generator.integers(1, VOCABULARY, LENGTH - 1)
-        stream[begin : begin + LENGTH - 1] = VOCABULARY if is_unknown else random
+        if is_unknown:  # but its first token, which is the label of the sequence before it
+            stream[begin + 1 : begin + LENGTH - 1] = VOCABULARY
+        else:
+            stream[begin : begin + LENGTH - 1] = random
     with write_stage(folder, "tokens", 1, {}, {"poisoned": sequences}) as stage:
         counts = {}
         for name, documents in (("books", rows), ("heldout", rows[:2])):
