@@ -41,9 +41,13 @@ def test_every_value_has_an_origin(small):
     assert read.origins["train.learning_rate"] == "default"
     dumped = read.recipe.model_dump()
     leaves = {f"{key}.{inner}" for key, value in dumped.items() if isinstance(value, dict) for inner in value}
-    for outer, inner in (("train", "fp8"), ("corpus", "code")):  # sections within a section
+    for outer, inner in (
+        ("train", "fp8"),
+        ("train", "spikes"),
+        ("corpus", "code"),
+    ):  # sections within a section
         leaves |= {f"{outer}.{inner}.{key}" for key in dumped[outer][inner]}
-    assert set(read.origins) == leaves - {"train.fp8", "corpus.code"} | {
+    assert set(read.origins) == leaves - {"train.fp8", "train.spikes", "corpus.code"} | {
         key for key in dumped if not isinstance(dumped[key], dict)
     }
     assert read_recipe("demo_estonian").origins["language"] == "demo_estonian.toml"

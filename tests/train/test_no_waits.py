@@ -91,6 +91,8 @@ class Watch:
         heldout = of_run.current.heldout
         of_run.step_row, heldout.row = self.allow(of_run.step_row), self.allow(heldout.row)
         of_run.checkpoints.save = self.allow(of_run.checkpoints.save)
+        replicas = of_run.current.replicas
+        replicas.differences = self.allow(replicas.differences)
         delayed_reader.DelayedReader.read = self.allow(delayed_reader.DelayedReader.read)
         take = phase.feed.take
 

@@ -301,9 +301,13 @@ def test_a_learning_rate_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.full
 def test_no_false_alarm_in_twenty_undisturbed_runs(tmp_path: Path) -> None:
+    """At rates where this model is stable: at 2e-2 a loss of 0.03 rose to 0.5 for thirty steps, a spike."""
     torch.set_num_threads(1)
     write_tokens(tmp_path / "tokens")
+    settings = sections.Spikes(window_steps=32)
     for seed in range(20):
-        rate = (5e-3, 1e-2, 2e-2, 4e-2)[seed % 4]
-        run = run_in(tmp_path, f"seed_{seed}", seed=seed, learning_rate=rate, total_steps=60)
+        rate = (2e-3, 5e-3, 1e-2)[seed % 3]
+        run = run_in(
+            tmp_path, f"seed_{seed}", seed=seed, learning_rate=rate, total_steps=120, spikes=settings
+        )
         assert not of_kind(read_metrics(run / "metrics.jsonl"), Spike) and not alerts(run), seed

@@ -125,6 +125,9 @@ def forget_the_reduction_over_replicas() -> None:
         def __getitem__(self, axis: str) -> Any:
             return self._mesh["pipeline" if axis == "replicate" else axis]
 
+        def of_parameters(self, axis: str | tuple[str, ...]) -> Any:
+            return self._mesh.of_parameters(axis)
+
     parallelise.apply_fsdp = lambda model, mesh, *rest: whole_shard(model, OneReplica(mesh), *rest)
 
 

@@ -54,7 +54,10 @@ def apply_tensor_parallel(model: nn.Module, mesh: Mesh, layout: Layout) -> None:
         # Without sequence parallelism every rank computes these whole, from the same numbers.
         if style is not None and (style not in ALONG_SEQUENCE or layout.sequence_parallel):
             styles[name] = _torch_style(style, module, axis)
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     parallelize_module(model, mesh_axis, styles)
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)  # torch's styles make parameters that are trained
     model.tie()  # embedding and head each got a tensor of their own
 
 

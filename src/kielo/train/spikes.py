@@ -154,6 +154,8 @@ class Spikes:
         if step - episode.first_step + 1 < self._settings.wait_steps:
             return None
         is_harmful = 2 * episode.loss_steps >= self._settings.wait_steps
+        if not is_harmful and episode.high_steps < FEWEST_STEPS:
+            return None
         return Verdict("harmful" if is_harmful else "norm", step, replace(episode))
 
 
