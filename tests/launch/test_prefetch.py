@@ -169,6 +169,23 @@ def test_it_goes_on_and_mends_what_is_damaged(tmp_path, hub, recipe, capsys) -> 
     assert len(read_json(tmp_path / "brought", Prefetched).brought) == 3
 
 
+def test_a_lost_file_is_fetched_and_a_link_of_a_person_stays(tmp_path, hub, recipe, capsys) -> None:
+    """The client's links may lead nowhere; one that leads out of the folder is refused."""
+    assert main(["prefetch", "mine.toml", "--to", "brought"]) == 0
+    (weights,) = (tmp_path / "brought/hub").rglob("snapshots/*/model.safetensors")
+    (weights.parent / "notes").mkdir()
+    weights.resolve().unlink()
+    assert main(["prefetch", "mine.toml", "--to", "brought"]) == 0
+    assert weights.read_bytes() == b"w" * 5000
+    own = tmp_path / weights.resolve().name  # named as the hub would, and of other content
+    own.write_bytes(b"mine")
+    weights.unlink()
+    weights.symlink_to(own)
+    capsys.readouterr()
+    assert main(["prefetch", "mine.toml", "--to", "brought"]) == 1
+    assert "which Kielo did not write" in capsys.readouterr().err and own.read_bytes() == b"mine"
+
+
 def test_what_was_not_brought_is_refused_and_not_looked_for(
     tmp_path, monkeypatch, hub, recipe, capsys
 ) -> None:
@@ -231,7 +248,8 @@ def test_wheels_are_those_of_the_nodes(tmp_path, monkeypatch, capsys) -> None:
         asked.append(command[3:])
         place = Path(command[command.index("--dest" if "download" in command else "--wheel-dir") + 1])
         (place / ("torch-2.10.0-cp312.whl" if "download" in command else "kielo-0.1.0-py3.whl")).touch()
-        asked.append((place / ".asked.txt").read_text())
+        if "--constraint" in command:
+            asked.append(Path(command[command.index("--constraint") + 1]).read_text())
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.chdir(tmp_path)
@@ -240,9 +258,12 @@ def test_wheels_are_those_of_the_nodes(tmp_path, monkeypatch, capsys) -> None:
     own = ["--set", "corpus.sources=a.txt", "--set", "cluster=roihu"]
     assert main(["prefetch", "own_text", *own, "--to", "brought", "--wheels", "3.12"]) == 0
     assert "the recipe's own files are yours to copy: a.txt" in capsys.readouterr().out
-    wheel, pin, download, _ = asked
+    wheel, download, pin = asked
     assert wheel[1:3] == ["wheel", "--no-deps"] and pin == "torch==2.10.*\n"
     assert {"--python-version=3.12", "--platform=manylinux_2_28_aarch64", "kielo[train]"} <= set(download)
     pins = (tmp_path / "brought/wheels/constraints.txt").read_text()
-    assert pins == "kielo==0.1.0\ntorch==2.10.0\n"
+    assert pins == "# written by kielo prefetch\nkielo==0.1.0\ntorch==2.10.0\n"
     assert [path.name for path in (tmp_path / "brought/wheels").iterdir() if path.name[0] == "."] == []
+    (tmp_path / "brought/wheels/constraints.txt").write_text("mine\n")
+    assert main(["prefetch", "own_text", *own, "--to", "brought", "--wheels", "3.12"]) == 1
+    assert (tmp_path / "brought/wheels/constraints.txt").read_text() == "mine\n"

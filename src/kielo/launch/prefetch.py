@@ -9,6 +9,7 @@ import hashlib
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,6 +39,7 @@ from kielo.recipe.sections import Recipe
 from kielo.resolve.torch_versions import NEWEST
 
 _BLOCK_BYTES = 1 << 20
+_WRITTEN_BY = "# written by kielo prefetch\n"
 _STDERR = 2  # the descriptor: sys.stderr may be something else
 Say = Callable[[str], None]
 
@@ -119,9 +121,14 @@ def _of_hub(recipe: Recipe, folder: Path, say: Say) -> Iterator[Brought]:
         say(f"{kind}: fetching {reference}")
         snapshot = fetch(reference, folder / HUB_FOLDER)
         damaged = [path for path in sorted(snapshot.iterdir()) if not _is_as_hub_knows_it(path)]
-        for path in damaged:  # of our own folder; the client takes a file that is there for whole
+        for path in damaged:  # the client takes a file that is there for whole
+            if not path.resolve().is_relative_to(folder.resolve() / HUB_FOLDER):
+                raise KieloError(
+                    f"{path}: is damaged, and a link to {path.resolve()}, which Kielo did not write; what "
+                    "would work: remove the link, and the same command goes on"
+                )
             say(f"{kind}: {path.name} is damaged, and fetched again")
-            path.resolve().unlink()
+            path.resolve().unlink(missing_ok=True)
             path.unlink(missing_ok=True)
         if damaged:
             snapshot = fetch(reference, folder / HUB_FOLDER)
@@ -132,15 +139,18 @@ def _of_hub(recipe: Recipe, folder: Path, say: Say) -> Iterator[Brought]:
         yield Brought(
             kind=kind, name=reference.removeprefix("hf:").partition("@")[0],
             origin=f"Hugging Face hub, commit {snapshot.name}", folder=str(snapshot.relative_to(folder)),
-            bytes=sum(path.stat().st_size for path in snapshot.iterdir()),
+            bytes=sum(path.stat().st_size for path in snapshot.iterdir() if path.is_file()),
         )  # fmt: skip
 
 
 def _is_as_hub_knows_it(path: Path) -> bool:
     """Returns True if a file of a snapshot has the hash by which the hub knows it: the name of its blob.
 
-    SHA-256 of large files, git's SHA-1 of others. A blob of another name is taken as it is.
+    SHA-256 of large files, git's SHA-1 of others. A blob of another name is taken as it is, and so is a
+    folder, which the fetch does not make.
     """
+    if path.is_dir():
+        return True
     blob = path.resolve()
     if not blob.is_file():
         return False
@@ -161,8 +171,11 @@ def _wheels(recipe: Recipe, folder: Path, python: str, say: Say) -> Brought:
     site, place = cluster(recipe.cluster), folder / WHEELS_FOLDER
     architecture = site.jobs.architecture if site.jobs else "x86_64"
     place.mkdir(exist_ok=True)
-    constraints = place / ".asked.txt"
-    write_text_atomically(constraints, f"torch=={site.torch or NEWEST}.*\n")
+    pinned = place / "constraints.txt"
+    if pinned.exists() and not pinned.read_text(encoding="utf-8").startswith(_WRITTEN_BY):
+        raise KieloError(
+            f"{pinned}: is not of `kielo prefetch`, and stays; what would work: another --to DIR"
+        )
     source = source_of_kielo()
     if not source:
         raise KieloError(
@@ -171,15 +184,17 @@ def _wheels(recipe: Recipe, folder: Path, python: str, say: Say) -> Brought:
     say(f"wheels: Kielo and what it needs, for Python {python} on {architecture}")
     _pip("wheel", "--no-deps", "--wheel-dir", str(place), source)
     platforms = [f"--platform=manylinux_{glibc}_{architecture}" for glibc in ("2_28", "2_27", "2_17")]
-    _pip(
-        "download", "--dest", str(place), "--find-links", str(place), "--only-binary=:all:",
-        f"--python-version={python}", *platforms, f"--platform=manylinux2014_{architecture}",
-        "--constraint", str(constraints), "kielo[train]",
-    )  # fmt: skip
-    constraints.unlink()
+    with tempfile.TemporaryDirectory() as scratch:
+        constraints = Path(scratch) / "constraints.txt"
+        constraints.write_text(f"torch=={site.torch or NEWEST}.*\n", encoding="utf-8")
+        _pip(
+            "download", "--dest", str(place), "--find-links", str(place), "--only-binary=:all:",
+            f"--python-version={python}", *platforms, f"--platform=manylinux2014_{architecture}",
+            "--constraint", str(constraints), "kielo[train]",
+        )  # fmt: skip
     files = sorted(place.glob("*.whl"))
     pins = [f"{file.name.split('-')[0]}=={file.name.split('-')[1]}\n" for file in files]
-    write_text_atomically(place / "constraints.txt", "".join(pins))
+    write_text_atomically(pinned, _WRITTEN_BY + "".join(pins))
     return Brought(
         kind="wheels", name=f"Python {python}, {architecture}", origin=f"pip, {len(files)} wheels",
         folder=WHEELS_FOLDER, bytes=sum(file.stat().st_size for file in files),
