@@ -17,7 +17,7 @@ from kielo.artifact.own_text import refuse_other_text, write_own_text
 from kielo.artifact.stage_json import write_json
 from kielo.report.figures import DROPPED, OTHER, OURS, QUIET, WIDTH_INCHES, page_grid, page_style, page_svg
 from kielo.report.page import html_table
-from kielo.report.style import CSS
+from kielo.report.style import page_head
 from kielo.resolve.overview import amount
 
 TITLES = ("nodes", "layout", "tokens/s", "TFLOP/s a device", "% of linear", "planned", "difference")
@@ -124,18 +124,7 @@ def page(ladder: Ladder) -> str:
         )
     sentences = "\n".join(f"<p class='note'>{escape(note)}</p>" for note in notes(ladder))
     name = escape(ladder.name)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<title>{name} · Kielo ladder</title>
-<style>
-{CSS}</style>
-</head>
+    return f"""{page_head(f"{ladder.name} · Kielo ladder")}
 <body>
 <header>
 <p class="eyebrow">Kielo {escape(ladder.kielo_version)} · {escape(ladder.written_at)}</p>

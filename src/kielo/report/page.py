@@ -14,7 +14,7 @@ from kielo.artifact.funnel import FunnelRow
 from kielo.artifact.metrics import PrecisionVerdict
 from kielo.artifact.parity import Parity
 from kielo.report.figures import FIGURES
-from kielo.report.style import CSS
+from kielo.report.style import page_head
 from kielo.report.units import format_bytes, format_seconds
 from kielo.resolve.overview import amount
 
@@ -55,18 +55,7 @@ def render(gathered: dict[str, Any]) -> str:
         f'<section id="{name}"><h2>{escape(title)}</h2>\n{content}\n</section>'
         for name, title, content in sections
     )
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<title>{escape(recipe.name)} · Kielo report</title>
-<style>
-{CSS}</style>
-</head>
+    return f"""{page_head(f"{recipe.name} · Kielo report")}
 <body>
 <header id="verdict">
 <p class="eyebrow">Kielo report · language {escape(recipe.language)}</p>

@@ -1,4 +1,9 @@
-"""The report page's style sheet, with the colours of `figures`, light or dark like the reader's system."""
+"""The head of a page that stands alone, and its style sheet.
+
+The colours are those of `figures`, light or dark like the reader's system.
+"""
+
+from html import escape
 
 CSS = """\
 :root {
@@ -61,3 +66,19 @@ code { overflow-wrap: anywhere; }
 summary { cursor: pointer; color: var(--quiet); }
 @media print { body { max-width: none; padding: 0; } section { break-inside: avoid; } }
 """
+
+
+def page_head(title: str) -> str:
+    """Returns all of a page before its body; the page loads nothing from elsewhere."""
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<title>{escape(title)}</title>
+<style>
+{CSS}</style>
+</head>"""
