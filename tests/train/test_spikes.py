@@ -78,6 +78,12 @@ def test_a_norm_alone_leads_nowhere_back() -> None:
     assert watched(rows.tolist())[0].kind == "norm"
 
 
+def test_an_outlier_is_no_spike_however_short_the_wait() -> None:
+    rows = natural(1, 400)
+    rows[300, 1] *= 30
+    assert watched(rows.tolist(), wait_steps=4) == []
+
+
 def test_another_phase_has_another_level() -> None:
     spikes = Spikes(CPU, TrainIdentity(spikes=sections.Spikes(window_steps=16)))
     for step in range(1, 200):
