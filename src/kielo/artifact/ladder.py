@@ -51,7 +51,7 @@ class Rung(JsonObject):
     planned: PlannedSpeed | None
     """The forecast; null: no card says how fast the devices are."""
     measured: MeasuredSpeed | None
-    """What was measured; null: not yet, or its steps failed."""
+    """The measurement; null: not yet made, or its steps failed."""
     state: str
     """"measured", "not run yet", or why its steps failed."""
 
@@ -68,7 +68,7 @@ class ReferenceSpeed(JsonObject):
     software: str
     """The software that trained, and its model's size."""
     source: str
-    """Where it is from, with a date."""
+    """Its source, with a date."""
 
 
 class Ladder(JsonFile):

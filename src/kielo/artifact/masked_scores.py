@@ -41,7 +41,7 @@ class MaskedScores(JsonFile):
     sequence_length: int
     """Tokens of a sequence."""
     masking: str
-    """What is hidden together: subword, whole_word or span."""
+    """The unit that is hidden: subword, whole_word or span."""
     masking_rate: float
     """Share of the tokens that are hidden."""
     seed: int

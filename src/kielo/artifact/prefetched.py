@@ -25,15 +25,15 @@ class Brought(JsonObject):
     name: str
     """The source, the repository, or the version of Python that wheels are for."""
     origin: str
-    """Where it came from, with the version or the commit."""
+    """Its origin, with the version or the commit."""
     folder: str
-    """Where it is, below the folder."""
+    """Its folder, below that of `kielo prefetch`."""
     bytes: int
     """Bytes of its files."""
 
 
 class Prefetched(JsonFile):
-    """What `kielo prefetch` brought for a machine without a network."""
+    """The list of all that `kielo prefetch` brought for a machine without a network."""
 
     FILE_NAME: ClassVar[str] = "prefetched.json"
 

@@ -13,13 +13,13 @@ class RowMap(JsonFile):
     FILE_NAME: ClassVar[str] = "row_map.json"
 
     method: Transplant
-    """What was asked for: means of old tokens, or no row taken over."""
+    """The method that was asked for: means of old tokens, or no row taken over."""
     old_tokenizer: str
     """Hash of the tokenizer that the old rows belong to."""
     old_vocabulary_size: int
     """Its largest id plus one; the model may have more rows."""
     rows: list[list[int]]
-    """Of each new id the old ids, ascending, repeated where the text has a token twice; none: random."""
+    """The old ids of each new id, ascending, repeated where the text has a token twice; none: random."""
     control_tokens: dict[str, str]
     """New control token to the old one whose row it takes."""
 

@@ -2,8 +2,8 @@
 
 In: `hf:FOLDER`, or `hf:OWNER/NAME[@REVISION]` on the Hugging Face hub; out: a folder with a config.json and
 weights, for a repository its snapshot in the local cache, or in the folder of `kielo prefetch`. Files:
-`model.safetensors`, or shards that
-`model.safetensors.index.json` names; failing these, the same of `pytorch_model.bin`.
+`model.safetensors`, or shards that `model.safetensors.index.json` names; failing these, the same of
+`pytorch_model.bin`.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What came of a rung of a ladder: its run folder → measured or not, and why not; no torch."""
+"""The outcome of a rung of a ladder: its run folder → measured or not, and why not; no torch."""
 
 import tomllib
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""What a person does once on a site: its card → site.sh, which makes an environment, and site.md, a page.
+"""The set-up of a site, done once by a person: its card → site.sh, which makes an environment, and site.md.
 
 The script makes what jobs of `kielo launch` start in, by the same fields of the card, and writes site.json
 last. Nothing here needs torch.

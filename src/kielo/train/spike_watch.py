@@ -1,4 +1,4 @@
-"""What a run does about spikes: tells those that passed, goes back for those that did harm, or stops.
+"""A run's answer to spikes: it tells those that passed, goes back for those that did harm, or stops.
 
 In: loss and gradient norm of each step. Out: alerts, rows of the log, and `must_go_back`, the same on every
 rank; `go_back.py` then goes back. A run stops when it went back `max_tries` times for spikes that

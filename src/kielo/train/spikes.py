@@ -52,7 +52,7 @@ class Episode:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What an episode is at `step`; "harmful": its loss did not come back, or was not finite too often."""
+    """The kind of an episode at `step`; "harmful": its loss stayed high, or was not finite too often."""
 
     kind: Literal["passed", "norm", "harmful"]
     step: int

@@ -66,7 +66,7 @@ class State:
 
     @property
     def learning_rate_factor(self) -> float:
-        """What the recipe's learning rate is multiplied by in this step."""
+        """The factor of the recipe's learning rate in this step."""
         return math.prod(
             spike["learning_rate_factor"] for spike in self.spikes if spike["first_step"] <= self.step
         )

@@ -39,7 +39,7 @@ def row_of_distance(distance: int, bucket_size: int, max_positions: int) -> int:
 
 @dataclass(frozen=True)
 class RelativeMask:
-    """What each query sees, and the rows of distances.
+    """The positions that each query sees, and the rows of distances.
 
     row_of: the row of distance d at d + half [2 half + 1]. On a CPU rows_qn [q, n] are those of all pairs and
     visible [b, 1, q, n] is True inside documents, None for all pairs; on a GPU both are None, and blocks are
