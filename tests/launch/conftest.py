@@ -1,11 +1,14 @@
 """Launch folders for the tests of what stands in them, each written once."""
 
 import contextlib
+import json
 from pathlib import Path
 
 import pytest
 
 from kielo.cli.main import main
+from kielo.corpus import download
+from tests.launch.hub import CONFIG, TEXT, Hub
 
 # Name of a folder → flags. A recipe with a layout that fits each of the machines.
 LAUNCHED = {
@@ -43,3 +46,26 @@ def launched(tmp_path_factory) -> dict[str, Path]:
             assert main(["launch", "poro_34b", *flags, "--dry-run"]) == 0
             found[name] = folder / "runs" / "poro_34b" / "launch" / f"{number:04d}"
     return found
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    import huggingface_hub.constants
+
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
+    }
+    found = Hub({
+        "config.json": json.dumps(CONFIG).encode(), "model.safetensors": b"w" * 5000,
+        "tokenizer.json": json.dumps(tokenizer).encode(),
+        "onnx/model.safetensors": b"other", "datasets/et/0.jsonl": TEXT.encode(),
+    })  # fmt: skip
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", found.address)
+    address = found.address + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
+    monkeypatch.setattr(download.shutil, "which", lambda program: None)  # no apt here
+    yield found
+    found.server.shutdown()
+    found.server.server_close()

@@ -1,14 +1,10 @@
 """What `kielo prefetch` brings is all that a machine without a network needs; a hub here serves it."""
 
 import contextlib
-import hashlib
 import json
-import re
 import shutil
 import socket
 import subprocess
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -18,96 +14,7 @@ from kielo.artifact.prefetched import Prefetched
 from kielo.artifact.stage_json import read_json
 from kielo.artifact.weights_folder import resolve_tokenizer, resolve_weights
 from kielo.cli.main import main
-from kielo.corpus import download
-
-CONFIG = {
-    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "vocab_size": 512, "max_position_embeddings": 4096,
-}  # fmt: skip
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-TEXT = "".join(
-    json.dumps({"text": f"Kord elas {number} kuningat suures metsas. " * 8}) + "\n" for number in range(40)
-)
-
-
-class Hub:
-    """A hub with one model and one dataset. damage: a file → what is sent in its place, once."""
-
-    def __init__(self, files: dict[str, bytes]):
-        self.files, self.damage, self.asked = files, {}, []
-        hub = self
-
-        class Answer(BaseHTTPRequestHandler):
-            def do_HEAD(self) -> None:
-                hub.answer(self, with_body=False)
-
-            def do_GET(self) -> None:
-                hub.answer(self, with_body=True)
-
-            def log_message(self, *words) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-        self.address = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def answer(self, request: BaseHTTPRequestHandler, with_body: bool) -> None:
-        path = request.path.partition("?")[0]
-        self.asked.append(f"{request.command} {path}")
-        headers = {"X-Repo-Commit": COMMIT}
-        if path.startswith("/api/"):
-            kind = "datasets/" if path.startswith("/api/datasets") else ""
-            names = [
-                name.removeprefix(kind) for name in self.files if name.startswith("datasets/") == bool(kind)
-            ]
-            files = [{"type": "file", "path": name, "size": 1, "oid": ""} for name in names]
-            siblings = [{"rfilename": name} for name in names]
-            told = files if "/tree/" in path else {"id": "org/one", "sha": COMMIT, "siblings": siblings}
-            body = json.dumps(told).encode()
-        else:
-            kind, name = re.fullmatch(r"/(datasets/)?org/one/resolve/[^/]+/(.+)", path).groups()
-            name = (kind or "") + name
-            if name not in self.files:
-                request.send_response(404)
-                request.send_header("X-Error-Code", "EntryNotFound")
-                request.send_header("Content-Length", "0")
-                request.end_headers()
-                return
-            body = self.files[name]
-            headers["ETag"] = f'"{hashlib.sha256(body).hexdigest()}"'
-            if with_body:
-                body = self.damage.pop(name, body)
-        first = re.match(r"bytes=(\d+)-", request.headers.get("Range") or "")
-        begin = int(first[1]) if first else 0
-        request.send_response(206 if first else 200)
-        for key, value in (headers | {"Content-Length": str(len(body) - begin)}).items():
-            request.send_header(key, value)
-        request.end_headers()
-        if with_body:
-            request.wfile.write(body[begin:])
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    import huggingface_hub.constants
-
-    tokenizer = {
-        "version": "1.0",
-        "added_tokens": [],
-        "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
-    }
-    found = Hub({
-        "config.json": json.dumps(CONFIG).encode(), "model.safetensors": b"w" * 5000,
-        "tokenizer.json": json.dumps(tokenizer).encode(),
-        "onnx/model.safetensors": b"other", "datasets/et/0.jsonl": TEXT.encode(),
-    })  # fmt: skip
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", found.address)
-    address = found.address + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
-    monkeypatch.setattr(download.shutil, "which", lambda program: None)  # no apt here
-    yield found
-    found.server.shutdown()
-    found.server.server_close()
+from tests.launch.hub import COMMIT
 
 
 @pytest.fixture
