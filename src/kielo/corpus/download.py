@@ -22,8 +22,8 @@ class FetchProblem(Exception):
     """This download did not work, for the reason given; another may."""
 
 
-def fetch_debian_package(source: Source, folder: Path, aside: Path) -> str:
-    """Download the HTML pages and the licence of a Debian package to folder/pages; `aside` is not used.
+def fetch_debian_package(source: Source, folder: Path) -> str:
+    """Download the HTML pages and the licence of a Debian package to folder/pages.
 
     Returns the name of the package with its version.
 

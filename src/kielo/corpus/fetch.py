@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,12 +146,13 @@ def _download(name: str, source: Source, folder: Path, wanted: dict, say: Callab
     if source.debian_package:
         ways.append((f"Debian package {source.debian_package}", fetch_debian_package))
     if source.huggingface_dataset:
-        ways.append((f"Hugging Face dataset {source.huggingface_dataset}", fetch_huggingface_dataset))
+        way = partial(fetch_huggingface_dataset, aside=aside)
+        ways.append((f"Hugging Face dataset {source.huggingface_dataset}", way))
     for title, way in ways:
         say(f"{name}: fetching {title}")
         try:
             with write_stage(folder, "raw", VERSION, {}, wanted) as stage:
-                origin = way(source, stage.folder, aside)
+                origin = way(source, stage.folder)
                 if not any(is_readable(path, source.kind) for path in stage.folder.rglob("*")):
                     raise FetchProblem(f"no files of a known format in it ({formats(source.kind)})")
                 stage.counts.update(origin=origin, problems=problems)
