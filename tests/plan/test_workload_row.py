@@ -48,7 +48,8 @@ def planned_memory(resolved: Resolved):
     row = workload_row(
         resolved.identity.model, layout, accelerator("h100_80"), cluster("dgx_h100"),
         StepSize(512, phase.micro_batch_sequences, phase.micro_batches_per_step),
-        TrainOptions(precision=resolved.identity.train.precision), on_processor=True,
+        TrainOptions(precision=resolved.identity.train.precision, optimiser=resolved.identity.train.optimiser),
+        on_processor=True,
     )  # fmt: skip
     return memory_bytes(Workload.of([row]))
 
@@ -85,6 +86,7 @@ def test_static_bytes_are_those_counted_parameter_by_parameter(ranks, sets):
         (8, 2, ("model.num_hidden_layers=2",)),
         (8, 1, ("layout.zero=3", "layout.recompute=full", "model.num_hidden_layers=2")),
         (1, 2, ("train.precision=fp32", "layout.recompute=full", "model.num_hidden_layers=2")),
+        (1, 1, ("train.optimiser=lamb", "layout.recompute=full", "model.num_hidden_layers=2")),
         (4, 2, (PIPELINE, "layout.tensor=2", "layout.recompute=full", "model.num_hidden_layers=2")),
         (2, 3, (PIPELINE, "layout.pipeline_schedule=zbv")),
         (4, 4, (PIPELINE, "layout.zero=2", "layout.recompute=full")),

@@ -1,4 +1,4 @@
-"""AdamW is torch's, a flag undoes a step completely,
+"""AdamW is torch's, a flag undoes a step completely (of LAMB too, see test_lamb.py for the rest of it),
 and moments in bf16 take steps that differ by their rounding alone.
 """
 
@@ -19,6 +19,7 @@ from kielo.train.optimiser import MOMENTS, Optimiser, build_optimiser
 from tests.ranks import run_ranks
 
 FP32, BF16 = TrainIdentity(), TrainIdentity(optimiser_state="bf16")
+LAMB = TrainIdentity(optimiser="lamb")
 BF16_ROUNDING = 2.0**-8  # the most that rounding to nearest changes a number by, relative
 
 
@@ -63,7 +64,7 @@ def assert_same_bits(mine: list[Tensor], others: list[Tensor]) -> None:
         assert one.dtype == other.dtype and torch.equal(one, other)
 
 
-@pytest.mark.parametrize("settings", [FP32, BF16])
+@pytest.mark.parametrize("settings", [FP32, BF16, LAMB])
 def test_a_skipped_step_leaves_no_trace(settings: Any) -> None:
     """NaN gradients with the flag set touch neither weights nor moments nor the count of updates, and the
     steps after it are those of a run that never saw it.
@@ -71,7 +72,7 @@ def test_a_skipped_step_leaves_no_trace(settings: Any) -> None:
     ours, undisturbed = model(), model()
     optimiser, other = build_optimiser(ours, settings), build_optimiser(undisturbed, settings)
     hooked: list[int] = []
-    optimiser.adamw.register_step_post_hook(lambda *_: hooked.append(1))
+    optimiser.algorithm.register_step_post_hook(lambda *_: hooked.append(1))
     for step, bad in enumerate([False, True, False, True, False]):
         set_gradients(ours, step)
         if bad:
@@ -105,7 +106,7 @@ def test_steps_are_those_of_plain_adamw() -> None:
     for mine, other in zip(ours.parameters(), theirs.parameters()):
         torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-7)
         torch.testing.assert_close(
-            optimiser.adamw.state[mine]["exp_avg_sq"],
+            optimiser.algorithm.state[mine]["exp_avg_sq"],
             reference.state[other]["exp_avg_sq"],
             rtol=1e-6,
             atol=1e-9,
@@ -182,7 +183,7 @@ def test_updates_with_moments_in_bf16_point_where_those_in_fp32_do() -> None:
     for step in range(50):
         moved = []
         for network, optimiser in zip((narrow, wide), optimisers):
-            for group in optimiser.adamw.param_groups:
+            for group in optimiser.algorithm.param_groups:
                 group["weight_decay"] = 0.0
             before = copy.deepcopy(list(network.parameters()))
             set_gradients(network, step)

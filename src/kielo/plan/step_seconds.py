@@ -25,6 +25,8 @@ OPTIMISER_BYTES = 46
 # More of them where moments are kept in bf16: Kielo reads and writes them as fp32, and back, around the same
 # step.
 WIDENING_BYTES = 24
+# More of them by LAMB, each of whose operations goes through memory: counted from `train/lamb.py`.
+LAMB_BYTES = 212
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,8 @@ def hidden_data_seconds(work: Workload, efficiency: Efficiency, data_traffic: Co
 def optimiser_bytes(work: Workload) -> Column:
     """Returns bytes of a parameter through memory in the optimiser's part of a step."""
     is_widened = (work.compute_bytes > 0) & (work.optimiser_bytes < 8)
-    return OPTIMISER_BYTES + np.where(is_widened, WIDENING_BYTES, 0)
+    more = np.where(is_widened, WIDENING_BYTES, 0)
+    return OPTIMISER_BYTES + np.where(work.is_lamb > 0, LAMB_BYTES, more)
 
 
 def _with_overlap(traffic: Column, hides: Column, overlap_cost: float) -> Column:

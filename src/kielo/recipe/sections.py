@@ -657,6 +657,7 @@ class TrainSchedule(Section):
 
 
 Objective = Literal["next_token", "masked_tokens"]
+OptimiserName = Literal["adamw", "lamb"]
 MaskingKind = Literal["subword", "whole_word", "span"]
 
 
@@ -678,7 +679,11 @@ class TrainIdentity(Section):
     skip_steps: tuple[tuple[PositiveInt, PositiveInt], ...] = Field(
         (), description="[first, last] steps whose text is passed over without training on it"
     )
-    weight_decay: float = Field(0.1, ge=0, description="of matrices, by AdamW; biases and norms have none")
+    optimiser: OptimiserName = Field(
+        "adamw",
+        description="lamb: Adam with each matrix's step scaled to the matrix's own length, for large batches",
+    )
+    weight_decay: float = Field(0.1, ge=0, description="of matrices; biases and norms have none")
     adam_beta1: float = Field(0.9, gt=0, lt=1, description="decay of the mean of gradients")
     adam_beta2: float = Field(0.95, gt=0, lt=1, description="decay of the mean of squared gradients")
     adam_epsilon: PositiveFloat = Field(

@@ -221,13 +221,17 @@ class _Rank:
 
     @cached_property
     def widened(self) -> Column:
-        """Bytes of moments that the optimiser's step has in fp32 beside those that are kept in bf16."""
-        wide = 2 * _FP32_BYTES
-        return np.where(
-            self.work.optimiser_bytes < wide,
-            np.minimum(wide * self.trained / self.shard, WIDENED_BYTES),
-            0.0,
+        """Bytes in fp32 that the optimiser's step has beside what is kept.
+
+        AdamW: moments that are kept in bf16. LAMB: the update of one parameter and a part of it.
+        """
+        work, wide = self.work, 2 * _FP32_BYTES
+        adamw = np.where(
+            work.optimiser_bytes < wide, np.minimum(wide * self.trained / self.shard, WIDENED_BYTES), 0.0
         )
+        matrix = (1.0 - work.frozen) * work.hidden * work.ffn / work.tensor
+        largest = np.maximum(np.maximum(self.embedding, self.head), matrix)
+        return np.where(work.is_lamb > 0, wide * largest / self.shard, adamw)
 
     @cached_property
     def waits_whole(self) -> Column:

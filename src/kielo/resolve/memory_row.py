@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 
 from kielo.recipe.cards import Accelerator
-from kielo.recipe.sections import Fp8, Layout, Model, Precision, ReduceDtype, Train
+from kielo.recipe.sections import Fp8, Layout, Model, OptimiserName, Precision, ReduceDtype, Train
 from kielo.resolve.activation_bytes import layer_parts, memory_columns
 from kielo.resolve.fp8_check import fp8_share, is_gathered_in_fp8
 from kielo.resolve.loss_chunk import loss_chunk_tokens
@@ -44,6 +44,7 @@ class TrainOptions:
     gradient_reduce_dtype: ReduceDtype = "fp32"
     deterministic: bool = False
     trainable: tuple[str, ...] = ()
+    optimiser: OptimiserName = "adamw"
 
     @staticmethod
     def of(precision: Precision, train: Train, trainable: tuple[str, ...] = ()) -> "TrainOptions":
@@ -56,6 +57,7 @@ class TrainOptions:
             train.gradient_reduce_dtype,
             train.deterministic,
             trainable,
+            train.optimiser,
         )
 
 
@@ -83,6 +85,7 @@ class MemoryColumns:
     micro_batches: Column
     splits_backward: Column  # 1 for schedules that split the backward pass
     optimiser_bytes: Column  # of a parameter between steps, with master weights
+    is_lamb: Column = _ZERO  # 1 where LAMB makes the updates, 0 for Adam
     tied: Column  # 1 where head and embedding are tied
     # Counted for Kielo's own training by `activation_bytes.memory_columns`; 0 for other engines.
     # bytes of a parameter in the precision of the compute, gathered from fp32 shards
@@ -165,7 +168,8 @@ def memory_row(
         "sequence_parallel": float(layout.sequence_parallel and layout.tensor > 1),
         "micro_batch": step.micro_batch, "micro_batches": step.micro_batches,
         "splits_backward": float(schedule.splits_backward and is_pipeline),
-        "optimiser_bytes": 2 * STATE_BYTES[train.optimiser_state], "tied": float(model.tie_word_embeddings),
+        "optimiser_bytes": 2 * STATE_BYTES[train.optimiser_state],
+        "is_lamb": float(train.optimiser == "lamb"), "tied": float(model.tie_word_embeddings),
         "head_in_recipe": float(train.precision == "fp8" and train.fp8.head),
         "reduce_bytes": {"fp32": 4, "bf16": 2}[train.gradient_reduce_dtype],
         "frozen": frozen_share(model, train.trainable),

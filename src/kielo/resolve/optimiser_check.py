@@ -1,4 +1,4 @@
-"""Checks that AdamW's moments in bf16 can follow their decay rates. Arithmetic, no torch."""
+"""Checks that an optimiser's moments in bf16 can follow their decay rates. Arithmetic, no torch."""
 
 from collections.abc import Iterator
 

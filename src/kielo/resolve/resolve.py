@@ -160,7 +160,7 @@ def _layout_complaints(model: Model, recipe: Recipe, machine: _Machine) -> Itera
 
 
 def _step_complaints(recipe: Recipe, steps: _Steps, data_ranks: int) -> Iterator[str]:
-    """Yields why ranks cannot share the steps, the text is too short for them, or AdamW cannot take them."""
+    """Yields why ranks cannot share the steps, the text is too short, or the optimiser cannot take them."""
     if "fp8" in _precisions(recipe):
         yield from _fp8_token_complaints(recipe, steps)
     yield from _reduction_complaint(recipe, steps)

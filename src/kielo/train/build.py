@@ -167,7 +167,7 @@ def build_step(
     """Builds the parts of an optimiser step of `model`, which is laid out over `mesh` and has its memory."""
     optimiser = build_optimiser(model, train)
     if precision == "fp8":
-        optimiser.adamw.register_step_post_hook(lambda *_: scale_weights(model))
+        optimiser.algorithm.register_step_post_hook(lambda *_: scale_weights(model))
     return StepParts(
         forward_backward=forward_backward_of(model, mesh, train.z_loss, loss_chunk_tokens, layout, precision),
         clip=partial(clip_gradients, model, mesh, train.max_gradient_norm),

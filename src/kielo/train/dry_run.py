@@ -57,6 +57,7 @@ def _peak_bytes(resolved: Resolved, card: Accelerator | None) -> int:
                 placement.train.loss_chunk_tokens,
                 train.gradient_reduce_dtype,
                 trainable=phase.trainable,
+                optimiser=train.optimiser,
             ),
             card,
         )

@@ -1,4 +1,4 @@
-"""AdamW over the sharded parameters of a model, with a step that a flag on the device can undo.
+"""AdamW or LAMB over a model's sharded parameters, with a step that a flag on the device can undo.
 
 In: gradients on the parameters, the learning rate of the step, optionally a flag. Out: updated parameters and
 moments, or, where the flag is set, the same bit for bit. The moments have names ("<parameter>/exp_avg"), so
@@ -9,8 +9,9 @@ less. A step widens them to fp32, a bounded part at a time, runs torch's own ker
 nearest.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from torch.profiler import record_function
 from kielo.parallel.materialise import local
 from kielo.recipe.sections import TrainIdentity
 from kielo.resolve.state_bytes import WIDENED_BYTES
+from kielo.train.lamb import Lamb
 from kielo.train.profile import OPTIMISER
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -28,33 +30,18 @@ WIDENED_ELEMENTS = WIDENED_BYTES // (len(MOMENTS) * torch.float32.itemsize)
 
 
 class Optimiser:
-    """torch's fused AdamW (Loshchilov and Hutter 2019) with its state made at once, not at the first step.
+    """torch's fused AdamW (Loshchilov and Hutter 2019), or LAMB, with its state made before the first step.
 
     The state must exist before the first step for a checkpoint to be restored into it in place, and so that
-    the first step needs no more memory than the others.
+    the first step needs no more memory than the others. algorithm: the torch optimiser that makes updates.
     """
 
     def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], train: TrainIdentity):
         self.parameters = {name: p for name, p in named_parameters if p.requires_grad}
         self._begun: Mapping[str, int] = {}
-        groups = [
-            {
-                "params": [p for p in self.parameters.values() if is_decayed(p)],
-                "weight_decay": train.weight_decay,
-            },
-            {"params": [p for p in self.parameters.values() if not is_decayed(p)], "weight_decay": 0.0},
-        ]
-        # A stage may train nothing; torch refuses an empty list of groups, but takes an empty group.
-        adamw = torch.optim.AdamW if train.optimiser_state == "fp32" else NarrowAdamW
-        self.adamw = adamw(
-            [group for group in groups if group["params"]] or groups,
-            lr=0.0,  # each step brings its own
-            betas=(train.adam_beta1, train.adam_beta2),
-            eps=train.adam_epsilon,
-            fused=True,
-        )
+        self.algorithm = _algorithm(self.parameters.values(), train)
         for parameter in self.parameters.values():
-            state = self.adamw.state[parameter]
+            state = self.algorithm.state[parameter]
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             state.update(
                 {
@@ -67,24 +54,24 @@ class Optimiser:
         """Makes one update at learning rate `lr`; where `skip` (a float32 scalar) is 1, all stays unchanged.
 
         torch's fused kernels read the flag on the device (it is what gradient scalers use), also for DTensors
-        and on the CPU, so that the host need not wait to learn whether the step was sound. A skipped step
-        does not count in the bias correction either.
+        and on the CPU, and so does LAMB: the host need not wait to learn whether the step was sound. A
+        skipped step does not count in the bias correction either.
         """
-        for group in self.adamw.param_groups:
+        for group in self.algorithm.param_groups:
             group["lr"] = lr
         if skip is not None and self.parameters:
             skip = skip.to(next(iter(self.parameters.values())).device)  # offloaded parameters are on the CPU
-        self.adamw.found_inf = skip
+        self.algorithm.found_inf = skip
         with record_function(OPTIMISER):
-            self.adamw.step()
+            self.algorithm.step()
 
     def zero_grad(self) -> None:
-        self.adamw.zero_grad(set_to_none=True)
+        self.algorithm.zero_grad(set_to_none=True)
 
     def moments(self) -> dict[str, Tensor]:
         """Returns the moments themselves, no copies: "<parameter>/exp_avg", "<parameter>/exp_avg_sq"."""
         return {
-            f"{name}/{moment}": self.adamw.state[parameter][moment]
+            f"{name}/{moment}": self.algorithm.state[parameter][moment]
             for name, parameter in self.parameters.items()
             for moment in MOMENTS
         }
@@ -92,7 +79,7 @@ class Optimiser:
     @property
     def updates(self) -> int:
         """Updates of the run, skipped steps not counted. Waits for the device."""
-        steps = {name: self.adamw.state[parameter]["step"] for name, parameter in self.parameters.items()}
+        steps = {name: self.algorithm.state[parameter]["step"] for name, parameter in self.parameters.items()}
         return max((int(step.item()) + self._begun.get(name, 0) for name, step in steps.items()), default=0)
 
     def resume(self, updates: int, begun: Mapping[str, int]) -> None:
@@ -103,7 +90,29 @@ class Optimiser:
         """
         self._begun = begun
         for name, parameter in self.parameters.items():
-            self.adamw.state[parameter]["step"].fill_(updates - begun.get(name, 0))
+            self.algorithm.state[parameter]["step"].fill_(updates - begun.get(name, 0))
+
+
+def _algorithm(parameters: Collection[nn.Parameter], train: TrainIdentity) -> torch.optim.Optimizer:
+    """Makes the torch optimiser without its state. Matrices are one group, norms and biases the other."""
+    groups = [
+        {"params": [p for p in parameters if is_decayed(p)], "weight_decay": train.weight_decay},
+        {"params": [p for p in parameters if not is_decayed(p)], "weight_decay": 0.0},
+    ]
+    settings: dict[str, Any] = {
+        "lr": 0.0,  # each step brings its own
+        "betas": (train.adam_beta1, train.adam_beta2),
+        "eps": train.adam_epsilon,
+    }
+    # A stage may train nothing; torch refuses an empty list of groups, but takes an empty group.
+    groups = [group for group in groups if group["params"]] or groups
+    if train.optimiser == "lamb":
+        return Lamb(
+            [group | {"has_trust_ratio": any(map(is_decayed, group["params"]))} for group in groups],
+            **settings,
+        )
+    adamw = torch.optim.AdamW if train.optimiser_state == "fp32" else NarrowAdamW
+    return adamw(groups, **settings, fused=True)
 
 
 class NarrowAdamW(torch.optim.AdamW):

@@ -127,7 +127,7 @@ class KieloSide:
         loss, norm = optimiser_step(parts, batch, self._rate(self._tokens_after(batch.step)))
         return {
             "loss": loss.item(),
-            "learning_rate": parts.optimiser.adamw.param_groups[0]["lr"],
+            "learning_rate": parts.optimiser.algorithm.param_groups[0]["lr"],
             "gradient_norm": norm.item(),
             "clipped_gradient_norm": self._clipped_norm,
         }
@@ -146,7 +146,8 @@ class KieloSide:
         """Reads settings off the live model and optimiser, after at least one step."""
         named = dict(self.model.named_parameters())
         epsilons = {module.epsilon for module in self.model.modules() if hasattr(module, "epsilon")}
-        return optimiser_settings(self._step.optimiser.adamw, named) | rope_settings(self._rope_tables()) | {
+        optimiser = optimiser_settings(self._step.optimiser.algorithm, named)
+        return optimiser | rope_settings(self._rope_tables()) | {
             "clipping, largest gradient norm": self._max_gradient_norm,
             "norm epsilon": sorted(epsilons),
             "head tied to embedding": self.model.head.weight is self.model.embed.weight,

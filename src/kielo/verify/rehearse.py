@@ -305,7 +305,7 @@ def _stages(resolved: Resolved, pipeline_rank: int) -> dict[str, list[int]]:
 
 
 def _state(optimiser: Optimiser) -> Iterator[Tensor]:
-    for state in optimiser.adamw.state.values():
+    for state in optimiser.algorithm.state.values():
         yield from state.values()
 
 
