@@ -44,11 +44,11 @@ def planned(ranks: int, micro_batches: int, *sets: str) -> Resolved:
 
 
 def planned_memory(resolved: Resolved):
-    layout, phase = resolved.placement.layout, resolved.placement.phases[0]
+    layout, phase, train = resolved.placement.layout, resolved.placement.phases[0], resolved.identity.train
     row = workload_row(
         resolved.identity.model, layout, accelerator("h100_80"), cluster("dgx_h100"),
         StepSize(512, phase.micro_batch_sequences, phase.micro_batches_per_step),
-        TrainOptions(precision=resolved.identity.train.precision, optimiser=resolved.identity.train.optimiser),
+        TrainOptions(train.precision, optimiser=train.optimiser, hidden_dropout=train.hidden_dropout),
         on_processor=True,
     )  # fmt: skip
     return memory_bytes(Workload.of([row]))

@@ -7,7 +7,7 @@ is made of the pieces of documents that best-fit packing put together (`packed_s
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from kielo.artifact.token_shards import LOSS_MASK, TokenShard
 from kielo.artifact.token_sources import TokenFiles, check_unchanged
 from kielo.dataset.order import Located, Order, OrderSource, Phase
 from kielo.dataset.packed_sequences import PackedSequences, Pieces
+from kielo.dataset.permutation import key_from, keys_of_epochs
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import MixtureOrder, Packing
 
@@ -32,13 +33,15 @@ class Batch:
     """One rank's sequences of one step.
 
     inputs, labels: int64 [n, s], labels being the next token or -100; documents: int32 [n, s], the document's
-    number inside its sequence (0, 1, …), or None; samples: int64 [n], global sample numbers.
+    number inside its sequence (0, 1, …), or None; samples: int64 [n], global sample numbers. dropout_keys:
+    int32 [n, 2], what the dropout of each sequence follows from, or None.
     """
 
     inputs: np.ndarray
     labels: np.ndarray
     documents: np.ndarray | None
     samples: np.ndarray
+    dropout_keys: np.ndarray | None = None
 
 
 class PhaseSteps(Protocol):
@@ -131,13 +134,20 @@ def filled_up(batch: Batch, sequences: int, end_of_text_id: int) -> Batch:
     missing = sequences - len(batch.inputs)
     if missing <= 0:
         return batch
-    inputs, labels, documents = (
+    inputs, labels, documents, keys = (
         None if rows is None else np.pad(rows, ((0, missing), (0, 0)), constant_values=filling)
         for rows, filling in (
             (batch.inputs, end_of_text_id), (batch.labels, NOT_COUNTED), (batch.documents, 0),
+            (batch.dropout_keys, 0),
         )
     )  # fmt: skip
-    return Batch(inputs, labels, documents, batch.samples)
+    return Batch(inputs, labels, documents, batch.samples, keys)
+
+
+def with_dropout_keys(batch: Batch, seed: int) -> Batch:
+    """Returns the batch with the keys of its samples; a run has each sample once, so keys differ by step."""
+    keys = keys_of_epochs(np.uint64(key_from(seed, "dropout")), batch.samples)
+    return replace(batch, dropout_keys=keys.view(np.int32).reshape(-1, 2))
 
 
 def shard_batch(

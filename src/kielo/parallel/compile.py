@@ -50,8 +50,8 @@ def working_backend() -> str:
 def _keep_no_random_state() -> None:
     """Makes torch compile layers that the backward makes again without a state of random numbers.
 
-    Attention counts as random because it may have dropout; no layer here has it. torch 2.13 appends that
-    state to what a forward keeps, after the meshes of DTensors, which it looks for at the end
+    Attention counts as random because it may have dropout; no layer here draws from such a state. torch 2.13
+    appends it to what a forward keeps, after the meshes of DTensors, which it looks for at the end
     (`functionalize_rng_ops` in the partitioner): it then takes a mesh for a tensor, and fails.
     """
     partitioners.has_recomputable_rng_ops = lambda _: False

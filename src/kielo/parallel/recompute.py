@@ -64,7 +64,7 @@ def apply_recompute(model: nn.Module, layout: Layout) -> None:
 
 
 def _recompute(module: nn.Module, **options: Any) -> None:
-    # There is no dropout, so no random state has to be restored.
+    # Dropout follows from the layer's inputs, so no state of random numbers has to be restored.
     module.forward = partial(
         checkpoint, module.forward, use_reentrant=False, preserve_rng_state=False, **options
     )

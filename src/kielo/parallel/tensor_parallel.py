@@ -58,6 +58,8 @@ def apply_tensor_parallel(model: nn.Module, mesh: Mesh, layout: Layout) -> None:
     parallelize_module(model, mesh_axis, styles)
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)  # torch's styles make parameters that are trained
+    if layout.sequence_parallel:
+        model.make_noise.part, model.make_noise.parts = mesh_axis.get_local_rank(), layout.tensor
     model.tie()  # embedding and head each got a tensor of their own
 
 

@@ -44,7 +44,7 @@ def workload_row(
         "kv_heads": model.num_key_value_heads, "head_dim": model.head_dim,
         "data": layout.replicate * layout.shard, "ring_share": cluster.ring_share or 0.0,
         "weight_bytes": 4, "gradient_bytes": 4,
-        "dropout": 0.0, "unfused_norms": 0.0, "whole_logits": 0.0,
+        "dropout": float(train.hidden_dropout > 0), "unfused_norms": 0.0, "whole_logits": 0.0,
         "deterministic": float(train.deterministic),
         "recipe": RECIPES.index(recipe), "kernel": ATTENTION_KERNELS.index("flash"),
         "engine": ENGINES.index("fsdp"), "overlap_chunks": 1 if is_fp8 else chunks_of(layout),

@@ -689,6 +689,13 @@ class TrainIdentity(Section):
     adam_epsilon: PositiveFloat = Field(
         1e-8, description="added to the root of the mean of squared gradients"
     )
+    hidden_dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of hidden states that training sets to 0: of embeddings, of what each layer's "
+        "attention and MLP add, and of what an encoder's head takes",
+    )
     max_gradient_norm: PositiveFloat = Field(
         1.0, description="longer gradients, over all parameters, are shortened to this norm"
     )

@@ -107,6 +107,16 @@ def layer_bytes(
     return recomputed * kept + (1 - recomputed) * whole, whole + others - kept
 
 
+def dropout_bytes(model: Model, layout: Layout) -> float:
+    """Returns bytes of a token and layer that dropout keeps for the backward: two masks, a byte an element.
+
+    A layer that is computed again as a whole makes them again too.
+    """
+    is_whole = layout.recompute in ("full", "operators")
+    kept = 1 - 1 / layout.recompute_every_layers if is_whole else 1.0
+    return 2 * kept * model.hidden_size / (layout.tensor if layout.sequence_parallel else 1)
+
+
 def _made_again(
     model: Model, layout: Layout, parts: dict[str, float], others: float, in_fp8: bool
 ) -> dict[str, float]:

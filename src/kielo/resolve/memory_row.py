@@ -11,7 +11,7 @@ import numpy as np
 
 from kielo.recipe.cards import Accelerator
 from kielo.recipe.sections import Fp8, Layout, Model, OptimiserName, Precision, ReduceDtype, Train
-from kielo.resolve.activation_bytes import layer_parts, memory_columns
+from kielo.resolve.activation_bytes import dropout_bytes, layer_parts, memory_columns
 from kielo.resolve.fp8_check import fp8_share, is_gathered_in_fp8
 from kielo.resolve.loss_chunk import loss_chunk_tokens
 from kielo.resolve.stages import SCHEDULES
@@ -45,6 +45,7 @@ class TrainOptions:
     deterministic: bool = False
     trainable: tuple[str, ...] = ()
     optimiser: OptimiserName = "adamw"
+    hidden_dropout: float = 0.0
 
     @staticmethod
     def of(precision: Precision, train: Train, trainable: tuple[str, ...] = ()) -> "TrainOptions":
@@ -58,6 +59,7 @@ class TrainOptions:
             train.deterministic,
             trainable,
             train.optimiser,
+            train.hidden_dropout,
         )
 
 
@@ -157,6 +159,8 @@ def memory_row(
     chunk_tokens = loss_chunk_tokens(train.loss_chunk_tokens, model, layout, card)
     schedule, is_pipeline = SCHEDULES[layout.pipeline_schedule], layout.pipeline > 1
     own = memory_columns(model, layout, step.sequence_length, train.precision, chunk_tokens, on_processor)
+    if train.hidden_dropout:
+        own["kept_bytes"] += dropout_bytes(model, layout)
     if train.precision == "fp8" and is_gathered_in_fp8(train.fp8, device):
         own["gathered_bytes"] -= fp8_share(model, train.fp8)
     return {

@@ -18,7 +18,7 @@ from kielo.artifact.alerts import ALERTS_NAME
 from kielo.artifact.metrics import METRICS_NAME
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.first_weights import load_first_weights
-from kielo.dataset.batches import Batch, Batches, filled_up
+from kielo.dataset.batches import Batch, Batches, filled_up, with_dropout_keys
 from kielo.dataset.heldout_sets import heldout_sets
 from kielo.dataset.masking import Masking, masking_rate, masking_vocabulary
 from kielo.models import families
@@ -248,6 +248,7 @@ def laid_out(
     """
     with torch.device("meta"):
         model = families.build_model(identity.model)
+    model.make_noise.rate = identity.train.hidden_dropout
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trains(identity.model, trainable, name))
     train = identity.train
@@ -282,7 +283,10 @@ def _feed(resolved: Resolved, index: int, last_step: int, mesh: Mesh, device: to
     prepare = prepared(identity, placement)
 
     def read_step(step: int) -> Batch:
-        return filled_up(prepare(batches.step(step, rank, ranks), step), rows, placement.end_of_text_id)
+        batch = prepare(batches.step(step, rank, ranks), step)
+        if identity.train.hidden_dropout:
+            batch = with_dropout_keys(batch, identity.seed)
+        return filled_up(batch, rows, placement.end_of_text_id)
 
     return Feed(
         read_step,

@@ -58,6 +58,7 @@ def _peak_bytes(resolved: Resolved, card: Accelerator | None) -> int:
                 train.gradient_reduce_dtype,
                 trainable=phase.trainable,
                 optimiser=train.optimiser,
+                hidden_dropout=train.hidden_dropout,
             ),
             card,
         )

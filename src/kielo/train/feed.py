@@ -7,7 +7,7 @@ neither the host nor the arithmetic waits for data.
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import repeat
 
 import numpy as np
@@ -21,13 +21,14 @@ from kielo.dataset.batches import NOT_COUNTED, Batch
 class MicroBatch:
     """The input of one forward: token ids, labels (-100: not counted) and document numbers, each [b, s].
 
-    positions_s: which columns of their sequences these are, int64 [s]; None where the rank holds whole
-    sequences.
+    dropout_keys_b2: int32, what dropout follows from; None where none is done. positions_s: which columns of
+    their sequences these are, int64 [s]; None where the rank holds whole sequences.
     """
 
     inputs_bs: Tensor
     labels_bs: Tensor
     documents_bs: Tensor | None
+    dropout_keys_b2: Tensor | None = None
     positions_s: Tensor | None = None
 
 
@@ -50,7 +51,8 @@ class _Arriving:
     arrived: torch.cuda.Event | None = None
 
 
-_Tensors = tuple[Tensor, Tensor, Tensor | None]  # inputs, labels and document numbers, [n, s] each
+# inputs, labels and document numbers, [n, s] each, and keys of dropout [n, 2]
+_Tensors = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
 
 class Feed:
@@ -109,15 +111,16 @@ class Feed:
 
     def _read(self, step: int) -> _Arriving:
         batch = self._read_step(step)
-        inputs, labels, documents = _on_host(batch.inputs, batch.labels, batch.documents, self._columns_s)
-        samples, counted = tuple(batch.samples.tolist()), int(np.count_nonzero(labels.numpy() != NOT_COUNTED))
+        tensors = _on_host(batch, self._columns_s)
+        samples, labels = tuple(batch.samples.tolist()), tensors[1].numpy()
+        counted = int(np.count_nonzero(labels != NOT_COUNTED))
         if self._copies is None:
-            return self._arriving(step, samples, (inputs, labels, documents), counted)
+            return self._arriving(step, samples, tensors, counted)
         with torch.cuda.stream(self._copies):
             # A copy to the device makes the host wait, except from pinned memory.
             copied = (
                 None if tensor is None else tensor.pin_memory().to(self._device, non_blocking=True)
-                for tensor in (inputs, labels, documents)
+                for tensor in tensors
             )  # fmt: skip
             arriving = self._arriving(step, samples, tuple(copied), counted)
             return replace(arriving, arrived=self._copies.record_event())
@@ -130,18 +133,12 @@ class Feed:
         return _Arriving(StepBatch(step, samples, micro_batches, counted_tokens), held)
 
 
-def cut(
-    inputs: np.ndarray,
-    labels: np.ndarray,
-    documents: np.ndarray | None,
-    micro_batch_sequences: int,
-    positions_s: Tensor | None = None,
-) -> list[MicroBatch]:
-    """Cuts arrays [n, s] into micro-batches of up to `micro_batch_sequences` sequences, on the CPU.
+def cut(batch: Batch, micro_batch_sequences: int, positions_s: Tensor | None = None) -> list[MicroBatch]:
+    """Cuts a batch into micro-batches of up to `micro_batch_sequences` sequences, on the CPU.
 
     positions_s: the columns to take; None: all.
     """
-    return _split(_on_host(inputs, labels, documents, positions_s), micro_batch_sequences, positions_s)
+    return _split(_on_host(batch, positions_s), micro_batch_sequences, positions_s)
 
 
 def to_device(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:
@@ -150,23 +147,20 @@ def to_device(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:
     )
 
 
-def _on_host(
-    inputs: np.ndarray, labels: np.ndarray, documents: np.ndarray | None, positions_s: Tensor | None
-) -> _Tensors:
+def _on_host(batch: Batch, positions_s: Tensor | None) -> _Tensors:
     """Returns the columns `positions_s` of each array as tensors; all columns without a copy."""
-    arrays: tuple[np.ndarray | None, ...] = (inputs, labels, documents)
+    arrays: tuple[np.ndarray | None, ...] = (batch.inputs, batch.labels, batch.documents)
     if positions_s is not None:
         arrays = tuple(None if array is None else array.take(positions_s.numpy(), axis=1) for array in arrays)
+    arrays = (*arrays, batch.dropout_keys)
     return tuple(None if array is None else torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
 
 
 def _split(tensors: _Tensors, micro_batch_sequences: int, positions_s: Tensor | None) -> list[MicroBatch]:
     """Splits tensors [n, s] into micro-batches, which are views of them."""
-    inputs, labels, documents = (
-        repeat(None) if tensor is None else tensor.split(micro_batch_sequences) for tensor in tensors
-    )
-    return [MicroBatch(*micro_batch, positions_s) for micro_batch in zip(inputs, labels, documents)]
+    parts = (repeat(None) if tensor is None else tensor.split(micro_batch_sequences) for tensor in tensors)
+    return [MicroBatch(*micro_batch, positions_s) for micro_batch in zip(*parts)]
 
 
 def _fields(micro_batch: MicroBatch) -> tuple[Tensor | None, ...]:
-    return micro_batch.inputs_bs, micro_batch.labels_bs, micro_batch.documents_bs, micro_batch.positions_s
+    return tuple(getattr(micro_batch, field.name) for field in fields(micro_batch))

@@ -44,7 +44,8 @@ def share_of(
         None if array is None else _share(array, data_rank, data_ranks, padding)
         for array, padding in ((batch.inputs, 0), (batch.labels, NOT_COUNTED), (batch.documents, 0))
     )
-    micro_batches = cut(inputs, labels, documents, micro_batch_sequences, positions_s)
+    share = Batch(inputs, labels, documents, batch.samples[data_rank::data_ranks])
+    micro_batches = cut(share, micro_batch_sequences, positions_s)
     return HeldOutShare(micro_batches, int((batch.labels != NOT_COUNTED).sum()))
 
 

@@ -29,7 +29,12 @@ class NextToken:
 
     def __call__(self, model: nn.Module, micro_batch: MicroBatch, divisor: Tensor) -> Tensor:
         hidden_bsd = self.gathered(
-            model(micro_batch.inputs_bs, micro_batch.documents_bs, micro_batch.positions_s)
+            model(
+                micro_batch.inputs_bs,
+                micro_batch.documents_bs,
+                micro_batch.positions_s,
+                micro_batch.dropout_keys_b2,
+            )
         )
         return self.of_hidden(model, hidden_bsd, micro_batch.labels_bs, divisor)
 

@@ -63,14 +63,14 @@ class PipelineForwardBackward:
             inputs = (torch.cat([micro_batch.inputs_bs for micro_batch in micro_batches]),)
         if self._model.last is not None:
             labels = torch.cat([micro_batch.labels_bs for micro_batch in micro_batches])
-        documents = {}
-        if micro_batches[0].documents_bs is not None:
-            documents = {
-                "documents_bs": torch.cat([micro_batch.documents_bs for micro_batch in micro_batches])
-            }
+        of_sequences = {
+            name: torch.cat([getattr(micro_batch, name) for micro_batch in micro_batches])
+            for name in ("documents_bs", "dropout_keys_b2")
+            if getattr(micro_batches[0], name) is not None
+        }
         losses: list[Tensor] = []
         self._schedule(micro_batches).step(
-            *inputs, target=labels, losses=losses, return_outputs=False, **documents
+            *inputs, target=labels, losses=losses, return_outputs=False, **of_sequences
         )
         self._model.add_tied_gradient()
         loss = torch.zeros((), device=self._divisor.device)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from kielo.models import families
 from kielo.models.blocks.attention import MaskMaker
+from kielo.models.blocks.dropout import NoiseMaker
 from kielo.models.blocks.rope import RotaryEmbedding, widened
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model
@@ -54,7 +55,7 @@ class Decoder(nn.Module):
 
     `config` must be complete (vocab_size, num_key_value_heads, head_dim, max_position_embeddings set). kinds:
     name of a layer kind → its options; `make_layer(number)` makes a layer, whose `kind` is one of these names
-    and whose forward is `layer(x_bsd, cos, sin, mask)`.
+    and whose forward is `layer(x_bsd, cos, sin, mask, noise)`; noise is None without dropout.
 
     `embed`, `norm` and `head` may be set to None and entries of `layers` deleted: a pipeline stage keeps only
     what it runs, and layer 1 stays "1" when layer 0 is gone.
@@ -86,6 +87,7 @@ class Decoder(nn.Module):
         windows = [kind.window for kind in kinds.values()]
         is_capped = config.attn_logit_softcapping is not None
         self.make_masks = MaskMaker(windows, options.needs_distance, is_capped)
+        self.make_noise = NoiseMaker(config.num_hidden_layers)
         self.tie()
 
     def tie(self) -> None:
@@ -103,19 +105,27 @@ class Decoder(nn.Module):
                 module.reset_buffers(device)
 
     def forward(
-        self, tokens_bs: Tensor, documents_bs: Tensor | None = None, positions_s: Tensor | None = None
+        self,
+        tokens_bs: Tensor,
+        documents_bs: Tensor | None = None,
+        positions_s: Tensor | None = None,
+        dropout_keys_b2: Tensor | None = None,
     ) -> Tensor:
         """Returns hidden states [b, s, d] after the last norm; `logits` computes logits from them.
 
         documents_bs: the number of each token's document; attention then stays inside documents. positions_s:
         the position of each column in its sequence, for ranks that hold a part of it; None for 0 … s - 1. A
-        pipeline stage without `embed` takes hidden states [b, s, d] in place of tokens.
+        pipeline stage without `embed` takes hidden states [b, s, d] in place of tokens. dropout_keys_b2: two
+        int32 of each sequence, which its dropout follows from; None for no dropout.
         """
         # Not the length of hidden states: on a tensor rank these are shorter.
         length = tokens_bs.shape[1] if positions_s is None else positions_s.numel()
         device = tokens_bs.device
         masks = self.make_masks(documents_bs, positions_s, length, device)
+        noise = self.make_noise(dropout_keys_b2, positions_s, length)
         x_bsd = tokens_bs if self.embed is None else self._embedded(tokens_bs, positions_s)
+        if self.embed is not None and noise is not None:
+            x_bsd = noise.of_embedding(x_bsd)
         # Made in the layers' precision once a forward, not once a layer.
         ropes = {
             name: (None, None)
@@ -123,9 +133,10 @@ class Decoder(nn.Module):
             else widened(*rope(length if positions_s is None else positions_s), x_bsd.dtype)
             for name, rope in (("rope", self.rope), ("local_rope", self.local_rope))
         }
-        for layer in self.layers.values():
+        for number, layer in self.layers.items():
             kind = self.kinds[layer.kind]
-            x_bsd = layer(x_bsd, *ropes[kind.rope], masks[kind.window])
+            of_layer = None if noise is None else noise.of_layer(int(number))
+            x_bsd = layer(x_bsd, *ropes[kind.rope], masks[kind.window], of_layer)
         return x_bsd if self.norm is None else self.norm(x_bsd)
 
     def logits(self, hidden_bsd: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from kielo.models.blocks.attention import Attention, AttentionOptions, Mask
 from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind
+from kielo.models.blocks.dropout import ATTENTION, MLP, Noise, drop
 from kielo.models.blocks.init import constant, seeded_normal
 from kielo.models.blocks.mlp import PlainMLP
 from kielo.models.blocks.norm import LayerNorm
@@ -35,9 +36,10 @@ class Layer(nn.Module):
         self.mlp_norm = LayerNorm(hidden, config.layer_norm_epsilon)
         self.mlp = PlainMLP(hidden, config.intermediate_size, bool(config.mlp_bias), config.hidden_act)
 
-    def forward(self, x_bsd: Tensor, cos: None, sin: None, mask: Mask) -> Tensor:
-        x_bsd = x_bsd + self.attention(self.attention_norm(x_bsd), cos, sin, mask)
-        return x_bsd + self.mlp(self.mlp_norm(x_bsd))
+    def forward(self, x_bsd: Tensor, cos: None, sin: None, mask: Mask, noise: Noise | None = None) -> Tensor:
+        attended_bsd = self.attention(self.attention_norm(x_bsd), cos, sin, mask)
+        x_bsd = x_bsd + drop(attended_bsd, noise, ATTENTION)
+        return x_bsd + drop(self.mlp(self.mlp_norm(x_bsd)), noise, MLP)
 
 
 class GPT2(Decoder):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from kielo.models.blocks.attention import Attention, AttentionOptions, Mask
 from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind
+from kielo.models.blocks.dropout import ATTENTION, MLP, Noise, drop
 from kielo.models.blocks.init import constant, seeded_normal
 from kielo.models.blocks.mlp import PlainMLP
 from kielo.models.blocks.norm import LayerNorm
@@ -36,9 +37,13 @@ class Layer(nn.Module):
             config.hidden_size, config.intermediate_size, bias=True, activation=config.hidden_act
         )
 
-    def forward(self, x_bsd: Tensor, cos: Tensor, sin: Tensor, mask: Mask) -> Tensor:
-        attended_bsd = x_bsd + self.attention(self.attention_norm(x_bsd), cos, sin, mask)
-        return attended_bsd + self.mlp(self.mlp_norm(x_bsd if self.is_parallel else attended_bsd))
+    def forward(
+        self, x_bsd: Tensor, cos: Tensor, sin: Tensor, mask: Mask, noise: Noise | None = None
+    ) -> Tensor:
+        attended_bsd = self.attention(self.attention_norm(x_bsd), cos, sin, mask)
+        attended_bsd = x_bsd + drop(attended_bsd, noise, ATTENTION)
+        out_bsd = self.mlp(self.mlp_norm(x_bsd if self.is_parallel else attended_bsd))
+        return attended_bsd + drop(out_bsd, noise, MLP)
 
 
 class GPTNeoX(Decoder):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from kielo.models.blocks.attention import Attention, AttentionOptions, Mask
 from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind
+from kielo.models.blocks.dropout import ATTENTION, MLP, Noise, drop
 from kielo.models.blocks.init import constant, seeded_normal
 from kielo.models.blocks.mlp import GatedMLP
 from kielo.models.blocks.norm import RMSNorm
@@ -46,9 +47,12 @@ class Layer(nn.Module):
         self.mlp_norm = make_norm(config.hidden_size)
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, bool(config.mlp_bias))
 
-    def forward(self, x_bsd: Tensor, cos: Tensor, sin: Tensor, mask: Mask) -> Tensor:
-        x_bsd = x_bsd + self.attention(self.attention_norm(x_bsd), cos, sin, mask)
-        return x_bsd + self.mlp(self.mlp_norm(x_bsd))
+    def forward(
+        self, x_bsd: Tensor, cos: Tensor, sin: Tensor, mask: Mask, noise: Noise | None = None
+    ) -> Tensor:
+        attended_bsd = self.attention(self.attention_norm(x_bsd), cos, sin, mask)
+        x_bsd = x_bsd + drop(attended_bsd, noise, ATTENTION)
+        return x_bsd + drop(self.mlp(self.mlp_norm(x_bsd)), noise, MLP)
 
 
 class Llama(Decoder):

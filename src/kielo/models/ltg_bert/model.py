@@ -2,8 +2,9 @@
 
 An encoder: attention sees both sides, positions are relative (`blocks/relative_attention.py`), attention and
 MLP have norms before and after what they compute, and the head has a transform before it and a bias. Dropout
-is not done. Data in and out: as of every `blocks.decoder.Decoder`, whose frame it uses. Shape letters:
-b = batch, s = sequence, d = hidden size, r = rows of relative positions.
+is that of hidden states; of the table of relative positions and of attention's weights none is done. Data in
+and out: as of every `blocks.decoder.Decoder`, whose frame it uses. Shape letters: b = batch, s = sequence,
+d = hidden size, r = rows of relative positions.
 """
 
 import math
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kielo.models.blocks.decoder import Decoder, DecoderOptions, LayerKind
+from kielo.models.blocks.dropout import ATTENTION, MLP, Noise, drop
 from kielo.models.blocks.init import constant, seeded_normal
 from kielo.models.blocks.mlp import GatedMLP
 from kielo.models.blocks.norm import LayerNorm
@@ -35,10 +37,12 @@ class Layer(nn.Module):
         self.mlp_norm = plain_norm(config, hidden)
         self.mlp = GatedMLP(hidden, inside, False, config.hidden_act, plain_norm(config, inside))
 
-    def forward(self, x_bsd: Tensor, relative_rd: Tensor, mask: RelativeMask) -> Tensor:
+    def forward(
+        self, x_bsd: Tensor, relative_rd: Tensor, mask: RelativeMask, noise: Noise | None = None
+    ) -> Tensor:
         attended_bsd = self.attention(self.attention_norm(x_bsd), relative_rd, mask)
-        x_bsd = x_bsd + self.attention_post_norm(attended_bsd)
-        return x_bsd + self.mlp(self.mlp_norm(x_bsd))
+        x_bsd = x_bsd + drop(self.attention_post_norm(attended_bsd), noise, ATTENTION)
+        return x_bsd + drop(self.mlp(self.mlp_norm(x_bsd)), noise, MLP)
 
 
 class Transform(nn.Module):
@@ -69,19 +73,28 @@ class LtgBert(Decoder):
         self.tie()
 
     def forward(
-        self, tokens_bs: Tensor, documents_bs: Tensor | None = None, positions_s: None = None
+        self,
+        tokens_bs: Tensor,
+        documents_bs: Tensor | None = None,
+        positions_s: None = None,
+        dropout_keys_b2: Tensor | None = None,
     ) -> Tensor:
         """Returns the states [b, s, d] that the head's matrix multiplies.
 
         documents_bs: the number of each token's document; attention then stays inside documents. positions_s:
-        None, for a rank holds whole sequences (`resolve/encoder_check.py`).
+        None, for a rank holds whole sequences (`resolve/encoder_check.py`). dropout_keys_b2: as of `Decoder`.
         """
+        noise = self.make_noise(dropout_keys_b2, positions_s, tokens_bs.shape[1])
         mask = self.make_masks(documents_bs, tokens_bs.shape[1], tokens_bs.device)
         relative_rd = self.relative_norm(self.relative_table.weight)
         x_bsd = self.embed_norm(self.embed(tokens_bs))
-        for layer in self.layers.values():
-            x_bsd = layer(x_bsd, relative_rd, mask)
-        return self.transform(x_bsd)
+        if noise is not None:
+            x_bsd = noise.of_embedding(x_bsd)
+        for number, layer in self.layers.items():
+            of_layer = None if noise is None else noise.of_layer(int(number))
+            x_bsd = layer(x_bsd, relative_rd, mask, of_layer)
+        x_bsd = self.transform(x_bsd)
+        return x_bsd if noise is None else noise.of_head(x_bsd)
 
 
 def plain_norm(config: Model, size: int) -> LayerNorm:
