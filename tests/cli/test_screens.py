@@ -29,6 +29,7 @@ SCREENS = {
     "plan": ["plan", "poro_34b", "--nodes", "64"],
     "plan: several": ["plan", "estonian_llama31_70b", "--nodes", "4..64"],
     "plan: an idea": ["plan", "--params", "3B", "--cluster", "lumi_g", "--nodes", "4"],
+    "plan: a budget": ["plan", "--budget", "20000h", "--corpus", "6.6B", "--cluster", "lumi_g"],
     "plan compare": ["plan", "compare", "estonian_llama31_70b", "tp8pp4", "tp8pp8", "--nodes", "16"],
     "plan explain": ["plan", "explain", "estonian_llama31_70b", "tp8pp4", "--nodes", "16"],
     "plan data": ["plan", "data", "run"],

@@ -16,7 +16,7 @@ from kielo.cli.terminal import print_text
 from kielo.models.families import complete
 from kielo.models.proportions import count, with_shape
 from kielo.plan.idea import UsualTraining, tokens_of_device_hours, usual_training
-from kielo.recipe.amounts import parse_amount, short_amount
+from kielo.recipe.amounts import parse_amount, parse_device_hours, short_amount
 from kielo.recipe.cards import (
     Cluster,
     a_new_card,
@@ -206,17 +206,15 @@ def _budget(given: str, size: int, site: Cluster) -> int | None:
     """Returns tokens; None for an empty answer."""
     if not given.strip():
         return None
-    hours = re.fullmatch(
-        r"\s*([\d_.,]+\s*[KM]?)\s*(?:h|(?:GPU|device)[- ]?h(?:ours?)?)\s*", given, re.IGNORECASE
-    )
     try:
-        if hours:
+        hours = parse_device_hours(given)
+        if hours is not None:
             peak = accelerator(site.accelerator).peak_tflops.get("bf16")
             if peak is None:
                 raise KieloError(
                     f"no card says how fast a device of {site.name} is; give tokens, such as 60B"
                 )
-            return max(1, tokens_of_device_hours(parse_amount(hours[1]), size, peak))
+            return max(1, tokens_of_device_hours(hours, size, peak))
         return parse_amount(re.sub(r"\s*tokens?\s*$", "", given))
     except ValueError:
         raise KieloError(

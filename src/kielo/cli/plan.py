@@ -39,9 +39,21 @@ def plan_flags(parser: VerbParser) -> None:
         "kielo plan --params 3B --cluster lumi_g --nodes 16",
         "kielo plan estonian_llama31_70b --nodes 16 --all",
         "kielo plan compare estonian_llama31_70b tp8pp4 tp8pp8 --nodes 16",
+        "kielo plan --budget 20000h --corpus 6.6B --cluster lumi_g",
     )  # fmt: skip
     parser.may_begin_with(SUBVERBS)
     _takes_machine(parser, may_be_idea=True)
+    parser.add_argument(
+        "--budget",
+        metavar="COMPUTE",
+        help="in place of layouts: the size and the tokens that scaling laws advise for this much compute, "
+        "device-hours such as 20000h or FLOPs such as 1e22, and the loss that they expect",
+    )
+    parser.add_argument(
+        "--corpus",
+        metavar="TOKENS",
+        help="with --budget: different tokens that there are, such as 6.6B; default: those of RECIPE's text",
+    )
     parser.add_argument(
         "--wide",
         action="store_true",
@@ -122,6 +134,10 @@ def _takes_wall_hours(parser: argparse.ArgumentParser) -> None:
 
 
 def plan(options: argparse.Namespace) -> int:
+    if options.budget is not None or options.corpus is not None:
+        from kielo.cli.plan_budget import plan_budget
+
+        return plan_budget(options)
     from kielo.cli.plan_tables import (
         best_rows,
         facts,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kielo.models.proportions import count
+from kielo.plan.scaling_laws import FLOPS_PER_PARAMETER_AND_TOKEN
 from kielo.recipe.sections import Recipe
 from kielo.resolve.budget import has_budget, with_budget_of_ready_tokens
 
@@ -45,9 +46,14 @@ def usual_training(parameters: int, tokens: int | None = None) -> UsualTraining:
     return UsualTraining(vocabulary, length, step, rate, max(1, tokens // step) * step)
 
 
+def flops_of_device_hours(hours: float, peak_tflops: float) -> float:
+    """Estimates the model FLOPs of so many device-hours, at 35 % of the peak."""
+    return hours * 3600 * peak_tflops * 1e12 * USUAL_MFU
+
+
 def tokens_of_device_hours(hours: float, parameters: int, peak_tflops: float) -> int:
-    """Estimates the tokens that so many device-hours train, at 6 FLOPs a parameter and 35 % of peak."""
-    return int(hours * 3600 * peak_tflops * 1e12 * USUAL_MFU / (6 * parameters))
+    """Estimates the tokens that so many device-hours train, at 35 % of the peak."""
+    return int(flops_of_device_hours(hours, peak_tflops) / (FLOPS_PER_PARAMETER_AND_TOKEN * parameters))
 
 
 def with_usual_training(recipe: Recipe) -> tuple[Recipe, list[str]]:

@@ -25,6 +25,14 @@ def parse_amount(value: Any) -> Any:
     return int(whole) * unit + int(places or 0) * unit // 10 ** len(places)
 
 
+def parse_device_hours(text: str) -> int | None:
+    """Returns the hours in "20000h" or "1.5M GPU-hours"; None for a text that is no device-hours."""
+    found = re.fullmatch(
+        r"\s*([\d_.,]+\s*[KM]?)\s*(?:h|(?:GPU|device)[- ]?h(?:ours?)?)\s*", text, re.IGNORECASE
+    )
+    return parse_amount(found[1]) if found else None
+
+
 def short_amount(number: int) -> str:
     """Returns the number with the largest unit that keeps two digits after the point: "3B", "1.24B"."""
     for unit in ("T", "B", "M", "K"):
