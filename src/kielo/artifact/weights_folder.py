@@ -54,7 +54,7 @@ def resolve_weights(reference: str) -> Path:
 
 
 def resolve_tokenizer(path: str) -> Path:
-    """Returns the folder of `tokenizer.path`: a folder, or hf:OWNER/NAME[@REVISION], fetched like weights."""
+    """Returns the folder of a ready tokenizer: a folder, or hf:OWNER/NAME[@REVISION], fetched as weights."""
     where = path.removeprefix("hf:")
     folder = Path(where).expanduser()
     if where == path or folder.is_dir():
@@ -62,7 +62,7 @@ def resolve_tokenizer(path: str) -> Path:
     if (found := _here(where, _has_tokenizer)) is not None:
         return found
     if prefetched_folder() is not None:
-        raise not_brought(f"tokenizer.path = {path!r}")
+        raise not_brought(f"tokenizer {path!r}")
     return fetch_tokenizer(path)
 
 
@@ -74,7 +74,7 @@ def is_on_hub(reference: str | None) -> bool:
 
 
 def tokenizer_here(path: str) -> Path | None:
-    """Returns the folder of `tokenizer.path` if it is on this machine; nothing is fetched."""
+    """Returns the folder of a ready tokenizer if it is on this machine; nothing is fetched."""
     folder = Path(path.removeprefix("hf:")).expanduser()
     return folder if not is_on_hub(path) else _here(path.removeprefix("hf:"), _has_tokenizer)
 
@@ -198,9 +198,9 @@ def fetch_weights(reference: str, hub: Path | None = None) -> Path:
 
 def fetch_tokenizer(path: str, hub: Path | None = None) -> Path:
     """Downloads the small files of hf:OWNER/NAME[@REVISION], as `fetch_weights` does its weights."""
-    folder = _fetched(f"tokenizer.path = {path!r}", path, _TOKENIZER_FILE, hub)
+    folder = _fetched(f"tokenizer {path!r}", path, _TOKENIZER_FILE, hub)
     if not _has_tokenizer(folder):
-        raise KieloError(f"tokenizer.path = {path!r}: the repository has no {_TOKENIZER_FILE}")
+        raise KieloError(f"tokenizer {path!r}: the repository has no {_TOKENIZER_FILE}")
     return folder
 
 

@@ -242,7 +242,7 @@ class _Packing:
             self._checked += 1
             self._exact += one.text == back
             # A ready tokenizer may normalise; then the share of exact texts is reported, and no more.
-            if one.text != back and not self._recipe.tokenizer.path:
+            if one.text != back and not self._recipe.tokenizer.ready:
                 raise KieloError(
                     f"document {document['id']}: the tokenizer does not give its text back; train it again"
                 )

@@ -77,7 +77,7 @@ def missing(recipe: Recipe) -> list[str]:
             for source in downloaded(recipe.corpus.sources)
             if not is_fetched(source, run / "raw", prefetched)
         ]
-    weights, tokenizer = recipe.model.weights, recipe.tokenizer.path
+    weights, tokenizer = recipe.model.weights, recipe.tokenizer.ready
     if weights is not None and is_on_hub(weights) and weights_here(weights) is None:
         found.append(f"the weights {weights}")
     if tokenizer is not None and is_on_hub(tokenizer) and tokenizer_here(tokenizer) is None:
@@ -89,7 +89,7 @@ def own_files(recipe: Recipe) -> list[str]:
     """Returns paths that the recipe names: files of a person, which are not brought."""
     paths = [path for source in recipe.corpus.sources if (path := source.path or source.tokens)]
     paths += [text.path for text in recipe.evaluate.texts]
-    for reference in (recipe.tokenizer.path, recipe.model.weights):
+    for reference in (recipe.tokenizer.ready, recipe.model.weights):
         if reference is not None and not is_on_hub(reference):
             paths.append(reference.removeprefix("hf:"))
     return list(dict.fromkeys(paths))
@@ -113,7 +113,7 @@ def _of_hub(recipe: Recipe, folder: Path, say: Say) -> Iterator[Brought]:
     """Brings weights and tokenizer; one repository may be both."""
     asked = (
         ("weights", recipe.model.weights, fetch_weights),
-        ("tokenizer", recipe.tokenizer.path, fetch_tokenizer),
+        ("tokenizer", recipe.tokenizer.ready, fetch_tokenizer),
     )
     for kind, reference, fetch in asked:
         if reference is None or not is_on_hub(reference):

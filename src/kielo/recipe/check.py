@@ -187,17 +187,15 @@ def _weights(recipe: Recipe) -> Found:
             f"tokenizer.vocab_size = {tokenizer.vocab_size} does not hold the 256 bytes and the end of text; "
             f"what would work: {_BYTES_AND_END_OF_TEXT} or more",
         )
-    is_on_hub = (tokenizer.path or "").startswith("hf:") and tokenizer.path != "hf:"
-    if (
-        tokenizer.path is not None
-        and not is_on_hub
-        and not (Path(tokenizer.path) / "tokenizer.json").is_file()
-    ):
+    ready, key = tokenizer.ready, tokenizer.ready_key
+    is_on_hub = (ready or "").startswith("hf:") and ready != "hf:"
+    if ready is not None and not is_on_hub and not (Path(ready) / "tokenizer.json").is_file():
         yield (
-            ("tokenizer.path",),
-            f"tokenizer.path = {tokenizer.path!r}: no tokenizer.json in this folder; give a Hugging Face "
-            "tokenizer's folder, or leave the key out to train one",
+            (key,),
+            f"{key} = {ready!r}: no tokenizer.json in this folder; give a Hugging Face tokenizer's folder, "
+            "or leave the key out to train one",
         )
+    yield from _extension(recipe)
     if weights is None:
         if recipe.model.transplant is not None:
             yield (
@@ -216,7 +214,36 @@ def _weights(recipe: Recipe) -> Found:
             ("model.weights", "tokenizer.path"),
             f"model.weights = {weights!r} come with their own vocabulary; set tokenizer.path to the folder "
             f'of their tokenizer.json, or of the hub (often {weights}), or model.transplant = "mean" to '
-            "give the model the vocabulary that this recipe learns",
+            "give the model the vocabulary that this recipe learns or extends",
+        )
+
+
+def _extension(recipe: Recipe) -> Found:
+    tokenizer, sources = recipe.tokenizer, [source.name for source in recipe.corpus.sources]
+    if tokenizer.path is not None and tokenizer.extend is not None:
+        yield (
+            ("tokenizer.path", "tokenizer.extend"),
+            "tokenizer.path keeps a tokenizer as it is, and tokenizer.extend gives it more tokens; "
+            "what would work: one of them",
+        )
+    unchanged = tokenizer.unchanged_sources
+    if unchanged and tokenizer.extend is None:
+        yield (
+            ("tokenizer.unchanged_sources",),
+            "tokenizer.unchanged_sources are encoded as before, by the tokenizer of tokenizer.extend, "
+            "which is not given; what would work: give it, or leave the key out",
+        )
+    elif unknown := sorted(set(unchanged) - set(sources)):
+        yield (
+            ("tokenizer.unchanged_sources", "corpus.sources"),
+            f"tokenizer.unchanged_sources: no source has the name {unknown[0]!r}; what would work: some of "
+            f"{', '.join(sources)}",
+        )
+    elif unchanged and not set(sources) - set(unchanged):
+        yield (
+            ("tokenizer.unchanged_sources",),
+            "tokenizer.unchanged_sources has all the sources, and none is left to learn new tokens from; "
+            "leave one out",
         )
 
 

@@ -102,7 +102,7 @@ def run_folder(recipe: Recipe) -> Path:
     given = {
         f"corpus.sources, {source.name}": source.path or source.tokens for source in recipe.corpus.sources
     }
-    given |= {"tokenizer.path": recipe.tokenizer.path, "model.weights": recipe.model.weights}
+    given |= {recipe.tokenizer.ready_key: recipe.tokenizer.ready, "model.weights": recipe.model.weights}
     for key, value in given.items():
         path = value and os.path.realpath(os.path.expanduser(_without_pattern(value.removeprefix("hf:"))))
         for stage in REPLACED_FOLDERS:

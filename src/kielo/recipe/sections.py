@@ -302,7 +302,11 @@ class Corpus(Section):
 
 
 class Tokenizer(Section):
-    vocab_size: PositiveInt = Field(8192, description="tokens to learn, bytes and control tokens among them")
+    vocab_size: PositiveInt = Field(
+        8192,
+        description="tokens to learn, bytes and control tokens among them; with extend, those of the old "
+        "vocabulary too",
+    )
     min_frequency: PositiveInt = Field(2, description="pairs that the text has less often are not merged")
     max_sample_bytes: PositiveInt = Field(200_000_000, description="text that the vocabulary is learned from")
     path: str | None = Field(
@@ -310,6 +314,26 @@ class Tokenizer(Section):
         description="folder with a ready tokenizer.json, or hf:OWNER/NAME[@REVISION] on the Hugging Face "
         "hub: used as it is, nothing is trained",
     )
+    extend: str | None = Field(
+        None,
+        description="a ready BPE tokenizer, given as path is: it keeps its tokens and their ids, and gets "
+        "tokens learned from this recipe's text after them, up to vocab_size",
+    )
+    unchanged_sources: tuple[str, ...] = Field(
+        (),
+        description="with extend: names of sources that the new tokens are not learned from, and whose "
+        "training text (the sample of max_sample_bytes) is encoded as before",
+    )
+
+    @property
+    def ready(self) -> str | None:
+        """The ready tokenizer that is used as it is, or extended."""
+        return self.path or self.extend
+
+    @property
+    def ready_key(self) -> str:
+        """The key that names it."""
+        return "tokenizer.path" if self.path else "tokenizer.extend"
 
 
 MixtureOrder = Literal["every_sample", "blocks_of_256"]

@@ -13,9 +13,9 @@ import regex
 
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.load import TextTokenizer, decode, encode, vocabulary_size
+from kielo.tokenizer.spelling import BYTE_TOKEN
 
 WORD = regex.compile(r"[\p{L}\p{M}\p{N}]+")
-BYTE_TOKEN = regex.compile(r"<0x[0-9A-F]{2}>")  # how SentencePiece vocabularies spell a byte
 RENYI_ALPHA = 2.5
 BATCH_TEXTS = 256
 

@@ -14,18 +14,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenizers import pre_tokenizers
-
 from kielo.artifact.row_map import RowMap, Transplant
-from kielo.recipe.errors import KieloError
 from kielo.tokenizer.control_tokens import CONFIG_FILES
 from kielo.tokenizer.facts import tokenizer_hash
 from kielo.tokenizer.load import TextTokenizer, special_token, vocabulary_size
-from kielo.tokenizer.measure import BYTE_TOKEN
+from kielo.tokenizer.spelling import ALPHABET, SPACE, Spelling
 
 # The order in which a token of several roles is looked up.
 _ROLES = ("eos_token", "bos_token", "unk_token", "pad_token", "mask_token", "sep_token", "cls_token")
-_SPACE = "▁"  # how SentencePiece spells a space
+_REMEDY = 'model.transplant = "random", which needs no texts'
 _ESCAPED = re.compile("([\udc80-\udcff])")  # a byte that is no UTF-8, after `surrogateescape`
 
 
@@ -39,7 +36,11 @@ def make_row_map(old: TextTokenizer, new: TextTokenizer, method: Transplant) -> 
     if method == "mean":
         from_tokens, to_tokens = _Vocabulary(old), _Vocabulary(new)
         for number, text in to_tokens.texts.items():
-            rows[number] = from_tokens.compose(text, is_byte=number in to_tokens.byte_ids)
+            is_byte = number in to_tokens.byte_ids
+            if from_tokens.texts.get(number) == text and is_byte == (number in from_tokens.byte_ids):
+                rows[number] = [number]  # of an extended vocabulary, also where two tokens have one text
+            else:
+                rows[number] = from_tokens.compose(text, is_byte)
         control = _control_tokens(from_tokens, to_tokens)
         for name, old_name in control.items():
             rows[to_tokens.control[name]] = [from_tokens.control[old_name]]
@@ -86,16 +87,16 @@ class _Vocabulary:
     def __init__(self, tokenizer: TextTokenizer):
         self.tokenizer = tokenizer
         content = json.loads(tokenizer.whole.to_str())
-        self._is_byte_level = _is_byte_level(content, tokenizer.folder)
+        self._spelling = spelling = Spelling(content, tokenizer.folder, _REMEDY)
         added = {token["id"]: token["content"] for token in content["added_tokens"]}
         names = tokenizer.for_text.hidden_names
         ids = {name: tokenizer.whole.token_to_id(name) for name in names}
         self.control = {name: number for name, number in ids.items() if number is not None}
         vocabulary = tokenizer.whole.get_vocab(with_added_tokens=True)
         by_id = sorted((number, token) for token, number in vocabulary.items() if token not in names)
-        self.byte_ids = {number for number, token in by_id if number not in added and self._is_byte(token)}
+        self.byte_ids = {number for number, token in by_id if number not in added and spelling.is_byte(token)}
         self.texts = {
-            number: added[number].encode() if number in added else self._bytes_of(token)
+            number: added[number].encode() if number in added else spelling.bytes_of(token)
             for number, token in by_id
         }
         self._by_text: dict[bytes, int] = {}
@@ -123,25 +124,15 @@ class _Vocabulary:
 
     def _pieces(self, text: bytes) -> Iterator[int]:
         """Yields the ids by the tokenizer's model alone: no normaliser, and no cuts before merging."""
-        if self._is_byte_level:
-            yield from (token.id for token in self._model.tokenize("".join(_ALPHABET[b] for b in text)))
+        if self._spelling.is_byte_level:
+            yield from (token.id for token in self._model.tokenize("".join(ALPHABET[b] for b in text)))
             return
         for part in _ESCAPED.split(text.decode("utf-8", "surrogateescape")):
             if _ESCAPED.fullmatch(part):
                 number = self._by_byte.get(part.encode("utf-8", "surrogateescape"))
                 yield from [] if number is None else [number]
             elif part:
-                yield from (token.id for token in self._model.tokenize(part.replace(" ", _SPACE)))
-
-    def _is_byte(self, token: str) -> bool:
-        return not self._is_byte_level and bool(BYTE_TOKEN.fullmatch(token))
-
-    def _bytes_of(self, token: str) -> bytes:
-        if self._is_byte(token):
-            return bytes([int(token[3:5], 16)])
-        if self._is_byte_level and all(character in _BYTES for character in token):
-            return bytes(_BYTES[character] for character in token)
-        return token.replace(_SPACE, " ").encode()
+                yield from (token.id for token in self._model.tokenize(part.replace(" ", SPACE)))
 
 
 def _control_tokens(old: _Vocabulary, new: _Vocabulary) -> dict[str, str]:
@@ -160,30 +151,3 @@ def _roles(folder: Path) -> Mapping[str, str]:
     """Returns role → token, in the order of `_ROLES`."""
     named = {role: [special_token(folder / file, role) for file in CONFIG_FILES] for role in _ROLES}
     return {role: next(filter(None, names)) for role, names in named.items() if any(names)}
-
-
-def _is_byte_level(content: Mapping[str, Any], folder: Path) -> bool:
-    """Returns True for GPT-2's alphabet of bytes, False for SentencePiece's; KieloError for others."""
-    parts = json.dumps(
-        [content.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")], ensure_ascii=False
-    )
-    if '"ByteLevel"' in parts:
-        return True
-    if _SPACE in parts or '"Metaspace"' in parts:
-        return False
-    raise KieloError(
-        f"{folder}: its tokens are neither byte-level (GPT-2, Llama 3, Kielo) nor of SentencePiece's form "
-        "(Llama 2, Mistral, Gemma), so their texts are not known; what would work: model.transplant = "
-        '"random", which needs no texts'
-    )
-
-
-def _byte_alphabet() -> dict[int, str]:
-    """Returns byte → GPT-2's character: printable Latin-1 as it is, the others from U+0100 on, in order."""
-    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
-    others = iter(sorted(character for character in alphabet if ord(character) >= 256))
-    return {byte: chr(byte) if chr(byte) in alphabet else next(others) for byte in range(256)}
-
-
-_ALPHABET = _byte_alphabet()
-_BYTES = {character: byte for byte, character in _ALPHABET.items()}

@@ -1,16 +1,17 @@
 """The tokenizer stage: documents -> a byte-level BPE tokenizer in Hugging Face form, with its figures.
 
+It is learned from the text, or a ready one: as it is, or extended by tokens of the text (`extend.py`).
+
 Byte-level, without a normaliser: every text comes back exactly, and no character is unknown. Before merging,
-the text is cut so that a token never joins letters of two scripts, never holds two digits (numbers of any
-length are spelled the same way) and never joins a line's end to a word. Combining marks stay with their
-letters.
+the text is cut into words (`pre_tokens.py`).
 """
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, pre_tokenizers, processors, trainers
 from tokenizers.models import BPE
 
 from kielo.artifact.documents import read_documents
@@ -31,18 +32,22 @@ from kielo.artifact.weights_folder import resolve_tokenizer, resolve_weights
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.chat_template import DEFAULT_TEMPLATE, TURN_BEGINS, TURN_ENDS, ChatTemplate
+from kielo.tokenizer.control_tokens import read_object
 from kielo.tokenizer.decoded_documents import decoded_documents
+from kielo.tokenizer.extend import extend
 from kielo.tokenizer.facts import LARGEST_ID, tokenizer_hash
 from kielo.tokenizer.heldout import is_heldout, place_by_hash
 from kielo.tokenizer.load import (
     CONFIG_FILE,
     END_OF_TEXT,
     TOKENIZER_FILE,
+    TextTokenizer,
     end_of_text_id,
     load_tokenizer,
     vocabulary_size,
 )
 from kielo.tokenizer.measure import measure
+from kielo.tokenizer.pre_tokens import pre_tokenizer
 from kielo.tokenizer.row_map import make_row_map
 
 KIND, VERSION = "tokenizer", 1
@@ -53,41 +58,19 @@ ENCODER_TOKENS = {
     "pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }  # fmt: skip
-
-# One alternative for each script whose words often stand beside another's without a space.
-_SCRIPTS = (
-    r"\p{Latin}",
-    r"\p{Cyrillic}",
-    r"\p{Greek}",
-    r"\p{Hangul}",
-    r"\p{Han}々〆",
-    r"\p{Hiragana}",
-    r"\p{Katakana}ー",
-)
-_WORDS = [rf"[{script}][{script}\p{{M}}]*" for script in _SCRIPTS] + [r"[\p{L}\p{M}]+"]
-PRE_TOKENS = "|".join(
-    [
-        rf"[^\r\n\p{{L}}\p{{M}}\p{{N}}]?(?:{'|'.join(_WORDS)})",  # a word with the space or sign before it
-        r"\p{N}",
-        r" ?[^\s\p{L}\p{M}\p{N}]+",  # punctuation
-        r"[\r\n]+",
-        r"[^\S\r\n]+(?=[\r\n]|$)",  # spaces at the end of a line
-        r"[^\S\r\n]+(?!\S)",  # indentation, less the last space, which belongs to the word
-        r"\s+",
-    ]
-)
+_LATER_KEYS = {"extend", "unchanged_sources"}  # of [tokenizer], after manifests of version 1
 
 
 def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manifest:
-    """Trains the recipe's tokenizer, or copies the one at `tokenizer.path`, and measures it on held-out text.
+    """Trains, extends or copies the recipe's tokenizer, and measures it on held-out text.
 
     Writes tokenizer.json, tokenizer_config.json, special_tokens_map.json, measure.json, with model.transplant
     row_map.json, and the manifest. A folder that is already current stays as it is, and its manifest is
-    returned. Raises KieloError for a ready tokenizer that cannot be read, a vocabulary below 257, a corpus
-    without training text, or weights without a tokenizer to transplant from.
+    returned. Raises KieloError for a ready tokenizer that cannot be read or extended, a vocabulary below 257,
+    a corpus without training text, or weights without a tokenizer to transplant from.
     """
-    ready = resolve_tokenizer(recipe.tokenizer.path) if recipe.tokenizer.path else None
-    section = {**recipe.tokenizer.model_dump(), "heldout_share": recipe.dataset.heldout_share}
+    ready = resolve_tokenizer(recipe.tokenizer.ready) if recipe.tokenizer.ready else None
+    section = {**_settings(recipe), "heldout_share": recipe.dataset.heldout_share}
     if marks := _marks(recipe):
         section["chat_tokens"] = marks
     if roles := _encoder_tokens(recipe):
@@ -96,7 +79,7 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
     has_corpus = bool(recipe.corpus.of_raw_text.sources)
     inputs = {"corpus": hash_manifest(corpus_folder)} if has_corpus else {}
     if ready:
-        inputs |= {path.name: hash_file(path) for path in _ready_files(ready)}
+        inputs |= {path.name: hash_file(path) for path in _ready_files(ready, recipe.tokenizer.ready_key)}
     of_weights = _tokenizer_of_weights(recipe)
     if of_weights:
         section["transplant"] = recipe.model.transplant
@@ -108,10 +91,12 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
         ChatTemplate(load_tokenizer(ready))  # refuses one without a template, before anything is packed
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
         if ready:
-            for path in _ready_files(ready):
+            for path in _ready_files(ready, recipe.tokenizer.ready_key):
                 shutil.copyfile(path, stage.folder / path.name)
+            if recipe.tokenizer.extend:
+                _extend(recipe, corpus_folder, load_tokenizer(ready), stage.folder)
         else:
-            learnt = train_on(_training_texts(recipe, corpus_folder), recipe)
+            learnt = train_on(_training_texts(recipe, corpus_folder, _sources(recipe)), recipe)
             save(learnt, stage.folder, DEFAULT_TEMPLATE if marks else None, roles)
         tokenizer = load_tokenizer(stage.folder)
         measured_on, texts = (
@@ -153,12 +138,7 @@ def train_on(texts: Iterable[str], recipe: Recipe) -> Tokenizer:
             f"{SMALLEST_VOCABULARY - 1 + len(control)} (256 bytes and {end}{others})"
         )
     tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PRE_TOKENS), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    tokenizer.pre_tokenizer = pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=wanted,
@@ -211,15 +191,41 @@ def save(
     write_json_atomically(folder / "special_tokens_map.json", tokens)
 
 
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    """Returns the section as manifests have it: keys of later versions only where they are set."""
+    given = recipe.tokenizer.model_dump()
+    return {key: value for key, value in given.items() if key not in _LATER_KEYS or value}
+
+
+def _extend(recipe: Recipe, corpus_folder: Path, ready: TextTokenizer, folder: Path) -> None:
+    """Writes `ready`, extended by tokens of the recipe's text, over the copies of its files in `folder`."""
+    unchanged = set(recipe.tokenizer.unchanged_sources)
+    extended = extend(
+        ready,
+        _training_texts(recipe, corpus_folder, _sources(recipe) - unchanged),
+        recipe.tokenizer.vocab_size,
+        recipe.tokenizer.min_frequency,
+        _training_texts(recipe, corpus_folder, unchanged) if unchanged else (),
+    )
+    write_text_atomically(folder / TOKENIZER_FILE, extended.to_str(pretty=True))
+    # The classes of transformers that know a model's name may read its original vocabulary instead.
+    config = read_object(folder / CONFIG_FILE) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    write_json_atomically(folder / CONFIG_FILE, config)
+
+
+def _sources(recipe: Recipe) -> set[str]:
+    return {source.name for source in recipe.corpus.sources}
+
+
 def _encoder_tokens(recipe: Recipe) -> dict[str, str]:
     """Returns role → name of an encoder's control tokens, for the recipe's own tokenizer, or {}."""
-    is_own = recipe.train.objective == "masked_tokens" and not recipe.tokenizer.path
+    is_own = recipe.train.objective == "masked_tokens" and not recipe.tokenizer.ready
     return ENCODER_TOKENS if is_own else {}
 
 
 def _marks(recipe: Recipe) -> list[str]:
     """Returns the control tokens of the chat template that the recipe's own tokenizer gets, or none."""
-    return [TURN_BEGINS, TURN_ENDS] if _has_chats(recipe) and not recipe.tokenizer.path else []
+    return [TURN_BEGINS, TURN_ENDS] if _has_chats(recipe) and not recipe.tokenizer.ready else []
 
 
 def _tokenizer_of_weights(recipe: Recipe) -> Path | None:
@@ -240,8 +246,8 @@ def _has_chats(recipe: Recipe) -> bool:
     return any(source.kind == "instructions" for source in recipe.corpus.sources)
 
 
-def _training_texts(recipe: Recipe, corpus_folder: Path) -> Iterator[str]:
-    """Yields the texts to learn from: an even sample of the training documents.
+def _training_texts(recipe: Recipe, corpus_folder: Path, sources: Collection[str]) -> Iterator[str]:
+    """Yields the texts of `sources` to learn from: an even sample of the training documents.
 
     It has at most about max_sample_bytes. The sample is chosen by hash, so it comes from the whole corpus and
     from every source alike.
@@ -250,6 +256,8 @@ def _training_texts(recipe: Recipe, corpus_folder: Path) -> Iterator[str]:
     kept_bytes = read_manifest(corpus_folder).counts.get("bytes_kept", 0)
     last_place = heldout_share + (1 - heldout_share) * min(1.0, limit / max(kept_bytes, 1))
     for document in read_documents(corpus_folder / "documents"):
+        if document["source"] not in sources:
+            continue
         if heldout_share <= place_by_hash(document["text"]) <= last_place:
             yield document["text"]
 
@@ -271,11 +279,11 @@ def _texts_to_measure(recipe: Recipe, corpus_folder: Path) -> tuple[str, list[st
     return ("held-out documents", heldout) if heldout else ("training documents", first)
 
 
-def _ready_files(folder: Path) -> list[Path]:
+def _ready_files(folder: Path, key: str) -> list[Path]:
     """Returns the files of a ready tokenizer, without weights that may be in the same folder."""
     if not (folder / TOKENIZER_FILE).is_file():
         raise KieloError(
-            f"tokenizer.path = {str(folder)!r}: no {TOKENIZER_FILE} there; give a folder in Hugging Face form"
+            f"{key} = {str(folder)!r}: no {TOKENIZER_FILE} there; give a folder in Hugging Face form"
         )
     names = (
         TOKENIZER_FILE,

@@ -4,11 +4,9 @@ import json
 from dataclasses import dataclass
 
 import numpy as np
-from tokenizers.pre_tokenizers import ByteLevel
 
 from kielo.tokenizer.load import TextTokenizer, vocabulary_size
-
-_SPACE = "▁"  # of SentencePiece
+from kielo.tokenizer.spelling import BYTES, SPACE
 
 
 @dataclass(frozen=True)
@@ -44,21 +42,6 @@ def word_pieces(tokenizer: TextTokenizer) -> WordPieces:
 def _is_inside(character: str, is_byte_level: bool) -> bool:
     """Returns True for a letter or digit. In a byte-level vocabulary a character stands for a byte."""
     if is_byte_level:
-        byte = _BYTES.get(character)
+        byte = BYTES.get(character)
         return byte is not None and (byte >= 0x80 or chr(byte).isalnum())
-    return character != _SPACE and character.isalnum()
-
-
-def _bytes_of_characters() -> dict[str, int]:
-    """Returns the byte of each character of a byte-level vocabulary.
-
-    Visible Latin-1 characters stand for themselves, and those from U+0100 on for the other bytes in their
-    order (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners").
-    """
-    alphabet = set(ByteLevel.alphabet())
-    itself = {chr(byte): byte for byte in range(256) if chr(byte) in alphabet}
-    others = sorted(set(range(256)) - set(itself.values()))
-    return itself | {chr(0x100 + number): byte for number, byte in enumerate(others)}
-
-
-_BYTES = _bytes_of_characters()
+    return character != SPACE and character.isalnum()

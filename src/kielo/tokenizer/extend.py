@@ -1,0 +1,150 @@
+"""Extends a byte-pair vocabulary: a ready tokenizer + text → the same one with further tokens.
+
+Old tokens keep their ids, and new ids follow the largest of them. A new merge comes after all old ones and
+makes a new token, so it only ever joins what the old tokenizer writes: **a text's new ids, with each new
+token written as the old tokens that it joins, are its old ids**. (With `ignore_merges`, as in Llama 3, except
+for words that are a new token by themselves: those become this one token, of the same text.)
+
+Text that is to stay unchanged is a source of refusals: a pair of old tokens that stand side by side in it is
+never merged. Each new token begins with a merge of two old ones, so that text, and any other whose pairs of
+neighbours it has, is encoded as before.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import islice, pairwise
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from kielo.recipe.errors import KieloError
+from kielo.tokenizer.learn_merges import Pair, learn_merges
+from kielo.tokenizer.load import TextTokenizer, vocabulary_size
+from kielo.tokenizer.pre_tokens import cut_words
+from kielo.tokenizer.spelling import SPACE, Spelling
+
+BATCH_TEXTS = 256
+
+
+def extend(
+    old: TextTokenizer,
+    texts: Iterable[str],
+    vocab_size: int,
+    min_frequency: int = 2,
+    unchanged: Iterable[str] = (),
+) -> Tokenizer:
+    """Returns `old` with tokens learned on `texts`, `vocab_size` in all, or fewer where the text has no more.
+
+    unchanged: texts that are encoded as before. A new token is, like Kielo's own, within one word, without
+    digits, and of one script. Raises KieloError for a tokenizer that is no byte-pair encoding, a vocabulary
+    that is not larger than the old one, and without text.
+    """
+    content = json.loads(old.whole.to_str())
+    size = vocabulary_size(old)
+    _check_model(content["model"], old, size, vocab_size)
+    words = _Words(old, content)
+    counted = Counter(word for text_words in words.of(texts) for word in text_words if len(word) > 1)
+    if not counted and not words.num_texts:
+        raise KieloError("no training text to learn new tokens from; see the funnel of the corpus stage")
+    kept = {word for text_words in words.of(unchanged) for word in text_words}
+    tokens = _Tokens(old, content, kept)
+    learn_merges(counted, size, vocab_size - size, tokens.add, min_frequency)
+    return tokens.extended()
+
+
+class _Words:
+    """Texts → words as rows of old ids, within which new tokens are learned."""
+
+    def __init__(self, old: TextTokenizer, content: dict[str, Any]):
+        self._tokenizer = old.for_text.tokenizer
+        vocabulary = old.whole.get_vocab(with_added_tokens=True)
+        # SentencePiece's form may encode a whole text as one word; its words begin with a space.
+        self._begins_word = {number for token, number in vocabulary.items() if token.startswith(SPACE)}
+        self._added = {token["id"] for token in content["added_tokens"]}
+        self.num_texts = 0
+
+    def of(self, texts: Iterable[str]) -> Iterator[list[tuple[int, ...]]]:
+        """Yields the words of each text; added tokens are left out, and end a word."""
+        texts = iter(texts)
+        while batch := list(islice(texts, BATCH_TEXTS)):
+            for encoding in self._tokenizer.encode_batch(batch, add_special_tokens=False):
+                self.num_texts += 1
+                yield list(self._cut(encoding.ids, encoding.word_ids))
+
+    def _cut(self, ids: list[int], word_ids: list[int | None]) -> Iterator[tuple[int, ...]]:
+        word: list[int] = []
+        before = None
+        for number, of_word in zip(ids, word_ids):
+            if word and (of_word != before or number in self._begins_word or number in self._added):
+                yield tuple(word)
+                word = []
+            if number not in self._added:
+                word.append(number)
+            before = of_word
+        if word:
+            yield tuple(word)
+
+
+class _Tokens:
+    """The vocabulary in the making: the old tokens, and new ones as `add` allows them."""
+
+    def __init__(self, old: TextTokenizer, content: dict[str, Any], kept: set[tuple[int, ...]]):
+        """kept: words, as old ids, in which no new token may be."""
+        self._content, model = content, content["model"]
+        self._spelling = Spelling(content, old.folder, "a byte-level tokenizer, or no tokenizer.extend")
+        names = old.whole.get_vocab(with_added_tokens=True)
+        self._size = self._old_size = vocabulary_size(old)
+        self._names = {number: token for token, number in names.items()}
+        added = {one["id"] for one in content["added_tokens"]}
+        # No part of a longer token: added tokens, a byte that is spelled as <0x0A>, an unknown character.
+        self._alone = {
+            number
+            for number, token in self._names.items()
+            if number in added or self._spelling.is_byte(token) or token == model.get("unk_token")
+        }
+        self._taken = set(names)
+        self._kept = {pair for word in kept for pair in pairwise(word)}
+        if model.get("ignore_merges"):  # a word that is a token becomes it whatever the merges are
+            self._taken |= {"".join(self._names[number] for number in word) for word in kept}
+        self._merges: list[list[str]] = []
+
+    def add(self, pair: Pair) -> bool:
+        """Adds the token that the pair makes, with the next id. Returns False where there may be none."""
+        if pair in self._kept or not self._alone.isdisjoint(pair):
+            return False
+        left, right = (self._names[one] for one in pair)
+        token = left + right
+        if token in self._taken or len(cut_words(self._spelling.text_of(token))) > 1:
+            return False
+        self._names[self._size] = token
+        self._taken.add(token)
+        self._merges.append([left, right])
+        self._size += 1
+        return True
+
+    def extended(self) -> Tokenizer:
+        model = self._content["model"]
+        # An added token outside of the model's vocabulary would get the first id after it.
+        for added in self._content["added_tokens"]:
+            model["vocab"].setdefault(added["content"], added["id"])
+        for number in range(self._old_size, self._size):
+            model["vocab"][self._names[number]] = number
+        model["merges"] = [*model["merges"], *self._merges]
+        return Tokenizer.from_str(json.dumps(self._content))
+
+
+def _check_model(model: dict[str, Any], old: TextTokenizer, size: int, vocab_size: int) -> None:
+    affixes = [key for key in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(key)]
+    if model["type"] != "BPE" or affixes:
+        what = f"with {affixes[0]}" if affixes else f"of the type {model['type']}"
+        raise KieloError(
+            f"tokenizer.extend: {old.folder} has a model {what}, and only byte-pair encoding (BPE) without "
+            "affixes can be extended; what would work: tokenizer.path to keep it, or neither key to learn a "
+            "vocabulary from the text"
+        )
+    if vocab_size <= size:
+        raise KieloError(
+            f"tokenizer.vocab_size = {vocab_size} counts old tokens too, and {old.folder} has {size}; what "
+            f"would work: {size + 8192} for 8192 new ones, for instance"
+        )

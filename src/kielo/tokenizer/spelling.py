@@ -1,0 +1,66 @@
+"""How a vocabulary spells text, in GPT-2's alphabet of bytes or SentencePiece's form: a token → its bytes."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import regex
+from tokenizers import pre_tokenizers
+
+from kielo.recipe.errors import KieloError
+
+SPACE = "▁"  # how SentencePiece spells a space
+BYTE_TOKEN = regex.compile(r"<0x[0-9A-F]{2}>")  # how SentencePiece vocabularies spell a byte
+
+
+class Spelling:
+    """The convention of one vocabulary.
+
+    content: its tokenizer.json. remedy: what would work where the convention is not known, for the message.
+    """
+
+    def __init__(self, content: Mapping[str, Any], folder: Path, remedy: str):
+        self.is_byte_level = _is_byte_level(content, folder, remedy)
+
+    def is_byte(self, token: str) -> bool:
+        """Returns True for a token that is spelled as one byte (<0x0A>)."""
+        return not self.is_byte_level and bool(BYTE_TOKEN.fullmatch(token))
+
+    def bytes_of(self, token: str) -> bytes:
+        """Returns the bytes that a token stands for."""
+        if self.is_byte(token):
+            return bytes([int(token[3:5], 16)])
+        if self.is_byte_level and all(character in BYTES for character in token):
+            return bytes(BYTES[character] for character in token)
+        return token.replace(SPACE, " ").encode()
+
+    def text_of(self, token: str) -> str:
+        """Returns the whole characters of a token, without bytes of others at its ends."""
+        return self.bytes_of(token).decode("utf-8", "ignore")
+
+
+def _is_byte_level(content: Mapping[str, Any], folder: Path, remedy: str) -> bool:
+    """Returns True for GPT-2's alphabet of bytes, False for SentencePiece's; KieloError for others."""
+    parts = json.dumps(
+        [content.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")], ensure_ascii=False
+    )
+    if '"ByteLevel"' in parts:
+        return True
+    if SPACE in parts or '"Metaspace"' in parts:
+        return False
+    raise KieloError(
+        f"{folder}: its tokens are neither byte-level (GPT-2, Llama 3, Kielo) nor of SentencePiece's form "
+        f"(Llama 2, Mistral, Gemma), so their texts are not known; what would work: {remedy}"
+    )
+
+
+def _byte_alphabet() -> dict[int, str]:
+    """Returns byte → GPT-2's character: printable Latin-1 as it is, the others from U+0100 on, in order."""
+    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
+    others = iter(sorted(character for character in alphabet if ord(character) >= 256))
+    return {byte: chr(byte) if chr(byte) in alphabet else next(others) for byte in range(256)}
+
+
+ALPHABET = _byte_alphabet()
+BYTES = {character: byte for byte, character in ALPHABET.items()}
