@@ -50,6 +50,7 @@ from kielo.train.precision import next_precision, settle_matrix_products
 from kielo.train.profile import Profile
 from kielo.train.replica_check import ReplicaCheck
 from kielo.train.schedule import learning_rate
+from kielo.train.slow_ranks import LayerTimes, SpeedWatch
 from kielo.train.spike_watch import SpikeWatch
 from kielo.train.spikes import Spikes
 from kielo.train.state import RunCheckpoints, State, note_alert
@@ -95,6 +96,7 @@ def assemble(
         state=state,
         guard=guard,
         replica_check=ReplicaCheck(placement.train, checkpoints),
+        speed_watch=SpeedWatch(device, alert),
         spike_watch=SpikeWatch(spikes, resolved, checkpoints, state, log, alert),
         learning_rate=learning_rate(identity),
         meter=meter,
@@ -216,7 +218,8 @@ def _build_precision(
         )
         step = replace(step, on_gradients=probe)
     replicas, local_finite = Replicas(checkpoints.tensors, mesh), LocalFinite(model, device)
-    return PrecisionParts(precision, trainable, model, step, replicas, local_finite, heldout)
+    layer_times = LayerTimes(model, device)
+    return PrecisionParts(precision, trainable, model, step, replicas, local_finite, layer_times, heldout)
 
 
 def _checkpointer(placement: Placement, world: World, permit: Callable[[], None]) -> Checkpointer:

@@ -22,7 +22,9 @@ def fit(run: Run, phase: PhaseParts) -> bool:
         state.advance(phase.tokens_per_step, phase.sequences_per_step)
         batch = phase.feed.take(state.step)
         learning_rate = run.learning_rate(state.tokens) * state.learning_rate_factor
+        run.speed_watch.begin(state.step, run.current.layer_times)
         loss, gradient_norm = optimiser_step(run.current.step, batch, learning_rate)
+        run.speed_watch.end(run.current.layer_times)
         run.current.local_finite.note(state.step, run.current.step.forward_backward.own_loss)
         if run.guard.was_bad():
             step, found = run.current.local_finite.seen(run.guard.steps_behind)

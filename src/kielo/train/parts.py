@@ -24,6 +24,7 @@ from kielo.train.meter import Meter
 from kielo.train.optimiser import Optimiser
 from kielo.train.profile import Profile
 from kielo.train.replica_check import ReplicaCheck
+from kielo.train.slow_ranks import LayerTimes, SpeedWatch
 from kielo.train.spike_watch import SpikeWatch
 from kielo.train.state import RunCheckpoints, State
 from kielo.train.step_row import StepRow
@@ -61,6 +62,7 @@ class PrecisionParts:
     step: StepParts
     replicas: Replicas
     local_finite: LocalFinite
+    layer_times: LayerTimes
     heldout: HeldOut
 
 
@@ -85,6 +87,7 @@ class Run:
     guard: Guard
     spike_watch: SpikeWatch
     replica_check: ReplicaCheck
+    speed_watch: SpeedWatch
     learning_rate: Callable[[int], float]
     meter: Meter
     step_row: StepRow
