@@ -5,7 +5,8 @@ from typing import ClassVar, Literal
 from kielo.artifact.stage_json import JsonFile
 
 # 75: EX_TEMPFAIL, "stopped on purpose, start me again"
-EXIT_CODES = {"finished": 0, "failed": 1, "requeue": 75}
+# 76: ranks ended because one of them was stuck (`parallel/heartbeat.py`)
+EXIT_CODES = {"finished": 0, "failed": 1, "requeue": 75, "hung": 76}
 # environment variable: the file in which a rank tells the process that started it why it did not begin
 REFUSAL_FILE = "KIELO_REFUSAL_FILE"
 
@@ -15,13 +16,14 @@ class Outcome(JsonFile):
 
     FILE_NAME: ClassVar[str] = "outcome.json"
 
-    outcome: Literal["finished", "failed", "requeue"]
-    """"requeue": stopped by a signal or at a step, saved, and to be started again."""
+    outcome: Literal["finished", "failed", "requeue", "hung"]
+    """"requeue": stopped by a signal or at a step, saved, and to be started again.
+    "hung": a rank was stuck."""
     step: int | None
     """Optimiser steps since the start of the run; null: the ranks ended without saying."""
     tokens: int | None
     """Tokens since the start of the run; null: the ranks ended without saying."""
     exit_code: int
-    """0 finished, 1 failed, 75 requeue."""
+    """0 finished, 1 failed, 75 requeue, 76 hung."""
     message: str
     """The reason, and how to go on; empty where there is nothing to say."""

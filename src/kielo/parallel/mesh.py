@@ -106,6 +106,12 @@ def communicators(mesh: Mesh) -> list[dist.ProcessGroup]:
     return list({group.group_name: group for group in groups}.values())
 
 
+def alike_communicators(mesh: Mesh) -> list[dist.ProcessGroup]:
+    """Returns the groups in which all ranks begin the same collectives, and no messages between two ranks."""
+    pipeline = mesh["pipeline"].get_group() if mesh["pipeline"].size() > 1 else None
+    return [group for group in communicators(mesh) if group is not pipeline]
+
+
 def data_ranks(mesh: Mesh) -> int:
     """Returns the number of ranks that see different samples."""
     count = 1

@@ -13,11 +13,11 @@ def open_files_needed(place: Rendezvous) -> int:
     """Returns how many files and sockets a rank may have open at once.
 
     Rank 0 gathers the plans of checkpoints, over one socket a rank. If it serves the store, each rank has one
-    connection to it and, while a communicator is started, another one.
+    connection to it, one for its heartbeat and, while a communicator is started, another one.
     """
     if place.rank > 0:
         return _OWN_FILES
-    return _OWN_FILES + place.size * (1 if place.store_is_running else 3)
+    return _OWN_FILES + place.size * (1 if place.store_is_running else 4)
 
 
 def allow_open_files(place: Rendezvous) -> None:

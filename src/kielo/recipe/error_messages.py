@@ -7,6 +7,7 @@ writes it into `outcome.json`.
 import errno
 import json
 import os
+import traceback
 
 from kielo.recipe.errors import KieloError
 
@@ -53,10 +54,20 @@ def sentence(error: BaseException) -> str | None:
         return f"a file is not what it should be ({error}); KIELO_TRACEBACK=1 shows where it was read"
     if _is_of_other_ranks(error):
         return (
-            f"{rank_prefix()}the ranks lost each other ({first_line(error)}); another rank's message is the "
-            "cause, if there is one; a rank that is merely slow needs a longer train.step_timeout_seconds"
+            f"{rank_prefix()}the ranks lost each other{_where(error)} ({first_line(error)}); another rank's "
+            "message is the cause, if there is one; a rank that is merely slow needs a longer "
+            "train.step_timeout_seconds"
         )
     return None
+
+
+def _where(error: BaseException) -> str:
+    """Returns " at FILE:LINE in FUNCTION" of the innermost line outside of torch; empty if none is known."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/torch/" not in frame.filename]
+    if not frames:
+        return ""
+    last = frames[-1]
+    return f" at {'/'.join(last.filename.split('/')[-3:])}:{last.lineno} in {last.name}"
 
 
 def _of_the_system(error: OSError) -> str:

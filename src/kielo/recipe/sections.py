@@ -790,6 +790,13 @@ class TrainPlacement(Section):
     step_timeout_seconds: float = Field(
         600.0, ge=1, le=604_800, description="longest wait for other ranks in each collective of later steps"
     )
+    hang_seconds: float = Field(
+        30.0,
+        ge=1,
+        le=604_800,
+        description="the ranks end, and the stuck one is named, when none of them gets on for so long and "
+        "for 3 × the 99th percentile of a step; 1 rank alone: for `step_timeout_seconds`",
+    )
 
 
 class Train(TrainPlacement, TrainIdentity, TrainSchedule):

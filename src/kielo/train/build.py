@@ -28,6 +28,7 @@ from kielo.parallel.gradient_clipping import clip_gradients
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import Mesh, build_mesh, communicators, data_rank, data_ranks, sum_over_data
 from kielo.parallel.parallelise import parallelise
+from kielo.parallel.progress import Progress
 from kielo.parallel.replicas import Replicas
 from kielo.parallel.time_limits import TimeLimits
 from kielo.parallel.world import World, make_host_group
@@ -63,13 +64,14 @@ def assemble(
     world: World,
     stop: Stop,
     permit: Callable[[], None],
+    progress: Progress,
     profile_steps: int = 0,
     is_saving: bool = True,
 ) -> Run:
     """Builds every part of the run but those of a phase, on this rank. All ranks call it together.
 
-    permit: raises KieloError when this job may no longer save checkpoints. profile_steps: how many to record.
-    is_saving: does the run save checkpoints.
+    permit: raises KieloError when this job may no longer save checkpoints. progress: is told what this rank
+    does. profile_steps: how many to record. is_saving: does the run save checkpoints.
 
     Raises KieloError for whatever the parts refuse: tokens that are missing, a layout that does not fit the
     world, a checkpoint of another run.
@@ -78,7 +80,10 @@ def assemble(
     device, state = world.device, State()
     mesh = build_mesh(world, placement.layout)
     time_limits = TimeLimits(
-        communicators(mesh), placement.train.start_timeout_seconds, placement.train.step_timeout_seconds
+        communicators(mesh),
+        placement.train.start_timeout_seconds,
+        placement.train.step_timeout_seconds,
+        progress,
     )
     guard = Guard(device, identity.train)
     spikes = Spikes(device, identity.train)

@@ -33,14 +33,14 @@ def fit(run: Run, phase: PhaseParts) -> bool:
             return False
         run.guard.stop_if_diverged(state.step, run.checkpoints.way_on)
         run.profile.step(state.step)
-        run.time_limits.step_done()
+        run.time_limits.step_done(state.step)
         run.garbage.step(state.step)
 
         if run.log.due(state.step):  # the host waits for the device
             run.log.write(run.step_row(state, loss, gradient_norm, learning_rate))
         heldout = run.current.heldout
         if heldout.due(state.step):
-            with run.meter.paused(), run.time_limits.paused():
+            with run.meter.paused(), run.time_limits.paused("held-out text"):
                 run.log.write(heldout.row(state))
         stopping = run.stop.agreed(state.step)
         is_saving = stopping or run.stop.is_save_agreed or run.checkpoints.due(state.step)
@@ -48,7 +48,7 @@ def fit(run: Run, phase: PhaseParts) -> bool:
         if run.replica_check.must_go_back(state.step, run.current.replicas, is_saving or is_last):
             return False
         if is_saving:
-            with run.meter.paused(), run.time_limits.paused():
+            with run.meter.paused(), run.time_limits.paused("a save"):
                 # the copy waits for the device; writing goes on beside the next steps
                 run.checkpoints.save(loss)
                 run.garbage.collect()

@@ -123,7 +123,7 @@ def _signs(resolved: Resolved) -> list[str]:
         signs.append(f"{MANIFEST_NAME} is that of a finished run")
     with suppress(OSError, KieloError):
         outcome = read_json(folder, Outcome)
-        if outcome is not None and outcome.outcome != "failed" and outcome.step:
+        if outcome is not None and outcome.outcome in ("finished", "requeue") and outcome.step:
             signs.append(f"outcome.json says that it stopped at step {outcome.step}")
     steps = [row.step for row in of_kind(read_metrics(folder / METRICS_NAME), TrainingStep)]
     # By the time of the second save the first is complete.

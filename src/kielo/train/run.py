@@ -3,14 +3,20 @@
 `kielo train` calls `train` on every rank; launchers use nothing else of this room.
 """
 
+import faulthandler
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from kielo.artifact.lease import Lease, held
-from kielo.artifact.outcome import Outcome
+from kielo.artifact.outcome import REFUSAL_FILE, Outcome
 from kielo.artifact.trained_text import has_trained
 from kielo.checkpoint.agreement import Agreement
+from kielo.parallel.heartbeat import Heartbeat
+from kielo.parallel.mesh import alike_communicators, communicators
+from kielo.parallel.progress import Progress
 from kielo.parallel.rendezvous import find_rendezvous
 from kielo.parallel.world import World, end_world, leave_together, start_world
 from kielo.recipe.error_messages import sentence
@@ -81,6 +87,8 @@ def measure(resolved: Resolved, steps: int, profile_steps: int = 0) -> Outcome:
 
 
 def _started(resolved: Resolved, stop: Stop, profile_steps: int, is_saving: bool = True) -> Outcome:
+    if not faulthandler.is_enabled():
+        faulthandler.enable()  # a rank that a library aborts says where it was
     with determinism(resolved.placement.train.deterministic), stop:
         try:
             world = start_world(resolved.placement.train.start_timeout_seconds, resolved.placement.device)
@@ -108,17 +116,25 @@ def _attempt(
     # before the records that mention them are touched
     if is_saving:
         Agreement().on_first(lambda: refuse_lost_checkpoints(resolved))
+    progress = _progress(resolved, world)
+
+    def note_hang(message: str, comes_again: bool) -> None:
+        _note_hang(resolved, (message, comes_again), state if has_begun else None, lease)
+
+    stacks = Path(resolved.placement.train_folder) / "stacks"
     try:
-        with TokenCheck(resolved, Agreement()) as tokens:  # they are read while the model is built
-            run = assemble(resolved, world, stop, lease.check, profile_steps, is_saving)
-            state = run.state
-            tokens.finish()
-        has_begun = True
-        if is_first:
-            forget_outcome(resolved)
-            write_plan(resolved)
-            withdraw_manifest(resolved)
-        outcome = _fit_and_close(run, resolved)
+        with Heartbeat(world, progress, stacks, note_hang) as heartbeat:
+            with TokenCheck(resolved, Agreement()) as tokens:  # they are read while the model is built
+                run = assemble(resolved, world, stop, lease.check, progress, profile_steps, is_saving)
+                heartbeat.use(communicators(run.mesh), alike_communicators(run.mesh))
+                state = run.state
+                tokens.finish()
+            has_begun = True
+            if is_first:
+                forget_outcome(resolved)
+                write_plan(resolved)
+                withdraw_manifest(resolved)
+            outcome = _fit_and_close(run, resolved)
         if not is_saving:
             is_measured = stop.is_at_limit(state.step)
             outcome = "finished" if is_measured else "requeue"
@@ -134,6 +150,29 @@ def _attempt(
         if has_begun or not isinstance(error, KieloError):
             _note_failure(resolved, error, state, is_first, lease)
         raise
+
+
+def _progress(resolved: Resolved, world: World) -> Progress:
+    train = resolved.placement.train
+    # Nobody waits for one rank alone, and no other rank can tell that it is stuck.
+    floor = train.hang_seconds if world.size > 1 else max(train.hang_seconds, train.step_timeout_seconds)
+    return Progress(floor, train.start_timeout_seconds, train.step_timeout_seconds)
+
+
+def _note_hang(resolved: Resolved, hang: tuple[str, bool], state: State | None, lease: Lease) -> None:
+    """Records a hang, on one rank: (message, whether it comes again), which is then a failure.
+
+    state: None before training began, when earlier records are kept.
+    """
+    (message, comes_again), parent = hang, os.environ.get(REFUSAL_FILE)
+    if state is not None:
+        with suppress(OSError, KieloError):
+            lease.check()
+            settle(resolved, "failed" if comes_again else "hung", (state.step, state.tokens), message)
+    if parent and (state is None or comes_again):
+        Path(parent).write_text(message, encoding="utf-8")
+    if not parent:  # which prints it
+        print(f"kielo: {message}", file=sys.stderr, flush=True)
 
 
 def _run_folder(resolved: Resolved) -> Path:

@@ -1,0 +1,258 @@
+"""Heartbeats of the ranks of a job, beside the training: a rank that is stuck is named, and the job ends.
+
+A thread of each rank writes a `Beat` into the store in which the ranks meet, whatever the main thread waits
+for, and no collective is needed. Two ranks look at the beats of all (`hang_watch.py`). When the job hangs,
+every rank that still can writes where its threads are, the cause is printed and recorded, and all ranks end
+with exit code 76.
+
+A rank that is frozen does not write anything; one of the same node asks it to (`rank_process.py`).
+"""
+
+import faulthandler
+import json
+import math
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import torch
+import torch.distributed as dist
+
+from kielo.artifact.outcome import EXIT_CODES
+from kielo.parallel.hang_watch import Beat, Hang, HangWatch, describe
+from kielo.parallel.progress import Progress
+from kielo.parallel.rank_process import RankProcess
+from kielo.parallel.world import World
+
+HUNG = EXIT_CODES["hung"]
+_BEAT_SECONDS = 0.5
+_BEATS_PER_SECOND = 1000  # of all ranks together: what one store takes beside other work
+_ANSWER_SECONDS = 5.0  # of the store, at the end
+_ENDING_SECONDS = 15.0  # until all ranks have written theirs
+_NO_HANG = "none"
+_TORCH = os.path.dirname(torch.__file__)
+_DISTRIBUTED = os.path.join(_TORCH, "distributed")
+_PYTHON = os.path.dirname(os.__file__)
+
+
+class Heartbeat:
+    """The heartbeat of this rank, for as long as it is entered.
+
+    stacks_folder: where each rank writes its stacks when the job hangs. on_hang: called on one rank, before
+    the ranks end, with the message, and True if the program is the cause and will do it again.
+    """
+
+    def __init__(
+        self, world: World, progress: Progress, stacks_folder: Path, on_hang: Callable[[str, bool], None]
+    ):
+        self._world, self._progress = world, progress
+        self._stacks_folder, self._on_hang = stacks_folder, on_hang
+        self._groups: Sequence[dist.ProcessGroup] = ()
+        self._alike: dict[str, dist.ProcessGroup] = {}
+        self._seconds = max(_BEAT_SECONDS, world.size / _BEATS_PER_SECOND)
+        is_watcher = world.rank in (0, world.size // 2)
+        self._watch = HangWatch(world.size, self._seconds) if is_watcher else None
+        self._beats: list[Beat] = []
+        self._first: RankProcess | None = None  # rank 0, which may serve the store
+        self._number = 0
+        self._over = threading.Event()
+        self._threads = [
+            threading.Thread(target=target, name="heartbeat", daemon=True)
+            for target in (self._run, self._guard)
+        ]
+
+    def use(self, groups: Sequence[dist.ProcessGroup], alike: Sequence[dist.ProcessGroup]) -> None:
+        """Sets the groups whose collectives are counted.
+
+        alike: of these, those in which all ranks begin the same collectives and messages.
+        """
+        self._alike = {",".join(map(str, dist.get_process_group_ranks(group))): group for group in alike}
+        self._groups = tuple(groups)
+
+    def __enter__(self) -> "Heartbeat":
+        self._stacks = tempfile.TemporaryFile("w+", prefix="kielo_stacks_")
+        if threading.current_thread() is threading.main_thread():
+            faulthandler.register(signal.SIGUSR2, self._stacks)
+        self._store = self._world.store.clone()
+        own = RankProcess.own(self._stacks.fileno())
+        self._store.set(f"process/{self._world.rank}", json.dumps(asdict(own)))
+        self._store.compare_set("hang", "", _NO_HANG)
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join(_ANSWER_SECONDS)
+        if kind is None and not self._threads[0].is_alive():  # the others may still have something to do
+            with suppress(RuntimeError):
+                last = replace(self._beat(), still_seconds=math.inf, silent_seconds=math.inf)
+                self._store.set(f"beat/{self._world.rank}", last.text())
+        faulthandler.unregister(signal.SIGUSR2)
+        self._stacks.close()
+
+    def _run(self) -> None:
+        """Exchanges heartbeats until the end. A store that is frozen blocks this thread: `_guard` notices."""
+        looked_at = time.monotonic()
+        while not self._over.wait(self._seconds):
+            now = time.monotonic()
+            try:
+                hang = self._exchange(self._store, now - looked_at)
+            except RuntimeError:  # the store has ended, and does not come back
+                return
+            looked_at, self._number = now, self._number + 1
+            if hang is not None and not self._over.is_set():
+                self._end(hang, self._store)
+
+    def _guard(self) -> None:
+        """Ends this process where the store, which rank 0 may serve, does not answer for too long."""
+        looked_at, number, unanswered = time.monotonic(), 0, 0.0
+        while not self._over.wait(self._seconds):
+            now = time.monotonic()
+            is_answered, number = number != self._number, self._number
+            unanswered = 0.0 if is_answered else unanswered + min(now - looked_at, 2 * self._seconds)
+            looked_at, limit = now, self._progress.limits()[1]
+            if unanswered > limit and not self._over.is_set():
+                why = f"without an answer of its store (the limit is {limit:.3g} s)"
+                self._end(Hang((0,), True, unanswered, why), None)
+
+    def _exchange(self, store: dist.Store, elapsed: float) -> Hang | None:
+        """Sends this rank's heartbeat; returns the hang that another rank has found, or this one."""
+        store.set(f"beat/{self._world.rank}", self._beat().text())
+        told = store.get("hang").decode()
+        if told != _NO_HANG:
+            return _hang_of(told)
+        if self._first is None and store.check(["process/0"]):
+            self._first = _process_of(store, 0)
+        return self._look(store, elapsed)
+
+    def _beat(self) -> Beat:
+        frame = sys._current_frames().get(threading.main_thread().ident)
+        still, silent = self._progress.limits()
+        return Beat(
+            number=self._number + 1,
+            step=self._progress.step,
+            doing=self._progress.doing,
+            moves=sum(map(_begun, self._groups)),
+            entered={ranks: _begun(group) for ranks, group in self._alike.items()},
+            at=_line_of(frame),
+            is_inside=frame is not None and frame.f_code.co_filename.startswith(_DISTRIBUTED),
+            still_seconds=still,
+            silent_seconds=silent,
+            p99_seconds=self._progress.p99_seconds,
+        )
+
+    def _look(self, store: dist.Store, elapsed: float) -> Hang | None:
+        """Looks at all beats, on the ranks that do, and tells the other ranks of a hang."""
+        if self._watch is None:
+            return None
+        keys = [f"beat/{rank}" for rank in range(self._world.size)]
+        if not self._beats and not store.check(keys):
+            return None  # some ranks are not here yet; those who start communicators name them
+        self._beats = [Beat.read(text) for text in store.multi_get(keys)]
+        hang = self._watch.look(self._beats, elapsed)
+        if hang is None:
+            return None
+        return _hang_of(store.compare_set("hang", _NO_HANG, json.dumps(asdict(hang))))
+
+    def _end(self, hang: Hang, store: dist.Store | None) -> None:
+        """Writes stacks, tells the cause, and ends this process. store: None where it does not answer."""
+        with suppress(Exception):  # whatever fails here, the process ends
+            self._stacks_folder.mkdir(parents=True, exist_ok=True)
+            if not self._was_silent(hang):
+                with open(self._file(self._world.rank), "w", encoding="utf-8") as file:
+                    faulthandler.dump_traceback(file)
+            if store is None:
+                self._end_without_store(hang)
+            else:
+                self._end_together(hang, store)
+        os._exit(HUNG)
+
+    def _end_together(self, hang: Hang, store: dist.Store) -> None:
+        until = time.monotonic() + _ENDING_SECONDS
+        for rank in hang.ranks if hang.is_silent else ():
+            process = _process_of(store, rank)
+            if process.is_here() and rank != self._world.rank and store.add(f"hang/asked/{rank}", 1) == 1:
+                store.set(f"hang/state/{rank}", self._ask(rank, process))
+        written = store.add("hang/written", 1)
+        if self._watch is None or self._was_silent(hang) or store.add("hang/told", 1) > 1:
+            store.wait(["hang/over"], timedelta(seconds=_ENDING_SECONDS + 2))
+            return
+        expected = self._world.size - (len(hang.ranks) if hang.is_silent else 0)
+        while written < expected and time.monotonic() < until:
+            time.sleep(0.1)
+            written = store.add("hang/written", 0)
+        known = [rank for rank in hang.ranks if store.check([f"hang/state/{rank}"])]
+        states = {rank: store.get(f"hang/state/{rank}").decode() for rank in known}
+        self._tell(hang, {rank: _process_of(store, rank) for rank in hang.ranks}, states)
+        store.set("hang/over", "")
+        time.sleep(2 * self._seconds)  # rank 0 serves the store
+
+    def _end_without_store(self, hang: Hang) -> None:
+        """The same when rank 0, which serves the store, does not answer any more."""
+        states, is_telling = {}, self._world.rank == self._world.size // 2
+        if self._beats:
+            self._beats[self._world.rank] = self._beat()
+        first = self._first
+        if first is not None and first.is_here() and (is_telling or self._world.rank == 1):
+            states[0] = self._ask(0, first)
+        if is_telling:
+            self._tell(hang, {} if first is None else {0: first}, states)
+
+    def _was_silent(self, hang: Hang) -> bool:
+        return hang.is_silent and self._world.rank in hang.ranks
+
+    def _ask(self, rank: int, process: RankProcess) -> str:
+        """Writes the stacks of a silent rank of this node and ends it; returns what the kernel says of it."""
+        state = process.state()
+        self._file(rank).write_text(process.stacks() or "it wrote no stacks\n", encoding="utf-8")
+        with suppress(OSError):  # it would go on, and record that it lost the other ranks
+            os.kill(process.pid, signal.SIGKILL)
+        return state
+
+    def _file(self, rank: int) -> Path:
+        return self._stacks_folder / f"rank_{rank:05d}.txt"
+
+    def _tell(self, hang: Hang, processes: dict[int, RankProcess], states: dict[int, str]) -> None:
+        places = {rank: str(process) for rank, process in processes.items()}
+        message = describe(hang, self._beats, places, states)
+        message += f". Stacks of the ranks are in {self._stacks_folder}"
+        self._on_hang(message, not hang.ranks and len({beat.at for beat in self._beats}) > 1)
+
+
+def _begun(group: dist.ProcessGroup) -> int:
+    """Returns how many collectives and messages this rank has begun in `group` (torch 2.10 to 2.13)."""
+    return group._get_sequence_number_for_group()
+
+
+def _line_of(frame: FrameType | None) -> str:
+    """Returns the innermost line outside of torch and of Python's library, as `file:line in function`."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        is_library = file.startswith((_TORCH, _PYTHON, "<")) and f"{os.sep}kielo{os.sep}" not in file
+        if not is_library:
+            shown = os.sep.join(file.split(os.sep)[-3:])
+            return f"{shown}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return "an unknown line"
+
+
+def _hang_of(text: bytes) -> Hang:
+    content = json.loads(text)
+    return Hang(**content | {"ranks": tuple(content["ranks"])})
+
+
+def _process_of(store: dist.Store, rank: int) -> RankProcess:
+    return RankProcess(**json.loads(store.get(f"process/{rank}")))

@@ -1,0 +1,79 @@
+"""A job of which one rank is stuck ends by itself, with exit code 76: rank, node and line are named.
+
+Ranks are forked (tests/ranks.py), and one gets stuck in the middle of a step. Without heartbeats the others
+would wait for `train.step_timeout_seconds`, 600 s.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from kielo.artifact.outcome import Outcome
+from kielo.artifact.stage_json import read_json
+from kielo.train.feed import Feed
+from kielo.train.run import train
+from tests.ranks import run_ranks
+from tests.train.tiny_run import resolve, write_tokens
+
+STUCK_STEP = 5
+
+
+def freeze() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def read_for_ever() -> None:
+    time.sleep(600)
+
+
+def receive() -> None:
+    dist.recv(torch.ones(1), 0)
+
+
+def get_stuck(folder: Path, stuck_rank: int, how: str) -> None:
+    """Train on two ranks, one of which gets stuck as it takes the batch of a step."""
+    take = Feed.take
+
+    def take_or_not(feed: Feed, step: int):
+        if step == STUCK_STEP and dist.get_rank() == stuck_rank:
+            globals()[how]()
+        return take(feed, step)
+
+    Feed.take = take_or_not
+    train(resolve(folder, shard=2, micro_batch=1, hang_seconds=3.0, every_steps=2))
+
+
+# Who is stuck and how; what the message names; the rank whose stacks show the line.
+CASES = {
+    "frozen": (1, "freeze", ["rank 1 on", "stopped by a signal", "without a heartbeat"], 1),
+    "frozen, with the store": (
+        0,
+        "freeze",
+        ["rank 0 on", "stopped by a signal", "of its store"],
+        0,
+    ),
+    "data that do not come": (1, "read_for_ever", ["rank 1 on", "in read_for_ever", "rank 0 waits at"], 1),
+    "another collective than the others": (1, "receive", ["all ranks wait", "in receive", "comes again"], 1),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_stuck_rank_is_named(tmp_path, case):
+    """The outcome names it, every rank's stacks are on the disk, and no process is left."""
+    stuck_rank, how, named, shown = CASES[case]
+    write_tokens(tmp_path / "tokens")
+    with pytest.raises(RuntimeError, match="without a word"):
+        run_ranks(get_stuck, 2, tmp_path, stuck_rank, how)
+    outcome = read_json(tmp_path / "train", Outcome)
+    # Collectives that do not match are a fault of the program, which is not tried again.
+    end = ("failed", 1) if how == "receive" else ("hung", 76)
+    assert (outcome.outcome, outcome.exit_code, outcome.step) == (*end, STUCK_STEP)
+    for words in named:
+        assert words in outcome.message
+    stacks = {int(file.stem[5:]): file.read_text() for file in (tmp_path / "train" / "stacks").iterdir()}
+    assert stacks.keys() == {0, 1} and f"in {how}" in stacks[shown]

@@ -1,0 +1,111 @@
+"""Heartbeats of many ranks are judged alike whatever the clocks do, and the cause of a hang is the rank that
+the others wait for.
+"""
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from kielo.parallel.hang_watch import Beat, HangWatch, describe
+from kielo.parallel.progress import STEPS, Progress
+
+USUAL = Beat(
+    number=1, step=7, doing=STEPS, moves=10, entered={"0,1,2,3": 5}, at="kielo/train/loop.py:20 in fit",
+    is_inside=True, still_seconds=30.0, silent_seconds=30.0, p99_seconds=2.0,
+)  # fmt: skip
+
+
+def watched(rounds: list[list[Beat]], seconds: float = 0.5):
+    """What the last of these looks finds; the looks before it must find nothing."""
+    watch = HangWatch(len(rounds[0]), 0.5)
+    *before, last = [watch.look(beats, seconds) for beats in rounds]
+    assert before == [None] * len(before)
+    return last
+
+
+def beating(beats: list[Beat], looks: int, silent: tuple[int, ...] = ()) -> list[list[Beat]]:
+    """The ranks beat and do not get on; those of `silent` do not even beat."""
+    return [
+        [beat if rank in silent else replace(beat, number=look) for rank, beat in enumerate(beats)]
+        for look in range(looks)
+    ]
+
+
+def test_a_frozen_rank_is_named_after_the_limit():
+    """30 s at a look each half second: the first look shows nothing yet, the 62nd is beyond."""
+    four = [USUAL] * 4
+    assert watched(beating(four, 61, silent=(2,))) is None
+    hang = watched(beating(four, 62, silent=(2,)))
+    assert hang.ranks == (2,) and hang.is_silent and hang.seconds == 30.5
+
+
+@pytest.mark.parametrize("change", [{"step": 8}, {"moves": 11}, {"doing": "a save"}])
+def test_a_slow_job_is_none(change):
+    """One rank gets on, by a step, a collective or its next work, and all are given time again."""
+    waiting = beating([USUAL] * 4, 60)
+    moved = [[*beats[:3], replace(beats[3], **change)] for beats in beating([USUAL] * 4, 61)]
+    assert watched(waiting + moved) is None
+
+
+def test_a_job_that_was_stopped_as_a_whole_is_none():
+    """The watcher was stopped too: an hour between two of its looks counts as a second."""
+    watch = HangWatch(2, 0.5)
+    assert watch.look([USUAL] * 2, 0.5) is None
+    assert watch.look([USUAL] * 2, 3600.0) is None
+
+
+def test_the_longest_limit_of_all_ranks_holds():
+    """One rank compiles or saves, and the others wait for it."""
+    assert watched(beating([USUAL, replace(USUAL, still_seconds=1800.0)], 200)) is None
+
+
+# Groups → how many collectives each rank has begun: which rank do the others wait for?
+ENTERED = {
+    "one group": ([{"0,1,2,3": 5}, {"0,1,2,3": 5}, {"0,1,2,3": 4}, {"0,1,2,3": 5}], (2,)),
+    # 3 waits in its tensor group for 2, and so has not come to its data group, where 1 waits for it.
+    "tensor × data": ([{"0,1": 9, "0,2": 3}, {"0,1": 9, "1,3": 4}, {"2,3": 8, "0,2": 3},
+                       {"2,3": 9, "1,3": 3}], (2,)),
+    "alike": ([{"0,1": 5}, {"0,1": 5}], ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ENTERED)
+def test_the_cause_is_the_rank_that_others_wait_for(case):
+    entered, cause = ENTERED[case]
+    assert watched(beating([replace(USUAL, entered=one) for one in entered], 62)).ranks == cause
+
+
+def test_where_counts_are_alike_the_cause_is_the_rank_outside_of_torch():
+    """Messages of pipelines are not counted alike on all ranks."""
+    beats = [USUAL, replace(USUAL, is_inside=False, at="kielo/train/feed.py:86 in take"), USUAL]
+    hang = watched(beating(beats, 62))
+    message = describe(hang, beats, {1: "nid7 (process 12)"}, {})
+    assert hang.ranks == (1,) and not hang.is_silent
+    assert "rank 1 on nid7 (process 12) at kielo/train/feed.py:86 in take; ranks 0, 2 wait" in message
+    assert "30 s without progress (the limit is 30 s; the 99th percentile of a step 2 s)" in message
+
+
+def test_collectives_that_do_not_match_are_named_with_both_lines():
+    beats = [USUAL, replace(USUAL, at="my_loss.py:3 in loss"), USUAL]
+    message = describe(watched(beating(beats, 62)), beats, {}, {})
+    assert "ranks 0, 2 at kielo/train/loop.py:20 in fit; rank 1 at my_loss.py:3 in loss" in message
+
+
+def test_limits_follow_the_steps_and_know_what_is_long(monkeypatch):
+    """Three times the 99th percentile of 512 steps, at least the floor; long work has its own limits."""
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    progress = Progress(floor_seconds=30.0, first_seconds=1800.0, later_seconds=600.0)
+    assert progress.limits() == (1800.0, 600.0)
+    progress.begin(STEPS)
+    for step in range(1, 601):
+        now += 20.0 if step % 50 == 0 else 2.0  # 2 %: the percentile is one of them
+        progress.step_done(step)
+    assert progress.limits() == (60.0, 60.0)
+    with progress.during("a save"):
+        assert progress.limits() == (1800.0, 600.0)
+        now += 300.0
+    assert progress.limits() == (60.0, 60.0)  # the save counts as no step
+    with progress.during("a save"):
+        assert progress.limits() == (900.0, 600.0)
