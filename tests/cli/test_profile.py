@@ -45,11 +45,13 @@ def test_ranks_are_started_with_the_option(monkeypatch, tmp_path, words, given):
     """Each rank is started with the option and reads it as the parent did."""
     commands = []
 
-    def started(name, entrypoint, args, **_):
-        commands.append(list(args[0]))
-        return SimpleNamespace(wait=lambda *_: SimpleNamespace(failures={}))
+    def started(arguments, *_):
+        commands.append(list(arguments))
+        return SimpleNamespace(
+            start=lambda *_: None, wait=lambda *_: None, close=lambda: None, is_stopping=False
+        )
 
-    monkeypatch.setattr("kielo.parallel.local_ranks.start_processes", started)
+    monkeypatch.setattr("kielo.train.start_ranks.Ranks", started)
     monkeypatch.setattr("kielo.train.start_ranks.resolve", lambda *_, **__: None)  # nothing is packed there
     monkeypatch.setattr("kielo.train.start_ranks.read_outcome", lambda *_: DONE)
     assert main(["train", "demo_estonian", "--ranks", "2", "--set", f"folder={tmp_path}", *words]) == 0

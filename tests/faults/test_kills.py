@@ -6,6 +6,7 @@ compared tensor by tensor.
 """
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from kielo.train.feed import Feed
 from kielo.train.log import Log
 from kielo.train.run import train
 from kielo.train.state import RunCheckpoints
+from tests.faults.trial import kielo, start, went_well
 from tests.ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
@@ -211,3 +213,35 @@ def test_resumed_on_other_ranks(undisturbed, tmp_path, layout):
     )
     for name in whole:
         torch.testing.assert_close(whole[name], ours[name], rtol=1e-3, atol=1e-5)
+
+
+def children(process: int) -> list[int]:
+    """The processes that a process has started, the oldest first."""
+    text = Path(f"/proc/{process}/task/{process}/children").read_text()
+    return [int(number) for number in text.split()]
+
+
+@pytest.mark.parametrize("victim", [0, 1], ids=["rank 0", "rank 1"])
+def test_a_rank_that_is_killed_is_started_again(victim, packed):
+    """`kielo train --ranks 2` goes on by itself, and ends with the bits of a run that was left alone."""
+    other = packed.parent / "other"
+    shutil.copytree(packed, other)
+    command = ["train", "tiny.toml", "--ranks", "2", "--set", "train.log_every_steps=1"]
+    process = start(packed, *command)
+    steps = []
+    for line in process.stdout:
+        if line.startswith("step ") and "loss" in line.split("held-out")[0]:
+            steps.append(int(line.split()[1].partition("/")[0]))
+            if steps == list(range(1, 7)):  # the checkpoint of step 5 is whole
+                (template,) = children(process.pid)
+                os.kill(children(template)[victim], signal.SIGKILL)
+    assert process.wait(timeout=60) == 0
+    told = process.stderr.read()
+    assert steps.count(6) == 2 and steps[-15:] == list(range(6, 21)), told
+    assert f"rank {victim} ended with SIGKILL" in told and "started again from step_00000005" in told
+    went_well(kielo(other, *command))
+    whole, ours = (
+        read_tensors(folder / "run/train/checkpoints" / f"step_{STEPS:08d}") for folder in (other, packed)
+    )
+    for tensor in whole:
+        assert torch.equal(whole[tensor], ours[tensor]), tensor

@@ -207,6 +207,12 @@ def until_trained(process: subprocess.Popen) -> None:
     raise AssertionError(process.stderr.read())
 
 
+def children(process: int) -> list[int]:
+    """The processes that a process has started, the oldest first."""
+    text = Path(f"/proc/{process}/task/{process}/children").read_text()
+    return [int(number) for number in text.split()]
+
+
 def ended(process: subprocess.Popen) -> Outcome:
     out, err = process.communicate(timeout=120)
     return Outcome(process.returncode, out, err)
@@ -349,11 +355,11 @@ def test_a_rank_that_is_killed_is_named(packed):
     """The message says which rank ended and how, as one out of memory does;
     the other, which waits for it, is ended.
     """
-    process = start(packed, "train", "tiny.toml", "--ranks", "2", *LONG, "--set", "train.tokens=2560000")
+    endless = [*LONG, "--set", "train.tokens=2560000"]
+    process = start(packed, "train", "tiny.toml", "--ranks", "2", "--restarts", "0", *endless)
     until_trained(process)
-    ranks = [
-        int(number) for number in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    ]
+    (template,) = children(process.pid)
+    ranks = children(template)
     os.kill(ranks[1], signal.SIGKILL)
     outcome = ended(process)
     assert outcome.code == 1 and "training failed" in outcome.err
@@ -388,7 +394,8 @@ def test_what_one_rank_fails_of_ends_all():
     ):
         ranks = Ranks(["-c", script], number, 75)
         ranks.start()
-        assert ranks.wait(1) == told
+        assert str(ranks.wait(1) or "") == told
+        ranks.close()
 
 
 # --- Odd files beside a run

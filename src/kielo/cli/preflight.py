@@ -49,7 +49,9 @@ def _on_ranks(options: argparse.Namespace, recipe: Recipe, ranks: int) -> int:
     started = Ranks(arguments + ["--json"] * options.json, ranks, stop_code=0)
     try:
         started.start()
-        return 1 if started.wait(_SHUTDOWN_SECONDS) else 0
+        failure = started.wait(_SHUTDOWN_SECONDS)
+        started.close()
+        return 1 if failure else 0
     except BaseException:
         started.kill()
         raise

@@ -5,6 +5,7 @@ their outcome into the exit code.
 """
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ from kielo.recipe.read import read_recipe, run_folder
 from kielo.recipe.sections import Recipe
 from kielo.resolve.resolved import Resolved
 
+# Errors of the system that do not go away by themselves.
+_LASTING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT)
 FETCH_LIMIT_SECONDS = 4 * 3600  # 1.4 TB at 100 MB/s
 
 
@@ -33,6 +36,14 @@ def train_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, default=None, help="start so many processes on this machine")
     parser.add_argument(
         "--shutdown-seconds", type=int, default=600, help="time to save after a stop signal (with --ranks)"
+    )
+    parser.add_argument(
+        "--restarts",
+        type=int,
+        default=None,
+        metavar="N",
+        help="with --ranks: start ranks that were killed or hung again, so often in a row without a new "
+        "checkpoint (default: 3)",
     )
     parser.add_argument(
         "--profile",
@@ -62,6 +73,8 @@ def train(options: argparse.Namespace) -> int:
     ranks = 1 if options.ranks is None or is_rank() else options.ranks
     if ranks < 1:
         raise KieloError(f"--ranks {ranks}: give 1 or more")
+    if options.restarts is not None and (options.restarts < 0 or ranks == 1):
+        raise KieloError(f"--restarts {options.restarts}: give 0 or more, and --ranks of 2 or more")
     if options.profile is not None and options.profile < 1:
         raise KieloError(f"--profile {options.profile}: give 1 step or more")
     if options.measure is not None and options.measure < 1:
@@ -77,7 +90,13 @@ def train(options: argparse.Namespace) -> int:
             profile += ["--profile-ranks", options.profile_ranks] if options.profile_ranks else []
             profile += ["--measure", str(options.measure)] if options.measure else []
             outcome = train_on_ranks(
-                recipe, options.recipe, options.sets, ranks, profile, options.shutdown_seconds
+                recipe,
+                options.recipe,
+                options.sets,
+                ranks,
+                profile,
+                options.shutdown_seconds,
+                options.restarts,
             )
         else:
             outcome = train_here(recipe, profile_steps, options.measure)
@@ -184,16 +203,21 @@ def train_on_ranks(
     ranks: int,
     flags: Sequence[str] = (),
     shutdown_seconds: int = 600,
+    restarts: int | None = None,
 ) -> Outcome:
-    """Train on `ranks` processes of this machine: `kielo train REFERENCE` with these settings and flags."""
+    """Train on `ranks` processes of this machine: `kielo train REFERENCE` with these settings and flags.
+
+    restarts: how often ranks that failed are started again without a new checkpoint; None: the usual number.
+    """
     done = None if "--measure" in flags else _done_before(recipe, ranks)
     if done is not None:
         return done
-    from kielo.train.start_ranks import start_ranks
+    from kielo.train.start_ranks import RESTARTS, start_ranks
 
     arguments = [argument for entry in sets for argument in ("--set", entry)] + list(flags)
     is_quiet = sys.stdout is sys.stderr  # under --json
-    return start_ranks(recipe, reference, arguments, ranks, shutdown_seconds, is_quiet)
+    most = RESTARTS if restarts is None else restarts
+    return start_ranks(recipe, reference, arguments, ranks, shutdown_seconds, is_quiet, most)
 
 
 def is_done(recipe: Recipe, ranks: int) -> bool:
@@ -291,9 +315,10 @@ def train_here(recipe: Recipe, profile_steps: int = 0, measured_steps: int | Non
         if measured_steps is not None:
             return measure(resolved, measured_steps, profile_steps)
         return train(resolved, profile_steps=profile_steps)
-    except KieloError as error:
-        if file := os.environ.get(REFUSAL_FILE):
-            Path(file).write_text(str(error), encoding="utf-8")
+    except (KieloError, OSError) as error:
+        file = os.environ.get(REFUSAL_FILE)
+        if file and (isinstance(error, KieloError) or error.errno in _LASTING):
+            Path(file).write_text(sentence(error) or "", encoding="utf-8")
         raise
 
 

@@ -1,30 +1,44 @@
 """Processes of `kielo train` on this machine, one a rank: they are started, get signals, and are watched.
 
-torch starts them (`torch.distributed.elastic.multiprocessing`, on which torchrun is built), with the
-variables that torchrun would set. torchrun itself is not used: it turns every exit code into 1, and an
-intended stop into a page of traceback.
+They get the variables that torchrun would set. torchrun itself is not used: it turns every exit code into 1,
+and an intended stop into a page of traceback, and after a failure it imports torch again in every rank. Ranks
+are forked from a process that has done so (`rank_template.py`). Without torch.
 """
 
-import logging
+import json
 import os
+import select
 import signal
+import socket
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, start_processes
-from torch.distributed.elastic.utils.distributed import get_free_port
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
 _LOOK_SECONDS = 0.05
-# start_processes handles the signals that this variable lists; the handler of this one is restored at once.
-_SIGNALS_VARIABLE, _UNUSED_SIGNAL = "TORCHELASTIC_SIGNALS_TO_HANDLE", signal.SIGQUIT
+# When a rank has failed, the others notice it by themselves, if their communication says so, and end.
+_NOTICE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first rank that failed: its exit code, or minus the number of the signal that ended it."""
+
+    rank: int
+    code: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} ended with {_describe(self.code)}"
 
 
 class Ranks:
-    """`number` processes of this Python with `arguments`.
+    """`number` processes of this Python with `arguments` (`-m MODULE ...` or `-c CODE`).
 
-    Each has a session of its own, so that Ctrl-C at a terminal reaches it once, through its parent.
-    stop_code: exit code of a rank that stopped as asked, which is no failure.
+    They are in a session of their own, so that Ctrl-C at a terminal reaches them once, through their parent.
+    stop_code: exit code of a rank that stopped as asked, which is no failure. modules: what is imported once
+    for all ranks; it must not start threads or use a GPU.
     """
 
     def __init__(
@@ -33,35 +47,34 @@ class Ranks:
         number: int,
         stop_code: int,
         variables: Mapping[str, str] | None = None,
+        modules: Sequence[str] = (),
     ):
-        self._arguments, self._number, self._stop_code = tuple(arguments), number, stop_code
-        self._everyone = {
-            "OMP_NUM_THREADS": os.environ.get(
-                "OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // number))
-            ),
-            "WORLD_SIZE": str(number),
-            "LOCAL_WORLD_SIZE": str(number),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(get_free_port()),
-        } | dict(variables or {})
-        self._processes: PContext | None = None
+        self._arguments, self._number, self._stop_code = list(arguments), number, stop_code
+        threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // number)))
+        self._environment = os.environ | {"OMP_NUM_THREADS": threads} | dict(variables or {})
+        self._modules = modules
+        self._template: subprocess.Popen | None = None
+        self._running: set[int] = set()
+        self._attempt = 0
+        self._text = b""
         self._stop_signal: signal.Signals | None = None
-        # Its lines repeat the ranks' own messages, with exit codes as errors.
-        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
 
     def start(self, is_quiet: bool = False) -> None:
-        """Starts the ranks. is_quiet: they print to stderr, so that only the caller uses stdout."""
-        everyone = range(self._number)
-        with _stdout_to_stderr() if is_quiet else nullcontext(), _handlers_kept():
-            self._processes = start_processes(
-                "kielo",
-                sys.executable,
-                args=dict.fromkeys(everyone, self._arguments),
-                envs={
-                    rank: self._everyone | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in everyone
-                },
-                logs_specs=DefaultLogsSpecs(),
-            )
+        """Starts the ranks, also again after `wait`. is_quiet: they print to stderr, so that only the caller
+        uses stdout.
+        """
+        if self._template is None or self._template.poll() is not None:
+            self._start_template(is_quiet)
+        everyone = {
+            "WORLD_SIZE": str(self._number),
+            "LOCAL_WORLD_SIZE": str(self._number),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_free_port()),
+            "TORCHELASTIC_RESTART_COUNT": str(self._attempt),
+        }
+        ranks = [everyone | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(self._number)]
+        self._running, self._attempt = set(range(self._number)), self._attempt + 1
+        self._send({"start": ranks, "arguments": self._arguments})
 
     def stop(self, number: int) -> None:
         """Makes `wait` send the signal `number` to all ranks. A signal handler may call it at any moment."""
@@ -71,51 +84,82 @@ class Ranks:
     def is_stopping(self) -> bool:
         return self._stop_signal is not None
 
-    def wait(self, shutdown_seconds: int) -> str:
-        """Waits until all ranks have ended. Returns "" if none failed, else the first that did and its exit.
+    def wait(self, shutdown_seconds: int) -> Failure | None:
+        """Waits until all ranks have ended. Returns the first that failed; None if none did.
 
-        Once one has failed, torch ends the others. Ranks that still run `shutdown_seconds` after a stop are
+        Once one has failed, the others are ended. Ranks that still run `shutdown_seconds` after a stop are
         killed.
         """
-        while (ended := self._processes.wait(_LOOK_SECONDS, _LOOK_SECONDS)) is None:
-            if self._stop_signal is not None:
-                self._processes.close(self._stop_signal, shutdown_seconds)
-        failures = [failure for failure in ended.failures.values() if failure.exitcode != self._stop_code]
-        if not failures:
-            return ""
-        first = min(failures, key=lambda failure: failure.timestamp)
-        return f"rank {first.local_rank} ended with {_describe(first.exitcode)}"
+        failures: list[Failure] = []
+        until, is_told, is_killing = None, False, False
+        while self._running:
+            for rank, code in self._ends():
+                self._running.discard(rank)
+                if code not in (0, self._stop_code) and not (is_killing and failures):
+                    failures.append(Failure(rank, code))
+                    until = _sooner(until, _NOTICE_SECONDS)
+            if self._stop_signal is not None and not is_told:
+                self._send({"signal": self._stop_signal})
+                is_told, until = True, _sooner(until, shutdown_seconds)
+            if until is not None and time.monotonic() > until and not is_killing:
+                self._send({"signal": signal.SIGKILL})
+                is_killing = True
+        # Of ends that are seen at once, a signal is the cause and an exit code its effect on another rank.
+        return min(failures, key=lambda failure: failure.code >= 0, default=None)
 
     def kill(self) -> None:
-        if self._processes is not None:
-            self._processes.close(signal.SIGKILL)
+        """Ends the ranks at once, and the process from which they were forked."""
+        if self._template is not None:
+            self._template.kill()  # the kernel ends its children
+            self.close()
+
+    def close(self) -> None:
+        """Ends the process from which the ranks were forked, and those that are left."""
+        if self._template is not None:
+            os.close(self._control)
+            self._template.wait()
+            os.close(self._report)
+            self._template = None
+
+    def _start_template(self, is_quiet: bool) -> None:
+        control, self._control = os.pipe()
+        self._report, report = os.pipe()
+        self._template = subprocess.Popen(
+            [sys.executable, "-m", "kielo.parallel.rank_template", str(control), str(report), *self._modules],
+            env=self._environment,
+            stdout=2 if is_quiet else None,
+            pass_fds=(control, report),
+            start_new_session=True,
+        )
+        os.close(control)
+        os.close(report)
+
+    def _send(self, message: Mapping[str, object]) -> None:
+        with suppress(BrokenPipeError):  # it has ended, and its ranks with it, as `_ends` finds
+            os.write(self._control, json.dumps(message).encode() + b"\n")
+
+    def _ends(self) -> list[tuple[int, int]]:
+        """Returns (rank, exit code) of ranks that have ended since the last call; waits a moment for them."""
+        if not select.select([self._report], [], [], _LOOK_SECONDS)[0]:
+            return []
+        received = os.read(self._report, 2**16)
+        if not received:
+            code = self._template.wait()
+            return [(rank, code or -signal.SIGKILL) for rank in sorted(self._running)]
+        *lines, self._text = (self._text + received).split(b"\n")
+        return [(found["ended"], found["code"]) for found in map(json.loads, lines)]
 
 
-@contextmanager
-def _handlers_kept() -> Iterator[None]:
-    """Keeps the signal handlers of the caller, which sends signals on and waits for the ranks' saves."""
-    handler, variable = signal.getsignal(_UNUSED_SIGNAL), os.environ.get(_SIGNALS_VARIABLE)
-    os.environ[_SIGNALS_VARIABLE] = _UNUSED_SIGNAL.name
-    try:
-        yield
-    finally:
-        signal.signal(_UNUSED_SIGNAL, handler)
-        if variable is None:
-            del os.environ[_SIGNALS_VARIABLE]
-        else:
-            os.environ[_SIGNALS_VARIABLE] = variable
+def _sooner(until: float | None, seconds: float) -> float:
+    """Returns the earlier of a time and `seconds` from now."""
+    return min(until or float("inf"), time.monotonic() + seconds)
 
 
-@contextmanager
-def _stdout_to_stderr() -> Iterator[None]:
-    """Redirects stdout to stderr, for processes that are started inside."""
-    stdout = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        os.dup2(stdout, 1)
-        os.close(stdout)
+def _free_port() -> int:
+    """Returns a TCP port that nobody listens on just now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 def _describe(code: int) -> str:

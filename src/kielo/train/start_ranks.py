@@ -1,24 +1,33 @@
 """Training on several ranks of this machine: start them, pass signals on, wait, and return their outcome.
 
 Each rank is a process of `kielo train`. The ranks write their outcome into a file, because the exit codes of
-several processes say less.
+several processes say less. Ranks that failed for a cause that may go away are started again (`restarts.py`).
 """
 
+import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+from kielo.artifact.alerts import ALERTS_NAME, append_alert
+from kielo.artifact.checkpoint_folder import step_folders
+from kielo.artifact.manifest import MANIFEST_NAME
 from kielo.artifact.outcome import EXIT_CODES, REFUSAL_FILE, Outcome
 from kielo.artifact.stage_json import read_json
-from kielo.parallel.local_ranks import Ranks
+from kielo.parallel.local_ranks import Failure, Ranks
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import run_folder
 from kielo.recipe.sections import Recipe
 from kielo.resolve.resolve import resolve
 from kielo.resolve.software import installed
+from kielo.train.restarts import Attempt, why_not_again
 from kielo.train.signals import Presses, give_signals_back, take_over_signals
+
+RESTARTS = 3  # in a row that make no new checkpoint
+_NOT_TO_BE_FORKED = ("nvidia0", "kfd", "dxg")  # devices whose libraries do not work in a forked process
+_MODULES = ("kielo.train.run", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor")
 
 
 def start_ranks(
@@ -28,28 +37,63 @@ def start_ranks(
     ranks: int,
     shutdown_seconds: int = 600,
     is_quiet: bool = False,
+    restarts: int = RESTARTS,
 ) -> Outcome:
     """Start `ranks` processes of `kielo train REFERENCE ARGUMENTS…`, wait for them, and return their outcome.
 
     shutdown_seconds: time to save after a stop signal. is_quiet: what the ranks print goes to stderr.
+    restarts: how often ranks that failed are started again without a new checkpoint in between.
     Raises KieloError for numbers that so many ranks cannot run, before any of them is started.
     """
     resolve(recipe, run_folder(recipe), world_size=ranks, device="cpu", software=installed("cpu"))
     folder = run_folder(recipe) / "train"
-    state_before = _state_of(folder / Outcome.FILE_NAME)
+    attempts: list[Attempt] = []
     with tempfile.NamedTemporaryFile("r", prefix="kielo_", encoding="utf-8") as refusal:
         started = Ranks(
             ["-m", "kielo", "train", reference, *arguments],
             ranks,
             EXIT_CODES["requeue"],
             {REFUSAL_FILE: refusal.name},
+            # GPUs: each rank imports for itself.
+            () if any(Path("/dev", name).exists() for name in _NOT_TO_BE_FORKED) else _MODULES,
         )
-        failure = _wait(started, shutdown_seconds, is_quiet)
-        return read_outcome(folder, state_before, failure, started.is_stopping, refusal.read())
+        while True:
+            state_before = _state_of(folder / Outcome.FILE_NAME)
+            Path(refusal.name).write_text("", encoding="utf-8")
+            failure = _wait(started, shutdown_seconds, is_quiet)
+            said = Path(refusal.name).read_text(encoding="utf-8")
+            outcome = read_outcome(folder, state_before, str(failure or ""), started.is_stopping, said)
+            if failure is None or started.is_stopping or outcome.outcome in ("finished", "requeue"):
+                break
+            attempts.append(Attempt(failure, outcome, said, _newest_checkpoint(folder)))
+            why_not = why_not_again(attempts, restarts)
+            if why_not is not None:
+                if why_not:
+                    message = f"{outcome.message}; the ranks are not started again: {why_not}"
+                    outcome = outcome.model_copy(update={"message": message})
+                break
+            _say_again(folder, attempts[-1])
+        started.close()
+        return outcome
 
 
-def _wait(ranks: Ranks, shutdown_seconds: int, is_quiet: bool) -> str:
-    """Start the ranks and wait until all have ended; "" if none failed, else which did and how."""
+def _newest_checkpoint(folder: Path) -> str:
+    """Returns the name of the newest whole checkpoint of the train folder; empty where there is none."""
+    found = (path.name for path in step_folders(folder / "checkpoints") if (path / MANIFEST_NAME).exists())
+    return next(found, "")
+
+
+def _say_again(folder: Path, attempt: Attempt) -> None:
+    """Says that the ranks are started again, on stderr and in the alerts of the run."""
+    from_where = f"from {attempt.newest}" if attempt.newest else "from the start, as nothing was saved"
+    message = f"{attempt.failure} ({attempt.outcome.message}); the ranks are started again {from_where}"
+    print(f"kielo: {message}", file=sys.stderr, flush=True)
+    with suppress(OSError):
+        append_alert(folder / ALERTS_NAME, attempt.outcome.step or 0, message)
+
+
+def _wait(ranks: Ranks, shutdown_seconds: int, is_quiet: bool) -> Failure | None:
+    """Start the ranks and wait until all have ended; returns the first that failed."""
     presses = Presses()
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -1,0 +1,46 @@
+"""Ranks of this machine are started again from the same process, and none outlives what started it."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from kielo.parallel.local_ranks import Failure, Ranks
+
+# Rank 1 ends as its attempt says; rank 0 would go on for ever.
+SCRIPT = """
+import os, signal, sys, time
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+if os.environ["RANK"] == "1" and attempt == 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(0 if attempt else 1)
+"""
+LAUNCHER = """
+from kielo.parallel.local_ranks import Ranks
+ranks = Ranks(["-c", "import os, time; os.write(1, b'%d\\n' % os.getppid()); time.sleep(60)"], 2, 75)
+ranks.start()
+ranks.wait(1)
+"""
+
+
+def test_ranks_that_failed_are_started_again():
+    """The rank that was killed is the cause, whatever code the other one ends with at the same moment."""
+    ranks = Ranks(["-c", SCRIPT], 2, 75)
+    ranks.start()
+    assert ranks.wait(1) == Failure(1, -signal.SIGKILL)
+    ranks.start()
+    assert ranks.wait(1) is None
+    ranks.close()
+
+
+@pytest.mark.parametrize("killed", ["the launcher", "the process that forks"])
+def test_no_rank_is_left_behind(killed):
+    """The pipe of the ranks' output ends when the last of them has."""
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, text=True)
+    template, again = (int(launcher.stdout.readline()) for _ in range(2))
+    assert template == again
+    os.kill(launcher.pid if killed == "the launcher" else template, signal.SIGKILL)
+    out, _ = launcher.communicate(timeout=20)
+    assert out == ""
