@@ -17,7 +17,7 @@ if os.environ["RANK"] == "1" and attempt == 0:
     os.kill(os.getpid(), signal.SIGKILL)
 sys.exit(0 if attempt else 1)
 """
-LAUNCHER = """
+LAUNCHER = r"""
 from kielo.parallel.local_ranks import Ranks
 ranks = Ranks(["-c", "import os, time; os.write(1, b'%d\\n' % os.getppid()); time.sleep(60)"], 2, 75)
 ranks.start()
