@@ -196,7 +196,7 @@ def test_too_few_open_files_are_refused_with_the_number_that_is_needed(monkeypat
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
     monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.append(pair))
     allow_open_files(Rendezvous(5, 6144, 5))
-    with pytest.raises(KieloError, match=r"needs up to 18944 open files and sockets.*hard limit is 4096"):
+    with pytest.raises(KieloError, match=r"needs up to 25088 open files and sockets.*hard limit is 4096"):
         allow_open_files(Rendezvous(0, 6144, 0))
     assert limits == [(4096, 4096)] * 2
 
