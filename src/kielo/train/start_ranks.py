@@ -86,7 +86,8 @@ def _newest_checkpoint(folder: Path) -> str:
 def _say_again(folder: Path, attempt: Attempt) -> None:
     """Says that the ranks are started again, on stderr and in the alerts of the run."""
     from_where = f"from {attempt.newest}" if attempt.newest else "from the start, as nothing was saved"
-    message = f"{attempt.failure} ({attempt.outcome.message}); the ranks are started again {from_where}"
+    why, said = str(attempt.failure), attempt.outcome.message
+    message = f"{said if why in said else f'{why} ({said})'}; the ranks are started again {from_where}"
     print(f"kielo: {message}", file=sys.stderr, flush=True)
     with suppress(OSError):
         append_alert(folder / ALERTS_NAME, attempt.outcome.step or 0, message)
