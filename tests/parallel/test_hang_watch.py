@@ -40,6 +40,16 @@ def test_a_frozen_rank_is_named_after_the_limit():
     assert hang.ranks == (2,) and hang.is_silent and hang.seconds == 30.5
 
 
+def test_silence_has_a_limit_of_its_own():
+    """While others wait for long work: the silent rank is the cause, and not the wait. The limit is never
+    below the floor, whatever the time limit of collectives.
+    """
+    four = [replace(USUAL, still_seconds=1800.0, silent_seconds=1.0)] * 4
+    hang = watched(beating(four, 4, silent=(2,)))
+    assert hang.ranks == (2,) and hang.is_silent and "the limit is 1 s" in hang.reason
+    assert Progress(30.0, 120.0, 1.0).limits() == (120.0, 30.0)
+
+
 @pytest.mark.parametrize("change", [{"step": 8}, {"moves": 11}, {"doing": "a save"}])
 def test_a_slow_job_is_none(change):
     """One rank gets on, by a step, a collective or its next work, and all are given time again."""

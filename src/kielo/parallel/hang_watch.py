@@ -80,9 +80,8 @@ class HangWatch:
         still_limit = max(beat.still_seconds for beat in beats)
         if max(self._silent) <= silent_limit and self._still <= still_limit:
             return None
-        silent = [
-            rank for rank in range(len(beats)) if self._silent[rank] > _MISSED_BEATS * self._beat_seconds
-        ]
+        frozen_seconds = min(_MISSED_BEATS * self._beat_seconds, silent_limit)
+        silent = [rank for rank, seconds in enumerate(self._silent) if seconds > frozen_seconds]
         if silent:
             seconds = max(self._silent)
             return Hang(tuple(silent), True, seconds, "without a heartbeat" + _limit(beats, silent_limit))

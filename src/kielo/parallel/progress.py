@@ -19,7 +19,7 @@ class Progress:
     """The progress of one rank.
 
     floor_seconds: the shortest limit of a step. first_seconds: the limit of long work that has not been done
-    before. later_seconds: the shortest limit of long work that has, and the longest silence during it.
+    before. later_seconds: the shortest limit of long work that has, and of silence during it.
     """
 
     def __init__(self, floor_seconds: float, first_seconds: float, later_seconds: float):
@@ -64,4 +64,4 @@ class Progress:
             return limit, limit
         longest = self._longest.get(doing)
         still = self._first if longest is None else max(self._later, _TIMES_P99 * longest)
-        return still, min(self._later, still)
+        return still, min(max(self._floor, self._later), still)
