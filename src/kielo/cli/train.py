@@ -17,6 +17,7 @@ from kielo.cli.main import REQUEUE
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table, print_text
 from kielo.parallel.rendezvous import find_rendezvous
 from kielo.recipe.cards import accelerator, cluster
+from kielo.recipe.error_messages import sentence
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
 from kielo.recipe.sections import Recipe
@@ -307,8 +308,8 @@ def train_here(recipe: Recipe, profile_steps: int = 0, measured_steps: int | Non
         if place.rank == 0 and recipe.train.precision is None:
             print_text(f"precision: {resolved.identity.train.precision}, for {why}")
         if place.rank == 0:
-            for sentence in uneven_steps(resolved):
-                print_text(f"batches: {sentence}")
+            for line in uneven_steps(resolved):
+                print_text(f"batches: {line}")
             if said := memory_warning(resolved, recipe):
                 print(f"warning: {said}", file=sys.stderr, flush=True)
         resolved = with_expectation(resolved, recipe)
