@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -137,11 +138,50 @@ def test_attempts_without_a_new_checkpoint_are_counted(chain: Chain) -> None:
     assert not (chain.run / "trained_again").exists()
 
 
+AGAIN = "n=$(($(cat {run}/tries 2> /dev/null) + 1)); echo $n > {run}/tries; if [ $n -gt 1 ]; then "
+
+
+def hung(node: str, then: str = "exit 0") -> str:
+    """Bash for a training that hangs the first time, by a rank on `node`."""
+    said = f"the job hangs, 31 s without a heartbeat. The cause: rank 5 on {node} (process 12) at feed.py:86"
+    return AGAIN + f"{then}; fi; " + ends("hung", said, 76)
+
+
+def test_a_hang_is_followed_by_another_attempt_in_the_same_job(chain: Chain) -> None:
+    """It has a log folder and a port of its own, and its node is noted."""
+    assert chain.job(hung("node4.site", ends("finished", "", 0))) == 0
+    assert chain.stopped == "finished"
+    assert (chain.folder / "chain/failed_nodes").read_text() == "node4\n"
+    assert sorted(path.name for path in (chain.folder / "logs").iterdir()) == ["7.0", "7.0.1"]
+    kinds = [line.split("\t")[0] for line in (chain.folder / "chain/attempts").read_text().splitlines()]
+    assert kinds == ["start", "end"] * 2
+    ports = [
+        (chain.folder / "logs" / name / "meeting.sh").read_text().split()[2] for name in ("7.0", "7.0.1")
+    ]
+    assert ports[0] != ports[1]
+
+
+def test_a_spare_node_takes_the_place_of_one_that_failed(chain: Chain) -> None:
+    """Also where it failed only once; without a spare node it is used again."""
+    job = (chain.folder / "job.sh").read_text().replace("NODES=16\nSPARES=0", "NODES=15\nSPARES=1")
+    (chain.folder / "job.sh").write_text(job)
+    assert chain.job(hung("node4", ends("finished", "", 0))) == 0
+    tried = [line for line in (chain.folder / "log").read_text().splitlines() if "attempt from" in line]
+    hosts = [line.split(" on ")[1].split(";")[0].split(",") for line in tried]
+    assert [len(one) for one in hosts] == [15, 15]
+    assert "node4" in hosts[0] and "node4" not in hosts[1] and "node16" in hosts[1]
+
+
+def test_no_attempt_begins_when_the_job_is_nearly_over(chain: Chain) -> None:
+    job = (chain.folder / "job.sh").read_text()
+    (chain.folder / "job.sh").write_text(re.sub("WALL_SECONDS=.*", "WALL_SECONDS=600", job))
+    assert chain.job(hung("node4")) == 1 and not chain.stopped
+    assert (chain.run / "tries").read_text() == "1\n"
+
+
 def test_a_node_on_which_ranks_were_killed_twice_is_left_out(chain: Chain) -> None:
-    """Without it there are too few nodes, and the job says so before it starts a step."""
-    for step in (1, 2):
-        chain.checkpoint(step)
-        assert chain.job(FAILED) == 1
+    """In one job or two. Without it there are too few nodes, and the job says so before it starts a step."""
+    assert chain.job(FAILED) == 1
     (entry,) = (chain.run / "launch/left_out_nodes").read_text().splitlines()
     assert entry.startswith("node3 ") and not chain.stopped
     assert chain.job("touch {run}/trained_again") == 1 and not (chain.run / "trained_again").exists()

@@ -147,7 +147,7 @@ def _settings(plan: JobPlan, folder: Path) -> list[str]:
         assign("FOLDER", str(folder)),
         f"NODES={plan.nodes}", f"SPARES={plan.wishes.spares}",
         f"DEVICES_PER_NODE={plan.site.devices_per_node}", f"CORES_PER_DEVICE={plan.cores_per_device}",
-        *([] if plan.site.scheduler == "slurm" else [f"WALL_SECONDS={plan.wall_seconds}"]),
+        f"WALL_SECONDS={plan.wall_seconds}",
         f"GRACE_SECONDS={plan.grace_seconds} # the ranks are asked to save so long before the end",
         f"SILENCE_SECONDS={plan.silence_seconds} # without a line in the log, the attempt is taken for dead",
         f"MOST_WITHOUT_NEW={MOST_WITHOUT_NEW} # attempts in a row without a new checkpoint",

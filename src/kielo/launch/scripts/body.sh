@@ -5,8 +5,9 @@
 #   stopped                 why no job of this chain trains any more; remove it, and submit.sh goes on
 #   newest, without_new     the newest checkpoint at the last start, and how many attempts in a row began at it
 #   last_failure            how the last attempt failed, and at which checkpoint
-#   failed_nodes            nodes on which a rank was killed, a line for each time
+#   failed_nodes            nodes on which a rank was killed or hung, a line for each time
 # and in $RUN/launch/left_out_nodes, for all chains of the run: node, day, reason.
+# An attempt of which a rank was killed or hung is followed by another one in the same job, while there is time.
 
 cd "$WORKING_FOLDER" || exit 1
 CHAIN=$FOLDER/chain
@@ -53,23 +54,30 @@ if [ "$(uname -m)" != "$ARCHITECTURE" ]; then
 fi
 
 # A chain that does not come on is stopped, in place of burning its hours.
-newest=$(newest_checkpoint)
-without=0
-if [ -f "$CHAIN/newest" ] && [ "$(cat "$CHAIN/newest")" = "$newest" ]; then without=$(($(cat "$CHAIN/without_new") + 1)); fi
-printf '%s' "$newest" > "$CHAIN/newest"
-printf '%s' "$without" > "$CHAIN/without_new"
-if [ "$without" -ge "$MOST_WITHOUT_NEW" ]; then
-    stop_chain "$without attempts in a row made no checkpoint after ${newest:-the start}; the last: $(cut -f 1 "$CHAIN/last_failure" 2>/dev/null)"
-    exit 1
-fi
+count_attempt() {
+    local without=0
+    newest=$(newest_checkpoint)
+    if [ -f "$CHAIN/newest" ] && [ "$(cat "$CHAIN/newest")" = "$newest" ]; then without=$(($(cat "$CHAIN/without_new") + 1)); fi
+    printf '%s' "$newest" > "$CHAIN/newest"
+    printf '%s' "$without" > "$CHAIN/without_new"
+    if [ "$without" -ge "$MOST_WITHOUT_NEW" ]; then
+        stop_chain "$without attempts in a row made no checkpoint after ${newest:-the start}; the last: $(cut -f 1 "$CHAIN/last_failure" 2>/dev/null)"
+        exit 1
+    fi
+}
+count_attempt
 
-# Of $NODES + $SPARES nodes, the first that are not left out.
+# Of $NODES + $SPARES nodes, the first that are not left out. Nodes that failed in this job come last.
+suspects=()
 pick_hosts() {
-    local host
+    local host later=()
     hosts=()
     while read -r host; do
-        if [ "${#hosts[@]}" -lt "$NODES" ] && ! left_out | grep -qxF "$host"; then hosts+=("$host"); fi
+        if left_out | grep -qxF "$host"; then continue; fi
+        if [[ " ${suspects[*]} " = *" $host "* ]]; then later+=("$host"); else hosts+=("$host"); fi
     done < <(hosts_of_job)
+    hosts=("${hosts[@]}" "${later[@]}")
+    hosts=("${hosts[@]:0:NODES}")
     [ "${#hosts[@]}" -eq "$NODES" ]
 }
 
@@ -177,8 +185,6 @@ check_nodes() {
     fi
 }
 
-note start "" ""
-say "attempt from ${newest:-the start} on $(joined "${hosts[@]}"); logs of each node and rank in $ATTEMPT"
 # Slurm's warning goes to the ranks; other signals, and other schedulers', come to this script, which passes them on.
 asked=no
 trap 'asked=yes; if [ -n "$step" ]; then kill -USR1 "$step" 2> /dev/null; fi' USR1 TERM INT
@@ -187,73 +193,103 @@ if declare -F watch_the_time > /dev/null; then
     watch_the_time &
     timer=$!
 fi
-refusal=
-if [ "$PREFLIGHT" = yes ]; then check_nodes; fi
-trains=no
-if [ -z "$refusal" ] && [ "$asked" = no ] && [ ! -f "$CHAIN/stopped" ]; then
-    trains=yes
-    run_step "$([ "$TORCHRUN" = yes ] && echo --torchrun || echo --rank)"
-fi
-if [ -n "$timer" ]; then kill "$timer" 2> /dev/null; fi
-on_each_node rm -rf -- "$NODE_FOLDER/kielo_$(id -un)_$JOB"
+trap 'if [ -n "$timer" ]; then kill "$timer" 2> /dev/null; fi; on_each_node rm -rf -- "$NODE_FOLDER/kielo_$(id -un)_$JOB"' EXIT
 
-# ---- What came of it ---------------------------------------------------------------------------------------------------
-# Exit codes of many ranks say little; rank 0 says in outcome.json how the training ended, if it began.
-outcome_file=$RUN/train/outcome.json
-if [ "$trains" = no ] && { [ "$asked" = yes ] || [ -f "$CHAIN/stopped" ]; }; then
-    outcome=requeue
-    message="asked to stop before it trained"
-elif [ -n "$refusal" ]; then
-    outcome=failed
-    message=$refusal
-elif [ -f "$ATTEMPT/silent" ]; then
-    outcome=failed
-    message=$(cat "$ATTEMPT/silent")
-elif [ "$outcome_file" -nt "$ATTEMPT/meeting.sh" ]; then
-    outcome=$(sed -n 's/^ *"outcome": *"\([a-z]*\)".*/\1/p' "$outcome_file")
-    message=$(sed -n 's/^ *"message": *"\(.*\)",\{0,1\}$/\1/p' "$outcome_file")
-else
-    case $code in
-        0) outcome=finished ;;
-        75) outcome=requeue ;;
-        *) outcome=failed ;;
-    esac
-    message=$(cat "$ATTEMPT/refusal.txt" 2> /dev/null || echo "the ranks ended with exit code $code; the first error is in $ATTEMPT")
-fi
-message=$(printf '%s' "$message" | tr '\t\n' '  ')
-note end "$outcome" "$message"
-say "$outcome${message:+: $message}"
-
-case $outcome in
-    finished)
-        stop_chain finished
-        exit 0
-        ;;
-    requeue)
-        if [ -f "$RUN/triggers/stop" ]; then stop_chain "stopped by $RUN/triggers/stop"; fi
-        say_if_last
-        exit 0
-        ;;
-esac
-
-# A node on which ranks were killed twice is left out of the jobs that follow.
-node=$(first_node_that_failed "$ATTEMPT/step.txt")
-if [ -n "$node" ]; then
-    say "a rank was killed on $node"
-    echo "$node" >> "$CHAIN/failed_nodes"
-    if [ "$(grep -cxF "$node" "$CHAIN/failed_nodes")" -ge 2 ]; then
-        printf '%s %s ranks were killed there twice, last in job %s\n' "$node" "$(date -u +%F)" "$JOB" >> "$RUN/launch/left_out_nodes"
-        leave_out_of_waiting_jobs "$(left_out | paste -sd ,)"
+# One attempt: the ranks train, and $outcome and $message say what came of it.
+run_attempt() {
+    local trains=no outcome_file=$RUN/train/outcome.json
+    note start "" ""
+    say "attempt from ${newest:-the start} on $(joined "${hosts[@]}"); logs of each node and rank in $ATTEMPT"
+    if [ "$PREFLIGHT" = yes ] && [ "$again" -eq 0 ]; then check_nodes; fi
+    if [ -z "$refusal" ] && [ "$asked" = no ] && [ ! -f "$CHAIN/stopped" ]; then
+        trains=yes
+        run_step "$([ "$TORCHRUN" = yes ] && echo --torchrun || echo --rank)"
     fi
-fi
+    # Exit codes of many ranks say little; rank 0 says in outcome.json how the training ended, if it began.
+    if [ "$trains" = no ] && { [ "$asked" = yes ] || [ -f "$CHAIN/stopped" ]; }; then
+        outcome=requeue
+        message="asked to stop before it trained"
+    elif [ -n "$refusal" ]; then
+        outcome=failed
+        message=$refusal
+    elif [ -f "$ATTEMPT/silent" ]; then
+        outcome=hung
+        message=$(cat "$ATTEMPT/silent")
+    elif [ "$outcome_file" -nt "$ATTEMPT/meeting.sh" ]; then
+        outcome=$(sed -n 's/^ *"outcome": *"\([a-z]*\)".*/\1/p' "$outcome_file")
+        message=$(sed -n 's/^ *"message": *"\(.*\)",\{0,1\}$/\1/p' "$outcome_file")
+    else
+        case $code in
+            0) outcome=finished ;;
+            75) outcome=requeue ;;
+            76) outcome=hung ;;
+            *) outcome=failed ;;
+        esac
+        message=$(cat "$ATTEMPT/refusal.txt" 2> /dev/null || echo "the ranks ended with exit code $code; the first error is in $ATTEMPT")
+    fi
+    message=$(printf '%s' "$message" | tr '\t\n' '  ')
+    note end "$outcome" "$message"
+    say "$outcome${message:+: $message}"
+}
 
-# The same failure at the same place does not go away by itself; nor does a command that kielo does not understand.
-failure=$(printf '%s\t%s' "$message" "$(newest_checkpoint)")
-if [ "$code" -eq 2 ]; then
-    stop_chain "kielo did not understand its command: $message"
-elif [ -z "$node" ] && [ "$failure" = "$(cat "$CHAIN/last_failure" 2> /dev/null)" ]; then
-    stop_chain "twice the same: $message"
-fi
-printf '%s' "$failure" > "$CHAIN/last_failure"
-say_if_last
-exit 1
+# Ends the job, unless another attempt may follow in it. A node on which ranks were killed or hung twice is left out of
+# the jobs that follow.
+judge() {
+    local node failure
+    case $outcome in
+        finished)
+            stop_chain finished
+            exit 0
+            ;;
+        requeue)
+            if [ -f "$RUN/triggers/stop" ]; then stop_chain "stopped by $RUN/triggers/stop"; fi
+            say_if_last
+            exit 0
+            ;;
+    esac
+    node=$(first_node_that_failed "$ATTEMPT/step.txt")
+    if [ "$outcome" = hung ]; then node=$(sed -n 's/.*The cause: rank [0-9]* on \([^ .]*\)[^ ]* (process .*/\1/p' <<< "$message"); fi
+    if [ -n "$node" ]; then
+        say "a rank was killed or hung on $node"
+        suspects+=("$node")
+        echo "$node" >> "$CHAIN/failed_nodes"
+        if [ "$(grep -cxF "$node" "$CHAIN/failed_nodes")" -ge 2 ]; then
+            printf '%s %s ranks were killed or hung there twice, last in job %s\n' "$node" "$(date -u +%F)" "$JOB" >> "$RUN/launch/left_out_nodes"
+            leave_out_of_waiting_jobs "$(left_out | paste -sd ,)"
+        fi
+    fi
+    # The same failure at the same place does not go away by itself; nor does a command that kielo does not understand.
+    failure=$(printf '%s\t%s' "$message" "$(newest_checkpoint)")
+    if [ "$code" -eq 2 ]; then
+        stop_chain "kielo did not understand its command: $message"
+        exit 1
+    elif [ -z "$node" ] && [ "$failure" = "$(cat "$CHAIN/last_failure" 2> /dev/null)" ]; then
+        stop_chain "twice the same: $message"
+        exit 1
+    fi
+    printf '%s' "$failure" > "$CHAIN/last_failure"
+    # A start takes minutes of many nodes: it must be worth it.
+    if { [ -z "$node" ] && [ "$outcome" != hung ]; } || [ "$asked" = yes ] ||
+        [ "$((WALL_SECONDS - SECONDS))" -le "$((3 * GRACE_SECONDS))" ]; then
+        say_if_last
+        exit 1
+    fi
+}
+
+code=0
+again=0
+refusal=
+while true; do
+    run_attempt
+    judge
+    again=$((again + 1))
+    count_attempt
+    if ! pick_hosts; then
+        say "only ${#hosts[@]} nodes are not left out, and $NODES are needed"
+        exit 1
+    fi
+    ATTEMPT=$FOLDER/logs/$JOB.$RESTARTS.$again
+    mkdir -p "$ATTEMPT"
+    choose_meeting "$((13 * again))"
+    say "again in the same job, $SECONDS s after its start"
+done
