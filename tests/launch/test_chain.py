@@ -213,7 +213,7 @@ def test_a_job_that_is_asked_to_stop_too_early_does_not_train(tmp_path: Path) ->
     chain = Chain(tmp_path, PBS)
     with_clock(chain).write_text("10000000")
     script = (chain.folder / "job.sh").read_text()
-    begin = "\nrefusal=\nif"
+    begin = "\nrefusal=\nwhile true"
     assert script.count(begin) == 1
     late = script.replace(begin, '\nwhile [ "$asked" = no ]; do sleep 0.1; done' + begin)
     (chain.folder / "job.sh").write_text(late)

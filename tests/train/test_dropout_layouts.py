@@ -75,4 +75,6 @@ def test_layouts_drop_the_same(folder: Path, layout: dict[str, Any], tmp_path: P
     one, other = weights(folder / "alone"), weights(folder / tmp_path.name)
     assert one.keys() == other.keys()
     for name, tensor in one.items():
+        if name.endswith("attention.k.bias"):
+            continue  # its gradient is zero but for rounding, which Adam makes steps of: softmax subtracts it
         torch.testing.assert_close(other[name], tensor, rtol=1e-3, atol=2e-5, msg=name)

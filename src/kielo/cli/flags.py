@@ -76,8 +76,9 @@ class VerbParser(_Parser):
     def _in_place_of(self, word: str, args: Sequence[str]) -> str:
         """Returns what would work in place of an argument that the verb does not take."""
         flags = [name for name in self._option_string_actions if name.startswith("--")]
-        if near := difflib.get_close_matches(word.partition("=")[0], flags, n=1):
-            return f"did you mean {near[0]}?"
+        names = [flag.removeprefix("--") for flag in flags]  # two dashes would make any two flags alike
+        if near := difflib.get_close_matches(word.partition("=")[0].lstrip("-"), names, n=1, cutoff=0.7):
+            return f"did you mean --{near[0]}?"
         if word.startswith("-"):
             return f"its flags are {' '.join(flags)}"
         if "=" in word and "--set" in flags:

@@ -45,14 +45,14 @@ class Lamb(torch.optim.Optimizer):
             factor = -group["lr"] * ratios.get(parameter, 1.0)
             # Made a second time, so that no more than one parameter's is in memory.
             values = local(parameter)
-            self._replace(values, self._update(parameter, group).mul_(factor).add_(values))
+            self._write(values, self._update(parameter, group).mul_(factor).add_(values))
 
     def _update_moments(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
         state, gradient, (beta1, beta2) = self.state[parameter], local(parameter.grad), group["betas"]
         state["step"] += 1 if self.found_inf is None else 1 - self.found_inf
         mean, square = local(state["exp_avg"]), local(state["exp_avg_sq"])
-        self._replace(mean, torch.lerp(mean.float(), gradient, 1 - beta1))
-        self._replace(square, (square.float() * beta2).addcmul_(gradient, gradient, value=1 - beta2))
+        self._write(mean, torch.lerp(mean.float(), gradient, 1 - beta1))
+        self._write(square, (square.float() * beta2).addcmul_(gradient, gradient, value=1 - beta2))
 
     def _update(self, parameter: nn.Parameter, group: dict[str, Any]) -> Tensor:
         """Returns this rank's part of u, fp32."""
@@ -77,7 +77,7 @@ class Lamb(torch.optim.Optimizer):
             ratios[parameter] = torch.where(has_length, of_values / of_update, 1.0)
         return ratios
 
-    def _replace(self, old: Tensor, new: Tensor) -> None:
+    def _write(self, old: Tensor, new: Tensor) -> None:
         """Writes `new` into `old` unless the step is left out."""
         if self.found_inf is None:
             old.copy_(new)
