@@ -22,10 +22,10 @@ from kielo.artifact.checkpoint_folder import step_folder_name, step_folders, ste
 from kielo.artifact.checkpoint_index import read_plain
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.prune import mark_damaged, remove_later, remove_leftovers
-from kielo.checkpoint.publish import point_newest
+from kielo.checkpoint.publish import point_newest, shortage
 from kielo.checkpoint.restoring import fill
 from kielo.checkpoint.save_plan import SavePlanner
-from kielo.checkpoint.saving import Save, Saver
+from kielo.checkpoint.saving import Save, Saver, room_needed
 from kielo.checkpoint.staging import Staging
 from kielo.checkpoint.tied_tensors import untied
 from kielo.checkpoint.verification import Verification
@@ -121,6 +121,16 @@ class Checkpointer:
         if self._failure is not None:
             raise KieloError(self._failure)
         return self._published
+
+    def shortage(self) -> str | None:
+        """Returns, on rank 0, why the disk has no room for the next save; None if it has.
+
+        None while a save is under way: older checkpoints are removed after it.
+        """
+        if self._under_way is not None and not self._under_way.done():
+            return None
+        folder = next(path for path in (self.folder, *self.folder.absolute().parents) if path.exists())
+        return shortage(folder, *room_needed(self.planner.whole, plain_bytes=0))
 
     def go_back_to(self, step: int) -> Path | None:
         """Remove all later checkpoints than that of this step, and return it.

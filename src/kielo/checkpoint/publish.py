@@ -22,8 +22,8 @@ _FILE_SYSTEM_BLOCK_BYTES = 4096  # the end of each file takes a whole one
 _MORE_ROOM = "Free space or raise the quota, lower checkpoint.keep_newest, or set `folder` to another disk"
 
 
-def refuse_if_too_full(folder: Path, num_bytes: int, num_files: int) -> None:
-    """Raises KieloError if the file system of `folder` has no room for so many bytes and files.
+def shortage(folder: Path, num_bytes: int, num_files: int) -> str | None:
+    """Returns why the file system of `folder` has no room for so many bytes and files; None if it has.
 
     A quota is not seen here; writing meets it.
     """
@@ -31,14 +31,18 @@ def refuse_if_too_full(folder: Path, num_bytes: int, num_files: int) -> None:
     needed_bytes = num_bytes + num_files * _FILE_SYSTEM_BLOCK_BYTES
     free_bytes = system.f_bavail * system.f_frsize
     if needed_bytes > free_bytes:
-        raise KieloError(
-            f"disk full: it needs about {needed_bytes:,} bytes, {free_bytes:,} are free. {_MORE_ROOM}"
-        )
+        return f"disk full: it needs about {needed_bytes:,} bytes, {free_bytes:,} are free. {_MORE_ROOM}"
     # Some file systems do not count inodes and say 0.
     if system.f_files and num_files > system.f_favail:
-        raise KieloError(
-            f"too few inodes: it needs {num_files:,}, {system.f_favail:,} are free. {_MORE_ROOM}"
-        )
+        return f"too few inodes: it needs {num_files:,}, {system.f_favail:,} are free. {_MORE_ROOM}"
+    return None
+
+
+def refuse_if_too_full(folder: Path, num_bytes: int, num_files: int) -> None:
+    """Raises KieloError if the file system of `folder` has no room for so many bytes and files."""
+    found = shortage(folder, num_bytes, num_files)
+    if found is not None:
+        raise KieloError(found)
 
 
 def aside_name(path: Path, save_id: str, what: str) -> Path:

@@ -62,13 +62,14 @@ class SavePlan:
 class SavePlanner:
     """Plans saves, and keeps the plan until a rank's tensors are others. All ranks call it together.
 
-    num_planned: chunks that rank 0 has planned so far, those of all ranks and replicas counted.
+    whole: the plan that is kept, on rank 0. num_planned: chunks that rank 0 has planned so far, those of all
+    ranks and replicas counted.
     """
 
     def __init__(self, ranks: Agreement):
         self._ranks = ranks
         self._kept: SavePlan | None = None
-        self._whole = WholePlan()
+        self.whole = WholePlan()
         self.num_planned = 0
 
     def plan(self, tensors: Mapping[str, Tensor]) -> SavePlan:
@@ -76,15 +77,15 @@ class SavePlanner:
         held, tied = held_chunks(tensors), tied_names(tensors)
         is_kept = self._kept is not None and (self._kept.held, self._kept.tied) == (held, tied)
         if not all(self._ranks.gather(is_kept)):
-            self._kept, self._whole = None, WholePlan()
+            self._kept, self.whole = None, WholePlan()
             written = self._ranks.distribute((held, tied), self._plan_all)
-            self._kept = SavePlan(held, tied, [held[position] for position in written], self._whole)
+            self._kept = SavePlan(held, tied, [held[position] for position in written], self.whole)
         return self._kept
 
     def _plan_all(self, of_ranks: list[tuple[list[HeldChunk], dict[str, str]]]) -> list[list[int]]:
         self.num_planned += sum(len(held) for held, _ in of_ranks)
         aliases = {alias: name for _, tied in of_ranks for alias, name in tied.items()}
-        written, self._whole = plan_all([held for held, _ in of_ranks], aliases)
+        written, self.whole = plan_all([held for held, _ in of_ranks], aliases)
         return written
 
 

@@ -103,15 +103,10 @@ class Saver:
         return target.final, None
 
     def _make_room(self, partial: Path, index: CheckpointIndex, whole: WholePlan) -> None:
-        """Rank 0: remove what a killed save left, refuse a disk that is too full, and make the folder.
-
-        The index describes each chunk in more bytes than its file's header does.
-        """
+        """Rank 0: remove what a killed save left, refuse a disk that is too full, and make the folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.folder)
-        described = len(json.dumps(index.plain)) + 2 * sum(map(len, whole.entries.values()))
-        # Besides the ranks' files: index, manifest, the folder itself, and the symbolic link.
-        refuse_if_too_full(self.folder, whole.tensor_bytes + described, whole.num_files + 4)
+        refuse_if_too_full(self.folder, *room_needed(whole, len(json.dumps(index.plain))))
         partial.mkdir()
 
     def _publish(
@@ -148,6 +143,16 @@ class Saver:
             prune(newest, self.keep_newest, self.keep_every_steps, save.kept_step)
         except (OSError, KieloError) as error:
             self.on_alert(step_of(newest), f"old checkpoints in {self.folder} could not be removed: {error}")
+
+
+def room_needed(whole: WholePlan, plain_bytes: int) -> tuple[int, int]:
+    """Returns the bytes and the number of files of a save. plain_bytes: of its JSON state.
+
+    The index describes each chunk in more bytes than its file's header does.
+    """
+    described = plain_bytes + 2 * sum(map(len, whole.entries.values()))
+    # Besides the ranks' files: index, manifest, the folder itself, and the symbolic link.
+    return whole.tensor_bytes + described, whole.num_files + 4
 
 
 def complaint_unless_finite(copies: dict[str, torch.Tensor]) -> str | None:

@@ -50,6 +50,7 @@ from kielo.train.parts import PhaseParts, PrecisionParts, Run, StepParts
 from kielo.train.precision import next_precision, settle_matrix_products
 from kielo.train.profile import Profile
 from kielo.train.replica_check import ReplicaCheck
+from kielo.train.resources import Resources
 from kielo.train.schedule import learning_rate
 from kielo.train.slow_ranks import LayerTimes, SpeedWatch
 from kielo.train.spike_watch import SpikeWatch
@@ -108,6 +109,12 @@ def assemble(
         step_row=StepRow(meter, guard),
         log=log,
         stop=stop,
+        resources=Resources(
+            _alert(placement),
+            stop.ask,
+            checkpoints.shortage if world.rank == 0 else lambda: None,
+            is_looking=world.local_rank == 0,
+        ),
         checkpoints=checkpoints,
         alert=alert,
         # At the third step everything is compiled and warm.

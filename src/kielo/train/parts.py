@@ -24,6 +24,7 @@ from kielo.train.meter import Meter
 from kielo.train.optimiser import Optimiser
 from kielo.train.profile import Profile
 from kielo.train.replica_check import ReplicaCheck
+from kielo.train.resources import Resources
 from kielo.train.slow_ranks import LayerTimes, SpeedWatch
 from kielo.train.spike_watch import SpikeWatch
 from kielo.train.state import RunCheckpoints, State
@@ -93,6 +94,7 @@ class Run:
     step_row: StepRow
     log: Log
     stop: Stop
+    resources: Resources
     checkpoints: RunCheckpoints
     alert: Callable[[int, str], None]
     profile: Profile

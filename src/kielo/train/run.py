@@ -181,9 +181,10 @@ def _run_folder(resolved: Resolved) -> Path:
 
 def _how_to_go_on(run: Run, resolved: Resolved) -> str:
     step, newest = run.state.step, run.checkpoints.newest
+    causes = "".join(f"; {cause}" for cause in Agreement().gather(run.stop.cause) if cause)
     return (
-        f"stopped after step {step:,} of {resolved.identity.total_steps:,} and saved as {newest}; the same "
-        "command goes on from there"
+        f"stopped after step {step:,} of {resolved.identity.total_steps:,} and saved as {newest}{causes}; "
+        "the same command goes on from there"
     )
 
 

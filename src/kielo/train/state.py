@@ -176,6 +176,10 @@ class RunCheckpoints:
             self._is_due = True
         return self._is_due and self._spikes.episode is None and not self._guard.bad_in_a_row
 
+    def shortage(self) -> str | None:
+        """Returns, on rank 0, why the disk has no room for the next save; None if it has."""
+        return self._checkpointer.shortage() if self._is_saving else None
+
     @property
     def newest_step(self) -> int | None:
         return None if self.newest is None else step_of(self.newest)

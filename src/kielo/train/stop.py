@@ -1,7 +1,7 @@
-"""Deliberate stops: a signal to any rank, a file or a step limit ends the run after a step of all ranks.
+"""Deliberate stops: a signal to any rank, a file, a step limit or a cause ends the run after a whole step.
 
-In: the signals of `signals.py`, the files of `triggers.py`. Out: `agreed(step)`, the same answer on every
-rank.
+In: the signals of `signals.py`, the files of `triggers.py`, a rank's cause (`resources.py`). Out:
+`agreed(step)`, the same answer on every rank.
 """
 
 import os
@@ -30,7 +30,7 @@ class Stop:
     def __init__(
         self, step_limit: int | None = None, is_telling: bool = False, triggers: Triggers | None = None
     ):
-        self.wanted = False
+        self.wanted, self.cause = False, ""
         self.is_save_agreed = False
         self._triggers = triggers
         self._step_limit = step_limit
@@ -56,6 +56,10 @@ class Stop:
             again = "; Ctrl-C again ends at once, unsaved" if number == signal.SIGINT else ""
             self._tell(f"{signal.Signals(number).name}: finishing the step and saving{again}")
         self.wanted = True
+
+    def ask(self, cause: str) -> None:
+        """Makes all ranks stop after a step, as a signal does; `cause` goes into the run's outcome."""
+        self.wanted, self.cause = True, self.cause or cause
 
     def _tell(self, text: str) -> None:
         if self._is_telling:
