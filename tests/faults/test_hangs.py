@@ -24,6 +24,8 @@ STUCK_STEP = 5
 
 
 def freeze() -> None:
+    """Freezes this rank once its heartbeats have said that it takes steps, whose limit is short."""
+    time.sleep(1.5)  # three beats
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -50,11 +52,11 @@ def get_stuck(folder: Path, stuck_rank: int, how: str) -> None:
 
 # Who is stuck and how; what the message names; the rank whose stacks show the line.
 CASES = {
-    "frozen": (1, "freeze", ["rank 1 on", "stopped by a signal", "without a heartbeat"], 1),
+    "frozen": (1, "freeze", ["rank 1 on", "stopped by a signal", "without a heartbeat", "in freeze"], 1),
     "frozen, with the store": (
         0,
         "freeze",
-        ["rank 0 on", "stopped by a signal", "of its store"],
+        ["rank 0 on", "stopped by a signal", "of its store", "in freeze"],
         0,
     ),
     "data that do not come": (1, "read_for_ever", ["rank 1 on", "in read_for_ever", "rank 0 waits at"], 1),
@@ -72,8 +74,11 @@ def test_a_stuck_rank_is_named(tmp_path, case):
     outcome = read_json(tmp_path / "train", Outcome)
     # Collectives that do not match are a fault of the program, which is not tried again.
     end = ("failed", 1) if how == "receive" else ("hung", 76)
-    assert (outcome.outcome, outcome.exit_code, outcome.step) == (*end, STUCK_STEP)
+    assert (outcome.outcome, outcome.exit_code) == end
+    # A frozen rank that is asked for its stacks goes on until it is ended, for some quick steps.
+    assert outcome.step >= STUCK_STEP if how == "freeze" else outcome.step == STUCK_STEP
     for words in named:
         assert words in outcome.message
     stacks = {int(file.stem[5:]): file.read_text() for file in (tmp_path / "train" / "stacks").iterdir()}
-    assert stacks.keys() == {0, 1} and f"in {how}" in stacks[shown]
+    line = "most recent call first" if how == "freeze" else f"in {how}"
+    assert stacks.keys() == {0, 1} and line in stacks[shown]
