@@ -12,6 +12,8 @@ import torch.distributed as dist
 
 from kielo.parallel.open_files import open_files_needed
 from kielo.parallel.rendezvous import Rendezvous
+from kielo.plan.failures import STORE_OPERATIONS_PER_RANK, communicators
+from kielo.recipe.sections import Layout
 from kielo.verify.counted_world import CountedStore
 from kielo.verify.start_counts import (
     count_start,
@@ -41,6 +43,19 @@ def test_rank_zero_has_sockets_for_all():
         stores = 2 * size  # each rank's connection, and another one while a communicator starts
         sockets = first.nccl_sockets + first.host_sockets + stores
         assert size <= first.host_sockets < sockets < open_files_needed(Rendezvous(0, size, 0))
+
+
+def test_the_planner_counts_a_start_as_its_own_code_does():
+    """`kielo plan --failures` has no torch to run it: communicators, and the store's operations."""
+    for size, counts in start_counts.read().items():
+        layout = start_counts.job(size).placement.layout
+        data = size // (layout.tensor * layout.pipeline)
+        layout = layout.model_copy(update={"shard": data // layout.replicate})
+        counted = max(len(one.communicators) + one.pairs for one in counts)
+        assert communicators(layout, size) == counted
+        assert start_counts.server_operations(counts) <= (STORE_OPERATIONS_PER_RANK + 1) * size
+    both = Layout(replicate=2, shard=4, context=2, tensor=2)
+    assert communicators(both, 32) == 6  # the world, four axes, and shard with context, of weights
 
 
 def test_nothing_grows_faster_than_the_ranks_it_must_reach():

@@ -38,6 +38,7 @@ def plan_flags(parser: VerbParser) -> None:
         parser, "kielo plan estonian_llama31_70b --nodes 4..256",
         "kielo plan --params 3B --cluster lumi_g --nodes 16",
         "kielo plan estonian_llama31_70b --nodes 16 --all",
+        "kielo plan estonian_llama31_70b --nodes 128 --failures",
         "kielo plan compare estonian_llama31_70b tp8pp4 tp8pp8 --nodes 16",
         "kielo plan --budget 20000h --corpus 6.6B --cluster lumi_g",
     )  # fmt: skip
@@ -62,6 +63,14 @@ def plan_flags(parser: VerbParser) -> None:
     parser.add_argument("--top", type=int, metavar="K", help="list so many layouts for each number of nodes")
     parser.add_argument("--all", action="store_true", help="as --wide, with every layout that is not listed")
     parser.add_argument("--plot", metavar="DIR", help="draw how it scales into this folder, as SVG")
+    parser.add_argument(
+        "--failures",
+        nargs="?",
+        const="",
+        metavar="RATE",
+        help="count failures: llama3 or another published rate, or failures of a device in 1,000 days; "
+        "default: the cluster card's, or llama3",
+    )
     _takes_wall_hours(parser)
 
 
@@ -150,19 +159,21 @@ def plan(options: argparse.Namespace) -> int:
     )
     from kielo.plan.choose_layout import different_axes, nothing_runs, own
     from kielo.plan.cost import cost
+    from kielo.plan.failures import rate_of
     from kielo.plan.planned_layout import PlannedLayout
     from kielo.plan.search import search
 
     if options.top is not None and options.top < 1:
         raise KieloError(f"--top {options.top}: give 1 layout or more")
     run, nodes = _run_and_nodes(options)
+    rate = None if options.failures is None else rate_of(options.failures, run.site)
     found = search(run, nodes)
     if not any(found.ranked.values()):
         raise nothing_runs(run, nodes, found)
     is_full = options.wide or options.all or options.json
     many = options.top or (_LISTED if is_full else _LISTED_IN_SHORT)[len(nodes) > 1]
     listed = [planned for number in nodes for planned in different_axes(found.ranked[number])[:many]]
-    costs = [cost(planned, options.wall_hours) for planned in listed]
+    costs = [cost(planned, options.wall_hours, rate) for planned in listed]
     owns = {number: own(run, number) for number in nodes}
     plots = [_plot_scaling(options.plot, run, nodes, found)] if options.plot else []
     if options.json:
@@ -177,9 +188,14 @@ def plan(options: argparse.Namespace) -> int:
         lines = notes(run, listed, costs, owns, found)
     else:
         only = owns[nodes[0]] if len(nodes) == 1 else None
-        own_cost = (only, cost(only, options.wall_hours)) if isinstance(only, PlannedLayout) else None
+        own_cost = (only, cost(only, options.wall_hours, rate)) if isinstance(only, PlannedLayout) else None
         print_table(*best_rows(run, list(zip(listed, costs)), own_cost))
         lines = short_notes(run, listed, owns, _explaining(options))
+    if rate is not None:
+        from kielo.cli.plan_failures import failure_notes, failure_rows
+
+        print_table(*failure_rows(listed, costs))
+        lines += failure_notes(run, listed, costs)
     for line in [*lines, *(f"wrote {path}" for path in plots)]:
         print_text(line)
     return 0

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from textwrap import wrap
 from typing import Any
 
@@ -163,7 +164,8 @@ def notes(
         f"{first.host_bytes_per_node / _GIGA:.1f} of {run.usable_host_bytes / _GIGA:.1f} GB of host memory a "
         "node. Hours are of "
         f"{wall}{START_SECONDS / 60:.0f} minutes to start each, a save every "
-        f"{run.recipe.checkpoint.every_steps} steps and held-out text; no queue, no failures. MFU is of "
+        f"{run.recipe.checkpoint.every_steps} steps and held-out text; no queue"
+        f"{'' if costs[0].failures else ', no failures'}. MFU is of "
         f"model FLOPs at {run.peak_tflops:g} TFLOP/s. `kielo plan explain` says why '{first.name}' is so "
         "fast; `kielo rehearse` measures the bytes."
     )
@@ -247,6 +249,7 @@ def _agreement(run: RunToPlan, own: Mapping[int, PlannedLayout | str]) -> list[s
 
 def planned_json(planned: PlannedLayout, cost: Cost) -> dict[str, Any]:
     billed = billed_hours(planned.run, cost.device_hours)
+    failures = None if cost.failures is None else asdict(cost.failures)
     return {
         "name": planned.name, "nodes": planned.nodes, "devices": planned.devices,
         "layout": planned.layout.model_dump(mode="json"), "micro_batch_sequences": planned.micro_batch,
@@ -259,7 +262,8 @@ def planned_json(planned: PlannedLayout, cost: Cost) -> dict[str, Any]:
         "step_seconds": planned.step_seconds,
         "interval_seconds": [planned.low_seconds, planned.high_seconds],
         "tokens_per_second": planned.tokens_per_second, "tflops_per_device": planned.tflops_per_device,
-        "mfu": planned.mfu, "cost": vars(cost) | {"days": cost.days, "billed_hours": billed},
+        "mfu": planned.mfu, 
+        "cost": vars(cost) | {"days": cost.days, "billed_hours": billed, "failures": failures},
     }  # fmt: skip
 
 

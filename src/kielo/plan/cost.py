@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from kielo.plan.expected_speed import tokens_per_second
+from kielo.plan.failures import Failures, Rate, Save, expect
 from kielo.plan.planned_layout import PlannedLayout
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
@@ -30,7 +31,7 @@ class Cost:
 
     `training_seconds` are steps alone; `wall_seconds` also jobs' starts, saves and held-out text.
     `checkpoint_seconds`: until a save is safe on disk, while training continues; `stop_seconds`: how long a
-    save stops training.
+    save stops training. `failures`: what they cost, counted in `wall_seconds`; None: they are left out.
     """
 
     steps: int
@@ -43,17 +44,18 @@ class Cost:
     jobs: int
     wall_seconds: float
     device_hours: float
+    failures: Failures | None = None
 
     @property
     def days(self) -> float:
         return self.wall_seconds / 86400
 
 
-def cost(planned: PlannedLayout, wall_hours: float | None = None) -> Cost:
+def cost(planned: PlannedLayout, wall_hours: float | None = None, rate: Rate | None = None) -> Cost:
     """Computes the cost of all phases on this layout, in jobs of at most `wall_hours`.
 
-    wall_hours: default, the site's longest. Raises KieloError for what `resolve` refuses, and if a job would
-    end before its first save.
+    wall_hours: default, the site's longest. rate: how often devices fail; default, never. Raises KieloError
+    for what `resolve` refuses, and if a job would end before its first save.
     """
     run = planned.run
     resolved = resolved_of(planned)
@@ -76,6 +78,12 @@ def cost(planned: PlannedLayout, wall_hours: float | None = None) -> Cost:
     saves = max(1, identity.total_steps // placement.checkpoint.every_steps)
     work = training + heldout_seconds + saves * stop
     wall = wall_hours or run.site.max_wall_hours
+    failures = None
+    if rate is not None:
+        every_steps, job = placement.checkpoint.every_steps, (wall * 3600 if wall else work)
+        save = Save(stop, safe)
+        failures = expect(rate, planned.layout, save, planned.step_seconds, every_steps, safe, job)
+        work = (training + heldout_seconds) / failures.effective_share
     jobs = 1
     if wall is not None:
         useful = wall * 3600 - START_SECONDS - safe
@@ -90,7 +98,7 @@ def cost(planned: PlannedLayout, wall_hours: float | None = None) -> Cost:
     whole = work + jobs * (START_SECONDS + safe)
     return Cost(
         identity.total_steps, training, heldout_seconds, stop, saves, bytes_, safe, jobs, whole,
-        whole * planned.devices / 3600,
+        whole * planned.devices / 3600, failures,
     )  # fmt: skip
 
 

@@ -183,6 +183,9 @@ class Cluster(Section):
     file_system_gb_per_second: float | None = Field(
         None, gt=0, description="writing, of the file system for checkpoints"
     )
+    failures_per_1000_device_days: float | None = Field(
+        None, gt=0, description="surprising ends of jobs, by device and 1,000 days; left out: not known"
+    )
     billing_unit: str = Field("", description='the site\'s, such as "GPU-hours"; empty: not known')
     billed_per_node_hour: float | None = Field(None, gt=0, description="billing units of a whole node")
     internet_on_compute_nodes: bool
