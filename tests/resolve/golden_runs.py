@@ -18,7 +18,9 @@ def golden_recipe(name: str) -> Recipe:
     return Recipe.model_validate(read_toml(GOLDEN / "recipes" / f"{name}.toml"))
 
 
-def golden_resolved(name: str, run_folder: Path = RUN_FOLDER, recipe: Recipe | None = None) -> Resolved:
+def golden_resolved(
+    name: str, run_folder: Path = RUN_FOLDER, recipe: Recipe | None = None, ranks: int = 1
+) -> Resolved:
     """The run of one of `RECIPES`, or of another recipe on its machine and text."""
     recipe = recipe or golden_recipe(name)
     if name == "phases":
@@ -27,4 +29,4 @@ def golden_resolved(name: str, run_folder: Path = RUN_FOLDER, recipe: Recipe | N
     counts = read_manifest(GOLDEN / "tokens").counts
     tokens = {source: numbers["tokens"] for source, numbers in counts["sources"].items()}
     text = Text(tokens, counts["heldout"]["tokens"], hash_manifest(GOLDEN / "tokens"), 67, 0)
-    return resolve(recipe, run_folder, 1, "cpu", text=text)
+    return resolve(recipe, run_folder, ranks, "cpu", text=text)

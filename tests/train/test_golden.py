@@ -9,7 +9,7 @@ from kielo.artifact.manifest import read_manifest
 from kielo.train.manifest import is_finished, withdraw_manifest
 from kielo.train.run import train
 from tests.ranks import run_ranks
-from tests.resolve.golden_runs import GOLDEN, golden_resolved
+from tests.resolve.golden_runs import GOLDEN, golden_recipe, golden_resolved
 
 VERSIONS = sorted(GOLDEN.glob("version_*"))
 
@@ -28,6 +28,39 @@ def test_a_run_goes_on_from_the_checkpoint_of_every_version(version: Path, tmp_p
     undisturbed, now = (read_manifest(folder) for folder in (version / "finished_train", tmp_path / "train"))
     for key in ("loss", "heldout_loss"):
         assert now.counts[key] == pytest.approx(undisturbed.counts[key], rel=1e-5)
+
+
+@pytest.mark.parametrize("layout", [{"tensor": 2}, {"shard": 2, "zero": 3}], ids=["tensor", "shard"])
+def test_it_goes_on_in_another_layout(layout: dict[str, int], tmp_path: Path) -> None:
+    """From the newest version's checkpoint, on two ranks: the same losses, within the order of sums."""
+    version = VERSIONS[-1]
+    shutil.copytree(GOLDEN / "tokens", tmp_path / "tokens")
+    shutil.copytree(version / "checkpoint", tmp_path / "train" / "checkpoints" / "step_00000004")
+    recipe = golden_recipe("tiny")
+    recipe = recipe.model_copy(update={"layout": recipe.layout.model_copy(update=layout)})
+    results = run_ranks(train, 2, golden_resolved("tiny", tmp_path, recipe, ranks=2))
+    assert {(outcome.outcome, outcome.step) for outcome in results} == {("finished", 10)}
+    undisturbed, now = (read_manifest(folder) for folder in (version / "finished_train", tmp_path / "train"))
+    for key in ("loss", "heldout_loss"):
+        assert now.counts[key] == pytest.approx(undisturbed.counts[key], rel=1e-5)
+
+
+def test_what_cannot_go_on_says_why(tmp_path: Path) -> None:
+    """Another model: the key is named, and the checkpoint stays. (A later format: tests/resolve.)"""
+    shutil.copytree(GOLDEN / "tokens", tmp_path / "tokens")
+    checkpoint = tmp_path / "train" / "checkpoints" / "step_00000004"
+    shutil.copytree(VERSIONS[-1] / "checkpoint", checkpoint)
+    recipe = golden_recipe("tiny")
+    wider = recipe.model_copy(
+        update={
+            "model": recipe.model.model_copy(update={"intermediate_size": 2 * recipe.model.intermediate_size})
+        }
+    )
+    with pytest.raises(Exception, match=r"model\.intermediate_size"):
+        run_ranks(train, 1, golden_resolved("tiny", tmp_path, wider))
+    assert sorted(path.name for path in checkpoint.iterdir()) == sorted(
+        path.name for path in (VERSIONS[-1] / "checkpoint").iterdir()
+    )
 
 
 def test_a_finished_run_of_every_version_is_finished(version: Path, tmp_path: Path) -> None:

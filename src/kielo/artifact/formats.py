@@ -8,7 +8,7 @@ from typing import Any, Union
 
 from pydantic import BaseModel, TypeAdapter
 
-from kielo.artifact import alerts, metrics
+from kielo.artifact import alerts, attempts, metrics
 from kielo.artifact.funnel import Funnel
 from kielo.artifact.ladder import Ladder
 from kielo.artifact.launch import Launch
@@ -60,6 +60,11 @@ FORMATS = {
         "train/" + alerts.ALERTS_NAME,
         "A fault that did not stop training, one JSON object a line.",
         (alerts.Alert,),
+    ),
+    "attempts": Format(
+        "train/" + attempts.ATTEMPTS_NAME,
+        "The beginning or the end of an attempt at training, one JSON object a line.",
+        (attempts.Beginning, attempts.End),
     ),
     "outcome": _whole_file("train/", Outcome),
     "launch": _whole_file("launch/0001/", Launch),

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from kielo.artifact.chronicle import chronicle
 from kielo.artifact.funnel import Funnel
 from kielo.artifact.manifest import Manifest, read_manifest
 from kielo.artifact.masked_scores import MaskedScores
@@ -68,6 +69,7 @@ def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> di
         "packing": packing_rows(packing) if packing else [],
         "overview": _overview(run_folder, manifests),
         "training": _training(run_folder / "train", manifests["train"]),
+        "chronicle": chronicle(run_folder / "train"),
         "parity": read_stage_json(run_folder / "verify", Parity),
         "scores": read_stage_json(run_folder / "evaluate", Scores),
         "masked_scores": read_stage_json(run_folder / "evaluate", MaskedScores),

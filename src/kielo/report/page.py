@@ -46,6 +46,7 @@ def render(gathered: dict[str, Any]) -> str:
     )
     sections += [
         ("training", "Training", _training(gathered)),
+        ("chronicle", "Chronicle", _chronicle(gathered)),
         ("corpus", "Cleaning the text", _corpus(gathered)),
         ("tokenizer", "Tokenizer", _tokenizer(gathered)),
         ("export", "Exported model", _export(gathered)),
@@ -232,6 +233,15 @@ def _training(gathered: dict[str, Any]) -> str:
     overview = gathered["overview"]
     table = html_table(("model", ""), overview.rows(), text_columns=2) if overview else ""
     return f"<p>{escape(sentence)}.</p>\n{table}{_figures('training', gathered)}{_heldout_sets(training)}"
+
+
+def _chronicle(gathered: dict[str, Any]) -> str:
+    """Returns the tables of the run's chronicle: attempts, changes, spikes, alerts, time."""
+    parts = [
+        f"<h3>{escape(table.title)}</h3>\n{html_table(table.header, table.rows, len(table.header))}"
+        for table in gathered["chronicle"]
+    ]
+    return "\n".join(parts) or '<p class="note">No attempt was noted.</p>'
 
 
 def _heldout_sets(training: dict[str, Any]) -> str:

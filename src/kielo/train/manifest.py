@@ -31,6 +31,7 @@ from kielo.artifact.stage_json import read_json, write_json
 from kielo.recipe.errors import KieloError
 from kielo.resolve.precision import RESOLVED_NAME
 from kielo.resolve.resolved import Resolved, as_stored_now, stored_identity, write
+from kielo.train.attempts import note_end
 
 KIND, VERSION = "train", 1
 NOTHING_TO_DO = "nothing to do: the run was finished before"
@@ -66,11 +67,15 @@ def write_plan(resolved: Resolved) -> None:
 def settle(
     resolved: Resolved, what: str, done: tuple[int, int], message: str = "", is_writing: bool = True
 ) -> Outcome:
-    """Returns the outcome of an attempt and writes it to `outcome.json`. done: steps and tokens."""
+    """Returns the outcome of an attempt; writes it to `outcome.json` and the chronicle.
+
+    done: steps and tokens.
+    """
     step, tokens = done
     outcome = Outcome(outcome=what, step=step, tokens=tokens, exit_code=EXIT_CODES[what], message=message)
     if is_writing:
         write_json(resolved.placement.train_folder, outcome)
+        note_end(resolved, outcome)
     return outcome
 
 

@@ -5,6 +5,7 @@
 
 import faulthandler
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,6 +23,7 @@ from kielo.parallel.world import World, end_world, leave_together, start_world
 from kielo.recipe.error_messages import sentence
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Identity, Resolved
+from kielo.train.attempts import note_beginning
 from kielo.train.build import assemble, phase_parts, restore
 from kielo.train.determinism import determinism
 from kielo.train.final_check import refuse_unsound_end
@@ -130,6 +132,9 @@ def _attempt(
                 state = run.state
                 tokens.finish()
             has_begun = True
+            hosts = Agreement().gather(socket.gethostname())
+            if is_first and is_saving:
+                note_beginning(resolved, run.checkpoints.newest_step or 0, hosts)
             if is_first:
                 forget_outcome(resolved)
                 write_plan(resolved)

@@ -1,0 +1,263 @@
+"""`chronicle.md` of a run: attempts, nodes, causes, changes, spikes and time lost, in tables. Torch-free.
+
+Read from what training writes: `attempts.jsonl`, `metrics.jsonl`, `alerts.jsonl`.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from kielo.artifact.alerts import ALERTS_NAME, Alert
+from kielo.artifact.attempts import Beginning, End, read_attempts, read_lines
+from kielo.artifact.metrics import (
+    METRICS_NAME,
+    PassedOver,
+    PrecisionChange,
+    PrecisionVerdict,
+    Row,
+    Spike,
+    TrainingStep,
+    split_metrics,
+)
+from kielo.artifact.own_text import write_own_text
+
+CHRONICLE_NAME = "chronicle.md"
+_MOST_ALERTS, _MOST_HOSTS, _MOST_CHARACTERS = 200, 8, 400
+
+
+@dataclass(frozen=True)
+class Table:
+    """A part of the chronicle. rows: cells of text, as many as `header` has."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An attempt: its beginning, its end if it said so, and the next one's beginning if there is one."""
+
+    begin: Beginning
+    end: End | None
+    after: Beginning | None
+
+    @property
+    def last_step(self) -> int | None:
+        """Returns the last step that it is known to have taken."""
+        if self.end is not None and self.end.step is not None:
+            return self.end.step
+        return self.after.seen_step if self.after else None
+
+    @property
+    def ended_at(self) -> str | None:
+        """Returns when it ended, or was last seen."""
+        if self.end is not None:
+            return self.end.ended_at
+        return self.after.seen_at if self.after else None
+
+    @property
+    def lost_steps(self) -> int:
+        """Returns how many of its steps the next attempt takes again."""
+        if self.after is None or self.last_step is None:
+            return 0
+        return max(0, self.last_step - self.after.from_step)
+
+    @property
+    def seconds(self) -> float:
+        """Returns its seconds, until it was last seen; 0 where that is not known."""
+        return _between(self.begin.began_at, self.ended_at) if self.ended_at else 0.0
+
+
+def chronicle(train_folder: Path) -> list[Table]:
+    """Returns the tables of a run's chronicle; none where no attempt was noted."""
+    attempts = attempts_of(train_folder)
+    if not attempts:
+        return []
+    rows = [row for row, _ in split_metrics(train_folder / METRICS_NAME)[0]]
+    alerts = _alerts(train_folder)
+    tables = [
+        Table("Time", ("", "value"), _time_rows(attempts, rows)),
+        Table(
+            "Attempts",
+            ("attempt", "began (UTC)", "ended", "steps", "taken again", "ranks", "hosts", "how it ended"),
+            [_attempt_row(number, attempt, alerts) for number, attempt in enumerate(attempts, start=1)],
+        ),
+        Table("Changes", ("attempt", "key", "before", "after"), _change_rows(attempts)),
+        Table("Spikes, and steps that were passed over", ("step", "what"), _event_rows(rows)),
+        Table(
+            f"Alerts{f', the last {_MOST_ALERTS} of {len(alerts)}' if len(alerts) > _MOST_ALERTS else ''}",
+            ("time (UTC)", "step", "message"),
+            [(_short(one.time), str(one.step), one.message) for one in alerts[-_MOST_ALERTS:]],
+        ),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def write_chronicle(train_folder: Path, name: str) -> None:
+    """Writes `chronicle.md` beside the train folder, whole or not at all, where an attempt was noted.
+
+    name: of the run. Raises KieloError where a person's file has that name, and OSError.
+    """
+    tables = chronicle(train_folder)
+    if tables:
+        write_own_text(train_folder.parent / CHRONICLE_NAME, as_markdown(tables, name))
+
+
+def attempts_of(train_folder: Path) -> list[Attempt]:
+    """Returns the attempts in their order."""
+    lines = read_attempts(train_folder)
+    begins = [(at, line) for at, line in enumerate(lines) if isinstance(line, Beginning)]
+    found = []
+    for (at, begin), (until, after) in zip(begins, [*begins[1:], (len(lines), None)]):
+        ends = [line for line in lines[at + 1 : until] if isinstance(line, End)]
+        found.append(Attempt(begin, ends[-1] if ends else None, after))
+    return found
+
+
+def as_markdown(tables: Sequence[Table], name: str) -> str:
+    """Returns the page. Text of messages stays text: what Markdown or HTML would read is escaped."""
+    parts = [f"# Chronicle of {_plain(name)}\n"]
+    for table in tables:
+        parts.append(f"## {_plain(table.title)}\n")
+        lines = [table.header, tuple("---" for _ in table.header), *table.rows]
+        cells = [[cell if line[0] == "---" else _plain(cell) for cell in line] for line in lines]
+        parts.append("\n".join(f"| {' | '.join(row)} |" for row in cells) + "\n")
+    return "\n".join(parts)
+
+
+def effective_seconds(rows: Sequence[Row]) -> float:
+    """Returns the seconds spent on the steps of these rows, of which each is the last of its step.
+
+    What the log left out (saves, held-out text) is left out, and so are steps that were taken again.
+    """
+    seconds, tokens_before = 0.0, 0
+    for row in rows:
+        tokens = getattr(row, "tokens", None)
+        if isinstance(row, TrainingStep) and tokens is not None and row.tokens_per_second > 0:
+            seconds += max(0, tokens - tokens_before) / row.tokens_per_second
+        if isinstance(row, TrainingStep | PassedOver) and tokens is not None:
+            tokens_before = tokens
+    return seconds
+
+
+def _time_rows(attempts: Sequence[Attempt], rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    in_attempts = sum(attempt.seconds for attempt in attempts)
+    last = next((attempt.ended_at for attempt in reversed(attempts) if attempt.ended_at), None)
+    since = _between(attempts[0].begin.began_at, last) if last else 0.0
+    effective = effective_seconds(rows)
+    lost = sum(attempt.lost_steps for attempt in attempts)
+    found = [
+        ("attempts", str(len(attempts))),
+        ("steps taken again", f"{lost:,}"),
+        ("on steps that were kept", _duration(effective)),
+    ]
+    if in_attempts:
+        share = f" ({min(1.0, effective / in_attempts):.1%} of them effective)"
+        found += [
+            ("in attempts", _duration(in_attempts) + share),
+            ("between attempts", _duration(max(0.0, since - in_attempts))),
+        ]
+    return found
+
+
+def _attempt_row(number: int, attempt: Attempt, alerts: Sequence[Alert]) -> tuple[str, ...]:
+    begin, last = attempt.begin, attempt.last_step
+    first = begin.from_step + 1
+    steps = f"{first:,} –" if last is None else f"{first:,} – {last:,}" if last >= first else "none"
+    hosts = list(dict.fromkeys(begin.hosts))
+    more = f" and {len(hosts) - _MOST_HOSTS} more" if len(hosts) > _MOST_HOSTS else ""
+    return (
+        str(number), _short(begin.began_at), _ended(attempt), steps, f"{attempt.lost_steps:,}",
+        f"{begin.ranks:,}", ", ".join(hosts[:_MOST_HOSTS]) + more, _cause(attempt, alerts),
+    )  # fmt: skip
+
+
+def _ended(attempt: Attempt) -> str:
+    if attempt.end is not None:
+        return _short(attempt.end.ended_at)
+    return f"last seen {_short(attempt.ended_at)}" if attempt.ended_at else ""
+
+
+def _cause(attempt: Attempt, alerts: Sequence[Alert]) -> str:
+    """Returns how an attempt ended; where it did not say, the last alert until the next one began."""
+    if attempt.end is not None:
+        return ": ".join(filter(None, (attempt.end.outcome, attempt.end.message)))
+    if attempt.after is None:
+        return "it runs, or ended without a word"
+    within = [one for one in alerts if attempt.begin.began_at <= one.time <= attempt.after.began_at]
+    said = f"; the last alert: {within[-1].message}" if within else ""
+    return f"without a word: killed, or its node was lost{said}"
+
+
+def _change_rows(attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
+    rows = []
+    for number, attempt in enumerate(attempts[1:], start=2):
+        for change in attempt.begin.changes:
+            rows.append((str(number), change.key, change.before, change.after))
+        before = attempts[number - 2].begin.versions
+        versions = attempt.begin.versions
+        for package in sorted(before.keys() | versions.keys()):
+            old, new = before.get(package, ""), versions.get(package, "")
+            if old != new:
+                rows.append((str(number), f"version of {package}", old, new))
+    return rows
+
+
+def _event_rows(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    found = []
+    for row in rows:
+        match row:
+            case Spike():
+                what = f"spike in steps {row.spike_from:,} to {row.spike_to:,}: {row.outcome}"
+                if row.highest_loss is not None and row.usual_loss is not None:
+                    what += f" (loss {row.highest_loss:.4g}, usual {row.usual_loss:.4g})"
+            case PassedOver():
+                what = f"steps {row.passed_over_from:,} to {row.step:,} passed over: {row.passed_over_for}"
+            case PrecisionVerdict():
+                what = f"change to {row.precision} after step {row.precision_from - 1:,}: {row.outcome}"
+            case PrecisionChange():
+                what = f"{row.precision} from the next step on"
+            case _:
+                continue
+        found.append((f"{row.step:,}", what))
+    return found
+
+
+def _alerts(train_folder: Path) -> list[Alert]:
+    found = []
+    for content in read_lines(train_folder / ALERTS_NAME):
+        try:
+            found.append(Alert.model_validate(content))
+        except ValidationError:
+            continue
+    return found
+
+
+def _plain(text: str) -> str:
+    """Returns a cell in one line, in which no character begins markup."""
+    line = " ".join(text.split())
+    if len(line) > _MOST_CHARACTERS:
+        line = line[: _MOST_CHARACTERS - 1] + "…"
+    return re.sub(r"([\\`*_\[\]|#~])", r"\\\1", line.replace("&", "&amp;").replace("<", "&lt;"))
+
+
+def _short(time: str) -> str:
+    return time.partition("+")[0].replace("T", " ")
+
+
+def _between(begin: str, end: str) -> float:
+    try:
+        return max(0.0, (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds())
+    except (ValueError, TypeError):  # a person's line
+        return 0.0
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
