@@ -15,7 +15,7 @@ import threading
 import traceback
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
@@ -101,7 +101,8 @@ def _work(steps: Sequence[CorpusStep], rank: int, workers: int, answer: Connecti
         content = _run_rank(steps, rank, workers)
     except Exception as problem:
         content = _as_sent(problem, rank, workers)
-    answer.send(content)
+    with suppress(BrokenPipeError):  # kielo has ended: nobody reads it, and the files may be gone
+        answer.send(content)
 
 
 def _end_with_parent() -> None:
