@@ -186,6 +186,7 @@ pick_hosts() {
     hosts=("${hosts[@]:0:NODES}")
     [ "${#hosts[@]}" -eq "$NODES" ]
 }
+say_too_few() { say "of this job's $((NODES + SPARES)) nodes only ${#hosts[@]} are not left out, and $NODES are needed"; }
 
 # The ranks meet on the first node, at a port of this job, attempt and step.
 choose_meeting() {
@@ -196,7 +197,7 @@ choose_meeting() {
 }
 
 if ! pick_hosts; then
-    say "of this job's $((NODES + SPARES)) nodes only ${#hosts[@]} are not left out, and $NODES are needed"
+    say_too_few
     note start "" "" && note end "no nodes" "too few nodes that are not left out"
     exit 1
 fi
@@ -391,7 +392,7 @@ while true; do
     again=$((again + 1))
     count_attempt
     if ! pick_hosts; then
-        say "only ${#hosts[@]} nodes are not left out, and $NODES are needed"
+        say_too_few
         exit 1
     fi
     ATTEMPT=$FOLDER/logs/$JOB.$RESTARTS.$again

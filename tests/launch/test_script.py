@@ -60,7 +60,7 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
         (
             "lumi_g",
             "job.sh",
-            [r"^outcome_file=\$RUN/train/outcome.json", r"75\) outcome=requeue", r"0\) outcome=finished"],
+            [r"outcome_file=\$RUN/train/outcome.json", r"75\) outcome=requeue", r"0\) outcome=finished"],
         )
     ],
     "8 a chain, which ends when the run does": [
@@ -140,7 +140,7 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
                 r"^PREFLIGHT=yes",
                 r"run_step --preflight",
                 r"find /dev/shm .*-name 'nccl-\*' -delete",
-                r"^on_each_node rm -rf -- \"\$NODE_FOLDER/kielo_",
+                r"^trap '.*on_each_node rm -rf -- \"\$NODE_FOLDER/kielo_.*' EXIT",
             ],
         )
     ],

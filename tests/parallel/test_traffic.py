@@ -4,16 +4,18 @@ says.
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kielo.dataset.batches import Batch
 from kielo.models.llama.model import Llama
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import build_mesh, sum_over_data
 from kielo.parallel.parallelise import parallelise
 from kielo.parallel.world import start_world
-from kielo.train.feed import StepBatch, cut
+from kielo.train.feed import MicroBatch, StepBatch, cut
 from kielo.train.forward_backward import PlainForwardBackward, forward_backward_of
 from kielo.train.next_token import NextToken, tensor_axis
 from tests.parallel.test_layouts import LENGTH, SEQUENCES, VOCABULARY, batch, config, fill, layout
@@ -37,6 +39,11 @@ class CollectiveCounter(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
+def in_micro_batches(inputs: torch.Tensor, labels: torch.Tensor) -> list[MicroBatch]:
+    samples = np.arange(len(inputs))
+    return cut(Batch(inputs.numpy(), labels.numpy(), None, samples), len(inputs) // MICRO_BATCHES)
+
+
 def collectives_of_a_step(sizes: dict) -> dict[str, int]:
     world = start_world(30, "cpu")
     placement = layout(**sizes)
@@ -47,7 +54,7 @@ def collectives_of_a_step(sizes: dict) -> dict[str, int]:
     parallelise(model, mesh, placement, "fp32")
     materialise(model, world.device, fill(shape))
     inputs, labels = batch()
-    micro_batches = cut(inputs.numpy(), labels.numpy(), None, len(inputs) // MICRO_BATCHES)
+    micro_batches = in_micro_batches(inputs, labels)
     objective = NextToken(0.0, LENGTH * SEQUENCES, tensor_axis(mesh))
     step = PlainForwardBackward(model, objective, lambda tensor: sum_over_data(tensor, mesh))
     with CollectiveCounter() as counter:
@@ -84,7 +91,7 @@ def scatters_of_a_pipeline(schedule: str) -> list[int]:
         model = parallelise(model, mesh, placement, "fp32")
         materialise(model, world.device, fill(config(tied=False)))
         inputs, labels = batch()
-        micro_batches = cut(inputs.numpy(), labels.numpy(), None, len(inputs) // MICRO_BATCHES)
+        micro_batches = in_micro_batches(inputs, labels)
         step = forward_backward_of(model, mesh, 0.0, LENGTH * SEQUENCES, placement, "fp32")
         with CollectiveCounter() as counter:
             step(StepBatch(1, (), micro_batches, (labels >= 0).sum()))

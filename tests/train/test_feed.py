@@ -3,6 +3,7 @@ cut into micro-batches without copies.
 """
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -97,10 +98,10 @@ def test_an_error_of_the_reading_thread_is_raised_when_its_step_is_taken():
 def test_cutting_copies_nothing_but_chosen_columns():
     """Micro-batches of whole sequences are views of the arrays; those of a context rank are contiguous."""
     batch = read_step(1)
-    for piece in cut(batch.inputs, batch.labels, batch.documents, 4):
+    for piece in cut(batch, 4):
         assert np.shares_memory(piece.inputs_bs.numpy(), batch.inputs) and piece.inputs_bs.is_contiguous()
         assert np.shares_memory(piece.documents_bs.numpy(), batch.documents)
-    for piece in cut(batch.inputs, batch.labels, None, 4, torch.tensor([0, 7])):
+    for piece in cut(replace(batch, documents=None), 4, torch.tensor([0, 7])):
         assert (
             piece.labels_bs.is_contiguous() and piece.labels_bs.shape[1] == 2 and piece.documents_bs is None
         )
