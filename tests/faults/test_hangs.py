@@ -6,6 +6,7 @@ would wait for `train.step_timeout_seconds`, 600 s.
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch.distributed as dist
 
 from kielo.artifact.outcome import Outcome
 from kielo.artifact.stage_json import read_json
+from kielo.parallel.progress import Progress
 from kielo.train.feed import Feed
 from kielo.train.run import train
 from tests.ranks import run_ranks
@@ -48,6 +50,32 @@ def get_stuck(folder: Path, stuck_rank: int, how: str) -> None:
 
     Feed.take = take_or_not
     train(resolve(folder, shard=2, micro_batch=1, hang_seconds=3.0, every_steps=2))
+
+
+def lose_heartbeats(folder: Path) -> Outcome:
+    """Train on two ranks: in step 5 the heartbeats of rank 1 fail, and then it takes longer than a hang."""
+    take, limits, is_failing = Feed.take, Progress.limits, threading.Event()
+
+    def take_late(feed: Feed, step: int):
+        if step == STUCK_STEP:
+            time.sleep(1.5)  # three beats, which say that this rank takes steps, whose limit is short
+            is_failing.set()
+            time.sleep(7.0)
+        return take(feed, step)
+
+    def limits_or_not(progress: Progress) -> tuple[float, float]:
+        if dist.get_rank() == 1 and is_failing.is_set():
+            raise ValueError("planted")
+        return limits(progress)
+
+    Feed.take, Progress.limits = take_late, limits_or_not
+    return train(resolve(folder, shard=2, micro_batch=1, hang_seconds=3.0, every_steps=2))
+
+
+def test_a_fault_of_heartbeats_ends_no_training(tmp_path):
+    """A rank whose heartbeats have failed is not taken for one that is stuck."""
+    write_tokens(tmp_path / "tokens")
+    assert [outcome.outcome for outcome in run_ranks(lose_heartbeats, 2, tmp_path)] == ["finished"] * 2
 
 
 # Who is stuck and how; what the message names; the rank whose stacks show the line.

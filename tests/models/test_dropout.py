@@ -38,7 +38,7 @@ def kept(noise: Noise, place: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_the_share_of_dropped_elements_is_the_rate(rate: float) -> None:
-    """Of each sequence, row and column: counts within five standard deviations of a binomial's; what stays
+    """Each sequence, row and column drops within five standard deviations of a binomial's count; what stays
     is scaled so that the mean is kept.
     """
     noise = noise_of(range(16), rate=rate)

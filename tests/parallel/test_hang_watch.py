@@ -17,7 +17,7 @@ USUAL = Beat(
 
 
 def watched(rounds: list[list[Beat]], seconds: float = 0.5):
-    """What the last of these looks finds; the looks before it must find nothing."""
+    """Returns what the last of these looks finds; the looks before it must find nothing."""
     watch = HangWatch(len(rounds[0]), 0.5)
     *before, last = [watch.look(beats, seconds) for beats in rounds]
     assert before == [None] * len(before)

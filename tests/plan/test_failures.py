@@ -1,4 +1,4 @@
-"""What failures cost a job, against a simulation of its events; and the bars on 1,024 devices."""
+"""The model of failures is held against a simulated job, event after event; the bars on 1,024 devices."""
 
 import math
 
@@ -54,7 +54,7 @@ def simulated_share(interval: float, save: Save, mean: float, down: float, failu
 def test_the_effective_share_is_that_of_a_simulated_job(
     interval: float, stop: float, safe: float, mean: float, down: float
 ) -> None:
-    """What is lost differs by less than 5 %: 4,000 failures have a standard error of 1.6 %, and the model
+    """Lost time differs by less than 5 %: 4,000 failures have a standard error of 1.6 %, and the model
     counts steps during a write as lost even where a failure came before any save.
     """
     save = Save(stop, safe)

@@ -32,7 +32,7 @@ def test_a_run_goes_on_from_the_checkpoint_of_every_version(version: Path, tmp_p
 
 @pytest.mark.parametrize("layout", [{"tensor": 2}, {"shard": 2, "zero": 3}], ids=["tensor", "shard"])
 def test_it_goes_on_in_another_layout(layout: dict[str, int], tmp_path: Path) -> None:
-    """From the newest version's checkpoint, on two ranks: the same losses, within the order of sums."""
+    """Two ranks go on from the newest version's checkpoint to the same losses, within the order of sums."""
     version = VERSIONS[-1]
     shutil.copytree(GOLDEN / "tokens", tmp_path / "tokens")
     shutil.copytree(version / "checkpoint", tmp_path / "train" / "checkpoints" / "step_00000004")

@@ -170,7 +170,7 @@ def test_a_stop_in_the_ramp_and_inside_a_length_changes_no_bit(
 def test_other_ranks_go_on_with_the_same_samples_and_masks(
     whole: tuple[Path, Sequences], tmp_path: Path
 ) -> None:
-    """From the ramp on two ranks, and inside the second length on one: bitwise the same sequences, masks and
+    """Two ranks go on in the ramp, and one inside the second length: bitwise the same sequences, masks and
     keys; losses within 1e-5, which is the order of sums in fp32.
     """
     changed = tmp_path / "changed"

@@ -46,7 +46,7 @@ class Beginning(JsonObject):
     seen_at: str | None
     """When that was, as `began_at`."""
     changes: list[Change]
-    """What is resolved differently than for the attempt before it."""
+    """Keys that are resolved differently than for the attempt before it."""
 
 
 class End(JsonObject):
@@ -55,7 +55,7 @@ class End(JsonObject):
     ended_at: str
     """Date and time in UTC, ISO 8601, to the second."""
     outcome: str
-    """As in outcome.json."""
+    """finished, requeue, hung or failed, as in outcome.json."""
     step: int | None
     """The last step that it took."""
     message: str

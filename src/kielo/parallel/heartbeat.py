@@ -10,7 +10,6 @@ A rank that is frozen does not write anything; one of the same node asks it to (
 
 import faulthandler
 import json
-import math
 import os
 import signal
 import sys
@@ -19,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -97,9 +96,7 @@ class Heartbeat:
         for thread in self._threads:
             thread.join(_ANSWER_SECONDS)
         if kind is None and not self._threads[0].is_alive():  # the others may still have something to do
-            with suppress(RuntimeError):
-                last = replace(self._beat(), still_seconds=math.inf, silent_seconds=math.inf)
-                self._store.set(f"beat/{self._world.rank}", last.text())
+            self._leave()
         faulthandler.unregister(signal.SIGUSR2)
         self._stacks.close()
 
@@ -114,10 +111,16 @@ class Heartbeat:
                 return
             except Exception:  # whatever is wrong with heartbeats, it must not end the training
                 self._over.set()
+                self._leave()
                 raise
             looked_at, self._number = now, self._number + 1
             if hang is not None and not self._over.is_set():
                 self._end(hang, self._store)
+
+    def _leave(self) -> None:
+        """Tells the ranks that look at the beats that this one sends no more."""
+        with suppress(RuntimeError):
+            self._store.set(f"beat/{self._world.rank}", Beat.last(self._number + 1).text())
 
     def _guard(self) -> None:
         """Ends this process where the store, which rank 0 may serve, does not answer for too long."""
@@ -204,7 +207,7 @@ class Heartbeat:
         time.sleep(2 * self._seconds)  # rank 0 serves the store
 
     def _end_without_store(self, hang: Hang) -> None:
-        """The same when rank 0, which serves the store, does not answer any more."""
+        """Tells the cause without the store, when rank 0, which may serve it, does not answer any more."""
         states, is_telling = {}, self._world.rank == self._world.size // 2
         if self._beats:
             self._beats[self._world.rank] = self._beat()

@@ -1,4 +1,4 @@
-"""What scaling laws advise for a text and a compute budget: size, tokens, epochs, expected loss; no torch."""
+"""Scaling laws for a text and a compute budget: parameters, tokens, epochs, expected loss. Torch-free."""
 
 import math
 from dataclasses import dataclass

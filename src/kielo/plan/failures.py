@@ -57,7 +57,7 @@ class Save:
 
 @dataclass(frozen=True)
 class Failures:
-    """What failures cost a job.
+    """The cost of failures of a job.
 
     mean_seconds: between two failures. down: part → seconds from a failure to the next step, in the mean over
     failures that end a process and silent ones; silent_seconds: of a silent one. own_seconds: between two

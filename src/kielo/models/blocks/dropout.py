@@ -24,7 +24,7 @@ _PLACES_OF_LAYER = 2
 
 @dataclass(frozen=True)
 class Noise:
-    """What dropout follows from, in a forward or in one layer of it.
+    """The keys and positions that dropout follows from, in a forward or in one layer of it.
 
     rate: share of elements that are dropped. keys_bp2: two keys for each sequence and place, int32.
     positions_s: the position in its sequence of each column that this rank holds, int32.
