@@ -30,7 +30,7 @@ def test_every_recipe_checks_on_every_cluster(name, cluster):
 PUBLISHED = {
     "bloom_176b_finnish": (384, 176.2), "fingpt_13b": (64, 13.3), "poro_34b": (512, 34.2),
     "norwegian_7b": (512, 7.2), "norwegian_7b_warm": (512, 7.2), "llmjp_172b": (512, 172),
-    "viking_7b": (512, 7.55), "lumi_140b_scaling": (6144, 140),
+    "viking_7b": (512, 7.55), "lumi_140b_scaling": (6144, 140), "estonian_llama31_8b": (32, 8.03),
 }  # fmt: skip
 
 
