@@ -33,5 +33,12 @@ def test_a_run_of_an_encoder_goes_through_every_stage(tmp_path: Path) -> None:
     assert "fill-mask" in card and "modeling_ltgbert" not in card and "generate" not in card
     assert not (folder / "hf" / "generation_config.json").exists()
     assert verify_round_trip(str(folder / "hf"))["passed"]
+    assert scores["pseudo_bits_per_byte"]["token"] > 0 and "Hidden words" in page
+    process = kielo("evaluate", str(folder))
+    table, stderr = process.communicate(timeout=200)
+    assert process.returncode == 0 and "neighbours" in table and "pseudo bits per byte" in table, stderr
+    process = kielo("generate", str(folder), "ja [MASK]", "--json")
+    filled = json.loads(process.communicate(timeout=200)[0])
+    assert filled["prompt"] == "ja [MASK]" and len(filled["fillings"]) == 5
     tokenizer = AutoTokenizer.from_pretrained(folder / "hf")
     assert tokenizer.mask_token_id == 4 and tokenizer("ja").input_ids[0] == tokenizer.cls_token_id == 2

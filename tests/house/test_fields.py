@@ -28,6 +28,7 @@ NAMES_OF = {
     "model": {"model", "config"},
     "source": {"source", "sources"},
     "spikes": {"settings", "_settings"},
+    "part_of_speech": {"settings"},
     "phase": {"phase", "phases", "phasesteps"},
     "placed": {"placed", "phases", "placement"},
     "language": {"card", "cards", "language"},
@@ -41,6 +42,7 @@ NAMES_OF = {
 def unread_of_recipe(package) -> list[str]:
     found = unread_fields(package, Recipe, "recipe") + unread_fields(package, Source, "source")
     found += unread_fields(package, sections.Phase, "phase") + unread_fields(package, BatchRamp, "ramp")
+    found += unread_fields(package, sections.PartOfSpeech, "part_of_speech")
     found += unread_fields(package, Fp8, "fp8") + unread_fields(package, sections.Spikes, "spikes")
     for name, info in Recipe.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from kielo.artifact.checkpoint_folder import INDEX_NAME
+from kielo.artifact.masked_scores import MaskedScores
 from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.recipe.errors import KieloError
@@ -45,7 +46,6 @@ def evaluate(options: argparse.Namespace) -> None:
     folder = run_folder(recipe)
 
     from kielo.artifact.lease import held
-    from kielo.artifact.masked_scores import MaskedScores
     from kielo.cli.checkpoint import newest_checkpoint
     from kielo.evaluate.run import evaluate, evaluate_hugging_face
 
@@ -57,9 +57,7 @@ def evaluate(options: argparse.Namespace) -> None:
     if options.json:
         return print_json(scores.content())
     if isinstance(scores, MaskedScores):
-        rows = [(name, f"{100 * share:.1f} %") for name, share in scores.accuracy.content().items()]
-        print_table(["contender", "hidden tokens predicted"], rows)
-        return print_text(f"loss of the model: {scores.loss:.3f} nats per hidden token")
+        return _print_masked(scores)
     bits = scores.bits_per_byte.content()
     print_table(["contender", "bits per byte"], [(name, f"{value:.3f}") for name, value in bits.items()])
     if scores.sets:
@@ -67,3 +65,26 @@ def evaluate(options: argparse.Namespace) -> None:
         print_table(["held-out set", "languages", "bits per byte"], rows)
     for sample in scores.samples:
         print(f"\n{sample.prompt} ▸ {sample.text}")
+
+
+def _print_masked(scores: MaskedScores) -> None:
+    rows = [(name, f"{100 * share:.1f} %") for name, share in scores.accuracy.content().items()]
+    print_table(["contender", "hidden tokens predicted"], rows)
+    print_text(f"loss of the model: {scores.loss:.3f} nats per hidden token")
+    if bits := scores.pseudo_bits_per_byte:
+        print_text(
+            f"pseudo bits per byte: {bits.token:.3f}; with the later tokens of a word hidden too: "
+            f"{bits.within_word:.3f}"
+        )
+    if pairs := scores.minimal_pairs:
+        rows = [(name, f"{one.pairs:,}", f"{100 * one.token:.1f} %", f"{100 * one.within_word:.1f} %")
+                for name, one in {**pairs.groups, "all": pairs.all}.items()]  # fmt: skip
+        print_table(["minimal pairs", "pairs", "good likelier", "within word"], rows)
+    if tags := scores.part_of_speech:
+        print_text(
+            f"parts of speech: {100 * tags.accuracy:.1f} % of {tags.words:,} words; the most frequent tag of "
+            f"each: {100 * tags.baseline:.1f} %"
+        )
+    if scores.filled_masks:
+        rows = [(one.sentence(), one.truth or "–", one.likeliest()) for one in scores.filled_masks]
+        print_table(["hidden word", "truth", "fillings"], rows)

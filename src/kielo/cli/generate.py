@@ -1,4 +1,4 @@
-"""`kielo generate`: what a model writes after a prompt, printed as it comes."""
+"""`kielo generate`: what a model writes after a prompt, or an encoder puts in the place of its mask token."""
 
 import argparse
 import sys
@@ -9,9 +9,10 @@ from pathlib import Path
 
 from kielo.artifact.manifest import read_manifest
 from kielo.cli.flags import examples
-from kielo.cli.terminal import keep_stdout_for_json, print_json
+from kielo.cli.terminal import keep_stdout_for_json, print_json, print_table
 from kielo.recipe.errors import KieloError
 from kielo.recipe.read import read_recipe, run_folder
+from kielo.recipe.sections import Recipe
 
 
 def generate_flags(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +21,9 @@ def generate_flags(parser: argparse.ArgumentParser) -> None:
         'kielo generate runs/demo_estonian/hf "Kord oli" --temperature 0',
     )  # fmt: skip
     parser.add_argument("model", metavar="MODEL", help="a recipe, a run folder or a Hugging Face folder")
-    parser.add_argument("prompt", metavar="PROMPT", help="the beginning of the text")
+    parser.add_argument(
+        "prompt", metavar="PROMPT", help="the beginning of the text; for an encoder, text with one [MASK]"
+    )
     parser.add_argument(
         "--tokens", type=int, default=200, metavar="N", help="write at most so many; default: 200"
     )
@@ -41,6 +44,10 @@ def generate(options: argparse.Namespace) -> None:
             raise KieloError(f"{flag} {value}: give {least} or more")
     if not 0 <= options.temperature < 100:
         raise KieloError(f"--temperature {options.temperature:g}: give a number from 0 to 100; 0.8 is usual")
+    if not (Path(options.model) / "config.json").is_file():
+        recipe = read_recipe(options.model).recipe
+        if recipe.train.objective == "masked_tokens":
+            return _fill(recipe, options)
     with keep_stdout_for_json(options.json), _hugging_face_folder(options) as folder:
         from kielo.evaluate.continue_text import Sampling, continue_text
 
@@ -50,6 +57,22 @@ def generate(options: argparse.Namespace) -> None:
         text = continue_text(folder, options.prompt, sampling, prints=not options.json)
     if options.json:
         print_json({"prompt": options.prompt, "text": text})
+
+
+def _fill(recipe: Recipe, options: argparse.Namespace) -> None:
+    """Prints the likeliest tokens in the place of the mask token, by the newest checkpoint of a run."""
+    from kielo.cli.checkpoint import newest_checkpoint
+    from kielo.evaluate.encoder import load_encoder
+    from kielo.evaluate.fill_mask import fill_prompts
+
+    folder = run_folder(recipe)
+    checkpoint = newest_checkpoint(folder)
+    print(f"the model is {checkpoint}", file=sys.stderr)
+    (filled,) = fill_prompts(load_encoder(recipe, folder, checkpoint), [options.prompt])
+    if options.json:
+        return print_json({"prompt": options.prompt, "fillings": [one.content() for one in filled.fillings]})
+    rows = [(one.text, f"{100 * one.probability:.1f} %") for one in filled.fillings]
+    print_table(["token", "probability"], rows)
 
 
 @contextmanager

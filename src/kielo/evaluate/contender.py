@@ -27,7 +27,7 @@ Logits = Callable[[Tensor, Tensor | None], Tensor]
 class Contender:
     """A model with its tokenizer. `logits(tokens_bs, documents_bs | None) -> logits_bsv`.
 
-    start_id: the token that precedes the first document.
+    start_id: the token that precedes the first document. module: Kielo's model; None for transformers'.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Contender:
     sequence_length: int
     mask_documents: bool
     device: torch.device
+    module: torch.nn.Module | None = None
 
     @property
     def has_chat_template(self) -> bool:
@@ -87,6 +88,7 @@ def load_checkpoint(checkpoint: Path, resolved: Resolved, tokenizer_folder: Path
         sequence_length=resolved.identity.longest_sequence_length,
         mask_documents=resolved.identity.dataset.mask_documents,
         device=device,
+        module=model,
     )
 
 

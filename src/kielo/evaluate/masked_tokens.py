@@ -1,10 +1,9 @@
-"""Scores an encoder on hidden tokens of held-out text, beside two baselines that saw the same training text.
+"""Scores an encoder on hidden tokens of held-out text, beside baselines that saw the same training text.
 
 The tokens are hidden as at the end of training, the same ones whenever a run is scored. Bits per byte are not
 defined for an encoder: it predicts some tokens from all others, and not each from those before it.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +11,15 @@ import torch
 from torch.nn import functional as F
 
 from kielo.artifact.masked_scores import Accuracy, MaskedScores
-from kielo.dataset.batches import NOT_COUNTED, Batch, open_shard, packed_manifest
+from kielo.dataset.batches import NOT_COUNTED, Batch
 from kielo.dataset.heldout_sets import heldout_sets
-from kielo.dataset.masking import Masking, MaskingVocabulary, masking_vocabulary
+from kielo.dataset.masking import Masking, masking_vocabulary
 from kielo.evaluate.contender import Contender
+from kielo.evaluate.token_baselines import TokenBaselines
 from kielo.recipe.errors import KieloError
 from kielo.resolve.resolved import Identity
 
 MOST_SEQUENCES = 2048
-_TRAINING_TOKENS = 20_000_000  # of each source, that the baselines count
 _SEQUENCES_AT_ONCE = 16
 
 
@@ -43,16 +42,17 @@ def score_masked_tokens(
             f"{contender.name}: the model's loss is {loss}: its weights are damaged, or overflow"
         )
     labels = hidden.labels[is_label]
-    unigram, follower = _most_frequent(run_folder / "tokens", vocabulary)
-    before = np.full_like(hidden.inputs, vocabulary.mask_id)
-    before[:, 1:] = hidden.inputs[:, :-1]
-    bigram = np.where(before == vocabulary.mask_id, unigram, follower[before])[is_label]
+    baselines = TokenBaselines(run_folder / "tokens", vocabulary)
+    before, after = (np.full_like(hidden.inputs, vocabulary.mask_id) for _ in range(2))
+    before[:, 1:], after[:, :-1] = hidden.inputs[:, :-1], hidden.inputs[:, 1:]
+    before, after = before[is_label], after[is_label]
     return MaskedScores(
         model=name,
         accuracy=Accuracy(
             model=right / len(labels),
-            unigram=float((labels == unigram).mean()),
-            bigram=float((labels == bigram).mean()),
+            unigram=float((labels == baselines.unigram).mean()),
+            bigram=float((labels == baselines.bigram(before)).mean()),
+            neighbours=float((labels == baselines.neighbours(before, after)).mean()),
         ),
         loss=loss,
         hidden_tokens=len(labels),
@@ -80,29 +80,3 @@ def _loss_and_right(contender: Contender, batch: Batch) -> tuple[float, int]:
         right += int((logits.argmax(-1) == wanted).sum())
         counted += len(wanted)
     return loss / counted, right
-
-
-def _most_frequent(tokens_folder: Path, vocabulary: MaskingVocabulary) -> tuple[int, np.ndarray]:
-    """Returns (the most frequent token, after each token the most frequent next one, int64 [v]).
-
-    Control tokens are never hidden, so neither is one; after a token that no other follows it is the most
-    frequent one.
-    """
-    size = len(vocabulary.is_control)
-    counts, pairs = np.zeros(size, np.int64), []
-    for stream in _training_streams(tokens_folder):
-        counts += np.bincount(stream, minlength=size)
-        next_is_ordinary = ~vocabulary.is_control[stream[1:]]
-        pairs.append((stream[:-1] * size + stream[1:])[next_is_ordinary])
-    unigram = int(np.where(vocabulary.is_control, -1, counts).argmax())
-    follower = np.full(size, unigram)
-    pair, number = np.unique(np.concatenate(pairs), return_counts=True)
-    rising = np.argsort(number, kind="stable")
-    follower[pair[rising] // size] = pair[rising] % size  # the last one written is the most frequent
-    return unigram, follower
-
-
-def _training_streams(tokens_folder: Path) -> Iterator[np.ndarray]:
-    for name in packed_manifest(tokens_folder).counts["sources"]:
-        shard = open_shard(tokens_folder, name)
-        yield np.asarray(shard.read(0, min(shard.num_tokens, _TRAINING_TOKENS)), dtype=np.int64)

@@ -1,13 +1,13 @@
 """The evaluate stage: a run's checkpoint and texts → `evaluate/scores.json`; also the scores of other models.
 
 Every contender scores the same held-out documents under the convention of `bits_per_byte.py`. Encoders have
-`evaluate/masked_scores.json` instead, of `masked_tokens.py`.
+`evaluate/masked_scores.json` instead, of `encoder_scores.py`.
 """
 
 from pathlib import Path
 
 from kielo.artifact.checkpoint_index import read_plain
-from kielo.artifact.manifest import hash_manifest, is_current, read_manifest, write_stage
+from kielo.artifact.manifest import hash_file, hash_manifest, is_current, read_manifest, write_stage
 from kielo.artifact.masked_scores import MaskedScores
 from kielo.artifact.scores import Scores
 from kielo.artifact.stage_json import read_stage_json, write_json
@@ -19,7 +19,7 @@ from kielo.recipe.phases import longest_sequence_length
 from kielo.recipe.sections import Recipe
 from kielo.resolve import resolved as resolved_file
 
-KIND, VERSION = "scores", 1
+KIND, VERSION = "scores", 2
 
 
 def evaluate(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -> Scores | MaskedScores:
@@ -39,20 +39,21 @@ def evaluate(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -
     inputs["checkpoint"] = hash_manifest(checkpoint)
     if read_manifest(run_folder / EVALUATION_TEXTS) is not None:
         inputs[EVALUATION_TEXTS] = hash_manifest(run_folder / EVALUATION_TEXTS)
+    inputs |= {f"evaluate.{key}": _own_file(key, path) for key, path in recipe.evaluate.encoder_files.items()}
     section = recipe.evaluate.model_dump(mode="json") | {"seed": recipe.seed}
     is_masked = recipe.train.objective == "masked_tokens"
     if is_current(folder, KIND, VERSION, inputs, section):
         return read_stage_json(folder, MaskedScores if is_masked else Scores)
     # torch, which a finished stage does without
     from kielo.evaluate.contender import load_checkpoint
-    from kielo.evaluate.masked_tokens import score_masked_tokens
+    from kielo.evaluate.encoder_scores import score_encoder
     from kielo.evaluate.score import score
 
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
         resolved = resolved_file.read(run_folder / "resolved.toml")
         contender = load_checkpoint(checkpoint, resolved, run_folder / "tokenizer")
         if is_masked:
-            scores = score_masked_tokens(contender, checkpoint.name, resolved.identity, run_folder)
+            scores = score_encoder(contender, checkpoint.name, recipe, resolved.identity, run_folder)
             write_json(stage.folder, scores)
             stage.counts |= {"accuracy": scores.accuracy.content()}
             return scores
@@ -63,6 +64,13 @@ def evaluate(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -
             "heldout_bytes": scores.heldout_bytes,
         }
     return scores
+
+
+def _own_file(key: str, path: str) -> str:
+    """Returns the hash of a person's file. Raises KieloError where it is not there."""
+    if not (place := Path(path).expanduser()).is_file():
+        raise KieloError(f"evaluate.{key} = {path!r}: no such file")
+    return hash_file(place)
 
 
 def evaluate_hugging_face(recipe: Recipe, run_folder: Path, model: Path) -> Scores:

@@ -87,6 +87,7 @@ def _sources(recipe: Recipe) -> Found:
     for text in recipe.evaluate.texts:
         if text.language and text.language not in languages():
             yield ("evaluate.texts",), _without_card(f"evaluate.texts, {text.name}: language", text.language)
+    yield from _measures_of_encoders(recipe)
     for name in recipe.dataset.source_max_epochs:
         if name not in names:
             yield (
@@ -99,6 +100,24 @@ def _sources(recipe: Recipe) -> Found:
             ("dataset.temperature", "dataset.mixture"),
             f"dataset.temperature = {recipe.dataset.temperature:g} makes weights of the sources' tokens, and "
             "dataset.mixture gives weights; what would work: leave one of the two out",
+        )
+
+
+def _measures_of_encoders(recipe: Recipe) -> Found:
+    files = recipe.evaluate.encoder_files
+    for one, other in (("train", "dev"), ("dev", "train")):
+        key = f"part_of_speech.{one}"
+        if key in files and f"part_of_speech.{other}" not in files:
+            yield (
+                (f"evaluate.{key}",),
+                f"evaluate.{key} = {files[key]!r} needs another file beside it; what would work: "
+                f"evaluate.part_of_speech.{other} = FILE.conllu",
+            )
+    for key, path in files.items() if recipe.train.objective == "next_token" else ():
+        yield (
+            (f"evaluate.{key}", "train.objective"),
+            f"evaluate.{key} = {path!r} is a measure of encoders; what would work: leave it out, or "
+            'train.objective = "masked_tokens"',
         )
 
 

@@ -868,6 +868,21 @@ class EvaluationText(Section):
     text_field: str = Field("text", description="field or column that holds the text")
 
 
+class PartOfSpeech(Section):
+    """Part-of-speech tags by a linear classifier of an encoder's states; needs `kielo[tagging]`."""
+
+    train: str = Field(
+        "", description="CoNLL-U file that the classifier learns from; none: no tags are scored"
+    )
+    dev: str = Field("", description="CoNLL-U file that it is scored on")
+    from_layer: PositiveInt | None = Field(
+        None, description="layer whose output is a token's features, counted from 1; default: the last one"
+    )
+    pieces: Literal["first", "mean"] = Field(
+        "mean", description="features of a word of several tokens: those of the first one, or their mean"
+    )
+
+
 class Evaluate(Section):
     texts: tuple[EvaluationText, ...] = Field(
         (), description="texts from outside of the mixture, scored while training and afterwards"
@@ -875,10 +890,34 @@ class Evaluate(Section):
     ngram_order: PositiveInt = Field(
         6, description="bytes that the n-gram baseline sees, the predicted one included"
     )
-    prompts: tuple[str, ...] = Field((), description="default: openings of held-out documents")
+    prompts: tuple[str, ...] = Field(
+        (),
+        description="default: openings of held-out documents; of an encoder sentences with its mask token, "
+        "once in each",
+    )
     sample_tokens: PositiveInt = Field(80, description="tokens that the model writes after each prompt")
     temperature: float = Field(0.7, ge=0, description="of sampling; 0 takes the likeliest token")
     top_k: PositiveInt = Field(50, description="likeliest tokens that are sampled from")
+    pseudo_tokens: PositiveInt = Field(
+        2048, description="tokens of held-out text that are hidden one by one, of an encoder"
+    )
+    minimal_pairs: str = Field(
+        "",
+        description="file of a good and a bad sentence each, for an encoder: .jsonl or .tsv with "
+        "sentence_good, sentence_bad and, if there is one, phenomenon",
+    )
+    part_of_speech: PartOfSpeech = Field(PartOfSpeech(), description="tags from an encoder's frozen states")
+
+    @property
+    def encoder_files(self) -> dict[str, str]:
+        """Returns key → the file that it names, of the measures of encoders."""
+        tags = self.part_of_speech
+        named = {
+            "minimal_pairs": self.minimal_pairs,
+            "part_of_speech.train": tags.train,
+            "part_of_speech.dev": tags.dev,
+        }
+        return {key: path for key, path in named.items() if path}
 
 
 class Report(Section):

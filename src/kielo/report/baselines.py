@@ -1,4 +1,4 @@
-"""Names of the baselines of bits per byte, as the page and the model card write them."""
+"""Names of the baselines of bits per byte and of hidden tokens, as page, card and summary write them."""
 
 from kielo.artifact.scores import Scores
 
@@ -6,6 +6,12 @@ _NAMES = {
     "unigram": "Token unigram",
     "xz": "xz -9 after the training text",
     "ngram": "Interpolated byte {order}-gram",
+}
+
+HIDDEN_TOKENS = {
+    "unigram": "token unigram",
+    "bigram": "token bigram",
+    "neighbours": "token bigrams of both neighbours",
 }
 
 

@@ -11,7 +11,7 @@ from kielo.artifact.parity import Parity
 from kielo.artifact.scores import Scores
 from kielo.recipe.languages_of_sources import languages_of
 from kielo.recipe.sections import Recipe, Source
-from kielo.report.baselines import baseline_name
+from kielo.report.baselines import HIDDEN_TOKENS, baseline_name
 from kielo.report.units import format_bytes
 from kielo.resolve.overview import Overview
 
@@ -82,13 +82,36 @@ def _masked_tokens(scores: MaskedScores | None) -> str:
     if not scores:
         return ""
     shares = {"**this model**": scores.accuracy.model}
-    shares |= {f"token {name}": share for name, share in scores.accuracy.baselines().items()}
+    shares |= {HIDDEN_TOKENS[name]: share for name, share in scores.accuracy.baselines().items()}
     rows = "\n".join(f"| {name} | {100 * share:.1f} % |" for name, share in shares.items())
     return (
         f"## Hidden tokens\n\n{scores.hidden_tokens:,} tokens of held-out text were hidden, "
         f"{100 * scores.masking_rate:g} % by {_plain(scores.masking)}; more is better. The baselines were "
-        f"given the same training text.\n\n| | predicted |\n|---|--:|\n{rows}"
+        f"given the same training text.\n\n| | predicted |\n|---|--:|\n{rows}" + _measures_of_encoders(scores)
     )
+
+
+def _measures_of_encoders(scores: MaskedScores) -> str:
+    """Returns the other measures as sentences, each where it was taken; "" without one."""
+    found = []
+    if bits := scores.pseudo_bits_per_byte:
+        found.append(
+            f"Each token in turn hidden, the model needs {bits.token:.3f} bits per byte of held-out text; "
+            f"with the later tokens of its word hidden too, {bits.within_word:.3f}."
+        )
+    if pairs := scores.minimal_pairs:
+        found.append(
+            f"Of {pairs.all.pairs:,} minimal pairs of {_plain(pairs.file)} it finds the good sentence "
+            f"likelier in {100 * pairs.all.token:.1f} %, and in {100 * pairs.all.within_word:.1f} % with the "
+            "later tokens of a word hidden too."
+        )
+    if tags := scores.part_of_speech:
+        found.append(
+            f"A linear classifier of its frozen states (layer {tags.layer}) finds the part of speech of "
+            f"{100 * tags.accuracy:.1f} % of {tags.words:,} words; the most frequent tag of each word is "
+            f"right in {100 * tags.baseline:.1f} %."
+        )
+    return "".join(f"\n\n{one}" for one in found)
 
 
 def _front_matter(recipe: Recipe) -> str:

@@ -11,8 +11,10 @@ from html import escape
 from typing import Any
 
 from kielo.artifact.funnel import FunnelRow
+from kielo.artifact.masked_scores import MaskedScores
 from kielo.artifact.metrics import PrecisionVerdict
 from kielo.artifact.parity import Parity
+from kielo.report.baselines import HIDDEN_TOKENS
 from kielo.report.figures import FIGURES
 from kielo.report.style import page_head
 from kielo.report.units import format_bytes, format_seconds
@@ -79,7 +81,7 @@ def _verdict(gathered: dict[str, Any]) -> str:
     scores, parity = gathered["scores"], gathered["parity"]
     if masked := gathered["masked_scores"]:
         beaten = [masked.accuracy.model > share for share in masked.accuracy.baselines().values()]
-        text = "beats both baselines" if all(beaten) else f"beats {sum(beaten)} of two baselines"
+        text = f"beats {'all' if all(beaten) else sum(beaten)} of {len(beaten)} baselines"
         claims.append((all(beaten), f"The model {text} in predicting hidden tokens."))
     if scores and (baselines := scores.bits_per_byte.baselines()):
         beaten = [scores.bits_per_byte.model < bits for bits in baselines.values()]
@@ -122,7 +124,7 @@ def _masked_tokens(gathered: dict[str, Any]) -> str:
     if not scores:
         return _not_run("evaluate")
     shares = {"This model": scores.accuracy.model}
-    shares |= {f"Token {name}": share for name, share in scores.accuracy.baselines().items()}
+    shares |= {HIDDEN_TOKENS[name].capitalize(): share for name, share in scores.accuracy.baselines().items()}
     table = html_table(
         ("", "Hidden tokens predicted"), [(name, f"{100 * one:.1f} %") for name, one in shares.items()]
     )
@@ -133,7 +135,68 @@ def _masked_tokens(gathered: dict[str, Any]) -> str:
         "all others, so that bits per byte are not defined for it, and transformers has no class of this "
         "family to compare with."
     )
-    return f"{table}<p class='note'>{escape(sentence)}</p>"
+    return (
+        f"{table}<p class='note'>{escape(sentence)}</p>{_pseudo_bits(scores)}{_filled_masks(gathered)}"
+        f"{_minimal_pairs(scores)}{_part_of_speech(scores)}"
+    )
+
+
+def _pseudo_bits(scores: MaskedScores) -> str:
+    bits = scores.pseudo_bits_per_byte
+    if not bits:
+        return ""
+    rows = [
+        ("Each token hidden alone", f"{bits.token:.3f}"),
+        ("With the later tokens of its word", f"{bits.within_word:.3f}"),
+    ]
+    note = (
+        f"{bits.tokens:,} tokens of {bits.texts:,} held-out documents, hidden one after another (Salazar et "
+        f"al. 2020; Kauf and Ivanova 2023). Pseudo-perplexity of a token: {bits.perplexity:.1f}. The model "
+        "sees both sides of a token, so these are less than the bits per byte of a model that writes."
+    )
+    return html_table(("", "Pseudo bits per byte"), rows) + f"<p class='note'>{escape(note)}</p>"
+
+
+def _filled_masks(gathered: dict[str, Any]) -> str:
+    masks = gathered["masked_scores"].filled_masks
+    if not masks:
+        return ""
+    language = escape(gathered["recipe"].language, quote=True)
+    rows = [(one.sentence(), one.truth or "–", one.likeliest()) for one in masks]
+    table = html_table(("Sentence with a hidden word", "Truth", "Likeliest tokens"), rows, text_columns=3)
+    return f'<h3>Hidden words</h3><div lang="{language}">{table}</div>'
+
+
+def _minimal_pairs(scores: MaskedScores) -> str:
+    pairs = scores.minimal_pairs
+    if not pairs:
+        return ""
+    rows = [
+        (name, f"{one.pairs:,}", f"{100 * one.token:.1f} %", f"{100 * one.within_word:.1f} %")
+        for name, one in {**pairs.groups, "all": pairs.all}.items()
+    ]
+    header = (
+        f"Minimal pairs of {pairs.file}",
+        "Pairs",
+        "Good one likelier",
+        "With later tokens of its words",
+    )
+    return html_table(header, rows)
+
+
+def _part_of_speech(scores: MaskedScores) -> str:
+    tags = scores.part_of_speech
+    if not tags:
+        return ""
+    rows = [
+        ("Logistic regression of frozen states", f"{100 * tags.accuracy:.1f} %"),
+        ("The most frequent tag of each word", f"{100 * tags.baseline:.1f} %"),
+    ]
+    note = (
+        f"{tags.words:,} words, after {tags.training_words:,} with {tags.tags} tags; layer {tags.layer}, of "
+        f"a word of several tokens {'their mean' if tags.pieces == 'mean' else 'the first one'}."
+    )
+    return html_table(("", "Parts of speech"), rows) + f"<p class='note'>{escape(note)}</p>"
 
 
 def _bits_per_byte(gathered: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from rich.text import Text
 from kielo.artifact.masked_scores import Accuracy
 from kielo.artifact.scores import BASELINES
 from kielo.artifact.summary import ParitySummary, Summary
+from kielo.report.baselines import HIDDEN_TOKENS
 from kielo.report.units import format_bytes, format_seconds
 from kielo.resolve.overview import amount
 
@@ -63,7 +64,7 @@ def _masked_rows(accuracy: Accuracy) -> list[tuple[str, str]]:
     rows = [("hidden tokens predicted", f"{100 * accuracy.model:.1f} %")]
     for name, share in accuracy.baselines().items():
         verdict = "beaten" if accuracy.model > share else "not beaten"
-        rows.append((f"  token {name}", f"{100 * share:.1f} %  ({verdict})"))
+        rows.append((f"  {HIDDEN_TOKENS[name]}", f"{100 * share:.1f} %  ({verdict})"))
     return rows
 
 

@@ -1,0 +1,123 @@
+"""An encoder's view of single texts: each one a sequence, with logits at a place and states of a layer.
+
+Texts of one length are computed together, so that nothing has to be filled up. Shape letters: n = texts,
+s = tokens of one, v = vocabulary, d = hidden size.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kielo.dataset.encoded_documents import begins_with_cls
+from kielo.evaluate.bits_per_byte import MOST_LOGITS_PER_FORWARD
+from kielo.evaluate.contender import Contender, load_checkpoint
+from kielo.recipe.sections import Recipe
+from kielo.resolve import resolved as resolved_file
+from kielo.tokenizer.load import encode, end_of_text_id, role_id, vocabulary_size
+from kielo.tokenizer.word_pieces import WordPieces, word_pieces
+
+TOKENS_AT_ONCE = 8192
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A Kielo encoder with the tokens that it is read with.
+
+    first: ids that begin a text, `[CLS]` or none; last: those that end it. pieces: how tokens make words.
+    """
+
+    contender: Contender
+    mask_id: int
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+    pieces: WordPieces
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the longest text."""
+        return self.contender.sequence_length - len(self.first) - len(self.last)
+
+    def sequence(self, ids: Sequence[int]) -> np.ndarray:
+        """Returns a text as the model was trained to see it, int64 [s]."""
+        return np.array([*self.first, *ids, *self.last], np.int64)
+
+    def rows_at_once(self, length: int) -> int:
+        """Sequences of this many tokens in one forward, whose logits exist for all tokens."""
+        tokens = min(TOKENS_AT_ONCE, MOST_LOGITS_PER_FORWARD // vocabulary_size(self.contender.tokenizer))
+        return max(1, tokens // length)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return encode(self.contender.tokenizer, texts)
+
+    def beginning(self, text: str) -> str:
+        """Returns as much of a text as is one sequence, up to the end of a word where it has spaces."""
+        text = text[: 16 * self.most_tokens].strip()
+        while (num_tokens := len(self.encode([text])[0])) > self.most_tokens:
+            shorter = text[: min(len(text) - 1, len(text) * self.most_tokens // num_tokens)]
+            text = shorter.rpartition(" ")[0].rstrip() or shorter
+        return text
+
+    @torch.inference_mode()
+    def logits_at(self, inputs_ns: np.ndarray, places_n: np.ndarray) -> Tensor:
+        """Returns the logits at one place of each sequence, fp32 [n, v]."""
+        inputs = torch.from_numpy(inputs_ns).to(self.contender.device)
+        rows = torch.arange(len(inputs), device=inputs.device)
+        places = torch.from_numpy(places_n).to(inputs.device)
+        return self.contender.logits(inputs, None)[rows, places].float()
+
+    @torch.inference_mode()
+    def states(self, inputs_ns: np.ndarray, layer: int) -> Tensor:
+        """Returns the output of a layer, counted from 1, fp32 [n, s, d]."""
+        found: list[Tensor] = []
+        module = self.contender.module
+        hook = module.layers[str(layer - 1)].register_forward_hook(
+            lambda _layer, _inputs, output: found.append(output)
+        )
+        try:
+            module(torch.from_numpy(inputs_ns).to(self.contender.device))
+        finally:
+            hook.remove()
+        return found[0].float()
+
+
+def open_encoder(contender: Contender, recipe: Recipe) -> Encoder:
+    """Returns the encoder of a recipe's run, with the control tokens that the recipe puts around texts."""
+    tokenizer = contender.tokenizer
+    cls_id = role_id(tokenizer, "cls_token") if begins_with_cls(recipe) else None
+    return Encoder(
+        contender=contender,
+        mask_id=role_id(tokenizer, "mask_token"),
+        first=() if cls_id is None else (cls_id,),
+        last=(end_of_text_id(tokenizer),),
+        pieces=word_pieces(tokenizer),
+    )
+
+
+def load_encoder(recipe: Recipe, run_folder: Path, checkpoint: Path) -> Encoder:
+    """Loads the encoder of a checkpoint of the recipe's run."""
+    resolved = resolved_file.read(run_folder / "resolved.toml")
+    return open_encoder(load_checkpoint(checkpoint, resolved, run_folder / "tokenizer"), recipe)
+
+
+def by_length(
+    num_items: int, length_of: Callable[[int], int], rows_of: Callable[[int], int] = lambda _: 1
+) -> Iterator[list[int]]:
+    """Yields numbers of items of one length, as many as are about `TOKENS_AT_ONCE` tokens, at least one.
+
+    rows_of: sequences of an item.
+    """
+    for length, numbers in groupby(sorted(range(num_items), key=length_of), key=length_of):
+        together: list[int] = []
+        rows = 0
+        for number in numbers:
+            if together and (rows + rows_of(number)) * length > TOKENS_AT_ONCE:
+                yield together
+                together, rows = [], 0
+            together.append(number)
+            rows += rows_of(number)
+        yield together

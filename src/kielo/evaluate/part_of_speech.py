@@ -1,0 +1,115 @@
+"""Part of speech by frozen states: scikit-learn's logistic regression from an encoder's states to tags.
+
+The encoder is not trained: what a linear classifier finds in its states is what it knows already. A word of
+several tokens has the state of the first one, or the mean of all of them.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from kielo.artifact.masked_scores import PartOfSpeechScores
+from kielo.evaluate.conllu import Sentence, read_sentences
+from kielo.evaluate.encoder import Encoder, by_length
+from kielo.evaluate.texts import evenly
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import PartOfSpeech
+
+MOST_TRAINING_WORDS = 100_000
+_MOST_ITERATIONS = 1000
+
+
+def score_part_of_speech(encoder: Encoder, settings: PartOfSpeech) -> PartOfSpeechScores:
+    """Learns from the sentences of one file, at most about 100,000 words of it, and scores those of another.
+
+    Raises KieloError where scikit-learn is missing, the layer is none of the model's, a file is damaged or
+    the training file has one tag only.
+    """
+    classifier = _classifier()
+    num_layers = len(encoder.contender.module.layers)
+    layer = num_layers if settings.from_layer is None else settings.from_layer
+    if layer > num_layers:
+        raise KieloError(
+            f"evaluate.part_of_speech.from_layer = {layer}: the model has {num_layers} layers; what would "
+            f"work: 1 to {num_layers}"
+        )
+    training, heldout = (read_sentences(Path(path).expanduser()) for path in (settings.train, settings.dev))
+    share = MOST_TRAINING_WORDS / sum(len(one.words) for one in training)
+    training = list(evenly(training, share))
+    tags = [tag for one in training for tag in one.tags]
+    if len(set(tags)) < 2:
+        raise KieloError(f"{settings.train}: one tag only, {tags[0]}; nothing can be learned from that")
+    classifier.fit(word_states(encoder, training, layer, settings.pieces), tags)
+    predicted = classifier.predict(word_states(encoder, heldout, layer, settings.pieces))
+    wanted = np.array([tag for one in heldout for tag in one.tags])
+    return PartOfSpeechScores(
+        accuracy=float((predicted == wanted).mean()),
+        baseline=float((np.array(_most_frequent_tags(training, heldout)) == wanted).mean()),
+        words=len(wanted),
+        training_words=len(tags),
+        tags=len(set(tags)),
+        layer=layer,
+        pieces=settings.pieces,
+    )
+
+
+def word_states(encoder: Encoder, sentences: Sequence[Sentence], layer: int, pieces: str) -> np.ndarray:
+    """Returns the states of all words in order, fp32 [words, d]; 0 for a word that has no token.
+
+    A sentence that is longer than a sequence is read in parts.
+    """
+    parts = list(_parts(encoder, sentences))
+    first_words = np.cumsum([0, *(len(one.words) for one in sentences)])
+    sums = np.zeros((first_words[-1], encoder.contender.module.config.hidden_size), np.float32)
+    counts = np.zeros(first_words[-1], np.int64)
+    for together in by_length(len(parts), lambda one: len(parts[one][1])):
+        inputs = np.stack([encoder.sequence(parts[one][1]) for one in together])
+        states = encoder.states(inputs, layer).cpu().numpy()[:, len(encoder.first) :]
+        for state, (sentence, _, words_of_tokens) in zip(states, (parts[one] for one in together)):
+            for token, words in enumerate(words_of_tokens):
+                for word in first_words[sentence] + np.array(words, np.int64):
+                    if pieces == "mean" or not counts[word]:
+                        sums[word] += state[token]
+                        counts[word] += 1
+    return sums / np.maximum(counts, 1)[:, None]
+
+
+def _parts(
+    encoder: Encoder, sentences: Sequence[Sentence]
+) -> Iterator[tuple[int, list[int], list[list[int]]]]:
+    """Yields (sentence, ids, the words in the place of each id) of parts that are at most one sequence."""
+    tokenizer = encoder.contender.tokenizer.for_text.tokenizer
+    encodings = tokenizer.encode_batch([one.text for one in sentences], add_special_tokens=False)
+    for number, (sentence, encoding) in enumerate(zip(sentences, encodings, strict=True)):
+        words = [
+            [word for word, (begin, end) in enumerate(sentence.places) if begin < last and first < end]
+            for first, last in encoding.offsets
+        ]
+        for start in range(0, len(words), encoder.most_tokens):
+            part = slice(start, start + encoder.most_tokens)
+            yield number, encoding.ids[part], words[part]
+
+
+def _most_frequent_tags(training: Sequence[Sentence], heldout: Sequence[Sentence]) -> list[str]:
+    """Returns the most frequent tag of each word of the second; of unknown words the most frequent tag."""
+    of_word: dict[str, Counter[str]] = defaultdict(Counter)
+    for sentence in training:
+        for word, tag in zip(sentence.words, sentence.tags, strict=True):
+            of_word[word][tag] += 1
+    usual = sum(of_word.values(), Counter())
+    return [(of_word.get(word) or usual).most_common(1)[0][0] for one in heldout for word in one.words]
+
+
+def _classifier():
+    try:
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
+    except ImportError:
+        raise KieloError(
+            "evaluate.part_of_speech needs scikit-learn; what would work: pip install 'kielo[tagging]', or "
+            "a recipe without this table"
+        ) from None
+    return make_pipeline(StandardScaler(), LogisticRegression(max_iter=_MOST_ITERATIONS))
