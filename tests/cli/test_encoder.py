@@ -4,21 +4,25 @@ import json
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, pipeline
 
 from kielo.verify.round_trip import verify_round_trip
 from tests.cli.test_run import kielo, write_recipe
 
 
 @pytest.mark.full
-def test_a_run_of_an_encoder_goes_through_every_stage(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model_type", "key"),
+    [("ltg_bert", "model.position_bucket_size=8"), ("modernbert", "model.sliding_window=9")],
+)
+def test_a_run_of_an_encoder_goes_through_every_stage(tmp_path: Path, model_type: str, key: str) -> None:
     """The summary has hidden tokens in place of bits per byte, the export the published names, its tokenizer
-    the roles; what an encoder has not is said and not shown.
+    the roles; what an encoder has not is said and not shown. A ModernBERT's export fills masks.
     """
     recipe = write_recipe(tmp_path)
     sets = (
-        "model.model_type=ltg_bert", "model.position_bucket_size=8", "train.objective=masked_tokens",
-        "train.learning_rate=1e-2",
+        f"model.model_type={model_type}", key, "train.objective=masked_tokens",
+        "train.learning_rate=1e-2", "train.attention_dropout=0.1",
     )  # fmt: skip
     process = kielo("run", str(recipe), "--json", *(word for one in sets for word in ("--set", one)))
     stdout, stderr = process.communicate(timeout=400)
@@ -41,4 +45,6 @@ def test_a_run_of_an_encoder_goes_through_every_stage(tmp_path: Path) -> None:
     filled = json.loads(process.communicate(timeout=200)[0])
     assert filled["prompt"] == "ja [MASK]" and len(filled["fillings"]) == 5
     tokenizer = AutoTokenizer.from_pretrained(folder / "hf")
+    if model_type == "modernbert":
+        assert "pipeline(" in card and len(pipeline("fill-mask", model=str(folder / "hf"))("[MASK] ja")) == 5
     assert tokenizer.mask_token_id == 4 and tokenizer("ja").input_ids[0] == tokenizer.cls_token_id == 2

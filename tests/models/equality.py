@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
 from kielo.checkpoint.pieces import cut
 from kielo.models import families
@@ -26,9 +26,14 @@ def pair(config: dict[str, Any], folder: Path) -> tuple[Decoder, PreTrainedModel
     torch.set_num_threads(1)
     torch.manual_seed(0)
     given = {key: value for key, value in config.items() if key != "model_type"}
-    theirs = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(config["model_type"], **copy.deepcopy(given)), attn_implementation="eager"
-    ).float()
+    is_encoder = families.FAMILIES[config["model_type"]].is_encoder
+    theirs = (
+        (AutoModelForMaskedLM if is_encoder else AutoModelForCausalLM)
+        .from_config(
+            AutoConfig.for_model(config["model_type"], **copy.deepcopy(given)), attn_implementation="eager"
+        )
+        .float()
+    )
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
             parameter.normal_(0, 0.1)

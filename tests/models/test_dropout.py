@@ -25,7 +25,7 @@ def keys(samples: range, seed: int = 5) -> torch.Tensor:
 
 
 def noise_of(samples: range, seed: int = 5, rate: float = RATE) -> Noise:
-    maker = NoiseMaker(LAYERS)
+    maker = NoiseMaker(LAYERS, 4)
     maker.rate = rate
     return maker(keys(samples, seed), None, LENGTH)
 
@@ -69,7 +69,7 @@ def test_places_samples_seeds_and_neighbours_are_independent() -> None:
 
 def test_parts_are_those_of_the_whole() -> None:
     """Some samples, some positions of a context rank and the part of a tensor rank: the same elements."""
-    whole, maker = kept(noise_of(range(8)), 1), NoiseMaker(LAYERS)
+    whole, maker = kept(noise_of(range(8)), 1), NoiseMaker(LAYERS, 4)
     maker.rate, maker.part, maker.parts = RATE, 1, 2
     columns = torch.cat((torch.arange(16, 32), torch.arange(96, 112)))
     part = maker(keys(range(3, 8, 2)), columns, len(columns))

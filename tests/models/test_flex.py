@@ -82,6 +82,29 @@ def test_outputs_are_the_dense_ones(
         torch.testing.assert_close(inner(*inputs, in_blocks), inner(*inputs, dense), atol=2e-6, rtol=0)
 
 
+@WINDOWS
+@DOCUMENTS
+def test_encoders_see_both_sides(window: int | None, is_masked: bool) -> None:
+    """Blocks, the dense code and a plain softmax over |distance| < window agree within 2e-6; without window
+    and documents neither has a mask.
+    """
+    make_masks, inner = MaskMaker([window], is_causal=False), InnerAttention()
+    numbers, cpu = documents() if is_masked else None, torch.device("cpu")
+    q, k, v, _ = projections(groups=2)
+    distance = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
+    seen = (distance.abs() < (window or LENGTH)).expand(BATCH, 1, -1, -1)
+    if numbers is not None:
+        seen = seen & (numbers[:, None, :, None] == numbers[:, None, None, :])
+    scores = (q @ k.repeat_interleave(2, dim=1).mT / HEAD_DIM**0.5).masked_fill(~seen, -torch.inf)
+    expected = scores.softmax(-1) @ v.repeat_interleave(2, dim=1)
+    in_blocks = make_masks.in_blocks(numbers, LENGTH, cpu)[window]
+    dense = make_masks(numbers, None, LENGTH, cpu)[window]
+    assert (in_blocks.blocks is None) == (dense.visible is None) == (window is None and not is_masked)
+    with torch.no_grad():
+        for mask in (in_blocks, dense):
+            torch.testing.assert_close(inner(q, k, v, mask), expected, atol=2e-6, rtol=0)
+
+
 @CASES
 @DOCUMENTS
 def test_queries_at_other_positions_are_those_of_the_whole(scores: str, is_masked: bool) -> None:

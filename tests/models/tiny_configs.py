@@ -23,6 +23,13 @@ _GPT2 = {
     "n_positions": 32,
     "bos_token_id": None, "eos_token_id": 0,
 }  # fmt: skip
+_MODERNBERT = {
+    "model_type": "modernbert", "num_key_value_heads": None, "local_attention": 6,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 1.6e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+    },
+}  # fmt: skip
 
 TINY: dict[str, dict[str, Any]] = {
     "llama": _SMALL | {"model_type": "llama"},
@@ -97,5 +104,11 @@ TINY: dict[str, dict[str, Any]] = {
     "bloom, six heads, untied": _SMALL | {
         "model_type": "bloom", "hidden_size": 48, "n_head": 6, "num_attention_heads": 6, "seq_length": 64,
         "tie_word_embeddings": False, "layer_norm_epsilon": 1e-2,
+    },
+    "modernbert": _SMALL | _MODERNBERT,
+    "modernbert, biases, another order of layers, tanh gelu": _SMALL | _MODERNBERT | {
+        "num_hidden_layers": 3, "attention_bias": True, "mlp_bias": True, "norm_eps": 1e-2,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        "hidden_activation": "gelu_pytorch_tanh", "local_attention": 7,
     },
 }  # fmt: skip

@@ -191,7 +191,7 @@ def on_tensor_ranks(sizes: dict) -> dict:
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         hidden = model(tokens_bs())
-    value = score(gather_sequence(hidden, mesh.of_parameters("tensor")))
+    value = score(gather_sequence(hidden, mesh.of_parameters("tensor"), True))
     # Each rank's gradient of the hidden states is a part of their sum.
     (value / mesh.of_parameters("tensor").size() / mesh.of_parameters("shard").size()).backward()
     return {

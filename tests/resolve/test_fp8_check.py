@@ -70,7 +70,7 @@ def test_the_matrices_are_all_linears_of_the_layers(model_type):
     """The tables here name what `parallel/fp8.py` finds in the model."""
     import torch
 
-    heads = 2 if model_type in ("gpt2", "opt", "gpt_neox", "bloom", "ltg_bert") else 1
+    heads = 2 if model_type in ("gpt2", "opt", "gpt_neox", "bloom", "ltg_bert", "modernbert") else 1
     model = families.complete(
         Model(model_type=model_type, hidden_size=32, intermediate_size=128, num_hidden_layers=2,
         num_attention_heads=2,

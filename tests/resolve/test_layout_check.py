@@ -5,6 +5,9 @@ what a machine likes is said and never blocks.
 import pytest
 
 from kielo.recipe.sections import Layout, Model
+from kielo.resolve.activation_bytes import attention_dropout_bytes
+from kielo.resolve.attention_check import attention_complaint
+from kielo.resolve.encoder_check import dropout_complaints
 from kielo.resolve.layout_check import layout_complaints, speed_advice
 
 MODEL = Model(
@@ -36,16 +39,14 @@ def test_what_does_not_divide_is_named_with_numbers_that_would(layout, length, n
     assert all(words in complaints for words in named), complaints
 
 
-@pytest.mark.parametrize("axis", ["pipeline", "context", "tensor"])
-def test_an_encoder_has_shards_and_copies_only(axis):
-    """Each other axis is refused by name; a decoder of the same sizes has them."""
+def test_relative_positions_need_whole_sequences():
+    """An LTG-BERT is refused the context axis by name, and nothing else; a ModernBERT has it."""
     sizes = {"vocab_size": 64, "num_key_value_heads": 8, "head_dim": 32, "max_position_embeddings": 64}
-    encoder, decoder = (Model(model_type=name, **sizes) for name in ("ltg_bert", "llama"))
-    layout = Layout(**{axis: 2})
-    assert layout_complaints(decoder, 64, layout) == []
-    (complaint,) = layout_complaints(encoder, 64, layout)
-    assert f"what would work: layout.{axis} = 1" in complaint
-    assert layout_complaints(encoder, 64, Layout(shard=4, replicate=2)) == []
+    relative, rotary = (Model(model_type=name, **sizes) for name in ("ltg_bert", "modernbert"))
+    assert layout_complaints(rotary, 64, Layout(context=2)) == []
+    (complaint,) = layout_complaints(relative, 64, Layout(context=2))
+    assert "what would work: layout.context = 1" in complaint
+    assert layout_complaints(relative, 64, Layout(shard=4, replicate=2, tensor=2, pipeline=2)) == []
 
 
 def test_rows_are_split_and_not_tokens():
@@ -81,3 +82,26 @@ def test_overlap_of_tensor_collectives_needs_sequence_parallelism_and_is_not_for
     assert "layout.sequence_parallel = true" in complaint
     assert speed_advice(MODEL, chunked, "h100_sxm") == []
     assert "tensor_overlap" in speed_advice(MODEL, chunked, "h100_sxm", has_fp8=True)[0]
+
+
+def test_only_encoders_drop_weights_of_attention():
+    """A decoder's refusal names the key and what there is; on a GPU without a compiler an encoder's does."""
+    (complaint,) = dropout_complaints("llama", 0.1)
+    assert "train.attention_dropout = 0.1" in complaint and "train.hidden_dropout = 0.1" in complaint
+    assert not [*dropout_complaints("llama", 0.0), *dropout_complaints("modernbert", 0.1)]
+    sizes = {"vocab_size": 64, "num_key_value_heads": 8, "head_dim": 32, "max_position_embeddings": 64}
+    model = Model(model_type="modernbert", sliding_window=65, **sizes)
+    assert attention_complaint(model, 64, False, 0.0, "no compiler") is None
+    assert "train.attention_dropout = 0.1" in attention_complaint(model, 64, False, 0.1, "no compiler")
+
+
+def test_dropped_weights_are_counted():
+    """By hand, of 8 heads of 32 in bf16: two outputs more, and three fp32 numbers a head; a half on 2 tensor
+    ranks; none where the layer is made again.
+    """
+    sizes = {"vocab_size": 64, "num_key_value_heads": 8, "head_dim": 32, "max_position_embeddings": 64}
+    model = Model(model_type="ltg_bert", **sizes)
+    one = attention_dropout_bytes(model, Layout(), "bf16")
+    assert one == 2 * 2 * 8 * 32 + 3 * 4 * 8 and model.num_attention_heads == 8
+    assert attention_dropout_bytes(model, Layout(tensor=2), "bf16") == one / 2
+    assert attention_dropout_bytes(model, Layout(recompute="full"), "bf16") == 0

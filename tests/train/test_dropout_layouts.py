@@ -12,6 +12,7 @@ from kielo.recipe.sections import Model
 from kielo.resolve.resolved import Resolved
 from kielo.train.run import train
 from tests.ranks import run_ranks
+from tests.train.test_masked_tokens import LTG_BERT, plan, write_tokenizer
 from tests.train.tiny_run import LENGTH, VOCABULARY, resolve, write_tokens
 
 STEPS = 6
@@ -69,12 +70,80 @@ def test_layouts_drop_the_same(folder: Path, layout: dict[str, Any], tmp_path: P
     """Losses within 1e-5, the order of sums in fp32; dropping others changes them by far more."""
     resolved = planned(folder, tmp_path.name, **layout)
     run_ranks(train, resolved.placement.world_size, resolved)
-    alone, found = losses(folder / "alone"), losses(folder / tmp_path.name)
-    assert found == pytest.approx(alone, rel=1e-5)
-    assert any(abs(one / other - 1) > 1e-3 for one, other in zip(alone, losses(folder / "without")))
-    one, other = weights(folder / "alone"), weights(folder / tmp_path.name)
+    assert_alike(folder / "alone", folder / tmp_path.name, folder / "without")
+
+
+def assert_alike(alone: Path, other_layout: Path, without: Path) -> None:
+    """Losses and weights of two runs are equal but for rounding; those of one without dropout are others."""
+    found = losses(other_layout)
+    assert found == pytest.approx(losses(alone), rel=1e-5)
+    assert any(abs(one / other - 1) > 1e-3 for one, other in zip(found, losses(without)))
+    one, other = weights(alone), weights(other_layout)
     assert one.keys() == other.keys()
     for name, tensor in one.items():
         if name.endswith("attention.k.bias"):
             continue  # its gradient is zero but for rounding, which Adam makes steps of: softmax subtracts it
         torch.testing.assert_close(other[name], tensor, rtol=1e-3, atol=2e-5, msg=name)
+
+
+ENCODERS = {
+    "ltg_bert": LTG_BERT,
+    "modernbert": LTG_BERT.model_copy(
+        update={
+            "model_type": "modernbert", "sliding_window": 5, "attention_bias": False, "hidden_act": "gelu",
+            "initializer_range": 0.3, "position_bucket_size": 32,
+        }
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def encoders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With tokens and tokenizer, and two runs of each encoder on one process, the second without dropout."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("encoders")
+    write_tokens(folder / "tokens")
+    write_tokenizer(folder / "tokenizer")
+    for model_type in ENCODERS:
+        train(planned_encoder(folder, model_type, model_type))
+        train(planned_encoder(folder, f"{model_type} without", model_type, attention_dropout=0.0))
+    return folder
+
+
+def planned_encoder(folder: Path, name: str, model_type: str, **changes: Any) -> Resolved:
+    run = folder / name
+    run.mkdir()
+    for stage in ("tokens", "tokenizer"):
+        (run / stage).symlink_to(folder / stage)
+    settings = {"attention_dropout": 0.4, "total_steps": STEPS, "heldout_every_steps": 100}
+    return plan(run, **({"model": ENCODERS[model_type]} | settings | changes))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "layout"),
+    [
+        ("ltg_bert", {"tensor": 2}),
+        ("modernbert", {"context": 2}),
+        pytest.param("ltg_bert", {"tensor": 2, "sequence_parallel": False, "recompute": "full"}, marks=full),
+        pytest.param(
+            "ltg_bert",
+            {
+                "pipeline": 2,
+                "pipeline_layers": (1, 1),
+            },
+            marks=full,
+        ),
+        pytest.param("ltg_bert", {"shard": 2, "zero": 3, "micro_batch": 3, "compile": True}, marks=full),
+        pytest.param("modernbert", {"context": 2, "context_attention": "ulysses", "tensor": 2}, marks=full),
+        pytest.param("modernbert", {"pipeline": 2, "pipeline_layers": (1, 1), "tensor": 2}, marks=full),
+        pytest.param("modernbert", {"recompute": "operators", "micro_batch": 1, "compile": True}, marks=full),
+    ],
+    ids=str,
+)
+def test_layouts_drop_the_same_weights_of_attention(
+    encoders: Path, model_type: str, layout: dict[str, Any], tmp_path: Path
+) -> None:
+    """Of an encoder; the same bars as above."""
+    resolved = planned_encoder(encoders, tmp_path.name, model_type, **layout)
+    run_ranks(train, resolved.placement.world_size, resolved)
+    assert_alike(encoders / model_type, encoders / tmp_path.name, encoders / f"{model_type} without")

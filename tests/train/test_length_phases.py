@@ -48,6 +48,7 @@ masking_rate = 0.5
 final_masking_rate = 0.1
 optimiser = "lamb"
 hidden_dropout = 0.2
+attention_dropout = 0.2
 tokens_per_step = 512
 batch_ramp = { first_tokens_per_step = 128, step_tokens = 128, tokens = 768 }
 learning_rate = 1e-2

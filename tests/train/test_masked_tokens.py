@@ -27,17 +27,20 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(roles))
 
 
+LTG_BERT = Model(
+    model_type="ltg_bert", hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=4, head_dim=4, vocab_size=VOCABULARY + 1,
+    vocab_multiple=10, max_position_embeddings=LENGTH, position_bucket_size=8, tie_word_embeddings=True,
+    attention_bias=True, mlp_bias=False, hidden_act="gelu_new",
+)  # fmt: skip
+
+
 def plan(folder: Path, **changes) -> Resolved:
-    model = Model(
-        model_type="ltg_bert", hidden_size=16, intermediate_size=24, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=4, head_dim=4, vocab_size=VOCABULARY + 1,
-        vocab_multiple=10, max_position_embeddings=LENGTH, position_bucket_size=8, tie_word_embeddings=True,
-        attention_bias=True, mlp_bias=False, hidden_act="gelu_new",
-    )  # fmt: skip
-    return resolve(
-        folder, model=model, objective="masked_tokens", masking="span", masking_rate=0.4,
-        tokenizer_folder=str(folder / "tokenizer"), **changes,
-    )  # fmt: skip
+    settings = {
+        "model": LTG_BERT, "objective": "masked_tokens", "masking": "span", "masking_rate": 0.4,
+        "tokenizer_folder": str(folder / "tokenizer"),
+    }  # fmt: skip
+    return resolve(folder, **(settings | changes))
 
 
 def losses(folder: Path) -> list[float]:

@@ -23,29 +23,34 @@ from tests.ranks import run_ranks
 
 STEPS = 2  # the second shows what the first one's weights became
 
-ENCODERS = [name for name, family in families.FAMILIES.items() if family.is_encoder]
-VARIANTS = [*TINY, *ENCODERS]
+# Families that transformers has no class for, with both ways to cut relative positions into heads.
+REMOTE = {
+    "ltg_bert": Model(model_type="ltg_bert"),
+    "ltg_bert, interleaved": Model(model_type="ltg_bert", position_heads="interleaved"),
+}
+VARIANTS = [*TINY, *REMOTE]
 # Variant → case → how far loss, norm, gradients and weights are off, and where.
 Found = dict[str, dict[str, dict[str, dict]]]
 
 
 def recipe_of(variant: str, folder) -> Recipe:
     recipe = read_recipe("demo_estonian").recipe
-    if variant in ENCODERS:  # transformers has no class for it
-        return recipe.model_copy(update={"model": Model(model_type=variant)})
+    if variant in REMOTE:
+        return recipe.model_copy(update={"model": REMOTE[variant]})
     given = copy.deepcopy(TINY[variant])
     AutoConfig.for_model(given.pop("model_type"), **given).save_pretrained(folder)
     return recipe.model_copy(update={"model": families.read_hf_config(folder)})
 
 
-def cases_of(number: int, is_first: bool, is_encoder: bool) -> list[Case]:
+def cases_of(number: int, is_first: bool, is_remote: bool) -> list[Case]:
     """Tensor and pipeline for every variant, both ways of context and collectives in chunks for the first of
-    each kind; the rest in turn. Encoders: ranks that see other sequences.
+    each kind; the rest in turn. Relative positions are of whole sequences: no context.
     """
-    if is_encoder:
+    if is_remote:
         return [
-            Case({"shard": 2, "zero": 3}, 2, {"documents": True}),
-            Case({"replicate": 2, "recompute": "full"}, switches={"documents": False}),
+            Case({"tensor": 2, "sequence_parallel": is_first}, switches={"documents": is_first}),
+            Case({"pipeline": 2, "pipeline_schedule": "1f1b" if is_first else "zbv"}, 4, {"documents": True}),
+            *([Case({"shard": 2, "zero": 3}, 2, {"documents": True})] if is_first else ()),
         ]
     is_even = number % 2 == 0
     contexts = [
@@ -75,7 +80,7 @@ def on_rank(recipes: dict[str, Recipe]) -> Found:
     for number, (variant, recipe) in enumerate(recipes.items()):
         truths: dict[bool, Outcome] = {}
         found[variant] = {}
-        for case in cases_of(number, variant in families.FAMILIES, variant in ENCODERS):
+        for case in cases_of(number, variant in families.FAMILIES, variant in REMOTE):
             try:
                 of = subject(recipe, case.switches)
                 if of.mask_documents not in truths:

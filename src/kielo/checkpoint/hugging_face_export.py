@@ -177,10 +177,9 @@ def _readme(index: CheckpointIndex, model: Model, dtype: str, has_tokenizer: boo
     )
     is_encoder = FAMILIES[model.model_type].is_encoder
     kind = "masked" if is_encoder else "causal"
-    # transformers has no class for an encoder of this family: the published ones are remote code.
-    load, options = ("AutoModelForMaskedLM", ", trust_remote_code=True") if is_encoder else (
-        "AutoModelForCausalLM", ""
-    )  # fmt: skip
+    is_remote = not FAMILIES[model.model_type].in_transformers
+    load = "AutoModelForMaskedLM" if is_encoder else "AutoModelForCausalLM"
+    options = ", trust_remote_code=True" if is_remote else ""
     loading = [
         f"from transformers import {load}" + (", AutoTokenizer" if has_tokenizer else ""),
         "",
@@ -208,7 +207,7 @@ def _readme(index: CheckpointIndex, model: Model, dtype: str, has_tokenizer: boo
         *loading,
         "```",
     ]
-    if is_encoder:
+    if is_remote:
         code = ", ".join(f"`{name}.py`" for name in _remote_code(model))
         lines += [
             "",

@@ -277,7 +277,7 @@ def _verify(invocation: Invocation) -> None:
 
     _need(invocation, "tokens", "train")
     if _is_encoder(invocation):
-        print("   nothing to compare with: transformers has no class for this family", flush=True)
+        print("   training is compared with transformers for decoders only", flush=True)
         return
     certificate = certify(invocation.recipe, invocation.folder, shows_current=False)
     if not certificate.passed:

@@ -79,8 +79,8 @@ def certify(
 
     if recipe.train.objective == "masked_tokens":
         raise KieloError(
-            f"model.model_type = {recipe.model.model_type!r} is an encoder that transformers has no class "
-            "for, so there is nothing to compare with; what would work: `kielo verify layouts`, or round-trip"
+            'train.objective = "masked_tokens": training is compared with transformers for decoders only; '
+            "what would work: `kielo verify layouts`, or round-trip"
         )
     section, checkpoint = recipe.verify, newest_checkpoint(folder)
     check_tokens(read_plain(checkpoint), folder)

@@ -83,6 +83,14 @@ def check(config: Model, parts: LayerParts, reads: Iterable[str] = (), others: I
 
 def only_all_heads(config: Model) -> Iterable[str]:
     """Yields the complaints of a family without grouped heads and windows, whose heads fill hidden_size."""
+    yield from only_whole_heads(config)
+    for key in ("sliding_window", "layer_types"):
+        if getattr(config, key) is not None:
+            yield f"model.{key} is set: a {config.model_type} model has no windows"
+
+
+def only_whole_heads(config: Model) -> Iterable[str]:
+    """Yields the complaints of a family without grouped heads, whose heads fill hidden_size."""
     heads, kind = config.num_attention_heads, config.model_type
     if config.num_key_value_heads not in (None, heads):
         yield (
@@ -94,9 +102,6 @@ def only_all_heads(config: Model) -> Iterable[str]:
             f"model.head_dim = {config.head_dim}: a {kind} model's {heads} heads are model.hidden_size = "
             f"{config.hidden_size} wide together"
         )
-    for key in ("sliding_window", "layer_types"):
-        if getattr(config, key) is not None:
-            yield f"model.{key} is set: a {kind} model has no windows"
 
 
 def only(config: Model, **values: object) -> Iterable[str]:

@@ -54,6 +54,8 @@ _BLOOM = ((5.6e8, 24, 1024), (1.1e9, 24, 1536), (1.7e9, 24, 2048), (3e9, 30, 256
           (1.33e10, 40, 5120), (3.4e10, 54, 7168), (1.76e11, 70, 14336))  # fmt: skip
 _LTG_BERT = ((1.5e7, 12, 192), (4e7, 12, 384), (1.23e8, 12, 768), (3.54e8, 24, 1024), (1.3e9, 24, 2048),
              (6.7e9, 32, 4096), (7e10, 80, 8192))  # fmt: skip
+_MODERNBERT = ((1.49e8, 22, 768), (3.95e8, 28, 1024), (1.3e9, 32, 1920), (6.7e9, 40, 4096),
+               (7e10, 80, 9216))  # fmt: skip
 
 PROPORTIONS: dict[str, Proportions] = {
     "llama": Proportions(_LLAMA, 3.5, is_grouped=True),
@@ -70,6 +72,8 @@ PROPORTIONS: dict[str, Proportions] = {
     "bloom": Proportions(_BLOOM, 4.0),
     # NorBERT 3's four sizes; nothing larger is published, and a GPT's shapes go on from there.
     "ltg_bert": Proportions(_LTG_BERT, 8 / 3),
+    # The base and large model; larger ones are made up alike. Their MLPs are 1.5 and 2.6 times as wide.
+    "modernbert": Proportions(_MODERNBERT, 2.0),
 }
 
 

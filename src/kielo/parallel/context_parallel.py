@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from kielo.models.blocks.attention import InnerAttention, Mask, MaskMaker
+from kielo.models.blocks.dropout import WeightNoise
 from kielo.parallel import lower_right_attention
 from kielo.parallel.mesh import Mesh
 from kielo.recipe.errors import KieloError
@@ -61,7 +62,7 @@ class ContextMaskMaker(MaskMaker):
     """Base of both forms: it gathers the document numbers of whole sequences, and checks positions."""
 
     def __init__(self, group: dist.ProcessGroup, whole: MaskMaker) -> None:
-        super().__init__(whole.windows, whole.needs_distance, whole.is_capped)
+        super().__init__(whole.windows, whole.needs_distance, whole.is_capped, whole.is_causal)
         self.group = group
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self._lengths_checked: set[int] = set()
@@ -89,7 +90,7 @@ class ContextMaskMaker(MaskMaker):
 class GatherMaskMaker(ContextMaskMaker):
     """Makes masks of this rank's queries against all keys: in blocks on a GPU, dense on the CPU.
 
-    Plain causal attention needs none.
+    Plain attention needs none.
     """
 
     def forward(
@@ -112,7 +113,8 @@ class GatherAttention(InnerAttention):
     """Attention of local queries to gathered keys and values; backward sums their gradients over all ranks.
 
     Each of the two blocks uses no keys after its own end, which leaves out half of the products and makes the
-    work equal. A layer's keys and values are whole from forward to backward: 2·b·g·s·k numbers.
+    work equal; an encoder's use all. A layer's keys and values are whole from forward to backward: 2·b·g·s·k
+    numbers.
     """
 
     def __init__(self, group: dist.ProcessGroup, whole: InnerAttention) -> None:
@@ -120,12 +122,14 @@ class GatherAttention(InnerAttention):
         self.group = group
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
 
-    def forward(self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask) -> Tensor:
-        """Returns [b, h, s/c, k]. mask: one of GatherMaskMaker."""
+    def forward(
+        self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask, noise: WeightNoise | None = None
+    ) -> Tensor:
+        """Returns [b, h, s/c, k]. mask: one of GatherMaskMaker. noise: drops an encoder's weights."""
         parts = _GatherParts.apply(torch.stack((k_bgsk, v_bgsk)), self.group)
         keys, values = in_sequence_order(parts, dim=3).unbind()
-        if mask.blocks is not None:
-            return super().forward(q_bhsk, keys, values, mask)
+        if mask.blocks is not None or not mask.is_causal:
+            return super().forward(q_bhsk, keys, values, mask, noise)
         is_plain = mask.visible is None and self.softcap is None and lower_right_attention.has_kernel(q_bhsk)
         block = q_bhsk.shape[2] // 2
         halves = (
@@ -179,15 +183,20 @@ class UlyssesAttention(InnerAttention):
         self.group = group
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
 
-    def forward(self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask) -> Tensor:
-        """Returns [b, h, s/c, k]. mask: one of UlyssesMaskMaker."""
+    def forward(
+        self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask, noise: WeightNoise | None = None
+    ) -> Tensor:
+        """Returns [b, h, s/c, k]. mask: one of UlyssesMaskMaker. noise: drops an encoder's weights."""
         # Consecutive heads stay together, so queries are on the rank of the keys that they share.
         by_rank = [heads.unflatten(1, (self.ranks, -1)) for heads in (q_bhsk, k_bgsk, v_bgsk)]
         sizes = [heads.shape[2] for heads in by_rank]
         parts_cbhsk = _Exchange.apply(torch.cat(by_rank, dim=2).movedim(1, 0), self.group)
         q, k, v = in_sequence_order(parts_cbhsk, dim=2).split(sizes, dim=1)
         heads = slice(self.rank * q.shape[1], (self.rank + 1) * q.shape[1])
-        out_bhsk = super().forward(q, k, v, mask, heads)
+        if noise is not None:  # its queries are now those of the whole sequence
+            places = torch.arange(q.shape[2], dtype=torch.int32, device=q.device)
+            noise = noise._replace(positions_q=places)
+        out_bhsk = super().forward(q, k, v, mask, noise, heads)
         heads_cbhsk = _Exchange.apply(in_rank_order(out_bhsk, self.ranks, dim=2), self.group)
         return heads_cbhsk.movedim(0, 1).flatten(1, 2)
 

@@ -29,8 +29,8 @@ class Stages(nn.Module):
     """The stages of one rank as one model: `parts[i]` is stage `numbers[i]` of `num_stages`.
 
     Names are those of the whole model. With tied embeddings the last stage's head is a copy that is not
-    optimised, saved or counted: `copy_tied` copies the embedding's values to it, and `add_tied_gradient` adds
-    its gradient to the embedding's.
+    optimised, saved or counted, and so are parameters that all stages need (`Decoder.of_all_stages`) on all
+    but the first: `copy_tied` copies values to the copies, and `add_tied_gradient` adds up their gradients.
     """
 
     def __init__(
@@ -52,9 +52,10 @@ class Stages(nn.Module):
         return self.parts[-1] if self.numbers[-1] == self.num_stages - 1 else None
 
     def named_parameters(self, *args: Any, **options: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        for part in self.parts:
+        for part, number in zip(self.parts, self.numbers):
+            copies = part.of_all_stages if number > 0 else ()
             for name, parameter in part.named_parameters(*args, **options):
-                if not (self._is_tied and name == "head.weight"):
+                if not (self._is_tied and name == "head.weight") and name not in copies:
                     yield name, parameter
 
     def tie(self) -> None:
@@ -66,20 +67,48 @@ class Stages(nn.Module):
 
     @torch.no_grad()
     def copy_tied(self) -> None:
-        """Copies the embedding's values to the head; called before the first forward after a change."""
+        """Copies values to the copies; called before the first forward after a change."""
+        for name in self.parts[0].of_all_stages:
+            self._copy_to_all(name)
         if self._is_tied:
             embed, head = self._vocabulary()
             self._pass_on(embed, head, Tensor.copy_)
 
     @torch.no_grad()
     def add_tied_gradient(self) -> None:
-        """Adds the head's gradient to the embedding's, unless frozen; called after a step's last backward."""
+        """Adds the copies' gradients to the first stage's, unless frozen; called after the last backward."""
+        for name in self.parts[0].of_all_stages:
+            self._sum_gradients(name)
         if not self._is_tied:
             return
         embed, head = (None if weight is None else weight.grad for weight in self._vocabulary())
         self._pass_on(head, embed, Tensor.add_)
         if self.last is not None:
             self.last.head.weight.grad = None
+
+    def _copy_to_all(self, name: str) -> None:
+        """Copies the first stage's parameter to all others; the first stage is on the axis's first rank."""
+        values = [local(part.get_parameter(name)) for part in self.parts]
+        sent = values[0].to(self.axis.device_type).contiguous()
+        sent = sent.clone() if self.first is None else sent
+        dist.broadcast(sent, group=self.axis.get_group(), group_src=0)
+        for value in values if self.first is None else values[1:]:
+            value.copy_(sent)
+
+    def _sum_gradients(self, name: str) -> None:
+        """Sums the parameter's gradients over all stages, into the first one's."""
+        parameters = [part.get_parameter(name) for part in self.parts]
+        if not parameters[0].requires_grad:
+            return
+        total = torch.zeros_like(local(parameters[0]), device=self.axis.device_type)
+        for parameter in parameters:
+            if parameter.grad is not None:  # a stage without layers has none
+                total += local(parameter.grad).to(total.device)
+        dist.all_reduce(total, group=self.axis.get_group())
+        if self.first is not None:
+            local(parameters[0].grad).copy_(total)
+        for parameter in parameters[0 if self.first is None else 1 :]:
+            parameter.grad = None
 
     def _vocabulary(self) -> tuple[nn.Parameter | None, nn.Parameter | None]:
         """Returns (the embedding, the head), if this rank has them: the same rows of both."""
@@ -111,7 +140,7 @@ def cut(model: nn.Module, stage: int, num_stages: int, layers: range) -> nn.Modu
     if stage > 0:
         model.embed = model.position_table = model.embed_norm = None
     if stage < num_stages - 1:
-        model.norm = model.head = None
+        model.norm = model.transform = model.head = None
     for number in list(model.layers):
         if int(number) not in layers:
             del model.layers[number]

@@ -34,14 +34,16 @@ from kielo.parallel.tensor_collectives import (
 
 
 def apply_projection(model: nn.Module) -> None:
-    """Replaces each block's `project` by an `AccumulatingProjection`, in place.
+    """Replaces each block's joint projections by `AccumulatingProjection`s, in place.
 
     It leaves blocks with a matrix in FP8, which is torchao's module.
     """
     for block in list(model.modules()):
         linears = [child for child in block.children() if isinstance(child, nn.Linear)]
-        if hasattr(block, "project") and all(type(linear) is nn.Linear for linear in linears):
-            block.project = AccumulatingProjection()
+        if all(type(linear) is nn.Linear for linear in linears):
+            for name, child in list(block.named_children()):
+                if type(child) is JointProjection:
+                    setattr(block, name, AccumulatingProjection())
 
 
 class AccumulatingProjection(JointProjection):

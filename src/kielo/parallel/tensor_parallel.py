@@ -6,6 +6,7 @@ Shoeybi et al. 2019 (arXiv:1909.08053) with the sequence parallelism of Korthika
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -18,6 +19,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+from torch.nn import functional as F
 
 from kielo.models import families
 from kielo.models.tensor_parallel_styles import style_of
@@ -25,19 +27,20 @@ from kielo.parallel.mesh import Mesh
 from kielo.parallel.projection import AccumulatingProjection
 from kielo.parallel.row_product import split_rows
 from kielo.parallel.split_embedding import SplitEmbedding
-from kielo.parallel.tensor_collectives import TensorAxis
+from kielo.parallel.split_norm import split_norm
+from kielo.parallel.tensor_collectives import TensorAxis, own_part
 from kielo.recipe.sections import Layout
 from kielo.resolve.tensor_overlap import chunks_of
 
 SEQUENCE_DIM = 1  # of activations [b, s, d]
-ALONG_SEQUENCE = ("sequence", "residual", "positions")
+ALONG_SEQUENCE = ("sequence", "residual", "whole", "positions")
 
 
 def apply_tensor_parallel(model: nn.Module, mesh: Mesh, layout: Layout) -> None:
     """Splits the parameters of `model` (best on meta) in place by its family's tensor-parallel plan.
 
-    Inputs stay whole token ids. The hidden states that come out are a DTensor split along the sequence, or
-    whole on every rank without sequence parallelism; `head.weight` holds this rank's rows of the vocabulary.
+    Inputs stay whole token ids. The hidden states that come out are split along the sequence, or whole on
+    every rank without sequence parallelism; `head.weight` holds this rank's rows of the vocabulary.
     Sizes were checked by `resolve/layout_check.py`.
     """
     if layout.tensor == 1:
@@ -58,8 +61,11 @@ def apply_tensor_parallel(model: nn.Module, mesh: Mesh, layout: Layout) -> None:
     parallelize_module(model, mesh_axis, styles)
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)  # torch's styles make parameters that are trained
+    noise, rank = model.make_noise, mesh_axis.get_local_rank()
+    own_heads = len(noise.heads) // layout.tensor
+    noise.heads = noise.heads[rank * own_heads : (rank + 1) * own_heads]
     if layout.sequence_parallel:
-        model.make_noise.part, model.make_noise.parts = mesh_axis.get_local_rank(), layout.tensor
+        noise.part, noise.parts = rank, layout.tensor
     model.tie()  # embedding and head each got a tensor of their own
 
 
@@ -88,6 +94,10 @@ def _torch_style(style: str, module: nn.Module, axis: TensorAxis) -> ParallelSty
         return RowwiseParallel(output_layouts=between)
     if style in ("sequence", "residual"):
         return SequenceParallel(sequence_dim=SEQUENCE_DIM, use_local_output=style == "residual")
+    if style == "whole_input":
+        return SplitProjection(axis._replace(along_sequence=False))
+    if style == "features":
+        return SplitFeatures(axis)
     if style in _OWN_STYLES:
         return _OWN_STYLES[style]()
     if style == "gather":
@@ -122,6 +132,59 @@ class SplitRows(ParallelStyle):
     def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         split_rows(module, mesh, self.axis)
         return module
+
+
+class SplitFeatures(ParallelStyle):
+    """A norm without weights over features of which each rank has a part: [b, s, f/t]."""
+
+    def __init__(self, axis: TensorAxis) -> None:
+        super().__init__()
+        self.axis = axis
+
+    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        if module.elementwise_affine:
+            raise ValueError("a norm of split features has weights, which would have to be split too")
+        module.forward = partial(split_norm, epsilon=module.epsilon, axis=self.axis)
+        return module
+
+
+class WholeMatrix(ParallelStyle):
+    """A linear whose weight is whole, on this rank's part of the sequence; its gradient is summed."""
+
+    def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
+        distribute_module(module, axis)
+        module.forward = partial(_with_whole_weight, module)
+        return module
+
+
+def _with_whole_weight(linear: nn.Linear, x_bsd: Tensor) -> Tensor:
+    # Plain tensors: a DTensor that is split along the sequence would be gathered to be multiplied.
+    weight, bias = (
+        None if one is None else one.to_local(grad_placements=[Partial()])
+        for one in (linear.weight, linear.bias)
+    )
+    return F.linear(own_part(x_bsd), weight, bias)
+
+
+class OwnPositionHeads(ParallelStyle):
+    """Relative positions of the heads that a rank has, where other ranks' matrices may make them."""
+
+    def _apply(self, module: nn.Module, axis: DeviceMesh) -> nn.Module:
+        if module.is_interleaved:
+            module.forward = partial(_own_position_heads, module.forward, axis)
+        return module
+
+
+def _own_position_heads(
+    cut_into_heads: Callable[..., tuple[Tensor, Tensor]], axis: DeviceMesh, *positions: Tensor
+) -> tuple[Tensor, ...]:
+    whole = [
+        DTensor.from_local(part_rd, axis, [Shard(1)], run_check=False)
+        .redistribute(placements=[Replicate()])
+        .to_local(grad_placements=[Partial()])
+        for part_rd in positions
+    ]
+    return tuple(heads.chunk(axis.size())[axis.get_local_rank()] for heads in cut_into_heads(*whole))
 
 
 class PositionTable(ParallelStyle):
@@ -163,7 +226,10 @@ class OwnHeads(ParallelStyle):
         return module
 
 
-_OWN_STYLES = {"positions": PositionTable, "each_head": EachHead, "all_heads": AllHeads, "slopes": OwnHeads}
+_OWN_STYLES = {
+    "positions": PositionTable, "each_head": EachHead, "all_heads": AllHeads, "slopes": OwnHeads,
+    "whole": WholeMatrix, "position_heads": OwnPositionHeads,
+}  # fmt: skip
 
 
 def _split_along(dim: int) -> Callable[[nn.Module, tuple, DeviceMesh], DTensor]:
@@ -174,11 +240,13 @@ def _to_local(_: nn.Module, output: DTensor, axis: DeviceMesh) -> Tensor:
     return output.to_local()
 
 
-def gather_sequence(x_bsd: Tensor, axis: DeviceMesh) -> Tensor:
+def gather_sequence(x_bsd: Tensor, axis: DeviceMesh, is_split: bool) -> Tensor:
     """Gathers the output of `model` from the ranks of the tensor axis: [b, s, d], a plain tensor on each.
 
-    Backward: each rank's gradient is its own vocabulary's part; they are summed in one collective.
+    is_split: each rank has a part of the sequence, not all of it; a DTensor says so itself. Backward: each
+    rank's gradient is its own vocabulary's part; they are summed in one collective.
     """
     if not isinstance(x_bsd, DTensor):
-        x_bsd = DTensor.from_local(x_bsd, axis, [Replicate()], run_check=False)
+        placement = Shard(SEQUENCE_DIM) if is_split else Replicate()
+        x_bsd = DTensor.from_local(x_bsd, axis, [placement], run_check=False)
     return x_bsd.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])

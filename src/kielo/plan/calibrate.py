@@ -260,6 +260,7 @@ def _work(runs: Sequence[MeasuredRun], card: Accelerator, site: Cluster | None) 
             gradient_reduce_dtype=identity.train.gradient_reduce_dtype,
             deterministic=run.resolved.placement.train.deterministic, optimiser=identity.train.optimiser,
             hidden_dropout=identity.train.hidden_dropout,
+            attention_dropout=identity.train.attention_dropout,
         )  # fmt: skip
         rows += [workload_row(identity.model, layout, card, site, size, train) for size in run.seconds]
     return Workload.of(rows)

@@ -10,12 +10,16 @@ class Family(NamedTuple):
     """A kind's folder in `models/`, and the class in its model.py.
 
     has_rope: heads are rotated in pairs. is_encoder: every token attends to those after it too.
+    has_relative_positions: attention has terms of each pair's distance. in_transformers: False where only
+    remote code has its classes.
     """
 
     folder: str
     class_name: str
     has_rope: bool = True
     is_encoder: bool = False
+    has_relative_positions: bool = False
+    in_transformers: bool = True
 
 
 # by Hugging Face's `model_type`
@@ -33,5 +37,13 @@ FAMILIES: dict[str, Family] = {
     "gpt_neox": Family("gpt_neox", "GPTNeoX"),
     "bloom": Family("bloom", "Bloom", has_rope=False),
     # The published files have no model_type: `models/families.py` knows them by their classes.
-    "ltg_bert": Family("ltg_bert", "LtgBert", has_rope=False, is_encoder=True),
+    "ltg_bert": Family(
+        "ltg_bert",
+        "LtgBert",
+        has_rope=False,
+        is_encoder=True,
+        has_relative_positions=True,
+        in_transformers=False,
+    ),  # fmt: skip
+    "modernbert": Family("modernbert", "ModernBert", is_encoder=True),
 }

@@ -428,7 +428,7 @@ class Model(Section):
         description="how RoPE is stretched for long texts: config.json's table of rope_type and numbers",
     )
     rope_local_base_freq: PositiveFloat = Field(
-        10_000.0, description="RoPE's base in the windowed layers of a gemma3_text"
+        10_000.0, description="RoPE's base in the windowed layers of a gemma3_text or modernbert"
     )
     rotary_pct: float = Field(
         1.0, gt=0, le=1, description="share of each head that positions turn, in a gpt_neox"
@@ -441,10 +441,14 @@ class Model(Section):
         None, description="default: the family's"
     )
     sliding_window: PositiveInt | None = Field(
-        None, description="tokens back that windowed layers see, itself included"
+        None,
+        description="tokens back that windowed layers see, itself included; a modernbert's (default: 65) "
+        "see as many forward",
     )
     layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] | None = Field(
-        None, description="of each layer; default: all windowed where there is a window"
+        None,
+        description="of each layer; default: all windowed where there is a window; of a modernbert every "
+        "third is full, from the first on",
     )
     query_pre_attn_scalar: PositiveFloat | None = Field(
         None, description="scores are divided by its root; default: head_dim"
@@ -720,6 +724,13 @@ class TrainIdentity(Section):
         description="share of hidden states that training sets to 0: of embeddings, of what each layer's "
         "attention and MLP add, and of what an encoder's head takes",
     )
+    attention_dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of attention's weights that training sets to 0, in encoders; on a GPU attention "
+        "then computes its scores twice",
+    )
     max_gradient_norm: PositiveFloat = Field(
         1.0, description="longer gradients, over all parameters, are shortened to this norm"
     )
@@ -749,6 +760,10 @@ class TrainIdentity(Section):
     )
     spikes: Spikes = Field(Spikes(), description="rises of the loss that stand out of its noise")
     heldout_sequences: PositiveInt = Field(64, description="sequences of each held-out set scored each time")
+
+    @property
+    def has_dropout(self) -> bool:
+        return bool(self.hidden_dropout or self.attention_dropout)
 
 
 class TrainPlacement(Section):

@@ -10,6 +10,7 @@ from kielo.artifact.own_text import is_own_text, write_own_text
 from kielo.artifact.parity import Parity
 from kielo.artifact.scores import Scores
 from kielo.recipe.languages_of_sources import languages_of
+from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import Recipe, Source
 from kielo.report.baselines import HIDDEN_TOKENS, baseline_name
 from kielo.report.units import format_bytes
@@ -46,7 +47,7 @@ def render(gathered: dict[str, Any]) -> str:
         _masked_tokens(gathered["masked_scores"]),
         _parity(gathered["parity"]),
         "## How to load it",
-        _loading_an_encoder() if is_encoder else _loading(gathered),
+        _loading_an_encoder(gathered) if is_encoder else _loading(gathered),
         _chat(recipe),
         _training(gathered),
         _limits(recipe),
@@ -67,7 +68,15 @@ def _loading(gathered: dict[str, Any]) -> str:
     )
 
 
-def _loading_an_encoder() -> str:
+def _loading_an_encoder(gathered: dict[str, Any]) -> str:
+    overview = gathered["overview"]
+    if overview and FAMILIES[overview.model.model_type].in_transformers:
+        return (
+            "```python\nfrom transformers import pipeline\n\n"
+            'folder = "."  # this folder, or its name on the hub\n'
+            'fill_mask = pipeline("fill-mask", model=folder)\n'
+            'print(fill_mask(f"… {fill_mask.tokenizer.mask_token} …"))\n```'
+        )
     return (
         "```python\nfrom transformers import AutoModelForMaskedLM, AutoTokenizer\n\n"
         'folder = "."  # this folder, or its name on the hub\n'

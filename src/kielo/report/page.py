@@ -132,8 +132,7 @@ def _masked_tokens(gathered: dict[str, Any]) -> str:
         f"{scores.hidden_tokens:,} tokens of {scores.sequences:,} held-out sequences of "
         f"{scores.sequence_length} were hidden, {100 * scores.masking_rate:g} % of them by {scores.masking}; "
         f"the model's loss is {scores.loss:.3f} nats per hidden token. An encoder predicts some tokens from "
-        "all others, so that bits per byte are not defined for it, and transformers has no class of this "
-        "family to compare with."
+        "all others, so that bits per byte are not defined for it."
     )
     return (
         f"{table}<p class='note'>{escape(sentence)}</p>{_pseudo_bits(scores)}{_filled_masks(gathered)}"

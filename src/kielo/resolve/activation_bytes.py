@@ -117,6 +117,19 @@ def dropout_bytes(model: Model, layout: Layout) -> float:
     return 2 * kept * model.hidden_size / (layout.tensor if layout.sequence_parallel else 1)
 
 
+def attention_dropout_bytes(model: Model, layout: Layout, precision: Precision) -> float:
+    """Returns bytes of a token and layer that dropout of attention's weights keeps, on a GPU.
+
+    They are the outputs of two passes of attention, of which the output's product with a share is the third
+    (`models/blocks/flex.py`), and three numbers of each head: the logs of two sums and the share.
+    """
+    is_whole = layout.recompute in ("full", "operators")
+    kept = 1 - 1 / layout.recompute_every_layers if is_whole else 1.0
+    queries, _ = _heads(model, layout)
+    heads = model.num_attention_heads / layout.tensor
+    return kept * (2 * _BYTES_PER_ELEMENT[precision] * queries + 3 * _FP32 * heads)
+
+
 def _made_again(
     model: Model, layout: Layout, parts: dict[str, float], others: float, in_fp8: bool
 ) -> dict[str, float]:

@@ -5,12 +5,16 @@ from kielo.recipe.sections import Model
 
 
 def attention_complaint(
-    model: Model, sequence_length: int, masks_documents: bool, missing_compiler: str | None
+    model: Model,
+    sequence_length: int,
+    masks_documents: bool,
+    attention_dropout: float,
+    missing_compiler: str | None,
 ) -> str | None:
     """Returns why attention of `model` (complete) cannot run on a GPU without a compiler; None if it can.
 
-    Masks of documents or windows, ALiBi, relative positions and capped scores need FlexAttention, which torch
-    compiles. Uncompiled it keeps all scores, sequence_length² of each head.
+    Masks of documents or windows, ALiBi, relative positions, capped scores and dropout of weights need
+    FlexAttention, which torch compiles. Uncompiled it keeps all scores, sequence_length² of each head.
     """
     if missing_compiler is None:
         return None
@@ -18,6 +22,7 @@ def attention_complaint(
     windows = model.sliding_window is not None and model.sliding_window < sequence_length
     reasons = {
         "dataset.mask_documents = true": masks_documents,
+        f"train.attention_dropout = {attention_dropout}": attention_dropout,
         f"model.sliding_window = {model.sliding_window}": windows
         and "sliding_attention" in (model.layer_types or ["sliding_attention"]),
         f"model.attn_logit_softcapping = {model.attn_logit_softcapping}": model.attn_logit_softcapping,

@@ -1,4 +1,4 @@
-"""Checks that a layout and an objective are ones that an encoder can have: torch-free."""
+"""Checks of layout, objective and dropout by what encoders have and decoders have not: torch-free."""
 
 from collections.abc import Iterator
 
@@ -7,20 +7,26 @@ from kielo.recipe.sections import Layout, Objective
 
 
 def encoder_complaints(model_type: str, layout: Layout) -> Iterator[str]:
-    """Yields each axis of the layout that encoders do not have; nothing for a decoder.
+    """Yields why an encoder cannot have the layout; nothing for a decoder.
 
-    An encoder's layers share the table of relative positions, which is on the first pipeline stage alone, and
-    the largest that was published has 323 M parameters.
+    Relative positions are computed for whole sequences, of which the longest that were published have 512
+    tokens.
     """
-    if not FAMILIES[model_type].is_encoder:
-        return
-    for axis in ("pipeline", "context", "tensor"):
-        ranks = getattr(layout, axis)
-        if ranks > 1:
-            yield (
-                f"layout.{axis} = {ranks}: model.model_type = {model_type!r} is an encoder, which only "
-                f"layout.shard and layout.replicate spread over ranks; what would work: layout.{axis} = 1"
-            )
+    if layout.context > 1 and FAMILIES[model_type].has_relative_positions:
+        yield (
+            f"layout.context = {layout.context}: model.model_type = {model_type!r} has relative positions, "
+            "for which a rank needs whole sequences; what would work: layout.context = 1"
+        )
+
+
+def dropout_complaints(model_type: str, attention_dropout: float) -> Iterator[str]:
+    """Yields why attention's weights are not dropped in such a model."""
+    if attention_dropout and not FAMILIES[model_type].is_encoder:
+        yield (
+            f"train.attention_dropout = {attention_dropout}: model.model_type = {model_type!r} is a decoder, "
+            "and only encoders' attention drops weights; what would work: train.attention_dropout = 0 and "
+            f"train.hidden_dropout = {attention_dropout}"
+        )
 
 
 def objective_complaints(model_type: str, objective: Objective) -> Iterator[str]:

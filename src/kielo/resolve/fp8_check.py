@@ -26,7 +26,7 @@ def fp8_complaints(model: Model, layout: Layout, fp8: Fp8) -> list[str]:
     Each complaint says what would work. Emulation multiplies any size. `layout_check` checks that
     `layout.tensor` divides at all.
     """
-    if FAMILIES[model.model_type].is_encoder:
+    if FAMILIES[model.model_type].has_relative_positions:
         return [
             f'train.precision = "fp8": model.model_type = {model.model_type!r} multiplies its matrices with '
             "relative positions, whose number is odd, and FP8 kernels do not; what would work: "

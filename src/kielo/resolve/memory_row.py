@@ -11,7 +11,7 @@ import numpy as np
 
 from kielo.recipe.cards import Accelerator
 from kielo.recipe.sections import Fp8, Layout, Model, OptimiserName, Precision, ReduceDtype, Train
-from kielo.resolve.activation_bytes import dropout_bytes, layer_parts, memory_columns
+from kielo.resolve.activation_bytes import attention_dropout_bytes, dropout_bytes, layer_parts, memory_columns
 from kielo.resolve.fp8_check import fp8_share, is_gathered_in_fp8
 from kielo.resolve.loss_chunk import loss_chunk_tokens
 from kielo.resolve.stages import SCHEDULES
@@ -46,6 +46,7 @@ class TrainOptions:
     trainable: tuple[str, ...] = ()
     optimiser: OptimiserName = "adamw"
     hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
 
     @staticmethod
     def of(precision: Precision, train: Train, trainable: tuple[str, ...] = ()) -> "TrainOptions":
@@ -60,6 +61,7 @@ class TrainOptions:
             trainable,
             train.optimiser,
             train.hidden_dropout,
+            train.attention_dropout,
         )
 
 
@@ -161,6 +163,8 @@ def memory_row(
     own = memory_columns(model, layout, step.sequence_length, train.precision, chunk_tokens, on_processor)
     if train.hidden_dropout:
         own["kept_bytes"] += dropout_bytes(model, layout)
+    if train.attention_dropout:
+        own["kept_bytes"] += attention_dropout_bytes(model, layout, train.precision)
     if train.precision == "fp8" and is_gathered_in_fp8(train.fp8, device):
         own["gathered_bytes"] -= fp8_share(model, train.fp8)
     return {

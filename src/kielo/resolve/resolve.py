@@ -30,7 +30,7 @@ from kielo.recipe.sections import (
 from kielo.resolve.attention_check import attention_complaint
 from kielo.resolve.budget import with_budget
 from kielo.resolve.complete_model import complete_model
-from kielo.resolve.encoder_check import objective_complaints
+from kielo.resolve.encoder_check import dropout_complaints, objective_complaints
 from kielo.resolve.fp8_check import fp8_complaints, without_fp8
 from kielo.resolve.layout_check import layout_complaints
 from kielo.resolve.longer_run import goes_on_level, is_longer, way_to_go_on
@@ -108,6 +108,7 @@ def resolve(
     layout = _with_axes(recipe.layout, world_size, complaints)
     model = complete_model(recipe, full_phases(recipe), text.vocabulary_size, complaints)
     complaints += objective_complaints(model.model_type, recipe.train.objective)
+    complaints += dropout_complaints(model.model_type, recipe.train.attention_dropout)
     complaints += _layout_complaints(model, recipe, machine)
     complaints += trainable_complaints(model, recipe.layout, full_phases(recipe))
     options = tuple(TrainOptions.of(precision, recipe.train) for precision in _precisions(recipe))
@@ -153,9 +154,8 @@ def _layout_complaints(model: Model, recipe: Recipe, machine: _Machine) -> Itera
             machine.software.torch,
         )
         if machine.device == "cuda":
-            complaint = attention_complaint(
-                model, phase.sequence_length, recipe.dataset.mask_documents, machine.software.missing_compiler
-            )
+            asks = phase.sequence_length, recipe.dataset.mask_documents, recipe.train.attention_dropout
+            complaint = attention_complaint(model, *asks, machine.software.missing_compiler)
             yield from [complaint] if complaint else []
 
 

@@ -89,15 +89,18 @@ def host_bytes(parameters: Bytes, gradients: Bytes, optimiser: Bytes, is_offload
 def _shapes_of_rank(
     model: Model, layout: Layout, pipeline_rank: int
 ) -> Iterator[tuple[str, tuple[int, ...], bool]]:
-    """Yields (name, shape on one tensor rank, True for the copy of a tied embedding) of each parameter."""
+    """Yields (name, shape on one tensor rank, True for a copy) of each parameter.
+
+    Copies are of a tied embedding, and of what every pipeline stage needs.
+    """
     plan = module(model.model_type, "tensor_parallel_plan").TENSOR_PARALLEL_PLAN
     shapes = parameter_shapes(model)
-    layers, is_last = _layers_of_rank(model, layout, pipeline_rank)
+    layers, stages, is_last = _layers_of_rank(model, layout, pipeline_rank)
     for name, shape in shapes.items():
         module_name, _, kind = name.rpartition(".")
         if name.startswith("layers."):
             is_here = int(name.split(".")[1]) in layers
-        elif module_name in ("norm", "head"):
+        elif module_name in ("norm", "head") or name.startswith("transform."):
             is_here = is_last
         else:
             is_here = pipeline_rank == 0
@@ -106,17 +109,21 @@ def _shapes_of_rank(
     if is_last and layout.pipeline > 1 and "head.weight" not in shapes:
         copy = _on_tensor_axis(shapes["embed.weight"], "weight", "column", layout.tensor)
         yield "head.weight", copy, True
+    for name in getattr(module(model.model_type, "count"), "OF_ALL_STAGES", ()):
+        for _ in range(stages - (pipeline_rank == 0)):
+            yield name, shapes[name], True
 
 
-def _layers_of_rank(model: Model, layout: Layout, pipeline_rank: int) -> tuple[set[int], bool]:
-    """Returns (the numbers of its layers, True if it has the last stage)."""
+def _layers_of_rank(model: Model, layout: Layout, pipeline_rank: int) -> tuple[set[int], int, bool]:
+    """Returns (the numbers of its layers, how many stages it has, True if it has the last one)."""
     if layout.pipeline == 1:
-        return set(range(model.num_hidden_layers)), True
+        return set(range(model.num_hidden_layers)), 1, True
     ranges = layer_numbers(layout.pipeline_layers)
     stages = stages_of_rank(
         layout.pipeline_schedule, layout.pipeline, pipeline_rank, len(ranges) // layout.pipeline
     )
-    return {layer for stage in stages for layer in ranges[stage]}, stages[-1] == len(ranges) - 1
+    layers = {layer for stage in stages for layer in ranges[stage]}
+    return layers, len(stages), stages[-1] == len(ranges) - 1
 
 
 def _on_tensor_axis(shape: tuple[int, ...], kind: str, style: str | None, ranks: int) -> tuple[int, ...]:

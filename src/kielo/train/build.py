@@ -264,6 +264,7 @@ def laid_out(
     with torch.device("meta"):
         model = families.build_model(identity.model)
     model.make_noise.rate = identity.train.hidden_dropout
+    model.make_noise.weight_rate = identity.train.attention_dropout
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trains(identity.model, trainable, name))
     train = identity.train
@@ -299,7 +300,7 @@ def _feed(resolved: Resolved, index: int, last_step: int, mesh: Mesh, device: to
 
     def read_step(step: int) -> Batch:
         batch = prepare(batches.step(step, rank, ranks), step)
-        if identity.train.hidden_dropout:
+        if identity.train.has_dropout:
             batch = with_dropout_keys(batch, identity.seed)
         return filled_up(batch, rows, placement.end_of_text_id)
 

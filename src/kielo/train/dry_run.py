@@ -59,6 +59,7 @@ def _peak_bytes(resolved: Resolved, card: Accelerator | None) -> int:
                 trainable=phase.trainable,
                 optimiser=train.optimiser,
                 hidden_dropout=train.hidden_dropout,
+                attention_dropout=train.attention_dropout,
             ),
             card,
         )

@@ -64,10 +64,12 @@ def forward_backward_of(
     """Builds the forward and backward passes of `model`, which is laid out over `mesh`."""
     sum_over_ranks = partial(sum_over_data, mesh=mesh)
     goes_twice = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
-    objective = NextToken(z_loss, loss_chunk_tokens, tensor_axis(mesh), goes_twice, layout.compile)
+    splits_sequence = layout.tensor > 1 and layout.sequence_parallel
+    objective = NextToken(
+        z_loss, loss_chunk_tokens, tensor_axis(mesh), goes_twice, layout.compile, splits_sequence
+    )
     if layout.pipeline == 1:
         return PlainForwardBackward(model, objective, sum_over_ranks)
-    splits_sequence = layout.tensor > 1 and layout.sequence_parallel
     return PipelineForwardBackward(
         model,
         objective,

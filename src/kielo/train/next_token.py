@@ -18,7 +18,8 @@ class NextToken:
     """Computes this rank's share of the loss, a scalar in fp32, by `chunked_loss`.
 
     tensor_axis: the ranks that each hold a part of the vocabulary; None: this one holds it all. For
-    keeps_gradients and compiles see `LossOptions`.
+    keeps_gradients and compiles see `LossOptions`. splits_sequence: does the tensor axis split the model's
+    output along the sequence.
     """
 
     z_loss: float
@@ -26,6 +27,7 @@ class NextToken:
     tensor_axis: DeviceMesh | None = None
     keeps_gradients: bool = False
     compiles: bool = False
+    splits_sequence: bool = False
 
     def __call__(self, model: nn.Module, micro_batch: MicroBatch, divisor: Tensor) -> Tensor:
         hidden_bsd = self.gathered(
@@ -40,7 +42,9 @@ class NextToken:
 
     def gathered(self, hidden_bsd: Tensor) -> Tensor:
         """Returns the model's output, whole along the sequence and plain, on each rank of the tensor axis."""
-        return hidden_bsd if self.tensor_axis is None else gather_sequence(hidden_bsd, self.tensor_axis)
+        if self.tensor_axis is None:
+            return hidden_bsd
+        return gather_sequence(hidden_bsd, self.tensor_axis, self.splits_sequence)
 
     def of_hidden(self, model: nn.Module, hidden_bsd: Tensor, labels_bs: Tensor, divisor: Tensor) -> Tensor:
         """Computes the loss of gathered hidden states."""

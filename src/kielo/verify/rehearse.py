@@ -217,7 +217,7 @@ class WatchedStep:
                 torch.zeros(shape, dtype=torch.int64),
                 torch.zeros(shape, dtype=torch.int64),
                 torch.zeros(shape, dtype=torch.int32) if identity.dataset.mask_documents else None,
-                torch.zeros(rows, 2, dtype=torch.int32) if identity.train.hidden_dropout else None,
+                torch.zeros(rows, 2, dtype=torch.int32) if identity.train.has_dropout else None,
                 positions,
             )
             for _ in range(micro_batches)

@@ -1,5 +1,6 @@
-"""Causal attention with grouped key and value heads (GQA, Ainslie et al. 2023, arXiv:2305.13245).
+"""Attention, causal or to both sides, with grouped key and value heads.
 
+GQA: Ainslie et al. 2023, arXiv:2305.13245.
 Data in and out: [b, s, d]. Shape letters: b = batch, s = sequence, d = hidden size, h = heads, g = key and
 value heads, k = head_dim, q = queries, n = keys.
 """
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 
-from kielo.models.blocks import alibi_attention, flex
+from kielo.models.blocks import alibi_attention, blocked_attention, flex
 from kielo.models.blocks.alibi import Alibi
+from kielo.models.blocks.dropout import WeightNoise
 from kielo.models.blocks.joint_projection import JointProjection
 from kielo.models.blocks.rope import rotate
 
@@ -23,17 +25,19 @@ from kielo.models.blocks.rope import rotate
 class Mask:
     """An attention mask: the keys that each query attends to.
 
-    visible: [b or 1, 1, q, n] bool, None for plain causal attention, which is faster: a dense mask takes
-    O(s²) memory. Every query sees itself, so no softmax divides by zero. distance: query position - key
-    position [q, n], where scores depend on it (ALiBi). blocks: replaces both, for FlexAttention on a GPU,
-    where masks or changed scores need more than plain attention. positions: with blocks, the positions of the
-    queries, None where they are whole sequences.
+    visible: [b or 1, 1, q, n] bool, None for plain attention, which is faster: a dense mask takes O(s²)
+    memory. Every query sees itself, so no softmax divides by zero. distance: query position - key position
+    [q, n], where scores depend on it (ALiBi). blocks: replaces both, for FlexAttention on a GPU, where masks
+    or changed scores need more than plain attention. positions: with blocks, the positions of the queries,
+    None where they are whole sequences. is_causal: do queries see no later keys in plain attention? Encoders'
+    see all.
     """
 
     visible: Tensor | None
     distance: Tensor | None = None
     blocks: BlockMask | None = None
     positions: Tensor | None = None
+    is_causal: bool = True
 
     def part(self, queries: slice, keys: slice) -> "Mask":
         """Returns the mask of some queries and some keys; `visible` must not be None."""
@@ -46,15 +50,20 @@ class MaskMaker(nn.Module):
 
     windows: how many tokens back, itself included, a layer's queries see (Beltagy et al. 2020,
     arXiv:2004.05150); None for all. needs_distance: scores fall with distance (ALiBi). is_capped: scores are
-    capped, which plain attention on a GPU cannot do.
+    capped, which plain attention on a GPU cannot do. is_causal: False for encoders, whose queries see as many
+    tokens forward as back.
     """
 
     def __init__(
-        self, windows: Sequence[int | None] = (None,), needs_distance: bool = False, is_capped: bool = False
+        self,
+        windows: Sequence[int | None] = (None,),
+        needs_distance: bool = False,
+        is_capped: bool = False,
+        is_causal: bool = True,
     ) -> None:
         super().__init__()
         self.windows = tuple(dict.fromkeys(windows))
-        self.needs_distance, self.is_capped = needs_distance, is_capped
+        self.needs_distance, self.is_capped, self.is_causal = needs_distance, is_capped, is_causal
 
     def forward(
         self,
@@ -81,7 +90,7 @@ class MaskMaker(nn.Module):
         device: torch.device,
         positions_q: Tensor | None = None,
     ) -> dict[int | None, Mask]:
-        """Returns window → mask of whole sequences for FlexAttention; none for plain causal attention.
+        """Returns window → mask of whole sequences for FlexAttention; none for plain attention.
 
         positions_q: the positions of the queries, None for all.
         """
@@ -90,9 +99,10 @@ class MaskMaker(nn.Module):
         for window in self.windows:
             reach = None if window is None or window >= sequence_length else window
             if is_plain and reach is None:
-                masks[window] = Mask(None)
+                masks[window] = Mask(None, is_causal=self.is_causal)
             else:
-                blocks = flex.block_mask(reach, documents_bs, sequence_length, device, positions_q)
+                seen = flex.Seen(reach, documents_bs, positions_q, self.is_causal)
+                blocks = flex.block_mask(seen, sequence_length, device)
                 masks[window] = Mask(None, blocks=blocks, positions=positions_q)
         return masks
 
@@ -109,16 +119,20 @@ class MaskMaker(nn.Module):
             query_documents_bq is None and (window is None or window >= num_keys) for window in self.windows
         ]
         if all(needs_none) and not self.needs_distance:
-            return dict.fromkeys(self.windows, Mask(None))
+            return dict.fromkeys(self.windows, Mask(None, is_causal=self.is_causal))
         distance_qn = query_positions_q[:, None] - key_positions_n
-        visible = (distance_qn >= 0)[None, None]
+        reach_qn = distance_qn if self.is_causal else distance_qn.abs()
+        visible = (distance_qn >= 0 if self.is_causal else reach_qn >= 0)[None, None]
         if query_documents_bq is not None:
             visible = visible & (query_documents_bq[:, :, None] == key_documents_bn[:, None, :]).unsqueeze(1)
         distance = distance_qn if self.needs_distance else None
         masks = {}
         for window, is_plain in zip(self.windows, needs_none):
-            within = visible if window is None or window >= num_keys else visible & (distance_qn < window)
-            masks[window] = Mask(None if is_plain and distance is None else within, distance)
+            within = visible
+            if window is not None and window < num_keys:
+                within = visible & (reach_qn < window)
+            is_plain = is_plain and distance is None
+            masks[window] = Mask(None if is_plain else within, distance, is_causal=self.is_causal)
         return masks
 
 
@@ -136,13 +150,29 @@ class InnerAttention(nn.Module):
         self.scale, self.softcap, self.alibi = scale, softcap, alibi
 
     def forward(
-        self, q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, mask: Mask, heads: slice | None = None
+        self,
+        q_bhsk: Tensor,
+        k_bgsk: Tensor,
+        v_bgsk: Tensor,
+        mask: Mask,
+        noise: WeightNoise | None = None,
+        heads: slice | None = None,
     ) -> Tensor:
-        """Returns [b, h, s, k]. heads: the slice of this rank's heads that these are, None for all."""
-        if mask.blocks is not None:
+        """Returns [b, h, s, k]. heads: the slice of this rank's heads that these are, None for all.
+
+        noise: drops attention's weights, None for no dropout; of this rank's heads. Only encoders have it
+        (`resolve/encoder_check.py`), whose attention is plain.
+        """
+        if noise is not None and heads is not None:
+            noise = noise.of_heads(heads)
+        if mask.blocks is not None or (noise is not None and q_bhsk.device.type != "cpu"):
             slopes_h = None if self.alibi is None else self.alibi.of(heads)
             scores = flex.Scores(self.scale, self.softcap, slopes_h, mask.positions)
-            return flex.attend(q_bhsk, k_bgsk, v_bgsk, mask.blocks, scores)
+            return flex.attend(q_bhsk, k_bgsk, v_bgsk, mask.blocks, scores, noise)
+        if noise is not None:
+            scale = q_bhsk.shape[-1] ** -0.5 if self.scale is None else self.scale
+            terms = blocked_attention.Terms(scale, visible=mask.visible, noise=noise)
+            return blocked_attention.attend(q_bhsk, k_bgsk, v_bgsk, terms)
         if self.softcap is not None:
             return self._capped(q_bhsk, k_bgsk, v_bgsk, mask)
         if self.alibi is not None:
@@ -154,7 +184,7 @@ class InnerAttention(nn.Module):
             k_bgsk,
             v_bgsk,
             attn_mask=attn_mask,
-            is_causal=attn_mask is None,
+            is_causal=attn_mask is None and mask.is_causal,
             scale=self.scale,
             enable_gqa=q_bhsk.shape[1] != k_bgsk.shape[1],
         )
@@ -218,10 +248,18 @@ class Attention(nn.Module):
         self.project = JointProjection()
         self.inner = InnerAttention() if inner is None else inner
 
-    def forward(self, x_bsd: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Mask) -> Tensor:
+    def forward(
+        self,
+        x_bsd: Tensor,
+        cos: Tensor | None,
+        sin: Tensor | None,
+        mask: Mask,
+        noise: WeightNoise | None = None,
+    ) -> Tensor:
         """Returns [b, s, d]. cos, sin: [s, r] rotate the first r numbers of each head, None for no RoPE.
 
-        The number of heads comes from the projections' outputs: a tensor rank has fewer.
+        The number of heads comes from the projections' outputs: a tensor rank has fewer. noise: drops
+        attention's weights.
         """
         q, k, v = self.project(x_bsd, (self.q, self.k, self.v))
         if self.norms == "width":
@@ -234,5 +272,5 @@ class Attention(nn.Module):
         if cos is not None:
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         q, k, v = (x_bshk.transpose(1, 2) for x_bshk in (q, k, v))
-        out_bhsk = self.inner(q, k, v, mask)
+        out_bhsk = self.inner(q, k, v, mask, noise)
         return self.o(out_bhsk.transpose(1, 2).flatten(2))

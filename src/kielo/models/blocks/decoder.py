@@ -1,6 +1,6 @@
-"""The frame of every decoder: embedding, numbered layers, last norm and head. A family defines its layers.
+"""The frame of every model: embedding, numbered layers, last norm and head. A family defines its layers.
 
-Data in: token ids [b, s]; data out: hidden states [b, s, d] after the last norm. The head is applied by
+Data in: token ids [b, s]; data out: hidden states [b, s, d] that the head multiplies. The head is applied by
 the code that needs logits, so that a loss can do it in chunks; of its config.vocab_rows columns the first
 config.vocab_size are tokens, the others padding. Shape letters: b = batch, s = sequence, d = hidden size.
 """
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from kielo.models import families
 from kielo.models.blocks.attention import MaskMaker
-from kielo.models.blocks.dropout import NoiseMaker
+from kielo.models.blocks.dropout import Noise, NoiseMaker
 from kielo.models.blocks.rope import RotaryEmbedding, widened
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model
@@ -33,12 +33,13 @@ class LayerKind:
 
 @dataclass(frozen=True)
 class DecoderOptions:
-    """Options of a decoder: how it knows positions, and what is done to embeddings.
+    """Options of a model: how it knows positions, what is done to embeddings, and what encoders have.
 
     rope: RoPE tables; local_rope: those for the layer kinds that name it. Layers get cos = sin = None
     without. learned_positions: rows of an embedding of positions; row `first_position` is position 0.
     needs_distance: attention scores fall with distance (ALiBi). embed_scale multiplies embeddings, embed_norm
-    norms them.
+    norms them. is_causal: False for encoders. transform: of hidden states after the last norm; has_head_bias:
+    of the head's matrix.
     """
 
     rope: RotaryEmbedding | None = None
@@ -48,18 +49,24 @@ class DecoderOptions:
     needs_distance: bool = False
     embed_scale: float | None = None
     embed_norm: nn.Module | None = None
+    is_causal: bool = True
+    transform: nn.Module | None = None
+    has_head_bias: bool = False
 
 
 class Decoder(nn.Module):
-    """Embedding, layers, last norm and head. Data in and out: see the top of this file.
+    """Embedding, layers, last norm and head, of encoders too. Data in and out: see the top of this file.
 
     `config` must be complete (vocab_size, num_key_value_heads, head_dim, max_position_embeddings set). kinds:
     name of a layer kind → its options; `make_layer(number)` makes a layer, whose `kind` is one of these names
     and whose forward is `layer(x_bsd, cos, sin, mask, noise)`; noise is None without dropout.
 
-    `embed`, `norm` and `head` may be set to None and entries of `layers` deleted: a pipeline stage keeps only
-    what it runs, and layer 1 stays "1" when layer 0 is gone.
+    `embed`, `norm`, `transform` and `head` may be set to None and entries of `layers` deleted: a pipeline
+    stage keeps only what it runs, and layer 1 stays "1" when layer 0 is gone. `of_all_stages` names
+    parameters that each stage needs.
     """
+
+    of_all_stages: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -81,13 +88,16 @@ class Decoder(nn.Module):
             {str(number): make_layer(number) for number in range(config.num_hidden_layers)}
         )
         self.norm: nn.Module | None = norm
-        self.head: nn.Linear | None = nn.Linear(config.hidden_size, config.vocab_rows, bias=False)
+        self.transform = options.transform
+        self.head: nn.Linear | None = nn.Linear(
+            config.hidden_size, config.vocab_rows, bias=options.has_head_bias
+        )
         self.rope, self.local_rope = options.rope, options.local_rope
         self.kinds = kinds
         windows = [kind.window for kind in kinds.values()]
         is_capped = config.attn_logit_softcapping is not None
-        self.make_masks = MaskMaker(windows, options.needs_distance, is_capped)
-        self.make_noise = NoiseMaker(config.num_hidden_layers)
+        self.make_masks = MaskMaker(windows, options.needs_distance, is_capped, options.is_causal)
+        self.make_noise = NoiseMaker(config.num_hidden_layers, config.num_attention_heads)
         self.tie()
 
     def tie(self) -> None:
@@ -111,7 +121,7 @@ class Decoder(nn.Module):
         positions_s: Tensor | None = None,
         dropout_keys_b2: Tensor | None = None,
     ) -> Tensor:
-        """Returns hidden states [b, s, d] after the last norm; `logits` computes logits from them.
+        """Returns the hidden states [b, s, d] that the head multiplies; `logits` computes logits from them.
 
         documents_bs: the number of each token's document; attention then stays inside documents. positions_s:
         the position of each column in its sequence, for ranks that hold a part of it; None for 0 … s - 1. A
@@ -123,9 +133,7 @@ class Decoder(nn.Module):
         device = tokens_bs.device
         masks = self.make_masks(documents_bs, positions_s, length, device)
         noise = self.make_noise(dropout_keys_b2, positions_s, length)
-        x_bsd = tokens_bs if self.embed is None else self._embedded(tokens_bs, positions_s)
-        if self.embed is not None and noise is not None:
-            x_bsd = noise.of_embedding(x_bsd)
+        x_bsd = self.embedded(tokens_bs, positions_s, noise)
         # Made in the layers' precision once a forward, not once a layer.
         ropes = {
             name: (None, None)
@@ -137,7 +145,7 @@ class Decoder(nn.Module):
             kind = self.kinds[layer.kind]
             of_layer = None if noise is None else noise.of_layer(int(number))
             x_bsd = layer(x_bsd, *ropes[kind.rope], masks[kind.window], of_layer)
-        return x_bsd if self.norm is None else self.norm(x_bsd)
+        return self.ended(x_bsd, noise)
 
     def logits(self, hidden_bsd: Tensor) -> Tensor:
         """Returns logits [b, s, vocab_size], capped where the config says so, from the output of `forward`.
@@ -148,7 +156,10 @@ class Decoder(nn.Module):
         cap = self.config.final_logit_softcapping
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
-    def _embedded(self, tokens_bs: Tensor, positions_s: Tensor | None) -> Tensor:
+    def embedded(self, tokens_bs: Tensor, positions_s: Tensor | None, noise: Noise | None) -> Tensor:
+        """Returns what the first layer takes [b, s, d]; a stage without `embed` was given its input."""
+        if self.embed is None:
+            return tokens_bs
         x_bsd = self.embed(tokens_bs)
         if self.embed_scale is not None:
             # Rounded to the precision of the activations first, as in Hugging Face's Gemma.
@@ -164,7 +175,16 @@ class Decoder(nn.Module):
                     )
                 positions_s = torch.arange(length, device=tokens_bs.device)
             x_bsd = x_bsd + self.position_table((positions_s + self.first_position)[None])
-        return x_bsd if self.embed_norm is None else self.embed_norm(x_bsd)
+        x_bsd = x_bsd if self.embed_norm is None else self.embed_norm(x_bsd)
+        return x_bsd if noise is None else noise.of_embedding(x_bsd)
+
+    def ended(self, x_bsd: Tensor, noise: Noise | None) -> Tensor:
+        """Returns the last layer's output normed and transformed, where this stage has norm and transform."""
+        x_bsd = x_bsd if self.norm is None else self.norm(x_bsd)
+        if self.transform is None:
+            return x_bsd
+        x_bsd = self.transform(x_bsd)
+        return x_bsd if noise is None else noise.of_head(x_bsd)
 
 
 @torch.no_grad()

@@ -1,15 +1,18 @@
 """Dropout (Srivastava et al. 2014) whose masks follow from keys and positions, and from no generator's state.
 
 Each element of hidden states has 32 bits of its own: a hash of its sequence's key, the place in the model,
-its position in the whole sequence and its column. Where they are below the rate the element becomes 0; the
-others are divided by the share that stays. So a rank makes the bits of what it holds, a layer that the
-backward computes again has the same ones, and every layout, micro-batch and resumed run drops the same
-elements, on processors as on GPUs.
+its position in the whole sequence and its column. Each weight of attention has the like, of its layer, head,
+query and key. Where they are below the rate the element becomes 0; the others are divided by the share that
+stays. So a rank makes the bits of what it holds, a layer that the backward computes again has the same ones,
+and every layout, micro-batch and resumed run drops the same elements, on processors as on GPUs.
 
-Shape letters: b = batch, p = places of dropout in the model, s = sequence, d = hidden size.
+Shape letters: b = batch, p = places of dropout in the model, l = layers, h = heads, s = sequence, q =
+queries, n = keys of attention, d = hidden size.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,22 +25,60 @@ ATTENTION, MLP = range(2)
 _PLACES_OF_LAYER = 2
 
 
+class WeightNoise(NamedTuple):
+    """The keys and positions that dropout of attention's weights follows from, in all layers or in one.
+
+    rate: share of weights that are dropped. keys_blh2: two keys for each sequence, layer and head, int32.
+    positions_q: the position in its sequence of each query, int32; keys of attention have 0, 1, ….
+    """
+
+    rate: float
+    keys_blh2: Tensor
+    positions_q: Tensor
+
+    def of_layer(self, number: int) -> "WeightNoise":
+        return WeightNoise(self.rate, self.keys_blh2[:, number : number + 1], self.positions_q)
+
+    def of_heads(self, heads: slice) -> "WeightNoise":
+        return WeightNoise(self.rate, self.keys_blh2[:, :, heads], self.positions_q)
+
+    def of_queries(self, queries: slice) -> "WeightNoise":
+        return WeightNoise(self.rate, self.keys_blh2, self.positions_q[queries])
+
+    def is_kept(self, length: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+        """Returns a function of numbers of sequence, head, query and key, True for weights that stay.
+
+        It is of one layer's noise. length: of whole sequences, that is of attention's keys.
+        """
+        one_bh, other_bh = self.keys_blh2[:, 0, :, 0].contiguous(), self.keys_blh2[:, 0, :, 1].contiguous()
+        first_kept, positions_q = _first_kept(self.rate), self.positions_q
+
+        def is_kept(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            element = positions_q[query] * length + key.to(torch.int32)
+            return _scrambled(element ^ one_bh[b, h], other_bh[b, h]) >= first_kept
+
+        return is_kept
+
+
 @dataclass(frozen=True)
 class Noise:
     """The keys and positions that dropout follows from, in a forward or in one layer of it.
 
     rate: share of elements that are dropped. keys_bp2: two keys for each sequence and place, int32.
-    positions_s: the position in its sequence of each column that this rank holds, int32.
+    positions_s: the position in its sequence of each column that this rank holds, int32. weights: the noise
+    of attention's weights, None where none are dropped.
     """
 
     rate: float
     keys_bp2: Tensor
     positions_s: Tensor
+    weights: WeightNoise | None = None
 
     def of_layer(self, number: int) -> "Noise":
         """Returns the noise of a layer, whose places are `ATTENTION` and `MLP`."""
         first = 1 + _PLACES_OF_LAYER * number
-        return replace(self, keys_bp2=self.keys_bp2[:, first : first + _PLACES_OF_LAYER])
+        weights = None if self.weights is None else self.weights.of_layer(number)
+        return replace(self, keys_bp2=self.keys_bp2[:, first : first + _PLACES_OF_LAYER], weights=weights)
 
     def of_embedding(self, x_bsd: Tensor) -> Tensor:
         """Drops elements of what the first layer takes."""
@@ -49,44 +90,69 @@ class Noise:
 
 
 class NoiseMaker(nn.Module):
-    """Makes the noise of a forward; a module, so that tensor parallelism can say which columns a rank holds.
+    """Makes the noise of a forward; a module, so that tensor parallelism can say what a rank holds.
 
-    rate: share of elements that are dropped; no noise is made where it is 0. part, parts: hidden states are
-    part `part` of `parts` along the sequence.
+    rate, weight_rate: shares of hidden states' elements and of attention's weights that are dropped; no noise
+    is made where both are 0. part, parts: hidden states are part `part` of `parts` along the sequence. heads:
+    the numbers of the heads that this rank has.
     """
 
-    def __init__(self, num_layers: int) -> None:
+    def __init__(self, num_layers: int, num_heads: int) -> None:
         super().__init__()
-        self.num_places = 2 + _PLACES_OF_LAYER * num_layers
-        self.rate, self.part, self.parts = 0.0, 0, 1
+        self.num_layers, self.num_places = num_layers, 2 + _PLACES_OF_LAYER * num_layers
+        self.rate, self.weight_rate, self.part, self.parts = 0.0, 0.0, 0, 1
+        self.heads = range(num_heads)
 
     def forward(self, keys_b2: Tensor | None, positions_s: Tensor | None, length: int) -> Noise | None:
         """Returns None without keys, as in evaluation. keys_b2: of each sequence, int32.
 
         positions_s: of the sequence's columns, before hidden states are split; None for 0 … length - 1.
         """
-        if keys_b2 is None or not self.rate:
+        if keys_b2 is None or not (self.rate or self.weight_rate):
             return None
-        device = keys_b2.device
         if positions_s is None:
-            positions_s = torch.arange(length, device=device)
-        places_p1 = torch.arange(1, self.num_places + 1, dtype=torch.int32, device=device)[:, None]
-        both_bp2 = keys_b2[:, None] + places_p1 * _GOLDEN
-        positions_s = positions_s.to(torch.int32).chunk(self.parts)[self.part]
-        return Noise(self.rate, _scrambled(both_bp2, both_bp2.flip(-1)), positions_s)
+            positions_s = torch.arange(length, device=keys_b2.device)
+        positions_s = positions_s.to(torch.int32)
+        weights = None
+        if self.weight_rate:
+            # Places of their own, after those of hidden states.
+            keys_bl2 = _keys_of(keys_b2, range(self.num_places, self.num_places + self.num_layers))
+            weights = WeightNoise(self.weight_rate, _keys_of(keys_bl2, self.heads), positions_s)
+        keys_bp2 = _keys_of(keys_b2, range(self.num_places))
+        return Noise(self.rate, keys_bp2, positions_s.chunk(self.parts)[self.part], weights)
 
 
 def drop(x_bsd: Tensor, noise: Noise | None, place: int) -> Tensor:
     """Returns hidden states with elements dropped, if there is noise. place: which of its keys."""
-    if noise is None:
+    if noise is None or not noise.rate:
         return x_bsd
     size = x_bsd.shape[-1]
     columns_d = torch.arange(size, dtype=torch.int32, device=x_bsd.device)
     elements_sd = noise.positions_s[:, None] * size + columns_d
     one_b11, other_b11 = noise.keys_bp2[:, place, :, None, None].unbind(1)
     bits_bsd = _scrambled(elements_sd ^ one_b11, other_b11)
-    is_kept = bits_bsd >= round(noise.rate * 2**32) - 2**31
-    return torch.where(is_kept, x_bsd * (1 / (1 - noise.rate)), 0.0)
+    return torch.where(bits_bsd >= _first_kept(noise.rate), x_bsd * (1 / (1 - noise.rate)), 0.0)
+
+
+def drop_weights(weights_bhqn: Tensor, noise: WeightNoise) -> Tensor:
+    """Returns attention's weights with some dropped, by one layer's noise of these heads and queries."""
+    numbers = [torch.arange(size, device=weights_bhqn.device) for size in weights_bhqn.shape]
+    batch, heads, queries, keys = numbers
+    places = batch[:, None, None, None], heads[:, None, None], queries[:, None], keys
+    is_kept = noise.is_kept(weights_bhqn.shape[-1])(*places)
+    return torch.where(is_kept, weights_bhqn * (1 / (1 - noise.rate)), 0.0)
+
+
+def _first_kept(rate: float) -> int:
+    """Returns the smallest int32 of an element that stays."""
+    return round(rate * 2**32) - 2**31
+
+
+def _keys_of(keys: Tensor, numbers: range) -> Tensor:
+    """Returns two keys of each number under two keys: [..., 2] → [..., numbers, 2]."""
+    numbers_n1 = torch.arange(numbers.start + 1, numbers.stop + 1, dtype=torch.int32, device=keys.device)
+    both = keys[..., None, :] + numbers_n1[:, None] * _GOLDEN
+    return _scrambled(both, both.flip(-1))
 
 
 def _scrambled(bits: Tensor, key: Tensor) -> Tensor:

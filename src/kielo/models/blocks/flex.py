@@ -9,11 +9,14 @@ Shape letters: b = batch, s = sequence, h = heads, g = key and value heads, k = 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
+
+from kielo.models.blocks.dropout import WeightNoise
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 _SMALLEST_HEAD = 16  # of the kernel; smaller heads are padded
@@ -34,33 +37,32 @@ class Scores:
     change: ScoreMod | None = None
 
 
-def document_mask(documents_bs: Tensor) -> BlockMask:
-    """Returns FlexAttention's block mask of encoders: each token sees its document, before and after it."""
+@dataclass(frozen=True)
+class Seen:
+    """The keys that queries see: in the window and the document if given, and none after a causal query.
 
-    def is_visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return documents_bs[b, query] == documents_bs[b, key]
-
-    (batch, length), device = documents_bs.shape, documents_bs.device
-    return compiled_on(device, create_block_mask)(is_visible, batch, None, length, length, device=device)
-
-
-def block_mask(
-    window: int | None,
-    documents_bs: Tensor | None,
-    length: int,
-    device: torch.device,
-    positions_q: Tensor | None = None,
-) -> BlockMask:
-    """Returns FlexAttention's block mask: causal, and within the window and the document if given.
-
-    The keys are whole sequences of `length`; positions_q: the positions of the queries, None for all.
+    positions_q: the positions of the queries, None for all. The window of a query that is not causal reaches
+    as far forward as back.
     """
+
+    window: int | None = None
+    documents_bs: Tensor | None = None
+    positions_q: Tensor | None = None
+    is_causal: bool = True
+
+
+def block_mask(seen: Seen, length: int, device: torch.device) -> BlockMask:
+    """Returns FlexAttention's block mask over keys that are whole sequences of `length`."""
+    window, documents_bs, positions_q = seen.window, seen.documents_bs, seen.positions_q
+    is_causal = seen.is_causal
 
     def is_visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         position = query if positions_q is None else positions_q[query]
-        visible = position >= key
+        visible = position >= key if is_causal else key >= 0
         if window is not None:
             visible = visible & (position - key < window)
+        if window is not None and not is_causal:
+            visible = visible & (key - position < window)
         if documents_bs is not None:
             visible = visible & (documents_bs[b, position] == documents_bs[b, key])
         return visible
@@ -71,15 +73,39 @@ def block_mask(
 
 
 def attend(
-    q_bhsk: Tensor, k_bgsk: Tensor, v_bgsk: Tensor, blocks: BlockMask | None, scores: Scores
+    q_bhsk: Tensor,
+    k_bgsk: Tensor,
+    v_bgsk: Tensor,
+    blocks: BlockMask | None,
+    scores: Scores,
+    noise: WeightNoise | None = None,
 ) -> Tensor:
-    """Returns [b, h, s, k]. blocks: None where every query sees every key."""
-    scale, softcap, slopes_h, positions_q = (
-        scores.scale,
-        scores.softcap,
-        scores.slopes_h,
-        scores.positions_q,
+    """Returns [b, h, s, k]. blocks: None where every query sees every key. noise: drops weights.
+
+    Dropout comes after the softmax, whose sum is that of all keys. The kernel changes scores only, before it:
+    with -∞ for what is dropped it gives the kept weights' mean of values and the log of their sum, and
+    without, the log of the whole sum. The share of the one sum in the other makes the result exact, for twice
+    the work and no weights in memory.
+    """
+    change = _score_mod(scores)
+    if noise is None:
+        return _run(q_bhsk, k_bgsk, v_bgsk, blocks, scores.scale, change, None)
+    is_kept = noise.is_kept(k_bgsk.shape[2])
+
+    def dropped(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        score = score if change is None else change(score, b, h, query, key)
+        return torch.where(is_kept(b, h, query, key), score, -torch.inf)
+
+    (out_bhsk, kept), (_, whole) = (
+        _run(q_bhsk, k_bgsk, v_bgsk, blocks, scores.scale, score_mod, AuxRequest(lse=True))
+        for score_mod in (dropped, change)
     )
+    share_bhs = torch.exp(kept.lse - whole.lse) / (1 - noise.rate)
+    return (out_bhsk * share_bhs[..., None]).to(out_bhsk.dtype)
+
+
+def _score_mod(scores: Scores) -> ScoreMod | None:
+    softcap, slopes_h, positions_q = scores.softcap, scores.slopes_h, scores.positions_q
 
     def capped(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return softcap * torch.tanh(score / softcap)
@@ -88,16 +114,31 @@ def attend(
         position = query if positions_q is None else positions_q[query]
         return score - slopes_h[h] * (position - key)
 
+    return capped if softcap is not None else sloped if slopes_h is not None else scores.change
+
+
+def _run(
+    q_bhsk: Tensor,
+    k_bgsk: Tensor,
+    v_bgsk: Tensor,
+    blocks: BlockMask | None,
+    scale: float | None,
+    score_mod: ScoreMod | None,
+    asked: AuxRequest | None,
+) -> Any:
+    """Returns [b, h, s, k], and what else is asked for, if anything is."""
     size = q_bhsk.shape[-1]
     padded = (F.pad(x, (0, max(0, _SMALLEST_HEAD - size))) for x in (q_bhsk, k_bgsk, v_bgsk))
-    out_bhsk = compiled_on(q_bhsk.device, flex_attention)(
+    options = {} if asked is None else {"return_aux": asked}
+    found = compiled_on(q_bhsk.device, flex_attention)(
         *padded,
-        score_mod=capped if softcap is not None else sloped if slopes_h is not None else scores.change,
+        score_mod=score_mod,
         block_mask=blocks,
         scale=size**-0.5 if scale is None else scale,
         enable_gqa=q_bhsk.shape[1] != k_bgsk.shape[1],
+        **options,
     )
-    return out_bhsk[..., :size]
+    return found[..., :size] if asked is None else (found[0][..., :size], found[1])
 
 
 def compiled_on(device: torch.device, function: Callable) -> Callable:

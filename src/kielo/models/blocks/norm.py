@@ -36,10 +36,10 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.LayerNorm):
-    """torch's LayerNorm, with weight and bias, or without both."""
+    """torch's LayerNorm, with weight and bias, with a weight alone, or without both."""
 
-    def __init__(self, size: int, epsilon: float, has_weights: bool = True) -> None:
-        super().__init__(size, eps=epsilon, elementwise_affine=has_weights)
+    def __init__(self, size: int, epsilon: float, has_weights: bool = True, has_bias: bool = True) -> None:
+        super().__init__(size, eps=epsilon, elementwise_affine=has_weights, bias=has_bias)
 
     @property
     def epsilon(self) -> float:

@@ -7,8 +7,8 @@ share rows, on a scale that is logarithmic up to the longest sequence.
 
 A score is (q·k + q·kpos[r] + k·qpos[r]) / √(3 head_dim), with r the row of query position - key position. The
 second and third terms are looked up in two tables [b, h, s, 2p - 1], of queries times all kpos and of keys
-times all qpos, so nothing of size s × s × hidden_size exists. On a CPU the terms are a bias [b, h, q, n]; on
-a GPU FlexAttention looks them up inside its kernel.
+times all qpos, so nothing of size s × s × hidden_size exists. On a CPU they are looked up for a block of
+queries at a time (`blocked_attention.py`); on a GPU FlexAttention does that inside its kernel.
 
 Shape letters: b = batch, s = sequence, d = hidden size, h = heads, k = head_dim, q = queries, n = keys,
 r = rows of relative positions.
@@ -20,10 +20,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 
-from kielo.models.blocks import flex
+from kielo.models.blocks import blocked_attention, flex
+from kielo.models.blocks.dropout import WeightNoise
 from kielo.models.blocks.joint_projection import JointProjection
 from kielo.recipe.errors import KieloError
 
@@ -80,7 +80,7 @@ class RelativeMaskMaker(nn.Module):
         return make(documents_bs, length)
 
     def dense(self, documents_bs: Tensor | None, length: int) -> RelativeMask:
-        """Returns the mask for a bias of all pairs."""
+        """Returns the mask with the rows of all pairs."""
         places = torch.arange(length, device=self.row_of.device)
         half = self.max_positions - 1
         rows_qn = self.row_of[places[:, None] - places + half]
@@ -91,7 +91,10 @@ class RelativeMaskMaker(nn.Module):
 
     def in_blocks(self, documents_bs: Tensor | None, length: int) -> RelativeMask:
         """Returns the mask for FlexAttention."""
-        blocks = None if documents_bs is None else flex.document_mask(documents_bs)
+        blocks = None
+        if documents_bs is not None:
+            seen = flex.Seen(documents_bs=documents_bs, is_causal=False)
+            blocks = flex.block_mask(seen, length, documents_bs.device)
         return RelativeMask(self.row_of, self.max_positions - 1, blocks=blocks)
 
 
@@ -105,8 +108,12 @@ class RelativeInnerAttention(nn.Module):
         v_bhsk: Tensor,
         positions: tuple[Tensor, Tensor],
         mask: RelativeMask,
+        noise: WeightNoise | None = None,
     ) -> Tensor:
-        """Returns [b, h, s, k]. positions: queries and keys of the relative positions, [h, r, k] each."""
+        """Returns [b, h, s, k]. positions: queries and keys of the relative positions, [h, r, k] each.
+
+        noise: drops attention's weights.
+        """
         qpos_hrk, kpos_hrk = positions
         scale = (3 * q_bhsk.shape[-1]) ** -0.5
         of_queries_bhsr = torch.matmul(q_bhsk, kpos_hrk.mT) * scale
@@ -119,13 +126,28 @@ class RelativeInnerAttention(nn.Module):
                 return score + of_queries_bhsr[b, h, query, row] + of_keys_bhsr[b, h, key, row]
 
             scores = flex.Scores(scale, change=change)
-            return flex.attend(q_bhsk, k_bhsk, v_bhsk, mask.blocks, scores)
-        shape = (*of_queries_bhsr.shape[:3], len(mask.rows_qn))
-        bias = of_queries_bhsr.gather(-1, mask.rows_qn.expand(shape))
-        bias = bias + of_keys_bhsr.gather(-1, mask.rows_qn.mT.expand(shape)).mT
-        if mask.visible is not None:
-            bias = bias.masked_fill(~mask.visible, -torch.inf)
-        return F.scaled_dot_product_attention(q_bhsk, k_bhsk, v_bhsk, attn_mask=bias, scale=scale)
+            return flex.attend(q_bhsk, k_bhsk, v_bhsk, mask.blocks, scores, noise)
+        terms = blocked_attention.Terms(scale, mask.rows_qn, mask.visible, noise)
+        return blocked_attention.attend(q_bhsk, k_bhsk, v_bhsk, terms, (of_queries_bhsr, of_keys_bhsr))
+
+
+class PositionHeads(nn.Module):
+    """Projected relative positions, [r, d] each, to queries and keys of each head, [h, r, k] each.
+
+    is_interleaved: see `RelativeAttention`. It is a module without parameters so that `parallel` can wrap it.
+    """
+
+    def __init__(self, head_dim: int, is_interleaved: bool) -> None:
+        super().__init__()
+        self.head_dim, self.is_interleaved = head_dim, is_interleaved
+
+    def forward(self, qpos_rd: Tensor, kpos_rd: Tensor) -> tuple[Tensor, Tensor]:
+        if self.is_interleaved:
+            pairs_rhk = torch.cat((qpos_rd, kpos_rd), dim=-1).unflatten(-1, (-1, 2 * self.head_dim))
+            qpos, kpos = pairs_rhk.chunk(2, dim=-1)
+        else:
+            qpos, kpos = (x.unflatten(-1, (-1, self.head_dim)) for x in (qpos_rd, kpos_rd))
+        return qpos.transpose(0, 1), kpos.transpose(0, 1)
 
 
 class RelativeAttention(nn.Module):
@@ -141,24 +163,19 @@ class RelativeAttention(nn.Module):
         self, hidden_size: int, head_dim: int, position_heads: Literal["concatenated", "interleaved"]
     ) -> None:
         super().__init__()
-        self.head_dim, self.is_interleaved = head_dim, position_heads == "interleaved"
+        self.head_dim = head_dim
         self.q, self.k, self.v, self.o = (nn.Linear(hidden_size, hidden_size) for _ in range(4))
-        self.project = JointProjection()
+        self.project, self.project_positions = JointProjection(), JointProjection()
+        self.position_heads = PositionHeads(head_dim, position_heads == "interleaved")
         self.inner = RelativeInnerAttention()
 
-    def forward(self, x_bsd: Tensor, relative_rd: Tensor, mask: RelativeMask) -> Tensor:
-        """Returns [b, s, d]."""
+    def forward(
+        self, x_bsd: Tensor, relative_rd: Tensor, mask: RelativeMask, noise: WeightNoise | None = None
+    ) -> Tensor:
+        """Returns [b, s, d]. noise: drops attention's weights."""
         q, k, v = self.project(x_bsd, (self.q, self.k, self.v))
         q, k, v = (x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in (q, k, v))
-        out_bhsk = self.inner(q, k, v, self._positions(relative_rd), mask)
+        positions = self.project_positions(relative_rd[None], (self.q, self.k))
+        heads = self.position_heads(*(x.squeeze(0) for x in positions))
+        out_bhsk = self.inner(q, k, v, heads, mask, noise)
         return self.o(out_bhsk.transpose(1, 2).flatten(2))
-
-    def _positions(self, relative_rd: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns queries and keys of the relative positions, [h, r, k] each."""
-        qpos_rd, kpos_rd = (x.squeeze(0) for x in self.project(relative_rd[None], (self.q, self.k)))
-        if self.is_interleaved:
-            pairs_rhk = torch.cat((qpos_rd, kpos_rd), dim=-1).unflatten(-1, (-1, 2 * self.head_dim))
-            qpos, kpos = pairs_rhk.chunk(2, dim=-1)
-        else:
-            qpos, kpos = (x.unflatten(-1, (-1, self.head_dim)) for x in (qpos_rd, kpos_rd))
-        return qpos.transpose(0, 1), kpos.transpose(0, 1)

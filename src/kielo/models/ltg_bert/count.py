@@ -13,6 +13,8 @@ from kielo.models.decoder_count import (
 )
 from kielo.recipe.sections import Model
 
+# Parameters that each pipeline stage needs.
+OF_ALL_STAGES = ("relative_table.weight", "relative_norm.weight", "relative_norm.bias")
 TANH_GELUS = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 
 

@@ -2,7 +2,7 @@
 
 An encoder: attention sees both sides, positions are relative (`blocks/relative_attention.py`), attention and
 MLP have norms before and after what they compute, and the head has a transform before it and a bias. Dropout
-is that of hidden states; of the table of relative positions and of attention's weights none is done. Data in
+is that of hidden states and of attention's weights; of the table of relative positions none is done. Data in
 and out: as of every `blocks.decoder.Decoder`, whose frame it uses. Shape letters: b = batch, s = sequence,
 d = hidden size, r = rows of relative positions.
 """
@@ -20,7 +20,7 @@ from kielo.models.blocks.init import constant, seeded_normal
 from kielo.models.blocks.mlp import GatedMLP
 from kielo.models.blocks.norm import LayerNorm
 from kielo.models.blocks.relative_attention import RelativeAttention, RelativeMask, RelativeMaskMaker
-from kielo.models.ltg_bert.count import check, relative_rows
+from kielo.models.ltg_bert.count import OF_ALL_STAGES, check, relative_rows
 from kielo.models.piece import Box
 from kielo.recipe.sections import Model
 
@@ -40,7 +40,8 @@ class Layer(nn.Module):
     def forward(
         self, x_bsd: Tensor, relative_rd: Tensor, mask: RelativeMask, noise: Noise | None = None
     ) -> Tensor:
-        attended_bsd = self.attention(self.attention_norm(x_bsd), relative_rd, mask)
+        weights = None if noise is None else noise.weights
+        attended_bsd = self.attention(self.attention_norm(x_bsd), relative_rd, mask, weights)
         x_bsd = x_bsd + drop(self.attention_post_norm(attended_bsd), noise, ATTENTION)
         return x_bsd + drop(self.mlp(self.mlp_norm(x_bsd)), noise, MLP)
 
@@ -59,42 +60,48 @@ class Transform(nn.Module):
 
 
 class LtgBert(Decoder):
-    """Embedding, layers, transform and head; the layers share the table of relative positions."""
+    """Embedding, layers, transform and head; the layers share the table of relative positions.
+
+    So each pipeline stage needs it.
+    """
+
+    of_all_stages = OF_ALL_STAGES
 
     def __init__(self, config: Model) -> None:
         check(config)
-        options = DecoderOptions(embed_norm=plain_norm(config, config.hidden_size))
+        options = DecoderOptions(
+            embed_norm=plain_norm(config, config.hidden_size),
+            is_causal=False,
+            transform=Transform(config),
+            has_head_bias=True,
+        )
         super().__init__(config, partial(Layer, config), None, {Layer.kind: LayerKind()}, options)
-        self.head = nn.Linear(config.hidden_size, config.vocab_rows)
         self.relative_table = nn.Embedding(relative_rows(config), config.hidden_size)
         self.relative_norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-        self.transform = Transform(config)
         self.make_masks = RelativeMaskMaker(config.position_bucket_size, config.max_position_embeddings)
-        self.tie()
 
     def forward(
         self,
         tokens_bs: Tensor,
         documents_bs: Tensor | None = None,
-        positions_s: None = None,
+        positions_s: Tensor | None = None,
         dropout_keys_b2: Tensor | None = None,
     ) -> Tensor:
-        """Returns the states [b, s, d] that the head's matrix multiplies.
+        """Returns the states [b, s, d] that the head's matrix multiplies, as `Decoder.forward` does.
 
         documents_bs: the number of each token's document; attention then stays inside documents. positions_s:
-        None, for a rank holds whole sequences (`resolve/encoder_check.py`). dropout_keys_b2: as of `Decoder`.
+        of whole sequences, for a rank holds no part of one (`resolve/encoder_check.py`). dropout_keys_b2: as
+        of `Decoder`.
         """
-        noise = self.make_noise(dropout_keys_b2, positions_s, tokens_bs.shape[1])
-        mask = self.make_masks(documents_bs, tokens_bs.shape[1], tokens_bs.device)
+        length = tokens_bs.shape[1] if positions_s is None else positions_s.numel()
+        mask = self.make_masks(documents_bs, length, tokens_bs.device)
+        noise = self.make_noise(dropout_keys_b2, positions_s, length)
         relative_rd = self.relative_norm(self.relative_table.weight)
-        x_bsd = self.embed_norm(self.embed(tokens_bs))
-        if noise is not None:
-            x_bsd = noise.of_embedding(x_bsd)
+        x_bsd = self.embedded(tokens_bs, None, noise)
         for number, layer in self.layers.items():
             of_layer = None if noise is None else noise.of_layer(int(number))
             x_bsd = layer(x_bsd, relative_rd, mask, of_layer)
-        x_bsd = self.transform(x_bsd)
-        return x_bsd if noise is None else noise.of_head(x_bsd)
+        return self.ended(x_bsd, noise)
 
 
 def plain_norm(config: Model, size: int) -> LayerNorm:

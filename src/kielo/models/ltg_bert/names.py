@@ -59,14 +59,14 @@ def to_hugging_face(config: Model) -> dict[str, Piece]:
         )
         pieces[f"layers.{layer}.mlp.up.weight"] = Piece(f"{stored}.mlp.mlp.1.weight")
         pieces[f"layers.{layer}.mlp.down.weight"] = Piece(f"{stored}.mlp.mlp.4.weight")
+    for kind in ("weight", "bias"):
+        pieces[f"transform.dense.{kind}"] = Piece(f"classifier.nonlinearity.1.{kind}")
     if not config.tie_word_embeddings:
         pieces["head.weight"] = Piece("classifier.nonlinearity.5.weight", rows=rows)
     pieces["head.bias"] = Piece("classifier.nonlinearity.5.bias", rows=rows)
     pieces["relative_table.weight"] = Piece("embedding.relative_embedding")
     for kind in ("weight", "bias"):
         pieces[f"relative_norm.{kind}"] = Piece(f"embedding.relative_layer_norm.{kind}")
-    for kind in ("weight", "bias"):
-        pieces[f"transform.dense.{kind}"] = Piece(f"classifier.nonlinearity.1.{kind}")
     return pieces
 
 

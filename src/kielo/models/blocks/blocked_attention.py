@@ -1,0 +1,144 @@
+"""Attention on a CPU with terms of relative positions, or with dropped weights: a block of queries at a time.
+
+Scores and weights exist for one block only, and the backward makes them again: memory grows with the length
+and not with its square, and a block stays in the processor's cache (the idea of flash attention, Dao et al.
+2022, arXiv:2205.14135; here a block has all keys, so that no sums are carried from one to the next). torch's
+own kernels for the CPU take no bias with a gradient and no weights to drop. On a GPU `flex.attend` is for
+that. Shape letters: b = batch, h = heads, k = head_dim, q = queries, n = keys, r = rows of relative
+positions, m = queries of a block.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from kielo.models.blocks.dropout import WeightNoise, drop_weights
+
+_BLOCK_SCORES = 2**19  # 2 MB in fp32; with what is made of them they fit a core's share of the last cache
+
+
+class Terms(NamedTuple):
+    """What changes scores and weights.
+
+    scale: factor of q·k. rows_qn: the row of each pair's distance, where there are tables. visible: [b or 1,
+    1, q, n], True where a key is seen, None for all. noise: drops weights, None for none.
+    """
+
+    scale: float
+    rows_qn: Tensor | None = None
+    visible: Tensor | None = None
+    noise: WeightNoise | None = None
+
+    def of(self, block: slice) -> "Terms":
+        """Returns those of some queries."""
+        rows = None if self.rows_qn is None else self.rows_qn[block]
+        visible = None if self.visible is None else self.visible[:, :, block]
+        return Terms(self.scale, rows, visible, None if self.noise is None else self.noise.of_queries(block))
+
+
+def attend(
+    q_bhqk: Tensor,
+    k_bhnk: Tensor,
+    v_bhnk: Tensor,
+    terms: Terms,
+    tables: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),
+) -> Tensor:
+    """Returns [b, h, q, k]; the softmax is in fp32 at least, and dropout comes after it.
+
+    tables: what each row of a distance adds to scores, of queries [b, h, q, r] and of keys [b, h, n, r].
+    """
+    # One by one, since a function of autograd keeps tensors that are its arguments.
+    rate, *of_noise = (None, None, None) if terms.noise is None else terms.noise
+    return _InBlocks.apply(
+        q_bhqk, k_bhnk, v_bhnk, *tables, terms.rows_qn, terms.visible, *of_noise, terms.scale, rate
+    )
+
+
+class _InBlocks(torch.autograd.Function):
+    """`apply(q, k, v, table of queries, of keys, rows_qn, visible, noise's tensors, scale, rate)`."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
+        *tensors, ctx.scale, ctx.rate = others
+        ctx.save_for_backward(q, k, v, *tensors)
+        of_queries, of_keys, *seen = tensors
+        terms = _terms(seen, ctx.scale, ctx.rate)
+        outputs = []
+        for block in _blocks(q, k):
+            of_block = terms.of(block)
+            weights = _weights(q[:, :, block], k, _of(of_queries, block), of_keys, of_block)
+            if of_block.noise is not None:
+                weights = drop_weights(weights, of_block.noise)
+            outputs.append(torch.matmul(weights.to(v.dtype), v))
+        return torch.cat(outputs, dim=2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, of_queries, of_keys, *seen = ctx.saved_tensors
+        terms = _terms(seen, ctx.scale, ctx.rate)
+        wide = torch.promote_types(q.dtype, torch.float32)
+        gradients_q = []
+        gradient_k, gradient_v = torch.zeros_like(k, dtype=wide), torch.zeros_like(v, dtype=wide)
+        gradient_queries = gradient_keys = None
+        if of_queries is not None:
+            gradient_queries = torch.zeros_like(of_queries, dtype=wide)
+            # [b, h, r, n]: numbers are added along the keys, which lie side by side.
+            gradient_keys = of_keys.new_zeros(of_keys.mT.shape, dtype=wide)
+        for block in _blocks(q, k):
+            of_block, gradient_block = terms.of(block), gradient[:, :, block]
+            weights = _weights(q[:, :, block], k, _of(of_queries, block), of_keys, of_block)
+            of_weights, kept = torch.matmul(gradient_block, v.mT).to(wide), weights
+            if of_block.noise is not None:
+                kept = drop_weights(weights, of_block.noise)
+                of_weights = drop_weights(of_weights, of_block.noise)
+            gradient_v += torch.matmul(kept.to(v.dtype).mT, gradient_block)
+            of_scores = torch.ops.aten._softmax_backward_data(of_weights, weights, -1, wide)
+            if gradient_queries is not None:
+                rows = of_block.rows_qn.expand(of_scores.shape)
+                gradient_queries[:, :, block].scatter_add_(-1, rows, of_scores)
+                gradient_keys.scatter_add_(-2, rows, of_scores)
+            of_products = (of_scores * ctx.scale).to(q.dtype)
+            gradients_q.append(torch.matmul(of_products, k))
+            gradient_k += torch.matmul(of_products.mT, q[:, :, block])
+        tables = (None, None)
+        if gradient_queries is not None:
+            tables = gradient_queries.to(q.dtype), gradient_keys.mT.to(q.dtype)
+        matrices = torch.cat(gradients_q, dim=2), gradient_k.to(k.dtype), gradient_v.to(v.dtype)
+        return *matrices, *tables, *(None for _ in seen), None, None
+
+
+def _terms(seen: Sequence[Tensor | None], scale: float, rate: float | None) -> Terms:
+    rows_qn, visible, keys_blh2, positions_q = seen
+    noise = None if rate is None else WeightNoise(rate, keys_blh2, positions_q)
+    return Terms(scale, rows_qn, visible, noise)
+
+
+def _weights(
+    q_bhmk: Tensor, k_bhnk: Tensor, of_queries_bhmr: Tensor | None, of_keys_bhnr: Tensor | None, terms: Terms
+) -> Tensor:
+    """Returns the weights [b, h, m, n] of a block, before any is dropped."""
+    scores = torch.matmul(q_bhmk, k_bhnk.mT)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).mul_(terms.scale)
+    if of_queries_bhmr is not None:
+        rows = terms.rows_qn.expand(scores.shape)
+        scores += of_queries_bhmr.gather(-1, rows)
+        scores += of_keys_bhnr.mT.gather(-2, rows)
+    if terms.visible is not None:
+        scores.masked_fill_(~terms.visible, -torch.inf)
+    return scores.softmax(-1)
+
+
+def _of(table: Tensor | None, block: slice) -> Tensor | None:
+    return None if table is None else table[:, :, block]
+
+
+def _blocks(q_bhqk: Tensor, k_bhnk: Tensor) -> Iterator[slice]:
+    """Yields queries of blocks that have about `_BLOCK_SCORES` scores each."""
+    queries = q_bhqk.shape[2]
+    size = max(1, _BLOCK_SCORES // (q_bhqk.shape[0] * q_bhqk.shape[1] * k_bhnk.shape[2]))
+    for start in range(0, queries, size):
+        yield slice(start, min(start + size, queries))
