@@ -1,0 +1,236 @@
+"""Processes of this machine that work for this one, each of them watched.
+
+Batches of work -> their results, in the same order. A worker is a spawned process with a pipe. The first
+error ends all workers; a pipe that closes without an answer tells that its worker was killed; and a worker
+whose parent is gone ends itself. A pool of `multiprocessing` or datatrove waits for ever for a worker that
+was killed, may lock up when an error ends it, and outlives a signal to its parent.
+"""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from kielo.recipe.errors import KieloError
+
+# One thread for each worker: several pools of threads on the same cores only get in each other's way.
+WORKER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+LESS_MEMORY = "fewer corpus.workers, or a smaller corpus.max_document_bytes, need less memory"
+# A worker has closed its pipe, so it ends now.
+END_SECONDS = 10
+# Results that wait for those of earlier batches, for each worker, at most.
+RESULTS_AHEAD = 4
+
+Work = Callable[[Any], Any]
+
+
+class WorkerEnded(KieloError):
+    """A worker ended without an answer."""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A process that answers each batch that it is sent. name: as messages have it."""
+
+    name: str
+    process: BaseProcess
+    pipe: Connection
+
+    def send(self, batch: Any) -> None:
+        """Give the worker a batch, if it is alive; what has become of it `receive` tells."""
+        with suppress(OSError):
+            self.pipe.send(batch)
+
+    def receive(self) -> Any:
+        """Returns the next answer, or raises the exception that it is. WorkerEnded where there is none."""
+        try:
+            content = self.pipe.recv()
+        except (EOFError, OSError):  # OSError: in the middle of the answer
+            self.process.join(END_SECONDS)
+            raise WorkerEnded(f"{self.name} {_ending(self.process.exitcode)}") from None
+        if isinstance(content, BaseException):
+            raise content
+        return content
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+@dataclass
+class _Task:
+    number: int
+    batch: Any
+    tries_left: int
+
+
+def results_in_order(
+    make: Callable[[], Work], batches: Iterable[Any], workers: int, what: str, tries: int = 1
+) -> Iterator[Any]:
+    """Yields work(batch) for each batch in turn, of as many workers; each has its own work = make().
+
+    With one worker everything happens in this process. Batches, results and `make` are pickled. In memory
+    are RESULTS_AHEAD + 1 batches or results for each worker at most. what: begins the workers' names. tries:
+    how often a batch is given out whose worker was killed. Raises the first exception of a worker, KieloError
+    for one that ran out of memory, and WorkerEnded.
+    """
+    if workers == 1:
+        work = make()
+        for batch in batches:
+            yield _done(work, batch, f"{what} worker 0 of 1")
+        return
+    names = [f"{what} worker {number} of {workers}" for number in range(workers)]
+    team: list[Worker] = []
+    at_work: dict[Worker, _Task] = {}
+    source = enumerate(batches)
+    following = next(source, None)
+    try:
+        if following is not None:
+            for name in names:
+                team.append(_start(name, make))
+        idle, turn = deque(team), 0
+        results: dict[int, Any] = {}
+        while following is not None or at_work or results:
+            while idle and following is not None and following[0] < turn + RESULTS_AHEAD * workers:
+                _give(idle.popleft(), _Task(*following, tries), at_work)
+                following = next(source, None)
+            if turn in results:
+                yield results.pop(turn)
+                turn += 1
+                continue
+            by_pipe = {worker.pipe: worker for worker in at_work}
+            for pipe in wait(list(by_pipe)):
+                worker = by_pipe[pipe]
+                task = at_work.pop(worker)
+                try:
+                    results[task.number] = worker.receive()
+                    idle.append(worker)
+                except WorkerEnded:
+                    task.tries_left -= 1
+                    if not task.tries_left:
+                        raise
+                    worker.end()
+                    team[team.index(worker)] = another = _start(worker.name, make)
+                    _give(another, task, at_work)
+    finally:
+        for worker in team:
+            worker.process.kill()
+        for worker in team:
+            worker.end()
+
+
+def _give(worker: Worker, task: _Task, at_work: dict[Worker, _Task]) -> None:
+    at_work[worker] = task
+    worker.send(task.batch)
+
+
+def _start(name: str, make: Callable[[], Work]) -> Worker:
+    # Spawned: a fork server would stay for as long as this process does.
+    context = multiprocessing.get_context("spawn")
+    pipe, worker_end = context.Pipe()
+    # With our copy of the worker's end closed, the pipe closes when the worker ends, however it does.
+    with worker_end, _environment(WORKER_ENVIRONMENT), _without_main_file(), _without_interrupts():
+        process = context.Process(target=_serve, args=(make, worker_end, name), name=name, daemon=True)
+        process.start()
+    return Worker(name, process, pipe)
+
+
+def _serve(make: Callable[[], Work], pipe: Connection, name: str) -> None:
+    """Run one worker: send for each batch the result, or the exception."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with suppress(ConnectionError, EOFError):  # kielo has ended: nobody reads it, and the files may be gone
+        try:
+            work = make()
+        except Exception as problem:
+            pipe.send(_as_sent(problem, name))
+            return
+        while True:
+            batch = pipe.recv()
+            try:
+                content = _done(work, batch, name)
+            except Exception as problem:
+                content = _as_sent(problem, name)
+            pipe.send(content)
+
+
+def _done(work: Work, batch: Any, name: str) -> Any:
+    try:
+        return work(batch)
+    except MemoryError:
+        raise KieloError(f"{name}: out of memory; {LESS_MEMORY}") from None
+
+
+def _end_with_parent() -> None:
+    wait([multiprocessing.parent_process().sentinel])
+    os._exit(1)
+
+
+def _as_sent(problem: Exception, name: str) -> Exception:
+    """Returns the exception if it can be sent; an unexpected one gets the worker's traceback as a note."""
+    if not isinstance(problem, KieloError | OSError):
+        problem.add_note(f"In {name}:\n{traceback.format_exc()}")
+    try:
+        pickle.loads(pickle.dumps(problem))
+    except Exception:
+        return RuntimeError(f"{name}:\n{''.join(traceback.format_exception(problem))}")
+    return problem
+
+
+def _ending(exit_code: int | None) -> str:
+    if exit_code == -signal.SIGKILL:
+        return f"was killed by SIGKILL, mostly by the kernel because memory ran out; {LESS_MEMORY}"
+    if exit_code is not None and exit_code < 0:
+        return f"was ended by {signal.Signals(-exit_code).name}; the same command makes what is missing"
+    return f"ended without an answer (exit code {exit_code}); its own message is above"
+
+
+@contextmanager
+def _without_main_file() -> Iterator[None]:
+    """Keep the workers from importing the caller's main file again.
+
+    A spawned process does so to find what was defined there. Nothing of ours is, and a script without
+    `if __name__ == "__main__"` would start itself again in each worker.
+    """
+    main = sys.modules["__main__"]
+    held = {name: main.__dict__.pop(name) for name in ("__file__", "__spec__") if name in main.__dict__}
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        main.__dict__.pop("__spec__", None)
+        main.__dict__.update(held)
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Start processes that never get Ctrl-C, which a terminal sends to all; this process ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
