@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from kielo.artifact.join_files import join_token_shards
 from kielo.artifact.token_shards import TokenShard, TokenShardWriter
 from kielo.recipe.errors import KieloError
 
@@ -30,6 +31,28 @@ def test_round_trip(tmp_path, vocab_size, dtype):
     with pytest.raises(IndexError):
         shard.read(1, 3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["wiki.et.bin", "wiki.et.idx"]
+
+
+@pytest.mark.parametrize("has_loss_mask", [False, True])
+def test_shards_are_joined(tmp_path, has_loss_mask):
+    """Three shards, one of them empty, and documents added one by one or together: the files of one shard."""
+    chance = np.random.default_rng(1)
+    flags = [chance.random(len(document)) < 0.5 for document in DOCUMENTS]
+    writers = [TokenShardWriter(tmp_path / name, 65_499, has_loss_mask) for name in ("0", "1", "2", "whole")]
+    for number, document in enumerate(DOCUMENTS):
+        for writer in (writers[2 * (number > 1)], writers[3]):
+            writer.add(np.array(document, dtype=np.int64), flags[number])
+    for writer in writers:
+        writer.close()
+    join_token_shards([tmp_path / name for name in "012"], tmp_path / "joined")
+    with TokenShardWriter(tmp_path / "at once", 65_499, has_loss_mask) as writer:
+        lengths = np.array([len(document) for document in DOCUMENTS])
+        writer.add_documents(np.concatenate(DOCUMENTS).astype(np.int64), lengths, np.concatenate(flags))
+        with pytest.raises(KieloError, match=r"document 5 has token ids 1\.\.65499"):
+            writer.add_documents(np.array([3, 2, 1, 65_499]), np.array([2, 2]))
+    for suffix in (".bin", ".idx", *([".loss_mask"] if has_loss_mask else [])):
+        for name in ("joined", "at once"):
+            assert (tmp_path / (name + suffix)).read_bytes() == (tmp_path / f"whole{suffix}").read_bytes()
 
 
 def test_megatron_reads_ours_and_we_read_theirs(tmp_path):

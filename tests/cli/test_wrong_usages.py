@@ -54,6 +54,11 @@ WRONG: dict[str, tuple[list[str], str]] = {
     ),
     "a recipe misspelt": (["show", "demo_estonia"], "did you mean demo_estonian?"),
     "broken TOML": (["show", "bad.toml"], "line 1"),
+    "a share of all stages": (["run", "own_text", "--share", "1/2", *OUT], "--only pack"),
+    "a share beyond the last": (
+        ["run", "own_text", "--only", "pack", "--share", "3/2", *OUT],
+        "K from 1 to N",
+    ),
     "a folder of no run": (["run", "empty"], "recipe.toml"),
     "text that is not there": (["run", "own_text", "--set", "corpus.sources=gone.txt", *OUT], "gone.txt"),
     "text of an unknown format": (["run", "own_text", "--set", "corpus.sources=a.csv", *OUT], ".parquet"),

@@ -440,15 +440,13 @@ def test_training_goes_on_under_the_lease_of_its_run(packed, ranks):
 def test_sigterm_in_a_stage_gives_the_lease_back(packed, here, monkeypatch, stage):
     """Exit code 75, nothing half-made, and the next job is not kept waiting."""
     from kielo.corpus import run as corpus
-    from kielo.dataset import encoded_documents
+    from kielo.tokenizer import piece_cache
 
     def work(*_):
         os.kill(os.getpid(), signal.SIGTERM)
         raise AssertionError("not ended")
 
-    monkeypatch.setattr(
-        *{"corpus": (corpus, "run_pipeline"), "pack": (encoded_documents, "encode")}[stage], work
-    )
+    monkeypatch.setattr(*{"corpus": (corpus, "run_pipeline"), "pack": (piece_cache, "encode")}[stage], work)
     before = results(packed / "run")
     outcome = went_well(here(packed, "run", "tiny.toml", *absolute(packed), "--again", stage), code=75)
     assert "the same command" in outcome.err

@@ -48,6 +48,10 @@ class DocumentWriter:
     def add(self, document: dict[str, Any]) -> None:
         self._stream.write(orjson.dumps(document) + b"\n")
 
+    def add_lines(self, lines: bytes) -> None:
+        """Append documents that are JSON already, each with a line's end."""
+        self._stream.write(lines)
+
     def close(self) -> None:
         """Finish the file, bring it to the disk and give it its name."""
         self._stream.close()
@@ -82,12 +86,17 @@ def read_documents(folder_or_file: Path | str) -> Iterator[dict[str, Any]]:
 
     Raises KieloError naming the file, and the line where there is one.
     """
+    for path in document_files(folder_or_file):
+        for number, line in read_lines(path):
+            yield parse_record(path, number, line)
+
+
+def document_files(folder_or_file: Path | str) -> list[Path]:
+    """Returns the files of documents in a folder, in the order of their names; of one file itself."""
     place = Path(folder_or_file)
     if not place.exists():
         raise KieloError(f"{place}: no such file or folder of documents; run the corpus stage first")
-    for path in sorted(place.glob("*" + SUFFIX)) if place.is_dir() else [place]:
-        for number, line in read_lines(path):
-            yield parse_record(path, number, line)
+    return sorted(place.glob("*" + SUFFIX)) if place.is_dir() else [place]
 
 
 def read_lines(path: Path | str, max_bytes: int | None = None) -> Iterator[tuple[int, bytes | None]]:

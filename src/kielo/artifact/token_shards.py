@@ -12,7 +12,7 @@ without it carries loss on every token.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,23 +44,35 @@ class TokenShardWriter:
         self.prefix, self.has_loss_mask = Path(prefix), has_loss_mask
         self.dtype = np.dtype(np.uint16 if vocab_size < UINT16_VOCAB_SIZES else np.int32)
         self.vocab_size = vocab_size
-        self._lengths: list[int] = []
+        self._lengths: list[np.ndarray] = []
+        self._num_documents = 0
         self._file = DurableFile(_beside(self.prefix, ".bin"))
         self._mask_file = DurableFile(_beside(self.prefix, LOSS_MASK)) if has_loss_mask else None
 
     def add(self, tokens: np.ndarray, carries_loss: np.ndarray | None = None) -> None:
-        """Append one document, a one-dimensional array of token ids below vocab_size.
-
-        carries_loss: bool, of each token; None: all. Left out where the shard has no mask. Raises KieloError
-        for an id outside the vocabulary: an id that wraps round is another token.
-        """
+        """Append one document, a one-dimensional array of token ids; else as `add_documents`."""
         tokens = np.asarray(tokens)
         if tokens.ndim != 1:
             raise ValueError(f"a document is one row of token ids, not an array of shape {tokens.shape}")
+        self.add_documents(tokens, np.array([tokens.size]), carries_loss)
+
+    def add_documents(
+        self, tokens: np.ndarray, lengths: np.ndarray, carries_loss: np.ndarray | None = None
+    ) -> None:
+        """Append documents of the given lengths [documents], whose tokens [sum of lengths] are end to end.
+
+        Ids are below vocab_size. carries_loss: bool, of each token; None: all. Left out where the shard has
+        no mask. Raises KieloError for an id outside the vocabulary: an id that wraps round is another token.
+        """
         if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocab_size:
+            at = int(np.flatnonzero((tokens < 0) | (tokens >= self.vocab_size))[0])
+            number = int(np.searchsorted(np.cumsum(lengths), at, side="right"))
+            first = int(lengths[:number].sum())
+            row = tokens[first : first + int(lengths[number])]
             raise KieloError(
-                f"{self.prefix}: document {len(self._lengths)} has token ids {tokens.min()}..{tokens.max()}, "
-                f"outside the vocabulary of {self.vocab_size}; was it encoded with another tokenizer?"
+                f"{self.prefix}: document {self._num_documents + number} has token ids "
+                f"{row.min()}..{row.max()}, outside the vocabulary of {self.vocab_size}; was it encoded with "
+                "another tokenizer?"
             )
         self._file.write(tokens.astype(self.dtype.newbyteorder("<")).tobytes())
         if self._mask_file is not None:
@@ -68,29 +80,21 @@ class TokenShardWriter:
             if flags.shape != tokens.shape:
                 raise ValueError(f"{tokens.size} tokens and a loss mask of shape {flags.shape}")
             self._mask_file.write(flags.astype(np.uint8).tobytes())
-        self._lengths.append(int(tokens.size))
+        self._lengths.append(np.asarray(lengths, dtype="<i4"))
+        self._num_documents += len(lengths)
 
     def close(self) -> None:
         """Finish the files, bring them to the disk and give them their names."""
         self._file.close()
         if self._mask_file is not None:
             self._mask_file.close()
-        with DurableFile(_beside(self.prefix, ".idx")) as index:
-            index.write(self._index())
+        write_index(self.prefix, self.dtype, lambda: self._lengths)
 
     def abandon(self) -> None:
         """Leave nothing behind."""
         self._file.abandon()
         if self._mask_file is not None:
             self._mask_file.abandon()
-
-    def _index(self) -> bytes:
-        lengths = np.array(self._lengths, dtype="<i4")
-        ends = np.cumsum(lengths, dtype="<i8") * self.dtype.itemsize
-        offsets = np.concatenate([np.zeros(1, "<i8"), ends])[:-1]
-        documents = np.arange(len(lengths) + 1, dtype="<i8")
-        header = HEADER.pack(MAGIC, VERSION, CODES[self.dtype], len(lengths), len(documents))
-        return header + lengths.tobytes() + offsets.tobytes() + documents.tobytes()
 
     def __enter__(self) -> "TokenShardWriter":
         return self
@@ -100,6 +104,23 @@ class TokenShardWriter:
             self.close()
         else:
             self.abandon()
+
+
+def write_index(prefix: Path, dtype: np.dtype, lengths: Callable[[], Iterable[np.ndarray]]) -> None:
+    """Writes `.idx` of a shard: lengths() gives those of its documents, in tokens, in blocks [documents]."""
+    number = sum(map(len, lengths()))
+    with DurableFile(_beside(prefix, ".idx")) as index:
+        index.write(HEADER.pack(MAGIC, VERSION, CODES[dtype.newbyteorder("=")], number, number + 1))
+        for block in lengths():
+            index.write(np.asarray(block, dtype="<i4").tobytes())
+        start = 0
+        for block in lengths():
+            ends = start + np.cumsum(block, dtype=np.int64)
+            index.write(((ends - block) * dtype.itemsize).astype("<i8").tobytes())
+            start = int(ends[-1]) if len(ends) else start
+        for first in range(0, number + 1, BLOCK_DOCUMENTS):
+            block = np.arange(first, min(first + BLOCK_DOCUMENTS, number + 1), dtype="<i8")
+            index.write(block.tobytes())
 
 
 class TokenShard:

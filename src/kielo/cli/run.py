@@ -1,6 +1,7 @@
 """`kielo run`: every stage that is not done yet, in order. Stages exchange folders on disk."""
 
 import argparse
+import re
 import signal
 import sys
 import time
@@ -27,13 +28,17 @@ from kielo.recipe.sections import Recipe
 
 @dataclass
 class Invocation:
-    """One call of `kielo run`; `stages` fills as they end."""
+    """One call of `kielo run`; `stages` fills as they end.
+
+    share: (k, n) where this machine makes the parts of token shards that are the k-th of n machines'.
+    """
 
     recipe: Recipe
     reference: str
     sets: list[str]
     folder: Path
     ranks: int
+    share: tuple[int, int] | None = None
     stages: dict[str, StageTime] = field(default_factory=dict)
 
 
@@ -53,6 +58,11 @@ def run_flags(parser: argparse.ArgumentParser) -> None:
         "--again", choices=[stage for stage in STAGES if stage not in ("train", "report")], metavar="STAGE",
         help="make this stage again though its inputs and settings did not change",
     )  # fmt: skip
+    parser.add_argument(
+        "--share", metavar="K/N",
+        help="with --only pack: pack the K-th of N shares of the text, beside other machines; then --only "
+        "pack without it joins them",
+    )  # fmt: skip
     parser.add_argument("--ranks", type=int, default=1, help="processes for training on this machine")
     parser.add_argument("--json", action="store_true", help="print summary.json at the end instead of tables")
 
@@ -61,8 +71,12 @@ def run(options: argparse.Namespace) -> int:
     recipe = read_recipe(options.recipe, options.sets).recipe
     if options.ranks < 1:
         raise KieloError(f"--ranks {options.ranks}: give 1 or more")
-    invocation = Invocation(recipe, options.recipe, options.sets, run_folder(recipe), options.ranks)
+    share = _share(options)
+    invocation = Invocation(recipe, options.recipe, options.sets, run_folder(recipe), options.ranks, share)
     chosen = _chosen(options)
+    if share is not None:
+        with _ended_by_sigterm():  # no lease: a share's parts are stages of their own
+            return _pack_share(invocation)
     warn_of_weights(recipe)
     with keep_stdout_for_json(options.json), _ended_by_sigterm(), held(invocation.folder):
         try:
@@ -250,6 +264,38 @@ def _pack(invocation: Invocation) -> None:
     pack_evaluation_texts(
         invocation.recipe, invocation.folder / "tokenizer", invocation.folder / EVALUATION_TEXTS
     )
+
+
+def _share(options: argparse.Namespace) -> tuple[int, int] | None:
+    if options.share is None:
+        return None
+    if options.only != "pack":
+        raise KieloError("--share goes with --only pack, the stage that several machines do together")
+    found = re.fullmatch(r"(\d+)/(\d+)", options.share)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise KieloError(f"--share {options.share}: give K/N with K from 1 to N, as 3/16")
+    return int(found[1]), int(found[2])
+
+
+def _pack_share(invocation: Invocation) -> int:
+    """Make this machine's parts of the token shards. Other machines do so at the same time."""
+    from kielo.dataset.pack import pack_share
+
+    _need(invocation, "corpus", "tokenizer")
+    if not invocation.recipe.corpus.of_raw_text.sources:
+        raise KieloError("--share: all sources are ready tokens, which are read in place; leave it out")
+    folder = invocation.folder
+    made = pack_share(
+        invocation.recipe, folder / "corpus", folder / "tokenizer", folder / "tokens", invocation.share
+    )
+    k, n = invocation.share
+    print_text(
+        f"share {k} of {n}: {made} parts of the token shards are there; when all shares are, `kielo run "
+        f"{invocation.reference} --only pack` joins them"
+        if made
+        else f"share {k} of {n}: nothing to do"
+    )
+    return 0
 
 
 def _train(invocation: Invocation) -> None:

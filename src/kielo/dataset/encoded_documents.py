@@ -13,20 +13,24 @@ import numpy as np
 from kielo.artifact.conversation import ANSWERS, messages_of
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.chat_template import ChatTemplate
-from kielo.tokenizer.load import TextTokenizer, encode
+from kielo.tokenizer.load import TextTokenizer
+from kielo.tokenizer.measure import WORD
+from kielo.tokenizer.piece_cache import PieceCache
 
 
 @dataclass(frozen=True)
 class EncodedDocument:
     """A document's tokens.
 
-    text: what the ids decode to. ids: without end-of-text. carries_loss: bool [ids + 1], of the ids and of
-    the end-of-text after them; None where all do. bytes_with_loss: the UTF-8 bytes of the text that carries
-    loss, and one for each of its ends; None where all does.
+    text: what the ids decode to. ids: int32 [ids], without end-of-text. num_words: of the document's text.
+    carries_loss: bool [ids + 1], of the ids and of the end-of-text after them; None where all do.
+    bytes_with_loss: the UTF-8 bytes of the text that carries loss, and one for each of its ends; None where
+    all does.
     """
 
     text: str
-    ids: list[int]
+    ids: np.ndarray
+    num_words: int
     carries_loss: np.ndarray | None = None
     bytes_with_loss: int | None = None
 
@@ -41,6 +45,7 @@ class DocumentEncoder:
 
     def __init__(self, recipe: Recipe, tokenizer: TextTokenizer, end_of_text_id: int):
         self._tokenizer, self._end = tokenizer, end_of_text_id
+        self._pieces = PieceCache(tokenizer)
         self._on_answers = sources_with_loss_mask(recipe)
 
     @cached_property
@@ -52,20 +57,21 @@ class DocumentEncoder:
         encoded: list[EncodedDocument | None] = [None] * len(documents)
         chats = [number for number, document in enumerate(documents) if messages_of(document) is not None]
         texts = sorted(set(range(len(documents))) - set(chats))
-        rows = encode(self._tokenizer, [documents[number]["text"] for number in texts])
+        rows = self._pieces.encode([documents[number]["text"] for number in texts])
         for number, row in zip(texts, rows, strict=True):
-            encoded[number] = EncodedDocument(documents[number]["text"], row)
+            encoded[number] = EncodedDocument(documents[number]["text"], row.ids, row.num_words)
         if chats:
             conversations = [(_place(documents[one]), messages_of(documents[one])) for one in chats]
             for number, laid_out in zip(chats, self._template.lay_out(conversations), strict=True):
-                ids, is_answer = laid_out.ids, laid_out.is_answer
-                if ids[-1:] == [self._end]:  # the template has written it
+                ids, is_answer = np.array(laid_out.ids, dtype=np.int32), laid_out.is_answer
+                words = len(WORD.findall(documents[number]["text"]))
+                if len(ids) and ids[-1] == self._end:  # the template has written it
                     ids, is_answer = ids[:-1], is_answer[:-1]
                 if documents[number]["source"] in self._on_answers:
                     num_bytes = _answer_bytes(documents[number])
-                    encoded[number] = EncodedDocument(laid_out.text, ids, is_answer, num_bytes)
+                    encoded[number] = EncodedDocument(laid_out.text, ids, words, is_answer, num_bytes)
                 else:
-                    encoded[number] = EncodedDocument(laid_out.text, ids)
+                    encoded[number] = EncodedDocument(laid_out.text, ids, words)
         return encoded
 
 

@@ -76,7 +76,9 @@ def _set_scores(
             continue
         encoded = encoder.encode(documents)
         end = contender.end_of_text_id
-        tokens = np.array([token for document in encoded for token in (*document.ids, end)], dtype=np.int64)
+        tokens = np.concatenate(
+            [ids for document in encoded for ids in (document.ids, [end])], dtype=np.int64
+        )
         counted = np.concatenate([document.loss_mask for document in encoded])
         texts = [document["text"] for document in documents]
         num_bytes = sum(

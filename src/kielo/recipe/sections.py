@@ -285,7 +285,7 @@ class Corpus(Section):
         description="bad records are passed over up to this share of a source's; one of ten or more always, "
         "unless 0",
     )
-    workers: PositiveInt = Field(2, description="processes that clean text at the same time")
+    workers: PositiveInt = Field(2, description="processes that clean text, later pack it, at one time")
     code: CodeFilters = Field(CodeFilters(), description="limits for files of code")
 
     @property

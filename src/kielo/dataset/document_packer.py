@@ -1,0 +1,218 @@
+"""Documents → their tokens by shard: what a process does with a batch of documents while others do as much.
+
+A document's tokens, its side of the held-out split and its held-out set follow from the document alone. So
+batches may be packed anywhere and in any order; `token_parts.py` writes them in the order of the corpus.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from kielo.artifact.documents import parse_record
+from kielo.dataset.encoded_documents import (
+    DocumentEncoder,
+    EncodedDocument,
+    begins_with_cls,
+    sources_with_loss_mask,
+)
+from kielo.dataset.heldout_languages import HeldoutLanguages
+from kielo.dataset.heldout_sets import HELDOUT, SET_KEY, set_file
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Recipe
+from kielo.tokenizer.heldout import is_heldout
+from kielo.tokenizer.load import TextTokenizer, decode, end_of_text_id, load_tokenizer, role_id
+from kielo.tokenizer.measure import WORD
+
+ROUND_TRIP_EVERY = 64  # documents; decoding all of them would take as long as encoding
+SOURCES, HELDOUT_SETS = "sources", "heldout_sets"
+
+
+@dataclass(frozen=True)
+class DocumentBatch:
+    """Lines of a file of documents. first: the number of the first one in the file, from 0. is_last: of the
+    file's batches.
+    """
+
+    path: Path
+    first: int
+    lines: list[bytes]
+    is_last: bool = False
+
+    def documents(self) -> list[dict[str, Any]]:
+        return [
+            parse_record(self.path, number, line) for number, line in enumerate(self.lines, self.first + 1)
+        ]
+
+
+@dataclass
+class ShardRows:
+    """Documents of one shard. group: SOURCES, HELDOUT or HELDOUT_SETS, where `name` is counted.
+
+    file: name of the shard. tokens: rows of tokens, end to end those of all documents with all that is
+    written; carries_loss: the same of what carries loss, where the shard has a loss mask, else None. lengths
+    and ids: of each document. counts: their totals.
+    """
+
+    group: str
+    name: str
+    file: str
+    carries_loss: list[np.ndarray] | None
+    tokens: list[np.ndarray] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def join(self) -> None:
+        """Make one row of all: a few large arrays are sent to another process faster than many small ones."""
+        self.tokens = [np.concatenate(self.tokens)]
+        if self.carries_loss is not None:
+            self.carries_loss = [np.concatenate(self.carries_loss)]
+
+
+@dataclass
+class PackedDocuments:
+    """A batch's rows by shard.
+
+    is_last: of its file. met: source → its documents, held-out ones included. heldout: the held-out documents
+    as JSON lines. checked, exact: documents that were decoded, and those that came back.
+    """
+
+    is_last: bool = False
+    shards: dict[str, ShardRows] = field(default_factory=dict)
+    met: Counter[str] = field(default_factory=Counter)
+    heldout: list[bytes] = field(default_factory=list)
+    checked: int = 0
+    exact: int = 0
+
+    @property
+    def num_documents(self) -> int:
+        return self.met.total()
+
+
+class DocumentPacker:
+    """Packs batches of documents of a recipe's sources with a tokenizer."""
+
+    def __init__(self, recipe: Recipe, tokenizer: TextTokenizer):
+        self._recipe, self._tokenizer = recipe, tokenizer
+        end, first = end_of_text_id(tokenizer), None
+        if begins_with_cls(recipe):
+            first = role_id(tokenizer, "cls_token")
+        # What stands before documents of which all tokens carry loss, and what after every one.
+        self._begin = np.array([] if first is None else [first], dtype=np.int32)
+        self._end = np.array([end], dtype=np.int32)
+        self._encoder = DocumentEncoder(recipe, tokenizer, end)
+        self._on_answers = sources_with_loss_mask(recipe)
+        self._languages = HeldoutLanguages(recipe)
+
+    def __call__(self, batch: DocumentBatch) -> PackedDocuments:
+        """Packs a batch.
+
+        Raises KieloError where our own tokenizer does not give a text back, for a source that cannot name a
+        file, and for what `DocumentEncoder.encode` refuses.
+        """
+        documents = batch.documents()
+        encoded = self._encoder.encode(documents)
+        packed = PackedDocuments(batch.is_last)
+        chosen = slice(-batch.first % ROUND_TRIP_EVERY, None, ROUND_TRIP_EVERY)
+        self._check_round_trip(documents[chosen], encoded[chosen], packed)
+        for document, one in zip(documents, encoded):
+            packed.met[document["source"]] += 1
+            if not len(one.ids):
+                continue  # an empty text: an end-of-text alone teaches nothing
+            if is_heldout(document["text"], self._recipe.dataset.heldout_share):
+                self._hold_out(document, one, packed)
+            else:
+                source = document["source"]
+                rows = _rows(packed, SOURCES, source, checked_name(source), source in self._on_answers)
+                self._add(document, one, rows)
+        for rows in packed.shards.values():
+            rows.join()
+        return packed
+
+    def held_out(self, documents: Sequence[dict[str, Any]], rows: Sequence[Sequence[int]]) -> PackedDocuments:
+        """Packs documents that are held out whatever the split says, of which the ids are known."""
+        packed = PackedDocuments()
+        for document, row in zip(documents, rows, strict=True):
+            ids, words = np.array(row, dtype=np.int32), len(WORD.findall(document["text"]))
+            encoded = EncodedDocument(document["text"], ids, words)
+            self._hold_out(document, encoded, packed)
+        return packed
+
+    def _hold_out(self, document: dict[str, Any], encoded: EncodedDocument, packed: PackedDocuments) -> None:
+        self._add(document, encoded, _rows(packed, HELDOUT, HELDOUT, HELDOUT, bool(self._on_answers)))
+        if self._languages.has_several_sets:
+            name, source = self._languages.set_of(document), document["source"]
+            file = set_file(checked_name(name))
+            self._add(document, encoded, _rows(packed, HELDOUT_SETS, name, file, source in self._on_answers))
+            if name != source:
+                document = document | {"metadata": document["metadata"] | {SET_KEY: name}}
+        packed.heldout.append(orjson.dumps(document) + b"\n")
+
+    def _add(self, document: dict[str, Any], encoded: EncodedDocument, rows: ShardRows) -> None:
+        carries_loss = encoded.carries_loss
+        begin = self._begin if carries_loss is None else self._begin[:0]
+        row = np.concatenate([begin, encoded.ids, self._end])
+        num_bytes = len(document["text"].encode("utf-8", "surrogatepass"))
+        if rows.carries_loss is not None:
+            flags = np.ones(len(row), bool) if carries_loss is None else carries_loss
+            rows.carries_loss.append(flags)
+            with_loss = encoded.bytes_with_loss
+            rows.counts["tokens_with_loss"] += int(flags.sum())
+            rows.counts["bytes_with_loss"] += num_bytes + 1 if with_loss is None else with_loss
+        rows.tokens.append(row)
+        rows.lengths.append(len(row))
+        rows.ids.append(" ".join(document["id"].splitlines()))  # one line each, whatever the id
+        rows.counts["tokens"] += len(row)
+        rows.counts["documents"] += 1
+        rows.counts["bytes"] += num_bytes
+        rows.counts["words"] += encoded.num_words
+
+    def _check_round_trip(
+        self, documents: Sequence[dict[str, Any]], encoded: Sequence[EncodedDocument], packed: PackedDocuments
+    ) -> None:
+        texts = decode(self._tokenizer, [one.ids.tolist() for one in encoded])
+        for document, one, back in zip(documents, encoded, texts):
+            packed.checked += 1
+            packed.exact += one.text == back
+            # A ready tokenizer may normalise; then the share of exact texts is reported, and no more.
+            if one.text != back and not self._recipe.tokenizer.ready:
+                raise KieloError(
+                    f"document {document['id']}: the tokenizer does not give its text back; train it again"
+                )
+
+
+def load_packer(recipe: Recipe, tokenizer_folder: Path) -> DocumentPacker:
+    """Returns the packer of a process that has no tokenizer yet."""
+    return DocumentPacker(recipe, load_tokenizer(tokenizer_folder))
+
+
+def empty_counts(has_loss_mask: bool) -> dict[str, int]:
+    """Returns the counts of a shard without documents."""
+    counts = {"tokens": 0, "documents": 0, "bytes": 0, "words": 0}
+    return counts | ({"tokens_with_loss": 0, "bytes_with_loss": 0} if has_loss_mask else {})
+
+
+def checked_name(source: str) -> str:
+    """Returns the name of a source or held-out set; raises KieloError for one that cannot name a file."""
+    if (
+        not source
+        or source == HELDOUT
+        or source.startswith((".", f"{HELDOUT}."))
+        or "/" in source
+        or "\\" in source
+    ):
+        raise KieloError(
+            f"source name {source!r} cannot name a file here; give the source another name in corpus.sources"
+        )
+    return source
+
+
+def _rows(packed: PackedDocuments, group: str, name: str, file: str, has_loss_mask: bool) -> ShardRows:
+    if file not in packed.shards:
+        packed.shards[file] = ShardRows(group, name, file, [] if has_loss_mask else None)
+    return packed.shards[file]

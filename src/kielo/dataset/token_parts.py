@@ -1,0 +1,249 @@
+"""Parts of a run's token shards: the documents of one file of the corpus each, packed by themselves.
+
+    RUN/tokens.parts/NUMBER     the shards and held-out documents of one file, as RUN/tokens has those of all
+
+A part is a stage folder of its own. So it is whole or not there, a part whose making was killed is made
+again, several machines may make some parts each, and a command goes on after the parts that are finished.
+`pack.py` joins the parts in the order of the corpus: the outcome is the same bytes for any number of workers
+and machines, and after any number of kills.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from kielo.artifact.documents import SUFFIX, DocumentWriter, document_files, read_lines
+from kielo.artifact.join_files import join_files, join_token_shards
+from kielo.artifact.manifest import (
+    MANIFEST_NAME,
+    hash_manifest,
+    is_current,
+    read_manifest,
+    refuse_foreign,
+    write_stage,
+)
+from kielo.artifact.stage_folder import StageFolder
+from kielo.artifact.token_shards import TokenShardWriter
+from kielo.corpus.worker_processes import results_in_order
+from kielo.dataset.document_packer import (
+    HELDOUT_SETS,
+    SOURCES,
+    DocumentBatch,
+    PackedDocuments,
+    ShardRows,
+    empty_counts,
+    load_packer,
+)
+from kielo.dataset.heldout_sets import HELDOUT
+from kielo.recipe.sections import Recipe
+
+KIND, VERSION = "token part", 1
+BATCH_BYTES = 1 << 20  # of documents' lines that a worker gets at a time, and the last document
+# Of text: packing less takes less than starting a second process.
+LEAST_BYTES_FOR_WORKERS = 8 << 20
+# How often documents are given to a worker, if it is killed.
+TRIES = 2
+_PART = re.compile(r"\d{5,}")
+IDS = ".ids.txt"
+
+
+class TokenPartWriter:
+    """Writes the shards of a part into a folder, in the order in which batches are added."""
+
+    def __init__(self, folder: Path, vocab_size: int, has_loss_mask: bool):
+        """has_loss_mask: of the held-out documents of all sources."""
+        self._folder, self._vocab_size, self._has_loss_mask = folder, vocab_size, has_loss_mask
+        self._open_files = ExitStack()
+        self._shards: dict[str, _Shard] = {}
+        self._met: Counter[str] = Counter()
+        self._checked = self._exact = 0
+
+    def __enter__(self) -> "TokenPartWriter":
+        self._shard(ShardRows(HELDOUT, HELDOUT, HELDOUT, [] if self._has_loss_mask else None))
+        self._heldout = self._open_files.enter_context(DocumentWriter(self._folder / (HELDOUT + SUFFIX)))
+        return self
+
+    def __exit__(self, *problem: Any) -> None:
+        self._open_files.__exit__(*problem)
+
+    def add(self, packed: PackedDocuments) -> None:
+        for rows in packed.shards.values():
+            self._shard(rows).add(rows)
+        self._heldout.add_lines(b"".join(packed.heldout))
+        self._met.update(packed.met)
+        self._checked += packed.checked
+        self._exact += packed.exact
+
+    def counts(self) -> dict[str, Any]:
+        """Returns {SOURCES, HELDOUT_SETS: {name: counts}, HELDOUT: counts, "met", "round_trip"}."""
+        groups: dict[str, Any] = {SOURCES: {}, HELDOUT_SETS: {}, HELDOUT: {}}
+        for shard in self._shards.values():
+            groups[shard.group][shard.name] = {"file": shard.file} | shard.counts
+        return groups | {
+            "met": dict(self._met),
+            "round_trip": {"checked": self._checked, "exact": self._exact},
+        }
+
+    def _shard(self, rows: ShardRows) -> "_Shard":
+        if rows.file not in self._shards:
+            self._shards[rows.file] = _Shard(self._folder, rows, self._vocab_size, self._open_files)
+        return self._shards[rows.file]
+
+
+class _Shard:
+    """One shard in the making, with the ids of its documents and its counts."""
+
+    def __init__(self, folder: Path, first: ShardRows, vocab_size: int, open_files: ExitStack):
+        self.group, self.name, self.file = first.group, first.name, first.file
+        has_loss_mask = first.carries_loss is not None
+        self._tokens = open_files.enter_context(
+            TokenShardWriter(folder / self.file, vocab_size, has_loss_mask)
+        )
+        self._ids = open_files.enter_context(
+            (folder / (self.file + IDS)).open("w", encoding="utf-8", newline="\n")
+        )
+        self.counts = empty_counts(has_loss_mask)
+
+    def add(self, rows: ShardRows) -> None:
+        flags = None if rows.carries_loss is None else np.concatenate(rows.carries_loss)
+        self._tokens.add_documents(np.concatenate(rows.tokens), np.array(rows.lengths), flags)
+        self._ids.writelines(f"{one}\n" for one in rows.ids)
+        add_counts(self.counts, rows.counts)
+
+
+class TokenParts:
+    """The parts of the token shards in `tokens_folder`, one a file of the corpus.
+
+    section: the settings that the shards depend on, as their manifest has them.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        corpus_folder: Path,
+        tokenizer_folder: Path,
+        tokens_folder: Path,
+        section: Mapping[str, Any],
+    ):
+        self._recipe, self._tokenizer_folder = recipe, tokenizer_folder
+        self._corpus = read_manifest(corpus_folder)
+        self._inputs = {"corpus": hash_manifest(corpus_folder), "tokenizer": hash_manifest(tokenizer_folder)}
+        self._section = dict(section)
+        self._files = document_files(corpus_folder / "documents")
+        self._folder = parts_folder(tokens_folder)
+
+    def make(self, vocab_size: int, has_loss_mask: bool, share: tuple[int, int] = (1, 1)) -> list[Path]:
+        """Makes the parts that are not finished yet; returns their folders in the order of the corpus.
+
+        share: (k, n) for every n-th part from the k-th on, which is what one of n machines makes.
+        """
+        first, step = share
+        folders = {file: self._folder / f"{number:05d}" for number, file in enumerate(self._files)}
+        mine = dict(list(folders.items())[first - 1 :: step])
+        # disable=None: a bar on a terminal, nothing in a log
+        known = self._corpus.counts.get("documents_kept") if step == 1 else None
+        with tqdm(desc="packing", total=known, unit=" documents", disable=None) as bar:
+            missing = []
+            for file, folder in mine.items():
+                if is_current(folder, *self._identity(file)):
+                    bar.update(sum(read_manifest(folder).counts["met"].values()))
+                else:
+                    missing.append(file)
+            try:
+                with closing(self._packed(missing)) as packed:
+                    for file in missing:
+                        with write_stage(mine[file], *self._identity(file)) as stage:
+                            with TokenPartWriter(stage.folder, vocab_size, has_loss_mask) as part:
+                                for batch in packed:
+                                    part.add(batch)
+                                    bar.update(batch.num_documents)
+                                    if batch.is_last:
+                                        break
+                            stage.counts.update(part.counts())
+            finally:
+                with suppress(OSError):  # there are parts in it
+                    self._folder.rmdir()
+        return list(mine.values())
+
+    def _identity(self, file: Path) -> tuple[str, int, dict[str, str], dict[str, Any]]:
+        return KIND, VERSION, self._inputs, self._section | {"file": file.name}
+
+    def _packed(self, files: Sequence[Path]) -> Iterator[PackedDocuments]:
+        is_small = self._corpus.counts.get("bytes_kept", 0) < LEAST_BYTES_FOR_WORKERS
+        workers = 1 if is_small else self._recipe.corpus.workers
+        make = partial(load_packer, self._recipe, self._tokenizer_folder)
+        batches = chain.from_iterable(map(_batches, files))
+        return results_in_order(make, batches, workers, "pack", TRIES)
+
+
+def parts_folder(tokens_folder: Path) -> Path:
+    """Returns the folder of the parts, on the disk on which the tokens will be."""
+    place = StageFolder(tokens_folder, KIND, "").place
+    return place.with_name(f"{place.name}.parts")
+
+
+def join_parts(parts: Sequence[Path], counts: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:
+    """Joins the files of parts in `folder`, and their counts, which are returned like those of one part."""
+    joined: dict[str, Any] = {
+        "met": Counter(),
+        "round_trip": {"checked": 0, "exact": 0},
+        HELDOUT_SETS: {},
+        SOURCES: {},
+        HELDOUT: {},
+    }
+    files: dict[str, list[Path]] = {}
+    for part, of_part in zip(parts, counts, strict=True):
+        for group in (SOURCES, HELDOUT, HELDOUT_SETS):
+            for name, own in of_part[group].items():
+                files.setdefault(own["file"], []).append(part / own["file"])
+                add_counts(joined[group].setdefault(name, {}), own)
+        joined["met"].update(of_part["met"])
+        add_counts(joined["round_trip"], of_part["round_trip"])
+    for file, prefixes in files.items():
+        join_token_shards(prefixes, folder / file)
+        join_files([path.with_name(path.name + IDS) for path in prefixes], folder / (file + IDS))
+    join_files([part / (HELDOUT + SUFFIX) for part in parts], folder / (HELDOUT + SUFFIX))
+    return joined
+
+
+def remove_parts(tokens_folder: Path) -> None:
+    """Removes all parts: their shards are joined. What is not a part of Kielo's stays."""
+    folder = parts_folder(tokens_folder)
+    if not folder.is_dir():
+        return
+    for part in sorted(folder.iterdir()):
+        manifest = read_manifest(part) if _PART.fullmatch(part.name) else None
+        if manifest is not None and manifest.kind == KIND:
+            refuse_foreign(part, KIND)
+            # The manifest last: without it, files that a kill leaves would be nobody's.
+            for name in (*manifest.files, MANIFEST_NAME):
+                (part / name).unlink(missing_ok=True)
+            part.rmdir()
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def add_counts(total: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Adds the numbers of `more` to those of `total`; text is taken over."""
+    for key, value in more.items():
+        total[key] = value if isinstance(value, str) else total.get(key, 0) + value
+
+
+def _batches(file: Path) -> Iterator[DocumentBatch]:
+    """Yields the documents of a file in batches, one at least."""
+    first, lines, size = 0, list[bytes](), 0
+    for _, line in read_lines(file):
+        if size >= BATCH_BYTES:
+            yield DocumentBatch(file, first, lines)
+            first, lines, size = first + len(lines), [], 0
+        lines.append(line)
+        size += len(line)
+    yield DocumentBatch(file, first, lines, is_last=True)
