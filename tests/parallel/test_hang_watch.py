@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kielo.parallel.hang_watch import Beat, HangWatch, describe
-from kielo.parallel.progress import STEPS, Progress
+from kielo.parallel.progress import STEPS, Progress, stuck_seconds
 
 USUAL = Beat(
     number=1, step=7, doing=STEPS, moves=10, entered={"0,1,2,3": 5}, at="kielo/train/loop.py:20 in fit",
@@ -103,19 +103,29 @@ def test_collectives_that_do_not_match_are_named_with_both_lines():
 
 
 def test_limits_follow_the_steps_and_know_what_is_long(monkeypatch):
-    """Three times the 99th percentile of 512 steps, at least the floor; long work has its own limits."""
+    """Steps may stand still for the floor beyond their 99th percentile; long work has its own limits."""
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     progress = Progress(floor_seconds=30.0, first_seconds=1800.0, later_seconds=600.0)
+
+    def has_changed() -> bool:
+        """Asks as the heartbeat does."""
+        changed = progress.has_changed.is_set()
+        progress.has_changed.clear()
+        return changed
+
     assert progress.limits() == (1800.0, 600.0)
     progress.begin(STEPS)
     for step in range(1, 601):
         now += 20.0 if step % 50 == 0 else 2.0  # 2 %: the percentile is one of them
         progress.step_done(step)
-    assert progress.limits() == (60.0, 60.0)
+    assert progress.limits() == (50.0, 30.0)
+    assert has_changed() and not has_changed()
     with progress.during("a save"):
-        assert progress.limits() == (1800.0, 600.0)
+        assert progress.limits() == (1800.0, 600.0) and has_changed()
         now += 300.0
-    assert progress.limits() == (60.0, 60.0)  # the save counts as no step
+    assert progress.limits() == (50.0, 30.0) and has_changed()  # the save counts as no step
     with progress.during("a save"):
         assert progress.limits() == (900.0, 600.0)
+    # short steps: the floor; middling ones: three times as long; long ones: the floor longer
+    assert [stuck_seconds(p99, 30.0) for p99 in (1.0, 12.0, 26.0)] == [30.0, 36.0, 56.0]

@@ -1,6 +1,7 @@
 """The model of failures is held against a simulated job, event after event; the bars on 1,024 devices."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -113,6 +114,12 @@ def test_the_bars_on_1024_devices(planned: PlannedLayout) -> None:
         found.down["noticed, and all ranks ended"]
         + sum(restart_seconds(planned.layout, 1024, with_failures.checkpoint_seconds).values())
     )
+    # a silent node is found after train.hang_seconds, a stuck rank that long after the end of its step
+    assert found.stuck_seconds - found.frozen_seconds == pytest.approx(planned.step_seconds)
+    faster = planned.run.recipe.train.model_copy(update={"hang_seconds": 15.0})
+    recipe = planned.run.recipe.model_copy(update={"train": faster})
+    own = replace(planned, run=replace(planned.run, recipe=recipe))
+    assert cost(own, rate=rate).failures.frozen_seconds == pytest.approx(found.frozen_seconds - 15.0)
     assert found.best_share > found.effective_share
     assert found.daly_seconds == pytest.approx(found.young_seconds, rel=0.01)
     # the forecast of hours counts them, with the recipe's own saves

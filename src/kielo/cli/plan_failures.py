@@ -38,9 +38,10 @@ def failure_notes(run: RunToPlan, listed: Sequence[PlannedLayout], costs: Sequen
         f"does. spares: nodes with which 95 % of jobs of {_time(found.job_seconds)} can replace all that "
         "failed.",
         f"On {devices} training goes on {found.down_seconds:.0f} s after a failure, "
-        f"{found.silent_seconds:.0f} s where no process ended, in the same job. In seconds: {parts}. Steps "
-        f"of {found.own_seconds / 2 + newest:,.0f} s are lost, half of the time between two saves and the "
-        f"{newest:.0f} s that writing takes.",
+        f"{found.frozen_seconds:.0f} s where a node or process only falls silent, "
+        f"{found.stuck_seconds:.0f} s where a rank is stuck and alive, in the same job. In seconds: {parts}. "
+        f"Steps of {found.own_seconds / 2 + newest:,.0f} s are lost, half of the time between two saves and "
+        f"the {newest:.0f} s that writing takes.",
         f"A save stops training for {its_cost.stop_seconds:.1f} s, so the best time between two is "
         f"{found.young_seconds:,.0f} s by Young and {found.daly_seconds:,.0f} s by Daly.",
     ]

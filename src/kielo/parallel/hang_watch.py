@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 # A rank that has missed so many beats when the job stands still is frozen, and not waiting.
 _MISSED_BEATS = 4
 _MOST_NAMED = 8
+_BEAT_SECONDS = 0.5
+_BEATS_PER_SECOND = 1000  # of all ranks together: what one store takes beside other work
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,11 @@ class HangWatch:
             return Hang(tuple(silent), True, seconds, "without a heartbeat" + _limit(beats, silent_limit))
         causes = _behind(beats) or _outside(beats)
         return Hang(tuple(causes), False, self._still, "without progress" + _limit(beats, still_limit))
+
+
+def beat_seconds(num_ranks: int) -> float:
+    """Returns the seconds from one heartbeat of a rank to its next."""
+    return max(_BEAT_SECONDS, num_ranks / _BEATS_PER_SECOND)
 
 
 def describe(hang: Hang, beats: Sequence[Beat], places: Mapping[int, str], states: Mapping[int, str]) -> str:

@@ -27,14 +27,12 @@ import torch
 import torch.distributed as dist
 
 from kielo.artifact.outcome import EXIT_CODES
-from kielo.parallel.hang_watch import Beat, Hang, HangWatch, describe
+from kielo.parallel.hang_watch import Beat, Hang, HangWatch, beat_seconds, describe
 from kielo.parallel.progress import Progress
 from kielo.parallel.rank_process import RankProcess
 from kielo.parallel.world import World
 
 HUNG = EXIT_CODES["hung"]
-_BEAT_SECONDS = 0.5
-_BEATS_PER_SECOND = 1000  # of all ranks together: what one store takes beside other work
 _ANSWER_SECONDS = 5.0  # of the store, at the end
 _ENDING_SECONDS = 15.0  # until all ranks have written theirs
 _NO_HANG = "none"
@@ -57,7 +55,7 @@ class Heartbeat:
         self._stacks_folder, self._on_hang = stacks_folder, on_hang
         self._groups: Sequence[dist.ProcessGroup] = ()
         self._alike: dict[str, dist.ProcessGroup] = {}
-        self._seconds = max(_BEAT_SECONDS, world.size / _BEATS_PER_SECOND)
+        self._seconds = beat_seconds(world.size)
         is_watcher = world.rank in (0, world.size // 2)
         self._watch = HangWatch(world.size, self._seconds) if is_watcher else None
         self._beats: list[Beat] = []
@@ -93,6 +91,7 @@ class Heartbeat:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._over.set()
+        self._progress.has_changed.set()  # which the thread waits for
         for thread in self._threads:
             thread.join(_ANSWER_SECONDS)
         if kind is None and not self._threads[0].is_alive():  # the others may still have something to do
@@ -101,9 +100,12 @@ class Heartbeat:
         self._stacks.close()
 
     def _run(self) -> None:
-        """Exchanges heartbeats until the end. A store that is frozen blocks this thread: `_guard` notices."""
+        """Exchanges heartbeats until the end, one also at once where the limits have changed.
+
+        A store that is frozen blocks this thread: `_guard` notices.
+        """
         looked_at = time.monotonic()
-        while not self._over.wait(self._seconds):
+        while not self._is_over():
             now = time.monotonic()
             try:
                 hang = self._exchange(self._store, now - looked_at)
@@ -116,6 +118,12 @@ class Heartbeat:
             looked_at, self._number = now, self._number + 1
             if hang is not None and not self._over.is_set():
                 self._end(hang, self._store)
+
+    def _is_over(self) -> bool:
+        """Waits until the next heartbeat is due; returns True if there is none."""
+        self._progress.has_changed.wait(self._seconds)
+        self._progress.has_changed.clear()
+        return self._over.is_set()
 
     def _leave(self) -> None:
         """Tells the ranks that look at the beats that this one sends no more."""

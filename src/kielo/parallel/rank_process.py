@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-_STACKS_SECONDS = 3.0  # until a frozen process has written its stacks
+STACKS_SECONDS = 3.0  # until a frozen process has written its stacks
 # The letters of proc(5), field "state".
 _STATES = {
     "T": "it was stopped by a signal (SIGSTOP), a debugger or the scheduler",
@@ -57,7 +57,7 @@ class RankProcess:
         with suppress(OSError):
             os.kill(self.pid, signal.SIGUSR2)
             os.kill(self.pid, signal.SIGCONT)
-        until, text = time.monotonic() + _STACKS_SECONDS, ""
+        until, text = time.monotonic() + STACKS_SECONDS, ""
         while not text and time.monotonic() < until:
             time.sleep(0.1)
             with suppress(OSError):
@@ -65,5 +65,5 @@ class RankProcess:
         if not text and shutil.which("py-spy"):
             command = ["py-spy", "dump", "--nonblocking", "--pid", str(self.pid)]
             with suppress(OSError, subprocess.SubprocessError):
-                text = subprocess.run(command, capture_output=True, text=True, timeout=_STACKS_SECONDS).stdout
+                text = subprocess.run(command, capture_output=True, text=True, timeout=STACKS_SECONDS).stdout
         return text

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from kielo.plan.expected_speed import tokens_per_second
-from kielo.plan.failures import Failures, Rate, Save, expect
+from kielo.plan.failures import Failures, Rate, Save, Steps, expect
 from kielo.plan.planned_layout import PlannedLayout
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
@@ -80,9 +80,9 @@ def cost(planned: PlannedLayout, wall_hours: float | None = None, rate: Rate | N
     wall = wall_hours or run.site.max_wall_hours
     failures = None
     if rate is not None:
-        every_steps, job = placement.checkpoint.every_steps, (wall * 3600 if wall else work)
-        save = Save(stop, safe)
-        failures = expect(rate, planned.layout, save, planned.step_seconds, every_steps, safe, job)
+        job = wall * 3600 if wall else work
+        steps = Steps(planned.step_seconds, placement.checkpoint.every_steps, placement.train.hang_seconds)
+        failures = expect(rate, planned.layout, Save(stop, safe), steps, safe, job)
         work = (training + heldout_seconds) / failures.effective_share
     jobs = 1
     if wall is not None:

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from kielo.parallel.hang_watch import beat_seconds
+from kielo.parallel.progress import stuck_seconds
+from kielo.parallel.rank_process import STACKS_SECONDS
 from kielo.recipe.cards import Cluster
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Layout
@@ -21,8 +24,8 @@ _DAY_SECONDS = 86400
 _SILENT_SHARE = 0.1  # as in Llama 3's training, where a source does not tell
 # Until the other ranks have ended after one died: `srun --kill-on-bad-exit` took 4 s (Slurm 22.05).
 _ENDED_SECONDS = 10.0
-# A rank that is stuck is found after so long or 3 steps, and the ranks have so long to write their stacks.
-_HANG_SECONDS, _STEPS_OF_A_HANG, _STACKS_SECONDS = 30.0, 3, 15.0
+# From a hang that is found to the end of all ranks: all hear of it, and the one that tells waits for two.
+_BEATS_TO_THE_END = 3
 # Assumptions: a process with torch from a container's file, ten times an idle machine's 3 s; a communicator
 # of many ranks; and a node without the others' compiled code.
 _PROCESS_SECONDS, _COMMUNICATOR_SECONDS, _COMPILE_SECONDS = 30.0, 2.0, 30.0
@@ -56,11 +59,21 @@ class Save:
 
 
 @dataclass(frozen=True)
+class Steps:
+    """Seconds of a step, steps between two saves of the recipe, and its `train.hang_seconds`."""
+
+    seconds: float
+    between_saves: int
+    hang_seconds: float
+
+
+@dataclass(frozen=True)
 class Failures:
     """The cost of failures of a job.
 
     mean_seconds: between two failures. down: part → seconds from a failure to the next step, in the mean over
-    failures that end a process and silent ones; silent_seconds: of a silent one. own_seconds: between two
+    failures that end a process and silent ones, all of which count as stuck; frozen_seconds: the same where a
+    rank or its node sends no heartbeat any more; stuck_seconds: where all still do. own_seconds: between two
     saves of the recipe. young_seconds, daly_seconds: the best time between them; best_steps: in steps.
     effective_share: of the time, what is spent on steps that are kept, as the recipe saves; best_share: with
     the best interval. spare_nodes: with so many, 95 of 100 jobs of `job_seconds` can replace every node that
@@ -70,7 +83,8 @@ class Failures:
     rate: Rate
     mean_seconds: float
     down: dict[str, float]
-    silent_seconds: float
+    frozen_seconds: float
+    stuck_seconds: float
     own_seconds: float
     young_seconds: float
     daly_seconds: float
@@ -127,36 +141,37 @@ def expect(
     rate: Rate,
     layout: Layout,
     save: Save,
-    step_seconds: float,
-    own_steps: int,
+    steps: Steps,
     read_seconds: float,
     job_seconds: float,
 ) -> Failures:
     """Returns what failures at this rate cost a job.
 
-    own_steps: between two saves of the recipe. read_seconds: to read a checkpoint.
+    read_seconds: to read a checkpoint.
     """
     devices = layout.replicate * layout.shard * layout.context * layout.tensor * layout.pipeline
     mean, restart = rate.mean_seconds(devices), restart_seconds(layout, devices, read_seconds)
-    hang = max(_HANG_SECONDS, _STEPS_OF_A_HANG * step_seconds) + _STACKS_SECONDS
-    found = (1 - rate.silent_share) * _ENDED_SECONDS + rate.silent_share * hang
+    ending = _BEATS_TO_THE_END * beat_seconds(devices) + STACKS_SECONDS
+    frozen, stuck = steps.hang_seconds + ending, stuck_seconds(steps.seconds, steps.hang_seconds) + ending
+    found = (1 - rate.silent_share) * _ENDED_SECONDS + rate.silent_share * stuck
     down = {"noticed, and all ranks ended": found, **restart}
     down_seconds = sum(down.values())
     young, daly = young_seconds(save.stop, mean), daly_seconds(save.stop, mean)
-    own = own_steps * step_seconds
+    own = steps.between_saves * steps.seconds
     # a save begins when the one before it is safe
-    best_steps = max(1, round(max(daly, save.safe) / step_seconds))
+    best_steps = max(1, round(max(daly, save.safe) / steps.seconds))
     return Failures(
         rate=rate,
         mean_seconds=mean,
         down=down,
-        silent_seconds=hang + sum(restart.values()),
+        frozen_seconds=frozen + sum(restart.values()),
+        stuck_seconds=stuck + sum(restart.values()),
         own_seconds=own,
         young_seconds=young,
         daly_seconds=daly,
         best_steps=best_steps,
         effective_share=effective_share(own, save, mean, down_seconds),
-        best_share=effective_share(best_steps * step_seconds, save, mean, down_seconds),
+        best_share=effective_share(best_steps * steps.seconds, save, mean, down_seconds),
         job_seconds=job_seconds,
         spare_nodes=spares(job_seconds / mean),
     )
