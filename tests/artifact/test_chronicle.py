@@ -63,7 +63,7 @@ def test_what_a_consortium_would_note(folder: Path) -> None:
         ("2", "version of torch", "2.10.0", "2.11.0"),
         ("3", "version of torch", "2.11.0", "2.10.0"),
     ]
-    assert table(tables, "Spikes, and steps that were passed over") == [
+    assert table(tables, "Spikes, and what was passed over or left out") == [
         ("13", "steps 12 to 13 passed over: skip_steps")
     ]
     assert table(tables, "Alerts") == [("2026-11-23 10:19:00", "14", "rank 1 was killed (SIGKILL)")]

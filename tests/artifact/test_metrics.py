@@ -5,6 +5,7 @@ import pytest
 from kielo.artifact.metrics import (
     Fp8GradientProbe,
     HeldOutLoss,
+    LeftOutSequence,
     PassedOver,
     PrecisionChange,
     PrecisionVerdict,
@@ -27,6 +28,9 @@ LINES = {
     b'"seconds_left": 1.5, "skipped": 1}': TrainingStep,
     b'{"step": 20, "tokens": 2560, "heldout_loss": 4.25}': HeldOutLoss,
     b'{"step": 12, "tokens": 1536, "samples": 96, "phase": 2, "passed_over_from": 9}': PassedOver,
+    b'{"step": 12, "left_out_sample": 95, "source": "web", "documents": [], "reason": "web.bin: cut"}': (
+        LeftOutSequence
+    ),
     b'{"step": 8, "tokens": 1024, "precision": "fp8"}': PrecisionChange,
     b'{"step": 8, "tokens": 1024, "precision": "fp8", "precision_from": 9, "outcome": "taken back", '
     b'"loss_rise": 0.31, "gradient_norm_rise": null}': PrecisionVerdict,
@@ -77,7 +81,7 @@ def test_a_file_keeps_the_order_and_the_half_line_is_left_out(tmp_path, caplog):
     path.write_bytes(b"\n".join([*LINES, b"a note", b'{"step": 9, "lo']))
     rows = read_metrics(path)
     assert [type(row) for row in rows] == list(LINES.values())
-    assert "1 line is no row of a run (number 9)" in caplog.text
+    assert "1 line is no row of a run (number 10)" in caplog.text
     # A verdict is about a change of precision.
     assert [row.step for row in of_kind(rows, PrecisionChange)] == [8, 8]
     assert read_metrics(tmp_path / "none.jsonl") == []

@@ -2,15 +2,20 @@
 cut into micro-batches without copies.
 """
 
+import os
 import threading
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from kielo.artifact.file_array import FileArray
 from kielo.dataset.batches import NOT_COUNTED, Batch
-from kielo.train.feed import Feed, cut
+from kielo.recipe.errors import KieloError
+from kielo.train.feed import Care, Feed, cut
 
 SEQUENCES, LENGTH, LAST_STEP = 6, 8, 5
 CPU = torch.device("cpu")
@@ -93,6 +98,52 @@ def test_an_error_of_the_reading_thread_is_raised_when_its_step_is_taken():
     with pytest.raises(OSError, match="the file is gone"):
         feed.take(2)
     feed.close()
+
+
+def reader_of(path: Path) -> Callable[[int], Batch]:
+    """Opens a file that steps from the third on need."""
+    array = FileArray(path, "<i8", SEQUENCES)
+
+    def read(step: int) -> Batch:
+        return replace(
+            read_step(step), samples=array[:] + 100 * step if step > 2 else read_step(step).samples
+        )
+
+    return read
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_frozen_reader_is_replaced(tmp_path, comes_back):
+    """A pipe that nobody writes to freezes whoever opens it. The new reader finds the file, and the steps are
+    those of a reader that never froze; or it is frozen too, and the file is named.
+    """
+    path, alerts = tmp_path / "text.bin", []
+    os.mkfifo(path)
+    os.link(path, tmp_path / "pipe")
+
+    def reopened() -> Callable[[int], Batch]:
+        if comes_back:
+            path.unlink()
+            path.write_bytes(np.arange(SEQUENCES, dtype="<i8").tobytes())
+        return reader_of(path)
+
+    def alert(step: int, message: str) -> None:
+        alerts.append((step, message))
+
+    care = Care(lambda step, unreadable: frozenset(), reopened, lambda: 0.2, alert)
+    feed = Feed(reader_of(path), 4, LAST_STEP, CPU, care=care)
+    try:
+        for step in range(1, 3):
+            feed.take(step)
+        if not comes_back:
+            with pytest.raises(KieloError, match="step 3: .*text.bin: 2 readers had no answer for 0.2 s"):
+                feed.take(3)
+        for step in range(3, LAST_STEP + 1) if comes_back else ():
+            assert feed.take(step).samples == tuple(read_step(step).samples.tolist())
+        assert [step for step, _ in alerts] == [3] and "text.bin: no answer for 0.2 s" in alerts[0][1]
+    finally:
+        os.close(os.open(tmp_path / "pipe", os.O_RDWR | os.O_NONBLOCK))  # which ends whoever waits to open it
+        feed.close()
 
 
 def test_cutting_copies_nothing_but_chosen_columns():

@@ -1,7 +1,7 @@
 """One file of tokens that another program wrote: its description, and the file opened by it, lazily.
 
 A description tells all that reading needs, so that thousands of files are opened without a look at any. The
-file and its index are mapped when the first of their tokens is asked for.
+file is opened, and its index mapped, when the first of their tokens is asked for.
 """
 
 from abc import ABC, abstractmethod
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kielo.artifact.file_array import FileArray
 from kielo.artifact.stage_json import JsonObject
 
 
@@ -82,14 +83,11 @@ class EndsIndex(DocumentIndex):
 
 
 class OpenTokenFile:
-    """A mapped file. tokens: its ids, [tokens]; index: None where documents only end with end-of-text."""
+    """An opened file. tokens: its ids, [tokens]; index: None where documents only end with end-of-text."""
 
     def __init__(self, path: Path, file: TokenFile, index: DocumentIndex | None, end_of_text_id: int):
         self._file, self._end, self.index = file, end_of_text_id, index
-        self.tokens = np.zeros(0, file.dtype)
-        if file.tokens:  # an empty file cannot be mapped
-            # As a plain array: slices of a memmap take ten times as long to make.
-            self.tokens = np.memmap(path, file.dtype, "r", file.first_byte, (file.tokens,)).view(np.ndarray)
+        self.tokens = FileArray(path, file.dtype, file.tokens, file.first_byte)
 
     def document_starts(self, start: int, end: int) -> np.ndarray:
         """Returns the tokens in start .. end-1 at which documents begin, int64; empty ones repeat a token."""

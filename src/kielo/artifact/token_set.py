@@ -14,7 +14,7 @@ from kielo.artifact.token_file_formats import open_file
 from kielo.recipe.errors import KieloError
 
 BLOCK_TOKENS = 1 << 24
-MOST_OPEN_FILES = 512  # mapped at one time; the kernel allows a process 65,530 maps
+MOST_OPEN_FILES = 256  # at one time; a process may often have 1,024
 
 
 class TokenSet:

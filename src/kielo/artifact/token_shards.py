@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from kielo.artifact.durable import DurableFile
+from kielo.artifact.file_array import FileArray
 from kielo.recipe.errors import KieloError
 
 LOSS_MASK = ".loss_mask"
@@ -124,10 +125,10 @@ def write_index(prefix: Path, dtype: np.dtype, lengths: Callable[[], Iterable[np
 
 
 class TokenShard:
-    """One shard, memory-mapped: opening it reads the index only.
+    """One shard: opening it reads the index only.
 
     num_tokens, num_documents; dtype of the stored ids; document_offsets: int64 [num_documents + 1], tokens.
-    loss_mask: uint8 [num_tokens], 0 where predicting the token carries no loss; None where all of them do.
+    loss_mask: of uint8 [num_tokens], 0 where predicting the token carries no loss; None where all of them do.
     """
 
     def __init__(self, prefix: Path | str):
@@ -143,16 +144,13 @@ class TokenShard:
         self.num_tokens = int(sequence_ends[-1])
         self.num_documents = len(documents) - 1
         self._check_data_size()
-        self._tokens = np.zeros(0, self.dtype)
-        if self.num_tokens:  # an empty file cannot be mapped
-            # As a plain array: slices of a memmap take ten times as long to make.
-            self._tokens = np.memmap(self._data_path, self.dtype, "r").view(np.ndarray)
+        self._tokens = FileArray(self._data_path, self.dtype, self.num_tokens)
         self.loss_mask = self._read_loss_mask()
 
     def read(self, start_token: int, count: int) -> np.ndarray:
-        """Returns tokens start_token .. start_token+count-1 of the stream, [count], a view of the file.
+        """Returns tokens start_token .. start_token+count-1 of the stream, [count].
 
-        Raises IndexError outside the shard.
+        Raises IndexError outside the shard, and OSError where the file does not give them.
         """
         if start_token < 0 or count < 0 or start_token + count > self.num_tokens:
             raise IndexError(
@@ -169,9 +167,7 @@ class TokenShard:
 
         Sequence i is tokens i * length .. (i + 1) * length, so that neighbours share a token.
         """
-        if self.num_tokens <= length:
-            return np.zeros((0, length + 1), self.dtype)
-        return np.lib.stride_tricks.sliding_window_view(self._tokens, length + 1)[::length][numbers]
+        return self._tokens.rows(numbers * length, length + 1)
 
     def borders(self, start_token: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns (range, token) of each document that begins inside of one of the ranges [n] of tokens.
@@ -214,7 +210,7 @@ class TokenShard:
             )
         return np.dtype(DTYPES[code]).newbyteorder("<"), lengths, documents
 
-    def _read_loss_mask(self) -> np.ndarray | None:
+    def _read_loss_mask(self) -> FileArray | None:
         path = _beside(self.prefix, LOSS_MASK)
         if not path.is_file():
             return None
@@ -223,7 +219,7 @@ class TokenShard:
                 f"{path}: {path.stat().st_size:,} bytes for the {self.num_tokens:,} tokens of "
                 f"{self._data_path.name}; copy both files again, or run the pack stage again"
             )
-        return np.memmap(path, np.uint8, "r").view(np.ndarray) if self.num_tokens else np.zeros(0, np.uint8)
+        return FileArray(path, np.uint8, self.num_tokens)
 
     def _check_data_size(self) -> None:
         expected, found = self.num_tokens * self.dtype.itemsize, self._data_path.stat().st_size

@@ -29,12 +29,28 @@ NOT_COUNTED = -100  # PyTorch's and Hugging Face's label for "no loss here"
 
 
 @dataclass(frozen=True)
+class Unreadable:
+    """A sequence whose tokens the disk does not give, or whose ids are outside of the vocabulary.
+
+    sample: its number in the run. ranges: (first token, tokens) of its parts in the stream of the source.
+    documents: their ids, as far as they are known. reason: names the file and what is wrong with it.
+    """
+
+    sample: int
+    source: str
+    ranges: tuple[tuple[int, int], ...]
+    documents: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
 class Batch:
     """One rank's sequences of one step.
 
     inputs, labels: int64 [n, s], labels being the next token or -100; documents: int32 [n, s], the document's
     number inside its sequence (0, 1, …), or None; samples: int64 [n], global sample numbers. dropout_keys:
-    int32 [n, 2], what the dropout of each sequence follows from, or None.
+    int32 [n, 2], what the dropout of each sequence follows from, or None. unreadable: of these sequences,
+    those that are empty because they could not be read.
     """
 
     inputs: np.ndarray
@@ -42,6 +58,7 @@ class Batch:
     documents: np.ndarray | None
     samples: np.ndarray
     dropout_keys: np.ndarray | None = None
+    unreadable: tuple[Unreadable, ...] = ()
 
 
 class PhaseSteps(Protocol):
@@ -76,7 +93,7 @@ class Batches:
         end_of_text_id: int,
         mask_documents: bool,
     ):
-        self.folder, self.phase = Path(folder), phase
+        self.folder, self.phase, self.mask_documents = Path(folder), phase, mask_documents
         counts = packed_manifest(self.folder).counts["sources"]
         for name in phase.mixture:
             if name not in counts:
@@ -107,7 +124,10 @@ class Batches:
 
         Ranks that do not divide the step differ by one sequence; there may be none.
         """
-        samples = self.samples(step, data_rank, data_ranks)
+        return self.read(self.samples(step, data_rank, data_ranks))
+
+    def read(self, samples: np.ndarray) -> Batch:
+        """Returns the sequences of global sample numbers, int64 [n]. Raises OSError where a file fails."""
         return self._reader.read(samples, self.order.locate(samples))
 
     def ranges(self, located: Located) -> list[list[tuple[int, int]]]:
@@ -141,7 +161,7 @@ def filled_up(batch: Batch, sequences: int, end_of_text_id: int) -> Batch:
             (batch.dropout_keys, 0),
         )
     )  # fmt: skip
-    return Batch(inputs, labels, documents, batch.samples, keys)
+    return replace(batch, inputs=inputs, labels=labels, documents=documents, dropout_keys=keys)
 
 
 def with_dropout_keys(batch: Batch, seed: int) -> Batch:

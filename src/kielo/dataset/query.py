@@ -1,6 +1,6 @@
 """The documents of a step: (tokens folder, step) -> rows, computed from the order; nothing was logged."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,17 @@ def documents_of_step(
             row["document"] = ids[row["source"]][row["document"]]
         row["source"] = batches.names[row["source"]]
     return rows
+
+
+def document_ids(batches: Batches, source: int, ranges: Iterable[tuple[int, int]]) -> list[str]:
+    """Returns the ids of the documents in ranges (first token, tokens) of a source's stream, in order.
+
+    Of token files that are read in place: file and number. Raises KieloError and OSError.
+    """
+    found = [document for of in ranges for document, _, _ in _parts(batches.shards[source], *of)]
+    numbers = {document for document in found if isinstance(document, int)}
+    ids = _read_ids(batches.folder, batches.names[source], numbers) if numbers else {}
+    return list(dict.fromkeys(ids[one] if isinstance(one, int) else one for one in found))
 
 
 def _tokens_with_loss(shard: Shard, start: int, count: int) -> int:

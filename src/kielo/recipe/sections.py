@@ -781,6 +781,12 @@ class TrainPlacement(Section):
     heldout_every_steps: PositiveInt = Field(
         100, description="steps from one scoring of held-out text to the next"
     )
+    max_left_out_sequences: int = Field(
+        0,
+        ge=0,
+        description="sequences that a run may leave out as they cannot be read in mid-run: their file is "
+        "cut, gone or fails, or has ids outside of the vocabulary; 0: the first one stops the run",
+    )
     compare_replicas_every_steps: int = Field(
         100,
         ge=0,
@@ -809,8 +815,9 @@ class TrainPlacement(Section):
         30.0,
         ge=1,
         le=604_800,
-        description="the ranks end, and the stuck one is named, when none of them gets on for so long and "
-        "for 3 × the 99th percentile of a step; 1 rank alone: for `step_timeout_seconds`",
+        description="the ranks end, and the stuck one is named, when one is silent for so long, or when none "
+        "gets on for so long beyond the 99th percentile of a step, at most for 3 × it; 1 rank alone: for "
+        "`step_timeout_seconds`",
     )
 
 

@@ -17,6 +17,7 @@ from kielo.artifact.masked_scores import MaskedScores
 from kielo.artifact.metrics import (
     METRICS_NAME,
     HeldOutLoss,
+    LeftOutSequence,
     PassedOver,
     PrecisionChange,
     Row,
@@ -141,6 +142,7 @@ def _training(folder: Path, manifest: Manifest | None) -> dict[str, Any] | None:
         "steps": steps,
         "heldout": _by_step(of_kind(rows, HeldOutLoss)),
         "passed_over": _by_step(of_kind(rows, PassedOver)),
+        "left_out": of_kind(rows, LeftOutSequence),
         "precisions": _by_step(of_kind(rows, PrecisionChange)),
         "tokens_per_second": counts.get("tokens_per_second")
         or (median(speeds[1:] or speeds) if speeds else None),

@@ -5,7 +5,7 @@ here, once.
 """
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -21,6 +21,7 @@ from kielo.checkpoint.first_weights import load_first_weights
 from kielo.dataset.batches import Batch, Batches, filled_up, with_dropout_keys
 from kielo.dataset.heldout_sets import heldout_sets
 from kielo.dataset.masking import Masking, masking_rate, masking_vocabulary
+from kielo.dataset.readable import read_sequences, without_sequences
 from kielo.models import families
 from kielo.parallel.context_parallel import context_positions
 from kielo.parallel.fp8 import refuse_without_fp8, scale_weights
@@ -36,12 +37,13 @@ from kielo.recipe.sections import Layout, Precision, TrainIdentity
 from kielo.resolve.resolved import Identity, Placement, Resolved
 from kielo.resolve.stages import SCHEDULES
 from kielo.resolve.trainable import trains
-from kielo.train.feed import Feed
+from kielo.train.feed import Care, Feed
 from kielo.train.forward_backward import ForwardBackward, forward_backward_of
 from kielo.train.fp8_probe import Fp8Probe
 from kielo.train.garbage import Garbage
 from kielo.train.guard import Guard
 from kielo.train.heldout import HeldOut, HeldOutText, share_of
+from kielo.train.left_out import LeftOut
 from kielo.train.local_finite import LocalFinite
 from kielo.train.log import Log, MetricsFile, Sink, TensorBoard, Terminal, Wandb
 from kielo.train.meter import Meter
@@ -115,6 +117,7 @@ def assemble(
             checkpoints.shortage if world.rank == 0 else lambda: None,
             is_looking=world.local_rank == 0,
         ),
+        left_out=_left_out(placement, world, state, log, alert),
         checkpoints=checkpoints,
         alert=alert,
         # At the third step everything is compiled and warm.
@@ -162,7 +165,7 @@ def phase_parts(run: Run, resolved: Resolved, index: int, last_step: int) -> Ite
     )
     run.step_row.phase = phase.number
     run.spike_watch.spikes.use(phase.number)
-    feed = _feed(resolved, index, last_step, run.mesh, run.device)
+    feed = _feed(run, resolved, index, last_step)
     try:
         yield PhaseParts(feed, last_step, phase.tokens_per_step, phase.sequences_per_step)
     finally:
@@ -284,32 +287,53 @@ def _fill(
     )
 
 
-def _feed(resolved: Resolved, index: int, last_step: int, mesh: Mesh, device: torch.device) -> Feed:
-    identity, placement, phase = resolved.identity, resolved.placement, resolved.identity.phases[index]
-    batches = Batches(
-        Path(placement.tokens_folder),
-        identity.seed,
-        phase,
-        identity.longest_sequence_length,
-        placement.end_of_text_id,
-        identity.dataset.mask_documents,
-    )
-    rank, ranks, placed = data_rank(mesh), data_ranks(mesh), placement.phases[index]
-    rows = placed.micro_batch_sequences * placed.micro_batches_per_step
-    prepare = prepared(identity, placement)
+def _left_out(
+    placement: Placement, world: World, state: State, log: Log, alert: Callable[[int, str], None]
+) -> LeftOut:
+    """Makes a group for what all ranks must leave out, if anything may be."""
+    most = placement.train.max_left_out_sequences
+    group = make_host_group(world, "data", world.timeout_seconds) if most else None
+    return LeftOut(most, state, group, log.write, alert)
 
-    def read_step(step: int) -> Batch:
-        batch = prepare(batches.step(step, rank, ranks), step)
-        if identity.train.has_dropout:
-            batch = with_dropout_keys(batch, identity.seed)
-        return filled_up(batch, rows, placement.end_of_text_id)
+
+def _feed(run: Run, resolved: Resolved, index: int, last_step: int) -> Feed:
+    identity, placement, phase = resolved.identity, resolved.placement, resolved.identity.phases[index]
+    rank, ranks, placed = data_rank(run.mesh), data_ranks(run.mesh), placement.phases[index]
+    rows = placed.micro_batch_sequences * placed.micro_batches_per_step
+    prepare, end = prepared(identity, placement), placement.end_of_text_id
+
+    def opened() -> Callable[..., Batch]:
+        batches = Batches(
+            Path(placement.tokens_folder),
+            identity.seed,
+            phase,
+            identity.longest_sequence_length,
+            end,
+            identity.dataset.mask_documents,
+        )
+
+        def read_step(step: int, left_out: Set[int] = frozenset()) -> Batch:
+            batch = read_sequences(batches, batches.samples(step, rank, ranks), identity.model.vocab_rows)
+            empty = left_out | {one.sample for one in batch.unreadable}
+            batch = without_sequences(prepare(batch, step), empty, end)
+            if identity.train.has_dropout:
+                batch = with_dropout_keys(batch, identity.seed)
+            return filled_up(batch, rows, end)
+
+        return read_step
 
     return Feed(
-        read_step,
+        opened(),
         placed.micro_batch_sequences,
         last_step,
-        device,
-        positions_of_rank(phase.sequence_length, mesh),
+        run.device,
+        positions_of_rank(phase.sequence_length, run.mesh),
+        Care(
+            partial(run.left_out.agree, phase.sequences_per_step),
+            opened,
+            lambda: run.time_limits.still_seconds / 3,  # twice, before other ranks take this one for stuck
+            _alert(placement),
+        ),
     )
 
 

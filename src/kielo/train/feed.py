@@ -2,11 +2,11 @@
 
 In: the step number. Out: this rank's share of the step, cut into micro-batches on the device. A thread reads
 one step ahead; on a GPU it also pins what it read and starts its copy, on a stream of its own, so that
-neither the host nor the arithmetic waits for data.
+neither the host nor the arithmetic waits for data. A reader that is frozen is replaced.
 """
 
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
 from itertools import repeat
 
@@ -14,7 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kielo.dataset.batches import NOT_COUNTED, Batch
+from kielo.artifact.file_array import file_being_read
+from kielo.dataset.batches import NOT_COUNTED, Batch, Unreadable
+from kielo.recipe.errors import KieloError
+from kielo.train.reader import Reader
+
+_TRIES = 2  # readers that a step is given
 
 
 @dataclass(frozen=True)
@@ -44,10 +49,14 @@ class StepBatch:
 
 @dataclass(frozen=True)
 class _Arriving:
-    """A step's batch, the tensors that hold it, and on a GPU the event after which they are all there."""
+    """A step's batch, the tensors that hold it, and on a GPU the event after which they are all there.
+
+    unreadable: sequences of this rank that are empty because they could not be read.
+    """
 
     batch: StepBatch
     tensors: tuple[Tensor, ...]
+    unreadable: tuple[Unreadable, ...] = ()
     arrived: torch.cuda.Event | None = None
 
 
@@ -55,22 +64,41 @@ class _Arriving:
 _Tensors = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
 
+@dataclass(frozen=True)
+class Care:
+    """What a feed does about sequences that cannot be read, and about a reader that is frozen.
+
+    agree: (step, sequences that this rank could not read) → samples that all ranks leave out of the step;
+    every rank calls it for each step that it takes. reopened: makes another `read_step`, which also takes
+    the samples to leave out, in the thread that will use it. frozen_seconds: the longest wait for a reader
+    at present. alert: (step, message).
+    """
+
+    agree: Callable[[int, Sequence[Unreadable]], frozenset[int]]
+    reopened: Callable[[], Callable[..., Batch]]
+    frozen_seconds: Callable[[], float]
+    alert: Callable[[int, str], None]
+
+
 class Feed:
     """Gives the batch of each step; a thread reads, cuts and copies one step ahead.
 
     read_step: from the step (1-based) to this rank's sequences of it. positions_s: the columns that this rank
-    takes of each sequence; None: all. The device holds at most one step more than the one that was taken.
+    takes of each sequence; None: all. care: None: an error of reading is raised, and a frozen reader is
+    waited for. The device holds at most one step more than the one that was taken.
     """
 
     def __init__(
         self,
-        read_step: Callable[[int], Batch],
+        read_step: Callable[..., Batch],
         micro_batch_sequences: int,
         last_step: int,
         device: torch.device,
         positions_s: Tensor | None = None,
+        care: Care | None = None,
     ):
-        self._read_step = read_step
+        self._read_step: Callable[..., Batch] | None = read_step
+        self._care = care
         self._micro_batch_sequences = micro_batch_sequences
         self._last_step = last_step
         self._device = device
@@ -78,16 +106,22 @@ class Feed:
         self._positions_s = None if positions_s is None else positions_s.to(device)
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         # One thread is enough to hide the reading; more would compete with the arithmetic.
-        self._reader = ThreadPoolExecutor(
-            max_workers=1, thread_name_prefix="feed", initializer=self._choose_device
-        )
+        self._reader = Reader(self._choose_device)
         self._ahead: tuple[int, Future[_Arriving]] | None = None
 
     def take(self, step: int) -> StepBatch:
-        """Returns the batch of `step`, whatever was taken before; raises an error of the reading thread."""
+        """Returns the batch of `step`, whatever was taken before; raises an error of the reading thread.
+
+        Raises KieloError, naming the file, for a file that does not answer.
+        """
         if self._ahead is None or self._ahead[0] != step:
             self._ahead = self._begin(step)
-        arriving = self._ahead[1].result()
+        arriving = self._arrived(step, self._ahead[1])
+        if self._care is not None:
+            left_out = self._care.agree(step, arriving.unreadable)
+            own = {one.sample for one in arriving.unreadable}
+            if left_out.intersection(arriving.batch.samples) - own:  # only another rank could not read them
+                arriving = self._arrived(step, self._begin(step, left_out)[1])
         self._ahead = self._begin(step + 1) if step < self._last_step else None
         if arriving.arrived is not None:
             # The device waits here, not the host: work queued from now on runs after the copies. The memory
@@ -99,23 +133,50 @@ class Feed:
         return arriving.batch
 
     def close(self) -> None:
-        self._reader.shutdown(wait=True, cancel_futures=True)
+        self._reader.close()
 
-    def _begin(self, step: int) -> tuple[int, Future[_Arriving]]:
-        return step, self._reader.submit(self._read, step)
+    def _begin(self, step: int, *left_out: frozenset[int]) -> tuple[int, Future[_Arriving]]:
+        return step, self._reader.submit(self._read, self._read_step, step, *left_out)
+
+    def _arrived(self, step: int, reading: Future[_Arriving]) -> _Arriving:
+        """Waits for a step; a reader that takes too long is left alone, and another one reads the step."""
+        if self._care is None:
+            return reading.result()
+        seconds = self._care.frozen_seconds()
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                return reading.result(seconds)
+            except TimeoutError:
+                if reading.done():  # an error of the file system has this type too
+                    raise
+            file = file_being_read(self._reader.thread) or "the text"
+            if tries_left:
+                self._care.alert(step, f"{file}: no answer for {seconds:g} s; another reader tries it again")
+                self._reader, self._read_step = Reader(self._choose_device), None
+                reading = self._begin(step)[1]
+        raise KieloError(
+            f"step {step}: {file}: {_TRIES} readers had no answer for {seconds:g} s each; the disk or file "
+            "system that it is on is the cause. What would work: the same command once it answers, or a copy "
+            "elsewhere"
+        )
 
     def _choose_device(self) -> None:
         # The current device belongs to the thread: without this every rank would take memory on GPU 0.
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
 
-    def _read(self, step: int) -> _Arriving:
-        batch = self._read_step(step)
+    def _read(
+        self, read_step: Callable[..., Batch] | None, step: int, *left_out: frozenset[int]
+    ) -> _Arriving:
+        """Reads a step in the reader's thread. read_step: None: to be opened again."""
+        if read_step is None:
+            read_step = self._read_step = self._care.reopened()
+        batch = read_step(step, *left_out)
         tensors = _on_host(batch, self._columns_s)
         samples, labels = tuple(batch.samples.tolist()), tensors[1].numpy()
         counted = int(np.count_nonzero(labels != NOT_COUNTED))
         if self._copies is None:
-            return self._arriving(step, samples, tensors, counted)
+            return replace(self._arriving(step, samples, tensors, counted), unreadable=batch.unreadable)
         with torch.cuda.stream(self._copies):
             # A copy to the device makes the host wait, except from pinned memory.
             copied = (
@@ -123,7 +184,7 @@ class Feed:
                 for tensor in tensors
             )  # fmt: skip
             arriving = self._arriving(step, samples, tuple(copied), counted)
-            return replace(arriving, arrived=self._copies.record_event())
+            return replace(arriving, unreadable=batch.unreadable, arrived=self._copies.record_event())
 
     def _arriving(self, step: int, samples: tuple[int, ...], tensors: _Tensors, counted: int) -> _Arriving:
         # Filled on the device: the number is an argument of the kernel, and not a copy from the host.

@@ -18,6 +18,7 @@ from kielo.train.forward_backward import ForwardBackward
 from kielo.train.garbage import Garbage
 from kielo.train.guard import Guard
 from kielo.train.heldout import HeldOut
+from kielo.train.left_out import LeftOut
 from kielo.train.local_finite import LocalFinite
 from kielo.train.log import Log
 from kielo.train.meter import Meter
@@ -95,6 +96,7 @@ class Run:
     log: Log
     stop: Stop
     resources: Resources
+    left_out: LeftOut
     checkpoints: RunCheckpoints
     alert: Callable[[int, str], None]
     profile: Profile

@@ -1,0 +1,172 @@
+"""Sequences that cannot be read in mid-run: exactly they are left out, by all ranks, and all others stay."""
+
+import errno
+import os
+import shutil
+import signal
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kielo.artifact.checkpoint_index import read_plain
+from kielo.artifact.metrics import LeftOutSequence, of_kind, read_metrics
+from kielo.checkpoint.read_checkpoint import read_tensors
+from kielo.dataset.batches import NOT_COUNTED, Batch, Batches, Unreadable
+from kielo.dataset.readable import read_sequences, without_sequences
+from kielo.recipe.errors import KieloError
+from kielo.resolve.resolved import Resolved
+from kielo.train.feed import Feed
+from kielo.train.left_out import LeftOut
+from kielo.train.run import train
+from kielo.train.state import State
+from tests.ranks import run_ranks
+from tests.train.tiny_run import LENGTH, VOCABULARY, resolve, write_tokens
+
+ROWS = 70  # of the embedding
+SAMPLES = np.arange(64)
+# two of step 5 and one of step 9
+UNREADABLE = [33, 34, 70]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_tokens(tmp_path / "tokens")
+    return tmp_path
+
+
+def opened(folder: Path) -> Batches:
+    identity = resolve(folder).identity
+    return Batches(folder / "tokens", identity.seed, identity.phases[0], LENGTH, 0, mask_documents=True)
+
+
+def cut(file: Path) -> range:
+    """Cuts a file in half; returns the tokens that are gone, as the others do."""
+    tokens = file.stat().st_size // 2
+    os.truncate(file, tokens)
+    return range(tokens // 2, tokens)
+
+
+def remove(file: Path) -> range:
+    tokens = file.stat().st_size // 2
+    file.unlink()
+    return range(tokens)
+
+
+def spoil(file: Path) -> range:
+    """Makes two tokens in the middle ids that the embedding has no row for."""
+    first = file.stat().st_size // 4
+    with open(file, "r+b") as content:
+        content.seek(2 * first)
+        content.write(np.array([ROWS, 60_000], "<u2").tobytes())
+    return range(first, first + 2)
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"), [(cut, "books.bin: ends at byte"), (remove, "No such file"), (spoil, "ids up to")]
+)
+def test_only_sequences_that_need_what_is_lost_are_unreadable(
+    folder: Path, harm: Callable[[Path], range], reason: str
+) -> None:
+    """The other rows are the same; what is lost of a row is told with its source, place and documents."""
+    ids = [f"a.txt:{number}" for number in range(30)]
+    (folder / "tokens" / "books.ids.txt").write_text("\n".join(ids) + "\n", encoding="utf-8")
+    batches = opened(folder)
+    sound, located = opened(folder).read(SAMPLES), batches.order.locate(SAMPLES)
+    lost = harm(folder / "tokens" / "books.bin")
+    is_books = located.source == batches.names.index("books")
+    first, last = located.sequence * LENGTH, located.sequence * LENGTH + LENGTH  # it needs a label too
+    is_lost = is_books & (last >= lost.start) & (first < lost.stop)
+    found = read_sequences(batches, SAMPLES, ROWS)
+    assert is_lost.any() and not is_lost.all()
+    assert [one.sample for one in found.unreadable] == SAMPLES[is_lost].tolist()
+    for name in ("inputs", "labels", "documents"):
+        assert np.array_equal(getattr(found, name)[~is_lost], getattr(sound, name)[~is_lost])
+    one = found.unreadable[0]
+    assert one.source == "books" and reason in one.reason
+    assert one.documents and set(one.documents) <= set(ids)
+    assert one.ranges == tuple(batches.ranges(located)[int(np.flatnonzero(is_lost)[0])])
+
+
+def test_an_empty_sequence_counts_nothing(folder: Path) -> None:
+    batch = opened(folder).read(SAMPLES[:4])
+    found = without_sequences(batch, {1, 40}, 0)
+    assert (
+        (found.labels[1] == NOT_COUNTED).all() and not found.inputs[1].any() and not found.documents[1].any()
+    )
+    assert np.array_equal(found.labels[[0, 2, 3]], batch.labels[[0, 2, 3]])
+    assert (batch.labels[1] != NOT_COUNTED).any() and batch.labels.max() < VOCABULARY
+
+
+def test_the_policy() -> None:
+    """By default the first one stops the run; else so many are left out; nothing left of a step stops it."""
+    rows: list[LeftOutSequence] = []
+    alerts: list[str] = []
+
+    def asked(most: int, sequences: int = 8, numbers: Collection[int] = (3, 2)) -> frozenset[int]:
+        state = State(left_out=[{"sample": 1}])
+        left_out = LeftOut(most, state, None, rows.append, lambda step, message: alerts.append(message))
+        found = [Unreadable(one, "books", ((0, 5),), ("a.txt:1",), "books.bin: gone") for one in numbers]
+        chosen = left_out.agree(sequences, 7, found)
+        assert [entry["sample"] for entry in state.left_out] == [1, *sorted(numbers)]
+        return chosen
+
+    with pytest.raises(
+        KieloError, match=r"step 7: sample 3 of books \(a.txt:1\): books.bin: gone.*would work"
+    ):
+        asked(0)
+    assert not rows and asked(0, numbers=()) == frozenset()
+    assert asked(3) == {2, 3} and [row.left_out_sample for row in rows] == [2, 3]
+    assert "3 of at most 3" in alerts[0] and "1 more" in alerts[0]
+    with pytest.raises(KieloError, match="would be 3 of at most 2"):
+        asked(2)
+    with pytest.raises(KieloError, match="no sequence of it can be read"):
+        asked(3, sequences=2)
+
+
+def on_rank(resolved: Resolved, failing_rank: int | None, stop_at: int | None = None) -> str:
+    """Trains; `UNREADABLE` fail on one rank's disk, or (None) are empty on all ranks."""
+    read, take = Batches.read, Feed.take
+
+    def read_or_not(self: Batches, samples: np.ndarray) -> Batch:
+        if failing_rank is None:
+            return without_sequences(read(self, samples), UNREADABLE, 0)
+        if int(os.environ["RANK"]) == failing_rank and np.isin(samples, UNREADABLE).any():
+            raise OSError(errno.EIO, "Input/output error", "books.bin")
+        return read(self, samples)
+
+    def take_or_stop(self: Feed, step: int) -> Any:
+        if step == stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return take(self, step)
+
+    Batches.read, Feed.take = read_or_not, take_or_stop
+    return train(resolved).outcome
+
+
+def test_the_end_is_that_of_a_run_without_them(folder: Path, tmp_path: Path) -> None:
+    """One of two tensor ranks cannot read what the other can; both leave it out, as a resumed attempt does.
+
+    The end has the bits of a run that never had these sequences; that of one rank differs by rounding.
+    """
+    places = {name: tmp_path / name for name in ("undisturbed", "failing", "one rank")}
+    for place in places.values():
+        shutil.copytree(folder / "tokens", place / "tokens")
+    layout = {"tensor": 2, "micro_batch": 4, "total_steps": 10}
+    run_ranks(on_rank, 2, resolve(places["undisturbed"], **layout), None)
+    failing = resolve(places["failing"], **layout, max_left_out_sequences=3)
+    assert run_ranks(on_rank, 2, failing, 1, 7) == ["requeue"] * 2
+    assert run_ranks(on_rank, 2, failing, 1) == ["finished"] * 2
+    run_ranks(on_rank, 1, resolve(places["one rank"], total_steps=10, max_left_out_sequences=3), 0)
+    ends = {name: place / "train" / "checkpoints" / "step_00000010" for name, place in places.items()}
+    expected, found, others = (read_tensors(end) for end in ends.values())
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    torch.testing.assert_close(others, expected, rtol=1e-3, atol=1e-6)
+    left_out = read_plain(ends["failing"])["left_out"]
+    assert [(one["step"], one["sample"]) for one in left_out] == [(5, 33), (5, 34), (9, 70)]
+    rows = of_kind(read_metrics(places["failing"] / "train" / "metrics.jsonl"), LeftOutSequence)
+    assert [row.left_out_sample for row in rows] == UNREADABLE
+    assert "sample 70 of" in (places["failing"] / "chronicle.md").read_text(encoding="utf-8")
