@@ -13,7 +13,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.heldout import is_heldout
 from kielo.tokenizer.load import decode, encode, end_of_text_id, load_tokenizer, vocabulary_size
-from kielo.tokenizer.measure import measure, renyi_entropy
+from kielo.tokenizer.measure import f95, measure, parity, renyi_entropy
 from kielo.tokenizer.train import save, train_on, train_tokenizer
 
 TEXTS = [
@@ -119,6 +119,22 @@ def test_figures_are_what_they_say(tokenizer):
     )
     with pytest.raises(KieloError, match="no text"):
         measure(tokenizer, [])
+
+
+def test_f95_is_the_count_of_the_95th_of_a_hundred_tokens():
+    """The 19th of 20, and the 95th of 100; ids without a token are none of them."""
+    assert f95(np.arange(1, 21), 20) == 2
+    assert f95(np.array([1] * 5 + [7] * 95), 100) == 7 and f95(np.array([1] * 6 + [7] * 94), 100) == 1
+    assert f95(np.array([0] * 100 + [3] * 20), 20) == 3
+
+
+def test_parity_is_a_ratio_of_tokens(tokenizer):
+    """Digits are a token each: 8 of them against 4, over all lines; lines without a translation are none."""
+    found = parity(tokenizer, ["123456", "12"], ["1", "234"])
+    assert found == {"parity": 2.0, "parallel_texts": 2, "parallel_tokens": 8, "english_tokens": 4}
+    for ours, theirs in ((["1"], ["1", "2"]), ([""], ["1"]), ([], [])):
+        with pytest.raises(KieloError, match=r"parallel text|translations"):
+            parity(tokenizer, ours, theirs)
 
 
 def test_a_ready_tokenizer_is_copied_and_measured(folder, tmp_path):

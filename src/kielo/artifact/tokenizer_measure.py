@@ -40,3 +40,5 @@ class TokenizerMeasure(JsonFile):
     """UTF-8 bytes of the texts."""
     tokens: int
     """Tokens of the texts."""
+    f95: int | None = None
+    """Occurrences of the rarest token among the 95 % most frequent of the vocabulary."""

@@ -226,49 +226,14 @@ def tokenizer_flags(parser: argparse.ArgumentParser) -> None:
     add_verb(
         subverbs,
         "measure",
-        "look:measure",
-        "tokens per word, bytes per token, exact round trip, Rényi efficiency",
+        "tokenizer_measure:measure",
+        "figures on a text; whether to keep, extend or replace a vocabulary",
     )
     add_verb(
         subverbs,
         "map",
         "look:row_map",
         "the old tokens whose rows a transplanted vocabulary is made of",
-    )
-
-
-def measure_flags(parser: argparse.ArgumentParser) -> None:
-    examples(parser, "kielo tokenizer measure runs/demo_estonian/tokenizer --text file.txt")
-    parser.add_argument("tokenizers", nargs="+", metavar="DIR", help="folders with a tokenizer.json")
-    parser.add_argument("--text", required=True, metavar="FILE", help="plain text, one document a line")
-    parser.add_argument("--json", action="store_true")
-
-
-def measure(options: argparse.Namespace) -> None:
-    from kielo.tokenizer.load import load_tokenizer
-    from kielo.tokenizer.measure import measure
-
-    path = Path(options.text)
-    if not path.is_file():
-        raise KieloError(f"--text {path}: no such file; give a plain text file, one document a line")
-    try:
-        texts = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise KieloError(
-            f"--text {path}: byte {error.start} is not UTF-8; convert it with iconv first"
-        ) from None
-    if not any(texts):
-        raise KieloError(f"--text {path}: no text in it; give a plain text file, one document a line")
-    figures = {
-        folder: measure(load_tokenizer(_tokenizer_folder(Path(folder))), texts)
-        for folder in options.tokenizers
-    }
-    if options.json:
-        return print_json(figures)
-    names = list(next(iter(figures.values())))
-    print_table(
-        ["figure", *figures],
-        [(name, *(_short(figures[folder][name]) for folder in figures)) for name in names],
     )
 
 
@@ -286,7 +251,7 @@ def row_map(options: argparse.Namespace) -> None:
 
     if options.examples < 0:
         raise KieloError(f"--examples {options.examples}: give 0 or more")
-    old, new = (load_tokenizer(_tokenizer_folder(Path(folder))) for folder in (options.old, options.new))
+    old, new = (load_tokenizer(tokenizer_folder(Path(folder))) for folder in (options.old, options.new))
     made = make_row_map(old, new, "mean")
     if options.json:
         return print_json(made.content())
@@ -297,17 +262,13 @@ def row_map(options: argparse.Namespace) -> None:
         print_table(["new token", "old tokens"], rows)
 
 
-def _tokenizer_folder(folder: Path) -> Path:
+def tokenizer_folder(folder: Path) -> Path:
     """Returns the folder; raises KieloError for a run's, which has its tokenizer in a folder below."""
     from kielo.tokenizer.load import TOKENIZER_FILE
 
     if not (folder / TOKENIZER_FILE).is_file() and (folder / "tokenizer" / TOKENIZER_FILE).is_file():
         raise KieloError(f"{folder}: is a run folder; did you mean {folder / 'tokenizer'}?")
     return folder
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def data_flags(parser: argparse.ArgumentParser) -> None:

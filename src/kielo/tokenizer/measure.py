@@ -1,11 +1,12 @@
 """Quality of a tokenizer on a text: (tokenizer, texts) -> figures.
 
-Tokens per word and bytes per token say how long the text becomes, the rest how well the vocabulary is used.
-Rényi efficiency (alpha 2.5) correlates with downstream quality (Zouhar et al. 2023, "Tokenization and the
-noiseless channel"), but ranks only vocabularies of equal size.
+Tokens per word (fertility: Rust et al. 2021, arXiv:2012.15613) and bytes per token say how long the text
+becomes, the rest how well the vocabulary is used. Rényi efficiency (alpha 2.5) correlates with downstream
+quality (Zouhar et al. 2023, "Tokenization and the noiseless channel", arXiv:2306.16842), but ranks only
+vocabularies of equal size.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -17,6 +18,7 @@ from kielo.tokenizer.spelling import BYTE_TOKEN
 
 WORD = regex.compile(r"[\p{L}\p{M}\p{N}]+")
 RENYI_ALPHA = 2.5
+F95_PERCENT = 95
 BATCH_TEXTS = 256
 
 
@@ -25,8 +27,8 @@ def measure(tokenizer: TextTokenizer, texts: Iterable[str]) -> dict[str, float |
 
     tokens_per_word (a word is a run of letters, marks and digits), bytes_per_token, characters_per_token;
     exact_round_trip_share of the texts; vocabulary_used_share; single_byte_token_share of the tokens written;
-    renyi_efficiency H_2.5 / ln V and shannon_efficiency H_1 / ln V, between 0 and 1; and the totals behind
-    them. Raises KieloError when the texts hold no token.
+    renyi_efficiency H_2.5 / ln V and shannon_efficiency H_1 / ln V, between 0 and 1; f95 (see there); and the
+    totals behind them. Raises KieloError when the texts hold no token.
     """
     counts = np.zeros(vocabulary_size(tokenizer), dtype=np.int64)
     num_texts = words = characters = num_bytes = exact = 0
@@ -53,6 +55,7 @@ def measure(tokenizer: TextTokenizer, texts: Iterable[str]) -> dict[str, float |
         "single_byte_token_share": int(counts[_single_byte_ids(tokenizer)].sum()) / tokens,
         "renyi_efficiency": renyi_entropy(counts, RENYI_ALPHA) / float(np.log(size)),
         "shannon_efficiency": renyi_entropy(counts, 1.0) / float(np.log(size)),
+        "f95": f95(counts, size),
         "texts": num_texts,
         "words": words,
         "bytes": num_bytes,
@@ -69,6 +72,40 @@ def renyi_entropy(counts: np.ndarray, alpha: float) -> float:
     if alpha == 1.0:
         return float(-(shares * np.log(shares)).sum())
     return float(np.log((shares**alpha).sum()) / (1.0 - alpha))
+
+
+def f95(counts: np.ndarray, size: int) -> int:
+    """Returns the occurrences of the rarest token among the 95 % most frequent of `size` tokens.
+
+    counts: [vocabulary], of which gaps between ids are no tokens. Gowda & May 2020 (arXiv:2004.02334) advise
+    the largest vocabulary with 100 or more, in the text that the model is trained on.
+    """
+    ranked = np.sort(counts)[::-1]
+    return int(ranked[-(-F95_PERCENT * size // 100) - 1])
+
+
+def parity(tokenizer: TextTokenizer, texts: Sequence[str], english: Sequence[str]) -> dict[str, float | int]:
+    """Compares a text with its English translation: text i belongs to english i.
+
+    parity is tokens of the one / tokens of the other, over all of the text (the premium of Petrov et al.
+    2023, arXiv:2305.15425): 1 where both cost the same. Raises KieloError for numbers of texts that differ,
+    and where a side has no token.
+    """
+    if len(texts) != len(english):
+        raise KieloError(f"{len(texts)} texts and {len(english)} translations; each needs its own")
+    ours, theirs = (_num_tokens(tokenizer, side) for side in (texts, english))
+    if not ours or not theirs:
+        raise KieloError("parallel text has no token on one of its sides")
+    return {
+        "parity": ours / theirs,
+        "parallel_texts": len(texts),
+        "parallel_tokens": ours,
+        "english_tokens": theirs,
+    }
+
+
+def _num_tokens(tokenizer: TextTokenizer, texts: Iterable[str]) -> int:
+    return sum(len(row) for batch in _batched(texts) for row in encode(tokenizer, batch))
 
 
 def _single_byte_ids(tokenizer: TextTokenizer) -> list[int]:

@@ -100,7 +100,7 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
             save(learnt, stage.folder, DEFAULT_TEMPLATE if marks else None, roles)
         tokenizer = load_tokenizer(stage.folder)
         measured_on, texts = (
-            _texts_to_measure(recipe, corpus_folder)
+            texts_to_measure(recipe, corpus_folder)
             if has_corpus
             else (
                 "decoded documents of the token files",
@@ -262,7 +262,7 @@ def _training_texts(recipe: Recipe, corpus_folder: Path, sources: Collection[str
             yield document["text"]
 
 
-def _texts_to_measure(recipe: Recipe, corpus_folder: Path) -> tuple[str, list[str]]:
+def texts_to_measure(recipe: Recipe, corpus_folder: Path) -> tuple[str, list[str]]:
     """Returns held-out texts up to 2 MB; training texts where nothing is held out, which pack will refuse."""
     heldout, first = [], []
     heldout_bytes = first_bytes = 0

@@ -1,0 +1,122 @@
+"""Keep, extend or replace a vocabulary: shares, tokens, device-hours and the advice."""
+
+from dataclasses import replace
+
+import pytest
+
+from kielo.models.families import complete
+from kielo.plan.cost import cost
+from kielo.plan.run_to_plan import RunToPlan
+from kielo.plan.search import search
+from kielo.plan.vocabulary_choice import (
+    TOKENS_PER_NEW_ROW,
+    Advice,
+    Choice,
+    Pricing,
+    Vocabulary,
+    embedding_share,
+    kind_of,
+    recipe_tokens,
+)
+from kielo.recipe.read import read_recipe
+from kielo.recipe.sections import Recipe
+from kielo.tokenizer.extend import extend
+from kielo.tokenizer.load import load_tokenizer
+from kielo.tokenizer.train import save, train_on
+
+TEXTS = ["Õpetaja selgitas reeglit ja õpilased kirjutasid selle üles.", "Eesti keele sõnad on pikad."] * 3
+# NorMistral-11B: 1.79 tokens a Norwegian word with Nemo's vocabulary, 1.22 with its own (its card); 6 bytes a
+# word stand in for the text.
+NEMO, OWN = 6 / 1.79, 6 / 1.22
+
+
+def recipe(*sets):
+    return read_recipe("estonian_llama31_70b", sets).recipe
+
+
+def without_machine(read: Recipe) -> Pricing:
+    return Pricing(read, complete(read.model, read.dataset.sequence_length), None)
+
+
+def of_size(size: int) -> Vocabulary:
+    return Vocabulary("b", "replace", size, OWN, size)
+
+
+def test_the_embedding_and_the_head_are_the_published_share():
+    """Llama-3.1-70B: 128,256 rows of 8,192, twice, of 70,553,706,496 parameters."""
+    assert embedding_share(recipe().model, 128_256) == 2 * 128_256 * 8192 / 70_553_706_496
+
+
+def test_normistral_pays_for_fewer_tokens_with_the_steps_of_its_recipe():
+    """A third fewer tokens; 1,000 steps of 1,024 x 4,096 learn the rows, as the recipe's first phase does."""
+    warm = read_recipe("norwegian_7b_warm").recipe
+    assert TOKENS_PER_NEW_ROW * 51_200 == 1000 * 1024 * 4096 == warm.phases[0].tokens
+    pricing, text = without_machine(warm), recipe_tokens(warm) * NEMO
+    assert recipe_tokens(warm) == warm.phases[1].tokens
+    kept = pricing.choice(Vocabulary("a", "keep", 32_000, NEMO, 0), text)
+    new = pricing.choice(of_size(32_768), text)
+    assert (kept.text_tokens, kept.relearn_tokens) == (warm.phases[1].tokens, 0)
+    assert new.text_tokens == pytest.approx(kept.text_tokens * 1.22 / 1.79)
+    assert new.relearn_tokens == warm.phases[0].tokens
+    assert pricing.choice(of_size(32_768), text, 10**9).relearn_tokens == 10**9
+    assert Advice(text, [kept, new]).best is new
+
+
+def test_device_hours_are_the_planners():
+    """A token costs what it costs in `kielo plan` on its best layout, and less with a frozen body."""
+    read = read_recipe("norwegian_7b").recipe
+    run = RunToPlan.of_recipe(read)
+    fastest = search(run, [1]).ranked[1][0]
+    pricing = Pricing(read, run.model, 1)
+    kept = pricing.choice(Vocabulary("a", "keep", run.model.vocab_size, 4.0, 0), 4.0 * read.train.tokens)
+    assert kept.text_hours == pytest.approx(cost(fastest).training_seconds * fastest.devices / 3600, rel=1e-3)
+    new = pricing.choice(of_size(16_000), 4.0 * read.train.tokens)
+    each, frozen = new.text_hours / new.text_tokens, new.relearn_hours / new.relearn_tokens
+    assert new.relearn_tokens == TOKENS_PER_NEW_ROW * 16_000
+    assert 0.5 * each < frozen < each < kept.text_hours / kept.text_tokens
+
+
+def test_a_vocabulary_pays_from_where_both_cost_the_same():
+    """At pays_from_bytes, both choices cost the same; a longer text makes the new one cheaper."""
+    pricing = without_machine(recipe())
+
+    def at(text: float) -> Advice:
+        return Advice(
+            text, [pricing.choice(Vocabulary("a", "keep", 128_256, NEMO, 0), text),
+                   pricing.choice(of_size(128_256), text)],
+        )  # fmt: skip
+
+    pays_from = at(1e12).pays_from_bytes(at(1e12).choices[1])
+    kept, new = at(pays_from).choices
+    assert new.cost == pytest.approx(kept.cost, rel=1e-6)
+    assert (
+        at(pays_from).best is not at(pays_from).choices[1] and at(2 * pays_from).best.vocabulary.name == "b"
+    )
+
+
+def test_a_saving_within_a_twentieth_is_none():
+    """Costs of 100 and 96: the vocabulary is kept; of 100 and 94 it is not."""
+    kept = Choice(Vocabulary("a", "keep", 9, 4.0, 0), 9, 0.1, 100, 0, 100.0, 0.0)
+    for cheaper, is_better in ((96.0, False), (94.0, True)):
+        new = replace(kept, vocabulary=of_size(9), text_flops=cheaper)
+        advice = Advice(1e6, [kept, new])
+        assert (advice.best is new) == is_better
+        assert advice.pays_from_bytes(new) == 0
+    dearer = replace(kept, vocabulary=of_size(9), text_flops=101.0)
+    assert Advice(1e6, [kept, dearer]).pays_from_bytes(dearer) is None
+
+
+def test_the_kind_follows_from_the_ids(tmp_path):
+    """The same vocabulary, one that goes on after the old ids, and another one."""
+    settings = {"name": "t", "language": "et", "corpus": {"sources": ["a.txt"]}}
+    for name, size, texts in (
+        ("old", 270, TEXTS),
+        ("again", 270, TEXTS),
+        ("other", 260, ["abc abc abd"] * 3),
+    ):
+        save(train_on(texts, Recipe(**settings, tokenizer={"vocab_size": size})), tmp_path / name)
+    old, again, other = (load_tokenizer(tmp_path / name) for name in ("old", "again", "other"))
+    save(extend(old, TEXTS, 280), tmp_path / "extended")
+    extended = load_tokenizer(tmp_path / "extended")
+    assert [kind_of(old, new) for new in (again, extended, other)] == ["keep", "extend", "replace"]
+    assert kind_of(extended, old) == "replace"
