@@ -175,7 +175,16 @@ def _cost(choice: "Choice", cost: float | None = None) -> str:
 
 def choice_rows(advice: "Advice") -> tuple[Sequence[str], list[Sequence[str]]]:
     unit = "FLOPs" if advice.choices[0].text_hours is None else "device-hours"
-    titles = ("", "tokenizer", "tokens", unit, "new rows", "tokens for them", unit, f"{unit} in all")
+    titles = (
+        "",
+        "tokenizer",
+        "tokens",
+        unit,
+        "new rows",
+        "tokens for them",
+        f"{unit} for them",
+        f"{unit} in all",
+    )
     rows = [
         (
             one.vocabulary.kind,

@@ -3,6 +3,7 @@
 Only values that are known before any text is read; `resolve` checks those that depend on text or ranks.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from kielo.recipe.phases import full_phases
 from kielo.recipe.sections import SHAPE_KEYS, Recipe, Source
 
 _BYTES_AND_END_OF_TEXT = 257  # a byte-level vocabulary begins with the 256 bytes and one special token
+# Marks stand apart from words, so no piece of a text is one.
+_RESERVED = re.compile(r"<\|\S+\|>|<[^\s<>|]+>|\[[^\s\[\]]+\]")
 _OF_A_SEGMENT = ("final_learning_rate_ratio", "schedule", "warmup_share", "decay_share")
 
 
@@ -214,6 +217,7 @@ def _weights(recipe: Recipe) -> Found:
             f"{key} = {ready!r}: no tokenizer.json in this folder; give a Hugging Face tokenizer's folder, "
             "or leave the key out to train one",
         )
+    yield from _learning(recipe)
     yield from _extension(recipe)
     if weights is None:
         if recipe.model.transplant is not None:
@@ -235,6 +239,37 @@ def _weights(recipe: Recipe) -> Found:
             f'of their tokenizer.json, or of the hub (often {weights}), or model.transplant = "mean" to '
             "give the model the vocabulary that this recipe learns or extends",
         )
+
+
+def _learning(recipe: Recipe) -> Found:
+    """Complaints on keys of a vocabulary that is learned from the text."""
+    tokenizer = recipe.tokenizer
+    if tokenizer.model == "unigram" and tokenizer.extend is not None:
+        yield (
+            ("tokenizer.model", "tokenizer.extend"),
+            'tokenizer.extend adds merges to a BPE vocabulary, and tokenizer.model = "unigram" has none; '
+            "what would work: leave out tokenizer.model, or tokenizer.extend to learn a new vocabulary",
+        )
+    if tokenizer.model == "unigram" and "min_frequency" in tokenizer.model_fields_set:
+        yield (
+            ("tokenizer.min_frequency", "tokenizer.model"),
+            'tokenizer.min_frequency is of merges, and tokenizer.model = "unigram" has none; leave it out',
+        )
+    reserved = tokenizer.reserved_tokens
+    if reserved and tokenizer.ready is not None:
+        yield (
+            ("tokenizer.reserved_tokens", tokenizer.ready_key),
+            f"tokenizer.reserved_tokens are of a vocabulary that is learned, and {tokenizer.ready_key} names "
+            "a ready one, which has its own; leave one of the two out",
+        )
+    for name in reserved:
+        if reserved.count(name) > 1 or not _RESERVED.fullmatch(name):
+            yield (
+                ("tokenizer.reserved_tokens",),
+                f"tokenizer.reserved_tokens: {name!r} does not fit; what would work: names such as <|tool|> "
+                "or [TOOL], each once",
+            )
+            return
 
 
 def _extension(recipe: Recipe) -> Found:

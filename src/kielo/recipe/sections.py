@@ -301,14 +301,36 @@ class Corpus(Section):
         )
 
 
+TokenizerModel = Literal["bpe", "unigram"]
+
+
 class Tokenizer(Section):
+    model: TokenizerModel = Field(
+        "bpe",
+        description="how a vocabulary is learned: byte-pair encoding (Sennrich et al. 2016), or unigram "
+        "(Kudo 2018), as SentencePiece has it; either has all bytes, and gives every text back",
+    )
     vocab_size: PositiveInt = Field(
         8192,
         description="tokens to learn, bytes and control tokens among them; with extend, those of the old "
         "vocabulary too",
     )
-    min_frequency: PositiveInt = Field(2, description="pairs that the text has less often are not merged")
+    min_frequency: PositiveInt = Field(
+        2, description="of bpe: pairs that the text has less often are not merged"
+    )
     max_sample_bytes: PositiveInt = Field(200_000_000, description="text that the vocabulary is learned from")
+    temperature: float = Field(
+        1.0,
+        ge=1,
+        le=1000,
+        description="a language's share of that sample is its bytes^(1/temperature): 1 is as in the text, "
+        "more makes the shares of small languages larger, whose text then counts repeatedly",
+    )
+    reserved_tokens: tuple[str, ...] = Field(
+        (),
+        description='names of control tokens for later use, such as "<|tool|>": each is a token with an id '
+        "that no text can write",
+    )
     path: str | None = Field(
         None,
         description="folder with a ready tokenizer.json, or hf:OWNER/NAME[@REVISION] on the Hugging Face "

@@ -1,4 +1,4 @@
-"""The words that Kielo's tokenizers cut a text into before merging.
+"""The words that Kielo's tokenizers cut a text into; a token is part of one.
 
 A token never joins letters of two scripts, never holds two digits (numbers of any length are spelled the same
 way) and never joins a line's end to a word. Combining marks stay with their letters.
@@ -34,6 +34,11 @@ _CUT = pre_tokenizers.Split(Regex(PRE_TOKENS), behavior="isolated")
 def pre_tokenizer() -> pre_tokenizers.PreTokenizer:
     """Returns the cut into words, followed by GPT-2's alphabet of bytes."""
     return pre_tokenizers.Sequence([_CUT, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def word_splitter() -> pre_tokenizers.PreTokenizer:
+    """Returns the cut into words alone."""
+    return _CUT
 
 
 def cut_words(text: str) -> list[str]:

@@ -1,13 +1,16 @@
-"""The tokenizer stage: documents -> a byte-level BPE tokenizer in Hugging Face form, with its figures.
+"""The tokenizer stage: documents -> a byte-level tokenizer in Hugging Face form, with its figures.
 
-It is learned from the text, or a ready one: as it is, or extended by tokens of the text (`extend.py`).
+It is learned from the text, by byte-pair encoding or as a unigram model (`unigram.py`), or a ready one: as it
+is, or extended by tokens of the text (`extend.py`).
 
-Byte-level, without a normaliser: every text comes back exactly, and no character is unknown. Before merging,
-the text is cut into words (`pre_tokens.py`).
+Byte-level, without a normaliser: every text comes back exactly, and no character is unknown. Text is in NFC
+since the corpus stage. It is cut into words (`pre_tokens.py`), and a token is part of one.
 """
 
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,9 @@ from kielo.artifact.tokenizer_measure import TokenizerMeasure
 from kielo.artifact.trained_text import refuse_to_replace
 from kielo.artifact.weights_folder import resolve_tokenizer, resolve_weights
 from kielo.recipe.errors import KieloError
+from kielo.recipe.languages_of_sources import languages_of
 from kielo.recipe.sections import Recipe
+from kielo.recipe.sections import Tokenizer as TokenizerSection
 from kielo.tokenizer.chat_template import DEFAULT_TEMPLATE, TURN_BEGINS, TURN_ENDS, ChatTemplate
 from kielo.tokenizer.control_tokens import read_object
 from kielo.tokenizer.decoded_documents import decoded_documents
@@ -49,6 +54,7 @@ from kielo.tokenizer.load import (
 from kielo.tokenizer.measure import measure
 from kielo.tokenizer.pre_tokens import pre_tokenizer
 from kielo.tokenizer.row_map import make_row_map
+from kielo.tokenizer.unigram import unigram_tokenizer
 
 KIND, VERSION = "tokenizer", 1
 SMALLEST_VOCABULARY = 257  # all bytes and end-of-text
@@ -58,7 +64,8 @@ ENCODER_TOKENS = {
     "pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }  # fmt: skip
-_LATER_KEYS = {"extend", "unchanged_sources"}  # of [tokenizer], after manifests of version 1
+# Keys of [tokenizer] that came after manifests of version 1.
+_LATER_KEYS = {"extend", "unchanged_sources", "model", "temperature", "reserved_tokens"}
 
 
 def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manifest:
@@ -96,8 +103,9 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
             if recipe.tokenizer.extend:
                 _extend(recipe, corpus_folder, load_tokenizer(ready), stage.folder)
         else:
-            learnt = train_on(_training_texts(recipe, corpus_folder, _sources(recipe)), recipe)
-            save(learnt, stage.folder, DEFAULT_TEMPLATE if marks else None, roles)
+            learnt = train_on(TrainingSample(recipe, corpus_folder, _sources(recipe)), recipe)
+            template = DEFAULT_TEMPLATE if marks else None
+            save(learnt, stage.folder, template, roles, recipe.tokenizer.reserved_tokens)
         tokenizer = load_tokenizer(stage.folder)
         measured_on, texts = (
             texts_to_measure(recipe, corpus_folder)
@@ -120,37 +128,29 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
 
 
 def train_on(texts: Iterable[str], recipe: Recipe) -> Tokenizer:
-    """Learns the merges; the same texts give the same vocabulary. End-of-text is id 0, the bytes follow.
+    """Learns a vocabulary; the same texts give the same merges. End-of-text is id 0.
 
     With a source of instructions the two tokens of the chat template are ids 1 and 2. Those of an encoder are
-    ids 0 to 4 in place of end-of-text.
+    ids 0 to 4 in place of end-of-text. Reserved tokens follow, and then the bytes. texts: read several times,
+    so no iterator.
 
     Raises KieloError for a vocabulary that cannot hold the bytes, or without text.
     """
     wanted, marks = recipe.tokenizer.vocab_size, _marks(recipe)
     roles = _encoder_tokens(recipe)
-    control = [*(roles.values() or [END_OF_TEXT]), *marks]
+    reserved = recipe.tokenizer.reserved_tokens
+    control = list(dict.fromkeys([*(roles.values() or [END_OF_TEXT]), *marks, *reserved]))
     if wanted < SMALLEST_VOCABULARY - 1 + len(control):
-        others = " and the marks of chats" if marks else ""
+        others = " and the marks of chats" * bool(marks) + " and reserved tokens" * bool(reserved)
         end = f"{len(roles)} tokens of encoders" if roles else "end-of-text"
         raise KieloError(
             f"tokenizer.vocab_size = {wanted}: a byte-level vocabulary needs at least "
             f"{SMALLEST_VOCABULARY - 1 + len(control)} (256 bytes and {end}{others})"
         )
-    tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer = pre_tokenizer()
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=wanted,
-        min_frequency=recipe.tokenizer.min_frequency,
-        special_tokens=control,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    first = next(texts := iter(texts), None)
-    if first is None:
+    if next(iter(texts), None) is None:
         raise KieloError("no training text to learn a vocabulary from; see the funnel of the corpus stage")
-    tokenizer.train_from_iterator(_with_first(first, texts), trainer)
+    learn = _unigram if recipe.tokenizer.model == "unigram" else _bpe
+    tokenizer = learn(texts, recipe.tokenizer, control)
     if roles:
         begin, end = roles["cls_token"], roles["sep_token"]
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -161,15 +161,36 @@ def train_on(texts: Iterable[str], recipe: Recipe) -> Tokenizer:
     return tokenizer
 
 
+def _bpe(texts: Iterable[str], settings: TokenizerSection, control: list[str]) -> Tokenizer:
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = pre_tokenizer()
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=settings.vocab_size,
+        min_frequency=settings.min_frequency,
+        special_tokens=control,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _unigram(texts: Iterable[str], settings: TokenizerSection, control: list[str]) -> Tokenizer:
+    return unigram_tokenizer(texts, settings.vocab_size, control)
+
+
 def save(
     tokenizer: Tokenizer,
     folder: Path,
     chat_template: str | None = None,
     encoder_tokens: Mapping[str, str] | None = None,
+    reserved_tokens: Sequence[str] = (),
 ) -> None:
     """Writes the tokenizer so that `transformers.AutoTokenizer.from_pretrained` gives the same ids.
 
-    encoder_tokens: role → name of the control tokens of an encoder.
+    encoder_tokens: role → name of the control tokens of an encoder. reserved_tokens: control tokens without a
+    role.
     """
     tokens = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT}
     if encoder_tokens:
@@ -182,8 +203,12 @@ def save(
         "clean_up_tokenization_spaces": False,  # would change " ," to "," when decoding
         **tokens,
     }
+    others = list(reserved_tokens)
     if chat_template is not None:
-        config |= {"chat_template": chat_template, "additional_special_tokens": [TURN_BEGINS, TURN_ENDS]}
+        config["chat_template"] = chat_template
+        others = list(dict.fromkeys([TURN_BEGINS, TURN_ENDS, *others]))
+    if others:
+        config["additional_special_tokens"] = others
     folder.mkdir(parents=True, exist_ok=True)
     # Not `tokenizer.save`: its error on a full disk names neither the reason nor the file.
     write_text_atomically(folder / TOKENIZER_FILE, tokenizer.to_str(pretty=True))
@@ -193,8 +218,10 @@ def save(
 
 def _settings(recipe: Recipe) -> dict[str, Any]:
     """Returns the section as manifests have it: keys of later versions only where they are set."""
-    given = recipe.tokenizer.model_dump()
-    return {key: value for key, value in given.items() if key not in _LATER_KEYS or value}
+    given, fields = recipe.tokenizer.model_dump(), TokenizerSection.model_fields
+    return {
+        key: value for key, value in given.items() if key not in _LATER_KEYS or value != fields[key].default
+    }
 
 
 def _extend(recipe: Recipe, corpus_folder: Path, ready: TextTokenizer, folder: Path) -> None:
@@ -202,10 +229,10 @@ def _extend(recipe: Recipe, corpus_folder: Path, ready: TextTokenizer, folder: P
     unchanged = set(recipe.tokenizer.unchanged_sources)
     extended = extend(
         ready,
-        _training_texts(recipe, corpus_folder, _sources(recipe) - unchanged),
+        TrainingSample(recipe, corpus_folder, _sources(recipe) - unchanged),
         recipe.tokenizer.vocab_size,
         recipe.tokenizer.min_frequency,
-        _training_texts(recipe, corpus_folder, unchanged) if unchanged else (),
+        TrainingSample(recipe, corpus_folder, unchanged) if unchanged else (),
     )
     write_text_atomically(folder / TOKENIZER_FILE, extended.to_str(pretty=True))
     # The classes of transformers that know a model's name may read its original vocabulary instead.
@@ -246,20 +273,49 @@ def _has_chats(recipe: Recipe) -> bool:
     return any(source.kind == "instructions" for source in recipe.corpus.sources)
 
 
-def _training_texts(recipe: Recipe, corpus_folder: Path, sources: Collection[str]) -> Iterator[str]:
-    """Yields the texts of `sources` to learn from: an even sample of the training documents.
+@dataclass(frozen=True)
+class TrainingSample:
+    """The texts to learn from, as often as they are asked for: training documents of `sources`.
 
-    It has at most about max_sample_bytes. The sample is chosen by hash, so it comes from the whole corpus and
-    from every source alike.
+    They have about max_sample_bytes, or less where there is less text. They are chosen by hash, so they come
+    from the whole of each source. By tokenizer.temperature the shares of languages differ from those of the
+    text; a language with too little text for its share has documents that count more than once.
     """
-    heldout_share, limit = recipe.dataset.heldout_share, recipe.tokenizer.max_sample_bytes
-    kept_bytes = read_manifest(corpus_folder).counts.get("bytes_kept", 0)
-    last_place = heldout_share + (1 - heldout_share) * min(1.0, limit / max(kept_bytes, 1))
-    for document in read_documents(corpus_folder / "documents"):
-        if document["source"] not in sources:
-            continue
-        if heldout_share <= place_by_hash(document["text"]) <= last_place:
-            yield document["text"]
+
+    recipe: Recipe
+    corpus_folder: Path
+    sources: Collection[str]
+
+    def __iter__(self) -> Iterator[str]:
+        share = self.recipe.dataset.heldout_share
+        rates = self._rates()
+        for document in read_documents(self.corpus_folder / "documents"):
+            if document["source"] not in self.sources:
+                continue
+            place = place_by_hash(document["text"])
+            whole, rest = divmod(rates[document["source"]], 1)
+            if place >= share:
+                for _ in range(int(whole) + (place < share + (1 - share) * rest)):
+                    yield document["text"]
+
+    def _rates(self) -> dict[str, float]:
+        """Returns source → how often a document of it is in the sample, on average."""
+        counts, settings = read_manifest(self.corpus_folder).counts, self.recipe.tokenizer
+        kept_bytes = counts.get("bytes_kept", 0)
+        sample_bytes = min(settings.max_sample_bytes, kept_bytes)
+        languages = {source.name: languages_of(self.recipe, source) for source in self.recipe.corpus.sources}
+        if settings.temperature == 1:
+            return dict.fromkeys(languages, sample_bytes / max(kept_bytes, 1))
+        of_language: Counter[tuple[str, ...]] = Counter()
+        for source in counts["sources"]:
+            of_language[languages[source["name"]]] += source["bytes_kept"]
+        shares = {code: size ** (1 / settings.temperature) for code, size in of_language.items()}
+        all_shares = sum(shares.values())
+        return {
+            name: sample_bytes * shares[code] / all_shares / of_language[code]
+            for name, code in languages.items()
+            if of_language[code]
+        }
 
 
 def texts_to_measure(recipe: Recipe, corpus_folder: Path) -> tuple[str, list[str]]:
@@ -303,13 +359,11 @@ def unfilled_vocabulary(recipe: Recipe, made: Manifest) -> str:
     asked, size = recipe.tokenizer, made.counts[LARGEST_ID] + 1
     if asked.path is not None or size >= asked.vocab_size:
         return ""
+    why = f"no other pair occurs {asked.min_frequency} times (tokenizer.min_frequency)"
+    if asked.model == "unigram":
+        why = "no other piece occurs in two words"
     return (
         f"the text gives {size:,} of the {asked.vocab_size:,} tokens of tokenizer.vocab_size, and the model "
-        f"has as many: no other pair occurs {asked.min_frequency} times (tokenizer.min_frequency); set "
-        f"tokenizer.vocab_size = {size}, so that `kielo show` and plans count this model, or give more text"
+        f"has as many: {why}; set tokenizer.vocab_size = {size}, so that `kielo show` and plans count this "
+        "model, or give more text"
     )
-
-
-def _with_first(first: str, others: Iterator[str]) -> Iterator[str]:
-    yield first
-    yield from others

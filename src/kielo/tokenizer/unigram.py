@@ -1,0 +1,84 @@
+"""Unigram vocabularies (Kudo 2018, arXiv:1804.10959): texts → a tokenizer that writes words as likely pieces.
+
+Learned as SentencePiece does it, by the trainer of `tokenizers`: expectation and maximisation keep, of many
+candidate pieces, those that make the text likeliest. Pieces are whole characters within the words of
+`pre_tokens.py`. A character that is rarer than those that make up 99.95 % of the text is written as bytes.
+
+The finished vocabulary is spelled in GPT-2's alphabet of bytes, all of which are tokens, as Kielo's BPE is.
+In SentencePiece's form a "▁" of the text would come back as a space.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, trainers
+
+from kielo.tokenizer.pre_tokens import pre_tokenizer, word_splitter
+from kielo.tokenizer.spelling import ALPHABET
+
+Piece = tuple[str, float]  # with its log-probability
+
+CHARACTER_COVERAGE = 0.9995  # SentencePiece's default
+# So much less likely than the rarest piece, a byte is only used where no piece has its character.
+_BYTE_PENALTY = 10.0
+_LONGEST_PIECE = 16  # characters, as SentencePiece's
+
+
+def unigram_tokenizer(texts: Iterable[str], vocab_size: int, control_tokens: Collection[str]) -> Tokenizer:
+    """Learns `vocab_size` tokens, or fewer where the text has no more.
+
+    texts: read twice. Ids: control tokens, then the bytes, then pieces in the order of their spelling.
+    Memory grows with the different words of the text, not with its length. The trainer adds up in no fixed
+    order, so the scores of two runs differ a little, and with equal pieces a word's may be others.
+    """
+    room = vocab_size - len(control_tokens) - len(ALPHABET)
+    covered = _covered(texts, most=max(1, room // 2))
+    pieces = _learned(texts, covered, room + sum(map(str.isascii, covered))) if room else []
+    scores = {"".join(ALPHABET[byte] for byte in piece.encode()): score for piece, score in pieces}
+    lowest = min(scores.values(), default=0.0) - _BYTE_PENALTY
+    alphabet = sorted(ALPHABET.values())
+    others = [(piece, score) for piece, score in scores.items() if piece not in alphabet]
+    vocabulary = [(name, lowest) for name in control_tokens]
+    vocabulary += [(byte, scores.get(byte, lowest)) for byte in alphabet]
+    vocabulary += sorted(others)
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=None, byte_fallback=False))
+    tokenizer.pre_tokenizer = pre_tokenizer()
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in control_tokens])
+    return tokenizer
+
+
+def _covered(texts: Iterable[str], most: int) -> list[str]:
+    """Returns the most frequent characters that make up `CHARACTER_COVERAGE` of the texts, at most `most`."""
+    counted: Counter[str] = Counter()
+    for text in texts:
+        counted.update(text)
+    wanted, covered = CHARACTER_COVERAGE * counted.total(), list[str]()
+    for character, count in sorted(counted.items(), key=lambda one: (-one[1], one[0])):
+        if wanted <= 0 or len(covered) == most:
+            break
+        covered.append(character)
+        wanted -= count
+    return covered
+
+
+def _learned(texts: Iterable[str], covered: list[str], number: int) -> list[Piece]:
+    """Learns pieces of the covered characters; a rare character ends a word."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = word_splitter()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=number, special_tokens=[], max_piece_length=_LONGEST_PIECE, show_progress=False
+    )
+    tokenizer.train_from_iterator(_parts(texts, set(covered)), trainer)
+    return [(piece, score) for piece, score in json.loads(tokenizer.to_str())["model"]["vocab"]]
+
+
+def _parts(texts: Iterable[str], covered: set[str]) -> Iterator[str]:
+    """Yields the texts, cut at characters that are not covered."""
+    for text in texts:
+        if rare := set(text) - covered:
+            yield from filter(None, re.split(f"[{re.escape(''.join(rare))}]+", text))
+        else:
+            yield text
