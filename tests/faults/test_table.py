@@ -1,11 +1,26 @@
-"""The table of docs/faults.md lists the cases of this suite."""
+"""The tables of docs/faults.md list the cases of this suite, and tests that there are."""
 
+import ast
 import runpy
+import tomllib
 
 from tests.house.checks import ROOT
 
+TABLES = runpy.run_path(str(ROOT / "docs" / "faults_table.py"))
+
 
 def test_the_page_counts_the_cases():
-    """docs/faults.md holds the table that docs/faults_table.py writes."""
-    table = runpy.run_path(str(ROOT / "docs" / "faults_table.py"))["table"]()
-    assert table in (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+    """docs/faults.md holds the tables that docs/faults_table.py writes."""
+    page = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+    assert TABLES["table"]() in page and TABLES["matrix"]() in page
+
+
+def test_every_kind_of_fault_names_tests_that_there_are():
+    """R1 to R26, each once; a test that is renamed is missed here."""
+    rows = tomllib.loads(TABLES["MATRIX"].read_text(encoding="utf-8"))["faults"]
+    assert [row["id"] for row in rows] == [f"R{number}" for number in range(1, 27)]
+    for row in rows:
+        for test in row["tests"]:
+            file, _, name = test.partition("::")
+            body = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
+            assert name in {part.name for part in body if isinstance(part, ast.FunctionDef)}, test
