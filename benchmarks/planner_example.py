@@ -21,7 +21,7 @@ from kielo.cli.main import main as kielo
 from kielo.plan.choose_layout import own
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import search
-from kielo.recipe.read import read_recipe, shipped_recipes
+from kielo.recipe.read import read_first_language, shipped_recipes
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "planning.md"
 PICTURES = DOCUMENT.parent / "pictures"
@@ -71,7 +71,7 @@ def shipped() -> str:
     """Returns the own layout of each shipped recipe of a cluster, on the nodes that it names."""
     rows = []
     for name in shipped_recipes():
-        recipe = read_recipe(name).recipe
+        recipe = read_first_language(name).recipe
         if not recipe.nodes:
             continue
         run = RunToPlan.of_recipe(recipe)

@@ -30,6 +30,10 @@ A recipe is a TOML file. Its keys, what they default to, and what becomes of the
 `extends = "NAME or FILE"` starts from another recipe. `--set train.tokens=1_000_000` sets a key on the
 command line; `kielo show RECIPE` prints each value with its origin, and `kielo schema --of recipe` writes the
 JSON Schema for an editor.
+
+`languages = ["et", "fi"]`, outside all tables and in place of `language`, is a run for each of them. In every
+text `{language}` is the code of the run's language, also where a recipe has only one. A source whose own
+language is one of the list is of that one's run alone.
 """
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, models
 
 from kielo.recipe.errors import KieloError
-from kielo.recipe.read import read_recipe
+from kielo.recipe.read import read_first_language
 
 
 def complaint(text: str, folder: Path) -> str:
@@ -24,7 +24,7 @@ def complaint(text: str, folder: Path) -> str:
                 Tokenizer(models.BPE(vocab={"<|endoftext|>": 0}, merges=[])).save(f"{ready}/tokenizer.json")
         Path("block.toml").write_text(base + text, encoding="utf-8")
         try:
-            read_recipe("block.toml")
+            read_first_language("block.toml")
         except KieloError as error:
             return str(error)
     return ""

@@ -32,11 +32,11 @@ def models_inits_with_code(package: Path) -> list[str]:
 
 
 def banned_names(package: Path) -> list[str]:
-    """Rooms and files whose name does not tell what is inside."""
+    """Rooms and files whose name does not tell what is inside; recipes have the names of models."""
     return sorted(
         str(path.relative_to(package))
         for path in package.rglob("*")
-        if BANNED_NAMES & set(path.stem.lower().split("_"))
+        if BANNED_NAMES & set(path.stem.lower().split("_")) and path.parent != package / "recipes"
     )
 
 

@@ -12,11 +12,12 @@ from kielo.artifact.manifest import read_manifest
 from kielo.corpus.run import run_corpus
 from kielo.dataset.pack import pack
 from kielo.recipe.languages_of_sources import languages_of
-from kielo.recipe.read import read_recipe, shipped_recipes
+from kielo.recipe.read import read_first_language, shipped_recipes
 from kielo.tokenizer.train import train_tokenizer
 
 # One long sentence of each language, of our own.
 SENTENCES = {
+    "af": "Gisteraand het ons langs die strand geloop, en die kinders wou nie huis toe gaan nie",
     "da": "I går aftes gik vi langs stranden, og børnene ville ikke hjem, selv om det var mørkt",
     "en": "Last night we walked along the beach, and the children would not go home, though it was late",
     "et": "Eile õhtul jalutasime mööda randa ja lapsed ei tahtnud koju minna, kuigi oli juba pime",
@@ -69,7 +70,7 @@ EVERY_TIME = ("poro_34b", "viking_7b")
 )
 def test_data_stages_on_toy_text(name, tmp_path):
     """Corpus, tokenizer and pack end well, and each source keeps at least 0.97 of its documents."""
-    recipe = read_recipe(name).recipe
+    recipe = read_first_language(name).recipe
     sources = [
         source.model_copy(
             update={

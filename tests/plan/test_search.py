@@ -18,7 +18,7 @@ from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import Choice, Found, search
 from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases, longest_sequence_length
-from kielo.recipe.read import read_recipe, shipped_recipes
+from kielo.recipe.read import read_first_language, read_recipe, shipped_recipes
 from kielo.recipe.sections import Layout
 from kielo.resolve.resolve import resolve
 from kielo.resolve.text import imagined_text
@@ -209,7 +209,7 @@ def test_cost_adds_up() -> None:
 
 def test_cost_of_phases_is_the_sum_of_its_phases() -> None:
     """A recipe of a batch ramp and phases of other lengths: each is planned with its own steps."""
-    name = next(name for name in shipped_recipes() if read_recipe(name).recipe.train.batch_ramp)
+    name = next(name for name in shipped_recipes() if read_first_language(name).recipe.train.batch_ramp)
     run = run_of(name)
     planned = search(run, [48]).ranked[48][0]
     resolved = resolved_of(planned)
@@ -236,7 +236,7 @@ def test_every_recipe_is_planned_on_its_cluster(name: str) -> None:
     """Some number of nodes of its own machine holds each; those of the laptop say what is missing to plan
     them.
     """
-    if read_recipe(name).recipe.cluster == "laptop":
+    if read_first_language(name).recipe.cluster == "laptop":
         with pytest.raises(KieloError, match="kielo plan calibrate"):
             run_of(name)
         return

@@ -7,7 +7,7 @@ from kielo.plan.planned_layout import PlannedLayout
 from kielo.plan.run_to_plan import RunToPlan
 from kielo.plan.search import search
 from kielo.recipe.cards import accelerator, cluster
-from kielo.recipe.read import read_recipe, shipped_recipes
+from kielo.recipe.read import read_first_language, shipped_recipes
 from kielo.recipe.sections import Recipe
 
 MOST_BEHIND = 0.15
@@ -15,7 +15,7 @@ MOST_BEHIND = 0.15
 
 def on_accelerators(name: str) -> Recipe | None:
     """Returns the recipe if it is meant for a cluster of GPUs."""
-    recipe = read_recipe(name).recipe
+    recipe = read_first_language(name).recipe
     return recipe if accelerator(cluster(recipe.cluster).accelerator).device == "cuda" else None
 
 
@@ -46,7 +46,9 @@ def test_every_shipped_layout_fits_and_is_nearly_the_best(name):
 
 def test_a_recipe_of_one_machine_names_no_nodes():
     """What runs on a laptop or on any GPU has no layout to hold."""
-    assert not [name for name in shipped_recipes() if name not in SHIPPED and read_recipe(name).recipe.nodes]
+    assert not [
+        name for name in shipped_recipes() if name not in SHIPPED and read_first_language(name).recipe.nodes
+    ]
 
 
 @pytest.mark.full

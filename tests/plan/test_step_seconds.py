@@ -86,6 +86,22 @@ def test_a_deterministic_backward_of_attention_is_slower():
     assert step.attention[2] == step.attention[3] and step.matrix[0] == step.matrix[1]
 
 
+def test_an_encoders_attention_takes_twice_as_long():
+    """A fused kernel leaves out the half that a causal mask hides, and of an encoder nothing is hidden;
+    unfused kernels compute both halves anyway.
+    """
+    unfused = {"kernel": 0}
+    step = seconds({}, {"causal": 0}, unfused, unfused | {"causal": 0})
+    assert step.attention[1] == pytest.approx(2 * step.attention[0]) and step.matrix[0] == step.matrix[1]
+    assert step.attention[2] == step.attention[3]
+    for name, is_causal in (("ltg_bert_base", 0.0), ("norwegian_7b", 1.0)):
+        model = complete(read_recipe(name).recipe.model, 512).model_copy(update={"vocab_size": 32_768})
+        machine = accelerator("h100_80"), cluster("dgx_h100")
+        train = TrainOptions(precision="bf16")
+        row = workload_row(model, Layout(shard=8), *machine, StepSize(512, 1, 1), train)
+        assert row["causal"] == is_causal
+
+
 @pytest.mark.parametrize("is_asked", [True, False])
 def test_a_recipe_asks_for_determinism(is_asked):
     """`train.deterministic` reaches the row that is planned."""

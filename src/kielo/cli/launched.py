@@ -7,16 +7,23 @@ from typing import TYPE_CHECKING
 
 from kielo.artifact.manifest import write_text_atomically
 from kielo.cli.flags import examples
+from kielo.cli.run_languages import print_states
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.recipe.errors import KieloError
+from kielo.recipe.read import recipe_languages, shipped_recipes
 
 if TYPE_CHECKING:
     from kielo.launch.status import Status
 
 
 def status_flags(parser: argparse.ArgumentParser) -> None:
-    examples(parser, "kielo status runs/poro_34b", "kielo status runs/poro_34b/launch/ladder_lumi_g")
-    parser.add_argument("run", metavar="RUN", help="the run's folder, or that of a ladder")
+    examples(
+        parser, "kielo status runs/poro_34b", "kielo status runs/poro_34b/launch/ladder_lumi_g",
+        "kielo status seventy_five_berts",
+    )  # fmt: skip
+    parser.add_argument(
+        "run", metavar="RUN", help="the run's folder, that of a ladder, or a recipe of several languages"
+    )
     parser.add_argument("--json", action="store_true")
 
 
@@ -26,12 +33,19 @@ def status(options: argparse.Namespace) -> None:
 
     if (Path(options.run) / Ladder.FILE_NAME).is_file():
         return _ladder(Path(options.run), options.json)
+    if _is_of_languages(options.run):
+        return print_states(options.run, options.json)
     found = status(Path(options.run))
     rows = _rows(found)
     if options.json:
         print_json({name.replace(" ", "_"): value for name, value in rows} | {"folder": str(found.folder)})
         return
     print_table(("", ""), rows)
+
+
+def _is_of_languages(reference: str) -> bool:
+    is_recipe = Path(reference).is_file() or reference in shipped_recipes()
+    return is_recipe and bool(recipe_languages(reference))
 
 
 def _ladder(folder: Path, is_json: bool) -> None:

@@ -11,7 +11,15 @@ from kielo.artifact.manifest import write_text_atomically
 from kielo.cli.flags import add_verb, examples, takes_recipe
 from kielo.cli.terminal import print_json, print_table, print_text
 from kielo.recipe.errors import KieloError
-from kielo.recipe.read import NOT_GIVEN, Read, read_recipe, run_folder, shipped_recipes
+from kielo.recipe.read import (
+    NOT_GIVEN,
+    Read,
+    read_first_language,
+    read_recipe,
+    recipe_languages,
+    run_folder,
+    shipped_recipes,
+)
 from kielo.recipe.sections import Recipe
 
 
@@ -148,12 +156,16 @@ def recipes(options: argparse.Namespace) -> None:
         write_text_atomically(target, shipped[options.copy].read_text(encoding="utf-8"))
         print_text(f"wrote {target}; start it with: kielo run {target}")
         return
-    rows = [
-        (name, read_recipe(name).recipe.language, read_recipe(name).recipe.description) for name in shipped
-    ]
+    rows = [_recipe_row(name) for name in shipped]
     if options.json:
         return print_json([dict(zip(("name", "language", "description"), row)) for row in rows])
     print_table(["recipe", "language", "what it makes"], rows)
+
+
+def _recipe_row(name: str) -> tuple[str, str, str]:
+    """Returns (name, language or number of languages, description) of a shipped recipe."""
+    codes, recipe = recipe_languages(name), read_first_language(name).recipe
+    return name, f"{len(codes)} languages" if codes else recipe.language, recipe.description
 
 
 def schema_flags(parser: argparse.ArgumentParser) -> None:

@@ -150,7 +150,9 @@ def plan(options: argparse.Namespace) -> int:
     from kielo.cli.plan_tables import (
         best_rows,
         facts,
+        languages_rows,
         notes,
+        of_all_languages,
         part_rows,
         plan_json,
         ranking_rows,
@@ -165,6 +167,7 @@ def plan(options: argparse.Namespace) -> int:
 
     if options.top is not None and options.top < 1:
         raise KieloError(f"--top {options.top}: give 1 layout or more")
+    codes = _first_of_several(options)
     run, nodes = _run_and_nodes(options)
     rate = None if options.failures is None else rate_of(options.failures, run.site)
     found = search(run, nodes)
@@ -176,8 +179,14 @@ def plan(options: argparse.Namespace) -> int:
     costs = [cost(planned, options.wall_hours, rate) for planned in listed]
     owns = {number: own(run, number) for number in nodes}
     plots = [_plot_scaling(options.plot, run, nodes, found)] if options.plot else []
+    of_all = None
+    if codes:
+        planned = [one[:1] for one in map(different_axes, found.ranked.values())]
+        chosen = [one for one in [*sum(planned, []), *owns.values()] if isinstance(one, PlannedLayout)]
+        of_all = of_all_languages(codes, [(one, cost(one, options.wall_hours, rate)) for one in chosen])
     if options.json:
-        print_json(plan_json(run, found, listed, costs, owns, options.all) | {"plots": plots})
+        content = plan_json(run, found, listed, costs, owns, options.all) | {"plots": plots}
+        print_json(content | ({"languages": of_all} if of_all else {}))
         return 0
     print_table(("", ""), facts(run, nodes, found))
     if options.wide or options.all:
@@ -196,9 +205,21 @@ def plan(options: argparse.Namespace) -> int:
 
         print_table(*failure_rows(listed, costs))
         lines += failure_notes(run, listed, costs)
+    if of_all:
+        print_text(f"All {len(codes)} languages, a run each, as was planned for {codes[0]}:")
+        print_table(*languages_rows(run, of_all))
     for line in [*lines, *(f"wrote {path}" for path in plots)]:
         print_text(line)
     return 0
+
+
+def _first_of_several(options: argparse.Namespace) -> tuple[str, ...]:
+    """Chooses the first language of a recipe of several, whose codes it returns; () for other recipes."""
+    from kielo.recipe.read import recipe_languages
+
+    codes = recipe_languages(options.recipe, options.sets) if options.recipe else ()
+    options.sets = [*options.sets, *(f"language={code}" for code in codes[:1])]
+    return codes
 
 
 def compare(options: argparse.Namespace) -> int:

@@ -33,6 +33,7 @@ def facts(run: RunToPlan, nodes: Sequence[int], found: Found) -> list[tuple[str,
     numbers = ", ".join(f"{number:,}" for number in nodes)
     return [
         ("recipe", run.recipe.name),
+        *([("about", run.recipe.description)] if run.recipe.description else []),
         *rows,
         (
             "machine",
@@ -205,6 +206,39 @@ def short_notes(
         "prints it for the recipe."
     )
     return lines
+
+
+def of_all_languages(codes: Sequence[str], planned: Sequence[tuple[PlannedLayout, Cost]]) -> dict[str, Any]:
+    """Returns the cost of a run for each language, on each of the layouts that were planned for the first."""
+    layouts = [
+        {
+            "name": one.name, "nodes": one.nodes, "hours_each": 24 * its_cost.days,
+            "days_in_a_row": len(codes) * its_cost.days,
+            "device_hours": len(codes) * its_cost.device_hours,
+            "billed_hours": billed_hours(one.run, len(codes) * its_cost.device_hours),
+        }
+        for one, its_cost in planned
+    ]  # fmt: skip
+    distinct = {(one["nodes"], one["name"]): one for one in layouts}  # the recipe's own may be the fastest
+    return {"codes": list(codes), "planned": codes[0], "layouts": list(distinct.values())}
+
+
+def languages_rows(run: RunToPlan, of_all: Mapping[str, Any]) -> Table:
+    """Returns what `of_all_languages` found as rows, one for each layout."""
+    unit = run.site.billing_unit
+    titles = (
+        "nodes", "hours each", "days in a row", "device-hours", *([unit] if unit else []), "layout",
+    )  # fmt: skip
+    rows = []
+    for one in of_all["layouts"]:
+        hours = [number for number in (one["device_hours"], one["billed_hours"]) if number is not None]
+        rows.append(
+            (
+                one["nodes"], f"{one['hours_each']:,.1f}", f"{one['days_in_a_row']:,.1f}",
+                *(f"{number:,.0f}" for number in hours), _broken(one["name"]),
+            )
+        )  # fmt: skip
+    return titles, rows
 
 
 def _overlap(listed: Sequence[PlannedLayout]) -> list[str]:

@@ -19,10 +19,11 @@ from kielo.artifact.summary import StageTime, Summary
 from kielo.artifact.trained_text import refuse_while_trained_on
 from kielo.cli.flags import examples, takes_recipe
 from kielo.cli.main import REQUEUE, STAGES
+from kielo.cli.run_languages import run_languages
 from kielo.cli.terminal import keep_stdout_for_json, print_json, print_text
 from kielo.cli.train import warn_of_weights
 from kielo.recipe.errors import KieloError
-from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, run_folder
+from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, recipe_languages, run_folder
 from kielo.recipe.sections import Recipe
 
 
@@ -68,10 +69,13 @@ def run_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    recipe = read_recipe(options.recipe, options.sets).recipe
     if options.ranks < 1:
         raise KieloError(f"--ranks {options.ranks}: give 1 or more")
     share = _share(options)
+    if codes := recipe_languages(options.recipe, options.sets):
+        _chosen(options)
+        return run_languages(options, codes)
+    recipe = read_recipe(options.recipe, options.sets).recipe
     invocation = Invocation(recipe, options.recipe, options.sets, run_folder(recipe), options.ranks, share)
     chosen = _chosen(options)
     if share is not None:

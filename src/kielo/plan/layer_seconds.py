@@ -224,7 +224,8 @@ def _attention_seconds(work: Workload, rates: Any) -> tuple[Column, Column]:
     plain = flops / product_rate + score_bytes / (work.memory_bandwidth * rates.memory)
     is_flash = work.kernel >= 2
     fused_backward = 2.5 * np.where(work.deterministic > 0, _DETERMINISTIC_BACKWARD, 1.0)
-    return np.where(is_flash, flops / 2 / flash_rate, plain), np.where(is_flash, fused_backward, 2.0)
+    seen = flops / np.where(work.causal > 0, 2, 1)  # fused kernels leave out what is masked
+    return np.where(is_flash, seen / flash_rate, plain), np.where(is_flash, fused_backward, 2.0)
 
 
 def _chunk_launches(work: Workload) -> Column:

@@ -63,6 +63,7 @@ class Workload(MemoryColumns):
     norms_again: Column = _ZERO
     activations_again: Column = _ZERO
     deterministic: Column = _ZERO  # 1 where no kernel adds in an order that varies
+    causal: Column = _ONE  # 1 where a token sees none after it, 0 in encoders
     overlap_chunks: Column = _ONE  # of collectives of tensor ranks that run beside products; 1: at once
     # Defaults: a dense model on a network that nobody measured.
     experts: Column = _ZERO

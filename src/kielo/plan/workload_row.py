@@ -6,6 +6,7 @@ from kielo.plan.efficiency import ENGINES
 from kielo.plan.precision import matrix_recipe
 from kielo.plan.workload import ATTENTION_KERNELS, RECIPES, machine_columns
 from kielo.recipe.cards import Accelerator, Cluster
+from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import Layout, Model
 from kielo.resolve.fp8_check import fp8_share
 from kielo.resolve.memory_row import StepSize, TrainOptions, memory_row
@@ -46,6 +47,7 @@ def workload_row(
         "weight_bytes": 4, "gradient_bytes": 4,
         "dropout": float(train.hidden_dropout > 0), "unfused_norms": 0.0, "whole_logits": 0.0,
         "deterministic": float(train.deterministic),
+        "causal": float(not FAMILIES[model.model_type].is_encoder),
         "recipe": RECIPES.index(recipe), "kernel": ATTENTION_KERNELS.index("flash"),
         "engine": ENGINES.index("fsdp"), "overlap_chunks": 1 if is_fp8 else chunks_of(layout),
         "recipe_share": share, "wide_weight_gradients": float(fp8.scaling == "rowwise_with_gw_hp"),

@@ -56,7 +56,7 @@ def _names(recipe: Recipe) -> Found:
 
 def _without_card(key: str, code: str) -> str:
     named = {code: [language(code).name] for code in languages()}
-    return f"{key} = {code!r} has no card; known: {', '.join(named)}{did_you_mean(code, named)}"
+    return f"{key} = {code!r} has no card; `kielo languages` lists all{did_you_mean(code, named)}"
 
 
 def _sources(recipe: Recipe) -> Found:

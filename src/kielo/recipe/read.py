@@ -22,6 +22,8 @@ from kielo.recipe.check import check
 from kielo.recipe.complaints import Complaint, dotted, from_validation, keys_of, refuse
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import SHAPE_KEYS, Recipe
+from kielo.recipe.several_languages import KEY as LANGUAGES
+from kielo.recipe.several_languages import codes_of, filled, of_language
 
 # The folders of a run that stages replace as a whole. `train` is filled in place, and `raw` may hold a
 # person's text.
@@ -52,27 +54,69 @@ def read_recipe(
 
     reference: a path, the name of a shipped recipe, or the folder of a run; None for `sets` alone. sets:
     "section.key=value" each, the value in TOML or, where that does not parse or the key wants text, as it
-    stands. stand_ins: values of keys that are in neither. Raises KieloError with every complaint at once.
+    stands. stand_ins: values of keys that are in neither. Raises KieloError with every complaint at once, and
+    for a recipe of several languages (`recipe_languages`) of which `sets` chooses none.
     """
+    label, data, origins, complaints = _values(reference, sets)
+    try:
+        codes = codes_of(data, label)
+        code = data.get("language")
+        if codes and code not in codes:
+            chosen = f"{code} is none of them" if code else "this is of one"
+            raise KieloError(
+                f"{label}: a recipe of {len(codes)} languages, which `kielo run`, `plan` and `status` take "
+                f"as a whole; {chosen}: --set language={codes[0]}"
+            )
+        data = of_language(data, code, codes) if codes else data
+        for key, value in (stand_ins or {}).items():
+            if key not in data:
+                data[key] = value
+                origins |= dict.fromkeys(_leaves({key: value}), NOT_GIVEN)
+        if isinstance(data.get("language"), str):
+            data = filled(data, data["language"])
+        recipe, found = _validate(data, origins, default_origin=label)
+    except RecursionError:
+        raise _too_deep(label) from None
+    refuse(label, complaints + found)
+    assert recipe is not None
+    known = list(keys_of(Recipe))
+    leaves = [key for key in known if not any(other.startswith(f"{key}.") for other in known)]
+    return Read(recipe, {key: _origin(key, origins, "default") for key in leaves})
+
+
+def recipe_languages(reference: str | Path | None, sets: Sequence[str] = ()) -> tuple[str, ...]:
+    """Returns the codes of a recipe of several languages, each of which `language=CODE` in `sets` chooses.
+
+    () for a recipe of one language, also where `sets` has chosen it.
+    """
+    label, data, _, _ = _values(reference, sets)
+    codes = codes_of(data, label)
+    return () if data.get("language") in codes else codes
+
+
+def read_first_language(reference: str | Path, sets: Sequence[str] = ()) -> Read:
+    """Reads a recipe as `read_recipe` does, and of one of several languages that of the first."""
+    codes = recipe_languages(reference, sets)
+    return read_recipe(reference, [*sets, *(f"language={code}" for code in codes[:1])])
+
+
+def _values(
+    reference: str | Path | None, sets: Sequence[str]
+) -> tuple[str, dict[str, Any], dict[str, str], list[Complaint]]:
+    """Returns the recipe's name for messages, its values, their origins, and what is wrong with `sets`."""
     path = None if reference is None else find_recipe(str(reference))
     label = "--set" if path is None else _label(path)
     try:
         data, origins = ({}, {}) if path is None else _with_base(path)
         if reference is not None and os.path.isdir(reference):  # which may have been moved
             data["folder"], origins["folder"] = str(reference), label
-        complaints = [complaint for text in sets if (complaint := _apply_set(text, data, origins))]
-        for key, value in (stand_ins or {}).items():
-            if key not in data:
-                data[key] = value
-                origins |= dict.fromkeys(_leaves({key: value}), NOT_GIVEN)
-        recipe, found = _validate(data, origins, default_origin=label)
+        return label, data, origins, [found for text in sets if (found := _apply_set(text, data, origins))]
     except RecursionError:
-        raise KieloError(f"{label} or --set: tables are nested too deep; recipes have two levels") from None
-    refuse(label, complaints + found)
-    assert recipe is not None
-    known = list(keys_of(Recipe))
-    leaves = [key for key in known if not any(other.startswith(f"{key}.") for other in known)]
-    return Read(recipe, {key: _origin(key, origins, "default") for key in leaves})
+        raise _too_deep(label) from None
+
+
+def _too_deep(label: str) -> KieloError:
+    return KieloError(f"{label} or --set: tables are nested too deep; recipes have two levels")
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -184,6 +228,8 @@ def _label(path: Path) -> str:
 def _with_base(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Returns the file's values over those of the recipe that it extends, and where each key came from."""
     data = read_toml(path)
+    if {"language", LANGUAGES} <= set(data):
+        raise KieloError(f"{path}: has both language and {LANGUAGES}; give one of them")
     base_reference = data.pop("extends", None)
     if base_reference is None:
         return data, dict.fromkeys(_leaves(data), _label(path))
@@ -198,6 +244,9 @@ def _with_base(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         )
     own = dict.fromkeys(_leaves(data), _label(path))
     _replace_shape(own, base)
+    for key, other in (("language", LANGUAGES), (LANGUAGES, "language")):
+        if key in data:
+            base.pop(other, None)
     above = {leaf.rsplit(".", depth)[0] for leaf in own for depth in range(1, leaf.count(".") + 1)}
     origins = {leaf: _label(base_path) for leaf in _leaves(base) if leaf not in above} | own
     return _overlay(base, data), origins
@@ -230,6 +279,8 @@ def _apply_set(text: str, data: dict[str, Any], origins: dict[str, str]) -> Comp
             return Complaint((key,), f"--set {text}: {part} holds a value, so there is no {key} to set")
     if origins.get(key) != "--set":
         _replace_shape([key], data, origins)
+    if key == LANGUAGES and origins.get("language") != "--set":
+        data.pop("language", None)
     table[parts[-1]] = _value(raw.strip(), parts)
     origins[key] = "--set"
     return None

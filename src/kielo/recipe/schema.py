@@ -4,6 +4,7 @@ from typing import Any
 
 from kielo.recipe.cards import clusters, languages
 from kielo.recipe.sections import Recipe
+from kielo.recipe.several_languages import DESCRIPTION, KEY
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -19,10 +20,21 @@ def json_schema() -> dict[str, Any]:
         "description": "a recipe (path or shipped name) to start from; one level",
     }
     properties["language"]["enum"] = languages()
+    properties[KEY] = {
+        "type": "array",
+        "items": {"enum": languages()},
+        "minItems": 1,
+        "description": DESCRIPTION,
+    }
+    # In a recipe of several languages the names have {language} in them.
+    properties["name"]["pattern"] = r"^([A-Za-z0-9]|\{language\})([A-Za-z0-9_.-]|\{language\})*$"
     properties["cluster"]["anyOf"] = [{"enum": clusters()}, {"pattern": r"\.toml$"}]
-    required = schema.pop("required", [])
+    required = [key for key in schema.pop("required", []) if key != "language"]
     schema["if"] = {"not": {"required": ["extends"]}}
-    schema["then"] = {"required": required}
+    schema["then"] = {
+        "required": required,
+        "anyOf": [{"required": ["language"]}, {"required": [KEY]}],
+    }
     # A base may also hold the required keys of a section, such as corpus.sources.
     schema["$defs"]["Corpus"].pop("required", None)
     return schema

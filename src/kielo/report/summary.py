@@ -86,3 +86,15 @@ def _parity(parity: ParitySummary) -> str:
         f"{verdict}: largest relative loss difference {parity.max_relative_loss_difference:.1e} "
         f"over {parity.steps} steps"
     )
+
+
+def language_row(summary: Summary | None) -> tuple[str, str, str]:
+    """Returns (text kept, score, time) of one of several languages' runs; dashes without a summary."""
+    if summary is None:
+        return "–", "–", "–"
+    kept, bits, masked = summary.corpus.bytes_kept, summary.bits_per_byte.model, summary.masked_tokens
+    score = "–" if bits is None else f"{bits:.3f} bits per byte"
+    if masked:
+        score = f"{100 * masked.model:.1f} % of hidden tokens"
+    seconds = sum(stage.seconds for stage in summary.stages.values())
+    return format_bytes(kept) if kept else "–", score, format_seconds(seconds)
