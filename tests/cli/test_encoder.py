@@ -48,3 +48,31 @@ def test_a_run_of_an_encoder_goes_through_every_stage(tmp_path: Path, model_type
     if model_type == "modernbert":
         assert "pipeline(" in card and len(pipeline("fill-mask", model=str(folder / "hf"))("[MASK] ja")) == 5
     assert tokenizer.mask_token_id == 4 and tokenizer("ja").input_ids[0] == tokenizer.cls_token_id == 2
+
+
+@pytest.mark.full
+def test_a_run_of_the_hybrid_objective_scores_both_uses(tmp_path: Path) -> None:
+    """Hidden tokens, and bits per byte beside a decoder's baselines with samples; page and card have both."""
+    recipe = write_recipe(tmp_path)
+    sets = (
+        "model.model_type=ltg_bert", "model.position_bucket_size=8", "train.objective=masked_tokens",
+        "train.learning_rate=1e-2", "train.causal_share=0.5", "train.tokens=12800",
+    )  # fmt: skip
+    process = kielo("run", str(recipe), "--json", *(word for one in sets for word in ("--set", one)))
+    stdout, stderr = process.communicate(timeout=400)
+    assert process.returncode == 0, stderr
+    summary, folder = json.loads(stdout), tmp_path / "run"
+    scores = json.loads((folder / "evaluate" / "scores.json").read_text())
+    masked = json.loads((folder / "evaluate" / "masked_scores.json").read_text())
+    # 320 tokens alike are log(320) = 5.77 nats each.
+    bits = summary["bits_per_byte"]
+    assert 0 < bits["model"] == scores["bits_per_byte"]["model"] < 1.5 * bits["unigram"]
+    assert masked["accuracy"] == summary["masked_tokens"] and masked["loss"] < 5.7
+    assert len(scores["samples"]) == 3
+    page, card = (folder / "report.html").read_text(), (folder / "hf" / "README.md").read_text()
+    assert "Hidden tokens" in page and "bits per byte, held-out" in page and "Parity" not in page
+    assert "masked and causal" in card and "position before it" in card
+    process = kielo("evaluate", str(recipe), *(word for one in sets for word in ("--set", one)))
+    stdout, stderr = process.communicate(timeout=200)
+    assert process.returncode == 0, stderr
+    assert "hidden tokens predicted" in stdout and "bits per byte" in stdout

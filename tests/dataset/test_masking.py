@@ -172,3 +172,39 @@ def test_a_tokenizer_without_a_mask_token_is_refused(tmp_path: Path) -> None:
     assert "encoder_tokens" not in read_manifest(tmp_path / "tokenizer").section
     with pytest.raises(KieloError, match="mask_token in tokenizer_config.json"):
         masking_vocabulary(tmp_path / "tokenizer", "span")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_hybrid_objective_has_sequences_of_both_kinds(run: Path, kind: str) -> None:
+    """The causal ones are the batch as it was, in documents with negative numbers; in the others each hidden
+    token is the label of the position before it. Which is which follows from the sample's number.
+    """
+    masking = Masking(SEED, kind, masking_vocabulary(run / "tokenizer", kind), causal_share=0.4)
+    batch = of_step(run, 7)
+    made, hidden = masking.training_batch(batch, 0.3), masking.hide(batch, 0.3)
+    is_causal = (made.documents < 0).all(axis=1)
+    assert 0 < is_causal.sum() < len(is_causal) and (made.documents[~is_causal] >= 0).all()
+    assert np.array_equal(made.inputs[is_causal], batch.inputs[is_causal])
+    assert np.array_equal(made.labels[is_causal], batch.labels[is_causal])
+    assert np.array_equal(-1 - made.documents[is_causal], batch.documents[is_causal])
+    assert np.array_equal(made.inputs[~is_causal], hidden.inputs[~is_causal])
+    for row in np.flatnonzero(~is_causal):
+        for place in range(LENGTH - 1):
+            assert made.labels[row, place] == hidden.labels[row, place + 1]
+        assert made.labels[row, -1] == NOT_COUNTED == hidden.labels[row, 0]
+    for rank in range(3):
+        part = masking.training_batch(of_step(run, 7, rank, 3), 0.3)
+        for name in ("inputs", "labels", "documents"):
+            assert np.array_equal(getattr(part, name), getattr(made, name)[rank::3])
+
+
+def test_the_share_of_causal_sequences_is_the_one_asked_for(run: Path) -> None:
+    """Of 20,000 samples, within four deviations; without documents each sequence is one."""
+    vocabulary = masking_vocabulary(run / "tokenizer", "span")
+    tokens = np.random.default_rng(2).choice(vocabulary.ordinary_ids, (20_000, 2))
+    batch = Batch(tokens, tokens, None, np.arange(20_000))
+    made = Masking(SEED, "span", vocabulary, causal_share=1 / 16).training_batch(batch, 0.3)
+    assert set(np.unique(made.documents)) == {-1, 0}
+    share, deviation = (made.documents[:, 0] < 0).mean(), (1 / 16 * 15 / 16 / 20_000) ** 0.5
+    assert share == pytest.approx(1 / 16, abs=4 * deviation)
+    assert Masking(SEED, "span", vocabulary).training_batch(batch, 0.3).documents is None

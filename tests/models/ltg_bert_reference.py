@@ -22,7 +22,7 @@ class Reference:
         self.layers = 1 + max(int(name.split(".")[2]) for name in state if name.startswith("transformer"))
 
     def logits(self, tokens: list[int], documents: list[int] | None = None) -> Tensor:
-        """[T, vocabulary] of one sequence."""
+        """[T, vocabulary] of one sequence; in documents with negative numbers a token sees none after it."""
         state = self.state
         x = self._norm(state["embedding.word_embedding.weight"][tokens])
         positions = self._norm(state["embedding.relative_embedding"])
@@ -66,7 +66,11 @@ class Reference:
                     scores.append(score / math.sqrt(3 * size))
                 weights = torch.stack(scores).exp()
                 if documents is not None:
-                    weights = weights * torch.tensor([number == documents[query] for number in documents])
+                    seen = [
+                        number == documents[query] and (number >= 0 or key <= query)
+                        for key, number in enumerate(documents)
+                    ]
+                    weights = weights * torch.tensor(seen)
                 rows.append((weights / weights.sum()) @ v)
             outputs.append(torch.stack(rows))
         out = torch.cat(outputs, dim=1) @ state[place + "out_proj.weight"].T + state[place + "out_proj.bias"]

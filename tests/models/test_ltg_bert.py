@@ -67,21 +67,29 @@ def batch() -> tuple[Tensor, Tensor]:
     return tokens, torch.stack([torch.arange(LENGTH) >= 5, torch.arange(LENGTH) >= 9]).int()
 
 
+def documents_of(kind: str) -> Tensor | None:
+    """Document numbers of `batch`. causal: the first sequence is."""
+    documents = batch()[1]
+    if kind == "causal":
+        documents[0] = -1 - documents[0]
+    return None if kind == "one text" else documents
+
+
 @LAYOUTS
-@pytest.mark.parametrize("has_documents", [False, True], ids=["one text", "documents"])
-def test_logits_and_gradients_are_those_of_the_equations(tmp_path, layout: str, has_documents: bool) -> None:
+@pytest.mark.parametrize("kind", ["one text", "documents", "causal"])
+def test_logits_and_gradients_are_those_of_the_equations(tmp_path, layout: str, kind: str) -> None:
     """Within 1e-6 in float64, of every tensor, both ways to cut positions into heads; the loss weighs each
-    logit by another number, so that every gradient is one.
+    logit by another number, so that every gradient is one. A batch may have a causal sequence beside others.
     """
     model, stored = random_model(tmp_path, layout)
     reference = Reference(stored, 3, 1e-5, layout == "interleaved", 16)
     for tensor in stored.values():
         tensor.requires_grad_()
-    tokens, documents = batch()
-    logits = model.logits(model(tokens, documents if has_documents else None))
+    (tokens, _), documents = batch(), documents_of(kind)
+    logits = model.logits(model(tokens, documents))
     expected = torch.stack(
         [
-            reference.logits(tokens[row].tolist(), documents[row].tolist() if has_documents else None)
+            reference.logits(tokens[row].tolist(), None if documents is None else documents[row].tolist())
             for row in range(2)
         ]
     )
@@ -106,14 +114,13 @@ def test_the_two_ways_to_cut_positions_differ(tmp_path) -> None:
 
 @LAYOUTS
 def test_flex_attention_computes_the_dense_scores(tmp_path, layout: str) -> None:
-    """Uncompiled, forward: within 1e-6 of the dense code in fp32, with documents and without."""
+    """Uncompiled, forward: within 1e-6 of the dense code in fp32, with documents, without, and causal."""
     model, _ = random_model(tmp_path, layout)
     model = model.float()
     attention, maker = model.layers["0"].attention, model.make_masks
-    tokens, documents = batch()
     with torch.no_grad():
-        x = model.embed(tokens)
-        for numbers in (None, documents):
+        x = model.embed(batch()[0])
+        for numbers in map(documents_of, ("one text", "documents", "causal")):
             dense, blocks = (
                 attention(x, model.relative_table.weight, make(numbers, LENGTH))
                 for make in (maker.dense, maker.in_blocks)

@@ -46,6 +46,8 @@ def evaluate(options: argparse.Namespace) -> None:
     folder = run_folder(recipe)
 
     from kielo.artifact.lease import held
+    from kielo.artifact.scores import Scores
+    from kielo.artifact.stage_json import read_stage_json
     from kielo.cli.checkpoint import newest_checkpoint
     from kielo.evaluate.run import evaluate, evaluate_hugging_face
 
@@ -54,10 +56,15 @@ def evaluate(options: argparse.Namespace) -> None:
     else:
         with held(folder):
             scores = evaluate(recipe, folder, model if options.recipe else newest_checkpoint(folder))
+    # Of the hybrid objective's causal use.
+    causal = read_stage_json(folder / "evaluate", Scores) if isinstance(scores, MaskedScores) else None
     if options.json:
-        return print_json(scores.content())
+        return print_json(scores.content() | ({"causal": causal.content()} if causal else {}))
     if isinstance(scores, MaskedScores):
-        return _print_masked(scores)
+        _print_masked(scores)
+        if causal is None:
+            return
+        scores = causal
     bits = scores.bits_per_byte.content()
     print_table(["contender", "bits per byte"], [(name, f"{value:.3f}") for name, value in bits.items()])
     if scores.sets:

@@ -9,7 +9,7 @@ is made of the pieces of documents that best-fit packing put together (`packed_s
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import MixtureOrder, Packing
 
 Shard = TokenShard | TokenSet
+Numbers = TypeVar("Numbers")
 NOT_COUNTED = -100  # PyTorch's and Hugging Face's label for "no loss here"
 
 
@@ -48,9 +49,10 @@ class Batch:
     """One rank's sequences of one step.
 
     inputs, labels: int64 [n, s], labels being the next token or -100; documents: int32 [n, s], the document's
-    number inside its sequence (0, 1, …), or None; samples: int64 [n], global sample numbers. dropout_keys:
-    int32 [n, 2], what the dropout of each sequence follows from, or None. unreadable: of these sequences,
-    those that are empty because they could not be read.
+    number inside its sequence (0, 1, …), or None; for an encoder `causal_documents` of these numbers, where a
+    token sees only those before it. samples: int64 [n], global sample numbers. dropout_keys: int32 [n, 2],
+    what the dropout of each sequence follows from, or None. unreadable: of these sequences, those that are
+    empty because they could not be read.
     """
 
     inputs: np.ndarray
@@ -144,6 +146,14 @@ class Batches:
             )
         first = phase.first_sample + (step - phase.first_step) * sequences
         return np.arange(first + data_rank, first + sequences, data_ranks, dtype=np.int64)
+
+
+def causal_documents(numbers: Numbers) -> Numbers:
+    """Returns -1, -2, … for 0, 1, …: of documents in which each token sees only those before it.
+
+    numbers: integers, an array or a tensor.
+    """
+    return -1 - numbers
 
 
 def filled_up(batch: Batch, sequences: int, end_of_text_id: int) -> Batch:

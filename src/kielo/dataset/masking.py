@@ -10,6 +10,11 @@ The recipe is that of HPLT's encoders (de Gibert et al. 2024, arXiv:2403.14009),
 each span draws a number, and those below the rate are hidden. Of hidden spans 80 % become mask tokens, 10 %
 random tokens, and 10 % stay, drawn once a span. Control tokens are never hidden.
 
+The hybrid objective is that of GPT-BERT (Charpentier and Samuel 2024, arXiv:2410.24159): a share of the
+sequences, which the sample's number chooses too, is causal: nothing is hidden, each token sees those before
+it, and the labels are the next tokens. In the others each hidden token is the label of the position before
+it, so that in both the output at a position is about the next one. Each label counts the same.
+
 Shape letters: n = sequences, s = tokens of one, v = vocabulary.
 """
 
@@ -18,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kielo.dataset.batches import NOT_COUNTED, Batch
+from kielo.dataset.batches import NOT_COUNTED, Batch, causal_documents
 from kielo.dataset.permutation import key_from, keys_of_epochs, scramble
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import MaskingKind
@@ -29,7 +34,7 @@ from kielo.tokenizer.word_pieces import WordPieces, word_pieces
 RANDOM_SHARE, KEPT_SHARE = 0.1, 0.1  # of hidden spans
 # Lengths of spans: geometric with this probability, modulo 11, at least 1.
 _STOPS, _MODULUS = 0.2, 11
-_LENGTHS, _SPANS, _ACTIONS, _TOKENS = range(4)  # streams of numbers
+_LENGTHS, _SPANS, _ACTIONS, _TOKENS, _CAUSAL = range(5)  # streams of numbers
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -67,21 +72,50 @@ def masking_vocabulary(folder: Path | str, kind: MaskingKind) -> MaskingVocabula
 
 
 class Masking:
-    """Hides tokens of batches by one seed, kind of spans and vocabulary."""
+    """Hides tokens of batches by one seed, kind of spans and vocabulary.
 
-    def __init__(self, seed: int, kind: MaskingKind, vocabulary: MaskingVocabulary):
+    causal_share: of the sequences, in the hybrid objective; 0 for hidden tokens alone.
+    """
+
+    def __init__(
+        self, seed: int, kind: MaskingKind, vocabulary: MaskingVocabulary, causal_share: float = 0.0
+    ):
         self._key = np.uint64(key_from(seed, "masking"))
-        self._kind, self._vocabulary = kind, vocabulary
+        self._kind, self._vocabulary, self._causal_share = kind, vocabulary, causal_share
+
+    def training_batch(self, batch: Batch, rate: float) -> Batch:
+        """Returns what a model is trained on: tokens hidden, and in the hybrid objective causal sequences.
+
+        batch, rate: as of `hide`. Documents of causal sequences get negative numbers, by which attention
+        knows them.
+        """
+        hidden = self.hide(batch, rate)
+        if not self._causal_share:
+            return hidden
+        draw_n1 = _uniform(keys_of_epochs(self._key, batch.samples), _CAUSAL, 1)
+        is_causal_n1 = draw_n1 < self._causal_share
+        labels = np.full_like(hidden.labels, NOT_COUNTED)
+        labels[:, :-1] = hidden.labels[:, 1:]
+        documents = np.zeros(batch.inputs.shape, np.int32) if batch.documents is None else batch.documents
+        return replace(
+            hidden,
+            inputs=np.where(is_causal_n1, batch.inputs, hidden.inputs),
+            labels=np.where(is_causal_n1, batch.labels, labels),
+            documents=np.where(is_causal_n1, causal_documents(documents), documents),
+        )
 
     def hide(self, batch: Batch, rate: float) -> Batch:
         """Returns the batch with tokens hidden; labels are the hidden tokens, and -100 elsewhere.
 
         batch: inputs and next-token labels [n, s], of which a token whose label does not count is never
-        hidden; samples [n]. rate: share of the spans. At least one span of a sequence is hidden.
+        hidden; samples [n]. rate: share of the spans. At least one span of a sequence is hidden. With causal
+        sequences the first token is never hidden: no position before it could predict it.
         """
         tokens, vocabulary = batch.inputs, self._vocabulary
         may_hide = ~vocabulary.is_control[tokens]
         may_hide[:, 1:] &= batch.labels[:, :-1] != NOT_COUNTED
+        if self._causal_share:
+            may_hide[:, 0] = False
         keys = keys_of_epochs(self._key, batch.samples)
         span = self._spans(tokens, keys)
         draw, action = (

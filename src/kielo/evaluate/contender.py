@@ -4,8 +4,8 @@ A Kielo checkpoint (with the run's resolved.toml and tokenizer) or a Hugging Fac
 turns token ids into logits, in fp32, on the GPU where there is one.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,21 @@ import torch
 from torch import Tensor
 
 from kielo.checkpoint.read_checkpoint import read_tensors
+from kielo.dataset.batches import causal_documents
+from kielo.dataset.encoded_documents import begins_with_cls
 from kielo.models import families
 from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Recipe
 from kielo.resolve.resolved import Resolved
 from kielo.tokenizer.chat_template import has_chat_template
-from kielo.tokenizer.load import TextTokenizer, encode, end_of_text_id, load_tokenizer, vocabulary_size
+from kielo.tokenizer.load import (
+    TextTokenizer,
+    encode,
+    end_of_text_id,
+    load_tokenizer,
+    role_id,
+    vocabulary_size,
+)
 
 Logits = Callable[[Tensor, Tensor | None], Tensor]
 
@@ -28,6 +38,7 @@ class Contender:
     """A model with its tokenizer. `logits(tokens_bs, documents_bs | None) -> logits_bsv`.
 
     start_id: the token that precedes the first document. module: Kielo's model; None for transformers'.
+    first_ids: what each document begins with, `[CLS]` in the causal use of an encoder.
     """
 
     name: str
@@ -39,6 +50,7 @@ class Contender:
     mask_documents: bool
     device: torch.device
     module: torch.nn.Module | None = None
+    first_ids: tuple[int, ...] = ()
 
     @property
     def has_chat_template(self) -> bool:
@@ -46,7 +58,7 @@ class Contender:
 
     def encode_documents(self, texts: Iterable[str]) -> np.ndarray:
         """Returns the token ids of all documents in one int64 stream, end-of-text after each."""
-        return document_tokens(self.tokenizer, self.end_of_text_id, texts)
+        return document_tokens(self.tokenizer, self.end_of_text_id, texts, self.first_ids)
 
     def documents(self, tokens_bs: Tensor) -> Tensor | None:
         """Returns the number of each token's document within its row, if the model was trained to mask by it.
@@ -59,14 +71,19 @@ class Contender:
         return (ends.cumsum(dim=1, dtype=torch.int32) - ends).to(torch.int32)
 
 
-def document_tokens(tokenizer: TextTokenizer, end_of_text: int, texts: Iterable[str]) -> np.ndarray:
-    """Returns one int64 stream: each text's ids, then end-of-text."""
+def document_tokens(
+    tokenizer: TextTokenizer, end_of_text: int, texts: Iterable[str], first_ids: Sequence[int] = ()
+) -> np.ndarray:
+    """Returns one int64 stream: of each text the first ids, its own, then end-of-text."""
     rows = encode(tokenizer, list(texts))
-    return np.concatenate([np.asarray([*row, end_of_text], dtype=np.int64) for row in rows])
+    return np.concatenate([np.asarray([*first_ids, *row, end_of_text], dtype=np.int64) for row in rows])
 
 
 def load_checkpoint(checkpoint: Path, resolved: Resolved, tokenizer_folder: Path) -> Contender:
-    """Loads the model of a Kielo checkpoint, as it was trained, onto one device."""
+    """Loads the model of a Kielo checkpoint, as it was trained, onto one device.
+
+    An encoder's logits at a position are about the token there; `causal_use` has those of next tokens.
+    """
     config = resolved.identity.model
     device = _device()
     with torch.device("meta"):
@@ -79,9 +96,11 @@ def load_checkpoint(checkpoint: Path, resolved: Resolved, tokenizer_folder: Path
     model.reset_buffers(device)
     model.eval()
     tokenizer = load_tokenizer(tokenizer_folder)
+    # In the hybrid objective the output at a position is about the next token: nothing is about the first.
+    shift = int(resolved.identity.train.causal_share > 0)
     return Contender(
         name=str(checkpoint),
-        logits=lambda tokens_bs, documents_bs: model.logits(model(tokens_bs, documents_bs)),
+        logits=lambda tokens_bs, documents_bs: model.logits(model(tokens_bs, documents_bs).roll(shift, 1)),
         tokenizer=tokenizer,
         start_id=end_of_text_id(tokenizer),
         end_of_text_id=end_of_text_id(tokenizer),
@@ -90,6 +109,19 @@ def load_checkpoint(checkpoint: Path, resolved: Resolved, tokenizer_folder: Path
         device=device,
         module=model,
     )
+
+
+def causal_use(contender: Contender, recipe: Recipe) -> Contender:
+    """Returns an encoder of the hybrid objective as a model whose logits are those of next tokens."""
+    model, cls_id = contender.module, None
+    if begins_with_cls(recipe):
+        cls_id = role_id(contender.tokenizer, "cls_token")
+
+    def logits(tokens_bs: Tensor, documents_bs: Tensor | None) -> Tensor:
+        documents_bs = torch.zeros_like(tokens_bs) if documents_bs is None else documents_bs
+        return model.logits(model(tokens_bs, causal_documents(documents_bs)))
+
+    return replace(contender, logits=logits, first_ids=() if cls_id is None else (cls_id,))
 
 
 def load_hugging_face(folder: Path, sequence_length: int | None = None) -> Contender:

@@ -43,7 +43,8 @@ def generate(
     prompt_ids = encode(contender.tokenizer, [prompt])[0]
     num_tokens_known = vocabulary_size(contender.tokenizer)
     generator = torch.Generator().manual_seed(seed)
-    ids = [contender.start_id, *prompt_ids]
+    ids = [contender.start_id, *contender.first_ids, *prompt_ids]
+    first = len(ids)
     for _ in range(num_tokens):
         context = torch.tensor([ids[-contender.sequence_length :]], device=contender.device)
         logits = contender.logits(context, contender.documents(context))[0, -1].float().cpu()
@@ -52,7 +53,7 @@ def generate(
         if token == contender.end_of_text_id:
             break
         ids.append(token)
-    return _decode_continuation(contender, prompt, prompt_ids, ids[1 + len(prompt_ids) :])
+    return _decode_continuation(contender, prompt, prompt_ids, ids[first:])
 
 
 def pick(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:

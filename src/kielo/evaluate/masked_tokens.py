@@ -32,7 +32,8 @@ def score_masked_tokens(
     text = heldout_sets(run_folder / "tokens")[0].batch(
         length, MOST_SEQUENCES, identity.dataset.mask_documents
     )
-    hidden = Masking(identity.seed, train.masking, vocabulary).hide(text, train.final_masking_rate)
+    masking = Masking(identity.seed, train.masking, vocabulary, train.causal_share)
+    hidden = masking.hide(text, train.final_masking_rate)
     is_label = hidden.labels != NOT_COUNTED
     if not is_label.any():
         raise KieloError(f"{run_folder / 'tokens'}: the held-out text has no token to hide")

@@ -1,7 +1,7 @@
 """The evaluate stage: a run's checkpoint and texts → `evaluate/scores.json`; also the scores of other models.
 
 Every contender scores the same held-out documents under the convention of `bits_per_byte.py`. Encoders have
-`evaluate/masked_scores.json` instead, of `encoder_scores.py`.
+`evaluate/masked_scores.json` instead, of `encoder_scores.py`; those of the hybrid objective have both.
 """
 
 from pathlib import Path
@@ -25,7 +25,8 @@ KIND, VERSION = "scores", 2
 def evaluate(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -> Scores | MaskedScores:
     """Score the run's checkpoint (default: the newest whole one) beside three baselines given the same text.
 
-    Writes `run_folder/evaluate`. A current folder is read back instead. Raises KieloError when a stage that
+    Writes `run_folder/evaluate`, of an encoder of the hybrid objective also the scores of its causal use. A
+    current folder is read back instead. Raises KieloError when a stage that
     it needs is not finished, and when text, tokenizer and checkpoint do not belong together.
     """
     run_folder = Path(run_folder)
@@ -45,7 +46,7 @@ def evaluate(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -
     if is_current(folder, KIND, VERSION, inputs, section):
         return read_stage_json(folder, MaskedScores if is_masked else Scores)
     # torch, which a finished stage does without
-    from kielo.evaluate.contender import load_checkpoint
+    from kielo.evaluate.contender import causal_use, load_checkpoint
     from kielo.evaluate.encoder_scores import score_encoder
     from kielo.evaluate.score import score
 
@@ -56,14 +57,19 @@ def evaluate(recipe: Recipe, run_folder: Path, checkpoint: Path | None = None) -
             scores = score_encoder(contender, checkpoint.name, recipe, resolved.identity, run_folder)
             write_json(stage.folder, scores)
             stage.counts |= {"accuracy": scores.accuracy.content()}
-            return scores
-        scores = score(contender, checkpoint.name, recipe, run_folder)
-        write_json(stage.folder, scores)
+            if not resolved.identity.train.causal_share:
+                return scores
+            contender = causal_use(contender, recipe)
+            # The recipe's prompts have mask tokens: samples go on from openings of held-out documents.
+            settings = recipe.evaluate.model_copy(update={"prompts": ()})
+            recipe = recipe.model_copy(update={"evaluate": settings})
+        in_turn = score(contender, checkpoint.name, recipe, run_folder)
+        write_json(stage.folder, in_turn)
         stage.counts |= {
-            "bits_per_byte": scores.bits_per_byte.content(),
-            "heldout_bytes": scores.heldout_bytes,
+            "bits_per_byte": in_turn.bits_per_byte.content(),
+            "heldout_bytes": in_turn.heldout_bytes,
         }
-    return scores
+    return scores if is_masked else in_turn
 
 
 def _own_file(key: str, path: str) -> str:

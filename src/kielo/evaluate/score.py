@@ -76,10 +76,17 @@ def _set_scores(
             continue
         encoded = encoder.encode(documents)
         end = contender.end_of_text_id
+        first = np.array(contender.first_ids, np.int64)
         tokens = np.concatenate(
-            [ids for document in encoded for ids in (document.ids, [end])], dtype=np.int64
+            [ids for document in encoded for ids in (first, document.ids, [end])], dtype=np.int64
         )
-        counted = np.concatenate([document.loss_mask for document in encoded])
+        counted = np.concatenate(
+            [
+                mask
+                for document in encoded
+                for mask in (np.full(len(first), document.carries_loss is None), document.loss_mask)
+            ]
+        )
         texts = [document["text"] for document in documents]
         num_bytes = sum(
             counted_bytes([text]) if document.bytes_with_loss is None else document.bytes_with_loss

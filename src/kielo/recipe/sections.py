@@ -726,6 +726,14 @@ class TrainIdentity(Section):
     final_masking_rate: float = Field(
         0.15, gt=0, lt=1, description="the same at the last step, and of held-out text; linear between"
     )
+    causal_share: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of the sequences in which an encoder sees only the tokens before each and "
+        "predicts the next one; with any, hidden tokens are predicted at the position before them, so that "
+        "one model has both uses (GPT-BERT)",
+    )
     skip_steps: tuple[tuple[PositiveInt, PositiveInt], ...] = Field(
         (), description="[first, last] steps whose text is passed over without training on it"
     )

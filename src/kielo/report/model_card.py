@@ -35,12 +35,13 @@ def write_model_card(gathered: dict[str, Any]) -> Path | None:
 def render(gathered: dict[str, Any]) -> str:
     """Returns the card as Markdown."""
     recipe = gathered["recipe"]
-    is_encoder = recipe.train.objective == "masked_tokens"
+    is_encoder, is_hybrid = recipe.train.objective == "masked_tokens", recipe.train.causal_share > 0
+    kind = "masked and causal" if is_hybrid else "masked" if is_encoder else "causal"
     parts = [
         _front_matter(recipe),
         f"# {_plain(recipe.name)}",
         _plain(recipe.description),
-        f"A {'masked' if is_encoder else 'causal'} language model for {_named_languages(recipe)}, made with "
+        f"A {kind} language model for {_named_languages(recipe)}, made with "
         f"Kielo {gathered['kielo_version']}.",
         _model(gathered["overview"]),
         _bits_per_byte(gathered["scores"]),
@@ -48,6 +49,7 @@ def render(gathered: dict[str, Any]) -> str:
         _parity(gathered["parity"]),
         "## How to load it",
         _loading_an_encoder(gathered) if is_encoder else _loading(gathered),
+        _both_uses() if is_hybrid else "",
         _chat(recipe),
         _training(gathered),
         _limits(recipe),
@@ -84,6 +86,15 @@ def _loading_an_encoder(gathered: dict[str, Any]) -> str:
         "model = AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True)\n```\n\n"
         "The classes that `config.json` names are not a part of transformers: copy the modules of its "
         "`auto_map` from a published model of this family into this folder."
+    )
+
+
+def _both_uses() -> str:
+    return (
+        "The output at each position is about the next token, as GPT-BERT's (Charpentier and Samuel 2024): "
+        "the logits for a hidden token are those of the position before it, and with a causal mask of "
+        "attention the same weights continue text. Classes that expect the output at a position to be about "
+        "that position have to be changed so."
     )
 
 

@@ -37,15 +37,14 @@ def render(gathered: dict[str, Any]) -> str:
     """Returns the whole page as HTML."""
     recipe = gathered["recipe"]
     is_encoder = recipe.train.objective == "masked_tokens"
-    sections = (
-        [("masked-tokens", "Hidden tokens", _masked_tokens(gathered))]
-        if is_encoder
-        else [
+    sections = [("masked-tokens", "Hidden tokens", _masked_tokens(gathered))] if is_encoder else []
+    if not is_encoder or gathered["scores"]:  # of an encoder's causal use
+        sections += [
             ("bits-per-byte", "Held-out bits per byte", _bits_per_byte(gathered)),
             ("samples", "What it writes", _samples(gathered)),
-            ("parity", "Parity certificate", _parity(gathered)),
         ]
-    )
+    if not is_encoder:
+        sections.append(("parity", "Parity certificate", _parity(gathered)))
     sections += [
         ("training", "Training", _training(gathered)),
         ("chronicle", "Chronicle", _chronicle(gathered)),
@@ -132,7 +131,7 @@ def _masked_tokens(gathered: dict[str, Any]) -> str:
         f"{scores.hidden_tokens:,} tokens of {scores.sequences:,} held-out sequences of "
         f"{scores.sequence_length} were hidden, {100 * scores.masking_rate:g} % of them by {scores.masking}; "
         f"the model's loss is {scores.loss:.3f} nats per hidden token. An encoder predicts some tokens from "
-        "all others, so that bits per byte are not defined for it."
+        "all others, so that bits per byte are not defined for this use."
     )
     return (
         f"{table}<p class='note'>{escape(sentence)}</p>{_pseudo_bits(scores)}{_filled_masks(gathered)}"

@@ -42,11 +42,12 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     rows.append(("training speed", f"{speed:,.0f} tokens per second" if speed else "–"))
     if summary.masked_tokens:
         rows += _masked_rows(summary.masked_tokens)
-    else:
+    if not summary.masked_tokens or bits.model is not None:
         rows.append(("held-out bits per byte", _number(bits.model)))
         for name in BASELINES:
             value = getattr(bits, name)
             rows.append((f"  {NAMES[name]}", _number(value) + _against(bits.model, value)))
+    if not summary.masked_tokens:
         rows.append(("parity with Hugging Face", _parity(summary.parity)))
     rows.append(("exported model", summary.export or "–"))
     seconds = [stage.seconds for stage in summary.stages.values()]
@@ -60,7 +61,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _masked_rows(accuracy: Accuracy) -> list[tuple[str, str]]:
-    """Returns the lines of an encoder, for which bits per byte and parity are not defined."""
+    """Returns the lines of hidden tokens, for which bits per byte and parity are not defined."""
     rows = [("hidden tokens predicted", f"{100 * accuracy.model:.1f} %")]
     for name, share in accuracy.baselines().items():
         verdict = "beaten" if accuracy.model > share else "not beaten"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from kielo.recipe.model_types import FAMILIES
-from kielo.recipe.sections import Layout, Objective
+from kielo.recipe.sections import Layout, TrainIdentity
 
 
 def encoder_complaints(model_type: str, layout: Layout) -> Iterator[str]:
@@ -29,16 +29,31 @@ def dropout_complaints(model_type: str, attention_dropout: float) -> Iterator[st
         )
 
 
-def objective_complaints(model_type: str, objective: Objective) -> Iterator[str]:
+def objective_complaints(model_type: str, train: TrainIdentity) -> Iterator[str]:
     """Yields why the objective does not train such a model: encoders see the tokens after each."""
-    if FAMILIES[model_type].is_encoder and objective == "next_token":
+    family, objective = FAMILIES[model_type], train.objective
+    if family.is_encoder and objective == "next_token":
         yield (
             f"model.model_type = {model_type!r} is an encoder, which sees the next token that it would learn "
             'to predict; what would work: train.objective = "masked_tokens"'
         )
-    if not FAMILIES[model_type].is_encoder and objective == "masked_tokens":
-        encoders = ", ".join(name for name, family in FAMILIES.items() if family.is_encoder)
+    if not family.is_encoder and objective == "masked_tokens":
+        encoders = ", ".join(name for name, one in FAMILIES.items() if one.is_encoder)
         yield (
             f'train.objective = "masked_tokens" is for encoders, and model.model_type = {model_type!r} sees '
             f"only the tokens before each; what would work: model.model_type = {encoders}"
+        )
+    if not train.causal_share:
+        return
+    key = f"train.causal_share = {train.causal_share:g}"
+    if objective == "next_token":
+        yield (
+            f"{key} is for a model that predicts hidden tokens too; what would work: "
+            'train.objective = "masked_tokens", or train.causal_share = 0'
+        )
+    elif family.is_encoder and not family.may_be_causal:
+        able = ", ".join(name for name, one in FAMILIES.items() if one.may_be_causal)
+        yield (
+            f"{key}: the attention of model.model_type = {model_type!r} has no causal sequences; what would "
+            f"work: model.model_type = {able}, or train.causal_share = 0"
         )

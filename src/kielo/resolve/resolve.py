@@ -107,7 +107,7 @@ def resolve(
     complaints: list[str] = []
     layout = _with_axes(recipe.layout, world_size, complaints)
     model = complete_model(recipe, full_phases(recipe), text.vocabulary_size, complaints)
-    complaints += objective_complaints(model.model_type, recipe.train.objective)
+    complaints += objective_complaints(model.model_type, recipe.train)
     complaints += dropout_complaints(model.model_type, recipe.train.attention_dropout)
     complaints += _layout_complaints(model, recipe, machine)
     complaints += trainable_complaints(model, recipe.layout, full_phases(recipe))

@@ -343,11 +343,11 @@ def prepared(identity: Identity, placement: Placement) -> Callable[[Batch, int],
     if train.objective == "next_token":
         return lambda batch, step: batch
     vocabulary = masking_vocabulary(placement.tokenizer_folder, train.masking)
-    masking = Masking(identity.seed, train.masking, vocabulary)
+    masking = Masking(identity.seed, train.masking, vocabulary, train.causal_share)
 
     def hide(batch: Batch, step: int) -> Batch:
         rate = masking_rate(train.masking_rate, train.final_masking_rate, step, identity.total_steps)
-        return masking.hide(batch, rate)
+        return masking.training_batch(batch, rate)
 
     return hide
 

@@ -42,7 +42,7 @@ class Seen:
     """The keys that queries see: in the window and the document if given, and none after a causal query.
 
     positions_q: the positions of the queries, None for all. The window of a query that is not causal reaches
-    as far forward as back.
+    as far forward as back. Documents with negative numbers are causal.
     """
 
     window: int | None = None
@@ -65,6 +65,8 @@ def block_mask(seen: Seen, length: int, device: torch.device) -> BlockMask:
             visible = visible & (key - position < window)
         if documents_bs is not None:
             visible = visible & (documents_bs[b, position] == documents_bs[b, key])
+        if documents_bs is not None and not is_causal:
+            visible = visible & ((documents_bs[b, position] >= 0) | (position >= key))
         return visible
 
     batch = None if documents_bs is None else documents_bs.shape[0]

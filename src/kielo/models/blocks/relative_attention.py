@@ -42,8 +42,9 @@ class RelativeMask:
     """The positions that each query sees, and the rows of distances.
 
     row_of: the row of distance d at d + half [2 half + 1]. On a CPU rows_qn [q, n] are those of all pairs and
-    visible [b, 1, q, n] is True inside documents, None for all pairs; on a GPU both are None, and blocks are
-    FlexAttention's mask of documents, None for all pairs.
+    visible [b, 1, q, n] is True inside documents, up to the query in those with negative numbers, and None
+    for all pairs; on a GPU both are None, and blocks are FlexAttention's mask of documents, None for all
+    pairs.
     """
 
     row_of: Tensor
@@ -86,7 +87,9 @@ class RelativeMaskMaker(nn.Module):
         rows_qn = self.row_of[places[:, None] - places + half]
         visible = None
         if documents_bs is not None:
-            visible = (documents_bs[:, :, None] == documents_bs[:, None, :]).unsqueeze(1)
+            is_before_qn = places <= places[:, None]
+            visible = documents_bs[:, :, None] == documents_bs[:, None, :]
+            visible = (visible & ((documents_bs[:, :, None] >= 0) | is_before_qn)).unsqueeze(1)
         return RelativeMask(self.row_of, half, rows_qn, visible)
 
     def in_blocks(self, documents_bs: Tensor | None, length: int) -> RelativeMask:
