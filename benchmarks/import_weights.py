@@ -1,11 +1,13 @@
 """Hugging Face weights into memory: peak resident memory and speed, each case in a process of its own.
 
-    python benchmarks/import_weights.py --cases 3b 8b 70b transformers
+    python benchmarks/import_weights.py --cases 3b 8b 70b 70b_vocabulary transformers
 
 3b            the shape of Llama 3.2 3B, bf16 in shards, onto one rank in fp32
 8b            Llama 3.1 8B onto each rank of tensor 2 in turn
 70b           Llama 3.1 70B onto four ranks of tensor 8 x pipeline 4: 141 GB of sparse files, with numbers
               only at the edges of every slice; after loading each number of the rank is compared
+70b_vocabulary  the same with a vocabulary of 65,536 tokens of other text, means of four old rows: onto the
+              ranks of the embedding and of the head, with one layer each; their old rows are written whole
 transformers  the 3b files through from_pretrained, for comparison
 
 The files are made here, of random numbers, and removed. Other ranks are played by a fake process group; the
@@ -24,17 +26,20 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from kielo.artifact.row_map import RowMap
 from kielo.checkpoint.hugging_face_import import load_model_weights
 from kielo.checkpoint.safetensors_stream import SafetensorsStream
+from kielo.checkpoint.transplant import Transplant
 from kielo.models.llama.model import Llama
 from kielo.models.llama.names import hf_config, to_hugging_face
 from kielo.parallel.materialise import local, local_slices, materialise
@@ -46,6 +51,9 @@ SHARD_BYTES = 5_000_000_000
 EDGE_NUMBERS = 2048  # 4 KiB of bf16
 PEAK_RATIO, PEAK_EXTRA_BYTES, SPEED_RATIO, STAGE_BYTES = 1.1, 1_000_000_000, 0.8, 11_000_000_000
 _POOL_NUMBERS = 2**24 - 3
+# Of a transplant: tokens of the new vocabulary, bytes that may be held beside the shards, tensors to read.
+NEW_TOKENS, TRANSPLANT_BYTES = 65_536, 400_000_000
+_VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 def _llama(
@@ -92,7 +100,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Task:
-    """The task of a child process: "load" or "bare" with the rank's shards, or "transformers"."""
+    """The task of a child process: "load", "transplant" or "bare" with the rank's shards; "transformers"."""
 
     what: str
     shape: str
@@ -103,7 +111,8 @@ class Task:
 
     @property
     def model(self) -> Model:
-        return (SMALL if self.is_small else SHAPES)[self.shape]
+        old = (SMALL if self.is_small else SHAPES)[self.shape]
+        return old.model_copy(update={"vocab_size": NEW_TOKENS}) if self.what == "transplant" else old
 
 
 def main() -> None:
@@ -133,15 +142,28 @@ def main() -> None:
 
 
 def _case(case: str, folder: Path, options: argparse.Namespace) -> dict:
-    shape = "3b" if case == "transformers" else case
+    shape = "3b" if case == "transformers" else case.partition("_")[0]
     model = (SMALL if options.small else SHAPES)[shape]
-    source = folder / shape
+    source = folder / case.replace("transformers", "3b")
     if not source.exists():
         for other in folder.iterdir():  # one set of files at a time
             _remove(other)
-        (_write_edges if case == "70b" else _write_weights)(source, model)
+        if shape == "70b":
+            _write_edges(source, model, _VOCABULARY if case == "70b_vocabulary" else ())
+        else:
+            _write_weights(source, model)
     if case == "transformers":
         return _run(Task("transformers", shape, str(source), options.small))
+    if case == "70b_vocabulary":
+        stages = model.num_hidden_layers
+        ends = [Rank(8, 0, stages, 0), Rank(8, 7, stages, stages - 1)]
+        rows = [
+            _run(Task("transplant", shape, str(source), options.small, rank, has_edges_only=True))
+            for rank in ends
+        ]
+        for row in rows:
+            row["bar_peak_bytes"] = row["baseline_bytes"] + row["shard_bytes"] + TRANSPLANT_BYTES
+        return {"ranks": rows, "holds": all(row["peak_bytes"] <= row["bar_peak_bytes"] for row in rows)}
     if case == "70b":
         ranks = [Rank(8, tensor_rank, 4, stage) for tensor_rank, stage in ((0, 0), (3, 1), (5, 2), (7, 3))]
         rows = [
@@ -204,9 +226,9 @@ def _do(task: Task) -> dict:
     _forget_cached(Path(task.folder))
     start, processor_start = time.perf_counter(), time.process_time()
     bytes_read = 0
-    if task.what == "load":
+    if task.what != "bare":
         alone = torch.distributed.new_group([task.rank.tensor_rank])  # the fake ranks have nothing to say
-        load_model_weights(parameters, Path(task.folder), task.model, alone)
+        load_model_weights(parameters, Path(task.folder), task.model, alone, _transplant(task))
     else:
         bytes_read = _bare_loop(parameters, Path(task.folder), task.model)
     seconds, processor_seconds = time.perf_counter() - start, round(time.process_time() - processor_start, 3)
@@ -220,6 +242,21 @@ def _do(task: Task) -> dict:
         "processor_seconds": processor_seconds,
     }
     return row | {"numbers_compared": _compare(task, parameters)}
+
+
+def _transplant(task: Task) -> Transplant | None:
+    """Returns means of four old rows, one of them of the first 256, as bytes and frequent letters are."""
+    if task.what != "transplant":
+        return None
+    old_tokens, random = SHAPES[task.shape].vocab_size, np.random.default_rng(1)
+    rows = np.concatenate(
+        [random.integers(0, 256, (NEW_TOKENS, 1)), random.integers(0, old_tokens, (NEW_TOKENS, 3))], axis=1
+    )
+    row_map = RowMap(
+        method="mean", old_tokenizer="", old_vocabulary_size=old_tokens, rows=np.sort(rows).tolist(),
+        control_tokens={},
+    )  # fmt: skip
+    return Transplant(row_map, lambda name, shape, box: torch.zeros(()))
 
 
 def _laid_out(task: Task) -> nn.Module:
@@ -309,7 +346,9 @@ def _compare(task: Task, parameters: dict[str, Tensor]) -> int:
             continue
         value, box = local(parameters[ours]).detach(), local_slices(parameters[ours])
         shape = tuple(parameters[ours].shape)
-        if task.has_edges_only:
+        if task.what == "transplant" and piece.name in _VOCABULARY:
+            compared += _compare_means(task, piece.name, value, box)
+        elif task.has_edges_only:
             nonzero = 0
             for row, columns in _edges_of_slice(box):
                 expected = _numbers(
@@ -332,6 +371,16 @@ def _compare(task: Task, parameters: dict[str, Tensor]) -> int:
                 assert torch.equal(found, expected.float()), (ours, row)
                 compared += len(expected)
     return compared
+
+
+def _compare_means(task: Task, name: str, value: Tensor, box: tuple[slice, ...]) -> int:
+    """Compares every 61st row with the mean of its old ones, bit by bit; returns how many numbers."""
+    rows, width = _transplant(task).row_map.rows, value.shape[1]
+    checked = range(box[0].start, box[0].stop, 61)
+    for row in checked:
+        parts = [_numbers(name, old * width, width).float() for old in rows[row]]
+        assert torch.equal(value[row - box[0].start], sum(parts) / len(parts)), (name, row)
+    return len(checked) * width
 
 
 # The files.
@@ -387,8 +436,11 @@ def _write_weights(folder: Path, model: Model) -> None:
         stream.close()
 
 
-def _write_edges(folder: Path, model: Model) -> None:
-    """Writes sparse files: numbers at the edges of every slice of tensor 8, holes between."""
+def _write_edges(folder: Path, model: Model, whole: Collection[str]) -> None:
+    """Writes sparse files: numbers at the edges of every slice of tensor 8, holes between.
+
+    The tensors `whole` have all their numbers.
+    """
     _write_configs(folder, model)
     pieces = {piece.name: ours for ours, piece in to_hugging_face(model).items()}
     for number, shard in enumerate(_shards(model)):
@@ -402,6 +454,12 @@ def _write_edges(folder: Path, model: Model) -> None:
             file.truncate(8 + len(text) + end)
             for name, shape in shard.items():
                 begin = 8 + len(text) + header[name]["data_offsets"][0]
+                if name in whole:
+                    file.seek(begin)
+                    for row in range(0, shape[0], 1024):
+                        numbers = _numbers(name, row * shape[1], min(1024, shape[0] - row) * shape[1])
+                        file.write(numbers.view(torch.uint8).numpy().tobytes())
+                    continue
                 for box in _slices_of_tensor_8(pieces[name], shape):
                     for row, columns in _edges_of_slice(box):
                         index = _index(shape, row, columns.start)
@@ -503,7 +561,7 @@ def _table(result: dict) -> str:
                 else ""
             )
             bar = row.get("bar_peak_bytes", found.get("bar_peak_bytes"))
-            text = f"{case:<13} {where:<25} peak {row['peak_bytes'] / 1e9:6.2f} GB"
+            text = f"{case:<14} {where:<25} peak {row['peak_bytes'] / 1e9:6.2f} GB"
             text += f" (bar {bar / 1e9:.2f}, before {row['baseline_bytes'] / 1e9:.2f})" if bar else ""
             text += (
                 f", {row['gigabytes_per_second']:.2f} GB/s, {row['speed_beside_bare_loop']:.2f} of the bare "
@@ -519,7 +577,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    cases = ["3b", "transformers", "8b", "70b"]
+    cases = ["3b", "transformers", "8b", "70b", "70b_vocabulary"]
     parser.add_argument("--cases", nargs="+", choices=cases, default=cases)
     parser.add_argument("--rounds", type=int, default=3, help="ours and the bare loop in turn, this often")
     parser.add_argument(

@@ -28,11 +28,30 @@ def new_model(tied: bool) -> Model:
 
 
 def row_map() -> RowMap:
-    """Copies, means of up to five rows, some of them repeated, and random rows."""
+    """Copies, means of up to five rows, some of them repeated, weighted sums, and random rows."""
     generator = np.random.default_rng(5)
     sizes = [0, 1, 1, 2, 3, 5, 2, 0, 1] * 8
     rows = [sorted(generator.integers(0, OLD, size).tolist()) for size in sizes[:NEW]]
-    return RowMap(method="mean", old_tokenizer="", old_vocabulary_size=OLD, rows=rows, control_tokens={})
+    weights = {
+        str(row): generator.dirichlet(np.ones(len(olds))).astype(np.float32).tolist()
+        for row, olds in enumerate(rows)
+        if len(olds) > 1 and row % 2
+    }
+    return RowMap(
+        method="focus",
+        old_tokenizer="",
+        old_vocabulary_size=OLD,
+        rows=rows,
+        control_tokens={},
+        weights=weights,
+    )
+
+
+def made_of(stored: np.ndarray, olds: list[int], weights: list[float] | None) -> np.ndarray:
+    """numpy's mean of the old rows, or their weighted sum in their order, in fp32."""
+    if weights is None:
+        return np.mean(stored[olds], axis=0, dtype=np.float32)
+    return sum(np.float32(weight) * stored[old] for old, weight in zip(olds, weights))
 
 
 def write_old(folder: Path, tied: bool) -> None:
@@ -53,7 +72,7 @@ def expected(folder: Path, tied: bool) -> dict[str, np.ndarray]:
         if ours in ("embed.weight", "head.weight"):
             first = values(model, 9)(ours, shapes[ours]).numpy()
             rows = [
-                np.mean(stored[olds], axis=0, dtype=np.float32) if olds else first[row]
+                made_of(stored, olds, row_map().weights.get(str(row))) if olds else first[row]
                 for row, olds in enumerate(row_map().rows)
             ]
             stored = np.concatenate([rows, np.zeros((shapes[ours][0] - NEW, shapes[ours][1]), np.float32)])

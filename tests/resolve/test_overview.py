@@ -42,6 +42,16 @@ def test_a_recipe_and_its_run_have_the_same_facts() -> None:
     assert run.flops / run.tokens == pytest.approx(6 * run.parameters, rel=0.5)
 
 
+def test_a_rate_without_a_decay_is_held() -> None:
+    """NorMistral's two stages; in the recipe, and in the run that it makes."""
+    recipe = read_recipe("norwegian_7b_warm").recipe
+    run = resolve(recipe, "no_such_folder", 512, "cuda", text=imagined_text(recipe))
+    for found in (overview_of_recipe(recipe), overview_of_run(run.identity)):
+        assert found.learning_rates == ("0.0001, held", "0.0001, held")
+    falling = recipe.model_copy(update={"train": recipe.train.model_copy(update={"decay_share": 0.1})})
+    assert overview_of_recipe(falling).learning_rates[0] == "0.0001 to 1e-05, wsd"
+
+
 def test_a_budget_that_is_not_set_follows_from_the_text() -> None:
     """Whole steps that read no source too often, also with weights; a plan needs a number."""
     recipe = read_recipe("own_text", ["corpus.sources=a.txt,b.txt", "dataset.max_epochs=4"]).recipe

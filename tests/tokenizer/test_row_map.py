@@ -14,7 +14,7 @@ from kielo.artifact.stage_json import read_stage_json
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.load import TextTokenizer, decode, load_tokenizer
-from kielo.tokenizer.row_map import example_rows, make_row_map, row_map_in_words
+from kielo.tokenizer.row_map import example_ids, make_row_map, row_in_words, row_map_in_words
 from kielo.tokenizer.train import save, train_on, train_tokenizer
 
 OLD = [f"The house of {n} rivers and the rivers of the house, said the reader." for n in range(60)]
@@ -75,7 +75,8 @@ def test_spaces_bytes_and_roles_of_two_conventions(tmp_path):
     assert made.control_tokens == {"<|begin|>": "<s>", "<|end|>": "</s>", "<unk>": "<unk>"}
     assert (made.copied, made.composed, made.random) == (10, 6, 2)
     assert "18 rows of the new vocabulary: 10 (55.6%)" in row_map_in_words(made)
-    assert example_rows(made, old, new, 2) == [("Ãµ", "<0xC3> + <0xB5>"), ("mam", "m + ma")]
+    assert example_ids(made, 2) == [7, 11] and example_ids(made, 9) == [7, 8, 9, 11, 12, 13]
+    assert row_in_words(made, 7, old) == "<0xC3> + <0xB5>"
     # and back: of a byte and a letter of the same text, each takes that of its own spelling
     back = make_row_map(new, old, "mean").rows
     assert back == [[17], [14], [15], [3], [4], [2], [0], [1], [5], [6], [0, 1], [1]]

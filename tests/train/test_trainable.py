@@ -9,11 +9,18 @@ import torch
 from kielo.artifact.checkpoint_index import read_plain
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.models.parameter_shapes import parameter_shapes
+from kielo.recipe.errors import KieloError
 from kielo.recipe.phases import full_phases
 from kielo.recipe.sections import Layout, Model, Recipe
 from kielo.resolve.resolved import Resolved
 from kielo.resolve.state_bytes import state_bytes
-from kielo.resolve.trainable import flops_per_token, frozen_share, trainable_complaints, trains
+from kielo.resolve.trainable import (
+    check_trainable,
+    flops_per_token,
+    frozen_share,
+    trainable_complaints,
+    trains,
+)
 from kielo.train import build
 from kielo.train.run import train
 from tests.ranks import run_ranks
@@ -174,6 +181,14 @@ def test_names_that_match_nothing_are_refused() -> None:
     ]  # fmt: skip
     assert "what would work: embed, layers, norm, head, or a module" in said[0]
     assert len(said) == 3 and "phases.2.trainable" in said[2] and "layout.pipeline = 1" in said[2]
+    given = recipe.model_copy(update={"model": small()})
+    with pytest.raises(KieloError, match='train.trainable: "hed" .*phases.2.trainable: "layers.7"'):
+        check_trainable(given)
+    check_trainable(
+        given.model_copy(update={"phases": (), "train": recipe.train.model_copy(update={"trainable": ()})})
+    )
+    away = small().model_copy(update={"weights": "hf:OWNER/NOT_HERE"})
+    check_trainable(recipe.model_copy(update={"model": away}))  # known when they are fetched
     assert trains(small(tied=True), ("head",), "embed.weight") and not trains(
         small(), ("head",), "embed.weight"
     )

@@ -13,6 +13,7 @@ from kielo.artifact.funnel import Funnel
 from kielo.artifact.ladder import Ladder
 from kielo.artifact.launch import Launch
 from kielo.artifact.masked_scores import MaskedScores
+from kielo.artifact.nearest_tokens import NearestTokens
 from kielo.artifact.outcome import Outcome
 from kielo.artifact.parity import Parity
 from kielo.artifact.prefetched import Prefetched
@@ -67,6 +68,7 @@ FORMATS = {
         (attempts.Beginning, attempts.End),
     ),
     "outcome": _whole_file("train/", Outcome),
+    "nearest_tokens": _whole_file("train/", NearestTokens),
     "launch": _whole_file("launch/0001/", Launch),
     "prefetched": _whole_file("", Prefetched),
     "site": _whole_file("sites/CLUSTER/", MadeSite),

@@ -4,16 +4,16 @@ from typing import ClassVar, Literal
 
 from kielo.artifact.stage_json import JsonFile
 
-Transplant = Literal["mean", "random"]
+Transplant = Literal["mean", "focus", "random"]
 
 
 class RowMap(JsonFile):
-    """The old rows whose mean each row of a new vocabulary is, in a vocabulary transplant."""
+    """The old rows that each row of a new vocabulary is made of, in a vocabulary transplant."""
 
     FILE_NAME: ClassVar[str] = "row_map.json"
 
     method: Transplant
-    """The method that was asked for: means of old tokens, or no row taken over."""
+    """The method that was asked for: means of old rows, sums weighted by similarity, or no row taken over."""
     old_tokenizer: str
     """Hash of the tokenizer that the old rows belong to."""
     old_vocabulary_size: int
@@ -22,16 +22,22 @@ class RowMap(JsonFile):
     """The old ids of each new id, ascending, repeated where the text has a token twice; none: random."""
     control_tokens: dict[str, str]
     """New control token to the old one whose row it takes."""
+    weights: dict[str, list[float]] = {}
+    """New id to the weights (fp32) of its old rows, in their order; those of others weigh the same."""
+
+    def is_composed(self, new_id: int) -> bool:
+        """Returns True for a row that is the mean or the weighted sum of old rows."""
+        return len(self.rows[new_id]) > 1 or str(new_id) in self.weights
 
     @property
     def copied(self) -> int:
         """Rows that are one old row."""
-        return sum(len(row) == 1 for row in self.rows)
+        return len(self.rows) - self.composed - self.random
 
     @property
     def composed(self) -> int:
-        """Rows that are the mean of several old rows."""
-        return sum(len(row) > 1 for row in self.rows)
+        """Rows that are the mean of several old rows, or a sum of old rows weighted by similarity."""
+        return sum(map(self.is_composed, range(len(self.rows))))
 
     @property
     def random(self) -> int:
@@ -41,4 +47,4 @@ class RowMap(JsonFile):
     @property
     def tokens_per_composed_row(self) -> float:
         """Mean number of old tokens of a composed row; 0 without any."""
-        return sum(len(row) for row in self.rows if len(row) > 1) / max(1, self.composed)
+        return (sum(map(len, self.rows)) - self.copied) / max(1, self.composed)

@@ -8,16 +8,19 @@ from typing import Any
 from torch import Tensor
 
 from kielo.artifact.row_map import RowMap
-from kielo.artifact.stage_json import read_stage_json
+from kielo.artifact.stage_json import read_stage_json, write_json
 from kielo.artifact.weights_folder import resolve_weights
 from kielo.checkpoint.agreement import Agreement
 from kielo.checkpoint.hugging_face_import import load_model_weights
+from kielo.checkpoint.nearest_tokens import Vocabularies, nearest_tokens
 from kielo.checkpoint.transplant import Transplant
 from kielo.models import families
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Model
 from kielo.resolve.resolved import Identity, Placement
 from kielo.tokenizer.facts import tokenizer_hash
+from kielo.tokenizer.load import load_tokenizer
+from kielo.tokenizer.ready_check import refuse_other_vocabulary
 
 
 def load_first_weights(
@@ -29,14 +32,33 @@ def load_first_weights(
     of other weights or of another tokenizer.
     """
     model = identity.model
-    source = resolve_weights(model.weights)
+    source, folder = resolve_weights(model.weights), Path(placement.tokenizer_folder)
     if model.transplant is None:
+        Agreement(group).on_first(lambda: refuse_other_vocabulary(folder, source, str(folder)))
         return load_model_weights(parameters, source, model, group)
-    folder = Path(placement.tokenizer_folder)
     row_map = Agreement(group).on_first(lambda: _row_map(folder, source, model))
     initial_value = families.module(model.model_type, "model").initial_value
     first_value = partial(_first_value, initial_value, model, identity.seed)
     return load_model_weights(parameters, source, model, group, Transplant(row_map, first_value))
+
+
+def write_nearest_tokens(identity: Identity, placement: Placement, group: Any = None) -> None:
+    """Writes `NearestTokens` of a transplant into the training's folder; the other ranks wait for rank 0.
+
+    Nothing is written where no row is composed. Called by all ranks of `group`; raises KieloError as
+    `load_first_weights` and `nearest_tokens` do.
+    """
+    model = identity.model
+    if model.transplant in (None, "random"):
+        return
+    source, folder = resolve_weights(model.weights), Path(placement.tokenizer_folder)
+
+    def write() -> None:
+        old, new = load_tokenizer(source), load_tokenizer(folder)
+        found = nearest_tokens(source, Vocabularies(old, new, _row_map(folder, source, model)))
+        write_json(placement.train_folder, found)
+
+    Agreement(group).on_first(write)
 
 
 def _first_value(initial_value: Any, model: Model, seed: int, name: str, shape: Any, box: Any) -> Tensor:

@@ -137,6 +137,19 @@ def read_tables(source: Path) -> StoredTensors:
     return found
 
 
+def stored_embedding(source: Path, model: Model) -> Source:
+    """Returns where the embedding is in the files of a folder; `model` is that of its config.json.
+
+    Raises KieloError where it is missing, and as `read_tables` does.
+    """
+    names, found = families.module(model.model_type, "names"), read_tables(source)
+    name = names.to_hugging_face(model)["embed.weight"].name
+    in_source = _in_source(name, found, names.BASE_MODEL_PREFIX)
+    if in_source is None:
+        raise KieloError(f"{source}: tensors of the model are missing: {name}")
+    return Source(*found[in_source], ReadBuffers())
+
+
 def _in_source(name: str, found: StoredTensors, base_prefix: str) -> str | None:
     """Returns the source's name of the tensor, None where it is missing."""
     return next((known for known in (name, name.removeprefix(base_prefix)) if known in found), None)

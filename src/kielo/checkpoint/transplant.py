@@ -1,13 +1,15 @@
 """A vocabulary transplant: rows of an old embedding or head in a file → rows of a new one, of any layout.
 
 A rank reads the old rows that its own new rows are made of, in the order of the file and at most
-`BLOCK_BYTES` of them at a time, so that neither matrix is ever whole. Rows are added up in fp32 in ascending
-order of the old ids and then divided, so that every layout computes the same bits.
+`BLOCK_BYTES` of them at a time, and adds them to as many of its own at a time: beside its shard it holds a
+few such blocks, and neither matrix is ever whole. Rows are added up in fp32 in ascending order of the old
+ids, each times its weight, or unweighted and then divided, so that every layout computes the same bits.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -56,32 +58,63 @@ class Transplant:
         if not shard.numel():
             return True
         of_box = self.row_map.rows[box[0].start : box[0].stop]
-        for first, last in _runs([row for row, old in enumerate(of_box) if not old]):
+        for first, last in _runs([row for row, old in enumerate(of_box) if not old], _rows_of_block(shard)):
             part = (slice(box[0].start + first, box[0].start + last), *box[1:])
             shard[first:last] = self.first_value(name, shape, part).to(shard)
-        counts = torch.tensor([max(1, len(old)) for old in of_box], dtype=torch.float32, device=shard.device)
-        finite = self._add(shard, of_box, box, source)
+        weights = [self.row_map.weights.get(str(box[0].start + row)) for row in range(len(of_box))]
+        sizes = [1 if weight else max(1, len(old)) for old, weight in zip(of_box, weights)]
+        counts = torch.tensor(sizes, dtype=torch.float32, device=shard.device)
+        finite = self._add(shard, _parts(of_box, weights), box, source)
         filled = shard[: len(of_box)]
         filled /= counts.view(-1, *[1] * (shard.dim() - 1))
         return finite and is_finite(shard)
 
-    def _add(self, shard: Tensor, of_box: Sequence[Sequence[int]], box: Box, source: "Source") -> bool:
+    def _add(self, shard: Tensor, parts: "Parts", box: Box, source: "Source") -> bool:
         """Adds the old rows of each new one to the shard, in ascending order of the old ids."""
-        pairs = sorted((old, row) for row, olds in enumerate(of_box) for old in olds)
-        olds = np.array([old for old, _ in pairs], dtype=np.int64)
-        rows = np.array([row for _, row in pairs], dtype=np.int64)
-        row_bytes = 4 * max(1, shard[0].numel())
-        most, wanted, finite = max(1, BLOCK_BYTES // row_bytes), np.unique(olds), True
+        olds, rows = parts.olds, parts.rows
+        most, wanted, finite = _rows_of_block(shard), np.unique(olds), True
         for begin in range(0, len(wanted), most):
             in_block = wanted[begin : begin + most]
             block = source.read(in_block, box[1:], shard.device)
             finite = finite and is_finite(block)
             first, last = np.searchsorted(olds, [in_block[0], in_block[-1] + 1])
             places = np.searchsorted(in_block, olds[first:last])
-            for some in _without_repetition(rows[first:last]):
+            for some in _without_repetition(rows[first:last], most):
                 to = torch.from_numpy(rows[first:last][some]).to(shard.device)
-                shard[to] += block[torch.from_numpy(places[some]).to(shard.device)]
+                added = block[torch.from_numpy(places[some]).to(shard.device)]
+                if parts.weights is not None:
+                    weights = torch.from_numpy(parts.weights[first:last][some]).to(shard.device)
+                    added *= weights.view(-1, *[1] * (added.dim() - 1))
+                shard[to] += added
         return finite
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Which old row is added to which new one of a shard, ascending by old row.
+
+    weights: fp32, what each is multiplied by; None where all are 1.
+    """
+
+    olds: np.ndarray
+    rows: np.ndarray
+    weights: np.ndarray | None
+
+
+def _parts(of_box: Sequence[Sequence[int]], weights: Sequence[Sequence[float] | None]) -> Parts:
+    """Returns the old rows of each new one in the order in which they are added."""
+    unsorted = (
+        (old, row, weight)
+        for row, (olds, weighing) in enumerate(zip(of_box, weights))
+        for old, weight in zip(olds, weighing or [1.0] * len(olds))
+    )
+    whole = sorted(unsorted, key=itemgetter(0, 1))
+    olds, rows, factors = zip(*whole) if whole else ((), (), ())
+    return Parts(
+        np.array(olds, dtype=np.int64),
+        np.array(rows, dtype=np.int64),
+        np.array(factors, dtype=np.float32) if any(weights) else None,
+    )
 
 
 @dataclass(frozen=True)
@@ -107,11 +140,16 @@ class Source:
         return block
 
 
-def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yields (first, last + 1) of each run of consecutive numbers, which ascend."""
+def _rows_of_block(shard: Tensor) -> int:
+    return max(1, BLOCK_BYTES // (4 * max(1, shard[0].numel())))
+
+
+def _runs(numbers: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """Yields (first, last + 1) of each run of at most `most` consecutive numbers, which ascend."""
     values = np.array(numbers, dtype=np.int64)
     for first, last in _consecutive(values):
-        yield int(values[first]), int(values[last - 1]) + 1
+        for begin in range(first, last, most):
+            yield int(values[begin]), int(values[min(begin + most, last) - 1]) + 1
 
 
 def _consecutive(values: np.ndarray) -> Iterator[tuple[int, int]]:
@@ -121,12 +159,16 @@ def _consecutive(values: np.ndarray) -> Iterator[tuple[int, int]]:
         yield from zip([0, *borders.tolist()], [*borders.tolist(), len(values)])
 
 
-def _without_repetition(rows: np.ndarray) -> Iterator[np.ndarray]:
-    """Yields places of `rows` in which no row is there twice: the first of each, then the second, …"""
+def _without_repetition(rows: np.ndarray, most: int) -> Iterator[np.ndarray]:
+    """Yields at most `most` places of `rows` at a time, in which no row is there twice.
+
+    These are the first of each row, then the second, …
+    """
     seen: Counter[int] = Counter()
     occurrence = np.empty(len(rows), dtype=np.int64)
     for place, row in enumerate(rows.tolist()):
         occurrence[place] = seen[row]
         seen[row] += 1
     for number in range(int(occurrence.max(initial=-1)) + 1):
-        yield np.flatnonzero(occurrence == number)
+        places = np.flatnonzero(occurrence == number)
+        yield from (places[begin : begin + most] for begin in range(0, len(places), most))

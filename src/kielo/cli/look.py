@@ -253,25 +253,42 @@ def row_map_flags(parser: argparse.ArgumentParser) -> None:
     examples(parser, "kielo tokenizer map runs/english/tokenizer runs/demo_estonian/tokenizer")
     parser.add_argument("old", metavar="OLD", help="folder of the tokenizer that the weights have")
     parser.add_argument("new", metavar="NEW", help="folder of the tokenizer that they are to get")
+    parser.add_argument(
+        "--vectors", metavar="FILE", help="as model.transplant_vectors: weigh old rows by similarity (FOCUS)"
+    )
     parser.add_argument("--examples", type=int, default=20, metavar="N", help="new tokens to show")
+    parser.add_argument(
+        "--weights", metavar="FOLDER", help="the weights: show the nearest old tokens of each, too"
+    )
     parser.add_argument("--json", action="store_true")
 
 
 def row_map(options: argparse.Namespace) -> None:
     from kielo.tokenizer.load import load_tokenizer
-    from kielo.tokenizer.row_map import example_rows, make_row_map, row_map_in_words
+    from kielo.tokenizer.row_map import example_ids, make_row_map, row_in_words, row_map_in_words
 
     if options.examples < 0:
         raise KieloError(f"--examples {options.examples}: give 0 or more")
     old, new = (load_tokenizer(tokenizer_folder(Path(folder))) for folder in (options.old, options.new))
-    made = make_row_map(old, new, "mean")
+    vectors = Path(options.vectors) if options.vectors else None
+    made = make_row_map(old, new, "focus" if vectors else "mean", vectors)
     if options.json:
         return print_json(made.content())
     print_text(row_map_in_words(made))
     if made.control_tokens:
         print_table(["control token", "row of"], sorted(made.control_tokens.items()))
-    if rows := example_rows(made, old, new, options.examples):
-        print_table(["new token", "old tokens"], rows)
+    if options.weights is None:
+        ids = example_ids(made, options.examples)
+        rows = [(new.whole.id_to_token(new_id), row_in_words(made, new_id, old)) for new_id in ids]
+        return print_table(["new token", "old tokens"], rows)
+    from kielo.artifact.weights_folder import resolve_weights
+    from kielo.checkpoint.nearest_tokens import Vocabularies, nearest_tokens
+
+    found = nearest_tokens(resolve_weights(options.weights), Vocabularies(old, new, made), options.examples)
+    print_table(
+        ["new token", "old tokens", "nearest old tokens"],
+        [(one.token, one.made_of, one.nearest_in_words()) for one in found.tokens],
+    )
 
 
 def tokenizer_folder(folder: Path) -> Path:

@@ -81,6 +81,8 @@ def run(options: argparse.Namespace) -> int:
     if share is not None:
         with _ended_by_sigterm():  # no lease: a share's parts are stages of their own
             return _pack_share(invocation)
+    if "train" in chosen:
+        _check_trainable(recipe)
     warn_of_weights(recipe)
     with keep_stdout_for_json(options.json), _ended_by_sigterm(), held(invocation.folder):
         try:
@@ -217,6 +219,13 @@ def _corpus(invocation: Invocation) -> None:
         print("   nothing to do: all sources are ready tokens, which are read in place", flush=True)
         return
     run_corpus(invocation.recipe, invocation.folder / "corpus", invocation.folder / "raw")
+
+
+def _check_trainable(recipe: Recipe) -> None:
+    """Refuse modules to train that the model lacks, before the stages that take longer."""
+    from kielo.resolve.trainable import check_trainable
+
+    check_trainable(recipe)
 
 
 def _check_budget(invocation: Invocation) -> None:

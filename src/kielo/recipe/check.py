@@ -14,7 +14,7 @@ from kielo.recipe.languages_of_sources import languages_of
 from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.phases import full_phases
-from kielo.recipe.sections import SHAPE_KEYS, Recipe, Source
+from kielo.recipe.sections import SHAPE_KEYS, Model, Recipe, Source
 
 _BYTES_AND_END_OF_TEXT = 257  # a byte-level vocabulary begins with the 256 bytes and one special token
 # Marks stand apart from words, so no piece of a text is one.
@@ -219,6 +219,7 @@ def _weights(recipe: Recipe) -> Found:
         )
     yield from _learning(recipe)
     yield from _extension(recipe)
+    yield from _transplant_vectors(recipe.model)
     if weights is None:
         if recipe.model.transplant is not None:
             yield (
@@ -298,6 +299,24 @@ def _extension(recipe: Recipe) -> Found:
             ("tokenizer.unchanged_sources",),
             "tokenizer.unchanged_sources has all the sources, and none is left to learn new tokens from; "
             "leave one out",
+        )
+
+
+def _transplant_vectors(model: Model) -> Found:
+    if (model.transplant == "focus") == (model.transplant_vectors is not None):
+        return
+    keys = ("model.transplant", "model.transplant_vectors")
+    if model.transplant == "focus":
+        yield (
+            keys,
+            'model.transplant = "focus" weighs old rows by vectors of the new tokens; what would work: '
+            'model.transplant_vectors = FILE (.vec or .npz), or model.transplant = "mean"',
+        )
+    else:
+        yield (
+            keys,
+            f"model.transplant_vectors = {model.transplant_vectors!r} is read by model.transplant = "
+            '"focus" alone; set that, or leave the key out',
         )
 
 

@@ -497,11 +497,16 @@ class Model(Section):
         description='"hf:FOLDER" or "hf:OWNER/NAME[@REVISION]" on the Hugging Face hub starts from these '
         "weights; their config.json replaces the keys above",
     )
-    transplant: Literal["mean", "random"] | None = Field(
+    transplant: Literal["mean", "focus", "random"] | None = Field(
         None,
         description="with weights: this recipe's tokenizer takes the place of theirs. mean: a row of the "
         "embedding and head is that of the old token of the same text, or the mean of the old tokens that "
-        "make it up; random: all are drawn anew",
+        "make it up; focus: such a mean is weighted by similarity; random: all are drawn anew",
+    )
+    transplant_vectors: str | None = Field(
+        None,
+        description="with transplant = focus: file with an auxiliary vector of each token of this recipe's "
+        "tokenizer, .vec (fastText's text format) or .npz (`vectors`, a row for each id)",
     )
 
     @property

@@ -25,9 +25,11 @@ from kielo.artifact.metrics import (
     of_kind,
     read_metrics,
 )
+from kielo.artifact.nearest_tokens import NearestTokens
 from kielo.artifact.parity import Parity
+from kielo.artifact.row_map import RowMap
 from kielo.artifact.scores import Scores
-from kielo.artifact.stage_json import JsonObject, read_stage_json
+from kielo.artifact.stage_json import JsonObject, read_json, read_stage_json
 from kielo.artifact.summary import BitsPerByteSummary, CorpusSummary, ParitySummary, StageTime, Summary
 from kielo.artifact.tokenizer_measure import TokenizerMeasure
 from kielo.dataset.packed_sequences import FOLDER as PACKING
@@ -66,6 +68,8 @@ def gather(run_folder: Path, recipe: Recipe, stages: dict[str, StageTime]) -> di
         "corpus": manifests["corpus"].counts if manifests["corpus"] else None,
         "funnel": read_stage_json(run_folder / "corpus", Funnel),
         "tokenizer": read_stage_json(run_folder / "tokenizer", TokenizerMeasure),
+        "row_map": read_stage_json(run_folder / "tokenizer", RowMap),
+        "nearest_tokens": read_json(run_folder / "train", NearestTokens),
         "tokens": manifests["pack"].counts if manifests["pack"] else None,
         "packing": packing_rows(packing) if packing else [],
         "overview": _overview(run_folder, manifests),

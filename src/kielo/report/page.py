@@ -13,7 +13,9 @@ from typing import Any
 from kielo.artifact.funnel import FunnelRow
 from kielo.artifact.masked_scores import MaskedScores
 from kielo.artifact.metrics import PrecisionVerdict
+from kielo.artifact.nearest_tokens import NearestTokens
 from kielo.artifact.parity import Parity
+from kielo.artifact.row_map import RowMap
 from kielo.report.baselines import HIDDEN_TOKENS
 from kielo.report.figures import FIGURES
 from kielo.report.style import page_head
@@ -53,6 +55,9 @@ def render(gathered: dict[str, Any]) -> str:
         ("export", "Exported model", _export(gathered)),
         ("stages", "Stages and versions", _stages(gathered)),
     ]
+    if gathered["row_map"] is not None:
+        title = "A new vocabulary for old weights"
+        sections.insert(-2, ("transplant", title, _transplant(gathered)))
     body = "\n".join(
         f'<section id="{name}"><h2>{escape(title)}</h2>\n{content}\n</section>'
         for name, title, content in sections
@@ -403,6 +408,30 @@ def _tokenizer(gathered: dict[str, Any]) -> str:
         ]
         header = ("Best-fit packed", "Sequence", "Sequences", "Documents cut", "In one stream", "Filling")
         parts.append(html_table(header, rows))
+    return "\n".join(parts)
+
+
+def _transplant(gathered: dict[str, Any]) -> str:
+    """Returns how many rows are copied, composed and random, and the neighbours of some composed ones."""
+    made: RowMap = gathered["row_map"]
+    num_rows = max(1, len(made.rows))
+    of_similar = f" ({len(made.weights):,} weighted by similarity)" if made.weights else ""
+    kinds = {
+        "Those of a token of the same text, byte or role": made.copied,
+        f"Made of {made.tokens_per_composed_row:.1f} old rows, on average{of_similar}": made.composed,
+        "Random": made.random,
+    }
+    rows = [(kind, f"{number:,}", f"{number / num_rows:.1%}") for kind, number in kinds.items()]
+    parts = [html_table(("Rows of the new vocabulary", "Tokens", "Share"), rows)]
+    if made.control_tokens:
+        header = ("Control token", "Begins as")
+        parts.append(html_table(header, sorted(made.control_tokens.items()), text_columns=2))
+    nearest: NearestTokens | None = gathered["nearest_tokens"]
+    if nearest is None or not nearest.tokens:
+        return "\n".join(parts)
+    header = ("New token", "Made of", "Nearest old tokens, with cosines of the embedding's rows")
+    rows = [(one.token, one.made_of, one.nearest_in_words()) for one in nearest.tokens]
+    parts.append(html_table(header, rows, text_columns=3))
     return "\n".join(parts)
 
 

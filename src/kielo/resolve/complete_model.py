@@ -14,6 +14,7 @@ KEPT_BESIDE_WEIGHTS = (
     "weights",
     "vocab_multiple",
     "transplant",
+    "transplant_vectors",
 )  # all other keys of [model] are those of config.json
 
 

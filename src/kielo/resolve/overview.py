@@ -6,6 +6,7 @@ from typing import Any
 
 from kielo.models.families import module
 from kielo.recipe.errors import KieloError
+from kielo.recipe.learning_rate_schedules import LEARNING_RATE_SCHEDULES
 from kielo.recipe.phases import FullPhase, full_phases
 from kielo.recipe.sections import Model, Recipe
 from kielo.resolve.budget import has_budget, with_budget_of_ready_tokens
@@ -102,7 +103,9 @@ def overview_of_phases(model: Model, phases: Sequence[FullPhase]) -> Overview:
         (phase.tokens, phase.tokens_per_step, phase.sequence_length, phase.trainable) for phase in phases
     ]
     rates = [phase.learning_rate for phase in phases if phase.learning_rate is not None]
-    sentences = [_rate(rate.peak, rate.peak * rate.final_ratio, rate.schedule) for rate in rates]
+    sentences = [
+        _rate(rate.peak, rate.peak * rate.final_ratio, rate.schedule, rate.decay_share) for rate in rates
+    ]
     return _overview(model, kinds, sentences)
 
 
@@ -118,7 +121,9 @@ def overview_of_run(identity: Identity, text: Text | None = None) -> Overview:
         )
         for phase in phases
     ]
-    sentences = [_rate(rate.peak, rate.final, rate.schedule) for rate in identity.learning_rates]
+    sentences = [
+        _rate(rate.peak, rate.final, rate.schedule, rate.decay_tokens) for rate in identity.learning_rates
+    ]
     overview = _overview(identity.model, kinds, sentences)
     if text is None or not {name for phase in phases for name in phase.mixture} <= text.tokens.keys():
         return overview
@@ -154,5 +159,8 @@ def amount(number: float) -> str:
     return f"{number:,}"
 
 
-def _rate(peak: float, final: float, schedule: str) -> str:
+def _rate(peak: float, final: float, schedule: str, decay: float) -> str:
+    """decay: tokens or share of the decay, for schedules of which only the end decays."""
+    if LEARNING_RATE_SCHEDULES[schedule].has_decay_share and not decay:
+        return f"{peak:.3g}, held"
     return f"{peak:.3g} to {final:.3g}, {schedule}"

@@ -6,10 +6,13 @@ All others are frozen: they have no gradients and no moments (`train/build.py`, 
 from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 
+from kielo.artifact.weights_folder import weights_here
 from kielo.models.families import module
 from kielo.models.parameter_shapes import parameter_shapes
-from kielo.recipe.phases import FullPhase
-from kielo.recipe.sections import Layout, Model
+from kielo.recipe.errors import KieloError
+from kielo.recipe.phases import FullPhase, full_phases
+from kielo.recipe.sections import Layout, Model, Recipe
+from kielo.resolve.complete_model import complete_model
 from kielo.resolve.fp8_check import is_kept, layer_matrices
 
 _VOCABULARY = {"embed.weight", "head.weight"}
@@ -50,6 +53,19 @@ def flops_per_token(model: Model, sequence_length: int, patterns: Sequence[str])
         if name not in looked_up and not trains(model, patterns, name)
     )
     return module(model.model_type, "count").flops_per_token(model, sequence_length) - 2 * frozen
+
+
+def check_trainable(recipe: Recipe) -> None:
+    """Raises KieloError for what `trainable_complaints` finds, before there is a text or a vocabulary.
+
+    Not where the model is that of weights which are not on this machine yet.
+    """
+    phases, weights = full_phases(recipe), recipe.model.weights
+    if not any(phase.trainable for phase in phases) or (weights and weights_here(weights) is None):
+        return
+    model = complete_model(recipe, phases, tokenizer_vocab_size=1, complaints=[])
+    if complaints := list(trainable_complaints(model, recipe.layout, phases)):
+        raise KieloError("; ".join(complaints))
 
 
 def trainable_complaints(model: Model, layout: Layout, phases: Iterable[FullPhase]) -> Iterator[str]:

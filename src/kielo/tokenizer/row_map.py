@@ -1,7 +1,8 @@
 """The row map of a vocabulary transplant: (old tokenizer, new tokenizer) → `RowMap`; no weights are read.
 
 A new token whose text an old token has takes that token's row; any other the mean of the rows of the old
-tokens that its text is made of (NorMistral: Samuel et al. 2024, arXiv:2412.06484). Tokens are compared by the
+tokens that its text is made of (NorMistral: Samuel et al. 2024, arXiv:2412.06484), or with `focus` a sum of
+rows weighted by similarity (`similar_tokens.py`). Tokens are compared by the
 bytes that they stand for, so that conventions of leading space (Ġ of byte-level vocabularies, ▁ of
 SentencePiece) and of bytes (one character, or <0x0A>) do not matter. Control tokens take the row of the old
 one of their role, or else of their name, and never that of a text.
@@ -18,22 +19,30 @@ from kielo.artifact.row_map import RowMap, Transplant
 from kielo.tokenizer.control_tokens import CONFIG_FILES
 from kielo.tokenizer.facts import tokenizer_hash
 from kielo.tokenizer.load import TextTokenizer, special_token, vocabulary_size
+from kielo.tokenizer.similar_tokens import similar_rows
 from kielo.tokenizer.spelling import ALPHABET, SPACE, Spelling
+from kielo.tokenizer.token_vectors import read_token_vectors
 
 # The order in which a token of several roles is looked up.
 _ROLES = ("eos_token", "bos_token", "unk_token", "pad_token", "mask_token", "sep_token", "cls_token")
+_HEAVIEST = 4  # old tokens of a weighted row that examples name
 _REMEDY = 'model.transplant = "random", which needs no texts'
 _ESCAPED = re.compile("([\udc80-\udcff])")  # a byte that is no UTF-8, after `surrogateescape`
 
 
-def make_row_map(old: TextTokenizer, new: TextTokenizer, method: Transplant) -> RowMap:
+def make_row_map(
+    old: TextTokenizer, new: TextTokenizer, method: Transplant, vectors: Path | None = None
+) -> RowMap:
     """Computes the map; the same tokenizers give the same map.
 
-    Raises KieloError for a tokenizer that is neither byte-level nor of SentencePiece's form.
+    vectors: the file of auxiliary vectors of `focus`, of the new tokenizer's tokens (`token_vectors.py`). A
+    token without one has the mean of old tokens, as with `mean`. Raises KieloError for a tokenizer that is
+    neither byte-level nor of SentencePiece's form, and for vectors that cannot be read.
     """
     rows: list[list[int]] = [[] for _ in range(vocabulary_size(new))]
     control: dict[str, str] = {}
-    if method == "mean":
+    weights: dict[str, list[float]] = {}
+    if method != "random":
         from_tokens, to_tokens = _Vocabulary(old), _Vocabulary(new)
         for number, text in to_tokens.texts.items():
             is_byte = number in to_tokens.byte_ids
@@ -44,37 +53,49 @@ def make_row_map(old: TextTokenizer, new: TextTokenizer, method: Transplant) -> 
         control = _control_tokens(from_tokens, to_tokens)
         for name, old_name in control.items():
             rows[to_tokens.control[name]] = [from_tokens.control[old_name]]
+        if vectors is not None:
+            texts = to_tokens.texts
+            anchors = {number: rows[number][0] for number in texts if len(rows[number]) == 1}
+            others = [number for number in texts if len(rows[number]) != 1]
+            for number, similar, weight in similar_rows(read_token_vectors(vectors, new), anchors, others):
+                rows[number], weights[str(number)] = similar, weight
     return RowMap(
         method=method,
         old_tokenizer=tokenizer_hash(old.folder),
         old_vocabulary_size=vocabulary_size(old),
         rows=rows,
         control_tokens=control,
+        **({"weights": weights} if weights else {}),
     )
 
 
 def row_map_in_words(made: RowMap) -> str:
     """Returns a sentence: how many rows are copied, composed and random."""
     num_rows = max(1, len(made.rows))
+    of_similar = f" ({len(made.weights):,} of them weighted by similarity)" if made.weights else ""
     return (
         f"{len(made.rows):,} rows of the new vocabulary: {made.copied:,} ({made.copied / num_rows:.1%}) are "
         f"rows of the same text or role, {made.composed:,} ({made.composed / num_rows:.1%}) are means of "
-        f"{made.tokens_per_composed_row:.1f} old rows, {made.random:,} ({made.random / num_rows:.1%}) are "
-        "random"
+        f"{made.tokens_per_composed_row:.1f} old rows{of_similar}, {made.random:,} "
+        f"({made.random / num_rows:.1%}) are random"
     )
 
 
-def example_rows(made: RowMap, old: TextTokenizer, new: TextTokenizer, number: int) -> list[tuple[str, str]]:
-    """Returns (new token, the old tokens of its row), of `number` rows evenly spread over the composed ones.
+def example_ids(made: RowMap, number: int) -> list[int]:
+    """Returns `number` new ids, or fewer, evenly spread over those with composed rows."""
+    composed = [new_id for new_id in range(len(made.rows)) if made.is_composed(new_id)]
+    return composed[:: max(1, len(composed) // max(1, number))][:number]
 
-    Tokens are as the vocabularies spell them.
-    """
-    composed = [new_id for new_id, row in enumerate(made.rows) if len(row) > 1]
-    chosen = composed[:: max(1, len(composed) // max(1, number))][:number]
-    return [
-        (new.whole.id_to_token(new_id), " + ".join(old.whole.id_to_token(one) for one in made.rows[new_id]))
-        for new_id in chosen
-    ]
+
+def row_in_words(made: RowMap, new_id: int, old: TextTokenizer) -> str:
+    """Returns the old tokens of a row, as their vocabulary spells them: `a + b`, or `0.62 a + 0.38 b`."""
+    names = [old.whole.id_to_token(one) for one in made.rows[new_id]]
+    weights = made.weights.get(str(new_id))
+    if weights is None:
+        return " + ".join(names)
+    heaviest = sorted(zip(weights, names), reverse=True)
+    said = " + ".join(f"{weight:.2f} {name}" for weight, name in heaviest[:_HEAVIEST])
+    return said + f" and {len(heaviest) - _HEAVIEST} more" * (len(heaviest) > _HEAVIEST)
 
 
 class _Vocabulary:

@@ -31,7 +31,7 @@ from kielo.artifact.manifest import (
 from kielo.artifact.stage_json import write_json
 from kielo.artifact.tokenizer_measure import TokenizerMeasure
 from kielo.artifact.trained_text import refuse_to_replace
-from kielo.artifact.weights_folder import resolve_tokenizer, resolve_weights
+from kielo.artifact.weights_folder import resolve_tokenizer, resolve_weights, weights_here
 from kielo.recipe.errors import KieloError
 from kielo.recipe.languages_of_sources import languages_of
 from kielo.recipe.sections import Recipe
@@ -53,6 +53,7 @@ from kielo.tokenizer.load import (
 )
 from kielo.tokenizer.measure import measure
 from kielo.tokenizer.pre_tokens import pre_tokenizer
+from kielo.tokenizer.ready_check import refuse_lossy, refuse_other_vocabulary
 from kielo.tokenizer.row_map import make_row_map
 from kielo.tokenizer.unigram import unigram_tokenizer
 
@@ -87,9 +88,11 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
     inputs = {"corpus": hash_manifest(corpus_folder)} if has_corpus else {}
     if ready:
         inputs |= {path.name: hash_file(path) for path in _ready_files(ready, recipe.tokenizer.ready_key)}
-    of_weights = _tokenizer_of_weights(recipe)
+    of_weights, vectors = _tokenizer_of_weights(recipe), _transplant_vectors(recipe)
     if of_weights:
         section["transplant"] = recipe.model.transplant
+        if vectors:
+            inputs["model.transplant_vectors"] = hash_file(vectors)
         inputs["tokenizer of model.weights"] = tokenizer_hash(of_weights)
     if is_current(folder, KIND, VERSION, inputs, section):
         return read_manifest(folder)
@@ -119,10 +122,11 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
             measured_on=measured_on, end_of_text_id=end_of_text_id(tokenizer), **measure(tokenizer, texts)
         )
         write_json(stage.folder, measured)
+        if ready:
+            _check_ready(recipe, tokenizer, texts if has_corpus else ())
         if of_weights:
-            write_json(
-                stage.folder, make_row_map(load_tokenizer(of_weights), tokenizer, recipe.model.transplant)
-            )
+            method = recipe.model.transplant
+            write_json(stage.folder, make_row_map(load_tokenizer(of_weights), tokenizer, method, vectors))
         stage.counts.update(measured.content() | {LARGEST_ID: vocabulary_size(tokenizer) - 1})
     return read_manifest(folder)
 
@@ -267,6 +271,32 @@ def _tokenizer_of_weights(recipe: Recipe) -> Path | None:
             "in that folder"
         )
     return folder
+
+
+def _check_ready(recipe: Recipe, tokenizer: TextTokenizer, texts: Iterable[str]) -> None:
+    """Refuses a ready tokenizer that loses text, and one that is not that of the weights.
+
+    Encoders write no text. Weights that are not on this machine yet are compared when they are read.
+    """
+    key = f"{recipe.tokenizer.ready_key} = {recipe.tokenizer.ready!r}"
+    if recipe.train.objective != "masked_tokens":
+        refuse_lossy(tokenizer, texts, key)
+    weights = recipe.model.weights and weights_here(recipe.model.weights)
+    if weights and recipe.model.transplant is None:
+        refuse_other_vocabulary(tokenizer.folder, weights, key)
+
+
+def _transplant_vectors(recipe: Recipe) -> Path | None:
+    """Returns the file of `model.transplant_vectors`; KieloError where it is not there."""
+    if recipe.model.transplant_vectors is None:
+        return None
+    path = Path(recipe.model.transplant_vectors).expanduser()
+    if not path.is_file():
+        raise KieloError(
+            f"model.transplant_vectors = {recipe.model.transplant_vectors!r}: no such file; what would work: "
+            "vectors of tokens as .vec or .npz"
+        )
+    return path
 
 
 def _has_chats(recipe: Recipe) -> bool:

@@ -1,0 +1,81 @@
+"""Vectors of tokens, learned elsewhere: a file → one vector for each token of a tokenizer that has one.
+
+`.vec` is fastText's and word2vec's text format: a line "TOKENS NUMBERS", then a line for each token, as the
+vocabulary spells it (`Ġmaja`), with its numbers. `.npz` has an array `vectors` with a row for each token id;
+a row of zeros is no vector.
+"""
+
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from kielo.recipe.errors import KieloError
+from kielo.tokenizer.load import TextTokenizer, vocabulary_size
+
+
+def read_token_vectors(path: Path, tokenizer: TextTokenizer) -> np.ndarray:
+    """Returns [tokens of the vocabulary, numbers of a vector] in fp64; rows without a vector are zero.
+
+    Raises KieloError for a file that is not there or not of these formats, and for one of which no token is
+    in the vocabulary.
+    """
+    if not path.is_file():
+        raise KieloError(f"{path}: no such file; what would work: vectors of tokens as .vec or .npz")
+    tokens = vocabulary_size(tokenizer)
+    vectors = _of_ids(path, tokens) if path.suffix == ".npz" else _of_names(path, tokenizer, tokens)
+    if not np.isfinite(vectors).all():
+        raise KieloError(f"{path}: has vectors with NaN or infinities; leave their tokens out")
+    if not vectors.any():
+        raise KieloError(
+            f"{path}: has a vector of no token of {tokenizer.folder}; what would work: vectors learned from "
+            "text that this tokenizer has cut, with tokens spelled as in its vocabulary"
+        )
+    return vectors
+
+
+def _of_ids(path: Path, tokens: int) -> np.ndarray:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            vectors = arrays["vectors"]
+    except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
+        raise KieloError(f"{path}: has no array `vectors` that can be read ({error})") from None
+    if vectors.ndim != 2 or len(vectors) != tokens or vectors.dtype.kind != "f":
+        raise KieloError(
+            f"{path}: vectors is {vectors.dtype} {list(vectors.shape)}; what would work: a row of "
+            f"floating-point numbers for each of the {tokens:,} ids"
+        )
+    return vectors.astype(np.float64)
+
+
+def _of_names(path: Path, tokenizer: TextTokenizer, tokens: int) -> np.ndarray:
+    lines = _lines(path)
+    _, head = next(lines, (0, ""))
+    try:
+        _, width = map(int, head.split())
+        vectors = np.zeros((tokens, width))
+    except (ValueError, MemoryError):
+        raise KieloError(f'{path}: line 1 is {head[:40]!r}; a .vec begins with "TOKENS NUMBERS"') from None
+    for number, line in lines:
+        name, *values = line.rstrip(" ").rsplit(" ", width)
+        try:
+            vector = np.array(values, dtype=np.float64)
+        except ValueError:
+            vector = np.zeros(0)
+        if len(vector) != width:
+            raise KieloError(f"{path}: line {number} is not a token and {width} numbers")
+        token_id = tokenizer.whole.token_to_id(name)
+        if token_id is not None:
+            vectors[token_id] = vector
+    return vectors
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields (number, line). Only a line feed ends one: other separators may be in tokens."""
+    try:
+        with open(path, encoding="utf-8", newline="\n") as file:
+            for number, line in enumerate(file, 1):
+                yield number, line.removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise KieloError(f"{path}: is not UTF-8 text ({error.reason} at byte {error.start})") from None
