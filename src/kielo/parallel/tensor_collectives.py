@@ -52,8 +52,10 @@ def gather_and_multiply(
     if axis is None or not axis.is_chunked:
         whole_bsd = gather(part_bsd, axis)
         return _products(whole_bsd, matrices, biases), whole_bsd if keeps_whole else None
-    pieces = _pieces(part_bsd, axis)
-    coming = [start_gather(piece, axis) for piece in pieces]
+    coming = (start_gather(piece, axis) for piece in _pieces(part_bsd, axis))
+    if part_bsd.is_cuda:
+        coming = list(coming)  # all start now
+    # On gloo each starts when it is taken: of two under way, torch 2.13's write outside of their memory.
     gathered = []
     results: list[list[Tensor]] = [[] for _ in matrices]
     for piece in coming:
