@@ -300,7 +300,10 @@ if declare -F watch_the_time > /dev/null; then
     watch_the_time &
     timer=$!
 fi
-trap 'if [ -n "$timer" ]; then kill "$timer" 2> /dev/null; fi; on_each_node rm -rf -- "$NODE_FOLDER/kielo_$(id -un)_$JOB"' EXIT
+# Caches, and copies of the state in memory (checkpoint/node_memory.py), end with the job.
+run_hash=$(printf %s "$(realpath -m "$RUN/train/checkpoints")" | sha256sum | cut -c 1-16)
+trap 'if [ -n "$timer" ]; then kill "$timer" 2> /dev/null; fi
+    on_each_node rm -rf -- "$NODE_FOLDER/kielo_$(id -un)_$JOB" "/dev/shm/kielo_$(id -u)/$run_hash"' EXIT
 
 # One attempt: the ranks train, and $outcome and $message say what came of it.
 run_attempt() {

@@ -21,6 +21,7 @@ from kielo.artifact.checkpoint_faults import Fault, FaultyCheckpoint
 from kielo.artifact.checkpoint_folder import step_folder_name, step_folders, step_of
 from kielo.artifact.checkpoint_index import read_plain
 from kielo.checkpoint.agreement import Agreement
+from kielo.checkpoint.memory_copies import MemoryCopies
 from kielo.checkpoint.prune import mark_damaged, remove_later, remove_leftovers
 from kielo.checkpoint.publish import point_newest, shortage
 from kielo.checkpoint.restoring import fill
@@ -71,10 +72,20 @@ class Checkpointer:
         self._saver = Saver(
             self.folder, keep_newest, keep_every_steps, self._ranks, self.planner, on_alert, permit
         )
+        self._memory_copies: MemoryCopies | None = None
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._under_way: Future[tuple[Path | None, str | None]] | None = None
+        self._under_way: Future[tuple[Path | None, str | None] | None] | None = None
         self._published: Path | None = None
         self._failure: str | None = None
+
+    def use_memory(self, local_rank: int) -> None:
+        """Use the nodes' memory for copies between checkpoints. local_rank: of this rank on its node.
+
+        `newest` finds the copies of an earlier attempt. Raises KieloError where nodes differ.
+        """
+        self._memory_copies = MemoryCopies(
+            self.folder, self._ranks, self.planner, local_rank, self._on_alert, self._permit
+        )
 
     def reserve(self, tensors: dict[str, torch.Tensor]) -> None:
         """Allocate the host memory for saves of these tensors and plan them; else the first save does both.
@@ -105,21 +116,28 @@ class Checkpointer:
         """
         self._wait()
         self._ranks.on_first(self._ask_permission)
-        copies = self._staging.copy(untied(tensors))
-        plain = json.loads(json.dumps(plain))  # as it is now, and nothing that JSON cannot hold
-        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-        save = Save(step, dict(tensors), copies, plain, device, kept_step, keep_all)
+        save = self._staged(step, tensors, plain, kept_step, keep_all)
         self._under_way = self._writer.submit(self._saver.write, save)
+
+    def copy_to_memory(self, step: int, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
+        """Begin to copy the state to the nodes' memory, after `use_memory`; returns as `save` does.
+
+        A copy that fails is an alert, and changes nothing of what `settle` says about saves.
+        """
+        self._wait()
+        self._under_way = self._writer.submit(self._memory_copies.write, self._staged(step, tensors, plain))
 
     def settle(self) -> Path | None:
         """Wait for the save under way; returns the newest checkpoint that was published here.
 
-        It may be the one of `go_back_to`; None before any. Raises KieloError on every rank when the last save
-        failed.
+        It may be the one of `go_back_to`; None before any. Copies in memory are removed. Raises KieloError on
+        every rank when the last save failed.
         """
         self._wait()
         if self._failure is not None:
             raise KieloError(self._failure)
+        if self._memory_copies is not None:
+            self._memory_copies.clear()
         return self._published
 
     def shortage(self) -> str | None:
@@ -148,6 +166,8 @@ class Checkpointer:
         if fault is not None:
             self._ranks.on_first(lambda: self._on_alert(step, f"checkpoint {path} is {fault}"))
             return None
+        if self._memory_copies is not None:
+            self._memory_copies.clear()  # or a restart would go on from a state that was given up
         self._ranks.on_first(lambda: remove_later(path))
         self._published = path
         return path
@@ -171,13 +191,15 @@ class Checkpointer:
     def newest(self) -> Path | None:
         """Find the newest checkpoint that is whole, by reading every file; None if there is no checkpoint.
 
-        Newer ones that are damaged are renamed to `NAME.damaged` and listed in `warnings`. Leftovers of
-        killed saves are removed: only for the job that saves here (others: `newest_complete`). The ranks
-        share the reading; rank 0 decides. Raises KieloError on every rank, and renames nothing, where there
-        are checkpoints and none is whole, and for one that is unreadable or of another version before a whole
-        one was found.
+        A newer copy in the nodes' memory is made a checkpoint first. Newer ones that are damaged are renamed
+        to `NAME.damaged` and listed in `warnings`. Leftovers of killed saves are removed: only for the job
+        that saves here (others: `newest_complete`). The ranks share the reading; rank 0 decides. Raises
+        KieloError on every rank, and renames nothing, where there are checkpoints and none is whole, and for
+        one that is unreadable or of another version before a whole one was found.
         """
         self._wait()
+        if self._memory_copies is not None:
+            self._memory_copies.make_checkpoint()
         self.warnings = []
         damaged: dict[Path, Fault] = {}
         for path in self._ranks.on_first(self._candidates):
@@ -212,11 +234,27 @@ class Checkpointer:
         self._verification.require(path)
         return fill(path, tensors, self._ranks)
 
+    def _staged(
+        self,
+        step: int,
+        tensors: dict[str, torch.Tensor],
+        plain: dict[str, Any],
+        kept_step: int | None = None,
+        keep_all: str | None = None,
+    ) -> Save:
+        copies = self._staging.copy(untied(tensors))
+        plain = json.loads(json.dumps(plain))  # as it is now, and nothing that JSON cannot hold
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        return Save(step, dict(tensors), copies, plain, device, kept_step, keep_all)
+
     def _wait(self) -> None:
         """Wait for the writing thread, which has no collective of its own running after this."""
         if self._under_way is not None:
             under_way, self._under_way = self._under_way, None
-            published, self._failure = under_way.result()
+            saved = under_way.result()
+            if saved is None:  # a copy in memory
+                return
+            published, self._failure = saved
             if published is not None:
                 self._published = published
                 self._verification.forget(published)

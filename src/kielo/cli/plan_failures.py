@@ -45,6 +45,13 @@ def failure_notes(run: RunToPlan, listed: Sequence[PlannedLayout], costs: Sequen
         f"A save stops training for {its_cost.stop_seconds:.1f} s, so the best time between two is "
         f"{found.young_seconds:,.0f} s by Young and {found.daly_seconds:,.0f} s by Daly.",
     ]
+    copied = run.recipe.checkpoint.memory_every_steps
+    if copied:
+        lines.append(
+            f"checkpoint.memory_every_steps = {copied}: a failure of one node costs the steps since the last "
+            f"copy in memory, {copied * planned.step_seconds / 2:,.0f} s in the mean besides writing; one of "
+            "several nodes costs those since the last save."
+        )
     if found.best_share - found.effective_share > _WORTH_A_WORD:
         lines.append(
             f"checkpoint.every_steps = {every} is a save every {_time(found.own_seconds)}, with "

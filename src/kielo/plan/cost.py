@@ -81,7 +81,13 @@ def cost(planned: PlannedLayout, wall_hours: float | None = None, rate: Rate | N
     failures = None
     if rate is not None:
         job = wall * 3600 if wall else work
-        steps = Steps(planned.step_seconds, placement.checkpoint.every_steps, placement.train.hang_seconds)
+        checkpoint = placement.checkpoint
+        steps = Steps(
+            planned.step_seconds,
+            checkpoint.every_steps,
+            placement.train.hang_seconds,
+            checkpoint.memory_every_steps,
+        )
         failures = expect(rate, planned.layout, Save(stop, safe), steps, safe, job)
         work = (training + heldout_seconds) / failures.effective_share
     jobs = 1

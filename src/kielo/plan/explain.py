@@ -135,6 +135,8 @@ def _host_memory(planned: PlannedLayout) -> str:
         content = f"all of the above and {content}"
     elif planned.layout.cpu_offload:
         content = f"weights, gradients and optimiser state, and {content}"
+    if planned.run.recipe.checkpoint.memory_every_steps:
+        content += ", and those that stay in memory (checkpoint.memory_every_steps)"
     return (
         f"Host memory {'fits' if need.fits else 'does not fit'}: at most {gb_text(need.bytes)} GB a node, of "
         f"{gb_text(need.usable)} GB, for {content}."

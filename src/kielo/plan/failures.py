@@ -32,6 +32,9 @@ _PROCESS_SECONDS, _COMMUNICATOR_SECONDS, _COMPILE_SECONDS = 30.0, 2.0, 30.0
 # Of one store: counted for 8 to 6,144 ranks (benchmarks/results/start_counts.json), and assumed.
 STORE_OPERATIONS_PER_RANK, _STORE_OPERATIONS_PER_SECOND = 32, 5000.0
 _SURE_OF_SPARES = 0.95
+# Of failures, those that take several nodes at once, and with them copies in memory: Llama 3's of switches
+# and cables, 35 of 419 (arXiv:2407.21783, table 5).
+_SEVERAL_NODES_SHARE = 35 / 419
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,15 @@ class Save:
 
 @dataclass(frozen=True)
 class Steps:
-    """Seconds of a step, steps between two saves of the recipe, and its `train.hang_seconds`."""
+    """Seconds of a step, steps between two saves of the recipe, and its `train.hang_seconds`.
+
+    between_copies: steps between two copies in the nodes' memory; 0: none.
+    """
 
     seconds: float
     between_saves: int
     hang_seconds: float
+    between_copies: int = 0
 
 
 @dataclass(frozen=True)
@@ -170,11 +177,24 @@ def expect(
         young_seconds=young,
         daly_seconds=daly,
         best_steps=best_steps,
-        effective_share=effective_share(own, save, mean, down_seconds),
+        effective_share=_own_share(steps, save, mean, down_seconds),
         best_share=effective_share(best_steps * steps.seconds, save, mean, down_seconds),
         job_seconds=job_seconds,
         spare_nodes=spares(job_seconds / mean),
     )
+
+
+def _own_share(steps: Steps, save: Save, mean_seconds: float, down_seconds: float) -> float:
+    """Returns the effective share as the recipe saves and copies.
+
+    A failure of one node goes back to the copy, one of several to the save; the time that a step takes with
+    all losses is the mean of both. A copy is taken to be safe as late as a save, which is written to a disk.
+    """
+    saved = effective_share(steps.between_saves * steps.seconds, save, mean_seconds, down_seconds)
+    if not 0 < steps.between_copies < steps.between_saves:
+        return saved
+    copied = effective_share(steps.between_copies * steps.seconds, save, mean_seconds, down_seconds)
+    return 1 / ((1 - _SEVERAL_NODES_SHARE) / copied + _SEVERAL_NODES_SHARE / saved)
 
 
 def young_seconds(stop_seconds: float, mean_seconds: float) -> float:

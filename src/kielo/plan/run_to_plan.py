@@ -124,9 +124,11 @@ class RunToPlan:
         parts: as of `MemoryBytes.parts`. Devices without memory of their own hold them there too.
         """
         held = [parts.get(name, 0.0) for name in ("weights", "gradients", "optimiser")]
+        is_copied = self.recipe.checkpoint.memory_every_steps > 0
         if self.card.device == "cpu":
-            return self.site.devices_per_node * (host_bytes(*held, is_offloaded=False) + sum(parts.values()))
-        return self.site.devices_per_node * host_bytes(*held, is_offloaded)
+            copies = host_bytes(*held, False, is_copied)
+            return self.site.devices_per_node * (copies + sum(parts.values()))
+        return self.site.devices_per_node * host_bytes(*held, is_offloaded, is_copied)
 
     @property
     def torch_version(self) -> str:

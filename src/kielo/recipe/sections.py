@@ -901,6 +901,12 @@ class Checkpoint(Section):
         ge=0,
         description="checkpoints of its multiples are kept for good; 0: none; default: at most ten of a run",
     )
+    memory_every_steps: int = Field(
+        0,
+        ge=0,
+        description="steps from one copy in the nodes' memory to the next, between checkpoints; a restart in "
+        "the same job goes on from the newest; 0: none",
+    )
 
 
 class Verify(Section):

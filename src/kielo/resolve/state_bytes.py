@@ -18,6 +18,7 @@ from kielo.resolve.stages import layer_numbers, stages_of_rank
 from kielo.resolve.trainable import trains
 
 Bytes = TypeVar("Bytes")  # a number, or a column of them
+_COPIES_IN_MEMORY = 4
 _FP32 = 4
 _MOMENTS = 2
 STATE_BYTES = {"fp32": 4, "bf16": 2}  # of a moment
@@ -76,14 +77,19 @@ def state_bytes(
     return StateBytes(_FP32 * padded, _FP32 * trained, moments + _FP32 * steps)
 
 
-def host_bytes(parameters: Bytes, gradients: Bytes, optimiser: Bytes, is_offloaded: bool) -> Bytes:
+def host_bytes(
+    parameters: Bytes, gradients: Bytes, optimiser: Bytes, is_offloaded: bool, is_copied: bool = False
+) -> Bytes:
     """Computes a rank's bytes in the memory of its node, from the bytes that it holds between steps.
 
-    These are the copies of a save (`checkpoint/staging.py`), and all three with layout.cpu_offload. On
-    devices that have no memory of their own, what they hold is not counted here.
+    These are the copies of a save (`checkpoint/staging.py`), and all three with layout.cpu_offload. With
+    checkpoint.memory_every_steps (`is_copied`) also the files of its own state and of a neighbour's, twice
+    while new ones are written (`checkpoint/memory_copies.py`). On devices that have no memory of their own,
+    what they hold is not counted here.
     """
     offloaded = parameters + gradients + optimiser if is_offloaded else 0
-    return parameters + optimiser + offloaded
+    copied = _COPIES_IN_MEMORY * (parameters + optimiser) if is_copied else 0
+    return parameters + optimiser + offloaded + copied
 
 
 def _shapes_of_rank(

@@ -240,7 +240,7 @@ def _build_precision(
 
 def _checkpointer(placement: Placement, world: World, permit: Callable[[], None]) -> Checkpointer:
     folder = Path(placement.train_folder)
-    return Checkpointer(
+    checkpointer = Checkpointer(
         folder / "checkpoints",
         placement.checkpoint.keep_newest,
         placement.checkpoint.keep_every_steps,
@@ -248,6 +248,9 @@ def _checkpointer(placement: Placement, world: World, permit: Callable[[], None]
         on_alert=_alert(placement),
         permit=permit,
     )
+    if placement.checkpoint.memory_every_steps:
+        checkpointer.use_memory(world.local_rank)
+    return checkpointer
 
 
 def _alert(placement: Placement) -> Callable[[int, str], None]:

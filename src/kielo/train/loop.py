@@ -45,14 +45,19 @@ def fit(run: Run, phase: PhaseParts) -> bool:
         run.resources.look(state.step)
         stopping = run.stop.agreed(state.step)
         is_saving = stopping or run.stop.is_save_agreed or run.checkpoints.due(state.step)
+        is_copying = not is_saving and run.checkpoints.is_copy_due(state.step)
         is_last = state.step == phase.last_step  # a change of precision may save after it
-        if run.replica_check.must_go_back(state.step, run.current.replicas, is_saving or is_last):
+        is_kept = is_saving or is_copying or is_last
+        if run.replica_check.must_go_back(state.step, run.current.replicas, is_kept):
             return False
         if is_saving:
             with run.meter.paused(), run.time_limits.paused("a save"):
                 # the copy waits for the device; writing goes on beside the next steps
                 run.checkpoints.save(loss)
                 run.garbage.collect()
+        if is_copying:
+            with run.meter.paused(), run.time_limits.paused("a copy to memory"):
+                run.checkpoints.copy_to_memory(loss)
         if stopping:
             return True
     return False

@@ -177,7 +177,17 @@ class RunCheckpoints:
             return True
         if step % self._resolved.placement.checkpoint.every_steps == 0 and self._state.watch is None:
             self._is_due = True
-        return self._is_due and self._spikes.episode is None and not self._guard.bad_in_a_row
+        return self._is_due and self._may_save()
+
+    def is_copy_due(self, step: int) -> bool:
+        """Returns True if the state must be copied to the nodes' memory after `step`; where none is saved."""
+        every_steps = self._resolved.placement.checkpoint.memory_every_steps
+        if not self._is_saving or not every_steps or step % every_steps or self._state.watch is not None:
+            return False
+        return self._may_save()
+
+    def _may_save(self) -> bool:
+        return self._spikes.episode is None and not self._guard.bad_in_a_row
 
     def shortage(self) -> str | None:
         """Returns, on rank 0, why the disk has no room for the next save; None if it has."""
@@ -198,18 +208,10 @@ class RunCheckpoints:
         """
         if not self._is_saving:
             return
-        settled_loss = math.nan if loss is None else float(loss)  # waits for the device, as the copy does
         guard = self._guard.plain_state()
-        self._note_trouble(guard["skipped"])
-        plain = asdict(self._state) | {
-            "loss": settled_loss if math.isfinite(settled_loss) else None,
-            "optimiser_updates": self._optimiser.updates,
-            "guard": guard,
-            "spike_watch": self._spikes.plain_state(),
-            "identity": stored_identity(self._resolved.identity),
-            "source_tensors": self._source_tensors,
-            "tokenizer_hash": self._resolved.placement.tokenizer_hash,
-        }
+        self._state.trouble = self._trouble(guard["skipped"])
+        self._last_save = (self._state.step, guard["skipped"])
+        plain = self._plain(guard, loss)
         self._is_due = False
         trouble, keep_all = self._state.trouble, None
         if guard["in_a_row"]:
@@ -225,18 +227,34 @@ class RunCheckpoints:
             self._state.step, self._tensors, plain, min(sound_steps, default=None), keep_all
         )
 
-    def _note_trouble(self, skipped: int) -> None:
-        """Updates `trouble`. skipped: steps that were not finite, since step 1."""
+    def copy_to_memory(self, loss: Tensor) -> None:
+        """Copies the state to the host, and from there to the nodes' memory while training goes on."""
+        guard = self._guard.plain_state()
+        plain = self._plain(guard, loss) | {"trouble": self._trouble(guard["skipped"])}
+        self._checkpointer.copy_to_memory(self._state.step, self._tensors, plain)
+
+    def _plain(self, guard: dict[str, Any], loss: Tensor | float | None) -> dict[str, Any]:
+        settled_loss = math.nan if loss is None else float(loss)  # waits for the device, as the copy does
+        return asdict(self._state) | {
+            "loss": settled_loss if math.isfinite(settled_loss) else None,
+            "optimiser_updates": self._optimiser.updates,
+            "guard": guard,
+            "spike_watch": self._spikes.plain_state(),
+            "identity": stored_identity(self._resolved.identity),
+            "source_tensors": self._source_tensors,
+            "tokenizer_hash": self._resolved.placement.tokenizer_hash,
+        }
+
+    def _trouble(self, skipped: int) -> dict[str, int] | None:
+        """Returns `trouble` as of this step. skipped: steps that were not finite, since step 1."""
         state, (last_step, skipped_before) = self._state, self._last_save
         if skipped > skipped_before:
             sound_step = state.trouble["sound_step"] if state.trouble else last_step
-            state.trouble = {"sound_step": sound_step, "unsound_step": state.step}
-        elif (
-            state.trouble
-            and state.step - state.trouble["unsound_step"] >= self._resolved.placement.checkpoint.every_steps
-        ):
-            state.trouble = None
-        self._last_save = (state.step, skipped)
+            return {"sound_step": sound_step, "unsound_step": state.step}
+        every_steps = self._resolved.placement.checkpoint.every_steps
+        if state.trouble and state.step - state.trouble["unsound_step"] >= every_steps:
+            return None
+        return state.trouble
 
     def way_on(self, first_bad_step: int) -> str:
         """Returns a sentence: how to go on with a run that ends because of bad steps since `first_bad_step`.

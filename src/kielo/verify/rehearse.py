@@ -149,7 +149,8 @@ def _host(resolved: Resolved, report: dict[str, Any], site: Cluster | None) -> d
     """Returns the bytes in a node's own memory that its ranks need: copies of a save, and all on a CPU."""
     if site is None:
         return {}
-    each = host_bytes(*report["state_bytes"].values(), is_offloaded=False)
+    is_copied = resolved.placement.checkpoint.memory_every_steps > 0
+    each = host_bytes(*report["state_bytes"].values(), is_offloaded=False, is_copied=is_copied)
     if resolved.placement.device == "cpu":
         each += report["peak_bytes"]
     return {

@@ -1,0 +1,200 @@
+"""Copies of a run's newest state in the memory of its nodes: a restart goes on from there, not from the disk.
+
+A copy has the files of a checkpoint. Each node keeps those of its own ranks and those of the node before it,
+so one node may be lost. A restart makes the newest copy that follows the newest checkpoint, and of which the
+nodes together have every file, a checkpoint on the disk; that is verified and read as any other, by ranks in
+any layout.
+"""
+
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from kielo.artifact.checkpoint_faults import FaultyCheckpoint
+from kielo.artifact.checkpoint_folder import INDEX_NAME, step_folder_name, step_folders, step_of
+from kielo.artifact.checkpoint_index import CheckpointIndex, write_index
+from kielo.artifact.checkpoint_manifest import read_checkpoint_manifest, write_checkpoint_manifest
+from kielo.artifact.durable import bring_to_disk
+from kielo.artifact.manifest import MANIFEST_NAME
+from kielo.checkpoint.agreement import Agreement
+from kielo.checkpoint.exchange_files import exchange_files
+from kielo.checkpoint.node_memory import CopyName, FoundCopy, NodeMemory
+from kielo.checkpoint.publish import aside_name, discard, point_newest, publish, refuse_if_too_full
+from kielo.checkpoint.safetensors_storage import write_chunks
+from kielo.checkpoint.save_plan import SavePlanner
+from kielo.checkpoint.saving import Save, complaint_unless_finite
+from kielo.recipe.errors import KieloError
+
+
+class MemoryCopies:
+    """The copies of the run whose checkpoints are in `checkpoints`. All ranks call each method together.
+
+    ranks, planner, on_alert, permit: of the checkpointer. local_rank: the number of this rank on its node.
+    Raises KieloError where nodes have different numbers of ranks.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Path,
+        ranks: Agreement,
+        planner: SavePlanner,
+        local_rank: int,
+        on_alert: Callable[[int, str], None],
+        permit: Callable[[], None],
+    ):
+        self._checkpoints, self._ranks, self._planner = checkpoints, ranks, planner
+        self._on_alert, self._permit = on_alert, permit
+        numbers = ranks.gather(local_rank)
+        self._ranks_a_node = max(numbers) + 1
+        if numbers != [rank % self._ranks_a_node for rank in range(ranks.size)]:
+            raise KieloError(
+                "checkpoint.memory_every_steps needs as many ranks on each node as on the others, numbered "
+                "node by node; start the ranks so, or set it to 0"
+            )
+        self._is_first_of_node = local_rank == 0
+        self._node = NodeMemory(checkpoints, ranks.rank - local_rank)
+
+    def write(self, save: Save) -> None:
+        """Copies the state of `save`; the copy before it is removed when the new one is whole on all nodes.
+
+        None is made before the first checkpoint is on the disk. A copy that fails (no room in memory, values
+        that are not finite) is an alert and leaves the one before it.
+        """
+        if save.device is not None:
+            torch.cuda.set_device(save.device)  # the current device belongs to the thread
+        save_id, after = self._ranks.on_first(lambda: (secrets.token_hex(8), self._newest_save_id()))
+        if after is None:
+            return
+        name = CopyName(save.step, save_id, after)
+        try:
+            self._write_files(save, name)
+            self._ranks.on_all(lambda: self._is_first_of_node and self._node.finish(name))
+        except (KieloError, OSError) as error:
+            if self._is_first_of_node:
+                self._node.abandon(name)
+            if self._ranks.rank == 0:
+                self._on_alert(save.step, f"step {save.step} was not copied to the nodes' memory: {error}")
+            return
+        if self._is_first_of_node:
+            self._node.remove_all_but(name)
+
+    def make_checkpoint(self) -> Path | None:
+        """Makes the newest copy a checkpoint, if it is newer than those on the disk; then removes all copies.
+
+        Returns its path; None where there is no such copy, or it cannot be written, which is an alert and
+        leaves the copies.
+        """
+        found = self._ranks.gather(self._node.find())
+        name = self._ranks.on_first(lambda: self._choose(found))
+        if name is None:
+            self.clear()
+            return None
+        path = self._copy_to_disk(name, [copies.get(name, FoundCopy()).files for copies in found])
+        if path is not None:
+            self.clear()
+        return path
+
+    def clear(self) -> None:
+        """Removes the copies on all nodes."""
+        self._ranks.on_all(lambda: self._is_first_of_node and self._node.clear())
+
+    def _newest_save_id(self) -> str | None:
+        """Rank 0: returns the save id of the newest checkpoint on the disk that has a manifest."""
+        for path in step_folders(self._checkpoints):
+            with suppress(FaultyCheckpoint):
+                return read_checkpoint_manifest(path).counts["save_id"]
+        return None
+
+    def _write_files(self, save: Save, name: CopyName) -> None:
+        """Writes the files of this rank, and sends them to the node that keeps them too."""
+        began, rank, size = time.monotonic(), self._ranks.rank, self._ranks.size
+        self._ranks.refuse_together(complaint_unless_finite(save.copies))
+        plan, partial = self._planner.plan(save.tensors), self._node.partial(name)
+        nodes = size // self._ranks_a_node
+        kept_bytes = plan.whole.tensor_bytes * min(2, nodes) // nodes
+        self._ranks.on_all(lambda: self._is_first_of_node and self._node.make_partial(name, kept_bytes))
+        records = self._ranks.on_all(
+            lambda: write_chunks(partial, rank, name.save_id, plan.written, save.copies)
+        )
+
+        def describe() -> dict[str, int]:
+            files = {file: record for of_rank in records for file, record in of_rank.items()}
+            index = CheckpointIndex(name.save_id, save.step, {}, plan.whole.aliases, save.plain)
+            files[INDEX_NAME] = write_index(partial, index, plan.whole.entries)
+            seconds = time.monotonic() - began
+            write_checkpoint_manifest(partial, index, files, plan.whole.tensor_bytes, seconds)
+            return {file: (partial / file).stat().st_size for file in (INDEX_NAME, MANIFEST_NAME)}
+
+        described = self._ranks.on_first(describe)
+        if nodes == 1:
+            return
+        files = [{file: record["bytes"] for file, record in of_rank.items()} for of_rank in records]
+        files[0] |= described
+        to, source = (rank + self._ranks_a_node) % size, (rank - self._ranks_a_node) % size
+        sent, received = (
+            [(partial / file, num_bytes) for file, num_bytes in files[of].items()] for of in (rank, source)
+        )
+        self._ranks.on_all(lambda: exchange_files(sent, to, received, source, self._ranks.group))
+
+    def _choose(self, found: list[dict[CopyName, FoundCopy]]) -> CopyName | None:
+        """Rank 0: returns the newest copy that follows the newest checkpoint, and is whole on all nodes."""
+        copies: dict[CopyName, FoundCopy] = {}
+        for of_rank in found:
+            for name, copy in of_rank.items():
+                copies.setdefault(name, FoundCopy()).add(copy)
+        newest_step = max(map(step_of, step_folders(self._checkpoints)), default=0)
+        after = self._newest_save_id()
+        names = [
+            name
+            for name, copy in copies.items()
+            if copy.is_whole and name.after == after and name.step > newest_step
+        ]
+        return max(names, key=lambda name: name.step, default=None)
+
+    def _copy_to_disk(self, name: CopyName, held: list[Mapping[str, int]]) -> Path | None:
+        """Writes a whole copy to the disk. held: name → bytes of the files that each rank finds."""
+        final = self._checkpoints / step_folder_name(name.step)
+        partial = aside_name(final, name.save_id, "partial")
+        sizes = {file: num_bytes for files in held for file, num_bytes in files.items()}
+
+        def make_room() -> None:
+            refuse_if_too_full(self._checkpoints, sum(sizes.values()), len(sizes) + 2)
+            shutil.rmtree(partial, ignore_errors=True)  # of an attempt that was killed here
+            partial.mkdir()
+
+        def copy_share() -> None:
+            for file in _shares(sorted(sizes), held)[self._ranks.rank]:
+                shutil.copyfile(self._node.path_of(name, file), partial / file)
+                bring_to_disk(partial / file)
+
+        def finish() -> None:
+            self._permit()
+            publish(partial, final)
+            point_newest(final)
+
+        try:
+            self._ranks.on_first(make_room)
+            self._ranks.on_all(copy_share)
+            self._ranks.on_first(finish)
+        except (KieloError, OSError) as error:
+            if self._ranks.rank == 0:
+                discard(partial, final)
+                self._on_alert(
+                    name.step, f"the copy of step {name.step} in the nodes' memory could not be used: {error}"
+                )
+            return None
+        return final
+
+
+def _shares(names: list[str], held: list[Mapping[str, int]]) -> list[list[str]]:
+    """Divides files among the ranks that find them on their node: the names of each rank."""
+    shares: list[list[str]] = [[] for _ in held]
+    for name in names:
+        holders = [rank for rank, files in enumerate(held) if name in files]
+        shares[min(holders, key=lambda rank: len(shares[rank]))].append(name)
+    return shares

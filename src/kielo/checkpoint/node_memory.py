@@ -1,0 +1,132 @@
+"""The copies of a run's state on one node, as files in its memory file system; torch-free.
+
+    /dev/shm/kielo_UID/RUN/node_FIRST-RANK/step_00000110.ID.AFTER/rank_00000.safetensors ...
+
+RUN is a hash of the path of the checkpoints. ID is the save id of the copy, AFTER that of the newest
+checkpoint on the disk when it was made. The files outlive the ranks that wrote them. `NAME.partial` is being
+written.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kielo.artifact.checkpoint_faults import FaultyCheckpoint
+from kielo.artifact.checkpoint_folder import step_folder_name, step_of
+from kielo.artifact.checkpoint_manifest import listed_files
+from kielo.recipe.errors import KieloError
+
+MEMORY_FOLDER = Path("/dev/shm")
+_FREE_SHARE = 0.05  # of the file system's size, left to communicators, which end their rank without it
+
+
+@dataclass(frozen=True)
+class CopyName:
+    step: int
+    save_id: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{step_folder_name(self.step)}.{self.save_id}.{self.after}"
+
+    @classmethod
+    def parse(cls, text: str) -> "CopyName | None":
+        """Returns the name that a folder has; None for any other folder."""
+        parts = text.split(".")
+        step = step_of(Path(parts[0]))
+        return None if step is None or len(parts) != 3 or parts[2] == "partial" else cls(step, *parts[1:])
+
+
+@dataclass
+class FoundCopy:
+    """A copy as it was found. files: name → bytes of those that are there; listed: of those in its manifest.
+
+    `listed` is empty where the manifest is not there.
+    """
+
+    files: dict[str, int] = field(default_factory=dict)
+    listed: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        return bool(self.listed) and self.files.items() >= self.listed.items()
+
+    def add(self, other: "FoundCopy") -> None:
+        self.files |= other.files
+        self.listed |= other.listed
+
+
+class NodeMemory:
+    """The copies on this node of the run whose checkpoints are in `checkpoints`; other runs' are not touched.
+
+    first_rank: of this node. `folder` holds the copies, also those of other nodes that a test simulates on
+    this machine.
+    """
+
+    def __init__(self, checkpoints: Path, first_rank: int):
+        name = hashlib.sha256(str(checkpoints.resolve()).encode()).hexdigest()[:16]
+        self._of_user = MEMORY_FOLDER / f"kielo_{os.getuid()}"
+        self.folder = self._of_user / name
+        self._of_node = self.folder / f"node_{first_rank:05d}"
+
+    def partial(self, name: CopyName) -> Path:
+        """Names the folder in which the node's ranks write the copy."""
+        return self._of_node / f"{name}.partial"
+
+    def make_partial(self, name: CopyName, num_bytes: int) -> None:
+        """Makes that folder. Raises KieloError where so many bytes do not fit, or it is another user's."""
+        self._of_user.mkdir(mode=0o700, exist_ok=True)
+        if self._of_user.stat().st_uid != os.getuid():
+            raise KieloError(f"{self._of_user} belongs to another user")
+        system = os.statvfs(self._of_user)
+        free = int((system.f_bavail - _FREE_SHARE * system.f_blocks) * system.f_frsize)
+        if num_bytes > free:
+            raise KieloError(
+                f"{MEMORY_FOLDER} has room for {max(0, free):,} bytes, and a copy needs {num_bytes:,} beside "
+                "the one before it; checkpoint.memory_every_steps = 0 makes none"
+            )
+        self.partial(name).mkdir(parents=True, exist_ok=True)
+
+    def finish(self, name: CopyName) -> None:
+        """Gives the copy its name."""
+        self.partial(name).rename(self._of_node / str(name))
+
+    def abandon(self, name: CopyName) -> None:
+        shutil.rmtree(self.partial(name), ignore_errors=True)
+
+    def remove_all_but(self, name: CopyName) -> None:
+        for path in self._of_node.iterdir():
+            if path.name != str(name):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def clear(self) -> None:
+        """Removes all copies of the run on this node."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        with suppress(OSError):  # another run of this user has copies
+            self._of_user.rmdir()
+
+    def find(self) -> dict[CopyName, FoundCopy]:
+        """Returns the copies on this node; a file that cannot be read is not there."""
+        found: dict[CopyName, FoundCopy] = {}
+        for name, folder in self._folders():
+            copy = FoundCopy()
+            with suppress(OSError):
+                copy.files = {entry.name: entry.stat().st_size for entry in os.scandir(folder)}
+            with suppress(OSError, FaultyCheckpoint):
+                copy.listed = {file: record["bytes"] for file, record in listed_files(folder).items()}
+            found.setdefault(name, FoundCopy()).add(copy)
+        return found
+
+    def path_of(self, name: CopyName, file: str) -> Path:
+        """Returns a file of a copy that `find` found."""
+        return next(path / file for one, path in self._folders() if one == name and (path / file).exists())
+
+    def _folders(self) -> Iterator[tuple[CopyName, Path]]:
+        for path in sorted(self.folder.glob("node_*/step_*")):
+            name = CopyName.parse(path.name)
+            if name is not None:
+                yield name, path
