@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -347,11 +348,20 @@ def test_a_hidden_word_gets_the_likeliest_tokens(encoder: Encoder) -> None:
     values, tokens = torch.softmax(logits, -1).topk(5)
     assert [one.probability for one in filled.fillings] == pytest.approx(values.tolist(), rel=1e-4)
     texts = [encoder.contender.tokenizer.whole.decode([token], skip_special_tokens=False) for token in tokens]
-    assert [one.text for one in filled.fillings] == [text.strip() for text in texts]
+    assert [one.text for one in filled.fillings] == [text.strip() or repr(text) for text in texts]
+    (spaced,) = fill_prompts(replace_logits(encoder, encoder.encode([" "])[0][0]), ["Vali [MASK] leht"])
+    assert spaced.fillings[0].text == "' '"
     assert (filled.truth, filled.sentence()) == (None, "Vali ____ leht")
     for prompt in ("Vali leht", "[MASK] [MASK]"):
         with pytest.raises(KieloError, match=r"\[MASK\] once"):
             fill_prompts(encoder, [prompt])
+
+
+def replace_logits(encoder: Encoder, token: int) -> Encoder:
+    """The encoder with a model that always finds one token the likeliest."""
+    one_hot = torch.zeros(300).index_fill(0, torch.tensor(token), 1.0)
+    contender = replace(encoder.contender, logits=lambda tokens, _: one_hot.expand(*tokens.shape, 300))
+    return replace(encoder, contender=contender)
 
 
 def test_evaluate_has_all_measures_and_follows_a_file_that_changed(run_folder: Path, tmp_path: Path) -> None:

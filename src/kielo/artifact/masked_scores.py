@@ -96,7 +96,7 @@ class Filling(JsonObject):
     """A token for a hidden word."""
 
     text: str
-    """The token's text."""
+    """The token's text, without spaces around it; of a token of spaces alone as Python spells it."""
     probability: float
     """By the model."""
 

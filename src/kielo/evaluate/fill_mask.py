@@ -84,6 +84,6 @@ def _likeliest(encoder: Encoder, ids: Sequence[int], place: int) -> list[Filling
     values, tokens = torch.softmax(logits, dim=-1).cpu().topk(min(NUM_FILLINGS, len(logits)))
     texts = decode(encoder.contender.tokenizer, [[token] for token in tokens.tolist()])
     return [
-        Filling(text=text.strip(), probability=probability)
+        Filling(text=text.strip() or repr(text), probability=probability)
         for text, probability in zip(texts, values.tolist(), strict=True)
     ]
