@@ -335,7 +335,8 @@ class TrainingSample:
         sample_bytes = min(settings.max_sample_bytes, kept_bytes)
         languages = {source.name: languages_of(self.recipe, source) for source in self.recipe.corpus.sources}
         if settings.temperature == 1:
-            return dict.fromkeys(languages, sample_bytes / max(kept_bytes, 1))
+            # All of it where the manifest does not say how much there is.
+            return dict.fromkeys(languages, min(1.0, settings.max_sample_bytes / max(kept_bytes, 1)))
         of_language: Counter[tuple[str, ...]] = Counter()
         for source in counts["sources"]:
             of_language[languages[source["name"]]] += source["bytes_kept"]
