@@ -42,6 +42,8 @@ def test_texts_from_outside_are_sets_of_the_run(tmp_path):
     shard = TokenShard(folder / "court")
     (text,) = decode(load_tokenizer(tmp_path / "tokenizer"), [shard.read(0, shard.num_tokens).tolist()])
     assert text.replace("<|endoftext|>", "") == "".join(documents)
+    # as training scores it: every token but the first
+    assert int((court.batch(16, 100).labels >= 0).sum()) == shard.num_tokens - 1
     found = {one.name: written for one, written in documents_of_sets(tmp_path / "tokens")}
     assert [document["text"] for document in found["court"]] == documents
     written = read_manifest(folder).written_at, (folder / "court.bin").stat().st_ino

@@ -213,7 +213,7 @@ def open_shard(folder: Path | str, name: str) -> Shard:
     Raises KieloError when files have other sizes than the pack stage wrote, or are others than it described.
     """
     manifest = packed_manifest(folder)
-    counts = manifest.counts["sources"].get(name, {})
+    counts = manifest.counts.get("sources", {}).get(name, {})  # a folder of texts to score has no sources
     if "folder" in counts:
         described = read_stage_json(folder, TokenFiles)
         if described is None:
