@@ -41,9 +41,10 @@ def resolve_weights(reference: str) -> Path:
     if folder.is_dir():
         return folder
     if where.startswith(("/", ".", "~")) or where.count("/") != 1:
+        of_run = ", which the stage export of a run makes" if folder.name == "hf" else ""
         raise KieloError(
-            f"model.weights = {reference!r}: there is no folder {where}; what would work: hf:FOLDER, a "
-            "folder with a Hugging Face config.json and its safetensors files, or hf:OWNER/NAME of the "
+            f"model.weights = {reference!r}: there is no folder {where}{of_run}; what would work: hf:FOLDER, "
+            "a folder with a Hugging Face config.json and its safetensors files, or hf:OWNER/NAME of the "
             "Hugging Face hub"
         )
     if (found := _here(where, _has_weights)) is not None:

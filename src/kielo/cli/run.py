@@ -26,6 +26,9 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.read import RUN_RECIPE_NAME, read_recipe, recipe_languages, run_folder
 from kielo.recipe.sections import Recipe
 
+# The stages that make the weights of a run which another one follows.
+_UP_TO_WEIGHTS = ("corpus", "tokenizer", "pack", "train", "export")
+
 
 @dataclass
 class Invocation:
@@ -81,20 +84,14 @@ def run(options: argparse.Namespace) -> int:
     if share is not None:
         with _ended_by_sigterm():  # no lease: a share's parts are stages of their own
             return _pack_share(invocation)
-    if "train" in chosen:
-        _check_trainable(recipe)
-    warn_of_weights(recipe)
-    with keep_stdout_for_json(options.json), _ended_by_sigterm(), held(invocation.folder):
+    with keep_stdout_for_json(options.json), _ended_by_sigterm():
         try:
-            _make_again(options.again, invocation, chosen)
-            for name in STAGES:
-                _do(name, invocation, name in chosen)
-                is_last = name == chosen[-1]
-                # Not before a stage was made, or all were: a refusal changes nothing.
-                if name in chosen and (is_last or not invocation.stages[name].skipped):
-                    _note_recipe(invocation, is_last)
-                if name == "corpus" and "train" in chosen:
-                    _check_budget(invocation)
+            if recipe.follows and chosen != ("corpus",):  # which needs no weights
+                _run_followed(invocation)
+            if "train" in chosen:
+                _check_trainable(recipe)
+            warn_of_weights(recipe)
+            _run_stages(invocation, chosen, options.again)
         except Requeue as stop:
             print_text(f"── {stop}")
             return REQUEUE
@@ -120,6 +117,49 @@ def _ended_by_sigterm() -> Iterator[None]:
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _run_followed(invocation: Invocation) -> None:
+    """Run the recipe that this one follows as far as its export; stages that are current are skipped.
+
+    Raises KieloError for one that cannot be read, that follows another one itself, or whose weights are not
+    those that this recipe starts from.
+    """
+    recipe, reference = invocation.recipe, invocation.recipe.follows
+    try:
+        first = read_recipe(reference).recipe
+    except KieloError as error:
+        raise KieloError(f"follows = {reference!r}: {error}") from None
+    followed = Invocation(first, reference, [], run_folder(first), invocation.ranks)
+    if first.follows:
+        raise KieloError(
+            f"follows = {reference!r}: {first.name} itself follows {first.follows!r}, and only one run is "
+            f"made before another; what would work: `kielo run {reference}`, then this with --set follows="
+        )
+    exported = followed.folder / "hf"
+    if Path(recipe.model.weights.removeprefix("hf:")).resolve() != exported.resolve():
+        raise KieloError(
+            f"follows = {reference!r}: its run exports its weights to {exported}, and model.weights = "
+            f"{recipe.model.weights!r}; what would work: --set model.weights=hf:{exported}, or --set follows="
+        )
+    print_text(f"══ {first.name}, which {recipe.name} follows")
+    warn_of_weights(first)
+    _run_stages(followed, _UP_TO_WEIGHTS)
+    print_text(f"══ {recipe.name}")
+
+
+def _run_stages(invocation: Invocation, chosen: tuple[str, ...], again: str | None = None) -> None:
+    """Make the chosen stages in order, and write the recipe into the run folder; one job at a time."""
+    with held(invocation.folder):
+        _make_again(again, invocation, chosen)
+        for name in STAGES:
+            _do(name, invocation, name in chosen)
+            is_last = name == chosen[-1]
+            # Not before a stage was made, or all were: a refusal changes nothing.
+            if name in chosen and (is_last or not invocation.stages[name].skipped):
+                _note_recipe(invocation, is_last)
+            if name == "corpus" and "train" in chosen:
+                _check_budget(invocation)
 
 
 def _note_recipe(invocation: Invocation, says_if_not: bool) -> None:

@@ -221,6 +221,12 @@ def _weights(recipe: Recipe) -> Found:
     yield from _extension(recipe)
     yield from _transplant_vectors(recipe.model)
     if weights is None:
+        if recipe.follows:
+            yield (
+                ("follows", "model.weights"),
+                f"follows = {recipe.follows!r} is the recipe of the weights to start from, and model.weights "
+                "is not given; what would work: model.weights = hf:FOLDER, the folder hf of its run",
+            )
         if recipe.model.transplant is not None:
             yield (
                 ("model.transplant",),

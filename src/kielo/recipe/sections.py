@@ -1007,6 +1007,11 @@ class Recipe(RecipeIdentity):
 
     description: str = Field("", description="a sentence for the report and the model card")
     folder: str = Field("", description="run folder; default: runs/NAME")
+    follows: str = Field(
+        "",
+        description="the recipe of a run whose exported weights this one starts from (model.weights names "
+        "them); `kielo run` makes them first",
+    )
     cluster: str = Field(
         "laptop", description="cluster card: its accelerator's peak, and what plans count with"
     )
