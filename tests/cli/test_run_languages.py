@@ -116,7 +116,7 @@ def test_all_stages_of_two_encoders_and_their_table(tmp_path: Path) -> None:
 def test_a_stop_reaches_the_run_at_work_and_begins_no_other(tmp_path: Path) -> None:
     recipe = write_several(tmp_path)
     (tmp_path / "fi.txt").write_text(text(100), encoding="utf-8")
-    process = kielo("run", recipe, "--set", "train.tokens=25600000")
+    process = kielo("run", recipe, "--set", "train.tokens=25600000", "--set", "dataset.max_epochs=1000000")
     deadline = time.monotonic() + 300
     while not (tmp_path / "run_fi/train/metrics.jsonl").exists() and time.monotonic() < deadline:
         time.sleep(0.2)
