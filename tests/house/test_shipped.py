@@ -92,3 +92,16 @@ def test_the_readme_shows_the_committed_result_of_the_demo():
     assert table in (ROOT / "README.md").read_text(encoding="utf-8")
     bits = result["summary"]["bits_per_byte"]
     assert bits["model"] < min(bits["unigram"], bits["xz"], bits["ngram"])
+
+
+def test_the_page_of_encoders_shows_the_committed_result_of_their_demo():
+    """The tables in docs/encoders.md are made of benchmarks/results/demo_estonian_bert.json, which keeps the
+    bar of tests/cli/test_demo.py.
+    """
+    path = ROOT / "benchmarks" / "results" / "demo_estonian_bert.json"
+    result = json.loads(path.read_text(encoding="utf-8"))
+    table = runpy.run_path(str(ROOT / "docs" / "demo_table.py"))["encoder_table"](result)
+    assert table in (ROOT / "docs" / "encoders.md").read_text(encoding="utf-8")
+    accuracy = result["summary"]["masked_tokens"]
+    bars = {"unigram": 0.30, "bigram": 0.20, "neighbours": 0.01}
+    assert all(accuracy["model"] > accuracy[name] + margin for name, margin in bars.items())
