@@ -42,7 +42,10 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "weights without a tokenizer": (setting("model.weights=hf:gone"), "set tokenizer.path"),
     "a transplant without weights": (setting("model.transplant=mean"), "model.weights = hf:FOLDER"),
     "a transplant of another kind": (setting("model.transplant=wechsel"), "mean"),
-    "similarity without vectors": (setting("model.transplant=focus"), "model.transplant_vectors = FILE"),
+    "similarity without vectors": (
+        [*setting("model.transplant=focus"), "--set", "model.weights=hf:x"],
+        "model.transplant_vectors = FILE",
+    ),
     "vectors without similarity": (setting("model.transplant_vectors=a.vec"), 'model.transplant = "focus"'),
     "phases as a number": (setting("phases=3"), "a list in [ ]"),
     "a ramp as a number": (setting("train.batch_ramp=5"), "a table in { }"),

@@ -191,7 +191,8 @@ def on_tensor_ranks(sizes: dict) -> dict:
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         hidden = model(tokens_bs())
-    value = score(gather_sequence(hidden, mesh.of_parameters("tensor"), True))
+    is_split = sizes.get("sequence_parallel", True)
+    value = score(gather_sequence(hidden, mesh.of_parameters("tensor"), is_split))
     # Each rank's gradient of the hidden states is a part of their sum.
     (value / mesh.of_parameters("tensor").size() / mesh.of_parameters("shard").size()).backward()
     return {

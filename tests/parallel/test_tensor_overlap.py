@@ -3,13 +3,14 @@
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kielo.parallel.projection import AccumulatingProjection
 from kielo.parallel.row_product import split_rows
-from kielo.parallel.tensor_collectives import TensorAxis
+from kielo.parallel.tensor_collectives import TensorAxis, gather_and_multiply
 from kielo.parallel.world import start_world
 from kielo.resolve.tensor_overlap import CHUNKS
 from tests.ranks import run_ranks
@@ -96,14 +97,22 @@ def test_a_pair_of_products_in_chunks_is_that_at_once_to_the_bit(found):
 
 
 def test_each_chunk_is_sent_beside_the_product_of_another(found):
-    """All gathers start before the first product; the sum of a product starts before the next product, and
-    is waited for after the last. In the backward the gradient is gathered so too, once for both products.
+    """The sum of a product starts before the next product, and is waited for after the last. On gloo a gather
+    starts when it is needed. In the backward the gradient is gathered so too, once for both products.
     """
     gather, scatter, wait = "all_gather_into_tensor", "reduce_scatter_tensor", "wait_tensor"
-    in_chunks = [gather] * CHUNKS + [wait, "mm"] * CHUNKS
+    in_chunks = [gather, wait, "mm"] * CHUNKS
     for rank in found:
         chunked = rank[0][CHUNKS]
         assert chunked["forward"] == in_chunks + ["mm", scatter] * CHUNKS + [wait] * CHUNKS
         # Then the weight's, and the first matrix's: its gather beside the input's gradient, as at once.
         assert chunked["backward"] == [*in_chunks, "mm", gather, "mm", wait, scatter, "mm", wait]
         assert rank[0][1]["forward"] == [gather, wait, "mm", "mm", scatter, wait]
+
+
+def test_on_a_gpu_all_gathers_start_before_the_first_product():
+    """Tensors without values say that they are on a GPU; nothing is sent."""
+    with FakeTensorMode(), Order() as order:
+        part, matrix = torch.empty(1, 8, HIDDEN, device="cuda"), torch.empty(WIDTH, HIDDEN, device="cuda")
+        gather_and_multiply(part, [matrix], [None], TensorAxis("no group", RANKS, True, CHUNKS), False)
+    assert order.names == ["all_gather_into_tensor"] * CHUNKS + ["wait_tensor", "mm"] * CHUNKS
