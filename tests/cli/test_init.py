@@ -111,6 +111,7 @@ def test_a_plan_of_a_size_and_of_a_model_alone(capsys) -> None:
         assert ("as usual for this size" in said.err) == (words[0] == "--params")
 
 
+@pytest.mark.full
 def test_a_rehearsal_of_a_size_needs_no_tokenizer(capsys) -> None:
     assert main(["rehearse", "--params", "20M", "--ranks", "2", "--set", "dataset.sequence_length=128",
                  "--set", "train.tokens_per_step=4096", "--json"]) == 0  # fmt: skip

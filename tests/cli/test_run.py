@@ -254,6 +254,7 @@ def test_the_verbs_that_ask_about_a_run_answer_in_json(finished, capsys, tmp_pat
     assert (tmp_path / "mine" / "config.json").read_bytes() == (run / "hf" / "config.json").read_bytes()
 
 
+@pytest.mark.full
 def test_ranks_stop_on_a_signal_with_75_and_go_on(tmp_path):
     """`kielo train --ranks 2`: SIGTERM to the parent ends in a saved step and code 75, though torchrun
     flattens codes; the same command goes on from there, and another run is refused the folder.

@@ -107,8 +107,8 @@ def ten_laid_out_steps(layout: dict, tied: bool) -> Outcome:
     [
         ({}, True),
         ({"tensor": 2}, False),
-        ({"tensor": 4}, True),
-        ({"tensor": 4}, False),
+        pytest.param({"tensor": 4}, True, marks=pytest.mark.full),
+        pytest.param({"tensor": 4}, False, marks=pytest.mark.full),
         ({"shard": 2, "tensor": 2}, True),
     ],
     ids=str,

@@ -86,6 +86,7 @@ def test_a_change_equals_a_restart_by_hand(folder: Path) -> None:
     assert [(row.step, row.precision) for row in changes] == [(6, "bf16"), (14, "fp32")]
 
 
+@pytest.mark.full
 def test_two_models_never_lie_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one before is gone when the next one is made, the optimiser's state with it."""
     made: list[weakref.ref] = []
@@ -139,7 +140,9 @@ WATCHED = {
 }
 
 
-@pytest.mark.parametrize("stop_at", [None, 10], ids=["at once", "over a stop"])
+@pytest.mark.parametrize(
+    "stop_at", [pytest.param(None, id="at once"), pytest.param(10, id="over a stop", marks=pytest.mark.full)]
+)
 def test_harm_is_taken_back(folder: Path, pretended: Any, stop_at: int | None) -> None:
     """The run ends bitwise as if it had never changed, says why,
     and does not try again when it is resumed.
@@ -177,6 +180,7 @@ def test_what_does_no_harm_stays(folder: Path, pretended: Any) -> None:
     assert not (watched / "alerts.jsonl").exists()
 
 
+@pytest.mark.full
 def test_a_change_ends_the_watch_of_the_one_before(folder: Path, pretended: Any) -> None:
     """Back in bf16 by the recipe, nothing is judged any more, and nothing taken back."""
     pretended(harmless)
@@ -186,6 +190,7 @@ def test_a_change_ends_the_watch_of_the_one_before(folder: Path, pretended: Any)
     assert not of_kind(read_metrics(watched / "metrics.jsonl"), PrecisionVerdict)
 
 
+@pytest.mark.full
 def test_a_loss_that_is_no_number_is_taken_back(folder: Path, pretended: Any) -> None:
     def broken(model: nn.Module, mesh: object, fp8: Fp8) -> None:
         list(model.layers.values())[-1].register_forward_hook(
@@ -216,6 +221,7 @@ def test_a_change_of_compiled_layers_is_that_of_uncompiled_ones(
             assert (tensor - compiled[name]).norm() <= 1e-2 * tensor.norm(), name
 
 
+@pytest.mark.full
 def test_fp8_itself_comes_and_goes(folder: Path) -> None:
     """torchao's, emulated: the run changes to it and back, keeps what does no harm,
     and looks at its gradients.

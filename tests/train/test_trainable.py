@@ -107,7 +107,14 @@ def test_only_the_named_modules_are_trained(folder: Path) -> None:
     assert torch.allclose(moved, torch.full_like(moved, rate), rtol=1e-3)
 
 
-@pytest.mark.parametrize("stops", [(2,), (BORDER,), (BORDER + 2, 7)])
+@pytest.mark.parametrize(
+    "stops",
+    [
+        pytest.param((2,), marks=pytest.mark.full),
+        pytest.param((BORDER,), marks=pytest.mark.full),
+        (BORDER + 2, 7),
+    ],
+)
 def test_a_stop_in_or_between_phases_changes_nothing(folder: Path, stops: tuple[int, ...]) -> None:
     """Weights and moments are bitwise those of a run that was never stopped."""
     whole, stopped = (in_two_phases(folder, name) for name in ("whole", "stopped"))
@@ -122,9 +129,9 @@ def test_a_stop_in_or_between_phases_changes_nothing(folder: Path, stops: tuple[
 @pytest.mark.parametrize(
     ("layout", "tied"),
     [
-        ({"shard": 2, "zero": 3}, False),
+        pytest.param({"shard": 2, "zero": 3}, False, marks=pytest.mark.full),
         ({"tensor": 2}, True),
-        ({"pipeline": 2, "pipeline_layers": (1, 1)}, True),
+        pytest.param({"pipeline": 2, "pipeline_layers": (1, 1)}, True, marks=pytest.mark.full),
     ],
 )
 def test_layouts_and_other_ranks_train_the_same(folder: Path, layout: dict[str, Any], tied: bool) -> None:

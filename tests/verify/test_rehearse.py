@@ -291,6 +291,7 @@ def test_fp8_and_moments_in_bf16_are_rehearsed():
     assert calls[1] == calls[0] + 1
 
 
+@pytest.mark.full
 def test_a_pipeline_holds_messages_under_way_and_at_degree_2_shards_of_gradients():
     """Receive buffers do not grow with the micro-batches of a step; gradients take 4 bytes a parameter at
     ZeRO 1, and at ZeRO 2 on four shards a fourth of that, with the buffers of the reductions of the embedding
