@@ -62,6 +62,7 @@ test-slurm-short: $(VENV)/.test
 .torch/2.11:
 	$(BIN)/python -m pip install -q --target $@ --no-cache-dir --no-compile torch==2.11.0 torchao==0.17.0 || { rm -rf $@; exit 1; }
 
+# The versions run side by side, as many at once as there are cores.
 test-torches: $(VENV)/.test $(TORCH_210) $(TORCH_211)
 	$(BIN)/python benchmarks/torches.py $(abspath $(TORCH_210)) $(abspath $(TORCH_211)) ''
 
