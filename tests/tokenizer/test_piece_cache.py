@@ -1,11 +1,13 @@
 """Texts in pieces: the ids that a tokenizer gives for whole texts, for all pre-tokenisers that are known."""
 
 import json
+import re
 import sys
 import unicodedata
 
 import numpy as np
 import pytest
+import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
@@ -14,10 +16,10 @@ from kielo.recipe.errors import KieloError
 from kielo.tokenizer import piece_cache
 from kielo.tokenizer.load import END_OF_TEXT, encode, load_tokenizer
 from kielo.tokenizer.measure import WORD
-from kielo.tokenizer.piece_cache import ENDS_LINES, PieceCache, cut
+from kielo.tokenizer.piece_cache import ENDS_LINES, LETTERS, SIGNS, PieceCache, cut
 from tests.tokenizer.test_extend import NEW, OLD
 
-ODD = " \t\n\r\x1c\x85\u00a0\u2028\u3000\u0303\u00a8\ufb01\u200dA'sé1٣,«中なカмя▁\x00🙂"
+ODD = " .-(ö0\t\n\r\x1c\x85\u00a0\u2028\u3000\u0303\u00a8\ufb01\u200dA'sé1٣,«中なカмя▁\x00🙂"
 ADDED = ["jõgi", " ", "\n\n", "  ", "ing"]  # words within words, and white space
 CHARACTERS = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000]
 
@@ -40,6 +42,7 @@ KINDS = {
     },
     "bpe, gpt-2": ("BPE", pre_tokenizers.ByteLevel(add_prefix_space=False), normalizers.NFC(), []),
     "bpe, a space before": ("BPE", pre_tokenizers.ByteLevel(add_prefix_space=True), None, ADDED),
+    "bpe, added tokens with signs": ("BPE", by_pattern(next(iter(ENDS_LINES))), None, ["x.", ",b"]),
     "bpe, nfkc": ("BPE", by_pattern(next(iter(ENDS_LINES))), normalizers.NFKC(), []),
     "bpe, metaspace": ("BPE", metaspace("always"), normalizers.Sequence([normalizers.NFC()]), []),
     "unigram, always": ("Unigram", metaspace("always"), normalizers.NFKC(), []),
@@ -77,7 +80,21 @@ def pair(request, tmp_path_factory):
 TEXTS = st.lists(
     st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(ODD))
     | st.lists(
-        st.sampled_from([*OLD[0].split(" ")[:6], *NEW[0].split(" "), "", "1 2", " \n", "x\n", "\ty", "'ll"])
+        st.sampled_from(
+            [
+                *OLD[0].split(" ")[:6],
+                *NEW[0].split(" "),
+                "",
+                "1 2",
+                " \n",
+                "x\n",
+                "\ty",
+                "'ll",
+                "x.,b",
+                "2026-11-23",
+            ]
+            + [f"a{END_OF_TEXT}b", "<unk>", "it's_=\u0338"]
+        )
     ).map(" ".join)
 )
 
@@ -98,19 +115,23 @@ def test_odd_characters_between_spaces(pair):
     """Characters before and after spaces and line ends, beside letters, digits and signs."""
     tokenizer, cache = pair
     characters = [*map(chr, range(0x180)), *ODD, *CHARACTERS[0x300:0x3100:37]]
-    texts = [f"a {one} b {one}1 ,{one} {one}\n{one}{one} {one}\nx. {one}, \n{one} 2" for one in characters]
+    texts = [
+        f"a {one} b {one}1 ,{one} {one}\n{one}{one} {one}\nx. {one}, \n{one} 2é.{one}'s0-{one}({one}"
+        for one in characters
+    ]
     assert [one.ids.tolist() for one in cache.encode(texts)] == encode(tokenizer, texts)
 
 
 @settings(max_examples=300, deadline=None)
-@given(text=st.text(st.sampled_from(ODD)), at_lines=st.booleans())
-def test_pieces_are_all_of_a_text(text, at_lines):
+@given(text=st.text(st.sampled_from(ODD)), at_signs=st.booleans(), at_lines=st.booleans())
+def test_pieces_are_all_of_a_text(text, at_signs, at_lines):
     """Each cut is where the rule says, and there is one at each such place."""
-    pieces, ends = cut(text, at_lines), set()
+    pieces, ends = cut(text, at_signs, at_lines), set()
     for end in range(1, len(text)):
         before, after, next_one = text[end - 1], text[end], text[end + 1 : end + 2]
         at_space = not before.isspace() and after == " " and next_one and not next_one.isspace()
-        if at_space or (at_lines and before == "\n" and not after.isspace()):
+        at_sign = at_signs and re.fullmatch(f"[{LETTERS}][{SIGNS}]", before + after)
+        if at_space or at_sign or (at_lines and before == "\n" and not after.isspace()):
             ends.add(end)
     assert "".join(pieces) == text
     assert set(np.cumsum([len(piece) for piece in pieces])[:-1].tolist()) == ends
@@ -122,11 +143,20 @@ def test_what_the_rule_says_of_characters():
     others = "".join(character for character in CHARACTERS[:0x12000] if not character.isspace())
     without_spaces = pre_tokenizers.Split(Regex(r"\s"), "removed").pre_tokenize_str(others)
     assert [piece for piece, _ in without_spaces] == [others]
+    letters = "".join(re.findall(f"[{LETTERS}]", others))
+    one_by_one = pre_tokenizers.Split(Regex(r"[\p{L}\p{N}]"), "removed").pre_tokenize_str(letters)
+    assert len(letters) > 900 and not one_by_one
+    signs = "".join(re.findall(f"[{SIGNS}]", others))
+    assert len(signs) == 32
+    assert pre_tokenizers.Split(Regex(r"[\s\p{L}\p{M}\p{N}]"), "removed").pre_tokenize_str(signs) == [
+        (signs, (0, 32))
+    ]
     changed = [one for one in CHARACTERS if unicodedata.decomposition(one) or unicodedata.combining(one)]
     for form in ("NFC", "NFKC"):
         for one in changed:
             alone = unicodedata.normalize(form, one)
             assert one.isspace() or not alone[-1].isspace()
+            assert not re.fullmatch(f"[{LETTERS}]", one) or regex.fullmatch(r"[\p{L}\p{N}]", alone[-1])
             assert all(unicodedata.normalize(form, f"a{space}{one}") == f"a{space}{alone}" for space in " \n")
 
 
@@ -156,6 +186,15 @@ def test_others_are_encoded_whole(tmp_path):
         assert cache.cut_rule is None, change
         if "model" not in change:
             assert [one.ids.tolist() for one in cache.encode(OLD[:3])] == encode(other, OLD[:3])
+
+
+def test_added_tokens_with_a_sign_after_a_letter(tmp_path):
+    """They lie over a cut, so texts are cut at spaces and lines alone. Other ones change nothing."""
+    for number, (added, at_signs) in enumerate([(["x."], False), ([".x", "..", "x"], True)]):
+        tokenizer = made(tmp_path / str(number), *KINDS["bpe, pattern 0"][:3], added)
+        cache = PieceCache(tokenizer)
+        assert cache.cut_rule == (at_signs, True, False)
+        assert cache.encode(["x.x ..x."])[0].ids.tolist() == encode(tokenizer, ["x.x ..x."])[0]
 
 
 def test_memory_is_bounded(tmp_path, monkeypatch):

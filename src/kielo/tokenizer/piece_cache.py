@@ -1,4 +1,4 @@
-"""Encodes much text: what stands between two spaces is encoded once, and then looked up.
+"""Encodes much text: what stands between two spaces or signs is encoded once, and then looked up.
 
 Texts repeat their words, and looking a word up takes a tenth of the time that normalising, cutting and
 merging it takes. A tokenizer encodes each pre-token by itself. So where its pre-tokeniser is known to begin a
@@ -37,10 +37,13 @@ _MODELS = {"BPE", "Unigram", "WordPiece", "WordLevel"}  # each encodes a pre-tok
 
 
 class CutRule(NamedTuple):
-    """Where texts are cut. at_lines: after a line's end too. first_differs: a text's first piece may have
-    other ids than the same characters within a text.
+    """Where texts are cut.
+
+    at_signs: between a letter or digit of LETTERS and a sign of ASCII too. at_lines: after a line's end too.
+    first_differs: a text's first piece may have other ids than the same characters within a text.
     """
 
+    at_signs: bool
     at_lines: bool
     first_differs: bool
 
@@ -86,7 +89,7 @@ class PieceCache:
         return encoded
 
     def _keys(self, text: str) -> list[str | tuple[str]]:
-        row: list[str | tuple[str]] = cut(text, self.cut_rule.at_lines)
+        row: list[str | tuple[str]] = cut(text, self.cut_rule.at_signs, self.cut_rule.at_lines)
         if row and self.cut_rule.first_differs:
             row[0] = (row[0],)
         return row
@@ -118,28 +121,44 @@ class PieceCache:
         return sys.getsizeof(_piece(key)) + sys.getsizeof(self._ids[key]) + BYTES_OF_ENTRIES
 
 
-def cut(text: str, at_lines: bool) -> list[str]:
+def cut(text: str, at_signs: bool, at_lines: bool) -> list[str]:
     """Cuts a text before each space between two characters that are no white space.
 
-    at_lines: also between a line's end and a character that is no white space. The pieces are all of it.
-    White space is Python's, which has all of Unicode's and a few characters more.
+    at_signs: also between a character of LETTERS and one of SIGNS. at_lines: also between a line's end and a
+    character that is no white space. The pieces are all of the text. White space is Python's, which has all
+    of Unicode's and a few characters more.
     """
-    pieces, usual, unusual = _PIECES[at_lines]
-    if unusual.search(text):
-        return pieces.split(text)
-    return usual.findall(text)
+    places, usual, unusual = _PIECES[at_signs, at_lines]
+    if not text or unusual.search(text):
+        return places.split(text)
+    pieces = usual.findall(text)
+    pieces.pop()  # the empty one at the end of the text
+    return pieces
 
 
-# at_lines → the places of cuts, which an engine must look for at each character; pieces of texts in which all
-# white space is single spaces (and line ends) within the text; what other texts have.
-_PIECES = {
-    False: (re.compile(r"(?<=\S)(?= \S)"), re.compile(r" ?[^ ]+"), re.compile(r"\s | \s|\A | \Z")),
-    True: (
-        re.compile(r"(?<=\S)(?= \S)|(?<=\n)(?=\S)"),
-        re.compile(r" ?[^ \n]+\n*"),
-        re.compile(r"\s(?:[^\S\n]|(?<!\n)\s)|\A\s| \Z"),
-    ),
-}
+def _patterns(at_signs: bool, at_lines: bool) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
+    """Returns (the places of cuts, which an engine must look for at each character; the pieces of texts in
+    which all white space is single spaces, and line ends, within the text; what other texts have).
+    """
+    places, spaces, end = r"(?<=\S)(?= \S)", " ", ""
+    unusual = r"\s | \s|\A | \Z"
+    if at_lines:
+        places, spaces, end = places + r"|(?<=\n)(?=\S)", r" \n", r"\n*"
+        unusual = r"\s(?:[^\S\n]|(?<!\n)\s)|\A\s| \Z"
+    usual = f" ?[^{spaces}]*"
+    if at_signs:
+        places += f"|(?<=[{LETTERS}])(?=[{SIGNS}])"
+        letters = f"[^{spaces}{LETTERS}]*[{LETTERS}]*"
+        usual = f" ?{letters}(?:[^{spaces}{LETTERS}{SIGNS}]{letters})*"
+    return re.compile(places), re.compile(usual + end), re.compile(unusual)
+
+
+# Letters and digits in every version of Unicode that a library may have; so are the ends of what NFC and NFKC
+# make of them.
+LETTERS = "0-9A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u013e\u0141-\u02af"
+LETTERS += "\u0391-\u03a1\u03a3-\u03ce\u0400-\u0481\u048a-\u052f"
+SIGNS = re.escape("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
+_PIECES = {(signs, lines): _patterns(signs, lines) for signs in (False, True) for lines in (False, True)}
 
 
 def cut_rule(tokenizer: TextTokenizer) -> CutRule | None:
@@ -149,41 +168,47 @@ def cut_rule(tokenizer: TextTokenizer) -> CutRule | None:
     has a space after such a character: so it is with the patterns of ENDS_LINES, whose alternatives have a
     space only at their beginning or among white space, and with `Metaspace`, which cuts before every space.
     None of them looks back, and what looks ahead does so from white space, which A is not. So neither side
-    depends on the other. Likewise with ENDS_LINES after a line's end: all of the white space before a
+    depends on the other. Likewise with the patterns between one of LETTERS and a sign: no alternative has a
+    sign after a letter or digit. And with ENDS_LINES after a line's end: all of the white space before a
     character that is none, up to its last line's end, is matched by alternatives that end there.
 
     NFC and NFKC change neither the space of a cut nor a line's end, join neither with a mark after it, and
-    make white space at the end of no other character. Added tokens must not reach over a cut.
+    make white space at the end of no other character; what they make of one of LETTERS ends in a letter or
+    digit, and no letter is joined with a sign. Added tokens must not reach over a cut: with one that has a
+    sign after a letter, texts are cut at spaces and lines alone.
     """
     content = json.loads(tokenizer.for_text.tokenizer.to_str())
     normalisers = _parts(content["normalizer"], "normalizers")
     model, hidden = content["model"], set(tokenizer.for_text.hidden_names.values())
+    added = [token for token in content["added_tokens"] if token["content"] not in hidden]
     is_known = (
         all(part["type"] in _NORMALISERS for part in normalisers)
-        and all(
-            token["content"] in hidden or _is_within_pieces(token, bool(normalisers))
-            for token in content["added_tokens"]
-        )
+        and all(_is_within_pieces(token, bool(normalisers)) for token in added)
         and model["type"] in _MODELS
         and not model.get("dropout")
     )
-    return _rule_of(_parts(content["pre_tokenizer"], "pretokenizers")) if is_known else None
+    rule = _rule_of(_parts(content["pre_tokenizer"], "pretokenizers")) if is_known else None
+    if rule and any(len(cut(token["content"], at_signs=True, at_lines=False)) > 1 for token in added):
+        return rule._replace(at_signs=False)
+    return rule
 
 
 def _rule_of(pre_tokenisers: Sequence[Mapping[str, Any]]) -> CutRule | None:
     *before, last = pre_tokenisers or [{"type": ""}]
     if last["type"] == "Metaspace" and not before:
-        return CutRule(False, last["prepend_scheme"] != "never") if last["split"] else None
+        return CutRule(False, False, last["prepend_scheme"] != "never") if last["split"] else None
     if last["type"] != "ByteLevel":
         return None
     if not before:
-        return CutRule(ENDS_LINES[_GPT_2], last["add_prefix_space"]) if last["use_regex"] else None
+        # A space is put before a piece that begins with none; so pieces within a text must begin with one.
+        puts_space = last["add_prefix_space"]
+        return CutRule(not puts_space, ENDS_LINES[_GPT_2], puts_space) if last["use_regex"] else None
     if len(before) > 1 or last["use_regex"] or last["add_prefix_space"] or before[0]["type"] != "Split":
         return None
     pattern = before[0]["pattern"].get("Regex")
     if before[0]["behavior"] != "Isolated" or before[0]["invert"] or pattern not in ENDS_LINES:
         return None
-    return CutRule(ENDS_LINES[pattern], False)
+    return CutRule(True, ENDS_LINES[pattern], False)
 
 
 def _is_within_pieces(token: Mapping[str, Any], is_normalised: bool) -> bool:
