@@ -1,6 +1,6 @@
 """Runs every test there is: `make test-full`. Writes results/test_full.json.
 
-Two processes, for two cores: the cases marked `full`, and all others with the fault cases.
+Three parts, two at a time, for two cores. Whole commands come last: a core is free for their threads.
 """
 
 import json
@@ -9,44 +9,28 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from junit import outcome
 
 _ROOT = Path(__file__).resolve().parents[1]
 _RESULT = Path(__file__).parent / "results" / "test_full.json"
-PARTS = {"full": "full", "others": "not full"}  # name of the part → pytest's marker expression
+# Name of the part → arguments of pytest. "layouts": cases marked `full`, but for whole commands.
+PARTS = {
+    "layouts": ["-m", "full", "--ignore=tests/cli"],
+    "usual and faults": ["-m", "not full"],
+    "whole commands": ["-m", "full", "tests/cli"],
+}
 
 
 def main() -> None:
-    begun, environment = time.monotonic(), os.environ | {"OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryDirectory() as temporary:
-        running = {
-            name: subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "pytest",
-                    "-m",
-                    marker,
-                    "--tb=short",
-                    f"--junit-xml={temporary}/{name}.xml",
-                ],
-                cwd=_ROOT,
-                env=environment,
-            )
-            for name, marker in PARTS.items()
-        }
-        parts = {}
-        while len(parts) < len(running):
-            time.sleep(1)
-            for name, process in running.items():
-                if name not in parts and process.poll() is not None:
-                    counts = outcome(Path(temporary) / f"{name}.xml")
-                    seconds = round(time.monotonic() - begun)
-                    parts[name] = {"status": process.returncode, **counts, "seconds": seconds}
+    begun = time.monotonic()
+    with ThreadPoolExecutor(2) as pool:
+        parts = dict(zip(PARTS, pool.map(_run, PARTS.values()), strict=True))
     found = {
         "date": date.today().isoformat(),
         "machine": f"{os.cpu_count()} cores",
@@ -57,6 +41,20 @@ def main() -> None:
     _RESULT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(found), flush=True)
     sys.exit(max(part["status"] for part in parts.values()))
+
+
+def _run(selection: list[str]) -> dict[str, Any]:
+    """Runs pytest on the selected cases; returns its status, counts (none if it broke off) and seconds."""
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory() as temporary:
+        report = Path(temporary) / "tests.xml"
+        status = subprocess.run(
+            [sys.executable, "-m", "pytest", *selection, "--tb=short", f"--junit-xml={report}"],
+            cwd=_ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        ).returncode
+        counts = outcome(report) if report.exists() else {}
+    return {"status": status, **counts, "seconds": round(time.monotonic() - begun)}
 
 
 if __name__ == "__main__":

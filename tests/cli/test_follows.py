@@ -92,6 +92,7 @@ def test_weights_of_a_run_that_is_not_finished_say_what_makes_them():
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1900)  # two runs, each of minutes, beside other tests
 def test_the_demo_of_a_new_language(tmp_path, monkeypatch):
     """`kielo run demo_new_language`: both languages' help, and a model better than its baselines."""
     monkeypatch.chdir(tmp_path)
