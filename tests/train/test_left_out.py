@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from kielo.artifact.alerts import ALERTS_NAME
 from kielo.artifact.checkpoint_index import read_plain
 from kielo.artifact.metrics import LeftOutSequence, of_kind, read_metrics
+from kielo.artifact.token_set import TokenSet
+from kielo.artifact.token_sources import check_unchanged, find_token_files
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.dataset.batches import NOT_COUNTED, Batch, Batches, Unreadable
 from kielo.dataset.readable import read_sequences, without_sequences
@@ -170,3 +173,102 @@ def test_the_end_is_that_of_a_run_without_them(folder: Path, tmp_path: Path) -> 
     rows = of_kind(read_metrics(places["failing"] / "train" / "metrics.jsonl"), LeftOutSequence)
     assert [row.left_out_sample for row in rows] == UNREADABLE
     assert "sample 70 of" in (places["failing"] / "chronicle.md").read_text(encoding="utf-8")
+
+
+def harm_tail(folder: Path, is_cut: bool) -> None:
+    """Takes the last 40 tokens of "books" away, or makes them ids that the embedding has no row for."""
+    file = folder / "tokens" / "books.bin"
+    size = file.stat().st_size
+    if is_cut:
+        os.truncate(file, size - 80)
+    else:
+        with open(file, "r+b") as content:
+            content.seek(size - 80)
+            content.write(np.full(40, 60_000, "<u2").tobytes())
+
+
+@pytest.mark.parametrize("is_cut", [True, False], ids=["cut", "ids outside"])
+def test_a_resumed_attempt_leaves_out_what_a_run_in_progress_would(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cut: bool
+) -> None:
+    """Damage while a run is stopped ends in the bits and records of the same damage in mid-run."""
+    resumed, running = tmp_path / "resumed", tmp_path / "running"
+    shutil.copytree(folder / "tokens", resumed / "tokens")
+    shutil.copytree(folder / "tokens", running / "tokens")
+    changes = {"total_steps": 8, "max_left_out_sequences": 50}
+    assert train(resolve(resumed, **changes), max_steps=3).outcome == "requeue"
+    harm_tail(resumed, is_cut)
+    with pytest.raises(KieloError, match="books.bin"):  # the policy is to stop
+        train(resolve(resumed, total_steps=8))
+    assert train(resolve(resumed, **changes)).outcome == "finished"
+    alerts = (resumed / "train" / ALERTS_NAME).read_text(encoding="utf-8")
+    assert "books.bin: has" in alerts and "damaged since the run began" in alerts
+
+    take = Feed.take
+
+    def take_and_harm(self: Feed, step: int) -> Any:
+        if step == 3:  # step 4, whose sequences are read, needs none of the tail
+            harm_tail(running, is_cut)
+        return take(self, step)
+
+    monkeypatch.setattr(Feed, "take", take_and_harm)
+    assert train(resolve(running, **changes)).outcome == "finished"
+    ends = [place / "train" / "checkpoints" / "step_00000008" for place in (resumed, running)]
+    found, expected = map(read_tensors, ends)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    left_out, as_running = (read_plain(end)["left_out"] for end in ends)
+    assert left_out == as_running and len(left_out) > 1
+    rows = of_kind(read_metrics(resumed / "train" / "metrics.jsonl"), LeftOutSequence)
+    assert [row.left_out_sample for row in rows] == [one["sample"] for one in left_out]
+
+
+def lengthen(file: Path) -> None:
+    os.truncate(file, file.stat().st_size + 64)
+
+
+def write_other_words(file: Path) -> None:
+    with open(file, "r+b") as content:
+        content.write(np.array([3, 3, 3], "<u2").tobytes())
+
+
+def remove_index(file: Path) -> None:
+    file.with_suffix(".idx").unlink()
+
+
+def test_damage_that_nobody_can_leave_out_is_refused(folder: Path) -> None:
+    """Nothing was trained yet, or nobody can tell which sequences are spoilt, whatever the policy is."""
+    changes = {"total_steps": 6, "max_left_out_sequences": 1000}
+    tokens, whole = folder / "tokens", folder / "whole"
+    shutil.copytree(tokens, whole)
+
+    def is_refused_after(harm: Callable[[Path], object]) -> bool:
+        harm(tokens / "books.bin")
+        with pytest.raises(KieloError, match="books"):
+            train(resolve(folder, **changes))
+        shutil.rmtree(tokens)
+        shutil.copytree(whole, tokens)
+        return True
+
+    assert is_refused_after(cut)
+    assert train(resolve(folder, **changes), max_steps=2).outcome == "requeue"
+    assert all(map(is_refused_after, (lengthen, write_other_words, remove_index)))
+    assert train(resolve(folder, **changes), max_steps=3).outcome == "requeue"
+
+
+def test_files_read_in_place_may_be_cut_but_not_changed(folder: Path) -> None:
+    file = folder / "tokens" / "books.bin"
+    found = find_token_files("books", str(file), 2)
+    tokens = TokenSet(found.folder, found.files, found.files[0].tokens, 0)
+    sound = tokens.read(0, 50)
+    os.truncate(file, 100)
+    in_place = "books", found.folder, found.files, found.mtimes_ns
+    check_unchanged(*in_place, may_be_cut=True)
+    reopened = TokenSet(found.folder, found.files, found.files[0].tokens, 0)
+    assert np.array_equal(reopened.read(0, 50), sound)
+    with pytest.raises(OSError, match="ends at byte 100"):
+        reopened.read(0, 51)
+    with pytest.raises(KieloError, match="changed since"):
+        check_unchanged(*in_place)
+    os.truncate(file, found.files[0].bytes)  # as long as before, and filled with zeros
+    with pytest.raises(KieloError, match="changed since"):
+        check_unchanged(*in_place, may_be_cut=True)

@@ -98,10 +98,17 @@ def find_token_files(name: str, place: str, width: int) -> FoundFiles:
     return FoundFiles(folder, tuple(files), mtimes_ns)
 
 
-def check_unchanged(name: str, folder: Path, files: Sequence[TokenFile], mtimes_ns: Sequence[int]) -> None:
-    """Raises KieloError for a file of another size than described, and for a newer one with other content."""
+def check_unchanged(
+    name: str, folder: Path, files: Sequence[TokenFile], mtimes_ns: Sequence[int], may_be_cut: bool = False
+) -> None:
+    """Raises KieloError for a file of another size than described, and for a newer one with other content.
+
+    may_be_cut: files may be missing or shorter than described.
+    """
     for file, mtime_ns in zip(files, mtimes_ns, strict=True):
         path = folder / file.name
+        if may_be_cut and is_cut(path, file.bytes):
+            continue
         try:
             state = path.stat()
             is_same = state.st_size == file.bytes and (
@@ -119,6 +126,14 @@ def check_unchanged(name: str, folder: Path, files: Sequence[TokenFile], mtimes_
                 f"{file.bytes:,}); source {name} is read in place: put the file back; or, where nothing was "
                 "trained yet, `kielo run RECIPE --to pack`"
             )
+
+
+def is_cut(path: Path, bytes_: int) -> bool:
+    """Returns True if the file is missing, or shorter than the `bytes_` that it had."""
+    try:
+        return path.stat().st_size < bytes_
+    except OSError:
+        return True
 
 
 def _width(source: Source, vocab_size: int) -> int:

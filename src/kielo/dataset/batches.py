@@ -17,7 +17,7 @@ from kielo.artifact.manifest import Manifest, check_sizes, read_manifest
 from kielo.artifact.stage_json import read_stage_json
 from kielo.artifact.token_set import TokenSet
 from kielo.artifact.token_shards import LOSS_MASK, TokenShard
-from kielo.artifact.token_sources import TokenFiles, check_unchanged
+from kielo.artifact.token_sources import TokenFiles, check_unchanged, is_cut
 from kielo.dataset.order import Located, Order, OrderSource, Phase
 from kielo.dataset.packed_sequences import PackedSequences, Pieces
 from kielo.dataset.permutation import key_from, keys_of_epochs
@@ -82,8 +82,8 @@ class PhaseSteps(Protocol):
 class Batches:
     """The batches of a phase, each computed on request: nothing is prefetched, nothing has to be restored.
 
-    folder: the pack stage's output. longest_sequence_length: the longest of the whole run. Raises KieloError
-    for a folder that is not packed or a mixture with an unknown source.
+    folder: the pack stage's output. longest_sequence_length: the longest of the whole run. may_be_cut: as of
+    `open_shard`. Raises KieloError for a folder that is not packed or a mixture with an unknown source.
     """
 
     def __init__(
@@ -94,6 +94,7 @@ class Batches:
         longest_sequence_length: int,
         end_of_text_id: int,
         mask_documents: bool,
+        may_be_cut: bool = False,
     ):
         self.folder, self.phase, self.mask_documents = Path(folder), phase, mask_documents
         counts = packed_manifest(self.folder).counts["sources"]
@@ -102,7 +103,7 @@ class Batches:
                 raise KieloError(f"the mixture's {name}: {self.folder} has the sources {', '.join(counts)}")
         # By name, so that the order of lines in a recipe does not change the order of the data.
         self.names = sorted(phase.mixture)
-        self.shards = [open_shard(self.folder, name) for name in self.names]
+        self.shards = [open_shard(self.folder, name, may_be_cut) for name in self.names]
         length, longest = phase.sequence_length, longest_sequence_length
         self._reader: _StreamReader | _PackedReader
         if phase.packing == "best_fit":
@@ -207,10 +208,12 @@ def packed_manifest(folder: Path | str) -> Manifest:
     return manifest
 
 
-def open_shard(folder: Path | str, name: str) -> Shard:
+def open_shard(folder: Path | str, name: str, may_be_cut: bool = False) -> Shard:
     """Opens a source's shard in a tokens folder, or its files where they are read in place.
 
     Raises KieloError when files have other sizes than the pack stage wrote, or are others than it described.
+    may_be_cut: files of tokens and masks may be shorter or, but for masks, missing; reading what is gone
+    raises OSError.
     """
     manifest = packed_manifest(folder)
     counts = manifest.counts.get("sources", {}).get(name, {})  # a folder of texts to score has no sources
@@ -219,12 +222,21 @@ def open_shard(folder: Path | str, name: str) -> Shard:
         if described is None:
             raise KieloError(f"{Path(folder) / TokenFiles.FILE_NAME}: no such file; run the pack stage again")
         files, place = described.sources[name], Path(counts["folder"])
-        check_unchanged(name, place, files.files, counts["mtimes_ns"])
+        check_unchanged(name, place, files.files, counts["mtimes_ns"], may_be_cut)
         return TokenSet(place, files.files, files.training_tokens, described.end_of_text_id)
     parts = [f"{name}.bin", f"{name}.idx"]
     parts += [mask for mask in [name + LOSS_MASK] if mask in manifest.files]
-    check_sizes(folder, manifest, parts)
-    return TokenShard(Path(folder) / name)
+    whole = [part for part in parts if not (may_be_cut and _may_be_read_in_part(folder, part, manifest))]
+    check_sizes(folder, manifest, whole)
+    return TokenShard(Path(folder) / name, may_be_cut)
+
+
+def _may_be_read_in_part(folder: Path | str, name: str, manifest: Manifest) -> bool:
+    """Returns True if what is gone of a file is noticed as it is read: tokens, and a mask that is there."""
+    path = Path(folder) / name
+    return (path.suffix == ".bin" or (name.endswith(LOSS_MASK) and path.is_file())) and is_cut(
+        path, manifest.files[name]["bytes"]
+    )
 
 
 class _StreamReader:

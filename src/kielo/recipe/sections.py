@@ -819,8 +819,9 @@ class TrainPlacement(Section):
     max_left_out_sequences: int = Field(
         0,
         ge=0,
-        description="sequences that a run may leave out as they cannot be read in mid-run: their file is "
-        "cut, gone or fails, or has ids outside of the vocabulary; 0: the first one stops the run",
+        description="sequences that a run may leave out as they cannot be read in mid-run, or after it was "
+        "stopped: their file is cut, gone or fails, or has ids outside of the vocabulary; 0: the first one "
+        "stops the run",
     )
     compare_replicas_every_steps: int = Field(
         100,

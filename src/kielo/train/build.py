@@ -314,6 +314,7 @@ def _feed(run: Run, resolved: Resolved, index: int, last_step: int) -> Feed:
             identity.longest_sequence_length,
             end,
             identity.dataset.mask_documents,
+            may_be_cut=placement.train.max_left_out_sequences > 0,
         )
 
         def read_step(step: int, left_out: Set[int] = frozenset()) -> Batch:

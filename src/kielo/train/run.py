@@ -130,7 +130,8 @@ def _attempt(
                 run = assemble(resolved, world, stop, lease.check, progress, profile_steps, is_saving)
                 heartbeat.use(communicators(run.mesh), alike_communicators(run.mesh))
                 state = run.state
-                tokens.finish()
+                for damage in tokens.finish():
+                    run.alert(run.checkpoints.newest_step or 0, damage)
             has_begun = True
             hosts = Agreement().gather(socket.gethostname())
             if is_first and is_saving:
