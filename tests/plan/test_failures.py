@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 
 from kielo.cli.main import main
-from kielo.plan.cost import START_SECONDS, cost
+from kielo.parallel.hang_watch import silent_seconds
+from kielo.parallel.rank_process import STACKS_SECONDS
+from kielo.plan.cost import START_SECONDS, cost, longest_pause_seconds
 from kielo.plan.failures import (
+    Copies,
     Rate,
     Save,
     Steps,
@@ -82,8 +85,9 @@ def test_the_effective_share_is_that_of_a_simulated_job(
 
 def test_copies_in_memory_leave_the_share_that_a_simulated_job_keeps(planned: PlannedLayout) -> None:
     """As above within 5 % of what is lost; a job that loses several nodes goes back to its last save."""
-    rate, steps = Rate(1000 * 86_400 / (1024 * 20_000), "test"), Steps(10.0, 300, 30.0, 30)
-    found = expect(rate, planned.layout, Save(2, 20), steps, 20, 1e5)
+    rate, steps = Rate(1000 * 86_400 / (1024 * 20_000), "test"), Steps(10.0, 2.0, 300, 30.0)
+    copies = Copies(30, Save(2, 20))
+    found = expect(rate, planned.layout, Save(2, 20), steps, 20, 1e5, copies)
     simulated = simulated_share(300, Save(2, 20), 20_000, found.down_seconds, 4000, 10, 35 / 419)
     assert 1 - found.effective_share == pytest.approx(1 - simulated, rel=0.05)
 
@@ -134,24 +138,37 @@ def test_the_bars_on_1024_devices(planned: PlannedLayout) -> None:
     with_failures, without = cost(planned, rate=rate), cost(planned)
     found = with_failures.failures
     assert planned.devices == 1024 and found is not None and without.failures is None
-    assert found.best_share > 0.97 and found.down_seconds < 120
+    assert found.best_share > 0.97
+    assert max(found.down_seconds, found.frozen_seconds, found.stuck_seconds) < 120
     assert found.down_seconds == pytest.approx(
         found.down["noticed, and all ranks ended"]
         + sum(restart_seconds(planned.layout, 1024, with_failures.checkpoint_seconds).values())
     )
-    # a silent node is found after train.hang_seconds, a stuck rank that long after the end of its step
-    assert found.stuck_seconds - found.frozen_seconds == pytest.approx(planned.step_seconds)
+    # steps take 26 s, but devices come to a layer every few seconds; only a frozen rank is asked for stacks
+    assert longest_pause_seconds(planned) < 10 < planned.step_seconds
+    silent = silent_seconds(20.0, 1024) + STACKS_SECONDS
+    assert found.stuck_seconds - found.frozen_seconds == pytest.approx(20.0 - silent)
     faster = planned.run.recipe.train.model_copy(update={"hang_seconds": 15.0})
     recipe = planned.run.recipe.model_copy(update={"train": faster})
     own = replace(planned, run=replace(planned.run, recipe=recipe))
-    assert cost(own, rate=rate).failures.frozen_seconds == pytest.approx(found.frozen_seconds - 15.0)
+    assert cost(own, rate=rate).failures.frozen_seconds == pytest.approx(
+        found.frozen_seconds - silent_seconds(20.0, 1024) + 15.0
+    )
+    assert cost(own, rate=rate).failures.stuck_seconds < found.stuck_seconds - 4
     assert found.best_share > found.effective_share
     assert found.daly_seconds == pytest.approx(found.young_seconds, rel=0.01)
     # copies in memory beside the saves of the recipe win back two thirds; each stops training for a second
     copied = own.run.recipe.checkpoint.model_copy(update={"memory_every_steps": 4})
     recipe = planned.run.recipe.model_copy(update={"checkpoint": copied})
-    with_copies = cost(replace(planned, run=replace(planned.run, recipe=recipe)), rate=rate).failures
+    copying = replace(planned, run=replace(planned.run, recipe=recipe))
+    with_copies = cost(copying, rate=rate).failures
     assert with_copies.effective_share > 0.98 > 0.97 > found.effective_share
+    # a copy is written to the disk before it is read, and sent over the network: 800 Gbit/s a node of LUMI
+    written = without.checkpoint_seconds
+    assert with_copies.stuck_seconds == pytest.approx(found.stuck_seconds + written)
+    each = without.stop_seconds + without.checkpoint_bytes / planned.nodes / 100e9
+    number = without.steps // 4 - without.checkpoints
+    assert cost(copying).wall_seconds - without.wall_seconds == pytest.approx(number * each)
     # the forecast of hours counts them, with the recipe's own saves
     steps = (with_failures.training_seconds + with_failures.heldout_seconds) / found.effective_share
     starts = with_failures.jobs * (START_SECONDS + with_failures.checkpoint_seconds)

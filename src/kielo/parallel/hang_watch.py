@@ -15,16 +15,18 @@ _MISSED_BEATS = 4
 _MOST_NAMED = 8
 _BEAT_SECONDS = 0.5
 _BEATS_PER_SECOND = 1000  # of all ranks together: what one store takes beside other work
+_SILENT_SECONDS, _SILENT_BEATS = 15.0, 15
 
 
 @dataclass(frozen=True)
 class Beat:
     """The newest sign of life of one rank.
 
-    number: counts its beats. moves: counts collectives and messages that it has begun. entered: of groups in
-    which all ranks begin the same collectives, by their ranks, how many it has begun. at: the innermost line
-    of its main thread outside of torch. is_inside: that thread is inside torch.distributed. still_seconds,
-    silent_seconds: its limits now (`Progress.limits`).
+    number: counts its beats. moves: counts collectives and messages that it has begun, and layers that its
+    device has come to. entered: of groups in which all ranks begin the same collectives, by their ranks, how
+    many it has begun. at: the innermost line of its main thread outside of torch. is_inside: that thread is
+    inside torch.distributed. still_seconds, silent_seconds: its limits now (`Progress.limits`). p99_seconds:
+    the 99th percentile of the longest pause of a step.
     """
 
     number: int
@@ -102,6 +104,15 @@ def beat_seconds(num_ranks: int) -> float:
     return max(_BEAT_SECONDS, num_ranks / _BEATS_PER_SECOND)
 
 
+def silent_seconds(hang_seconds: float, num_ranks: int) -> float:
+    """Returns how long a rank may send no heartbeat while others take steps: 15 s or beats, the longer one.
+
+    At most `hang_seconds`. After a link was interrupted, TCP tries 12.6 s after the first loss at the latest
+    for the sixth time. A step may wait for slow files and devices; heartbeats wait for nothing else.
+    """
+    return min(hang_seconds, max(_SILENT_SECONDS, _SILENT_BEATS * beat_seconds(num_ranks)))
+
+
 def describe(hang: Hang, beats: Sequence[Beat], places: Mapping[int, str], states: Mapping[int, str]) -> str:
     """Returns a message that names the cause of a hang, where it is, and where the others wait.
 
@@ -151,7 +162,7 @@ def _place(beat: Beat) -> tuple[int, str, int]:
 
 def _limit(beats: Sequence[Beat], seconds: float) -> str:
     p99 = max(beat.p99_seconds for beat in beats)
-    return f" (the limit is {seconds:.3g} s; the 99th percentile of a step {p99:.3g} s)"
+    return f" (the limit is {seconds:.3g} s; steps usually pause for {p99:.3g} s at most)"
 
 
 def _behind(beats: Sequence[Beat]) -> list[int]:

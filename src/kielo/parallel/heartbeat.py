@@ -159,7 +159,7 @@ class Heartbeat:
             number=self._number + 1,
             step=self._progress.step,
             doing=self._progress.doing,
-            moves=sum(map(_begun, self._groups)),
+            moves=sum(map(_begun, self._groups)) + self._progress.marks(),
             entered={ranks: _begun(group) for ranks, group in self._alike.items()},
             at=_line_of(frame),
             is_inside=frame is not None and frame.f_code.co_filename.startswith(_DISTRIBUTED),
@@ -203,16 +203,27 @@ class Heartbeat:
         written = store.add("hang/written", 1)
         if self._watch is None or self._was_silent(hang) or store.add("hang/told", 1) > 1:
             store.wait(["hang/over"], timedelta(seconds=_ENDING_SECONDS + 2))
+            self._leave_store(hang, store)
             return
-        expected = self._world.size - (len(hang.ranks) if hang.is_silent else 0)
-        while written < expected and time.monotonic() < until:
+        while written < self._heard(hang) and time.monotonic() < until:
             time.sleep(0.1)
             written = store.add("hang/written", 0)
         known = [rank for rank in hang.ranks if store.check([f"hang/state/{rank}"])]
         states = {rank: store.get(f"hang/state/{rank}").decode() for rank in known}
         self._tell(hang, {rank: _process_of(store, rank) for rank in hang.ranks}, states)
         store.set("hang/over", "")
-        time.sleep(2 * self._seconds)  # rank 0 serves the store
+        self._leave_store(hang, store)
+
+    def _leave_store(self, hang: Hang, store: dist.Store) -> None:
+        """Leaves the store, rank 0 last, as it may serve it; ranks that do not come are not waited for."""
+        left, until = store.add("hang/left", 1), time.monotonic() + 2 * self._seconds
+        while self._world.rank == 0 and left < self._heard(hang) and time.monotonic() < until:
+            time.sleep(0.05)
+            left = store.add("hang/left", 0)
+
+    def _heard(self, hang: Hang) -> int:
+        """Returns how many ranks can say something at the end."""
+        return self._world.size - (len(hang.ranks) if hang.is_silent else 0)
 
     def _end_without_store(self, hang: Hang) -> None:
         """Tells the cause without the store, when rank 0, which may serve it, does not answer any more."""

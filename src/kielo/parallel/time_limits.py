@@ -35,33 +35,33 @@ class TimeLimits:
         progress: Progress | None = None,
     ):
         self._groups, self._long, self._short = groups, long_seconds, short_seconds
-        self._progress = progress or Progress(short_seconds, long_seconds, short_seconds)
+        self.progress = progress or Progress(short_seconds, short_seconds, long_seconds, short_seconds)
         self.restart()
 
     def restart(self) -> None:
         """Sets the long limit; called before the parts of a range of steps are built."""
         self._steps = 0
         self._set(self._long)
-        self._progress.begin("the build and the first steps")
+        self.progress.begin("the build and the first steps")
 
     def step_done(self, step: int) -> None:
         """Counts a step of the range; after the first ones the short limit holds."""
         self._steps += 1
-        self._progress.step_done(step)
+        self.progress.step_done(step)
         if self._steps == _FIRST_STEPS:
             self._set(self._short)
-            self._progress.begin(STEPS)
+            self.progress.begin(STEPS)
 
     @property
     def still_seconds(self) -> float:
         """How long the ranks may show no progress now."""
-        return self._progress.limits()[0]
+        return self.progress.limits()[0]
 
     @contextmanager
     def paused(self, doing: str) -> Iterator[None]:
         """Sets the long limit for work between steps: held-out text (which compiles too) and saves."""
         self._set(self._long)
-        with self._progress.during(doing):
+        with self.progress.during(doing):
             yield
         self._set(self._long if self._steps < _FIRST_STEPS else self._short)
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from kielo.plan.expected_speed import tokens_per_second
-from kielo.plan.failures import Failures, Rate, Save, Steps, expect
+from kielo.plan.failures import Copies, Failures, Rate, Save, Steps, expect
 from kielo.plan.planned_layout import PlannedLayout
 from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
@@ -21,6 +21,9 @@ START_SECONDS = 600.0
 _STOP_SECONDS, _COPY_BYTES_PER_SECOND = 0.2, 1e9
 # A rank writes at this rate; the file system, of which a job gets half at best, limits a job of many ranks.
 _RANK_BYTES_PER_SECOND, _FILE_SYSTEM_SHARE = 1e9, 0.5
+# A copy in memory is written, read for the neighbour, and the neighbour's is written, at a rank's rate. Ranks
+# send by one TCP connection each, mostly over one of a node's interfaces: they are assumed to get this share.
+_COPY_PASSES, _TCP_SHARE = 3, 0.1
 _WEIGHT_BYTES = 4  # of a parameter in a checkpoint, beside its two moments
 _FORWARD_SHARE = 1 / 3  # of a trained token's work, for one of held-out text
 
@@ -76,7 +79,10 @@ def cost(planned: PlannedLayout, wall_hours: float | None = None, rate: Rate | N
         safe = max(safe, bytes_ / (run.site.file_system_gb_per_second * 1e9 * _FILE_SYSTEM_SHARE))
     stop = _STOP_SECONDS + bytes_ / planned.devices / _COPY_BYTES_PER_SECOND
     saves = max(1, identity.total_steps // placement.checkpoint.every_steps)
+    copies = _copies(planned, resolved, bytes_, stop)
     work = training + heldout_seconds + saves * stop
+    if copies is not None:
+        work += (identity.total_steps // copies.between - saves) * copies.cost.stop
     wall = wall_hours or run.site.max_wall_hours
     failures = None
     if rate is not None:
@@ -84,11 +90,11 @@ def cost(planned: PlannedLayout, wall_hours: float | None = None, rate: Rate | N
         checkpoint = placement.checkpoint
         steps = Steps(
             planned.step_seconds,
+            longest_pause_seconds(planned),
             checkpoint.every_steps,
             placement.train.hang_seconds,
-            checkpoint.memory_every_steps,
         )
-        failures = expect(rate, planned.layout, Save(stop, safe), steps, safe, job)
+        failures = expect(rate, planned.layout, Save(stop, safe), steps, safe, job, copies)
         work = (training + heldout_seconds) / failures.effective_share
     jobs = 1
     if wall is not None:
@@ -106,6 +112,34 @@ def cost(planned: PlannedLayout, wall_hours: float | None = None, rate: Rate | N
         identity.total_steps, training, heldout_seconds, stop, saves, bytes_, safe, jobs, whole,
         whole * planned.devices / 3600, failures,
     )  # fmt: skip
+
+
+def _copies(planned: PlannedLayout, resolved: Resolved, bytes_: float, stop_seconds: float) -> Copies | None:
+    """Returns the copies in memory that the recipe makes between its saves, if it makes any.
+
+    bytes_: of a checkpoint. stop_seconds: that copying to the host stops training. What a node sends over the
+    cluster's network is taken from the training's own traffic, at the node's whole rate.
+    """
+    checkpoint = resolved.placement.checkpoint
+    if not 0 < checkpoint.memory_every_steps < checkpoint.every_steps:
+        return None
+    sent = bytes_ / planned.nodes if planned.nodes > 1 else 0.0
+    network = planned.run.site.network_gbit_per_second_per_node * 1e9 / 8
+    traffic = sent / network if network else 0.0
+    passes = (_COPY_PASSES if sent else 1) * bytes_ / planned.devices / _RANK_BYTES_PER_SECOND
+    cost = Save(stop_seconds + traffic, passes + traffic / _TCP_SHARE)
+    return Copies(checkpoint.memory_every_steps, cost)
+
+
+def longest_pause_seconds(planned: PlannedLayout) -> float:
+    """Returns a bound of the time of a step in which a device comes to no layer.
+
+    All work and traffic of one micro-batch, and what a device waits for or does beside its layers, as if it
+    came in one piece.
+    """
+    beside = ("bubble", "data_traffic", "optimiser", "fixed", "slowest")
+    layers = sum(seconds for part, seconds in planned.seconds.items() if part not in beside)
+    return sum(planned.seconds[part] for part in beside) + layers / planned.micro_batches
 
 
 def with_layout(recipe: Recipe, planned: PlannedLayout) -> Recipe:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from kielo.parallel.hang_watch import beat_seconds
+from kielo.parallel.hang_watch import beat_seconds, silent_seconds
 from kielo.parallel.progress import stuck_seconds
 from kielo.parallel.rank_process import STACKS_SECONDS
 from kielo.recipe.cards import Cluster
@@ -24,8 +24,9 @@ _DAY_SECONDS = 86400
 _SILENT_SHARE = 0.1  # as in Llama 3's training, where a source does not tell
 # Until the other ranks have ended after one died: `srun --kill-on-bad-exit` took 4 s (Slurm 22.05).
 _ENDED_SECONDS = 10.0
-# From a hang that is found to the end of all ranks: all hear of it, and the one that tells waits for two.
-_BEATS_TO_THE_END = 3
+# Of each rank, from a hang that is found to its end: it asks for the hang, adds itself to those that have
+# written, waits for the others, and adds itself to those that leave; and one rank looks how many there are.
+_STORE_OPERATIONS_TO_THE_END = 5
 # Assumptions: a process with torch from a container's file, ten times an idle machine's 3 s; a communicator
 # of many ranks; and a node without the others' compiled code.
 _PROCESS_SECONDS, _COMMUNICATOR_SECONDS, _COMPILE_SECONDS = 30.0, 2.0, 30.0
@@ -65,13 +66,24 @@ class Save:
 class Steps:
     """Seconds of a step, steps between two saves of the recipe, and its `train.hang_seconds`.
 
-    between_copies: steps between two copies in the nodes' memory; 0: none.
+    pause_seconds: the longest time in which a device comes to no layer.
     """
 
     seconds: float
+    pause_seconds: float
     between_saves: int
     hang_seconds: float
-    between_copies: int = 0
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Copies in the nodes' memory (`checkpoint.memory_every_steps`). between: steps between two of them.
+
+    cost: as of a save; `safe` is when the neighbour has the files.
+    """
+
+    between: int
+    cost: Save
 
 
 @dataclass(frozen=True)
@@ -151,15 +163,21 @@ def expect(
     steps: Steps,
     read_seconds: float,
     job_seconds: float,
+    copies: Copies | None = None,
 ) -> Failures:
     """Returns what failures at this rate cost a job.
 
-    read_seconds: to read a checkpoint.
+    read_seconds: to read a checkpoint. copies: those in memory, if the recipe has any between its saves. A
+    restart writes one to the disk before it reads it; where several nodes were lost, it reads a save.
     """
     devices = layout.replicate * layout.shard * layout.context * layout.tensor * layout.pipeline
     mean, restart = rate.mean_seconds(devices), restart_seconds(layout, devices, read_seconds)
-    ending = _BEATS_TO_THE_END * beat_seconds(devices) + STACKS_SECONDS
-    frozen, stuck = steps.hang_seconds + ending, stuck_seconds(steps.seconds, steps.hang_seconds) + ending
+    if copies is not None:
+        restart["copy written to the disk"] = save.safe
+    # all hear of it within a beat; only a frozen rank is waited for, until it has written its stacks
+    ending = beat_seconds(devices) + _STORE_OPERATIONS_TO_THE_END * devices / _STORE_OPERATIONS_PER_SECOND
+    frozen = silent_seconds(steps.hang_seconds, devices) + ending + STACKS_SECONDS
+    stuck = stuck_seconds(steps.pause_seconds, steps.hang_seconds) + ending
     found = (1 - rate.silent_share) * _ENDED_SECONDS + rate.silent_share * stuck
     down = {"noticed, and all ranks ended": found, **restart}
     down_seconds = sum(down.values())
@@ -177,23 +195,27 @@ def expect(
         young_seconds=young,
         daly_seconds=daly,
         best_steps=best_steps,
-        effective_share=_own_share(steps, save, mean, down_seconds),
+        effective_share=_own_share(steps, save, copies, mean, down_seconds),
         best_share=effective_share(best_steps * steps.seconds, save, mean, down_seconds),
         job_seconds=job_seconds,
         spare_nodes=spares(job_seconds / mean),
     )
 
 
-def _own_share(steps: Steps, save: Save, mean_seconds: float, down_seconds: float) -> float:
+def _own_share(
+    steps: Steps, save: Save, copies: Copies | None, mean_seconds: float, down_seconds: float
+) -> float:
     """Returns the effective share as the recipe saves and copies.
 
     A failure of one node goes back to the copy, one of several to the save; the time that a step takes with
-    all losses is the mean of both. A copy is taken to be safe as late as a save, which is written to a disk.
+    all losses is the mean of both. down_seconds: of a failure of one node.
     """
-    saved = effective_share(steps.between_saves * steps.seconds, save, mean_seconds, down_seconds)
-    if not 0 < steps.between_copies < steps.between_saves:
-        return saved
-    copied = effective_share(steps.between_copies * steps.seconds, save, mean_seconds, down_seconds)
+    interval = steps.between_saves * steps.seconds
+    if copies is None:
+        return effective_share(interval, save, mean_seconds, down_seconds)
+    saved = effective_share(interval, save, mean_seconds, down_seconds - save.safe)
+    interval = copies.between * steps.seconds
+    copied = effective_share(interval, copies.cost, mean_seconds, down_seconds)
     return 1 / ((1 - _SEVERAL_NODES_SHARE) / copied + _SEVERAL_NODES_SHARE / saved)
 
 

@@ -848,12 +848,12 @@ class TrainPlacement(Section):
         600.0, ge=1, le=604_800, description="longest wait for other ranks in each collective of later steps"
     )
     hang_seconds: float = Field(
-        30.0,
+        20.0,
         ge=1,
         le=604_800,
-        description="the ranks end, and the stuck one is named, when one is silent for so long, or when none "
-        "gets on for so long beyond the 99th percentile of a step, at most for 3 × it; 1 rank alone: for "
-        "`step_timeout_seconds`",
+        description="the ranks end, and the stuck one is named, when none gets on for so long beyond the "
+        "usual pauses of steps, at most for 3 × these, or when one is silent for so long or 15 s; 1 rank "
+        "alone: for `step_timeout_seconds`",
     )
 
 

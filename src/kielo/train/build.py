@@ -26,6 +26,7 @@ from kielo.models import families
 from kielo.parallel.context_parallel import context_positions
 from kielo.parallel.fp8 import refuse_without_fp8, scale_weights
 from kielo.parallel.gradient_clipping import clip_gradients
+from kielo.parallel.layer_marks import marked_layers
 from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import Mesh, build_mesh, communicators, data_rank, data_ranks, sum_over_data
 from kielo.parallel.parallelise import parallelise
@@ -167,7 +168,8 @@ def phase_parts(run: Run, resolved: Resolved, index: int, last_step: int) -> Ite
     run.spike_watch.spikes.use(phase.number)
     feed = _feed(run, resolved, index, last_step)
     try:
-        yield PhaseParts(feed, last_step, phase.tokens_per_step, phase.sequences_per_step)
+        with marked_layers(run.current.model, run.device, run.time_limits.progress):
+            yield PhaseParts(feed, last_step, phase.tokens_per_step, phase.sequences_per_step)
     finally:
         feed.close()
 
@@ -336,7 +338,7 @@ def _feed(run: Run, resolved: Resolved, index: int, last_step: int) -> Feed:
         Care(
             partial(run.left_out.agree, phase.sequences_per_step),
             opened,
-            lambda: run.time_limits.still_seconds / 3,  # twice, before other ranks take this one for stuck
+            lambda: run.time_limits.still_seconds * 0.45,  # twice, before others take this rank for stuck
             _alert(placement),
         ),
     )

@@ -15,6 +15,7 @@ from kielo.artifact.lease import Lease, held
 from kielo.artifact.outcome import REFUSAL_FILE, Outcome
 from kielo.artifact.trained_text import has_trained
 from kielo.checkpoint.agreement import Agreement
+from kielo.parallel.hang_watch import silent_seconds
 from kielo.parallel.heartbeat import Heartbeat
 from kielo.parallel.mesh import alike_communicators, communicators
 from kielo.parallel.progress import Progress
@@ -162,7 +163,8 @@ def _progress(resolved: Resolved, world: World) -> Progress:
     train = resolved.placement.train
     # Nobody waits for one rank alone, and no other rank can tell that it is stuck.
     floor = train.hang_seconds if world.size > 1 else max(train.hang_seconds, train.step_timeout_seconds)
-    return Progress(floor, train.start_timeout_seconds, train.step_timeout_seconds)
+    silent = silent_seconds(floor, world.size)
+    return Progress(floor, silent, train.start_timeout_seconds, train.step_timeout_seconds)
 
 
 def _note_hang(resolved: Resolved, hang: tuple[str, bool], state: State | None, lease: Lease) -> None:
