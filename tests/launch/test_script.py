@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from kielo.launch.job_plan import Wishes, plan_jobs
-from kielo.launch.script import SCRIPTS, ladder_script
+from kielo.launch.pack_jobs import plan_pack_jobs
+from kielo.launch.script import SCRIPTS, ladder_script, pack_script, submit_pack_script
 from kielo.recipe.read import read_recipe
 from tests.house.checks import ROOT
 from tests.launch.conftest import LAUNCHED
@@ -209,6 +210,12 @@ def test_nothing_of_the_shared_scripts_is_left_out(launched):
         for file in ("job.sh", "submit.sh", "rank.sh")
     )
     text += ladder_script(plan_jobs(read_recipe("poro_34b").recipe, LADDER), Path("/folder"), [])
+    job, recipe = Path("/folder"), read_recipe("poro_34b").recipe
+    text += (SCRIPTS / "pack.sh").read_text()  # tests/launch/test_pack_jobs.py
+    for site, account in (("lumi_g", "project_462000000"), ("abci3", "gaa00000"), ("tsubame4", "tga-group")):
+        there = recipe.model_copy(update={"cluster": site})
+        plan = plan_pack_jobs(there, Wishes(nodes=1, account=account))
+        text += pack_script(plan, job, 2) + submit_pack_script(plan, job, 2)
     left_out = {path.name for path in SCRIPTS.glob("*.sh") if path.read_text() not in text}
     assert left_out == {"site.sh"}  # of `kielo site`: tests/launch/test_site.py
 

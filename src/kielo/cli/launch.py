@@ -1,6 +1,7 @@
 """`kielo launch`: a recipe on a cluster → a folder with the scripts of a chain of jobs, which it submits."""
 
 import argparse
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kielo.cli.flags import examples, takes_recipe
@@ -18,6 +19,7 @@ def launch_flags(parser: argparse.ArgumentParser) -> None:
         parser, "kielo launch poro_34b --cluster lumi_g --nodes 64 --account project_462000000 --dry-run",
         "kielo launch my_recipe.toml --account project_462000000 --hours 24 --jobs 5",
         "kielo launch my_recipe.toml --account project_462000000 --ladder 1,2,4,8",
+        "kielo launch my_recipe.toml --account project_462000000 --pack 16",
     )  # fmt: skip
     takes_recipe(parser)
     parser.add_argument(
@@ -28,6 +30,12 @@ def launch_flags(parser: argparse.ArgumentParser) -> None:
         "--ladder",
         metavar="N,N",
         help="measure ten steps of the best layouts on each of these numbers of nodes: 1,2,4,8",
+    )
+    parser.add_argument(
+        "--pack",
+        type=int,
+        metavar="N",
+        help="pack the text in N jobs of a node each, and join it in one more; nothing is trained",
     )
     parser.add_argument("--account", metavar="PROJECT", help="the project that the site bills")
     parser.add_argument("--dry-run", action="store_true", help="write the folder, and submit nothing")
@@ -109,6 +117,8 @@ def launch(options: argparse.Namespace) -> int:
         venv=options.venv,
         site=options.site,
     )
+    if options.pack is not None:
+        return _pack(recipe, wishes, options)
     if options.ladder is not None:
         return _ladder(recipe, wishes, options)
     plan = plan_jobs(recipe, wishes)
@@ -131,6 +141,48 @@ def launch(options: argparse.Namespace) -> int:
         print_text(
             f"nothing is submitted; bash {folder / 'submit.sh'} does it, on a login node of {plan.site.name}"
         )
+    return 0
+
+
+def _pack(recipe: "Recipe", wishes: "Wishes", options: argparse.Namespace) -> int:
+    """Writes the jobs that pack the run's text, and submits them."""
+    from kielo.launch.launch_folder import refuse_without_scheduler, submit, write_pack_jobs
+    from kielo.launch.pack_jobs import check_packable, plan_pack_jobs
+    from kielo.launch.script import clock
+
+    for flag in ("nodes", "layout", "jobs", "grace", "ladder", "spares", "torchrun", "preflight"):
+        if getattr(options, flag):
+            raise KieloError(f"--{flag}: jobs that pack have one node each; leave it out beside --pack")
+    if options.pack < 1:
+        raise KieloError(f"--pack {options.pack}: give 1 or more")
+    if not recipe.corpus.of_raw_text.sources:
+        raise KieloError("--pack: all sources are ready tokens, which are read in place; leave it out")
+    plan = plan_pack_jobs(recipe, replace(wishes, nodes=1))
+    if not options.dry_run:
+        refuse_without_scheduler(plan)
+        check_packable(plan, options.pack)
+    folder = write_pack_jobs(plan, options.pack)
+    ids, answer = ([], "") if options.dry_run else submit(folder, plan.site.scheduler)
+    if options.json:
+        print_json({"folder": str(folder), "shares": options.pack, "submitted": ids, "answer": answer})
+        return 0
+    workers, queue = plan.recipe.corpus.workers, plan.partition.qos or plan.partition.name
+    print_table(
+        ("", ""),
+        [
+            ("text", f"of {recipe.name}, in {options.pack} shares and a join"),
+            (
+                "jobs",
+                f"a node of {plan.site.name} each, {workers} workers, at most {clock(plan.wall_seconds)} in "
+                f"{queue}",
+            ),
+        ],
+    )
+    print_text(f"wrote {folder}; kielo status {folder} shows how many parts are there")
+    if ids:
+        print_text(f"submitted {', '.join(ids)}" + f"; {answer}" * bool(answer))
+    else:
+        print_text(f"nothing is submitted; bash {folder / 'submit.sh'} does it")
     return 0
 
 

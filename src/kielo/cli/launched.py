@@ -19,20 +19,25 @@ if TYPE_CHECKING:
 def status_flags(parser: argparse.ArgumentParser) -> None:
     examples(
         parser, "kielo status runs/poro_34b", "kielo status runs/poro_34b/launch/ladder_lumi_g",
-        "kielo status seventy_five_berts",
+        "kielo status runs/poro_34b/launch/pack_0001", "kielo status seventy_five_berts",
     )  # fmt: skip
     parser.add_argument(
-        "run", metavar="RUN", help="the run's folder, that of a ladder, or a recipe of several languages"
+        "run",
+        metavar="RUN",
+        help="the run's folder, that of a ladder or of jobs that pack, or a recipe of several languages",
     )
     parser.add_argument("--json", action="store_true")
 
 
 def status(options: argparse.Namespace) -> None:
     from kielo.artifact.ladder import Ladder
+    from kielo.launch.launch_folder import PACK_FILE
     from kielo.launch.status import status
 
     if (Path(options.run) / Ladder.FILE_NAME).is_file():
         return _ladder(Path(options.run), options.json)
+    if (Path(options.run) / PACK_FILE).is_file():
+        return _pack(Path(options.run), options.json)
     if _is_of_languages(options.run):
         return print_states(options.run, options.json)
     found = status(Path(options.run))
@@ -62,6 +67,27 @@ def _ladder(folder: Path, is_json: bool) -> None:
     for line in notes(ladder):
         print_text(line)
     print_text(f"wrote {', '.join(map(str, written))}")
+
+
+def _pack(folder: Path, is_json: bool) -> None:
+    """Prints how far the jobs that pack have come."""
+    from kielo.launch.pack_jobs import pack_status
+
+    found = pack_status(folder)
+    made = found.progress
+    if is_json:
+        return print_json({"jobs": found.jobs, "submitted": found.ids} | made._asdict())
+    told = [f"{job} {state}" for job, state in (found.jobs or {}).items()]
+    jobs = "the scheduler's commands are not on this machine" if found.jobs is None else "; ".join(told)
+    joined = "joined" if made.is_joined else "not joined yet"
+    rows = [
+        ("text", f"of {found.name}, on {found.site}"),
+        ("jobs", f"{jobs or 'none left'} ({len(found.ids)} submitted)"),
+        ("parts", f"{made.finished:,} of {made.parts:,}, {joined}"),
+    ]
+    if not told and not made.is_joined and found.ids and found.jobs is not None:
+        rows.append(("next", f"bash {folder / 'submit.sh'} makes the parts that are missing"))
+    print_table(("", ""), rows)
 
 
 def cancel_flags(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ import logging
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kielo.artifact.manifest import (
     Manifest,
@@ -105,6 +105,24 @@ def pack_share(
         return 0
     _refuse(folder, inputs, section)
     return len(_make_parts(recipe, corpus_folder, tokenizer_folder, folder, share))
+
+
+class PackProgress(NamedTuple):
+    """finished: of `parts`, which are as many as the corpus has files. is_joined: the shards are current."""
+
+    finished: int
+    parts: int
+    is_joined: bool
+
+
+def pack_progress(recipe: Recipe, corpus_folder: Path, tokenizer_folder: Path, folder: Path) -> PackProgress:
+    """Returns how much of the shards in `folder` is made. Raises KieloError like `pack`."""
+    inputs, section, _ = _identity(recipe, corpus_folder, tokenizer_folder)
+    parts = TokenParts(recipe, corpus_folder, tokenizer_folder, folder, _section(recipe))
+    if is_current(folder, KIND, VERSION, inputs, section):
+        return PackProgress(parts.number, parts.number, is_joined=True)
+    _refuse(folder, inputs, section)
+    return PackProgress(parts.num_finished(), parts.number, is_joined=False)
 
 
 def _identity(

@@ -146,8 +146,7 @@ class TokenParts:
         share: (k, n) for every n-th part from the k-th on, which is what one of n machines makes.
         """
         first, step = share
-        folders = {file: self._folder / f"{number:05d}" for number, file in enumerate(self._files)}
-        mine = dict(list(folders.items())[first - 1 :: step])
+        mine = dict(list(self._folders().items())[first - 1 :: step])
         # disable=None: a bar on a terminal, nothing in a log
         known = self._corpus.counts.get("documents_kept") if step == 1 else None
         with tqdm(desc="packing", total=known, unit=" documents", disable=None) as bar:
@@ -172,6 +171,16 @@ class TokenParts:
                 with suppress(OSError):  # there are parts in it
                     self._folder.rmdir()
         return list(mine.values())
+
+    @property
+    def number(self) -> int:
+        return len(self._files)
+
+    def num_finished(self) -> int:
+        return sum(is_current(folder, *self._identity(file)) for file, folder in self._folders().items())
+
+    def _folders(self) -> dict[Path, Path]:
+        return {file: self._folder / f"{number:05d}" for number, file in enumerate(self._files)}
 
     def _identity(self, file: Path) -> tuple[str, int, dict[str, str], dict[str, Any]]:
         return KIND, VERSION, self._inputs, self._section | {"file": file.name}

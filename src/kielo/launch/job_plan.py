@@ -110,7 +110,7 @@ def plan_jobs(recipe: Recipe, wishes: Wishes, chosen: PlannedLayout | None = Non
     chosen: a layout on `wishes.nodes` nodes, in place of `wishes.layout` and the recipe's own.
     """
     site, of_site, partition, nodes, hours = check_request(recipe, wishes)
-    site_folder, made = _made(wishes, site)
+    site_folder, made = made_for(wishes, site)
     if chosen is None:
         recipe, planned, no_forecast = planned_run(recipe, nodes, wishes.layout)
     else:
@@ -160,6 +160,11 @@ def check_ready(plan: JobPlan) -> None:
         )
     card = accelerator(plan.site.accelerator)
     resolve(plan.recipe, folder, plan.devices, card.device, card.name)  # refuses what each rank would refuse
+    check_environment(plan)
+
+
+def check_environment(plan: JobPlan) -> None:
+    """Refuses an image or an environment that is not here, or has no Kielo."""
     image = plan.image
     if image and not Path(image).exists():
         raise KieloError(f"{image}: no such container image here; give --container IMAGE, or none")
@@ -183,7 +188,7 @@ def _jobs_of(site: Cluster) -> Jobs:
     return site.jobs
 
 
-def _made(wishes: Wishes, site: Cluster) -> tuple[Path | None, MadeSite | None]:
+def made_for(wishes: Wishes, site: Cluster) -> tuple[Path | None, MadeSite | None]:
     """Returns the folder of the site and what its script made there; (None, None): there is none."""
     if wishes.image is not None or wishes.venv is not None:
         if wishes.site is not None:

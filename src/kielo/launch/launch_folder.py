@@ -31,6 +31,8 @@ from kielo.launch.script import (
     environment_script,
     job_script,
     ladder_script,
+    pack_script,
+    submit_pack_script,
     submit_script,
 )
 from kielo.recipe.errors import KieloError
@@ -38,6 +40,7 @@ from kielo.recipe.read import run_folder
 from kielo.recipe.toml_text import toml_table
 
 LAUNCH_FOLDER = "launch"
+PACK_PREFIX, PACK_FILE = "pack_", "pack.sh"  # of a folder of jobs that pack; what each of them starts
 _COMMAND_LIMIT_SECONDS = 60
 
 
@@ -58,6 +61,17 @@ def write_ladder_job(plan: JobPlan, above: Path, rungs: Sequence[tuple[Path, int
     with _next_folder(above, "job_") as (folder, aside):
         write_text_atomically(aside / "job.sh", ladder_script(plan, folder, rungs))
         write_text_atomically(aside / "submit.sh", submit_script(plan, folder))
+    return folder
+
+
+def write_pack_jobs(plan: JobPlan, shares: int) -> Path:
+    """Writes the folder of the jobs that pack the run's text in so many shares, RUN/launch/pack_0001."""
+    with _next_folder(run_folder(plan.recipe).absolute() / LAUNCH_FOLDER, PACK_PREFIX) as (folder, aside):
+        write_text_atomically(aside / "job.sh", pack_script(plan, folder, shares))
+        write_text_atomically(aside / "submit.sh", submit_pack_script(plan, folder, shares))
+        write_text_atomically(aside / PACK_FILE, (SCRIPTS / PACK_FILE).read_text(encoding="utf-8"))
+        write_text_atomically(aside / "environment.sh", environment_script(plan))
+        write_text_atomically(aside / "recipe.toml", recipe_text(plan))
     return folder
 
 

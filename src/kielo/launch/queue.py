@@ -9,7 +9,8 @@ from kielo.recipe.errors import KieloError
 _LIMIT_SECONDS = 60
 # Scheduler → the command that lists jobs, and those that end one: asked to save first, and at once.
 _LIST = {
-    "slurm": ["squeue", "--noheader", "--format=%i %T %r", "--jobs"],
+    # %F: of each job of an array the id of the array, which --parsable told
+    "slurm": ["squeue", "--noheader", "--format=%F %T %r", "--jobs"],
     "pbs": ["qstat"],
     "grid_engine": ["qstat"],
 }
@@ -21,7 +22,7 @@ _END = {"slurm": ["scancel"], "pbs": ["qdel"], "grid_engine": ["qdel"]}
 def states(scheduler: str, ids: Sequence[str]) -> dict[str, str] | None:
     """Returns id → state of those jobs that the scheduler still has, in the order of `ids`.
 
-    None where its command is not here.
+    Of an array it is the state of one of its jobs. None where the scheduler's command is not here.
     """
     command = _LIST[scheduler]
     if not ids:

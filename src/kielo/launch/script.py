@@ -42,6 +42,29 @@ def ladder_script(plan: JobPlan, folder: Path, rungs: Sequence[tuple[Path, int]]
     return "\n".join(parts) + "\n" + _text("ladder")
 
 
+def pack_script(plan: JobPlan, folder: Path, shares: int) -> str:
+    """Returns job.sh of the jobs that pack a run's text: the shares, and the one that joins their parts."""
+    parts = [
+        "#!/bin/bash -l", *_about(plan), "#", *_pack_request(plan, folder), "",
+        assign("WORKING_FOLDER", str(Path.cwd())), assign("FOLDER", str(folder)), f"SHARES={shares}",
+        *(f"# {line}" for line in _sources(plan, "container", "image")),
+        array("CONTAINER", _container(plan)), "",
+        *(f"# {line}" for line in _sources(plan, "setup")), *plan.jobs_of_site.setup, "",
+    ]  # fmt: skip
+    return "\n".join(parts) + "\n" + _text("pack_job")
+
+
+def submit_pack_script(plan: JobPlan, folder: Path, shares: int) -> str:
+    """Returns submit.sh, which submits the shares, and the job that joins them when all of them are over."""
+    settings = [
+        assign("WORKING_FOLDER", str(Path.cwd())), assign("FOLDER", str(folder)), f"SHARES={shares}",
+    ]  # fmt: skip
+    if plan.site.scheduler == "grid_engine":
+        settings.append(assign("ACCOUNT", plan.wishes.account or ""))
+    parts = [_text(name) for name in (f"submit_pack_{plan.site.scheduler}", "submit_pack")]
+    return "\n".join(["#!/bin/bash", *settings, ""]) + "\n" + "\n".join(parts)
+
+
 def submit_script(plan: JobPlan, folder: Path) -> str:
     """Returns submit.sh, which submits the chain of job.sh."""
     settings = [
@@ -130,18 +153,48 @@ def _request(plan: JobPlan, folder: Path) -> list[str]:
     return [f"#$ {option}" for option in options]
 
 
+def _pack_request(plan: JobPlan, folder: Path) -> list[str]:
+    """Returns the lines of a job that packs on one node; the array and the waiting are of the submission."""
+    name, queue, time = f"{plan.recipe.name}_pack", plan.partition, clock(plan.wall_seconds)
+    account, of_site = plan.wishes.account, plan.jobs_of_site
+    if plan.site.scheduler == "slurm":
+        options = [
+            f"--job-name={name}", f"--partition={queue.name}", f"--qos={queue.qos}" * bool(queue.qos),
+            f"--account={account}" * bool(account), "--nodes=1", of_site.devices, "--exclusive",
+            "--ntasks-per-node=1", f"--cpus-per-task={plan.site.cpu_cores_per_node}", *of_site.options,
+            f"--time={time}", "--requeue", "--open-mode=append", f"--output={folder}/logs/job_%j.log",
+        ]  # fmt: skip
+        return [f"#SBATCH {option}" for option in options if option]
+    if plan.site.scheduler == "pbs":
+        options = [
+            f"-N {name}", f"-q {queue.name}", f"-P {account}" * bool(account), "-l select=1",
+            f"-l walltime={time}", *of_site.options, "-r y", "-j oe", f"-o {folder}/logs/",
+        ]  # fmt: skip
+        return [f"#PBS {option}" for option in options if option]
+    options = [
+        f"-N {name}", f"-l {queue.name}=1", f"-l h_rt={time}", *of_site.options, "-r y", "-j y",
+        "-S /bin/bash", f"-o {folder}/logs/",
+    ]  # fmt: skip
+    return [f"#$ {option}" for option in options]
+
+
+def _container(plan: JobPlan) -> list[str]:
+    """Returns the command in which Kielo starts, with the folders that it sees; [] without a container."""
+    if not plan.image:
+        return []
+    run = run_folder(plan.recipe).absolute()
+    folders = (Path.cwd(), run, *plan.bound, plan.site_folder, prefetched_folder())
+    places = [str(place) for place in folders if place]
+    if plan.made is not None and plan.made.squash:
+        places.append(f"{plan.made.squash}:{plan.venv}:image-src=/")
+    elif plan.venv:
+        places.append(plan.venv)
+    return [*plan.jobs_of_site.container, "--bind", ",".join(places), plan.image]
+
+
 def _settings(plan: JobPlan, folder: Path) -> list[str]:
     of_site, run = plan.jobs_of_site, run_folder(plan.recipe).absolute()
     here = Path.cwd()
-    container: list[str] = []
-    if plan.image:
-        folders = (here, run, *plan.bound, plan.site_folder, prefetched_folder())
-        places = [str(place) for place in folders if place]
-        if plan.made is not None and plan.made.squash:
-            places.append(f"{plan.made.squash}:{plan.venv}:image-src=/")
-        elif plan.venv:
-            places.append(plan.venv)
-        container = [*of_site.container, "--bind", ",".join(places), plan.image]
     return [
         assign("SITE", plan.site.name), assign("WORKING_FOLDER", str(here)), assign("RUN", str(run)),
         assign("FOLDER", str(folder)),
@@ -157,7 +210,7 @@ def _settings(plan: JobPlan, folder: Path) -> list[str]:
         f"ARCHITECTURE={of_site.architecture}", assign("CPU_BIND", of_site.cpu_bind),
         assign("HOST_SUFFIX", of_site.host_suffix), f'NODE_FOLDER="{of_site.node_folder}"',
         *(f"# {line}" for line in _sources(plan, "container", "image", "network_log", "stripe")),
-        assign("IMAGE", plan.image), array("CONTAINER", container),
+        assign("IMAGE", plan.image), array("CONTAINER", _container(plan)),
         assign("NETWORK_LOG", of_site.network_log), array("STRIPE", shlex.split(of_site.stripe)),
     ]  # fmt: skip
 

@@ -1,0 +1,85 @@
+"""Jobs that pack a run's text on a cluster: a recipe and flags → their plan, and how far they have come.
+
+Each job of an array makes the parts that are its share; one more, after all of them, makes what a lost job
+did not make, and joins the parts. The parts themselves are of `dataset/token_parts.py`. launch_folder.py
+writes the folder, RUN/launch/pack_0001.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kielo.artifact.manifest import read_manifest
+from kielo.dataset.pack import PackProgress, pack_progress
+from kielo.launch.job_plan import JobPlan, Wishes, check_environment, check_request, made_for
+from kielo.launch.launch_folder import LAUNCH_FOLDER, PACK_PREFIX
+from kielo.launch.queue import states
+from kielo.recipe.cards import cluster
+from kielo.recipe.errors import KieloError
+from kielo.recipe.read import read_recipe, run_folder
+from kielo.recipe.sections import Recipe
+
+
+@dataclass(frozen=True)
+class PackStatus:
+    """ids: of the array and of the job that joins. jobs: id → state; None where the scheduler is not here."""
+
+    name: str
+    site: str
+    ids: list[str]
+    jobs: dict[str, str] | None
+    progress: PackProgress
+
+
+def plan_pack_jobs(recipe: Recipe, wishes: Wishes) -> JobPlan:
+    """Checks the wishes against the recipe's cluster; each job has one whole node, with a worker a core."""
+    site, of_site, partition, _, hours = check_request(recipe, wishes)
+    corpus = recipe.corpus
+    if "workers" not in corpus.model_fields_set:
+        corpus = corpus.model_copy(update={"workers": site.cpu_cores_per_node})
+    site_folder, made = made_for(wishes, site)
+    return JobPlan(
+        recipe.model_copy(update={"corpus": corpus}), site, of_site, partition, wishes, nodes=1,
+        wall_seconds=round(hours * 3600), grace_seconds=0, silence_seconds=0, chain_length=1, forecast=None,
+        no_forecast="the jobs pack text", site_folder=site_folder, made=made,
+    )  # fmt: skip
+
+
+def check_packable(plan: JobPlan, shares: int) -> None:
+    """Refuses jobs that would end at once or have nothing to do, and a second set beside one in the queue."""
+    run = run_folder(plan.recipe)
+    for stage in ("corpus", "tokenizer"):
+        if read_manifest(run / stage) is None:
+            raise KieloError(
+                f"{run / stage}: not made yet, and the jobs only pack; what would work: kielo run RECIPE "
+                "--to tokenizer first, or --dry-run to write the scripts alone"
+            )
+    progress = _progress(plan.recipe)
+    if progress.is_joined:
+        raise KieloError(f"{run / 'tokens'}: is packed already, from the same text and recipe; nothing to do")
+    if shares > progress.parts:
+        raise KieloError(
+            f"--pack {shares}: the corpus has {progress.parts} files, and each is packed by one job; what "
+            f"would work: --pack {progress.parts}"
+        )
+    check_environment(plan)
+    for folder in sorted((run.absolute() / LAUNCH_FOLDER).glob(f"{PACK_PREFIX}[0-9]*")):
+        if found := states(plan.site.scheduler, _ids(folder)):
+            told = ", ".join(f"{job} {state.split()[0]}" for job, state in found.items())
+            raise KieloError(f"{folder}: jobs that pack this run are in the queue already ({told})")
+
+
+def pack_status(folder: Path) -> PackStatus:
+    """Reads how far the jobs of a folder have come. Raises KieloError for text that has changed since."""
+    recipe = read_recipe(str(folder / "recipe.toml")).recipe
+    site, ids = cluster(recipe.cluster), _ids(folder)
+    return PackStatus(recipe.name, site.name, ids, states(site.scheduler, ids), _progress(recipe))
+
+
+def _progress(recipe: Recipe) -> PackProgress:
+    run = run_folder(recipe)
+    return pack_progress(recipe, run / "corpus", run / "tokenizer", run / "tokens")
+
+
+def _ids(folder: Path) -> list[str]:
+    jobs = folder / "chain" / "jobs"
+    return jobs.read_text(encoding="utf-8").split() if jobs.is_file() else []

@@ -1,0 +1,9 @@
+#!/bin/bash
+# One job of the packing: job.sh starts it on a node, inside the container where there is one.
+# pack.sh FOLDER K/N: that share of the parts; pack.sh FOLDER "": the parts that are missing, and the join
+FOLDER=$1 share=$2
+# shellcheck source=/dev/null
+. "$FOLDER/environment.sh"
+# shellcheck source=/dev/null
+if [ -n "$VENV" ]; then . "$VENV/bin/activate"; fi
+exec "${KIELO[@]}" run "$FOLDER/recipe.toml" --only pack ${share:+--share "$share"}

@@ -1,0 +1,12 @@
+# ---- Packing -----------------------------------------------------------------------------------------------------------
+# Each job of an array makes the parts of the token shards that are its share of SHARES. One more job, after all of them,
+# makes what a lost one did not make, and joins the parts. Parts that are finished are never made again.
+
+cd "$WORKING_FOLDER" || exit 1
+index=${SLURM_ARRAY_TASK_ID:-${PBS_ARRAY_INDEX:-${SGE_TASK_ID:-}}}
+share=
+# Grid Engine gives a job without an array the index "undefined".
+if [[ $index =~ ^[0-9]+$ ]]; then share=$index/$SHARES; fi
+printf '%s kielo pack: %s on %s\n' "$(date -u +%FT%TZ)" "${share:-the rest, and the join}" "$(hostname)"
+# In place of this shell, so that a signal reaches Python.
+exec "${CONTAINER[@]}" bash "$FOLDER/pack.sh" "$FOLDER" "$share"
