@@ -40,6 +40,27 @@ BAD = {
     "no folder to evaluate": (["evaluate", "gone", "demo_estonian"], "gone"),
 }
 
+RUN = ["run", "demo_estonian", "--set", "folder=out", "--set", "corpus.sources=here.txt", "--set"]
+FOCUS = [*RUN, "model.weights=hf:OWNER/NAME", "--set", "model.transplant=focus", "--set"]
+# Each before the text is cleaned.
+BAD |= {
+    "no vectors": ([*FOCUS, "model.transplant_vectors=gone.vec"], "gone.vec': no such file; what would work"),
+    "vectors of no format": ([*FOCUS, "model.transplant_vectors=here.txt"], "here.txt: line 1 is 'üks rida'"),
+    "arrays of no format": ([*FOCUS, "model.transplant_vectors=here.npz"], "here.npz: is no .npz"),
+    "no ready tokenizer": (
+        [*RUN, "tokenizer.path=hf:./gone"],
+        "tokenizer 'hf:./gone': there is no folder ./gone",
+    ),
+    "no weights": (
+        [*RUN, "model.weights=hf:./gone", "--set", "model.transplant=mean"],
+        "there is no folder ./gone",
+    ),
+    "weights without a vocabulary": (
+        [*RUN, "model.weights=hf:.", "--set", "model.transplant=mean"],
+        "no tokenizer.json in ., ",
+    ),
+}
+
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_named_and_nothing_is_made(name, tmp_path, monkeypatch, capsys):
@@ -47,12 +68,13 @@ def test_bad_input_is_named_and_nothing_is_made(name, tmp_path, monkeypatch, cap
     no traceback, no output.
     """
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "here.txt").write_text("üks rida\n", encoding="utf-8")
+    for here in ("here.txt", "here.npz"):
+        (tmp_path / here).write_text("üks rida\n", encoding="utf-8")
     arguments, named = BAD[name]
     assert main(arguments) == 1
     message = capsys.readouterr().err
     assert message.startswith("kielo: ") and named in message
-    left = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "here.txt"]
+    left = [path for path in tmp_path.rglob("*") if path.is_file() and path.stem != "here"]
     assert left == []
 
 

@@ -86,10 +86,7 @@ def run(options: argparse.Namespace) -> int:
             return _pack_share(invocation)
     with keep_stdout_for_json(options.json), _ended_by_sigterm():
         try:
-            if recipe.follows and chosen != ("corpus",):  # which needs no weights
-                _run_followed(invocation)
-            if "train" in chosen:
-                _check_trainable(recipe)
+            _check_before(invocation, chosen)
             warn_of_weights(recipe)
             _run_stages(invocation, chosen, options.again)
         except Requeue as stop:
@@ -261,11 +258,23 @@ def _corpus(invocation: Invocation) -> None:
     run_corpus(invocation.recipe, invocation.folder / "corpus", invocation.folder / "raw")
 
 
-def _check_trainable(recipe: Recipe) -> None:
-    """Refuse modules to train that the model lacks, before the stages that take longer."""
-    from kielo.resolve.trainable import check_trainable
+def _check_before(invocation: Invocation, chosen: tuple[str, ...]) -> None:
+    """Make the run that this one follows, and refuse before the stages that take long what cannot work.
 
-    check_trainable(recipe)
+    That are files which are not there, and modules to train that the model lacks.
+    """
+    from kielo.resolve.trainable import check_trainable
+    from kielo.tokenizer.stage_inputs import check_inputs, check_vectors
+
+    recipe, has_tokenizer = invocation.recipe, "tokenizer" in chosen
+    if has_tokenizer:
+        check_vectors(recipe)
+    if recipe.follows and chosen != ("corpus",):  # which needs no weights
+        _run_followed(invocation)
+    if has_tokenizer:
+        check_inputs(recipe)
+    if "train" in chosen:
+        check_trainable(recipe)
 
 
 def _check_budget(invocation: Invocation) -> None:

@@ -6,10 +6,13 @@ a row of zeros is no vector.
 """
 
 import zipfile
+import zlib
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
+from numpy.lib.npyio import NpzFile
 
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.load import TextTokenizer, vocabulary_size
@@ -35,12 +38,37 @@ def read_token_vectors(path: Path, tokenizer: TextTokenizer) -> np.ndarray:
     return vectors
 
 
-def _of_ids(path: Path, tokens: int) -> np.ndarray:
+def check_form(path: Path) -> None:
+    """Raises KieloError for a file that is there and of neither format, by its beginning alone."""
+    if path.suffix == ".npz":
+        with _arrays(path) as arrays:
+            if "vectors" not in arrays.files:
+                raise KieloError(
+                    f"{path}: has no array `vectors`; it has: {', '.join(arrays.files) or 'none'}"
+                )
+    else:
+        next(_entries(path), None)
+
+
+def _arrays(path: Path) -> NpzFile:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        found = np.load(path, allow_pickle=False)
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+        raise KieloError(f"{path}: is no .npz that can be read ({error})") from None
+    if not isinstance(found, NpzFile):
+        raise KieloError(
+            f"{path}: is no .npz of arrays by name; what would work: numpy.savez(FILE, vectors=…)"
+        )
+    return found
+
+
+def _of_ids(path: Path, tokens: int) -> np.ndarray:
+    check_form(path)
+    try:
+        with _arrays(path) as arrays:
             vectors = arrays["vectors"]
-    except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
-        raise KieloError(f"{path}: has no array `vectors` that can be read ({error})") from None
+    except (OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile) as error:
+        raise KieloError(f"{path}: the array `vectors` cannot be read ({error})") from None
     if vectors.ndim != 2 or len(vectors) != tokens or vectors.dtype.kind != "f":
         raise KieloError(
             f"{path}: vectors is {vectors.dtype} {list(vectors.shape)}; what would work: a row of "
@@ -50,13 +78,28 @@ def _of_ids(path: Path, tokens: int) -> np.ndarray:
 
 
 def _of_names(path: Path, tokenizer: TextTokenizer, tokens: int) -> np.ndarray:
+    entries = _entries(path)
+    first = next(entries, None)  # before there is a matrix as wide as the first line says
+    if first is None:
+        return np.zeros((tokens, 0))
+    vectors = np.zeros((tokens, len(first[1])))
+    for name, vector in chain([first], entries):
+        token_id = tokenizer.whole.token_to_id(name)
+        if token_id is not None:
+            vectors[token_id] = vector
+    return vectors
+
+
+def _entries(path: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields (token, vector) of a .vec; KieloError for a line that is none."""
     lines = _lines(path)
     _, head = next(lines, (0, ""))
     try:
         _, width = map(int, head.split())
-        vectors = np.zeros((tokens, width))
-    except (ValueError, MemoryError):
-        raise KieloError(f'{path}: line 1 is {head[:40]!r}; a .vec begins with "TOKENS NUMBERS"') from None
+    except ValueError:
+        width = 0
+    if width < 1:
+        raise KieloError(f'{path}: line 1 is {head[:40]!r}; a .vec begins with "TOKENS NUMBERS"')
     for number, line in lines:
         name, *values = line.rstrip(" ").rsplit(" ", width)
         try:
@@ -65,10 +108,7 @@ def _of_names(path: Path, tokenizer: TextTokenizer, tokens: int) -> np.ndarray:
             vector = np.zeros(0)
         if len(vector) != width:
             raise KieloError(f"{path}: line {number} is not a token and {width} numbers")
-        token_id = tokenizer.whole.token_to_id(name)
-        if token_id is not None:
-            vectors[token_id] = vector
-    return vectors
+        yield name, vector
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -31,7 +31,7 @@ from kielo.artifact.manifest import (
 from kielo.artifact.stage_json import write_json
 from kielo.artifact.tokenizer_measure import TokenizerMeasure
 from kielo.artifact.trained_text import refuse_to_replace
-from kielo.artifact.weights_folder import resolve_tokenizer, resolve_weights, weights_here
+from kielo.artifact.weights_folder import resolve_tokenizer, weights_here
 from kielo.recipe.errors import KieloError
 from kielo.recipe.languages_of_sources import languages_of
 from kielo.recipe.sections import Recipe
@@ -55,6 +55,7 @@ from kielo.tokenizer.measure import measure
 from kielo.tokenizer.pre_tokens import pre_tokenizer
 from kielo.tokenizer.ready_check import refuse_lossy, refuse_other_vocabulary
 from kielo.tokenizer.row_map import make_row_map
+from kielo.tokenizer.stage_inputs import ready_files, tokenizer_of_weights, transplant_vectors
 from kielo.tokenizer.unigram import unigram_tokenizer
 
 KIND, VERSION = "tokenizer", 1
@@ -87,8 +88,8 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
     has_corpus = bool(recipe.corpus.of_raw_text.sources)
     inputs = {"corpus": hash_manifest(corpus_folder)} if has_corpus else {}
     if ready:
-        inputs |= {path.name: hash_file(path) for path in _ready_files(ready, recipe.tokenizer.ready_key)}
-    of_weights, vectors = _tokenizer_of_weights(recipe), _transplant_vectors(recipe)
+        inputs |= {path.name: hash_file(path) for path in ready_files(ready, recipe.tokenizer.ready_key)}
+    of_weights, vectors = tokenizer_of_weights(recipe), transplant_vectors(recipe)
     if of_weights:
         section["transplant"] = recipe.model.transplant
         if vectors:
@@ -101,7 +102,7 @@ def train_tokenizer(recipe: Recipe, corpus_folder: Path, folder: Path) -> Manife
         ChatTemplate(load_tokenizer(ready))  # refuses one without a template, before anything is packed
     with write_stage(folder, KIND, VERSION, inputs, section) as stage:
         if ready:
-            for path in _ready_files(ready, recipe.tokenizer.ready_key):
+            for path in ready_files(ready, recipe.tokenizer.ready_key):
                 shutil.copyfile(path, stage.folder / path.name)
             if recipe.tokenizer.extend:
                 _extend(recipe, corpus_folder, load_tokenizer(ready), stage.folder)
@@ -259,20 +260,6 @@ def _marks(recipe: Recipe) -> list[str]:
     return [TURN_BEGINS, TURN_ENDS] if _has_chats(recipe) and not recipe.tokenizer.ready else []
 
 
-def _tokenizer_of_weights(recipe: Recipe) -> Path | None:
-    """Returns the folder of the tokenizer that a transplant replaces; None where there is no transplant."""
-    if recipe.model.transplant is None or recipe.model.weights is None:
-        return None
-    folder = resolve_weights(recipe.model.weights)
-    if not (folder / TOKENIZER_FILE).is_file():
-        raise KieloError(
-            f"model.weights = {recipe.model.weights!r}: there is no {TOKENIZER_FILE} in {folder}, and "
-            f"model.transplant needs the vocabulary of the weights; what would work: their {TOKENIZER_FILE} "
-            "in that folder"
-        )
-    return folder
-
-
 def _check_ready(recipe: Recipe, tokenizer: TextTokenizer, texts: Iterable[str]) -> None:
     """Refuses a ready tokenizer that loses text, and one that is not that of the weights.
 
@@ -284,19 +271,6 @@ def _check_ready(recipe: Recipe, tokenizer: TextTokenizer, texts: Iterable[str])
     weights = recipe.model.weights and weights_here(recipe.model.weights)
     if weights and recipe.model.transplant is None:
         refuse_other_vocabulary(tokenizer.folder, weights, key)
-
-
-def _transplant_vectors(recipe: Recipe) -> Path | None:
-    """Returns the file of `model.transplant_vectors`; KieloError where it is not there."""
-    if recipe.model.transplant_vectors is None:
-        return None
-    path = Path(recipe.model.transplant_vectors).expanduser()
-    if not path.is_file():
-        raise KieloError(
-            f"model.transplant_vectors = {recipe.model.transplant_vectors!r}: no such file; what would work: "
-            "vectors of tokens as .vec or .npz"
-        )
-    return path
 
 
 def _has_chats(recipe: Recipe) -> bool:
@@ -364,22 +338,6 @@ def texts_to_measure(recipe: Recipe, corpus_folder: Path) -> tuple[str, list[str
         if heldout_bytes >= MEASURED_BYTES:
             break
     return ("held-out documents", heldout) if heldout else ("training documents", first)
-
-
-def _ready_files(folder: Path, key: str) -> list[Path]:
-    """Returns the files of a ready tokenizer, without weights that may be in the same folder."""
-    if not (folder / TOKENIZER_FILE).is_file():
-        raise KieloError(
-            f"{key} = {str(folder)!r}: no {TOKENIZER_FILE} there; give a folder in Hugging Face form"
-        )
-    names = (
-        TOKENIZER_FILE,
-        CONFIG_FILE,
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "chat_template.jinja",
-    )
-    return [folder / name for name in names if (folder / name).is_file()]
 
 
 def unfilled_vocabulary(recipe: Recipe, made: Manifest) -> str:

@@ -1,0 +1,89 @@
+"""Files that the tokenizer stage reads beside the text: a ready tokenizer, that of the weights, vectors.
+
+`check_vectors` and `check_inputs` ask for them before the stages that take longer; nothing is fetched for
+that.
+"""
+
+from pathlib import Path
+
+from kielo.artifact.prefetched import prefetched_folder
+from kielo.artifact.weights_folder import (
+    is_on_hub,
+    resolve_tokenizer,
+    resolve_weights,
+    weights_here,
+)
+from kielo.recipe.errors import KieloError
+from kielo.recipe.sections import Recipe
+from kielo.tokenizer.load import CONFIG_FILE, TOKENIZER_FILE
+from kielo.tokenizer.token_vectors import check_form
+
+
+def check_inputs(recipe: Recipe) -> None:
+    """Raises KieloError for a ready tokenizer or weights that are not there, or lack a tokenizer.json.
+
+    What comes from the hub is not asked for before its stage fetches it, unless this machine has no network.
+    """
+    ready, weights = recipe.tokenizer.ready, recipe.model.weights
+    offline = prefetched_folder() is not None
+    is_folder = "/" in (ready or "") and not is_on_hub(ready)  # the hub has names without "/" too
+    if ready and (offline or is_folder):
+        ready_files(resolve_tokenizer(ready), recipe.tokenizer.ready_key)
+    if weights and (offline or not is_on_hub(weights) or weights_here(weights)):
+        resolve_weights(weights)
+        tokenizer_of_weights(recipe)
+
+
+def check_vectors(recipe: Recipe) -> None:
+    """Raises KieloError where `model.transplant_vectors` is not there, or does not begin as vectors do."""
+    if path := transplant_vectors(recipe):
+        check_form(path)
+
+
+def ready_files(folder: Path, key: str) -> list[Path]:
+    """Returns the files of a ready tokenizer, without weights that may be in the same folder.
+
+    key: the recipe key that names it. Raises KieloError for a folder without a tokenizer.json.
+    """
+    if not (folder / TOKENIZER_FILE).is_file():
+        raise KieloError(
+            f"{key} = {str(folder)!r}: no {TOKENIZER_FILE} there; give a folder in Hugging Face form"
+        )
+    names = (
+        TOKENIZER_FILE,
+        CONFIG_FILE,
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "chat_template.jinja",
+    )
+    return [folder / name for name in names if (folder / name).is_file()]
+
+
+def tokenizer_of_weights(recipe: Recipe) -> Path | None:
+    """Returns the folder of the tokenizer that a transplant replaces; None where there is no transplant.
+
+    Weights on the hub are fetched. Raises KieloError for weights without a tokenizer.
+    """
+    if recipe.model.transplant is None or recipe.model.weights is None:
+        return None
+    folder = resolve_weights(recipe.model.weights)
+    if not (folder / TOKENIZER_FILE).is_file():
+        raise KieloError(
+            f"model.weights = {recipe.model.weights!r}: there is no {TOKENIZER_FILE} in {folder}, and "
+            f"model.transplant needs the vocabulary of the weights; what would work: their {TOKENIZER_FILE} "
+            "in that folder"
+        )
+    return folder
+
+
+def transplant_vectors(recipe: Recipe) -> Path | None:
+    """Returns the file of `model.transplant_vectors`; KieloError where it is not there."""
+    if recipe.model.transplant_vectors is None:
+        return None
+    path = Path(recipe.model.transplant_vectors).expanduser()
+    if not path.is_file():
+        raise KieloError(
+            f"model.transplant_vectors = {recipe.model.transplant_vectors!r}: no such file; what would work: "
+            'vectors of tokens as .vec or .npz, or model.transplant = "mean", which needs none'
+        )
+    return path
