@@ -14,6 +14,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.load import load_tokenizer
 from kielo.tokenizer.row_map import example_ids, make_row_map
+from kielo.tokenizer.token_names import TokenNames
 from kielo.tokenizer.train import save, train_on
 from tests.checkpoint.layouts import config
 
@@ -48,16 +49,15 @@ def test_neighbours_are_those_of_the_whole_matrices(tmp_path, vocabularies, monk
     whole = write_model(tmp_path, num_old + 6)[:num_old]  # rows of no token are nobody's neighbours
     found = nearest_tokens(tmp_path, vocabularies).tokens
     ids = example_ids(vocabularies.row_map, 50)
-    assert [one.token for one in found] == [vocabularies.new.whole.id_to_token(new_id) for new_id in ids]
+    old_names, new_names = TokenNames(vocabularies.old), TokenNames(vocabularies.new)
+    assert [one.token for one in found] == [new_names(new_id) for new_id in ids]
     assert len(found) > 20
     unit = whole / np.linalg.norm(whole, axis=1)[:, None]
     for one, new_id in zip(found, ids):
         row = whole[vocabularies.row_map.rows[new_id]].mean(axis=0)
         cosines = unit @ row / np.linalg.norm(row)
         nearest = np.argsort(-cosines)[:5]
-        assert [near.token for near in one.nearest] == [
-            vocabularies.old.whole.id_to_token(int(number)) for number in nearest
-        ]
+        assert [near.token for near in one.nearest] == [old_names(int(number)) for number in nearest]
         assert [near.cosine for near in one.nearest] == pytest.approx(cosines[nearest], abs=1e-6)
         assert one.nearest_in_words().startswith(f"{one.nearest[0].token} {cosines.max():.2f}, ")
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 
@@ -9,6 +10,7 @@ from kielo.cli.main import main
 from kielo.plan.compute_budget import advise
 from kielo.plan.scaling_laws import CHINCHILLA, best_repeated, of_size, repeated_loss
 from kielo.recipe.read import read_recipe
+from tests.house.checks import ROOT
 
 
 @pytest.mark.parametrize(
@@ -83,3 +85,13 @@ def test_device_hours_are_flops_at_the_usual_share_of_peak(capsys):
     assert said["unique_tokens"] == 6_600_000_000
     best = next(choice for choice in said["choices"] if choice["what"] == "this text")
     assert best["epochs"] > 16 and best["flops"] == pytest.approx(said["flops"])
+
+
+def test_the_page_shows_what_the_verb_says(capsys):
+    """The example of docs/budget.md, line by line, but for the width of its columns."""
+    page = (ROOT / "docs" / "budget.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+    assert main(["plan", "--budget", "20000h", "--corpus", "6.6B", "--cluster", "lumi_g"]) == 0
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    lines = [line.split() for line in shown.splitlines()]
+    assert lines == said[: len(lines)]

@@ -108,8 +108,8 @@ def transplant(folder: Path) -> None:
         "control_tokens": {"<|end|>": "</s>"},
     }
     (folder / "tokenizer" / "row_map.json").write_text(json.dumps(row_map), encoding="utf-8")
-    nearest = [{"token": HOSTILE, "cosine": 0.834}, {"token": "Ġhouse", "cosine": 0.25}]
-    tokens = [{"token": "Ġmaja", "made_of": "m + aja", "nearest": nearest}]
+    nearest = [{"token": HOSTILE, "cosine": 0.834}, {"token": "▁house", "cosine": 0.25}]
+    tokens = [{"token": "▁maja", "made_of": "m + aja", "nearest": nearest}]
     (folder / "train" / "nearest_tokens.json").write_text(json.dumps({"tokens": tokens}), encoding="utf-8")
 
 

@@ -6,6 +6,7 @@ import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -92,7 +93,7 @@ def test_a_transplanted_vocabulary_has_a_section(run_folder: Path, tmp_path: Pat
     synthetic_run.transplant(tmp_path / "run")
     page = write_report(tmp_path / "run", RECIPE, STAGES).read_text(encoding="utf-8")
     for told in ("A new vocabulary for old weights", "5 50.0%", "Made of 2.5 old rows, on average", "4 40.0%",
-                 "1 10.0%", "<|end|> </s>", f"Ġmaja m + aja {HOSTILE} 0.83, Ġhouse 0.25"):  # fmt: skip
+                 "1 10.0%", "<|end|> </s>", f"▁maja m + aja {HOSTILE} 0.83, ▁house 0.25"):  # fmt: skip
         assert told in Page(page).text, told
     (tmp_path / "run" / "train" / "nearest_tokens.json").unlink()
     assert "Nearest old tokens" not in write_report(tmp_path / "run", RECIPE, STAGES).read_text(
@@ -207,6 +208,29 @@ def test_card_names_datasets_of_the_hub(run_folder: Path) -> None:
     card = render(gather(run_folder, recipe, {}))
     assert yaml.safe_load(card.split("---\n")[1])["datasets"] == ["wikimedia/wikipedia"]
     assert "local text texts" in card and "/home/someone" not in card
+
+
+def test_card_names_the_first_weights(run_folder: Path, tmp_path: Path) -> None:
+    """Those of the hub in the front matter too, a followed run by its name, and a folder without its path."""
+    from kielo.report.gather import gather
+    from kielo.report.model_card import render
+
+    shutil.copytree(run_folder, tmp_path / "run")
+    synthetic_run.transplant(tmp_path / "run")
+
+    def card(weights: str, **given: str) -> tuple[dict[str, Any], str]:
+        model = RECIPE.model.model_copy(update={"weights": weights, "transplant": "mean"})
+        recipe = RECIPE.model_copy(update={"model": model, **given})
+        _, front, body = render(gather(tmp_path / "run", recipe, {})).split("---\n", 2)
+        return yaml.safe_load(front), body
+
+    front, body = card(weights="hf:OWNER/NAME@main")
+    assert front["base_model"] == "OWNER/NAME" and "OWNER/NAME, whose licence" in body
+    assert "of 10 rows 5 began as that of the same text or role, 4 as means of others, and 1 at" in body
+    front, body = card(weights=f"hf:{tmp_path}/first/hf", follows=f"{tmp_path}/first.toml")
+    assert "base_model" not in front and "of another run, first." in body and str(tmp_path) not in body
+    _, body = card(weights=f"hf:{tmp_path}/weights")
+    assert "weights of a folder: name them" in body and str(tmp_path) not in body
 
 
 def test_sets_and_sources_are_told_of_one_by_one(run_folder: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
-from tokenizers.models import BPE, WordLevel
+from tokenizers.models import BPE, Unigram, WordLevel
 
 from kielo.artifact.documents import write_documents
 from kielo.artifact.manifest import write_stage
@@ -15,6 +15,7 @@ from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import Recipe
 from kielo.tokenizer.load import TextTokenizer, decode, load_tokenizer
 from kielo.tokenizer.row_map import example_ids, make_row_map, row_in_words, row_map_in_words
+from kielo.tokenizer.token_names import TokenNames, readable
 from kielo.tokenizer.train import save, train_on, train_tokenizer
 
 OLD = [f"The house of {n} rivers and the rivers of the house, said the reader." for n in range(60)]
@@ -53,6 +54,89 @@ def sentencepiece(
     return written(folder, tokenizer, **roles)
 
 
+def unigram(folder: Path, pieces: dict[str, float], is_byte_level: bool, **roles: str) -> TextTokenizer:
+    """Of SentencePiece's form it has byte fallback and id 0 for what is unknown, as XLM-R and T5 have."""
+    if is_byte_level:
+        tokenizer = Tokenizer(Unigram(list(pieces.items())))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+    else:
+        tokenizer = Tokenizer(Unigram(list(pieces.items()), unk_id=0, byte_fallback=True))
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in dict.fromkeys(roles.values())])
+    return written(folder, tokenizer, **roles)
+
+
+def test_two_unigram_vocabularies_of_both_conventions(tmp_path):
+    """By hand: the likeliest pieces without cuts at spaces, bytes where no piece has the letter, and no row
+    for what a vocabulary cannot spell, with and without a token for the unknown.
+    """
+    old = unigram(
+        tmp_path / "old",
+        {
+            "<unk>": 0.0, "</s>": 0.0, "▁": -4, "▁maja": -3, "maja": -5, "ma": -4, "ja": -4, "m": -8, "a": -8,
+            "j": -8, "õ": -6, "<0xC3>": -20, "<0xB6>": -20, "d": -7, "▁ja": -3.5, "<0x6D>": -20,
+        },
+        is_byte_level=False, unk_token="<unk>", eos_token="</s>",
+    )  # fmt: skip
+    rows = {
+        "Ġmaja": [3], "maja": [4], "Ġ": [2], "Ãµ": [10], "Ã¶": [11, 12], "Ã": [11], "¶": [12],
+        "Ġmajad": [3, 13],  # ▁maja d
+        "majamaja": [4, 4],  # -10, and ma ja ma ja is -16
+        "Ġmajaja": [3, 6], "Ġja": [14],
+        "Ġjama": [5, 14],  # ▁ja ma
+        "q": [], "m": [7], "mq": [], "Ġm": [2, 7],
+        "aĠmaja": [3, 8],
+        "<0xC3>": [],  # these six characters, of which the old vocabulary has none
+        "a": [8], "j": [9],
+    }  # fmt: skip
+    scores = dict.fromkeys(rows, -9.0) | {"Ġmaja": -3, "maja": -5, "m": -8, "a": -8, "j": -8}
+    new = unigram(tmp_path / "new", scores, is_byte_level=True, eos_token="<|end|>")
+    made = make_row_map(old, new, "mean")
+    assert dict(zip(rows, made.rows)) == rows and made.rows[len(rows) :] == [[1]]
+    assert made.control_tokens == {"<|end|>": "</s>"}
+    ids = new.whole.get_vocab()
+    back = {
+        "<unk>": [], "</s>": ["<|end|>"], "▁": ["Ġ"], "▁maja": ["Ġmaja"], "maja": ["maja"], "ma": ["m", "a"],
+        "ja": ["a", "j"], "m": ["m"], "a": ["a"], "j": ["j"], "õ": ["Ãµ"], "<0xC3>": ["Ã"], "<0xB6>": ["¶"],
+        "d": [], "▁ja": ["Ġja"], "<0x6D>": ["m"],
+    }  # fmt: skip
+    assert make_row_map(new, old, "mean").rows == [[ids[name] for name in of] for of in back.values()]
+    for tokenizer in (old, new):
+        same = make_row_map(tokenizer, tokenizer, "mean").rows
+        assert same == [[number] for number in range(tokenizer.whole.get_vocab_size())]
+
+
+def test_rows_of_a_learned_unigram_vocabulary_are_its_likeliest_pieces(tmp_path):
+    """Each token of another vocabulary, against all ways to cut it: the same bytes, and the best sum of
+    scores (to the rounding of fp64).
+    """
+    tokenizers = []
+    for name, texts, kind in (("old", OLD, "unigram"), ("new", NEW, "bpe")):
+        asked = {"vocab_size": 340, "model": kind}
+        recipe = Recipe(name="t", language="et", corpus={"sources": ["a"]}, tokenizer=asked)
+        save(train_on(texts, recipe), tmp_path / name)
+        tokenizers.append(load_tokenizer(tmp_path / name))
+    old, new = tokenizers
+    vocabulary = json.loads(old.whole.to_str())["model"]["vocab"]
+    scores = {piece: score for piece, score in vocabulary if piece != "<|endoftext|>"}
+    made, several = make_row_map(old, new, "mean"), 0
+    for number in range(1, new.whole.get_vocab_size()):
+        token, pieces = new.whole.id_to_token(number), [vocabulary[one][0] for one in made.rows[number]]
+        assert sorted("".join(pieces)) == sorted(token)
+        if token in scores:
+            assert pieces == [token]
+            continue
+        best = [0.0] + [float("-inf")] * len(token)
+        for end in range(1, len(token) + 1):
+            ways = ((start, token[start:end]) for start in range(end))
+            best[end] = max(best[start] + scores[piece] for start, piece in ways if piece in scores)
+        assert sum(scores[piece] for piece in pieces) == pytest.approx(best[-1], abs=1e-9), token
+        several += 1
+    assert several > 20 and made.random == 0
+
+
 def test_spaces_bytes_and_roles_of_two_conventions(tmp_path):
     """By hand: Ġ is ▁, a byte is <0xNN>, end of text is </s>, and what cannot be spelled is random."""
     old = sentencepiece(
@@ -76,13 +160,23 @@ def test_spaces_bytes_and_roles_of_two_conventions(tmp_path):
     assert (made.copied, made.composed, made.random) == (10, 6, 2)
     assert "18 rows of the new vocabulary: 10 (55.6%)" in row_map_in_words(made)
     assert example_ids(made, 2) == [7, 11] and example_ids(made, 9) == [7, 8, 9, 11, 12, 13]
-    assert row_in_words(made, 7, old) == "<0xC3> + <0xB5>"
+    assert row_in_words(made, 7, TokenNames(old)) == r"\xC3 + \xB5"
     # and back: of a byte and a letter of the same text, each takes that of its own spelling
     back = make_row_map(new, old, "mean").rows
     assert back == [[17], [14], [15], [3], [4], [2], [0], [1], [5], [6], [0, 1], [1]]
     both = make_row_map(old, old, "mean").rows
     assert both == [[number] for number in range(12)]
     assert make_row_map(old, new, "random").random == 18
+
+
+def test_names_of_tokens_are_their_texts(tmp_path):
+    """Of both spellings alike; bytes of no whole character, line ends and what is invisible are escaped."""
+    old = sentencepiece(tmp_path / "old", ["<s>", "▁jõgi", "<0x0A>", "<0xC3>"], [], bos_token="<s>")
+    new = byte_level(tmp_path / "new", ["ĠjÃµgi", "Ċ", "Ã", "µa", "ĠĠ"], [], eos_token="<|end|>")
+    assert [TokenNames(old)(number) for number in range(5)] == ["<s>", "▁jõgi", r"\n", r"\xC3", ""]
+    names = ["▁jõgi", r"\n", r"\xC3", r"\xB5a", "▁▁", "<|end|>"]
+    assert [TokenNames(new)(number) for number in range(6)] == names
+    assert readable("a\u200bb\u00a0".encode()) == r"a\u200bb\xa0"
 
 
 def test_every_token_of_a_trained_vocabulary(tmp_path):

@@ -9,7 +9,7 @@ class NearToken(JsonObject):
     """An old token, and how near it is."""
 
     token: str
-    """The token, as the old vocabulary spells it."""
+    """The token as people read it: its text with ▁ for a space, or its bytes, as \\xC3."""
     cosine: float
     """Cosine between its row and the new token's."""
 
@@ -18,7 +18,7 @@ class NewToken(JsonObject):
     """A token whose first row was made of several old ones."""
 
     token: str
-    """The token, as the new vocabulary spells it."""
+    """The token, as people read it."""
     made_of: str
     """The old tokens of its row, with their weights where those are not equal."""
     nearest: list[NearToken]

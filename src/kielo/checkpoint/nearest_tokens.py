@@ -19,6 +19,7 @@ from kielo.models.families import read_hf_config
 from kielo.recipe.errors import KieloError
 from kielo.tokenizer.load import TextTokenizer
 from kielo.tokenizer.row_map import example_ids, row_in_words
+from kielo.tokenizer.token_names import TokenNames
 
 NEW_TOKENS, NEAREST = 50, 5
 
@@ -38,16 +39,17 @@ def nearest_tokens(weights: Path, vocabularies: Vocabularies, number: int = NEW_
     weights: a folder in Hugging Face's form. Raises KieloError for one that cannot be read, and for an
     embedding that does not fit the map.
     """
-    row_map, old, new = vocabularies.row_map, vocabularies.old, vocabularies.new
+    row_map = vocabularies.row_map
+    old, new = TokenNames(vocabularies.old), TokenNames(vocabularies.new)
     source = stored_embedding(weights, read_hf_config(weights))
     ids = example_ids(row_map, number)
     cosines, near = _nearest(_first_rows(ids, row_map, source), row_map.old_vocabulary_size, source)
     found = []
     for new_id, row, old_ids in zip(ids, cosines.tolist(), near.tolist()):
-        tokens = zip(map(old.whole.id_to_token, old_ids), row)
+        tokens = zip(map(old, old_ids), row)
         found.append(
             NewToken(
-                token=new.whole.id_to_token(new_id),
+                token=new(new_id),
                 made_of=row_in_words(row_map, new_id, old),
                 nearest=[NearToken(token=token, cosine=cosine) for token, cosine in tokens if token],
             )

@@ -266,6 +266,7 @@ def row_map_flags(parser: argparse.ArgumentParser) -> None:
 def row_map(options: argparse.Namespace) -> None:
     from kielo.tokenizer.load import load_tokenizer
     from kielo.tokenizer.row_map import example_ids, make_row_map, row_in_words, row_map_in_words
+    from kielo.tokenizer.token_names import TokenNames
 
     if options.examples < 0:
         raise KieloError(f"--examples {options.examples}: give 0 or more")
@@ -278,8 +279,8 @@ def row_map(options: argparse.Namespace) -> None:
     if made.control_tokens:
         print_table(["control token", "row of"], sorted(made.control_tokens.items()))
     if options.weights is None:
-        ids = example_ids(made, options.examples)
-        rows = [(new.whole.id_to_token(new_id), row_in_words(made, new_id, old)) for new_id in ids]
+        ids, old_names, new_names = example_ids(made, options.examples), TokenNames(old), TokenNames(new)
+        rows = [(new_names(new_id), row_in_words(made, new_id, old_names)) for new_id in ids]
         return print_table(["new token", "old tokens"], rows)
     from kielo.artifact.weights_folder import resolve_weights
     from kielo.checkpoint.nearest_tokens import Vocabularies, nearest_tokens

@@ -202,6 +202,8 @@ def choice_rows(advice: "Advice") -> tuple[Sequence[str], list[Sequence[str]]]:
 
 
 def _figure(cost: float) -> str:
+    if not cost:
+        return "0"
     return f"{cost:.3g}" if cost >= 1e6 else f"{cost:,.{0 if cost >= 100 else 1}f}"
 
 

@@ -8,7 +8,9 @@ from typing import Any
 from kielo.artifact.masked_scores import MaskedScores
 from kielo.artifact.own_text import is_own_text, write_own_text
 from kielo.artifact.parity import Parity
+from kielo.artifact.row_map import RowMap
 from kielo.artifact.scores import Scores
+from kielo.artifact.weights_folder import is_on_hub
 from kielo.recipe.languages_of_sources import languages_of
 from kielo.recipe.model_types import FAMILIES
 from kielo.recipe.sections import Recipe, Source
@@ -44,6 +46,7 @@ def render(gathered: dict[str, Any]) -> str:
         f"A {kind} language model for {_named_languages(recipe)}, made with "
         f"Kielo {gathered['kielo_version']}.",
         _model(gathered["overview"]),
+        _first_weights(recipe, gathered["row_map"]),
         _bits_per_byte(gathered["scores"]),
         _masked_tokens(gathered["masked_scores"]),
         _parity(gathered["parity"]),
@@ -142,6 +145,7 @@ def _front_matter(recipe: Recipe) -> str:
         "language:",
         *(f"- {json.dumps(code)}" for code in _languages(recipe)),
         "library_name: transformers",
+        *([f"base_model: {json.dumps(name)}"] if (name := _base_model(recipe)) else []),
         f"pipeline_tag: {'fill-mask' if recipe.train.objective == 'masked_tokens' else 'text-generation'}",
     ]
     # Only text that certainly came from the hub; a Debian package may have been used in place of its
@@ -150,6 +154,34 @@ def _front_matter(recipe: Recipe) -> str:
     if datasets:
         lines += ["datasets:", *(f"- {json.dumps(name)}" for name in dict.fromkeys(datasets))]
     return "\n".join([*lines, "tags:", "- kielo", "---"])
+
+
+def _base_model(recipe: Recipe) -> str | None:
+    """Returns OWNER/NAME of the weights on the hub that the training began with; None for others."""
+    weights = recipe.model.weights
+    return weights.removeprefix("hf:").partition("@")[0] if weights and is_on_hub(weights) else None
+
+
+def _first_weights(recipe: Recipe, row_map: RowMap | None) -> str:
+    """Says which weights the training began with, without paths of the machine that had them."""
+    if recipe.model.weights is None:
+        return ""
+    if name := _base_model(recipe):
+        said = f"The training began with the weights of {_plain(name)}, whose licence and terms hold too."
+    elif recipe.follows:
+        said = f"The training began with the weights of another run, {_plain(Path(recipe.follows).stem)}."
+    else:
+        said = (
+            "The training began with weights of a folder: name them and their licence here before this model "
+            "is published."
+        )
+    if row_map is not None:
+        said += (
+            f" Its vocabulary is another one: of {len(row_map.rows):,} rows {row_map.copied:,} began as that "
+            f"of the same text or role, {row_map.composed:,} as means of others, and {row_map.random:,} at "
+            "random."
+        )
+    return f"## First weights\n\n{said}"
 
 
 def _languages(recipe: Recipe) -> list[str]:

@@ -21,6 +21,7 @@ from kielo.tokenizer.facts import tokenizer_hash
 from kielo.tokenizer.load import TextTokenizer, special_token, vocabulary_size
 from kielo.tokenizer.similar_tokens import similar_rows
 from kielo.tokenizer.spelling import ALPHABET, SPACE, Spelling
+from kielo.tokenizer.token_names import TokenNames
 from kielo.tokenizer.token_vectors import read_token_vectors
 
 # The order in which a token of several roles is looked up.
@@ -87,9 +88,9 @@ def example_ids(made: RowMap, number: int) -> list[int]:
     return composed[:: max(1, len(composed) // max(1, number))][:number]
 
 
-def row_in_words(made: RowMap, new_id: int, old: TextTokenizer) -> str:
-    """Returns the old tokens of a row, as their vocabulary spells them: `a + b`, or `0.62 a + 0.38 b`."""
-    names = [old.whole.id_to_token(one) for one in made.rows[new_id]]
+def row_in_words(made: RowMap, new_id: int, old: TokenNames) -> str:
+    """Returns the old tokens of a row by their names: `a + b`, or `0.62 a + 0.38 b`."""
+    names = [old(one) for one in made.rows[new_id]]
     weights = made.weights.get(str(new_id))
     if weights is None:
         return " + ".join(names)
@@ -146,14 +147,21 @@ class _Vocabulary:
     def _pieces(self, text: bytes) -> Iterator[int]:
         """Yields the ids by the tokenizer's model alone: no normaliser, and no cuts before merging."""
         if self._spelling.is_byte_level:
-            yield from (token.id for token in self._model.tokenize("".join(ALPHABET[b] for b in text)))
+            yield from self._ids("".join(ALPHABET[byte] for byte in text))
             return
         for part in _ESCAPED.split(text.decode("utf-8", "surrogateescape")):
             if _ESCAPED.fullmatch(part):
                 number = self._by_byte.get(part.encode("utf-8", "surrogateescape"))
                 yield from [] if number is None else [number]
             elif part:
-                yield from (token.id for token in self._model.tokenize(part.replace(" ", SPACE)))
+                yield from self._ids(part.replace(" ", SPACE))
+
+    def _ids(self, spelled: str) -> list[int]:
+        """Returns the model's ids of a text; [] where it has a letter that the model cannot write."""
+        try:
+            return [token.id for token in self._model.tokenize(spelled)]
+        except Exception:  # the Rust library raises a bare one, where Unigram has no token for the unknown
+            return []
 
 
 def _control_tokens(old: _Vocabulary, new: _Vocabulary) -> dict[str, str]:
