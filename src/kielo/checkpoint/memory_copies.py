@@ -8,6 +8,7 @@ any layout.
 
 import secrets
 import shutil
+import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -28,6 +29,7 @@ from kielo.checkpoint.publish import aside_name, discard, point_newest, publish,
 from kielo.checkpoint.safetensors_storage import write_chunks
 from kielo.checkpoint.save_plan import SavePlanner
 from kielo.checkpoint.saving import Save, complaint_unless_finite
+from kielo.checkpoint.slow_links import SlowLinks
 from kielo.recipe.errors import KieloError
 
 
@@ -49,7 +51,7 @@ class MemoryCopies:
     ):
         self._checkpoints, self._ranks, self._planner = checkpoints, ranks, planner
         self._on_alert, self._permit = on_alert, permit
-        numbers = ranks.gather(local_rank)
+        numbers, hosts = map(list, zip(*ranks.gather((local_rank, socket.gethostname()))))
         self._ranks_a_node = max(numbers) + 1
         if numbers != [rank % self._ranks_a_node for rank in range(ranks.size)]:
             raise KieloError(
@@ -58,6 +60,7 @@ class MemoryCopies:
             )
         self._is_first_of_node = local_rank == 0
         self._node = NodeMemory(checkpoints, ranks.rank - local_rank)
+        self._slow_links = SlowLinks(hosts, self._ranks_a_node)
 
     def write(self, save: Save) -> None:
         """Copies the state of `save`; the copy before it is removed when the new one is whole on all nodes.
@@ -139,7 +142,10 @@ class MemoryCopies:
         sent, received = (
             [(partial / file, num_bytes) for file, num_bytes in files[of].items()] for of in (rank, source)
         )
-        self._ranks.on_all(lambda: exchange_files(sent, to, received, source, self._ranks.group))
+        arrivals = self._ranks.on_all(lambda: exchange_files(sent, to, received, source, self._ranks.group))
+        message = self._slow_links.look(arrivals)
+        if message is not None and rank == 0:
+            self._on_alert(save.step, message)
 
     def _choose(self, found: list[dict[CopyName, FoundCopy]]) -> CopyName | None:
         """Rank 0: returns the newest copy that follows the newest checkpoint, and is whole on all nodes."""
