@@ -145,5 +145,5 @@ def test_layouts_drop_the_same_weights_of_attention(
 ) -> None:
     """Of an encoder; the same bars as above."""
     resolved = planned_encoder(encoders, tmp_path.name, model_type, **layout)
-    run_ranks(train, resolved.placement.world_size, resolved)
+    run_ranks(train, resolved.placement.world_size, resolved, timeout_seconds=280)
     assert_alike(encoders / model_type, encoders / tmp_path.name, encoders / f"{model_type} without")
