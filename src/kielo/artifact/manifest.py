@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -289,6 +290,12 @@ def as_json(content: Any) -> Any:
 
 def installed_versions() -> dict[str, str]:
     """Returns the versions of Python and of those packages that decide an output. Imports none of them."""
+    return dict(_installed_versions())
+
+
+@cache
+def _installed_versions() -> dict[str, str]:
+    """Reads each package's metadata once a process: every checkpoint and stage writes the versions down."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

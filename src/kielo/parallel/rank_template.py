@@ -11,6 +11,7 @@ when it is gone itself, the kernel does.
 """
 
 import ctypes
+import gc
 import importlib
 import json
 import logging
@@ -128,8 +129,11 @@ if __name__ == "__main__":
     control, report, *modules = sys.argv[1:]
     template = RankTemplate(int(control), int(report))
     logging.disable(logging.WARNING)  # what libraries say as they are imported
+    gc.disable()  # what is imported stays: looking through it takes an eighth of the time of importing
     for name in modules:
         importlib.import_module(name)
+    gc.freeze()  # ranks share its memory as long as none writes to it, as a collection does
+    gc.enable()
     logging.disable(logging.NOTSET)
     asked = template.serve()
     if asked is not None:

@@ -5,6 +5,7 @@ differences of loss, norm, gradients and weights from the reference. Every rank 
 the largest difference counts.
 """
 
+import gc
 import importlib
 import json
 import logging
@@ -256,6 +257,7 @@ def _reference(folder: Path, case: Case) -> Path:
 @contextmanager
 def _world(recipe: Recipe) -> Iterator[World]:
     torch.set_num_threads(1)  # many ranks share the cores of one machine
+    gc.freeze()  # and the memory of what was imported, as long as no collection writes to it
     # Each rank would warn in every case that gathering a whole tensor takes two steps.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     world = start_world(start_timeout_seconds(recipe), "cpu")
