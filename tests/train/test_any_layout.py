@@ -20,20 +20,21 @@ from kielo.train.run import train
 from tests.ranks import run_ranks
 from tests.train.tiny_run import LENGTH, SEQUENCES, resolve, write_tokens
 
-HALF, LATER, END = (f"train/checkpoints/step_000000{step}" for step in (10, 15, 20))
+STEPS = 12
+HALF, LATER, END = (f"train/checkpoints/step_{step:08d}" for step in (6, 9, STEPS))
 
 
 def resolved_for(folder: Path, tied: bool = False, **layout: Any) -> Resolved:
     """Three layers, for stages that have as many and stages that have more than others."""
-    plan = resolve(folder, **layout)
+    plan = resolve(folder, total_steps=STEPS, heldout_every_steps=6, **layout)
     model = plan.identity.model.model_copy(update={"num_hidden_layers": 3, "tie_word_embeddings": tied})
     return plan.model_copy(update={"identity": plan.identity.model_copy(update={"model": model})})
 
 
 def rows(folder: Path, *keys: str) -> torch.Tensor:
-    """The last ten steps' values of these keys."""
+    """The last six steps' values of these keys."""
     return torch.tensor(
-        [[getattr(row, key) for key in keys] for row in logged(folder, TrainingStep)[-10:]],
+        [[getattr(row, key) for key in keys] for row in logged(folder, TrainingStep)[-6:]],
         dtype=torch.float64,
     )
 
@@ -48,7 +49,7 @@ WITH_STAGES = {"shard": 2, "tensor": 2, "pipeline": 2, "micro_batch": 1, "pipeli
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict], Path]:
-    """Layout → the folder of twenty steps on eight ranks, step 4 not finite, and a checkpoint after ten."""
+    """Layout → the folder of twelve steps on eight ranks, step 4 not finite, and a checkpoint after six."""
     made: dict[bool, Path] = {}
 
     def run(layout: dict[str, Any]) -> Path:
@@ -56,7 +57,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict], Pa
         if has_stages not in made:
             folder = made[has_stages] = tmp_path_factory.mktemp("eight")
             write_tokens(folder / "tokens", spoilt_steps=(4,))
-            resolved = resolved_for(folder, **layout, every_steps=10)
+            resolved = resolved_for(folder, **layout, every_steps=6)
             run_ranks(train, 8, resolved, timeout_seconds=160)
         return made[has_stages]
 
@@ -102,14 +103,14 @@ def copy(whole: Path, to: Path, checkpoint: str = HALF) -> None:
 
 
 def assert_equal_runs(folder: Path, whole: Path) -> None:
-    """The last ten steps, and how held-out text scores at their end: it comes in parts of unequal sizes,
+    """The last six steps, and how held-out text scores at their end: it comes in parts of unequal sizes,
     which depend on the layout.
     """
     exact = ("step", "samples", "tokens", "learning_rate", "skipped")
     assert torch.equal(rows(folder, *exact), rows(whole, *exact))
     torch.testing.assert_close(rows(folder, "loss"), rows(whole, "loss"), rtol=1e-5, atol=0)
     scores = [logged(run, HeldOutLoss)[-1] for run in (folder, whole)]
-    assert scores[0].step == scores[1].step == 20
+    assert scores[0].step == scores[1].step == STEPS
     assert scores[0].heldout_loss == pytest.approx(scores[1].heldout_loss, rel=1e-5)
 
 
@@ -126,7 +127,7 @@ def assert_equal_runs(folder: Path, whole: Path) -> None:
     pytest.param(WITH_STAGES, {"shard": 2, "tensor": 2}, marks=pytest.mark.full),
 ], ids="-".join)  # fmt: skip
 def test_saved_on_eight_ranks_it_goes_on_in_any_layout(tmp_path, undisturbed, saved_on, layout):
-    """Weights, moments, guard and counts are those saved, bit for bit; the next ten steps see the same
+    """Weights, moments, guard and counts are those saved, bit for bit; the next six steps see the same
     text, as their losses say: these and the held-out score are within 1e-5, at the same learning rates.
     """
     skip_unless_torch_runs(layout.get("pipeline_schedule", "1f1b"))
@@ -135,8 +136,8 @@ def test_saved_on_eight_ranks_it_goes_on_in_any_layout(tmp_path, undisturbed, sa
     goes_on(tmp_path, **layout)
     plain = read_plain(tmp_path / HALF)
     guard = plain["guard"]
-    assert (plain["optimiser_updates"], guard["in_a_row"], guard["skipped"]) == (9, 0, 1)
-    assert [row[0] is None for row in guard["last"]] == [step == 4 for step in range(1, 11)]
+    assert (plain["optimiser_updates"], guard["in_a_row"], guard["skipped"]) == (5, 0, 1)
+    assert [row[0] is None for row in guard["last"]] == [step == 4 for step in range(1, 7)]
     assert_equal_runs(tmp_path, whole)
 
 
@@ -148,10 +149,10 @@ def test_one_rank_goes_on_as_a_v_and_that_resumes_to_the_bit(tmp_path):
     skip_unless_torch_runs("zbv")
     one, stages, again = (tmp_path / name for name in ("one", "stages", "again"))
     write_tokens(one / "tokens")
-    run_ranks(train, 1, resolved_for(one, tied=True, every_steps=10))
+    run_ranks(train, 1, resolved_for(one, tied=True, every_steps=6))
     v = {"pipeline": 2, "pipeline_schedule": "zbv", "pipeline_layers": (1, 1, 1, 0), "tied": True}
     copy(one, stages)
-    goes_on(stages, **v, every_steps=5)
+    goes_on(stages, **v, every_steps=3)
     assert_equal_runs(stages, one)
     copy(stages, again, LATER)
     goes_on(again, LATER, **v)
