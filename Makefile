@@ -7,6 +7,8 @@ PART ?= 1
 # What runs on the GPU: the peers' environment, else Kielo's own, else (a machine that can install nothing) the python there.
 GPU_PYTHON ?= $(firstword $(wildcard $(PEERS)/bin/python $(BIN)/python) $(PYTHON))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Where it is set, each process that a test starts would compile Kielo anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Other versions of torch, each with the torchao that goes with it: 6.8 and 4.5 GB. Folders elsewhere: TORCH_210=, TORCH_211=
 TORCH_210 ?= .torch/2.10
@@ -17,7 +19,7 @@ TORCH_211 ?= .torch/2.11
 help:
 	@echo "make demo       real Estonian text to a verified, publishable model (about 10 minutes on 2 cores)"
 	@echo "make test       the test suite"
-	@echo "make test-faults  odd inputs, faults and careless uses: nothing is lost, nothing is silent"
+	@echo "make test-faults  odd inputs, faults and careless uses: nothing is lost, nothing is silent (of long sweeps a part)"
 	@echo "make test-full  all of them: test, test-faults, and the cases marked full (every layout, large rehearsals, whole sweeps)"
 	@echo "make test-slurm  chains of jobs on a real Slurm of four nodes on this machine (root; apt-get install slurm-wlm munge),"
 	@echo "                and on a Grid Engine (gridengine-master gridengine-exec gridengine-client openmpi-bin)"
@@ -44,7 +46,7 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest -m 'not full and not faults' --timeout 300 $(PYTEST_OPTIONS)
 
 test-faults: $(VENV)/.test
-	$(BIN)/python -m pytest -m faults --timeout 300 $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest -m 'faults and not full' --timeout 300 $(PYTEST_OPTIONS)
 
 test-full: $(VENV)/.test
 	$(BIN)/python benchmarks/full_tests.py

@@ -6,11 +6,11 @@ measured. Out: Markdown tables.
 
 import ast
 import json
-import subprocess
-import sys
 import tomllib
 from collections import Counter
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "faults.md"
@@ -20,22 +20,27 @@ BEGIN, END = "<!-- cases: written by docs/faults_table.py; do not edit by hand -
 MATRIX_BEGIN, MATRIX_END = BEGIN.replace("cases", "matrix"), END.replace("cases", "matrix")
 
 
+class _Collected:
+    """A plugin of pytest that notes the names of the collected cases."""
+
+    names: list[str]
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.names = [item.nodeid for item in session.items]
+
+
 def table() -> str:
     """Returns the table: the first sentence of each test file's docstring and its number of cases."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "--collect-only",
-        "-q",
-        "-o",
-        "addopts=",
-        "-m",
-        "faults",
-        "tests/faults",
+    collected = _Collected()
+    tests = ROOT / "tests" / "faults"
+    options = ["--collect-only", "--rootdir", ROOT, "-o", "addopts=", "-m", "faults"]
+    # Without the plugins that a pytest around this one may be using.
+    without = [
+        part for name in ("terminal", "faulthandler", "cacheprovider") for part in ("-p", f"no:{name}")
     ]
-    collected = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    cases = Counter(line.partition("::")[0] for line in collected.splitlines() if line.startswith("tests/"))
+    if pytest.main([*map(str, options), *without, str(tests)], plugins=[collected]) != 0:
+        raise RuntimeError(f"the cases of {tests} cannot be collected: see pytest --collect-only {tests}")
+    cases = Counter(name.partition("::")[0] for name in collected.names)
     rows = [
         f"| {_first_sentence(ROOT / name)} | `{Path(name).name}` | {count} |"
         for name, count in sorted(cases.items())

@@ -22,7 +22,7 @@ from kielo.train.feed import Feed
 from kielo.train.log import Log
 from kielo.train.run import train
 from kielo.train.state import RunCheckpoints
-from tests.faults.trial import kielo, start, went_well
+from tests.faults.trial import belongings, kielo, rest_marked_full, start, went_well
 from tests.ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
@@ -40,6 +40,19 @@ def undisturbed(tmp_path_factory) -> Path:
     write_tokens(folder / "tokens")
     run_ranks(go_on, 1, folder, folder / "whole")
     return folder
+
+
+@pytest.fixture(scope="module")
+def begun(undisturbed) -> Path:
+    """The run's training folder, stopped and saved after step 7."""
+    run_ranks(go_on, 1, undisturbed, undisturbed / "begun", 7)
+    return undisturbed / "begun"
+
+
+@pytest.fixture
+def in_progress(begun, tmp_path) -> Path:
+    """A copy of `begun`, to be gone on with."""
+    return Path(shutil.copytree(begun, tmp_path / "train"))
 
 
 def go_on(folder: Path, train_folder: Path, max_steps: int | None = None) -> Outcome:
@@ -99,7 +112,20 @@ KILLS = {
 }
 
 
-@pytest.mark.parametrize("when", KILLS)
+# One of each kind of moment: before and after all that is written, and one in a step.
+KILLS_KEPT = (
+    "before the first step",
+    "in the step of a checkpoint",
+    "while the first save is written",
+    "before the first is published",
+    "after the first is published",
+    "while old ones are pruned",
+    "in the last step",
+    "before the last is published",
+)
+
+
+@pytest.mark.parametrize("when", rest_marked_full(KILLS, KILLS_KEPT))
 def test_killed(undisturbed, tmp_path, when):
     """kill -9, then the same command: bitwise the run that was never killed."""
     with pytest.raises(RuntimeError, match="killed"):
@@ -117,7 +143,10 @@ def test_killed_again_and_again(undisturbed, tmp_path):
     ends_like(undisturbed, tmp_path / "train")
 
 
-@pytest.mark.parametrize("step", [1, 2, 4, 5, 6, 8, 10, 11, 12, 13, 14, 15, 18, 19])
+BORDERS = [1, 2, 4, 5, 6, 8, 10, 11, 12, 13, 14, 15, 18, 19]
+
+
+@pytest.mark.parametrize("step", rest_marked_full(BORDERS, [1, 5, 6, 14]))
 def test_stopped_at_a_border(undisturbed, tmp_path, step):
     """Saved and stopped after the first step, the last, those of log, held-out text, checkpoint, the end of
     warm-up and decay.
@@ -158,10 +187,12 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("key", CHANGES)
-def test_a_run_in_progress_with_another_identity(undisturbed, tmp_path, key):
-    """A change in mid-run of what is trained is refused with the key, and the checkpoint is still there."""
-    run_ranks(go_on, 1, undisturbed, tmp_path / "train", 7)
-    message = run_ranks(changed, 1, undisturbed, tmp_path / "train", {key: CHANGES[key]})[0]
+def test_a_run_in_progress_with_another_identity(undisturbed, in_progress, key):
+    """A change in mid-run of what is trained is refused with the key, and the checkpoints stay as they were,
+    byte for byte.
+    """
+    before = belongings(in_progress / "checkpoints")
+    message = run_ranks(changed, 1, undisturbed, in_progress, {key: CHANGES[key]})[0]
     named = {
         "learning_rate": "learning_rates",
         "total_steps": "phases",
@@ -169,8 +200,14 @@ def test_a_run_in_progress_with_another_identity(undisturbed, tmp_path, key):
         "mixture": "phases",
     }
     assert named.get(key, key) in message and "o back to the old values" in message
-    run_ranks(go_on, 1, undisturbed, tmp_path / "train")
-    ends_like(undisturbed, tmp_path / "train")
+    assert before and belongings(in_progress / "checkpoints") == before
+
+
+def test_a_run_goes_on_after_another_identity_was_refused(undisturbed, in_progress):
+    """With the old values it ends with the bits of the run that was left alone."""
+    assert "seed" in run_ranks(changed, 1, undisturbed, in_progress, {"seed": CHANGES["seed"]})[0]
+    run_ranks(go_on, 1, undisturbed, in_progress)
+    ends_like(undisturbed, in_progress)
 
 
 PLACEMENTS = {
@@ -181,15 +218,14 @@ PLACEMENTS = {
 
 
 @pytest.mark.parametrize("key", PLACEMENTS)
-def test_a_run_in_progress_with_another_placement(undisturbed, tmp_path, key):
+def test_a_run_in_progress_with_another_placement(undisturbed, in_progress, key):
     """A change in mid-run of how it is computed and watched is taken;
     the result differs at most by the order of additions.
     """
-    run_ranks(go_on, 1, undisturbed, tmp_path / "train", 7)
-    assert run_ranks(changed, 1, undisturbed, tmp_path / "train", {key: PLACEMENTS[key]}) == [""]
+    assert run_ranks(changed, 1, undisturbed, in_progress, {key: PLACEMENTS[key]}) == [""]
     whole, ours = (
         read_tensors(folder / "checkpoints" / f"step_{STEPS:08d}")
-        for folder in (undisturbed / "whole", tmp_path / "train")
+        for folder in (undisturbed / "whole", in_progress)
     )
     for name in whole:
         torch.testing.assert_close(whole[name], ours[name], rtol=1e-4, atol=1e-6)
@@ -204,13 +240,12 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_resumed_on_other_ranks(undisturbed, tmp_path, layout):
+def test_resumed_on_other_ranks(undisturbed, in_progress, layout):
     """Begun on one rank, finished on two: the same samples, the same weights within rounding."""
-    run_ranks(go_on, 1, undisturbed, tmp_path / "train", 7)
-    assert run_ranks(changed, 2, undisturbed, tmp_path / "train", LAYOUTS[layout]) == ["", ""]
+    assert run_ranks(changed, 2, undisturbed, in_progress, LAYOUTS[layout]) == ["", ""]
     whole, ours = (
         read_tensors(folder / "checkpoints" / f"step_{STEPS:08d}")
-        for folder in (undisturbed / "whole", tmp_path / "train")
+        for folder in (undisturbed / "whole", in_progress)
     )
     for name in whole:
         torch.testing.assert_close(whole[name], ours[name], rtol=1e-3, atol=1e-5)
@@ -222,7 +257,7 @@ def children(process: int) -> list[int]:
     return [int(number) for number in text.split()]
 
 
-@pytest.mark.parametrize("victim", [0, 1], ids=["rank 0", "rank 1"])
+@pytest.mark.parametrize("victim", rest_marked_full([0, 1], [0]), ids=["rank 0", "rank 1"])
 def test_a_rank_that_is_killed_is_started_again(victim, packed):
     """`kielo train --ranks 2` goes on by itself, and ends with the bits of a run that was left alone."""
     other = packed.parent / "other"

@@ -10,8 +10,12 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.cli.test_run import RECIPE as TINY
 from tests.corpus.texts import ENGLISH, estonian_document
@@ -31,6 +35,15 @@ class Outcome:
     @property
     def told(self) -> str:
         return self.out + self.err
+
+
+def rest_marked_full(cases: Iterable[Any], kept: Collection[Any]) -> list[Any]:
+    """Parameters of a sweep whose cases are alike: `make test-faults` runs those in `kept`, `make test-full`
+    runs all.
+    """
+    cases = list(cases)
+    assert all(case in cases for case in kept), "a kept case is in the sweep"
+    return [case if case in kept else pytest.param(case, marks=pytest.mark.full) for case in cases]
 
 
 def write_workplace(folder: Path, documents: int = 40) -> Path:
