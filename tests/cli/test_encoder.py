@@ -9,12 +9,14 @@ from transformers import AutoTokenizer, pipeline
 from kielo.verify.round_trip import verify_round_trip
 from tests.cli.test_run import kielo, write_recipe
 
-
-@pytest.mark.full
-@pytest.mark.parametrize(
+FAMILIES = pytest.mark.parametrize(
     ("model_type", "key"),
     [("ltg_bert", "model.position_bucket_size=8"), ("modernbert", "model.sliding_window=9")],
 )
+
+
+@pytest.mark.full
+@FAMILIES
 def test_a_run_of_an_encoder_goes_through_every_stage(tmp_path: Path, model_type: str, key: str) -> None:
     """The summary has hidden tokens in place of bits per byte, the export the published names, its tokenizer
     the roles; what an encoder has not is said and not shown. A ModernBERT's export fills masks.
@@ -22,7 +24,7 @@ def test_a_run_of_an_encoder_goes_through_every_stage(tmp_path: Path, model_type
     recipe = write_recipe(tmp_path)
     sets = (
         f"model.model_type={model_type}", key, "train.objective=masked_tokens",
-        "train.learning_rate=1e-2", "train.attention_dropout=0.1",
+        "train.learning_rate=1e-2", "train.attention_dropout=0.1", 'evaluate.prompts=["ja [MASK]"]',
     )  # fmt: skip
     process = kielo("run", str(recipe), "--json", *(word for one in sets for word in ("--set", one)))
     stdout, stderr = process.communicate(timeout=400)
@@ -51,11 +53,12 @@ def test_a_run_of_an_encoder_goes_through_every_stage(tmp_path: Path, model_type
 
 
 @pytest.mark.full
-def test_a_run_of_the_hybrid_objective_scores_both_uses(tmp_path: Path) -> None:
+@FAMILIES
+def test_a_run_of_the_hybrid_objective_scores_both_uses(tmp_path: Path, model_type: str, key: str) -> None:
     """Hidden tokens, and bits per byte beside a decoder's baselines with samples; page and card have both."""
     recipe = write_recipe(tmp_path)
     sets = (
-        "model.model_type=ltg_bert", "model.position_bucket_size=8", "train.objective=masked_tokens",
+        f"model.model_type={model_type}", key, "train.objective=masked_tokens",
         "train.learning_rate=1e-2", "train.causal_share=0.5", "train.tokens=12800",
     )  # fmt: skip
     process = kielo("run", str(recipe), "--json", *(word for one in sets for word in ("--set", one)))
@@ -71,7 +74,7 @@ def test_a_run_of_the_hybrid_objective_scores_both_uses(tmp_path: Path) -> None:
     assert len(scores["samples"]) == 3
     page, card = (folder / "report.html").read_text(), (folder / "hf" / "README.md").read_text()
     assert "Hidden tokens" in page and "bits per byte, held-out" in page and "Parity" not in page
-    assert "masked and causal" in card and "position before it" in card
+    assert "masked and causal" in card and "position before it" in card and "pipeline(" not in card
     process = kielo("evaluate", str(recipe), *(word for one in sets for word in ("--set", one)))
     stdout, stderr = process.communicate(timeout=200)
     assert process.returncode == 0, stderr

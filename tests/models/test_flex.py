@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
+from kielo.dataset.batches import causal_documents
 from kielo.models import families
 from kielo.models.blocks import flex
 from kielo.models.blocks.alibi import Alibi
@@ -83,23 +84,26 @@ def test_outputs_are_the_dense_ones(
 
 
 @WINDOWS
-@DOCUMENTS
-def test_encoders_see_both_sides(window: int | None, is_masked: bool) -> None:
+@pytest.mark.parametrize("kind", ["one text", "documents", "causal"])
+def test_encoders_see_both_sides(window: int | None, kind: str) -> None:
     """Blocks, the dense code and a plain softmax over |distance| < window agree within 2e-6; without window
-    and documents neither has a mask.
+    and documents neither has a mask. Queries of a causal sequence see no later keys.
     """
     make_masks, inner = MaskMaker([window], is_causal=False), InnerAttention()
-    numbers, cpu = documents() if is_masked else None, torch.device("cpu")
+    numbers, cpu = None if kind == "one text" else documents(), torch.device("cpu")
     q, k, v, _ = projections(groups=2)
     distance = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
     seen = (distance.abs() < (window or LENGTH)).expand(BATCH, 1, -1, -1)
     if numbers is not None:
         seen = seen & (numbers[:, None, :, None] == numbers[:, None, None, :])
+    if kind == "causal":
+        numbers[0] = causal_documents(numbers[0])
+        seen[0] &= distance >= 0
     scores = (q @ k.repeat_interleave(2, dim=1).mT / HEAD_DIM**0.5).masked_fill(~seen, -torch.inf)
     expected = scores.softmax(-1) @ v.repeat_interleave(2, dim=1)
     in_blocks = make_masks.in_blocks(numbers, LENGTH, cpu)[window]
     dense = make_masks(numbers, None, LENGTH, cpu)[window]
-    assert (in_blocks.blocks is None) == (dense.visible is None) == (window is None and not is_masked)
+    assert (in_blocks.blocks is None) == (dense.visible is None) == (window is None and numbers is None)
     with torch.no_grad():
         for mask in (in_blocks, dense):
             torch.testing.assert_close(inner(q, k, v, mask), expected, atol=2e-6, rtol=0)

@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, pipeline
 
 from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.hugging_face_export import export
+from kielo.dataset.batches import causal_documents
 from kielo.models import families
 from kielo.models.blocks.decoder import init_weights
 from kielo.models.modernbert import count, names
@@ -83,16 +84,21 @@ def test_the_recipe_has_usual_windows() -> None:
 
 
 @pytest.mark.parametrize("variant", [name for name in TINY if name.startswith("modernbert")])
-def test_packed_documents_are_apart_as_in_transformers(tmp_path, variant: str) -> None:
+@pytest.mark.parametrize("has_causal", [False, True], ids=["both sides", "one causal"])
+def test_packed_documents_are_apart_as_in_transformers(tmp_path, variant: str, has_causal: bool) -> None:
     """Two documents packed in one sequence give the logits that transformers gives with their mask, within
-    1e-5: windows and documents together.
+    1e-5: windows and documents together, and with a causal sequence beside another one.
     """
     ours, theirs = pair(TINY[variant], tmp_path)
     tokens = torch.randint(0, VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(3))
     documents = (torch.arange(LENGTH) >= 9).int().expand(2, -1)
     seen = documents[:, None, :, None] == documents[:, None, None, :]
     places = torch.arange(LENGTH)
-    near = (places[:, None] - places).abs() <= theirs.config.sliding_window
+    distance = places[:, None] - places
+    near = distance.abs() <= theirs.config.sliding_window
+    if has_causal:
+        documents = torch.stack((causal_documents(documents[0]), documents[1]))
+        seen = seen & ((documents >= 0)[:, None, :, None] | (distance >= 0))
     masks = {
         "full_attention": torch.zeros(seen.shape).masked_fill(~seen, -torch.inf),
         "sliding_attention": torch.zeros(seen.shape).masked_fill(~(seen & near), -torch.inf),

@@ -15,6 +15,7 @@ from kielo.parallel.materialise import materialise
 from kielo.parallel.mesh import build_mesh, sum_over_data
 from kielo.parallel.parallelise import parallelise
 from kielo.parallel.world import start_world
+from kielo.recipe.sections import TrainIdentity
 from kielo.train.feed import MicroBatch, StepBatch, cut
 from kielo.train.forward_backward import PlainForwardBackward, forward_backward_of
 from kielo.train.next_token import NextToken, tensor_axis
@@ -92,7 +93,7 @@ def scatters_of_a_pipeline(schedule: str) -> list[int]:
         materialise(model, world.device, fill(config(tied=False)))
         inputs, labels = batch()
         micro_batches = in_micro_batches(inputs, labels)
-        step = forward_backward_of(model, mesh, 0.0, LENGTH * SEQUENCES, placement, "fp32")
+        step = forward_backward_of(model, mesh, TrainIdentity(), LENGTH * SEQUENCES, placement, "fp32")
         with CollectiveCounter() as counter:
             step(StepBatch(1, (), micro_batches, (labels >= 0).sum()))
         found.append(counter.calls["_reduce_scatter_base_"])

@@ -56,7 +56,9 @@ def test_steps_are_right_in_any_order(device, positions):
             tensor = torch.cat([getattr(piece, name) for piece in pieces])
             assert tensor.device == device and torch.equal(tensor.cpu(), torch.from_numpy(array[:, columns]))
         assert found.counted_tokens.dtype == torch.int64 and found.counted_tokens.device == device
-        assert found.counted_tokens.item() == (expected.labels[:, columns] != NOT_COUNTED).sum()
+        is_counted = expected.labels[:, columns] != NOT_COUNTED
+        assert found.counted_tokens.item() == is_counted.sum()
+        assert [piece.counted for piece in pieces] == [is_counted[:4].sum(), is_counted[4:].sum()]
         for piece in pieces:
             assert (
                 (piece.positions_s is None) if positions is None else piece.positions_s.tolist() == positions

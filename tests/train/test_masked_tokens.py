@@ -5,12 +5,18 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from kielo.artifact.metrics import HeldOutLoss, TrainingStep, of_kind, read_metrics
+from kielo.dataset.batches import NOT_COUNTED
+from kielo.models import families
+from kielo.models.blocks.decoder import init_weights
 from kielo.recipe.sections import Model
 from kielo.resolve.resolved import Resolved
+from kielo.train.feed import MicroBatch
+from kielo.train.next_token import NextToken, pick_counted
 from kielo.train.run import train
 from tests.ranks import run_ranks
 from tests.train.tiny_run import LENGTH, VOCABULARY, resolve, write_tokens
@@ -46,6 +52,30 @@ def plan(folder: Path, **changes) -> Resolved:
 def losses(folder: Path) -> list[float]:
     rows = of_kind(read_metrics(folder / "train" / "metrics.jsonl"), TrainingStep)
     return [row.loss for row in rows]
+
+
+@pytest.mark.parametrize("hidden", [0.0, 0.15, 1.0])
+def test_the_head_of_counted_tokens_gives_the_whole_loss(hidden: float) -> None:
+    """Loss and gradients are those of the head of all tokens within 1e-6 (another order of the same fp32
+    sums), for no label, few and all; a micro-batch with few has few rows.
+    """
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randint(0, VOCABULARY, (4, LENGTH), generator=generator)
+    labels = inputs.masked_fill(torch.rand(inputs.shape, generator=generator) >= hidden, NOT_COUNTED)
+    counted = int((labels != NOT_COUNTED).sum())
+    found = []
+    for picks in (False, True):
+        model = families.build_model(LTG_BERT)
+        init_weights(model, 3)
+        micro_batch = MicroBatch(inputs, labels, None, counted=counted)
+        loss = NextToken(1e-3, 48, picks_counted=picks)(model, micro_batch, torch.tensor(max(counted, 1.0)))
+        loss.backward()
+        found.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-6)
+    assert (found[0][0] > 1) == (counted > 0)
+    rows, picked = pick_counted(torch.zeros(4, LENGTH, 1), labels, counted)
+    assert torch.equal(picked[:counted], labels[labels != NOT_COUNTED]) and len(rows) == len(picked)
+    assert (picked[counted:] == NOT_COUNTED).all() and len(picked) < counted + 4 * LENGTH / 16 + 1
 
 
 @pytest.mark.full

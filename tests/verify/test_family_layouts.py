@@ -29,6 +29,8 @@ REMOTE = {
     "ltg_bert": Model(model_type="ltg_bert"),
     "ltg_bert, interleaved": Model(model_type="ltg_bert", position_heads="interleaved"),
 }
+# Of these some sequences are causal.
+HYBRIDS = ("ltg_bert, interleaved", "modernbert, biases, another order of layers, tanh gelu")
 VARIANTS = [*TINY, *REMOTE]
 # Variant → case → how far loss, norm, gradients and weights are off, and where.
 Found = dict[str, dict[str, dict[str, dict]]]
@@ -36,6 +38,9 @@ Found = dict[str, dict[str, dict[str, dict]]]
 
 def recipe_of(variant: str, folder) -> Recipe:
     recipe = read_recipe("demo_estonian").recipe
+    if variant in HYBRIDS:
+        train = recipe.train.model_copy(update={"objective": "masked_tokens", "causal_share": 0.3})
+        recipe = recipe.model_copy(update={"train": train})
     if variant in REMOTE:
         return recipe.model_copy(update={"model": REMOTE[variant]})
     given = copy.deepcopy(TINY[variant])

@@ -33,6 +33,12 @@ def verify_flags(parser: argparse.ArgumentParser) -> None:
         "verify:round_trip",
         "Hugging Face weights imported and exported again: every tensor the same",
     )
+    add_verb(
+        proofs,
+        "position-heads",
+        "verify:position_heads",
+        "an LTG-BERT's relative positions: cut into heads in the way that has the lower loss",
+    )
 
 
 def parity_flags(parser: argparse.ArgumentParser) -> None:
@@ -165,5 +171,27 @@ def round_trip(options: argparse.Namespace) -> int:
         print_table(*table(result))
         if result["left_out"]:
             print_text(f"left out, for they are no weights: {', '.join(result['left_out'])}")
+        print_text(verdict(result))
+    return 0 if result["passed"] else 1
+
+
+def position_heads_flags(parser: argparse.ArgumentParser) -> None:
+    examples(parser, "kielo verify position-heads hf:OWNER/NAME text.txt")
+    parser.add_argument(
+        "weights", metavar="WEIGHTS", help="a Hugging Face folder, or hf:OWNER/NAME on the hub"
+    )
+    parser.add_argument("text", metavar="TEXT", type=Path, help="a text file in a language of the model")
+    parser.add_argument("--json", action="store_true", help="print the losses as JSON")
+
+
+def position_heads(options: argparse.Namespace) -> int:
+    from kielo.verify.position_heads import verdict, verify_position_heads
+
+    result = verify_position_heads(options.weights, options.text)
+    if options.json:
+        print_json(result)
+    else:
+        rows = [(way, f"{loss:.4f}") for way, loss in result["losses"].items()]
+        print_table(["position_heads", f"nats a hidden token, of {result['hidden_tokens']:,}"], rows)
         print_text(verdict(result))
     return 0 if result["passed"] else 1

@@ -55,7 +55,8 @@ def score_minimal_pairs(encoder: Encoder, path: Path) -> MinimalPairScores:
         if len(row) > encoder.most_tokens:
             raise KieloError(
                 f"{path}: a sentence has {len(row)} tokens and a sequence {encoder.most_tokens}: "
-                f"{sentence[:60]!r}"
+                f"{sentence[:60]!r}; what would work: a file without such pairs, or a model of a longer "
+                "dataset.sequence_length"
             )
     is_right = {}
     for name, within_word in (("token", False), ("within_word", True)):

@@ -12,7 +12,6 @@ class Family(NamedTuple):
     has_rope: heads are rotated in pairs. is_encoder: every token attends to those after it too.
     has_relative_positions: attention has terms of each pair's distance. in_transformers: False where only
     remote code has its classes.
-    may_be_causal: an encoder of which some sequences can be causal.
     """
 
     folder: str
@@ -21,7 +20,6 @@ class Family(NamedTuple):
     is_encoder: bool = False
     has_relative_positions: bool = False
     in_transformers: bool = True
-    may_be_causal: bool = False
 
 
 # by Hugging Face's `model_type`
@@ -46,7 +44,6 @@ FAMILIES: dict[str, Family] = {
         is_encoder=True,
         has_relative_positions=True,
         in_transformers=False,
-        may_be_causal=True,
     ),  # fmt: skip
     "modernbert": Family("modernbert", "ModernBert", is_encoder=True),
 }

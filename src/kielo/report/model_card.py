@@ -51,7 +51,7 @@ def render(gathered: dict[str, Any]) -> str:
         _masked_tokens(gathered["masked_scores"]),
         _parity(gathered["parity"]),
         "## How to load it",
-        _loading_an_encoder(gathered) if is_encoder else _loading(gathered),
+        _loading_an_encoder(gathered, is_hybrid) if is_encoder else _loading(gathered),
         _both_uses() if is_hybrid else "",
         _chat(recipe),
         _training(gathered),
@@ -73,9 +73,20 @@ def _loading(gathered: dict[str, Any]) -> str:
     )
 
 
-def _loading_an_encoder(gathered: dict[str, Any]) -> str:
+def _loading_an_encoder(gathered: dict[str, Any], is_hybrid: bool) -> str:
     overview = gathered["overview"]
-    if overview and FAMILIES[overview.model.model_type].in_transformers:
+    is_known = overview and FAMILIES[overview.model.model_type].in_transformers
+    if is_known and is_hybrid:
+        return (
+            "```python\nfrom transformers import AutoModelForMaskedLM, AutoTokenizer\n\n"
+            'folder = "."  # this folder, or its name on the hub\n'
+            "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
+            "model = AutoModelForMaskedLM.from_pretrained(folder)\n"
+            'inputs = tokenizer(f"… {tokenizer.mask_token} …", return_tensors="pt")\n'
+            "place = inputs.input_ids[0].tolist().index(tokenizer.mask_token_id)\n"
+            "print(tokenizer.decode(model(**inputs).logits[0, place - 1].topk(5).indices))\n```"
+        )
+    if is_known:
         return (
             "```python\nfrom transformers import pipeline\n\n"
             'folder = "."  # this folder, or its name on the hub\n'

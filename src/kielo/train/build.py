@@ -188,7 +188,7 @@ def build_step(
     if precision == "fp8":
         optimiser.algorithm.register_step_post_hook(lambda *_: scale_weights(model))
     return StepParts(
-        forward_backward=forward_backward_of(model, mesh, train.z_loss, loss_chunk_tokens, layout, precision),
+        forward_backward=forward_backward_of(model, mesh, train, loss_chunk_tokens, layout, precision),
         clip=partial(clip_gradients, model, mesh, train.max_gradient_norm),
         guard=guard,
         optimiser=optimiser,

@@ -7,8 +7,8 @@ neither the host nor the arithmetic waits for data. A reader that is frozen is r
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, fields, replace
-from itertools import repeat
+from dataclasses import dataclass, replace
+from itertools import count, repeat
 
 import numpy as np
 import torch
@@ -27,7 +27,8 @@ class MicroBatch:
     """The input of one forward: token ids, labels (-100: not counted) and document numbers, each [b, s].
 
     dropout_keys_b2: int32, what dropout follows from; None where none is done. positions_s: which columns of
-    their sequences these are, int64 [s]; None where the rank holds whole sequences.
+    their sequences these are, int64 [s]; None where the rank holds whole sequences. counted: how many labels
+    count; None where the host does not know.
     """
 
     inputs_bs: Tensor
@@ -35,6 +36,7 @@ class MicroBatch:
     documents_bs: Tensor | None
     dropout_keys_b2: Tensor | None = None
     positions_s: Tensor | None = None
+    counted: int | None = None
 
 
 @dataclass(frozen=True)
@@ -174,22 +176,24 @@ class Feed:
         batch = read_step(step, *left_out)
         tensors = _on_host(batch, self._columns_s)
         samples, labels = tuple(batch.samples.tolist()), tensors[1].numpy()
-        counted = int(np.count_nonzero(labels != NOT_COUNTED))
+        counted_n = np.count_nonzero(labels != NOT_COUNTED, axis=1)
         if self._copies is None:
-            return replace(self._arriving(step, samples, tensors, counted), unreadable=batch.unreadable)
+            return replace(self._arriving(step, samples, tensors, counted_n), unreadable=batch.unreadable)
         with torch.cuda.stream(self._copies):
             # A copy to the device makes the host wait, except from pinned memory.
             copied = (
                 None if tensor is None else tensor.pin_memory().to(self._device, non_blocking=True)
                 for tensor in tensors
             )  # fmt: skip
-            arriving = self._arriving(step, samples, tuple(copied), counted)
+            arriving = self._arriving(step, samples, tuple(copied), counted_n)
             return replace(arriving, unreadable=batch.unreadable, arrived=self._copies.record_event())
 
-    def _arriving(self, step: int, samples: tuple[int, ...], tensors: _Tensors, counted: int) -> _Arriving:
+    def _arriving(
+        self, step: int, samples: tuple[int, ...], tensors: _Tensors, counted_n: np.ndarray
+    ) -> _Arriving:
         # Filled on the device: the number is an argument of the kernel, and not a copy from the host.
-        counted_tokens = torch.full((), counted, dtype=torch.int64, device=self._device)
-        micro_batches = _split(tensors, self._micro_batch_sequences, self._positions_s)
+        counted_tokens = torch.full((), int(counted_n.sum()), dtype=torch.int64, device=self._device)
+        micro_batches = _split(tensors, counted_n, self._micro_batch_sequences, self._positions_s)
         held = (*(tensor for tensor in tensors if tensor is not None), counted_tokens)
         return _Arriving(StepBatch(step, samples, micro_batches, counted_tokens), held)
 
@@ -199,12 +203,15 @@ def cut(batch: Batch, micro_batch_sequences: int, positions_s: Tensor | None = N
 
     positions_s: the columns to take; None: all.
     """
-    return _split(_on_host(batch, positions_s), micro_batch_sequences, positions_s)
+    tensors = _on_host(batch, positions_s)
+    counted_n = np.count_nonzero(tensors[1].numpy() != NOT_COUNTED, axis=1)
+    return _split(tensors, counted_n, micro_batch_sequences, positions_s)
 
 
 def to_device(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:
-    return MicroBatch(
-        *(None if tensor is None else tensor.to(device, non_blocking=True) for tensor in _fields(micro_batch))
+    tensors = {name: value for name, value in vars(micro_batch).items() if isinstance(value, Tensor)}
+    return replace(
+        micro_batch, **{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
     )
 
 
@@ -217,11 +224,13 @@ def _on_host(batch: Batch, positions_s: Tensor | None) -> _Tensors:
     return tuple(None if array is None else torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
 
 
-def _split(tensors: _Tensors, micro_batch_sequences: int, positions_s: Tensor | None) -> list[MicroBatch]:
-    """Splits tensors [n, s] into micro-batches, which are views of them."""
+def _split(
+    tensors: _Tensors, counted_n: np.ndarray, micro_batch_sequences: int, positions_s: Tensor | None
+) -> list[MicroBatch]:
+    """Splits tensors [n, s] into micro-batches, which are views of them. counted_n: labels that count."""
     parts = (repeat(None) if tensor is None else tensor.split(micro_batch_sequences) for tensor in tensors)
-    return [MicroBatch(*micro_batch, positions_s) for micro_batch in zip(*parts)]
-
-
-def _fields(micro_batch: MicroBatch) -> tuple[Tensor | None, ...]:
-    return tuple(getattr(micro_batch, field.name) for field in fields(micro_batch))
+    counts = (
+        int(counted_n[first : first + micro_batch_sequences].sum())
+        for first in count(step=micro_batch_sequences)
+    )
+    return [MicroBatch(*one, positions_s, counted) for *one, counted in zip(*parts, counts)]

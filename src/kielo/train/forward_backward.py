@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from kielo.parallel.fsdp import COMPUTE_DTYPES, set_last_micro_batch
 from kielo.parallel.mesh import Mesh, sum_over_data
-from kielo.recipe.sections import Layout, Precision
+from kielo.recipe.sections import Layout, Precision, TrainIdentity
 from kielo.resolve.stages import SCHEDULES
 from kielo.train.feed import MicroBatch, StepBatch
 from kielo.train.next_token import NextToken, tensor_axis
@@ -59,14 +59,25 @@ ForwardBackward = PlainForwardBackward | PipelineForwardBackward
 
 
 def forward_backward_of(
-    model: nn.Module, mesh: Mesh, z_loss: float, loss_chunk_tokens: int, layout: Layout, precision: Precision
+    model: nn.Module,
+    mesh: Mesh,
+    train: TrainIdentity,
+    loss_chunk_tokens: int,
+    layout: Layout,
+    precision: Precision,
 ) -> ForwardBackward:
     """Builds the forward and backward passes of `model`, which is laid out over `mesh`."""
     sum_over_ranks = partial(sum_over_data, mesh=mesh)
     goes_twice = layout.pipeline > 1 and SCHEDULES[layout.pipeline_schedule].splits_backward
     splits_sequence = layout.tensor > 1 and layout.sequence_parallel
     objective = NextToken(
-        z_loss, loss_chunk_tokens, tensor_axis(mesh), goes_twice, layout.compile, splits_sequence
+        train.z_loss,
+        loss_chunk_tokens,
+        tensor_axis(mesh),
+        goes_twice,
+        layout.compile,
+        splits_sequence,
+        picks_counted=train.objective == "masked_tokens",
     )
     if layout.pipeline == 1:
         return PlainForwardBackward(model, objective, sum_over_ranks)

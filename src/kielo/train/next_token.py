@@ -1,5 +1,6 @@
 """The loss of predicting each next token, for a micro-batch or for the output of the last pipeline stage."""
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -9,8 +10,10 @@ from torch.profiler import record_function
 from kielo.parallel.mesh import Mesh
 from kielo.parallel.tensor_parallel import gather_sequence
 from kielo.train.feed import MicroBatch
-from kielo.train.loss import LossOptions, chunked_loss
+from kielo.train.loss import IGNORED_LABEL, LossOptions, chunked_loss
 from kielo.train.profile import HEAD_AND_LOSS
+
+_SHARES = 16  # of a micro-batch's tokens, that the head takes 1 to 16 of
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,8 @@ class NextToken:
 
     tensor_axis: the ranks that each hold a part of the vocabulary; None: this one holds it all. For
     keeps_gradients and compiles see `LossOptions`. splits_sequence: does the tensor axis split the model's
-    output along the sequence.
+    output along the sequence. picks_counted: the head multiplies little more than the tokens whose labels
+    count, which are few in masked-token training.
     """
 
     z_loss: float
@@ -28,6 +32,7 @@ class NextToken:
     keeps_gradients: bool = False
     compiles: bool = False
     splits_sequence: bool = False
+    picks_counted: bool = False
 
     def __call__(self, model: nn.Module, micro_batch: MicroBatch, divisor: Tensor) -> Tensor:
         hidden_bsd = self.gathered(
@@ -38,7 +43,7 @@ class NextToken:
                 micro_batch.dropout_keys_b2,
             )
         )
-        return self.of_hidden(model, hidden_bsd, micro_batch.labels_bs, divisor)
+        return self.of_hidden(model, hidden_bsd, micro_batch.labels_bs, divisor, micro_batch.counted)
 
     def gathered(self, hidden_bsd: Tensor) -> Tensor:
         """Returns the model's output, whole along the sequence and plain, on each rank of the tensor axis."""
@@ -46,8 +51,17 @@ class NextToken:
             return hidden_bsd
         return gather_sequence(hidden_bsd, self.tensor_axis, self.splits_sequence)
 
-    def of_hidden(self, model: nn.Module, hidden_bsd: Tensor, labels_bs: Tensor, divisor: Tensor) -> Tensor:
-        """Computes the loss of gathered hidden states."""
+    def of_hidden(
+        self,
+        model: nn.Module,
+        hidden_bsd: Tensor,
+        labels_bs: Tensor,
+        divisor: Tensor,
+        counted: int | None = None,
+    ) -> Tensor:
+        """Computes the loss of gathered hidden states. counted: at least as many labels as count, or None."""
+        if self.picks_counted and counted is not None:
+            hidden_bsd, labels_bs = pick_counted(hidden_bsd, labels_bs, counted)
         options = LossOptions(
             self.z_loss,
             self.chunk_tokens,
@@ -62,6 +76,19 @@ class NextToken:
         with record_function(HEAD_AND_LOSS):
             head = model.head
             return chunked_loss(hidden_bsd, head.weight, labels_bs, divisor, options, head.bias)
+
+
+def pick_counted(hidden_bsd: Tensor, labels_bs: Tensor, counted: int) -> tuple[Tensor, Tensor]:
+    """Returns hidden states [c, d] and labels [c]: those that count, in their order, then some that do not.
+
+    counted: at least as many as count. c is that, rounded up to a sixteenth of all tokens, so that few shapes
+    occur. The host does not wait for the device, which alone knows where the labels are.
+    """
+    labels_n = labels_bs.flatten()
+    unit = math.ceil(len(labels_n) / _SHARES)
+    rows = max(1, math.ceil(counted / unit)) * unit
+    places_c = (labels_n == IGNORED_LABEL).byte().argsort(stable=True)[:rows]
+    return hidden_bsd.flatten(0, -2).index_select(0, places_c), labels_n.index_select(0, places_c)
 
 
 def tensor_axis(mesh: Mesh) -> DeviceMesh | None:

@@ -44,6 +44,7 @@ class PipelineForwardBackward:
         self._rank_of_each_stage = rank_of_each_stage(schedule, ranks, model.num_stages // ranks)
         self._made: tuple[tuple[int, ...], Schedule] | None = None  # shapes, and the schedule for them
         self._divisor: Tensor | None = None
+        self._most_counted: int | None = None  # labels that count in a micro-batch of the step
         self.own_loss: Tensor | None = None  # of the last step, this rank's part before any sum
         self._positions_s: Tensor | None = None
         for part in model.parts:
@@ -55,6 +56,8 @@ class PipelineForwardBackward:
         """Returns the loss as `PlainForwardBackward` does, the same on every rank."""
         micro_batches = batch.micro_batches
         self._divisor = self._sum_over_data(batch.counted_tokens).clamp(min=1).to(torch.float32)
+        counts = [micro_batch.counted for micro_batch in micro_batches]
+        self._most_counted = None if None in counts else max(counts)
         self._model.copy_tied()
         self._place(micro_batches[0])
         # torch's schedules take the whole step and split it again.
@@ -103,7 +106,7 @@ class PipelineForwardBackward:
         loss = torch.zeros((), device=divisor.device)
         if model.last is not None:
             loss = replace(self._objective, z_loss=z_loss).of_hidden(
-                model.last, hidden_bsd, micro_batch.labels_bs, divisor
+                model.last, hidden_bsd, micro_batch.labels_bs, divisor, micro_batch.counted
             )
         return sum_over(loss, [self._axis])
 
@@ -140,4 +143,6 @@ class PipelineForwardBackward:
         return self._made[1]
 
     def _loss(self, hidden_bsd: Tensor, labels_bs: Tensor) -> Tensor:
-        return self._objective.of_hidden(self._model.last, hidden_bsd, labels_bs, self._divisor)
+        return self._objective.of_hidden(
+            self._model.last, hidden_bsd, labels_bs, self._divisor, self._most_counted
+        )

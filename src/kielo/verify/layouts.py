@@ -122,6 +122,7 @@ def _entry(recipe: Recipe, case: Case, found: dict[str, Any]) -> dict[str, Any]:
         "compile_backend": found.get("compile_backend") if case.section.compile else None,
         "tied": of.model.tie_word_embeddings,
         "documents": of.mask_documents,
+        "causal_sequences": of.has_causal,
         "z_loss": of.train.z_loss,
         "micro_batches": case.micro_batches,
         "precision": case.precision,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kielo.artifact.weights_folder import resolve_weights
-from kielo.dataset.batches import NOT_COUNTED
+from kielo.dataset.batches import NOT_COUNTED, causal_documents
 from kielo.models import families
 from kielo.models.blocks.init import seeded_normal
 from kielo.models.piece import Box
@@ -72,14 +72,15 @@ class Subject:
     train: TrainIdentity
     learning_rate: float = 1e-3
     frozen: bool = False  # all layers but the first and the last
+    has_causal: bool = False  # an encoder of the hybrid objective: some sequences are causal
     sizes: Sizes = Sizes()
 
 
 def subject(recipe: Recipe, switches: Mapping[str, Any], sizes: Sizes = Sizes()) -> Subject:  # noqa: B008
     """Makes the subject of the recipe's family and switches, with the model at tiny sizes.
 
-    Switches are RoPE, windows, caps, tying, biases, document masks and z-loss. Raises KieloError where the
-    family cannot have these together.
+    Switches are RoPE, windows, caps, tying, biases, document masks, causal sequences and z-loss. Raises
+    KieloError where the family cannot have these together.
     """
     model = recipe.model
     if model.weights is not None:
@@ -87,6 +88,7 @@ def subject(recipe: Recipe, switches: Mapping[str, Any], sizes: Sizes = Sizes())
     model = _tiny(model, switches.get("tied", model.tie_word_embeddings), sizes)
     families.module(model.model_type, "count").check(model)
     train = TrainIdentity(
+        objective=recipe.train.objective,
         weight_decay=0.1,
         adam_beta1=0.9,
         adam_beta2=0.95,
@@ -100,6 +102,7 @@ def subject(recipe: Recipe, switches: Mapping[str, Any], sizes: Sizes = Sizes())
         switches.get("documents", recipe.dataset.mask_documents),
         train,
         frozen=switches.get("frozen", False),
+        has_causal=recipe.train.causal_share > 0,
         sizes=sizes,
     )
 
@@ -133,19 +136,25 @@ def _tiny(model: Model, tied: bool | None, of: Sizes) -> Model:
 def step_arrays(of: Subject, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
     """Returns sample numbers [b] of one step, and its inputs, labels and document numbers, each [b, s].
 
-    Each row counts another number of labels, so that a mean of means shows.
+    Each row counts another number of labels, so that a mean of means shows. Every third one is causal, where
+    the subject has causal sequences.
     """
     sequences, length = of.sizes.sequences, of.sizes.length
     generator = np.random.default_rng([of.seed, step])
     tokens = generator.integers(0, VOCABULARY, (sequences, length + 1))
     documents = np.cumsum(generator.random((sequences, length)) < 0.12, axis=1).astype(np.int32)
+    if not of.mask_documents:
+        documents[:] = 0
+    if of.has_causal:
+        documents[::3] = causal_documents(documents[::3])
     labels = tokens[:, 1:].copy()
     for row in range(sequences):
         labels[row, generator.permutation(length)[: 3 * (row % _COUNTING_ROWS)]] = NOT_COUNTED
     # Half a sequence too: a context rank's part of one may count no label at all.
     labels[-1, : length // 2] = NOT_COUNTED
     samples = np.arange((step - 1) * sequences, step * sequences)
-    return samples, tokens[:, :-1].copy(), labels, documents if of.mask_documents else None
+    is_used = of.mask_documents or of.has_causal
+    return samples, tokens[:, :-1].copy(), labels, documents if is_used else None
 
 
 def first_value(of: Subject, name: str, shape: Sequence[int], box: Box | None = None) -> Tensor:

@@ -51,7 +51,7 @@ class MaskMaker(nn.Module):
     windows: how many tokens back, itself included, a layer's queries see (Beltagy et al. 2020,
     arXiv:2004.05150); None for all. needs_distance: scores fall with distance (ALiBi). is_capped: scores are
     capped, which plain attention on a GPU cannot do. is_causal: False for encoders, whose queries see as many
-    tokens forward as back.
+    tokens forward as back, but none forward in documents with negative numbers.
     """
 
     def __init__(
@@ -125,6 +125,9 @@ class MaskMaker(nn.Module):
         visible = (distance_qn >= 0 if self.is_causal else reach_qn >= 0)[None, None]
         if query_documents_bq is not None:
             visible = visible & (query_documents_bq[:, :, None] == key_documents_bn[:, None, :]).unsqueeze(1)
+        if query_documents_bq is not None and not self.is_causal:
+            may_see_all_bq = query_documents_bq >= 0
+            visible = visible & (may_see_all_bq[:, None, :, None] | (distance_qn >= 0))
         distance = distance_qn if self.needs_distance else None
         masks = {}
         for window, is_plain in zip(self.windows, needs_none):
