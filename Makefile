@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
 PART ?= 1
+MINUTES ?= 5
 # What runs on the GPU: the peers' environment, else Kielo's own, else (a machine that can install nothing) the python there.
 GPU_PYTHON ?= $(firstword $(wildcard $(PEERS)/bin/python $(BIN)/python) $(PYTHON))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -14,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TORCH_210 ?= .torch/2.10
 TORCH_211 ?= .torch/2.11
 
-.PHONY: help demo test test-faults test-full test-slurm test-slurm-short test-torches lint bench-peers bench-gpu clean
+.PHONY: help demo test test-faults test-full test-slurm test-slurm-short test-torches soak lint bench-peers bench-gpu clean
 
 help:
 	@echo "make demo       real Estonian text to a verified, publishable model (about 10 minutes on 2 cores)"
@@ -25,6 +26,7 @@ help:
 	@echo "                and on a Grid Engine (gridengine-master gridengine-exec gridengine-client openmpi-bin)"
 	@echo "make test-slurm-short  the part of it that .ci/run runs: Slurm, 3 minutes"
 	@echo "make test-torches  what depends on torch, with 2.10, 2.11 and the pinned version (downloads 11 GB)"
+	@echo "make soak MINUTES=5  8 ranks, a random fault every minute, and the end of an undisturbed run"
 	@echo "make lint       ruff and the stairs of imports"
 	@echo "make bench-peers           the engines that benchmarks/step.py compares with, in an environment of their own"
 	@echo "make bench-gpu PART=1|2|3|4  every bar that needs a GPU, in parts of at most 9 minutes"
@@ -67,6 +69,9 @@ test-slurm-short: $(VENV)/.test
 # The versions run side by side, as many at once as there are cores.
 test-torches: $(VENV)/.test $(TORCH_210) $(TORCH_211)
 	$(BIN)/python benchmarks/torches.py $(abspath $(TORCH_210)) $(abspath $(TORCH_211)) ''
+
+soak: $(VENV)/.train
+	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) $(SOAK_OPTIONS)
 
 lint: $(VENV)/.test
 	$(BIN)/python -m ruff check src tests benchmarks docs

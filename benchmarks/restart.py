@@ -80,7 +80,7 @@ def main() -> None:
     options = _options()
     with tempfile.TemporaryDirectory() as folder:
         packed = Path(folder) / "packed"
-        _pack(packed)
+        pack(packed)
         whole = _copy(packed, "undisturbed")
         _, step_seconds, _ = _train(whole, options.ranks, None)
         cases = [_case(packed, whole, options.ranks, victim, step_seconds) for victim in options.victims]
@@ -207,7 +207,7 @@ def _children(process: int) -> list[int]:
     return [int(number) for number in text.split()]
 
 
-def _pack(folder: Path) -> None:
+def pack(folder: Path) -> None:
     """Writes the recipe and text of 400 documents, and packs it."""
     folder.mkdir()
     (folder / "restart.toml").write_text(RECIPE, encoding="utf-8")

@@ -71,7 +71,8 @@ def _seconds(name: str | None) -> tuple[str, str]:
     if name is None:
         return "", ""
     cases = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["cases"]
-    longest = [max(case[key] for case in cases) for key in ("ended_seconds", "next_step_seconds")]
+    ended = "found_seconds" if "found_seconds" in cases[0] else "ended_seconds"
+    longest = [max(case[key] for case in cases) for key in (ended, "next_step_seconds")]
     return f"{longest[0]:.1f}", f"{longest[1]:.1f}"
 
 
