@@ -19,3 +19,18 @@ def _named(cases: list[ElementTree.Element], *kinds: str) -> list[str]:
         for case in cases
         if any(case.find(kind) is not None for kind in kinds)
     )
+
+
+def properties(report: Path) -> dict[str, dict[str, str]]:
+    """Returns the properties that each passed case noted, by pytest's id of the case."""
+    passed = (
+        case
+        for case in ElementTree.parse(report).iter("testcase")
+        if not any(case.find(kind) is not None for kind in ("failure", "error", "skipped"))
+    )
+    return {
+        f"{case.get('classname').replace('.', '/')}.py::{case.get('name')}": {
+            found.get("name"): found.get("value") for found in case.iter("property")
+        }
+        for case in passed
+    }

@@ -220,7 +220,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_second_job_is_refused_on_all_ranks_and_the_first_goes_on(tmp_path):
+def test_a_second_job_is_refused_on_all_ranks_and_the_first_goes_on(tmp_path, fault_times):
     """The second job changes no file of the first, whose outcome is its own;
     then the folder is free again.
     """
@@ -232,10 +232,12 @@ def test_a_second_job_is_refused_on_all_ranks_and_the_first_goes_on(tmp_path):
         wait_for(signs / "is training")
         before = files_of(run)
         try:
+            fault_times.note("planted")
             with pytest.raises(
                 RuntimeError, match="(?s)rank 0.*another job works in this.*rank 1.*another job works in this"
             ):
                 run_ranks(train, 2, resolve(run, shard=2, total_steps=3))
+            fault_times.note("found")
             assert files_of(run) == before
         finally:
             (signs / "go on").touch()

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from kielo.checkpoint.checkpointer import Checkpointer
 from kielo.checkpoint.read_checkpoint import read_tensors
 from kielo.parallel.world import make_host_group, start_world
 from kielo.recipe.errors import KieloError
+from tests.fault_times import FaultTimes
 from tests.ranks import run_ranks
 
 CALLS = ("open", "fsync", "rename", "replace", "symlink", "mkdir", "unlink", "rmdir")
@@ -239,14 +241,24 @@ def test_a_whole_checkpoint_under_another_name_is_refused(tmp_path):
     )
 
 
-def fill(folder: Path) -> None:
+def fill(folder: Path, times: FaultTimes) -> None:
     """Saves 0.8 MiB each step and keeps all, on a disk too small for them, until there is room again."""
     alerts: dict[int, str] = {}
-    checkpointer = Checkpointer(folder, keep_newest=100, on_alert=alerts.__setitem__)
+    asked: dict[int, float] = {}
+
+    def alert(step: int, message: str) -> None:
+        alerts[step] = message
+        times.note("planted", asked[step])
+        times.note("found")
+
+    checkpointer = Checkpointer(folder, keep_newest=100, on_alert=alert)
     tensor, steps = torch.zeros(200_000), 0
     for step in range(1, 13):
         tensor += 1  # training
         steps += 1
+        if alerts:
+            times.note("next_step")
+        asked[step] = time.monotonic()
         checkpointer.save(step, {"model/a": tensor}, {"step": step})
     with pytest.raises(KieloError) as last:
         checkpointer.settle()
@@ -267,18 +279,21 @@ def fill(folder: Path) -> None:
     ("size=6m", ("disk full", "needs about 8", "bytes, ", "are free", "keep_newest")),
     ("size=60m,nr_inodes=40", ("too few inodes", "needs 5, ", "are free", "keep_newest")),
 ])  # fmt: skip
-def test_a_disk_that_fills_stops_no_training(tmp_path, options, words):
+def test_a_disk_that_fills_stops_no_training(tmp_path, options, words, fault_times):
     """A full small file system: the alert gives bytes needed and free, old checkpoints stay whole.
 
     Room that is freed is used again.
     """
     script = (
-        "import sys, pathlib; from tests.checkpoint.test_drills import fill; fill(pathlib.Path(sys.argv[1]))"
+        "import sys, pathlib; from tests.checkpoint.test_drills import fill, FaultTimes; "
+        "fill(pathlib.Path(sys.argv[1]), FaultTimes(pathlib.Path(sys.argv[2])))"
     )
     mount = (
-        f'mount -t tmpfs -o {options} tmpfs "$1" 2>/dev/null || exit 77; exec "$2" -c "$3" "$1/checkpoints"'
+        f'mount -t tmpfs -o {options} tmpfs "$1" 2>/dev/null || exit 77; '
+        'exec "$2" -c "$3" "$1/checkpoints" "$4"'
     )
-    command = ["unshare", "-rm", "sh", "-c", mount, "sh", str(tmp_path), sys.executable, script]
+    programs = [str(tmp_path), sys.executable, script, str(fault_times.folder)]
+    command = ["unshare", "-rm", "sh", "-c", mount, "sh", *programs]
     if (
         shutil.which("unshare") is None
         or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode

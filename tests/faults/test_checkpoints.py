@@ -178,7 +178,9 @@ def test_a_job_killed_before_its_first_save_begins_anew(packed, here, was_saving
 
 
 @pytest.mark.parametrize("name", [RANK_FILE, INDEX, MANIFEST])
-def test_a_damaged_newest_is_set_aside_beside_earlier_ones(trained, here, name: str):
+def test_a_damaged_newest_is_set_aside_beside_earlier_ones(
+    trained, here, name: str, monkeypatch, fault_times
+):
     """The one before is used, its steps stand in the metrics once,
     and what was set aside before is still there.
     """
@@ -187,6 +189,8 @@ def test_a_damaged_newest_is_set_aside_beside_earlier_ones(trained, here, name: 
     earlier.mkdir()
     (earlier / "note.txt").write_text("mine")
     flip(both(trained)[1] / name)
+    fault_times.watch_training(monkeypatch.setattr)
+    fault_times.note("planted")
     outcome = went_well(here(trained, *TRAIN))
     assert "going on after step 15 of 20" in outcome.out
     alerts = (trained / "run" / "train" / "alerts.jsonl").read_text()

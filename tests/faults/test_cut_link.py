@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -66,26 +67,49 @@ def rank_in(node: str, rank: int, workplace: Path) -> subprocess.Popen:
     )
 
 
-def test_both_sides_of_a_cut_link_stop(nodes, packed):
-    """Exit code 76 on both, the other side's rank is named, and no checkpoint is saved after the cut."""
-    ranks = [rank_in(node, number, packed) for number, node in enumerate(nodes)]
+@contextmanager
+def ranks_in(nodes: list[str], workplace: Path) -> Iterator[list[subprocess.Popen]]:
+    ranks = [rank_in(node, number, workplace) for number, node in enumerate(nodes)]
     try:
-        told = []
-        for line in ranks[0].stdout:
-            told.append(line)
-            if line.startswith("step 7/"):
-                break
-        assert ip("-n", nodes[1], "link", "set", "kielo1", "down"), "".join(told)
-        folder = packed / "run" / "train"
-        whole = [path for path in step_folders(folder / "checkpoints") if (path / MANIFEST_NAME).exists()]
-        rest = [process.communicate(timeout=LIMIT_SECONDS)[0] for process in ranks]
+        yield ranks
     finally:
         for process in ranks:
             process.kill()
             process.wait()
-    assert [process.returncode for process in ranks] == [76, 76], "".join([*told, *rest])
+
+
+def until_step(process: subprocess.Popen, step: int) -> str:
+    """Returns what rank 0 says until the line of a step, or its end."""
+    told = []
+    for line in process.stdout:
+        told.append(line)
+        if line.startswith(f"step {step}/"):
+            break
+    return "".join(told)
+
+
+def test_both_sides_of_a_cut_link_stop(nodes, packed, fault_times):
+    """Exit code 76 on both, the other side's rank is named, and no checkpoint is saved after the cut.
+
+    With the link back, the same command goes on from the newest checkpoint.
+    """
+    with ranks_in(nodes, packed) as ranks:
+        told = until_step(ranks[0], 7)
+        fault_times.note("planted")
+        assert ip("-n", nodes[1], "link", "set", "kielo1", "down"), told
+        folder = packed / "run" / "train"
+        whole = [path for path in step_folders(folder / "checkpoints") if (path / MANIFEST_NAME).exists()]
+        rest = [process.communicate(timeout=LIMIT_SECONDS)[0] for process in ranks]
+        fault_times.note("found")
+    assert [process.returncode for process in ranks] == [76, 76], "".join([told, *rest])
     outcome = read_json(folder, Outcome)
     assert outcome.outcome == "hung"
     assert f"rank 1 on {nodes[1]}" in "".join(rest) and "without a heartbeat" in rest[0]
     after = [path for path in step_folders(folder / "checkpoints") if (path / MANIFEST_NAME).exists()]
     assert len(after) <= len(whole) + 1  # one may have been in progress
+    newest = int(after[0].name.removeprefix("step_"))
+    assert ip("-n", nodes[1], "link", "set", "kielo1", "up")
+    with ranks_in(nodes, packed) as ranks:
+        told = until_step(ranks[0], newest + 1)
+        fault_times.note("next_step")
+    assert f"going on after step {newest} of" in told and f"step {newest + 1}/" in told, told

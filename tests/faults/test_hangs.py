@@ -1,11 +1,13 @@
 """A job of which one rank is stuck ends by itself, with exit code 76: rank, node and line are named.
 
-Ranks are forked (tests/ranks.py), and one gets stuck in the middle of a step. Without heartbeats the others
-would wait for `train.step_timeout_seconds`, 600 s.
+So does one whose ranks do not agree on a collective. Ranks are forked (tests/ranks.py), and one gets stuck in
+the middle of a step. Without heartbeats the others would wait for `train.step_timeout_seconds`, 600 s.
 """
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -19,6 +21,9 @@ from kielo.artifact.stage_json import read_json
 from kielo.parallel.progress import Progress
 from kielo.train.feed import Feed
 from kielo.train.run import train
+from tests.fault_times import FaultTimes
+from tests.faults.unlike_collectives import BEGIN
+from tests.house.checks import ROOT
 from tests.ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
@@ -39,12 +44,13 @@ def receive() -> None:
     dist.recv(torch.ones(1), 0)
 
 
-def get_stuck(folder: Path, stuck_rank: int, how: str) -> None:
+def get_stuck(folder: Path, stuck_rank: int, how: str, times: FaultTimes) -> None:
     """Train on two ranks, one of which gets stuck as it takes the batch of a step."""
     take = Feed.take
 
     def take_or_not(feed: Feed, step: int):
         if step == STUCK_STEP and dist.get_rank() == stuck_rank:
+            times.note("planted")
             globals()[how]()
         return take(feed, step)
 
@@ -89,12 +95,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_stuck_rank_is_named(tmp_path, case):
+def test_a_stuck_rank_is_named(tmp_path, case, fault_times):
     """The outcome names it, every rank's stacks are on the disk, and no process is left."""
     stuck_rank, how, named, shown = CASES[case]
     write_tokens(tmp_path / "tokens")
     with pytest.raises(RuntimeError, match="without a word"):
-        run_ranks(get_stuck, 2, tmp_path, stuck_rank, how)
+        run_ranks(get_stuck, 2, tmp_path, stuck_rank, how, fault_times)
+    fault_times.note("found")
     outcome = read_json(tmp_path / "train", Outcome)
     # Collectives that do not match are a fault of the program, which is not tried again.
     end = ("failed", 1) if how == "receive" else ("hung", 76)
@@ -107,3 +114,46 @@ def test_a_stuck_rank_is_named(tmp_path, case):
     stacks = {int(file.stem[5:]): file.read_text() for file in (tmp_path / "train" / "stacks").iterdir()}
     line = "most recent call first" if how == "freeze" else f"in {how}"
     assert stacks.keys() == {0, 1} and line in stacks[shown]
+
+
+# Starts ranks as `kielo train tiny.toml --ranks 2` does; their program is another one.
+UNLIKE = """
+import sys
+from kielo.cli.main import main
+from kielo.train import start_ranks
+class Unlike(start_ranks.Ranks):
+    def __init__(self, arguments, *others):
+        super().__init__(["-m", "tests.faults.unlike_collectives", sys.argv[1], *arguments[2:]], *others)
+start_ranks.Ranks = Unlike
+sys.exit(main(["train", "tiny.toml", "--ranks", "2"]))
+"""
+
+
+def test_a_collective_of_another_shape_names_both_lines(packed, fault_times):
+    """gloo ends the rank that receives more than it has room for, whose stack is printed, and the other one
+    says where it waited. The ranks are tried once more, as after any signal, and not a third time.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", UNLIKE, "1"],
+        cwd=packed,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    told = []
+    try:
+        for line in process.stdout:
+            told.append(line)
+            if line.startswith(BEGIN):
+                fault_times.note("planted")
+            elif "the ranks are started again" in line:
+                fault_times.note("found")
+        assert process.wait(timeout=60) == 1
+    finally:
+        process.kill()
+    told = "".join(told)
+    assert told.count(BEGIN) == 4, told
+    assert "rank 1 ended with SIGABRT (rank 0: the ranks lost each other at " in told, told
+    assert told.count("in sum_eight (") == 2 and told.count(" in sum_four\n") == 2, told
+    assert "not started again: twice the same failure at the same step" in told, told

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from kielo.train.feed import Feed
 from kielo.train.log import Log
 from kielo.train.run import train
 from kielo.train.state import RunCheckpoints
+from tests.fault_times import FaultTimes, and_watch
 from tests.faults.trial import belongings, kielo, rest_marked_full, start, went_well
 from tests.ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
@@ -60,20 +62,24 @@ def go_on(folder: Path, train_folder: Path, max_steps: int | None = None) -> Out
 
 
 def go_on_until(
-    folder: Path, train_folder: Path, owner: str, method: str, calls: int, is_after: bool
+    folder: Path, train_folder: Path, times: FaultTimes, owner: str, method: str, calls: int, is_after: bool
 ) -> None:
     """Train, and be killed before (or after) the call number `calls` of one part's method."""
     part = {"Feed": Feed, "Log": Log, "RunCheckpoints": RunCheckpoints, "saving": saving}[owner]
     original, done = getattr(part, method), 0
 
+    def die() -> None:
+        times.note("planted")
+        os.kill(os.getpid(), signal.SIGKILL)
+
     def counted(*args, **kwargs):
         nonlocal done
         done += 1
         if done == calls and not is_after:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         result = original(*args, **kwargs)
         if done == calls and is_after:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         return result
 
     setattr(part, method, counted)
@@ -126,19 +132,22 @@ KILLS_KEPT = (
 
 
 @pytest.mark.parametrize("when", rest_marked_full(KILLS, KILLS_KEPT))
-def test_killed(undisturbed, tmp_path, when):
+def test_killed(undisturbed, tmp_path, when, fault_times):
     """kill -9, then the same command: bitwise the run that was never killed."""
     with pytest.raises(RuntimeError, match="killed"):
-        run_ranks(go_on_until, 1, undisturbed, tmp_path / "train", *KILLS[when])
-    run_ranks(go_on, 1, undisturbed, tmp_path / "train")
+        run_ranks(go_on_until, 1, undisturbed, tmp_path / "train", fault_times, *KILLS[when])
+    fault_times.note("found")
+    run_ranks(and_watch, 1, fault_times, go_on, undisturbed, tmp_path / "train")
     ends_like(undisturbed, tmp_path / "train")
 
 
-def test_killed_again_and_again(undisturbed, tmp_path):
+def test_killed_again_and_again(undisturbed, tmp_path, fault_times):
     """Three attempts in a row die, one of them before it reached a checkpoint of its own."""
     for calls in (7, 6, 3):
         with pytest.raises(RuntimeError, match="killed"):
-            run_ranks(go_on_until, 1, undisturbed, tmp_path / "train", "Feed", "take", calls, True)
+            run_ranks(
+                go_on_until, 1, undisturbed, tmp_path / "train", fault_times, "Feed", "take", calls, True
+            )
     run_ranks(go_on, 1, undisturbed, tmp_path / "train")
     ends_like(undisturbed, tmp_path / "train")
 
@@ -187,12 +196,14 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("key", CHANGES)
-def test_a_run_in_progress_with_another_identity(undisturbed, in_progress, key):
+def test_a_run_in_progress_with_another_identity(undisturbed, in_progress, key, fault_times):
     """A change in mid-run of what is trained is refused with the key, and the checkpoints stay as they were,
     byte for byte.
     """
     before = belongings(in_progress / "checkpoints")
+    fault_times.note("planted")
     message = run_ranks(changed, 1, undisturbed, in_progress, {key: CHANGES[key]})[0]
+    fault_times.note("found")
     named = {
         "learning_rate": "learning_rates",
         "total_steps": "phases",
@@ -240,9 +251,11 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_resumed_on_other_ranks(undisturbed, in_progress, layout):
+def test_resumed_on_other_ranks(undisturbed, in_progress, layout, fault_times):
     """Begun on one rank, finished on two: the same samples, the same weights within rounding."""
-    assert run_ranks(changed, 2, undisturbed, in_progress, LAYOUTS[layout]) == ["", ""]
+    fault_times.note("planted")
+    resumed = and_watch, 2, fault_times, changed, undisturbed, in_progress, LAYOUTS[layout]
+    assert run_ranks(*resumed) == ["", ""]
     whole, ours = (
         read_tensors(folder / "checkpoints" / f"step_{STEPS:08d}")
         for folder in (undisturbed / "whole", in_progress)
@@ -257,24 +270,47 @@ def children(process: int) -> list[int]:
     return [int(number) for number in text.split()]
 
 
-@pytest.mark.parametrize("victim", rest_marked_full([0, 1], [0]), ids=["rank 0", "rank 1"])
-def test_a_rank_that_is_killed_is_started_again(victim, packed):
-    """`kielo train --ranks 2` goes on by itself, and ends with the bits of a run that was left alone."""
+@pytest.mark.parametrize(
+    ("victim", "by"),
+    [(0, signal.SIGKILL), pytest.param(1, signal.SIGKILL, marks=pytest.mark.full), (1, signal.SIGSTOP)],
+    ids=["rank 0", "rank 1", "rank 1, frozen"],
+)
+def test_a_rank_that_is_killed_is_started_again(victim, by, packed, fault_times):
+    """`kielo train --ranks 2` goes on by itself, and ends with the bits of a run that was left alone.
+
+    A rank that is frozen is named by its heartbeats, and killed.
+    """
     other = packed.parent / "other"
     shutil.copytree(packed, other)
     command = ["train", "tiny.toml", "--ranks", "2", "--set", "train.log_every_steps=1"]
+    if by == signal.SIGSTOP:
+        command += ["--set", "train.hang_seconds=3"]
     process = start(packed, *command)
-    steps = []
+    steps, told = [], []
+
+    def read_messages() -> None:
+        for line in process.stderr:
+            told.append(line)
+            if "the ranks are started again" in line:
+                fault_times.note("found")
+
+    reader = threading.Thread(target=read_messages, daemon=True)
+    reader.start()
     for line in process.stdout:
         if line.startswith("step ") and "loss" in line.split("held-out")[0]:
             steps.append(int(line.split()[1].partition("/")[0]))
             if steps == list(range(1, 7)):  # the checkpoint of step 5 is whole
                 (template,) = children(process.pid)
-                os.kill(children(template)[victim], signal.SIGKILL)
+                os.kill(children(template)[victim], by)
+                fault_times.note("planted")
+            elif len(steps) > max(steps):
+                fault_times.note("next_step")
     assert process.wait(timeout=60) == 0
-    told = process.stderr.read()
+    reader.join(timeout=60)
+    told = "".join(told)
     assert steps.count(6) == 2 and steps[-15:] == list(range(6, 21)), told
-    assert f"rank {victim} ended with SIGKILL" in told, told
+    named = f"rank {victim} ended with SIGKILL" if by == signal.SIGKILL else f"The cause: rank {victim} on"
+    assert named in told, told
     assert re.search("started again from (step_00000005|the start)", told), told
     went_well(kielo(other, *command))
     whole, ours = (

@@ -350,11 +350,13 @@ def test_a_second_interrupt_ends_at_once(script, packed):
     assert "the same command goes on" in outcome.err
 
 
-def test_ranks_that_do_not_save_in_time_are_killed(packed):
+def test_ranks_that_do_not_save_in_time_are_killed(packed, fault_times):
     """--shutdown-seconds after a signal; what was there before stays."""
     process = deaf(DEAF_RANKS, packed, "--shutdown-seconds", "0")
+    fault_times.note("planted")
     process.send_signal(signal.SIGTERM)
     outcome = went_well(ended(process), code=75)
+    fault_times.note("found")
     assert "stopped before training began" in outcome.out + outcome.err
 
 

@@ -36,11 +36,13 @@ def test_ranks_that_failed_are_started_again():
 
 
 @pytest.mark.parametrize("killed", ["the launcher", "the process that forks"])
-def test_no_rank_is_left_behind(killed):
+def test_no_rank_is_left_behind(killed, fault_times):
     """The pipe of the ranks' output ends when the last of them has."""
     launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, text=True)
     template, again = (int(launcher.stdout.readline()) for _ in range(2))
     assert template == again
+    fault_times.note("planted")
     os.kill(launcher.pid if killed == "the launcher" else template, signal.SIGKILL)
     out, _ = launcher.communicate(timeout=20)
+    fault_times.note("found")
     assert out == ""

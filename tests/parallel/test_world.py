@@ -15,6 +15,7 @@ from kielo.parallel.open_files import allow_open_files
 from kielo.parallel.rendezvous import Rendezvous, find_rendezvous, first_host, hosts, nodes_of_ranks
 from kielo.parallel.world import make_host_group, start_world
 from kielo.recipe.errors import KieloError
+from tests.fault_times import FaultTimes
 from tests.ranks import free_port, run_ranks
 
 SLURM = {
@@ -96,7 +97,8 @@ def test_slurm_variables_start_a_world():
     assert run_ranks(count_by_slurm, 2, free_port()) == [(2, 2, "gloo")] * 2
 
 
-def world_without(absent: int):
+def world_without(absent: int, times: FaultTimes):
+    times.note("planted")
     if int(os.environ["RANK"]) == absent:
         return "absent"
     with pytest.raises(KieloError) as caught:
@@ -104,9 +106,10 @@ def world_without(absent: int):
     return str(caught.value)
 
 
-def test_a_rank_that_never_arrives_is_named_by_the_others():
+def test_a_rank_that_never_arrives_is_named_by_the_others(fault_times):
     """The start ends within its limit on every rank that came, with the missing rank's number."""
-    messages = run_ranks(world_without, 3, 2)
+    messages = run_ranks(world_without, 3, 2, fault_times)
+    fault_times.note("found")
     for rank in (0, 1):
         assert (
             "communicator 'world'" in messages[rank] and "rank 2 did not arrive, 2 of 3 did" in messages[rank]

@@ -143,7 +143,7 @@ def test_what_sbatch_refuses_is_passed_on(machine, run, capsys) -> None:
         assert reason in said and queue(machine) == {} and run.ids == []
 
 
-def test_a_dependency_that_breaks_and_a_cancel(machine, run, capsys) -> None:
+def test_a_dependency_that_breaks_and_a_cancel(machine, run, capsys, fault_times) -> None:
     """The first job is killed outright: a job that wants its success never starts, the chain goes on.
 
     Then `kielo cancel`: the job that runs saves and stops, the one that waits is gone.
@@ -152,8 +152,12 @@ def test_a_dependency_that_breaks_and_a_cancel(machine, run, capsys) -> None:
     first, second, third = run.ids
     control = machine.ask("sbatch", "--parsable", f"--dependency=afterok:{first}", "--wrap", "true")
     run.wait(lambda: queue(machine).get(first, "").startswith("RUNNING"))
+    fault_times.note("planted")
     machine.ask("scancel", "--signal=KILL", "--full", first)
+    run.wait(lambda: first not in queue(machine))
+    fault_times.note("found")
     run.freeze(second)
+    fault_times.note("next_step")
     assert queue(machine)[control] == "PENDING DependencyNeverSatisfied"
     assert queue(machine)[second].startswith("RUNNING")
     machine.ask("scancel", control)

@@ -26,6 +26,7 @@ from kielo.train.feed import Feed
 from kielo.train.left_out import LeftOut
 from kielo.train.run import train
 from kielo.train.state import State
+from tests.fault_times import FaultTimes
 from tests.ranks import run_ranks
 from tests.train.tiny_run import LENGTH, VOCABULARY, resolve, write_tokens
 
@@ -130,14 +131,23 @@ def test_the_policy() -> None:
         asked(3, sequences=2)
 
 
-def on_rank(resolved: Resolved, failing_rank: int | None, stop_at: int | None = None) -> str:
+def on_rank(
+    resolved: Resolved,
+    failing_rank: int | None,
+    stop_at: int | None = None,
+    times: FaultTimes | None = None,
+) -> str:
     """Trains; `UNREADABLE` fail on one rank's disk, or (None) are empty on all ranks."""
+    if times is not None:
+        times.watch_training()
     read, take = Batches.read, Feed.take
 
     def read_or_not(self: Batches, samples: np.ndarray) -> Batch:
         if failing_rank is None:
             return without_sequences(read(self, samples), UNREADABLE, 0)
         if int(os.environ["RANK"]) == failing_rank and np.isin(samples, UNREADABLE).any():
+            if times is not None:
+                times.note("planted")
             raise OSError(errno.EIO, "Input/output error", "books.bin")
         return read(self, samples)
 
@@ -150,7 +160,7 @@ def on_rank(resolved: Resolved, failing_rank: int | None, stop_at: int | None = 
     return train(resolved).outcome
 
 
-def test_the_end_is_that_of_a_run_without_them(folder: Path, tmp_path: Path) -> None:
+def test_the_end_is_that_of_a_run_without_them(folder: Path, tmp_path: Path, fault_times: FaultTimes) -> None:
     """One of two tensor ranks cannot read what the other can; both leave it out, as a resumed attempt does.
 
     The end has the bits of a run that never had these sequences; that of one rank differs by rounding.
@@ -161,7 +171,7 @@ def test_the_end_is_that_of_a_run_without_them(folder: Path, tmp_path: Path) -> 
     layout = {"tensor": 2, "micro_batch": 4, "total_steps": 10}
     run_ranks(on_rank, 2, resolve(places["undisturbed"], **layout), None)
     failing = resolve(places["failing"], **layout, max_left_out_sequences=3)
-    assert run_ranks(on_rank, 2, failing, 1, 7) == ["requeue"] * 2
+    assert run_ranks(on_rank, 2, failing, 1, 7, fault_times) == ["requeue"] * 2
     assert run_ranks(on_rank, 2, failing, 1) == ["finished"] * 2
     run_ranks(on_rank, 1, resolve(places["one rank"], total_steps=10, max_left_out_sequences=3), 0)
     ends = {name: place / "train" / "checkpoints" / "step_00000010" for name, place in places.items()}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from kielo.train import local_finite
 from kielo.train.local_finite import LocalFinite, described
 from kielo.train.run import train
+from tests.fault_times import FaultTimes
 from tests.ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
@@ -53,14 +54,18 @@ def test_how_ranks_are_named() -> None:
     assert "rank 10 (b): its loss" in many and many.endswith("and 2 ranks more")
 
 
-def train_with_a_bad_gradient(resolved: Any, faulty_ranks: tuple[int, ...]) -> str:
+def train_with_a_bad_gradient(resolved: Any, faulty_ranks: tuple[int, ...], times: FaultTimes) -> str:
     """Trains; on some ranks the gradient of what the last norm returns is NaN in one backward pass."""
+    times.watch_training()
     passes = 0
 
     def spoil(gradient: Tensor) -> Tensor:
         nonlocal passes
         passes += 1
-        return gradient * math.nan if passes == 9 else gradient
+        if passes != 9:
+            return gradient
+        times.note("planted")
+        return gradient * math.nan
 
     def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
         if output.requires_grad:
@@ -92,13 +97,19 @@ def train_with_a_bad_gradient(resolved: Any, faulty_ranks: tuple[int, ...]) -> s
     ids=("shard", "replicate", "pipeline"),
 )
 def test_a_gradient_of_one_rank(
-    tmp_path: Path, layout: dict[str, int], faulty_ranks: tuple[int, ...], named: set[int]
+    tmp_path: Path,
+    layout: dict[str, int],
+    faulty_ranks: tuple[int, ...],
+    named: set[int],
+    fault_times: FaultTimes,
 ) -> None:
     """In a pipeline the stages below get it too, of the same column. No checkpoint holds what it spoilt."""
     write_tokens(tmp_path / "tokens")
     resolved = resolve(tmp_path, **layout)
     ranks = resolved.placement.world_size
-    ends = run_ranks(train_with_a_bad_gradient, ranks, resolved, faulty_ranks, timeout_seconds=300)
+    ends = run_ranks(
+        train_with_a_bad_gradient, ranks, resolved, faulty_ranks, fault_times, timeout_seconds=300
+    )
     assert set(ends) == {"finished"}
     (line,) = (tmp_path / "train" / "alerts.jsonl").read_text(encoding="utf-8").splitlines()
     message = json.loads(line)["message"]

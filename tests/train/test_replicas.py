@@ -3,7 +3,9 @@ run ends with the weights of an undisturbed one.
 """
 
 import json
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from kielo.parallel.materialise import local
 from kielo.parallel.replicas import Difference, Holders, blamed, checksum
 from kielo.train import loop
 from kielo.train.run import train
+from tests.fault_times import FaultTimes
 from tests.ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
@@ -64,20 +67,33 @@ def test_who_is_blamed() -> None:
 FAULTY_STEP = 8
 
 
-def train_with_a_flip(resolved: Any, kind: str, name: str, faulty_rank: int, times: int = 1) -> str:
-    """Trains; on one rank a bit of a weight, a moment or a reduced gradient flips in step 8, the first
-    `times` times that this step is taken.
+@dataclass(frozen=True)
+class Flip:
+    """A bit of a weight, a moment or a reduced gradient that flips on one rank in step 8, the first `times`
+    times that this step is taken; or ("sum") one that its all-reduce of gradients gives it.
     """
-    taken = 0
+
+    kind: str
+    name: str
+    rank: int
+    times: int = 1
+
+
+def train_with_a_flip(resolved: Any, flip: Flip, fault_times: FaultTimes) -> str:
+    fault_times.watch_training()
+    kind, name, taken = flip.kind, flip.name, 0
 
     def faulty_step(parts: Any, batch: Any, learning_rate: float) -> Any:
         nonlocal taken
-        is_faulty = batch.step == FAULTY_STEP and torch.distributed.get_rank() == faulty_rank
+        is_faulty = batch.step == FAULTY_STEP and torch.distributed.get_rank() == flip.rank
         taken += is_faulty
-        is_faulty = is_faulty and taken <= times
+        is_faulty = is_faulty and taken <= flip.times
+        if is_faulty:
+            fault_times.note("planted")
         if is_faulty and kind == "gradient":
             parts = replace(parts, on_gradients=lambda _: flip_in(parts.optimiser.parameters[name].grad))
-        outcome = optimiser_step(parts, batch, learning_rate)
+        with wrong_sum() if is_faulty and kind == "sum" else nullcontext():
+            outcome = optimiser_step(parts, batch, learning_rate)
         if is_faulty and kind == "weight":
             flip_in(parts.optimiser.parameters[name])
         if is_faulty and kind in ("exp_avg", "exp_avg_sq"):
@@ -92,15 +108,37 @@ def train_with_a_flip(resolved: Any, kind: str, name: str, faulty_rank: int, tim
         loop.optimiser_step = optimiser_step
 
 
+@contextmanager
+def wrong_sum() -> Iterator[None]:
+    """Flips a bit in what the first all-reduce of more than one fp32 number gives to this rank alone."""
+    all_reduce, has_flipped = torch.distributed.all_reduce, False
+
+    def all_reduce_wrongly(tensor: Tensor, *arguments: Any, **named: Any) -> Any:
+        nonlocal has_flipped
+        work = all_reduce(tensor, *arguments, **named)
+        if not has_flipped and tensor.dtype == torch.float32 and tensor.numel() > 1:
+            assert work is None
+            has_flipped = True
+            flip_in(tensor)
+        return work
+
+    torch.distributed.all_reduce = all_reduce_wrongly
+    try:
+        yield
+    finally:
+        torch.distributed.all_reduce = all_reduce
+    assert has_flipped
+
+
 def flip_in(tensor: Tensor) -> None:
     flip(local(tensor.detach()).view(-1).view(torch.int32), 3, 12)
 
 
-def run_with_a_flip(folder: Path, kind: str, name: str, rank: int, **layout: int) -> str:
+def run_with_a_flip(folder: Path, flip: Flip, times: FaultTimes, **layout: int) -> str:
     """Trains twenty steps on the layout's ranks, with a flip; returns the alert."""
     resolved = resolve(folder, every_steps=5, compare_replicas_every_steps=3, **layout)
     ranks = resolved.placement.world_size
-    ends = run_ranks(train_with_a_flip, ranks, resolved, kind, name, rank, timeout_seconds=300)
+    ends = run_ranks(train_with_a_flip, ranks, resolved, flip, times, timeout_seconds=300)
     assert set(ends) == {"finished"}
     (line,) = (folder / "train" / "alerts.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(line)["step"] == 9
@@ -113,11 +151,12 @@ def same_end(one: Path, other: Path) -> bool:
     return all(torch.equal(tensor, tensors[1][name]) for name, tensor in tensors[0].items())
 
 
-def test_a_flipped_bit_is_found_and_undone(tmp_path: Path) -> None:
+def test_a_flipped_bit_is_found_and_undone(tmp_path: Path, fault_times: FaultTimes) -> None:
     """Planted in step 8, found at the comparison of step 9; step 5 was saved."""
     for name in ("faulty", "sound"):
         write_tokens(tmp_path / name / "tokens")
-    alert = run_with_a_flip(tmp_path / "faulty", "weight", "head.weight", 1, replicate=2)
+    flip = Flip("weight", "head.weight", 1)
+    alert = run_with_a_flip(tmp_path / "faulty", flip, fault_times, replicate=2)
     assert alert.startswith("replicas differ: model/head.weight on rank 0 (")
     assert ") or rank 1 (" in alert and alert.endswith("went back to step 5")
     run_ranks(train, 2, resolve(tmp_path / "sound", replicate=2))
@@ -139,21 +178,36 @@ def test_a_flipped_bit_is_found_and_undone(tmp_path: Path) -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("layout", [{"replicate": 2, "tensor": 2}, {"replicate": 3}], ids=("2 x 2", "three"))
 def test_every_kind_of_flip_names_its_rank(
-    tmp_path: Path, kind: str, changed: set[str], layout: dict[str, int]
+    tmp_path: Path, kind: str, changed: set[str], layout: dict[str, int], fault_times: FaultTimes
 ) -> None:
     write_tokens(tmp_path / "tokens")
-    alert = run_with_a_flip(tmp_path, kind, "norm.weight", 2, **layout)
+    alert = run_with_a_flip(tmp_path, Flip(kind, "norm.weight", 2), fault_times, **layout)
     where = alert.removeprefix("replicas differ: ").partition(" on rank ")
     assert set(where[0].split(", ")) == changed
     assert where[2].startswith("2 (") and " or rank" not in alert
 
 
 @pytest.mark.full
-def test_a_rank_that_is_wrong_again_ends_the_run(tmp_path: Path) -> None:
+def test_a_wrong_sum_is_found_and_undone(tmp_path: Path, fault_times: FaultTimes) -> None:
+    """One element of one all-reduce of gradients is wrong on one of three ranks, which is named."""
+    for name in ("faulty", "sound"):
+        write_tokens(tmp_path / name / "tokens")
+    alert = run_with_a_flip(tmp_path / "faulty", Flip("sum", "", 1), fault_times, replicate=3)
+    assert alert.startswith("replicas differ: ") and "/exp_avg" in alert
+    assert " on rank 1 (" in alert and " or rank" not in alert and alert.endswith("went back to step 5")
+    run_ranks(train, 3, resolve(tmp_path / "sound", replicate=3))
+    assert same_end(tmp_path / "faulty", tmp_path / "sound")
+
+
+@pytest.mark.full
+def test_a_rank_that_is_wrong_again_ends_the_run(tmp_path: Path, fault_times: FaultTimes) -> None:
     write_tokens(tmp_path / "tokens")
     resolved = resolve(tmp_path, every_steps=5, compare_replicas_every_steps=3, replicate=2)
     with pytest.raises(RuntimeError, match=r"step 9: replicas differ.*not the first time in this job"):
-        run_ranks(train_with_a_flip, 2, resolved, "weight", "head.weight", 1, 2, timeout_seconds=300)
+        run_ranks(
+            train_with_a_flip, 2, resolved, Flip("weight", "head.weight", 1, 2), fault_times,
+            timeout_seconds=300,
+        )  # fmt: skip
 
 
 @pytest.mark.full

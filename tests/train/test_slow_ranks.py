@@ -13,6 +13,7 @@ from torch import nn
 
 from kielo.train.run import train
 from kielo.train.slow_ranks import SAMPLES, LayerTimes, SlowRank, described, slow_ranks
+from tests.fault_times import FaultTimes
 from tests.ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
@@ -69,12 +70,14 @@ def test_layers_are_measured_without_what_waits_before_them() -> None:
     assert times.seconds() >= 0.01  # the mean of two layers, of which one sleeps 0.02 s
 
 
-def train_with_a_slow_rank(resolved: Any, slow_rank: int) -> str:
+def train_with_a_slow_rank(resolved: Any, slow_rank: int, times: FaultTimes) -> str:
+    times.watch_training()
     original = LayerTimes.__init__
 
     def slowed(self: LayerTimes, model: nn.Module, device: torch.device) -> None:
         original(self, model, device)
         if int(os.environ["RANK"]) == slow_rank:
+            times.note("planted")
             for layer in model.layers.values():
                 forward = layer.forward
                 layer.forward = lambda *inputs, forward=forward: (time.sleep(0.1), forward(*inputs))[1]
@@ -87,9 +90,10 @@ def train_with_a_slow_rank(resolved: Any, slow_rank: int) -> str:
 
 
 @pytest.mark.full
-def test_a_slow_rank_is_named_within_fifty_steps(tmp_path: Path) -> None:
+def test_a_slow_rank_is_named_within_fifty_steps(tmp_path: Path, fault_times: FaultTimes) -> None:
     write_tokens(tmp_path / "tokens")
     resolved = resolve(tmp_path, shard=4, total_steps=52)
-    assert set(run_ranks(train_with_a_slow_rank, 4, resolved, 2, timeout_seconds=400)) == {"finished"}
+    ends = run_ranks(train_with_a_slow_rank, 4, resolved, 2, fault_times, timeout_seconds=400)
+    assert set(ends) == {"finished"}
     (line,) = (tmp_path / "train" / "alerts.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(line)["step"] <= 50 and json.loads(line)["message"].startswith("rank 2 (")

@@ -31,6 +31,7 @@ from kielo.resolve.resolved import Resolved
 from kielo.train.feed import Feed
 from kielo.train.manifest import is_finished
 from kielo.train.run import train
+from tests.fault_times import FaultTimes, and_watch
 from tests.ranks import run_ranks
 from tests.train.tiny_run import LENGTH, SEQUENCES, resolve, write_tokens
 
@@ -41,7 +42,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def on_rank(resolved: Resolved, stop_at: int | None = None) -> dict[str, Any]:
+def on_rank(
+    resolved: Resolved, stop_at: int | None = None, times: FaultTimes | None = None
+) -> dict[str, Any]:
     """Trains as one rank and records each step's samples. At `stop_at` SIGTERM reaches one rank alone."""
     is_chosen = int(os.environ["RANK"]) == resolved.placement.world_size - 1
     samples: dict[int, tuple[int, ...]] = {}
@@ -51,6 +54,8 @@ def on_rank(resolved: Resolved, stop_at: int | None = None) -> dict[str, Any]:
         batch = original_take(self, step)
         samples[step] = batch.samples
         if is_chosen and step == stop_at:
+            if times is not None:
+                times.note("planted")
             os.kill(os.getpid(), signal.SIGTERM)
         return batch
 
@@ -122,7 +127,7 @@ def test_losses_and_norms_do_not_depend_on_layout_or_micro_batches(
     torch.testing.assert_close(torch.tensor(found_scores), torch.tensor(scores), rtol=1e-5, atol=0)
 
 
-def test_a_stopped_run_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
+def test_a_stopped_run_goes_on_as_if_it_had_not(tmp_path: Path, fault_times: FaultTimes) -> None:
     """SIGTERM to one rank at a random step: exit code 75; on as many ranks bitwise the same weights, on
     others the same samples, and metrics with each step once.
     """
@@ -134,7 +139,8 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     undisturbed = samples_of_steps(run_ranks(on_rank, 2, resolve(whole, shard=2)))
     assert undisturbed[3] == list(range(2 * SEQUENCES, 3 * SEQUENCES))
 
-    first = run_ranks(on_rank, 2, resolve(stopped, shard=2), stop_at)
+    first = run_ranks(on_rank, 2, resolve(stopped, shard=2), stop_at, fault_times)
+    fault_times.note("found")
     assert [result["outcome"].exit_code for result in first] == [75, 75]
     outcome = json.loads((stopped / "train" / "outcome.json").read_text())
     assert (outcome["outcome"], outcome["step"], outcome["exit_code"]) == ("requeue", stop_at, 75)
@@ -143,7 +149,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     elsewhere.mkdir()
     os.system(f"cp -r '{stopped}/tokens' '{stopped}/train' '{elsewhere}'")
 
-    second = run_ranks(on_rank, 2, resolve(stopped, shard=2))
+    second = run_ranks(and_watch, 2, fault_times, on_rank, resolve(stopped, shard=2))
     assert {result["outcome"].exit_code for result in second} == {0}
     assert samples_of_steps(first) | samples_of_steps(second) == undisturbed
     expected, found = weights(whole), weights(stopped)
