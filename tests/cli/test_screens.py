@@ -17,6 +17,7 @@ from rich.cells import cell_len
 from kielo.artifact.launch import Launch
 from kielo.artifact.stage_json import write_json
 from kielo.cli.main import command_line, main
+from tests.counting_encoder import text, trained
 
 COLUMNS = 80
 STEP_10, STEP_20 = (f"run/train/checkpoints/step_{step:08d}" for step in (10, 20))
@@ -47,6 +48,7 @@ SCREENS = {
     "verify parity": ["verify", "parity", "run"],
     "verify layouts": ["verify", "layouts", "run", "--case", "tensor2"],
     "verify round-trip": ["verify", "round-trip", "run/hf"],
+    "verify position-heads": ["verify", "position-heads", "hf", "text.txt"],
     "evaluate": ["evaluate", "run"],
     "generate": ["generate", "run", "Kord", "--tokens", "4"],
     "export": ["export", "run", "--to", "my_model"],
@@ -139,6 +141,9 @@ def test_a_screen_has_80_columns(name, printed, finished, tmp_path: Path, monkey
     shutil.copy(recipe.parent / "text.txt", ".")
     if name in ("status", "cancel"):
         write_launch_of(Path("run"))
+    if name == "verify position-heads":
+        trained(Path(), "concatenated", 40)
+        text(Path(), 900)
     screen = printed(*SCREENS[name])
     assert screen.strip() and too_long(screen) == []
 

@@ -37,7 +37,7 @@ def verify_flags(parser: argparse.ArgumentParser) -> None:
         proofs,
         "position-heads",
         "verify:position_heads",
-        "an LTG-BERT's relative positions: cut into heads in the way that has the lower loss",
+        "the cut of an LTG-BERT's relative positions into heads: has it the lower loss",
     )
 
 
