@@ -1,19 +1,23 @@
-"""Writes the demos' figures into README.md and docs/encoders.md, by `python docs/demo_table.py [RUN_FOLDER]`.
+"""Writes the demos' figures into README.md and pages of docs, by `python docs/demo_table.py [RUN_FOLDER]`.
 
 In: the summary of a run, and an encoder's scores; with a run folder, its files first become
-benchmarks/results/demo_estonian.json, or demo_estonian_bert.json for an encoder. Out: Markdown tables on
-each page, and the report's figure of bits per byte as docs/pictures/demo_bits_per_byte.svg.
+benchmarks/results/demo_estonian.json, demo_estonian_bert.json for an encoder, or demo_new_language.json for
+one that follows another run. Out: Markdown tables in README.md, docs/encoders.md and docs/new_language.md,
+and the report's figure of bits per byte as docs/pictures/demo_bits_per_byte.svg.
 """
 
 import json
 import platform
 import re
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
+from kielo.artifact.manifest import read_manifest
 from kielo.artifact.masked_scores import MaskedScores
+from kielo.artifact.row_map import RowMap
 from kielo.artifact.scores import BitsPerByte
 from kielo.artifact.stage_json import read_json
 from kielo.artifact.summary import Summary
@@ -25,6 +29,7 @@ from kielo.report.style import CSS
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "demo_estonian.json"
 ENCODER_RESULT = RESULT.with_name("demo_estonian_bert.json")
+NEW_LANGUAGE_RESULT = RESULT.with_name("demo_new_language.json")
 PICTURE = ROOT / "docs" / "pictures" / "demo_bits_per_byte.svg"
 BEGIN, END = "<!-- demo: written by docs/demo_table.py", "<!-- /demo -->"
 
@@ -32,14 +37,54 @@ BEGIN, END = "<!-- demo: written by docs/demo_table.py", "<!-- /demo -->"
 def table(result: dict) -> str:
     """Returns the Markdown table of one summary."""
     summary = result["summary"]
-    corpus, bits, parity = summary["corpus"], summary["bits_per_byte"], summary["parity"]
-    seconds = sum(stage["seconds"] for stage in summary["stages"].values())
+    corpus = summary["corpus"]
     rows = [
         ("text read", f"{corpus['documents_in']:,} documents, {corpus['bytes_in'] / 1e6:.2f} MB"),
         (
             "kept as Estonian, deduplicated",
             f"{corpus['documents_kept']:,} documents, {corpus['bytes_kept'] / 1e6:.2f} MB",
         ),
+        *_figures(summary),
+        ("all stages", f"{_seconds(summary['stages']):.0f} s"),
+    ]
+    return _two_columns(rows) + f"\n\n({result['date']}, {result['machine']})\n"
+
+
+def new_language_table(result: dict, from_scratch: dict) -> str:
+    """Returns the Markdown table of a run that followed another; from_scratch: that of demo_estonian."""
+    summary, first, rows_of = result["summary"], result["first"], result["rows"]
+    speed, model, *others = _figures(summary)
+    text = summary["corpus"]["bytes_kept"]
+    same = f"**{from_scratch['summary']['bits_per_byte']['model']:.3f}**"
+    rows = [
+        (
+            "the English model",
+            f"{first['bytes_kept'] / 1e6:.2f} MB of text, {first['tokens'] / 1e6:.2f} M tokens, "
+            f"{_seconds(first['stages']):.0f} s",
+        ),
+        (
+            "Estonian after it",
+            f"{text / 1e6:.2f} MB of text, {summary['tokens'] / 1e6:.2f} M tokens, "
+            f"{_seconds(summary['stages']):.0f} s",
+        ),
+        (
+            "rows of the Estonian vocabulary",
+            f"{rows_of['copied']:,} of the English one, {rows_of['composed']:,} means of its rows, "
+            f"{rows_of['random']:,} random",
+        ),
+        speed,
+        model,
+        ("… as many tokens from random weights (`demo_estonian`)", same),
+        *others,
+        ("both runs, all stages", f"{_seconds(first['stages']) + _seconds(summary['stages']):.0f} s"),
+    ]
+    return _two_columns(rows) + f"\n\n({result['date']}, {result['machine']})\n"
+
+
+def _figures(summary: dict) -> list[tuple[str, str]]:
+    """Returns rows of a decoder: speed, bits per byte with the baselines, and parity."""
+    bits, parity = summary["bits_per_byte"], summary["parity"]
+    return [
         ("training speed", f"{summary['tokens_per_second']:,.0f} tokens/s"),
         ("held-out bits per byte: **the model**", f"**{bits['model']:.3f}**"),
         ("… byte 6-gram, interpolated", f"{bits['ngram']:.3f}"),
@@ -49,10 +94,15 @@ def table(result: dict) -> str:
             "largest relative loss difference to Hugging Face",
             f"{parity['max_relative_loss_difference']:.1e} over {parity['steps']} steps",
         ),
-        ("all stages", f"{seconds:.0f} s"),
     ]
-    lines = ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
-    return "\n".join(lines) + f"\n\n({result['date']}, {result['machine']})\n"
+
+
+def _seconds(stages: dict) -> float:
+    return sum(stage["seconds"] for stage in stages.values())
+
+
+def _two_columns(rows: Sequence[tuple[str, str]]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
 
 
 def encoder_table(result: dict) -> str:
@@ -60,7 +110,6 @@ def encoder_table(result: dict) -> str:
     summary = result["summary"]
     scores = MaskedScores.model_validate_json(json.dumps(result["scores"]))
     baselines = scores.accuracy.baselines()
-    seconds = sum(stage["seconds"] for stage in summary["stages"].values())
     rows = [
         ("text", f"{summary['corpus']['bytes_kept'] / 1e6:.2f} MB of Estonian"),
         ("model", f"{summary['parameters'] / 1e6:.2f} M parameters, {summary['tokens'] / 1e6:.2f} M tokens"),
@@ -68,10 +117,10 @@ def encoder_table(result: dict) -> str:
         *((f"… {HIDDEN_TOKENS[name]}", f"{100 * share:.1f} %") for name, share in baselines.items()),
         ("pseudo bits per byte", f"{scores.pseudo_bits_per_byte.token:.3f}"),
         ("training speed", f"{summary['tokens_per_second']:,.0f} tokens/s"),
-        ("all stages", f"{seconds:.0f} s"),
+        ("all stages", f"{_seconds(summary['stages']):.0f} s"),
     ]
     filled = [(one.sentence(), one.truth, one.likeliest()) for one in scores.filled_masks]
-    lines = ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows), ""]
+    lines = [_two_columns(rows), ""]
     lines += ["| held-out sentence with a hidden word | truth | likeliest tokens |", "|---|---|---|"]
     lines += [f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in filled]
     return "\n".join(lines) + f"\n\n({result['date']}, {result['machine']})\n"
@@ -96,6 +145,8 @@ def main() -> None:
     PICTURE.write_text(picture(result), encoding="utf-8")
     _write(ROOT / "README.md", table(result))
     _write(ROOT / "docs" / "encoders.md", encoder_table(json.loads(ENCODER_RESULT.read_text("utf-8"))))
+    followed = json.loads(NEW_LANGUAGE_RESULT.read_text("utf-8"))
+    _write(ROOT / "docs" / "new_language.md", new_language_table(followed, result))
 
 
 def _keep(run_folder: Path) -> None:
@@ -107,8 +158,28 @@ def _keep(run_folder: Path) -> None:
     if scores is not None:
         result["scores"] = scores.content()
     path = RESULT if scores is None else ENCODER_RESULT
+    if follows := read_recipe(str(run_folder)).recipe.follows:
+        path = NEW_LANGUAGE_RESULT
+        result |= {"first": _first(run_folder.with_name(follows)), "rows": _rows(run_folder / "tokenizer")}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _first(run_folder: Path) -> dict:
+    """Returns figures of a followed run, which has no summary: its stages end with the export."""
+    made = {
+        name: read_manifest(run_folder / name) for name in ("corpus", "tokenizer", "tokens", "train", "hf")
+    }
+    return {
+        "stages": {name: {"seconds": stage.wall_seconds} for name, stage in made.items()},
+        "bytes_kept": made["corpus"].counts["bytes_kept"],
+        "tokens": made["train"].counts["tokens"],
+    }
+
+
+def _rows(tokenizer: Path) -> dict[str, int]:
+    row_map = read_json(tokenizer, RowMap)
+    return {"copied": row_map.copied, "composed": row_map.composed, "random": row_map.random}
 
 
 def _write(page: Path, table: str) -> None:

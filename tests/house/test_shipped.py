@@ -94,6 +94,21 @@ def test_the_readme_shows_the_committed_result_of_the_demo():
     assert bits["model"] < min(bits["unigram"], bits["xz"], bits["ngram"])
 
 
+def test_the_page_of_a_new_language_shows_the_committed_result_of_its_demo():
+    """The table in docs/new_language.md is made of benchmarks/results/demo_new_language.json, whose model
+    beats its baselines.
+    """
+    results = ROOT / "benchmarks" / "results"
+    followed, from_scratch = (
+        json.loads((results / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("demo_new_language", "demo_estonian")
+    )
+    table = runpy.run_path(str(ROOT / "docs" / "demo_table.py"))["new_language_table"](followed, from_scratch)
+    assert table in (ROOT / "docs" / "new_language.md").read_text(encoding="utf-8")
+    bits = followed["summary"]["bits_per_byte"]
+    assert bits["model"] < min(bits["unigram"], bits["xz"], bits["ngram"])
+
+
 def test_the_page_of_encoders_shows_the_committed_result_of_their_demo():
     """The tables in docs/encoders.md are made of benchmarks/results/demo_estonian_bert.json, which keeps the
     bar of tests/cli/test_demo.py.
