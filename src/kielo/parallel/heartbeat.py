@@ -195,24 +195,37 @@ class Heartbeat:
         os._exit(HUNG)
 
     def _end_together(self, hang: Hang, store: dist.Store) -> None:
-        until = time.monotonic() + _ENDING_SECONDS
+        asked = {}
         for rank in hang.ranks if hang.is_silent else ():
             process = _process_of(store, rank)
             if process.is_here() and rank != self._world.rank and store.add(f"hang/asked/{rank}", 1) == 1:
-                store.set(f"hang/state/{rank}", self._ask(rank, process))
+                asked[rank] = process
+                store.set(f"hang/state/{rank}", process.state())
         written = store.add("hang/written", 1)
-        if self._watch is None or self._was_silent(hang) or store.add("hang/told", 1) > 1:
-            store.wait(["hang/over"], timedelta(seconds=_ENDING_SECONDS + 2))
-            self._leave_store(hang, store)
-            return
-        while written < self._heard(hang) and time.monotonic() < until:
-            time.sleep(0.1)
-            written = store.add("hang/written", 0)
-        known = [rank for rank in hang.ranks if store.check([f"hang/state/{rank}"])]
-        states = {rank: store.get(f"hang/state/{rank}").decode() for rank in known}
-        self._tell(hang, {rank: _process_of(store, rank) for rank in hang.ranks}, states)
-        store.set("hang/over", "")
+        is_telling = self._watch is not None and not self._was_silent(hang) and store.add("hang/told", 1) == 1
+        if is_telling:
+            self._wait_for_others(hang, store, "hang/written", written)
+            known = [rank for rank in hang.ranks if store.check([f"hang/state/{rank}"])]
+            states = {rank: store.get(f"hang/state/{rank}").decode() for rank in known}
+            self._tell(hang, {rank: _process_of(store, rank) for rank in hang.ranks}, states)
+            store.set("hang/named", "")
+        if asked:  # once the cause is told: a rank that is woken for its stacks may end by that (SIGSEGV)
+            store.wait(["hang/named"], timedelta(seconds=_ENDING_SECONDS + 2))
+            for rank, process in asked.items():
+                self._end_silent(rank, process)
+        ended = store.add("hang/ended", 0 if self._was_silent(hang) else 1)
+        if is_telling:
+            self._wait_for_others(hang, store, "hang/ended", ended)
+            store.set("hang/over", "")
+        store.wait(["hang/over"], timedelta(seconds=2 * _ENDING_SECONDS + 2))
         self._leave_store(hang, store)
+
+    def _wait_for_others(self, hang: Hang, store: dist.Store, key: str, number: int) -> None:
+        """Waits until all ranks that can say something have added themselves to a number, or for 15 s."""
+        until = time.monotonic() + _ENDING_SECONDS
+        while number < self._heard(hang) and time.monotonic() < until:
+            time.sleep(0.1)
+            number = store.add(key, 0)
 
     def _leave_store(self, hang: Hang, store: dist.Store) -> None:
         """Leaves the store, rank 0 last, as it may serve it; ranks that do not come are not waited for."""
@@ -231,21 +244,22 @@ class Heartbeat:
         if self._beats:
             self._beats[self._world.rank] = self._beat()
         first = self._first
-        if first is not None and first.is_here() and (is_telling or self._world.rank == 1):
-            states[0] = self._ask(0, first)
+        is_asking = first is not None and first.is_here() and (is_telling or self._world.rank == 1)
+        if is_asking:
+            states[0] = first.state()
         if is_telling:
             self._tell(hang, {} if first is None else {0: first}, states)
+        if is_asking:
+            self._end_silent(0, first)
 
     def _was_silent(self, hang: Hang) -> bool:
         return hang.is_silent and self._world.rank in hang.ranks
 
-    def _ask(self, rank: int, process: RankProcess) -> str:
-        """Writes the stacks of a silent rank of this node and ends it; returns what the kernel says of it."""
-        state = process.state()
+    def _end_silent(self, rank: int, process: RankProcess) -> None:
+        """Writes the stacks of a silent rank of this node and ends it."""
         self._file(rank).write_text(process.stacks() or "it wrote no stacks\n", encoding="utf-8")
         with suppress(OSError):  # it would go on, and record that it lost the other ranks
             os.kill(process.pid, signal.SIGKILL)
-        return state
 
     def _file(self, rank: int) -> Path:
         return self._stacks_folder / f"rank_{rank:05d}.txt"
