@@ -1,6 +1,6 @@
 """Runs every test there is: `make test-full`. Writes results/test_full.json.
 
-Three parts, two at a time, for two cores. Whole commands come last: a core is free for their threads.
+Four parts, two at a time, for two cores. Whole commands come last: a core is free for their threads.
 """
 
 import json
@@ -19,10 +19,13 @@ from junit import outcome
 
 _ROOT = Path(__file__).resolve().parents[1]
 _RESULT = Path(__file__).parent / "results" / "test_full.json"
-# Name of the part → arguments of pytest. "layouts": cases marked `full`, but for whole commands.
+# Name of the part → arguments of pytest. "layouts": cases marked `full`, but for families and whole commands.
+# The longest come first, so that two processes end at about the same time.
+_FAMILIES = "tests/verify/test_family_layouts.py"
 PARTS = {
-    "layouts": ["-m", "full", "--ignore=tests/cli"],
+    "layouts": ["-m", "full", "--ignore=tests/cli", f"--ignore={_FAMILIES}"],
     "usual and faults": ["-m", "not full"],
+    "families": ["-m", "full", _FAMILIES],
     "whole commands": ["-m", "full", "tests/cli"],
 }
 

@@ -69,7 +69,7 @@ SETTINGS = (
 
 
 class Failed(Exception):
-    """What the soak found wrong."""
+    """Raised for what the soak finds wrong."""
 
 
 @dataclass
@@ -262,7 +262,7 @@ def full_disk(job: Job, rank: int) -> float:
 
 
 def flipped_bit(job: Job, rank: int) -> float:
-    """Of one weight, in the memory of one rank."""
+    """Flips a bit of one weight, in the memory of one rank."""
     at = time.monotonic()
     job.send(rank, FLIP_SIGNAL)
     return job.wait_for("the run went back", job.wait_for(f"on rank {rank}", at))
@@ -283,7 +283,7 @@ def damaged_text(job: Job, rank: int) -> float:
 
 
 def second_job(job: Job, rank: int) -> float:
-    """The same command is given beside the one that runs: it is refused."""
+    """Gives the same command beside the one that runs, which is refused."""
     second = subprocess.run(
         job.command,
         cwd=job.folder,

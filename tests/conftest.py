@@ -1,4 +1,4 @@
-"""What all tests may use: the times of a planted fault."""
+"""The fixture that all tests may use: the times of a planted fault."""
 
 from collections.abc import Iterator
 

@@ -29,8 +29,8 @@ class FaultTimes:
         return (self.folder / moment).exists()
 
     def watch_training(self, replace: Callable[[Any, str, Any], None] = setattr) -> None:
-        """From now on this process notes by itself: the first alert after the fault, which finds it, and the
-        end of the first step after that.
+        """Makes this process note by itself, from now on, the first alert after the fault, which finds it,
+        and the end of the first step after that.
 
         replace: `monkeypatch.setattr` in a process that does not end with the test.
         """
@@ -51,7 +51,7 @@ class FaultTimes:
         replace(loop, "optimiser_step", step)
 
     def watch_steps(self) -> None:
-        """From now on this process notes the end of its next step, whatever came before it."""
+        """Makes this process note the end of its next step, whatever came before it."""
         from kielo.train import loop
 
         optimiser_step = loop.optimiser_step

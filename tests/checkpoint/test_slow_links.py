@@ -25,7 +25,9 @@ def arrivals(seconds: list[float]) -> list[Arrival]:
 
 
 def test_a_link_over_which_all_ranks_of_a_node_are_slow() -> None:
-    """From the third copy on, once; again only after it was not slow. One slow rank of a node is no link."""
+    """A slow link is named from the third copy on, once; again only after it was not slow. One slow rank of a
+    node is no link.
+    """
     usual = [0.02, 0.03, 0.02, 0.02, 0.02, 0.02, 0.02, 0.09]
     slow = [*usual[:4], 0.05, 0.06, *usual[6:]]
     links = SlowLinks(HOSTS, 2)

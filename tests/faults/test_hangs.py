@@ -4,6 +4,7 @@ So does one whose ranks do not agree on a collective. Ranks are forked (tests/ra
 the middle of a step. Without heartbeats the others would wait for `train.step_timeout_seconds`, 600 s.
 """
 
+import faulthandler
 import os
 import signal
 import subprocess
@@ -34,6 +35,12 @@ def freeze() -> None:
     """Freezes this rank between two beats, soon after a save, whose limit is long."""
     time.sleep(0.1)  # the end of the save was told at once
     os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def freeze_and_end() -> None:
+    """Freezes this rank, which ends when it is woken for its stacks, as a fault of faulthandler ends it."""
+    faulthandler.unregister(signal.SIGUSR2)
+    freeze()
 
 
 def read_for_ever() -> None:
@@ -114,6 +121,15 @@ def test_a_stuck_rank_is_named(tmp_path, case, fault_times):
     stacks = {int(file.stem[5:]): file.read_text() for file in (tmp_path / "train" / "stacks").iterdir()}
     line = "most recent call first" if how == "freeze" else f"in {how}"
     assert stacks.keys() == {0, 1} and line in stacks[shown]
+
+
+def test_a_frozen_rank_that_ends_when_it_is_woken_is_named_too(tmp_path, fault_times):
+    """The hang is told before the rank is woken: its end makes the others end at once."""
+    write_tokens(tmp_path / "tokens")
+    with pytest.raises(RuntimeError, match="without a word"):
+        run_ranks(get_stuck, 2, tmp_path, 1, "freeze_and_end", fault_times)
+    outcome = read_json(tmp_path / "train", Outcome)
+    assert outcome.outcome == "hung" and "stopped by a signal" in outcome.message
 
 
 # Starts ranks as `kielo train tiny.toml --ranks 2` does; their program is another one.

@@ -152,7 +152,7 @@ def test_what_cannot_be_is_one_line_before_anything_is_written(
 
 
 def test_a_lost_job_is_made_up_for(tmp_path, monkeypatch, capsys) -> None:
-    """Of three jobs the second never runs: the one after them makes its part too, and joins the same bytes.
+    """The second of three jobs never runs: the one after them makes its part too, and joins the same bytes.
 
     Before it nothing is queued for text that is not there; after it there is nothing to do.
     """

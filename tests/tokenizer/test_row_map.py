@@ -55,7 +55,9 @@ def sentencepiece(
 
 
 def unigram(folder: Path, pieces: dict[str, float], is_byte_level: bool, **roles: str) -> TextTokenizer:
-    """Of SentencePiece's form it has byte fallback and id 0 for what is unknown, as XLM-R and T5 have."""
+    """Writes a Unigram tokenizer. SentencePiece's form has byte fallback, and id 0 for what is unknown, as
+    XLM-R and T5 have.
+    """
     if is_byte_level:
         tokenizer = Tokenizer(Unigram(list(pieces.items())))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -170,7 +172,9 @@ def test_spaces_bytes_and_roles_of_two_conventions(tmp_path):
 
 
 def test_names_of_tokens_are_their_texts(tmp_path):
-    """Of both spellings alike; bytes of no whole character, line ends and what is invisible are escaped."""
+    """Both spellings give the same names; bytes of no whole character, line ends and what is invisible are
+    escaped.
+    """
     old = sentencepiece(tmp_path / "old", ["<s>", "▁jõgi", "<0x0A>", "<0xC3>"], [], bos_token="<s>")
     new = byte_level(tmp_path / "new", ["ĠjÃµgi", "Ċ", "Ã", "µa", "ĠĠ"], [], eos_token="<|end|>")
     assert [TokenNames(old)(number) for number in range(5)] == ["<s>", "▁jõgi", r"\n", r"\xC3", ""]

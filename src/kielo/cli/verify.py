@@ -37,7 +37,7 @@ def verify_flags(parser: argparse.ArgumentParser) -> None:
         proofs,
         "position-heads",
         "verify:position_heads",
-        "the cut of an LTG-BERT's relative positions into heads: has it the lower loss",
+        "an LTG-BERT's position heads: which way to cut them has the lower loss",
     )
 
 

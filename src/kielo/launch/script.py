@@ -45,7 +45,7 @@ def ladder_script(plan: JobPlan, folder: Path, rungs: Sequence[tuple[Path, int]]
 def pack_script(plan: JobPlan, folder: Path, shares: int) -> str:
     """Returns job.sh of the jobs that pack a run's text: the shares, and the one that joins their parts."""
     parts = [
-        "#!/bin/bash -l", *_about(plan), "#", *_pack_request(plan, folder), "",
+        "#!/bin/bash -l", *_about(plan), "#", *_request(plan, folder, packs=True), "",
         assign("WORKING_FOLDER", str(Path.cwd())), assign("FOLDER", str(folder)), f"SHARES={shares}",
         *(f"# {line}" for line in _sources(plan, "container", "image")),
         array("CONTAINER", _container(plan)), "",
@@ -127,17 +127,24 @@ def _about(plan: JobPlan) -> list[str]:
     return [f"# {line}" for line in lines]
 
 
-def _request(plan: JobPlan, folder: Path) -> list[str]:
-    """Returns the lines that the scheduler reads."""
-    nodes, name, queue = plan.nodes + plan.wishes.spares, plan.recipe.name, plan.partition
+def _request(plan: JobPlan, folder: Path, packs: bool = False) -> list[str]:
+    """Returns the lines that the scheduler reads.
+
+    packs: of a job that packs text, which is one process on a node; its array and its waiting for others are
+    of the submission.
+    """
+    nodes, name, queue = plan.nodes + plan.wishes.spares, plan.recipe.name + "_pack" * packs, plan.partition
     account, of_site, time = plan.wishes.account, plan.jobs_of_site, clock(plan.wall_seconds)
     if plan.site.scheduler == "slurm":
+        tasks, cores = plan.site.devices_per_node, plan.cores_per_device
+        if packs:
+            tasks, cores = 1, plan.site.cpu_cores_per_node
         options = [
             f"--job-name={name}", f"--partition={queue.name}", f"--qos={queue.qos}" * bool(queue.qos),
             f"--account={account}" * bool(account), f"--nodes={nodes}", of_site.devices, "--exclusive",
-            f"--ntasks-per-node={plan.site.devices_per_node}", f"--cpus-per-task={plan.cores_per_device}",
-            *of_site.options, f"--time={time}", f"--signal=USR1@{plan.grace_seconds}", "--requeue",
-            "--open-mode=append", "--dependency=singleton", f"--output={folder}/logs/job_%j.log",
+            f"--ntasks-per-node={tasks}", f"--cpus-per-task={cores}", *of_site.options, f"--time={time}",
+            f"--signal=USR1@{plan.grace_seconds}" * (not packs), "--requeue", "--open-mode=append",
+            "--dependency=singleton" * (not packs), f"--output={folder}/logs/job_%j.log",
         ]  # fmt: skip
         return [f"#SBATCH {option}" for option in options if option]
     if plan.site.scheduler == "pbs":
@@ -148,31 +155,6 @@ def _request(plan: JobPlan, folder: Path) -> list[str]:
         return [f"#PBS {option}" for option in options if option]
     options = [
         f"-N {name}", f"-l {queue.name}={nodes}", f"-l h_rt={time}", *of_site.options, "-r y", "-j y",
-        "-S /bin/bash", f"-o {folder}/logs/",
-    ]  # fmt: skip
-    return [f"#$ {option}" for option in options]
-
-
-def _pack_request(plan: JobPlan, folder: Path) -> list[str]:
-    """Returns the lines of a job that packs on one node; the array and the waiting are of the submission."""
-    name, queue, time = f"{plan.recipe.name}_pack", plan.partition, clock(plan.wall_seconds)
-    account, of_site = plan.wishes.account, plan.jobs_of_site
-    if plan.site.scheduler == "slurm":
-        options = [
-            f"--job-name={name}", f"--partition={queue.name}", f"--qos={queue.qos}" * bool(queue.qos),
-            f"--account={account}" * bool(account), "--nodes=1", of_site.devices, "--exclusive",
-            "--ntasks-per-node=1", f"--cpus-per-task={plan.site.cpu_cores_per_node}", *of_site.options,
-            f"--time={time}", "--requeue", "--open-mode=append", f"--output={folder}/logs/job_%j.log",
-        ]  # fmt: skip
-        return [f"#SBATCH {option}" for option in options if option]
-    if plan.site.scheduler == "pbs":
-        options = [
-            f"-N {name}", f"-q {queue.name}", f"-P {account}" * bool(account), "-l select=1",
-            f"-l walltime={time}", *of_site.options, "-r y", "-j oe", f"-o {folder}/logs/",
-        ]  # fmt: skip
-        return [f"#PBS {option}" for option in options if option]
-    options = [
-        f"-N {name}", f"-l {queue.name}=1", f"-l h_rt={time}", *of_site.options, "-r y", "-j y",
         "-S /bin/bash", f"-o {folder}/logs/",
     ]  # fmt: skip
     return [f"#$ {option}" for option in options]

@@ -37,7 +37,7 @@ _MODELS = {"BPE", "Unigram", "WordPiece", "WordLevel"}  # each encodes a pre-tok
 
 
 class CutRule(NamedTuple):
-    """Where texts are cut.
+    """The rule by which texts are cut.
 
     at_signs: between a letter or digit of LETTERS and a sign of ASCII too. at_lines: after a line's end too.
     first_differs: a text's first piece may have other ids than the same characters within a text.

@@ -35,7 +35,7 @@ WAIT_SECONDS = 10.0
 
 @dataclass
 class _Found:
-    """What one rank found. refusal: what is wrong with the first file that ends the attempt, or None.
+    """The findings of one rank. refusal: what is wrong with the first file that ends the attempt, or None.
 
     damaged: file → what is wrong with it, of those whose damage is left out.
     """
