@@ -5,6 +5,7 @@ the middle of a step. Without heartbeats the others would wait for `train.step_t
 """
 
 import faulthandler
+import logging
 import os
 import signal
 import subprocess
@@ -130,6 +131,30 @@ def test_a_frozen_rank_that_ends_when_it_is_woken_is_named_too(tmp_path, fault_t
         run_ranks(get_stuck, 2, tmp_path, 1, "freeze_and_end", fault_times)
     outcome = read_json(tmp_path / "train", Outcome)
     assert outcome.outcome == "hung" and "stopped by a signal" in outcome.message
+
+
+def read_slowly(folder: Path) -> Outcome:
+    """Train on two ranks, one of which waits for its data for 6 s in step 15. What is logged is in a file."""
+    take = Feed.take
+
+    def take_late(feed: Feed, step: int):
+        if step == 15 and dist.get_rank() == 1:
+            time.sleep(6.0)
+        return take(feed, step)
+
+    Feed.take = take_late
+    logging.getLogger("kielo").addHandler(logging.FileHandler(folder / "log.txt"))
+    return train(resolve(folder, shard=2, micro_batch=1))
+
+
+def test_the_cause_of_a_pause_is_named_before_it_is_a_hang(tmp_path):
+    """Two lines name the rank and its line and say when the steps go on; the training is not ended."""
+    write_tokens(tmp_path / "tokens")
+    assert [outcome.outcome for outcome in run_ranks(read_slowly, 2, tmp_path)] == ["finished"] * 2
+    named, over = [line for line in (tmp_path / "log.txt").read_text().splitlines() if "step 14: " in line]
+    assert "without progress (steps usually pause for " in named and "The cause: rank 1 on " in named
+    assert "in take_late; rank 0 waits at " in named and "The ranks end if it lasts 20 s" in named
+    assert "goes on after" in over and 2.5 < float(over.split()[-2]) < 20.0
 
 
 # Starts ranks as `kielo train tiny.toml --ranks 2` does; their program is another one.

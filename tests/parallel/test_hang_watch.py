@@ -2,6 +2,7 @@
 the others wait for.
 """
 
+import math
 import time
 from dataclasses import replace
 
@@ -9,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from kielo.parallel.hang_watch import Beat, HangWatch, describe, silent_seconds
+from kielo.parallel.hang_watch import Beat, HangWatch, describe, describe_stall, silent_seconds
 from kielo.parallel.layer_marks import marked_layers
 from kielo.parallel.progress import STEPS, Progress, stuck_seconds
 
 USUAL = Beat(
     number=1, step=7, doing=STEPS, moves=10, entered={"0,1,2,3": 5}, at="kielo/train/loop.py:20 in fit",
-    is_inside=True, still_seconds=30.0, silent_seconds=30.0, p99_seconds=2.0,
+    is_inside=True, still_seconds=30.0, silent_seconds=30.0, stall_seconds=6.0, p99_seconds=2.0,
 )  # fmt: skip
 
 
@@ -105,6 +106,37 @@ def test_collectives_that_do_not_match_are_named_with_both_lines():
     assert "ranks 0, 2 at kielo/train/loop.py:20 in fit; rank 1 at my_loss.py:3 in loss" in message
 
 
+# Four ranks stand still: their beats, which are silent, after how many seconds the cause is named, the cause.
+WAITING, AT_DATA = USUAL, replace(USUAL, is_inside=False, at="kielo/train/feed.py:86 in take")
+STALLS = {
+    "a rank that is stuck": ([WAITING, AT_DATA, WAITING, WAITING], (), 6.5, (1,)),
+    "a frozen rank": ([WAITING] * 4, (2,), 6.5, (2,)),
+    "short steps: five beats": ([replace(WAITING, stall_seconds=0.3)] * 4, (2,), 3.0, (2,)),
+    "a save": ([*[WAITING] * 3, replace(WAITING, stall_seconds=math.inf)], (), None, ()),
+    "a hang that is found as soon": ([replace(WAITING, still_seconds=6.0)] * 4, (), None, ()),
+}
+
+
+@pytest.mark.parametrize("case", STALLS)
+def test_the_cause_of_a_pause_is_named_within_three_times_the_usual_one(case):
+    """Before the limit of a hang, whose floor is made for slow files; and no more when the steps go on."""
+    beats, silent, seconds, cause = STALLS[case]
+    watch, told = HangWatch(4, 0.5), {}
+    for look, heard in enumerate(beating(beats, 20, silent)):
+        if watch.look(heard, 0.5) is None and (stall := watch.stall(heard)) is not None:
+            told.setdefault(look * 0.5, stall)
+    assert min(told, default=None) == seconds
+    if told:
+        assert told[seconds].ranks == cause and told[seconds].is_silent == bool(silent)
+        message = describe_stall(told[seconds], beats, {cause[0]: "nid7 (process 12)"})
+        usual = "without progress (steps usually pause for 2 s at most)"
+        assert message.startswith(f"{seconds:.1f} s {usual}. The cause: rank ")
+        assert f"rank {cause[0]} on nid7 (process 12) at {beats[cause[0]].at}; ranks 0, " in message
+        assert "The ranks end if it lasts 30 s" in message
+    moved = [replace(beat, number=100, moves=11) for beat in beats]
+    assert watch.look(moved, 0.5) is None and watch.stall(moved) is None
+
+
 def test_limits_follow_the_steps_and_know_what_is_long(monkeypatch):
     """Steps may stand still for the floor beyond their usual pauses; long work has its own limits."""
     now = 0.0
@@ -140,6 +172,7 @@ def test_limits_follow_the_pauses_inside_steps(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: now)
     progress = Progress(floor_seconds=4.0, silent_seconds=2.0, first_seconds=1800.0, later_seconds=600.0)
     progress.begin(STEPS)
+    assert progress.stall_seconds == math.inf
     for step in range(1, 20):
         for _ in range(12):
             now += 2.0
@@ -147,6 +180,9 @@ def test_limits_follow_the_pauses_inside_steps(monkeypatch):
         now += 2.0
         progress.step_done(step)
     assert progress.p99_seconds == 2.0 and progress.limits() == (6.0, 2.0)
+    assert progress.stall_seconds == 6.0
+    with progress.during("a save"):
+        assert progress.stall_seconds == math.inf
     assert progress.marks() == 19 * 13
     now += 7.0  # a reader, say
     progress.mark()

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 
 # A rank that has missed so many beats when the job stands still is frozen, and not waiting.
 _MISSED_BEATS = 4
+_STALL_BEATS = 5  # later than that, so that a frozen rank is told from those that wait for it
 _MOST_NAMED = 8
 _BEAT_SECONDS = 0.5
 _BEATS_PER_SECOND = 1000  # of all ranks together: what one store takes beside other work
@@ -25,8 +26,9 @@ class Beat:
     number: counts its beats. moves: counts collectives and messages that it has begun, and layers that its
     device has come to. entered: of groups in which all ranks begin the same collectives, by their ranks, how
     many it has begun. at: the innermost line of its main thread outside of torch. is_inside: that thread is
-    inside torch.distributed. still_seconds, silent_seconds: its limits now (`Progress.limits`). p99_seconds:
-    the 99th percentile of the longest pause of a step.
+    inside torch.distributed. still_seconds, silent_seconds: its limits now (`Progress.limits`).
+    stall_seconds: how long a pause is worth a line (`Progress.stall_seconds`). p99_seconds: the 99th
+    percentile of the longest pause of a step.
     """
 
     number: int
@@ -38,12 +40,13 @@ class Beat:
     is_inside: bool
     still_seconds: float
     silent_seconds: float
+    stall_seconds: float
     p99_seconds: float
 
     @classmethod
     def last(cls, number: int) -> "Beat":
         """Returns the beat of a rank that sends no more. It has no limits, so the job is no longer judged."""
-        return cls(number, 0, "", 0, {}, "", False, math.inf, math.inf, 0.0)
+        return cls(number, 0, "", 0, {}, "", False, math.inf, math.inf, math.inf, 0.0)
 
     def text(self) -> str:
         return json.dumps(asdict(self))
@@ -55,7 +58,10 @@ class Beat:
 
 @dataclass(frozen=True)
 class Hang:
-    """A job that stands still. ranks: the cause; empty: all wait for each other. reason: ends a sentence."""
+    """A job that stands still. ranks: the cause; empty: all wait for each other. reason: ends a sentence.
+
+    is_silent: the ranks send no heartbeat.
+    """
 
     ranks: tuple[int, ...]
     is_silent: bool
@@ -90,13 +96,27 @@ class HangWatch:
         still_limit = max(beat.still_seconds for beat in beats)
         if max(self._silent) <= silent_limit and self._still <= still_limit:
             return None
-        frozen_seconds = min(_MISSED_BEATS * self._beat_seconds, silent_limit)
-        silent = [rank for rank, seconds in enumerate(self._silent) if seconds > frozen_seconds]
+        silent = self._silent_ranks(silent_limit)
         if silent:
             seconds = max(self._silent)
-            return Hang(tuple(silent), True, seconds, "without a heartbeat" + _limit(beats, silent_limit))
-        causes = _behind(beats) or _outside(beats)
-        return Hang(tuple(causes), False, self._still, "without progress" + _limit(beats, still_limit))
+            return Hang(silent, True, seconds, "without a heartbeat" + _limit(beats, silent_limit))
+        return Hang(_cause(beats), False, self._still, "without progress" + _limit(beats, still_limit))
+
+    def stall(self, beats: Sequence[Beat]) -> Hang | None:
+        """Returns a pause of the steps that is not usual, for as long as it lasts; it may become a hang.
+
+        Called after `look`, with the same beats. None also where the limit of a hang is not later.
+        """
+        limit = max(_STALL_BEATS * self._beat_seconds, *(beat.stall_seconds for beat in beats))
+        if self._still <= limit or limit >= max(beat.still_seconds for beat in beats):
+            return None
+        silent = self._silent_ranks(max(beat.silent_seconds for beat in beats))
+        return Hang(silent or _cause(beats), bool(silent), self._still, f"without progress ({_usual(beats)})")
+
+    def _silent_ranks(self, silent_limit: float) -> tuple[int, ...]:
+        """Returns the ranks that have missed too many heartbeats to be waiting."""
+        frozen_seconds = min(_MISSED_BEATS * self._beat_seconds, silent_limit)
+        return tuple(rank for rank, seconds in enumerate(self._silent) if seconds > frozen_seconds)
 
 
 def beat_seconds(num_ranks: int) -> float:
@@ -122,6 +142,24 @@ def describe(hang: Hang, beats: Sequence[Beat], places: Mapping[int, str], state
     stands = f"the job hangs, {hang.seconds:.0f} s {hang.reason}"
     if not hang.ranks:
         return f"{stands}: all ranks wait for each other: {_lines(beats)}"
+    first = beats[hang.ranks[0]] if beats else None
+    during = f" after step {first.step}, during {first.doing}" if first else ""
+    return (
+        f"{stands}{during}. The cause: {_named(hang, beats, places, states)}. Start again from the newest "
+        "checkpoint; where it comes again on the same node, leave that node out"
+    )
+
+
+def describe_stall(stall: Hang, beats: Sequence[Beat], places: Mapping[int, str]) -> str:
+    """Returns a message that names the cause of a pause, where it is, and where the others wait."""
+    limit = max(beat.still_seconds for beat in beats)
+    cause = _named(stall, beats, places, {}) if stall.ranks else f"all ranks wait: {_waiting(beats)}"
+    stands = f"{stall.seconds:.1f} s {stall.reason}"
+    return f"{stands}. The cause: {cause}. The ranks end if it lasts {limit:.3g} s"
+
+
+def _named(hang: Hang, beats: Sequence[Beat], places: Mapping[int, str], states: Mapping[int, str]) -> str:
+    """Returns the ranks that are the cause with their lines, and where the others wait."""
     named = []
     for rank in hang.ranks[:_MOST_NAMED]:
         state = f" ({states[rank]})" if rank in states else ""
@@ -132,23 +170,22 @@ def describe(hang: Hang, beats: Sequence[Beat], places: Mapping[int, str], state
     others = [rank for rank in range(len(beats)) if rank not in hang.ranks]
     verb = "waits" if len(others) == 1 else "wait, the first"
     waiting = f"; {_ranks(others)} {verb} at {beats[others[0]].at}" if others else ""
-    first = beats[hang.ranks[0]] if beats else None
-    during = f" after step {first.step}, during {first.doing}" if first else ""
-    return (
-        f"{stands}{during}. The cause: {', '.join(named)}{waiting}. Start again from the newest checkpoint; "
-        "where it comes again on the same node, leave that node out"
-    )
+    return f"{', '.join(named)}{waiting}"
 
 
 def _lines(beats: Sequence[Beat]) -> str:
     """Returns where all ranks wait, and what that may mean."""
+    if len({beat.at for beat in beats}) == 1:
+        return f"{_waiting(beats)}. A network that lost a message is the likely cause: start again"
+    return f"{_waiting(beats)}. Collectives that do not match are a fault of the program, which comes again"
+
+
+def _waiting(beats: Sequence[Beat]) -> str:
+    """Returns where all ranks wait."""
     lines: dict[str, list[int]] = {}
     for rank, beat in enumerate(beats):
         lines.setdefault(beat.at, []).append(rank)
-    waiting = "; ".join(f"{_ranks(ranks)} at {line}" for line, ranks in lines.items())
-    if len(lines) == 1:
-        return f"{waiting}. A network that lost a message is the likely cause: start again"
-    return f"{waiting}. Collectives that do not match are a fault of the program, which comes again"
+    return "; ".join(f"{_ranks(ranks)} at {line}" for line, ranks in lines.items())
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -161,8 +198,17 @@ def _place(beat: Beat) -> tuple[int, str, int]:
 
 
 def _limit(beats: Sequence[Beat], seconds: float) -> str:
+    return f" (the limit is {seconds:.3g} s; {_usual(beats)})"
+
+
+def _usual(beats: Sequence[Beat]) -> str:
     p99 = max(beat.p99_seconds for beat in beats)
-    return f" (the limit is {seconds:.3g} s; steps usually pause for {p99:.3g} s at most)"
+    return f"steps usually pause for {p99:.3g} s at most"
+
+
+def _cause(beats: Sequence[Beat]) -> tuple[int, ...]:
+    """Returns the ranks that others wait for; none where all wait for each other."""
+    return tuple(_behind(beats) or _outside(beats))
 
 
 def _behind(beats: Sequence[Beat]) -> list[int]:

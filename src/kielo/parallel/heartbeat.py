@@ -10,6 +10,7 @@ A rank that is frozen does not write anything; one of the same node asks it to (
 
 import faulthandler
 import json
+import logging
 import os
 import signal
 import sys
@@ -27,10 +28,12 @@ import torch
 import torch.distributed as dist
 
 from kielo.artifact.outcome import EXIT_CODES
-from kielo.parallel.hang_watch import Beat, Hang, HangWatch, beat_seconds, describe
+from kielo.parallel.hang_watch import Beat, Hang, HangWatch, beat_seconds, describe, describe_stall
 from kielo.parallel.progress import Progress
 from kielo.parallel.rank_process import RankProcess
 from kielo.parallel.world import World
+
+logger = logging.getLogger(__name__)
 
 HUNG = EXIT_CODES["hung"]
 _ANSWER_SECONDS = 5.0  # of the store, at the end
@@ -59,6 +62,7 @@ class Heartbeat:
         is_watcher = world.rank in (0, world.size // 2)
         self._watch = HangWatch(world.size, self._seconds) if is_watcher else None
         self._beats: list[Beat] = []
+        self._stall: Hang | None = None  # of which this rank has told
         self._first: RankProcess | None = None  # rank 0, which may serve the store
         self._number = 0
         self._over = threading.Event()
@@ -165,6 +169,7 @@ class Heartbeat:
             is_inside=frame is not None and frame.f_code.co_filename.startswith(_DISTRIBUTED),
             still_seconds=still,
             silent_seconds=silent,
+            stall_seconds=self._progress.stall_seconds,
             p99_seconds=self._progress.p99_seconds,
         )
 
@@ -178,8 +183,21 @@ class Heartbeat:
         self._beats = [Beat.read(text) for text in store.multi_get(keys)]
         hang = self._watch.look(self._beats, elapsed)
         if hang is None:
+            self._note_stall(self._watch.stall(self._beats), store)
             return None
         return _hang_of(store.compare_set("hang", _NO_HANG, json.dumps(asdict(hang))))
+
+    def _note_stall(self, stall: Hang | None, store: dist.Store) -> None:
+        """Tells of a pause of the steps once, on one of the ranks that look at the beats, and of its end."""
+        step = self._beats[0].step
+        if stall is None and self._stall is not None:
+            logger.warning("step %d: goes on after %.1f s", step, self._stall.seconds)
+        elif stall is not None and self._stall is None:
+            if store.add(f"stall/{step}", 1) > 1:
+                return
+            places = {rank: str(_process_of(store, rank)) for rank in stall.ranks}
+            logger.warning("after step %d: %s", step, describe_stall(stall, self._beats, places))
+        self._stall = stall
 
     def _end(self, hang: Hang, store: dist.Store | None) -> None:
         """Writes stacks, tells the cause, and ends this process. store: None where it does not answer."""

@@ -7,6 +7,7 @@ of silence does not depend on them. Work that is long on purpose (building and c
 saves) has limits of its own.
 """
 
+import math
 import threading
 import time
 from collections import deque
@@ -16,7 +17,7 @@ from typing import Protocol
 
 STEPS = "steps"
 _TIMES_P99 = 3.0
-_REMEMBERED_STEPS = 512
+_REMEMBERED_STEPS, _FEWEST_STEPS = 512, 10
 _MOST_EVENTS = 4096  # that the device has not come to
 
 
@@ -102,6 +103,16 @@ class Progress:
         """The 99th percentile of the steps' longest pauses (nearest rank); 0 before the first."""
         seconds = sorted(self._pauses)  # a copy, as the other thread may add to it
         return seconds[min(len(seconds) - 1, int(0.99 * len(seconds)))] if seconds else 0.0
+
+    @property
+    def stall_seconds(self) -> float:
+        """How long a pause of a step is worth a line: 3 × `p99_seconds`.
+
+        Infinite in long work, and before ten steps have shown what is usual.
+        """
+        if self.doing != STEPS or len(self._pauses) < _FEWEST_STEPS:
+            return math.inf
+        return _TIMES_P99 * self.p99_seconds
 
     def limits(self) -> tuple[float, float]:
         """Returns (still, silent): seconds without a sign of progress, and without a heartbeat."""
