@@ -133,13 +133,22 @@ def test_a_frozen_rank_that_ends_when_it_is_woken_is_named_too(tmp_path, fault_t
     assert outcome.outcome == "hung" and "stopped by a signal" in outcome.message
 
 
-def read_slowly(folder: Path) -> Outcome:
-    """Train on two ranks, one of which waits for its data for 6 s in step 15. What is logged is in a file."""
+def freeze_for_6_s() -> None:
+    subprocess.Popen(["sh", "-c", f"sleep 6; kill -CONT {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def wait_for_data() -> None:
+    time.sleep(6.0)
+
+
+def pause(folder: Path, late_rank: int, how: str) -> Outcome:
+    """Train on two ranks, one of which is late in step 15. What the other one logs is in a file."""
     take = Feed.take
 
     def take_late(feed: Feed, step: int):
-        if step == 15 and dist.get_rank() == 1:
-            time.sleep(6.0)
+        if step == 15 and dist.get_rank() == late_rank:
+            globals()[how]()
         return take(feed, step)
 
     Feed.take = take_late
@@ -147,14 +156,30 @@ def read_slowly(folder: Path) -> Outcome:
     return train(resolve(folder, shard=2, micro_batch=1))
 
 
-def test_the_cause_of_a_pause_is_named_before_it_is_a_hang(tmp_path):
-    """Two lines name the rank and its line and say when the steps go on; the training is not ended."""
+# Who is late and how; what the first line names; what the second one begins with.
+PAUSES = {
+    "data that come late": (
+        (1, "wait_for_data"),
+        ["s without progress (steps usually pause for ", "The cause: rank 1 on ", "; rank 0 waits at "],
+        "step 14: goes on after ",
+    ),
+    "a frozen rank that serves the store": (
+        (0, "freeze_for_6_s"),
+        ["the store has not answered for ", "; rank 0 on "],
+        "the store answers after ",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PAUSES)
+def test_the_cause_of_a_pause_is_named_before_it_is_a_hang(tmp_path, case):
+    """One line names the rank, another says when the steps go on; the training is not ended."""
+    late, words, over = PAUSES[case]
     write_tokens(tmp_path / "tokens")
-    assert [outcome.outcome for outcome in run_ranks(read_slowly, 2, tmp_path)] == ["finished"] * 2
-    named, over = [line for line in (tmp_path / "log.txt").read_text().splitlines() if "step 14: " in line]
-    assert "without progress (steps usually pause for " in named and "The cause: rank 1 on " in named
-    assert "in take_late; rank 0 waits at " in named and "The ranks end if it lasts 20 s" in named
-    assert "goes on after" in over and 2.5 < float(over.split()[-2]) < 20.0
+    assert [outcome.outcome for outcome in run_ranks(pause, 2, tmp_path, *late)] == ["finished"] * 2
+    told, ended = (tmp_path / "log.txt").read_text().splitlines()
+    assert all(word in told for word in [*words, "The ranks end if it lasts "]), told
+    assert ended.startswith(over) and 2.5 < float(ended.split()[-2]) < 15.0
 
 
 # Starts ranks as `kielo train tiny.toml --ranks 2` does; their program is another one.

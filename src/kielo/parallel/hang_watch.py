@@ -107,7 +107,7 @@ class HangWatch:
 
         Called after `look`, with the same beats. None also where the limit of a hang is not later.
         """
-        limit = max(_STALL_BEATS * self._beat_seconds, *(beat.stall_seconds for beat in beats))
+        limit = stall_limit(self._beat_seconds, max(beat.stall_seconds for beat in beats))
         if self._still <= limit or limit >= max(beat.still_seconds for beat in beats):
             return None
         silent = self._silent_ranks(max(beat.silent_seconds for beat in beats))
@@ -131,6 +131,11 @@ def silent_seconds(hang_seconds: float, num_ranks: int) -> float:
     for the sixth time. A step may wait for slow files and devices; heartbeats wait for nothing else.
     """
     return min(hang_seconds, max(_SILENT_SECONDS, _SILENT_BEATS * beat_seconds(num_ranks)))
+
+
+def stall_limit(beat_seconds: float, stall_seconds: float) -> float:
+    """Returns after how long a pause its cause is named: `stall_seconds`, and five beats at the least."""
+    return max(stall_seconds, _STALL_BEATS * beat_seconds)
 
 
 def describe(hang: Hang, beats: Sequence[Beat], places: Mapping[int, str], states: Mapping[int, str]) -> str:

@@ -28,7 +28,15 @@ import torch
 import torch.distributed as dist
 
 from kielo.artifact.outcome import EXIT_CODES
-from kielo.parallel.hang_watch import Beat, Hang, HangWatch, beat_seconds, describe, describe_stall
+from kielo.parallel.hang_watch import (
+    Beat,
+    Hang,
+    HangWatch,
+    beat_seconds,
+    describe,
+    describe_stall,
+    stall_limit,
+)
 from kielo.parallel.progress import Progress
 from kielo.parallel.rank_process import RankProcess
 from kielo.parallel.world import World
@@ -135,16 +143,29 @@ class Heartbeat:
             self._store.set(f"beat/{self._world.rank}", Beat.last(self._number + 1).text())
 
     def _guard(self) -> None:
-        """Ends this process where the store, which rank 0 may serve, does not answer for too long."""
-        looked_at, number, unanswered = time.monotonic(), 0, 0.0
+        """Ends this process where the store, which rank 0 may serve, does not answer for too long.
+
+        One rank names rank 0 before that, where such a pause is not usual.
+        """
+        looked_at, number, unanswered, is_told = time.monotonic(), 0, 0.0, False
         while not self._over.wait(self._seconds):
             now = time.monotonic()
             is_answered, number = number != self._number, self._number
+            if is_answered and is_told:
+                logger.warning("the store answers after %.1f s", unanswered)
+                is_told = False
             unanswered = 0.0 if is_answered else unanswered + min(now - looked_at, 2 * self._seconds)
             looked_at, limit = now, self._progress.limits()[1]
             if unanswered > limit and not self._over.is_set():
                 why = f"without an answer of its store (the limit is {limit:.3g} s)"
                 self._end(Hang((0,), True, unanswered, why), None)
+            is_late = stall_limit(self._seconds, self._progress.stall_seconds) < unanswered
+            if is_late and not is_told and self._watch is not None and self._first is not None:
+                late = (
+                    f"the store has not answered for {unanswered:.1f} s; rank 0 on {self._first} may serve it"
+                )
+                logger.warning("%s. The ranks end if it lasts %.3g s", late, limit)
+                is_told = True
 
     def _exchange(self, store: dist.Store, elapsed: float) -> Hang | None:
         """Sends this rank's heartbeat; returns the hang that another rank has found, or this one."""

@@ -87,7 +87,8 @@ def _say_again(folder: Path, attempt: Attempt) -> None:
     """Says that the ranks are started again, on stderr and in the alerts of the run."""
     from_where = f"from {attempt.newest}" if attempt.newest else "from the start, as nothing was saved"
     why, said = str(attempt.failure), attempt.outcome.message
-    message = f"{said if why in said else f'{why} ({said})'}; the ranks are started again {from_where}"
+    is_told = why in said or attempt.outcome.outcome == "hung"  # ranks that hang are ended by each other
+    message = f"{said if is_told else f'{why} ({said})'}; the ranks are started again {from_where}"
     print(f"kielo: {message}", file=sys.stderr, flush=True)
     with suppress(OSError):
         append_alert(folder / ALERTS_NAME, attempt.outcome.step or 0, message)
