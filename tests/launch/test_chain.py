@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -141,15 +142,19 @@ def test_attempts_without_a_new_checkpoint_are_counted(chain: Chain) -> None:
 AGAIN = "n=$(($(cat {run}/tries 2> /dev/null) + 1)); echo $n > {run}/tries; if [ $n -gt 1 ]; then "
 
 
-def hung(node: str, then: str = "exit 0") -> str:
-    """Bash for a training that hangs the first time, by a rank on `node`."""
+def hung(node: str, then: str = "exit 0", first: str = "") -> str:
+    """Bash for a training that hangs the first time, by a rank on `node`. first, then: of its two tries."""
     said = f"the job hangs, 31 s without a heartbeat. The cause: rank 5 on {node} (process 12) at feed.py:86"
-    return AGAIN + f"{then}; fi; " + ends("hung", said, 76)
+    return AGAIN + f"{then}; fi; {first}" + ends("hung", said, 76)
 
 
-def test_a_hang_is_followed_by_another_attempt_in_the_same_job(chain: Chain) -> None:
+def test_a_hang_is_followed_by_another_attempt_in_the_same_job(chain: Chain, fault_times) -> None:
     """It has a log folder and a port of its own, and its node is noted."""
-    assert chain.job(hung("node4.site", ends("finished", "", 0))) == 0
+    first, second = "touch {run}/hangs; ", "touch {run}/again; "
+    assert chain.job(hung("node4.site", second + ends("finished", "", 0), first)) == 0
+    of_files = time.monotonic() - time.time()
+    for moment, name in (("planted", "hangs"), ("found", "again")):
+        fault_times.note(moment, (chain.run / name).stat().st_mtime + of_files)
     assert chain.stopped == "finished"
     assert (chain.folder / "chain/failed_nodes").read_text() == "node4\n"
     assert sorted(path.name for path in (chain.folder / "logs").iterdir()) == ["7.0", "7.0.1"]
@@ -179,9 +184,11 @@ def test_no_attempt_begins_when_the_job_is_nearly_over(chain: Chain) -> None:
     assert (chain.run / "tries").read_text() == "1\n"
 
 
-def test_a_node_on_which_ranks_were_killed_twice_is_left_out(chain: Chain) -> None:
+def test_a_node_on_which_ranks_were_killed_twice_is_left_out(chain: Chain, fault_times) -> None:
     """In one job or two. Without it there are too few nodes, and the job says so before it starts a step."""
+    fault_times.note("planted")
     assert chain.job(FAILED) == 1
+    fault_times.note("found")
     (entry,) = (chain.run / "launch/left_out_nodes").read_text().splitlines()
     assert entry.startswith("node3 ") and not chain.stopped
     assert chain.job("touch {run}/trained_again") == 1 and not (chain.run / "trained_again").exists()
