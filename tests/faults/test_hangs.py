@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.flight_recorder.components import loader
 
 from kielo.artifact.outcome import Outcome
 from kielo.artifact.stage_json import read_json
@@ -30,6 +31,8 @@ from tests.ranks import run_ranks
 from tests.train.tiny_run import resolve, write_tokens
 
 STUCK_STEP = 5
+# In torch 2.10 gloo notes no collectives.
+HAS_FLIGHT_RECORD = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11)
 
 
 def freeze() -> None:
@@ -122,6 +125,16 @@ def test_a_stuck_rank_is_named(tmp_path, case, fault_times):
     stacks = {int(file.stem[5:]): file.read_text() for file in (tmp_path / "train" / "stacks").iterdir()}
     line = "most recent call first" if how == "freeze" else f"in {how}"
     assert stacks.keys() == {0, 1} and line in stacks[shown]
+    if HAS_FLIGHT_RECORD:
+        frozen = {stuck_rank} if how == "freeze" else set()
+        assert recorded(tmp_path / "train" / "flight_record") == {0, 1} - frozen
+
+
+def recorded(folder: Path) -> set[int]:
+    """The ranks whose record torch's reader reads, with collectives of all ranks in it."""
+    dumps = [loader.read_dump("rank_", str(file)) for file in folder.iterdir()]
+    names = {dump["rank"]: {entry["profiling_name"] for entry in dump["entries"]} for dump in dumps}
+    return {rank for rank in names if "gloo:all_reduce" in names[rank]}
 
 
 def test_a_frozen_rank_that_ends_when_it_is_woken_is_named_too(tmp_path, fault_times):

@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 from kielo.artifact.outcome import EXIT_CODES
+from kielo.parallel.flight_record import write_flight_record
 from kielo.parallel.hang_watch import (
     Beat,
     Hang,
@@ -225,13 +226,19 @@ class Heartbeat:
         with suppress(Exception):  # whatever fails here, the process ends
             self._stacks_folder.mkdir(parents=True, exist_ok=True)
             if not self._was_silent(hang):
-                with open(self._file(self._world.rank), "w", encoding="utf-8") as file:
-                    faulthandler.dump_traceback(file)
+                self._write_stacks()
             if store is None:
                 self._end_without_store(hang)
             else:
                 self._end_together(hang, store)
         os._exit(HUNG)
+
+    def _write_stacks(self) -> None:
+        """Writes where this rank's threads are, and torch's record of its collectives."""
+        with open(self._file(self._world.rank), "w", encoding="utf-8") as file:
+            faulthandler.dump_traceback(file)
+        with suppress(Exception):  # whatever torch answers, the stacks are there
+            write_flight_record(self._stacks_folder.parent / "flight_record", self._world.rank)
 
     def _end_together(self, hang: Hang, store: dist.Store) -> None:
         asked = {}

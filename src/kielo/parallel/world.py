@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from kielo.parallel.communicator import Startup, raise_communicator
+from kielo.parallel.flight_record import keep_flight_record
 from kielo.parallel.open_files import allow_open_files
 from kielo.parallel.rendezvous import Rendezvous, find_rendezvous
 from kielo.recipe.errors import KieloError
@@ -71,6 +72,7 @@ def enter_world(world: World, backend: str) -> World:
     """Makes the process group of all ranks, which meet in `world.store`; returns `world`."""
     global _world
     startup = world.startup
+    keep_flight_record()
 
     def make() -> dist.ProcessGroup:
         dist.init_process_group(
