@@ -78,6 +78,7 @@ def test_a_few_layouts_hold_the_bars(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(2400)  # 17 minutes beside another process on two cores
 def test_every_layout_holds_the_bars(tmp_path: Path) -> None:
     """All axes, all pairs and all threes of them, ten steps."""
     certificate = verify_layouts(recipe("train.z_loss=1e-4", "dataset.mask_documents=true"), tmp_path)
