@@ -1,6 +1,6 @@
 """Runs every test there is: `make test-full`. Writes results/test_full.json.
 
-Four parts, two at a time, for two cores. Whole commands come last: a core is free for their threads.
+Five parts, two at a time, for two cores, the longest first. Each prints its twelve slowest cases.
 """
 
 import json
@@ -19,14 +19,15 @@ from junit import outcome
 
 _ROOT = Path(__file__).resolve().parents[1]
 _RESULT = Path(__file__).parent / "results" / "test_full.json"
-# Name of the part → arguments of pytest. "layouts": cases marked `full`, but for families and whole commands.
-# The longest come first, so that two processes end at about the same time.
+# Name of the part → arguments of pytest. The longest come first, so that two processes end at the same time.
 _FAMILIES = "tests/verify/test_family_layouts.py"
+_DEMOS = [f"tests/cli/test_{name}.py" for name in ("demo", "encoder", "follows")]
 PARTS = {
     "layouts": ["-m", "full", "--ignore=tests/cli", f"--ignore={_FAMILIES}"],
     "usual and faults": ["-m", "not full"],
     "families": ["-m", "full", _FAMILIES],
-    "whole commands": ["-m", "full", "tests/cli"],
+    "demos": ["-m", "full", *_DEMOS],
+    "whole commands": ["-m", "full", "tests/cli", *(f"--ignore={name}" for name in _DEMOS)],
 }
 
 
@@ -51,8 +52,9 @@ def _run(selection: list[str]) -> dict[str, Any]:
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
         report = Path(temporary) / "tests.xml"
+        arguments = [*selection, "--tb=short", "--durations=12", f"--junit-xml={report}"]
         status = subprocess.run(
-            [sys.executable, "-m", "pytest", *selection, "--tb=short", f"--junit-xml={report}"],
+            [sys.executable, "-m", "pytest", *arguments],
             cwd=_ROOT,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         ).returncode
