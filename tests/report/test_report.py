@@ -311,10 +311,12 @@ def test_units() -> None:
 def test_equal_losses_are_counted_and_not_drawn_as_a_difference() -> None:
     """A zero has no place on a logarithmic axis: the figure says how many there are."""
 
-    def drawn(ours: list[float], theirs: list[float]) -> str:
-        losses = SimpleNamespace(ours=ours, theirs=theirs)
+    def drawn(ours: list[float], theirs: list[float], rounding: list[float] | None = None) -> str:
+        losses = SimpleNamespace(ours=ours, theirs=theirs, rounding_differences=rounding)
         return parity_curves({"parity": SimpleNamespace(losses=losses, tolerance=1e-5)}) or ""
 
     assert "equal to the last bit in 2 of 3 steps" in drawn([2.0, 1.5, 1.25], [2.0, 1.5, 1.2500001])
     assert "equal to the last bit in 2 of 2 steps" in drawn([2.0, 1.5], [2.0, 1.5])
     assert "equal to" not in drawn([2.0, 1.5], [2.1, 1.6])
+    assert "tolerance 1e-05" in drawn([2.0, 1.5], [2.0, 1.6])
+    assert "limit by rounding" in drawn([2.0, 1.5], [2.0, 1.6], [1e-7, 1e-2])

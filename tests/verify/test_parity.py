@@ -16,6 +16,7 @@ from kielo.dataset.batches import Batches
 from kielo.models.llama.model import Llama, initial_value
 from kielo.models.llama.names import hf_config
 from kielo.recipe.errors import KieloError
+from kielo.verify.kielo_side import KieloSide
 from kielo.verify.parity import ParityOptions, verify_parity
 from tests.models.equality import pair
 from tests.models.tiny_configs import TINY
@@ -139,6 +140,39 @@ def test_a_wrong_setting_is_named_in_other_families(
     assert not certificate.passed
     assert (first.settings[0] if first.settings else None) == setting, first
     assert first.layer == layer, first
+
+
+def test_losses_that_part_by_rounding_alone(run_folder: Path, tmp_path: Path) -> None:
+    """A learning rate at which no two engines stay together: losses part by far more than the tolerance, no
+    further than transformers from itself, and the certificate passes and says so.
+    """
+    certificate, printed = check(resolve(run_folder, learning_rate=0.3), tmp_path / "verify")
+    rounding = certificate.losses.rounding_differences
+    assert certificate.max_relative_loss_difference > 1e-4 > 1e-6 > certificate.losses.relative_differences[0]
+    assert len(rounding) == 20 and rounding == sorted(rounding) and rounding[0] < 1e-6
+    assert certificate.passed and certificate.first_difference is None, printed
+    assert "by rounding alone" in printed and f"from itself by up to {rounding[-1]:.1e}" in printed
+
+
+def test_losses_that_part_by_more_than_rounding(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update that no setting shows, a thousandth of the weights a step: everything of step 1 is equal,
+    rounding is measured, and the certificate is refused at step 2.
+    """
+    step = KieloSide.step
+
+    def decays_more(side: KieloSide, *arguments: Any) -> dict[str, float]:
+        measured = step(side, *arguments)
+        for weight in side.parameters().values():
+            weight.mul_(0.999)
+        return measured
+
+    monkeypatch.setattr(KieloSide, "step", decays_more)
+    certificate, printed = check(resolve(run_folder), tmp_path / "verify", steps=3)
+    assert not certificate.passed and certificate.first_difference.step == 2, printed
+    assert max(certificate.losses.rounding_differences) < 1e-6
+    assert "Losses part at step 2" in printed
 
 
 def first_documents(resolved: Any) -> torch.Tensor:

@@ -4,6 +4,8 @@ from typing import Any, ClassVar
 
 from kielo.artifact.stage_json import JsonFile, JsonObject
 
+ROUNDING_FACTOR = 10  # losses may part this many times as far as by rounding alone; seen: up to 4
+
 
 class Settings(JsonObject):
     """Effective settings, side by side."""
@@ -25,6 +27,11 @@ class Losses(JsonObject):
     """Those of transformers, one for each step."""
     relative_differences: list[float]
     """|ours - theirs| / |theirs| of each step."""
+    rounding_differences: list[float] | None = None
+    """Largest relative difference up to each step between transformers and itself, trained from weights
+    that are one unit in the last place off; null: not measured, since all losses are within the tolerance
+    or step 1 differs.
+    """
 
 
 class GradientNorms(JsonObject):
@@ -54,7 +61,7 @@ class FirstDifference(JsonObject):
     update: str | None = None
     """The weight that differs most after step 1; null where the losses never part."""
     step: int | None = None
-    """The first step whose losses are further apart than the tolerance."""
+    """The first step whose losses are further apart than their limit."""
 
 
 class Parity(JsonFile):
@@ -63,7 +70,7 @@ class Parity(JsonFile):
     FILE_NAME: ClassVar[str] = "parity.json"
 
     passed: bool
-    """True if losses and gradients agree within their tolerances and no setting differs."""
+    """True if losses and gradients are within their limits and no setting differs."""
     max_relative_loss_difference: float
     """Largest relative difference of the losses over all steps."""
     logits_max_difference: float
@@ -81,8 +88,24 @@ class Parity(JsonFile):
     sequences_per_step: int
     """Sequences of each step."""
     tolerance: float
-    """Largest relative difference of the losses with which the certificate passes."""
+    """Largest relative difference of the losses with which the certificate passes, but for rounding's."""
     sequence_length: int
     """Tokens of a sequence."""
     hugging_face_overrides: dict[str, Any]
     """Settings of transformers that were set wrong on purpose, to check the check; empty in a run."""
+
+    def limit_in_words(self) -> str:
+        """Returns how far apart the losses may be, as part of a sentence."""
+        limit = f"tolerance {self.tolerance:.0e}"
+        rounding = self.losses.rounding_differences
+        if rounding is None:
+            return limit
+        return (
+            f"{limit}, or {ROUNDING_FACTOR} times what rounding alone makes: transformers parts from itself "
+            f"by up to {rounding[-1]:.1e}"
+        )
+
+
+def loss_limits(tolerance: float, rounding_differences: list[float]) -> list[float]:
+    """Returns the largest relative difference of each step's losses with which the certificate passes."""
+    return [max(tolerance, ROUNDING_FACTOR * value) for value in rounding_differences]

@@ -916,7 +916,9 @@ class Verify(Section):
     )
     parity_sequences_per_step: PositiveInt = Field(4, description="sequences of each of these steps")
     parity_sequence_length: PositiveInt = Field(128, description="tokens of each of these sequences")
-    tolerance: PositiveFloat = Field(1e-5, description="relative loss difference, each step")
+    tolerance: PositiveFloat = Field(
+        1e-5, description="relative loss difference, each step; more only as rounding makes it"
+    )
 
 
 class EvaluationText(Section):

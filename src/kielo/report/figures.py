@@ -18,6 +18,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from kielo.artifact.funnel import FunnelRow
 from kielo.artifact.metrics import Row
+from kielo.artifact.parity import loss_limits
 from kielo.report.baselines import baseline_name
 from kielo.report.units import format_bytes
 
@@ -138,10 +139,12 @@ def speed_curve(gathered: dict[str, Any]) -> str | None:
 
 
 def parity_curves(gathered: dict[str, Any]) -> str | None:
-    """Draws both losses at each step, and their relative difference on a log scale with the tolerance."""
+    """Draws both losses at each step, and their relative difference on a log scale with its limit."""
     parity = gathered["parity"]
-    ours, theirs, tolerance = parity.losses.ours, parity.losses.theirs, parity.tolerance
-    if not ours or len(ours) != len(theirs):
+    ours, theirs = parity.losses.ours, parity.losses.theirs
+    rounding = parity.losses.rounding_differences
+    limits = loss_limits(parity.tolerance, rounding or [0.0] * len(ours))
+    if not ours or not len(ours) == len(theirs) == len(limits):
         return None
     with page_style():
         figure = Figure(figsize=(WIDTH_INCHES, 4.4), layout="constrained")
@@ -170,19 +173,18 @@ def parity_curves(gathered: dict[str, Any]) -> str | None:
             below.set_title(
                 f"equal to the last bit in {equal} of {len(differences)} steps", loc="left", fontsize=8
             )
-        if tolerance:
-            below.plot([1, len(ours)], [tolerance, tolerance], color=DROPPED, linewidth=1.2)
-            below.annotate(
-                f"tolerance {tolerance:.0e}",
-                (len(ours), tolerance),
-                (12, 0),
-                textcoords="offset points",
-                va="center",
-                color=DROPPED,
-                annotation_clip=False,
-            )
+        below.plot(steps, limits, color=DROPPED, linewidth=1.2)
+        below.annotate(
+            "limit by rounding" if rounding else f"tolerance {parity.tolerance:.0e}",
+            (len(ours), limits[-1]),
+            (12, 0),
+            textcoords="offset points",
+            va="center",
+            color=DROPPED,
+            annotation_clip=False,
+        )
         finite = [value for _, value in drawn if isfinite(value)]
-        below.set_ylim(min([*finite, 1e-8]) / 2, max([*finite, tolerance or 1e-5]) * 4)
+        below.set_ylim(min([*finite, 1e-8]) / 2, max([*finite, *limits]) * 4)
         below.minorticks_off()
         below.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}"))
         _axes_names(below, "step", "relative difference")

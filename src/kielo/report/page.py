@@ -243,7 +243,7 @@ def _parity(gathered: dict[str, Any]) -> str:
     sentence = (
         f"Same weights and samples, {parity.steps} optimiser steps in Kielo and in Hugging Face "
         f"transformers: largest relative loss difference {parity.max_relative_loss_difference:.1e}, "
-        f"tolerance {parity.tolerance:.0e}."
+        f"{parity.limit_in_words()}."
     )
     parts = [
         f'<p><strong class="{"good" if parity.passed else "bad"}">{verdict.capitalize()}.</strong> '

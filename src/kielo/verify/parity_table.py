@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from kielo.artifact.parity import Parity
+from kielo.artifact.parity import Parity, loss_limits
 
 
 def print_parity(certificate: Parity, console: Console | None = None) -> None:
@@ -23,14 +23,18 @@ def print_parity(certificate: Parity, console: Console | None = None) -> None:
     console.print(table)
 
     curves = Table(title="Loss of each step (nats per token)", title_justify="left")
-    for column in ("step", "Kielo", "Hugging Face", "relative difference"):
-        curves.add_column(column, justify="right")
     losses = certificate.losses
-    for step, (our_loss, their_loss, difference) in enumerate(
-        zip(losses.ours, losses.theirs, losses.relative_differences, strict=True), start=1
+    rounding = losses.rounding_differences
+    shown = ("step", "Kielo", "Hugging Face", "relative difference")
+    for column in (*shown, *(() if rounding is None else ("by rounding alone, so far",))):
+        curves.add_column(column, justify="right")
+    limits = loss_limits(certificate.tolerance, rounding or [0.0] * len(losses.ours))
+    for index, (our_loss, their_loss, difference, limit) in enumerate(
+        zip(losses.ours, losses.theirs, losses.relative_differences, limits, strict=True)
     ):
-        style = "bold red" if not difference <= certificate.tolerance else None
-        curves.add_row(str(step), f"{our_loss:.7f}", f"{their_loss:.7f}", f"{difference:.1e}", style=style)
+        cells = [str(index + 1), f"{our_loss:.7f}", f"{their_loss:.7f}", f"{difference:.1e}"]
+        cells += [] if rounding is None else [f"{rounding[index]:.1e}"]
+        curves.add_row(*cells, style="bold red" if not difference <= limit else None)
     console.print(curves)
     console.print(verdict(certificate), style="green" if certificate.passed else "bold red", highlight=False)
 
@@ -39,7 +43,7 @@ def verdict(certificate: Parity) -> str:
     """Returns one paragraph: passed, with the figures; or what differs, and where it starts."""
     figures = (
         f"largest relative loss difference {certificate.max_relative_loss_difference:.1e} over "
-        f"{certificate.steps} steps (tolerance {certificate.tolerance:.0e}); logits differ by at most "
+        f"{certificate.steps} steps ({certificate.limit_in_words()}); logits differ by at most "
         f"{certificate.logits_max_difference:.1e}, gradients by "
         f"{certificate.gradient_max_relative_difference:.1e}"
     )
