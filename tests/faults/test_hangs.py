@@ -96,6 +96,33 @@ def test_a_fault_of_heartbeats_ends_no_training(tmp_path):
     assert [outcome.outcome for outcome in run_ranks(lose_heartbeats, 2, tmp_path)] == ["finished"] * 2
 
 
+def fail_alone(folder: Path) -> None:
+    """Train on two ranks, of which rank 0 fails in step 5, and waits for the other at its end."""
+    take = Feed.take
+
+    def take_or_fail(feed: Feed, step: int):
+        if step == STUCK_STEP and dist.get_rank() == 0:
+            raise ValueError("planted")
+        return take(feed, step)
+
+    Feed.take = take_or_fail
+    train(resolve(folder, shard=2, micro_batch=1, hang_seconds=3.0, every_steps=2))
+
+
+def test_a_rank_that_failed_alone_says_why(tmp_path, capfd):
+    """The other rank names it with its error, not as a frozen process, which would be woken and killed.
+
+    Either may write the outcome last, as the one that failed gives the folder back.
+    """
+    write_tokens(tmp_path / "tokens")
+    with pytest.raises(RuntimeError, match="rank 1. ended without a word.*\n.*still running.*: rank 0"):
+        run_ranks(fail_alone, 2, tmp_path)
+    outcome = read_json(tmp_path / "train", Outcome)
+    assert outcome.outcome in ("failed", "hung") and "ValueError: planted" in outcome.message
+    said = capfd.readouterr().err
+    assert "The cause: rank 0 on" in said and "(it failed: ValueError: planted)" in said
+
+
 # Who is stuck and how; what the message names; the rank whose stacks show the line.
 CASES = {
     "frozen": (1, "freeze", ["rank 1 on", "stopped by a signal", "without a heartbeat"], 1),

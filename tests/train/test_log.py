@@ -2,15 +2,18 @@
 
 import io
 import json
+import resource
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from kielo.artifact.metrics import HeldOutLoss, TrainingStep, read_metrics
+from kielo.recipe.errors import KieloError
 from kielo.recipe.sections import TrainPlacement
 from kielo.train import meter as meter_module
-from kielo.train.log import Log, MetricsFile, PlainLines, ProgressBar
+from kielo.train.log import Log, MetricsFile, PlainLines, ProgressBar, TensorBoard
 from kielo.train.manifest import usual_tokens_per_second, wall_seconds
 from kielo.train.meter import Meter
 
@@ -22,13 +25,17 @@ def row(step: int, loss: float = 2.0) -> TrainingStep:
     )  # fmt: skip
 
 
+def no_alert(step: int, text: str) -> None:
+    raise AssertionError(text)
+
+
 def test_rows_beyond_the_restored_step_are_dropped(tmp_path: Path) -> None:
     """Later rows, half a line of a killed attempt and what JSON cannot say are dropped; a stream gets one
     plain line a row.
     """
     path = tmp_path / "metrics.jsonl"
     stream = io.StringIO()
-    log = Log(TrainPlacement(log_every_steps=10), 25, [MetricsFile(path), PlainLines(25, stream)])
+    log = Log(TrainPlacement(log_every_steps=10), 25, [MetricsFile(path, no_alert), PlainLines(25, stream)])
     log.start(0)
     for step in (10, 20):
         log.write(row(step))
@@ -50,6 +57,55 @@ def test_rows_beyond_the_restored_step_are_dropped(tmp_path: Path) -> None:
         "step 20/25  loss nan  norm 1.00  lr 1.00e-03  1,234 tokens/s  0.01 TFLOP/s  skipped 1  left 2 min",
         "step 20/25  held-out loss 1.5000",
     ]
+
+
+@pytest.fixture
+def least_file_bytes() -> Iterator[Callable[[int], None]]:
+    """Sets how many bytes a file of this process may have: a write beyond is cut, then fails."""
+    _, most = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_rows_wait_for_a_disk_that_is_full(tmp_path: Path, least_file_bytes: Callable[[int], None]) -> None:
+    """A row that is cut and those after it are in memory; with room again the file has each once and whole.
+
+    One alert a time; rows that never could be written are an error at the end of the training.
+    """
+    path, alerts = tmp_path / "metrics.jsonl", []
+    log = Log(TrainPlacement(), 25, [MetricsFile(path, lambda step, text: alerts.append((step, text)))])
+    log.start(0)
+    log.write(row(1))
+    least_file_bytes(path.stat().st_size + 10)
+    for step in (2, 3):
+        log.write(row(step))
+    with pytest.raises(KieloError, match=r"metrics\.jsonl: its last 2 rows .*File too large"):
+        log.refuse_lost_rows()
+    assert len(path.read_text().splitlines()[-1]) == 10
+    assert [step for step, _ in alerts] == [2] and "wait in memory" in alerts[0][1]
+    least_file_bytes(1 << 20)
+    log.write(row(4))
+    log.refuse_lost_rows()
+    log.close()
+    assert read_metrics(path) == [row(step) for step in (1, 2, 3, 4)]
+
+
+def test_tensorboard_that_takes_no_more_ends_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread's error comes out of a later call; one alert, and rows after it are dropped there."""
+    alerts = []
+    sink = TensorBoard(tmp_path, lambda step, text: alerts.append((step, text)))
+    sink.start(0)
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.add_scalar", refuse)
+    for step in (2, 3):
+        sink.write(row(step))
+    sink.close()
+    assert [step for step, _ in alerts] == [2] and "No space left" in alerts[0][1]
 
 
 def test_the_progress_bar_cuts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

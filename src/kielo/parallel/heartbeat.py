@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 HUNG = EXIT_CODES["hung"]
 _ANSWER_SECONDS = 5.0  # of the store, at the end
 _ENDING_SECONDS = 15.0  # until all ranks have written theirs
+_MOST_CHARACTERS = 2000  # of an error, in the store
 _NO_HANG = "none"
 _TORCH = os.path.dirname(torch.__file__)
 _DISTRIBUTED = os.path.join(_TORCH, "distributed")
@@ -107,8 +108,14 @@ class Heartbeat:
         self._progress.has_changed.set()  # which the thread waits for
         for thread in self._threads:
             thread.join(_ANSWER_SECONDS)
-        if kind is None and not self._threads[0].is_alive():  # the others may still have something to do
-            self._leave()
+        if not self._threads[0].is_alive():
+            if kind is None:  # the others may still have something to do
+                self._leave()
+            else:
+                with suppress(RuntimeError):
+                    self._store.set(
+                        f"failed/{self._world.rank}", f"{kind.__name__}: {error}"[:_MOST_CHARACTERS]
+                    )
         faulthandler.unregister(signal.SIGUSR2)
         self._stacks.close()
 
@@ -243,6 +250,10 @@ class Heartbeat:
     def _end_together(self, hang: Hang, store: dist.Store) -> None:
         asked = {}
         for rank in hang.ranks if hang.is_silent else ():
+            if store.check([f"failed/{rank}"]):  # it ends by itself, once it has told why
+                failure = store.get(f"failed/{rank}").decode(errors="replace")
+                store.set(f"hang/state/{rank}", f"it failed: {failure}")
+                continue
             process = _process_of(store, rank)
             if process.is_here() and rank != self._world.rank and store.add(f"hang/asked/{rank}", 1) == 1:
                 asked[rank] = process

@@ -408,13 +408,13 @@ def _garbage(placement: Placement) -> Garbage:
 def _sinks(identity: Identity, placement: Placement, world: World) -> list[Sink]:
     if world.rank != 0:
         return []
-    folder = Path(placement.train_folder)
+    folder, alert = Path(placement.train_folder), _alert(placement)
     sinks: list[Sink] = [
-        Terminal(identity.total_steps, _alert(placement)),
-        MetricsFile(folder / METRICS_NAME),
+        Terminal(identity.total_steps, alert),
+        MetricsFile(folder / METRICS_NAME, alert),
     ]
     if placement.train.tensorboard:
-        sinks.append(TensorBoard(folder / "tensorboard"))
+        sinks.append(TensorBoard(folder / "tensorboard", alert))
     if placement.train.wandb:
         sinks.append(Wandb(placement.train.wandb, identity.name, folder))
     return sinks

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, BinaryIO, Protocol, TextIO
 
 import xxhash
 
@@ -74,13 +74,24 @@ class Log:
         for sink in self._sinks:
             sink.close()
 
+    def refuse_lost_rows(self) -> None:
+        """Raises KieloError where rows still cannot be written, at the end of the training."""
+        for sink in self._sinks:
+            if isinstance(sink, MetricsFile):
+                sink.refuse_lost_rows()
+
 
 class MetricsFile:
-    """`metrics.jsonl`: one JSON object a line, appended; NaN and infinity, which JSON lacks, are null."""
+    """`metrics.jsonl`: one JSON object a line, appended; NaN and infinity, which JSON lacks, are null.
 
-    def __init__(self, path: Path):
-        self._path = path
-        self._file: TextIO | None = None
+    Rows that cannot be written, as the disk is full, wait in memory, and are written before the next ones:
+    training does not end by them. `alert` is called once for each time that happens.
+    """
+
+    def __init__(self, path: Path, alert: Callable[[int, str], None]):
+        self._path, self._alert = path, alert
+        self._file: BinaryIO | None = None
+        self._waiting = b""
 
     def start(self, step: int) -> None:
         """Drops rows of an earlier attempt beyond `step`, and the half line of one that was killed.
@@ -97,20 +108,40 @@ class MetricsFile:
             logger.warning("%s: %s; moved to %s", self._path, describe_odd(odd), aside.name)
         kept = [line.decode() + "\n" for row, line in rows if row.step <= step]
         write_text_atomically(self._path, "".join(kept))
-        self._file = open(self._path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - closed by close()
+        self._waiting = b""
+        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
 
     def write(self, row: Row) -> None:
+        was_waiting = bool(self._waiting)
+        self._waiting += write_row(row).encode()
+        error = self._write_waiting()
+        if error is not None and not was_waiting:
+            self._alert(
+                row.step,
+                f"{self._path} cannot be written ({error.strerror}); its rows wait in memory until it can",
+            )
+
+    def _write_waiting(self) -> OSError | None:
+        """Writes the rows that wait, of the last one perhaps a part; returns what kept it from the rest."""
         try:
-            self._file.write(write_row(row))
+            while self._waiting:
+                self._waiting = self._waiting[self._file.write(self._waiting) :]
         except OSError as error:
+            return error
+        return None
+
+    def refuse_lost_rows(self) -> None:
+        if (error := self._write_waiting()) is not None:
+            rows = self._waiting.count(b"\n")
             raise KieloError(
-                f"{self._path}: cannot be written ({error.strerror}); free some space, then the same "
-                "command goes on from the newest checkpoint"
-            ) from error
+                f"{self._path}: its last {rows} rows cannot be written ({error.strerror}) and are lost; all "
+                "checkpoints are there: free some space"
+            )
 
     def close(self) -> None:
         if self._file is not None:
-            with suppress(OSError):  # what could not be written was already reported
+            self._write_waiting()  # what cannot be written was already reported
+            with suppress(OSError):
                 self._file.close()
 
 
@@ -140,9 +171,12 @@ def _scalars(row: Row) -> Iterator[tuple[str, float]]:
 
 
 class TensorBoard:
-    """Scalars under train/ and heldout/; rows beyond the step that a run resumes from are hidden."""
+    """Scalars under train/ and heldout/; rows beyond the step that a run resumes from are hidden.
 
-    def __init__(self, folder: Path):
+    After a failure, of which `alert` tells, it takes no more of them: all are in `metrics.jsonl`.
+    """
+
+    def __init__(self, folder: Path, alert: Callable[[int, str], None]):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
@@ -151,19 +185,26 @@ class TensorBoard:
                 " `pip install tensorboard`, or --set train.tensorboard=false"
             ) from None
         self._make_writer = SummaryWriter
-        self._folder = folder
+        self._folder, self._alert = folder, alert
         self._writer: Any = None
 
     def start(self, step: int) -> None:
         self._writer = self._make_writer(log_dir=str(self._folder), purge_step=step + 1 if step else None)
 
     def write(self, row: Row) -> None:
-        for name, value in _scalars(row):
-            self._writer.add_scalar(name, value, row.step)
+        if self._writer is None:
+            return
+        try:
+            for name, value in _scalars(row):
+                self._writer.add_scalar(name, value, row.step)
+        except OSError as error:  # of the thread that writes
+            self._alert(row.step, f"{self._folder} takes no more scalars ({error}); metrics.jsonl has them")
+            self._writer = None
 
     def close(self) -> None:
         if self._writer is not None:
-            self._writer.close()
+            with suppress(OSError):  # metrics.jsonl has all scalars
+                self._writer.close()
 
 
 class Wandb:

@@ -198,7 +198,9 @@ def _how_to_go_on(run: Run, resolved: Resolved) -> str:
 
 def _fit_and_close(run: Run, resolved: Resolved) -> str:
     try:
-        return _fit_phases(run, resolved)
+        outcome = _fit_phases(run, resolved)
+        Agreement().on_first(run.log.refuse_lost_rows)
+        return outcome
     finally:
         run.checkpoints.close()
         run.profile.close()
