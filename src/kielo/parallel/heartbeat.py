@@ -112,10 +112,9 @@ class Heartbeat:
             if kind is None:  # the others may still have something to do
                 self._leave()
             else:
+                why = f"{kind.__name__}: {error}"[:_MOST_CHARACTERS]
                 with suppress(RuntimeError):
-                    self._store.set(
-                        f"failed/{self._world.rank}", f"{kind.__name__}: {error}"[:_MOST_CHARACTERS]
-                    )
+                    self._store.set(f"failed/{self._world.rank}", why.encode(errors="replace").decode())
         faulthandler.unregister(signal.SIGUSR2)
         self._stacks.close()
 

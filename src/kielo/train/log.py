@@ -131,6 +131,7 @@ class MetricsFile:
         return None
 
     def refuse_lost_rows(self) -> None:
+        """Raises KieloError where rows still cannot be written."""
         if (error := self._write_waiting()) is not None:
             rows = self._waiting.count(b"\n")
             raise KieloError(
@@ -143,6 +144,7 @@ class MetricsFile:
             self._write_waiting()  # what cannot be written was already reported
             with suppress(OSError):
                 self._file.close()
+            self._file = None
 
 
 _NO_SCALARS = (
