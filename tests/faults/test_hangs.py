@@ -97,8 +97,12 @@ def test_a_fault_of_heartbeats_ends_no_training(tmp_path):
 
 
 def fail_alone(folder: Path) -> None:
-    """Train on two ranks, of which rank 0 fails in step 5, and waits for the other at its end."""
-    take = Feed.take
+    """Train on two ranks, of which rank 0 fails in step 5, and waits for the other at its end.
+
+    What each writes to stderr is in a file.
+    """
+    take, rank = Feed.take, int(os.environ["RANK"])
+    sys.stderr = open(folder / f"stderr_{rank}.txt", "w", buffering=1)  # noqa: SIM115
 
     def take_or_fail(feed: Feed, step: int):
         if step == STUCK_STEP and dist.get_rank() == 0:
@@ -109,7 +113,7 @@ def fail_alone(folder: Path) -> None:
     train(resolve(folder, shard=2, micro_batch=1, hang_seconds=3.0, every_steps=2))
 
 
-def test_a_rank_that_failed_alone_says_why(tmp_path, capfd):
+def test_a_rank_that_failed_alone_says_why(tmp_path):
     """The other rank names it with its error, not as a frozen process, which would be woken and killed.
 
     Either may write the outcome last, as the one that failed gives the folder back.
@@ -119,7 +123,7 @@ def test_a_rank_that_failed_alone_says_why(tmp_path, capfd):
         run_ranks(fail_alone, 2, tmp_path)
     outcome = read_json(tmp_path / "train", Outcome)
     assert outcome.outcome in ("failed", "hung") and "ValueError: planted" in outcome.message
-    said = capfd.readouterr().err
+    said = (tmp_path / "stderr_1.txt").read_text()
     assert "The cause: rank 0 on" in said and "(it failed: ValueError: planted)" in said
 
 
