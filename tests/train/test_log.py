@@ -60,14 +60,14 @@ def test_rows_beyond_the_restored_step_are_dropped(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def least_file_bytes() -> Iterator[Callable[[int], None]]:
-    """Sets how many bytes a file of this process may have: a write beyond is cut, then fails."""
+def limit_file_bytes() -> Iterator[Callable[[int], None]]:
+    """Limits the bytes of a file that this process writes: a write beyond is cut, the next one fails."""
     _, most = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_rows_wait_for_a_disk_that_is_full(tmp_path: Path, least_file_bytes: Callable[[int], None]) -> None:
+def test_rows_wait_for_a_disk_that_is_full(tmp_path: Path, limit_file_bytes: Callable[[int], None]) -> None:
     """A row that is cut and those after it are in memory; with room again the file has each once and whole.
 
     One alert a time; rows that never could be written are an error at the end of the training.
@@ -76,14 +76,14 @@ def test_rows_wait_for_a_disk_that_is_full(tmp_path: Path, least_file_bytes: Cal
     log = Log(TrainPlacement(), 25, [MetricsFile(path, lambda step, text: alerts.append((step, text)))])
     log.start(0)
     log.write(row(1))
-    least_file_bytes(path.stat().st_size + 10)
+    limit_file_bytes(path.stat().st_size + 10)
     for step in (2, 3):
         log.write(row(step))
     with pytest.raises(KieloError, match=r"metrics\.jsonl: its last 2 rows .*File too large"):
         log.refuse_lost_rows()
     assert len(path.read_text().splitlines()[-1]) == 10
     assert [step for step, _ in alerts] == [2] and "wait in memory" in alerts[0][1]
-    least_file_bytes(1 << 20)
+    limit_file_bytes(1 << 20)
     log.write(row(4))
     log.refuse_lost_rows()
     log.close()
