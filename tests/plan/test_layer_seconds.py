@@ -86,6 +86,7 @@ def test_crooked_sides_and_groups_of_products():
 # Weights of a layer: queries, keys and values 8 × (8 + 2 × 4), the output 8 × 8, and three of 8 × 16.
 WEIGHTS = 8 * 16 + 64 + 3 * 128
 FORWARD = 2 * TOKENS * WEIGHTS / 500
+EXPERTS = {"experts": 4, "experts_each": 2, "expert_ffn": 8, "shared_ffn": 4, "expert_layers": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -104,6 +105,12 @@ FORWARD = 2 * TOKENS * WEIGHTS / 500
         ({"recipe": 1, "peak_recipe": 1000.0, "wide_weight_gradients": 1}, 5 * FORWARD),
         ({"recipe": 1, "peak_recipe": 1000.0, "wide_weight_gradients": 1, "recipe_share": 0.5}, 4 * FORWARD),
         ({"wide_weight_gradients": 1}, 3 * FORWARD),
+        # half of the layers have experts: two of four copies of a token, and a shared one of 4 columns
+        (EXPERTS, 3 * 2 * TOKENS * (192 + 192 + 48 + 2 * 96) / 500),
+        (EXPERTS | {"shared_ffn": 0}, 3 * 2 * TOKENS * (192 + 192 + 2 * 96) / 500),
+        (EXPERTS | {"expert_ranks": 2, "data": 2}, 3 * 2 * TOKENS * (192 + 192 + 48 + 2 * 96) / 500),
+        (EXPERTS | {"expert_ranks": 2, "data": 2, "tensor": 2}, 3 * TOKENS * (192 + 192 + 48 + 2 * 96) / 500),
+        (EXPERTS | {"expert_ranks": 4, "data": 2, "tensor": 2}, 3 * TOKENS * (192 + 192 + 48 + 2 * 96) / 500),
     ],
 )  # fmt: skip
 def test_products_of_a_layer_are_its_weights(row, seconds):
@@ -286,11 +293,12 @@ def test_messages_within_a_layer_take_their_bytes_and_begin():
     expert = workload(
         routed, routed | {"expert_ranks": 4}, routed | {"expert_ranks": 16}, routed | {"expert_ranks": 4, "layers_again": 1},
         routed | {"expert_ranks": 4, "tensor": 4, "node_devices": 8},
+        routed | {"expert_ranks": 4, "tensor": 8, "node_devices": 8},
     )  # fmt: skip
     copies = 3 * bytes_
     expected = [
         0, 2 * (3 / 4 * copies / 5 + 2), 2 * (8 / 16 * copies / 2 + 4), 3 * (3 / 4 * copies / 5 + 2),
-        2 * (2 / 4 * copies / 4 / 2 + 2),
+        2 * (2 / 4 * copies / 4 / 2 + 2), 2 * (3 / 4 * copies / 8 / 2 + 2),
     ]  # fmt: skip
     assert expert_layer_seconds(expert, late) == pytest.approx([0.5 * one for one in expected])
     stages = workload(

@@ -277,9 +277,12 @@ def test_processors_begin_a_collective_for_each_layer():
     once, each = ring_steps_seconds(work, rates)
     hop = rates.hop_seconds * 7
     assert once == pytest.approx([0, 2 * 4 * hop, 0, 0]) and each == pytest.approx([0, 0, 0, 3 * 4 * hop])
-    others = workload(shape | {"engine": 0}, shape | {"zero": 0}, shape | {"data": 32}, shape | {"data": 4})
+    others = workload(
+        shape | {"engine": 0}, shape | {"zero": 0}, shape | {"data": 32}, shape | {"data": 4},
+        shape | {"data": 4, "context": 2}, shape | {"data": 8, "context": 2, "shard": 16, "layers": 8, "pipeline": 2},
+    )  # fmt: skip
     once = ring_steps_seconds(others, fitted()[0].of(others))[0]
-    assert once == pytest.approx([0, 2 * 4 * hop, 2 * 4 * hop, 2 * 4 * rates.hop_seconds * 3])
+    assert once == pytest.approx([0, *[2 * 4 * rates.hop_seconds * n for n in (7, 7, 3, 7, 15)]])
 
 
 def test_a_step_is_made_of_the_seconds_of_its_layers():

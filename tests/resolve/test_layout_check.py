@@ -138,6 +138,10 @@ def test_dropped_weights_are_counted():
             "work: sequence_length 4096 or 4104, or layout.context 1 or 2",
         ]),
         ({"context": 2}, 4100, []),
+        ({"context": 2}, 5, [
+            "dataset.sequence_length = 5 does not split into 2 × layout.context = 4 equal blocks; what would work: "
+            "sequence_length 4 or 8, or layout.context 1",
+        ]),
         ({"context": 8, "context_attention": "ulysses", "tensor": 2}, 4096, [
             'layout.context = 8 with layout.context_attention = "ulysses" splits the 6 heads and 2 key-value '
             "heads of each tensor rank, which must both be multiples of it; what would work: layout.context 1 "

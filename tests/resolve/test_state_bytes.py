@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from kielo.models.families import complete
+from kielo.models.ltg_bert.count import parameters
 from kielo.recipe.sections import Layout, Model
 from kielo.resolve.state_bytes import StateBytes, host_bytes, state_bytes
 
@@ -89,6 +90,7 @@ def test_every_stage_has_the_relative_positions_of_a_bert(pipeline, copies):
         model_type="ltg_bert", num_key_value_heads=4, tie_word_embeddings=None, position_bucket_size=4
     )
     whole = state_bytes(bert, Layout(shard=1), 0)
+    assert whole.parameters == 4 * parameters(bert)
     first, last = (state_bytes(bert, Layout(pipeline=2, shard=1, **pipeline), rank) for rank in (0, 1))
     more = 4 * (copies * (7 * 8 + 8 + 8) + TABLE)
     assert first.parameters + last.parameters == whole.parameters + more
