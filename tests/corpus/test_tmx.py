@@ -19,11 +19,12 @@ def write(path: Path, units: str, body: str = "body") -> Path:
 
 
 def test_units_by_hand(tmp_path):
-    """Numbered from 1, with codes in small letters; the first segment of a language, with the text of marks in
-    it; a variant without a segment is none.
+    """Numbered from 1, with codes in small letters; the first segment of a language, with the text of marks
+    in it; a variant without a segment is none.
     """
     units = (
-        '<tu><tuv xml:lang="EN-us"><seg>One <b>two</b>\nthree</seg></tuv><tuv lang="et"><seg>Üks</seg></tuv></tu>'
+        '<tu><tuv xml:lang="EN-us"><seg>One <b>two</b>\nthree</seg></tuv>'
+        '<tuv lang="et"><seg>Üks</seg></tuv></tu>'
         '<tu>\n<tuv xml:lang="en"><note>x</note></tuv><tuv><seg>?</seg></tuv></tu>\n'
         '<tu><tuv xml:lang="et"><seg>a</seg></tuv><tuv xml:lang="ET"><seg>b</seg></tuv>'
         '<tuv xml:lang="fi" lang="sv"><seg/></tuv></tu>'

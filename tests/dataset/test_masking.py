@@ -212,8 +212,8 @@ def test_the_share_of_causal_sequences_is_the_one_asked_for(run: Path) -> None:
     assert Masking(SEED, "span", vocabulary).training_batch(batch, 0.3).documents is None
 
 
-# A vocabulary by hand: 0 to 2 are control tokens, 3 to 9 ordinary but for 8, an id without a token. Odd ids go
-# on with the word of the token before them.
+# A vocabulary by hand: 0 to 2 are control tokens, 3 to 9 ordinary but for 8, an id without a token. Odd ids
+# go on with the word of the token before them.
 BY_HAND = MaskingVocabulary(
     mask_id=1,
     is_control=np.arange(10) < 3,

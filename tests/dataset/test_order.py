@@ -42,7 +42,7 @@ def plain_scramble(value):
 
 
 def plain_permute(index, size, key):
-    """The Feistel network of permutation.py on one number, round by round; cycles walk until they are inside."""
+    """The Feistel network of permutation.py on one number, round by round, until it is inside."""
     bits = max(2, (size - 1).bit_length())
     right_bits = bits // 2
     while True:
@@ -233,13 +233,9 @@ def test_shares_of_tens_of_sources_and_of_typed_weights():
 
 
 def plain_assignment(quotas):
-    """Tijdeman's schedule in fractions: of the sources that are far enough behind, that which must be next."""
-    period, bound, had, schedule = (
-        sum(quotas),
-        Fraction(1, max(1, 2 * len(quotas) - 2)),
-        [0] * len(quotas),
-        [],
-    )
+    """Tijdeman's schedule in fractions: of the sources far enough behind that which must be next."""
+    period, bound = sum(quotas), Fraction(1, 2 * len(quotas) - 2)
+    had, schedule = [0] * len(quotas), []
 
     def behind(source, sample):
         return Fraction(sample * quotas[source], period) - had[source]

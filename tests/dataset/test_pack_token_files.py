@@ -1,4 +1,4 @@
-"""Sources of ready tokens: what is described, held out and checked, by hand; changed files are packed again."""
+"""Sources of ready tokens: what is described, held out and checked; changed files are packed again."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -116,7 +116,7 @@ def test_changed_tokens_are_packed_again(run: Path, rows: Rows, tmp_path: Path) 
     write_shard(tmp_path / "more" / "b", rows[:30])
     both = packed(web=str(tmp_path / "moved"), more=str(tmp_path / "more"))
     assert list(both.counts["sources"]) == ["more", "web"] and len(both.inputs) == 3
-    assert [path for path in tmp_path.rglob("of_token_files*")] == []
+    assert not list(tmp_path.rglob("of_token_files*"))
 
 
 def test_training_tokens_by_hand() -> None:
@@ -208,7 +208,7 @@ def test_shares_of_ends_at_their_borders(run: Path, rows: Rows, tmp_path: Path) 
         else:
             with pytest.raises(KieloError, match="8 of 10 documents looked at end with 0, .* and 1 with"):
                 check(run, tmp_path / "data", cut)
-    words = [token for token in rows[0][:3]]
+    words = rows[0][:3]
     quarter = [[*words, 0]] * 12
     with pytest.raises(KieloError, match=r"13 of 49 tokens looked at are 0, .* as wide as <u2\?"):
         check(run, tmp_path / "flat", [*quarter, [0]], write_npy)
