@@ -161,7 +161,7 @@ def test_a_package_of_debian_by_hand(tmp_path, monkeypatch):
             (workplace / "help-et_1%3a2.0-1_all.deb").touch()
         if "-x" in command:
             write(workplace / "tree", "usr/doc/copyright", "usr/a.html", "usr/b.htm", "usr/c.css")
-            (workplace / "tree" / "usr" / "d.html").symlink_to("a.html")
+            (workplace / "tree" / "usr" / "0.html").symlink_to("a.html")
         code = int(any(word in failing for word in command))
         return SimpleNamespace(returncode=code, stderr=f"W: x\nE: {command[1]} failed\n")
 
