@@ -233,6 +233,8 @@ def test_a_rule_of_two_languages():
     assert (rule.line_threshold, rule.document_threshold) == (0.4, 0.5)
     assert language_rule(open_ones, cards()[:1]).line_threshold == 0.7
     assert language_rule(open_ones, cards()[1:]).document_threshold == 0.9
+    bare = cards()[1].model_copy(update={"line_language_threshold": {"py3langid": 0.9}})
+    assert language_rule(open_ones, [bare]).line_threshold == 0.5
     for line, document in ((0.0, 0.3), (0.8, 0.0)):
         corpus = Corpus(
             sources="a.txt", language_identifier="lid176", line_language_threshold=line,
