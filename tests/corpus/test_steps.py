@@ -50,6 +50,29 @@ def test_script_by_share_of_letters():
     assert _run(japanese, _document("GPUで学習する", "Привет"))[0] == [["GPUで学習する"]]
 
 
+def _own_script(line, scripts, letters="", share=0.0):
+    return _run(ScriptFilter(scripts, letters, share), _document(line))[0] == [[line]]
+
+
+def test_script_at_the_borders():
+    """ASCII letters are own in Latin alone; a share that is just reached stays; a card's letters are own in
+    either case; marks and letters of all scripts are own; an unknown script is named.
+    """
+    assert _own_script("Hello, world", ["Latin"]) and not _own_script("Hello, world", ["Cyrillic"])
+    assert _own_script("Привет 12", ["Cyrillic"]) and not _own_script("Привет 12", ["Latin"])
+    assert _own_script("12 — 34", ["Cyrillic"])
+    assert _own_script("õõõя", ["Latin"], share=0.25) and not _own_script("õõõя", ["Latin"], share=0.2499)
+    assert not _own_script("õõяõõя", ["Latin"], share=0.25) and not _own_script("õя", ["Latin"])
+    assert _own_script("õõõя 1234", ["Latin"], share=0.25) and not _own_script(
+        "õõя 1234", ["Latin"], share=0.25
+    )
+    for letters in ("я]", "Я]"):
+        assert _own_script("õ яЯ", ["Latin"], letters) and not _own_script("õ яЯж", ["Latin"], letters)
+    assert _own_script("õ \u02bc e\u0301\u0483", ["Latin"])  # of Common, and marks of Inherited
+    with pytest.raises(KieloError, match="script Latin, Klingon has a name that Unicode does not know"):
+        ScriptFilter(["Latin", "Klingon"], "", 0.1).start()
+
+
 @pytest.mark.parametrize("identifier", ["py3langid", "lid176"])
 def test_lines_of_another_language_go(identifier):
     """Both identifiers keep Estonian lines and drop English ones; counts at thresholds fall, in bytes."""

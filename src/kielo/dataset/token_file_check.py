@@ -125,7 +125,7 @@ def _sampled_documents(stream: TokenSet) -> list[np.ndarray]:
 def _check_ends(name: str, found: FoundFiles, rows: list[np.ndarray], end: int) -> None:
     last = Counter(int(row[-1]) for row in rows)
     if last[end] < LEAST_ENDS * len(rows):
-        other, times = last.most_common(1)[0]
+        ((other, times),) = (last - Counter({end: last[end]})).most_common(1)
         raise KieloError(
             f"corpus.sources, {name}: {found.folder}: {last[end]} of {len(rows)} documents looked at end "
             f"with {end}, the tokenizer's end-of-text, and {times} with {other}; what would work: "
