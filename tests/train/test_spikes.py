@@ -147,6 +147,12 @@ def test_five_usual_steps_in_a_row_end_a_spike() -> None:
     assert verdict == Verdict("passed", 20, episode(15, (10, 4.0, 1.5), (3, 2, 5, 0)))
 
 
+def test_a_rise_of_two_per_cent_or_a_norm_of_twice_the_usual_is_the_least_that_stands_out() -> None:
+    for row, stands_out in (((2.039, 1.0), False), ((2.041, 1.0), True), ((2.0, 1.99), False),
+                            ((2.0, 2.01), True)):  # fmt: skip
+        assert bool(on_eight_usual_steps([row] * 3 + [USUAL] * 5)) == stands_out, row
+
+
 def test_a_spike_is_harmful_if_half_of_the_wait_has_a_high_loss() -> None:
     """By then, not earlier. With fewer than half only the norm is told, and two high steps are nothing."""
     half = [HIGH, HIGH, HIGH, USUAL, USUAL, USUAL]
