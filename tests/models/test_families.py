@@ -415,3 +415,27 @@ def test_the_parts_of_a_layer_are_those_of_its_parameters(model_type):
     if model_type in IN_TRANSFORMERS:  # others have norms without weights
         norms = [name for name in weights if name.endswith("norm") and not name.startswith("attention.")]
         assert parts.norms == len(norms) and parts.norms_inputs == ("attention_norm" in weights)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "change", "width"),
+    [
+        *((name, {}, 40) for name in ("llama", "mistral", "qwen2")),
+        *((name, {"head_dim": None}, 40) for name in ("llama", "mistral", "qwen2")),
+        *((name, {"head_dim": 24}, 24) for name in ("llama", "mistral", "qwen2", "qwen3")),
+        ("qwen3", {}, 128),
+    ],
+)  # fmt: skip
+def test_the_width_of_heads_is_given_or_the_familys(
+    tmp_path, model_type: str, change: dict, width: int
+) -> None:
+    """A Qwen 3's is 128 where it is left out, whatever the hidden size; others divide that by their heads."""
+    config = {
+        "model_type": model_type,
+        "hidden_size": 320,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    }
+    assert read(tmp_path, config | change).head_dim == width
+    with pytest.raises(KieloError, match="head_dim = null does not fit"):
+        read(tmp_path, config | {"model_type": "qwen3", "head_dim": None})
