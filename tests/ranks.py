@@ -17,6 +17,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from kielo.parallel.fork_server import listen_at_a_short_path
+
 _PRELOAD = [
     "torch",
     "torch._dynamo",
@@ -46,6 +48,7 @@ def run_ranks(
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
+    listen_at_a_short_path()
     port = free_port()
     # Plain pickle: torch's own between processes passes file descriptors, which die with their process.
     parcel = pickle.dumps((fn, args))

@@ -105,8 +105,9 @@ def test_before_packing_it_estimates_or_names_what_is_missing(tmp_path: Path) ->
 
 def test_the_verb_prints_80_columns_and_exits_1_on_refusals(tmp_path: Path, capsys, monkeypatch) -> None:
     """The table fits, JSON has the same figures, and what training would refuse is the exit code."""
-    finish_pack(tmp_path)
-    words = ["plan", "data", "own_text", "--set", f"folder={tmp_path}"]
+    monkeypatch.chdir(tmp_path)
+    finish_pack(Path("run"))
+    words = ["plan", "data", "own_text", "--set", "folder=run"]
     for one in OWN:
         words += ["--set", one]
     monkeypatch.setenv("FORCE_COLOR", "1")
