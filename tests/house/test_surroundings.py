@@ -56,7 +56,7 @@ def test_this_run_has_no_foreign_variable():
 
 
 def test_python_paths_hold_in_every_folder():
-    """A relative path of the caller's would be lost in a test that runs elsewhere; this checkout comes first."""
+    """A relative path would be lost in a test that runs elsewhere; this checkout comes first."""
     environment = {"PYTHONPATH": os.pathsep.join(["src", "", "/other"])}
     make_own(environment, "/home")
     first, *others = environment["PYTHONPATH"].split(os.pathsep)
@@ -65,11 +65,11 @@ def test_python_paths_hold_in_every_folder():
 
 
 @pytest.mark.parametrize(
-    "rooms", [["tests/house", "tests/launch"], pytest.param(["tests"], marks=pytest.mark.full)], ids=" ".join
+    "rooms", [["tests/house", "tests/recipe"], pytest.param(["tests"], marks=pytest.mark.full)], ids=" ".join
 )
 def test_a_clone_named_kielo_tests_itself(rooms, tmp_path):
-    """As the README says: `git clone ADDRESS kielo && cd kielo`; here below a folder with a space, by a Python
-    that has the Kielo of another checkout."""
+    """As the README says: `git clone ADDRESS kielo && cd kielo`; here below a folder with a space, by a
+    Python that has the Kielo of another checkout."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("this is no checkout of git")
     clone, settings = tmp_path / "a folder" / "kielo", tmp_path / "gitconfig"
