@@ -9,7 +9,6 @@ import gc
 import multiprocessing
 import os
 import pickle
-import socket
 import sys
 import time
 import traceback
@@ -18,6 +17,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from kielo.parallel.fork_server import listen_at_a_short_path
+from kielo.parallel.local_ranks import free_port
 
 _PRELOAD = [
     "torch",
@@ -68,13 +68,6 @@ def run_ranks(
             process.kill()
             process.join()
     return _results(outcomes, num_ranks, timeout_seconds)
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on just now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def _torchrun_variables(rank: int, num_ranks: int, port: int) -> dict[str, str]:
