@@ -9,13 +9,15 @@ import gc
 import multiprocessing
 import os
 import pickle
-import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
+
+from kielo.parallel.fork_server import listen_at_a_short_path
+from kielo.parallel.local_ranks import free_port
 
 _PRELOAD = [
     "torch",
@@ -46,6 +48,7 @@ def run_ranks(
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
+    listen_at_a_short_path()
     port = free_port()
     # Plain pickle: torch's own between processes passes file descriptors, which die with their process.
     parcel = pickle.dumps((fn, args))
@@ -65,13 +68,6 @@ def run_ranks(
             process.kill()
             process.join()
     return _results(outcomes, num_ranks, timeout_seconds)
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on just now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def _torchrun_variables(rank: int, num_ranks: int, port: int) -> dict[str, str]:

@@ -92,7 +92,7 @@ class Heartbeat:
         self._groups = tuple(groups)
 
     def __enter__(self) -> "Heartbeat":
-        self._stacks = tempfile.TemporaryFile("w+", prefix="kielo_stacks_")
+        self._stacks = tempfile.TemporaryFile("w+", encoding="utf-8", prefix="kielo_stacks_")
         if threading.current_thread() is threading.main_thread():
             faulthandler.register(signal.SIGUSR2, self._stacks)
         self._store = self._world.store.clone()
